@@ -19,9 +19,9 @@ CONNECT = ["pyspark[connect]"]  # sessions of Spark Connect, given to the Python
 CLUSTER = ["ray[default]"]  # Ray's client (ray://) and its jobs (llm.answering=ray-job)
 LAKEHOUSE = [
     "deltalake>=1.6,<2",  # tables of Delta: their files, and commits of files that are there
-    "pyiceberg[sql-sqlite]>=0.12,<0.13",  # those of Iceberg, and their catalogs
+    "pyiceberg[sql-sqlite]>=0.11,<0.13",  # those of Iceberg, and their catalogs
 ]
-LINEAGE = ["openlineage-python>=1.40,<2"]  # events of inputs and outputs, where OPENLINEAGE_URL is set
+LINEAGE = ["openlineage-python>=1.54,<2"]  # events of inputs and outputs, where OPENLINEAGE_URL is set
 PACKAGE = ["venv-pack>=0.2,<1"]  # untold package, for workers whose Python has nothing installed
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.8,<10"]  # the site of the documentation, built without a network
 
@@ -65,6 +65,7 @@ setup(
         "pandas>=2.2,<3",  # PySpark asks for it before it runs any function over Arrow batches
         "numpy>=1.26,<3",  # resampling
         "scipy>=1.15,<2",  # statistics and sparse graphs; 1.14 matches no graph with indices of 64 bits
+        "ruptures>=1.1.9,<2",  # where a series of nights changes (PELT); 1 MB, needs NumPy and SciPy alone
         "faiss-cpu>=1.9,<2",  # nearest vectors, exact or by an inverted file
         "onnxruntime>=1.20,<2",  # embedding models and classifiers that run within tasks
         "tokenizers>=0.21,<0.24",  # their tokenizers, as files tokenizer.json have them

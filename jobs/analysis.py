@@ -6,8 +6,7 @@ named after their output. Only what a table asks for is read; what does not fit 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +18,13 @@ from untold.jobs.summary.ranking import (
     SYSTEM_COLUMNS,
     Rows,
     check_runs,
-    compare_pairs,
     compare_scores,
     names_of,
     wanted_metrics,
 )
 from untold.jobs.summary.rows import GRID, MAX_DISTINCT, SCORE, SCORE_OR_ZERO
+from untold.jobs.summary.trend_tables import CHANGES
+from untold.jobs.summary.trends import date_of, find_trend
 from untold.jobs.tables import SUMMARY
 from untold.udfs.errors import UserError
 from untold.udfs.hints import aside, near_misses
@@ -43,16 +43,6 @@ DIFFERENCES = pa.schema(
         *((name, pa.float64()) for name in ("difference", "ci_low", "ci_high", "p_value", "p_adjusted")),
     ]
 )
-# A system on the date of its run
-CHANGES = pa.schema(
-    [
-        ("metric", pa.string()),
-        ("system", pa.string()),
-        ("date", pa.string()),
-        ("before", pa.string()),
-        *(field for field in DIFFERENCES if field.name not in ("metric", "first", "second")),
-    ]
-)
 TOPICS = pa.schema(
     [
         ("topic", pa.string()),
@@ -61,13 +51,9 @@ TOPICS = pa.schema(
     ]
 )
 MOST_STATEMENTS = 2_000  # whose distances are 16 MB
-# Between the number of a run, of six digits, and the name of a system of its own; the same system in the run behind it
-_APART = "\x1f"
-_NEXT = "a.system[8:] = b.system[8:] and a.system[:6]::int + 1 = b.system[:6]::int"
 _LOW, _HIGH = (f"case when not isnan({name}) then {name} end" for name in ("score_low", "score_high"))
 # Equal statements of a query differ in white space, case or the full stop at most
 _SAME_TEXT = r"rtrim(lower(trim(regexp_replace(text, '\s+', ' ', 'g'))), '.')"
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 def compare_runs(
@@ -253,35 +239,13 @@ def topics(
 
 
 def changes(runs: Sequence[Run], metrics: Sequence[str] | None = None, seed: int = 0) -> pa.Table:
-    """How each system changed from one date to the next: metric, system, date, before, and as `DIFFERENCES`.
+    """How each system changed from one date to the next: columns of `CHANGES`; p is adjusted over those of a metric.
 
-    Over the questions that both dates have a score for; p is adjusted over the changes of a metric.
+    Dates that a break of comparability parts are not compared.
     """
-    ordered = sorted(check_runs(runs), key=date_of)
-    database = _judged(ordered, wanted_metrics(ordered, metrics), apart=True)
-    systems = _rows(database, "select distinct metric, system, output from judged order by metric, system, output")
-    named = {(row["metric"], row["system"]): row for row in systems.to_pylist()}
-    rows = compare_pairs(
-        [{"metric": metric, "system": system} for metric, system in reversed(named)],
-        _DuckScores(database, _NEXT).count_differences("score", cluster=False),
-        seed,
-        wanted=lambda metric, first, second: _follows(named[metric, first], named[metric, second]),
-    )
-    dates = [date_of(run) for run in ordered]
-    found = []
-    for row in rows:
-        later, earlier = (named[row["metric"], row[name]] for name in ("first", "second"))
-        when = {"date": dates[later["output"]], "before": dates[earlier["output"]]}
-        found.append({**row, "system": _system_of(later), **when})
-    return pa.Table.from_pylist(found, CHANGES).sort_by([(name, "ascending") for name in ("metric", "system", "date")])
-
-
-def _follows(later: Mapping[str, Any], earlier: Mapping[str, Any]) -> bool:
-    return _system_of(later) == _system_of(earlier) and later["output"] == earlier["output"] + 1
-
-
-def _system_of(row: Mapping[str, Any]) -> str:
-    return str(row["system"]).partition(_APART)[2]
+    wanted = wanted_metrics(check_runs(runs), metrics)
+    found = [row for row in find_trend(runs, seed=seed).steps if row["metric"] in wanted]
+    return pa.Table.from_pylist(found, CHANGES)
 
 
 def trend(runs: Sequence[Run]) -> pa.Table:
@@ -299,19 +263,11 @@ def trend(runs: Sequence[Run]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema).sort_by([(name, "ascending") for name in ("date", "output", "metric")])
 
 
-def date_of(run: Run) -> str:
-    """The date of a run, as `2026-11-20`; empty where neither its folder nor its manifest has one."""
-    starts = [str(start["started_at"]) for start in run.manifest.get("starts", ())]
-    found = _DATE.findall(run.place.name) or _DATE.findall(" ".join(starts[:1]))
-    return str(found[-1]) if found else ""
-
-
 @dataclass(frozen=True)
 class _DuckScores:
-    """`CountedScores` of the views of `_judged`; `pairs`: which systems a and b are compared."""
+    """`CountedScores` of the views of `_judged`."""
 
     database: DuckDBPyConnection
-    pairs: str = "a.system < b.system"
 
     def count_values(self) -> Rows:
         return self._collect(
@@ -333,7 +289,7 @@ class _DuckScores:
                     where question is not null and {score} is not null group by metric, question, system),
                 differences as (
                     select metric, a.system as first, b.system as second, a.query, a.score - b.score as difference
-                    from means a join means b using (metric, question) where {self.pairs})
+                    from means a join means b using (metric, question) where a.system < b.system)
                 select metric, first, second, {own} from differences
                 {"group by metric, first, second, query" if cluster else ""}""",
         )
@@ -396,17 +352,14 @@ class _DuckScores:
         return int(found[0]) if found else 0
 
 
-def _judged(runs: Sequence[Run], metrics: Iterable[str] | None = None, *, apart: bool = False) -> DuckDBPyConnection:
+def _judged(runs: Sequence[Run], metrics: Iterable[str] | None = None) -> DuckDBPyConnection:
     """A database with `judged`, the scores with their systems' names, and `asked`, what each sample asks.
 
-    `question` is a hash of query and contexts, null where the sample has none. `apart`: the systems of each run are its
-    own, behind its number and `_APART`; all nameless samples are of one.
+    `question` is a hash of query and contexts, null where the sample has none.
     """
     database = _connect(runs, "samples", "scores", "statements")
     names = ", ".join(map(quoted, names_of(runs)))
     system = f"coalesce(system, [{names}][output + 1])"
-    if apart:
-        system = f"format('{{:06d}}{_APART}{{}}', output, coalesce(system, 'all'))"
     where = (
         "" if metrics is None else f"where metric in (select unnest([{', '.join(map(quoted, metrics))}]::varchar[]))"
     )

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from untold.graph.drawing import STYLE, save_figure
 from untold.graph.views import FORMATS, one_line
-from untold.jobs.asking.engines import Held, open_held
+from untold.jobs.asking.engines import open_held
 from untold.jobs.asking.snapshots import VERSION, list_folder
 from untold.jobs.asking.uses import list_uses
 from untold.jobs.metrics.request import ScoreRequest
@@ -37,7 +37,7 @@ from untold.jobs.summary.rows import SCORE
 from untold.jobs.tables import CALIBRATION
 from untold.udfs.llm.usage import Usage
 from untold.udfs.statistics.form_agreement import compare_rankings, kappa_by_query
-from untold.udfs.statistics.intervals import clustered_bca_interval
+from untold.udfs.statistics.intervals import Interval, clustered_bca_interval
 from untold.udfs.storage import Place
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def calibrate(request: CalibrateRequest, display: Display) -> Calibrated:
         with open_held(settings, display, first.small) as held:
             for form in request.forms:
                 display.note(f"form {form.name}: {' '.join(form.settings) or 'the settings as they are'}")
-                ended = score(form.request, display, Held(held.spark, held.process))
+                ended = score(form.request, display, held)
                 if ended.exit_code not in (0, FAILED_TOO_MANY):
                     status = ended.manifest["status"]
                     output.end(Ending(status if status in EXIT_CODES else "broken", ended.message))
@@ -173,8 +173,13 @@ def _used(run: Run, store: str, stage: str, digest: str) -> tuple[str, Usage, in
             rows = pq.read_table(file, columns=list(names))
         rows = rows.filter(pc.is_in(rows["request_id"], wanted))
         sums = {key: value + (pc.sum(rows[key]).as_py() or 0) for key, value in sums.items()}
-    counts = {key: int(sums[key]) for key in ("prompt_tokens", "completion_tokens")}
-    return stage, Usage(calls=int(sums["attempts"]), seconds=sums["seconds"], **counts), len(wanted)
+    usage = Usage(
+        calls=int(sums["attempts"]),
+        seconds=sums["seconds"],
+        prompt_tokens=int(sums["prompt_tokens"]),
+        completion_tokens=int(sums["completion_tokens"]),
+    )
+    return stage, usage, len(wanted)
 
 
 def _agreement(runs: Sequence[Run], metric: str, seed: int) -> Row:
@@ -215,7 +220,7 @@ def _agreement(runs: Sequence[Run], metric: str, seed: int) -> Row:
     }
 
 
-def _kappa(database: DuckDBPyConnection, metric: str, seed: int) -> tuple[Any, int]:
+def _kappa(database: DuckDBPyConnection, metric: str, seed: int) -> tuple[Interval, int]:
     """Kappa of the verdicts of both forms, and how many the published one has.
 
     Verdicts are relations, or of a metric without these what statements of one text are: covered or not. What a form

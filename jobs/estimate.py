@@ -19,6 +19,7 @@ TABLE = "estimates"
 # A proxy that weighs less adds nothing; nor does one that is worth fewer judged samples than these, as a share
 LEAST_WEIGHT, LEAST_GAIN = 0.05, 1.05
 SHOWN_NAMES = 3
+PAIR_HEADS = ("metric", "proxy", "first", "second", "judged", "diff.", "95 % interval", "p", "p adj.")
 NEEDED_COLUMNS = ("metric", "proxy", "level", "system", "n", "judged")
 
 
@@ -72,7 +73,7 @@ def write_estimates(request: EstimateRequest, found: Estimates, output: str, *, 
     from untold.jobs.run.output import Output
 
     runs = {"run": request.run, "proxy": request.everything}
-    given = {name: run.directory for name, run in runs.items()}
+    given: dict[str, str | None] = {name: run.directory for name, run in runs.items()}
     given |= {"labels": request.labels, "undefined": request.undefined}
     of = [run.manifest.get("identity", {}) for run in runs.values()]
     identity = {
@@ -113,7 +114,6 @@ def estimate_lines(found: Estimates, page: Page, *, every: bool = False) -> Iter
     yield from wrapped("worth: judged samples whose plain mean would have an interval as narrow", page)
     shown = [row for row in found.differences if every or is_unlikely(row)]
     if shown:
-        heads = ("metric", "proxy", "first", "second", "judged", "diff.", "95 % interval", "p", "p adj.")
         cells = [
             [
                 *(row["metric"], row["proxy"], row["system"], row["second"], f"{row['judged']:,}"),
@@ -122,7 +122,7 @@ def estimate_lines(found: Estimates, page: Page, *, every: bool = False) -> Iter
             ]
             for row in shown
         ]
-        yield from ("", *table(heads, cells, page, names=4))
+        yield from ("", *table(PAIR_HEADS, cells, page, names=4))
     if hidden := len(found.differences) - len(shown):
         pairs = amount(hidden, "pair does not differ", "pairs do not differ")
         yield from ("", *wrapped(f"{pairs} by more than chance (p adj. < {CHANCE}); --all or --json shows all", page))
@@ -171,7 +171,7 @@ def _row(group: Group) -> dict[str, Any]:
         "plain_low": plain.low,
         "plain_high": plain.high,
         "weight": weight,
-        "effective": group.judged * moments.variance / variance if variance else None,
+        "effective": round(group.judged * moments.variance / variance, 6) if variance else None,
         "p_value": moments.p_value() if group.second else None,
     }
     # The last bits depend on the order in which threads sum up

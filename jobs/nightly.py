@@ -27,6 +27,7 @@ from untold.jobs.settings.model import Settings
 from untold.jobs.summary.metrics_text import metrics_text
 from untold.jobs.summary.nights import (
     DATE,
+    SENTINEL_FOLDER,
     Manifest,
     breaks_of,
     cost_within,
@@ -45,6 +46,10 @@ REFUSED = 1
 SEVERITY = (0, FAILED_TOO_MANY, *(EXIT_CODES[name] for name in ("spooled", "budget", "outage")), REFUSED, 130)
 # After a night that ended so the next would end the same
 STOPPING = ("outage", "interrupted", "failed")
+
+
+class SentinelError(UserError):
+    """A sentinel that cannot be read. The message says what is wrong with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +135,7 @@ class Nights:
     @property
     def metrics(self) -> str | None:
         """The figures of the newest date that has some."""
-        known = [night for night in self.nights if night.manifest]
+        known = [night for night in self.nights if "status" in night.manifest]
         newest = max(known, key=lambda night: night.date, default=None)
         return None if newest is None else metrics_text(newest.manifest, self.exit_code)
 
@@ -168,6 +173,7 @@ def _look(request: NightlyRequest, day: date) -> Night | ScoreRequest:
             if not (changed and request.refresh):
                 return _done(request, name, earlier, changed)
         asked.check()
+        _check_sentinel(asked, name)
     except NoInputError as error:
         if earlier is None and not request.require_input:
             return Night(date=name, status="empty")
@@ -176,6 +182,28 @@ def _look(request: NightlyRequest, day: date) -> Night | ScoreRequest:
         return _refused(name, error)
     # What is not done has no figures that anybody relies on: it goes on with its input as it is
     return replace(asked, refresh=request.refresh or not ended)
+
+
+def sentinel_of(asked: ScoreRequest, day: str) -> ScoreRequest | None:
+    """The request of a date's sentinel, whose answers are judged anew for its date alone; None where none is set."""
+    settings = asked.settings
+    if settings.nightly.sentinel is None:
+        return None
+    salt = " ".join(filter(None, (settings.llm.salt, f"sentinel {day}")))
+    llm = settings.llm.model_copy(update={"salt": salt, "repeats": 1})
+    own = settings.model_copy(update={"llm": llm, "store": asked.store})
+    fixed = replace(asked, input=settings.nightly.sentinel, output=f"{asked.output}/{SENTINEL_FOLDER}", settings=own)
+    return replace(fixed, limit=None, draw=None, refresh=False, since=None, lake=None)
+
+
+def _check_sentinel(asked: ScoreRequest, day: str) -> None:
+    """Raises SentinelError for a sentinel whose first rows are of no use."""
+    sentinel = sentinel_of(asked, day)
+    try:
+        if sentinel is not None:
+            sentinel.check()
+    except UserError as error:
+        raise SentinelError(f"nightly.sentinel: {error}") from error
 
 
 def _input_changed(asked: ScoreRequest, earlier: Manifest) -> bool:
@@ -252,8 +280,8 @@ def _score_all(request: NightlyRequest, pending: Mapping[date, ScoreRequest], di
     if month.left == 0:
         yield from _wait(waiting, _month_used_up(month))
         return
-    paths = [asked.input for asked in pending.values()]
-    small = count_bytes(*paths, request.night.store) < SMALL_BYTES
+    paths = [request.night.settings.nightly.sentinel, *(asked.input for asked in pending.values())]
+    small = count_bytes(*filter(None, paths), request.night.store) < SMALL_BYTES
     with open_held(request.night.settings, display, small) as held:
         for day, asked in waiting:
             if len(request.dates) > 1:
@@ -293,21 +321,47 @@ def _wait(waiting: Iterator[tuple[date, ScoreRequest]], cause: Night) -> Iterato
 
 def _score_one(request: NightlyRequest, day: date, asked: ScoreRequest, display: Display, held: Held) -> Night:
     name = day.isoformat()
+    sentinel: Outcome | None = None
     try:
-        outcome = score(asked, display, held).held_to(request.bars)
+        if (fixed := sentinel_of(asked, name)) is not None:
+            sentinel = score(fixed, display, held)
+            if sentinel.manifest["status"] != "finished":
+                return _night(name, sentinel, {"sentinel": sentinel.manifest})
+        outcome = score(_less(asked, sentinel), display, held).held_to(request.bars)
     except NoInputError as error:
         # Its files have no row, which their beginnings did not tell
         return _refused(name, error) if request.require_input else Night(date=name, status="empty")
     except (UserError, *SPARK_ERRORS) as error:
         return _refused(name, error)
+    return _night(name, outcome, {**outcome.manifest, **({"sentinel": sentinel.manifest} if sentinel else {})})
+
+
+def _night(day: str, outcome: Outcome, manifest: Manifest) -> Night:
     return Night(
-        date=name,
+        date=day,
         status="done" if outcome.unchanged else outcome.manifest["status"],
         exit_code=outcome.exit_code,
-        manifest=outcome.manifest,
+        manifest=manifest,
         message=outcome.message,
         ran=True,
     )
+
+
+def _less(asked: ScoreRequest, sentinel: Outcome | None) -> ScoreRequest:
+    """The request with what its sentinel left of the budget."""
+    if sentinel is None or sentinel.unchanged:
+        return asked
+    usage = sentinel.manifest["starts"][-1]["usage"]
+    names = {
+        "max_calls": ("calls",),
+        "max_tokens": ("prompt_tokens", "completion_tokens"),
+        "max_cost": ("cost",),
+    }
+    used = {most: sum(row[name] or 0 for row in usage for name in columns) for most, columns in names.items()}
+    budget = asked.settings.budget
+    left = {most: max(0, bound - used[most]) for most, bound in budget if bound is not None}
+    settings = asked.settings.model_copy(update={"budget": budget.model_copy(update=left)})
+    return replace(asked, settings=settings)
 
 
 def show_nights(found: Nights, request: NightlyRequest) -> None:

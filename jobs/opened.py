@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from untold.jobs import analysis, results
 from untold.jobs.run.terminal import amount, page_of, table
+from untold.jobs.summary.trends import date_of
 from untold.udfs.errors import require
 from untold.udfs.storage import Place
 
@@ -221,7 +222,7 @@ def open_runs(folder: str | os.PathLike[str]) -> list[Run]:
             found.append(open_run(str(place)))
     if not found:
         raise results.UnreadableRunError(f"{folder}: no folder in it is the output of a run that has ended")
-    return sorted(found, key=lambda run: (analysis.date_of(run), run.directory))
+    return sorted(found, key=lambda run: (date_of(run), run.directory))
 
 
 def demo_output(name: str = "results") -> str:

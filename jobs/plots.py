@@ -6,6 +6,7 @@ untold.plots.trend(*untold.open_runs("nightly"))
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from io import BytesIO
@@ -22,7 +23,9 @@ from untold.graph.drawing import STYLE
 from untold.graph.views import one_line
 from untold.jobs import analysis
 from untold.jobs.results import Run
+from untold.jobs.summary.dated_scores import OVERALL, SENTINEL
 from untold.jobs.summary.ranking import is_unlikely
+from untold.jobs.summary.trends import Trend, find_trend
 from untold.udfs.hints import shorten
 
 # Okabe and Ito's colours, which colour-blind people tell apart, in the order in which systems take them
@@ -37,6 +40,7 @@ WIDTH, HEAD, LINE = 8.0, 0.9, 0.32
 STORED, SHOWN = 144, 96
 NAME, TEXT = 28, 46  # characters of a name, and of a line of a statement
 BINS = 10
+MOST_TICKS = 16
 _LOOK: dict[str, Any] = {
     **STYLE,
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "axes.spines.left"), False),
@@ -225,25 +229,40 @@ def costs(run: Run, *others: Run) -> Picture:
     return _bars([row["stage"] for row in rows], [row[what] or 0 for row in rows], told, BLUE, f"{what} by stage")
 
 
-@_drawn
 def trend(*runs: Run) -> Picture:
-    """The mean of each system over the dates of runs, with its 95 % interval, a panel a metric."""
-    rows = [row for row in analysis.trend(runs).to_pylist() if row["mean"] is not None]
-    rows = [row for row in rows if row["system"] is not None or not _systems(rows)]
-    by_metric, dates = _grouped(rows, "metric"), sorted({row["date"] for row in rows})
-    systems = sorted({_name(row["system"]) for row in rows})
+    """The mean of each system over the dates of runs, with its 95 % interval, a panel a metric.
+
+    Lines are cut where figures are not comparable; circles are changes beyond chance, grey is the sentinel.
+    """
+    return draw_trend(find_trend(runs))
+
+
+@_drawn
+def draw_trend(found: Trend) -> Picture:
+    """The picture of a trend, as `trend` draws it."""
+    rows = [row for row in found.points if row["mean"] is not None and row["level"] != OVERALL]
+    by_metric, dates = _grouped(rows, "metric"), found.dates
+    systems = sorted({row["system"] for row in rows if row["system"]})
+    colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(systems)}
     figure = _figure(3.2, width=max(WIDTH, 4.5 * len(by_metric)))
     panels = figure.subplots(1, max(len(by_metric), 1), sharey=True, squeeze=False)[0]
     for panel, (metric, own) in zip(panels, by_metric.items(), strict=False):
         ends = []
-        for place, system in enumerate(systems):
-            line = [row for row in own if _name(row["system"]) == system]
-            if line:
-                _band(panel, line, dates, COLOURS[place % len(COLOURS)])
-                ends.append((line[-1]["mean"], system, COLOURS[place % len(COLOURS)]))
+        for system, line in _grouped(own, "system").items():
+            colour = colours.get(system, GREY)
+            for stretch in _grouped(line, "stretch").values():
+                _band(panel, stretch, dates, colour)
+            ends.append((line[-1]["mean"], _name(system or SENTINEL), colour))
         for height, (_, name, colour) in zip(_apart([end[0] for end in sorted(ends)]), sorted(ends), strict=True):
             panel.text(len(dates) - 0.85, height, name, color=colour, va="center", fontweight="bold")
-        panel.set_xticks(range(len(dates)), dates, rotation=30 if len(dates) > 4 else 0, ha="right")
+        for row in (row for row in found.breaks if metric in row["metrics"]):
+            panel.axvline(bisect_left(dates, row["date"]) - 0.5, color=INK, linestyle=":", linewidth=1)
+        changed = {(row["date"], row["system"]) for row in found.findings if row.get("metric") == metric}
+        marked = [row for row in own if (row["date"], row["system"]) in changed]
+        places = [dates.index(row["date"]) for row in marked]
+        panel.scatter(places, [row["mean"] for row in marked], s=90, facecolors="none", edgecolors=RED, zorder=3)
+        shown = range(0, len(dates), 1 + (len(dates) - 1) // MOST_TICKS)
+        panel.set_xticks(shown, [dates[place] for place in shown], rotation=30 if len(dates) > 4 else 0, ha="right")
         panel.set(title=f"{metric}: mean and 95 % interval", ylim=(0, 1.05), xlim=(-0.2, len(dates) - 0.1))
         panel.grid(axis="y")
     return figure

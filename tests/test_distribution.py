@@ -134,7 +134,7 @@ def test_a_base_install_works_beside_modules_that_break(
 
 def test_the_oldest_versions_work(built: dict[str, Sequence[str]], tmp_path: Path) -> None:
     environment = Environment(tmp_path)
-    environment.install("--resolution", "lowest-direct", f"{built['wheel'][0]}[study,notebook,connect]")
+    environment.install("--resolution", "lowest-direct", f"{built['wheel'][0]}[study,notebook,connect,lakehouse]")
     environment.output("-I", "-c", IMPORT_EVERYTHING)  # by themselves, some import json
     assert environment.output("-I", "-c", USE_LIBRARIES) == "Dr. Mill left.|She came.\nequal 1.0\n"
     assert [row["status"] for row in environment.score()] == ["ok"]

@@ -116,8 +116,8 @@ def test_within_jobs_imports_point_down() -> None:
     assert [pair for pair in jobs if rank(pair[0]) > rank(pair[1])] == []
 
 
-# meta_evaluate scores each model, and nightly each date, by the main job, as a person would
-PARTS_OF_OTHERS = {(f"untold.jobs.{name}", "untold.jobs.score") for name in ("meta_evaluate", "nightly")}
+# meta_evaluate scores each model, nightly each date and calibrate each form by the main job, as a person would
+PARTS_OF_OTHERS = {(f"untold.jobs.{name}", "untold.jobs.score") for name in ("meta_evaluate", "nightly", "calibrate")}
 
 
 def test_a_command_imports_no_other() -> None:

@@ -143,11 +143,8 @@ class Asking:
             return rows.select(*carry, "request_id", *assumed)
         # The model as returned is no column of results
         best = store.one_a_request(self.known).drop("model")
-        answered = (
-            rows.join(self.missing, on="request_id", how="left_anti")
-            .join(best, on="request_id", how="left")
-            .mapInArrow(reading_of(self.stage, carry), schema)
-        )
+        known = rows.join(self.missing, on="request_id", how="left_anti").join(best, on="request_id", how="left")
+        answered = self.requests.readable(self.stage, known).mapInArrow(reading_of(self.stage, carry), schema)
         unknown = rows.join(self.missing, on="request_id", how="left_semi").select(*carry, "request_id", *assumed)
         return keep(answered.unionByName(unknown))
 

@@ -53,6 +53,9 @@ class Requests(Protocol):
     def texts_of(self, stage: Stage, identified: DataFrame, wanted: DataFrame) -> DataFrame:
         """request_id and the stage's variables: one row for each request of `wanted` (column request_id)."""
 
+    def readable(self, stage: Stage, identified: DataFrame) -> DataFrame:
+        """The rows with those of the stage's variables that its parser cannot do without."""
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -79,6 +82,10 @@ class Rows:
         first = identified.groupBy("request_id").agg(F.min(_ROW).alias(_ROW))
         rows = first.join(wanted, on="request_id", how="left_semi").select(_ROW)
         return identified.join(rows, on=_ROW, how="left_semi").select("request_id", *stage.variables)
+
+    def readable(self, stage: Stage, identified: DataFrame) -> DataFrame:
+        """The rows as they are: they have all variables."""
+        return identified
 
 
 @dataclass(frozen=True)
@@ -119,18 +126,29 @@ class Pairs:
 
     def texts_of(self, stage: Stage, identified: DataFrame, wanted: DataFrame) -> DataFrame:
         """The texts of one pair of each wanted request, by their places in the owner's `texts`."""
-        first, second = stage.variables
-        return self._owned(identified, wanted).select(
-            "request_id", _text_at(F.col("source")).alias(first), _text_at(F.col("target")).alias(second)
-        )
+        return self._with_texts(stage, self._least(identified, wanted)).select("request_id", *stage.variables)
 
-    def _owned(self, identified: DataFrame, wanted: DataFrame) -> DataFrame:
-        """One row of each wanted request, with its owner's `texts`."""
+    def readable(self, stage: Stage, identified: DataFrame) -> DataFrame:
+        """The rows as they are: a label is read without the texts."""
+        return identified
+
+    def _least(self, identified: DataFrame, wanted: DataFrame) -> DataFrame:
+        """One row of each wanted request: request_id and the columns of `carry`."""
         # Equal texts of several owners are one request: any of its rows has them, the least is the same every time
         least = F.min(F.struct(*self.carry)).alias("least")
         rows = identified.join(wanted, on="request_id", how="left_semi").groupBy("request_id").agg(least)
-        owners = self.owners.select("owner", "texts")
-        return rows.select("request_id", "least.*").join(owners, on="owner", how="inner")
+        return rows.select("request_id", "least.*")
+
+    def _with_texts(self, stage: Stage, rows: DataFrame) -> DataFrame:
+        """The rows with the stage's variables."""
+        owned = rows.join(self.owners.select("owner", "texts"), on="owner", how="inner")
+        first, second = stage.variables
+        columns = {first: _text_at(F.col("source")), second: self._second()}
+        return owned.withColumns(columns).drop("texts")
+
+    def _second(self) -> Column:
+        """The stage's second variable, of rows with `texts`."""
+        return _text_at(F.col("target"))
 
 
 def _text_at(place: Column) -> Column:
@@ -167,9 +185,9 @@ class Lists(Pairs):
         lists = partial(generate_lists, stage=stage, choose=self.choose, size=self.size, sieve=self.sieve)
         return self.owners.mapInArrow(lists, spark_schema(LISTS))
 
-    def texts_of(self, stage: Stage, identified: DataFrame, wanted: DataFrame) -> DataFrame:
-        """The texts of one list of each wanted request, by their places in the owner's `texts`."""
-        first, second = stage.variables
-        return self._owned(identified, wanted).select(
-            "request_id", _text_at(F.col("source")).alias(first), F.transform("targets", _text_at).alias(second)
-        )
+    def readable(self, stage: Stage, identified: DataFrame) -> DataFrame:
+        """The rows with premise and hypotheses: how many there are, and what their texts are, tells what is said."""
+        return self._with_texts(stage, identified)
+
+    def _second(self) -> Column:
+        return F.transform("targets", _text_at)

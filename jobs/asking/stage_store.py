@@ -112,7 +112,7 @@ class StageStore:
             models = Counted({"models": F.slice(F.array_sort(F.collect_set("model")), 1, MODELS_NAMED)})
             counts = Counted(outcomes)
             parsed = (
-                models.on(rows.join(best, on="request_id", how="left"))
+                models.on(requests.readable(self._stage, rows.join(best, on="request_id", how="left")))
                 .drop("model")
                 .mapInArrow(reading_of(self._stage, carry), schema)
             )

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, date, datetime
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,6 @@ from untold.jobs.cli.values import (
     path,
     preset_names,
     setting_keys,
-    version,
     with_hint,
     words_of,
 )
@@ -45,7 +43,6 @@ from untold.udfs.schemes import STORES, scheme_of
 if TYPE_CHECKING:
     from untold.jobs.inputs.drawing import Draw
     from untold.jobs.inputs.files import ReadOptions
-    from untold.jobs.lakehouse.base import Lake
     from untold.jobs.metrics.request import ScoreRequest
     from untold.jobs.settings.layers import Layer
     from untold.jobs.settings.loading import Resolved
@@ -344,16 +341,6 @@ FAIL_UNDER = Option(
 METRICS_FILE = Option(
     "--metrics-file", "FILE", "write the figures of the run for Prometheus (text format, also OpenMetrics)"
 )
-LAKEHOUSE_OPTIONS = [
-    Option(
-        "--output-format",
-        "NAME",
-        "parquet, or delta or iceberg: the tables are also those of their date in a lakehouse (parquet)",
-        read=one_of(("parquet", "delta", "iceberg")),
-        default="parquet",
-    ),
-    Option("--since", "VERSION", "with --input delta:PATH: a version (v12) whose rows are scored", read=version),
-]
 RUN_FLAGS = [flag("--overwrite", "replace the tables of another run in --output"), *ASKING_FLAGS]
 
 
@@ -422,26 +409,7 @@ def score_request(options: Options, resolved: Resolved) -> ScoreRequest:
 
     layout = data_set(options.format, options.conflictbank)
     read = read_options(options, known_columns(adapter_of(layout)))
-    since = getattr(options, "since", None)
-    more = {"since": since, "refresh": since is not None, "lake": _lake(options, resolved.settings)}
-    return scored(options, resolved, options.metric, read, format=layout, **more)
-
-
-def _lake(options: Options, settings: Settings) -> Lake | None:
-    """The lakehouse tables that the output's are to be added to, as those of `--date`.
-
-    Without that it is the date of the first start, which the output's manifest knows. Raises LakehouseError.
-    """
-    if getattr(options, "output_format", "parquet") == "parquet":
-        return None
-    from untold.jobs.lakehouse.outputs import open_lake
-    from untold.jobs.run.manifest import read_manifest
-    from untold.jobs.run.output import absolute
-
-    earlier = None if options.overwrite or options.date else read_manifest(absolute(options.output))
-    known = (earlier or {}).get("lakehouse", {}).get("date")
-    day = options.date or (date.fromisoformat(known) if known else datetime.now(UTC).date())
-    return open_lake(options.output_format, settings.lakehouse, day)
+    return scored(options, resolved, options.metric, read, format=layout)
 
 
 def scored(

@@ -19,7 +19,6 @@ import click
 
 from untold.jobs.cli.arguments import (
     FAIL_UNDER,
-    LAKEHOUSE_OPTIONS,
     METRICS_FILE,
     READ_OPTIONS,
     RUN_FLAGS,
@@ -43,6 +42,7 @@ from untold.jobs.cli.arguments import (
 from untold.jobs.cli.data import COMMANDS as DATA
 from untold.jobs.cli.forms import COMMANDS as FORMS
 from untold.jobs.cli.forms import FORMS_OPTION, plan_forms
+from untold.jobs.cli.lakehouse import LAKEHOUSE_OPTIONS, with_tables
 from untold.jobs.cli.meta_evaluation import COMMANDS as META_EVALUATION
 from untold.jobs.cli.nightly import COMMANDS as NIGHTS
 from untold.jobs.cli.retrieval import COMMANDS as LOOKUPS
@@ -73,7 +73,7 @@ def _score(options: Options) -> int:
     least = bars_of(options)
     from untold.jobs.run.progress import Display
 
-    request = score_request(options, load(options))
+    request = with_tables(score_request(options, load(options)), options)
     from untold.jobs.run.reports import reporting
 
     notify, facts = request.settings.notify, {"command": "score", "output": request.output}

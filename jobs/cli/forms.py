@@ -52,7 +52,9 @@ def read_form(text: str) -> tuple[str, tuple[str, ...]]:
     """
     found = re.fullmatch(r"(?:([^=]+?):\s+)?([\w.]+=.*)", text.strip())
     if found is None:
-        raise ValueError(f"must be KEY=VALUE,... or NAME: KEY=VALUE,..., got {text or 'nothing'}")
+        raise ValueError(
+            f"must be settings such as nli.list_size=5, by comma, or NAME: settings; got {text or 'nothing'}"
+        )
     settings = tuple(re.split(r",\s*(?=[\w.]+=)", found[2]))
     return found[1] or ", ".join(settings), settings
 

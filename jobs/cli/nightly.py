@@ -11,9 +11,9 @@ import click
 
 from untold.jobs.cli.arguments import (
     FAIL_UNDER,
-    LAKEHOUSE_OPTIONS,
     METRICS_FILE,
     RUN_FLAGS,
+    Argument,
     Command,
     Option,
     Options,
@@ -26,9 +26,11 @@ from untold.jobs.cli.arguments import (
     settings_without_endpoint,
     tell_outcome,
 )
+from untold.jobs.cli.lakehouse import LAKEHOUSE_OPTIONS, with_tables
 from untold.jobs.cli.values import age, day, one_of
 
 ORDERS = ("newest", "oldest")
+PERIODS = ("day", "week")
 
 
 def _nightly(options: Options) -> int:
@@ -43,7 +45,7 @@ def _nightly(options: Options) -> int:
     from untold.jobs.run.progress import Display
     from untold.jobs.run.reports import reporting
 
-    night = score_request(options, load(options))
+    night = with_tables(score_request(options, load(options)), options)
     if night.settings.store is None:
         # Beside the outputs: one store for all dates
         above = night.output.partition(DATE)[0].rpartition("/")[0]
@@ -100,6 +102,35 @@ def _prune(options: Options) -> int:
     return 0
 
 
+def _trend(options: Options) -> int:
+    """Outputs of many dates to what changed and by whom; 4 where an alert is asked for and a system fell."""
+    settings = settings_without_endpoint(options)
+    from untold.jobs.run.outcome import FAILED_TOO_MANY
+    from untold.jobs.run.output import absolute
+    from untold.jobs.run.progress import Display
+    from untold.jobs.run.reports import reporting
+    from untold.jobs.run.terminal import page_of, print_lines
+    from untold.jobs.trend import trend, trend_lines
+
+    output, fall = absolute(options.output), settings.trend.fall
+    with Display() as display:
+        display.status("comparing dates")
+        found = trend(
+            options.outputs, output, by=options.by, fall=fall, seed=settings.statistics.seed, notify=display.note
+        )
+    alerts = bool(options.alert and found.falls)
+    code = FAILED_TOO_MANY if alerts else 0
+    if alerts:
+        facts = {"command": "trend", "output": output, "findings": found.trend.findings, "falls": found.falls}
+        with reporting(settings.notify, None, Display().note, **facts) as report:
+            report.facts |= {"status": "fallen", "exit_code": code}
+    if options.json:
+        print(json.dumps(found.content, indent=2, ensure_ascii=False))
+    else:
+        print_lines(trend_lines(found, fall, page_of(sys.stdout)))
+    return code
+
+
 COMMANDS: dict[str, click.Command] = {
     "nightly": Command(
         "score each date's samples into an output of its own, over one store",
@@ -117,6 +148,18 @@ COMMANDS: dict[str, click.Command] = {
             FAIL_UNDER,
             METRICS_FILE,
             *LAKEHOUSE_OPTIONS,
+        ],
+    ),
+    "trend": Command(
+        "show how means move from date to date, what changed beyond chance, and whether the judge moved",
+        _trend,
+        [
+            Argument("outputs", "OUTPUT...", "outputs of untold nightly, globs of them, or their folder", many=True),
+            Option("--output", "DIR", "where tables, picture and trend.json go", required=True),
+            Option("--by", "PERIOD", "day or week (day)", read=one_of(PERIODS), default="day"),
+            flag("--alert", "exit with code 4, and notify, where a system falls by more than trend.fall beyond chance"),
+            flag("--json", "print JSON"),
+            *settings_options(),
         ],
     ),
     "prune": Command(

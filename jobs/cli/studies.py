@@ -163,9 +163,14 @@ def _estimated(options: Options) -> EstimateRequest:
     from untold.jobs.results import open_run
     from untold.jobs.summary.estimating import EstimateRequest
 
-    runs = {name: open_run(path) for name in ("run", "proxy") if (path := getattr(options, name))}
-    given = {name: getattr(options, name) for name in ("labels", "proxy_metric", "undefined")}
-    return EstimateRequest(**runs, **given, metrics=options.metric)
+    return EstimateRequest(
+        open_run(options.run),
+        open_run(options.proxy) if options.proxy else None,
+        options.labels,
+        options.metric,
+        options.proxy_metric,
+        options.undefined,
+    )
 
 
 def _note(line: str) -> None:

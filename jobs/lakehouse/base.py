@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any, ClassVar, NamedTuple
@@ -21,8 +21,7 @@ from untold.udfs.storage import Entry, Place
 DATE = "date"
 # What many tables of one name differ in, and every file of one date has the same value of
 DATE_FIELD = pa.field(DATE, pa.date32())
-# Of commits that lost a race with another's: each starts from what that one left
-ATTEMPTS = 5
+ATTEMPTS = 10
 
 
 class LakehouseError(UserError):
@@ -113,9 +112,17 @@ class Lake(ABC):
 
 def data_files(folder: str) -> list[DataFile]:
     """The Parquet files of a folder that have rows."""
-    found = sorted(entry for entry in Place(folder).entries() if entry.name.endswith(".parquet"))
+    found = [entry for entry in Place(folder).entries() if entry.name.endswith(".parquet")]
     rows = count_rows([entry.place for entry in found])
     return [DataFile(entry, number) for entry, number in zip(found, rows, strict=True) if number]
+
+
+def repeated(commit: Callable[[], int], *lost: type[Exception]) -> int:
+    """What a commit gives, which starts from the table as it then is each time that it lost a race with another."""
+    for _ in range(ATTEMPTS - 1):
+        with suppress(*lost):
+            return commit()
+    return commit()
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction
 
 from untold.jobs.lakehouse.base import (
@@ -23,6 +23,7 @@ from untold.jobs.lakehouse.base import (
     NoTableError,
     TableFile,
     TableVersion,
+    repeated,
     telling,
 )
 from untold.udfs.object_stores import store_config
@@ -60,7 +61,9 @@ def _rows(actions: pa.Table) -> list[dict[str, Any]]:
 
 def _file(place: str, row: Mapping[str, Any]) -> TableFile:
     path, seconds = unquote(row["path"]), row["modification_time"] / 1000
-    return TableFile(f"{place}/{path}", row["size_bytes"], seconds, row.get("constants", {}))
+    # A clone names the files of another table whole
+    whole = Place(path).spark if "://" in path else f"{place}/{path}"
+    return TableFile(whole, row["size_bytes"], seconds, row.get("constants", {}))
 
 
 def _load(table: DeltaTable, path: str, version: str | datetime | None) -> None:
@@ -102,12 +105,13 @@ class DeltaLake(Lake):
     FORMAT: ClassVar[str] = "delta"
 
     def folder(self, name: str, schema: pa.Schema) -> str:
-        return f"{self.place}/{name}/{DATE}={self.date}"
+        with self._telling(name):
+            self._table(name, schema)
+        return f"{self._path(name)}/{DATE}={self.date}"
 
     def extend(self, name: str, schema: pa.Schema) -> None:
         with self._telling(name):
-            wanted = Schema.from_arrow(schema)
-            table = self._table(name, schema)
+            wanted, table = Schema.from_arrow(schema), self._table(name)
             there = {field.name: field for field in table.schema().fields}
             for field in wanted.fields:
                 if (known := there.get(field.name, field)).type != field.type:
@@ -117,16 +121,19 @@ class DeltaLake(Lake):
 
     def commit(self, name: str, files: Sequence[DataFile]) -> int:
         with self._telling(name):
-            table = self._table(name, None)
-            table.create_write_transaction(
-                [self._added(name, file) for file in files],
-                "overwrite",
-                table.schema(),
-                [DATE],
-                partition_filters=[(DATE, "=", self.date.isoformat())],
-            )
-            table.update_incremental()
-            return int(table.version())
+            return repeated(lambda: self._commit(name, files), CommitFailedError)
+
+    def _commit(self, name: str, files: Sequence[DataFile]) -> int:
+        table = self._table(name)
+        table.create_write_transaction(
+            [self._added(name, file) for file in files],
+            "overwrite",
+            table.schema(),
+            [DATE],
+            partition_filters=[(DATE, "=", self.date.isoformat())],
+        )
+        table.update_incremental()
+        return int(table.version())
 
     def _added(self, name: str, file: DataFile) -> AddAction:
         relative = str(file.entry.place).removeprefix(f"{self._path(name)}/")
@@ -139,13 +146,16 @@ class DeltaLake(Lake):
             stats=json.dumps({"numRecords": file.rows}),
         )
 
-    def _table(self, name: str, schema: pa.Schema | None) -> DeltaTable:
+    def _table(self, name: str, schema: pa.Schema | None = None) -> DeltaTable:
         """The table, made with these columns where there is none."""
         path = self._path(name)
-        if schema is not None and not DeltaTable.is_deltatable(path, _options(path)):
-            columns = Schema.from_arrow(schema.append(DATE_FIELD))
-            DeltaTable.create(path, columns, "ignore", partition_by=[DATE], storage_options=_options(path))
-        return DeltaTable(path, storage_options=_options(path))
+        try:
+            return DeltaTable(path, storage_options=_options(path))
+        except TableNotFoundError:
+            if schema is None:
+                raise
+        columns = Schema.from_arrow(schema.append(DATE_FIELD))
+        return DeltaTable.create(path, columns, "ignore", partition_by=[DATE], storage_options=_options(path))
 
     def _path(self, name: str) -> str:
         return f"{self.place}/{name}"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, ValidationException
 from pyiceberg.expressions import EqualTo
 from pyiceberg.io.pyarrow import pyarrow_to_schema, schema_to_pyarrow
 from pyiceberg.manifest import DataFile as IcebergFile
@@ -23,7 +23,6 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import IcebergType
 
 from untold.jobs.lakehouse.base import (
-    ATTEMPTS,
     DATE,
     DATE_FIELD,
     DataFile,
@@ -32,6 +31,7 @@ from untold.jobs.lakehouse.base import (
     NoTableError,
     TableFile,
     TableVersion,
+    repeated,
     telling,
 )
 from untold.udfs.storage import Place
@@ -137,12 +137,12 @@ class IcebergLake(Lake):
 
     def extend(self, name: str, schema: pa.Schema) -> None:
         with self._telling(name):
-            table = self._table(name, schema)
+            table = self._catalog.load_table(self._identifier(name))
             if new := [field for field in schema if field.name not in table.schema().column_names]:
                 with table.transaction() as change:
                     with change.update_schema() as update:
                         update.union_by_name(pa.schema(new))
-                    change.set_properties(**_mapping(change.table_metadata.schema()))
+                    change.set_properties(_mapping(change.table_metadata.schema()))
             there = table.schema()
             for field in schema:
                 if _type_in(there, field) != (known := there.find_field(field.name).field_type):
@@ -150,16 +150,10 @@ class IcebergLake(Lake):
 
     def commit(self, name: str, files: Sequence[DataFile]) -> int:
         with self._telling(name):
-            for attempt in range(ATTEMPTS):
-                table = self._catalog.load_table(self._identifier(name))
-                try:
-                    return self._commit(table, files)
-                except CommitFailedException:
-                    if attempt == ATTEMPTS - 1:
-                        raise
-        raise AssertionError("unreachable")
+            return repeated(lambda: self._commit(name, files), CommitFailedException, ValidationException)
 
-    def _commit(self, table: Table, files: Sequence[DataFile]) -> int:
+    def _commit(self, name: str, files: Sequence[DataFile]) -> int:
+        table = self._catalog.load_table(self._identifier(name))
         earlier = [task.file for task in table.scan(EqualTo(DATE, self.date.isoformat())).plan_files()]
         if earlier or files:
             with table.transaction() as change, change.update_snapshot().overwrite() as update:
@@ -192,7 +186,7 @@ class IcebergLake(Lake):
         with self._catalog.create_table_transaction(identifier, schema.append(DATE_FIELD)) as change:
             with change.update_spec() as update:
                 update.add_identity(DATE)
-            change.set_properties(**_mapping(change.table_metadata.schema()))
+            change.set_properties(_mapping(change.table_metadata.schema()))
         return self._catalog.load_table(identifier)
 
     @property

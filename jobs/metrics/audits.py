@@ -38,18 +38,20 @@ def audit_measures(metric: str, scores: DataFrame, counts: DataFrame, correction
 def count_audited(judged: DataFrame, owners: DataFrame) -> DataFrame:
     """Columns sample_id, audited, missed_entailment, missed_contradiction: of pairs that a sample is the first to have.
 
-    judged: judged_by and relation of each pair, once an owner; owners: sample_id, contexts_owner, response_owner. Pairs
-    that samples share count once, so that sums over samples are of independent pairs.
+    judged: owner, source, target, judged_by, relation; owners: sample_id, texts, contexts_owner, response_owner. Pairs
+    of the same texts count once, so that sums over samples are of different pairs.
     """
     known = judged.where((F.col("judged_by") == AUDIT) & F.col("relation").isNotNull())
-    found = known.groupBy("owner").agg(
-        F.count(F.lit(1)).alias(AUDITED),
-        *(F.count_if(F.col("relation") == name).alias(f"missed_{name}") for name in (ENTAILED, CONTRADICTED)),
+    of_samples = owners.select(
+        F.explode(F.array("contexts_owner", "response_owner")).alias("owner"), "sample_id", "texts"
     )
-    shared = owners.groupBy(F.col("contexts_owner").alias("owner")).agg(F.min("sample_id").alias("sample_id"))
-    first = shared.unionByName(owners.select(F.col("response_owner").alias("owner"), "sample_id"))
-    sums = [F.sum(name).alias(name) for name in MEASURES if name != SCORE_AUDITED]
-    return found.join(first, on="owner", how="inner").groupBy("sample_id").agg(*sums)
+    pair = [F.get("texts", F.col(side).cast("int")).alias(side) for side in ("source", "target")]
+    pairs = known.join(of_samples, on="owner", how="inner").select("sample_id", "relation", *pair)
+    different = pairs.groupBy("source", "target").agg(
+        F.min("sample_id").alias("sample_id"), F.min("relation").alias("relation")
+    )
+    missed = [F.count_if(F.col("relation") == name).alias(f"missed_{name}") for name in (ENTAILED, CONTRADICTED)]
+    return different.groupBy("sample_id").agg(F.count(F.lit(1)).alias(AUDITED), *missed)
 
 
 def correct(

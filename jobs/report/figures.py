@@ -6,11 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from untold.jobs.analysis import changes, compare_runs, date_of, distribution, left_out
+from untold.jobs.analysis import changes, compare_runs, distribution, left_out
 from untold.jobs.report.sources import Sources, rows_of
 from untold.jobs.run.manifest import by_stage
 from untold.jobs.summary.ranking import CompareError
 from untold.jobs.summary.run_summary import count_failures
+from untold.jobs.summary.trends import date_of, describe_finding
 from untold.udfs.redaction import redact
 
 Row = dict[str, Any]
@@ -18,6 +19,8 @@ Row = dict[str, Any]
 BARS = 20
 # Pairs of systems of a metric, and statements that are left out, that a report lists
 PAIRS, LEFT_OUT = 40, 30
+# The last dates that its trend shows
+DATES = 31
 
 
 def system_rows(sources: Sources) -> dict[str, list[Row]]:
@@ -64,7 +67,7 @@ def difference_rows(sources: Sources) -> tuple[dict[str, list[Row]], str | None]
         # The same systems answered the same questions in several runs
         if len({date_of(run) for run in sources.runs}) < max(2, len(sources.runs)):
             return {}, str(error)
-        changed = changes(sources.runs).to_pylist()
+        changed = changes(sources.runs).to_pylist() if sources.trend is None else sources.trend.steps
         names = (("first", "date"), ("second", "before"))
         rows = [row | {name: f"{row['system']}, {row[date]}" for name, date in names} for row in changed]
     found: dict[str, list[Row]] = defaultdict(list)
@@ -72,6 +75,19 @@ def difference_rows(sources: Sources) -> tuple[dict[str, list[Row]], str | None]
         if len(found[row["metric"]]) < PAIRS:
             found[row["metric"]].append(row)
     return found, None
+
+
+def trend_rows(sources: Sources) -> tuple[dict[str, list[Row]], list[str]]:
+    """By metric the means of the last dates, and the lines about what changed; nothing where the runs have no dates."""
+    found = sources.trend
+    if found is None:
+        return {}, []
+    last = set(found.dates[-DATES:])
+    rows: dict[str, list[Row]] = defaultdict(list)
+    for row in found.shown:
+        if row["date"] in last:
+            rows[row["metric"]].append({**row, "label": row["system"] or f"({row['level']})"})
+    return rows, [describe_finding(row) for row in found.findings]
 
 
 def left_out_rows(sources: Sources) -> list[Row]:

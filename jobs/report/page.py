@@ -78,6 +78,7 @@ def _fill(sources: Sources, data: Packed) -> str:
     systems = figures.system_rows(sources)
     differences, reason = figures.difference_rows(sources)
     costs = figures.costs_a_sample(sources)
+    dated, findings = figures.trend_rows(sources)
     page: str = _template().render(
         policy=policy,
         version=version("untold"),
@@ -97,6 +98,8 @@ def _fill(sources: Sources, data: Packed) -> str:
         costs=costs,
         # Of one run the overview says it
         priced=len(costs) > 1 and any(cost is not None for cost in costs),
+        dated=dated,
+        findings=findings,
         measures=figures.measure_rows(sources),
         shown=_shown(sources, data),
         left_out=figures.left_out_rows(sources),

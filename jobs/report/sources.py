@@ -15,6 +15,7 @@ import pyarrow.dataset as ds
 
 from untold.jobs.results import Run, UnreadableRunError, batches_of, first_rows
 from untold.jobs.summary.ranking import names_of
+from untold.jobs.summary.trends import Trend, date_of, find_trend
 from untold.jobs.tables import RESULT_TABLES
 
 # Samples whose answers a report shows; of more, so many that score worst and so many drawn at random
@@ -56,6 +57,12 @@ class Sources:
     def sizes(self) -> list[int]:
         """By run how many samples it has."""
         return [run.dataset("samples").count_rows() if "samples" in run.tables else 0 for run in self.runs]
+
+    @cached_property
+    def trend(self) -> Trend | None:
+        """The trend of outputs whose folders are named by several dates; None of others."""
+        dates = {day for run in self.runs if (day := date_of(run)) and day in run.place.name}
+        return find_trend(self.runs) if len(dates) == len(self.runs) > 1 else None
 
     @cached_property
     def chosen(self) -> list[frozenset[str] | None]:

@@ -22,6 +22,7 @@ from untold.udfs.storage import Entry, Place, local_path
 _WORK = "_work"
 _RUNS = "runs"
 _STORE = "completions"
+_SENTINEL = "_sentinel"
 _NESTS = (_RUNS, _STORE)
 _FILES = re.compile(
     r"_lock.*|manifest\.json(\.tmp)?|meta_evaluation\.(md|svg|png)|human_study\.md|annotation_(key|sheet)\..*"
@@ -131,6 +132,8 @@ def _is_ours(entry: Entry, output: str, store: str | None) -> bool:
     below = [str(each.place) for each in entry.place.entries()] if name in _NESTS else []
     if name == _STORE:
         return all(_is_version(each, str(entry.place)) for each in below)
+    if name == _SENTINEL:
+        return _find_foreign(place, None) is None
     if name == _RUNS:
         return all(_find_foreign(each, None) is None for each in below)
     return (name in TABLES or name == _WORK) and _holds_tables(entry.place, name)

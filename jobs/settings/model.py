@@ -42,7 +42,7 @@ from untold.jobs.settings.fields import (
     VariableName,
 )
 from untold.jobs.settings.fields import merge_patch as merge_patch
-from untold.jobs.settings.nightly import NightlySettings, NotifySettings
+from untold.jobs.settings.nightly import NightlySettings, NotifySettings, TrendSettings
 from untold.jobs.settings.retrieval import (
     EmbeddingSettings,
     GroundingSettings,
@@ -63,7 +63,7 @@ STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
 # `prompts` chooses templates, whose digests say more, and `profile` stands for what it sets
 NO_RESULT = frozenset(
     {
-        *("llm", "stages", "budget", "nightly", "notify", "lakehouse", "spark", "ray", "store", "storage"),
+        *("llm", "stages", "budget", "nightly", "trend", "notify", "lakehouse", "spark", "ray", "store", "storage"),
         *("work", "fail_on_error", "prompts", "profile"),
     }
 )
@@ -306,6 +306,7 @@ class Settings(Section):
     )
     budget: BudgetSettings = BudgetSettings()
     nightly: NightlySettings = NightlySettings()
+    trend: TrendSettings = TrendSettings()
     notify: NotifySettings = NotifySettings()
     lakehouse: LakehouseSettings = LakehouseSettings()
     spark: SparkSettings = SparkSettings()

@@ -4,20 +4,41 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from untold.jobs.settings.fields import A_VARIABLE, AN_ADDRESS, Address, Amount, Section, VariableName
+from untold.jobs.settings.fields import (
+    A_VARIABLE,
+    AN_ADDRESS,
+    Address,
+    Amount,
+    PathText,
+    Section,
+    Share,
+    VariableName,
+)
 
 
 class NightlySettings(Section):
-    """What `untold nightly` may spend besides `budget.*`, which holds for each night."""
+    """What `untold nightly` does besides what `untold score` does."""
 
     budget_month: Amount | None = Field(
         default=None,
         description="Maximum cost of all starts of a calendar month (UTC), in the currency of the prices",
     )
+    sentinel: PathText | None = Field(
+        default=None,
+        description="File of answers that each night scores anew, so that `untold trend` sees when the judge moves",
+    )
+
+
+class TrendSettings(Section):
+    """What `untold trend` takes for a fall."""
+
+    fall: Share = Field(
+        default=0.05, description="By how much a system falls beyond chance, so that `untold trend --alert` ends with 4"
+    )
 
 
 class NotifySettings(Section):
-    """Who is told how a command ended: `untold score` and `untold nightly` post JSON without any text of samples."""
+    """Who is told how a command ended: `score`, `nightly` and `trend --alert` post JSON without any text of samples."""
 
     url: Address | None = Field(
         default=None,

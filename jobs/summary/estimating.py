@@ -257,9 +257,9 @@ _JOINED = """create view joined as
         join (select metric, avg(proxy) as mean from cheap group by metric) m on c.metric = m.metric
         left join (select * from samples where output = 1) a on a.sample_id = c.sample_id
         left join dear d on d.sample_id = c.sample_id and d.metric = p.metric"""
-# `level`: 0 of all samples, 1 of a system. Drawn samples without a score count as lost, and not as the rest
-_CELLS = """create temp table cells as
-    select pair, (1 - grouping(system))::int as level, coalesce(system, '') as system, stratum, cluster,
+# Drawn samples without a score count as lost, and not as the rest
+_BY_SYSTEM = """create temp table by_system as
+    select pair, system, named, stratum, cluster,
         count(score) as judged, count(*) filter (status is null) as rest,
         coalesce(sum(score), 0) as score,
         coalesce(sum(proxy) filter (score is not null), 0) as proxy,
@@ -267,8 +267,13 @@ _CELLS = """create temp table cells as
         coalesce(sum(proxy * proxy) filter (status is null or score is not null), 0) as squares,
         count(*) filter (status is not null and score is null and status in ({undefined})) as undefined,
         count(*) filter (status is not null and score is null and status not in ({undefined})) as failed
-    from joined group by grouping sets ((pair, system, named, stratum, cluster), (pair, stratum, cluster))
-    having grouping(system) = 1 or named"""
+    from joined group by pair, system, named, stratum, cluster"""
+_SUMMED = ("judged", "rest", "score", "proxy", "proxy_rest", "squares", "undefined", "failed")
+# `level`: 0 of all samples, 1 of a system
+_CELLS = f"""create temp table cells as
+    select pair, 1 as level, system, stratum, cluster, {", ".join(_SUMMED)} from by_system where named
+    union all select pair, 0, '', stratum, cluster, {", ".join(f"sum({name})" for name in _SUMMED)} from by_system
+    group by pair, stratum, cluster"""
 _STRATA = """select pair, level, system, stratum, sum(judged)::bigint as judged, sum(rest)::bigint as rest,
         count(*) filter (judged > 0) as clusters, max(judged + rest)::bigint as largest, sum(score) as score,
         sum(proxy) as proxy, sum(proxy_rest) as proxy_rest, sum(squares) as squares
@@ -298,7 +303,8 @@ def _sum_up(database: DuckDBPyConnection, strata: Sequence[str]) -> None:
     values = ", ".join(f"""a."{name.replace('"', '""')}"::varchar""" for name in strata)
     stratum = f"to_json([{values}])::varchar" if strata else "''"
     database.execute(_JOINED.format(stratum=stratum))
-    database.execute(_CELLS.format(undefined=SILENT))
+    database.execute(_BY_SYSTEM.format(undefined=SILENT))
+    database.execute(_CELLS)
 
 
 def _fetch(database: DuckDBPyConnection, query: str) -> Rows:

@@ -18,6 +18,8 @@ from untold.udfs.storage import FOOTERS_AT_ONCE, Place
 
 # What stands for the date, as YYYY-MM-DD, in the paths of an input and an output
 DATE = "{date}"
+# In the output of a date, that of its sentinel
+SENTINEL_FOLDER = "_sentinel"
 Manifest = Mapping[str, Any]
 Row = Mapping[str, Any]
 
@@ -38,7 +40,7 @@ def parse_date(text: str) -> date:
 def read_nights(pattern: str) -> dict[str, Manifest]:
     """The manifests of all outputs of a path with `{date}`, by date, in the order of the dates.
 
-    One that is damaged is left out: whoever scores its date is told.
+    Each has that of its `sentinel`, if any. One that is damaged is left out: whoever scores its date is told.
     """
     dates = _dates_of(pattern)
     with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
@@ -48,9 +50,11 @@ def read_nights(pattern: str) -> dict[str, Manifest]:
 
 def _read_night(output: str) -> Manifest | None:
     try:
-        return read_manifest(output)
+        found = read_manifest(output)
+        sentinel = read_manifest(f"{output}/{SENTINEL_FOLDER}")
     except OutputError:
         return None
+    return found if sentinel is None or found is None else {**found, "sentinel": sentinel}
 
 
 def _dates_of(pattern: str) -> list[str]:
@@ -94,12 +98,17 @@ def describe_break(found: Row) -> str:
 
 
 def row_of(day: str, night: Manifest) -> dict[str, Any]:
-    """What an output found and took over all its starts."""
+    """What an output found and took over all its starts, and its sentinel."""
+    row = {"date": day, **_row_of(night)}
+    sentinel = night.get("sentinel")
+    return row if sentinel is None else {**row, "sentinel": _row_of(sentinel)}
+
+
+def _row_of(night: Manifest) -> dict[str, Any]:
     starts, counts, totals = night.get("starts", []), night.get("counts", {}), night.get("totals") or {}
     tokens = [totals.get(name) or 0 for name in ("prompt_tokens", "completion_tokens")]
     return {
-        "date": day,
-        "status": night["status"],
+        "status": night.get("status"),
         "samples": counts.get("samples"),
         "statuses": counts.get("statuses", {}),
         "failures": counts.get("failures"),
@@ -114,8 +123,9 @@ def row_of(day: str, night: Manifest) -> dict[str, Any]:
 
 
 def cost_within(month: str, night: Manifest) -> float:
-    """What the starts of an output cost that began in a month, `2026-11`."""
-    began = (start for start in night.get("starts", ()) if start["started_at"].startswith(month))
+    """What the starts of an output and of its sentinel cost that began in a month, `2026-11`."""
+    starts = (start for one in (night, night.get("sentinel") or {}) for start in one.get("starts", ()))
+    began = (start for start in starts if start["started_at"].startswith(month))
     return sum(row["cost"] or 0.0 for start in began for row in start["usage"])
 
 

@@ -116,9 +116,8 @@ def _worst(worst: Sequence[Row], page: Page) -> list[str]:
 
 def _audits(audits: Sequence[Row], page: Page) -> list[str]:
     """How much of what filters took a model judges otherwise."""
-    rows = [
-        [row["metric"], row["measure"], f"{row['defined']:,}", mean_text(row), interval_text(row)] for row in audits
-    ]
+    counted = [{**row, "n": row["defined"]} for row in audits]
+    rows = [[row["metric"], row["measure"], f"{row['n']:,}", mean_text(row), interval_text(row)] for row in counted]
     return table(["metric", "measure", "audited", "share", "95 % interval"], rows, page, names=2)
 
 

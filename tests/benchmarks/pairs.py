@@ -29,7 +29,7 @@ from untold.jobs.metrics.condensing import Condenser
 from untold.jobs.run.session import open_session, spark_schema
 from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.pairs import PAIRS, ask_all
+from untold.udfs.facts.pairs import MODEL, PAIRS, ask_all
 from untold.udfs.llm.keys import Stage
 
 STAGE = Stage("classify_relation", ("premise", "hypothesis"), "fake-model", "{{ premise }} {{ hypothesis }}")
@@ -134,7 +134,8 @@ def generate_slowly(batches: Batches) -> Batches:
             places = [pair for pair in permutations(range(len(texts)), 2) if min(pair) < contexts]
             source, target = zip(*places, strict=True)
             ids = [STAGE.request_id({"premise": texts[one], "hypothesis": texts[other]}) for one, other in places]
-            columns = [pa.array([owner["owner"]] * len(ids)), pa.array(source), pa.array(target), pa.array(ids)]
+            owners, tellers = pa.repeat(owner["owner"], len(ids)), pa.repeat(MODEL, len(ids))
+            columns = [owners, pa.array(source), pa.array(target), tellers, pa.array(ids)]
             yield pa.RecordBatch.from_arrays(columns, schema=PAIRS)
 
 

@@ -25,6 +25,7 @@ Statement = tuple[str, tuple[int, ...]]
 
 COVERED = "[Covered statements]"
 UNCOVERED = "[Uncovered statements]"
+DISPUTED = " (disputed)."
 GARBAGE = "lorem ipsum dolor sit amet, consectetur adipiscing elit; sed do eiusmod tempor"
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _WORD = re.compile(r"\w+")
@@ -118,6 +119,11 @@ def e2e(payload: Payload) -> str:
     covered, uncovered = expected_e2e(payload["query"], payload["contexts"], payload["response"])
     preamble = f"Sentence by sentence.\n- {len(covered)} of {len(covered) + len(uncovered)} are in the response [1]"
     return coverage_text(covered, uncovered, preamble)
+
+
+def strict(payload: Payload) -> str:
+    """As `e2e`, by a judge that grants no sentence which ends with `DISPUTED`."""
+    return e2e({**payload, "response": str(payload.get("response", "")).replace(DISPUTED, "")})
 
 
 def echo(payload: Payload) -> str:
@@ -252,7 +258,7 @@ _ANSWERS: dict[str, Answer] = {"fixed": fixed, "e2e": e2e, "echo": echo, "verbat
 _ANSWERS |= {f"world_{judge}": partial(world, judge=judge) for judge in JUDGES}
 _ANSWERS |= {f"careless_{judge}": partial(careless, judge=judge) for judge in JUDGES}
 _ANSWERS["world"] = _ANSWERS["world_closed"]
-_ANSWERS |= {"scripted": scripted, "hasty": partial(scripted, hasty=True)}
+_ANSWERS |= {"strict": strict, "scripted": scripted, "hasty": partial(scripted, hasty=True)}
 _FIXED = {
     "generate_answer": "A fixed answer. It has two sentences.",
     "restate_answer": "A fixed statement.",

@@ -65,7 +65,7 @@ def nights(run_here: RunHere, server: ModelServer, tmp_path: Path) -> Nights:
 @contextmanager
 def no_engine() -> Iterator[None]:
     """Neither Spark nor the answering process may start."""
-    with patch.object(nightly, "_open_held", side_effect=AssertionError("an engine started")):
+    with patch.object(nightly, "open_held", side_effect=AssertionError("an engine started")):
         yield
 
 
@@ -209,6 +209,46 @@ def test_each_night_has_its_budget_and_all_have_the_months(nights: Nights) -> No
     assert without.code == 1
     assert "nightly.budget_month" in without.err
     assert "needs llm.price_per_million_prompt_tokens" in without.err
+
+
+def test_a_sentinel_is_judged_anew_each_night(run_here: RunHere, nights: Nights) -> None:
+    samples, fixed = make_samples(12), make_samples(4)
+    given = {"nightly.sentinel": write_samples(nights.folder / "fixed.jsonl", fixed)}
+    # The sentinel's answers are among those of both dates
+    for number in (17, 18):
+        nights.add(number, samples[:6])
+    first = nights.run(*span(17, 18), "--order", "oldest", **given)
+    assert first.code == 0, first.err
+    assert nights.server.count() == count_distinct(samples[:6]) + 2 * count_distinct(fixed)
+    assert len(read_table(nights.out(17) / "_sentinel", "scores")) == len(fixed)
+    rows = nights.all_dates()["dates"]
+    assert [row["sentinel"]["calls"] for row in rows] == [count_distinct(fixed)] * 2
+    assert [row["calls"] for row in rows] == [count_distinct(samples[:6]), 0]
+    assert rows[0]["sentinel"]["summary"][0]["n"] == len(fixed)
+
+    words = ["trend", str(nights.folder / "out"), "--output", str(nights.folder / "trend"), "--json"]
+    told = json.loads(run_here.command(words).out)
+    assert [row["n"] for row in told["points"] if row["level"] == "sentinel"] == [len(fixed)] * 2
+    assert told["findings"] == []
+
+    # Neither a date that is done nor late rows ask it again
+    paid = nights.server.count()
+    with no_engine():
+        assert nights.run(*span(17, 18), **given).code == 0
+    nights.add(17, samples[:6] + samples[8:9], "answers")
+    assert nights.run(*day(17), "--refresh", **given).code == 0
+    assert nights.server.count() - paid == count_distinct(samples[:6] + samples[8:9]) - count_distinct(samples[:6])
+
+    # It comes first, and counts in the night's budget
+    nights.add(19, samples[9:12])
+    paid, most = nights.server.count(), count_distinct(fixed) + 1
+    code, found = nights.ask(*day(19), **given, **{"budget.max_calls": most})
+    assert (code, found["2026-11-19"]["status"], nights.server.count() - paid) == (3, "budget", most)
+    missing = nights.run(*day(19), "--overwrite", **{"nightly.sentinel": "/nowhere.jsonl"})
+    assert (missing.code, "untold: 2026-11-19: nightly.sentinel: /nowhere.jsonl: no such file" in missing.err) == (
+        1,
+        True,
+    )
 
 
 def test_a_pruned_store_has_what_kept_outputs_need(run_here: RunHere, nights: Nights) -> None:

@@ -160,10 +160,10 @@ IN_LISTS = {"nli.judgement": "lists", "nli.list_size": 5}
 
 def count_lists(job: NliJob, size: int) -> int:
     """How many distinct lists there are of the sorted hypotheses that a premise is asked for."""
-    lists = set()
+    lists: set[tuple[str, ...]] = set()
     for one in job.expected.values():
         contexts = {atom.text for atom in one.atoms if atom.kept and atom.origin != "response"}
-        hypotheses = defaultdict(list)
+        hypotheses: dict[tuple[str, bool], list[str]] = defaultdict(list)
         for premise, hypothesis in one.relations:
             hypotheses[premise, hypothesis in contexts].append(hypothesis)
         for (premise, _), texts in hypotheses.items():
@@ -236,10 +236,11 @@ def test_filtered_pairs_are_neutral_and_an_audit_says_what_that_misses(
     assert (ended.code, job.server.count()) == (4, 0), ended.err
     assert "most_missed is 1.000%" in ended.err
     texts = {row["atom_id"]: row["text"] for row in read_table(output, "atoms")}
-    told = defaultdict(dict)
+    told: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
+    audited: dict[tuple[str, str], str | None] = {}
     for row in read_table(output, "relations"):
         told[row["sample_id"]][texts[row["premise_id"]], texts[row["hypothesis_id"]]] = row["judged_by"]
-    found, scores, audited = relations_of(output), scores_of(output), {}
+    found, scores = relations_of(output), scores_of(output)
     measures = {(row["sample_id"], row["measure"]): row["value"] for row in read_table(output, "measures")}
     for sample in job.samples:
         name, whole = sample["sample_id"], job.expected[sample["sample_id"]]
@@ -251,7 +252,7 @@ def test_filtered_pairs_are_neutral_and_an_audit_says_what_that_misses(
         drawn = {pair: judged[pair] for pair, teller in tellers.items() if teller == "audit"}
         audited |= drawn
         worth = [
-            score - expected_nli(sample, job.options, {**judged, pair: "neutral"}).score
+            (score or 0.0) - (expected_nli(sample, job.options, {**judged, pair: "neutral"}).score or 0.0)
             for pair, relation in drawn.items()
             if relation == "entailment"
         ]

@@ -26,7 +26,8 @@ def kappa_by_query(tables: ArrayLike, *, seed: int, confidence: float = 0.95, re
 
     def draw() -> IntArray:
         weights = np.random.default_rng(seed).multinomial(number, np.full(number, 1 / number), size=resamples)
-        return np.tensordot(weights, cells, axes=1)
+        tables: IntArray = np.tensordot(weights, cells, axes=1)
+        return tables
 
     acceleration = acceleration_of(influence, np.ones(number, np.int64)) if number > 1 else None
     return resampled_interval(kappa, total, draw, acceleration, confidence)
@@ -83,4 +84,5 @@ def _taus(first: FloatArray, second: FloatArray) -> FloatArray:
     one, other = (np.sign(means[:, places[0]] - means[:, places[1]]) for means in (first, second))
     one, other = np.nan_to_num(one), np.nan_to_num(other)
     below = np.sqrt((one**2).sum(axis=1) * (other**2).sum(axis=1))
-    return np.divide((one * other).sum(axis=1), below, out=np.full(len(one), np.nan), where=below > 0)
+    found: FloatArray = np.divide((one * other).sum(axis=1), below, out=np.full(len(one), np.nan), where=below > 0)
+    return found

@@ -19,6 +19,9 @@ from untold.udfs.statistics.intervals import (
     sort_counts,
 )
 
+# Sums, sizes and counts of questions, of one length
+Clusters = tuple[ArrayLike, ArrayLike, ArrayLike]
+
 
 @dataclass(frozen=True)
 class PairedTest:
@@ -82,6 +85,31 @@ def clustered_permutation_test(
     return test if test.difference is None or n == test.n else PairedTest(n, test.difference * test.n / n, test.p_value)
 
 
+def unpaired_permutation_test(first: Clusters, second: Clusters, *, seed: int, resamples: int = 10_000) -> PairedTest:
+    """The difference of the means over all samples of two groups, and its p-value where questions change groups.
+
+    first, second: sums, sizes and counts of questions as `clustered_permutation_test` takes them; `n` is the number of
+    samples of both, 0 where a group has none. The statistic is the sum of the questions' deviations from the mean of
+    all, which moves as the difference does. More than `MAX_CELLS` distinct ones are drawn as that many cells of
+    neighbours. Methods section 7; `scipy.stats.permutation_test(permutation_type="independent")` is the reference.
+    """
+    pairs = zip(first, second, strict=True)
+    sums, sizes, counts = (np.concatenate([np.asarray(one) for one in pair]) for pair in pairs)
+    own = np.arange(len(counts)) < len(np.asarray(first[2]))
+    samples = [int((sizes * counts)[part].sum()) for part in (own, ~own)]
+    if not all(samples):
+        return PairedTest(0, None, None)
+    deviations = sums - sizes * (math.fsum(sums * counts) / sum(samples))
+    observed = math.fsum((deviations * counts)[own])
+    difference = observed * (1 / samples[0] + 1 / samples[1])
+    tie = SAME * math.fsum(np.abs(sums) * counts)
+    if np.abs(deviations).max() <= tie:
+        return PairedTest(sum(samples), difference, 1.0)
+    cells = cut_cells(*sort_counts(deviations, counts))
+    null = _drawn_groups(cells, int(counts[own].sum()), resamples, seed)
+    return PairedTest(sum(samples), difference, _two_sided(null, observed, tie, adjustment=1))
+
+
 def adjust_p_values(p_values: Sequence[float | None]) -> list[float | None]:
     """The p-values of one family after Benjamini and Hochberg, in their order; None stays None and is no member.
 
@@ -119,6 +147,18 @@ def _drawn_sums(cells: Cells, resamples: int, seed: int) -> FloatArray:
         part = slice(start, min(start + step, resamples))
         positive = random.binomial(cells.counts, 0.5, size=(part.stop - part.start, cells.counts.size))
         sums[part] = ((2 * positive - cells.counts) * sizes).sum(axis=1)
+    return sums
+
+
+def _drawn_groups(cells: Cells, size: int, resamples: int, seed: int) -> FloatArray:
+    """The sums of random groups of so many questions: float64[resamples]."""
+    random = np.random.default_rng(seed)
+    sums = np.empty(resamples)
+    step = max(1, CELLS_IN_MEMORY // cells.counts.size)
+    for start in range(0, resamples, step):
+        part = slice(start, min(start + step, resamples))
+        drawn = random.multivariate_hypergeometric(cells.counts, size, part.stop - part.start, method="marginals")
+        sums[part] = (drawn * cells.means).sum(axis=1)
     return sums
 
 

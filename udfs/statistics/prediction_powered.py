@@ -115,18 +115,19 @@ def weigh_strata(strata: Sequence[Stratum], *, clustered: bool) -> list[Weighed]
         share = sum(one.size for one in own) / whole
         judged = _weights([one.judged for one in own], own, share)
         rest = _weights([one.rest for one in own], own, share)
-        means = [
+        score_mean, proxy_mean, rest_mean = (
             math.fsum(map(operator.mul, weights, sums)) / share
             for weights, sums in (
                 (judged, [one.score for one in own]),
                 (judged, [one.proxy for one in own]),
                 (rest, [one.proxy_rest for one in own]),
             )
-        ]
+        )
         free = sum(one.clusters for one in own)
         factor = math.sqrt(free / (free - 1)) if free > 1 and (clustered or len(groups) > 1) else 1.0
         for place, of_judged, of_rest in zip(places, judged, rest, strict=True):
-            found[place] = Weighed(of_judged, of_judged if any(rest) else 0.0, of_rest, *means, factor)
+            shift = of_judged if any(rest) else 0.0
+            found[place] = Weighed(of_judged, shift, of_rest, score_mean, proxy_mean, rest_mean, factor)
     return [found[place] for place in range(len(strata))]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -77,6 +78,20 @@ def test_partition_columns_of_delta_are_columns_of_the_rows(tmp_path: Path) -> N
     types = [file.types["day"] for file in inspect_files(find_files(f"delta:{table}"))]
     assert [str(kind) for kind in types] == ["DateType()"] * 2
     check_input(f"delta:{table}", AS_THEY_ARE, (*NEEDS, "sys tem"))
+
+
+def test_a_clone_is_read_from_the_files_of_the_other_table(tmp_path: Path) -> None:
+    table, clone = tmp_path / "answers", tmp_path / "clone"
+    append_delta(table, answers("a"))
+    shutil.copytree(table / "_delta_log", clone / "_delta_log")
+
+    def name_whole(action: dict[str, Any]) -> dict[str, Any]:
+        if "add" in action:
+            action["add"]["path"] = f"file://{table}/{action['add']['path']}"
+        return action
+
+    rewrite_log(clone, name_whole)
+    assert queries(f"delta:{clone}") == {"q a"}
 
 
 def test_what_is_wrong_with_a_delta_table_is_one_line(tmp_path: Path) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import date
+from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,9 +18,14 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog import Catalog
 
+from tests.fakes.object_store import BUCKET, ObjectStore
+from untold.jobs.inputs.files import find_files, inspect_files
 from untold.jobs.lakehouse.base import Lake, LakehouseError
 from untold.jobs.lakehouse.outputs import open_lake
+from untold.jobs.run.outcome import Ending
+from untold.jobs.run.output import Output
 from untold.jobs.settings.storage import LakehouseSettings
+from untold.jobs.tables import RESULT_TABLES
 from untold.udfs.errors import UserError
 from untold.udfs.storage import Place
 
@@ -40,20 +50,21 @@ def write(lake: Lake, run: str, rows: list[dict[str, Any]], schema: pa.Schema = 
     """Files of a start, as Spark leaves them."""
     folder = Place(lake.folder("scores", SCHEMA)) / run
     folder.make_folder()
-    pq.write_table(pa.Table.from_pylist(rows, schema), f"{folder}/part-0.parquet")
+    for number in range(max(len(rows), 1)):
+        pq.write_table(pa.Table.from_pylist(rows[number : number + 1], schema), f"{folder}/part-{number}.parquet")
     Path(str(folder), "_SUCCESS").touch()
     return str(folder)
 
 
-def read(lake: Lake) -> list[dict[str, Any]]:
+def read(lake: Lake, name: str = "scores") -> list[dict[str, Any]]:
     """All rows by the format's own library, sorted."""
     if lake.FORMAT == "delta":
-        table = DeltaTable(f"{lake.place}/scores").to_pyarrow_table()
+        table = DeltaTable(f"{lake.place}/{name}").to_pyarrow_table()
     else:
         from pyiceberg.catalog import load_catalog
 
-        table = load_catalog("local").load_table("nights.scores").scan().to_arrow()
-    return sorted(table.to_pylist(), key=lambda row: (row["date"], row["sample_id"]))
+        table = load_catalog("local").load_table(f"nights.{name}").scan().to_arrow()
+    return sorted(table.to_pylist(), key=str)
 
 
 def row(name: str, score: float | None, **more: Any) -> dict[str, Any]:
@@ -62,6 +73,8 @@ def row(name: str, score: float | None, **more: Any) -> dict[str, Any]:
 
 def test_rows_of_a_date_take_the_place_of_those_of_that_date_alone(lake: Opened) -> None:
     first, second = map(lake, DAYS)
+    first.replace("scores", write(first, "r0", []))
+    assert read(first) == []
     first.replace("scores", write(first, "r1", [row("a", 0.25), row("b", None)]))
     second.replace("scores", write(second, "r2", [row("a", 1.0)]))
     first.replace("scores", write(first, "r3", [row("a", 0.5)]))
@@ -71,6 +84,14 @@ def test_rows_of_a_date_take_the_place_of_those_of_that_date_alone(lake: Opened)
     assert len(read(first)) == 2
     first.replace("scores", write(first, "r5", []))
     assert read(first) == [row("a", 1.0, date=DAYS[1])]
+
+
+def test_dates_that_are_added_at_once_are_all_there(lake: Opened) -> None:
+    lakes = [lake(date(2026, 11, day)) for day in range(1, 7)]
+    folders = [write(one, "r", [row("a", 1.0)]) for one in lakes]
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda one, folder: one.replace("scores", folder), lakes, folders))
+    assert [found["date"] for found in read(lakes[0])] == [one.date for one in lakes]
 
 
 def test_columns_are_added_and_other_types_are_refused(lake: Opened) -> None:
@@ -92,3 +113,64 @@ def test_a_format_needs_its_settings() -> None:
         open_lake("delta", LakehouseSettings(), DAYS[0])
     with pytest.raises(UserError, match=r"needs lakehouse\.catalog and lakehouse\.namespace"):
         open_lake("iceberg", LakehouseSettings(catalog="local"), DAYS[0])
+
+
+def test_delta_tables_lie_in_object_stores_too(object_store: ObjectStore) -> None:
+    settings = LakehouseSettings(path=f"s3://{BUCKET}/lake")
+    for run, score in enumerate((0.25, 0.5)):
+        lake = open_lake("delta", settings, DAYS[0])
+        assert lake is not None
+        folder = Place(f"{lake.folder('scores', SCHEMA)}/r{run}")
+        table = pa.Table.from_pylist([row("a", score)], SCHEMA)
+        (folder / "part-0.parquet").write_whole(lambda file, table=table: pq.write_table(table, file))
+        lake.replace("scores", str(folder))
+    assert f"lake/scores/_delta_log/{2:020d}.json" in object_store.objects
+    (file,) = inspect_files(find_files(f"delta:s3://{BUCKET}/lake/scores"))
+    assert file.path == f"s3a://{BUCKET}/lake/scores/date=2026-11-20/r1/part-0.parquet"
+    assert file.row_groups == (1,)
+    (before,) = find_files(f"delta:s3://{BUCKET}/lake/scores@v1")
+    assert before.path.endswith("/r0/part-0.parquet")
+
+
+TABLES = {name: RESULT_TABLES[name] for name in ("samples", "scores", "summary", "usage")}
+
+
+class Killed(BaseException):
+    """Stands for a process that is gone."""
+
+
+def end_night(lake: Lake, output: Path, ids: list[str], killed_before: int = -1) -> None:
+    """One start of a run: all tables with a row an id, then its end; killed before the commit of that number."""
+    commit, numbers = type(lake).commit, count()
+
+    def commit_or_die(self: Lake, name: str, files: Any) -> int:
+        if next(numbers) == killed_before:
+            raise Killed
+        return commit(self, name, files)
+
+    # Nothing is tidied up after `kill -9`
+    with patch.object(type(lake), "commit", commit_or_die), patch.object(Output, "_break_off"), suppress(Killed):
+        with Output(str(output), tuple(TABLES), lake=lake) as run:
+            run.claim({"input": "same"})
+            run.begin({})
+            for name, schema in TABLES.items():
+                run.write_rows(name, [{schema.names[0]: one} for one in ids], schema)
+            run.end(Ending(), usage=[])
+
+
+@pytest.mark.parametrize("number", range(len(TABLES) + 1))
+def test_a_start_after_a_kill_between_commits_makes_all_tables_whole(lake: Opened, tmp_path: Path, number: int) -> None:
+    first, second = map(lake, DAYS)
+    end_night(first, tmp_path / "before", ["a"])
+    end_night(second, tmp_path / "out", ["b"], killed_before=number)
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["status"] == (
+        "running" if number < len(TABLES) else "finished"
+    )
+    there = {name: {str(row["date"]) for row in read(first, name)} for name in TABLES}
+    assert sum(len(dates) == 2 for dates in there.values()) == number
+    assert len(there["summary"]) == 1 or number == len(TABLES)
+    # Late rows, in a start that takes the place of both
+    end_night(second, tmp_path / "out", ["b", "c"])
+    for name, schema in TABLES.items():
+        rows = [(row[schema.names[0]], row["date"]) for row in read(first, name)]
+        assert sorted(rows) == [("a", DAYS[0]), ("b", DAYS[1]), ("c", DAYS[1])], name

@@ -13,6 +13,7 @@ import pytest
 
 from tests.fakes.object_store import BUCKET, ObjectStore
 from tests.jobs.report.outputs import HARM, TURNED, data_of, sample, score, statement, write_output
+from tests.jobs.summary.test_trends import write_night
 from untold.jobs.api import open_run
 from untold.jobs.cli.main import main
 from untold.jobs.report import sources
@@ -254,3 +255,15 @@ def test_a_notebook_shows_it_in_a_frame_that_can_do_nothing(tmp_path: Path) -> N
     assert written.html == (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "r.html" in written._repr_html_()
     assert len(repr(written)) < 500
+
+
+def test_outputs_of_several_dates_have_a_trend(tmp_path: Path) -> None:
+    runs = [write_night(tmp_path, day, {"a": [value] * 12}) for day, value in ((17, 0.75), (18, 0.25))]
+    page = make_report(runs)
+    section = page[page.index('<section id="trend"') :].partition("</section>")[0]
+    assert "2026-11-18, a is lower by 0.500 (n = 12) under e2e" in section
+    assert section.count('<th scope="row">2026-11-1') == 2
+    # Of one date, or of outputs that no date names, there is none
+    assert 'id="trend"' not in make_report(runs[:1])
+    (tmp_path / "2026-11-17").rename(tmp_path / "first")
+    assert 'id="trend"' not in make_report([open_run(tmp_path / "first"), runs[1]])

@@ -135,5 +135,6 @@ def test_an_endpoint_that_keeps_its_new_model_breaks_figures_once() -> None:
 
 def test_a_month_is_that_of_the_starts() -> None:
     assert cost_within("2026-11", night()) == 0.5
+    assert cost_within("2026-11", {**night(), "sentinel": night()}) == 1.0
     assert cost_within("2026-10", night()) == 0
     assert cost_within("2026-11", {"status": "running"}) == 0

@@ -19,6 +19,7 @@ from untold.udfs.statistics.permutation import (
     adjust_p_values,
     clustered_permutation_test,
     paired_permutation_test,
+    unpaired_permutation_test,
 )
 
 eighths = st.integers(-8, 8).map(lambda number: number / 8)  # exact in binary: SciPy's sums tie as ours
@@ -247,3 +248,35 @@ def test_the_size_of_the_test_at_5_per_cent(correlation: float, ignored: float) 
     heeding, ignoring = sizes_of_tests(correlation)
     assert 0.035 <= heeding <= 0.065
     assert ignoring >= ignored
+
+
+def group(rows: FloatArray, sizes: int = 1) -> tuple[FloatArray, list[int], list[int]]:
+    return rows * sizes, [sizes] * len(rows), [1] * len(rows)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_groups_of_other_samples_are_compared_as_by_scipy(shape: str) -> None:
+    random = np.random.default_rng(3)
+    first, second = SHAPES[shape](random, 40) + 0.1, SHAPES[shape](random, 25)
+    found = unpaired_permutation_test(group(first), group(second), seed=0)
+    reference = stats.permutation_test(
+        (first, second), lambda a, b: np.mean(a) - np.mean(b), permutation_type="independent", n_resamples=10_000, rng=0
+    )
+    assert (found.n, found.difference) == (65, pytest.approx(reference.statistic))
+    assert abs(p_of(found) - reference.pvalue) < noise_of(reference.pvalue, 10_000)
+
+
+def test_whole_questions_change_groups() -> None:
+    random = np.random.default_rng(0)
+    first, second = random.normal(0.1, 1, 30), random.normal(0, 1, 30)
+    once = unpaired_permutation_test(group(first), group(second), seed=0)
+    thrice = unpaired_permutation_test(group(first, 3), group(second, 3), seed=0)
+    assert (thrice.n, thrice.p_value) == (180, once.p_value)
+    assert thrice.difference == pytest.approx(once.difference)
+
+
+def test_groups_that_are_all_equal_do_not_differ_by_chance_alone() -> None:
+    same, other = np.full(8, 0.5), np.full(8, 0.25)
+    assert unpaired_permutation_test(group(same), group(same), seed=0) == PairedTest(16, 0.0, 1.0)
+    assert p_of(unpaired_permutation_test(group(same), group(other), seed=0)) < 0.001
+    assert unpaired_permutation_test(group(same), group(other[:0]), seed=0) == PairedTest(0, None, None)

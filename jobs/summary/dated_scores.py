@@ -1,0 +1,188 @@
+"""Scores by date on one machine: a row a scored sample in DuckDB, beyond memory on disk, counted by SQL."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from untold.jobs.results import Run, connect_tables, quoted
+from untold.jobs.summary.ranking import DECIMALS
+from untold.jobs.summary.rows import COLUMN_OF_STATUS, SCORE, SCORE_OR_ZERO
+from untold.udfs.statistics.changes import Change, resamples_for
+from untold.udfs.statistics.intervals import clustered_bca_interval, wilson_interval
+from untold.udfs.statistics.permutation import Clusters
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+# Whose scores a row is about: those of all systems, of one, or of the sentinel
+OVERALL, SYSTEM, SENTINEL = "overall", "system", "sentinel"
+# Samples that moved most, of each change
+MOST_MOVED = 10
+NAMELESS = "all"
+_KEYS = ("sample", "query")
+_STATUSES = {
+    column: ", ".join(quoted(name) for name, one in COLUMN_OF_STATUS.items() if one == column)
+    for column in COLUMN_OF_STATUS.values()
+}
+_COUNTS = ", ".join(f"count(*) filter (status in ({names})) as {column}" for column, names in _STATUSES.items())
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Dates of one series, by their places, both ends included."""
+
+    first: int
+    last: int
+
+
+class DatedScores:
+    """The scores of runs by the places of their dates. `add` reads each run once; all else reads what it kept."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._runs: dict[int, list[tuple[Run, str]]] = {}
+        self._database: DuckDBPyConnection = connect_tables([], ())
+        self._database.execute(
+            "create table scored (place integer, series ubigint, sample ubigint, query ubigint, score double)"
+        )
+
+    def add(self, place: int, runs: Sequence[tuple[Run, str]]) -> list[Row]:
+        """Keeps the scores of a date; its rows by level, metric and system: counts, means and intervals."""
+        self._runs[place] = list(runs)
+        self._database.execute(f"create or replace temp table now as {self._select(place)}")
+        # One query for all cannot be resampled: then the samples are
+        self._database.execute(
+            f"""insert into scored
+                with queries as (select level, metric, count(distinct query) > 1 as several from now group by all)
+                select {place}, {_series("level", "metric", "case when level = 'system' then system end")}, sample,
+                    case when several then query else sample end, score
+                from now join queries using (level, metric) where score is not null"""
+        )
+        clusters = self._clusters_of_now()
+        return [self._point(row, clusters) for row in self._rows(_POINTS)]
+
+    def change(
+        self, level: str, metric: str, system: str | None, later: Stretch, earlier: Stretch
+    ) -> tuple[Change, str | None]:
+        """What a series has in one stretch less what it has in another, and what pairs it: sample, query or nothing.
+
+        Paired by sample (id and query) where both share half of the samples of the smaller one, else by query likewise.
+        """
+        names = ", ".join("null" if name is None else quoted(name) for name in (level, metric, system))
+        where = [f"series = {_series(names)} and place between {one.first} and {one.last}" for one in (later, earlier)]
+        for key in _KEYS:
+            if self._shares(key, where):
+                return Change([self._collect(_paired(key, where))]), key
+        signs = ((where[0], ""), (where[1], "-"))
+        return Change([self._collect(_unpaired(one, sign)) for one, sign in signs]), None
+
+    def moved(self, metric: str, system: str, later: Stretch, earlier: Stretch, key: str) -> list[Row]:
+        """The samples that moved most between two stretches, with their texts at the last date of the later one."""
+        names = ", ".join(map(quoted, (SYSTEM, metric, system)))
+        where = [f"series = {_series(names)} and place between {one.first} and {one.last}" for one in (later, earlier)]
+        found = self._rows(
+            f"""select a.key, b.score as before_score, a.score, round(a.score - b.score, {DECIMALS}) as difference
+                from {_means(key, where[0])} a join {_means(key, where[1])} b using (key)
+                where difference != 0 order by abs(difference) desc, a.key limit {MOST_MOVED}"""
+        )
+        wanted = ", ".join(str(row["key"]) for row in found) or "null"
+        texts: dict[int, Row] = {}
+        for place in range(later.first, later.last + 1) if found else ():
+            rows = self._rows(
+                f"""select {key} as key, min(sample_id) as sample_id, any_value(query_text) as query
+                    from ({self._select(place, ", sample_id, query as query_text")})
+                    where {key} in ({wanted}) and level = '{SYSTEM}' and metric = {quoted(metric)}
+                        and system = {quoted(system)} group by all"""
+            )
+            texts |= {row["key"]: row for row in rows}
+        return [{**row, **texts.get(row["key"], {}), "metric": metric, "system": system} for row in found]
+
+    def _select(self, place: int, more: str = "") -> str:
+        """SQL of all scores of a date: level, metric, system, sample, query, status, score and score_zero."""
+        return " union all ".join(self._select_run(run, level, more) for run, level in self._runs[place])
+
+    def _select_run(self, run: Run, level: str, more: str) -> str:
+        scores, samples = (run.select_from(self._database, name) for name in ("scores", "samples"))
+        return f"""select '{level}' as level, metric, coalesce(s.system, '{NAMELESS}') as system,
+                hash(sample_id, query) as sample, hash(coalesce(query, sample_id)) as query, status,
+                {SCORE} as score, {SCORE_OR_ZERO} as score_zero{more}
+            from ({scores}) s left join (select sample_id, query from ({samples})) using (sample_id)"""
+
+    def _clusters_of_now(self) -> dict[tuple[Any, ...], list[Row]]:
+        """By level, metric and system the questions' sums, sizes and counts; system is None for all of them."""
+        rows = self._rows(
+            f"""with queries as (select level, metric, count(distinct query) > 1 as several from now group by all),
+                sums as (
+                    select level, metric, system, round(sum(score), {DECIMALS}) as sum, count(*) as size
+                    from (select now.*, case when several then query else sample end as asked
+                        from now join queries using (level, metric) where score is not null)
+                    group by grouping sets ((level, metric, system, asked), (level, metric, asked)))
+                select level, metric, system, sum, size, count(*) as count from sums group by all"""
+        )
+        found: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+        for row in rows:
+            found[row["level"], row["metric"], row["system"]].append(row)
+        return found
+
+    def _point(self, row: Row, clusters: Mapping[tuple[Any, ...], list[Row]]) -> Row:
+        own = clusters.get((row["level"], row["metric"], row["system"]), [])
+        part = ([one["sum"] for one in own], [one["size"] for one in own], [one["count"] for one in own])
+        mean = clustered_bca_interval(*part, seed=self._seed, resamples=resamples_for(part))
+        rate = wilson_interval(row["defined"] if row["answerable"] else 0, row["answerable"])
+        level = OVERALL if row["level"] == SYSTEM and row["system"] is None else row["level"]
+        answered = {"answer_rate": rate.mean, "answer_ci_low": rate.low, "answer_ci_high": rate.high}
+        return {**row, "level": level, **mean.columns("mean"), **answered}
+
+    def _shares(self, key: str, where: Sequence[str]) -> bool:
+        """Whether two stretches share half of what the smaller one has."""
+        sets = [f"(select distinct {key} as key from scored where {one})" for one in where]
+        counts = ", ".join(f"(select count(*) from {one})" for one in sets)
+        (both, *each) = self._database.sql(
+            f"select (select count(*) from {sets[0]} semi join {sets[1]} using (key)), {counts}"
+        ).fetchall()[0]
+        return bool(both and 2 * both >= min(each))
+
+    def _collect(self, sums: str) -> Clusters:
+        found = self._database.sql(f"select sum, size, count(*) as count from ({sums}) group by all order by all")
+        columns = found.fetchnumpy()
+        return tuple(np.asarray(columns[name]) for name in ("sum", "size", "count"))  # type: ignore[return-value]
+
+    def _rows(self, query: str) -> list[Row]:
+        found: pa.Table = self._database.sql(query).to_arrow_table()
+        return list(found.to_pylist())
+
+
+_POINTS = f"""select level, metric, system, count(*) as n, {_COUNTS}, favg(score_zero) as mean_zero,
+        count(score_zero) as answerable, count(score) as defined
+    from now group by grouping sets ((level, metric, system), (level, metric))
+    having level = '{SYSTEM}' or system is null"""
+
+
+def _series(*names: str) -> str:
+    return f"hash({', '.join(names)})"
+
+
+def _means(key: str, where: str) -> str:
+    return (
+        f"(select {key} as key, any_value(query) as query, avg(score) as score from scored where {where} group by all)"
+    )
+
+
+def _paired(key: str, where: Iterable[str]) -> str:
+    """SQL of the sums and sizes of differences, by query."""
+    later, earlier = (_means(key, one) for one in where)
+    return f"""select round(sum(a.score - b.score), {DECIMALS}) as sum, count(*) as size
+        from {later} a join {earlier} b using (key) group by a.query"""
+
+
+def _unpaired(where: str, sign: str) -> str:
+    """SQL of the sums and sizes of samples' means, by query."""
+    return f"""select round({sign}sum(score), {DECIMALS}) as sum, count(*) as size
+        from {_means("sample", where)} group by query"""

@@ -1,0 +1,354 @@
+"""What changed from date to date beyond chance, by whom, and from when figures are of another kind (methods, 7)."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from itertools import pairwise
+from math import hypot
+from typing import Any
+
+from untold.jobs.results import Run, UnreadableRunError, open_run
+from untold.jobs.summary.dated_scores import OVERALL, SENTINEL, SYSTEM, DatedScores, Stretch
+from untold.jobs.summary.nights import SENTINEL_FOLDER, breaks_of, describe_break
+from untold.jobs.summary.ranking import CHANCE, is_unlikely
+from untold.udfs.statistics.changes import Change, interval_of, p_of_error
+from untold.udfs.statistics.intervals import Interval
+from untold.udfs.statistics.permutation import adjust_p_values
+from untold.udfs.statistics.shifts import find_shifts
+from untold.udfs.storage import FOOTERS_AT_ONCE
+
+STEP, SHIFT = "step", "shift"
+JUDGE, BOTH = "judge", "both"
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Series:
+    """The means of a system, or of the sentinel, under a metric, by the places of its dates."""
+
+    metric: str
+    level: str
+    system: str | None
+    means: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Rows of the tables `trend`, `changes` and `moved`, and what they say: breaks, and findings in the order of dates.
+
+    A finding has kind (break, judge, system, or change without a sentinel), date, before, and what it is about.
+    """
+
+    points: list[Row] = field(default_factory=list)
+    changes: list[Row] = field(default_factory=list)
+    moved: list[Row] = field(default_factory=list)
+    breaks: list[Row] = field(default_factory=list)
+    findings: list[Row] = field(default_factory=list)
+
+    @property
+    def dates(self) -> list[str]:
+        """All dates, ascending."""
+        return sorted({row["date"] for row in self.points})
+
+    @property
+    def steps(self) -> list[Row]:
+        """The changes of systems from one date to the next."""
+        return [row for row in self.changes if (row["kind"], row["level"]) == (STEP, SYSTEM)]
+
+    @property
+    def shown(self) -> list[Row]:
+        """The points that say what no other does: of all systems together only where a metric has several."""
+        systems = {(row["metric"], row["system"]) for row in self.points if row["system"]}
+        several = {metric for metric, _ in systems if sum(one == metric for one, _ in systems) > 1}
+        return [row for row in self.points if row["level"] != OVERALL or row["metric"] in several]
+
+    def falls(self, fall: float) -> list[Row]:
+        """The changes of systems that fell by more than this beyond chance, the judge's own move taken off.
+
+        Of the newest date the interval alone decides; of many earlier ones p has to be below chance as well.
+        """
+        newest = max(self.dates, default="")
+        own = [row for row in self.changes if row["level"] == SYSTEM and _upper(row) < -fall]
+        return [row for row in own if is_unlikely(row) or row["date"] == newest]
+
+
+def date_of(run: Run) -> str:
+    """The date of a run, as `2026-11-20`; empty where neither its folder nor its manifest has one."""
+    starts = [str(start["started_at"]) for start in run.manifest.get("starts", ())]
+    found = _DATE.findall(run.place.name) or _DATE.findall(" ".join(starts[:1]))
+    return str(found[-1]) if found else ""
+
+
+def describe_finding(row: Row) -> str:
+    """The line about a finding."""
+    if row["kind"] == "break":
+        return describe_break(row)
+    when = f"from {row['date']} on" if row["kind"] == JUDGE or row["kind_of_change"] == SHIFT else row["date"]
+    moved = f"{'lower' if row['difference'] < 0 else 'higher'} by {abs(row['difference']):.3f}{_limits(row)}"
+    if row["level"] == SENTINEL:
+        systems = f"; {', '.join(row['systems'])} moved with it" if row["systems"] else ""
+        return f"{when}, the judge moved: under {row['metric']} it scores the sentinel {moved}{systems}"
+    who = f"{when}, {row['system']} is {moved} under {row['metric']}"
+    judge = {
+        JUDGE: "; so is the sentinel: the judge moved",
+        BOTH: f"; the judge moved by {row.get('judge_difference') or 0:+.3f} of it",
+        SYSTEM: "; the judge did not move",
+    }
+    return f"{who}{judge.get(row.get('cause') or '', '')}"
+
+
+def _limits(row: Row) -> str:
+    if row["ci_low"] is None:
+        return f" (n = {row['n']:,})"
+    return f" ({row['ci_low']:+.3f} .. {row['ci_high']:+.3f}, n = {row['n']:,})"
+
+
+def find_trend(runs: Sequence[Run], *, by: str = "day", seed: int = 0) -> Trend:
+    """The trend of runs over their dates, each with its sentinel where it has one; `by`: day or week."""
+    breaks = _breaks(runs)
+    cuts = sorted({row["date"] for row in breaks})
+    dated: dict[str, list[tuple[Run, str]]] = defaultdict(list)
+    ordered = sorted(runs, key=lambda one: (date_of(one), one.directory))
+    with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
+        sentinels = list(pool.map(open_sentinel, ordered))
+    for run, sentinel in zip(ordered, sentinels, strict=True):
+        own = [(run, SYSTEM), *([(sentinel, SENTINEL)] if sentinel else [])]
+        dated[_label(date_of(run), by, cuts)] += own
+    return _Found(dict(dated), breaks, seed).trend()
+
+
+def open_sentinel(run: Run) -> Run | None:
+    """The output of the sentinel of a date; None where it has none that is finished."""
+    try:
+        found = open_run(str(run.place / SENTINEL_FOLDER))
+    except UnreadableRunError:
+        return None
+    return found if found.status == "finished" and {"samples", "scores"} <= set(found.tables) else None
+
+
+def _label(day: str, by: str, cuts: Sequence[str]) -> str:
+    """The date that stands for a day: of a week its Monday, or the last break since."""
+    if by == "day" or not day:
+        return day
+    known = date.fromisoformat(day)
+    monday = (known - timedelta(days=known.weekday())).isoformat()
+    return max([monday, *(cut for cut in cuts if cut <= day)])
+
+
+def _breaks(runs: Iterable[Run]) -> list[Row]:
+    """From which dates on the figures of which metrics are not comparable with those before."""
+    nights: dict[str, dict[str, Mapping[str, Any]]] = defaultdict(dict)
+    for run in runs:
+        for metric in run.manifest.get("metrics", ()):
+            nights[metric][date_of(run)] = run.manifest
+    found: dict[tuple[str, ...], Row] = {}
+    for metric, manifests in sorted(nights.items()):
+        for row in breaks_of(dict(sorted(manifests.items()))):
+            key = (row["date"], row["before"], *row["differs"])
+            found.setdefault(key, {**row, "metrics": []})["metrics"].append(metric)
+    return [found[key] for key in sorted(found)]
+
+
+class _Found:
+    """What is found over the dates of runs, from one reading of each."""
+
+    def __init__(self, dated: Mapping[str, Sequence[tuple[Run, str]]], breaks: list[Row], seed: int) -> None:
+        self._dates, self._breaks, self._seed = sorted(dated), breaks, seed
+        self._scores = DatedScores(seed)
+        self._renewed = self._renewals(dated)
+        self._points = [
+            {**row, "date": name, "cost": None if row["system"] else _cost(dated[name], row["level"])}
+            for place, name in enumerate(self._dates)
+            for row in self._scores.add(place, dated[name])
+        ]
+        self._series = [self._make_series(*key) for key in self._keys()]
+        self._judges = {one.metric: one for one in self._series if one.level == SENTINEL}
+
+    def trend(self) -> Trend:
+        """All of it."""
+        points = [{**row, "stretch": self._stretch(row["metric"], row["level"], row["date"])} for row in self._points]
+        points.sort(key=lambda row: (row["metric"], row["date"], row["level"], row["system"] or ""))
+        found = [(series, *one) for series in self._series for one in self._changes(series)]
+        _adjust([row for _, row, _, _ in found])
+        unlikely = [one for one in found if is_unlikely(one[1])]
+        for series, row, later, earlier in found:
+            # An alert is of the newest date, beyond chance among all or not
+            if row["level"] == SYSTEM and (is_unlikely(row) or row["date"] == self._dates[-1]):
+                row |= self._judged(series, later, earlier)
+        _name_causes([row for _, row, _, _ in found if "judge_p_value" in row])
+        moved = [one for series, row, later, earlier in unlikely for one in self._moved(series, row, later, earlier)]
+        changes = sorted((row for _, row, _, _ in found), key=_order)
+        return Trend(points, changes, moved, self._breaks, self._findings([row for _, row, _, _ in unlikely]))
+
+    def _renewals(self, dated: Mapping[str, Sequence[tuple[Run, str]]]) -> list[str]:
+        """The dates from which on the sentinel has other samples."""
+        inputs = [
+            (name, run.manifest.get("identity", {}).get("input"))
+            for name in self._dates
+            for run, level in dated[name]
+            if level == SENTINEL
+        ]
+        return [name for (_, before), (name, after) in pairwise(inputs) if before != after]
+
+    def _keys(self) -> list[tuple[str, str, str | None]]:
+        wanted = [row for row in self._points if row["level"] in (SYSTEM, SENTINEL)]
+        keys = {(row["metric"], row["level"], row["system"]) for row in wanted}
+        return sorted(keys, key=lambda key: (key[0], key[1], key[2] or ""))
+
+    def _make_series(self, metric: str, level: str, system: str | None) -> Series:
+        places = {name: place for place, name in enumerate(self._dates)}
+        own = (row for row in self._points if (row["metric"], row["level"], row["system"]) == (metric, level, system))
+        means = {places[row["date"]]: row["mean"] for row in own if row["mean"] is not None}
+        return Series(metric, level, system, means)
+
+    def _stretch(self, metric: str, level: str, day: str) -> int:
+        """The number of the comparable dates that a date is of."""
+        cuts: list[str] = [row["date"] for row in self._breaks if metric in row["metrics"]]
+        cuts += self._renewed if level == SENTINEL else []
+        return 1 + sum(cut <= day for cut in set(cuts))
+
+    def _changes(self, series: Series) -> Iterator[tuple[Row, Stretch, Stretch]]:
+        """The steps and shifts of a series, not yet adjusted, with the dates that they are between."""
+        stretches: dict[int, list[int]] = defaultdict(list)
+        for place in sorted(series.means):
+            stretches[self._stretch(series.metric, series.level, self._dates[place])].append(place)
+        for places in stretches.values():
+            errors = []
+            for before, place in pairwise(places):
+                later, earlier = Stretch(place, place), Stretch(before, before)
+                change, key = self._change(series, later, earlier)
+                errors.append(change.error)
+                yield self._row(series, STEP, change, key, place, before), later, earlier
+            shifts = find_shifts([series.means[place] for place in places], errors, points=self._family)
+            for start, middle, end in zip([0, *shifts], shifts, [*shifts[1:], len(places)], strict=False):
+                later, earlier = Stretch(places[middle], places[end - 1]), Stretch(places[start], places[middle - 1])
+                change, key = self._change(series, later, earlier)
+                yield self._row(series, SHIFT, change, key, places[middle], places[middle - 1]), later, earlier
+
+    def _change(self, series: Series, later: Stretch, earlier: Stretch) -> tuple[Change, str | None]:
+        return self._scores.change(series.level, series.metric, series.system, later, earlier)
+
+    @property
+    def _family(self) -> int:
+        """How many means there are among which a shift is looked for."""
+        return sum(len(series.means) for series in self._series)
+
+    def _row(self, series: Series, kind: str, change: Change, key: str | None, place: int, before: int) -> Row:
+        test = change.test(self._seed)
+        return {
+            "metric": series.metric,
+            "level": series.level,
+            "system": series.system,
+            "kind": kind,
+            "date": self._dates[place],
+            "before": self._dates[before],
+            "paired_by": key,
+            "n": test.n,
+            **interval_of(change, seed=self._seed).columns("difference"),
+            "p_value": test.p_value,
+        }
+
+    def _judged(self, series: Series, later: Stretch, earlier: Stretch) -> Row:
+        """What of a change is the judge's own, by the sentinel between the same dates; nothing without one."""
+        judge = self._judges.get(series.metric)
+        stretches = {self._stretch(series.metric, SENTINEL, self._dates[one]) for one in (later.first, earlier.last)}
+        if judge is None or len(stretches) > 1:
+            return {}
+        moved, _ = self._change(judge, later, earlier)
+        test = moved.test(self._seed)
+        if test.p_value is None:
+            return {}
+        own, _ = self._change(series, later, earlier)
+        net = interval_of(own, moved.negated, seed=self._seed)
+        return {
+            "judge_difference": test.difference,
+            "judge_p_value": test.p_value,
+            **{f"net_{name}": value for name, value in net.columns("difference").items()},
+            "net_p_value": p_of_error(net.mean or 0.0, hypot(own.error, moved.error), min(own.freedom, moved.freedom)),
+        }
+
+    def _moved(self, series: Series, row: Row, later: Stretch, earlier: Stretch) -> list[Row]:
+        if row["level"] != SYSTEM or row["paired_by"] is None:
+            return []
+        named = {name: row[name] for name in ("kind", "date", "before")}
+        found = self._scores.moved(series.metric, str(series.system), later, earlier, row["paired_by"])
+        return [{**one, **named} for one in found]
+
+    def _findings(self, unlikely: Sequence[Row]) -> list[Row]:
+        """Breaks, moves of the judge and changes of systems, each once: a shift beside a step of its sign is that."""
+        steps = [row for row in unlikely if row["kind"] == STEP]
+        shifts = [row for row in unlikely if row["kind"] == SHIFT and not any(self._alike(row, one) for one in steps)]
+        rows = sorted([*steps, *shifts], key=_order)
+        rows = [{**row, "kind_of_change": row["kind"]} for row in rows]
+        judges = [{**row, "kind": JUDGE, "systems": []} for row in rows if row["level"] == SENTINEL]
+        systems = []
+        for row in (row for row in rows if row["level"] == SYSTEM):
+            moved = next((one for one in judges if self._near(row, one)), None)
+            if row.get("cause") == JUDGE and moved is not None:
+                moved["systems"] = sorted({*moved["systems"], row["system"]})
+                continue
+            systems.append({**row, "kind": {None: "change", JUDGE: JUDGE}.get(row.get("cause"), SYSTEM)})
+        breaks = [{**row, "kind": "break"} for row in self._breaks]
+        return sorted([*breaks, *judges, *systems], key=lambda row: (row["date"], row["kind"], row.get("metric", "")))
+
+    def _alike(self, row: Row, other: Row) -> bool:
+        same = all(row[name] == other[name] for name in ("level", "system"))
+        return same and self._near(row, other) and row["difference"] * other["difference"] > 0
+
+    def _near(self, row: Row, other: Row) -> bool:
+        """Whether two changes of a metric are of one date or of neighbours."""
+        apart = abs(self._dates.index(row["date"]) - self._dates.index(other["date"]))
+        return bool(row["metric"] == other["metric"] and apart <= 1)
+
+
+def _cost(runs: Iterable[tuple[Run, str]], level: str) -> float | None:
+    """What the outputs of a date cost, or its sentinels; None without a price."""
+    own = [
+        (run.manifest.get("totals") or {}).get("cost") for run, one in runs if (one == SENTINEL) == (level == SENTINEL)
+    ]
+    known = [cost for cost in own if cost is not None]
+    return sum(known) if known else None
+
+
+def _order(row: Row) -> tuple[str, ...]:
+    return tuple(row[name] or "" for name in ("metric", "level", "system", "date", "kind"))
+
+
+def _adjust(rows: Sequence[Row]) -> None:
+    """Gives each row its adjusted p, over the rows of its metric and kind."""
+    families: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        families[row["metric"], row["kind"]].append(row)
+    for family in families.values():
+        for row, value in zip(family, adjust_p_values([row["p_value"] for row in family]), strict=True):
+            row["p_adjusted"] = value
+
+
+def _name_causes(rows: Sequence[Row]) -> None:
+    """Says of changes of systems whose they are: where the judge moved, p of what is left is adjusted over all such."""
+    moved = [row for row in rows if row["judge_p_value"] < CHANCE]
+    for row in rows:
+        row["cause"] = SYSTEM
+    for row, value in zip(moved, adjust_p_values([row["net_p_value"] for row in moved]), strict=True):
+        row["cause"] = BOTH if value is not None and value < CHANCE else JUDGE
+
+
+def _ends(interval: Interval) -> tuple[float, float]:
+    """The limits of an interval; the mean itself where nothing varies."""
+    mean = interval.mean or 0.0
+    return (mean, mean) if interval.low is None or interval.high is None else (interval.low, interval.high)
+
+
+def _upper(row: Row) -> float:
+    """The upper end of a fall, less what the judge moved where it did."""
+    judged = row.get("cause") in (JUDGE, BOTH)
+    names = ("net_difference", "net_ci_low", "net_ci_high") if judged else ("difference", "ci_low", "ci_high")
+    if row[names[0]] is None or (row[names[2]] is None and not is_unlikely(row)):
+        return 0.0
+    return _ends(Interval(*(row[name] for name in names)))[1]

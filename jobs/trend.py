@@ -1,0 +1,190 @@
+"""Outputs of many dates to what changed, when and by whom: `untold trend`. Without Spark, by SQL over their tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from io import BytesIO
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from untold.jobs.inputs.files import NoInputError, find_files
+from untold.jobs.results import MANIFEST, Run, UnreadableRunError, open_run
+from untold.jobs.run.terminal import Page, amount, table, wrapped
+from untold.jobs.summary.dated_scores import OVERALL
+from untold.jobs.summary.rows import interval_text, mean_text
+from untold.jobs.summary.trend_tables import CHANGES, MOVED, TREND
+from untold.jobs.summary.trends import Trend, date_of, describe_finding, find_trend
+from untold.udfs.errors import UserError
+from untold.udfs.sheets.formulas import guard
+from untold.udfs.storage import FOOTERS_AT_ONCE, Place
+
+# Dates that a terminal shows; the files have all
+MOST_DATES = 14
+HEADS = ("date", "metric", "system", "n", "scored", "failed", "answered", "cost", "mean", "95 % interval")
+
+
+class TrendError(UserError):
+    """Outputs that have no trend. The message says what to do."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A trend, the falls that an alert is about, and the files that it was written to."""
+
+    trend: Trend
+    falls: Sequence[Mapping[str, Any]]
+    files: Sequence[str]
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What `trend.json` has, and `--json` prints."""
+        found = self.trend
+        rows = {"points": _rows(found.points, TREND), "changes": _rows(found.changes, CHANGES)}
+        return {"dates": found.dates, "breaks": found.breaks, "findings": found.findings, "falls": self.falls, **rows}
+
+
+def trend(
+    outputs: Sequence[str], output: str, *, by: str, fall: float, seed: int, notify: Callable[[str], None]
+) -> Found:
+    """Writes the trend of outputs, or of the outputs in folders, into a folder: tables, a picture and `trend.json`.
+
+    `fall`: by how much a system has to fall to be among `falls`; `notify` hears what was left out. Raises TrendError
+    where no output is one of a date, or the folder belongs to a run.
+    """
+    if (Place(output) / MANIFEST).entry().kind:
+        raise TrendError(f"{output} belongs to a run; give another --output")
+    runs = open_dated(outputs, notify)
+    found = find_trend(runs, by=by, seed=seed)
+    for line in _missing(runs):
+        notify(line)
+    if len(found.dates) < 2:
+        notify(f"one date, {found.dates[0]}: there is none to compare it with; give the outputs of more dates")
+    falls = _rows(found.falls(fall), CHANGES)
+    tables = {"trend": (found.points, TREND), "changes": (found.changes, CHANGES), "moved": (found.moved, MOVED)}
+    files = dict(file for name, (rows, schema) in tables.items() for file in _files_of(name, rows, schema))
+    files |= _picture_of(found, notify)
+    written = Found(found, falls, [f"{output}/{name}" for name in (*files, "trend.json")])
+    files["trend.json"] = json.dumps(written.content, indent=1, ensure_ascii=False).encode() + b"\n"
+    for name, content in files.items():
+        (Place(output) / name).write_bytes(content)
+    return written
+
+
+def open_dated(paths: Sequence[str], notify: Callable[[str], None]) -> list[Run]:
+    """The finished outputs with scores and a date that paths, globs and folders of outputs stand for.
+
+    `notify` hears what else is there. Raises TrendError where none is left.
+    """
+    found = {place: path for path in paths for place in _outputs(path)}
+    left_out = [f"{path} (no output)" for path in paths if path not in found.values()]
+    runs = []
+    with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
+        opened = list(pool.map(_open, found))
+    for place, (run, problem) in zip(found, opened, strict=True):
+        runs += [run] if run is not None and problem is None else []
+        left_out += [f"{place} ({problem})"] if problem else []
+    if left_out:
+        notify(f"left out: {', '.join(left_out)}")
+    if not runs:
+        raise TrendError("no finished output of untold score with a date; give outputs of untold nightly: 'nightly/*'")
+    return runs
+
+
+def _outputs(path: str) -> list[str]:
+    """The outputs that a path stands for: itself, those of a glob, or those in a folder."""
+    path = Place(path).spark
+    for form in (f"{path}/{MANIFEST}", f"{path}/*/{MANIFEST}"):
+        with suppress(NoInputError):
+            return [file.path.rpartition("/")[0] for file in find_files(form)]
+    return []
+
+
+def _open(place: str) -> tuple[Run | None, str | None]:
+    """The run of an output, and why it has no part in a trend."""
+    try:
+        run = open_run(place)
+    except UnreadableRunError as error:
+        return None, "it has not ended" if "has not ended" in str(error) else "it cannot be read"
+    if run.status != "finished":
+        return run, f"it ended early: {run.status}"
+    if not {"samples", "scores"} <= set(run.tables):
+        return run, "no scores"
+    return run, None if date_of(run) else "no date in its name"
+
+
+def _missing(runs: Iterable[Run]) -> Iterator[str]:
+    """A line for each metric that some dates have and others lack."""
+    metrics: dict[str, set[str]] = {}
+    for run in runs:
+        metrics.setdefault(date_of(run), set()).update(run.manifest.get("metrics", ()))
+    for metric in sorted(set().union(*metrics.values())):
+        lacking = sorted(day for day, names in metrics.items() if metric not in names)
+        if lacking:
+            dates = lacking[0] if len(lacking) == 1 else f"{amount(len(lacking), 'date')} from {lacking[0]} on"
+            yield f"{metric}: no scores of {dates}"
+
+
+def _rows(rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> list[dict[str, Any]]:
+    return [{name: row.get(name) for name in schema.names} for row in rows]
+
+
+def _files_of(name: str, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> Iterator[tuple[str, bytes]]:
+    """A table as Parquet, and as CSV without formulas."""
+    found = pa.Table.from_pylist(_rows(rows, schema), schema)
+    target = BytesIO()
+    pq.write_table(found, target)
+    yield f"{name}.parquet", target.getvalue()
+    for place, field in enumerate(schema):
+        if field.type == pa.string():
+            texts = [None if text is None else guard(text) for text in found[field.name].to_pylist()]
+            found = found.set_column(place, field, pa.array(texts, pa.string()))
+    target = BytesIO()
+    pyarrow.csv.write_csv(found, target)
+    yield f"{name}.csv", target.getvalue()
+
+
+def _picture_of(found: Trend, notify: Callable[[str], None]) -> dict[str, bytes]:
+    if not all(map(find_spec, ("matplotlib", "networkx"))):
+        notify("no picture: it needs Matplotlib (pip install 'untold[notebook]')")
+        return {}
+    from untold.jobs.plots import draw_trend
+
+    target = BytesIO()
+    draw_trend(found).savefig(target, format="png", dpi=144, metadata={"Software": None}, facecolor="white")
+    return {"trend.png": target.getvalue()}
+
+
+def trend_lines(found: Found, fall: float, page: Page) -> Iterator[str]:
+    """The means of the last dates, what changed, and where all is written."""
+    dates = found.trend.dates
+    last = set(dates[-MOST_DATES:])
+    shown = [row for row in found.trend.shown if row["date"] in last]
+    yield from table(HEADS, [_cells(row) for row in shown], page, names=3, texts=1)
+    if len(dates) > MOST_DATES:
+        yield f"the last {MOST_DATES} of {len(dates):,} dates; the files have all"
+    told = [describe_finding(row) for row in found.trend.findings] or ["no change is more than chance"]
+    yield ""
+    for line in told:
+        yield from wrapped(line, page)
+    for row in found.falls:
+        line = f"fall: {row['system']} under {row['metric']}, {row['date']}: by more than {fall:g} beyond chance"
+        yield from wrapped(line, page)
+    yield from ("", f"files: {', '.join(found.files)}")
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    return [
+        *(row["date"], row["metric"], row["system"] or {OVERALL: "all systems"}.get(row["level"], row["level"])),
+        *(f"{row[name]:,}" for name in ("n", "scored", "failed")),
+        "-" if row["answer_rate"] is None else f"{row['answer_rate']:.2f}",
+        "-" if row["cost"] is None else f"{row['cost']:,.4f}",
+        *(mean_text(row), interval_text(row, clustered=True)),
+    ]
