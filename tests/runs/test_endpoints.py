@@ -34,7 +34,7 @@ def test_a_job_is_answered_by_all_endpoints_that_live(run_here: RunHere, server:
     assert sum(arrived.values()) == count_distinct(SAMPLES)
     assert all(arrived.values())
     assert {row["status"] for row in read_table(output, "scores")} == {"ok"}
-    files = [*(output / "completions").rglob("*.parquet")]
+    files = [*(output / "completions" / "v1").rglob("*.parquet")]
     written = [row for file in files for row in pq.read_table(file, columns=["endpoint", "model"]).to_pylist()]
     assert {(row["endpoint"], row["model"]) for row in written} == {
         (server.base_url, "fake-model"),
