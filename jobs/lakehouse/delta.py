@@ -52,7 +52,7 @@ def read_version(path: str, version: str | datetime | None) -> TableVersion:
 
 def _rows(actions: pa.Table) -> list[dict[str, Any]]:
     """Rows of add actions, with `constants`: the values of partition columns as Arrow's scalars, which know types."""
-    rows = actions.select(["path", "size_bytes", "modification_time"]).to_pylist()
+    rows: list[dict[str, Any]] = actions.select(["path", "size_bytes", "modification_time"]).to_pylist()
     partitions = actions.column("partition") if "partition" in actions.column_names else []
     for row, values in zip(rows, partitions, strict=False):
         row["constants"] = dict(values.items())

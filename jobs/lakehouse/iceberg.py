@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, ValidationException
-from pyiceberg.expressions import EqualTo
 from pyiceberg.io.pyarrow import pyarrow_to_schema, schema_to_pyarrow
 from pyiceberg.manifest import DataFile as IcebergFile
 from pyiceberg.manifest import DataFileContent, FileFormat
@@ -154,7 +153,7 @@ class IcebergLake(Lake):
 
     def _commit(self, name: str, files: Sequence[DataFile]) -> int:
         table = self._catalog.load_table(self._identifier(name))
-        earlier = [task.file for task in table.scan(EqualTo(DATE, self.date.isoformat())).plan_files()]
+        earlier = [task.file for task in table.scan(f"{DATE} = '{self.date}'").plan_files()]
         if earlier or files:
             with table.transaction() as change, change.update_snapshot().overwrite() as update:
                 for one in earlier:
@@ -165,6 +164,7 @@ class IcebergLake(Lake):
         return -1 if snapshot is None else snapshot.snapshot_id
 
     def _added(self, file: DataFile, spec: int) -> IcebergFile:
+        unknown: dict[str, Any] = dict.fromkeys(("sort_order_id", "equality_ids", "key_metadata", "split_offsets"))
         return IcebergFile.from_args(
             content=DataFileContent.DATA,
             file_path=_uri(file.entry.place),
@@ -173,8 +173,7 @@ class IcebergLake(Lake):
             record_count=file.rows,
             file_size_in_bytes=file.entry.size,
             spec_id=spec,
-            **{figure: {} for figure in FIGURES},
-            **dict.fromkeys(("sort_order_id", "equality_ids", "key_metadata", "split_offsets")),
+            **unknown | {figure: {} for figure in FIGURES},
         )
 
     def _table(self, name: str, schema: pa.Schema) -> Table:
