@@ -21,7 +21,6 @@ from untold.jobs.metrics.graphs import GRAPH_TABLES, Judged, conclude, different
 from untold.jobs.metrics.judging import (
     CLASSIFY,
     CLASSIFY_LISTS,
-    EMBED,
     JUDGED,
     judge_pairs,
     sieve_of,
@@ -41,6 +40,7 @@ from untold.jobs.metrics.likely import (
 )
 from untold.jobs.metrics.settings import NliSettings
 from untold.jobs.retrieval.sources import assumed_results
+from untold.jobs.retrieval.vectors import STAGE as EMBED
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.atoms import SAMPLE_ATOMS, gather_atoms

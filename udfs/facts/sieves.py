@@ -105,4 +105,5 @@ def _are_far(vectors: Sequence[Sequence[float] | None], least: float) -> Flags:
     size = next((len(vector) for vector in vectors if vector is not None), 1)
     matrix = np.array([np.zeros(size) if vector is None else vector for vector in vectors], dtype=np.float64)
     far: Flags = np.round(matrix @ matrix.T, 6) < least
-    return far & known[:, None] & known[None, :]
+    both: Flags = known[:, None] & known[None, :]
+    return far & both
