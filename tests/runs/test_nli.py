@@ -186,8 +186,10 @@ def test_lists_conclude_what_pairs_do_whatever_a_judge_leaves_out_or_repeats(
         again = run_here(server, job.path, tmp_path / "again", *NLI, settings=settings)
         assert (again.code, server.count()) == (0, asked), again.err
     whole, found = canonical(job.output), canonical(tmp_path / "out")
-    tables = ("atoms", "relations", "statements", "scores")
+    tables = ("atoms", "statements", "scores")
     assert [found[name] for name in tables] == [whole[name] for name in tables]
+    assert relations_of(tmp_path / "out") == relations_of(job.output)
+    assert {row["judged_by"] for row in read_table(tmp_path / "out", "relations")} == {"list"}
 
 
 @pytest.mark.slow
@@ -267,7 +269,7 @@ def test_filtered_pairs_are_neutral_and_an_audit_says_what_that_misses(
     )
     assert rows["miss_rate_entailment", None]["mean"] == relations["entailment"] / len(audited)
     assert rows["score_audited", job.samples[0]["system"]]["ci_low"] is not None
-    assert missed > 20
+    assert missed > 5
     assert f"{len(audited):,}" in ended.out
     again = run_here(job.server, job.path, output, *NLI, settings=settings)
     assert (again.code, "most_missed" in again.err, job.server.count()) == (4, True, 0)
