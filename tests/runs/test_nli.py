@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import time
@@ -16,7 +16,7 @@ import pytest
 from tests.fakes.expected import Expected, Options, count_requests, expected_nli
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
-from tests.runs.harness import Run, canonical, read_table, sum_usage, times, words_of, write_samples
+from tests.runs.harness import Row, Run, canonical, read_table, sum_usage, times, words_of, write_samples
 from tests.runs.here import RunHere
 from tests.runs.reported import assert_reported
 from tests.runs.worlds import (
@@ -192,25 +192,47 @@ def test_lists_conclude_what_pairs_do_whatever_a_judge_leaves_out_or_repeats(
     assert {row["judged_by"] for row in read_table(tmp_path / "out", "relations")} == {"list"}
 
 
+def kill_among(
+    run_here: RunHere,
+    server: ModelServer,
+    path: Path,
+    output: Path,
+    stage: str,
+    arrivals: int,
+    distinct: int,
+    **more: Any,
+) -> None:
+    """Kills a run once so many requests of a stage came, and lets it go on: only what was at risk is asked twice."""
+    in_flight = 8
+    settings = {"llm.max_concurrency": in_flight, **more}
+    run = Run(server, path, output, *NLI, settings=settings)
+    run.wait_for(server, arrivals, stage)
+    killed_at = time()
+    run.kill()
+    at_risk = in_flight + sum(moment >= killed_at - FLUSH_SECONDS for moment in times(server.arrivals()))
+    ended = run_here(server, path, output, *NLI, settings=settings)
+    assert ended.code == 0, ended.err
+    assert distinct <= server.count() <= distinct + at_risk
+
+
+def assert_as_in(
+    job: NliJob, samples: Sequence[Row], output: Path, table_of: Callable[[Path], Mapping[str, Any]]
+) -> None:
+    """What a job of some of the samples found of them is what the whole one did."""
+    names = {sample["sample_id"] for sample in samples}
+    assert table_of(output) == {name: row for name, row in table_of(job.output).items() if name in names}
+
+
 @pytest.mark.slow
 def test_lists_of_a_killed_run_are_not_paid_for_twice(run_here: RunHere, job: NliJob, tmp_path: Path) -> None:
-    samples, in_flight = job.samples[:40], 8
-    path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
-    settings = {"llm.max_concurrency": in_flight, **IN_LISTS}
+    samples = job.samples[:40]
+    path = write_samples(tmp_path / "samples.jsonl", samples)
     with ModelServer(answer="careless_noisy") as server:
-        assert run_here(server, path, tmp_path / "whole", *NLI, settings=settings).code == 0
+        assert run_here(server, path, tmp_path / "whole", *NLI, settings=IN_LISTS).code == 0
         distinct = server.count()
     with ModelServer(answer="careless_noisy", latency=0.05) as server:
-        run = Run(server, path, output, *NLI, settings=settings)
-        run.wait_for(server, 100, LISTS)
-        killed_at = time()
-        run.kill()
-        at_risk = in_flight + sum(moment >= killed_at - FLUSH_SECONDS for moment in times(server.arrivals()))
-        ended = run_here(server, path, output, *NLI, settings=settings)
-        assert ended.code == 0, ended.err
-        assert distinct <= server.count() <= distinct + at_risk
-    names = {sample["sample_id"] for sample in samples}
-    assert scores_of(output) == {name: row for name, row in scores_of(job.output).items() if name in names}
+        kill_among(run_here, server, path, tmp_path / "out", LISTS, 100, distinct, **IN_LISTS)
+    assert_as_in(job, samples, tmp_path / "out", scores_of)
 
 
 @pytest.mark.slow
@@ -406,22 +428,13 @@ def test_a_cap_is_counted_and_widens_the_bounds(run_here: RunHere, job: NliJob, 
 def test_a_run_killed_among_its_pairs_continues_without_paying_twice(
     run_here: RunHere, job: NliJob, tmp_path: Path
 ) -> None:
-    samples, in_flight = job.samples[:60], 8
-    path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
+    samples = job.samples[:60]
+    path = write_samples(tmp_path / "samples.jsonl", samples)
     distinct = sum(count_requests(samples, job.options).values())
-    settings = {"llm.max_concurrency": in_flight}
     with ModelServer(answer="world_noisy", latency=0.05) as server:
-        run = Run(server, path, output, *NLI, settings=settings)
-        run.wait_for(server, 300, PAIRS)
-        killed_at = time()
-        run.kill()
-        at_risk = in_flight + sum(moment >= killed_at - FLUSH_SECONDS for moment in times(server.arrivals()))
-        ended = run_here(server, path, output, *NLI, settings=settings)
-        assert ended.code == 0, ended.err
-        assert distinct <= server.count() <= distinct + at_risk
-    names = {sample["sample_id"] for sample in samples}
-    assert scores_of(output) == {name: row for name, row in scores_of(job.output).items() if name in names}
-    assert relations_of(output) == {name: row for name, row in relations_of(job.output).items() if name in names}
+        kill_among(run_here, server, path, tmp_path / "out", PAIRS, 300, distinct)
+    assert_as_in(job, samples, tmp_path / "out", scores_of)
+    assert_as_in(job, samples, tmp_path / "out", relations_of)
 
 
 def test_a_report_has_what_the_tables_have(job: NliJob) -> None:
