@@ -89,7 +89,7 @@ def allocate(counts: Sequence[int], rows: int) -> list[int]:
     rows: at least the number of strata.
 
     >>> allocate([900, 90, 10, 1], 20)
-    [16, 2, 1, 1]
+    [17, 1, 1, 1]
     """
     whole = sum(counts)
     if rows >= whole:

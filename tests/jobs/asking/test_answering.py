@@ -28,7 +28,7 @@ from untold.jobs.asking.job import Job, Outcome
 from untold.jobs.asking.local_ray import start_ray, visit_nodes
 from untold.jobs.asking.reach import ReachError, check_nodes
 from untold.udfs.llm import actors
-from untold.udfs.llm.actors import NAMESPACE, AnsweringActor, limiter_name
+from untold.udfs.llm.actors import NAMESPACE, limiter_name
 from untold.udfs.llm.journal import Journal, journal_folder
 from untold.udfs.llm.limiter import Budget, Limiter, Limits, Report
 from untold.udfs.llm.records import Completion
@@ -267,11 +267,10 @@ class _Handle:
 
 def test_a_lease_that_does_not_come_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors, "LEASE_SECONDS", 0.05)
-    monkeypatch.setattr(actors, "open_limiter", lambda name: _Handle(Limiter()))
-    actor = AnsweringActor()
-    actor._limiter = _Handle(None)
+    opened = iter((None, Limiter()))
+    monkeypatch.setattr(actors, "open_limiter", lambda name: _Handle(next(opened)))
     report = Report("a", "run", (0,), 0, number=1, limits=Limits())
-    assert len(asyncio.run(actor._lease(report)).times) == 1
+    assert len(asyncio.run(actors.Lender("limiter").lease(report)).times) == 1
 
 
 @pytest.mark.usefixtures("cluster")
