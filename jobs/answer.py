@@ -18,8 +18,9 @@ from untold.jobs.asking.answering import Answering, explain
 from untold.jobs.asking.calling import with_given
 from untold.jobs.asking.endpoint import explain_refusal
 from untold.jobs.asking.job import Job, Outcome, tell_left_out
-from untold.jobs.asking.local_ray import start_ray
+from untold.jobs.asking.local_ray import start_ray, visit_nodes
 from untold.jobs.asking.pool import Actor
+from untold.jobs.asking.probing import check_nodes
 from untold.jobs.asking.spool import Spool, SpooledJob, SpoolError, open_spool
 from untold.jobs.run.interrupts import Interrupts
 from untold.jobs.run.locks import LockedError
@@ -63,11 +64,14 @@ def answer(request: AnswerRequest, display: Display) -> AnswerOutcome:
     worker = _Worker(request, display, Interrupts(display.note))
     if any(job.is_open for job in spool.jobs()):
         display.status("starting Ray")
+        address = request.ray_address or request.given.ray.address
         try:
-            start_ray(request.ray_address or request.given.ray.address, request.given.ray.runtime_env)
+            start_ray(address, request.given.ray.runtime_env)
         except RuntimeError as error:
             raise SpoolError(str(error)) from error
         try:
+            if address is not None:
+                check_nodes({spool.path: spool.path}, visit_nodes, display.note)
             with worker.interrupts.installed():
                 worker.work(spool)
         finally:

@@ -171,7 +171,8 @@ class Session:
                 (`SampleOptions`).
 
         Returns:
-            The run. Its `status` is `finished`, or says why it ended early: `budget`, `outage` or `spooled`.
+            The run. Its `status` is `finished`, or says why it ended early: `budget`, `outage`, `spooled` or
+            `batched`.
 
         Raises:
             UntoldError: Samples, settings, output or endpoint cannot be used; the message says what to do.

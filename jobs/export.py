@@ -1,4 +1,4 @@
-"""A run's scores for other tools: one wide row a sample as CSV, XLSX, Parquet or JSON Lines, or lines of measures.
+"""A run's scores for other tools: a row a sample as CSV, XLSX, Parquet or JSON Lines, lines of measures, RAGChecker's.
 
 Tables are sorted by sample_id, so that they are read side by side, a batch at a time, whatever their size.
 """
@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -21,7 +22,10 @@ import pyarrow.parquet as pq
 
 from untold.jobs.results import Run, UnreadableRunError
 from untold.udfs.errors import UserError, require
+from untold.udfs.facts.rag_checks import VERDICTS
+from untold.udfs.facts.rag_measures import CLAIMS, GROUPS, PUBLISHED, TRUTH_CLAIMS
 from untold.udfs.hints import aside, near_misses
+from untold.udfs.samples.checks import FIELDS, RESPONSE, SIDES, TRUTH
 from untold.udfs.samples.values import text_of
 from untold.udfs.sheets.formulas import guard
 from untold.udfs.storage import Place
@@ -31,14 +35,18 @@ GROUP_ROWS = 10_000
 # Of a worksheet, the header included
 XLSX_ROWS = 1_048_576
 # Columns of samples that are long, and are in the table `samples`
-LEFT_OUT = ("contexts", "aspects", "references")
+LEFT_OUT = ("contexts", "aspects", "references", "ground_truth", "claim_checks")
 SCORE_COLUMNS = ("score", "score_low", "score_high", "status", "covered", "uncovered")
 STATEMENT_COLUMNS = ("sample_id", "metric", "text", "covered")
 MISSING = "missing"
+MEASURE = ("metric", "measure")
+NUGGETS = "nuggets"
 SUMMARY_FIGURES = ("mean", "ci_low", "ci_high", "n", "scored", "undefined", "failed")
 # Older MLflow servers take no longer values of parameters
 PARAMETER_CHARACTERS = 500
 REPORT = "report.html"
+RAG = "rag"
+RELATION_OF = {verdict: relation for relation, verdict in VERDICTS.items()}
 Row = dict[str, Any]
 
 
@@ -164,21 +172,146 @@ def write_xlsx(run: Run, file: IO[bytes]) -> None:
 
 
 def write_measures(run: Run, file: IO[bytes]) -> None:
-    """Lines `sample_id metric score`, tabs between them, then `all`: the mean of each metric over all samples.
+    """Lines of TREC, `qid measure value`: scores and measures of each sample, then `all` with their means.
 
-    Samples without a score have no line. White space in an id becomes `_`.
+    The qid is the query_id where each sample has one of its own, else the sample_id; white space becomes `_`. What is
+    undefined has no line.
     """
-    for row in _rows(run, "scores", ["sample_id", "metric", "score"]):
-        if row["score"] is not None:
-            file.write(_measure(row["sample_id"], row["metric"], row["score"]))
-    for row in run.summary().to_pylist():
-        if row["level"] == "overall" and row["mean"] is not None:
-            file.write(_measure("all", row["metric"], row["mean"]))
+    qid, names = _qid_column(run), _names_of_lines(run)
+    scores = _Beside(_rows(run, "scores", ["sample_id", "metric", "score"]))
+    measures = _Beside(
+        _rows(run, "measures", ["sample_id", *MEASURE, "value"]) if "measures" in run.tables else iter(())
+    )
+    for sample in _rows(run, "samples", list(dict.fromkeys(("sample_id", qid)))):
+        own = [(names[row["metric"], None], row["score"]) for row in scores.of(sample["sample_id"])]
+        own += [(names[row["metric"], row["measure"]], row["value"]) for row in measures.of(sample["sample_id"])]
+        for name, value in own:
+            if value is not None:
+                file.write(_measure(str(sample[qid]), name, value))
+    for row in _overall(run):
+        if row["mean"] is not None:
+            file.write(_measure("all", names[row["metric"], row.get("measure")], row["mean"]))
+
+
+def _qid_column(run: Run) -> str:
+    """The column of samples that names them: query_id where each has one of its own."""
+    if "query_id" not in run.dataset("samples").schema.names:
+        return "sample_id"
+    ((rows, topics),) = run.sql("select count(*), count(distinct query_id) from samples").fetchall()
+    return "query_id" if rows == topics else "sample_id"
+
+
+def _overall(run: Run) -> list[Row]:
+    """The rows of `summary` and of `measures_summary` over all samples."""
+    tables = [run.summary(), *([run.table("measures_summary")] if "measures_summary" in run.tables else [])]
+    return [row for table in tables for row in table.to_pylist() if row["level"] == "overall"]
+
+
+def _names_of_lines(run: Run) -> dict[tuple[str, str | None], str]:
+    """What a line of a metric, or of its measure, is called: with its metric in front where two have one name."""
+    lines = [(row["metric"], row.get("measure")) for row in _overall(run)]
+    counts = Counter(measure or metric for metric, measure in lines)
+    return {
+        (metric, measure): f"{metric}.{measure}" if measure and counts[measure] > 1 else measure or metric
+        for metric, measure in lines
+    }
 
 
 def _measure(name: str, measure: str, value: float) -> bytes:
     shown = re.sub(r"\s", "_", name)
     return f"{shown}\t{measure}\t{value:.4f}\n".encode("utf-8", "replace")
+
+
+def write_ragchecker(run: Run, file: IO[bytes]) -> None:
+    """RAGChecker's JSON: samples with claims, relations and measures, then means in per cent, undefined ones as 0.
+
+    Raises UserError for a run without the metric rag.
+    """
+    if "contexts_used" not in run.tables or RAG not in metrics_of(run):
+        raise UserError(f"{run.directory}: no metric {RAG}; score it with --metric {RAG} first")
+    file.write(b'{"results": [')
+    for number, result in enumerate(_ragchecker_results(run)):
+        text = json.dumps(result, ensure_ascii=False, indent=1)
+        file.write((",\n" if number else "\n").encode() + text.encode("utf-8", "replace"))
+    rows = run.table("measures_summary").to_pylist()
+    zeros = {row["measure"]: row["mean_zero"] for row in rows if row["metric"] == RAG and row["level"] == "overall"}
+    means = {
+        f"{group}_metrics": {name: round(100 * zeros[name], 1) for name in names if zeros.get(name) is not None}
+        for group, names in GROUPS.items()
+    }
+    file.write(f'\n],\n"metrics": {json.dumps(means)}}}\n'.encode())
+
+
+def _ragchecker_results(run: Run) -> Iterator[Row]:
+    """The samples in their order, in RAGChecker's form. A list that lacks a relation is null: it is asked anew then."""
+    columns = {
+        "claims": ("position", "text", "verdict"),
+        "statements": ("statement_id", "text", "relation"),
+        "contexts_used": ("rank", *SIDES),
+        "measures": ("measure", "value"),
+    }
+    beside = {
+        name: _Beside(row for row in _rows(run, name, ["sample_id", "metric", *own]) if row["metric"] == RAG)
+        for name, own in columns.items()
+    }
+    for sample in _rows(run, "samples", ["sample_id", "query", "response", "contexts", "ground_truth"]):
+        found = {name: rows.of(sample["sample_id"]) for name, rows in beside.items()}
+        claims = sorted(found["claims"], key=itemgetter("position"))
+        truth = sorted(found["statements"], key=lambda row: int(row["statement_id"].rpartition(":")[2]))
+        contexts = sorted(found["contexts_used"], key=itemgetter("rank"))
+        measures = {row["measure"]: row["value"] for row in found["measures"]}
+        # Without claims nothing tells a text that states nothing from one that could not be read
+        known = {RESPONSE: measures.get(CLAIMS) is not None, TRUTH: measures.get(TRUTH_CLAIMS) is not None}
+        relations = {
+            RESPONSE: [RELATION_OF.get(row["verdict"]) for row in claims],
+            TRUTH: [row["relation"] for row in truth],
+        }
+        result = {
+            "query_id": sample["sample_id"],
+            "query": sample["query"],
+            "gt_answer": (sample["ground_truth"] or {}).get("text"),
+            "response": sample["response"],
+            "retrieved_context": [{"doc_id": one["id"], "text": one["text"]} for one in sample["contexts"] or ()],
+        }
+        for side, rows in ((RESPONSE, claims), (TRUTH, truth)):
+            cells = [_labels(one[side][place] for one in contexts) for place in range(len(rows))]
+            retrieved = None if None in cells else cells
+            given = ([row["text"] for row in rows], _labels(relations[side]), retrieved)
+            result |= dict(zip(FIELDS[side], given if known[side] else (None, None, None), strict=True))
+        yield {**result, "metrics": {name: measures[name] or 0.0 for name in PUBLISHED if known[RESPONSE]}}
+
+
+def _labels(relations: Iterable[str | None]) -> list[str] | None:
+    known = list(relations)
+    return None if None in known else [relation.capitalize() for relation in known if relation]
+
+
+def write_nuggets(run: Run, file: IO[bytes]) -> None:
+    """JSON Lines as nuggetizer writes them: the nuggets of each response that was judged, with their assignments.
+
+    Raises UserError for a run without the metric nuggets.
+    """
+    if NUGGETS not in metrics_of(run):
+        raise UserError(f"{run.directory} has no nuggets; run untold score --metric {NUGGETS}")
+    wanted = ["sample_id", "query", "query_id", "response", "system"]
+    columns = ["sample_id", "metric", "rank", "text", "importance", "support"]
+    judged = (row for row in _rows(run, "statements", columns) if row["metric"] == NUGGETS and row["support"])
+    statements = _Beside(judged)
+    for sample in _rows(run, "samples", wanted):
+        own = sorted(statements.of(sample["sample_id"]), key=itemgetter("rank"))
+        if not own:
+            continue
+        line = {
+            "query": sample["query"],
+            "qid": sample["query_id"] or sample["sample_id"],
+            "answer_text": sample["response"],
+            "response_length": len(sample["response"].split()),
+            "run_id": sample["system"],
+            "nuggets": [
+                {"text": one["text"], "importance": one["importance"], "assignment": one["support"]} for one in own
+            ],
+        }
+        file.write(f"{json.dumps(line, ensure_ascii=False)}\n".encode("utf-8", "replace"))
 
 
 WRITERS: Mapping[str, Callable[[Run, IO[bytes]], None]] = {
@@ -187,10 +320,12 @@ WRITERS: Mapping[str, Callable[[Run, IO[bytes]], None]] = {
     "parquet": write_parquet,
     "jsonl": write_lines,
     "trec": write_measures,
+    "ragchecker": write_ragchecker,
+    "trec_rag_nuggets": write_nuggets,
 }
 MLFLOW = "mlflow"
 # What a terminal or a pipe takes; the others are files
-TEXTS = ("csv", "jsonl", "trec")
+TEXTS = ("csv", "jsonl", "trec", "ragchecker", "trec_rag_nuggets")
 
 
 def export(run: Run, to: str, output: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from untold.jobs.inputs.samples import Samples, fingerprint, show_invalid
 from untold.jobs.metrics.request import ScoreRequest
@@ -19,7 +20,7 @@ from untold.jobs.run.session import open_session
 from untold.jobs.run.terminal import amount
 from untold.jobs.run.workspace import Workspace
 from untold.jobs.score import score
-from untold.jobs.study import agreement
+from untold.jobs.study import agreement, nuggets_study
 from untold.jobs.study.agreement import read_rows
 from untold.jobs.study.annotations import Restate, write_sheet
 from untold.jobs.study.averages import has_answered
@@ -42,6 +43,7 @@ from untold.jobs.study.meta_evaluation import MetaEvaluationRequest as MetaEvalu
 from untold.jobs.study.meta_evaluation import Sheet as Sheet
 from untold.jobs.study.meta_evaluation import StudyEndpoint as StudyEndpoint
 from untold.jobs.study.meta_evaluation import endpoint_of as endpoint_of
+from untold.jobs.study.nuggets_study import DATASET as NUGGETS
 from untold.jobs.study.prompt_pairs import check_prompts, compare_labels
 from untold.jobs.study.report import draw, render, with_published
 from untold.jobs.study.response_labels import add_overlap, find_points, resample_labels
@@ -53,6 +55,8 @@ from untold.jobs.study.study_inputs import (
     describe_repeats,
     read_score_tables,
     read_source_shares,
+    view_of,
+    with_views,
 )
 from untold.jobs.tables import COMPARISONS, FALSE_NEGATIVES, MATCH_COUNTS, META_EVALUATION, SUBSET, TIERS
 from untold.jobs.tables import COVERAGE as COVERAGE_TABLE
@@ -109,7 +113,9 @@ def _meta_evaluate(output: Output, request: MetaEvaluationRequest, display: Disp
     found = _read(steps.spark, request)
     show_invalid(found, display)
     samples = steps.keep(found.samples, "samples")
-    prepare = {COVERAGE: _study_coverage, CLAIMS: _study_claims}.get(request.dataset, _study_labels)
+    prepare = {COVERAGE: _study_coverage, CLAIMS: _study_claims, NUGGETS: _study_nuggets}.get(
+        request.dataset, _study_labels
+    )
     study = prepare(output, steps, request, samples, display)
     content = fingerprint(samples)
     output.claim(_identify(request, content))
@@ -127,6 +133,8 @@ def _read(spark: SparkSession, request: MetaEvaluationRequest) -> Samples:
     """The input of a study, as samples."""
     if request.dataset == CLAIMS:
         return read_claims(spark, request.input, request.layout, request.limit, request.draw, request.read)
+    if request.dataset == NUGGETS:
+        return request.read_columns(spark, NEEDS, nuggets_study.READS)
     return request.read_columns(spark, NEEDS if request.dataset == COVERAGE else REQUIRED)
 
 
@@ -151,6 +159,29 @@ def _write_claims(
     output.write_rows("meta_evaluation", rows, META_EVALUATION)
     metrics = sorted({metric for names in verdicts.metrics.values() for metric in names})
     return render_claims(rows, clustered=request.cluster, notes=()), {"metrics": metrics}
+
+
+def _study_nuggets(
+    output: Output, steps: Workspace, request: MetaEvaluationRequest, samples: DataFrame, display: Display
+) -> _Study:
+    """Assignments of nuggets against people's. Raises MetaEvaluationError for labels that cannot be used."""
+    labels = nuggets_study.label_nuggets(request.input, samples)
+    return _Study(
+        partial(_score_endpoints, request, display),
+        partial(nuggets_study.read_assignments, steps.spark, request.runs, labels),
+        partial(_write_nuggets, output, request),
+    )
+
+
+def _write_nuggets(
+    output: Output, request: MetaEvaluationRequest, assigned: Mapping[str, Sequence[nuggets_study.Row]]
+) -> tuple[str, dict[str, Any]]:
+    """Writes everything but the runs and the report, as `_write_report`."""
+    own, score_of_samples = request.settings.statistics, request.settings.nuggets.score
+    rows = nuggets_study.evaluation_rows(assigned, score_of_samples, clustered=request.cluster, seed=own.seed)
+    output.write_rows("meta_evaluation", rows, META_EVALUATION)
+    report = nuggets_study.render(rows, score_of_samples, clustered=request.cluster)
+    return report, {"metrics": [nuggets_study.METRIC]}
 
 
 def _study_labels(
@@ -204,7 +235,7 @@ def _check_models(endpoints: Sequence[StudyEndpoint]) -> None:
 def _identify(request: MetaEvaluationRequest, content: str) -> Identity:
     """What the output belongs to: data set, input, metrics, seed and clusters. Runs have identities of their own.
 
-    Of a study of coverage, the labels given and the model of its baselines too.
+    Of a study of coverage, the labels given and the model of its baselines too; of nuggets, the measure.
     """
     identity: dict[str, Any] = {
         "dataset": request.dataset,
@@ -212,6 +243,8 @@ def _identify(request: MetaEvaluationRequest, content: str) -> Identity:
         "metrics": list(request.metrics) if request.metrics else None,
         "statistics": {"seed": request.settings.statistics.seed, "cluster": request.cluster},
     }
+    if request.dataset == NUGGETS:
+        identity |= {"score": request.settings.nuggets.score}
     if request.dataset == COVERAGE:
         labels = None if request.covered is None else sorted(request.covered)
         identity |= {"covered": labels, "baselines": request.settings.embeddings.model}
@@ -283,7 +316,9 @@ def _score_request(request: MetaEvaluationRequest, endpoint: StudyEndpoint) -> S
 def _read_scores(request: MetaEvaluationRequest, samples: DataFrame) -> ScoreTables:
     """The scores of all models, checked against the samples."""
     ids = samples.select("sample_id")
-    return read_score_tables(samples.sparkSession, request.runs, request.metrics, ids, request.input, request.judged)
+    spark = samples.sparkSession
+    found = read_score_tables(spark, request.runs, request.metrics, ids, request.input, request.judged)
+    return with_views(spark, found, request.runs) if DATASETS[request.dataset].has_labels else found
 
 
 def _write_report(
@@ -305,22 +340,25 @@ def _write_report(
     found |= agreement.table_intervals(tables)
     # For the report alone; intervals are of the resamples in `tables`
     confusions = {key: agreement.confusion_table(table) for key, table in tables.items()}
-    rows = with_published(agreement.agreement_rows(request.dataset, metrics, models, found))
+    views = [view_of(metric) for metric in metrics]
+    rows = with_published(agreement.agreement_rows(request.dataset, [*metrics, *views], models, found))
     if request.scores and not has_answered(rows):
         raise MetaEvaluationError(
             f"nothing to evaluate: no sample of {request.input} has a score in {', '.join(request.runs.values())}; "
             "the table failures of each says why, untold score --retry-failed asks again"
         )
-    differences = read_rows(agreement.count_differences(points, metrics, clustered=request.cluster))
+    compared = points.where(F.col("metric").isin(*metrics))
+    differences = read_rows(agreement.count_differences(compared, metrics, clustered=request.cluster))
     comparisons = agreement.compare_metrics(differences, request.dataset, dataset.scales[LMR], seed=seed)
     comparisons += compare_labels(
-        points, request.prompt_pairs, request.dataset, dataset.scales[LMR], clustered=request.cluster, seed=seed
+        compared, request.prompt_pairs, request.dataset, dataset.scales[LMR], clustered=request.cluster, seed=seed
     )
     costs = all_costs(request)
     note = None if request.cluster else describe_repeats(points)
     report = render(rows, comparisons, confusions, costs, clustered=request.cluster, note=note)
     output.write_rows("meta_evaluation", rows, META_EVALUATION)
-    counts = agreement.match_counts(request.dataset, counted, dataset.scales)
+    averaged = [row for row in counted if row["metric"] not in views]
+    counts = agreement.match_counts(request.dataset, averaged, dataset.scales)
     output.write_rows("match_counts", counts, MATCH_COUNTS)
     output.write_rows("comparisons", comparisons, COMPARISONS)
     for form in FIGURES:

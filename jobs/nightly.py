@@ -17,7 +17,7 @@ from untold.jobs.inputs.checking import adapter_of, listed_files
 from untold.jobs.inputs.files import NoInputError, count_bytes, listing_of
 from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.run.manifest import read_manifest
-from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
+from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, LEFT, Ending
 from untold.jobs.run.progress import Display
 from untold.jobs.run.refusals import explain, root_cause
 from untold.jobs.run.session import SMALL_BYTES
@@ -43,7 +43,7 @@ from untold.udfs.redaction import redact
 
 REFUSED = 1
 # The worst last (docs/contract.md, "Nights"): what can go on by itself before what needs a person
-SEVERITY = (0, FAILED_TOO_MANY, *(EXIT_CODES[name] for name in ("spooled", "budget", "outage")), REFUSED, 130)
+SEVERITY = (0, FAILED_TOO_MANY, *(EXIT_CODES[name] for name in (*LEFT, "budget", "outage")), REFUSED, 130)
 # After a night that ended so the next would end the same
 STOPPING = ("outage", "interrupted", "failed")
 

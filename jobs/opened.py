@@ -168,7 +168,8 @@ class Run(results.Run):
         return analysis.trend((self, *others))
 
     def export(self, to: str, output: str | os.PathLike[str]) -> None:
-        """Writes one row a sample into a file: csv, xlsx, parquet or jsonl; or trec, lines of sample, metric and score.
+        """Writes one row a sample into a file: csv, xlsx, parquet or jsonl; or lines of measures, trec; or
+        trec_rag_nuggets, nuggets with their assignments.
 
         Raises:
             UntoldError: `to` is none of these, openpyxl is not installed, or a worksheet cannot hold all samples.

@@ -29,7 +29,7 @@ from untold.jobs.retrieval.sources import assumed_hits, assumed_results, context
 from untold.jobs.retrieval.vectors import STAGE
 from untold.jobs.run.progress import Display
 from untold.jobs.run.session import open_session
-from untold.jobs.settings.model import LlmSettings, Settings, prices_for
+from untold.jobs.settings.model import LlmSettings, Settings, delivery_for, prices_for
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Limits
 from untold.udfs.stages import LOOKUPS
@@ -41,6 +41,8 @@ COMPLETION_LIMITS = ("max_completion_tokens", "max_tokens")
 # A model's own limit is not known; this one stands for it where a stage sends none.
 UNLIMITED_COMPLETION_TOKENS = MAX_TOKENS
 MINUTES_PER_HOUR = 60
+# Within which an endpoint answers a batch
+BATCH_HOURS = 24.0
 # The columns of `untold.graph.distributed.Condensed`
 CLASSES = "graph string, node long, statement long, representative boolean, covered boolean, in_basis boolean"
 COUNTS = "graph string, covered long, uncovered long, low double, high double"
@@ -54,10 +56,10 @@ def plan(
     metric, stage; requests: distinct ones; exact: whether that is their number or an upper bound, as it is after a
     stage with requests still to be asked; reused: requests that this run would not ask, because the store, or an
     earlier metric of the list, has their answer or lasting failure. For the others: prompt_tokens, estimated;
-    completion_tokens, at most; cost, None without a price; hours at the limits, None without a limit. Beside these
-    expected_requests, expected_prompt_tokens, expected_completion_tokens and expected_cost: what is likely, by the
-    means of the store, else by the shipped figures (`untold.jobs.asking.likely`). Raises what `untold score` raises for
-    samples, settings and templates.
+    completion_tokens, at most; cost, None without a price, and batch_cost, what batches would cost; hours at the
+    limits, None without a limit, and of batches a day. Beside these expected_requests, expected_prompt_tokens,
+    expected_completion_tokens and expected_cost: what is likely, by the means of the store, else by the shipped figures
+    (`untold.jobs.asking.likely`). Raises what `untold score` raises for samples, settings and templates.
     """
     settings = request.settings
     sha256 = _embedded_sha256(settings) if request.embedded else None
@@ -215,7 +217,7 @@ class _Planned:
             "exact": exact and not (stage.name in self.assumed.at_most and to_ask),
             "reused": asking.tally["total"] - to_ask,
             **tokens,
-            **_cost_and_hours(settings, stage, to_ask, tokens),
+            **cost_and_hours(settings, stage, to_ask, tokens),
         }
 
 
@@ -261,11 +263,11 @@ def _expected(
     return {
         "expected_requests": asked,
         **{f"expected_{name}": value for name, value in tokens.items()},
-        "expected_cost": _cost_and_hours(settings, likely.stage, asked, tokens)["cost"],
+        "expected_cost": cost_and_hours(settings, likely.stage, asked, tokens)["cost"],
     }
 
 
-def _cost_and_hours(
+def cost_and_hours(
     settings: Settings, stage: Stage, requests: int, tokens: Mapping[str, int]
 ) -> dict[str, float | None]:
     """What so many requests cost, and how long the limits make them take; None for a stage that calls nobody.
@@ -273,11 +275,15 @@ def _cost_and_hours(
     tokens: prompt_tokens, completion_tokens of all of them.
     """
     if runs_in_tasks(stage, settings):
-        return {"cost": None, "hours": None}
+        return {"cost": None, "batch_cost": None, "hours": None}
     calls = calls_for(settings, stage, requests)
+    hours = hours_of(limits_of(settings, stage.api), calls, sum(tokens.values()))
+    if delivery_for(settings, stage.name) == "batch":
+        hours = BATCH_HOURS if calls else 0.0
     return {
         "cost": prices_for(settings, stage.name).cost(**tokens, calls=calls),
-        "hours": hours_of(limits_of(settings, stage.api), calls, sum(tokens.values())),
+        "batch_cost": prices_for(settings, stage.name, "batch").cost(**tokens, calls=calls),
+        "hours": hours,
     }
 
 

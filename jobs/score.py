@@ -30,6 +30,7 @@ from untold.jobs.metrics import METRICS, digests_of, joined, needs_of, optional_
 from untold.jobs.metrics.audits import MISS_RATE
 from untold.jobs.metrics.base import Metric, Tables, tell_profile
 from untold.jobs.metrics.condensing import check_graphframes
+from untold.jobs.metrics.conflicts import SIDES
 from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.metrics.scoring import count_stages, repeated_samples, salted_stages, score_samples
 from untold.jobs.results import open_run
@@ -42,6 +43,7 @@ from untold.jobs.run.terminal import amount, page_of, print_lines
 from untold.jobs.run.workspace import Counted, LostRowsError
 from untold.jobs.settings.model import Settings
 from untold.jobs.summary import aggregate
+from untold.jobs.summary.leaning import leaning_rows, read_counts
 from untold.jobs.summary.repeatability import measure_repeats, repeatability_lines, widened
 from untold.jobs.summary.rows import COLUMN_OF_STATUS
 from untold.jobs.summary.run_summary import end_of_run
@@ -192,7 +194,8 @@ def _score(run: _Scoring) -> Outcome:
     tables = score_samples(samples, found.invalid, run.metrics, runner, catalog, start.display.course.enter)
     repeats = list(_score_again(run, runner, samples, found, catalog))
     start.engines.process.leave()
-    return _finish(run, [runner, *(one for one, _ in repeats)], tables, [again for _, again in repeats])
+    runners = [runner, *(one for one, _ in repeats)]
+    return _finish(run, runners, samples, tables, [again for _, again in repeats])
 
 
 def _score_again(
@@ -281,18 +284,24 @@ def _write_samples(start: Start, found: Samples, content: str) -> DataFrame:
     return written.samples
 
 
-def _finish(run: _Scoring, runners: Sequence[StageRunner], tables: Tables, repeats: Sequence[Tables]) -> Outcome:
+def _finish(
+    run: _Scoring, runners: Sequence[StageRunner], samples: DataFrame, tables: Tables, repeats: Sequence[Tables]
+) -> Outcome:
     """Writes the tables, says what a metric's caps left out, and ends the run."""
     start, output = run.start, run.start.output
     start.display.status("writing the tables")
     counted = _counted(run.metrics)
     written = _write_tables(output, tables, counted)
-    counts = _counts(**counted)
+    counts = _counts(counted["scores"], counted["failures"])
     _check_scores(run, counts["scores"])
     summary, audits = _summarise(run, written, repeats)
+    one_sided = "conflicts" in written and counted["conflicts"]["one_sided"]
+    choices = read_counts(written["conflicts"], samples) if one_sided else []
+    leaning = leaning_rows(choices, seed=run.request.settings.statistics.seed)
+    output.write_rows("leaning", leaning, RESULT_TABLES["leaning"])
     for metric in run.metrics:
-        if metric.dropped is not None and (samples := counted["scores"][f"dropped-{metric.name}"]):
-            start.display.note(f"{metric.name}: {amount(samples, 'sample has', 'samples have')} {metric.dropped}")
+        if metric.dropped is not None and (lacking := counted["scores"][f"dropped-{metric.name}"]):
+            start.display.note(f"{metric.name}: {amount(lacking, 'sample has', 'samples have')} {metric.dropped}")
     found = {"audits": audits} if audits else {}
     return start.end(runners, counts, runners[0].usage, summary=summary, **found)
 
@@ -328,7 +337,8 @@ def _summarise(
         summary = widened(summary, repeated) if settings.statistics.widen else summary
     output.write_rows("summary", summary, RESULT_TABLES["summary"])
     zeroed = {metric.name: metric.zeroed for metric in run.metrics}
-    found = [] if measures is None else aggregate.summarise_measures(measures, scores, zeroed, seed=seed)
+    always = {metric.name: metric.undefined_zero for metric in run.metrics}
+    found = [] if measures is None else aggregate.summarise_measures(measures, scores, zeroed, always, seed=seed)
     if measures is not None:
         pooling = [metric.pooled for metric in run.metrics if metric.pooled is not None]
         found += [row for pool in pooling for row in pool(measures, scores)]
@@ -349,6 +359,7 @@ def _counted(metrics: Iterable[Metric]) -> dict[str, Counted]:
     return {
         "scores": Counted({"rows": F.count(F.lit(1)), **statuses, **dropped}),
         "failures": Counted(failure_counts()),
+        "conflicts": Counted({"one_sided": F.count_if(F.col("coverage").isin(*SIDES))}),
     }
 
 

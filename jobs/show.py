@@ -136,6 +136,7 @@ def _read_metric(run: Run, sample_id: str, score: Row, sample: Row | None) -> Vi
         atoms=_rows(run, "atoms", sample_id, of_metric),
         # Most pairs are neutral, and a sample may have millions
         relations=_rows(run, "relations", sample_id, of_metric & ds.field("relation").isin(DRAWN_RELATIONS)),
+        conflicts=_rows(run, "conflicts", sample_id, of_metric),
         failures=_rows(run, "failures", sample_id, of_metric),
         claims=_rows(run, "claims", sample_id, of_metric),
         evidence=_rows(run, "evidence", sample_id, of_metric),

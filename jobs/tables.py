@@ -12,14 +12,14 @@ import pyarrow as pa
 from untold.udfs.llm.records import ALTERNATIVE as ALTERNATIVE
 from untold.udfs.llm.records import COMPLETIONS as COMPLETIONS
 
-CONTEXT = pa.struct([("id", pa.string()), ("text", pa.string())])
+CONTEXT = pa.struct([("id", pa.string()), ("text", pa.string()), ("kind", pa.string())])
 # A distinct input row; further columns of the input follow these as they were read
 SAMPLES = pa.schema(
     [
         ("sample_id", pa.string()),  # as given, else a hash of the row
         ("query", pa.string()),
         ("response", pa.string()),
-        ("contexts", pa.list_(CONTEXT)),  # in the order given; an id that is missing is the number from 1
+        ("contexts", pa.list_(CONTEXT)),  # in the order given; an id that is missing is the number from 1, a kind null
         ("system", pa.string()),  # who answered; null where the input does not say
         ("label", pa.string()),  # what people say of the response; read by meta-evaluate alone
     ]
@@ -74,6 +74,23 @@ STATEMENTS = pa.schema(
         ("arecall", pa.bool_()),  # what each baseline says of a reference; null where it was not asked for
         ("erecall", pa.bool_()),
         ("holistic", pa.bool_()),
+        ("relation", pa.string()),  # of rag: entailment, neutral or contradiction, of the response to it
+        ("importance", pa.string()),  # of a nugget: vital or okay
+        ("support", pa.string()),  # support, partial_support or not_support; null where it is unjudged
+    ]
+)
+# Two statements of which members contradict each other, each pair once
+CONFLICTS = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("metric", pa.string()),
+        ("first_id", pa.string()),  # a statement_id: of the statement that appears first
+        ("second_id", pa.string()),
+        ("first", pa.string()),  # its text
+        ("second", pa.string()),
+        ("first_sources", pa.list_(pa.string())),  # ids of the contexts that state it
+        ("second_sources", pa.list_(pa.string())),
+        ("coverage", pa.string()),  # which of them the response conveys: both, first, second or neither
     ]
 )
 # Columns that rows of a metric may lack, and then are null: they came after metrics of other packages were written
@@ -115,7 +132,7 @@ CLAIMS = pa.schema(
         ("text", pa.string()),
         ("anchor", pa.string()),  # null for icat
         ("verdict", pa.string()),  # supported, contradicted, not_supported; null where it could not be had
-        ("evidence", pa.list_(pa.string())),  # ids of the chunks that ground it, by rank
+        ("evidence", pa.list_(pa.string())),  # ids of the chunks, of rag of the contexts, that ground it, by rank
     ]
 )
 # A judged pair of a claim and a chunk that was found for it
@@ -153,6 +170,21 @@ CANDIDATES = pa.schema(
         ("lcs", pa.float64()),
         ("cosine", pa.float64()),  # null for lexical ones
         ("chosen", pa.bool_()),  # null: its request failed
+    ]
+)
+# A context of a sample under rag. Flags and counts that depend on a relation that could not be had are null
+CONTEXTS_USED = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("metric", pa.string()),
+        ("rank", pa.int64()),  # from 1, in the order of the contexts
+        ("context_id", pa.string()),
+        ("relevant", pa.bool_()),  # whether it entails a claim of the ground truth
+        ("used", pa.bool_()),  # whether it entails a claim of the response
+        ("noise", pa.bool_()),  # whether it entails a claim of the response that the ground truth does not entail
+        ("new", pa.int64()),  # claims of the ground truth that it entails, and no context before it
+        ("response", pa.list_(pa.string())),  # its relation to each claim of the response; null: it could not be had
+        ("ground_truth", pa.list_(pa.string())),  # its relation to each claim of the ground truth
     ]
 )
 # A request that a sample needed and did not get, or a row of the input that cannot be scored
@@ -238,6 +270,23 @@ MEASURES_SUMMARY = pa.schema(
             "mean_zero",
             pa.float64(),
         ),  # mean where the others of these count as 0; null where 0 is not the worst
+    ]
+)
+# How often responses that give one side of a conflict give that of a source, of all samples or those of a system
+LEANING = pa.schema(
+    [
+        ("metric", pa.string()),
+        ("level", pa.string()),  # overall or system
+        ("system", pa.string()),  # null for overall
+        ("by", pa.string()),  # what sources are told apart by: rank or kind
+        ("source", pa.string()),  # the place among the contexts, from 1, or the kind
+        ("n", pa.int64()),  # one-sided conflicts of which it states one side alone
+        ("followed", pa.int64()),  # those whose covered side it states
+        ("share", pa.float64()),  # followed / n
+        ("ci_low", pa.float64()),  # 95 % BCa, over queries
+        ("ci_high", pa.float64()),
+        ("p_value", pa.float64()),  # of a share of one half, by a two-sided binomial test
+        ("p_adjusted", pa.float64()),  # after Benjamini and Hochberg, over the rows of a metric and level
     ]
 )
 # ICAT of a system, or of all samples, under one beta
@@ -327,11 +376,11 @@ ESTIMATES = pa.schema(
         ("p_adjusted", pa.float64()),  # after Benjamini and Hochberg, over the differences of a metric
     ]
 )
-# Recall of the first k facts of a ranking, over a system's samples, or over all
+# Recall of the first k facts of a ranking, or claim recall of the first k contexts: of a system's samples, or all
 RECALL_CURVE = pa.schema(
     [
         ("system", pa.string()),  # null for all
-        ("ranking", pa.string()),  # combined, relevance or salience
+        ("ranking", pa.string()),  # combined, relevance or salience; of rag contexts
         ("k", pa.int64()),
         ("mean", pa.float64()),
         ("ci_low", pa.float64()),
@@ -460,16 +509,19 @@ RESULT_TABLES = {
     "atoms": ATOMS,
     "relations": RELATIONS,
     "statements": STATEMENTS,
+    "conflicts": CONFLICTS,
     "scores": SCORES,
     "measures": MEASURES,
     "claims": CLAIMS,
     "evidence": EVIDENCE,
     "chunks": CHUNKS,
     "candidates": CANDIDATES,
+    "contexts_used": CONTEXTS_USED,
     "failures": FAILURES,
     "usage": USAGE,
     "summary": SUMMARY,
     "measures_summary": MEASURES_SUMMARY,
+    "leaning": LEANING,
 }
 # What the rows of a table are sorted by, so that one result has one order of rows
 ORDER = {
@@ -477,17 +529,19 @@ ORDER = {
     "atoms": ("sample_id", "metric", "atom_id"),
     "relations": ("sample_id", "metric", "premise_id", "hypothesis_id"),
     "statements": ("sample_id", "metric", "statement_id"),
+    "conflicts": ("sample_id", "metric", "first_id", "second_id"),
     "scores": ("sample_id", "metric"),
     "measures": ("sample_id", "metric", "measure"),
     "claims": ("sample_id", "metric", "position"),
     "evidence": ("sample_id", "metric", "claim_id", "rank"),
     "chunks": ("chunk_id",),
     "candidates": ("sample_id", "metric", "statement_id", "step", "rank"),
+    "contexts_used": ("sample_id", "metric", "rank"),
     "failures": ("sample_id", "metric", "stage", "request_id"),
 }
 # Tables with many rows a sample: each file is sorted, and all rows of a sample are in one. To sort across files, Spark
 # would compute the rows twice
-SORTED_BY_FILE = frozenset({"relations"})
+SORTED_BY_FILE = frozenset({"relations", "conflicts"})
 TABLES = {
     **RESULT_TABLES,
     "completions": COMPLETIONS,

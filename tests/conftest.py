@@ -16,7 +16,7 @@ from tests.fakes.disks import SmallDisk
 from tests.fakes.model_server import ModelServer
 from tests.runs.cluster import SharedCluster
 from tests.runs.here import RunHere
-from untold.jobs.run.session import open_session
+from untold.jobs.run.session import SMALL_JVM, open_session
 from untold.jobs.settings.model import Settings, SparkSettings
 
 if TYPE_CHECKING:
@@ -30,13 +30,10 @@ settings.load_profile("untold")
 ROOT = Path(__file__).resolve().parent.parent
 # Processes of xdist set it; commands that print into a pipe would cut their tables by it
 os.environ.pop("COLUMNS", None)
-# A plan of a few rows takes longer to be compiled, by Spark and by the JVM, than to be run. With one compiler the JVM
-# keeps 48 MB of code, which a session of many jobs fills (46 MB after five): it drops methods and compiles them again.
-# Below its first 256 MB of classes it would look through the heap whenever these have doubled.
-JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m -XX:MetaspaceSize=256m"
+# A plan of a few rows takes longer to be compiled, by Spark and by the JVM, than to be run
 SPARK = {
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": JVM,
+    "spark.driver.extraJavaOptions": SMALL_JVM,
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
@@ -88,7 +85,7 @@ def module_server() -> Iterator[ModelServer]:
 @pytest.fixture
 def server(module_server: ModelServer) -> ModelServer:
     """The module's server as if it had just started; folders and modules that need another have their own."""
-    module_server.configure(answer="e2e", rules=[], limits={}, latency=0.0, api_key=None, down=False)
+    module_server.configure(answer="e2e", rules=[], limits={}, latency=0.0, api_key=None, down=False, batches={})
     module_server.reset()
     return module_server
 

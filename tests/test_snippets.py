@@ -47,6 +47,14 @@ RUN_ELSEWHERE = {
     # The answers of these tests make no claims for this sample, so there is nothing to sweep
     "untold sweep grounded": "tests/jobs/test_sweep.py",
     "untold answer /shared/spool --ray-address ray://ray-head:10001": "tests/runs/test_spool.py",
+    **{
+        f"untold {words}": "tests/runs/test_batches.py"
+        for words in (
+            "score --input answers.jsonl --output batched --metric e2e --config batches.yaml",
+            "score --input answers.jsonl --output batched --metric e2e --config batches.yaml --no-poll",
+            *("batches batched", "batches batched fetch", "batches batched cancel"),
+        )
+    },
     "untold doctor --config replicas.yaml": "tests/jobs/test_doctor.py",
     "untold package --output /shared/untold": "tests/test_distribution.py",
     "untold score --input answers.jsonl --output /shared/out --metric e2e "

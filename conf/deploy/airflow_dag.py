@@ -13,7 +13,7 @@ INPUT = "/data/incoming/{date}/*.jsonl"
 OUTPUT = "/data/nightly/{metric}/{{date}}"
 STORE = "/data/nightly/completions"
 # Budget, outage, spool and interrupt: the same command goes on. Others need a person
-AGAIN = (3, 5, 6, 130)
+AGAIN = (3, 5, 6, 7, 130)
 
 
 @task(retries=12, retry_delay=timedelta(minutes=30))

@@ -145,10 +145,12 @@ function sourceOf(sample, id, statement) {
 function conflictsOf(judged) {
   const statements = judged.statements || [], alone = judged.graph ? judged.graph.alone : [];
   const name = (place) => (place < statements.length ? [`${place + 1} `, shown(statements[place].text)] : alone[place - statements.length] ? [shown(alone[place - statements.length][0])] : ["?"]);
-  const pairs = (judged.graph ? judged.graph.edges : []).filter(([, , kind]) => kind === CONTRADICTS);
+  const told = judged.conflicts || [];
+  // What is told of statements is not listed again; without the table of conflicts nothing is told
+  const pairs = (judged.graph ? judged.graph.edges : []).filter(([a, b, kind]) => kind === CONTRADICTS && (!told.length || Math.max(a, b) >= statements.length));
   const against = (judged.claims || []).filter((claim) => claim.verdict === "contradicted");
-  if (!pairs.length && !against.length) return null;
-  const lines = [...pairs.map(([a, b]) => make("li", {}, name(a), make("b", {}, " ≠ contradicts "), name(b))), ...against.map((claim) => make("li", {}, shown(claim.text), make("b", {}, " is contradicted by its evidence")))];
+  if (!told.length && !pairs.length && !against.length) return null;
+  const lines = [...told.map((text) => make("li", {}, shown(text))), ...pairs.map(([a, b]) => make("li", {}, name(a), make("b", {}, " ≠ contradicts "), name(b))), ...against.map((claim) => make("li", {}, shown(claim.text), make("b", {}, " is contradicted by its evidence")))];
   return make("section", {}, make("h3", {}, `Conflicts: ${count(lines.length)}`), longList(lines, (line) => line, "plain"));
 }
 

@@ -15,7 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from untold.jobs.asking.checks import FAIL, OK, Finding
-from untold.jobs.asking.reach import Reach, check_nodes
+from untold.jobs.asking.probing import check_nodes
+from untold.jobs.asking.reach import Reach
 from untold.jobs.run.refusals import explain, root_cause
 from untold.jobs.run.session import loopback_of_driver, open_session
 from untold.jobs.settings.model import Settings

@@ -20,7 +20,8 @@ class Engines:
     """What all stages of one start share. `run` is its id, `wait` whether it waits for another run on its store.
 
     `retry_failed`: whether what failed for a lasting reason is asked again (docs/contract.md, "Runs, outputs, stores").
-    `answers`: whether this start has requests answered by its own process. `lock`: whether it locks its store.
+    `answers`: whether this start has requests answered by its own process. `lock`: whether it locks its store. `poll`:
+    whether it waits for batches.
     """
 
     spark: SparkSession
@@ -32,6 +33,7 @@ class Engines:
     retry_failed: bool = False
     answers: bool = True
     lock: bool = True
+    poll: bool = True
 
     def prepare(self) -> None:
         """Starts the answering process, unless a spool takes the requests: something is sure to be asked."""
@@ -56,6 +58,7 @@ def open_engines(
     wait: bool = True,
     lock: bool = True,
     retry_failed: bool = False,
+    poll: bool = True,
     small: bool = False,
     asks: bool = False,
     held: Held | None = None,
@@ -72,12 +75,12 @@ def open_engines(
         held.process.serve(interrupts)
     try:
         display.status("starting Java and Ray" if asks else "starting Java")
-        answers = settings.llm.answering == "process"
+        answers = _calls(settings)
         if asks and answers:
             process.open()
         spark = open_session(settings, small=small) if held is None else held.spark
         with interrupts.installed():
-            yield Engines(spark, display, interrupts, process, run, wait, retry_failed, answers, lock)
+            yield Engines(spark, display, interrupts, process, run, wait, retry_failed, answers, lock, poll)
     finally:
         process.close()
 
@@ -89,8 +92,13 @@ def open_held(settings: Settings, display: Display, small: bool) -> Iterator[Hel
     begin_session(settings, small=small)
     process = KeptProcess(settings.ray, Interrupts(display.note))
     try:
-        if settings.llm.answering == "process":
+        if _calls(settings):
             process.open()
         yield Held(open_session(settings, small=small), process)
     finally:
         process.end()
+
+
+def _calls(settings: Settings) -> bool:
+    """Whether the process beside the start is likely to call the endpoint."""
+    return settings.llm.answering == "process" and settings.llm.delivery == "calls"

@@ -13,7 +13,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from untold.jobs.run.refusals import check_address
-from untold.udfs.llm.actors import NAMESPACE
+from untold.udfs.llm.lending import NAMESPACE
 from untold.udfs.reach import Visit, silent, visit
 from untold.udfs.schemes import variables
 

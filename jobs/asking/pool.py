@@ -18,8 +18,9 @@ from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, GetTi
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from untold.jobs.asking.job import Job
-from untold.udfs.llm.actors import AnsweringActor, Assignment, Started, limiters_of, open_limiter
+from untold.udfs.llm.actors import AnsweringActor, Assignment, Started, limiters_of
 from untold.udfs.llm.calls import Progress, Work
+from untold.udfs.llm.lending import open_limiter
 from untold.udfs.llm.segments import check_probe
 from untold.udfs.llm.usage import Usage
 

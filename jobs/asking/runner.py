@@ -11,6 +11,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from untold.jobs.asking.answerers import Answerer, ProcessAnswerer, Unanswered
+from untold.jobs.asking.batching import BatchAnswerer
 from untold.jobs.asking.calling import price, runs_in_tasks, section_of
 from untold.jobs.asking.endpoint import RunEndpoint
 from untold.jobs.asking.engines import Engines
@@ -29,10 +30,10 @@ from untold.jobs.asking.usage import Account, Asked
 from untold.jobs.asking.uses import note_use, wait_for_prune
 from untold.jobs.run.lineage import span
 from untold.jobs.run.locks import Lock, LockedError
-from untold.jobs.run.outcome import Ending
+from untold.jobs.run.outcome import LEFT, Ending
 from untold.jobs.run.terminal import amount
 from untold.jobs.run.workspace import Workspace
-from untold.jobs.settings.model import Settings
+from untold.jobs.settings.model import Settings, delivery_for
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.structure import UNTRIED, Finding
 from untold.udfs.llm.usage import Usage
@@ -82,12 +83,13 @@ class StageRunner:
     @property
     def ending(self) -> Ending:
         """Why it stopped asking, if it did."""
-        return Ending(self.ended, self.error, self.account.spent.calls, self.lost, self._spool.spool.path)
+        where = self.store if self.ended == "batched" else self._spool.spool.path
+        return Ending(self.ended, self.error, self.account.spent.calls, self.lost, where)
 
     def follow(self, before: StageRunner) -> None:
         """Goes on behind another runner of the start: with one budget, and not at all where that ended for good."""
         self.account.spent = before.account.spent
-        if before.ended != "spooled":
+        if before.ended not in LEFT:
             self.ended, self.error = before.ended, before.error
 
     def ask(self, name: str, rows: DataFrame | Requests, carry: Iterable[str] = ()) -> DataFrame:
@@ -125,7 +127,8 @@ class StageRunner:
 
     def _identify(self, name: str, requests: Requests) -> _Asking:
         """The stage as its endpoint can be asked, and its requests with their ids."""
-        if self._spool.is_used and self._findings.tries(self.stages[name]):
+        waits = self._spool.is_used or self._batches.delivers(name)
+        if waits and self._findings.tries(self.stages[name]):
             # Nobody waits for the first answer
             self.engines.display.note(self._findings.learn(self.stages[name], Finding(UNTRIED)))
         stage = self._findings.applied(self.stages[name])
@@ -147,6 +150,11 @@ class StageRunner:
         answerer = RayJobAnswerer if self.settings.llm.answering == "ray-job" else SpoolAnswerer
         return answerer(self.engines, self.settings, self.endpoint, self.store, self.earlier)
 
+    @cached_property
+    def _batches(self) -> BatchAnswerer:
+        given = (self.engines, self.settings, self.endpoint, self.store, self.earlier)
+        return BatchAnswerer(*given, rounds=sum(delivery_for(self.settings, name) == "batch" for name in self.stages))
+
     def _store_of(self, stage: Stage) -> StageStore:
         """The stage's folder of the store, one object a run: it tells of damage once."""
         if stage.digest not in self._stores:
@@ -157,6 +165,8 @@ class StageRunner:
         """What answers a stage under the settings."""
         if runs_in_tasks(stage, self.settings):
             return TaskAnswerer(self.engines, self.settings, self.workspace)
+        if self._batches.delivers(stage.name):
+            return self._batches
         if self._spool.is_used:
             return self._spool
         return ProcessAnswerer(self.engines, self.settings, self.endpoint, self.workspace, self.reach)
@@ -167,7 +177,8 @@ class StageRunner:
         None where the endpoint does not take the stage's schema as it was sent: the requests are others.
         """
         with self._ending_early():
-            asking.usage += self._spool.collect(asking.stage, asking.store)
+            for spool in (self._spool, self._batches):
+                asking.usage += spool.collect(asking.stage, asking.store)
         while True:
             asking.look_up()
             with self._ending_early():

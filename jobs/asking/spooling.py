@@ -51,8 +51,7 @@ class SpoolAnswerer:
         """Adds a job of the requests that no other job of the stage has."""
         spool, stage, spark = self.spool, unanswered.stage, unanswered.rows.sparkSession
         prefix = spool.prefix(stage, self.store)
-        pending = [job.requests for job in spool.jobs(prefix) if job.is_open]
-        if pending:
+        if pending := self._pending(prefix):
             known = spark.read.parquet(*pending).select("request_id")
             unanswered = replace(unanswered, rows=unanswered.rows.join(known, on="request_id", how="left_anti"))
         job = spool.job(f"{prefix}{uuid4().hex[:JOB_CHARACTERS]}-{self.engines.run}")
@@ -64,6 +63,10 @@ class SpoolAnswerer:
         else:
             job.place.remove()
         return Outcome("spooled", spool.path)
+
+    def _pending(self, prefix: str) -> list[str]:
+        """Folders or files with the ids of the requests that other jobs have."""
+        return [job.requests for job in self.spool.jobs(prefix) if job.is_open]
 
     def _more(self, unanswered: Unanswered) -> dict[str, Any]:
         """Further fields of a job. A worker has a budget of its own, whatever this start spent."""

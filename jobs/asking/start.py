@@ -188,6 +188,7 @@ def open_start(
         wait=request.wait,
         lock=request.lock,
         retry_failed=request.retry_failed,
+        poll=request.poll,
         small=request.small,
         asks=asks,
         held=held,

@@ -226,6 +226,7 @@ def run_fields(options: Options, settings: Settings, read: ReadOptions) -> dict[
         "retry_failed": given.get("retry_failed", False),
         "wait": not given.get("no_wait", False),
         "lock": not given.get("no_lock", False),
+        "poll": not given.get("no_poll", False),
         "command": options.command_line,
     }
 
@@ -341,7 +342,11 @@ FAIL_UNDER = Option(
 METRICS_FILE = Option(
     "--metrics-file", "FILE", "write the figures of the run for Prometheus (text format, also OpenMetrics)"
 )
-RUN_FLAGS = [flag("--overwrite", "replace the tables of another run in --output"), *ASKING_FLAGS]
+RUN_FLAGS = [
+    flag("--overwrite", "replace the tables of another run in --output"),
+    *ASKING_FLAGS,
+    flag("--no-poll", "look at batches once, and end with code 7 while they go on"),
+]
 
 
 def load(options: Options, *, system: Layer | None = None, demo: bool = False, asks: bool = True) -> Resolved:

@@ -33,6 +33,10 @@ def _export(options: Options) -> int:
     from untold.jobs.export import MLFLOW, TEXTS, WRITERS, export, log_to_mlflow, write_csv
     from untold.jobs.results import open_run
 
+    if (options.to is None) == (options.trec is None):
+        raise click.UsageError("give one of --to FORM and --trec FILE")
+    if options.trec is not None:
+        options = Options(**{**vars(options), "to": "trec", "output": options.trec})
     if options.to == MLFLOW:
         if options.output is not None:
             raise click.UsageError("--to mlflow takes no --output: MLFLOW_TRACKING_URI says where it is logged")
@@ -51,7 +55,7 @@ def _export(options: Options) -> int:
     else:
         WRITERS[options.to](found, sys.stdout.buffer)
     if options.to == "trec":
-        print("untold: lines are sample_id, metric, score; samples without a score have none", file=sys.stderr)
+        print("untold: lines are qid, measure, value; what is undefined has none", file=sys.stderr)
     return 0
 
 
@@ -65,7 +69,7 @@ def _completion(options: Options) -> int:
 
 
 SHELLS = ("bash", "zsh", "fish")
-EXPORTS = ("csv", "xlsx", "parquet", "jsonl", "mlflow", "trec")
+EXPORTS = ("csv", "xlsx", "parquet", "jsonl", "mlflow", "trec", "ragchecker", "trec_rag_nuggets")
 COMMANDS: dict[str, click.Command] = {
     "inspect": Command(
         "show what files are taken for: format, columns, first rows, what is wrong",
@@ -84,8 +88,9 @@ COMMANDS: dict[str, click.Command] = {
         _export,
         [
             Argument("run", "RUN", "the output of a run"),
-            Option("--to", "FORM", ", ".join(EXPORTS), read=one_of(EXPORTS), required=True),
-            Option("--output", "FILE", "the file; csv, jsonl and trec go to standard output without one"),
+            Option("--to", "FORM", ", ".join(EXPORTS), read=one_of(EXPORTS)),
+            Option("--output", "FILE", "the file; forms of text go to standard output without one"),
+            Option("--trec", "FILE", "the same as --to trec --output FILE"),
         ],
     ),
     "completion": Command(

@@ -126,13 +126,17 @@ def _check_coverage(options: Options) -> None:
     """Raises UsageError for what only a study of coverage has, or has not."""
     if options.dataset != "coverage":
         given = [f"--{name}" for name in ("covered", "subset") if getattr(options, name) is not None]
-        given += ["--format"] if options.format is not None and options.dataset != "claims" else []
+        given += ["--format"] if options.format is not None and options.dataset not in ("claims", "nuggets") else []
         if given:
             raise click.UsageError(f"{' and '.join(given)} goes with --dataset coverage")
-    elif options.format not in (None, *known_formats("items")):
+    if options.dataset in ("coverage", "nuggets") and options.format not in (None, *known_formats("items")):
         raise click.UsageError(f"--format {options.format} is of --dataset claims")
-    elif options.annotation_sheet:
-        raise click.UsageError("--annotation-sheet draws from labels of responses; the data set coverage has none")
+    if options.dataset in ("coverage", "nuggets") and options.annotation_sheet:
+        raise click.UsageError(
+            f"--annotation-sheet draws from labels of responses; the data set {options.dataset} has none"
+        )
+    if options.dataset == "nuggets" and options.metric not in (None, (), ("nuggets",)):
+        raise click.UsageError("--dataset nuggets is of the metric nuggets alone")
 
 
 def _check_claims(options: Options) -> None:
@@ -222,7 +226,7 @@ def _check_labelled(options: Options) -> ReadOptions:
 
     if options.dataset == "claims":
         return check_samples(options, (), layout_of(options.format))
-    is_data_set = options.dataset != "coverage"
+    is_data_set = options.dataset not in ("coverage", "nuggets")
     name = data_set(options.dataset, options.conflictbank) if is_data_set else options.format
     return check_samples(options, NEEDS, adapter_of(name))
 
@@ -255,7 +259,9 @@ _LABELLED = [
     Option("--limit", "N", "only the first N samples by sample_id", read=count),
     flag("--cluster", "intervals and tests take all answers to a question together"),
     Option("--covered", "LABEL,...", "coverage: labels of items that mean covered (covered, true, yes, 1)", read=names),
-    Option("--format", "NAME", "a data set of coverage or claims", names=study_formats, read=one_of(study_formats)),
+    Option(
+        "--format", "NAME", "a data set of coverage, claims or nuggets", names=study_formats, read=one_of(study_formats)
+    ),
     Option("--subset", "KIND:N", "coverage: N references only, standard or challenging", read=read_subset),
     CONFLICTBANK_OPTION,
     *READ_OPTIONS,

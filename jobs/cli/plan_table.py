@@ -44,9 +44,24 @@ def plan_lines(rows: Sequence[Row], page: Page) -> list[str]:
         "expected",
         *table(["metric", "stage", *HEADS], expected, page, names=2),
         "",
+        *_by_batches(whole),
         *(_on_cluster(whole, page) if CLUSTER[0] in rows[0] else []),
         *wrapped(NOTES, Page(min(page.width or WIDEST, WIDEST))),
     ]
+
+
+def _by_batches(rows: Sequence[Row]) -> list[str]:
+    """What batches would cost, and how many rounds of them there are; nothing without prices."""
+    from untold.jobs.run.terminal import amount
+
+    *stages, total = rows
+    if total["batch_cost"] is None:
+        return []
+    # Stages of several metrics are asked one after the other too
+    rounds = len({row["stage"] for row in stages if row["requests"] > row["reused"] and row["batch_cost"] is not None})
+    within = amount(rounds, "round of batches", "rounds of batches")
+    cost = f"cost {total['batch_cost']:,.2f} at most"
+    return [f"by batches (llm.delivery=batch): {cost}, {within}, each within 24 hours", ""]
 
 
 def _on_cluster(rows: Sequence[Row], page: Page) -> list[str]:
@@ -71,7 +86,7 @@ def _numbers(row: Row, names: Sequence[str]) -> list[str]:
 
 def _total(rows: Sequence[Row]) -> dict[str, Any]:
     """The sums of all rows; stages are asked one after the other, so hours add up too."""
-    names = (*POSSIBLE, *EXPECTED, *(CLUSTER if CLUSTER[0] in rows[0] else ()))
+    names = (*POSSIBLE, "batch_cost", *EXPECTED, *(CLUSTER if CLUSTER[0] in rows[0] else ()))
     known = {name: [row[name] for row in rows if row[name] is not None] for name in names}
     sums = {name: sum(values) if values else None for name, values in known.items()}
     # One stage after the other has all machines

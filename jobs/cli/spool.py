@@ -1,4 +1,4 @@
-"""The subcommand of spools: what answers the requests that runs left in one."""
+"""The subcommands of requests that runs left: in a spool, or in batches of an endpoint."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import os
 import click
 
 from untold.jobs.cli.arguments import Argument, Command, Option, Options, flag, tell_outcome
+from untold.jobs.cli.values import one_of
+
+ACTS = ("list", "fetch", "cancel")
 
 
 def _answer(options: Options) -> int:
@@ -31,6 +34,21 @@ def _answer(options: Options) -> int:
     return outcome.exit_code
 
 
+def _batches(options: Options) -> int:
+    """The batches of a store: listed, fetched or cancelled; starts no engine."""
+    from untold.jobs.batches import batches, show_batches
+    from untold.jobs.run.progress import Display
+    from untold.jobs.settings.loading import load_given
+
+    act = options.act or ACTS[0]
+    if options.id and act != "cancel":
+        raise click.UsageError("--id goes with cancel")
+    given = load_given(options.config, options.overrides, os.environ)
+    os.environ.update(given.storage.environment)
+    show_batches(batches(options.folder, act, Display().note, options.id, given.llm.api_key_env), act)
+    return 0
+
+
 COMMANDS: dict[str, click.Command] = {
     "answer": Command(
         "answer the requests that runs left in a spool",
@@ -42,6 +60,17 @@ COMMANDS: dict[str, click.Command] = {
             Option("--set", "KEY=VALUE", "one setting; repeatable", to="overrides", multiple=True),
             flag("--retry-failed", "retry permanently failed requests"),
             flag("--no-wait", "refuse instead of waiting for another worker"),
+        ],
+    ),
+    "batches": Command(
+        "list the batches that runs left at endpoints, fetch their answers, or cancel them",
+        _batches,
+        [
+            Argument("folder", "DIR", "the output of a run, or a store of completions"),
+            Argument("act", "ACT", "list (the default), fetch or cancel", required=False, read=one_of(ACTS)),
+            Option("--id", "ID", "one batch to cancel; repeatable; all by default", multiple=True),
+            Option("--config", "F", "a settings file (YAML), for another key variable"),
+            Option("--set", "KEY=VALUE", "one setting; repeatable", to="overrides", multiple=True),
         ],
     ),
 }

@@ -298,10 +298,10 @@ COMMANDS: dict[str, click.Command] = {
         needs=("matplotlib", "networkx"),
     ),
     "curve": Command(
-        "draw recall of the most important facts against their number",
+        "draw recall of the most important facts, or claim recall of contexts, against their number",
         _curve,
         [
-            Argument("run", "RUN", "an output of untold score with the metric importance"),
+            Argument("run", "RUN", "an output of untold score with the metric importance or rag"),
             *settings_options(),
         ],
         needs=("matplotlib", "networkx"),

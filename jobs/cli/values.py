@@ -143,8 +143,8 @@ def study_formats() -> Sequence[str]:
 
 
 def studied() -> Sequence[str]:
-    """What `untold meta-evaluate --dataset` may be: a data set of labelled responses, labelled items, or claims."""
-    return [*known_formats("labels"), "coverage", "claims"]
+    """What `untold meta-evaluate --dataset` may be: a data set of labelled responses, or of what else is labelled."""
+    return [*known_formats("labels"), "coverage", "claims", "nuggets"]
 
 
 def metric_names(text: str) -> tuple[str, ...]:

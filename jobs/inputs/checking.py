@@ -248,7 +248,8 @@ def likely_columns(missing: Sequence[str], theirs: set[str], renaming: Mapping[s
         return None
     # What samples have besides; queries and documents have neither
     for name in ("references", "query_id") if {"response", "contexts"} & set(found) else ():
-        same = [other for other in OTHER_NAMES[name] if other in theirs and name not in theirs]
+        taken = {*found.values(), *OPTIONAL}
+        same = [other for other in OTHER_NAMES[name] if other in theirs - taken and name not in theirs]
         found |= {name: same[0]} if same and name not in found else {}
     return {**renaming, **{name: other for name, other in found.items() if other is not None}}
 

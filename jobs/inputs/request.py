@@ -40,6 +40,8 @@ class RunRequest:
     retry_failed: bool = False
     # Whether it waits for another run on the same store, instead of refusing
     wait: bool = True
+    # Whether it waits for batches, instead of ending while they go on
+    poll: bool = True
     # Whether output and store are locked: not where the user sees to it that one run at a time uses them
     lock: bool = True
     # What its tables are added to, besides being those of its output

@@ -39,6 +39,7 @@ from untold.jobs.run.terminal import amount
 from untold.udfs.hints import aside, near_misses
 from untold.udfs.samples.adapters import FORMATS, Adapter, needed
 from untold.udfs.samples.batches import Wanted, read_batches, type_batches
+from untold.udfs.samples.checks import FIELDS
 from untold.udfs.samples.conversion import KNOWN, QUESTION_ID, REQUIRED, is_question
 from untold.udfs.samples.items import ASPECT_FIELDS, REFERENCE_FIELDS
 from untold.udfs.texts import TESTED_SCRIPTS
@@ -49,10 +50,11 @@ __all__ = ["FORMATS", "SampleError", "Samples", "fingerprint", "read_samples", "
 SHOWN_INVALID = 20
 SHOWN_CONFLICTS = 5
 # The types of what items of samples have, and of those columns of `OPTIONAL` that are read, whatever type a file has
+TEXTS = T.ArrayType(T.StringType())
 ITEM_TYPES: Mapping[str, T.DataType] = {
-    **dict.fromkeys(("id", "text", "anchor"), T.StringType()),
+    **dict.fromkeys(("id", "text", "anchor", "importance"), T.StringType()),
     "weight": T.DoubleType(),
-    **dict.fromkeys(("labels", "covered_by"), T.ArrayType(T.StringType())),
+    **dict.fromkeys(("labels", "covered_by"), TEXTS),
 }
 OPTIONAL_TYPES: Mapping[str, T.DataType] = {
     "query_id": T.StringType(),
@@ -60,8 +62,16 @@ OPTIONAL_TYPES: Mapping[str, T.DataType] = {
         column: T.ArrayType(T.StructType([T.StructField(name, ITEM_TYPES[name]) for name in fields]))
         for column, fields in (("aspects", ASPECT_FIELDS), ("references", REFERENCE_FIELDS))
     },
+    "ground_truth": T.StructType([T.StructField("text", T.StringType()), T.StructField("claims", TEXTS)]),
+    "claim_checks": T.StructType(
+        [
+            T.StructField(name, kind)
+            for fields in FIELDS.values()
+            for name, kind in zip(fields, (TEXTS, TEXTS, T.ArrayType(TEXTS)), strict=True)
+        ]
+    ),
 }
-CONTEXTS = T.ArrayType(T.StructType([T.StructField("id", T.StringType()), T.StructField("text", T.StringType())]))
+CONTEXTS = T.ArrayType(T.StructType([T.StructField(name, T.StringType()) for name in ("id", "text", "kind")]))
 PLACE_TYPES = {"file": T.IntegerType(), "block": T.LongType(), "n": T.LongType(), "part": T.IntegerType()}
 PLACE = list(PLACE_TYPES)
 KNOWN_FIELDS = [T.StructField(name, CONTEXTS if name == "contexts" else T.StringType()) for name in KNOWN]
@@ -83,10 +93,10 @@ ROWS_OF_A_TASK = 10_000
 class Samples:
     """What `read_samples` found.
 
-    `samples`: sample_id, query, response, contexts array<struct<id, text>>, system, label, then the rest by name; a row
-    a distinct input row, invalid ones included, null where unusable. It is read from what the one pass over the files
-    kept. `invalid`: sample_id, error (file, 1-based row and what is wrong). `duplicates` counts exact duplicates
-    dropped. `columns` are those of the files, under our names; `left_out` files of no known extension.
+    `samples`: sample_id, query, response, contexts array<struct<id, text, kind>>, system, label, then the rest by
+    name; a row a distinct input row, invalid ones included, null where unusable. It is read from what the one pass
+    over the files kept. `invalid`: sample_id, error (file, 1-based row and what is wrong). `duplicates` counts
+    exact duplicates dropped. `columns` are those of the files, under our names; `left_out` files of no known extension.
     """
 
     samples: DataFrame

@@ -19,7 +19,8 @@ METRICS: Registry[Metric] = Registry(
     (),
     GROUP,
     places={
-        name: f"untold.jobs.metrics.{name}:METRIC" for name in ("e2e", "nli", "qa", "icat", "importance", "longrecall")
+        name: f"untold.jobs.metrics.{name}:METRIC"
+        for name in ("e2e", "nli", "qa", "icat", "importance", "longrecall", "nuggets", "rag")
     },
 )
 

@@ -102,9 +102,10 @@ class Metric:
     # Digests of the files that settings name, by setting: what they hold belongs to an output. Raises UserError for a
     # file that cannot be used, before anything is paid for
     digests: Callable[[Settings], Mapping[str, str]] | None = None
-    # Whether it looks facts up, which asks stages of its own and may need contexts, or the column of `looks_in`
+    # Whether it looks facts up, which asks stages of its own and may need contexts, or the column of `looks_in`; None
+    # for a metric that looks nothing up in contexts
     retrieves: bool = False
-    looks_in: str = "contexts"
+    looks_in: str | None = "contexts"
     # Its measures, one row a sample of `measures`, each with the bounds of a sample of which nothing is known
     unknown: Bounds | Callable[[Settings], Bounds] = field(default_factory=dict)
     # From the tables measures and scores, as they were written, further rows of `measures_summary`: of what is no mean
@@ -114,18 +115,21 @@ class Metric:
     # Measures that are undefined where a response states nothing, and count as 0 in `mean_zero` then; such a response
     # has the measure `claims` 0
     zeroed: tuple[str, ...] = ()
+    # Measures that count as 0 in `mean_zero` wherever they are undefined, as they were published
+    undefined_zero: tuple[str, ...] = ()
     # What `untold show` prints of a sample
     view: type[View] = View
 
     def columns(self, settings: Settings) -> tuple[str, ...]:
         """The columns that samples must have under these settings; contexts where facts are looked up in them."""
         own = self.needs(settings) if callable(self.needs) else self.needs
-        looked_in = (self.looks_in,) if self.retrieves and settings.knowledge.source == "contexts" else ()
-        return tuple(dict.fromkeys((*own, *looked_in)))
+        in_contexts = self.retrieves and settings.knowledge.source == "contexts"
+        return tuple(dict.fromkeys((*own, *((self.looks_in,) if in_contexts and self.looks_in else ()))))
 
     def asks(self, settings: Settings) -> tuple[str, ...]:
         """All stages that the metric may ask: its own, and those of looking facts up."""
-        lookups = stages_of_knowledge(settings) if self.retrieves else ()
+        looks_up = self.retrieves and (self.looks_in or settings.knowledge.source != "contexts")
+        lookups = stages_of_knowledge(settings) if looks_up else ()
         return tuple(dict.fromkeys((*self.stages(settings), *lookups)))
 
     def depends_on(self, key: str) -> bool:

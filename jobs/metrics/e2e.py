@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import failure_rows, has_failed, is_unasked
-from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
+from untold.jobs.metrics.base import Assumptions, Bounds, Metric, Tables, Tools
+from untold.jobs.metrics.conflicts import MEASURES, conflict_measures, conflict_rows
+from untold.jobs.metrics.conflicts import SIDES as SIDES_OF
 from untold.jobs.metrics.contexts import STAGE as SUMMARISE
 from untold.jobs.metrics.contexts import assumed_summaries, gather_contexts, is_ready, stages_with_contexts
 from untold.jobs.metrics.likely import likely_summaries
 from untold.jobs.metrics.scores import score_columns, status_of
+from untold.jobs.metrics.settings import E2eSettings
+from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
+from untold.udfs.facts.conflict_sides import SIDES, find_sides
 
 NAME = "e2e"
 STAGE = "evaluate_coverage"
+LIST, COVER = "list_conflicts", "cover_sides"
 
 
 def stages(settings: Settings) -> tuple[str, ...]:
     """The stages that the metric asks, in order."""
-    return stages_with_contexts(settings, STAGE)
+    return stages_with_contexts(settings, STAGE, *((LIST, COVER) if settings.e2e.conflicts else ()))
 
 
 def assume(settings: Settings) -> Assumptions:
-    """A plan ends with the judgement, which nothing follows: no statement need be made up."""
-    judgement = {STAGE: {"statements": F.array(), "dropped": F.lit(0)}}
+    """A judgement without statements, so that none need be made up, and a conflict whose sides are none of them."""
+    numbers = F.array(F.lit(1))
+    side = {name: F.struct(F.lit(name).alias("text"), numbers.alias("sources")) for name in SIDES_OF}
+    conflict = F.struct(*(value.alias(name) for name, value in side.items()))
+    judgement = {
+        STAGE: {"statements": F.array(), "dropped": F.lit(0)},
+        LIST: {"conflicts": F.array(conflict)},
+        COVER: {"covered": F.transform("statements", lambda _: F.lit(False))},
+    }
     return Assumptions(
         settings,
         {**assumed_summaries(), **judgement},
+        frozenset({COVER}),
         likely=lambda figures: {**likely_summaries(figures), **judgement},
     )
 
@@ -45,7 +61,61 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     statements = read_statements(judged)
     failures = failure_rows(NAME, SUMMARISE, contexts).unionByName(failure_rows(NAME, STAGE, judged))
     scores = _score_samples(samples, prepared, judged, statements)
-    return {"statements": statements, "scores": scores, "failures": failures}
+    tables = {"statements": statements, "scores": scores, "failures": failures}
+    return {**tables, **_find_conflicts(samples, prepared, judged, tables, tools)} if settings.e2e.conflicts else tables
+
+
+def _find_conflicts(
+    samples: DataFrame, prepared: DataFrame, judged: DataFrame, tables: Tables, tools: Tools
+) -> dict[str, DataFrame]:
+    """The tables conflicts and measures, and failures with those of their stages.
+
+    Conflicts are listed once for all responses to a query. A side that is one of the statements is covered as that is;
+    the others are asked for together.
+    """
+    texts = F.col("kept.summary").alias("contexts"), F.col("kept.context_id").alias("context_ids")
+    several = prepared.where(is_ready() & (F.size("kept") > 1)).select("sample_id", *texts)
+    queries = samples.select("sample_id", "query").join(several, on="sample_id", how="inner")
+    listed = tools.ask(LIST, queries, carry=("sample_id", "context_ids"))
+    known = judged.where(F.col("error_type").isNull()).select("sample_id", "statements")
+    both = listed.where(F.col("error_type").isNull()).join(known, on="sample_id", how="inner")
+    columns = ("sample_id", "context_ids", "conflicts", "statements")
+    sides = tools.keep(both.select(*columns).mapInArrow(find_sides, spark_schema(SIDES)), "sides")
+    left = sides.where(F.col("place").isNull()).groupBy("sample_id").agg(F.collect_set("text").alias("all"))
+    statements = F.array_sort("all").alias("statements")
+    responses = samples.select("sample_id", "response")
+    to_cover = left.join(responses, on="sample_id", how="inner").select(
+        "sample_id", statements.alias("asked"), "response", statements
+    )
+    covered = tools.ask(COVER, to_cover, carry=("sample_id", "asked"))
+    answered = covered.where(F.col("error_type").isNull())
+    pairs = answered.select("sample_id", F.explode(F.arrays_zip("asked", "covered")).alias("one"))
+    found = pairs.select("sample_id", F.col("one.asked").alias("text"), F.col("one.covered").alias("told"))
+    stated = sides.join(found, on=["sample_id", "text"], how="left").select(
+        "sample_id",
+        "statement",
+        F.when(F.col("place").isNotNull(), statement_id("place")).alias("statement_id"),
+        "text",
+        "sources",
+        F.coalesce("covered", "told").alias("covered"),
+    )
+    firsts = sides.where(F.col("statement") % 2 == 0).select("sample_id", F.col("statement").alias("first"))
+    conflicts = conflict_rows(NAME, firsts.withColumn("second", F.col("first") + 1), stated)
+    failures = (failure_rows(NAME, stage, rows) for stage, rows in ((LIST, listed), (COVER, covered)))
+    return {
+        "conflicts": conflicts,
+        "measures": conflict_measures(NAME, _known_of_conflicts(tables["scores"], listed, covered), conflicts),
+        "failures": reduce(DataFrame.unionByName, failures, tables["failures"]),
+    }
+
+
+def _known_of_conflicts(scores: DataFrame, listed: DataFrame, covered: DataFrame) -> DataFrame:
+    """sample_id, status: of a sample whose conflicts are not known failed, and partial where some side is not."""
+    lost = listed.select("sample_id", F.col("error_type").isNotNull().alias("unlisted"))
+    left = covered.select("sample_id", F.col("error_type").isNotNull().alias("uncovered"))
+    rows = scores.select("sample_id", "status").join(lost, on="sample_id", how="left")
+    known = F.when(F.col("unlisted"), "failed").when(F.col("uncovered"), "partial").otherwise(F.col("status"))
+    return rows.join(left, on="sample_id", how="left").select("sample_id", known.alias("status"))
 
 
 def rows_to_judge(samples: DataFrame, prepared: DataFrame) -> DataFrame:
@@ -75,13 +145,19 @@ def read_statements(judged: DataFrame) -> DataFrame:
     return exploded.select(
         "sample_id",
         F.lit(NAME).alias("metric"),
-        F.concat_ws(":", "sample_id", F.lit(NAME), (F.col("position") + 1).cast("string")).alias("statement_id"),
+        statement_id(F.col("position") + 1).alias("statement_id"),
         F.col("statement.text").alias("text"),
         F.col("statement.covered").alias("covered"),
         F.lit(None).cast("boolean").alias("in_basis"),
         sources.alias("sources"),
         F.lit(None).cast("array<string>").alias("members"),
     )
+
+
+def statement_id(number: str | Column) -> Column:
+    """`<sample_id>:e2e:<n>`."""
+    place = F.col(number) if isinstance(number, str) else number
+    return F.concat_ws(":", "sample_id", F.lit(NAME), place.cast("string"))
 
 
 def _score_samples(samples: DataFrame, prepared: DataFrame, judged: DataFrame, statements: DataFrame) -> DataFrame:
@@ -114,4 +190,18 @@ def _score_samples(samples: DataFrame, prepared: DataFrame, judged: DataFrame, s
     return joined.select("*", *nothing).withColumn("status", status).select(*score_columns(NAME, F.col("dropped")))
 
 
-METRIC = Metric(name=NAME, stages=stages, score=score, assume=assume, settings=("summarise_contexts",))
+def unknown_bounds(settings: Settings) -> Bounds:
+    """The measures of conflicts, where they are listed."""
+    return MEASURES if settings.e2e.conflicts else {}
+
+
+METRIC = Metric(
+    name=NAME,
+    stages=stages,
+    score=score,
+    assume=assume,
+    sections={NAME: E2eSettings},
+    tables=("statements", "conflicts", "scores", "measures", "failures"),
+    settings=("summarise_contexts", NAME),
+    unknown=unknown_bounds,
+)

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from untold.graph.distributed import Condensed
 from untold.jobs.asking.results import failure_rows, is_unasked
 from untold.jobs.metrics.base import Tables, Tools
+from untold.jobs.metrics.conflicts import conflict_measures, conflict_rows, contradicting_statements
 from untold.jobs.metrics.contexts import MARK, is_ready
 from untold.jobs.metrics.scores import score_columns, status_of
 from untold.udfs.facts.nodes import ANSWER_FORM
@@ -46,7 +47,7 @@ def passages(samples: DataFrame, prepared: DataFrame) -> DataFrame:
 # Characters of an atom or answer in a plan, which few are over; were each as long as its whole text, a plan's tokens
 # would grow with the square of the text's length
 LONGEST_ATOM = 300
-GRAPH_TABLES = ("atoms", "relations", "statements", "scores", "failures")
+GRAPH_TABLES = ("atoms", "relations", "statements", "conflicts", "scores", "measures", "failures")
 
 
 @dataclass(frozen=True)
@@ -159,8 +160,8 @@ def _atom_rows(metric: str, members: DataFrame) -> DataFrame:
     )
 
 
-def _statement_rows(metric: str, members: DataFrame) -> DataFrame:
-    """The table `statements`: the classes of atoms that hold a context atom (docs/contract.md, "Tables").
+def _statements(metric: str, members: DataFrame) -> DataFrame:
+    """The classes of atoms that hold a context atom: the table `statements`, and their numbers.
 
     `covered` and `in_basis` are of the class and alike in all its rows; the text is its representative's, and `members`
     are all its texts in the order of their nodes.
@@ -178,6 +179,7 @@ def _statement_rows(metric: str, members: DataFrame) -> DataFrame:
         )
         .select(
             "sample_id",
+            "statement",
             F.lit(metric).alias("metric"),
             _statement_id(metric).alias("statement_id"),
             "text",
@@ -241,9 +243,13 @@ def conclude(metric: str, samples: DataFrame, found: Judged, tools: Tools) -> Ta
     """
     members = tools.keep(_place_members(found.atoms, found.condensed.classes), "members")
     failures = [failure_rows(metric, stage, rows) for stage, rows in found.asked.items()]
+    statements, scores = _statements(metric, members), _score_rows(metric, samples, found)
+    conflicts = conflict_rows(metric, contradicting_statements(found.relations, members), statements)
     return {
-        "statements": _statement_rows(metric, members),
-        "scores": _score_rows(metric, samples, found),
+        "statements": statements.drop("statement"),
+        "conflicts": conflicts,
+        "scores": scores,
+        "measures": conflict_measures(metric, scores, conflicts),
         "failures": reduce(DataFrame.unionByName, failures),
         "atoms": _atom_rows(metric, members),
         "relations": _relation_rows(metric, found.atoms, found.relations),

@@ -14,13 +14,17 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import has_failed, is_unasked
 from untold.jobs.metrics.base import Tools
-from untold.jobs.metrics.grounding import ground
+from untold.jobs.metrics.grounding import ENTAILMENT, ground
+from untold.jobs.metrics.judging import CLASSIFY_LISTS
+from untold.jobs.metrics.lists import ask_in_lists, cut_in_lists, listed_pairs, texts_of_items
 from untold.jobs.retrieval.sources import query_key
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.claim_verdicts import VERDICTS, judge_claims, waves_of
 
 CLAIM = ("owner", "claim_key")
+# What is known of a pair that is to be judged
+JUDGED = (*CLAIM, "chunk_id", "document_id", "rank", "similarity")
 # Digits of a text's hash in a chunk's id: no two texts of a billion of one context's id have one
 TEXT_CHARACTERS = 16
 
@@ -39,15 +43,21 @@ class Grounded:
     hits: DataFrame
 
 
-def ground_claims(claims: DataFrame, tools: Tools, settings: Settings, *, early_stop: bool) -> Grounded:
-    """Looks claims up and has them judged. claims: sample_id, position, text; a text once a sample."""
-    whose = F.col("sample_id") if settings.knowledge.source == "contexts" else F.lit("")
+def ground_claims(
+    claims: DataFrame, tools: Tools, settings: Settings, *, early_stop: bool, list_size: int | None = None
+) -> Grounded:
+    """Looks claims up and has them judged. claims: sample_id, position, text; a text once a sample.
+
+    list_size: a chunk is held against at most so many claims of a sample in one request; None for one.
+    """
+    of_sample = settings.knowledge.source == "contexts" or list_size is not None
+    whose = F.col("sample_id") if of_sample else F.lit("")
     keyed = claims.select("*", whose.alias("owner"), query_key("text").alias("claim_key"))
     distinct = keyed.dropDuplicates(list(CLAIM))
     queries = distinct.select(F.col("owner").alias("sample_id"), "claim_key", F.col("text").alias("query"))
     found = tools.retrieve(queries).withColumnRenamed("sample_id", "owner")
     hits = found.withColumn("chunk_id", chunk_name(settings.knowledge.source))
-    pairs = _judge_pairs(hits, tools, settings, early_stop=early_stop)
+    pairs = _judge_pairs(hits, tools, settings, early_stop=early_stop, list_size=list_size)
     verdicts = tools.keep(_verdicts(hits, pairs), "verdicts")
     judged = keyed.join(verdicts, on=list(CLAIM), how="left")
     return Grounded(tools.keep(judged, "judged-claims"), pairs, hits)
@@ -65,18 +75,45 @@ def chunk_name(source: str | None, chunk_id: Column | None = None, text: Column 
     return F.concat(named, F.lit("@"), F.substring(F.sha2(said, 256), 1, TEXT_CHARACTERS))
 
 
-def _judge_pairs(hits: DataFrame, tools: Tools, settings: Settings, *, early_stop: bool) -> DataFrame:
+def _judge_pairs(
+    hits: DataFrame, tools: Tools, settings: Settings, *, early_stop: bool, list_size: int | None
+) -> DataFrame:
     """The pairs that were asked for, judged; with `early_stop`, in waves that leave out what is grounded already."""
-    names = (*CLAIM, "chunk_id", "document_id", "rank", "similarity")
     asked = (F.col("text").alias("premise"), F.col("query").alias("hypothesis"))
-    left = hits.where(F.col("rank").isNotNull()).select(*names, *asked)
+    left = hits.where(F.col("rank").isNotNull()).select(*JUDGED, *asked)
     judged = []
     for first, last in waves_of(settings.knowledge.top_k, early_stop=early_stop):
         wave = left.where(F.col("rank").between(first, last))
-        judged.append(ground(wave, tools, settings, carry=names))
+        if list_size is None:
+            judged.append(ground(wave, tools, settings, carry=JUDGED))
+        else:
+            judged.append(judge_lists(wave, tools, list_size))
         grounded = judged[-1].where("grounded").select(*CLAIM).distinct()
         left = left.join(grounded, on=list(CLAIM), how="left_anti")
     return reduce(DataFrame.unionByName, judged)
+
+
+def judge_lists(pairs: DataFrame, tools: Tools, size: int) -> DataFrame:
+    """What `ground` gives of pairs, judged in lists: a chunk with at most so many of its owner's claims.
+
+    pairs: the columns of `JUDGED`, premise and hypothesis.
+    """
+    of_claim = ("claim_key", "document_id", "rank", "similarity")
+
+    def ask(again: DataFrame | None, size: int) -> DataFrame:
+        left = pairs if again is None else pairs.join(again, on=[*CLAIM, "chunk_id"], how="left_semi")
+        claim = F.struct(F.col("hypothesis").alias("text"), *of_claim)
+        lists = cut_in_lists(left, ("owner", "chunk_id", "premise"), claim, size)
+        claims = F.transform("items", lambda one: one.dropFields("text")).alias("claims")
+        shown = lists.select("owner", "chunk_id", claims, "premise", texts_of_items().alias("hypotheses"))
+        found = tools.ask(CLASSIFY_LISTS, shown, carry=("owner", "chunk_id", "claims"))
+        columns = ("request_id", "relation", "error_type", "error", "listed")
+        return listed_pairs(found, "claims", "claim").select("owner", "chunk_id", "claim.*", *columns)
+
+    grounds = (F.col("relation") == ENTAILMENT).alias("grounded")
+    unknown = F.lit(None).cast("double").alias("probability")
+    judged = ask_in_lists(ask, size)
+    return judged.select(*JUDGED, "request_id", "relation", unknown, grounds, "error_type", "error")
 
 
 def _verdicts(hits: DataFrame, pairs: DataFrame) -> DataFrame:

@@ -26,6 +26,7 @@ from untold.jobs.metrics.grounded_claims import (
     ground_claims,
 )
 from untold.jobs.metrics.grounding import ENTAILMENT, grounding_stage
+from untold.jobs.metrics.judging import CLASSIFY_LISTS
 from untold.jobs.metrics.likely import Likely, made_up, numbers, size_of_things, tokens_of, value_of, whole
 from untold.jobs.metrics.scores import JUDGED, measure_rows, measured_scores, status_of
 from untold.jobs.metrics.settings import IcatSettings
@@ -55,7 +56,12 @@ def stages(settings: Settings) -> tuple[str, ...]:
     variant = settings.icat.variant
     generate = (GENERATE,) if variant in ("auto", "a") else ()
     align = () if variant == "m" else (ALIGN,)
-    return (EXTRACT, *generate, grounding_stage(settings), *align)
+    return (EXTRACT, *generate, verifying_stage(settings), *align)
+
+
+def verifying_stage(settings: Settings) -> str:
+    """The stage that holds claims against chunks. Raises UserError for lists of a classifier."""
+    return grounding_stage(settings, in_lists=settings.icat.judgement == "lists")
 
 
 def needs(settings: Settings) -> tuple[str, ...]:
@@ -78,7 +84,7 @@ def assume(settings: Settings) -> Assumptions:
 
     With `icat.early_stop` a run may ask fewer relations than are counted, so that stage is given as a bound.
     """
-    verifier = grounding_stage(settings)
+    verifier = verifying_stage(settings)
     aspect = F.substring("query", 1, LONGEST_ATOM)
     names = F.transform(numbers(F.lit(settings.icat.aspects)), lambda number: F.concat(number, F.lit(MARK), aspect))
     results = {EXTRACT: {"claims": different_texts(WORDS_OF_A_CLAIM)}, GENERATE: {"aspects": names}}
@@ -91,13 +97,14 @@ def _judged(verifier: str) -> dict[str, Mapping[str, Column]]:
     """What judging and aligning give in a plan: nothing is asked of the one that follows from the other's answer."""
     return {
         verifier: {"relation": F.lit(ENTAILMENT), "probability": F.lit(1.0)},
+        CLASSIFY_LISTS: {"relations": F.transform("hypotheses", lambda _: F.lit(ENTAILMENT))},
         ALIGN: {"evidence": F.array()},
     }
 
 
 def _likely(settings: Settings, figures: Likely) -> dict[str, Mapping[str, Column]]:
     """As many claims and aspects as the figures have. How many chunks ground a claim no figure says: all are judged."""
-    found: dict[str, Mapping[str, Column]] = dict(_judged(grounding_stage(settings)))
+    found: dict[str, Mapping[str, Column]] = dict(_judged(verifying_stage(settings)))
     for stage, variable, name in ((EXTRACT, "text", "claims"), (GENERATE, "query", "aspects")):
         if stage in figures:
             tokens = tokens_of(variable)
@@ -140,14 +147,15 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
         extracted.select("sample_id", "claims").mapInArrow(number_claims, spark_schema(CLAIMS)), "claims"
     )
     known = claims.join(incomplete.select("sample_id"), on="sample_id", how="left_anti")
-    grounded = ground_claims(known, tools, settings, early_stop=settings.icat.early_stop)
+    size = settings.icat.list_size if settings.icat.judgement == "lists" else None
+    grounded = ground_claims(known, tools, settings, early_stop=settings.icat.early_stop, list_size=size)
     gathered = tools.keep(_gather(questions, aspects, _annotated(grounded.claims, questions, settings)), "gathered")
     aligned = None
     if ALIGN in stages(settings):
         aligned = tools.ask(ALIGN, _to_align(gathered), carry=("sample_id",))
         asked[ALIGN] = aligned
     concluded = tools.keep(_conclude(gathered, aligned, settings), "concluded")
-    return _tables(samples, _Found(claims, incomplete, grounded, concluded, aligned, asked), grounding_stage(settings))
+    return _tables(samples, _Found(claims, incomplete, grounded, concluded, aligned, asked), verifying_stage(settings))
 
 
 def _responses(samples: DataFrame) -> DataFrame:

@@ -19,7 +19,7 @@ from untold.jobs.metrics.importance_pooled import pool_measures
 from untold.jobs.metrics.importance_tables import NAME, ImportanceFindings, make_tables, unknown_bounds
 from untold.jobs.metrics.reference_facts import ReferenceFacts, find_reference_facts
 from untold.jobs.metrics.settings import ImportanceSettings
-from untold.jobs.metrics.shared_evidence import Owners, find_evidence, find_owners
+from untold.jobs.metrics.shared_evidence import Owners, find_evidence, find_owners, without_unwanted
 from untold.jobs.metrics.verified_claims import verify_claims
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
@@ -45,8 +45,8 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     What samples share is asked once: facts, their duplicates and ratings for all responses to one query. A sample whose
     facts or claims were lost is not judged any further; a verdict that was lost leaves values with bounds.
     """
-    owners = find_owners(samples, tools, settings)
-    evidence = find_evidence(owners, tools, settings)
+    owners = find_owners(without_unwanted(samples), tools, settings)
+    evidence = find_evidence(owners, tools, settings, settings.importance.documents)
     facts = find_reference_facts(owners, evidence, tools, settings)
     shared = tools.keep(_shared(owners, facts), "shared")
     extracted = tools.ask(EXTRACT_CLAIMS, _responses(samples, shared, settings), carry=("sample_id",))

@@ -11,6 +11,8 @@ from untold.jobs.metrics.base import Assumptions
 from untold.jobs.metrics.contexts import STAGE as SUMMARISE
 from untold.jobs.metrics.contexts import assumed_summaries
 from untold.jobs.metrics.graphs import different_texts
+from untold.jobs.metrics.grounding import ENTAILMENT
+from untold.jobs.metrics.judging import CLASSIFY_LISTS
 from untold.jobs.metrics.likely import (
     Likely,
     all_highest,
@@ -23,7 +25,7 @@ from untold.jobs.metrics.likely import (
 )
 from untold.jobs.metrics.reference_facts import EXTRACT as EXTRACT_FACTS
 from untold.jobs.metrics.reference_facts import RATE, RELATE
-from untold.jobs.metrics.verified_claims import VERIFY
+from untold.jobs.metrics.verified_claims import VERIFY, verifying_stage
 from untold.jobs.retrieval.sources import assumed_results
 from untold.jobs.retrieval.vectors import STAGE as EMBED
 from untold.jobs.settings.model import Settings
@@ -37,7 +39,7 @@ WORDS_OF_A_STATEMENT = 2
 
 def stages(settings: Settings) -> tuple[str, ...]:
     """The stages that the metric may ask, in order. Given references need none of the first."""
-    return (*stages_of_facts(settings), EXTRACT_CLAIMS, VERIFY, CHECK)
+    return (*stages_of_facts(settings), EXTRACT_CLAIMS, verifying_stage(settings), CHECK)
 
 
 def stages_of_facts(settings: Settings) -> tuple[str, ...]:
@@ -68,6 +70,7 @@ def _judged() -> dict[str, Mapping[str, Column]]:
         RATE: {"relevance": all_highest("facts"), "salience": all_highest("facts"), "weighted": F.lit(True)},
         RELATE: {"relation": F.lit(None).cast("string")},
         VERIFY: {"relation": F.lit(SUPPORTED)},
+        CLASSIFY_LISTS: {"relations": F.transform("hypotheses", lambda _: F.lit(ENTAILMENT))},
         CHECK: {"covered": F.lit(True), "claims": F.array().cast("array<int>")},
     }
 

@@ -1,6 +1,6 @@
-"""How the relations of nli are had: pairs all at once or in waves, or lists of the hypotheses of a premise.
+"""How relations are had: pairs all at once or in waves, or lists of the hypotheses of a premise.
 
-What is asked belongs to owners: distinct sets of context atoms, and samples (`jobs.metrics.nli.add_owners`).
+What nli asks belongs to owners: distinct sets of context atoms, and samples (`jobs.metrics.nli.add_owners`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from pyspark.sql import functions as F
 
 from untold.graph.waves import FIRST_CONTEXTS, OTHER_CONTEXTS, OTHER_RESPONSES, RESPONSE_ENDS, choose_by_wave
 from untold.jobs.asking.requests import Lists, Pairs
-from untold.jobs.asking.results import has_failed
-from untold.jobs.asking.store import is_transient
 from untold.jobs.metrics.base import Tools
+from untold.jobs.metrics.lists import LIST, ask_in_lists, listed_pairs
 from untold.jobs.metrics.settings import NliSettings
 from untold.jobs.retrieval.vectors import STAGE as EMBED
 from untold.udfs.facts.pairs import FILTERED, IMPLIED, MODEL, ask_again, ask_all
@@ -23,9 +22,10 @@ from untold.udfs.facts.sieves import Sieve
 CLASSIFY, CLASSIFY_LISTS = "classify_relation", "classify_relations"
 # What is found out of a pair
 JUDGED = ("owner", "source", "target", "judged_by", "request_id", "relation", "error_type", "error")
-NEUTRAL, LIST = "neutral", "list"
+NEUTRAL = "neutral"
 EDGES = "array<struct<source: bigint, target: bigint>>"
 _ALL = "all"
+_NO_SIEVE = Sieve()
 
 
 def stage_of(settings: NliSettings) -> str:
@@ -57,7 +57,7 @@ def judge_pairs(owners: DataFrame, tools: Tools, settings: NliSettings) -> DataF
     everything = _with_vectors(_owners_of_contexts(owners, _ALL).unionByName(of_responses), vectors)
     kept = tools.keep(everything, "owners-of-pairs")
     if settings.judgement == "lists":
-        return _judge_lists(kept, tools, sieve, settings.list_size)
+        return judge_lists(kept, tools, CLASSIFY_LISTS, settings.list_size, sieve)
     return _told(tools.ask(CLASSIFY, Pairs(kept, sieve=sieve)))
 
 
@@ -85,27 +85,25 @@ def _with_vectors(owners: DataFrame, vectors: DataFrame | None) -> DataFrame:
     return owners.join(by_owner, on="owner", how="inner")
 
 
-def _judge_lists(owners: DataFrame, tools: Tools, sieve: Sieve, size: int) -> DataFrame:
-    """The pairs in lists. What a list leaves open is asked again in a list, then alone, as failed lists are.
+def judge_lists(owners: DataFrame, tools: Tools, stage: str, size: int, sieve: Sieve = _NO_SIEVE) -> DataFrame:
+    """The columns of `JUDGED`: the pairs in lists of a premise's hypotheses (`ask_in_lists`), by a stage of these.
 
-    Equal answers make equal requests: a start that goes on asks nothing twice.
+    Equal answers make equal requests: a start that goes on asks nothing twice. owners: what `generate_lists` reads;
+    read more than once.
     """
-    first = _ask_lists(tools, Lists(owners, ask_all, sieve, size=size))
-    is_open = F.col("relation").isNull() & F.col("error_type").isNull()
-    second = _ask_lists(tools, Lists(_again(owners, first.where(is_open), tools), ask_again, sieve, size=size))
-    both = first.where(~is_open).unionByName(second)
-    has_lasted = F.col("error_type").isNull() | (has_failed() & ~is_transient())
-    is_alone = F.col("relation").isNull() & (F.col("listed") > 1) & has_lasted
-    third = _ask_lists(tools, Lists(_again(owners, both.where(is_alone), tools), ask_again, sieve, size=1))
-    return both.where(~is_alone).unionByName(third).select(*JUDGED)
+
+    def ask(pairs: DataFrame | None, size: int) -> DataFrame:
+        if pairs is None:
+            return _ask_lists(tools, stage, Lists(owners, ask_all, sieve, size=size))
+        return _ask_lists(tools, stage, Lists(_again(owners, pairs, tools), ask_again, sieve, size=size))
+
+    return ask_in_lists(ask, size).select(*JUDGED)
 
 
-def _ask_lists(tools: Tools, lists: Lists) -> DataFrame:
+def _ask_lists(tools: Tools, stage: str, lists: Lists) -> DataFrame:
     """The columns of `JUDGED`, and listed: of how many hypotheses the pair's list was."""
-    found = tools.ask(CLASSIFY_LISTS, lists).withColumnRenamed("judged_by", "tellers")
-    place = F.col("place")
-    pairs = found.select("*", F.size("targets").alias("listed"), F.posexplode("targets").alias("place", "target"))
-    pairs = pairs.withColumn("relation", F.get("relations", place)).withColumn("judged_by", F.get("tellers", place))
+    found = tools.ask(stage, lists).withColumnRenamed("judged_by", "tellers")
+    pairs = listed_pairs(found, "targets", "target").withColumn("judged_by", F.get("tellers", F.col("place")))
     told = _told(pairs.select(*JUDGED, "listed"), "listed")
     return told.withColumn("judged_by", F.when(F.col("judged_by") == MODEL, LIST).otherwise(F.col("judged_by")))
 

@@ -20,6 +20,7 @@ from untold.jobs.metrics.candidate_lines import ReferenceView
 from untold.jobs.metrics.longrecall_plan import Sizes, assume, sizes_of
 from untold.jobs.metrics.longrecall_tables import NAME, TABLES, RecallFindings, make_tables, unknown_bounds
 from untold.jobs.metrics.settings import LongrecallSettings
+from untold.jobs.metrics.shared_evidence import without_unwanted
 from untold.jobs.retrieval.vectors import STAGE as EMBED
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
@@ -99,7 +100,7 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     A sample whose facts were lost on the way is not judged any further; a judgement that was lost leaves a score with
     bounds. All facts of a sample meet within one task, and only candidates leave it.
     """
-    options, asking = options_of(settings), _Asking(tools)
+    options, asking, samples = options_of(settings), _Asking(tools), without_unwanted(samples)
     facts = _facts(samples, asking, options, stages(settings))
     incomplete = asking.incomplete(samples)
     sizes = sizes_of(facts, samples, settings.longrecall.top_k)

@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import incomplete_samples, leave_complete
+from untold.jobs.metrics import conflicts
 from untold.jobs.metrics.audits import MEASURES, audit_measures, correct, count_audited, pool_audits
 from untold.jobs.metrics.base import Assumptions, Bounds, Metric, Tables, Tools
 from untold.jobs.metrics.contexts import MARK, assumed_summaries, gather_contexts, stages_with_contexts
@@ -135,7 +136,8 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
         return tables
     corrections = correct(relations, graphs, condensed, tools, settings.nli.audit)
     counts = count_audited(judged, owners)
-    return {**tables, "measures": audit_measures(NAME, tables["scores"], counts, corrections)}
+    audited = audit_measures(NAME, tables["scores"], counts, corrections)
+    return {**tables, "measures": tables["measures"].unionByName(audited)}
 
 
 def _statements_to_revise(extracted: DataFrame, unit_types: Sequence[str]) -> DataFrame:
@@ -286,8 +288,8 @@ def _graphs(atoms: DataFrame, owners: DataFrame, relations: DataFrame) -> tuple[
 
 
 def unknown_bounds(settings: Settings) -> Bounds:
-    """The measures of an audit, where there is one."""
-    return MEASURES if sieve_of(settings.nli) else {}
+    """The measures of conflicts, and those of an audit, where there is one."""
+    return {**conflicts.MEASURES, **(MEASURES if sieve_of(settings.nli) else {})}
 
 
 METRIC = Metric(
@@ -296,7 +298,7 @@ METRIC = Metric(
     score=score,
     assume=assume,
     sections={NAME: NliSettings},
-    tables=(*GRAPH_TABLES, "measures"),
+    tables=GRAPH_TABLES,
     settings=("summarise_contexts", NAME, "thresholds", "graph"),
     unknown=unknown_bounds,
     pooled=partial(pool_audits, metric=NAME),

@@ -11,9 +11,10 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.requests import Rows
 from untold.jobs.asking.results import incomplete_samples, leave_complete
 from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
+from untold.jobs.metrics.comparing import assumed_comparisons, compare_answers, stage_of
+from untold.jobs.metrics.conflicts import MEASURES
 from untold.jobs.metrics.contexts import MARK, assumed_summaries, gather_contexts, stages_with_contexts
 from untold.jobs.metrics.contexts import STAGE as SUMMARISE
 from untold.jobs.metrics.graphs import GRAPH_TABLES, Judged, conclude, different_texts, graph_nodes, in_order, passages
@@ -31,13 +32,12 @@ from untold.jobs.metrics.likely import (
 from untold.jobs.metrics.settings import QaSettings
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.answers import PAIRS, SAMPLE_QUESTIONS, gather_answers, gather_questions, pair_answers
+from untold.udfs.facts.answers import SAMPLE_QUESTIONS, gather_answers, gather_questions
 from untold.udfs.facts.nodes import SAMPLE_NODES
-from untold.udfs.facts.pairs import MODEL
 
 NAME = "qa"
 # In the order in which they are asked
-MINE, REFINE, ANSWER, COMPARE = STAGES = ("mine_questions", "refine_questions", "answer_questions", "compare_answers")
+MINE, REFINE, ANSWER = ("mine_questions", "refine_questions", "answer_questions")
 # A question takes three words at least of what it asks about; of a text's answers each takes another word
 WORDS_OF_A_QUESTION = 3
 WORDS_OF_AN_ANSWER = 1
@@ -45,7 +45,7 @@ WORDS_OF_AN_ANSWER = 1
 
 def stages(settings: Settings) -> tuple[str, ...]:
     """The stages that the metric asks, in order."""
-    return stages_with_contexts(settings, *STAGES)
+    return stages_with_contexts(settings, MINE, REFINE, ANSWER, stage_of(settings.qa))
 
 
 def assume(settings: Settings) -> Assumptions:
@@ -64,7 +64,7 @@ def assume(settings: Settings) -> Assumptions:
             "confidences": _all_to_the_first(F.transform(answers, lambda _: F.lit(5.0))),
             "weighted": F.lit(True),
         },
-        COMPARE: {"relation": F.lit(None)},
+        **assumed_comparisons(),
     }
     return Assumptions(settings, results, likely=partial(_likely, settings))
 
@@ -86,7 +86,7 @@ def _likely(settings: Settings, figures: Likely) -> dict[str, Mapping[str, Colum
         MINE: {"questions": made_up(count, size_of_things(figures[MINE], mined), "text", "query")},
         REFINE: {"questions": refined, "ratings": all_highest(refined), "weighted": F.lit(True)},
         ANSWER: {"answers": answers, "confidences": F.transform(answers, all_highest), "weighted": F.lit(True)},
-        COMPARE: {"relation": F.lit(None)},
+        **assumed_comparisons(),
     }
 
 
@@ -118,16 +118,12 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     answered = tools.ask(ANSWER, _questions_to_answer(texts, passed), carry=("sample_id", "position", "context_id"))
     incomplete = incomplete_samples(mined, refined, answered)
     atoms = tools.keep(_gather_answers(answered, passed, settings.thresholds.confidence), "atoms")
-    pairs = tools.keep(_pairs(atoms, resolve=settings.qa.quantity_tool == "resolve"), "pairs")
-    # A pair of plain quantities that the resolver settled needs no model, and has no request
-    open_pairs = Rows(
-        pairs.where(F.col("settled").isNull()), ("sample_id", "source", "target"), _bound(atoms), _likely_pairs(atoms)
-    )
-    relations = tools.keep(_relations(tools.ask(COMPARE, open_pairs), pairs), "relations")
+    relations = tools.keep(compare_answers(atoms, tools, settings.qa), "relations")
     condensed = tools.condense(graph_nodes(atoms), _edges(relations))
     # No cap on pairs of answers: only those to one question are paired
     with_graph = atoms.where(F.col("contexts") > 0).select("sample_id", F.lit(0).alias("left_out"))
-    asked = {SUMMARISE: contexts, MINE: mined, REFINE: refined, ANSWER: answered, COMPARE: relations}
+    asked = {SUMMARISE: contexts, MINE: mined, REFINE: refined, ANSWER: answered}
+    asked[stage_of(settings.qa)] = relations
     return conclude(NAME, samples, Judged(prepared, incomplete, with_graph, atoms, relations, condensed, asked), tools)
 
 
@@ -170,69 +166,6 @@ def _gather_answers(answered: DataFrame, passed: DataFrame, threshold: float) ->
     return rows.mapInArrow(partial(gather_answers, metric=NAME, threshold=threshold), spark_schema(SAMPLE_NODES))
 
 
-def _pairs(atoms: DataFrame, *, resolve: bool) -> DataFrame:
-    """Rows of `PAIRS`: the answers to compare, each unordered pair to one question once.
-
-    With `resolve`, `settled` is the relation of two plain quantities that can be told without the model; else null.
-    """
-    in_graph = F.filter("atoms", lambda atom: atom["node"].isNotNull())
-    nodes = F.transform(
-        in_graph, lambda atom: F.struct(*(atom[name].alias(name) for name in ("node", "question", "text", "context")))
-    )
-    rows = atoms.where(F.col("contexts") > 0).select("sample_id", nodes.alias("nodes"))
-    return rows.mapInArrow(partial(pair_answers, resolve=resolve), spark_schema(PAIRS))
-
-
-def _bound(atoms: DataFrame) -> DataFrame:
-    """Columns requests, bytes: how many pairs a sample can have, were all answers to one question, and how long.
-
-    For a plan after unanswered questions: C·(C − 1) / 2 + C·R pairs, each of the two longest answers and longest
-    question.
-    """
-    longest = F.array_max(F.transform("atoms", lambda atom: F.octet_length(atom["text"])))
-    asked = F.array_max(F.transform("atoms", lambda atom: F.octet_length(atom["question"])))
-    pairs = F.col("contexts") * (F.col("contexts") - 1) / 2 + F.col("contexts") * F.col("responses")
-    return atoms.where(F.col("contexts") > 0).select(
-        pairs.cast("long").alias("requests"), (2 * longest + asked).alias("bytes")
-    )
-
-
-def _likely_pairs(atoms: DataFrame) -> DataFrame:
-    """As `_bound`, were no other answers to come: those to each question are paired with each other."""
-    nodes = atoms.where(F.col("contexts") > 0).select("sample_id", F.explode("atoms").alias("atom"))
-    counted = (
-        nodes.where(F.col("atom.node").isNotNull())
-        .groupBy("sample_id", F.col("atom.question").alias("question"))
-        .agg(
-            F.count_if("atom.context").alias("contexts"),
-            F.count_if(~F.col("atom.context")).alias("responses"),
-            F.max(F.octet_length("atom.text")).alias("longest"),
-        )
-    )
-    pairs = F.col("contexts") * (F.col("contexts") - 1) / 2 + F.col("contexts") * F.col("responses")
-    return counted.select(
-        pairs.cast("long").alias("requests"), (2 * F.col("longest") + F.octet_length("question")).alias("bytes")
-    )
-
-
-def _relations(compared: DataFrame, pairs: DataFrame) -> DataFrame:
-    """Columns sample_id, source, target, judged_by, request_id, relation, error_type, error: pairs asked and settled.
-
-    judged_by and request_id are null for what was settled without the model.
-    """
-    nothing = [F.lit(None).cast("string").alias(name) for name in ("error_type", "error")]
-    settled = pairs.where(F.col("settled").isNotNull()).select(
-        "sample_id",
-        "source",
-        "target",
-        F.lit(None).cast("string").alias("judged_by"),
-        F.lit(None).cast("string").alias("request_id"),
-        F.col("settled").alias("relation"),
-        *nothing,
-    )
-    return compared.withColumn("judged_by", F.lit(MODEL)).select(*settled.columns).unionByName(settled)
-
-
 def _edges(relations: DataFrame) -> DataFrame:
     """Entailments from what implies to what is implied, for `Condenser.condense`; both ways where none was judged."""
     relation, judged = F.col("relation"), F.col("relation").isNotNull().alias("judged")
@@ -252,4 +185,5 @@ METRIC = Metric(
     sections={NAME: QaSettings},
     tables=GRAPH_TABLES,
     settings=("summarise_contexts", NAME, "thresholds", "graph"),
+    unknown=MEASURES,
 )

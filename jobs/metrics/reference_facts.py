@@ -65,7 +65,7 @@ class ReferenceFacts:
 def find_reference_facts(owners: Owners, evidence: Evidence, tools: Tools, settings: Settings) -> ReferenceFacts:
     """The ranked facts of each owner: those of its texts, merged, or those that it was given, rated where need be."""
     mined = owners.owners.where(F.col("given").isNull())
-    texts, asked = _texts(mined, evidence, tools, settings)
+    texts, asked = find_texts(mined, evidence, tools, settings)
     passages = texts.mapInArrow(partial(cut_texts, words=settings.importance.passage_words), spark_schema(PASSAGES))
     place = ("owner", "place", "passage", "source")
     asked[EXTRACT] = tools.ask(EXTRACT, passages, carry=place)
@@ -89,10 +89,10 @@ def find_reference_facts(owners: Owners, evidence: Evidence, tools: Tools, setti
     )
 
 
-def _texts(
+def find_texts(
     owners: DataFrame, evidence: Evidence, tools: Tools, settings: Settings
 ) -> tuple[DataFrame, dict[str, DataFrame]]:
-    """owner, place, source, text of what facts are extracted from, and what was asked for that by stage.
+    """owner, place, source, text of what facts or nuggets are taken from, and what was asked for that by stage.
 
     Contexts are condensed as for every metric; chunks that were found are as they are.
     """

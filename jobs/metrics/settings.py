@@ -24,6 +24,14 @@ Distance = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
 Beta = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 
 
+class E2eSettings(Section):
+    """Options of the metric e2e: methods, section 4."""
+
+    conflicts: bool = Field(
+        default=False, description="List the conflicts of the contexts, and which of their sides the response conveys"
+    )
+
+
 class NliSettings(Section):
     """Options of the metric nli: methods, section 2."""
 
@@ -68,10 +76,17 @@ class NliSettings(Section):
 class QaSettings(Section):
     """Options of the metric qa: methods, section 3."""
 
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"list_size"})
+
     quantity_tool: Literal["tool", "resolve", "none"] = Field(
         default="tool",
-        description="Quantities are compared by the model's tool, resolved without the model, or left to it",
+        description="Quantities are compared by the model's tool (not in lists), resolved without the model, or left "
+        "to it",
     )
+    judgement: Literal["pairs", "lists"] = Field(
+        default="pairs", description="Two answers a request, or an answer with a list of others to its question"
+    )
+    list_size: Count = Field(default=20, description="Maximum number of other answers of a list")
     questions: Literal["all", "contexts"] = Field(
         default="all", description="Questions are mined from response and contexts, or from contexts alone"
     )
@@ -81,7 +96,7 @@ class IcatSettings(Section):
     """Options of the metric icat: methods, section 11. Of qrels the annotations count, and not the path."""
 
     NO_RESULT: ClassVar[frozenset[str]] = frozenset({"qrels"})
-    ADVANCED: ClassVar[frozenset[str]] = frozenset({"early_stop"})
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"early_stop", "list_size"})
 
     variant: Literal["auto", "m", "s", "a"] = Field(
         default="auto",
@@ -95,6 +110,10 @@ class IcatSettings(Section):
     early_stop: bool = Field(
         default=True, description="Judge chunks in three waves, each for claims that no earlier chunk grounds"
     )
+    judgement: Literal["pairs", "lists"] = Field(
+        default="pairs", description="One claim and chunk a request, or a chunk with the claims that it was found for"
+    )
+    list_size: Count = Field(default=20, description="Maximum number of claims of a list")
     beta: Beta = Field(default=1.0, description="Weight of coverage relative to factuality")
 
 
@@ -102,7 +121,15 @@ class ImportanceSettings(Section):
     """Options of the metric importance."""
 
     ADVANCED: ClassVar[frozenset[str]] = frozenset(
-        {"passage_words", "max_facts", "duplicate_distance", "batch", "relevance_weight", "evidence_chunks"}
+        {
+            "passage_words",
+            "max_facts",
+            "duplicate_distance",
+            "batch",
+            "relevance_weight",
+            "evidence_chunks",
+            "list_size",
+        }
     )
 
     documents: Count = Field(
@@ -129,6 +156,11 @@ class ImportanceSettings(Section):
     top_k: Count | None = Field(
         default=None, description="Number of top-ranked facts that an answer should include; null includes all"
     )
+    judgement: Literal["pairs", "lists"] = Field(
+        default="pairs",
+        description="A claim beside all chunks that it is shown, or a chunk beside the claims that it is shown to",
+    )
+    list_size: Count = Field(default=20, description="Maximum number of claims of a list")
     evidence_chunks: Count = Field(default=5, description="Chunks that a claim is verified against, the nearest ones")
     ks: Annotated[list[Count], Field(min_length=1)] = Field(
         default=[5, 10, 20, 50], description="The k of recall@k: the first k facts by rank"
@@ -168,6 +200,31 @@ class LongrecallSettings(Section):
     baselines: list[Literal["arecall", "erecall", "holistic"]] = Field(
         default=["arecall", "erecall"], description="Published baselines beside the metric; holistic asks a stage"
     )
+
+
+class NuggetsSettings(Section):
+    """Options of the metric nuggets. Of the file the nuggets count, and not the path."""
+
+    NO_RESULT: ClassVar[frozenset[str]] = frozenset({"file"})
+
+    file: PathText | None = Field(
+        default=None, description="File of nuggets by topic (query_id), as nuggetizer writes it; null takes references"
+    )
+    window: Count = Field(default=10, description="Maximum number of texts that one request makes nuggets of")
+    most: Count = Field(default=30, description="Maximum number of nuggets made for a query")
+    keep: Count = Field(default=20, description="Number of nuggets that count, the vital ones first")
+    vital_weight: float = Field(
+        default=1.0, allow_inf_nan=False, description="Minimum weight of a given nugget that makes it vital"
+    )
+    score: Literal["strict_vital", "strict_all", "vital", "all", "weighted"] = Field(
+        default="vital", description="The measure that is the score"
+    )
+
+
+class RagSettings(Section):
+    """Options of the metric rag."""
+
+    joint: Count = Field(default=5, description="Maximum number of claims that are checked in one request")
 
 
 def package_sections() -> Iterator[tuple[str, str, type[Section]]]:

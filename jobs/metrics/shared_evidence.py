@@ -21,15 +21,15 @@ from untold.udfs.retrieval.ranking import decimals_of
 KEY_CHARACTERS = 32
 # The only one of the references where a lone text is given
 FIRST_ID = "1"
-GIVEN = "array<struct<reference_id: string, text: string, anchor: string, weight: double>>"
+GIVEN = "array<struct<reference_id: string, text: string, anchor: string, weight: double, importance: string>>"
 
 
 @dataclass(frozen=True)
 class Owners:
     """owned: sample_id, owner, the first sample_id of those that share it; owners: owner, query, contexts, given.
 
-    `given` array<struct<reference_id, text, anchor, weight>>, null where there are none. Contexts that are no source
-    are null.
+    `given` array<struct<reference_id, text, anchor, weight, importance>>, null where there are none. Contexts that are
+    no source are null.
     """
 
     owned: DataFrame
@@ -49,6 +49,14 @@ def find_owners(samples: DataFrame, tools: Tools, settings: Settings) -> Owners:
     return Owners(owned, tools.keep(owners, "owners"))
 
 
+def without_unwanted(samples: DataFrame) -> DataFrame:
+    """The samples without references of negative weight, which a response should not state."""
+    if "references" not in samples.columns:
+        return samples
+    is_wanted = F.filter("references", lambda one: F.coalesce(one["weight"], F.lit(0.0)) >= 0)
+    return samples.withColumn("references", is_wanted)
+
+
 def _given(samples: DataFrame) -> Column:
     """The references that a sample brings, null where it brings none."""
     if "references" not in samples.columns:
@@ -60,6 +68,7 @@ def _given(samples: DataFrame) -> Column:
             one["text"].alias("text"),
             one["anchor"].alias("anchor"),
             one["weight"].cast("double").alias("weight"),
+            one["importance"].alias("importance"),
         ),
     )
     return F.when(F.size("references") > 0, items).cast(GIVEN)
@@ -77,10 +86,10 @@ class Evidence:
     hits: DataFrame | None = None
 
 
-def find_evidence(owners: Owners, tools: Tools, settings: Settings) -> Evidence:
+def find_evidence(owners: Owners, tools: Tools, settings: Settings, documents: int | None) -> Evidence:
     """The evidence of each owner: chunks of its contexts in order, or those found for its query.
 
-    Of an index those of the best `importance.documents` documents; of the web all hits, in their order.
+    Of an index those of the best so many `documents`, None for all; of the web all hits, in their order.
     """
     source = settings.knowledge.source
     if source == "contexts":
@@ -91,9 +100,10 @@ def find_evidence(owners: Owners, tools: Tools, settings: Settings) -> Evidence:
     found = F.when(F.col("rank").isNotNull(), F.struct("rank", "chunk_id", "document_id", "url", "text", "similarity"))
     # collect_list passes over the nulls of queries that found nothing
     by_owner = hits.groupBy("owner").agg(F.collect_list(found).alias("hits"))
-    documents = settings.importance.documents if source == "index" else None
     retriever = settings.knowledge.retriever
-    choose = partial(choose_evidence, documents=documents, decimals=decimals_of(retriever))
+    choose = partial(
+        choose_evidence, documents=documents if source == "index" else None, decimals=decimals_of(retriever)
+    )
     return Evidence(tools.keep(by_owner.mapInArrow(choose, spark_schema(EVIDENCE)), "evidence"), hits)
 
 

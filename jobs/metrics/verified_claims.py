@@ -1,4 +1,4 @@
-"""Claims verified against the evidence of their samples: one request a claim, which sees the nearest chunks together.
+"""Claims verified against the evidence of their samples: a claim beside its nearest chunks, or a chunk beside claims.
 
 "Beyond Precision" 2026; methods, section 12. A claim is verified once for all samples that share their evidence.
 """
@@ -13,14 +13,16 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import has_failed, is_unasked
 from untold.jobs.metrics.base import Tools
-from untold.jobs.metrics.grounded_claims import chunk_name, claim_id
+from untold.jobs.metrics.grounded_claims import chunk_name, claim_id, judge_lists
+from untold.jobs.metrics.grounding import ENTAILMENT
+from untold.jobs.metrics.judging import CLASSIFY_LISTS
 from untold.jobs.metrics.shared_evidence import Evidence, Owners
 from untold.jobs.retrieval.sources import query_key
 from untold.jobs.retrieval.vectors import OUTCOME
 from untold.jobs.retrieval.vectors import STAGE as EMBED
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.claim_verdicts import NOT_SUPPORTED
+from untold.udfs.facts.claim_verdicts import CONTRADICTED, CONTRADICTION, NOT_SUPPORTED, SUPPORTED
 from untold.udfs.retrieval.contexts import RANKED, rank_contexts
 
 VERIFY = "verify_claim"
@@ -61,10 +63,21 @@ def verify_claims(claims: DataFrame, owners: Owners, evidence: Evidence, tools: 
     chosen, embedded = _nearest(distinct.where(F.col("chunks") > most), evidence, most, tools)
     found = distinct.join(chosen, on=list(CLAIM), how="left").withColumn("shown", _shown(source))
     ready = tools.keep(found, "claims-with-evidence")
-    asked = tools.ask(VERIFY, _to_verify(ready), carry=CLAIM)
-    judged = keyed.join(_verdicts(ready, asked), on=list(CLAIM), how="left")
+    if settings.importance.judgement == "lists":
+        asked = judge_lists(_in_pairs(ready), tools, settings.importance.list_size)
+        relations = _united(asked)
+    else:
+        asked = tools.ask(VERIFY, _to_verify(ready), carry=CLAIM)
+        relations = asked.select(*CLAIM, "relation", is_unasked().alias("unanswered"))
+    judged = keyed.join(_verdicts(ready, relations), on=list(CLAIM), how="left")
     chunks = ready.select(F.explode("shown").alias("one")).select(*(f"one.{name}" for name in CHUNK))
-    return Verified(tools.keep(judged, "verified-claims"), chunks, embedded.unionByName(_failed(asked, VERIFY)))
+    failures = embedded.unionByName(_failed(asked, verifying_stage(settings)))
+    return Verified(tools.keep(judged, "verified-claims"), chunks, failures)
+
+
+def verifying_stage(settings: Settings) -> str:
+    """The stage that verifies claims."""
+    return CLASSIFY_LISTS if settings.importance.judgement == "lists" else VERIFY
 
 
 def _known_evidence(owners: Owners, evidence: Evidence, most: int, source: str | None) -> DataFrame:
@@ -168,9 +181,32 @@ def _to_verify(ready: DataFrame) -> DataFrame:
     )
 
 
-def _verdicts(ready: DataFrame, asked: DataFrame) -> DataFrame:
+def _in_pairs(ready: DataFrame) -> DataFrame:
+    """What `judge_lists` reads: each claim with each chunk that it is shown."""
+    pairs = ready.select(*CLAIM, F.col("text").alias("hypothesis"), F.explode("shown").alias("one"))
+    return pairs.select(*CLAIM, "hypothesis", "one.*").withColumnRenamed("text", "premise").drop("url")
+
+
+def _united(pairs: DataFrame) -> DataFrame:
+    """owner, claim_key, relation, unanswered: what the chunks that a claim was held against one by one come to.
+
+    Supported where one entails it, else contradicted where one does, else not; null where one is unjudged and none
+    entails it.
+    """
+    has = {name: F.max(F.col("relation") == name) for name in (ENTAILMENT, CONTRADICTION)}
+    verdict = (
+        F.when(has[ENTAILMENT], SUPPORTED)
+        .when(F.max(F.col("relation").isNull()), F.lit(None))
+        .when(has[CONTRADICTION], CONTRADICTED)
+        .otherwise(NOT_SUPPORTED)
+    )
+    return pairs.groupBy(*CLAIM).agg(
+        verdict.alias("relation"), (verdict.isNull() & F.max(is_unasked())).alias("unanswered")
+    )
+
+
+def _verdicts(ready: DataFrame, relations: DataFrame) -> DataFrame:
     """owner, claim_key, verdict, judged, waiting, shown: a row a distinct claim."""
-    relations = asked.select(*CLAIM, "relation", is_unasked().alias("unanswered"))
     missed, waiting, unanswered, unasked = (
         F.coalesce(name, F.lit(False)) for name in ("missed", "waiting", "unanswered", "unasked")
     )

@@ -26,6 +26,7 @@ class SampleRows:
     atoms: Sequence[Row] = ()
     # Only those that are drawn
     relations: Sequence[Row] = ()
+    conflicts: Sequence[Row] = ()
     failures: Sequence[Row] = ()
     claims: Sequence[Row] = ()
     evidence: Sequence[Row] = ()
@@ -77,7 +78,16 @@ class View:
             yield BLANK
             yield f"covered: {count(len(covered), self.statement)}", "", ""
             yield from self._listed(covered, len(missing) + 1)
+        yield from self._conflicts()
         yield from self.rest()
+
+    def _conflicts(self) -> Iterator[Line]:
+        """What the response says of each two statements that contradict each other."""
+        if self.rows.conflicts:
+            yield BLANK
+            yield f"conflicts: {count(len(self.rows.conflicts), 'pair')} of contradicting statements", "", ""
+        for row in self.rows.conflicts:
+            yield told_conflict(row), INDENT, f"{INDENT}  "
 
     def _listed(self, statements: Sequence[Row], first: int) -> Iterator[Line]:
         """A statement's text with its number in the picture, what states it, its other wordings, and what is below."""
@@ -95,6 +105,32 @@ def wordings(statement: Row) -> Iterator[Line]:
     for member in statement["members"] or ():
         if member != statement["text"]:
             yield one_line(member), f"{INDENT}also: ", f"{INDENT}  "
+
+
+def told_conflict(row: Row) -> str:
+    """What a response says and leaves out of two statements; the question that both answer is said once.
+
+    >>> answers = {"first": "Q: How high? A: 8,848 m", "second": "Q: How high? A: 8,844 m", "coverage": "first"}
+    >>> told_conflict({**answers, "first_sources": ["1"], "second_sources": ["2", "3"]})
+    'Q: How high? says 8,848 m; leaves out 8,844 m, which contexts 2, 3 state'
+    """
+    question, mark, _ = row["first"].partition(" A: ")
+    asked = f"{question}{mark}" if question.startswith("Q: ") and row["second"].startswith(question + mark) else ""
+    said, missing = [], []
+    for side in ("first", "second"):
+        text = one_line(row[side].removeprefix(asked)).removesuffix(".")
+        if row["coverage"] in (side, "both"):
+            said.append(text)
+        else:
+            missing.append(f"{text}, which {_stating(row[f'{side}_sources'])}")
+    told = [f"says {' and '.join(said)}"] if said else []
+    told += [f"leaves out {', and '.join(missing)}"] if missing else []
+    return f"{one_line(question)} {'; '.join(told)}" if asked else "; ".join(told)
+
+
+def _stating(sources: Sequence[str]) -> str:
+    names = ", ".join(map(one_line, sources))
+    return f"context {names} states" if len(sources) == 1 else f"contexts {names} state"
 
 
 def required(statements: Sequence[Row]) -> list[Row]:

@@ -9,13 +9,14 @@ from typing import Any
 import pyarrow.dataset as ds
 
 from untold.graph.views import DRAWN_RELATIONS, order_statements
+from untold.jobs.metrics.views import told_conflict
 from untold.jobs.report.facts import MAX_EDGES, MAX_NODES, fact_edges
 from untold.jobs.report.points import Points
 from untold.jobs.report.sources import Key, Sources
 from untold.jobs.report.texts import CONTEXT, DETAILED, RESPONSE, Texts, columns_of, compact, rounded
 from untold.jobs.report.words import judges_words
 from untold.jobs.results import batches_of
-from untold.jobs.tables import ATOMS, CLAIMS, FAILURES, SCORES, STATEMENTS
+from untold.jobs.tables import ATOMS, CLAIMS, CONFLICTS, FAILURES, SCORES, STATEMENTS
 from untold.udfs.redaction import redact
 
 Row = dict[str, Any]
@@ -53,6 +54,7 @@ class Answers:
         found = {key: compact(self._sample(key)) for key in self._order}
         self._add_texts(found)
         self._add_statements(found)
+        self._add_conflicts(found)
         self._add_claims(found)
         self._add_failures(found)
         self._add_measures(found)
@@ -130,6 +132,13 @@ class Answers:
         alone, edges = fact_edges(statements, atoms, relations)
         nodes = [[self.texts.add(_atom_text(row)), row["origin"], row["sources"] or []] for row in alone]
         return {"alone": nodes[:MAX_NODES], "edges": edges[:MAX_EDGES], "more": max(0, len(edges) - MAX_EDGES)}
+
+    def _add_conflicts(self, found: Mapping[Key, Row]) -> None:
+        """What a response says of statements that contradict each other."""
+        for key, row in self.sources.rows("conflicts", CONFLICTS.names[1:], among=self._detailed):
+            if row["metric"] in found[key]["metrics"]:
+                told = found[key]["metrics"][row["metric"]].setdefault("conflicts", [])
+                told.append(self.texts.add(told_conflict(row)))
 
     def _add_claims(self, found: Mapping[Key, Row]) -> None:
         """Claims with their verdicts, and the chunks that ground them, or that are nearest to them."""

@@ -22,6 +22,7 @@ from untold.jobs.report.reliance import opening, reliance
 from untold.jobs.report.sources import PART, Sources, open_sources
 from untold.jobs.report.texts import CONTEXT, DETAILED, RESPONSE, STATEMENT, Packed, pack
 from untold.jobs.results import Run
+from untold.jobs.summary.diagnoses import describe_faults
 from untold.jobs.summary.ranking import CHANCE
 from untold.udfs.errors import UserError
 from untold.udfs.redaction import redact
@@ -101,6 +102,7 @@ def _fill(sources: Sources, data: Packed) -> str:
         dated=dated,
         findings=findings,
         measures=figures.measure_rows(sources),
+        diagnoses=[line for run in sources.runs for line in describe_faults(run)],
         shown=_shown(sources, data),
         left_out=figures.left_out_rows(sources),
         failures=figures.failure_rows(sources),

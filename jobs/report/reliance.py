@@ -21,6 +21,7 @@ ENDS = {
     "budget": "ended by its budget",
     "outage": "ended because the endpoint was out",
     "spooled": "waits for a spool to be answered",
+    "batched": "waits for batches",
     "interrupted": "was interrupted",
     "failed": "failed",
 }

@@ -26,6 +26,7 @@ WROTE = {
     "icat": (CLAIMS, ALIGN),
     "importance": (CLAIMS,),
     "longrecall": (CLAIMS,),
+    "rag": (CLAIMS,),
 }
 Variables = Mapping[str, Any]
 Words = dict[str, list[tuple[str, str]]]

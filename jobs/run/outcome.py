@@ -10,8 +10,10 @@ from typing import Any
 from untold.jobs.run.terminal import amount
 
 # Those of docs/contract.md; 130 is what shells give for an interrupted command, 128 + SIGINT
-EXIT_CODES = {"budget": 3, "outage": 5, "spooled": 6, "interrupted": 130, "refused": 1, "broken": 1}
+EXIT_CODES = {"budget": 3, "outage": 5, "spooled": 6, "batched": 7, "interrupted": 130, "refused": 1, "broken": 1}
 FAILED_TOO_MANY = 4
+# What leaves requests that the next start goes on with
+LEFT = ("batched", "spooled")
 # A refused endpoint and a broken process are both a failed run to readers of the manifest
 MANIFEST_STATUS = {"refused": "failed", "broken": "failed", None: "finished"}
 
@@ -20,8 +22,9 @@ MANIFEST_STATUS = {"refused": "failed", "broken": "failed", None: "finished"}
 class Ending:
     """Why a start stopped asking; `reason` None where it asked everything.
 
-    `reason`: `budget`, `outage`, `spooled`, `interrupted`, `refused` or `broken` (these two with `error`). `calls` so
-    far. `lost`: answers that were paid for and could not be written. `spool`: the folder that has the requests.
+    `reason`: `budget`, `outage`, `spooled`, `batched`, `interrupted`, `refused` or `broken` (these two with `error`).
+    `calls` so far. `lost`: answers that were paid for and could not be written. `spool`: the folder, or the store, that
+    has the requests.
     """
 
     reason: str | None = None
@@ -42,6 +45,7 @@ class Ending:
             "budget": f"the budget is used up after {amount(self.calls, 'call')}; raise budget.* and {again}",
             "outage": f"the endpoint does not answer; {self._kept('nothing is lost')}, {again}",
             "spooled": f"requests wait in a spool; run: untold answer {shlex.quote(self.spool)}, then {again}",
+            "batched": f"requests wait in batches; see: untold batches {shlex.quote(self.spool)}, later {again}",
             "interrupted": f"interrupted; {self._kept('what was answered is kept')}, {again}",
             "refused": f"the endpoint refuses the run: {self.error}, then {again}",
             # Not all that was answered: a process that broke may have had some that it had not written yet

@@ -26,7 +26,7 @@ from untold.jobs.run.folders import check_folders
 from untold.jobs.run.locks import Lock
 from untold.jobs.run.manifest import Added, Identity
 from untold.jobs.run.object_locks import check_lockable, is_lockable, lock_folder
-from untold.jobs.run.outcome import Ending
+from untold.jobs.run.outcome import LEFT, Ending
 from untold.jobs.run.session import is_local, spark_schema
 from untold.jobs.run.workspace import Counted, Workspace, check_rows, write_parquet
 from untold.jobs.settings.model import Settings
@@ -347,8 +347,8 @@ class Output:
 
     @property
     def spooled_runs(self) -> frozenset[str]:
-        """The starts just before this one that left requests in a spool: this one goes on with them."""
-        starts = takewhile(lambda start: start["status"] == "spooled", reversed((self.earlier or {}).get("starts", [])))
+        """The starts just before this one that left requests in a spool or in batches: this one goes on with them."""
+        starts = takewhile(lambda start: start["status"] in LEFT, reversed((self.earlier or {}).get("starts", [])))
         return frozenset(start["run"] for start in starts)
 
     def workspace(self, spark: SparkSession) -> Workspace:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from untold.jobs.settings.delivery import undeliverable
 from untold.jobs.settings.endpoints import EndpointSettings
 from untold.jobs.settings.environment import read_environment
 from untold.jobs.settings.layers import (
@@ -437,6 +438,7 @@ def load_settings(
         problems = list(_incomplete(settings, merged, choice.preset, environ, needs_key))
     if settings is not None and not problems:
         problems = list(_incomplete_lookups(settings, merged))
+        problems += undeliverable(settings, merged.origins, embedded=choice.embedded)
     if problems == [_NO_ENDPOINT]:
         raise NoEndpointError(_NO_ENDPOINT)
     if problems or settings is None:

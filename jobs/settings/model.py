@@ -7,20 +7,17 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    create_model,
-    field_validator,
-    model_serializer,
-)
+from pydantic import Field, SerializerFunctionWrapHandler, create_model, field_validator, model_serializer
 
 from untold.jobs.metrics.settings import (
+    E2eSettings,
     IcatSettings,
     ImportanceSettings,
     LongrecallSettings,
     NliSettings,
+    NuggetsSettings,
     QaSettings,
+    RagSettings,
     package_sections,
 )
 from untold.jobs.settings.endpoints import ENDPOINTS, Endpoints, SendingSettings
@@ -50,6 +47,7 @@ from untold.jobs.settings.retrieval import (
     KnowledgeSettings,
     SearchSettings,
 )
+from untold.jobs.settings.spending import BatchSettings, BudgetSettings, Delivery
 from untold.jobs.settings.storage import LakehouseSettings, StorageSettings
 from untold.jobs.settings.storage import RaySettings as RaySettings
 from untold.jobs.settings.storage import SparkSettings as SparkSettings
@@ -64,7 +62,7 @@ STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
 NO_RESULT = frozenset(
     {
         *("llm", "stages", "budget", "nightly", "trend", "notify", "lakehouse", "spark", "ray", "store", "storage"),
-        *("work", "fail_on_error", "prompts", "profile"),
+        *("work", "fail_on_error", "prompts", "profile", "batch"),
     }
 )
 Api = Literal["chat", "completions"]
@@ -154,6 +152,9 @@ class LlmSettings(SendingSettings):
         description="What answers requests: a process beside this start, `untold answer` from a spool, or a job that "
         "this start submits to the Ray cluster whose job server ray.address names (http://HEAD:8265)",
     )
+    delivery: Delivery = Field(
+        default="calls", description="How requests are asked: by calls, or by batches at a lower price, within a day"
+    )
     spool: PathText | None = Field(
         default=None, description="Folder of the spool, path or URI; null is spool/ in the store of completions"
     )
@@ -209,11 +210,12 @@ class StageSettings(Section):
     extra_body: ExtraBody | None = Field(
         default=None, description="Fields merged over llm.extra_body; a null value removes its key, null removes all"
     )
+    delivery: Delivery | None = Field(default=None, description="How requests of this stage are asked")
     prompts: Prompts | None = Field(
         default=None, description="Shipped template of this stage: ours, or with the duty of the metric's paper"
     )
 
-    @field_validator("model", "api", "prompts", "structured")
+    @field_validator("model", "api", "prompts", "structured", "delivery")
     @classmethod
     def _not_null(cls, value: str | None) -> str:
         """Raises ValueError for null where nothing could be left out: every request has a model, API and template."""
@@ -225,19 +227,6 @@ class StageSettings(Section):
     def _set_fields(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Only what was set, so that unset and null stay apart through JSON."""
         return {name: value for name, value in serialise(self).items() if name in self.model_fields_set}
-
-
-class BudgetSettings(Section):
-    """What one start may spend, retries included; None is without end.
-
-    Once it is used up nothing more is asked, and the run ends resumable (docs/contract.md, "Exit codes").
-    """
-
-    max_calls: Annotated[int, Field(ge=0)] | None = Field(default=None, description="Maximum HTTP requests of a start")
-    max_tokens: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="Maximum prompt and completion tokens of a start"
-    )
-    max_cost: Amount | None = Field(default=None, description="Maximum cost of a start, in the currency of the prices")
 
 
 class ThresholdSettings(Section):
@@ -304,6 +293,7 @@ class Settings(Section):
         description="Failed or partial samples that make the exit code 4: any, none, or more than .share or .count",
         json_schema_extra={"allowed": f"any | none | {TOLERANCE}"},
     )
+    batch: BatchSettings = BatchSettings()
     budget: BudgetSettings = BudgetSettings()
     nightly: NightlySettings = NightlySettings()
     trend: TrendSettings = TrendSettings()
@@ -314,6 +304,7 @@ class Settings(Section):
     storage: StorageSettings = StorageSettings()
     thresholds: ThresholdSettings = ThresholdSettings()
     statistics: StatisticsSettings = StatisticsSettings()
+    e2e: E2eSettings = E2eSettings()
     nli: NliSettings = NliSettings()
     qa: QaSettings = QaSettings()
     graph: GraphSettings = GraphSettings()
@@ -325,6 +316,8 @@ class Settings(Section):
     icat: IcatSettings = IcatSettings()
     importance: ImportanceSettings = ImportanceSettings()
     longrecall: LongrecallSettings = LongrecallSettings()
+    nuggets: NuggetsSettings = NuggetsSettings()
+    rag: RagSettings = RagSettings()
 
     def of(self, section: type[Own]) -> Own:
         """The section of this class: how a metric of another package reads settings of its own.
@@ -400,13 +393,20 @@ def api_for(settings: Settings, stage: str) -> Api:
     return own.api if own.api is not None else settings.llm.api
 
 
+def delivery_for(settings: Settings, stage: str) -> Delivery:
+    """How requests of a stage are asked; lookups, of endpoints of their own, by calls."""
+    if stage in LOOKUPS:
+        return "calls"
+    return _of_stage(settings, stage).delivery or settings.llm.delivery
+
+
 def _of_stage(settings: Settings, stage: str) -> StageSettings:
     if stage not in STAGE_NAMES:
         raise SettingsError(f"stages.{stage}: no such stage; known are {', '.join(STAGE_NAMES)}")
     return settings.stages.get(stage, StageSettings())
 
 
-def prices_for(settings: Settings, stage: str) -> Prices:
+def prices_for(settings: Settings, stage: str, delivery: Delivery | None = None) -> Prices:
     """What the calls of a stage cost at most: `llm.price_per_million_*`, the same for all stages that are asked of it,
     by the dearest of several endpoints; lookups have prices of their own.
 
@@ -419,7 +419,8 @@ def prices_for(settings: Settings, stage: str) -> Prices:
     # What runs within tasks costs nothing
     if stage in LOOKUPS:
         return Prices()
-    return dearest([prices_at(one) for one in settings.llm.each])
+    share = settings.batch.discount if (delivery or delivery_for(settings, stage)) == "batch" else 1.0
+    return dearest([prices_at(one) for one in settings.llm.each]).times(share)
 
 
 def prices_at(llm: LlmSettings) -> Prices:

@@ -14,6 +14,7 @@ from untold.jobs.inputs.request import RunRequest
 from untold.jobs.settings.model import Prompts, Settings
 from untold.jobs.study.claims_study import DATASET as CLAIMS
 from untold.jobs.study.coverage_rows import DATASET as COVERAGE
+from untold.jobs.study.nuggets_study import DATASET as NUGGETS
 from untold.udfs.statistics.tiers import Subset
 
 RUNS = "runs"
@@ -85,7 +86,7 @@ class MetaEvaluationRequest(RunRequest):
     @property
     def layout(self) -> str | None:
         """How the input's files lie: a name of `FORMATS`, None where they are samples as they are."""
-        return self.format if self.dataset in (COVERAGE, CLAIMS) else self.dataset
+        return self.format if self.dataset in (COVERAGE, CLAIMS, NUGGETS) else self.dataset
 
     @property
     def judged(self) -> dict[str, list[str]]:

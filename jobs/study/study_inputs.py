@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 from pyspark.errors import PySparkException
@@ -12,12 +12,14 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from untold.jobs.inputs.files import find_files, inspect_files
+from untold.jobs.metrics.conflicts import COVERAGE, ONE_SIDED
 from untold.jobs.results import find_table, open_run
 from untold.jobs.run.manifest import NAME
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run.terminal import amount
+from untold.jobs.study.run_tables import read_table
 from untold.jobs.summary.rows import COLUMN_OF_STATUS
-from untold.jobs.tables import ATOMS, STATEMENTS
+from untold.jobs.tables import ATOMS, MEASURES, STATEMENTS
 from untold.udfs.errors import UserError
 from untold.udfs.hints import aside, near_misses, shorten
 from untold.udfs.samples.adapters import CONFLICTBANK_CLAIMS, CONFLICTBANK_SETS
@@ -186,6 +188,32 @@ def _failed(rows: DataFrame) -> Column:
     """Whether the status says that a score could not be had; false without the column, or where it is null."""
     known = F.col("status").isin(*FAILED_STATUSES) if "status" in rows.columns else F.lit(False)
     return F.coalesce(known, F.lit(False))
+
+
+def with_views(spark: SparkSession, scores: ScoreTables, places: Mapping[str, str]) -> ScoreTables:
+    """The scores, and of each metric with measures of conflicts `<metric>_view`: what a response gives of their sides.
+
+    Its score is conflict_coverage + one_sided / 2, which is 1 where both sides of every conflict are given, 0 where
+    none is, and null without conflicts. Methods, section 6.
+    """
+    tables = {model: read_table(spark, place, "measures", MEASURES) for model, place in places.items()}
+    views = [_read_views(rows, scores.scores, model) for model, rows in tables.items() if rows is not None]
+    return replace(scores, scores=reduce(DataFrame.unionByName, views, scores.scores))
+
+
+def view_of(metric: str) -> str:
+    """What the view of a metric is called among metrics."""
+    return f"{metric}_view"
+
+
+def _read_views(measures: DataFrame, scores: DataFrame, model: str) -> DataFrame:
+    """The columns of `ScoreTables.scores` for the views of a model's metrics."""
+    weight = F.when(F.col("measure") == COVERAGE, 1.0).when(F.col("measure") == ONE_SIDED, 0.5)
+    sides = measures.where(weight.isNotNull()).groupBy("metric", "sample_id")
+    views = sides.agg(F.sum(F.col("value") * weight).alias("view"))
+    own = scores.where(F.col("model") == model).join(views, on=["metric", "sample_id"], how="inner")
+    name = F.concat("metric", F.lit(view_of("")))
+    return own.select("model", name.alias("metric"), "sample_id", F.col("view").alias("score"), "failed")
 
 
 def read_source_shares(spark: SparkSession, places: Mapping[str, str]) -> DataFrame:

@@ -22,8 +22,8 @@ from untold.jobs.summary.rows import (
 )
 from untold.udfs.statistics.intervals import mean_of_counts
 
-# The measure that counts what a response states, where a metric has one
-STATED = "claims"
+# Measures that count what others of the metric are over: what a response states, or which nuggets are vital
+STATED = ("claims", "vital_nuggets")
 
 
 def most_frequent_errors(failures: DataFrame, stages: Sequence[str]) -> list[dict[str, Any]]:
@@ -91,6 +91,7 @@ def summarise_measures(
     measures: DataFrame,
     scores: DataFrame,
     zeroed: Mapping[str, Collection[str]],
+    always: Mapping[str, Collection[str]] | None = None,
     *,
     seed: int,
     max_distinct: int = MAX_DISTINCT,
@@ -98,11 +99,12 @@ def summarise_measures(
     """The rows of the table `measures_summary`, in the order of `summarise`, and of one metric by measure.
 
     measures: the table; scores: sample_id, metric, system, covered, uncovered; zeroed: by metric the measures of
-    which an undefined value counts as 0 in `mean_zero`, where a response states nothing. n counts samples, `defined`
-    those with a value, which the mean and its interval are of; means of bounds are of the samples that have them.
-    Rounding as in `summarise`.
+    which an undefined value counts as 0 in `mean_zero`, where a response states nothing; always: those of which every
+    one does. n counts samples, `defined` those with a value, which the mean and its interval are of; means of bounds
+    are of the samples that have them. Rounding as in `summarise`.
     """
-    rows = _with_zeros(measures, scores, zeroed).withColumnRenamed("measure", "named")
+    always = always or {}
+    rows = _with_zeros(measures, scores, zeroed, always).withColumnRenamed("measure", "named")
     count = partial(_count, rows, ("metric", "named", "system"), ("value", "value_low", "value_high", "value_zero"))
     sizes: Counter[tuple[str, str, str | None]] = Counter()
     values: dict[tuple[str, str, str | None], Counts] = defaultdict(lambda: defaultdict(Counter))
@@ -113,26 +115,42 @@ def summarise_measures(
                 values[group][row["measure"]][row["value"]] += row["count"]
     groups = sorted(sizes, key=lambda group: (*group[:2], group[2] is not None, group[2] or ""))
     return [
-        _measure_row(group, sizes[group], values[group], seed, zeroed=group[1] in zeroed.get(group[0], ()))
+        _measure_row(
+            group,
+            sizes[group],
+            values[group],
+            seed,
+            zeroed=any(group[1] in named.get(group[0], ()) for named in (zeroed, always)),
+        )
         for group in groups
     ]
 
 
-def _with_zeros(measures: DataFrame, scores: DataFrame, zeroed: Mapping[str, Collection[str]]) -> DataFrame:
-    """The measures with their samples' systems and value_zero: 0 where a sample lacks it as its response is silent."""
+def _with_zeros(
+    measures: DataFrame,
+    scores: DataFrame,
+    zeroed: Mapping[str, Collection[str]],
+    always: Mapping[str, Collection[str]],
+) -> DataFrame:
+    """The measures with their samples' systems and value_zero: 0 where a sample lacks it as its response is silent.
+
+    Of those of `always`, 0 where it is undefined; what is unknown has bounds.
+    """
     key = ["sample_id", "metric"]
-    stated = (F.col("measure") == STATED) & (F.col("value") == 0)
+    stated = F.col("measure").isin(*STATED) & (F.col("value") == 0)
     silent = measures.where(stated).select(*key, F.lit(True).alias("silent"))
     systems = scores.select(*key, "system", _has_to_state().alias("has_to_state"))
-    counts = reduce(
-        Column.__or__,
-        ((F.col("metric") == name) & F.col("measure").isin(list(own)) for name, own in zeroed.items()),
-        F.lit(False),
-    )
-    zero = F.when(counts & F.col("silent") & F.col("has_to_state"), F.lit(0.0))
+    silenced = _named(zeroed) & F.col("silent") & F.col("has_to_state")
+    zero = F.when(silenced | (_named(always) & F.col("value_low").isNull()), F.lit(0.0))
     value = F.coalesce(F.when(~F.isnan("value"), F.col("value")), zero)
     joined = measures.join(systems, on=key, how="left").join(silent, on=key, how="left")
     return joined.withColumn("value_zero", value)
+
+
+def _named(measures: Mapping[str, Collection[str]]) -> Column:
+    """Whether a row is of one of these measures, by metric."""
+    rows = ((F.col("metric") == name) & F.col("measure").isin(list(own)) for name, own in measures.items())
+    return reduce(Column.__or__, rows, F.lit(False))
 
 
 def _measure_row(

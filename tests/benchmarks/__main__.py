@@ -54,7 +54,7 @@ BENCHMARKS = {
     "memory": Benchmark("peak memory by number of samples", memory.measure),
     "cpu": Benchmark("processor time a call", cpu.measure),
     "reuse": Benchmark("start over a large store", reuse.measure),
-    "nights": Benchmark("reads of a store by the number of nights that filled it", nights.measure),
+    "nights": Benchmark("starts over a store by the number of nights that filled it", nights.measure),
     "comparing": Benchmark("untold compare, by number of scores", comparing.measure),
     "cluster": Benchmark("starts over object stores, and their requests, beside a local disk", cluster.measure),
     "sql": Benchmark("SQL over the tables of a run, by number of scores", sql.measure),

@@ -1,8 +1,11 @@
-"""Seconds a completion to read what a nightly job wrote in a month and in a year: flat in the number of nights."""
+"""What a night costs before its first call, over a store that nights have filled: flat from a month to a year.
+
+Each night asks for as many completions as the first, and 5 % of them are new.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -10,68 +13,106 @@ from time import perf_counter
 from pyspark.sql import SparkSession
 
 from tests.benchmarks.figures import Figure, Options
-from tests.benchmarks.reuse import make_completions
-from untold.jobs.asking.compaction import FILE_BYTES, compact_folder
+from tests.benchmarks.reuse import make_completions, write_answers
+from tests.benchmarks.running import Ran, run_job
+from tests.benchmarks.samples import bound_stage, read_variables, write_samples
+from tests.fakes.answers import coverage_text
+from tests.fakes.model_server import ModelServer
+from untold.jobs.asking.compaction import compact_folder
 from untold.jobs.asking.snapshots import list_folder
-from untold.jobs.asking.store import open_reading, states_of_requests
+from untold.jobs.asking.store import open_reading, stage_folder, states_of_requests
 from untold.jobs.run.session import open_session
 from untold.jobs.settings.model import Settings, SparkSettings
 from untold.udfs.llm.segments import write_file
 
 COMPLETIONS = 30_000
+NEW = 0.05
 PAIRS = 3
 SEGMENTS = 10
 DAY = 24 * 3600.0
-# An eighth of what a store's files have, and so an eighth of what a night rewrites: a year of nights fits into minutes.
-# There are eight times as many files to read, which makes it no easier to stay flat.
-MERGED_BYTES = FILE_BYTES // 8
-# A scan has a fixed part too, so that a larger store comes out cheaper a completion, and never much dearer.
 FLAT = 1.2
 
 
 def measure(options: Options) -> list[Figure]:
-    """Fills one store night by night, compacting it each time, and scans its keys after some numbers of nights."""
+    """Fills one store night by night, and after some numbers of nights looks its keys up and runs a job over it.
+
+    The job asks for what the first night asked, but for 5 % that nobody has asked. Raises RuntimeError where it asks
+    anything else.
+    """
     count, pairs = options.requests or COMPLETIONS, options.pairs or PAIRS
     settings = Settings(spark=SparkSettings(master="local[2]", conf={"spark.driver.memory": "2g"}))
     session = open_session(settings, "untold-nights")
-    figures, each = [], {}
+    found: dict[int, Mapping[str, tuple[float, ...]]] = {}
     try:
-        with TemporaryDirectory(prefix="untold-") as name:
-            folder = Path(name)
-            for night, written in enumerate(fill(folder, max(options.nights), count), start=1):
+        with TemporaryDirectory(prefix="untold-") as name, ModelServer(answer="fixed") as server:
+            nightly = _Nights(Path(name), server, count)
+            for night, written in enumerate(nightly.fill(max(options.nights)), start=1):
                 if night in options.nights:
-                    seconds = [scan(session, folder, night * count) for _ in range(pairs + 1)][1:]
-                    each[night] = min(seconds) / (night * count)
-                    live = len(list_folder(name).live())
-                    figures += [
-                        Figure(f"scan after {night} nights", tuple(seconds), "s"),
-                        Figure(f"files read after {night} nights", (live,)),
-                        Figure(f"last compaction, night {night}", (written,), "s"),
-                    ]
+                    found[night] = {
+                        "look-up": tuple(nightly.look_up(session) for _ in range(pairs + 1))[1:],
+                        "files": (len(list_folder(str(nightly.folder)).live()),),
+                        "last compaction": (written,),
+                        "start to first call": tuple(nightly.run().seconds_before for _ in range(pairs)),
+                    }
     finally:
         session.stop()
-    first, last = min(each), max(each)
-    ratio = Figure(f"a completion, night {last} / night {first}", (each[last] / each[first],), at_most=FLAT)
-    return [*figures, ratio]
+    first, last = min(found), max(found)
+    units = {"files": ""}
+    figures = [
+        Figure(f"{name}, night {night}", values, units.get(name, "s"))
+        for night, figures in found.items()
+        for name, values in figures.items()
+    ]
+    return figures + [
+        Figure(f"{name}, night {last} / night {first}", (min(values) / min(found[first][name]),), at_most=FLAT)
+        for name, values in found[last].items()
+        if name != "last compaction"
+    ]
 
 
-def fill(folder: Path, nights: int, count: int) -> Iterator[float]:
-    """Adds the completions of one night after the other; gives the seconds of each night's compaction."""
-    for night in range(nights):
-        for number in range(SEGMENTS):
-            first = night * count + number * count // SEGMENTS
-            last = night * count + (number + 1) * count // SEGMENTS
-            write_file(f"{folder}/run{night:04d}-a-{number:06d}.parquet", make_completions(range(first, last)))
+class _Nights:
+    """A store after some nights. Of its completions the first night's belong to samples, and the others are made up."""
+
+    def __init__(self, folder: Path, server: ModelServer, count: int) -> None:
+        self._directory, self._server, self._count, self._runs = folder, server, count, 0
+        self._new = round(count * NEW)
+        self._stored = count
+        stage = bound_stage(server.base_url)
+        samples = read_variables(write_samples(folder / "first.jsonl", count), stage)
+        text = coverage_text([("A covered statement.", (1,))], [("An uncovered one.", (1,))])
+        write_answers(folder / "store", stage, ((variables, text) for variables in samples))
+        self.folder = Path(stage_folder(str(folder / "store"), stage))
+
+    def fill(self, nights: int) -> Iterator[float]:
+        """Adds what is new of one night after the other; gives the seconds of each night's compaction."""
+        for night in range(nights):
+            for number in range(SEGMENTS if night else 0):
+                first = (night * SEGMENTS + number) * self._new // SEGMENTS
+                last = (night * SEGMENTS + number + 1) * self._new // SEGMENTS
+                rows = make_completions(range(first, last))
+                write_file(f"{self.folder}/run{night:04d}-a-{number:06d}.parquet", rows)
+                self._stored += last - first
+            began = perf_counter()
+            # The clock alone is made up: what was replaced a week ago goes, as it would
+            compact_folder(str(self.folder), clock=lambda night=night: (night + 1) * DAY)  # type: ignore[misc]
+            yield perf_counter() - began
+
+    def look_up(self, spark: SparkSession) -> float:
+        """Seconds that a look at all keys takes. Raises RuntimeError where it does not see all of them."""
         began = perf_counter()
-        # The clock alone is made up: what was replaced a week ago goes, as it would
-        compact_folder(str(folder), file_bytes=MERGED_BYTES, clock=lambda night=night: (night + 1) * DAY)  # type: ignore[misc]
-        yield perf_counter() - began
+        seen = states_of_requests(open_reading(spark, str(self.folder)).completions).count()
+        if seen != self._stored:
+            raise RuntimeError(f"{seen:,} of {self._stored:,} completions were read")
+        return perf_counter() - began
 
-
-def scan(spark: SparkSession, folder: Path, count: int) -> float:
-    """Seconds that a look at all keys takes. Raises RuntimeError where it does not see all of them."""
-    began = perf_counter()
-    seen = states_of_requests(open_reading(spark, str(folder)).completions).count()
-    if seen != count:
-        raise RuntimeError(f"{seen:,} of {count:,} completions were read")
-    return perf_counter() - began
+    def run(self) -> Ran:
+        """A night's job, of which 5 % are new; its completions are in the store afterwards."""
+        path, old = self._directory / "night.jsonl", self._count - self._new
+        self._runs += 1
+        with path.open("w", encoding="utf-8") as file:
+            file.write(write_samples(self._directory / "old.jsonl", old).read_text())
+            new = write_samples(self._directory / "new.jsonl", self._new, first=self._count + self._runs * self._new)
+            file.write(new.read_text())
+        self._stored += self._new
+        setting = f"store={self._directory / 'store'}"
+        return run_job(self._server, path, self._directory / "job", setting, calls=self._new)

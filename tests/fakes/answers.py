@@ -15,7 +15,8 @@ from typing import Any
 from tests.fakes.claims import say_icat
 from tests.fakes.facts import IRRELEVANT, JUDGES, Odds, careless_lines, say
 from tests.fakes.importance import say_importance
-from tests.fakes.questions import NO_INFORMATION, quantities_of, say_qa
+from tests.fakes.nuggets import say_nuggets
+from tests.fakes.questions import NO_INFORMATION, careless_comparisons, quantities_of, say_qa
 from tests.fakes.recall import say_longrecall
 from tests.fakes.scripted import say_scripted
 from tests.fakes.tools import Call, call
@@ -141,13 +142,15 @@ def world(payload: Payload, judge: str) -> str | Said:
         if quantities:
             return Said("", call=call(quantities))
     said = say(payload, judge) or say_qa(payload, judge) or say_longrecall(payload, judge)
-    said = said or say_icat(payload) or say_importance(payload, judge)
+    said = said or say_icat(payload) or say_importance(payload, judge) or say_nuggets(payload, judge)
     return e2e(payload) if said is None else Said(*said)
 
 
 def careless(payload: Payload, judge: str) -> str | Said:
     """As `world`, but for faults of lists (`tests.fakes.facts.careless_lines`)."""
-    if payload.get("stage") != "classify_relations":
+    if payload.get("stage") == "compare_many":
+        return "\n".join(careless_comparisons(payload, judge))
+    if payload.get("stage") not in ("classify_relations", "check_claims"):
         return world(payload, judge)
     return "\n".join(careless_lines(payload["premise"], payload["hypotheses"], judge))
 
@@ -260,6 +263,8 @@ _ANSWERS |= {f"careless_{judge}": partial(careless, judge=judge) for judge in JU
 _ANSWERS["world"] = _ANSWERS["world_closed"]
 _ANSWERS |= {"strict": strict, "scripted": scripted, "hasty": partial(scripted, hasty=True)}
 _FIXED = {
+    "list_conflicts": '{"first": "A fixed fact.", "first_sources": [1], "second": "Another.", "second_sources": [1]}',
+    "cover_sides": "1: covered",
     "generate_answer": "A fixed answer. It has two sentences.",
     "restate_answer": "A fixed statement.",
     "extract_claims": "A fixed claim.",
@@ -271,8 +276,12 @@ _FIXED = {
     "check_coverage": '{"label": "COVERED", "evidence_claim_ids": [1]}',
     "resolve_coreference": "* A fixed fact.",
     "match_one": "Match",
+    "check_claims": "1: entailment",
     "match_many": "[1]",
     "match_holistic": '{"reference": 1, "candidates": [1]}',
+    "create_nuggets": "- A fixed nugget.",
+    "rate_nuggets": "1: vital",
+    "assign_nuggets": "1: support",
     "summarise_context": "A fixed summary. It has two sentences.",
     "evaluate_coverage": coverage_text([("A fixed covered statement.", (1,))], [("A fixed uncovered one.", (1,))]),
 }

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import permutations
+from itertools import combinations, permutations, product
 from typing import Any, Generic, TypeVar
 
 import networkx as nx
@@ -65,16 +65,39 @@ class ExpectedStatement:
 
 
 @dataclass(frozen=True)
+class ExpectedConflict:
+    """Two statements of which members contradict each other, the one that appears first before the other."""
+
+    first: ExpectedStatement
+    second: ExpectedStatement
+
+    @property
+    def coverage(self) -> str:
+        """Which of them the response conveys."""
+        said = [name for name in ("first", "second") if getattr(self, name).covered]
+        return said[0] if len(said) == 1 else "both" if said else "neither"
+
+
+@dataclass(frozen=True)
 class Verdict(Generic[AtomType, PairType]):
     """What must come of a sample: atoms, statements in order of first appearance, relations, None where unjudged.
 
-    `score` is of what was judged, `bounds` are its (low, high).
+    `score` is of what was judged, `bounds` are its (low, high). `conflicts` are in the order of their statements.
     """
 
     atoms: tuple[AtomType, ...] = ()
     statements: tuple[ExpectedStatement, ...] = ()
     relations: Mapping[PairType, str | None] = field(default_factory=dict)
     bounds: tuple[float, float] | None = None
+    conflicts: tuple[ExpectedConflict, ...] = ()
+
+    @property
+    def measures(self) -> dict[str, float | None]:
+        """By name those of conflicts; shares are None without any."""
+        coverage = [conflict.coverage for conflict in self.conflicts]
+        both, neither, total = coverage.count("both"), coverage.count("neither"), len(coverage)
+        shares = (both / total, (total - both - neither) / total) if total else (None, None)
+        return {"conflicts": total, "conflict_coverage": shares[0], "one_sided": shares[1]}
 
     @property
     def status(self) -> str:
@@ -187,7 +210,8 @@ class FactGraph:
         said = {node.label for node in nodes if node.is_said}
         self.reached = said.union(*(nx.descendants(self.edges, label) for label in said))
         classes = [[n for n in nodes if n.label in labels] for labels in nx.strongly_connected_components(self.edges)]
-        self.classes = sorted((c for c in classes if any(n.sources for n in c)), key=lambda c: c[0].position)
+        stated = [members for members in classes if any(node.sources for node in members)]
+        self.classes = sorted(stated, key=lambda members: next(node.position for node in members if node.sources))
         self.missing = {node.label for members in self.classes for node in members} - self.reached
 
     def count_classes(self, wanted: Container[str]) -> int:
@@ -209,16 +233,29 @@ def expected_nli(sample: Sample, options: Options, answered: Mapping[Pair, str |
     lower = FactGraph(kept, [pair for pair in pairs if relations[pair] == "entailment"])
     upper = FactGraph(kept, [pair for pair in pairs if relations[pair] in ("entailment", None)])
     atoms = tuple(node.to_atom() for node in [*nodes, *_others(sample, options, nodes)])
-    statements, bounds = conclude(sample, lower, upper)
-    return Expected(atoms, statements, relations, bounds)
+    against = {pair for pair, relation in relations.items() if relation == "contradiction"}
+    return Expected(atoms, relations=relations, **conclude(sample, lower, upper, against))
 
 
-def conclude(
-    sample: Sample, lower: FactGraph, upper: FactGraph
-) -> tuple[tuple[ExpectedStatement, ...], tuple[float, float] | None]:
-    """The statements of the graph without the unjudged edges, and the bounds by that and the graph with all of them."""
+def conclude(sample: Sample, lower: FactGraph, upper: FactGraph, against: Container[Pair]) -> dict[str, Any]:
+    """The statements and conflicts of the graph without the unjudged edges, and bounds by it and that with all of them.
+
+    against: the pairs of labels that contradict each other.
+    """
     statements = tuple(_statement(members, lower, list(contexts_of(sample))) for members in lower.classes)
-    return statements, _bounds(lower, upper) if statements else None
+    conflicts = tuple(
+        ExpectedConflict(statements[first], statements[second])
+        for first, second in combinations(range(len(statements)), 2)
+        if _are_against(lower.classes[first], lower.classes[second], against)
+    )
+    bounds = _bounds(lower, upper) if statements else None
+    return {"statements": statements, "bounds": bounds, "conflicts": conflicts}
+
+
+def _are_against(first: Sequence[Node], second: Sequence[Node], against: Container[Pair]) -> bool:
+    """Whether a member of one contradicts one of the other."""
+    pairs = [(one.label, other.label) for one, other in product(first, second)]
+    return any(pair in against or pair[::-1] in against for pair in pairs)
 
 
 def _statement(members: Sequence[Node], graph: FactGraph, contexts: Sequence[str]) -> ExpectedStatement:

@@ -118,13 +118,16 @@ def expected_qa(
     relations: dict[Comparison, str | None] = {}
     judged: list[Pair] = []
     unjudged: list[Pair] = []
+    against: list[Pair] = []
     for first, second in _pairs(kept):
         comparison = (first.question, first.text, second.text)
         relation = (answered or {}).get(comparison, relation_of(comparison, options))
         relations[comparison] = relation
         (unjudged if relation is None else judged).extend(_edges(first.label, second.label, relation))
-    statements, bounds = conclude(sample, FactGraph(kept, judged), FactGraph(kept, [*judged, *unjudged]))
-    return ExpectedQa(tuple(node.to_row() for node in nodes), statements, relations, bounds)
+        against += [(first.label, second.label)] if relation == "contradictory" else []
+    graphs = FactGraph(kept, judged), FactGraph(kept, [*judged, *unjudged])
+    atoms = tuple(node.to_row() for node in nodes)
+    return ExpectedQa(atoms, relations=relations, **conclude(sample, *graphs, against))
 
 
 def _pairs(kept: Iterable[_Node]) -> Iterator[tuple[_Node, _Node]]:

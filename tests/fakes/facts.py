@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import combinations
 from random import Random
 from typing import Any
 
@@ -318,9 +319,43 @@ def say(payload: Mapping[str, Any], judge: str) -> tuple[str, dict[int, Odds]] |
         return _say_ratings(payload["statements"], rate(payload["query"], payload["statements"]))
     if stage == "classify_relation":
         return relate_text(payload["premise"], payload["hypothesis"], judge), {}
-    if stage == "classify_relations":
+    if stage == "list_conflicts":
+        return _say_conflicts(conflicts_among(payload["contexts"], judge)), {}
+    if stage == "cover_sides":
+        said = [conveys(payload["response"], text, judge) for text in payload["statements"]]
+        return "\n".join(f"{n}: {'covered' if one else 'uncovered'}" for n, one in enumerate(said, 1)), {}
+    if stage in ("classify_relations", "check_claims"):
         return "\n".join(relation_lines(payload["premise"], payload["hypotheses"], judge)), {}
     return None
+
+
+def conflicts_among(contexts: Sequence[str], judge: str) -> list[tuple[str, list[int], str, list[int]]]:
+    """Sentences of contexts that contradict each other, each with the numbers of the contexts that have it.
+
+    Some are put in other words.
+    """
+    sources: dict[str, list[int]] = {}
+    for number, context in enumerate(contexts, start=1):
+        for sentence in dict.fromkeys(sentences(context)):
+            sources.setdefault(sentence, []).append(number)
+    pairs = [(one, other) for one, other in combinations(sources, 2) if relate(one, other, judge) == "contradiction"]
+    return [(reworded(one), sources[one], reworded(other), sources[other]) for one, other in pairs]
+
+
+def reworded(sentence: str) -> str:
+    """The sentence in another form, where it states a fact and its hash says so."""
+    found = read_fact(sentence)
+    return found[0].sentence((found[1] + 1) % found[0].forms) if found and roll(sentence) % 2 else sentence
+
+
+def conveys(response: str, statement: str, judge: str) -> bool:
+    """Whether a sentence of the response entails the statement."""
+    return any(relate(sentence, statement, judge) == "entailment" for sentence in sentences(response))
+
+
+def _say_conflicts(conflicts: Sequence[tuple[str, list[int], str, list[int]]]) -> str:
+    names = ("first", "first_sources", "second", "second_sources")
+    return "\n".join(json.dumps(dict(zip(names, row, strict=True))) for row in conflicts) or "None"
 
 
 def relation_lines(premise: str, hypotheses: Sequence[str], judge: str) -> list[str]:
@@ -333,17 +368,21 @@ def careless_lines(premise: str, hypotheses: Sequence[str], judge: str) -> list[
 
     What is said of a number that stands once is right, and a list of one has no fault.
     """
-    lines = relation_lines(premise, hypotheses, judge)
+    return made_careless(relation_lines(premise, hypotheses, judge), _RELATIONS, premise, *hypotheses)
+
+
+def made_careless(lines: list[str], labels: Sequence[str], *texts: str) -> list[str]:
+    """Lines `1: label` with those faults, which depend on the texts alone."""
     if len(lines) == 1:
         return lines
-    dice = Random(roll(premise, *hypotheses))
+    dice = Random(roll(*texts))
     kept = [line for line in lines if dice.random() > 0.15]
-    wrong = [f"{dice.randint(1, len(lines))}: {dice.choice(_RELATIONS)}" for _ in range(dice.choice((0, 0, 1, 2)))]
+    wrong = [f"{dice.randint(1, len(lines))}: {dice.choice(labels)}" for _ in range(dice.choice((0, 0, 1, 2)))]
     # A number that is only in `wrong` would be taken for a judgement
     said = {line.partition(":")[0] for line in kept}
     kept += [line for line in wrong if line.partition(":")[0] in said]
     dice.shuffle(kept)
-    return [*kept, f"{len(lines) + 1}: entailment"]
+    return [*kept, f"{len(lines) + 1}: {labels[0]}"]
 
 
 def _say_ratings(statements: Sequence[str], rated: Sequence[Odds]) -> tuple[str, dict[int, Odds]]:

@@ -25,6 +25,7 @@ from typing import Any
 
 from tests.fakes.answers import content_of, find_answer, payload_of
 from tests.fakes.arrivals import ASKED_PATHS, COMPLETION_PATHS, Arrival, Log
+from tests.fakes.batches import FakeBatches
 from tests.fakes.lookups import LOOKUP_PATHS, LOOKUPS, SEARCH_PATH, lookup_content, payload_of_lookup, query_of
 from tests.fakes.replies import Reply, count_tokens, error_reply, http_message, make_reply
 from tests.fakes.rules import Config, Request, condition, deeds_of, hash_of
@@ -169,17 +170,20 @@ class _Model:
     """The state behind all connections: configuration, log, windows."""
 
     def __init__(self, config: Config) -> None:
+        self.batches = FakeBatches(self.answer_line)
         self.apply(config)
         self.reset()
         self.in_flight = 0
 
     def apply(self, config: Config) -> None:
         self.config = config
+        vars(self.batches).update(config.batches)
         self.answer = find_answer(config.answer)
         self.rules = [(condition(rule.get("when", {}), i), deeds_of(rule)) for i, rule in enumerate(config.rules)]
 
     def reset(self) -> None:
         self.log = Log()
+        self.batches = FakeBatches(self.answer_line, **self.config.batches)
         self.attempts: Counter[int] = Counter()
         self.started = monotonic()
         self.completions = 0
@@ -216,6 +220,15 @@ class _Model:
         elapsed = monotonic() - self.started
         index, attempt = self.completions, self.attempts[key]
         return Request(path == COMPLETION_PATHS[0], body, raw, "".join(texts), payload, key, index, attempt, elapsed)
+
+    def answer_line(self, path: str, body: bytes) -> tuple[int, Any]:
+        """Status and body for a line of a batch, which is counted as a call is."""
+        request = self.read(path, body)
+        tokens, stage = count_tokens(request.prompt), request.payload.get("stage")
+        position = self.log.add(path, str(request.body.get("model", "")), stage, tokens, request.key)
+        reply = self.reply(request, tokens, True)
+        self.log.answered(position, reply.status, reply.completion_tokens)
+        return reply.status, json.loads((reply.content or b"").partition(b"\r\n\r\n")[2])
 
     def reply(self, request: Request, prompt_tokens: int, authorised: bool) -> Reply:
         """The reply by key, rules, limits and answer, in this order."""
@@ -310,6 +323,9 @@ class _Connection(asyncio.Protocol):
         if path == SEARCH_PATH and method == "GET":
             # Everything that a search asks for stands in its address
             body = target.encode("ascii")
+        elif path.startswith(("/v1/files", "/v1/batches")):
+            position, sent = log.add(path, "", None, 0, 0), _KEY.search(head)
+            return log, position, model.batches.reply(method, target, head, body, sent[1].decode() if sent else "")
         elif method != "POST" or path not in ASKED_PATHS:
             return log, log.add(path, "", None, 0, 0), _other_reply(method, path, model.config.model)
         try:

@@ -23,6 +23,7 @@ from tests.fakes.facts import (
     Odds,
     entails,
     generalise,
+    made_careless,
     normalise,
     rate,
     read_fact,
@@ -326,6 +327,24 @@ def _say_comparison(payload: Mapping[str, Any], judge: str) -> tuple[str, dict[i
     return f"{reasoning}\n\n{first} - {second} [{relation.replace('_', ' ')}]", {}
 
 
+def comparison_lines(payload: Mapping[str, Any], judge: str) -> list[str]:
+    """The relation of the answer to each of the others, `1: neutral`."""
+    question, answered = payload["question"], payload["answer"]
+    found = [relate_answers(question, answered, other, judge) for other in payload["others"]]
+    return [f"{number}: {relation.replace('_', ' ')}" for number, relation in enumerate(found, start=1)]
+
+
+def careless_comparisons(payload: Mapping[str, Any], judge: str) -> list[str]:
+    """The same with the faults of `tests.fakes.facts.careless_lines`."""
+    labels = [relation.replace("_", " ") for relation in RELATIONS]
+    lines = comparison_lines(payload, judge)
+    return made_careless(lines, labels, payload["question"], payload["answer"], *payload["others"])
+
+
+def _say_compared(payload: Mapping[str, Any], judge: str) -> tuple[str, dict[int, Odds]]:
+    return "\n".join(comparison_lines(payload, judge)), {}
+
+
 def _say_restated(payload: Mapping[str, Any], judge: str) -> tuple[str, dict[int, Odds]]:
     return restate(payload["question"], payload["answer"]), {}
 
@@ -339,6 +358,7 @@ _STAGES: Mapping[str, Callable[[Mapping[str, Any], str], tuple[str, dict[int, Od
     "refine_questions": _say_refined,
     "answer_questions": _say_answers,
     "compare_answers": _say_comparison,
+    "compare_many": _say_compared,
     "generate_answer": _say_generated,
     "restate_answer": _say_restated,
 }

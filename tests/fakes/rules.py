@@ -29,7 +29,7 @@ class Config:
 
     `limits` has requests_per_minute, tokens_per_minute (sliding 60 s windows over what was let in) and retry_after in
     seconds. `latency` is in seconds, for every answer. With `api_key`, a request without that bearer token gets a 401.
-    `address` is where it listens.
+    `address` is where it listens. `batches` are fields of `FakeBatches`.
     """
 
     answer: str = "e2e"
@@ -40,6 +40,7 @@ class Config:
     api_key: str | None = None
     model: str = "fake-model"
     address: str = "127.0.0.1"
+    batches: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for rule in self.rules:

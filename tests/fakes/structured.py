@@ -88,9 +88,17 @@ def _aligned(found: list[list[int]], left: str, right: str) -> list[dict[str, An
     return [{left: number, right: of} for number, of in enumerate(found, start=1) if of]
 
 
+def _numbered(labels: list[str | None]) -> dict[str, Any]:
+    return {"labels": [{"number": number, "label": label} for number, label in enumerate(labels, start=1) if label]}
+
+
 def _statements(row: Row, covered: bool) -> list[dict[str, Any]]:
     found = [one for one in row["statements"] if one["covered"] is covered]
     return [{"statement": one["text"], "sources": one["sources"]} for one in found]
+
+
+def _listed(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"relations": [one for one in _rows(relation=row["relations"]) if one["relation"]]}
 
 
 def _answers(row: Row) -> list[dict[str, Any]]:
@@ -107,12 +115,21 @@ _VALUES: dict[str, Callable[[Row], dict[str, Any]]] = {
     "extract_atoms": lambda row: {
         "atoms": [{"unit": atom["text"], "type": atom["unit_type"]} for atom in row["atoms"]]
     },
+    "list_conflicts": lambda row: {
+        "conflicts": [
+            {
+                f"{side}{name}": one[side][field]
+                for side in ("first", "second")
+                for name, field in (("", "text"), ("_sources", "sources"))
+            }
+            for one in row["conflicts"]
+        ]
+    },
+    "cover_sides": lambda row: {"labels": _rows(label=["covered" if one else "uncovered" for one in row["covered"]])},
     "revise_atoms": lambda row: {"statements": row["atoms"]},
     "rate_relevance": lambda row: {"ratings": _rows(relevance=row["ratings"])},
     "classify_relation": lambda row: {"relation": row["relation"]},
-    "classify_relations": lambda row: {
-        "relations": [one for one in _rows(relation=row["relations"]) if one["relation"]]
-    },
+    **dict.fromkeys(("classify_relations", "check_claims"), lambda row: _listed(row)),
     "mine_questions": lambda row: {"questions": row["questions"]},
     "refine_questions": lambda row: {
         "questions": [
@@ -121,6 +138,7 @@ _VALUES: dict[str, Callable[[Row], dict[str, Any]]] = {
     },
     "answer_questions": lambda row: {"answers": _answers(row)},
     "compare_answers": lambda row: {"relation": row["relation"]},
+    "compare_many": lambda row: _listed(row),
     "extract_claims": lambda row: {"claims": row["claims"]},
     "generate_aspects": lambda row: {"topics": row["aspects"]},
     "align_claims": lambda row: {"covered": _aligned(row["evidence"], "topic_id", "evidence")},
@@ -135,5 +153,8 @@ _VALUES: dict[str, Callable[[Row], dict[str, Any]]] = {
     "match_one": lambda row: {"label": "Match" if row["matched"] else "No Match"},
     "match_many": lambda row: {"candidates": row["candidates"]},
     "match_holistic": lambda row: {"entailed": _aligned(row["candidates"], "reference", "candidates")},
+    "create_nuggets": lambda row: {"nuggets": row["nuggets"]},
+    "rate_nuggets": lambda row: _numbered(row["labels"]),
+    "assign_nuggets": lambda row: _numbered(row["labels"]),
     "restate_answer": lambda row: {"statement": row["statement"]},
 }

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ from untold.jobs.export import BATCH_ROWS, export, figures, parameters, wide_row
 from untold.jobs.results import UnreadableRunError
 from untold.jobs.tables import RESULT_TABLES
 from untold.udfs.errors import UserError
+from untold.udfs.facts.rag_measures import PUBLISHED
 
 FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", '=HYPERLINK("http://x")']
 Row = dict[str, Any]
@@ -221,7 +223,104 @@ def test_measures_are_lines_of_sample_metric_and_score(tmp_path: Path, capsysbin
         b"all\tqa\t0.5000",
     ]
     assert out.splitlines() == lines
-    assert err == b"untold: lines are sample_id, metric, score; samples without a score have none\n"
+    assert err == b"untold: lines are qid, measure, value; what is undefined has none\n"
+
+
+def test_measures_of_topics_are_lines_beside_their_scores(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 2)
+    rows = [("s00000", "qa", "vital", 0.25), ("s00001", "e2e", "qa", 2.0), ("s00001", "qa", "vital", None)]
+    write_table(
+        run, "measures", [dict(zip(("sample_id", "metric", "measure", "value"), row, strict=True)) for row in rows]
+    )
+    means = [("e2e", "qa", 2.0), ("qa", "vital", 0.25)]
+    summary = [{"metric": metric, "measure": name, "level": "overall", "mean": mean} for metric, name, mean in means]
+    write_table(run, "measures_summary", summary)
+    for ids, qids in ((["7", "8 b"], ["7", "8_b"]), (["7", "7"], ["s00000", "s00001"])):
+        samples = pq.read_table(run / "samples")
+        shutil.rmtree(run / "samples")
+        write_table(
+            run,
+            "samples",
+            [row | {"query_id": one} for row, one in zip(samples.to_pylist(), ids, strict=True)],
+            query_id=pa.string(),
+        )
+        assert main(["export", str(run), "--trec", str(tmp_path / "run.txt")]) == 0
+        lines = (tmp_path / "run.txt").read_text(encoding="utf-8").splitlines()
+        first, second = qids
+        assert lines == [
+            f"{first}\te2e\t0.5000",
+            f"{first}\tvital\t0.2500",
+            f"{second}\te2e\t0.5000",
+            f"{second}\tqa\t1.0000",
+            f"{second}\te2e.qa\t2.0000",
+            *("all\te2e\t0.5000", "all\tqa\t0.5000", "all\te2e.qa\t2.0000", "all\tvital\t0.2500"),
+        ]
+
+
+def test_nuggets_are_lines_as_nuggetizer_writes_them(tmp_path: Path, capsysbinary: Any) -> None:
+    run = write_run(tmp_path / "run", 1)
+    assert main(["export", str(run), "--to", "trec_rag_nuggets"]) == 1
+    assert b"has no nuggets; run untold score --metric nuggets" in capsysbinary.readouterr().err
+    for table in ("statements", "summary"):
+        shutil.rmtree(run / table)
+    own = {"sample_id": "s00000", "metric": "nuggets"}
+    write_table(run, "summary", [{**own, "level": "overall"}])
+    nuggets = [("b", "okay", "not_support", 2), ("a", "vital", "support", 1), ("cut", "okay", None, 3)]
+    names = ("text", "importance", "support", "rank")
+    write_table(run, "statements", [{**own, **dict(zip(names, row, strict=True))} for row in nuggets])
+    assert main(["export", str(run), "--to", "trec_rag_nuggets"]) == 0
+    (line,) = capsysbinary.readouterr().out.splitlines()
+    assert json.loads(line) == {
+        "query": "q",
+        "qid": "s00000",
+        "answer_text": "r",
+        "response_length": 1,
+        "run_id": "a b",
+        "nuggets": [
+            {"text": "a", "importance": "vital", "assignment": "support"},
+            {"text": "b", "importance": "okay", "assignment": "not_support"},
+        ],
+    }
+
+
+def test_ragchecker_gets_no_list_that_lacks_a_relation(tmp_path: Path) -> None:
+    known = {"sample_id": "a", "metric": "rag"}
+    truth = pa.struct([("text", pa.string()), ("claims", pa.list_(pa.string()))])
+    sample = {"sample_id": "a", "query": "q", "response": "r", "contexts": [{"id": "1", "text": "c"}]}
+    write_table(tmp_path, "samples", [{**sample, "ground_truth": {"text": "g"}}], ground_truth=truth)
+    verdicts = {"one": None, "two": "supported"}
+    claims = [{**known, "position": n, "text": t, "verdict": v} for n, (t, v) in enumerate(verdicts.items(), start=1)]
+    measures = dict.fromkeys(PUBLISHED, 0.5) | {"hallucination": None, "claims": 2.0, "ground_truth_claims": 1.0}
+    cells = {"rank": 1, "response": ["entailment", "neutral"], "ground_truth": [None]}
+    tables: dict[str, list[Row]] = {
+        "claims": claims,
+        "statements": [{**known, "statement_id": "a:rag:1", "text": "g", "relation": "contradiction"}],
+        "contexts_used": [{**known, **cells}],
+        "measures": [{**known, "measure": name, "value": value} for name, value in measures.items()],
+        "summary": [{**known, "level": "overall"}],
+        "measures_summary": [{**known, "measure": "f1", "level": "overall", "mean_zero": 0.12345}],
+    }
+    for name, rows in tables.items():
+        write_table(tmp_path, name, rows)
+    (tmp_path / "manifest.json").write_text(json.dumps({"status": "finished"}), encoding="utf-8")
+    export(open_run(str(tmp_path)), "ragchecker", str(tmp_path / "out.json"))
+    written = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    (result,) = written["results"]
+    assert (result["query_id"], result["gt_answer"], result["retrieved_context"]) == (
+        "a",
+        "g",
+        [{"doc_id": "1", "text": "c"}],
+    )
+    assert (result["response_claims"], result["gt_answer_claims"]) == (["one", "two"], ["g"])
+    assert (result["answer2response"], result["response2answer"]) == (None, ["Contradiction"])
+    assert (result["retrieved2response"], result["retrieved2answer"]) == ([["Entailment"], ["Neutral"]], None)
+    assert (result["metrics"]["f1"], result["metrics"]["hallucination"]) == (0.5, 0.0)
+    assert written["metrics"] == {"overall_metrics": {"f1": 12.3}, "retriever_metrics": {}, "generator_metrics": {}}
+
+
+def test_ragchecker_needs_the_metric(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no metric rag; score it with --metric rag first"):
+        export(open_run(str(write_run(tmp_path / "run"))), "ragchecker", str(tmp_path / "out.json"))
 
 
 def test_text_goes_to_standard_output_where_no_file_is_named(tmp_path: Path, capsysbinary: Any) -> None:

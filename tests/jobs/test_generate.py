@@ -322,7 +322,7 @@ def test_questions_of_a_known_data_set_bring_their_contexts_and_references(spark
     assert (found["sample_id"], found["query"]) == ("7", "Which boat?")
     assert [context["text"] for context in found["contexts"]] == ["Marigold: Osk built the Marigold."]
     assert [one.asDict() for one in found["references"]] == [
-        dict.fromkeys(("weight", "labels", "covered_by"))
+        dict.fromkeys(("weight", "labels", "covered_by", "importance"))
         | {"id": "a0", "anchor": "Marigold", "text": "Osk built the Marigold."}
     ]
     prompts = write_lines(tmp_path / "b.jsonl", [{"prompt": "What is rain?", "canary": "c"}])

@@ -7,6 +7,8 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -64,6 +66,33 @@ def test_agreement_of_two_models_and_metrics(evaluated: MetaEvaluationRequest) -
         assert (row["value"], row["ci_low"], row["ci_high"]) == (expected.mean, expected.low, expected.high)
     most = max([label_of(row["sample_id"]) for row in GIVEN["org/large"]].count(label) for label in LABELS) / 2
     assert {row["value"] for key, row in rows.items() if key[3] == "baseline_constant"} == {most / 20}
+
+
+def test_what_is_given_of_conflicts_is_held_against_labels_beside_the_score(spark: SparkSession, wiki: Path) -> None:
+    """Correct gives both sides of every conflict, Incorrect none; the view of these measures is always right."""
+    scores = make_scores()
+    shares = {"Correct": (1.0, 0.0), "Partially correct": (0.25, 0.5), "Incorrect": (0.0, 0.0)}
+    measures = [
+        {"sample_id": row["sample_id"], "metric": "nli", "measure": measure, "value": value}
+        for row in scores
+        if row["metric"] == "nli"
+        for measure, value in zip(
+            ("conflict_coverage", "one_sided", "conflicts"), (*shares[label_of(row["sample_id"])], 4.0), strict=True
+        )
+    ]
+    write_scores(wiki / "m" / "scores", scores)
+    (wiki / "m" / "measures").mkdir()
+    pq.write_table(pa.Table.from_pylist(measures), wiki / "m" / "measures" / "part-0.parquet")
+    request = ask(wiki, {"m": str(wiki / "m")})
+    report = run(spark, request).report
+    rows = {(row["metric"], row["convention"], row["measure"]): row for row in rows_of(request, "meta_evaluation")}
+    assert {metric for metric, *_ in rows} == {"e2e", "nli", "nli_view"}
+    assert [rows["nli_view", "mismatch", name]["value"] for name in ("lmr", "kappa", "macro_f1")] == [1.0, 1.0, 1.0]
+    lmr = [*matches(scores, "nli").values()]
+    assert rows["nli", "mismatch", "lmr"]["value"] == sum(lmr) / len(lmr) < 1
+    assert "| nli_view | m | mismatch |" in report
+    assert [(row["first"], row["second"]) for row in rows_of(request, "comparisons")] == [("e2e", "nli")]
+    assert {row["metric"] for row in rows_of(request, "match_counts")} == {"e2e", "nli", None}
 
 
 def test_metrics_are_compared_within_each_model(evaluated: MetaEvaluationRequest) -> None:

@@ -21,11 +21,11 @@ from untold.jobs.asking.store import stage_folder
 from untold.jobs.cli.plan_table import plan_lines
 from untold.jobs.metrics import METRICS, stages_of
 from untold.jobs.metrics.request import ScoreRequest
-from untold.jobs.plan import UNLIMITED_COMPLETION_TOKENS, Planner, completion_limit, hours_of, plan
+from untold.jobs.plan import UNLIMITED_COMPLETION_TOKENS, Planner, completion_limit, cost_and_hours, hours_of, plan
 from untold.jobs.results import open_run
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run.terminal import Page
-from untold.jobs.settings.model import LlmSettings, Settings
+from untold.jobs.settings.model import LlmSettings, Settings, StageSettings
 from untold.jobs.tables import SAMPLES
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.records import Completion, completions_table
@@ -35,6 +35,7 @@ from untold.udfs.stages import STAGES, definition_of
 PROMPTS = str(Path(__file__).parents[1] / "fakes" / "prompts")
 KEYS = {
     *("metric", "stage", "requests", "exact", "reused", "prompt_tokens", "completion_tokens", "cost", "hours"),
+    "batch_cost",
     *("expected_requests", "expected_prompt_tokens", "expected_completion_tokens", "expected_cost"),
 }
 
@@ -130,7 +131,14 @@ def asked(path: str, output: str, settings: Settings, *metrics: str, embedded: b
 
 def frame_of(spark: SparkSession, samples: Sequence[dict[str, Any]]) -> DataFrame:
     rows = [
-        (str(number), one["query"], one["response"], [(str(n), text) for n, text in enumerate(one["contexts"])], "", "")
+        (
+            str(number),
+            one["query"],
+            one["response"],
+            [(str(n), text, None) for n, text in enumerate(one["contexts"])],
+            "",
+            "",
+        )
         for number, one in enumerate(samples)
     ]
     return spark.createDataFrame(rows, spark_schema(SAMPLES))
@@ -365,7 +373,7 @@ def test_hours_are_those_of_the_tighter_limit() -> None:
 
 def plan_row(**fields: Any) -> dict[str, Any]:
     row = {"metric": "e2e", "stage": "summarise_context", "requests": 1200, "exact": True, "reused": 200}
-    row |= {"prompt_tokens": 5000, "completion_tokens": 700, "cost": 1.5, "hours": None}
+    row |= {"prompt_tokens": 5000, "completion_tokens": 700, "cost": 1.5, "batch_cost": 0.75, "hours": None}
     row |= {"expected_requests": 300, "expected_prompt_tokens": 900, "expected_completion_tokens": 20}
     return {**row, "expected_cost": 0.25, **fields}
 
@@ -386,6 +394,28 @@ def test_tables_show_what_is_possible_and_what_is_expected() -> None:
         "e2e evaluate_coverage 300 900 20 0.25",
         "total 600 1,800 40 0.50",
     ]
+
+
+def test_a_plan_says_what_batches_would_cost_and_how_many_rounds_there_are() -> None:
+    answered = plan_row(stage="rate_relevance", reused=1200, batch_cost=0.0)
+    rows = [plan_row(), plan_row(stage="evaluate_coverage"), answered, plan_row(stage="embed_text", batch_cost=None)]
+    line = "by batches (llm.delivery=batch): cost 1.50 at most, 2 rounds of batches, each within 24 hours"
+    assert line in plan_lines(rows, Page())
+    assert not any("batches" in line for line in plan_lines([plan_row(batch_cost=None)], Page()))
+
+
+def test_prices_and_hours_of_a_stage_in_batches() -> None:
+    given = settings_for(
+        price_per_million_prompt_tokens=2.0, price_per_million_completion_tokens=8.0, requests_per_minute=60.0
+    )
+    own = given.model_copy(update={"stages": {"evaluate_coverage": StageSettings(delivery="batch")}})
+    asked = {"prompt_tokens": 1_000_000, "completion_tokens": 500_000}
+    for settings, name, row in (
+        (given, "evaluate_coverage", {"cost": 6.0, "batch_cost": 3.0, "hours": 2.0}),
+        (own, "evaluate_coverage", {"cost": 3.0, "batch_cost": 3.0, "hours": 24.0}),
+        (own, "summarise_context", {"cost": 6.0, "batch_cost": 3.0, "hours": 2.0}),
+    ):
+        assert cost_and_hours(settings, bind_stage(name, settings), 7200, asked) == row
 
 
 def test_a_plan_of_a_million_requests_fits_100_columns() -> None:

@@ -136,6 +136,25 @@ def test_what_is_missing_comes_first_with_the_basis_marked(
     ]
 
 
+def test_of_contradicting_statements_it_says_which_are_left_out_and_what_states_them(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"sample_id": "one", "metric": "nli", "first_id": "s3", "second_id": "s1", "first_sources": ["1"]}
+    row |= {"second_sources": ["1", "2"], "first": "Statement 3.", "second": "Statement 1."}
+    coverage = ("both", "first", "second", "neither")
+    folder = make_run(**NLI, conflicts=[{**row, "coverage": one} for one in coverage])
+    show(ShowRequest(str(folder), "one"))
+    assert lines_of(capsys)[-7:] == [
+        "",
+        "conflicts: 4 pairs of contradicting statements",
+        "       says Statement 3 and Statement 1",
+        "       says Statement 3; leaves out Statement 1, which contexts 1, 2 state",
+        "       says Statement 1; leaves out Statement 3, which context 1 states",
+        "       leaves out Statement 3, which context 1 states, and Statement 1, which contexts 1, 2 state",
+        "",
+    ]
+
+
 def test_several_statements_of_the_basis_are_counted(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     statements = [statement(number, covered=False, in_basis=number < 3) for number in (1, 2, 3)]
     show(ShowRequest(str(make_run(scores=[score()], statements=statements)), "one"))

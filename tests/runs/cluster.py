@@ -68,7 +68,7 @@ def main() -> None:
     from ray.cluster_utils import Cluster
 
     from untold.jobs.asking.local_ray import OBJECT_STORE_BYTES, _keep_to_loopback, start_ray
-    from untold.udfs.llm.actors import NAMESPACE
+    from untold.udfs.llm.lending import NAMESPACE
 
     if sys.argv[1:]:
         _keep_to_loopback()

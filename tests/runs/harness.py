@@ -18,20 +18,19 @@ import pyarrow.parquet as pq
 
 from tests.fakes.answers import expected_e2e, expected_summary
 from tests.fakes.model_server import Arrival, ModelServer
+from untold.jobs.run.session import SMALL_JVM
 
 PROMPTS = Path(__file__).resolve().parents[1] / "fakes" / "prompts"
-RESULTS = ("samples", "atoms", "relations", "statements", "scores", "failures")
+RESULTS = ("samples", "atoms", "relations", "statements", "conflicts", "scores", "measures", "failures")
 # Ten times what the longest run takes on a slow machine: these end a run that hangs, and show nothing
 WAIT_SECONDS = 900.0
-# Short-lived JVMs gain more from starting quickly than from compiling well.
-_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SETTINGS: Mapping[str, Any] = {
     "llm.model": "fake-model",
     "prompts_dir": PROMPTS,
     "spark.conf.spark.sql.shuffle.partitions": 2,
     "spark.conf.spark.sql.codegen.wholeStage": "false",
     "spark.conf.spark.sql.adaptive.enabled": "false",
-    "spark.conf.spark.driver.extraJavaOptions": _JVM,
+    "spark.conf.spark.driver.extraJavaOptions": SMALL_JVM,
 }
 Row = dict[str, Any]
 

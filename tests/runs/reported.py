@@ -19,7 +19,10 @@ def assert_reported(output: Path) -> list[Row]:
     data = data_of(make_report([open_run(output)]))
     samples: list[Row] = data["samples"]
     found = {(one["id"], metric): own for one in samples for metric, own in one["metrics"].items()}
-    tables = {name: read_table(output, name) for name in ("scores", "statements", "claims", "failures", "relations")}
+    tables = {
+        name: read_table(output, name)
+        for name in ("scores", "statements", "claims", "conflicts", "failures", "relations")
+    }
     assert {key: own.get("score") for key, own in found.items()} == {
         (row["sample_id"], row["metric"]): None if row["score"] is None else round(row["score"], 4)
         for row in tables["scores"]
@@ -32,6 +35,8 @@ def assert_reported(output: Path) -> list[Row]:
     assert stated == Counter((row["sample_id"], row["metric"], SIGNS[row["covered"]]) for row in tables["statements"])
     assert claimed == Counter((row["sample_id"], row["metric"], str(row["verdict"])) for row in tables["claims"])
     assert failed == Counter((row["sample_id"], row["stage"]) for row in tables["failures"])
+    told = {key: len(own["conflicts"]) for key, own in found.items() if "conflicts" in own}
+    assert told == Counter((row["sample_id"], row["metric"]) for row in tables["conflicts"])
     conflicts = {(row["sample_id"], row["metric"]) for row in tables["relations"] if row["relation"] in DRAWN}
     drawn = {key for key, own in found.items() if any(kind for *_, kind in own.get("graph", {}).get("edges", ()))}
     assert drawn <= conflicts

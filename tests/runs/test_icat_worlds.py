@@ -158,6 +158,22 @@ def test_without_early_stop_only_evidence_changes(worlds: Worlds) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("indexed", [False, True])
+def test_lists_conclude_what_pairs_do_whatever_a_judge_leaves_out_or_repeats(worlds: Worlds, indexed: bool) -> None:
+    source = in_index(worlds.documents) if indexed else in_contexts
+    settings = {**(worlds.index(7) if indexed else {}), "icat.judgement": "lists", "icat.list_size": 3}
+    worlds.server.reset()
+    worlds.server.configure(answer="careless_noisy")
+    try:
+        output = worlds.job(f"lists-{indexed}", **settings)
+    finally:
+        worlds.server.configure(answer=worlds.known[0].answer)
+    assert_as_expected(output, worlds.expected(source, NOISY), source, worlds.samples)
+    assert worlds.server.count("classify_relation") == 0
+    assert 0 < worlds.server.count("classify_relations") < len(read_table(output, "evidence"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["m", "s", "a"])
 def test_every_variant(worlds: Worlds, variant: str) -> None:
     annotations = [one for world in worlds.known for one in world.annotations()]

@@ -231,6 +231,14 @@ def test_a_sentinel_is_judged_anew_each_night(run_here: RunHere, nights: Nights)
     assert [row["n"] for row in told["points"] if row["level"] == "sentinel"] == [len(fixed)] * 2
     assert told["findings"] == []
 
+
+@pytest.mark.slow
+def test_a_sentinel_is_asked_once_a_night_and_within_its_budget(nights: Nights) -> None:
+    samples, fixed = make_samples(12), make_samples(4)
+    given = {"nightly.sentinel": write_samples(nights.folder / "fixed.jsonl", fixed)}
+    for number in (17, 18):
+        nights.add(number, samples[:6])
+    assert nights.run(*span(17, 18), "--order", "oldest", **given).code == 0
     # Neither a date that is done nor late rows ask it again
     paid = nights.server.count()
     with no_engine():

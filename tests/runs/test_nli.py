@@ -22,7 +22,9 @@ from tests.runs.reported import assert_reported
 from tests.runs.worlds import (
     Job,
     assert_atoms_name_their_statements,
+    assert_conflicts,
     assert_failed_alone,
+    assert_leaning,
     assert_pairs_failed,
     assert_partly_judged,
     expected_statements,
@@ -32,6 +34,7 @@ from tests.runs.worlds import (
     rows_by_sample,
     scores_of,
     statements_of,
+    with_kinds,
 )
 from untold.udfs.facts.sieves import content_words, is_audited
 
@@ -47,7 +50,7 @@ def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """A noisy judge, whose entailments are not transitive; two responses to the query of each world."""
     folder = tmp_path_factory.mktemp("worlds")
     known = [*worlds(WORLDS // 2, "noisy"), *worlds(WORLDS // 2, "noisy", ids=True, first=WORLDS // 2)]
-    samples = [sample for world in known for sample in world.samples(2)]
+    samples = [with_kinds(sample) for world in known for sample in world.samples(2)]
     path = write_samples(folder / "samples.jsonl", samples)
     options = known[0].options
     with ModelServer(answer=known[0].answer) as server:
@@ -83,6 +86,23 @@ def test_the_worlds_hold_what_they_are_to_show(job: NliJob) -> None:
 
 def test_statements_coverage_basis_sources_and_members_are_those_of_brute_force(job: NliJob) -> None:
     assert statements_of(job.output) == expected_statements(job.expected)
+
+
+def test_conflicts_and_their_measures_are_those_of_brute_force(job: NliJob) -> None:
+    assert_conflicts(job.output, job.expected)
+    coverage = Counter(row["coverage"] for row in read_table(job.output, "conflicts"))
+    assert min(coverage[name] for name in ("both", "first", "second", "neither")) > 20
+    rows = {(row["measure"], row["system"]): row for row in read_table(job.output, "measures_summary")}
+    shares = [one.measures["conflict_coverage"] for one in job.expected.values() if one.conflicts]
+    known = rows["conflict_coverage", None]
+    assert (known["defined"], known["mean"]) == (len(shares), pytest.approx(sum(filter(None, shares)) / len(shares)))
+    assert rows["conflict_coverage", job.samples[0]["system"]]["ci_low"] is not None
+
+
+def test_sources_that_are_followed_in_conflicts_are_those_of_brute_force(job: NliJob) -> None:
+    assert_leaning(job.output, job.samples, job.expected)
+    (title,) = [line for line in job.ended.out.splitlines() if line.startswith("sources followed")]
+    assert job.ended.out.partition(title)[2].split()[:4] == ["metric", "system", "by", "source"]
 
 
 def test_atoms_are_those_of_brute_force(job: NliJob) -> None:
@@ -147,6 +167,9 @@ def test_skipping_implied_pairs_concludes_the_same_without_asking(
     found, wanted = relations_of(tmp_path / "out"), relations_of(job.output)
     implied = [pair for pairs in found.values() for pair, relation in pairs.items() if relation == "implied"]
     assert len(implied) > 100
+    told = {n: {p: "entailment" if r == "implied" else r for p, r in pairs.items()} for n, pairs in found.items()}
+    known = {one["sample_id"]: expected_nli(one, job.options, told.get(one["sample_id"], {})) for one in job.samples}
+    assert_conflicts(tmp_path / "out", known)
     for name, pairs in found.items():
         assert pairs.keys() == wanted[name].keys()
         assert {p: r for p, r in pairs.items() if r != "implied"}.items() <= wanted[name].items()
@@ -183,10 +206,8 @@ def test_lists_conclude_what_pairs_do_whatever_a_judge_leaves_out_or_repeats(
         assert ended.code == 0, ended.err
         asked = server.count(LISTS)
         assert planned["requests"] < asked == server.count() < job.asked[PAIRS]
-        again = run_here(server, job.path, tmp_path / "again", *NLI, settings=settings)
-        assert (again.code, server.count()) == (0, asked), again.err
     whole, found = canonical(job.output), canonical(tmp_path / "out")
-    tables = ("atoms", "statements", "scores")
+    tables = ("atoms", "statements", "conflicts", "scores", "measures")
     assert [found[name] for name in tables] == [whole[name] for name in tables]
     assert relations_of(tmp_path / "out") == relations_of(job.output)
     assert {row["judged_by"] for row in read_table(tmp_path / "out", "relations")} == {"list"}
@@ -266,12 +287,14 @@ def test_filtered_pairs_are_neutral_and_an_audit_says_what_that_misses(
         told[row["sample_id"]][texts[row["premise_id"]], texts[row["hypothesis_id"]]] = row["judged_by"]
     found, scores = relations_of(output), scores_of(output)
     measures = {(row["sample_id"], row["measure"]): row["value"] for row in read_table(output, "measures")}
+    expected: dict[str, Expected] = {}
     for sample in job.samples:
         name, whole = sample["sample_id"], job.expected[sample["sample_id"]]
         tellers = {pair: told_by(*pair, share) for pair in whole.relations}
         judged = {pair: "neutral" if tellers[pair] == "filtered" else whole.relations[pair] for pair in tellers}
         assert (told[name], found.get(name, {})) == (tellers, judged)
-        score = expected_nli(sample, job.options, judged).score
+        expected[name] = expected_nli(sample, job.options, judged)
+        score = expected[name].score
         assert scores[name]["score"] == score
         drawn = {pair: judged[pair] for pair, teller in tellers.items() if teller == "audit"}
         audited |= drawn
@@ -282,6 +305,7 @@ def test_filtered_pairs_are_neutral_and_an_audit_says_what_that_misses(
         ]
         corrected = None if score is None else pytest.approx(score + sum(worth) * (1 / share - 1))
         assert measures[name, "score_audited"] == corrected
+    assert_conflicts(output, expected)
     relations = Counter(audited.values())
     missed = relations["entailment"] + relations["contradiction"]
     rows = {(row["measure"], row["system"]): row for row in read_table(output, "measures_summary")}

@@ -25,13 +25,15 @@ from tests.fakes.expected_qa import (
 )
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import qa_worlds
-from tests.runs.harness import Row, Run, read_table, sum_usage, times, write_samples
+from tests.runs.harness import Row, Run, read_table, sum_usage, times, words_of, write_samples
 from tests.runs.here import RunHere
 from tests.runs.reported import assert_reported
 from tests.runs.worlds import (
     Job,
     assert_atoms_name_their_statements,
+    assert_conflicts,
     assert_failed_alone,
+    assert_leaning,
     assert_pairs_failed,
     assert_partly_judged,
     expected_statements,
@@ -41,6 +43,7 @@ from tests.runs.worlds import (
     rows_by_sample,
     scores_of,
     statements_of,
+    with_kinds,
 )
 
 WORLDS = 40
@@ -56,7 +59,7 @@ def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """A noisy judge, whose relations are not transitive, with the tool; two responses to the query of each world."""
     folder = tmp_path_factory.mktemp("worlds")
     known = [*qa_worlds(WORLDS // 2, "noisy"), *qa_worlds(WORLDS // 2, "noisy", ids=True, first=WORLDS // 2)]
-    samples = [sample for world in known for sample in world.samples(2)]
+    samples = [with_kinds(sample) for world in known for sample in world.samples(2)]
     path = write_samples(folder / "samples.jsonl", samples)
     options = Options("noisy")
     with ModelServer(answer="world_noisy") as server:
@@ -104,6 +107,7 @@ def assert_concluded(output: Path, expected: Mapping[str, ExpectedQa]) -> None:
     }
     assert relations_of(output) == {name: dict(one.relations) for name, one in expected.items() if one.relations}
     assert statements_of(output) == expected_statements(expected)
+    assert_conflicts(output, expected)
     assert {name: ordered(atoms) for name, atoms in atoms_of(output).items()} == {
         name: ordered(one.atoms) for name, one in expected.items() if one.atoms
     }
@@ -130,8 +134,12 @@ def test_scores_and_statuses_are_those_of_brute_force(job: QaJob) -> None:
 def test_every_row_of_every_table_is_that_of_brute_force(job: QaJob) -> None:
     assert_concluded(job.output, job.expected)
     assert not read_table(job.output, "failures")
-    for name in ("atoms", "relations", "statements", "scores"):
+    for name in ("atoms", "relations", "statements", "conflicts", "scores", "measures"):
         assert {row["metric"] for row in read_table(job.output, name)} == {"qa"}
+
+
+def test_sources_that_are_followed_in_conflicts_are_those_of_brute_force(job: QaJob) -> None:
+    assert_leaning(job.output, job.samples, job.expected)
 
 
 def test_bounds_are_the_score_where_all_is_judged(job: QaJob) -> None:
@@ -179,6 +187,63 @@ def completions(output: Path, stage: str, column: str) -> list[Any]:
 def test_alternatives_are_stored_for_ratings_and_nothing_else(job: QaJob) -> None:
     rated = {stage: any(completions(job.output, stage, "alternatives")) for stage in STAGES}
     assert {stage for stage, has_any in rated.items() if has_any} == {"refine_questions", "answer_questions"}
+
+
+LISTS = "compare_many"
+IN_LISTS = {"qa.judgement": "lists", "qa.list_size": 3}
+
+
+def count_lists(expected: Mapping[str, ExpectedQa], size: int) -> int:
+    """How many distinct lists there are of what answers are held against: the response's against those of contexts."""
+    lists: set[tuple[str, ...]] = set()
+    for one in expected.values():
+        of_contexts = {(atom.question, atom.text) for atom in one.atoms if atom.kept and atom.sources}
+        others: dict[tuple[str, str, bool], list[str]] = defaultdict(list)
+        for question, first, second in one.relations:
+            both = (question, first) in of_contexts and (question, second) in of_contexts
+            head = first if both or (question, first) not in of_contexts else second
+            others[question, head, both].append(second if head == first else first)
+        for (question, head, _), texts in others.items():
+            lists |= {(question, head, *sorted(texts)[start : start + size]) for start in range(0, len(texts), size)}
+    return len(lists)
+
+
+def test_lists_conclude_what_pairs_do_whatever_a_judge_leaves_out_or_repeats(
+    run_here: RunHere, job: QaJob, tmp_path: Path
+) -> None:
+    """Without the tool, which lists do not have."""
+    settings = {"store": job.output / "completions", **IN_LISTS}
+    expected = expect(job.samples, replace(job.options, quantity_tool="none"))
+    with ModelServer(answer="careless_noisy") as server:
+        words = words_of(server, job.path, tmp_path / "out", *QA, "--json", settings=settings, command="plan")
+        planned = {row["stage"]: row for row in json.loads(run_here.command(words).out)}[LISTS]
+        assert (planned["requests"], planned["reused"], server.count()) == (count_lists(expected, 3), 0, 0)
+        ended = run_here(server, job.path, tmp_path / "out", *QA, settings=settings)
+        assert ended.code == 0, ended.err
+        asked = server.count(LISTS)
+        assert planned["requests"] < asked == server.count() < job.asked[PAIRS]
+        again = run_here(server, job.path, tmp_path / "again", *QA, settings=settings)
+        assert (again.code, server.count()) == (0, asked), again.err
+    assert_concluded(tmp_path / "out", expected)
+    assert {row["judged_by"] for row in read_table(tmp_path / "out", "relations")} == {"list"}
+
+
+@pytest.mark.slow
+def test_lists_that_fail_are_asked_one_by_one_and_quantities_are_settled_before(
+    run_here: RunHere, job: QaJob, tmp_path: Path
+) -> None:
+    samples, options = job.samples[:60], replace(job.options, quantity_tool="resolve")
+    path = write_samples(tmp_path / "samples.jsonl", samples)
+    rules = [{"when": {"stage": LISTS, "share": 0.3, "seed": 7}, "do": "garbage"}]
+    settings = {"llm.max_attempts": 1, "qa.quantity_tool": "resolve", **IN_LISTS}
+    with ModelServer(answer="careless_noisy", rules=rules) as server:
+        ended = run_here(server, path, tmp_path / "out", *QA, settings=settings)
+    assert ended.code == 4, ended.err
+    found = relations_of(tmp_path / "out")
+    assert_partly_judged(tmp_path / "out", samples, found, lambda one, known: expected_qa(one, options, known))
+    assert_pairs_failed(tmp_path / "out", LISTS)
+    tellers = Counter(row["judged_by"] for row in read_table(tmp_path / "out", "relations"))
+    assert set(tellers) == {"list", None}
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -30,6 +31,7 @@ from untold.jobs.asking.spool import Spool, SpooledJob
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.units import read_request_ids
 from untold.udfs.llm.usage import Usage
+from untold.udfs.reach import Visit, visit
 
 SAMPLES = make_samples(40)
 KEY = "sk-a-key-that-no-spool-has-1234567890"
@@ -58,6 +60,28 @@ def mount(tmp_path: Path) -> Path:
     return tmp_path / "mount"
 
 
+def test_a_worker_answers_what_a_run_leaves_and_the_tables_are_equal(
+    run_here: RunHere, server: ModelServer, tmp_path: Path, mount: Path
+) -> None:
+    samples = write_samples(tmp_path / "samples.jsonl", SAMPLES[:6])
+    without = {"summarise_contexts": "false"}
+    assert run_here(server, samples, tmp_path / "whole", settings=without).code == 0
+    total = server.count()
+    output, spool = tmp_path / "out", tmp_path / "shared" / "spool"
+    settings = {**without, "llm.answering": "spool", "llm.spool": spool, "llm.api_key_env": "A_KEY"}
+    first = run_here(server, samples, output, settings=settings, environment={"A_KEY": KEY})
+    assert (first.code, server.count(), words(spool) in first.err) == (6, total, True)
+    assert {row["status"] for row in read_table(output, "scores")} == {"budget"}
+    assert not any(KEY.encode() in file.read_bytes() for file in spool.rglob("*") if file.is_file())
+    told = start_worker(mount / "spool", A_KEY=KEY).communicate(timeout=WAIT_SECONDS)[0]
+    assert "next: start the run again" in told
+    last = run_here(server, samples, output, settings=settings)
+    assert (last.code, server.count()) == (0, 2 * total), last.err
+    assert canonical(output) == canonical(tmp_path / "whole")
+    assert Spool(str(spool)).jobs() == []
+
+
+@pytest.mark.slow
 def test_a_run_goes_on_with_what_a_killed_and_restarted_worker_has_answered(
     run_here: RunHere, server: ModelServer, tmp_path: Path, mount: Path
 ) -> None:
@@ -211,3 +235,22 @@ def test_a_start_adds_only_requests_that_wait_in_no_job_and_can_take_its_own_bac
         runner.earlier = {first, second}
         assert set(embed(runner, ["a", "b", "c"]).values()) == {None}
     assert (spool.jobs(), server.count("embed_text")) == ([], 1)
+
+
+def test_a_cluster_whose_nodes_do_not_share_the_spool_is_asked_nothing(
+    run_here: RunHere, server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing could be asked in this test: what stands for Ray has no actors."""
+    spool = f"{tmp_path}/store/spool"
+    with run_here.runner(tmp_path, spooling(server), "embed_text") as runner:
+        embed(runner, ["a", "b"])
+
+    def visit_elsewhere(folders: Mapping[str, str], nonce: str) -> list[Visit]:
+        return [visit("the Ray node n", dict.fromkeys(folders, f"{tmp_path}/other"), {}, nonce)]
+
+    monkeypatch.setattr("untold.jobs.answer.start_ray", lambda *given: None)
+    monkeypatch.setattr("untold.jobs.answer.visit_nodes", visit_elsewhere)
+    ended = run_here.command(["answer", spool, "--ray-address", "ray-head:6379"])
+    assert ended.code == 1
+    assert f"untold: {spool} is not shared by the Ray node n: it does not see what the driver" in ended.err
+    assert server.count() == 0

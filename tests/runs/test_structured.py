@@ -55,9 +55,7 @@ def readings_of(output: Path) -> dict[str, tuple[int, ...]]:
     return {row["stage"]: tuple(row[name] for name in READINGS) for row in read_table(output, "usage")}
 
 
-@pytest.mark.parametrize(
-    "metric", ["e2e", *(pytest.param(name, marks=slow) for name in METRICS if name not in ("e2e", "nli")), "nli"]
-)
+@pytest.mark.parametrize("metric", ["e2e", *(pytest.param(name, marks=slow) for name in METRICS if name != "e2e")])
 def test_a_schema_changes_no_table(run_here: RunHere, judge: ModelServer, tmp_path: Path, metric: str) -> None:
     path = write_samples(tmp_path / "samples.jsonl", METRICS[metric]())
     given: Mapping[str, Any] = {**embedder(judge), "qa.quantity_tool": "none", "llm.max_attempts": 1}
@@ -84,7 +82,11 @@ def completions_of(store: Path) -> list[Row]:
 
 @pytest.mark.parametrize(
     ("kind", "said", "more"),
-    [("refused", "a schema is refused", 1), ("empty", "no answer stands in its place", 5), ("ignored", "ignored", 0)],
+    [
+        ("refused", "a schema is refused", 1),
+        pytest.param("empty", "no answer stands in its place", 5, marks=slow),
+        pytest.param("ignored", "ignored", 0, marks=slow),
+    ],
 )
 def test_what_an_endpoint_makes_of_schemas_is_found_out_once(
     run_here: RunHere, server: ModelServer, tmp_path: Path, kind: str, said: str, more: int

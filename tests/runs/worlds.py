@@ -6,10 +6,14 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from tests.fakes.expected import Verdict
+import pytest
+from scipy.stats import binomtest
+
+from tests.fakes.expected import Verdict, contexts_of
 from tests.fakes.model_server import ModelServer
 from tests.runs.harness import Ended, Row, read_table
 
@@ -70,6 +74,65 @@ def expected_statements(expected: Mapping[str, Concluded]) -> dict[str, list[tup
     }
 
 
+def assert_conflicts(output: Path, expected: Mapping[str, Concluded]) -> None:
+    """Conflicts and their measures are those of brute force; of a partial sample shares may be any."""
+    found: dict[str, list[Any]] = defaultdict(list)
+    statements = {row["statement_id"]: row for row in read_table(output, "statements")}
+    for row in read_table(output, "conflicts"):
+        sides = [statements[row[f"{side}_id"]] for side in ("first", "second")]
+        assert [(row[side], row[f"{side}_sources"]) for side in ("first", "second")] == [
+            (one["text"], one["sources"]) for one in sides
+        ]
+        ids = [int(one["statement_id"].rpartition(":")[2]) for one in sides]
+        assert ids[0] < ids[1]
+        found[row["sample_id"]].append((row["first"], row["second"], row["coverage"]))
+    measures = {(row["sample_id"], row["measure"]): row for row in read_table(output, "measures")}
+    for name, one in expected.items():
+        pairs = [(conflict.first.text, conflict.second.text, conflict.coverage) for conflict in one.conflicts]
+        assert sorted(found[name]) == sorted(pairs), name
+        for measure, value in one.measures.items():
+            row, is_share = measures[name, measure], measure != "conflicts"
+            ends = (0.0, 1.0) if one.status == "partial" else (value, value)
+            assert row["value"] == value, (name, measure)
+            assert (row["value_low"], row["value_high"]) == (ends if is_share else (None, None))
+
+
+def with_kinds(sample: Row) -> Row:
+    """The sample with a kind for every context but the third ones, where contexts are objects."""
+    kinds = ({"kind": "news"}, {"kind": "blog"}, {})
+    contexts = [
+        one if isinstance(one, str) else {**one, **kinds[place % 3]} for place, one in enumerate(sample["contexts"])
+    ]
+    return {**sample, "contexts": contexts}
+
+
+def assert_leaning(output: Path, samples: Iterable[Row], expected: Mapping[str, Concluded]) -> None:
+    """Of one-sided conflicts, the table `leaning` counts those of which a rank or kind states one side alone."""
+    found: dict[tuple[str | None, str, str], list[int]] = defaultdict(list)
+    for sample in samples:
+        contexts = dict(zip(contexts_of(sample), enumerate(sample["contexts"], 1), strict=True))
+        names = {
+            "rank": {name: str(place) for name, (place, _) in contexts.items()},
+            "kind": {n: one["kind"] for n, (_, one) in contexts.items() if not isinstance(one, str) and "kind" in one},
+        }
+        for conflict in expected[sample["sample_id"]].conflicts:
+            if conflict.coverage in ("first", "second"):
+                sides = sorted((conflict.first, conflict.second), key=lambda one: one.covered)
+                for by, of in names.items():
+                    missing, covered = ({of[name] for name in one.sources if name in of} for one in sides)
+                    for source, system in product(covered ^ missing, {None, sample["system"]}):
+                        found[system, by, source].append(int(source in covered))
+    rows = {(row["system"], row["by"], row["source"]): row for row in read_table(output, "leaning")}
+    assert rows.keys() == found.keys()
+    for key, choices in found.items():
+        followed, total = sum(choices), len(choices)
+        assert (rows[key]["followed"], rows[key]["n"]) == (followed, total), key
+        assert rows[key]["share"] == pytest.approx(followed / total)
+        assert rows[key]["p_value"] == pytest.approx(binomtest(followed, total).pvalue)
+    assert rows[None, "rank", "1"]["ci_low"] < rows[None, "rank", "1"]["share"] < rows[None, "rank", "1"]["ci_high"]
+    assert {by for _, by, _ in found} == {"rank", "kind"}
+
+
 def assert_atoms_name_their_statements(output: Path, text_of: Callable[[Row], str]) -> None:
     """The members of each statement are the texts of the atoms that name it."""
     members = {row["statement_id"]: row["members"] for row in read_table(output, "statements")}
@@ -86,12 +149,14 @@ def assert_partly_judged(
     relations: Mapping[str, Mapping[Any, str | None]],
     expected: Callable[[Row, Mapping[Any, str | None]], Concluded],
 ) -> None:
-    """Status, score and bounds are those that brute force gives under the relations that were answered."""
+    """Status, score, bounds and conflicts are those of brute force under the relations that were answered."""
     scores = scores_of(output)
+    judged = {sample["sample_id"]: expected(sample, relations.get(sample["sample_id"], {})) for sample in samples}
+    assert_conflicts(output, judged)
     for sample in samples:
         name = sample["sample_id"]
         answered = relations.get(name, {})
-        one, row = expected(sample, answered), scores[name]
+        one, row = judged[name], scores[name]
         assert (row["status"], row["score"]) == (one.status, one.score), name
         assert row["unjudged"] == sum(relation is None for relation in answered.values())
         assert (row["score_low"], row["score_high"]) == (one.bounds or (None, None)), name

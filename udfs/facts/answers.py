@@ -30,6 +30,7 @@ PAIRS = pa.schema(
         pa.field("question", pa.string()),
         pa.field("first", pa.string()),
         pa.field("second", pa.string()),
+        pa.field("head", pa.int64()),
         pa.field("settled", pa.string()),
     ]
 )
@@ -100,8 +101,9 @@ def pair_answers(batches: Iterator[pa.RecordBatch], *, resolve: bool) -> Iterato
 
     In: sample_id; nodes list<struct<node, question, text, context>>, those with a context source first. Out: each
     unordered pair of answers to one question once, of two contexts or of context and response; `source` and `first`
-    are of the answer that comes first in code point order. With `resolve`, `settled` is the relation of two plain
-    quantities that can be compared, which no model needs to be asked for.
+    are of the answer that comes first in code point order. `head` is the answer in whose list the pair belongs: the
+    response's, else the first, so that lists of contexts are the same for all responses. With `resolve`, `settled` is
+    the relation of two plain quantities that can be compared, which no model needs to be asked for.
     """
     for batch in batches:
         rows = (_pair(sample["sample_id"], *pair, resolve) for sample in batch.to_pylist() for pair in _pairs(sample))
@@ -127,7 +129,9 @@ def _pair(sample_id: str, one: Mapping[str, Any], other: Mapping[str, Any], reso
     # Whichever node comes first in a sample, two answers make one request, and so are asked once in all samples.
     first, second = sorted((one, other), key=lambda node: str(node["text"]))
     texts = first["text"], second["text"]
-    return sample_id, first["node"], second["node"], first["question"], *texts, _settle(*texts) if resolve else None
+    head = first if one["context"] and other["context"] else other
+    settled = _settle(*texts) if resolve else None
+    return sample_id, first["node"], second["node"], first["question"], *texts, head["node"], settled
 
 
 def _settle(first: str, second: str) -> str | None:

@@ -18,7 +18,7 @@ FACT, COVERAGE, ICAT, CLAIMS = MEASURES = ("s_fact", "s_coverage", "icat", "clai
 
 ASPECT = pa.struct([("reference_id", pa.string()), ("text", pa.string())])
 ASPECTS = pa.schema([("sample_id", pa.string()), ("aspects", pa.list_(ASPECT))])
-_MEASURE = pa.struct(
+MEASURE = pa.struct(
     [("measure", pa.string()), ("value", pa.float64()), ("value_low", pa.float64()), ("value_high", pa.float64())]
 )
 _STATEMENT = pa.struct(
@@ -33,7 +33,7 @@ _STATEMENT = pa.struct(
 CONCLUDED = pa.schema(
     [
         ("sample_id", pa.string()),
-        ("measures", pa.list_(_MEASURE)),
+        ("measures", pa.list_(MEASURE)),
         ("statements", pa.list_(_STATEMENT)),
         ("covered", pa.int64()),
         ("uncovered", pa.int64()),

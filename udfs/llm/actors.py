@@ -1,20 +1,13 @@
-"""The Ray actors: the limiter that all runs of a cluster share, and the answering actors of one run."""
+"""The answering actors of a run."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import os
-import threading
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from hashlib import blake2b
-from time import monotonic
 from typing import Any
-
-import ray
-from ray.exceptions import RayActorError
 
 from untold.udfs.llm.asking import Asker
 from untold.udfs.llm.calls import CallSettings, Progress, Work
@@ -22,7 +15,8 @@ from untold.udfs.llm.channels import NO_LIMITS, Channel, Channels, Slots
 from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.journal import Journal, journal_folder, replay
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.limiter import Budget, Lease, Limiter, Report
+from untold.udfs.llm.lending import Lender, limiter_name
+from untold.udfs.llm.limiter import Budget
 from untold.udfs.llm.records import COMPLETIONS
 from untold.udfs.llm.script import key_header_of
 from untold.udfs.llm.segments import SegmentWriter, write_file
@@ -30,93 +24,9 @@ from untold.udfs.llm.units import read_requests
 from untold.udfs.llm.usage import Usage, dearest
 from untold.udfs.stages import definition_of
 
-NAMESPACE = "untold"
-# Of reports and leases: runs of another version have a limiter of their own.
-PROTOCOL = 4
-# Long enough for the next stage, or a run a little later, to find what was learnt of the endpoint's rate.
-IDLE_SECONDS = 600.0
-IDLE_CHECK_SECONDS = 30.0
-LIMITER_RETRY_SECONDS = 0.2
 # Ray itself took 15 s to find a raylet that was killed (2.60), and lets its actors live on.
 RAYLET_LOOK_SECONDS = 0.5
 RAYLET_GRACE_SECONDS = 3.0
-# A lease takes milliseconds; one that does not come was lost with the limiter's node, or waits in a queue without end.
-LEASE_SECONDS = 30.0
-
-
-class LimiterActor:
-    """`Limiter` as an actor; it ends itself after ten idle minutes."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._limiter = Limiter(restarted=ray.get_runtime_context().was_current_actor_reconstructed)
-        self._used = monotonic()
-        threading.Thread(target=self._end_when_idle, daemon=True).start()
-
-    def lease(self, report: Report) -> Lease:
-        """`Limiter.lease`; whoever asks keeps the actor alive."""
-        self._used = monotonic()
-        return self._limiter.lease(report)
-
-    def leave(self, client: str) -> Usage:
-        """`Limiter.leave`. No use: an actor that only hears farewells may end."""
-        return self._limiter.leave(client)
-
-    def _end_when_idle(self) -> None:
-        """Looks every `IDLE_CHECK_SECONDS`; a thread, as the actor's methods run one at a time and none waits."""
-        pause = threading.Event()
-        while monotonic() - self._used < IDLE_SECONDS:
-            pause.wait(IDLE_CHECK_SECONDS)
-        # An exit of the process would count as a crash, and `max_restarts` would bring it back.
-        ray.kill(ray.get_actor(self._name, namespace=NAMESPACE), no_restart=True)
-
-
-def limiter_name(base_url: str, model: str) -> str:
-    """The name under which all runs find the limiter of this endpoint and model."""
-    # A hash: an address may hold a password, and names of actors are shown by Ray's tools.
-    digest = blake2b(f"{base_url.rstrip('/')}\n{model}".encode(), digest_size=8).hexdigest()
-    return f"limiter-v{PROTOCOL}-{digest}"
-
-
-def open_limiter(name: str) -> Any:
-    """The limiter of that name, made where there is none."""
-    # Without a namespace two jobs had a limiter each, and one not detached died with the job that made it (both were
-    # tried). It takes no CPU: on a full cluster it would never start. A lease that is lost is reported anew by its
-    # client, with a number that tells it from the first.
-    options = {
-        "name": name,
-        "namespace": NAMESPACE,
-        "lifetime": "detached",
-        "get_if_exists": True,
-        "num_cpus": 0,
-        "max_restarts": -1,
-        "max_task_retries": 0,
-    }
-    return ray.remote(LimiterActor).options(**options).remote(name)
-
-
-class Lender:
-    """A limiter as those know it who ask it for leases: where it was lost, a new one is made and asked."""
-
-    def __init__(self, name: str) -> None:
-        self._name, self._limiter = name, open_limiter(name)
-
-    async def lease(self, report: Report) -> Lease:
-        """A lease, from the limiter that there is now. Ends by being cancelled."""
-        while True:
-            try:
-                async with asyncio.timeout(LEASE_SECONDS):
-                    lease: Lease = await self._limiter.lease.remote(report)
-                return lease
-            except (RayActorError, TimeoutError):
-                await asyncio.sleep(LIMITER_RETRY_SECONDS)
-                self._limiter = open_limiter(self._name)
-
-    async def leave(self, client: str) -> None:
-        """Frees the places of a client. A limiter that hangs does so by itself after `CLIENT_EXPIRY`."""
-        with suppress(RayActorError, TimeoutError):
-            async with asyncio.timeout(LEASE_SECONDS):
-                await self._limiter.leave.remote(client)
 
 
 def limiters_of(settings: CallSettings, model: str) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -18,9 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from urllib.parse import urlsplit
 
 import aiohttp
-from openai import VERSION, APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, Omit
+from openai import VERSION, APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient
 
-from untold.udfs.llm.calls import Answer, sent_values
+from untold.udfs.llm.calls import Answer
+from untold.udfs.llm.headers import BEARER, sent_beside
 from untold.udfs.llm.tokens import estimate_tokens
 from untold.udfs.llm.tools import read_tool_calls
 from untold.udfs.llm.usage import Usage
@@ -31,8 +31,6 @@ else:
     # What the client of openai is made of
     httpx = import_module("httpx" if VERSION.startswith("2.") else "httpx2")
 
-# The header that a key is sent in, where an API has no other
-BEARER = "Authorization"
 # No completion comes near; a body that is longer, or inflates beyond, would fill an actor's memory.
 MOST_BYTES = 64 * 2**20
 # What is inflated at once: 1 KB of gzip may be 1 MB of zeros, and the bound is looked at after each piece.
@@ -45,7 +43,9 @@ _INFLATED = ("gzip", "x-gzip")
 # Finish reasons, lower case. Everything that is not known to be whole is not: endpoints also say `error` or `abort`.
 _WHOLE = frozenset({"", "stop", "eos", "end_turn", "stop_sequence", "tool_calls", "function_call"})
 _CUT = ("length", "max_tokens", "max_output_tokens", "token_limit")
-_PATHS = {"chat": "/chat/completions", "completions": "/completions", "embeddings": "/embeddings"}
+PATHS = {"chat": "/chat/completions", "completions": "/completions", "embeddings": "/embeddings"}
+# What breaks a body off while it is read
+BROKEN_STREAMS: tuple[type[Exception], ...] = (httpx.TransportError,)
 # About key, credit, permission or address, and so about the run more likely than about a row
 _REFUSED = (401, 402, 403, 404)
 # An endpoint may put anything into an error's code, so only known ones are shown.
@@ -195,18 +195,7 @@ class Endpoint:
                 trust_env=not is_loopback(base_url),
             ),
         )
-        unsent = [] if api_key and key_header == BEARER else [BEARER]
-        if unsent or api_key != os.environ.get("OPENAI_API_KEY"):
-            unsent += ["OpenAI-Organization", "OpenAI-Project", *self._client._custom_headers]
-        sent: dict[str, Any] = {name: Omit() for name in dict.fromkeys(unsent)}
-        if api_key and key_header != BEARER:
-            sent[key_header] = api_key
-        own = sent_values(headers).items()
-        # Under the client's own name, or both would be sent
-        sent |= {BEARER if name.lower() == BEARER.lower() else name: value for name, value in own}
-        self._options: Any = {"headers": sent} if sent else {}
-        if query:
-            self._options["params"] = sent_values(query)
+        self._options = sent_beside(self._client, api_key, key_header, headers, query)
 
     async def call(self, api: str, body: bytes, timeout: float | None = None, read: Reader | None = None) -> Answer:
         """Sends one request and reads what comes, within `timeout` seconds where that is less than the client's.
@@ -223,7 +212,7 @@ class Endpoint:
         except APIStatusError as error:
             return read_status(error.status_code, error.response.content, error.response.headers)
         except APIConnectionError as error:
-            return _read_connection_error(error)
+            return read_connection_error(error)
         except (_TooLargeError, zlib.error) as error:
             large = isinstance(error, _TooLargeError)
             said = "is too large or in an unknown encoding" if large else "cannot be decompressed"
@@ -245,7 +234,7 @@ class Endpoint:
             return await self._client.get(url, cast_to=httpx.Response, options=self._options)
         # The package's public `post` with bytes: its typed call transforms the arguments, at 1.05 ms CPU a call instead
         # of 0.50.
-        return await self._client.post(_PATHS[api], content=body, cast_to=httpx.Response, options=self._options)
+        return await self._client.post(PATHS[api], content=body, cast_to=httpx.Response, options=self._options)
 
     async def close(self) -> None:
         """Closes all connections."""
@@ -410,7 +399,7 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
     return None
 
 
-def _read_connection_error(error: APIConnectionError) -> Answer:
+def read_connection_error(error: APIConnectionError) -> Answer:
     """A timeout, an answer that broke off (which was paid for), or a connection that was lost or never made."""
     # The package wraps what aiohttp raised twice; what really happened is the innermost.
     causes: list[BaseException] = []

@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from untold.udfs.llm.calls import Answer, Request
-from untold.udfs.llm.client import BEARER, Reader, read_completion, read_status, status_in
+from untold.udfs.llm.client import Reader, read_completion, read_status, status_in
 from untold.udfs.llm.embeddings import embedding_body, read_embeddings
+from untold.udfs.llm.headers import BEARER
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.structure import schema_fields
 from untold.udfs.llm.templates import Prompt, compile_prompt

@@ -71,7 +71,9 @@ def _wikicontradict(record: FileRecord, row: int) -> list[FileRecord]:
     values = record.values
     shared = {
         "query": values.get("question"),
-        "contexts": [{"id": name, "text": values.get(name)} for name in WIKICONTRADICT_CONTEXTS],
+        "contexts": [
+            {"id": name, "text": values.get(name), "kind": name.partition("_")[0]} for name in WIKICONTRADICT_CONTEXTS
+        ],
         "system": values.get("model"),
         "row": row,
     }
@@ -101,7 +103,10 @@ def _conflictbank(sets: tuple[str, ...], record: FileRecord, row: int) -> list[F
     if record.problem:
         return [record]
     values = record.values
-    contexts = {name: {"id": name, "text": values.get(column)} for name, column in CONFLICTBANK_CONTEXTS.items()}
+    contexts = {
+        name: {"id": name, "text": values.get(column), "kind": column.partition("_")[0]}
+        for name, column in CONFLICTBANK_CONTEXTS.items()
+    }
     return [
         FileRecord(
             {
@@ -184,6 +189,11 @@ FORMATS: dict[str, Adapter] = {
         marks=(("topic", "references"), ("metadata", "references", "answer"), ("query", "candidates")),
         names=tool_files.TREC_RAG,
     ),
+    "trec_rag_answers": Adapter(("topic_id", "answer"), tool_files.trec_rag_answers, by_row=False),
+    "trec_rag_nuggets": Adapter(
+        ("qid", "nuggets"), tool_files.trec_rag_nuggets, by_row=False, uses=("questions", "items")
+    ),
+    "rubrics": Adapter(("rubrics",), tool_files.rubrics, by_row=False, uses=("questions",)),
     "huggingface": _samples_of(tool_files.ARROW, tool_files.read_arrow),
     "langsmith": _traces_of(traces.langsmith, ("run_type", "inputs"), ("inputs", "outputs")),
     "langfuse": _traces_of(

@@ -5,18 +5,19 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from untold.udfs.samples.checks import check_contexts, normalise_checks, normalise_ground_truth
 from untold.udfs.samples.file_records import FileRecord
-from untold.udfs.samples.items import named_texts, normalise_aspects, normalise_references
+from untold.udfs.samples.items import named_texts, normalise_aspects, normalise_references, said
 from untold.udfs.samples.values import ENCODER, load_json, text_of
 
 KNOWN = ("sample_id", "query", "response", "contexts", "system", "label")
 REQUIRED = ("query", "response", "contexts")
 # What some metrics read where it is there: whose question a row is, and what an answer to it ought to cover
-OPTIONAL = ("query_id", "aspects", "references")
+OPTIONAL = ("query_id", "aspects", "references", "ground_truth", "claim_checks")
 # A required column that another may stand in for: what is looked in for facts, or the facts themselves
 EITHER = "contexts or references"
 # What data sets and tools call these columns, as ragas, RAGChecker and TREC RAG do; spelling alone does not bring one
@@ -26,15 +27,23 @@ OTHER_NAMES = {
     "response": ("answer", "output", "completion", "prediction"),
     "contexts": ("retrieved_contexts", "retrieved_context", "context", "documents", "passages", "sources"),
     "references": ("reference", "ground_truth", "ground_truths", "gt_answer"),
+    "ground_truth": ("reference", "ground_truths", "gt_answer"),
     "query_id": ("topic_id",),
 }
 CONTEXT_NAMES = ("contexts", *OTHER_NAMES["contexts"])
 # How those of them are read that hold items
-ITEMS = {"aspects": normalise_aspects, "references": normalise_references}
+ITEMS: Mapping[str, Callable[[Any], Any]] = {
+    "aspects": normalise_aspects,
+    "references": normalise_references,
+    "ground_truth": normalise_ground_truth,
+    "claim_checks": normalise_checks,
+}
+# Those of them that metrics may require
+NEEDED = ("references", "ground_truth")
 # What text begins with that is meant as JSON, whole or not; a text may begin with a bracket
 JSON_BEGINNINGS = ('["', "[{", "[]", '{"')
 # Columns in which one text stands for a list of it alone
-ONE_TEXT = ("contexts", "references")
+ONE_TEXT = ("contexts", "references", "ground_truth")
 # How pandas writes lists and arrays of text into CSV
 PYTHON_LIST = re.compile(r"(array\()?\[\s*(\{\s*)?'|\{'text':")
 # What a column of items holds where there are none, as text too
@@ -83,7 +92,9 @@ def to_sample(
     content = _content(record, required["contexts"], rest)
     if not record.problem:
         # After the hash, which is of the row as it was given
-        rest |= _optional(values, items_as_text, optional_columns, required_columns, problems)
+        found = _optional(values, items_as_text, optional_columns, required_columns, problems)
+        problems += filter(None, [check_contexts(found.get("claim_checks"), required["contexts"] or ())])
+        rest |= found
     known = {
         "sample_id": text_of(values.get("sample_id")) or content[:SAMPLE_ID_CHARACTERS],
         **required,
@@ -137,8 +148,7 @@ def _optional(
             except ValueError as error:
                 found[name] = None
                 problems += [str(error)]
-    if "references" in required and values.get("references") is None:
-        problems += ["references is null"]
+    problems += [f"{name} is null" for name in NEEDED if name in required and values.get(name) is None]
     return found
 
 
@@ -173,11 +183,14 @@ def _joined(response: Any) -> Any:
 def normalise_contexts(value: Any) -> list[dict[str, str]]:
     """Contexts as [{id, text}]: strings get their 1-based position, numbers and booleans become text.
 
-    An id that is missing, null or empty is the position. One text is one context, and an object of lists, as Hugging
-    Face has it, the list of its texts. Raises ValueError that says what is wrong, without the text.
+    One that says the kind of its source has `kind` too. An id that is missing, null or empty is the position. One text
+    is one context, and an object of lists, as Hugging Face has it, the list of its texts. Raises ValueError that says
+    what is wrong, without the text.
 
     >>> normalise_contexts(["first", {"id": "b", "text": 2}])
     [{'id': '1', 'text': 'first'}, {'id': 'b', 'text': '2'}]
+    >>> normalise_contexts([{"text": "first", "kind": "news"}])
+    [{'id': '1', 'text': 'first', 'kind': 'news'}]
     >>> normalise_contexts("first") == normalise_contexts({"text": ["first"]})
     True
     """
@@ -189,7 +202,17 @@ def normalise_contexts(value: Any) -> list[dict[str, str]]:
         value = [value]
     elif isinstance(value, dict) and isinstance(value.get("text"), list):
         value = _items_of_lists(value)
-    return [{"id": name, "text": text} for _, name, text, _ in named_texts(value, "context")]
+    found = named_texts(value, "context")
+    return [{"id": name, "text": text, **_kind_of(item, place)} for place, name, text, item in found]
+
+
+def _kind_of(context: Any, place: int) -> dict[str, str]:
+    """The kind of a context's source, where it says one."""
+    kind = context.get("kind") if isinstance(context, dict) else None
+    if isinstance(kind, list | dict):
+        raise ValueError(f"kind of context {place} is no text")
+    named = text_of(said(kind))
+    return {"kind": named} if named else {}
 
 
 def _items_of_lists(value: Mapping[str, Any]) -> list[Any]:
@@ -198,10 +221,15 @@ def _items_of_lists(value: Mapping[str, Any]) -> list[Any]:
     >>> _items_of_lists({"id": ["a"], "text": ["first"]})
     [{'id': 'a', 'text': 'first'}]
     """
-    texts, names = value["text"], value.get("id")
-    if not isinstance(names, list) or len(names) != len(texts):
+    texts = value["text"]
+    named = {
+        name: value[name]
+        for name in ("id", "kind")
+        if isinstance(value.get(name), list) and len(value[name]) == len(texts)
+    }
+    if not named:
         return list(texts)
-    return [{"id": name, "text": text} for name, text in zip(names, texts, strict=True)]
+    return [dict(zip((*named, "text"), row, strict=True)) for row in zip(*named.values(), texts, strict=True)]
 
 
 def items_of_text(value: Any, column: str) -> Any:

@@ -11,16 +11,18 @@ from untold.udfs.samples.values import load_json, text_of
 
 # What a column of them keeps of each; weights and whatever explains a label mean nothing for an aspect
 ASPECT_FIELDS = ("id", "text", "labels")
-REFERENCE_FIELDS = ("id", "text", "anchor", "weight", "labels", "covered_by")
+REFERENCE_FIELDS = ("id", "text", "anchor", "weight", "labels", "covered_by", "importance")
+IMPORTANCES = ("vital", "okay")
 
 
 @dataclass(frozen=True)
 class Item:
     """An aspect or a reference: its id, its text, and what else is known of it.
 
-    `anchor`: the name or short phrase that it is about; `weight`: how much it matters, at least 0; `labels`: what each
-    annotator said of it (None: nothing); `covered_by`: texts of the facts that cover it. None where not given. The id
-    is None where one text stands for all references: it is yet to be cut.
+    `anchor`: the name or short phrase that it is about; `weight`: how much it matters, below 0 if it is unwanted;
+    `labels`: what each annotator said of it (None: nothing); `covered_by`: texts of the facts that cover it;
+    `importance`: one of `IMPORTANCES`. None where not given. The id is None where one text stands for all references:
+    it is yet to be cut.
     """
 
     id: str | None
@@ -29,6 +31,7 @@ class Item:
     weight: float | None = None
     labels: tuple[str | None, ...] | None = None
     covered_by: tuple[str, ...] | None = None
+    importance: str | None = None
 
 
 def normalise_aspects(value: Any) -> list[dict[str, Any]] | None:
@@ -96,7 +99,7 @@ def named_texts(value: Any, one: str) -> list[tuple[int, str, str, Any]]:
     seen: dict[str, int] = {}
     for position, item in enumerate(value, start=1):
         named = isinstance(item, dict)
-        text, name = map(_said, (item.get("text"), item.get("id")) if named else (item, None))
+        text, name = map(said, (item.get("text"), item.get("id")) if named else (item, None))
         where = f"{one} {position}"
         if text is None:
             raise ValueError(f"{where} has no text" if named else f"{where} is null")
@@ -111,7 +114,7 @@ def named_texts(value: Any, one: str) -> list[tuple[int, str, str, Any]]:
     return found
 
 
-def _said(value: Any) -> Any:
+def said(value: Any) -> Any:
     """The value, None for NaN, which is how data frames write that there is none."""
     return None if isinstance(value, float) and math.isnan(value) else value
 
@@ -123,7 +126,7 @@ def _as_rows(items: Sequence[Item], fields: Sequence[str]) -> list[dict[str, Any
 
 def _item(name: str, text: str, item: Any, where: str) -> Item:
     known: Mapping[str, Any] = item if isinstance(item, dict) else {}
-    anchor = _said(known.get("anchor"))
+    anchor = said(known.get("anchor"))
     if isinstance(anchor, list | dict):
         raise ValueError(f"anchor of {where} is no text")
     covered_by = _texts(known.get("covered_by"), f"covered_by of {where}")
@@ -136,27 +139,36 @@ def _item(name: str, text: str, item: Any, where: str) -> Item:
         _weight(known.get("weight"), where),
         _texts(known.get("labels"), f"labels of {where}"),
         cast(tuple[str, ...] | None, covered_by),
+        _importance(known.get("importance"), where),
     )
+
+
+def _importance(value: Any, where: str) -> str | None:
+    """An importance, in whatever case. Raises ValueError for what is none."""
+    text = (text_of(said(value)) or "").strip().lower()
+    if text and text not in IMPORTANCES:
+        raise ValueError(f"importance of {where} is neither {' nor '.join(IMPORTANCES)}")
+    return text or None
 
 
 def _texts(value: Any, what: str) -> tuple[str | None, ...] | None:
     """What stands in a list, as texts; a single one may stand without its list."""
-    if _said(value) is None:
+    if said(value) is None:
         return None
     several = value if isinstance(value, list) else [value]
     if any(isinstance(one, list | dict) for one in several):
         raise ValueError(f"{what} are no texts")
-    return tuple(text_of(_said(one)) for one in several)
+    return tuple(text_of(said(one)) for one in several)
 
 
 def _weight(value: Any, where: str) -> float | None:
-    """A weight, which a file of text may have as text. Raises ValueError for what is no finite number from 0."""
+    """A weight, which a file of text may have as text. Raises ValueError for what is no finite number."""
     if value is None:
         return None
     try:
         weight = math.nan if isinstance(value, bool | list | dict) else float(value)
     except (ValueError, OverflowError):
         weight = math.nan
-    if not 0 <= weight < math.inf:
-        raise ValueError(f"weight of {where} is no number of at least 0")
+    if not math.isfinite(weight):
+        raise ValueError(f"weight of {where} is no finite number")
     return weight

@@ -1,7 +1,7 @@
 """RAGChecker's files: one object whose `results` are answers with the passages that were retrieved for them.
 
-Ru et al. 2024. A result has query_id, query, gt_answer, response and retrieved_context, a list of doc_id and text; what
-RAGChecker adds to it (claims, entailments, metrics) is carried along.
+Ru et al. 2024. A result has query_id, query, gt_answer, response and retrieved_context, a list of doc_id and text. The
+claims and relations that RAGChecker adds are the column `claim_checks`; its metrics are carried along.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from untold.udfs.samples.checks import FIELDS
 from untold.udfs.samples.file_records import FileRecord, Unit, UnreadableFileError, read_text
 from untold.udfs.samples.values import canonical, load_json
 
@@ -17,7 +18,7 @@ RESULTS = "results"
 
 
 def read_results(unit: Unit) -> Iterator[FileRecord]:
-    """The results of a file as samples: `retrieved_context` as contexts, `gt_answer` as references.
+    """The results of a file as samples: `retrieved_context` as contexts, `gt_answer` as references and ground truth.
 
     Raises UnreadableFileError for a file that is no object with a list of results.
     """
@@ -38,7 +39,10 @@ def _record(result: Any, row: int) -> FileRecord:
         return FileRecord(problem="no JSON object", raw=canonical(result), row=row)
     values = dict(result)
     contexts, answer = values.pop("retrieved_context", None), values.pop("gt_answer", None)
-    return FileRecord({**values, "contexts": _contexts(contexts), "references": answer}, row=row)
+    checks = {name: values.pop(name) for fields in FIELDS.values() for name in fields if name in values}
+    given = {"contexts": _contexts(contexts), "references": answer, "ground_truth": answer}
+    named = {"sample_id": values["query_id"]} if values.get("query_id") else {}
+    return FileRecord({**named, **values, **given, **({"claim_checks": checks} if checks else {})}, row=row)
 
 
 def _contexts(passages: Any) -> Any:

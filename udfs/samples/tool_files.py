@@ -1,4 +1,4 @@
-"""Files of tools that have a row a sample: ragas, TREC RAG, and folders of Hugging Face's `datasets`."""
+"""Files of tools that have a row a sample: ragas, TREC RAG, nuggetizer, and folders of Hugging Face's `datasets`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ RAGAS: Names = {
     "response": ("response", "answer"),
     "contexts": ("retrieved_contexts", "contexts", "reference_contexts"),
     "references": ("reference", "ground_truth", "ground_truths"),
+    "ground_truth": ("reference", "ground_truth", "ground_truths"),
 }
 TREC_RAG: Names = {
     "query": ("topic", "narrative", "title"),
@@ -32,6 +33,14 @@ TREC_RAG: Names = {
     "system": ("run_id",),
     "contexts": ("candidates", "references"),
 }
+TREC_RAG_NUGGETS: Names = {
+    "query_id": ("qid",),
+    "response": ("answer_text",),
+    "system": ("run_id",),
+    "references": ("nuggets",),
+}
+# Those of ResearchRubrics
+RUBRICS: Names = {"query": ("query", "prompt"), "references": ("rubrics",)}
 # As collections name their documents and segments: without white space, and with a digit
 DOCUMENT_ID = re.compile(r"(?=\S*\d)\S+")
 
@@ -51,7 +60,10 @@ def ragas(record: FileRecord, _: int) -> list[FileRecord]:
     if record.problem:
         return [record]
     values = {name: _list_of_python(value) for name, value in _under_our_names(record.values, RAGAS).items()}
-    said = values.get("query")
+    truth, said = values.get("ground_truth"), values.get("query")
+    if isinstance(truth, list):
+        # Whole answers, and no claims
+        values["ground_truth"] = "\n".join(map(str, truth))
     if isinstance(said, list):
         values |= {"query": find_text(said, ASKED, ASKING), "user_input": said}
         values.setdefault("response", find_text(said, ANSWERED, ANSWERING))
@@ -86,6 +98,11 @@ def trec_rag(record: FileRecord, _: int) -> list[FileRecord]:
     return [replace(record, values={name: value for name, value in values.items() if value is not None})]
 
 
+def trec_rag_answers(record: FileRecord, row: int) -> list[FileRecord]:
+    """As `trec_rag`; the topic's id stands for a query that the file does not say."""
+    return [replace(one, values={"query": one.values.get("query_id"), **one.values}) for one in trec_rag(record, row)]
+
+
 def _is_id(value: Any) -> bool:
     return isinstance(value, str) and DOCUMENT_ID.fullmatch(value) is not None
 
@@ -95,6 +112,36 @@ def _segments(candidate: Any) -> list[dict[str, Any]]:
     named = candidate.get("docid") if isinstance(candidate, Mapping) else None
     inner = candidate.get("doc", candidate) if isinstance(candidate, Mapping) else candidate
     return [{**one, "id": named or one["id"]} for one in documents_in(inner)]
+
+
+def trec_rag_nuggets(record: FileRecord, _: int) -> list[FileRecord]:
+    """A topic's nuggets as references of a question, or of the response that they were assigned to."""
+    if record.problem:
+        return [record]
+    values = {"contexts": [], **_under_our_names(record.values, TREC_RAG_NUGGETS)}
+    return [replace(record, values={**values, "references": references_of(values.get("references"))})]
+
+
+def rubrics(record: FileRecord, _: int) -> list[FileRecord]:
+    """A task's criteria as references, each with its weight; what an answer should not do has one below 0."""
+    if record.problem:
+        return [record]
+    values = {"contexts": [], **_under_our_names(record.values, RUBRICS)}
+    criteria = values.get("references")
+    if isinstance(criteria, list):
+        texts = [{**one, "text": one.get("criterion")} if isinstance(one, Mapping) else one for one in criteria]
+        values["references"] = texts
+    return [replace(record, values=values)]
+
+
+def references_of(nuggets: Any) -> Any:
+    """Nuggets as references: an assignment is a label. What is no list of objects stays as it is."""
+    if not isinstance(nuggets, list):
+        return nuggets
+    return [
+        {**one, "labels": one["assignment"]} if isinstance(one, Mapping) and "assignment" in one else one
+        for one in nuggets
+    ]
 
 
 def read_arrow(unit: Unit) -> Iterator[FileRecord]:

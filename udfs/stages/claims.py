@@ -43,7 +43,7 @@ ASPECT_NAMES = ("topic", "aspect", "subtopic", "name", "title", "text", "item")
 # `Claim 3: ...` and `- **Topic:** ...`: what introduces an item, behind a bullet or in place of one
 _LABEL = re.compile(
     r"^(?P<indent>[ \t]{0,40})(?:>[ \t])?(?:[-*•+–][ \t]{1,9}|\(?\d{1,3}[.)][ \t]{1,9})?(?P<opened>\*{2})?"
-    r"(?:claim|statement|fact|sentence|topic|aspect|subtopic)"
+    r"(?:claim|statement|fact|nugget|sentence|topic|aspect|subtopic)"
     r"(?:[ \t]#?\d{1,3}(?:[ \t]?(?P<stopped>\.|[-–—](?=[ \t])))?)?[ \t]?"
     r"(?(stopped)|(?:[:：](?P<closed>\*{2})?|(?P<closing>\*{2})[ \t]?[:：])[ \t]{1,9})(?=\S)",
     re.IGNORECASE | re.MULTILINE,

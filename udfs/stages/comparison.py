@@ -12,6 +12,8 @@ from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.labels import BOXED
 from untold.udfs.stages.lists import whole
+from untold.udfs.stages.numbered import Numbered
+from untold.udfs.stages.numbered_labels import read_numbered_labels
 from untold.udfs.stages.rated import matching_key
 from untold.udfs.stages.reading import is_drawing, letters, split_marker, strip_thinking
 from untold.udfs.stages.records import Record, read_records
@@ -19,6 +21,8 @@ from untold.udfs.stages.repeated_tags import past_echoes
 
 RELATIONS = ("equivalent", "first_implies_second", "second_implies_first", "contradictory", "neutral")
 
+# What stands beside the number of an answer: `Answer 3`, `a3`
+_NUMBER_WORDS = re.compile(r"(?<![^\W_])(?:answers?|others?|nos?|numbers?|ids?|a)(?![^\W\d_])", re.IGNORECASE)
 _DECORATION = 60  # characters by which a side may be longer than its answer: quotation marks, emphasis, a label
 _NAMES = {
     "equivalent": r"equivalent|equivalence",
@@ -41,6 +45,8 @@ _LABELLED = re.compile(
 _SQUARE_BRACKET = re.compile(r"[\[【［]([^\[\]【】［］]{1,80})[\]】］]")
 _ROUND_BRACKET = re.compile(r"[(（]([^()（）]{1,80})[)）]")
 _AFTER_RELATION = re.compile(r"[\W_]{0,9}\Z|[*_.`\s]{0,6}(?:[(#]|[-–—:;,]\s|(?:note|because|since|as)\b)", re.I)
+# What a relation is set apart by from a reason behind it
+_REASON = re.compile(r"[*_`\]]{0,3}(?:\s[-–—]{1,2}\s|[:;,.(])")
 _SIDE_LABEL = re.compile(
     r"(?:(?:the )?(?:final|first|second) )?(?:answer|first|second|classification|comparison|result|a)"
     r"(?: ?[12ab])?[*_]{0,2} ?(?:[:：][*_]{0,2}|(?=[(\"'“‘]))",
@@ -81,6 +87,28 @@ def parse_comparison(completion: str, variables: Mapping[str, Any]) -> dict[str,
         if _SQUARE_BRACKET.search(line):
             break
     raise Unparsable("no classification on the last line")
+
+
+@final_answer
+@past_echoes
+def parse_comparisons(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
+    """`relations`: one of `RELATIONS` of `answer` to each of `others`, in their order, as `read_numbered_labels` finds.
+
+    None where an answer has no clear relation or several. Raises `Unparsable` where none has one.
+    """
+    numbered = Numbered(variables["others"], _NUMBER_WORDS)
+    return {"relations": read_numbered_labels(completion, numbered, _read_listed)}
+
+
+def _read_listed(text: str, number: int) -> str:
+    """The relation that a line of a list names, in front of a reason or in brackets. Raises `Unparsable`."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    named = [_relation(line) or _relation(_REASON.split(line.strip(), maxsplit=1)[0]) for line in lines]
+    bracketed = [relation for line in lines for _, relation in _bracketed(line, _SQUARE_BRACKET)]
+    said = set(filter(None, named)) or set(bracketed)
+    if len(said) != 1:
+        raise Unparsable("no clear relation beside a number")
+    return said.pop()
 
 
 def _recorded(completion: str, variables: Mapping[str, Any]) -> str | None:

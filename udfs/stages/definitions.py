@@ -21,7 +21,7 @@ _TEXTS = (
 )
 _LISTS = (
     *("contexts", "statements", "hypotheses", "questions", "facts", "aspects", "claims", "evidence", "references"),
-    "candidates",
+    *("candidates", "texts", "nuggets", "others"),
 )
 _EXAMPLE = "Ada lives in Lyon."
 EXAMPLES = {**dict.fromkeys(_TEXTS, _EXAMPLE), **{name: [_EXAMPLE, _EXAMPLE] for name in _LISTS}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -257,3 +257,5 @@ CLASSIFY_RELATIONS = StageDefinition(
     form=lines_of(rf"\d{{1,9}}: (?:{'|'.join(RELATIONS)})", "n: relation", "one line for each hypothesis:"),
     figures=Figures(WRITTEN, completion=Line(slope=0.66)),
 )
+# The same for claims held against whole texts (Ru et al. 2024; methods, section 16): a few of them, however long these
+CHECK_CLAIMS = replace(CLASSIFY_RELATIONS, name="check_claims", figures=Figures(WRITTEN, completion=Line(23.0)))

@@ -21,12 +21,17 @@ ReadLabel = Callable[[str, int], str]
 
 _ID_NAMES = (
     *("id", "number", "no", "n", "index", "hypothesis", "hypothesisid", "hypothesisnumber", "hypothesisno"),
-    *("answer", "answerid", "answernumber", "statement", "text"),
+    *("answer", "answerid", "answernumber", "statement", "text", "claim", "claimid", "claimnumber"),
+    *("nugget", "nuggetid", "nuggetnumber"),
 )
-_LABEL_NAMES = ("relation", "relationship", "label", "verdict", "classification", "judgement", "judgment", "result")
-# `1:`, `**Hypothesis 2** -`, `<hypothesis id="3">`, `[4]`, a number alone, and `5 neutral`: never `1.5 km` or `8 boats`
+_LABEL_NAMES = (
+    *("relation", "relationship", "label", "verdict", "classification", "judgement", "judgment", "result"),
+    *("assignment", "support", "importance", "rating"),
+)
+# `1:`, `**Hypothesis 2** -`, `<claim id="3">`, `[4]`, a number alone, and `5 neutral`: never `1.5 km` or `8 boats`
 _OPENS = re.compile(
-    r"[^\w\n]{0,12}(?:(?:hypothesis|statement|answer|number|no|id|h)\b[^\w\n]{0,6}){0,2}(?P<number>\d{1,9})"
+    r"[^\w\n]{0,12}(?:(?:hypothesis|statement|claim|nugget|answer|number|no|id|h)\b[^\w\n]{0,6}){0,2}"
+    r"(?P<number>\d{1,9})"
     r"(?:[*_`\"'\])>]{0,4}[^\S\n]{0,2}(?:[:：.](?!\d)|[)\]|=→>]|[-–—]{1,2}>?\s)"
     r"|[*_`\])>]{0,4}[^\S\n]{0,9}$|(?=[*_`\])>]{0,4}[^\S\n]{1,3}[*_`\"'(]{0,3}[^\W\d]+[\W_]{0,9}$))",
     re.IGNORECASE,

@@ -14,7 +14,7 @@ from untold.udfs.facts.nodes import normalise
 from untold.udfs.llm.tools import COMPARE_QUANTITIES
 from untold.udfs.ratings import Digit
 from untold.udfs.stages.comparison import RELATIONS as RELATIONS
-from untold.udfs.stages.comparison import parse_comparison
+from untold.udfs.stages.comparison import parse_comparison, parse_comparisons
 from untold.udfs.stages.definitions import StageDefinition, Unparsable
 from untold.udfs.stages.figures import WRITTEN, Figures, Line, Thing
 from untold.udfs.stages.final_answers import final_answer
@@ -57,6 +57,8 @@ ANSWERS_SCHEMA = pa.schema(
     [pa.field("answers", pa.list_(pa.list_(pa.string()))), pa.field("confidences", pa.list_(pa.list_(pa.float64())))]
 )
 RELATION_SCHEMA = pa.schema([pa.field("relation", pa.string())])
+# In the order of the other answers; null where one has to be asked again
+RELATIONS_SCHEMA = pa.schema([pa.field("relations", pa.list_(pa.string()))])
 
 _ANSWER = record(answer=TEXT, confidence=RATING)
 _ANSWERS_FORM = lines_of(
@@ -413,4 +415,15 @@ COMPARE_ANSWERS = StageDefinition(
     tools=(COMPARE_QUANTITIES,),
     figures=Figures(WRITTEN, completion=Line(5.0, slope=0.84)),
     max_tokens=8_192,
+)
+COMPARE_MANY = StageDefinition(
+    "compare_many",
+    ("question", "answer", "others"),
+    parse_comparisons,
+    RELATIONS_SCHEMA,
+    schema=record(relations=listed(record(id=number_of("others"), relation=one_of(RELATIONS)))),
+    form=lines_of(
+        rf"\d{{1,9}}: (?:{'|'.join(RELATIONS).replace('_', ' ')})", "n: relation", "one line for each other answer:"
+    ),
+    figures=Figures(WRITTEN, completion=Line(slope=0.9)),
 )

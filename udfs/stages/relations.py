@@ -16,7 +16,9 @@ VARIABLES = ("premise", "hypothesis")
 LIST_VARIABLES = ("premise", "hypotheses")
 
 # What stands beside a hypothesis's number: `Hypothesis 3`, `h3`
-_NUMBER_WORDS = re.compile(r"(?<![^\W_])(?:hypothes[ei]s|statements?|nos?|numbers?|ids?|h)(?![^\W\d_])", re.IGNORECASE)
+_NUMBER_WORDS = re.compile(
+    r"(?<![^\W_])(?:hypothes[ei]s|statements?|claims?|nos?|numbers?|ids?|h)(?![^\W\d_])", re.IGNORECASE
+)
 
 # `certain`, `impossible` and `open` are the words by which other prompts explain the labels
 _LABELS = labels_of(

@@ -110,6 +110,18 @@ def unpaired_permutation_test(first: Clusters, second: Clusters, *, seed: int, r
     return PairedTest(sum(samples), difference, _two_sided(null, observed, tie, adjustment=1))
 
 
+def binomial_test(successes: int, n: int) -> float:
+    """The two-sided p-value of so many successes out of n independent trials, where each is as likely as not.
+
+    >>> binomial_test(9, 10)
+    0.021484375
+    """
+    # Here for the same reason as below
+    from scipy.stats import binomtest
+
+    return float(binomtest(successes, n).pvalue)
+
+
 def adjust_p_values(p_values: Sequence[float | None]) -> list[float | None]:
     """The p-values of one family after Benjamini and Hochberg, in their order; None stays None and is no member.
 

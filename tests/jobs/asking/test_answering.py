@@ -26,10 +26,10 @@ from untold.jobs.asking import pool
 from untold.jobs.asking.answering import Answering
 from untold.jobs.asking.job import Job, Outcome
 from untold.jobs.asking.local_ray import start_ray, visit_nodes
-from untold.jobs.asking.reach import ReachError, check_nodes
-from untold.udfs.llm import actors
-from untold.udfs.llm.actors import NAMESPACE, limiter_name
+from untold.jobs.asking.probing import ReachError, check_nodes
+from untold.udfs.llm import lending
 from untold.udfs.llm.journal import Journal, journal_folder
+from untold.udfs.llm.lending import NAMESPACE, limiter_name
 from untold.udfs.llm.limiter import Budget, Limiter, Limits, Report
 from untold.udfs.llm.records import Completion
 from untold.udfs.reach import Visit
@@ -266,11 +266,11 @@ class _Handle:
 
 
 def test_a_lease_that_does_not_come_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actors, "LEASE_SECONDS", 0.05)
+    monkeypatch.setattr(lending, "LEASE_SECONDS", 0.05)
     opened = iter((None, Limiter()))
-    monkeypatch.setattr(actors, "open_limiter", lambda name: _Handle(next(opened)))
+    monkeypatch.setattr(lending, "open_limiter", lambda name: _Handle(next(opened)))
     report = Report("a", "run", (0,), 0, number=1, limits=Limits())
-    assert len(asyncio.run(actors.Lender("limiter").lease(report)).times) == 1
+    assert len(asyncio.run(lending.Lender("limiter").lease(report)).times) == 1
 
 
 @pytest.mark.usefixtures("cluster")

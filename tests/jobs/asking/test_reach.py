@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 from tests.jobs.executions import counted_executions
 from untold.jobs.asking import reach
 from untold.jobs.asking.local_ray import start_ray
-from untold.jobs.asking.reach import Reach, ReachError, compare_versions
+from untold.jobs.asking.probing import ReachError, compare_versions, probing
+from untold.jobs.asking.reach import Reach
 from untold.udfs.reach import Visit, silent, versions, visit, within
 
 OWN = {"python": "3.11.7", "untold": "0.1.0", "pyspark": "4.0.1", "numpy": "2.1"}
@@ -28,7 +29,7 @@ def report(machine: str, **other: str) -> Visit:
 def visited(tmp_path: Path, folder: Path | None = None) -> str:
     """What is said of a machine that visits the folder of the place, or another one that it takes for it."""
     place = tmp_path / "place"
-    with reach._probing({str(place): f"{place}/_work"}) as probe:
+    with probing({str(place): f"{place}/_work"}) as probe:
         (own,) = probe.folders.values()
         if folder is not None:
             shutil.copytree(own, folder, dirs_exist_ok=True) if folder.name == "copy" else folder.mkdir()
@@ -63,14 +64,14 @@ def test_a_place_that_does_not_answer_is_given_up() -> None:
 
 def test_a_place_that_the_driver_cannot_write_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    probing = reach._probing({"out": f"{tmp_path}/file/_work"})
+    looking = probing({"out": f"{tmp_path}/file/_work"})
     with pytest.raises(ReachError, match=r"^out cannot be written from here: File exists; see to its permissions"):
-        probing.__enter__()
+        looking.__enter__()
 
 
 def test_a_machine_that_cannot_say_anything_is_told_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(ReachError, match=r"^untold cannot run on the Ray node n: No module named 'untold'; install"):
-        with reach._probing({"out": str(tmp_path)}) as probe:
+        with probing({"out": str(tmp_path)}) as probe:
             probe.check([silent("the Ray node n", "No module named 'untold'")], lambda line: None)
 
 

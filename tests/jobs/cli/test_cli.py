@@ -399,6 +399,8 @@ TURNED = {
     "CondensationError",
     "DamagedError",
     "NoHitsError",
+    "BatchError",
+    "_EndedError",
     "_TooLargeError",
 }
 

@@ -38,7 +38,7 @@ def told(path: Path | str, options: ReadOptions = AS_THEY_ARE, required: tuple[s
 @pytest.mark.parametrize(
     ("row", "columns"),
     [
-        (RAGAS, "query=question,response=answer,references=ground_truth"),
+        (RAGAS, "query=question,response=answer"),
         (NEW_RAGAS, "query=user_input,contexts=retrieved_contexts,references=reference"),
         (TREC_RAG, "query=topic,response=answer,contexts=references,query_id=topic_id"),
         ({"Question": "q", "response": "r", "contexts": []}, "query=Question"),

@@ -27,7 +27,10 @@ def test_wikicontradict_rows_become_five_labelled_samples(spark: SparkSession, t
         "sample_id": "1-answer2",
         "query": "p",
         "response": "r2",
-        "contexts": [{"id": "context1_self_contained", "text": "a"}, {"id": "context2_self_contained", "text": "b"}],
+        "contexts": [
+            {"id": "context1_self_contained", "text": "a", "kind": "context1"},
+            {"id": "context2_self_contained", "text": "b", "kind": "context2"},
+        ],
         "system": "m",
         "label": "Partially correct",
         "prompt_index": 2,
@@ -56,6 +59,7 @@ def test_a_conflictbank_instance_becomes_two_responses_to_five_context_sets(
     found = {sample["sample_id"]: sample.asDict(recursive=True) for sample in samples}
     assert len(found) == 20
     texts = {"D": "d", "C1": "c1", "C2": "c2", "C3": "c3"}
+    kinds = dict(zip(texts, ("default", "misinformation", "temporal", "semantic"), strict=True))
     for claim, response in (("default", "It is d."), ("counterfactual", "It is c.")):
         for context_set in ("all", *texts):
             shown = texts if context_set == "all" else {context_set: texts[context_set]}
@@ -63,7 +67,7 @@ def test_a_conflictbank_instance_becomes_two_responses_to_five_context_sets(
                 "sample_id": f"1-{claim}-{context_set}",
                 "query": "p",
                 "response": response,
-                "contexts": [{"id": name, "text": text} for name, text in shown.items()],
+                "contexts": [{"id": name, "text": text, "kind": kinds[name]} for name, text in shown.items()],
                 "system": None,
                 "label": None,
                 "claim": claim,

@@ -49,7 +49,7 @@ def test_samples_have_the_columns_of_the_contract(spark: SparkSession, tmp_path:
         "sample_id string",
         "query string",
         "response string",
-        "contexts array<struct<id:string,text:string>>",
+        "contexts array<struct<id:string,text:string,kind:string>>",
         "system string",
         "label string",
         "Query_2 bigint",
@@ -65,7 +65,9 @@ def test_samples_have_the_columns_of_the_contract(spark: SparkSession, tmp_path:
         "z string",
     ]
     found = by_query(written)
-    assert found["q"]["contexts"] == [{"id": "1", "text": "a"}, {"id": "2", "text": "b"}]
+    assert found["q"]["contexts"] == [
+        {"id": name, "text": text, "kind": None} for name, text in (("1", "a"), ("2", "b"))
+    ]
     assert (found["q"]["a.b"], found["q"]["number"], found["q"]["sample"]) == ({"x": 1, "y": []}, 1.0, "{}")
     assert (found["p"]["mixed"], found["o"]["mixed"], found["p"]["label"]) == ('{"k":1}', "text", "3")
     assert (read.row_count, read.invalid_count, read.duplicates, read.first_invalid) == (3, 0, 0, [])
@@ -293,7 +295,7 @@ def test_parquet_types_are_carried(spark: SparkSession, tmp_path: Path) -> None:
         "string",
     ]
     (row,) = by_query(written).values()
-    assert row["contexts"] == [{"id": "5", "text": "a"}]
+    assert row["contexts"] == [{"id": "5", "text": "a", "kind": None}]
     assert (row["map"], row["big"], row["pair"]) == ({"k": 1}, str(2**64 - 1), '{"A":2,"a":1}')
 
 

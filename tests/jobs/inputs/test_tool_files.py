@@ -86,7 +86,10 @@ def test_older_names_and_conversations_of_ragas_are_read(tmp_path: Path) -> None
     older = {"question": "q", "answer": "r", "contexts": ["a"], "ground_truth": "g"}
     said = [{"type": "human", "content": "q1"}, {"type": "ai", "content": "r1"}, {"type": "human", "content": "q2"}]
     talk = {"user_input": [*said, {"type": "ai", "content": "r2"}], "retrieved_contexts": ["a"], "reference": "g"}
-    one, two = written(tmp_path, "ragas", older, talk)
+    several = {**older, "ground_truth": None, "ground_truths": ["g", "h"]}
+    one, two, three = written(tmp_path, "ragas", older, talk, several)
+    truths = [sample.rest["ground_truth"]["text"] for sample in (one, two, three)]
+    assert (truths, three.rest["ground_truth"]["claims"]) == (["g", "g", "g\nh"], None)
     assert [sample.known["query"] for sample in (one, two)] == ["q", "q2"]
     assert [sample.known["response"] for sample in (one, two)] == ["r", "r2"]
 
@@ -112,6 +115,38 @@ def test_texts_and_ranked_lists_of_trec_rag_are_contexts(tmp_path: Path) -> None
     assert ranked.known["contexts"][0]["id"] == "msmarco_v2.1_doc_16#0"
     (texts,) = written(tmp_path, "trec_rag", {"topic": "q", "references": SURVEYS, "answer": [{"text": "r"}]})
     assert texts_of(texts) == SURVEYS
+
+
+def test_nuggets_of_nuggetizer_are_references_and_assignments_labels(tmp_path: Path) -> None:
+    nuggets = [
+        {"text": "Everest is 8,848 metres high", "importance": "vital", "assignment": "partial_support"},
+        {"text": "It was measured in 1955", "importance": "okay", "assignment": "support"},
+    ]
+    row = {"qid": "2024-1", "query": EVEREST[0], "answer_text": EVEREST[1], "run_id": "webis-1", "nuggets": nuggets}
+    (assigned,) = written(tmp_path, "trec_rag_nuggets", row)
+    assert [assigned.known[name] for name in ("query", "response", "system")] == [*EVEREST, "webis-1"]
+    assert assigned.rest["query_id"] == "2024-1"
+    assert [(one["text"], one["importance"], one["labels"]) for one in assigned.rest["references"]] == [
+        (one["text"], one["importance"], [one["assignment"]]) for one in nuggets
+    ]
+
+
+def test_answers_of_trec_rag_need_no_topic(tmp_path: Path) -> None:
+    said = [{"text": "8,848 metres,", "citations": [0]}, {"text": "by a survey of 1955.", "citations": []}]
+    answer = {"topic_id": "2024-1", "answer": said, "references": ["msmarco_v2.1_doc_16#4"]}
+    bare, asked = written(tmp_path, "trec_rag_answers", answer, {**answer, "topic": EVEREST[0]})
+    assert (bare.known["query"], bare.known["response"], bare.rest["query_id"]) == ("2024-1", EVEREST[1], "2024-1")
+    assert asked.known["query"] == EVEREST[0]
+
+
+def test_criteria_of_a_rubric_are_references_with_signed_weights(tmp_path: Path) -> None:
+    criteria = [{"criterion": "Gives the height", "weight": 5, "axis": "a"}, {"criterion": "Rambles", "weight": -2.5}]
+    (task,) = written(tmp_path, "rubrics", {"prompt": EVEREST[0], "response": "r", "rubrics": criteria})
+    assert task.known["query"] == EVEREST[0]
+    assert [(one["text"], one["weight"]) for one in task.rest["references"]] == [
+        ("Gives the height", 5.0),
+        ("Rambles", -2.5),
+    ]
 
 
 def test_a_log_of_evals_has_its_samples_with_what_was_wanted() -> None:

@@ -18,11 +18,11 @@ from untold.jobs.tables import SAMPLES
 
 ERRORS = "request_id string, error_type string, error string"
 STATEMENTS = "array<struct<text string, covered boolean, sources array<int>>>"
-Sample = tuple[str, str, str, list[tuple[str, str]], str | None, str | None]
+Sample = tuple[str, str, str, list[tuple[str, str, None]], str | None, str | None]
 
 
 def sample(name: str, *texts: str, response: str = "answer") -> Sample:
-    return (name, "query", response, [(f"c{number}", text) for number, text in enumerate(texts)], "system", None)
+    return (name, "query", response, [(f"c{number}", text, None) for number, text in enumerate(texts)], "system", None)
 
 
 def refuse(*arguments: Any) -> Any:

@@ -21,7 +21,7 @@ COLUMNS = ("sample_id", "query", "response", "contexts", "references")
 SAMPLES = (
     "sample_id string, query string, response string, contexts array<struct<id: string, text: string>>, references "
     "array<struct<id: string, text: string, anchor: string, weight: double, labels: array<string>, covered_by: "
-    "array<string>>>, system string"
+    "array<string>, importance: string>>, system string"
 )
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 Tables = Mapping[str, list[dict[str, Any]]]
@@ -92,9 +92,11 @@ def in_both_orders(name: str, query: str) -> list[Row]:
     return [straight, {**straight, "sample_id": f"{name}Turned", "contexts": straight["contexts"][::-1]}]
 
 
-def given(name: str, query: str = "q", **more: Any) -> Row:
-    """The same with one reference, without an id."""
-    return sample(name, query, references=[(None, f"{name} sails.", None, None, None, None)], **more)
+def given(name: str, query: str = "q", unwanted: str | None = None, **more: Any) -> Row:
+    """The same with one reference, without an id, and one of negative weight."""
+    references = [(None, f"{name} sails.", None, None, None, None, None)]
+    references += [("-", unwanted, None, -1.0, None, None, None)] if unwanted else []
+    return sample(name, query, references=references, **more)
 
 
 def named(stage: str, fate: str) -> str:
@@ -161,6 +163,7 @@ def run(spark: SparkSession) -> Run:
         sample("Feather", "light"),
         given("Gina"),
         given("Alone", contexts=None),
+        given("Nega", unwanted="Nega sings."),
         *in_both_orders("Ivo", "long"),
     ]
     return scored(spark, [*lost, *others])
@@ -259,6 +262,10 @@ def test_references_need_neither_extraction_nor_vectors(run: Run) -> None:
     assert set(run.asked("Gina")) == {"rate_importance", "extract_claims", "verify_claim", "check_coverage"}
     (fact,) = run.rows("statements", "Gina")
     assert (fact["reference_id"], fact["sources"], fact["members"]) == ("1", None, None)
+
+
+def test_a_reference_of_negative_weight_is_no_fact_that_an_answer_should_give(run: Run) -> None:
+    assert run.outcome("Nega") == ("ok", (1, 0, 0), 1.0)
 
 
 def test_without_contexts_references_are_checked_and_claims_not_judged(run: Run) -> None:

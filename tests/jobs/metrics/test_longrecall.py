@@ -43,6 +43,7 @@ EXAMPLE = {
         {"id": "b", "text": BOLESLAWSKI},
         {"id": "m", "anchor": "Steve McQueen", "text": "made Hunger"},
         {"id": "i", "text": "Ingmar Bergman"},
+        {"id": "unwanted", "text": "Liv Ullmann", "weight": -1},
     ],
 }
 # What a reader of the answer would say: a nickname and a transliteration are the same person, a namesake is not, and

@@ -12,15 +12,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.fakes.model_server import ModelServer
-from untold.udfs.llm.actors import Lender, limiters_of, open_channels
+from untold.udfs.llm.actors import limiters_of, open_channels
 from untold.udfs.llm.asking import Asker
 from untold.udfs.llm.calls import CallSettings, Progress, Work
 from untold.udfs.llm.channels import Channel, Channels
 from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.lending import Lender
 from untold.udfs.llm.limiter import Lease, Limiter, Limits, Report
 from untold.udfs.llm.retrying import ASKED_AGAIN
 from untold.udfs.llm.segments import SegmentWriter
+from untold.udfs.stages.schemas import Form
 
 STAGE = Stage(
     name="summarise_context",
@@ -53,6 +55,7 @@ class Run:
         stage: Stage = STAGE,
         answered_before: bool = False,
         tries_schema: bool = False,
+        form: Form | None = None,
     ) -> None:
         self.settings = replace(settings, base_url=server.base_url)
         endpoint = Endpoint(server.base_url, None, connections=8, timeout=self.settings.timeout)
@@ -61,7 +64,7 @@ class Run:
         work = Work(
             "a", "run/stage", "run", stage, self.settings, answered_before=answered_before, tries_schema=tries_schema
         )
-        self.asker = Asker(work, parse, Channels(work, [Channel(work, endpoint, self._lease)]), writer)
+        self.asker = Asker(work, parse, Channels(work, [Channel(work, endpoint, self._lease)]), writer, form)
 
     async def _lease(self, report: Report) -> Lease:
         await asyncio.sleep(0)

@@ -7,17 +7,24 @@ from typing import Any
 
 import pytest
 
-from untold.udfs.samples.items import Item, items_of_json, normalise_aspects, normalise_references, read_items
+from untold.udfs.samples.items import (
+    REFERENCE_FIELDS,
+    Item,
+    items_of_json,
+    normalise_aspects,
+    normalise_references,
+    read_items,
+)
 
 GIVEN = [
     "cost",
     {"id": 7, "text": "safety", "labels": ["yes", None, 1, True], "weight": 0.5, "anchor": "", "note": "kept nowhere"},
-    {"text": 3, "id": "", "anchor": "three", "weight": "1", "covered_by": ["a fact", 2]},
+    {"text": 3, "id": "", "anchor": "three", "weight": "1", "covered_by": ["a fact", 2], "importance": " Vital "},
 ]
 READ = [
     Item("1", "cost"),
     Item("7", "safety", weight=0.5, labels=("yes", None, "1", "true")),
-    Item("3", "3", anchor="three", weight=1.0, covered_by=("a fact", "2")),
+    Item("3", "3", anchor="three", weight=1.0, covered_by=("a fact", "2"), importance="vital"),
 ]
 
 
@@ -35,13 +42,14 @@ def test_references_keep_all_and_aspects_what_they_have() -> None:
         "weight": 1.0,
         "labels": None,
         "covered_by": ["a fact", "2"],
+        "importance": "vital",
     }
     assert aspects == [{name: one[name] for name in ("id", "text", "labels")} for one in references]
 
 
 def test_one_text_alone_is_a_reference_yet_to_be_cut() -> None:
     read = normalise_references("One. Two.")
-    assert read == [dict.fromkeys(("anchor", "weight", "labels", "covered_by")) | {"id": None, "text": "One. Two."}]
+    assert read == [dict.fromkeys(REFERENCE_FIELDS) | {"id": None, "text": "One. Two."}]
     with pytest.raises(ValueError, match=r"^aspects is no list$"):
         normalise_aspects("One. Two.")
 
@@ -73,13 +81,11 @@ def test_what_a_data_frame_writes_for_nothing_is_nothing() -> None:
         ([{"text": "a", "labels": {"yes": 1}}], "labels of item 1 are no texts"),
         ([{"text": "a", "labels": [["yes"]]}], "labels of item 1 are no texts"),
         ([{"text": "a", "anchor": ["b"]}], "anchor of item 1 is no text"),
+        ([{"text": "a", "importance": "high"}], "importance of item 1 is neither vital nor okay"),
         ([{"text": "a", "covered_by": ["b", None]}], "covered_by of item 1 has a null"),
-        *(
-            ([{"text": "a", "weight": weight}], "weight of item 1 is no number of at least 0")
-            for weight in (-1, "x", [])
-        ),
-        ([{"text": "a", "weight": True}], "weight of item 1 is no number of at least 0"),
-        ([{"text": "a", "weight": "1e999"}], "weight of item 1 is no number of at least 0"),
+        *(([{"text": "a", "weight": weight}], "weight of item 1 is no finite number") for weight in ("x", [])),
+        ([{"text": "a", "weight": True}], "weight of item 1 is no finite number"),
+        ([{"text": "a", "weight": "1e999"}], "weight of item 1 is no finite number"),
     ],
 )
 def test_what_is_no_item_is_said_without_its_text(given: Any, told: str) -> None:

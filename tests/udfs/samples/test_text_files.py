@@ -216,16 +216,18 @@ def results_of(path: Path, text: str) -> list[FileRecord]:
 
 
 def test_results_of_ragchecker_are_unnested(tmp_path: Path) -> None:
-    twice = {**RESULT, "retrieved_context": [{"doc_id": "d", "text": "a"}] * 2, "metrics": {"f1": 1.0}}
+    checks = {"response_claims": ["r"], "answer2response": ["Entailment"]}
+    twice = {**RESULT, "retrieved_context": [{"doc_id": "d", "text": "a"}] * 2, "metrics": {"f1": 1.0}, **checks}
     text = json.dumps({"results": [RESULT, twice, 3], "metrics": {}}, indent=1)
 
     first, second, third = results_of(tmp_path / "a.json", text)
 
     contexts = [{"id": "d1", "text": "a"}, {"id": "d2", "text": "b"}]
-    named = {"query_id": "0", "query": "q", "response": "r"}
-    assert (first.values, first.row) == ({**named, "contexts": contexts, "references": "g"}, 1)
+    named = {"sample_id": "0", "query_id": "0", "query": "q", "response": "r"}
+    assert (first.values, first.row) == ({**named, "contexts": contexts, "references": "g", "ground_truth": "g"}, 1)
     assert second.values["contexts"] == [{"id": None, "text": "a"}] * 2
     assert second.values["metrics"] == {"f1": 1.0}
+    assert (second.values["claim_checks"], "answer2response" in second.values) == (checks, False)
     assert (third.problem, third.row) == ("no JSON object", 3)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.udfs.stages.qa_read import relation
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.qa import (
+    COMPARE_MANY,
     RELATIONS,
 )
 
@@ -133,3 +136,51 @@ def test_without_one_classification_on_the_last_line_a_comparison_is_unparsable(
 def test_a_bracket_of_an_answer_is_no_classification() -> None:
     with pytest.raises(Unparsable):
         relation("acid - pH [neutral]", "acid", "pH [neutral]")
+
+
+LISTED = ("1932", "4 May 1932", "in [neutral] colours", "8 boats: all of them", "the first of them")
+LINES = (
+    *("{n}: {r}", "{n}. {r}", "({n}) {r}", "**{n}**: {r}", "- {n}: [{r}]", "Answer {n}: **{r}**", "{n}. {t}: {r}"),
+    *("{n}: {r} - they differ", "{n}: {r} (as the tool says).", "{n}. {t} - the day is given [{r}]", "{n} | {r}"),
+)
+
+
+@given(
+    said=st.lists(st.tuples(st.integers(1, 7), st.sampled_from([*RELATIONS, "unclear"])), min_size=1, max_size=9),
+    line=st.sampled_from(LINES),
+    underscores=st.booleans(),
+)
+def test_of_a_list_each_number_that_stands_once_has_its_relation(
+    said: list[tuple[int, str]], line: str, underscores: bool
+) -> None:
+    texts = dict(enumerate(LISTED, start=1))
+    lines = [
+        line.format(n=number, r=relation if underscores else relation.replace("_", " "), t=texts.get(number, "x"))
+        for number, relation in said
+    ]
+    numbers = [number for number, _ in said]
+    expected = [
+        dict(said)[number] if numbers.count(number) == 1 and dict(said)[number] in RELATIONS else None
+        for number in texts
+    ]
+    variables = {"question": "When?", "answer": "in 1932", "others": list(LISTED)}
+    if any(expected):
+        assert COMPARE_MANY.parse("\n".join(lines), variables) == {"relations": expected}
+    else:
+        with pytest.raises(Unparsable):
+            COMPARE_MANY.parse("\n".join(lines), variables)
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        '[{"id": 1, "relation": "neutral"}, {"id": 2, "relation": "first implies second"}]',
+        '{"relations": [{"id": 2, "relation": "first_implies_second"}, {"id": 1, "relation": "neutral"}]}',
+        "| no | relation |\n|---|---|\n| 1 | neutral |\n| 2 | first implies second |",
+        "<think>1: equivalent</think>\n1: neutral\n2: first implies second\n3: equivalent",
+        "1: neutral\nThey may both be right.\n2: first implies second\nThe second follows.",
+    ],
+)
+def test_forms_of_lists(completion: str) -> None:
+    variables = {"question": "When?", "answer": "in 1932", "others": ["far away", "near"]}
+    assert COMPARE_MANY.parse(completion, variables) == {"relations": ["neutral", "first_implies_second"]}

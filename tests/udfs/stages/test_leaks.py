@@ -73,6 +73,7 @@ def test_names_of_items_in_lists_of_inputs_are_known() -> None:
             {"questions": ["What is Lyon?"], "ratings": [2.0]},
         ),
         ("generate_aspects", '{"topic": "Osk"}\n{"topic": "Lyon"}', {}, {"aspects": ["Lyon"]}),
+        ("create_nuggets", "- Osk is old\n- Lyon is old", {"nuggets": ["Lyon"]}, {"nuggets": ["Lyon is old"]}),
         ("extract_atoms", "- Osk is old: Fact", {"text": "Lyon"}, {"atoms": []}),
         (
             "revise_atoms",
@@ -91,7 +92,7 @@ def test_names_of_items_in_lists_of_inputs_are_known() -> None:
 def test_leaked_items_of_every_stage_with_items_are_dropped_and_counted(
     stage: str, completion: str, variables: dict[str, Any], kept: dict[str, Any]
 ) -> None:
-    given = {"query": "Lyon", "text": "Lyon", **variables}
+    given = {"query": "Lyon", "text": "Lyon", "texts": [], "most": 9, **variables}
     asked = {name: given[name] for name in STAGES[stage].variables}
 
     found = read(stage, completion, "{# names: Osk #}\n=== user\n{{ query }}", **asked)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,9 @@ from jsonschema import Draft202012Validator
 from tests.linear import assert_linear
 from tests.udfs.stages.test_completions import plain
 from untold.udfs.facts.nodes import normalise
+from untold.udfs.facts.nugget_measures import SUPPORTS
 from untold.udfs.ratings import Digit
+from untold.udfs.samples.items import IMPORTANCES
 from untold.udfs.stages import STAGES
 from untold.udfs.stages.nli import RELATIONS, UNIT_TYPES
 from untold.udfs.stages.qa import RELATIONS as COMPARISONS
@@ -120,6 +122,46 @@ def _relations(draw: Any) -> Any:
 
 
 @st.composite
+def _labels(draw: Any, labels: Sequence[str], **variables: Any) -> Any:
+    nuggets = draw(distinct(TEXTS))
+    said = [draw(st.sampled_from(labels)) for _ in nuggets]
+    rows = [{"number": number, "label": label} for number, label in enumerate(said, start=1)]
+    return {**variables, "nuggets": nuggets}, {"labels": permuted(draw, rows)}, {"labels": said}
+
+
+@st.composite
+def _comparisons(draw: Any) -> Any:
+    others = draw(distinct(TEXTS))
+    relations = [draw(st.sampled_from(COMPARISONS)) for _ in others]
+    rows = [{"id": number, "relation": relation} for number, relation in enumerate(relations, start=1)]
+    variables = {"question": "q", "answer": "a", "others": others}
+    return variables, {"relations": permuted(draw, rows)}, {"relations": relations}
+
+
+@st.composite
+def _conflicts(draw: Any) -> Any:
+    names = ("first", "second")
+    found = []
+    for number in range(draw(st.integers(0, 3))):
+        texts = [f"{draw(st.sampled_from(('The tower', 'It')))} has {number}{side} bells" for side in names]
+        shown = [sorted(draw(numbers(3).filter(bool))) for _ in names]
+        found.append({name: {"text": t, "sources": s} for name, t, s in zip(names, texts, shown, strict=True)})
+    said = [
+        {key: one[name][field] for name in names for key, field in ((name, "text"), (f"{name}_sources", "sources"))}
+        for one in found
+    ]
+    return {"query": "q", "contexts": ["a", "b", "c"]}, {"conflicts": said}, {"conflicts": found}
+
+
+@st.composite
+def _sides(draw: Any) -> Any:
+    statements = draw(distinct(TEXTS))
+    covered = [draw(st.booleans()) for _ in statements]
+    rows = [{"id": n, "label": "covered" if one else "uncovered"} for n, one in enumerate(covered, start=1)]
+    return {"response": "r", "statements": statements}, {"labels": permuted(draw, rows)}, {"covered": covered}
+
+
+@st.composite
 def _aligned(draw: Any, lefts: str, rights: str, outer: str, left: str, right: str, column: str) -> Any:
     variables = {"query": "q", lefts: draw(distinct(TEXTS)), rights: draw(distinct(TEXTS))}
     found = [sorted(draw(numbers(len(variables[rights])))) for _ in variables[lefts]]
@@ -167,10 +209,14 @@ INSTANCES: dict[str, st.SearchStrategy[Any]] = {
     "rate_relevance": _relevance(),
     "classify_relation": _label("relation", "relation", {one: one for one in RELATIONS}, premise="p", hypothesis="h"),
     "classify_relations": _relations(),
+    "check_claims": _relations(),
     "mine_questions": _texts("questions", "questions", query="q", text="t"),
     "refine_questions": _refined(),
     "answer_questions": _answers(),
     "compare_answers": _comparison(),
+    "compare_many": _comparisons(),
+    "list_conflicts": _conflicts(),
+    "cover_sides": _sides(),
     "extract_claims": _texts("claims", "claims", text="t"),
     "generate_aspects": _texts("topics", "aspects", query="q"),
     "align_claims": _aligned("aspects", "claims", "covered", "topic_id", "evidence", "evidence"),
@@ -182,6 +228,9 @@ INSTANCES: dict[str, st.SearchStrategy[Any]] = {
     "match_one": _label("label", "matched", {"Match": True, "No Match": False}, reference="r", candidate="c"),
     "match_many": _subset(),
     "match_holistic": _aligned("references", "candidates", "entailed", "reference", "candidates", "candidates"),
+    "create_nuggets": _texts("nuggets", "nuggets", query="q", texts=["t"], nuggets=[], most=30),
+    "rate_nuggets": _labels(IMPORTANCES, query="q"),
+    "assign_nuggets": _labels(SUPPORTS, query="q", response="r"),
     "restate_answer": TEXTS.map(
         lambda text: ({"question": "q", "answer": "a"}, {"statement": text}, {"statement": text})
     ),
@@ -225,9 +274,16 @@ FORMS = {
     "rate_relevance": ("* The tower stands [Relevance: 4]", "- The tower stands: 4/5"),
     "classify_relation": ("neutral", "The relation is neutral."),
     "classify_relations": ("1: neutral", "1. Neutral"),
+    "check_claims": ("1: neutral", "1. Neutral"),
     "mine_questions": ("* Does it stand?\n* Is it red?", "1. Does it stand?\n2. Is it red?"),
     "refine_questions": ("* Does it stand? [Relevance: 4]", "- Does it stand? (Relevance: 4)"),
     "answer_questions": ("* Does it stand?\nA: yes [Confidence: 5]", "1. Does it stand?\nAnswer: yes (Confidence: 5)"),
+    "compare_many": ("1: first implies second", "1. Neutral"),
+    "list_conflicts": (
+        '{"first": "It stands", "first_sources": [1], "second": "It fell", "second_sources": [2]}',
+        '[{"first": "It stands", "first_sources": [1], "second": "It fell", "second_sources": [2]}]',
+    ),
+    "cover_sides": ("1: covered", "1. Not covered"),
     "compare_answers": ("They differ.\nsalt - ferry [neutral]", "Classification: neutral"),
     "extract_claims": ("The tower stands.\nIt is red.", "- The tower stands.\n- It is red."),
     "generate_aspects": ('{"topic": "age"}\n{"topic": "height"}', '["age", "height"]'),
@@ -240,12 +296,15 @@ FORMS = {
     "match_one": ("No Match", "No match."),
     "match_many": ("[1]", "Candidate 1"),
     "match_holistic": ('{"reference": 1, "candidates": [1]}', "Reference 1: candidate 1"),
+    "create_nuggets": ("- The tower stands", "1. The tower stands"),
+    "rate_nuggets": ("1: vital", "1. Vital"),
+    "assign_nuggets": ("1: partial_support", "1. Partial support"),
     "generate_answer": ("It stands.", None),
     "restate_answer": ("The tower stands.", "The tower stands.\n\nLet me know if it helps."),
 }
-LISTS = ("statements", "hypotheses", "facts", "aspects", "claims", "evidence", "references", "candidates")
+LISTS = ("statements", "hypotheses", "facts", "aspects", "claims", "evidence", "references", "candidates", "nuggets")
 VARIABLES: dict[str, Any] = {name: ["The tower stands"] for name in LISTS}
-VARIABLES |= {"questions": ["Does it stand?"], "query": "q", "text": "t"}
+VARIABLES |= {"questions": ["Does it stand?"], "others": ["salt"], "query": "q", "text": "t"}
 VARIABLES |= {"contexts": ["a", "b"], "first": "salt", "second": "ferry", "premise": "p", "hypothesis": "h"}
 
 

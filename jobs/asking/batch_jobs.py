@@ -1,0 +1,211 @@
+"""Jobs whose requests are asked in batches, and what is known of these: written before each step, so that a kill costs
+no request twice. Imports no pyspark.
+
+A batch job is one of a spool with `batches.json`, and `rest/<batch>.json` for a batch of some of its rows alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from itertools import islice
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from untold.jobs.asking.spool import Spool, SpooledJob
+from untold.udfs.llm.units import list_units, read_requests
+from untold.udfs.llm.usage import Usage
+from untold.udfs.storage import Place
+
+FOLDER = "batches"
+LEDGER, REST, ASKED = "batches.json", "rest", "asked.parquet"
+Rest = Mapping[str, Mapping[str, Any]]
+"""What is known of the requests of a batch by their ids (`remembered`)."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Requests of a job in one file: its rows from `first` to before `end`, or those that the file in `rest/` names.
+
+    `tokens`: of the prompts, estimated; `most`: with the completions. `key`: whose the batch is. `file`, with the
+    `digest` of its content, and `id` are as the endpoint knows them, once it does.
+    """
+
+    name: str
+    first: int
+    end: int
+    requests: int
+    tokens: int
+    most: int
+    part: bool = False
+    key: str = ""
+    file: str | None = None
+    digest: str = ""
+    id: str | None = None
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The batches of a job that are not read yet.
+
+    `cut`: how many rows of the job are in batches, or were. `made`: how many batches there were. `queue`: how many
+    tokens the endpoint lets wait, where it has said so. `used`: by batches that were read, until it is collected.
+    """
+
+    batches: tuple[Batch, ...] = ()
+    cut: int = 0
+    made: int = 0
+    queue: int | None = None
+    used: Usage = field(default_factory=Usage)
+
+    @property
+    def in_flight(self) -> list[Batch]:
+        """The batches that the endpoint has."""
+        return [batch for batch in self.batches if batch.id is not None]
+
+    def with_batch(self, batch: Batch) -> Ledger:
+        """The ledger with more that is known of a batch, or with a new one."""
+        known = {one.name: one for one in self.batches} | {batch.name: batch}
+        return replace(self, batches=tuple(known.values()))
+
+
+@dataclass(frozen=True)
+class BatchJob(SpooledJob):
+    """A job of a spool whose requests are asked in batches. Whoever holds its lock writes it."""
+
+    def ledger(self) -> Ledger:
+        """What is known of its batches."""
+        note = self.place / LEDGER
+        if note.entry().kind != "file":
+            return Ledger()
+        plain = json.loads(note.read_bytes())
+        batches = tuple(Batch(**batch) for batch in plain["batches"])
+        return Ledger(**{**plain, "batches": batches, "used": Usage.of(plain["used"])})
+
+    def write_ledger(self, ledger: Ledger) -> None:
+        """Writes what is known, durably and as a whole."""
+        (self.place / LEDGER).write_bytes(json.dumps(asdict(ledger)).encode())
+
+    def rest(self, batch: Batch) -> Rest | None:
+        """The requests that a batch is of; None for all of its rows."""
+        if not batch.part:
+            return None
+        rest: Rest = json.loads((self._rest / f"{batch.name}.json").read_bytes())
+        return rest
+
+    def write_rest(self, name: str, rest: Rest) -> None:
+        """Writes which requests the batch of this name is of."""
+        self._rest.make_folder()
+        (self._rest / f"{name}.json").write_bytes(json.dumps(rest).encode())
+
+    def rows(self, batch: Batch) -> Iterator[tuple[str, dict[str, Any], Mapping[str, Any] | None]]:
+        """The requests of a batch: id, variables, and what is known of it from batches before."""
+        rest, place = self.rest(batch), 0
+        for unit, count in self.units.items():
+            if place < batch.end and place + count > batch.first:
+                for number, (request_id, variables) in enumerate(read_requests(unit), start=place):
+                    if batch.first <= number < batch.end and (rest is None or request_id in rest):
+                        yield request_id, variables, rest and rest[request_id]
+            place += count
+
+    @cached_property
+    def units(self) -> dict[str, int]:
+        """Its requests in an order that stays: units of work with their rows."""
+        return list_units(self.requests)
+
+    def note_asked(self) -> str:
+        """Writes the ids of the requests that an endpoint has; gives the file."""
+        schema, note = pa.schema([("request_id", pa.string())]), self.place / ASKED
+
+        def write(file: IO[bytes]) -> None:
+            with pq.ParquetWriter(file, schema) as writer:
+                for batch in self.ledger().batches:
+                    writer.write_table(pa.table([[one for one, *_ in self.rows(batch)]], schema=schema))
+
+        note.write_whole(write)
+        return str(note)
+
+    @property
+    def _rest(self) -> Place:
+        return self.place / REST
+
+    def close(self) -> None:
+        """As of any job; the batches are all read."""
+        super().close()
+        self._rest.remove()
+
+    def collect(self, folder: str) -> Usage:
+        """The completions that are new, and what they took."""
+        used, ledger = super().collect(folder), self.ledger()
+        if ledger.used != Usage():
+            self.write_ledger(replace(ledger, used=Usage()))
+        return used + replace(ledger.used, done=0, failed=0)
+
+
+def batch_spool(store: str) -> Spool:
+    """Where the batches of a store are."""
+    return Spool(f"{store}/{FOLDER}")
+
+
+def batch_jobs(store: str, prefix: str = "") -> list[BatchJob]:
+    """The open jobs of a store that are asked in batches, those whose names begin like that."""
+    return [BatchJob(job.place) for job in batch_spool(store).jobs(prefix) if job.is_open]
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a batch may hold: requests, bytes, tokens of prompts; and tokens and cost of all, as the budget has left."""
+
+    requests: float
+    bytes: float
+    queue: float = float("inf")
+    tokens: float = float("inf")
+    cost: float = float("inf")
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a request takes of a batch: bytes, tokens of its prompt and of all, cost. Without bytes it is not sent."""
+
+    bytes: int
+    prompt: int
+    most: int
+    cost: float
+
+
+def fill(lines: Iterable[Line], room: Room) -> list[Line]:
+    """As many of the first lines as fit. The first always fits, unless the budget has no room for it.
+
+    >>> len(fill([Line(10, 3, 5, 0.0)] * 9, Room(requests=5, bytes=42)))
+    4
+    """
+    taken: list[Line] = []
+    size = prompt = most = requests = 0
+    cost = 0.0
+    for line in lines:
+        requests, size, prompt = requests + (line.bytes > 0), size + line.bytes, prompt + line.prompt
+        most, cost = most + line.most, cost + line.cost
+        affordable = requests <= room.requests and most <= room.tokens and cost <= room.cost
+        fits = size <= room.bytes and prompt <= room.queue
+        if not affordable or (requests > 1 and not fits):
+            break
+        taken.append(line)
+    return taken
+
+
+def parts(lines: list[Line], room: Room) -> list[range]:
+    """All lines in as few batches as their order allows: the places of each.
+
+    >>> parts([Line(10, 3, 5, 0.0)] * 5, Room(requests=2, bytes=100))
+    [range(0, 2), range(2, 4), range(4, 5)]
+    """
+    found, first = [], 0
+    while first < len(lines):
+        count = len(fill(islice(lines, first, None), room))
+        found.append(range(first, first + count))
+        first += count
+    return found

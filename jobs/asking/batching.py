@@ -1,0 +1,154 @@
+"""A run's side of batches: it leaves requests in a job, has the endpoint's batches answer it, and takes the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+
+from untold.jobs.asking.answerers import Unanswered, shown
+from untold.jobs.asking.batch_jobs import Batch, BatchJob, batch_jobs, batch_spool
+from untold.jobs.asking.calling import call_settings
+from untold.jobs.asking.delivering import Delivery, Watch
+from untold.jobs.asking.endpoint import explain_refusal
+from untold.jobs.asking.job import Outcome
+from untold.jobs.asking.process import AnsweringError
+from untold.jobs.asking.spool import Spool, SpooledJob
+from untold.jobs.asking.spooling import SpoolAnswerer
+from untold.jobs.asking.stage_store import StageStore
+from untold.jobs.run.locks import LockedError
+from untold.jobs.run.outcome import Ending
+from untold.jobs.run.refusals import explain, root_cause
+from untold.jobs.run.terminal import amount
+from untold.jobs.settings.model import delivery_for
+from untold.udfs.llm.batch_api import OpenAiBatches
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.usage import Usage
+
+# How an answering ends, from what only waits
+ENDS = (None, "batched")
+
+
+@dataclass
+class BatchAnswerer(SpoolAnswerer):
+    """Has requests answered by batches of the endpoint. `rounds`: how many stages of the run wait for each other."""
+
+    rounds: int = 0
+    _told: bool = field(default=False, init=False)
+
+    @property
+    def spool(self) -> Spool:
+        """The batches of the store."""
+        return batch_spool(self.store)
+
+    @property
+    def is_used(self) -> bool:
+        """A start that goes on takes none of its jobs back: the endpoint is at them."""
+        return True
+
+    def delivers(self, stage: str) -> bool:
+        """Whether requests of a stage are asked in batches."""
+        return delivery_for(self.settings, stage) == "batch"
+
+    def prepare(self, stage: Stage) -> None:
+        """Says once how long it may take."""
+        if not self._told:
+            self._told = True
+            rounds = amount(self.rounds, "round of batches", "rounds of batches")
+            self.engines.display.note(f"llm.delivery=batch: at most {rounds}, one a stage, each within 24 hours")
+
+    def answer(self, unanswered: Unanswered) -> Outcome:
+        """By the jobs of the stage: first all of them are submitted, then each is waited for."""
+        super().answer(unanswered)
+        stage, lock = unanswered.stage, unanswered.lock
+        jobs, spent, worst = self._open_jobs(stage), unanswered.spent, Outcome()
+
+        def stopped() -> str | None:
+            return "interrupted" if self.engines.interrupts.requested or unanswered.is_lost() else None
+
+        with shown(self.engines, stage):
+            for poll in (False, True) if self.engines.poll else (False,):
+                outcomes = [Outcome()]
+                for job in jobs:
+                    if job.is_open and outcomes[-1].reason in (None, "batched"):
+                        others = [one.ledger().batches for one in jobs if one.name != job.name and one.is_open]
+                        with self._delivery(job, stopped, unanswered.show, spent, sum(others, ())) as delivery:
+                            outcomes.append(delivery.run(poll=poll))
+                        spent += outcomes[-1].usage
+                # What ends the run before what only waits
+                worst = max(outcomes, key=lambda one: ENDS.index(one.reason) if one.reason in ENDS else len(ENDS))
+                if worst.reason != "batched":
+                    break
+            if lock is not None:
+                lock.check()
+            used = sum((self._take(job, unanswered.folder) for job in jobs), Usage())
+            priced = call_settings(self.settings, stage, "", unanswered.folder).priced(used)
+            progress = {"stage": stage.name, "total": unanswered.count, "usage": asdict(priced)}
+            unanswered.show({"event": "progress", **progress})
+        if worst.reason == "refused":
+            return replace(worst, error=explain_refusal(str(worst.error), [self.settings.llm.api_key_env]))
+        return worst
+
+    def collect(self, stage: Stage, store: StageStore) -> Usage:
+        """As of a spool, once what the endpoint has by now is there. What it does not have is asked anew.
+
+        A stage that is asked by calls first waits for its batches. Raises AnsweringError where that cannot be had.
+        """
+        for job in self._open_jobs(stage):
+            self._look_at(job, poll=not self.delivers(stage.name))
+        return super().collect(stage, store)
+
+    def _look_at(self, job: BatchJob, *, poll: bool) -> None:
+        """Takes what the batches of an earlier start have answered; those of another run at work are left to it."""
+        if poll:
+            self.engines.display.note("batches of an earlier start are waited for; untold batches DIR cancel ends them")
+
+        def stopped() -> str | None:
+            return "interrupted" if self.engines.interrupts.requested else None
+
+        try:
+            with self._delivery(job, stopped, self.engines.display.show, Usage(), wait=poll) as delivery:
+                outcome = delivery.run(submit=False, poll=poll)
+        except LockedError:
+            if poll:
+                raise
+            return
+        if outcome.reason == "interrupted":
+            raise KeyboardInterrupt
+        if poll and outcome.reason is not None:
+            ending = Ending(outcome.reason, outcome.error, spool=self.store)
+            raise AnsweringError(ending.explain("the same command") or "")
+
+    def _open_jobs(self, stage: Stage) -> list[BatchJob]:
+        return batch_jobs(self.store, self.spool.prefix(stage, self.store))
+
+    def _pending(self, prefix: str) -> list[str]:
+        return [job.note_asked() for job in batch_jobs(self.store, prefix)]
+
+    def _take(self, job: SpooledJob, folder: str, *, wait: bool = False, take_back: bool = False) -> Usage:
+        return super()._take(BatchJob(job.place), folder, wait=wait, take_back=take_back)
+
+    @contextmanager
+    def _delivery(
+        self,
+        job: BatchJob,
+        stopped: Callable[[], str | None],
+        show: Callable[..., None],
+        spent: Usage,
+        beside: Sequence[Batch] = (),
+        *,
+        wait: bool = True,
+    ) -> Iterator[Delivery]:
+        """The batches of a job, locked. Raises LockedError, and AnsweringError for a disk that fails."""
+        display = self.engines.display
+        with job.locked(self.engines.run, wait=wait and self.engines.wait, notify=display.note) as is_lost:
+            try:
+                read = job.read()
+                own = call_settings(self.settings, read.stage, read.settings.base_url, read.directory)
+                same = own.base_url == self.settings.llm.base_url
+                known = replace(read, settings=own if same else read.settings, spent=spent)
+                watch = Watch(lambda: stopped() or ("interrupted" if is_lost() else None), show, display.note)
+                with closing(OpenAiBatches(known.settings)) as api:
+                    yield Delivery(job, known, api, self.settings.batch, watch, beside)
+            except OSError as error:
+                raise AnsweringError(f"{job.place}: {explain(error) or root_cause(error)}") from error

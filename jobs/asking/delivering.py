@@ -1,0 +1,425 @@
+"""Answers a job by batches of its endpoint: cut, upload, create, look, read, and again. Imports no pyspark.
+
+Every step is in the job's ledger before the next begins. What a killed start may have begun and not noted (an upload, a
+batch) is looked for by its name before it is done again.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from hashlib import blake2b
+from time import monotonic, sleep
+from typing import IO, Any
+
+import pyarrow.parquet as pq
+
+from untold.jobs.asking.batch_jobs import Batch, BatchJob, Ledger, Line, Room, fill, parts
+from untold.jobs.asking.job import Job, Outcome
+from untold.jobs.settings.spending import BatchSettings
+from untold.udfs.llm.batch_api import QUEUE_FULL, BatchApi, BatchError, Look
+from untold.udfs.llm.batch_results import Judged, Results, line_of, path_of, remembered, resumed
+from untold.udfs.llm.calls import Answer, Request
+from untold.udfs.llm.pacing import CompletionSizes
+from untold.udfs.llm.records import COMPLETIONS, completions_table
+from untold.udfs.llm.retrying import is_passing, remedy_of
+from untold.udfs.llm.script import script_of
+from untold.udfs.llm.units import UNIT_ROWS
+from untold.udfs.llm.usage import Usage
+from untold.udfs.stages import definition_of
+from untold.udfs.storage import Place
+
+LOOK_SECONDS = 0.2
+SLOWER = 1.5
+# An address that never answered is wrong more likely than out
+FIRST_OUTAGE_SECONDS = 60.0
+# So many batches in a row of which nothing came
+FRUITLESS = 3
+NO_BATCHES = "if the endpoint has no batches, set llm.delivery to calls"
+INFINITE = float("inf")
+_Left = tuple[str, dict[str, Any], Line]
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who waits for batches: whether to stop, what takes progress, and lines that stay."""
+
+    stopped: Callable[[], str | None]
+    show: Callable[[Mapping[str, Any]], None]
+    note: Callable[[str], None]
+
+
+class _EndedError(Exception):
+    """The job ends early, for a reason of `Outcome` and with an error."""
+
+    def __init__(self, reason: str, error: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.error = reason, error
+
+
+class Delivery:
+    """The batches of one job, whose lock is held. `beside`: other batches that the endpoint has, to be paid for too."""
+
+    def __init__(
+        self,
+        spooled: BatchJob,
+        job: Job,
+        api: BatchApi,
+        how: BatchSettings,
+        watch: Watch,
+        beside: Sequence[Batch] = (),
+    ) -> None:
+        definition = definition_of(job.stage.name)
+        self._script = script_of(job.stage, definition.parse, definition.form)
+        self._spooled, self._job, self._api, self._how, self._watch = spooled, job, api, how, watch
+        self._ledger = spooled.ledger()
+        Place(job.directory).make_folder()
+        self._rows = sum(spooled.units.values())
+        self._beside = tuple(beside)
+        self._sizes = CompletionSizes(job.stage.max_tokens)
+        self._key = _fingerprint(os.environ.get(job.settings.api_key_env or "", ""), spooled.name)
+        # What may have been uploaded or created, though nothing says so
+        self._doubtful = {batch.name for batch in self._ledger.batches if batch.id is None}
+        self._foreign: set[str] = set()
+        self._own: set[str] = set()
+        self._done: dict[str, int] = {}
+        self._completed = job.answered_before
+        self._short = False
+        self._fruitless = 0
+        self._heard_at, self._reached = monotonic(), False
+        self._wait = how.poll_seconds
+        self._used = Usage()
+
+    @property
+    def used(self) -> Usage:
+        """What came of the batches that this start has read, with its cost."""
+        return self._job.settings.priced(self._used)
+
+    def run(self, *, submit: bool = True, poll: bool = True) -> Outcome:
+        """Answers the job, and closes it; without `poll` it only looks once.
+
+        Without `submit` it makes no batch, and gives back what no endpoint has: another job asks that. The reason is
+        None where nothing is left to wait for, `batched` where batches go on.
+        """
+        try:
+            while True:
+                while self._advance(submit=submit):
+                    self._wait = self._how.poll_seconds
+                    self._report()
+                self._report()
+                if not submit:
+                    self._note(replace(self._ledger, batches=tuple(self._kept), cut=self._rows))
+                if not self._goes_on(submit=submit):
+                    # What is left is in batches of other keys
+                    if self._ledger.batches:
+                        return Outcome("batched", usage=self.used)
+                    self._spooled.close()
+                    return Outcome(usage=self.used)
+                if not poll:
+                    return Outcome("batched", usage=self.used)
+                self._pause()
+        except _EndedError as ended:
+            if ended.reason == "interrupted" and self._awaited:
+                ids = ", ".join(str(batch.id) for batch in self._awaited)
+                self._watch.note(f"these batches go on, and the next start takes their answers: {ids}")
+            return Outcome(ended.reason, ended.error, self.used)
+
+    @property
+    def _kept(self) -> list[Batch]:
+        """The batches that an endpoint has, or may have."""
+        doubtful = self._doubtful | self._foreign
+        return [batch for batch in self._ledger.batches if batch.id is not None or batch.name in doubtful]
+
+    @property
+    def _awaited(self) -> list[Batch]:
+        """The batches that this start waits for."""
+        return [batch for batch in self._ledger.in_flight if batch.name not in self._foreign]
+
+    def _goes_on(self, *, submit: bool) -> bool:
+        """Whether there is something to wait for. Raises where the budget leaves nothing to do."""
+        left = [batch for batch in self._ledger.batches if batch.name not in self._foreign]
+        if self._awaited or not submit:
+            return bool(left)
+        if self._short:
+            raise _EndedError("budget")
+        return bool(left) or self._ledger.cut < self._rows
+
+    def _check_stopped(self) -> None:
+        if reason := self._watch.stopped():
+            raise _EndedError(reason)
+
+    def _advance(self, *, submit: bool) -> bool:
+        """One step of each batch, and batches of what is in none; whether anything moved."""
+        moved = self._short = False
+        for batch in self._ledger.batches:
+            self._check_stopped()
+            if batch.name in self._foreign:
+                continue
+            may_submit = batch.id is None and submit and self._fits(batch)
+            if batch.id is not None or may_submit or batch.name in self._doubtful:
+                moved |= self._step(batch, submit=may_submit)
+        while submit and (new := self._cut()) is not None:
+            self._check_stopped()
+            if not self._step(new, submit=True):
+                break
+            moved = True
+        return moved
+
+    def _step(self, batch: Batch, *, submit: bool) -> bool:
+        """The next thing to do for a batch; whether it was done."""
+        try:
+            if batch.id is None:
+                moved = self._submit(batch, create=submit)
+            else:
+                look = self._api.look(batch.id)
+                self._done[batch.name] = look.done
+                if look.ended:
+                    self._read(batch, look)
+                moved = look.ended
+        except BatchError as error:
+            self._bear(batch, error.answer)
+            return False
+        self._heard_at, self._reached = monotonic(), True
+        return moved
+
+    def _bear(self, batch: Batch, answer: Answer) -> None:
+        """Takes an error of the endpoint: it passes, or the batch is another key's, or it ends the job."""
+        if answer.error_type in ("http_403", "http_404") and batch.id is not None:
+            self._pass_over(batch)
+        elif answer.refused or not is_passing(answer.error_type):
+            remedy = NO_BATCHES if answer.error_type in ("http_400", "http_404", "http_405") else remedy_of(answer)
+            raise _EndedError("refused", f"{answer.error}; {remedy}")
+        else:
+            self._doubtful.add(batch.name)
+            most = self._job.settings.outage
+            if monotonic() - self._heard_at >= (most if self._reached else min(most, FIRST_OUTAGE_SECONDS)):
+                raise _EndedError("outage")
+
+    def _pass_over(self, batch: Batch) -> None:
+        """Leaves alone what another key has made."""
+        self._foreign.add(batch.name)
+        shown = batch.id or batch.name
+        self._watch.note(
+            f"batch {shown} is not visible with this key and is passed over: start with the key that made it"
+        )
+
+    def _fits(self, batch: Batch) -> bool:
+        """Whether a batch that is cut can be submitted beside those in flight."""
+        room = self._room([one for one in self._ledger.in_flight if one.name != batch.name])
+        line = Line(1, batch.tokens, batch.most, self._cost(batch.requests, batch.tokens, batch.most))
+        if batch.requests > room.requests or not fill([line], replace(room, requests=1)):
+            self._short = True
+            return False
+        return batch.tokens <= room.queue or not (self._ledger.in_flight or self._beside)
+
+    def _cut(self) -> Batch | None:
+        """A batch of the next rows, noted before it is sent; None where nothing is left, or nothing fits now."""
+        ledger, queue = self._ledger, self._queue
+        if ledger.cut >= self._rows:
+            return None
+        room = self._room(ledger.batches)
+        if (ledger.in_flight or self._beside) and room.queue < queue / 2:
+            return None
+        rest = Batch("", ledger.cut, self._rows, 0, 0, 0)
+        lines = fill((self._line(body) for _, body in self._bodies(rest)), room)
+        if not lines:
+            self._short = True
+            return None
+        end = ledger.cut + len(lines)
+        batch = self._batch_of(f"{ledger.made + 1:06d}", ledger.cut, end, lines)
+        self._note(replace(ledger.with_batch(batch), cut=end, made=ledger.made + 1))
+        return batch
+
+    def _batch_of(self, name: str, first: int, end: int, lines: list[Line], *, part: bool = False) -> Batch:
+        sent = sum(line.bytes > 0 for line in lines)
+        tokens, most = sum(line.prompt for line in lines), sum(line.most for line in lines)
+        return Batch(name, first, end, sent, tokens, most, part, self._key)
+
+    def _line(self, body: bytes | None) -> Line:
+        """What a request takes of a batch. One that cannot be asked takes nothing."""
+        if body is None:
+            return Line(0, 0, 0, 0.0)
+        prompt = self._script.tokens_of(len(body))
+        most = prompt + self._sizes.expected
+        # The line has its id and its address besides
+        return Line(
+            len(body) + len(line_of("0" * 32, self._job.stage.api, b"")), prompt, most, self._cost(1, prompt, most)
+        )
+
+    def _cost(self, requests: int, tokens: int, most: int) -> float:
+        return self._job.settings.prices.cost(tokens, most - tokens, requests) or 0.0
+
+    @property
+    def _queue(self) -> float:
+        """How many tokens may wait at the endpoint."""
+        return min(self._how.queue or INFINITE, self._ledger.queue or INFINITE)
+
+    def _room(self, own: Sequence[Batch]) -> Room:
+        """What is left for a batch beside those of the job, and of other jobs, that will be paid for."""
+        reserved = (*own, *self._beside)
+        budget, spent = self._job.settings.budget, self._job.spent + self.used
+        calls, most = sum(batch.requests for batch in reserved), sum(batch.most for batch in reserved)
+        cost = sum(self._cost(batch.requests, batch.tokens, batch.most) for batch in reserved)
+        waiting = sum(batch.tokens for batch in reserved if batch.id is not None)
+        left = _left(budget.max_calls, spent.calls + calls)
+        return Room(
+            requests=min(self._how.requests, left),
+            bytes=self._how.bytes,
+            queue=self._queue - waiting,
+            tokens=_left(budget.max_tokens, spent.tokens + most),
+            cost=_left(budget.max_cost, (spent.cost or 0.0) + cost),
+        )
+
+    def _submit(self, batch: Batch, *, create: bool) -> bool:
+        """Uploads and creates a batch, each unless it is done already; whether the endpoint has it now."""
+        # A file is noted before a batch of it is created
+        doubtful = batch.name in self._doubtful and batch.file is not None
+        name = f"{self._spooled.name}/{batch.name}"
+        look = self._api.find_batch(name) if doubtful else None
+        if look is None and doubtful and batch.key != self._key:
+            self._pass_over(batch)
+            return False
+        if look is None and not create:
+            self._doubtful.discard(batch.name)
+            return False
+        if look is None:
+            if not batch.requests:
+                self._read(batch, Look("", "completed"))
+                return True
+            batch = self._uploaded(batch) if batch.file is None else batch
+            more = {"run": self._job.run, "stage": self._job.stage.name, "digest": batch.digest}
+            look = self._api.create(name, str(batch.file), path_of(self._job.stage.api), more)
+        self._note(self._ledger.with_batch(replace(batch, id=look.id)))
+        self._doubtful.discard(batch.name)
+        self._own.add(batch.name)
+        self._watch.note(f"batch {look.id}: {batch.requests:,} requests of {self._job.stage.name}")
+        return True
+
+    def _uploaded(self, batch: Batch) -> Batch:
+        """The batch with its file at the endpoint, found or uploaded."""
+        with tempfile.TemporaryFile() as file:
+            digest, size = self._write_lines(batch, file)
+            name = f"untold-{self._spooled.name}-{batch.name}.jsonl"
+            known = self._api.find_file(name, size) if batch.name in self._doubtful else None
+            batch = replace(batch, file=known or self._api.upload(name, file), digest=digest)
+        self._note(self._ledger.with_batch(batch))
+        return batch
+
+    def _write_lines(self, batch: Batch, file: IO[bytes]) -> tuple[str, int]:
+        """Writes the lines of a batch; their digest and bytes. The file stands at its beginning again."""
+        digest = blake2b(digest_size=16)
+        for request, body in self._bodies(batch):
+            if body is not None:
+                line = line_of(request.request_id, self._job.stage.api, body)
+                digest.update(line)
+                file.write(line)
+        size = file.tell()
+        file.seek(0)
+        return digest.hexdigest(), size
+
+    def _bodies(self, batch: Batch) -> Iterator[tuple[Request, bytes | None]]:
+        """The requests of a batch with their bodies; None for one whose template cannot be filled in."""
+        for row in self._spooled.rows(batch):
+            request = resumed(*row)
+            yield request, self._script.render(request)[0]
+
+    def _read(self, batch: Batch, look: Look) -> None:
+        """Takes what came of a batch: rows for the store, and what is left to batches to come."""
+        stage, settings, run = self._job.stage, self._job.settings, self._job.run
+        judged = Judged(stage, settings, self._script, run, self._completed)
+        left: list[_Left] = []
+
+        def write(file: IO[bytes]) -> None:
+            with pq.ParquetWriter(file, COMPLETIONS, compression="zstd", write_page_checksum=True) as writer:
+                for number, (request, body) in enumerate(self._bodies(batch), start=1):
+                    self._take(request, body, results, judged)
+                    if number % UNIT_ROWS == 0:
+                        writer.write_table(completions_table(judged.take_rows()))
+                        left.extend(map(self._left, judged.take_again()))
+                judged.end()
+                writer.write_table(completions_table(judged.take_rows()))
+                left.extend(map(self._left, judged.take_again()))
+
+        with Results(line for file in look.results for line in self._api.lines(file)) as results:
+            Place(f"{self._job.directory}/{run}-{batch.name}.parquet").write_whole(write)
+        self._completed |= judged.completed
+        self._replace(batch, look, judged.used, left)
+        if look.id:
+            answered = judged.used.done - judged.used.failed
+            self._watch.note(f"batch {look.id} {look.status}: {answered:,} answered, {len(left):,} to be asked again")
+        if look.refusal is not None:
+            judged.refusal = f"{look.refusal.error}; {remedy_of(look.refusal)}"
+        # What ended an earlier start may be mended by now
+        if judged.refusal and batch.name in self._own:
+            raise _EndedError("refused", judged.refusal)
+        used = judged.used.calls > judged.used.rate_limited
+        self._fruitless = 0 if used or not look.id or look.code == QUEUE_FULL else self._fruitless + 1
+        if self._fruitless >= FRUITLESS:
+            raise _EndedError("outage")
+
+    def _take(self, request: Request, body: bytes | None, results: Results, judged: Judged) -> None:
+        """What came of one request."""
+        if body is None:
+            failure = self._script.render(request)[1]
+            judged.record(request, failure or Answer(error_type="template"))
+            return
+        answer = results.answer(request, self._script, len(body))
+        if answer is None:
+            judged.again.append(request)
+            return
+        if answer.text is not None:
+            self._sizes.remember(answer.usage.completion_tokens)
+        judged.hear(request, answer)
+
+    def _left(self, request: Request) -> _Left:
+        """What is kept of a request until it is in another batch."""
+        return request.request_id, remembered(request), self._line(self._script.render(request)[0])
+
+    def _replace(self, batch: Batch, look: Look, used: Usage, left: list[_Left]) -> None:
+        """Puts batches of what is left in the place of one that was read: in one write with what that used."""
+        ledger = self._ledger
+        if look.code == QUEUE_FULL:
+            others = sum(one.tokens for one in ledger.in_flight if one.name != batch.name)
+            self._ledger = ledger = replace(ledger, queue=max(others, batch.tokens // 2, 1))
+        new, made = [], ledger.made
+        for places in parts([line for *_, line in left], Room(self._how.requests, self._how.bytes, self._queue)):
+            made += 1
+            own = left[places.start : places.stop]
+            self._spooled.write_rest(f"{made:06d}", {request_id: known for request_id, known, _ in own})
+            lines = [line for *_, line in own]
+            new.append(self._batch_of(f"{made:06d}", batch.first, batch.end, lines, part=True))
+        kept = [one for one in ledger.batches if one.name != batch.name]
+        self._done.pop(batch.name, None)
+        self._used += used
+        self._note(replace(ledger, batches=(*kept, *new), made=made, used=ledger.used + used))
+
+    def _note(self, ledger: Ledger) -> None:
+        """What is known from here on, whatever happens to this process."""
+        self._spooled.write_ledger(ledger)
+        self._ledger = ledger
+
+    def _report(self) -> None:
+        """Tells how far the job is."""
+        in_flight = sum(batch.requests for batch in self._ledger.in_flight)
+        done = sum(self._done.get(batch.name, 0) for batch in self._ledger.in_flight)
+        usage = asdict(self.used)
+        event = {"event": "progress", "stage": self._job.stage.name, "total": self._rows, "usage": usage}
+        self._watch.show(event | {"in_flight": max(0, in_flight - done)})
+
+    def _pause(self) -> None:
+        """Waits before the next look, each time longer; a stop ends it."""
+        until = monotonic() + self._wait
+        self._wait = min(SLOWER * self._wait, self._how.longest_poll_seconds)
+        while (left := until - monotonic()) > 0 and not self._watch.stopped():
+            sleep(min(left, LOOK_SECONDS))
+
+
+def _left(most: float | None, used: float) -> float:
+    return INFINITE if most is None else most - used
+
+
+def _fingerprint(key: str, salt: str) -> str:
+    """What tells one key from another and says nothing of it; other for each job."""
+    return blake2b(key.encode(), digest_size=4, salt=blake2b(salt.encode(), digest_size=8).digest()).hexdigest()

@@ -1,0 +1,147 @@
+"""The batches that runs left at endpoints: `untold batches` lists them, fetches what is answered, or cancels them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from uuid import uuid4
+
+from untold.jobs.asking.batch_jobs import FOLDER, Batch, BatchJob, batch_jobs
+from untold.jobs.asking.delivering import Delivery, Watch
+from untold.jobs.asking.spool import JOBS
+from untold.jobs.run.manifest import read_manifest
+from untold.jobs.run.output import absolute, store_of
+from untold.jobs.run.terminal import page_of, print_lines, table
+from untold.jobs.settings.model import Settings
+from untold.udfs.errors import UserError
+from untold.udfs.llm.batch_api import BatchApi, BatchError, OpenAiBatches
+from untold.udfs.llm.calls import Answer
+from untold.udfs.storage import Place
+
+UNSEEN = "not visible"
+
+
+class NoBatchesError(UserError):
+    """A folder without batches, or a batch that is not there. The message says what to give."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A batch as its endpoint shows it: `status` is `not submitted` without one, or why it cannot be seen."""
+
+    batch: str
+    stage: str
+    run: str
+    requests: int
+    status: str
+    done: int = 0
+
+
+def batches(
+    folder: str, act: str, note: Callable[[str], None], ids: Sequence[str] = (), api_key_env: str | None = None
+) -> list[Listed]:
+    """What is at endpoints for a store, or the store of an output, after it was fetched or cancelled where asked.
+
+    ids: those to cancel, by default all. What the endpoint does not show is forgotten where its id is given, so that
+    its requests are asked again. Raises NoBatchesError, and LockedError where a run is at them.
+    """
+    store = _store_at(absolute(folder))
+    jobs = batch_jobs(store)
+    known = {batch.id or batch.name for job in jobs for batch in job.ledger().batches}
+    if missing := sorted(set(ids) - known):
+        raise NoBatchesError(f"{store} has no batch {missing[0]}; it has {', '.join(sorted(known)) or 'none'}")
+    found: list[Listed] = []
+    for job in jobs:
+        read = job.read()
+        settings = replace(read.settings, api_key_env=api_key_env or read.settings.api_key_env)
+        with closing(OpenAiBatches(settings)) as api:
+            if act != "list":
+                with job.locked(f"batches-{uuid4().hex[:12]}", wait=False):
+                    if act == "fetch":
+                        watch = Watch(lambda: None, lambda _: None, note)
+                        given = Settings().batch
+                        Delivery(job, replace(read, settings=settings), api, given, watch).run(submit=False, poll=False)
+                    else:
+                        _cancel(job, api, ids)
+            found += _listed(job, api)
+    return found
+
+
+def _store_at(folder: str) -> str:
+    """The store that a folder is, or that the output in it has. Raises NoBatchesError."""
+    manifest = read_manifest(folder)
+    named = ((manifest or {}).get("settings") or {}).get("store")
+    store = folder if manifest is None else store_of(Settings(store=named), folder)
+    if (Place(store) / FOLDER / JOBS).entry().kind != "folder":
+        raise NoBatchesError(f"{folder}: no batches in it; give the output of a run, or its store")
+    return store
+
+
+def _listed(job: BatchJob, api: BatchApi) -> Iterator[Listed]:
+    """The batches of a job, by a look at each."""
+    for batch in job.ledger().batches:
+        known = batch.id or batch.name, job.read().stage.name, job.read().run, batch.requests
+        if batch.id is None:
+            yield Listed(*known, "not submitted")
+            continue
+        try:
+            look = api.look(batch.id)
+            yield Listed(*known, look.status, look.done)
+        except BatchError as error:
+            yield Listed(*known, _why(error.answer))
+
+
+def _why(answer: Answer) -> str:
+    return UNSEEN if answer.error_type in ("http_403", "http_404") else str(answer.error)
+
+
+def _cancel(job: BatchJob, api: BatchApi, ids: Sequence[str]) -> None:
+    """Cancels batches of a job; forgets those of these ids that cannot be seen, or were perhaps never created."""
+    for batch in job.ledger().batches:
+        if ids and (batch.id or batch.name) not in ids:
+            continue
+        try:
+            if batch.id is not None and not (look := api.look(batch.id)).ended and look.status != "cancelling":
+                api.cancel(batch.id)
+        except BatchError as error:
+            if _why(error.answer) != UNSEEN or not ids:
+                why = f"{batch.id} cannot be cancelled: {error}; see the account that made it"
+                raise NoBatchesError(why) from error
+            _forget(job, batch)
+        if batch.id is None and ids:
+            _forget(job, batch)
+
+
+def _forget(job: BatchJob, batch: Batch) -> None:
+    """Has the requests of a batch asked again by another of another name."""
+    ledger = job.ledger()
+    name = f"{ledger.made + 1:06d}"
+    if (rest := job.rest(batch)) is not None:
+        job.write_rest(name, rest)
+    new = replace(batch, name=name, id=None, file=None)
+    others = tuple(one for one in ledger.batches if one.name != batch.name)
+    job.write_ledger(replace(ledger, batches=(*others, new), made=ledger.made + 1))
+
+
+def show_batches(found: Sequence[Listed], act: str) -> None:
+    """Prints a line a batch, and what comes next."""
+    if not found:
+        print("No batches")
+    else:
+        rows = [
+            [
+                one.batch,
+                one.stage,
+                one.run,
+                f"{one.requests:,}",
+                one.status,
+                f"{one.done:,}",
+            ]
+            for one in found
+        ]
+        heads = ["batch", "stage", "run", "requests", "status", "done"]
+        print_lines(table(heads, rows, page_of(sys.stdout), names=5))
+    if act != "list":
+        print("next: start the run again; it takes what is answered, and asks the rest")

@@ -1,0 +1,207 @@
+"""The batch API of the model server: files, batches and their faults, over whatever answers a single request."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from email import message_from_bytes
+from email.message import Message
+from time import monotonic
+from typing import Any
+from urllib.parse import parse_qs
+
+from tests.fakes.replies import Reply, count_tokens, error_reply, http_message
+
+Ask = Callable[[str, bytes], tuple[int, Any]]
+"""Status and body for the body of a request to a path."""
+DEEDS = {"delay", "expire", "twice", "cut", "shuffle", "lost", "fail", "garbage"}
+
+
+class LostError(Exception):
+    """What was asked was done, and the answer to it is lost."""
+
+
+@dataclass
+class Batch:
+    """A batch with its results, which show once `until` has passed or it was cancelled."""
+
+    id: str
+    file: str
+    metadata: Mapping[str, str]
+    tokens: int
+    until: float
+    deeds: Mapping[str, Any]
+    key: str
+    lines: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    cancelled: bool = False
+
+    def status(self, now: float) -> str:
+        if "fail" in self.deeds:
+            return "failed"
+        if self.cancelled:
+            return "cancelled"
+        if now < self.until:
+            return "in_progress"
+        return "expired" if "expire" in self.deeds else "completed"
+
+
+@dataclass
+class FakeBatches:
+    """Files and batches. `batches` are the deeds of one batch after the other, as they are created; `uploads` say of
+    one upload after the other whether its answer is `lost`, or it `fails`. `queue` is how many tokens may wait.
+    Answers to requests that are `slow` (method and path, the beginning) do not come.
+
+    Deeds: `delay` seconds, `expire` at this share of the requests, `twice` each result, `cut` the file of results,
+    `shuffle` it, `lost` is the answer to its creation, `fail` with this code, `garbage` for that many lines.
+    """
+
+    ask: Ask
+    batches: Sequence[Mapping[str, Any]] = ()
+    uploads: Sequence[str] = ()
+    delay: float = 0.0
+    queue: int | None = None
+    slow: str = ""
+    files: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+    made: dict[str, Batch] = field(default_factory=dict)
+    uploaded: int = 0
+
+    def upload(self, name: str, content: bytes) -> str:
+        deed = self.uploads[self.uploaded] if self.uploaded < len(self.uploads) else ""
+        self.uploaded += 1
+        if deed == "fails":
+            raise LostError
+        found = f"file-{len(self.files) + 1}"
+        self.files[found] = (name, content)
+        if deed == "lost":
+            raise LostError
+        return found
+
+    def create(self, file: str, metadata: Mapping[str, str], key: str = "") -> Batch:
+        number = len(self.made)
+        deeds = self.batches[number] if number < len(self.batches) else {}
+        assert set(deeds) <= DEEDS, deeds
+        lines = [json.loads(line) for line in self.files[file][1].splitlines()]
+        assert len({line["custom_id"] for line in lines}) == len(lines) > 0
+        tokens = sum(count_tokens(json.dumps(line["body"])) for line in lines)
+        now = monotonic()
+        waiting = sum(one.tokens for one in self.made.values() if one.status(now) == "in_progress")
+        if self.queue is not None and waiting + tokens > self.queue:
+            deeds = {**deeds, "fail": "token_limit_exceeded"}
+        batch = Batch(f"batch_{number + 1}", file, metadata, tokens, now + deeds.get("delay", self.delay), deeds, key)
+        self.made[batch.id] = batch
+        if "fail" not in deeds:
+            self._answer(batch, lines)
+        if "lost" in deeds:
+            raise LostError
+        return batch
+
+    def _answer(self, batch: Batch, lines: list[dict[str, Any]]) -> None:
+        deeds = batch.deeds
+        asked = int(deeds.get("expire", 1.0) * len(lines))
+        for line in lines[:asked]:
+            status, body = self.ask(line["url"], json.dumps(line["body"]).encode())
+            response = {"status_code": status, "request_id": "r", "body": body}
+            result = {"id": "b", "custom_id": line["custom_id"], "response": response, "error": None}
+            (batch.lines if status == 200 else batch.errors).append(json.dumps(result))
+        for line in lines[asked:]:
+            error = {"code": "batch_expired", "message": "This request could not be executed in time."}
+            result = {"id": "b", "custom_id": line["custom_id"], "response": None, "error": error}
+            batch.errors.append(json.dumps(result))
+        batch.lines *= 2 if deeds.get("twice") else 1
+        batch.lines[: deeds.get("garbage", 0)] = ["{never a line"] * min(deeds.get("garbage", 0), len(batch.lines))
+        if deeds.get("shuffle"):
+            random.Random(0).shuffle(batch.lines)
+
+    def content(self, file: str) -> bytes:
+        """A file that was uploaded, or the results of a batch."""
+        if file in self.files:
+            return self.files[file][1]
+        kind, _, batch_id = file.partition("-")
+        batch = self.made[batch_id]
+        content = "".join(f"{line}\n" for line in (batch.lines if kind == "output" else batch.errors)).encode()
+        return content[: len(content) * 2 // 3] if kind == "output" and batch.deeds.get("cut") else content
+
+    def show(self, batch: Batch) -> dict[str, Any]:
+        """A batch as the API shows it."""
+        status = batch.status(monotonic())
+        ended = status in ("completed", "expired", "cancelled")
+        error = {"code": batch.deeds.get("fail"), "message": "said by the endpoint"}
+        return {
+            "id": batch.id,
+            "object": "batch",
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+            "created_at": 0,
+            "status": status,
+            "input_file_id": batch.file,
+            "metadata": dict(batch.metadata),
+            "output_file_id": f"output-{batch.id}" if ended and batch.lines else None,
+            "error_file_id": f"errors-{batch.id}" if ended and batch.errors else None,
+            "errors": {"object": "list", "data": [error]} if status == "failed" else None,
+            "request_counts": {"total": 0, "completed": len(batch.lines) if ended else 0, "failed": 0},
+        }
+
+    def reply(self, method: str, target: str, head: bytes, body: bytes, key: str) -> Reply:
+        """The answer to an HTTP request for a path of files or batches."""
+        reply = self._reply(method, target, head, body, key)
+        if self.slow and f"{method} {target}".startswith(self.slow):
+            reply.content = None
+        return reply
+
+    def _reply(self, method: str, target: str, head: bytes, body: bytes, key: str) -> Reply:
+        path, _, query = target.removeprefix("/v1/").partition("?")
+        after = parse_qs(query).get("after", [""])[0]
+        try:
+            match (method, path.split("/")):
+                case ("POST", ["files"]):
+                    return _json(self._uploaded(head, body))
+                case ("GET", ["files"]):
+                    return _json(_page([self._file(file) for file in self.files], after))
+                case ("GET", ["files", file, "content"]):
+                    return Reply(200, http_message(200, self.content(file), {"Content-Type": "application/jsonl"}))
+                case ("POST", ["batches"]):
+                    asked = json.loads(body)
+                    return _json(self.show(self.create(asked["input_file_id"], asked["metadata"], key)))
+                case ("GET", ["batches"]):
+                    shown = [self.show(batch) for batch in self.made.values() if batch.key == key]
+                    return _json(_page(shown, after))
+                case ("GET", ["batches", name]) if name in self.made and self.made[name].key == key:
+                    return _json(self.show(self.made[name]))
+                case ("POST", ["batches", name, "cancel"]) if name in self.made and self.made[name].key == key:
+                    self.made[name].cancelled = True
+                    return _json(self.show(self.made[name]))
+        except LostError:
+            return error_reply(500, {"message": "lost", "code": "server_error"})
+        except KeyError:
+            pass
+        return error_reply(404, {"message": f"no such thing: {path}"})
+
+    def _uploaded(self, head: bytes, body: bytes) -> dict[str, Any]:
+        form = message_from_bytes(head.partition(b"\r\n")[2] + b"\r\n" + body)
+        parts: dict[str, Message] = {
+            str(part.get_param("name", header="content-disposition")): part  # type: ignore[misc]
+            for part in form.get_payload()
+        }
+        assert parts["purpose"].get_payload() == "batch"
+        content = parts["file"].get_payload(decode=True)
+        return self._file(self.upload(str(parts["file"].get_filename()), bytes(content)))  # type: ignore[arg-type]
+
+    def _file(self, file: str) -> dict[str, Any]:
+        name, content = self.files[file]
+        shown = {"id": file, "object": "file", "bytes": len(content), "filename": name, "purpose": "batch"}
+        return shown | {"created_at": 0, "status": "processed"}
+
+
+def _page(items: list[dict[str, Any]], after: str = "") -> dict[str, Any]:
+    """Two items, as a page of a longer list."""
+    ids = [item["id"] for item in items]
+    first = ids.index(after) + 1 if after in ids else 0
+    shown = items[first : first + 2]
+    return {"object": "list", "data": shown, "has_more": first + 2 < len(items)}
+
+
+def _json(body: Any) -> Reply:
+    return Reply(200, http_message(200, json.dumps(body).encode()))

@@ -1,0 +1,334 @@
+"""Batches of a job against an endpoint that misbehaves, and starts that are killed at any step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fakes.answers import Said
+from tests.fakes.batches import FakeBatches
+from tests.fakes.model_server import ModelServer
+from tests.fakes.replies import completion_body
+from tests.jobs.asking.batched import (
+    HOW,
+    ROWS,
+    Api,
+    Endpoint,
+    KilledError,
+    Row,
+    deliver,
+    delivery,
+    is_whole,
+    left_job,
+    rows_of,
+)
+from tests.udfs.llm.askers import SETTINGS, STAGE, all_rows_in, ask, requests
+from tests.udfs.llm.test_asking_tools import FAR, FAR_TOO, NEAR, QUESTION
+from tests.udfs.llm.test_asking_tools import STAGE as COMPARING
+from untold.jobs.asking.batch_jobs import Batch, Line, Room, fill, parts
+from untold.jobs.asking.delivering import Delivery, Watch
+from untold.udfs.llm.batch_api import BatchError, OpenAiBatches
+from untold.udfs.llm.client import read_status
+from untold.udfs.llm.limiter import Budget
+from untold.udfs.stages import STAGES
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("batches")
+
+
+DEEDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "expire": st.sampled_from([0.0, 0.4]),
+        "twice": st.just(True),
+        "cut": st.just(True),
+        "shuffle": st.just(True),
+        "lost": st.just(True),
+        "garbage": st.just(1),
+        "delay": st.just(0.003),
+        "fail": st.just("token_limit_exceeded"),
+    },
+)
+
+
+@settings(max_examples=25)
+@given(st.lists(DEEDS, max_size=4), st.lists(st.sampled_from(["", "lost", "fails"]), max_size=4), st.data())
+def test_whatever_happens_each_request_ends_with_one_row_and_none_is_asked_needlessly(
+    root: Path, deeds: list[Row], uploads: list[str], data: st.DataObject
+) -> None:
+    """What is lost in a file of results was asked for, and has to be once more; all else is asked once."""
+    job, endpoint = left_job(root), Endpoint()
+    fake = FakeBatches(endpoint, deeds, uploads)
+    for dies in data.draw(st.lists(st.sampled_from([place / 2 for place in range(2, 30)]), max_size=4)):
+        with suppress(KilledError):
+            if job.is_open:
+                deliver(job, Api(fake, dies=dies))
+    while job.is_open:
+        assert deliver(job, Api(fake)).reason in (None, "outage")
+    assert is_whole(job)
+    lost = sum(bool(deed.get("cut") or deed.get("garbage")) for deed in deeds)
+    assert max(endpoint.asked.values()) <= 1 + lost
+    assert job.ledger().batches == ()
+
+
+@pytest.mark.parametrize("place", [number / 2 for number in range(2, 26)])
+def test_a_kill_before_and_after_each_call_costs_nothing(root: Path, place: float) -> None:
+    job, endpoint = left_job(root), Endpoint()
+    fake = FakeBatches(endpoint)
+    with pytest.raises(KilledError):
+        deliver(job, Api(fake, dies=place))
+    assert deliver(job, Api(fake)).reason is None
+    assert is_whole(job)
+    assert set(endpoint.asked.values()) == {1}
+    assert (len(fake.files), len(fake.made)) == (3, 3)
+    used = job.ledger().used
+    assert (used.calls, used.asked, used.prompt_tokens) == (ROWS, ROWS, 7 * ROWS)
+
+
+def test_without_polling_a_start_looks_once(root: Path) -> None:
+    job, endpoint = left_job(root), Endpoint()
+    fake = FakeBatches(endpoint, delay=60.0)
+    assert deliver(job, Api(fake), poll=False).reason == "batched"
+    interrupted, notes = delivery(job, Api(fake), stopped="interrupted")
+    assert interrupted.run().reason == "interrupted"
+    assert notes == ["these batches go on, and the next start takes their answers: batch_1, batch_2, batch_3"]
+    assert (len(fake.made), len(job.ledger().in_flight), rows_of(job)) == (3, 3, [])
+    for batch in fake.made.values():
+        batch.until = 0.0
+    assert deliver(job, Api(fake), poll=False).reason is None
+    assert is_whole(job)
+
+
+def test_without_submitting_what_is_in_flight_is_taken_and_the_rest_is_given_back(root: Path) -> None:
+    job, endpoint = left_job(root), Endpoint()
+    fake = FakeBatches(endpoint, [{}, {"expire": 0.5, "delay": 60.0}])
+    assert deliver(job, Api(fake), poll=False).reason == "batched"
+    fake.made["batch_2"].until = 0.0
+    assert deliver(job, Api(fake), submit=False).reason is None
+    assert (len(rows_of(job)), len(fake.made)) == (ROWS - 2, 3)
+    # It is in no batch any more, so that another job can have it
+    assert (job.ledger().batches, job.ledger().cut) == ((), ROWS)
+    assert pq.read_table(job.note_asked()).num_rows == 0
+
+
+def test_what_the_endpoint_may_have_is_not_given_back(root: Path) -> None:
+    job, endpoint = left_job(root), Endpoint()
+    fake = FakeBatches(endpoint, delay=60.0)
+    with pytest.raises(KilledError):
+        deliver(job, Api(fake, dies=4.5))
+    assert [batch.id for batch in job.ledger().batches] == ["batch_1", None]
+    assert deliver(job, Api(fake), submit=False, poll=False).reason == "batched"
+    assert [batch.id for batch in job.ledger().batches] == ["batch_1", "batch_2"]
+    assert pq.read_table(job.note_asked())["request_id"].to_pylist() == [one for one, _ in requests(8)]
+
+
+def test_rows_of_errors_and_filters_are_their_rows_failures(root: Path) -> None:
+    good = completion_body({}, True, Said("x"), "stop", (7, 1))
+    said = {
+        "Text number 1.": lambda _: (400, {"error": {"message": "too long", "code": "context_length_exceeded"}}),
+        "Text number 2.": lambda _: (200, completion_body({}, True, Said(""), "content_filter", (7, 0))),
+        "Text number 3.": lambda number: (500, {}) if number < 3 else (500, {"error": "still"}),
+        "Text number 4.": lambda number: (429, {}) if number < 3 else (200, good),
+        "Text number 5.": lambda _: (404, {"error": {"message": "no"}}),
+    }
+    job, endpoint = left_job(root), Endpoint(said=said)
+    assert deliver(job, Api(FakeBatches(endpoint))).reason is None
+    failed = {row["request_id"][-1]: row["error_type"] for row in rows_of(job) if row["error_type"]}
+    assert failed == {"1": "http_400", "2": "filtered", "3": "http_500", "5": "http_404"}
+    assert (endpoint.asked["Text number 3."], endpoint.asked["Text number 4."]) == (SETTINGS.max_attempts, 3)
+    used = job.ledger().used
+    assert (used.done, used.failed, used.rate_limited) == (ROWS, 4, 2)
+
+
+def test_rows_that_fail_because_credit_ran_out_are_refused_and_asked_again_later(root: Path) -> None:
+    empty = (429, {"error": {"code": "insufficient_quota", "message": "no credit"}})
+    endpoint = Endpoint(said={f"Text number {number}.": lambda _: empty for number in range(2, ROWS)})
+    job, fake = left_job(root), FakeBatches(endpoint)
+    outcome = deliver(job, Api(fake))
+    assert outcome.reason == "refused"
+    assert "insufficient_quota" in str(outcome.error)
+    assert "add credit" in str(outcome.error)
+    assert sorted(row["request_id"] for row in rows_of(job)) == ["r0000", "r0001"]
+    endpoint.said = {}
+    assert deliver(job, Api(fake)).reason is None
+    assert is_whole(job)
+    assert endpoint.asked["Text number 0."] == 1
+
+
+def test_a_model_that_nobody_knows_ends_the_run_before_any_row_fails(root: Path) -> None:
+    unknown = (404, {"error": {"code": "model_not_found", "message": "no such model"}})
+    endpoint = Endpoint(said={f"Text number {number}.": lambda _: unknown for number in range(ROWS)})
+    job = left_job(root)
+    assert deliver(job, Api(FakeBatches(endpoint))).reason == "refused"
+    assert rows_of(job) == []
+
+
+def test_an_endpoint_whose_queue_is_full_is_sent_less(root: Path) -> None:
+    job, endpoint = left_job(root), Endpoint()
+    fake = FakeBatches(endpoint, delay=0.005, queue=150)
+    assert deliver(job, Api(fake)).reason is None
+    assert is_whole(job)
+    assert set(endpoint.asked.values()) == {1}
+
+
+def test_a_queue_that_is_known_is_never_full(root: Path) -> None:
+    job, endpoint = left_job(root), Endpoint()
+    fake = FakeBatches(endpoint, delay=0.005, queue=150)
+    assert deliver(job, Api(fake), HOW.model_copy(update={"queue": 100})).reason is None
+    assert is_whole(job)
+    assert not any("fail" in batch.deeds for batch in fake.made.values())
+
+
+def test_a_batch_of_another_key_is_passed_over(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, endpoint = left_job(root, api_key_env="A_KEY"), Endpoint()
+    fake = FakeBatches(endpoint, delay=60.0)
+    monkeypatch.setenv("A_KEY", "sk-one")
+    deliver(job, Api(fake, "sk-one"), poll=False)
+    assert b"sk-one" not in (Path(str(job.place)) / "batches.json").read_bytes()
+    monkeypatch.setenv("A_KEY", "sk-two")
+    assert deliver(job, Api(fake, "sk-two")).reason == "batched"
+    assert (len(fake.made), rows_of(job)) == (3, [])
+    monkeypatch.setenv("A_KEY", "sk-one")
+    for batch in fake.made.values():
+        batch.until = 0.0
+    assert deliver(job, Api(fake, "sk-one")).reason is None
+    assert is_whole(job)
+
+
+def test_a_batch_that_another_key_may_have_created_is_not_created_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, fake = left_job(root, api_key_env="A_KEY"), FakeBatches(Endpoint())
+    monkeypatch.setenv("A_KEY", "sk-one")
+    with pytest.raises(KilledError):
+        deliver(job, Api(fake, "sk-one", dies=2.5))
+    monkeypatch.setenv("A_KEY", "sk-two")
+    assert deliver(job, Api(fake, "sk-two")).reason == "batched"
+    assert [batch.key for batch in fake.made.values()] == ["sk-one", "sk-two", "sk-two"]
+    # One that was not even uploaded is nobody's
+    job, fake = left_job(root, api_key_env="A_KEY"), FakeBatches(Endpoint())
+    monkeypatch.setenv("A_KEY", "sk-one")
+    with pytest.raises(KilledError):
+        deliver(job, Api(fake, "sk-one", dies=1.0))
+    monkeypatch.setenv("A_KEY", "sk-two")
+    assert deliver(job, Api(fake, "sk-two")).reason is None
+    assert is_whole(job)
+
+
+def test_a_start_counts_what_other_jobs_have_in_flight(root: Path) -> None:
+    job, endpoint = left_job(root, budget=Budget(max_calls=7)), Endpoint()
+    other = Batch("000001", 0, 5, requests=5, tokens=10, most=20, id="batch_9")
+    watch = Watch(lambda: None, lambda _: None, lambda _: None)
+    fake = FakeBatches(endpoint, delay=60.0)
+    Delivery(job, job.read(), Api(fake), HOW, watch, [other]).run(poll=False)
+    assert endpoint.asked.total() == 2
+
+
+def test_what_is_in_flight_counts_against_the_budget(root: Path) -> None:
+    job, endpoint = left_job(root, budget=Budget(max_calls=7)), Endpoint()
+    fake = FakeBatches(endpoint, delay=60.0)
+    assert deliver(job, Api(fake), poll=False).reason == "batched"
+    assert sum(batch.requests for batch in job.ledger().in_flight) == 7
+    # Another start counts them too
+    assert deliver(job, Api(fake), poll=False).reason == "batched"
+    assert endpoint.asked.total() == 7
+    fake.delay = 0.0
+    for batch in fake.made.values():
+        batch.until = 0.0
+    assert deliver(job, Api(fake)).reason == "budget"
+    assert endpoint.asked.total() == len(rows_of(job)) == 7
+    assert deliver(job, Api(fake)).reason is None
+    assert is_whole(job)
+
+
+def test_an_unreadable_completion_is_asked_again_in_words_and_kept_as_it_came(root: Path) -> None:
+    """As by calls: the row says how many calls there were, and has the tokens of those after the unread one."""
+
+    def late(number: int) -> tuple[int, Any]:
+        text = "" if number < 2 else "a summary"
+        return 200, completion_body({}, True, Said(text), "stop", (7, 1))
+
+    job, endpoint = left_job(root), Endpoint(said={"Text number 3.": late})
+    fake = FakeBatches(endpoint)
+    assert deliver(job, Api(fake)).reason is None
+    assert is_whole(job)
+    (row,) = [row for row in rows_of(job) if row["request_id"] == "r0003"]
+    assert (row["attempts"], row["prompt_tokens"], row["endpoint"]) == (2, 14, "http://host/v1")
+
+
+def test_a_template_that_cannot_be_filled_in_fails_its_row_and_sends_nothing(root: Path) -> None:
+    template = STAGE.template + "{{ 1 / (text | length - 14) }}"
+    job = left_job(root, stage=replace(STAGE, template=template.replace("{{ text | tojson }}", "{{ text | tojson }}")))
+    outcome = deliver(job, Api(FakeBatches(lambda *_: (400, {}))))
+    assert outcome.reason is None
+    assert {row["error_type"] for row in rows_of(job)} == {"template"}
+
+
+def test_an_endpoint_without_batches_says_what_to_set(root: Path) -> None:
+    class Without(Api):
+        def upload(self, name: str, file: IO[bytes]) -> str:
+            raise BatchError(read_status(404, b"{}", {}))
+
+    outcome = deliver(left_job(root), Without(FakeBatches(Endpoint())))
+    assert (outcome.reason, "set llm.delivery to calls" in str(outcome.error)) == ("refused", True)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [],
+        [{"do": "garbage", "when": {"attempt_below": 2}}],
+        [{"do": "garbage"}],
+        [{"do": "tool_loop"}],
+        [{"do": {"tool_garbage": "no json"}}],
+        [{"do": "filter"}],
+        [{"do": {"status": 400, "error": {"code": "context_length_exceeded"}}, "when": {"contains": "5 km"}}],
+        [{"do": "empty", "when": {"attempt_below": 3}}],
+        [{"do": "no_usage"}],
+    ],
+    ids=str,
+)
+def test_rows_of_batches_are_those_of_calls(server: ModelServer, tmp_path: Path, rules: list[Row]) -> None:
+    """With a tool that the model calls: its turns are in the next batch."""
+    variables = [{"question": QUESTION, "first": first, "second": FAR} for first in (FAR_TOO, NEAR)]
+    asked = [(f"r{number}", one) for number, one in enumerate(variables)]
+    server.configure(answer="world", rules=rules)
+    (tmp_path / "calls").mkdir()
+    kinds: Any = {"parse": STAGES[COMPARING.name].parse, "form": STAGES[COMPARING.name].form}
+    called = ask(server, tmp_path / "calls", asked, SETTINGS, 20.0, stage=COMPARING, **kinds)
+    server.reset()
+    job = left_job(tmp_path, asked, COMPARING, base_url=server.base_url)
+    with closing(OpenAiBatches(job.read().settings)) as api:
+        assert deliver(job, api).reason is None
+
+    def essence(rows: Iterable[Row]) -> list[Row]:
+        """All but the times."""
+        return sorted(({**row, "answered_at": 0, "seconds": 0, "run_id": ""} for row in rows), key=str)
+
+    assert essence(all_rows_in(Path(job.completions))) == essence(all_rows_in(tmp_path / "calls"))
+    assert replace(job.ledger().used, seconds=0.0, endpoints={}) == replace(called.usage, seconds=0.0, endpoints={})
+
+
+@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 8), st.integers(1, 120), st.integers(1, 60))
+def test_batches_hold_all_lines_in_order_and_no_more_than_they_may(
+    sizes: list[int], requests: int, size: int, queue: int
+) -> None:
+    lines = [Line(one, one, 2 * one, 0.1) for one in sizes]
+    found = parts(lines, Room(requests, size, queue))
+    assert [place for places in found for place in places] == list(range(len(lines)))
+    for places in found:
+        own = sum(sizes[places.start : places.stop])
+        assert len(places) == 1 or (len(places) <= requests and own <= min(size, queue))
+    taken = fill(lines, Room(requests, size, queue, tokens=40, cost=0.5))
+    assert sum(line.most for line in taken) <= 40
+    assert len(taken) <= 5

@@ -1,0 +1,61 @@
+"""Settings of batches: which stages are asked so, at what price, and what takes none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.jobs.settings.cases import SERVER, load, problems
+from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.settings.model import STAGE_NAMES, delivery_for, prices_for, result_settings
+from untold.udfs.llm.usage import Prices
+
+PRICES = ("llm.price_per_million_prompt_tokens=2", "llm.price_per_million_completion_tokens=8")
+
+
+def test_a_stage_is_asked_as_it_says_and_lookups_by_calls() -> None:
+    settings = load(*SERVER, *PRICES, "llm.delivery=batch", "stages.evaluate_coverage.delivery=calls").settings
+    delivered = {
+        name: delivery_for(settings, name) for name in ("summarise_context", "evaluate_coverage", "embed_text")
+    }
+    assert delivered == {"summarise_context": "batch", "evaluate_coverage": "calls", "embed_text": "calls"}
+    assert prices_for(settings, "summarise_context") == Prices(1.0, 4.0)
+    assert prices_for(settings, "evaluate_coverage") == Prices(2.0, 8.0)
+    assert prices_for(settings, "evaluate_coverage", "batch") == Prices(1.0, 4.0)
+
+
+def test_delivery_changes_neither_keys_nor_what_an_output_is_of() -> None:
+    calls = load(*SERVER).settings
+    batches = load(
+        *SERVER, "llm.delivery=batch", "batch.requests=10", "stages.classify_relation.delivery=calls"
+    ).settings
+    for name in STAGE_NAMES:
+        assert bind_stage(name, calls).digest == bind_stage(name, batches).digest
+    assert result_settings(calls) == result_settings(batches)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ([*SERVER, "llm.answering=spool"], "must be calls with llm.answering=spool"),
+        (
+            [f"llm.endpoints={json.dumps([{'base_url': 'http://a/v1'}, {'base_url': 'http://b/v1'}])}", "llm.model=m"],
+            "must be calls with several llm.endpoints",
+        ),
+        ([], "must be calls with the embedded model"),
+    ],
+)
+@pytest.mark.parametrize("key", ["llm.delivery", "stages.evaluate_coverage.delivery"])
+def test_what_takes_no_batches_is_refused_with_the_setting_that_asks_for_them(
+    overrides: list[str], told: str, key: str
+) -> None:
+    (problem,) = problems(*overrides, f"{key}=batch")
+    assert problem.startswith(key)
+    assert problem.endswith(told)
+
+
+def test_another_delivery_is_refused() -> None:
+    (problem,) = problems(*SERVER, "llm.delivery=bach")
+    assert "llm.delivery" in problem
+    assert "batch" in problem

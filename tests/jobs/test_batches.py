@@ -1,0 +1,70 @@
+"""`untold batches`: what is at an endpoint, taken, cancelled or forgotten."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.model_server import ModelServer
+from tests.jobs.asking.batched import ROWS, deliver, left_job, rows_of
+from untold.jobs.asking.batch_jobs import BatchJob
+from untold.jobs.batches import Listed, NoBatchesError, batches
+from untold.udfs.llm.batch_api import OpenAiBatches
+
+
+@pytest.fixture
+def job(server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BatchJob:
+    """One with three batches that the key of A_KEY has made."""
+    monkeypatch.setenv("A_KEY", "sk-one")
+    server.configure(batches={"delay": 60.0})
+    job = left_job(tmp_path, base_url=server.base_url, api_key_env="A_KEY")
+    with closing(OpenAiBatches(job.read().settings)) as api:
+        assert deliver(job, api, poll=False).reason == "batched"
+    return job
+
+
+def run(job: BatchJob, act: str, *ids: str, key: str | None = None) -> list[Listed]:
+    store = str(job.place).partition("/batches/")[0]
+    return batches(store, act, lambda _: None, ids, key)
+
+
+def test_batches_are_listed_as_the_endpoint_shows_them(job: BatchJob) -> None:
+    assert [(one.batch, one.requests, one.status, one.stage, one.run) for one in run(job, "list")] == [
+        ("batch_1", 4, "in_progress", "summarise_context", "run1"),
+        ("batch_2", 4, "in_progress", "summarise_context", "run1"),
+        ("batch_3", 2, "in_progress", "summarise_context", "run1"),
+    ]
+
+
+def test_what_is_cancelled_keeps_its_answers_and_the_rest_goes_on(job: BatchJob) -> None:
+    assert [one.status for one in run(job, "cancel", "batch_2")] == ["in_progress", "cancelled", "in_progress"]
+    assert [one.batch for one in run(job, "fetch")] == ["batch_1", "batch_3"]
+    assert len(rows_of(job)) == 4
+    run(job, "cancel")
+    assert run(job, "fetch") == []
+    assert (len(rows_of(job)), job.is_open) == (ROWS, False)
+
+
+def test_what_another_key_made_is_forgotten_only_by_its_id(job: BatchJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANOTHER", "sk-another")
+    assert {one.status for one in run(job, "list", key="ANOTHER")} == {"not visible"}
+    with pytest.raises(NoBatchesError, match="batch_1 cannot be cancelled: HTTP 404; see the account that made it"):
+        run(job, "cancel", key="ANOTHER")
+    with pytest.raises(NoBatchesError, match="has no batch batch_9; it has batch_1, batch_2, batch_3"):
+        run(job, "cancel", "batch_9", key="ANOTHER")
+    found = run(job, "cancel", "batch_2", key="ANOTHER")
+    assert [(one.batch, one.status) for one in found] == [
+        ("batch_1", "not visible"),
+        ("batch_3", "not visible"),
+        ("000004", "not submitted"),
+    ]
+    # Nobody has it, so that the next start asks for it anew
+    run(job, "fetch")
+    assert [batch.id for batch in job.ledger().batches] == ["batch_1", "batch_3"]
+
+
+def test_a_folder_without_batches_is_told(tmp_path: Path) -> None:
+    with pytest.raises(NoBatchesError, match="no batches in it; give the output of a run, or its store"):
+        batches(str(tmp_path), "list", print)

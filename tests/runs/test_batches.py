@@ -1,0 +1,153 @@
+"""Runs whose requests are asked in batches: the tables of calls, whatever goes wrong, and each request paid once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import pytest
+
+from tests.fakes.model_server import ModelServer
+from tests.runs.harness import (
+    Run,
+    canonical,
+    count_distinct,
+    make_samples,
+    read_manifest,
+    read_table,
+    sum_usage,
+    write_samples,
+)
+from tests.runs.here import RunHere
+from untold.jobs.asking.batch_jobs import batch_jobs
+from untold.jobs.asking.runner import StageRunner
+from untold.jobs.settings.model import Settings
+from untold.jobs.settings.spending import BudgetSettings
+
+SAMPLES = make_samples(20)
+BATCH: dict[str, Any] = {
+    "llm.delivery": "batch",
+    "batch.requests": 15,
+    "batch.poll_seconds": 0.1,
+    "batch.longest_poll_seconds": 0.2,
+    "llm.price_per_million_prompt_tokens": 2.0,
+    "llm.price_per_million_completion_tokens": 8.0,
+}
+
+
+def test_batches_give_the_tables_of_calls_at_half_the_price(
+    run_here: RunHere, server: ModelServer, tmp_path: Path
+) -> None:
+    samples, output = write_samples(tmp_path / "samples.jsonl", SAMPLES), tmp_path / "out"
+    # As a batch knows nothing of schemas before its first answer
+    calls = BATCH | {"llm.delivery": "calls", "llm.structured": "off"}
+    assert run_here(server, samples, tmp_path / "calls", settings=calls).code == 0
+    server.reset()
+
+    server.configure(batches={"delay": 600.0})
+    first = run_here(server, samples, output, "--no-poll", settings=BATCH)
+    assert (first.code, read_manifest(output)["status"]) == (7, "batched"), first.err
+    assert "at most 2 rounds of batches, one a stage, each within 24 hours" in first.err
+    assert (
+        f"requests wait in batches; see: untold batches {output}/completions, later continue with: untold" in first.err
+    )
+    assert {row["status"] for row in read_table(output, "scores")} == {"budget"}
+    asked = server.count()
+    shown = run_here.command(["batches", str(output)])
+    assert (shown.code, shown.out.count("in_progress"), shown.out.count("batch_")) == (
+        0,
+        asked // 15 + 1,
+        asked // 15 + 1,
+    )
+    unknown = run_here.command(["batches", str(output), "cancel", "--id", "batch_99"])
+    assert (unknown.code, "has no batch batch_99" in unknown.err) == (1, True)
+    # What is cancelled has its answers by then, and is not asked again
+    assert run_here.command(["batches", str(output), "cancel", "--id", "batch_1"]).code == 0
+    fetched = run_here.command(["batches", str(output), "fetch"])
+    assert (fetched.code, "batch_1" in fetched.out, "next: start the run again" in fetched.out) == (0, False, True)
+    assert run_here.command(["batches", str(output), "cancel"]).code == 0
+    deeds = [{"expire": 0.4}, {"lost": True}, {"twice": True}, {"shuffle": True}]
+    server.configure(
+        batches={"delay": 0.0, "batches": [{}] * (asked // 15 + 1) + deeds, "uploads": [""] * 4 + ["lost"]}
+    )
+    last = run_here(server, samples, output, settings=BATCH)
+    assert last.code == 0, last.err
+    assert canonical(output) == canonical(tmp_path / "calls")
+    assert server.count() == count_distinct(SAMPLES)
+    manifest = read_manifest(output)
+    assert manifest["totals"]["calls"] == manifest["totals"]["answered"] == count_distinct(SAMPLES)
+    assert manifest["totals"]["cost"] == pytest.approx(read_manifest(tmp_path / "calls")["totals"]["cost"] / 2)
+    assert run_here.command(["batches", str(output)]).out == "No batches\n"
+
+
+def batching(server: ModelServer, delivery: str = "batch") -> Settings:
+    llm = {"base_url": server.base_url, "model": "fake-model", "delivery": delivery, "structured": "off"}
+    prompts = Path(__file__).parents[1] / "fakes" / "prompts"
+    batch = {"poll_seconds": 0.1, "longest_poll_seconds": 0.1}
+    return Settings.model_validate({"llm": llm, "batch": batch, "prompts_dir": str(prompts)})
+
+
+def summarise(runner: StageRunner, texts: list[str]) -> list[str | None]:
+    rows = runner.engines.spark.createDataFrame([("q", text) for text in texts], "query string, text string")
+    return [row["error_type"] for row in runner.ask("summarise_context", rows, carry=("text",)).collect()]
+
+
+def test_a_start_by_calls_waits_for_batches_and_asks_the_rest(
+    run_here: RunHere, server: ModelServer, tmp_path: Path
+) -> None:
+    server.configure(batches={"batches": [{"delay": 1.0, "expire": 0.5}]})
+    with run_here.runner(tmp_path, batching(server), "summarise_context") as runner:
+        runner.engines = replace(runner.engines, poll=False)
+        assert set(summarise(runner, ["Fact A.", "Fact B.", "Fact C.", "Fact D."])) == {"unasked"}
+        assert runner.ended == "batched"
+    with run_here.runner(tmp_path, batching(server, "calls"), "summarise_context") as runner:
+        assert set(summarise(runner, ["Fact A.", "Fact B.", "Fact C.", "Fact D."])) == {None}
+        assert (runner.usage[0]["answered"], runner.usage[0]["calls"]) == (4, 4)
+    assert server.count() == 4
+    assert sum(arrival.path == "/v1/batches" for arrival in server.arrivals()) == 1
+
+
+def test_a_run_pays_for_its_own_requests_and_for_none_that_is_in_flight(
+    run_here: RunHere, server: ModelServer, tmp_path: Path
+) -> None:
+    """Of another run's requests those in no batch stay what they are: unasked."""
+    server.configure(batches={"batches": [{"delay": 1.0}]})
+    short = batching(server).model_copy(update={"budget": BudgetSettings(max_calls=2)})
+    with run_here.runner(tmp_path, short, "summarise_context") as runner:
+        runner.engines = replace(runner.engines, poll=False)
+        summarise(runner, ["Fact A.", "Fact B.", "Fact C.", "Fact D."])
+    assert server.count() == 2
+    with run_here.runner(tmp_path, batching(server), "summarise_context") as runner:
+        assert set(summarise(runner, ["Fact B.", "Fact D.", "Fact E."])) == {None}
+    assert server.count() == 4
+    assert batch_jobs(f"{tmp_path}/store") == []
+
+
+# What the server has done and not answered when the run is killed
+STEPS = ["POST /v1/files", "POST /v1/batches", "GET /v1/batches/batch_2", "GET /v1/files/output"]
+
+
+@pytest.mark.parametrize(
+    "step", [pytest.param(step, marks=[] if step == STEPS[1] else pytest.mark.slow) for step in STEPS]
+)
+def test_a_run_that_is_killed_at_a_step_pays_for_nothing_twice(
+    run_here: RunHere, server: ModelServer, tmp_path: Path, step: str
+) -> None:
+    samples, output = write_samples(tmp_path / "samples.jsonl", SAMPLES), tmp_path / "out"
+    server.configure(batches={"slow": step})
+    run = Run(server, samples, output, settings=BATCH)
+    path = step.partition(" ")[2]
+    while not any(arrival.path.startswith(path) for arrival in server.arrivals()) and run.is_running:
+        sleep(0.05)
+    run.kill()
+    server.configure(batches={"slow": ""})
+    again = run_here(server, samples, output, settings=BATCH)
+    assert again.code == 0, again.err + run.errors
+    assert server.count() == count_distinct(SAMPLES)
+    paths = [arrival.path for arrival in server.arrivals()]
+    assert sum_usage(output, "failed") == 0
+    assert read_manifest(output)["status"] == "finished"
+    assert {row["status"] for row in read_table(output, "scores")} <= {"ok", "no_statements"}
+    assert paths.count("/v1/files") < 2 * paths.count("/v1/batches") + 4

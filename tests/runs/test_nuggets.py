@@ -1,0 +1,183 @@
+"""A whole job of the metric nuggets over symbolic worlds: what it concludes is what brute force concludes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.expected_nuggets import ExpectedNuggets, Options, expected_nuggets
+from tests.fakes.model_server import ModelServer
+from tests.fakes.nuggets import created
+from tests.fakes.world_importance import texts_of
+from tests.fakes.world_nuggets import nugget_worlds
+from tests.runs.harness import Ended, Row, read_table, words_of, write_samples
+from tests.runs.here import RunHere
+from tests.runs.reported import assert_reported
+from tests.runs.worlds import rows_by_sample, scores_of
+
+NUGGETS = ("--metric", "nuggets")
+WORLDS, RESPONSES = 28, 2
+OPTIONS = Options(window=2, most=6, keep=4, vital_weight=0.5)
+SETTINGS = {"nuggets.window": 2, "nuggets.most": 6, "nuggets.keep": 4, "nuggets.vital_weight": 0.5}
+
+
+def expect(sample: Row, options: Options) -> ExpectedNuggets:
+    return expected_nuggets(sample, [text for _, text in texts_of(sample)], options)
+
+
+@dataclass(frozen=True)
+class NuggetsJob:
+    server: ModelServer
+    samples: list[Row]
+    path: Path
+    output: Path
+    ended: Ended
+
+    @property
+    def expected(self) -> Mapping[str, ExpectedNuggets]:
+        return {sample["sample_id"]: expect(sample, OPTIONS) for sample in self.samples}
+
+
+@pytest.fixture(scope="module")
+def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NuggetsJob]:
+    """Responses to the query of each world; nuggets made and given; completions leave labels open."""
+    folder = tmp_path_factory.mktemp("nuggets")
+    samples = [sample for world in nugget_worlds(WORLDS) for sample in world.samples(RESPONSES)]
+    path = write_samples(folder / "samples.jsonl", samples)
+    with ModelServer(answer="world") as server:
+        ended = run_here(server, path, folder / "out", *NUGGETS, settings=SETTINGS)
+        yield NuggetsJob(server, samples, path, folder / "out", ended)
+
+
+def test_all_tables_are_those_of_brute_force(job: NuggetsJob) -> None:
+    assert job.ended.code == 0, job.ended.err
+    assert not read_table(job.output, "failures")
+    assert_concluded(job.output, job.expected)
+
+
+def assert_concluded(output: Path, expected: Mapping[str, ExpectedNuggets]) -> None:
+    scores, measures, statements = (
+        scores_of(output),
+        rows_by_sample(output, "measures"),
+        rows_by_sample(output, "statements"),
+    )
+    assert scores.keys() == expected.keys()
+    for name, one in expected.items():
+        row = scores[name]
+        assert (row["status"], row["covered"], row["uncovered"], row["unjudged"]) == (one.status, *one.counts), name
+        value, low, high = one.measures["vital"]
+        assert row["score"] == pytest.approx(value), name
+        assert (row["score_low"], row["score_high"]) == pytest.approx((low, high)), name
+        ends = {each["measure"]: (each["value"], each["value_low"], each["value_high"]) for each in measures[name]}
+        assert ends == {measure: pytest.approx(wanted) for measure, wanted in one.measures.items()}, name
+        nuggets = sorted(statements[name], key=lambda each: each["rank"])
+        assert [shown(each) for each in nuggets] == [
+            (each.text, each.importance, each.support, each.kept, each.reference_id, each.weight)
+            for each in one.nuggets
+        ], name
+
+
+def shown(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("text", "importance", "support", "kept", "reference_id", "weight"))
+
+
+def test_vital_measures_without_vital_nuggets_count_as_0_in_mean_zero(job: NuggetsJob) -> None:
+    stated = [one for one in job.expected.values() if sum(one.counts)]
+    rows = {row["measure"]: row for row in read_table(job.output, "measures_summary") if row["level"] == "overall"}
+    (summary,) = (row for row in read_table(job.output, "summary") if row["level"] == "overall")
+    assert any(one.measures["vital"][0] is None for one in stated)
+    for measure, found in (("vital", summary), ("vital", rows["vital"]), ("strict_vital", rows["strict_vital"])):
+        values = [one.measures[measure][0] or 0.0 for one in stated]
+        assert found["mean_zero"] == pytest.approx(sum(values) / len(values))
+    assert rows["all"]["mean_zero"] is None
+
+
+def test_responses_to_one_query_share_nuggets_and_ratings(job: NuggetsJob) -> None:
+    windows = set()
+    for sample in job.samples:
+        found: list[str] = []
+        texts = [] if sample["references"] else [text for _, text in texts_of(sample)]
+        for first in range(0, len(texts), OPTIONS.window):
+            window = texts[first : first + OPTIONS.window]
+            windows.add((sample["query"], *window, tuple(found)))
+            found = created(window, found, OPTIONS.most)
+    assert job.server.count("create_nuggets") == len(windows)
+    # Of a careless judge: what a list leaves open is asked again in one list, then alone
+    unrated = {(sample["query"], str(sample["references"])) for sample in job.samples}
+    assert job.server.count("rate_nuggets") < 3 * len(unrated)
+
+
+@pytest.mark.slow
+def test_a_plan_is_exact_once_all_is_known_and_a_bound_before(
+    run_here: RunHere, job: NuggetsJob, tmp_path: Path
+) -> None:
+    usage = {row["stage"]: row["requests"] for row in read_table(job.output, "usage")}
+    before = {stage: usage[stage] for stage in ("create_nuggets", "rate_nuggets", "assign_nuggets")}
+    calls = job.server.count()
+    known, fresh = (planned(run_here, job, output) for output in (job.output, tmp_path / "other"))
+    for stage, count in before.items():
+        assert (known[stage]["exact"], known[stage]["requests"], known[stage]["reused"]) == (True, count, count)
+        assert not fresh[stage]["exact"] or stage == "create_nuggets"
+    assert fresh["create_nuggets"]["requests"] >= before["create_nuggets"]
+    assert fresh["create_nuggets"]["expected_requests"] > 0
+    assert job.server.count() == calls
+
+
+def planned(run_here: RunHere, job: NuggetsJob, output: Path) -> dict[str, Row]:
+    words = words_of(job.server, job.path, output, *NUGGETS, "--json", settings=SETTINGS, command="plan")
+    ended = run_here.command(words)
+    assert ended.code == 0, ended.err
+    return {row["stage"]: row for row in json.loads(ended.out)}
+
+
+def test_a_report_has_what_the_tables_have(job: NuggetsJob) -> None:
+    assert_reported(job.output)
+
+
+def test_show_lists_nuggets_by_their_support(run_here: RunHere, job: NuggetsJob) -> None:
+    name, one = next((name, one) for name, one in job.expected.items() if one.counts[0] and one.counts[1])
+    ended = run_here.command(["show", str(job.output), "--sample", name])
+    assert ended.code == 0, ended.err
+    for nugget in one.nuggets:
+        assert not nugget.kept or f"({nugget.importance}" in ended.out
+    assert "supported: 1 nugget, vital ones first" in ended.out or one.counts[0] > 1
+
+
+@pytest.mark.slow
+def test_answers_of_trec_rag_are_scored_by_a_file_of_nuggets(run_here: RunHere, tmp_path: Path) -> None:
+    worlds = [world for world in nugget_worlds(28) if world.kind == "rated"]
+    nuggets = {str(world.seed): [{"text": one["text"]} for one in map(named, world.references)] for world in worlds}
+    topics = [
+        {"qid": name, "query": world.query, "nuggets": nuggets[name]}
+        for name, world in zip(nuggets, worlds, strict=True)
+    ]
+    said = {str(world.seed): world.samples()[0]["response"] for world in worlds}
+    answers = [
+        {"run_id": "r", "topic_id": name, "answer": [{"text": text, "citations": []}], "references": ["doc_1#2"]}
+        for name, text in said.items()
+    ]
+    path, file = write_samples(tmp_path / "answers.jsonl", answers), write_samples(tmp_path / "topics.jsonl", topics)
+    settings = {"nuggets.file": file}
+    with ModelServer(answer="world") as server:
+        ended = run_here(server, path, tmp_path / "out", *NUGGETS, "--format", "trec_rag_answers", settings=settings)
+    assert ended.code == 0, ended.err
+    ended = run_here.command(["export", str(tmp_path / "out"), "--trec", str(tmp_path / "run.txt")])
+    assert ended.code == 0, ended.err
+    lines = [line.split("\t") for line in (tmp_path / "run.txt").read_text(encoding="utf-8").splitlines()]
+    found = {(name, measure): value for name, measure, value in lines}
+    for name, world in zip(nuggets, worlds, strict=True):
+        sample = {"query": world.query, "response": said[name], "references": nuggets[name]}
+        measures = expected_nuggets(sample, [], Options()).measures
+        for measure in ("strict_vital", "vital", "all"):
+            value = measures[measure][0]
+            assert found.get((name, measure)) == (None if value is None else f"{value:.4f}"), (name, measure)
+    assert ("all", "vital") in found
+
+
+def named(reference: Any) -> Mapping[str, Any]:
+    return reference if isinstance(reference, dict) else {"text": reference}

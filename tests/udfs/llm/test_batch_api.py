@@ -1,0 +1,95 @@
+"""The client of batches over HTTP, against the model server's."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from tests.fakes.model_server import ModelServer
+from tests.udfs.llm.askers import SETTINGS
+from untold.udfs.llm.batch_api import BatchApi, BatchError, Look, OpenAiBatches
+from untold.udfs.llm.batch_results import line_of, path_of
+
+BODY = {
+    "model": "m",
+    "messages": [{"role": "user", "content": '{"stage": "summarise_context", "query": "q", "text": "t"}'}],
+}
+LINES = b"".join(line_of(f"r{number}", "chat", json.dumps(BODY).encode()) for number in range(5))
+MORE = {"run": "run1", "stage": "summarise_context", "digest": "0"}
+
+
+@pytest.fixture
+def api(server: ModelServer) -> Iterator[BatchApi]:
+    with closing(OpenAiBatches(replace(SETTINGS, base_url=server.base_url))) as api:
+        yield api
+
+
+def create(api: BatchApi, name: str) -> Look:
+    return api.create(name, api.upload(f"{name}.jsonl", io.BytesIO(LINES)), path_of("chat"), MORE)
+
+
+def test_a_file_goes_up_and_its_results_come_down(api: BatchApi, server: ModelServer) -> None:
+    look = api.look(create(api, "one").id)
+    assert (look.status, look.ended, look.done, look.code) == ("completed", True, 5, None)
+    found = [json.loads(line) for file in look.results for line in api.lines(file) if line]
+    assert sorted(one["custom_id"] for one in found) == ["r0", "r1", "r2", "r3", "r4"]
+    assert server.count("summarise_context") == 5
+
+
+def test_what_an_earlier_start_has_made_is_found_beyond_the_first_page(api: BatchApi, server: ModelServer) -> None:
+    looks = {name: create(api, name) for name in ("one", "two", "three", "four")}
+    found = api.find_batch("four")
+    assert found is not None
+    assert found.id == looks["four"].id
+    assert api.find_batch("five") is None
+    assert api.find_file("three.jsonl", len(LINES)) is not None
+    # One that broke off while it was uploaded
+    assert api.find_file("three.jsonl", len(LINES) + 1) is None
+
+
+def test_a_batch_of_another_key_does_not_show(
+    api: BatchApi, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = create(api, "own")
+    monkeypatch.setenv("ANOTHER", "sk-another")
+    with closing(OpenAiBatches(replace(SETTINGS, base_url=server.base_url, api_key_env="ANOTHER"))) as other:
+        assert other.find_batch("own") is None
+        with pytest.raises(BatchError) as refused:
+            other.look(own.id)
+    assert refused.value.answer.error_type == "http_404"
+
+
+def test_a_cancelled_batch_and_one_that_failed(api: BatchApi, server: ModelServer) -> None:
+    server.configure(
+        batches={"delay": 60.0, "batches": [{}, {"fail": "token_limit_exceeded"}, {"fail": "model_not_found"}]}
+    )
+    one = create(api, "one")
+    assert not one.ended
+    assert api.cancel(one.id).ended
+    full, refused = create(api, "two"), create(api, "three")
+    assert (full.status, full.code, full.refusal) == ("failed", "token_limit_exceeded", None)
+    assert refused.refusal is not None
+    assert refused.refusal.refused
+
+
+def test_what_goes_wrong_says_what_an_answer_of_a_call_would(api: BatchApi, server: ModelServer) -> None:
+    server.configure(batches={"uploads": ["fails"]})
+    with pytest.raises(BatchError) as failed:
+        create(api, "one")
+    assert failed.value.answer.error_type == "http_500"
+    server.configure(down=True)
+    with pytest.raises(BatchError) as gone:
+        api.look("batch_1")
+    assert gone.value.answer.error_type == "connection"
+
+
+def test_a_page_that_is_no_json_is_no_batch(server: ModelServer) -> None:
+    with closing(OpenAiBatches(replace(SETTINGS, base_url=server.base_url.removesuffix("/v1")))) as api:
+        with pytest.raises(BatchError) as wrong:
+            api.look("batch_1")
+    assert wrong.value.answer.refused

@@ -1,0 +1,79 @@
+"""Ground truths and what RAGChecker's files have of claims, as samples bring them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from untold.udfs.samples.checks import normalise_checks, normalise_ground_truth
+from untold.udfs.samples.conversion import Sample, to_sample
+from untold.udfs.samples.file_records import FileRecord
+
+CHECKS = {
+    "response_claims": ["Bees fly.", ["Ice", "floats"]],
+    "answer2response": ["Entailment", None],
+    "retrieved2response": [["Neutral", "CONTRADICTION"], ["Abstain", None]],
+}
+
+
+def sample(values: dict[str, Any], *, as_text: bool = False) -> Sample:
+    given = {"query": "q", "response": "r", "contexts": ["a", "b"], "ground_truth": "g", **values}
+    needed = ("query", "response", "contexts", "ground_truth")
+    return to_sample(FileRecord(given), as_text, needed, ("ground_truth", "claim_checks"))
+
+
+def test_labels_are_lower_case_and_parts_of_a_claim_one_text() -> None:
+    found = sample({"claim_checks": CHECKS})
+    assert found.error is None
+    assert found.rest["claim_checks"] == {
+        "response_claims": ["Bees fly.", "Ice floats"],
+        "answer2response": ["entailment", None],
+        "retrieved2response": [["neutral", "contradiction"], ["neutral", None]],
+        **dict.fromkeys(("gt_answer_claims", "response2answer", "retrieved2answer")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("One. Two.", {"text": "One. Two.", "claims": None}),
+        ('["One.", "Two."]', {"text": "One.\nTwo.", "claims": ["One.", "Two."]}),
+        ('{"text": "t", "claims": ["One."]}', {"text": "t", "claims": ["One."]}),
+    ],
+)
+def test_a_ground_truth_may_be_text_or_claims_in_csv_too(given: str, read: dict[str, Any]) -> None:
+    assert sample({"ground_truth": given}, as_text=True).rest["ground_truth"] == read
+    # As it is in the table `samples`, which may be an input again
+    assert normalise_ground_truth(read) == read
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ({"ground_truth": None}, "ground_truth is null"),
+        ({"ground_truth": {"claims": None}}, "ground_truth is neither text nor a list of claims"),
+        ({"ground_truth": [{"text": "a"}]}, "claims of ground_truth holds what is no text"),
+        ({"claim_checks": []}, "claim_checks is no object"),
+        ({"claim_checks": {"response_claims": "a"}}, "response_claims is no list"),
+        (
+            {"claim_checks": {"answer2response": ["Neutral"]}},
+            "the length of answer2response is 1, and that of response_claims 0",
+        ),
+        (
+            {"claim_checks": {**CHECKS, "answer2response": ["yes", "no"]}},
+            "answer2response has a relation that is none of",
+        ),
+        (
+            {"claim_checks": CHECKS, "contexts": ["a"]},
+            "the length of a row of retrieved2response is 2, and that of contexts 1",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_said_without_a_text(values: dict[str, Any], error: str) -> None:
+    assert error in (sample(values).error or "")
+
+
+def test_checks_of_a_table_are_read_again_as_they_are() -> None:
+    read = normalise_checks(CHECKS)
+    assert normalise_checks(read) == read

@@ -1,0 +1,181 @@
+"""What a response supports of the nuggets that an answer should state (Pradeep et al. 2025, AutoNuggetizer).
+
+Methods, section 17. An assignment that was lost is unjudged: values are over the rest, and bounds over every way it
+could come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum
+from typing import Any
+
+import pyarrow as pa
+
+from untold.udfs.facts.aspect_coverage import MEASURE, Bounded
+from untold.udfs.samples.items import IMPORTANCES
+
+VITAL, OKAY = IMPORTANCES
+SUPPORTS = SUPPORT, PARTIAL, NOT_SUPPORT = "support", "partial_support", "not_support"
+STRICT_VITAL, STRICT_ALL, OF_VITAL, OF_ALL, WEIGHTED = SCORES = (
+    *("strict_vital", "strict_all", "vital", "all", "weighted"),
+)
+NUGGETS, VITAL_NUGGETS = "nuggets", "vital_nuggets"
+MEASURES = (*SCORES, NUGGETS, VITAL_NUGGETS)
+STRICT: Mapping[str, float] = {SUPPORT: 1.0}
+LENIENT: Mapping[str, float] = {SUPPORT: 1.0, PARTIAL: 0.5}
+WEIGHTS = {VITAL: 1.0, OKAY: 0.5}
+
+NUGGET = pa.struct(
+    [
+        ("number", pa.int64()),
+        ("reference_id", pa.string()),
+        ("text", pa.string()),
+        ("importance", pa.string()),
+        ("weight", pa.float64()),
+        ("kept", pa.bool_()),
+    ]
+)
+RANKED = pa.schema([("owner", pa.string()), ("nuggets", pa.list_(NUGGET))])
+# As `covered_statements` takes them; no claims are known of a nugget
+_STATEMENT = pa.struct(
+    [
+        *NUGGET,
+        ("rank", pa.int64()),
+        ("support", pa.string()),
+        ("covered", pa.bool_()),
+        ("claims", pa.list_(pa.int64())),
+    ]
+)
+CONCLUDED = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("measures", pa.list_(MEASURE)),
+        ("statements", pa.list_(_STATEMENT)),
+        *((name, pa.int64()) for name in ("covered", "uncovered", "unjudged", "left_out")),
+        ("empty", pa.bool_()),
+    ]
+)
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Nugget:
+    """A nugget as far as measures go; `support` is None where it is unjudged, `weight` where none was given.
+
+    A weight below 0 is of what an answer should not state.
+    """
+
+    importance: str
+    support: str | None
+    weight: float | None = None
+
+    @property
+    def weighs(self) -> float:
+        """Its weight: that given, else 1 if it is vital and 0.5 if it is okay."""
+        return WEIGHTS[self.importance] if self.weight is None else self.weight
+
+
+def measures_of(nuggets: Iterable[Nugget]) -> dict[str, Bounded]:
+    """The measures of a sample by name. What an answer should not state counts in `weighted` alone."""
+    every = list(nuggets)
+    wanted = [one for one in every if one.weighs >= 0]
+    vital = [one for one in wanted if one.importance == VITAL]
+    return {
+        STRICT_VITAL: _share(vital, STRICT),
+        STRICT_ALL: _share(wanted, STRICT),
+        OF_VITAL: _share(vital, LENIENT),
+        OF_ALL: _share(wanted, LENIENT),
+        WEIGHTED: _share(every, LENIENT, [one.weighs for one in every]),
+        NUGGETS: Bounded(*[float(len(every))] * 3),
+        VITAL_NUGGETS: Bounded(*[float(len(vital))] * 3),
+    }
+
+
+def _share(nuggets: Sequence[Nugget], credit: Mapping[str, float], weights: Sequence[float] | None = None) -> Bounded:
+    """The credit of the judged over their positive weight, from 0 to 1; undefined where no weight is positive."""
+    sized = list(zip(nuggets, weights or [1.0] * len(nuggets), strict=True))
+    lost = [weight for one, weight in sized if one.support is None]
+    earned = fsum(weight * credit.get(one.support, 0.0) for one, weight in sized if one.support is not None)
+    whole, unjudged = (fsum(weight for weight in each if weight > 0) for each in ([w for _, w in sized], lost))
+    if not whole:
+        return Bounded(None, None, None)
+    judged = fsum(weight for one, weight in sized if weight > 0 and one.support is not None)
+    against = fsum(weight for weight in lost if weight < 0)
+    return Bounded(
+        _within(earned / judged) if judged else None,
+        _within((earned + against) / whole),
+        _within((earned + unjudged) / whole),
+    )
+
+
+def _within(share: float) -> float:
+    return min(1.0, max(0.0, share))
+
+
+def rank_batches(batches: Iterable[pa.RecordBatch], keep: int) -> Iterator[pa.RecordBatch]:
+    """Columns of `RANKED`, a row an owner: its nuggets, the vital ones first, numbered from 1.
+
+    batches: owner, nuggets list<struct<reference_id, text, importance, weight>>, rated list<struct<number, label>>: the
+    importance of those that have none, by place from 1. Beyond `keep` only those with a weight of their own are kept.
+    """
+    for batch in batches:
+        yield pa.RecordBatch.from_pylist([_ranked(row, keep) for row in batch.to_pylist()], RANKED)
+
+
+def _ranked(row: Row, keep: int) -> dict[str, Any]:
+    rated = {one["number"]: one["label"] for one in row["rated"] or ()}
+    found = [
+        {**one, "importance": one["importance"] or rated[place]} for place, one in enumerate(row["nuggets"], start=1)
+    ]
+    found.sort(key=lambda one: IMPORTANCES.index(one["importance"]))
+    numbered = [
+        {**one, "number": number, "kept": number <= keep or one["weight"] is not None}
+        for number, one in enumerate(found, start=1)
+    ]
+    return {"owner": row["owner"], "nuggets": numbered}
+
+
+def conclude_batches(batches: Iterable[pa.RecordBatch], score: str) -> Iterator[pa.RecordBatch]:
+    """Columns of `CONCLUDED`, a row a sample.
+
+    batches: sample_id; blank, whether the response says nothing; nuggets (of `RANKED`); assigned list<struct<number,
+    label>>, the label null where it was lost. `empty`: the measure `score` is over no nugget.
+    """
+    for batch in batches:
+        yield pa.RecordBatch.from_pylist([_concluded(row, score) for row in batch.to_pylist()], CONCLUDED)
+
+
+def _concluded(row: Row, score: str) -> dict[str, Any]:
+    assigned = {one["number"]: one["label"] for one in row["assigned"] or ()}
+    statements = [
+        _statement(one, NOT_SUPPORT if row["blank"] else assigned.get(one["number"])) for one in row["nuggets"] or ()
+    ]
+    kept = [one for one in statements if one["kept"]]
+    measures = measures_of(Nugget(one["importance"], one["support"], one["weight"]) for one in kept)
+    covered = [one["covered"] for one in kept]
+    return {
+        "sample_id": row["sample_id"],
+        "measures": [
+            {"measure": name, "value": one.value, "value_low": one.low, "value_high": one.high}
+            for name, one in measures.items()
+        ],
+        "statements": statements,
+        "covered": covered.count(True),
+        "uncovered": covered.count(False),
+        "unjudged": covered.count(None),
+        "left_out": len(statements) - len(kept),
+        "empty": measures[score].high is None,
+    }
+
+
+def _statement(nugget: Row, support: str | None) -> dict[str, Any]:
+    """A nugget with its support, which one that is not kept has not."""
+    support = support if nugget["kept"] else None
+    return {
+        **nugget,
+        "rank": nugget["number"],
+        "support": support,
+        "covered": None if support is None else support == SUPPORT,
+    }

@@ -1,0 +1,203 @@
+"""Requests as lines of a batch, and the lines that come back as rows of `completions`."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from types import TracebackType
+from typing import Any
+
+from untold.udfs.llm.calls import Answer, CallSettings, Request
+from untold.udfs.llm.client import PATHS, read_status
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.records import Completion, completion_of
+from untold.udfs.llm.retrying import ASKED_AGAIN, NO_SCHEMA, NO_TOOLS, Act, judge, remedy_of
+from untold.udfs.llm.script import Script, failed
+from untold.udfs.llm.tools import MAX_ROUNDS, exchange, run_tool, trace
+from untold.udfs.llm.usage import Usage
+
+# What a request brings along from the batches before
+_KEPT = ("attempts", "calls", "names_form", "rounds", "turn_due", "turns", "trace")
+# Errors of lines that were not asked
+_UNASKED = ("batch_expired", "batch_cancelled")
+
+
+def path_of(api: str) -> str:
+    """The address of an API as batches name it, whatever path the endpoint itself is at."""
+    return f"/v1{PATHS[api]}"
+
+
+def line_of(request_id: str, api: str, body: bytes) -> bytes:
+    """The line that asks a request, its body as a call would send it.
+
+    >>> line_of("r1", "chat", b'{"model":"m"}')
+    b'{"custom_id":"r1","method":"POST","url":"/v1/chat/completions","body":{"model":"m"}}\\n'
+    """
+    head = f'{{"custom_id":"{request_id}","method":"POST","url":"{path_of(api)}","body":'
+    return b"%s%s}\n" % (head.encode(), body)
+
+
+def remembered(request: Request) -> dict[str, Any]:
+    """What the next batch must know of a request, as JSON."""
+    known = {name: value for name in _KEPT if (value := getattr(request, name))}
+    return known | ({"usage": asdict(request.usage)} if request.usage != Usage() else {})
+
+
+def resumed(request_id: str, variables: Mapping[str, Any], known: Mapping[str, Any] | None = None) -> Request:
+    """The request of `remembered`; without it one that was never asked."""
+    fields = dict(known or {})
+    usage = Usage.of(fields.pop("usage", {}))
+    return Request(request_id, variables, "", usage=usage, **fields)
+
+
+class Results:
+    """The results of a batch on this machine's disk, by request; the first of several counts.
+
+    A line that cannot be read is none.
+    """
+
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        self._places: dict[str, tuple[int, int]] = {}
+        place = 0
+        for line in lines:
+            named = _json_of(line).get("custom_id")
+            if isinstance(named, str) and named not in self._places:
+                self._file.write(line)
+                self._places[named] = place, len(line)
+                place += len(line)
+
+    def __enter__(self) -> Results:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+
+    def answer(self, request: Request, script: Script, sent: int) -> Answer | None:
+        """What came of a request whose body had `sent` bytes; None where it was not asked."""
+        if request.request_id not in self._places:
+            return None
+        place, size = self._places[request.request_id]
+        self._file.seek(place)
+        line = _json_of(self._file.read(size))
+        response, error = line.get("response"), line.get("error")
+        if not isinstance(response, Mapping):
+            code = error.get("code") if isinstance(error, Mapping) else None
+            said = "the endpoint ended the request without an answer"
+            return None if code in _UNASKED else Answer(error_type="bad_body", error=said)
+        content, status = json.dumps(response.get("body")).encode(), response.get("status_code")
+        if status == 200:
+            return script.reader(request)(content, sent, {})
+        return read_status(status if isinstance(status, int) else 500, content, {})
+
+
+def _json_of(line: bytes) -> dict[str, Any]:
+    """The object of a line; an empty one where it is none."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+@dataclass
+class Judged:
+    """What the answers of a batch mean, as `retrying.judge` says of those of calls.
+
+    `rows` to write, requests to ask `again`, what was `used`, whether a completion came, and what speaks of the run:
+    `refusal`, or errors that are `held` until all answers are known.
+    """
+
+    stage: Stage
+    settings: CallSettings
+    script: Script
+    run: str
+    completed: bool = False
+    rows: list[Completion] = field(default_factory=list)
+    again: list[Request] = field(default_factory=list)
+    held: list[tuple[Request, Answer, str]] = field(default_factory=list)
+    used: Usage = field(default_factory=Usage)
+    refusal: str | None = None
+
+    def hear(self, request: Request, answer: Answer) -> None:
+        """Takes the answer to a request."""
+        limited = answer.error_type == "http_429"
+        self.used += replace(answer.usage, calls=1, asked=not request.calls, tool_turns=request.turn_due)
+        self.used += Usage(rate_limited=limited)
+        request.usage += answer.usage
+        request.calls, request.turn_due = request.calls + 1, False
+        if self.stage.tools and answer.tool_calls and answer.error_type in (None, "empty"):
+            if request.rounds < MAX_ROUNDS:
+                self.completed = True
+                results = [run_tool(call) for call in answer.tool_calls]
+                request.go_on(exchange(answer.text, answer.tool_calls, results), trace(answer.tool_calls, results))
+                self.again.append(request)
+                return
+            answer = failed(answer, "unparsable", "the model does not stop calling tools")
+        self._judge(request, self.script.read(answer, request.variables))
+
+    def _judge(self, request: Request, answer: Answer) -> None:
+        self.completed |= answer.text is not None
+        if remedy := self._remedy_before_completion(answer):
+            self.held.append((request, answer, remedy))
+            return
+        verdict = judge(request, answer, self.settings.max_attempts, free=False)
+        request.attempts += verdict.attempt
+        if verdict.afresh:
+            self._begin_again(request, answer)
+        if verdict.act is Act.REFUSE:
+            self.refusal = self.refusal or f"{answer.error}; {remedy_of(answer)}"
+        if verdict.act is Act.HOLD:
+            self.held.append((request, answer, remedy_of(answer)))
+        elif verdict.act is Act.RECORD:
+            self.record(request, answer)
+        else:
+            self.again.append(request)
+
+    def _remedy_before_completion(self, answer: Answer) -> str | None:
+        """What to do where the endpoint takes no schema, or no tools; after a completion it is about one row."""
+        if answer.about_schema and self.stage.structured:
+            return NO_SCHEMA
+        return NO_TOOLS if answer.about_tools and self.stage.tools else None
+
+    def _begin_again(self, request: Request, answer: Answer) -> None:
+        """Forgets what followed the prompt. What could not be read is a row of its own, and the next line says so."""
+        self.used += Usage(asked_again=1)
+        unread = answer.error_type == "unparsable"
+        if unread:
+            self._write(request, failed(answer, ASKED_AGAIN, f"{answer.error_type}: {answer.error}"))
+            request.usage = Usage()
+        request.begin_again(names_form=unread)
+
+    def end(self) -> None:
+        """Once all answers are heard: what was held is the run's where no completion came, else its rows'."""
+        if self.held and not self.completed:
+            _, answer, remedy = self.held[0]
+            self.refusal = self.refusal or f"{answer.error}; {remedy}"
+        for request, answer, _ in self.held:
+            if self.refusal:
+                self.again.append(request)
+            else:
+                self.record(request, answer)
+        self.held = []
+
+    def record(self, request: Request, answer: Answer) -> None:
+        """Ends a request."""
+        self._write(request, answer)
+        self.used += Usage(done=1, failed=answer.error_type is not None)
+
+    def _write(self, request: Request, answer: Answer) -> None:
+        row = completion_of(request, answer, rated=self.stage.rated, run=self.run, endpoint=self.settings.label)
+        self.rows.append(row)
+
+    def take_rows(self) -> list[Completion]:
+        """The rows so far, which are forgotten."""
+        rows, self.rows = self.rows, []
+        return rows
+
+    def take_again(self) -> list[Request]:
+        """The requests so far that are asked again, which are forgotten."""
+        again, self.again = self.again, []
+        return again

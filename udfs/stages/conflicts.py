@@ -1,0 +1,124 @@
+"""The stages that list conflicts of contexts, and say which of their sides a response conveys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from untold.udfs.facts.nodes import normalise
+from untold.udfs.stages.definitions import StageDefinition, Unparsable
+from untold.udfs.stages.figures import WRITTEN, Figures, Line
+from untold.udfs.stages.final_answers import final_answer
+from untold.udfs.stages.lists import rows_of, says_none
+from untold.udfs.stages.numbered import Numbered, cells_of, known_numbers
+from untold.udfs.stages.numbered_labels import read_numbered_labels
+from untold.udfs.stages.reading import strip_thinking, unfenced
+from untold.udfs.stages.records import Record, Value, is_empty_list, json_at_line_starts, read_records, unwrapped
+from untold.udfs.stages.repeated_tags import past_echoes
+from untold.udfs.stages.schemas import TEXT, lines_of, listed, number_of, one_of, record
+
+COVERED, UNCOVERED = "covered", "uncovered"
+SIDE = [("text", pa.string()), ("sources", pa.list_(pa.int32()))]
+CONFLICT_TYPE = pa.struct([(name, pa.struct(SIDE)) for name in ("first", "second")])
+CONFLICTS_SCHEMA = pa.schema([pa.field("conflicts", pa.list_(CONFLICT_TYPE))])
+SIDES_SCHEMA = pa.schema([pa.field("covered", pa.list_(pa.bool_()))])
+
+_SOURCES_OF = {"first": ("firstsources", "firstcontexts", "firstsource"), "second": ("secondsources", "secondcontexts")}
+_CONTEXT_WORDS = re.compile(r"(?<![^\W_])(?:contexts?|and|nos?|numbers?|ids?|c)(?![^\W\d_])", re.IGNORECASE)
+_STATEMENT_WORDS = re.compile(r"(?<![^\W_])(?:statements?|nos?|numbers?|ids?|s)(?![^\W\d_])", re.IGNORECASE)
+_NO_CONFLICT = re.compile(
+    r"[\W_]*(?:there (?:are|is) )?no (?:such )?(?:conflicts?|contradictions?|conflicting statements)\b[^\n]{0,80}", re.I
+)
+_LABEL = re.compile(r"[\W_]*(?P<label>covered|uncovered|not[\s_]covered)(?![^\W_])(?!\s(?:or|and)\b)", re.IGNORECASE)
+
+
+@final_answer
+@past_echoes
+def parse_conflicts(completion: str, variables: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """`conflicts`: {first, second}, each a text and its sources, the numbers of contexts, from 1, ascending.
+
+    A pair of which one side names no context that was shown, and one that stands twice, is left out. Raises
+    `Unparsable` where there is neither an object nor a lone `None`, or one cannot be read.
+    """
+    text = strip_thinking(completion)
+    records = read_records(json_at_line_starts(text))
+    contexts = Numbered(variables["contexts"], _CONTEXT_WORDS)
+    if records is None or is_empty_list(records):
+        bare = unfenced(text)
+        if records is None and not says_none(rows_of(bare)) and not _NO_CONFLICT.fullmatch(bare):
+            raise Unparsable("no object with two statements")
+        return {"conflicts": []}
+    if "{" in records.rest:
+        raise Unparsable("an object that cannot be read")
+    found: dict[frozenset[str], dict[str, Any]] = {}
+    for conflict in _conflicts(records.values, contexts):
+        sides = [conflict[name] for name in ("first", "second")]
+        pair = frozenset(normalise(side["text"]) for side in sides)
+        if len(pair) > 1 and all(side["sources"] for side in sides):
+            found.setdefault(pair, conflict)
+    return {"conflicts": list(found.values())}
+
+
+def _conflicts(values: tuple[Value, ...], contexts: Numbered) -> Iterator[dict[str, Any]]:
+    for value in unwrapped(values, ("first",)):
+        if not isinstance(value, Record):
+            raise Unparsable("an element of the list is no object")
+        yield {name: _side(value, name, contexts) for name in ("first", "second")}
+
+
+def _side(value: Record, name: str, contexts: Numbered) -> dict[str, Any]:
+    text = value.cell((name, f"{name}statement"))
+    if text is None:
+        raise Unparsable("an object without two statements")
+    cells = cells_of(value.field(_SOURCES_OF[name]), ("id", "number", "context"))
+    numbers = {number for cell in cells for number in known_numbers(cell.bare, contexts) if number in contexts}
+    return {"text": text.bare, "sources": sorted(numbers)}
+
+
+@final_answer
+@past_echoes
+def parse_sides(completion: str, variables: Mapping[str, Any]) -> dict[str, list[bool]]:
+    """`covered`: whether the response conveys each of `statements`, in their order.
+
+    Raises `Unparsable` where one of them has no label, or several.
+    """
+    labels = read_numbered_labels(completion, Numbered(variables["statements"], _STATEMENT_WORDS), _read_label)
+    if None in labels:
+        raise Unparsable("a statement without a clear label")
+    return {"covered": [label == COVERED for label in labels]}
+
+
+def _read_label(text: str, number: int) -> str:
+    found = _LABEL.match(text)
+    if found is None:
+        raise Unparsable("neither covered nor uncovered")
+    return COVERED if found["label"].casefold() == COVERED else UNCOVERED
+
+
+_SOURCES = listed(number_of("contexts"))
+LIST_CONFLICTS = StageDefinition(
+    "list_conflicts",
+    ("query", "contexts"),
+    parse_conflicts,
+    CONFLICTS_SCHEMA,
+    schema=record(conflicts=listed(record(first=TEXT, first_sources=_SOURCES, second=TEXT, second_sources=_SOURCES))),
+    form=lines_of(
+        r'\{"first": ".+", "first_sources": \[.*\], "second": ".+", "second_sources": \[.*\]\}',
+        '{"first": "...", "first_sources": [n, ...], "second": "...", "second_sources": [n, ...]}',
+        "one object on a line for each conflict:",
+    ),
+    figures=Figures(WRITTEN, completion=Line(slope=0.9)),
+    max_tokens=8_192,
+)
+COVER_SIDES = StageDefinition(
+    "cover_sides",
+    ("response", "statements"),
+    parse_sides,
+    SIDES_SCHEMA,
+    schema=record(labels=listed(record(id=number_of("statements"), label=one_of((COVERED, UNCOVERED))))),
+    form=lines_of(rf"\d{{1,9}}: (?:{COVERED}|{UNCOVERED})", "n: label", "one line for each statement:"),
+    figures=Figures(WRITTEN, completion=Line(slope=0.4)),
+)
