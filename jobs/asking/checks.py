@@ -6,12 +6,13 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 from urllib.parse import urlsplit
 
 from untold.jobs.asking.calling import Section, section_of
 from untold.jobs.asking.endpoint import key_remedy
-from untold.jobs.asking.lookups import RELATION, bind_embedding, bind_search
+from untold.jobs.asking.lookups import bind_embedding, bind_search, classifiers_of
 from untold.jobs.run.terminal import Page, wrapped
 from untold.jobs.settings.model import Settings, SettingsError
 from untold.jobs.settings.retrieval import BRAVE_URL
@@ -84,9 +85,12 @@ def check_lookups(settings: Settings) -> Iterator[Finding]:
         yield _check_files("embeddings", lambda: Embedder(find_model(embeddings.model)).embed(["water is wet"]))
     if searching.base_url != BRAVE_URL or os.environ.get(searching.api_key_env or ""):
         yield _check_search(settings, seconds)
-    folder = settings.grounding.verifier
-    if folder != RELATION:
-        yield _check_files("grounding", lambda: Classifier(find_classifier(folder)).classify([("wet", "wet")]))
+    for folder in classifiers_of(settings):
+        yield _check_files("classifier", partial(_try_classifier, folder))
+
+
+def _try_classifier(folder: str) -> object:
+    return Classifier(find_classifier(folder)).classify([("wet", "wet")])
 
 
 def _found(section: Literal["embeddings", "search"], where: str, answer: Answer, settings: Settings) -> Finding:

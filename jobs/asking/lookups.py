@@ -52,11 +52,20 @@ def bind_search(settings: Settings) -> Stage:
     return Stage("web_search", variables, given.model, template="", api="search", extra_body=edition)
 
 
+def classifiers_of(settings: Settings) -> list[str]:
+    """The folders of classifiers that the settings name, each once."""
+    named = [folder for folder in (settings.grounding.verifier, settings.nli.classifier) if folder]
+    return [folder for folder in dict.fromkeys(named) if folder != RELATION]
+
+
 def _bind_entailment(settings: Settings) -> Stage:
-    """`classify_entailment`: the classifier of the folder that `grounding.verifier` names."""
-    folder = settings.grounding.verifier
-    if folder == RELATION:
+    """`classify_entailment`: the classifier of the folder that `grounding.verifier` or `nli.classifier` names."""
+    folders = classifiers_of(settings)
+    if not folders:
         raise SettingsError("grounding.verifier: relation asks the stage classify_relation; name a classifier's folder")
+    if len(folders) > 1:
+        raise SettingsError("nli.classifier and grounding.verifier: one run has one classifier; name the same folder")
+    folder = folders[0]
     found = find_classifier(folder)
     return Stage(
         name="classify_entailment",

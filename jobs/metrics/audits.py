@@ -1,4 +1,4 @@
-"""What a filter of pairs missed: audited pairs counted, and scores corrected for what they say of the others."""
+"""What a filter or a classifier of pairs missed: audited pairs counted, and scores corrected for what they say."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from untold.udfs.facts.pairs import AUDIT
 from untold.udfs.statistics.intervals import clopper_pearson_interval
 
 AUDITED, SCORE_AUDITED = "audited", "score_audited"
-ENTAILED, CONTRADICTED = "entailment", "contradiction"
+ENTAILED = "entailment"
+MISSED = {relation: f"missed_{relation}" for relation in (ENTAILED, "contradiction", "neutral")}
 MISS_RATE = "miss_rate"
-MEASURES: Bounds = dict.fromkeys((SCORE_AUDITED, AUDITED, f"missed_{ENTAILED}", f"missed_{CONTRADICTED}"), (None, None))
+MEASURES: Bounds = dict.fromkeys((SCORE_AUDITED, AUDITED, *MISSED.values()), (None, None))
 
 
 def audit_measures(metric: str, scores: DataFrame, counts: DataFrame, corrections: DataFrame) -> DataFrame:
@@ -36,21 +37,23 @@ def audit_measures(metric: str, scores: DataFrame, counts: DataFrame, correction
 
 
 def count_audited(judged: DataFrame, owners: DataFrame) -> DataFrame:
-    """Columns sample_id, audited, missed_entailment, missed_contradiction: of pairs that a sample is the first to have.
+    """Columns sample_id, audited, and those of `MISSED`: of pairs that a sample is the first to have.
 
-    judged: owner, source, target, judged_by, relation; owners: sample_id, texts, contexts_owner, response_owner. Pairs
-    of the same texts count once, so that sums over samples are of different pairs.
+    Missed is a relation that was told as another one. judged: owner, source, target, judged_by, relation, told; owners:
+    sample_id, texts, contexts_owner, response_owner. Pairs of the same texts count once, so that sums over samples are
+    of different pairs.
     """
     known = judged.where((F.col("judged_by") == AUDIT) & F.col("relation").isNotNull())
     of_samples = owners.select(
         F.explode(F.array("contexts_owner", "response_owner")).alias("owner"), "sample_id", "texts"
     )
     pair = [F.get("texts", F.col(side).cast("int")).alias(side) for side in ("source", "target")]
-    pairs = known.join(of_samples, on="owner", how="inner").select("sample_id", "relation", *pair)
+    pairs = known.join(of_samples, on="owner", how="inner").select("sample_id", "relation", "told", *pair)
     different = pairs.groupBy("source", "target").agg(
-        F.min("sample_id").alias("sample_id"), F.min("relation").alias("relation")
+        *(F.min(name).alias(name) for name in ("sample_id", "relation", "told"))
     )
-    missed = [F.count_if(F.col("relation") == name).alias(f"missed_{name}") for name in (ENTAILED, CONTRADICTED)]
+    is_missed = F.col("relation") != F.col("told")
+    missed = [F.count_if(is_missed & (F.col("relation") == name)).alias(measure) for name, measure in MISSED.items()]
     return different.groupBy("sample_id").agg(F.count(F.lit(1)).alias(AUDITED), *missed)
 
 
@@ -59,37 +62,44 @@ def correct(
 ) -> DataFrame:
     """Columns sample_id, correction: what the unaudited pairs add to a score by Horvitz and Thompson, to first order.
 
-    An entailment that the audit found is worth what the score loses without its edge, and stands for 1 / share pairs,
-    of which 1 / share - 1 were not audited (methods, section 2). relations: sample_id, source, target, judged_by,
-    relation; graphs: nodes and edges, and `condensed` what they come to.
+    An entailment that the audit found is worth what the score loses without its edge, and one that it took back is
+    worth what the score loses with it. Each stands for 1 / share pairs, of which 1 / share - 1 were not audited
+    (methods, section 2). relations: sample_id, source, target, judged_by, relation, told; graphs: nodes and edges, and
+    `condensed` what they come to.
     """
-    found = relations.where((F.col("judged_by") == AUDIT) & (F.col("relation") == ENTAILED)).select(
+    is_told = F.col("told") == ENTAILED
+    wrong = (F.col("judged_by") == AUDIT) & ((F.col("relation") == ENTAILED) != is_told)
+    found = relations.where(wrong).select(
         F.col("sample_id").alias("graph"),
-        F.concat_ws(":", "sample_id", "source", "target").alias("without"),
+        F.concat_ws(":", "sample_id", "source", "target").alias("as_told"),
         F.col("source").alias("missed_source"),
         F.col("target").alias("missed_target"),
+        is_told.alias("is_told"),
     )
     missed = tools.keep(found, "missed-pairs")
     is_missed = (F.col("source") == F.col("missed_source")) & (F.col("target") == F.col("missed_target"))
     nodes, edges = (
         _of_missed(frame, missed, kept) for frame, kept in zip(graphs, (F.lit(True), ~is_missed), strict=True)
     )
+    ends = F.col("missed_source").alias("source"), F.col("missed_target").alias("target")
+    told = missed.where("is_told").select(F.col("as_told").alias("graph"), *ends, F.lit(True).alias("judged"))
     score = F.col("covered") / (F.col("covered") + F.col("uncovered"))
-    less = tools.condense(nodes, edges).counts.select(F.col("graph").alias("without"), score.alias("less"))
+    condensed_as_told = tools.condense(nodes, edges.unionByName(told))
+    before = condensed_as_told.counts.select(F.col("graph").alias("as_told"), score.alias("before"))
     scores = condensed.counts.select("graph", score.alias("score"))
-    worth = missed.join(scores, on="graph", how="inner").join(less, on="without", how="inner")
-    lost = F.sum(F.col("score") - F.col("less")) * (1 / share - 1 if share else 0.0)
-    return worth.groupBy(F.col("graph").alias("sample_id")).agg(lost.alias("correction"))
+    worth = missed.join(scores, on="graph", how="inner").join(before, on="as_told", how="inner")
+    change = F.sum(F.col("score") - F.col("before")) * (1 / share - 1 if share else 0.0)
+    return worth.groupBy(F.col("graph").alias("sample_id")).agg(change.alias("correction"))
 
 
 def _of_missed(frame: DataFrame, missed: DataFrame, kept: Column) -> DataFrame:
-    """The rows of graphs once for each missed pair, under the name of the graph without it."""
+    """The rows of graphs once for each missed pair, under the name of the graph with it as it was told."""
     joined = frame.join(missed, on="graph", how="inner").where(kept)
-    return joined.select(*(F.col("without" if name == "graph" else name).alias(name) for name in frame.columns))
+    return joined.select(*(F.col("as_told" if name == "graph" else name).alias(name) for name in frame.columns))
 
 
 def pool_audits(measures: DataFrame, scores: DataFrame, metric: str) -> list[dict[str, Any]]:
-    """Rows of `measures_summary`: the miss rate of a filter over all samples, of all misses and by relation.
+    """Rows of `measures_summary`: the miss rate of filter and classifier over all samples, of all and by relation.
 
     `defined` counts audited pairs, and ci_low and ci_high are of Clopper and Pearson. No row without an audit.
     """
@@ -100,7 +110,7 @@ def pool_audits(measures: DataFrame, scores: DataFrame, metric: str) -> list[dic
     }
     if AUDITED not in sums:
         return []
-    missed = {name: sums[f"missed_{name}"] for name in (ENTAILED, CONTRADICTED)}
+    missed = {relation: sums[measure] for relation, measure in MISSED.items()}
     samples = scores.where(F.col("metric") == metric).count()
     rates = {MISS_RATE: sum(missed.values()), **{f"{MISS_RATE}_{name}": count for name, count in missed.items()}}
     return [_rate_row(metric, name, count, sums[AUDITED], samples) for name, count in rates.items()]

@@ -1,10 +1,11 @@
-"""How relations are had: pairs all at once or in waves, or lists of the hypotheses of a premise.
+"""How relations are had: pairs all at once or in waves, or lists of a premise's hypotheses; before that, a classifier.
 
 What nli asks belongs to owners: distinct sets of context atoms, and samples (`jobs.metrics.nli.add_owners`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from pyspark.sql import DataFrame
@@ -12,17 +13,19 @@ from pyspark.sql import functions as F
 
 from untold.graph.waves import FIRST_CONTEXTS, OTHER_CONTEXTS, OTHER_RESPONSES, RESPONSE_ENDS, choose_by_wave
 from untold.jobs.asking.requests import Lists, Pairs
+from untold.jobs.asking.results import is_unasked
 from untold.jobs.metrics.base import Tools
 from untold.jobs.metrics.lists import LIST, ask_in_lists, listed_pairs
 from untold.jobs.metrics.settings import NliSettings
 from untold.jobs.retrieval.vectors import STAGE as EMBED
-from untold.udfs.facts.pairs import FILTERED, IMPLIED, MODEL, ask_again, ask_all
+from untold.udfs.facts.pairs import AUDIT, FILTERED, IMPLIED, MODEL, Choice, ask_again, ask_all
 from untold.udfs.facts.sieves import Sieve
 
-CLASSIFY, CLASSIFY_LISTS = "classify_relation", "classify_relations"
-# What is found out of a pair
-JUDGED = ("owner", "source", "target", "judged_by", "request_id", "relation", "error_type", "error")
-NEUTRAL = "neutral"
+CLASSIFY, CLASSIFY_LISTS, ENTAIL = "classify_relation", "classify_relations", "classify_entailment"
+# What is found out of a pair; `told` is the relation of an audited one as filter or classifier tell it
+JUDGED = ("owner", "source", "target", "judged_by", "request_id", "relation", "told", "error_type", "error")
+PAIR = ["owner", "source", "target"]
+CLASSIFIER, NEUTRAL = "classifier", "neutral"
 EDGES = "array<struct<source: bigint, target: bigint>>"
 _ALL = "all"
 _NO_SIEVE = Sieve()
@@ -35,7 +38,8 @@ def stage_of(settings: NliSettings) -> str:
 
 def stages_of(settings: NliSettings) -> tuple[str, ...]:
     """The stages that judging asks, in order."""
-    return (*((EMBED,) if sieve_of(settings).needs_vectors else ()), stage_of(settings))
+    vectors = (EMBED,) if sieve_of(settings).needs_vectors else ()
+    return (*vectors, *((ENTAIL,) if settings.classifier else ()), stage_of(settings))
 
 
 def sieve_of(settings: NliSettings) -> Sieve:
@@ -43,29 +47,71 @@ def sieve_of(settings: NliSettings) -> Sieve:
     return Sieve(settings.filter, settings.filter_cosine, settings.audit)
 
 
+def is_audited(settings: NliSettings) -> bool:
+    """Whether anything but the model tells relations, of which a share is audited."""
+    return bool(sieve_of(settings)) or settings.classifier is not None
+
+
 def judge_pairs(owners: DataFrame, tools: Tools, settings: NliSettings) -> DataFrame:
     """The columns of `JUDGED`: each pair to judge, once an owner.
 
-    relation is null where it failed or was not asked, `implied` where it was left out, and neutral where it was
-    filtered. Reachability, hence the score, is the same with `nli.skip_implied` (methods, section 2).
+    relation is null where it failed or was not asked, `implied` where it was left out, neutral where it was filtered,
+    and the classifier's where that is certain. Reachability, hence the score, is the same with `nli.skip_implied`
+    (methods, section 2).
     """
     sieve = sieve_of(settings)
     vectors = _vectors_of(owners, tools) if sieve.needs_vectors else None
     if settings.skip_implied:
-        return _judge_in_waves(owners, tools, sieve, vectors)
+        return _judge_in_waves(owners, tools, settings, vectors)
     of_responses = _owners_of_responses(owners, _ALL).drop("contexts_owner")
     everything = _with_vectors(_owners_of_contexts(owners, _ALL).unionByName(of_responses), vectors)
     kept = tools.keep(everything, "owners-of-pairs")
+    return _judge(kept, tools, settings, ask_all)
+
+
+def _judge(owners: DataFrame, tools: Tools, settings: NliSettings, choose: Callable[..., Choice]) -> DataFrame:
+    """The columns of `JUDGED` for the pairs that `choose` takes: by a classifier where there is one, then the model."""
+    sieve = sieve_of(settings)
+    if settings.classifier is not None:
+        return _judge_in_cascade(tools.ask(ENTAIL, Pairs(owners, choose, sieve)), owners, tools, settings)
     if settings.judgement == "lists":
-        return judge_lists(kept, tools, CLASSIFY_LISTS, settings.list_size, sieve)
-    return _told(tools.ask(CLASSIFY, Pairs(kept, sieve=sieve)))
+        return judge_lists(owners, tools, CLASSIFY_LISTS, settings.list_size, sieve, choose)
+    return _told(tools.ask(CLASSIFY, Pairs(owners, choose, sieve)))
+
+
+def _judge_in_cascade(classified: DataFrame, owners: DataFrame, tools: Tools, settings: NliSettings) -> DataFrame:
+    """The columns of `JUDGED`: the classifier's relations that are certain, and of the other pairs the model's.
+
+    The model is asked too of what the filter and the classifier tell, as often as `nli.audit` says, and of what the
+    classifier could not read.
+    """
+    teller = F.col("judged_by")
+    # Of its texts and the classifier, so that a pair of several owners is drawn for all or for none
+    drawn = F.conv(F.substring("request_id", 1, 8), 16, 10).cast("long") < settings.audit * 2**32
+    is_sure = F.col("error_type").isNull() & (F.col("certainty") >= (settings.certain or 0.0))
+    by = F.when((teller != MODEL) | ~is_sure, teller).when(drawn, AUDIT).otherwise(CLASSIFIER)
+    told = F.when(teller == AUDIT, NEUTRAL).when(F.col("by") == AUDIT, F.col("relation"))
+    by_classifier = _told(classified.withColumn("by", by), "by").withColumns({"judged_by": F.col("by"), "told": told})
+    found = tools.keep(by_classifier.select(*JUDGED), "classified")
+    goes_on = F.col("judged_by").isin(MODEL, AUDIT) & ~is_unasked()
+    left = found.where(goes_on)
+    again = _again(owners, left, tools)
+    if settings.judgement == "lists":
+        asked = judge_lists(again, tools, CLASSIFY_LISTS, settings.list_size, choose=ask_again)
+    else:
+        asked = _told(tools.ask(CLASSIFY, Pairs(again, ask_again)))
+    by = F.when(F.col("by") == AUDIT, AUDIT).otherwise(F.col("judged_by"))
+    why = left.select(*PAIR, F.col("judged_by").alias("by"), "told")
+    joined = asked.drop("told").join(why, on=PAIR, how="inner").withColumn("judged_by", by)
+    return found.where(~goes_on).unionByName(joined.select(*JUDGED))
 
 
 def _told(judged: DataFrame, *more: str) -> DataFrame:
     """The columns of `JUDGED` and more, with the relations of pairs that were not asked."""
     teller = F.col("judged_by")
     relation = F.when(teller == IMPLIED, IMPLIED).when(teller == FILTERED, NEUTRAL).otherwise(F.col("relation"))
-    return judged.withColumn("relation", relation).select(*JUDGED, *more)
+    told = F.when(teller == AUDIT, NEUTRAL)
+    return judged.withColumns({"relation": relation, "told": told}).select(*JUDGED, *more)
 
 
 def _vectors_of(owners: DataFrame, tools: Tools) -> DataFrame:
@@ -85,7 +131,14 @@ def _with_vectors(owners: DataFrame, vectors: DataFrame | None) -> DataFrame:
     return owners.join(by_owner, on="owner", how="inner")
 
 
-def judge_lists(owners: DataFrame, tools: Tools, stage: str, size: int, sieve: Sieve = _NO_SIEVE) -> DataFrame:
+def judge_lists(
+    owners: DataFrame,
+    tools: Tools,
+    stage: str,
+    size: int,
+    sieve: Sieve = _NO_SIEVE,
+    choose: Callable[..., Choice] = ask_all,
+) -> DataFrame:
     """The columns of `JUDGED`: the pairs in lists of a premise's hypotheses (`ask_in_lists`), by a stage of these.
 
     Equal answers make equal requests: a start that goes on asks nothing twice. owners: what `generate_lists` reads;
@@ -94,7 +147,7 @@ def judge_lists(owners: DataFrame, tools: Tools, stage: str, size: int, sieve: S
 
     def ask(pairs: DataFrame | None, size: int) -> DataFrame:
         if pairs is None:
-            return _ask_lists(tools, stage, Lists(owners, ask_all, sieve, size=size))
+            return _ask_lists(tools, stage, Lists(owners, choose, sieve, size=size))
         return _ask_lists(tools, stage, Lists(_again(owners, pairs, tools), ask_again, sieve, size=size))
 
     return ask_in_lists(ask, size).select(*JUDGED)
@@ -104,23 +157,24 @@ def _ask_lists(tools: Tools, stage: str, lists: Lists) -> DataFrame:
     """The columns of `JUDGED`, and listed: of how many hypotheses the pair's list was."""
     found = tools.ask(stage, lists).withColumnRenamed("judged_by", "tellers")
     pairs = listed_pairs(found, "targets", "target").withColumn("judged_by", F.get("tellers", F.col("place")))
-    told = _told(pairs.select(*JUDGED, "listed"), "listed")
+    told = _told(pairs, "listed")
     return told.withColumn("judged_by", F.when(F.col("judged_by") == MODEL, LIST).otherwise(F.col("judged_by")))
 
 
 def _again(owners: DataFrame, pairs: DataFrame, tools: Tools) -> DataFrame:
     """The owners of pairs that are to be asked again, with these as `again`."""
-    return tools.keep(owners.join(_edges_by(pairs, "owner", "again"), on="owner", how="inner"), "owners-of-open-pairs")
+    wanted = _edges_by(pairs, "owner", "again")
+    return tools.keep(owners.drop("again").join(wanted, on="owner", how="inner"), "owners-of-open-pairs")
 
 
-def _judge_in_waves(owners: DataFrame, tools: Tools, sieve: Sieve, vectors: DataFrame | None) -> DataFrame:
+def _judge_in_waves(owners: DataFrame, tools: Tools, settings: NliSettings, vectors: DataFrame | None) -> DataFrame:
     """In three waves, each of which leaves out what the earlier ones imply (`untold.graph.waves`)."""
     of_contexts = partial(_owners_of_contexts, owners)
     of_responses = partial(_owners_of_responses, owners)
 
     def ask(wave: DataFrame, number: int) -> DataFrame:
         kept = tools.keep(_with_vectors(wave, vectors), f"owners-of-wave-{number}")
-        return _told(tools.ask(CLASSIFY, Pairs(kept, choose_by_wave, sieve)))
+        return _judge(kept, tools, settings, choose_by_wave)
 
     first = ask(of_contexts(FIRST_CONTEXTS), 1)
     rest = _with_edges(of_contexts(OTHER_CONTEXTS).withColumn("contexts_owner", F.col("owner")), first=first)

@@ -22,7 +22,9 @@ from untold.jobs.metrics.graphs import GRAPH_TABLES, Judged, conclude, different
 from untold.jobs.metrics.judging import (
     CLASSIFY,
     CLASSIFY_LISTS,
+    ENTAIL,
     JUDGED,
+    is_audited,
     judge_pairs,
     sieve_of,
     stage_of,
@@ -62,8 +64,8 @@ def stages(settings: Settings) -> tuple[str, ...]:
 def assume(settings: Settings) -> Assumptions:
     """As many atoms as a text can have, all relevant; all pairs in one wave, for which are implied is not known.
 
-    Ratings are the highest, so that no threshold lets fewer pass. With `nli.skip_implied` or a filter by vectors a run
-    may ask fewer relations than are counted, so that stage is given as a bound.
+    Ratings are the highest, so that no threshold lets fewer pass. With `nli.skip_implied`, a filter by vectors or a
+    classifier a run may ask fewer relations than are counted, so that stage is given as a bound.
     """
     unit_type = F.lit(settings.nli.unit_types[0]).alias("unit_type")
     atoms = F.transform(different_texts(WORDS_OF_AN_ATOM), lambda text: F.struct(text.alias("text"), unit_type))
@@ -75,7 +77,8 @@ def assume(settings: Settings) -> Assumptions:
         **_judged(),
     }
     at_once = settings.model_copy(update={NAME: settings.nli.model_copy(update={"skip_implied": False})})
-    fewer = settings.nli.skip_implied or sieve_of(settings.nli).needs_vectors
+    cascaded = settings.nli.classifier is not None
+    fewer = settings.nli.skip_implied or sieve_of(settings.nli).needs_vectors or cascaded
     at_most = frozenset({stage_of(settings.nli)}) if fewer else frozenset[str]()
     return Assumptions(at_once, results, at_most, partial(_likely, settings))
 
@@ -84,6 +87,8 @@ def _judged() -> dict[str, Mapping[str, Column]]:
     """What judging gives in a plan: of a list a relation for each hypothesis, as none is asked again."""
     return {
         CLASSIFY: {"relation": F.lit(None)},
+        # Nothing is certain, so that the model is asked of all
+        ENTAIL: {"relation": F.lit("neutral"), "certainty": F.lit(0.0)},
         CLASSIFY_LISTS: {"relations": F.transform("targets", lambda _: F.lit("neutral"))},
         EMBED: assumed_results()[EMBED],
     }
@@ -132,7 +137,7 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     asked[stage_of(settings.nli)] = relations
     found = Judged(prepared, incomplete, owners, atoms, relations, condensed, asked)
     tables = conclude(NAME, samples, found, tools)
-    if not sieve_of(settings.nli):
+    if not is_audited(settings.nli):
         return tables
     corrections = correct(relations, graphs, condensed, tools, settings.nli.audit)
     counts = count_audited(judged, owners)
@@ -247,7 +252,7 @@ def _share_room(counted: DataFrame, cap: int | None) -> DataFrame:
 
 
 def _relations_of_samples(owners: DataFrame, judged: DataFrame) -> DataFrame:
-    """Columns sample_id, source, target, judged_by, request_id, relation, error_type, error.
+    """The columns of `JUDGED`, with sample_id in place of owner.
 
     Relations between contexts are judged once an owner and here given to every sample that has its set of atoms.
     """
@@ -289,7 +294,7 @@ def _graphs(atoms: DataFrame, owners: DataFrame, relations: DataFrame) -> tuple[
 
 def unknown_bounds(settings: Settings) -> Bounds:
     """The measures of conflicts, and those of an audit, where there is one."""
-    return {**conflicts.MEASURES, **(MEASURES if sieve_of(settings.nli) else {})}
+    return {**conflicts.MEASURES, **(MEASURES if is_audited(settings.nli) else {})}
 
 
 METRIC = Metric(

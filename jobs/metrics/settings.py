@@ -36,7 +36,7 @@ class NliSettings(Section):
     """Options of the metric nli: methods, section 2."""
 
     NO_RESULT: ClassVar[frozenset[str]] = frozenset({"most_missed"})
-    ADVANCED: ClassVar[frozenset[str]] = frozenset({"unit_types", "list_size", "filter_cosine", "audit"})
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"unit_types", "list_size", "filter_cosine", "certain", "audit"})
 
     # Not strict: YAML has lists and no tuples
     unit_types: tuple[UnitType, ...] = Field(
@@ -57,11 +57,23 @@ class NliSettings(Section):
         "below nli.filter_cosine, or those of either kind",
     )
     filter_cosine: Cosine = Field(default=0.3, description="Minimum cosine of a pair that is judged")
+    classifier: PathText | None = Field(
+        default=None,
+        description="Folder with model.onnx, tokenizer.json and config.json of a classifier that judges pairs within "
+        "tasks, before the model",
+    )
+    certain: Probability | None = Field(
+        default=None,
+        description="Minimum probability of a relation that the classifier's word counts for; the model is asked of "
+        "other pairs. Null asks it of none",
+    )
     audit: Probability = Field(
-        default=0.01, description="Share of the filtered pairs that is judged all the same, by a hash of the texts"
+        default=0.01,
+        description="Share of what a filter or the classifier tells that the model is asked all the same, by a hash",
     )
     most_missed: Probability | None = Field(
-        default=None, description="Maximum miss rate of the filter, by the upper end of its interval; null for any"
+        default=None,
+        description="Maximum miss rate of filter and classifier, by the upper end of its interval; null for any",
     )
 
     @field_validator("skip_implied")
@@ -70,6 +82,14 @@ class NliSettings(Section):
         """Raises ValueError for waves of lists, which would be more requests than all lists at once."""
         if value and info.data.get("judgement") == "lists":
             raise ValueError("false with nli.judgement=lists, since waves would split lists into more requests")
+        return value
+
+    @field_validator("certain")
+    @classmethod
+    def _of_a_classifier(cls, value: float | None, info: ValidationInfo) -> float | None:
+        """Raises ValueError for a probability of no classifier."""
+        if value is not None and info.data.get("classifier") is None:
+            raise ValueError("null without nli.classifier, whose probabilities it is held against")
         return value
 
 

@@ -87,13 +87,13 @@ def below_bars(summary: Iterable[Mapping[str, Any]], bars: Mapping[str, float]) 
 
 
 def missed_too_often(audits: Iterable[Mapping[str, Any]], bars: Mapping[str, float | None]) -> list[str]:
-    """What to say of each metric whose filter may miss more than its bar: by the upper end of its miss rate.
+    """What to say of each metric whose filter or classifier may miss more than its bar: by the upper end of the rate.
 
     audits: rows of `measures_summary` on audits; bars: the highest miss rate by metric, None for any.
     """
     return [
-        f"{row['metric']}: the filter misses up to {row['ci_high']:.3%} of the pairs that it takes, and most_missed is "
-        f"{bar:.3%} ({amount(row['defined'], 'audited pair')})"
+        f"{row['metric']}: what was not asked of the model is wrong for up to {row['ci_high']:.3%} of its pairs, and "
+        f"most_missed is {bar:.3%} ({amount(row['defined'], 'audited pair')})"
         for row in audits
         if row["measure"] == "miss_rate" and (bar := bars.get(row["metric"])) is not None and row["ci_high"] > bar
     ]

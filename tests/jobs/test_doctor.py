@@ -354,11 +354,11 @@ def test_a_search_without_a_price_under_a_budget_is_a_finding_and_the_rest_is_ch
 ) -> None:
     monkeypatch.setenv("BRAVE_API_KEY", KEY)
     found = lookup_states(budget={"max_cost": 1.0}, grounding={"verifier": str(tmp_path)})
-    assert {about: state for about, (state, _) in found.items()} == {"search": "FAIL", "grounding": "FAIL"}
+    assert {about: state for about, (state, _) in found.items()} == {"search": "FAIL", "classifier": "FAIL"}
     assert "search.price_per_thousand_requests" in found["search"][1]
 
 
 def test_a_local_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     found = lookup_states(embeddings={"model": str(tmp_path)}, grounding={"verifier": str(tmp_path)})
-    assert {about: state for about, (state, _) in found.items()} == {"embeddings": "FAIL", "grounding": "FAIL"}
+    assert {about: state for about, (state, _) in found.items()} == {"embeddings": "FAIL", "classifier": "FAIL"}
     assert all("model.onnx" in text for _, text in found.values())

@@ -48,7 +48,7 @@ def test_questions_are_samples_without_what_belongs_to_answers(spark: SparkSessi
     assert rows["1"] == {
         "sample_id": "1",
         "query": "q",
-        "contexts": [{"id": "1", "text": "a"}, {"id": "x", "text": "b"}],
+        "contexts": [{"id": "1", "text": "a", "kind": None}, {"id": "x", "text": "b", "kind": None}],
         "Question_ID_2": None,
         "n": 1,
     }
@@ -107,7 +107,7 @@ def test_contexts_join_the_questions_of_eli5_category(spark: SparkSession, tmp_p
     assert rows["q4"] == {
         "sample_id": "q4",
         "query": "Why 4?",
-        "contexts": [{"id": "1", "text": "a"}, {"id": "2", "text": "b"}],
+        "contexts": [{"id": "1", "text": "a", "kind": None}, {"id": "2", "text": "b", "kind": None}],
         "category": "Other",
         "selftext": "More.",
     }

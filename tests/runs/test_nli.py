@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -36,7 +37,11 @@ from tests.runs.worlds import (
     statements_of,
     with_kinds,
 )
+from tests.udfs.retrieval.onnx_files import write_classifier
+from untold.jobs.asking.lookups import bind_lookup
+from untold.jobs.settings.model import Settings
 from untold.udfs.facts.sieves import content_words, is_audited
+from untold.udfs.retrieval.entailment import Classifier, find_classifier
 
 WORLDS = 40
 NLI = ("--metric", "nli")
@@ -280,9 +285,50 @@ def test_filtered_pairs_are_neutral_and_an_audit_says_what_that_misses(
     ended = run_here(job.server, job.path, output, *NLI, settings=settings)
     assert (ended.code, job.server.count()) == (4, 0), ended.err
     assert "most_missed is 1.000%" in ended.err
+    assert_audited(job, output, share, lambda pair: filtered(*pair, share))
+    again = run_here(job.server, job.path, output, *NLI, settings=settings)
+    assert (again.code, "most_missed" in again.err, job.server.count()) == (4, True, 0)
+
+
+def test_a_classifier_tells_what_it_is_certain_of_and_the_model_the_rest(
+    run_here: RunHere, job: NliJob, tmp_path: Path
+) -> None:
+    share, output, folder = 0.3, tmp_path / "out", tmp_path / "judge"
+    texts = sorted({text for one in job.expected.values() for pair in one.relations for text in pair})
+    words = {word for text in texts for word in re.findall(r"\w+|[^\w\s]+", text)}
+    write_classifier(folder, sorted(words), ["entailment", "neutral", "contradiction"], doubts=True)
+    nli = {"classifier": str(folder), "certain": 0.8, "audit": share}
+    settings = {"store": job.output / "completions", **{f"nli.{name}": value for name, value in nli.items()}}
+    job.server.reset()
+    ended = run_here(job.server, job.path, output, *NLI, settings=settings)
+    assert (ended.code, job.server.count()) == (0, 0), ended.err
+    stage = bind_lookup("classify_entailment", Settings.model_validate({"nli": nli}))
+    classifier = Classifier(find_classifier(str(folder)))
+
+    def tell(pair: tuple[str, str]) -> tuple[str, str | None]:
+        (found,) = classifier.classify([pair])
+        assert found is not None
+        relation = max(found, key=lambda name: found[name])
+        if found[relation] < nli["certain"]:
+            return "model", None
+        drawn = int(stage.request_id(dict(zip(stage.variables, pair, strict=True)))[:8], 16) < share * 2**32
+        return "audit" if drawn else "classifier", relation
+
+    tellers = assert_audited(job, output, share, tell)
+    assert min(tellers[name] for name in ("model", "audit", "classifier")) > 20
+
+
+def assert_audited(
+    job: NliJob, output: Path, share: float, tell: Callable[[tuple[str, str]], tuple[str, str | None]]
+) -> Counter[str]:
+    """Every table on audits is what brute force says, of what tells a pair and, where no model does, its relation.
+
+    How many pairs each teller has.
+    """
     texts = {row["atom_id"]: row["text"] for row in read_table(output, "atoms")}
     told: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
-    audited: dict[tuple[str, str], str | None] = {}
+    audited: dict[tuple[str, str], tuple[str | None, str | None]] = {}
+    counts: Counter[str] = Counter()
     for row in read_table(output, "relations"):
         told[row["sample_id"]][texts[row["premise_id"]], texts[row["hypothesis_id"]]] = row["judged_by"]
     found, scores = relations_of(output), scores_of(output)
@@ -290,42 +336,43 @@ def test_filtered_pairs_are_neutral_and_an_audit_says_what_that_misses(
     expected: dict[str, Expected] = {}
     for sample in job.samples:
         name, whole = sample["sample_id"], job.expected[sample["sample_id"]]
-        tellers = {pair: told_by(*pair, share) for pair in whole.relations}
-        judged = {pair: "neutral" if tellers[pair] == "filtered" else whole.relations[pair] for pair in tellers}
+        known = {pair: tell(pair) for pair in whole.relations}
+        tellers = {pair: teller for pair, (teller, _) in known.items()}
+        asked = {pair for pair, teller in tellers.items() if teller in ("model", "audit")}
+        judged = {pair: whole.relations[pair] if pair in asked else relation for pair, (_, relation) in known.items()}
         assert (told[name], found.get(name, {})) == (tellers, judged)
         expected[name] = expected_nli(sample, job.options, judged)
         score = expected[name].score
         assert scores[name]["score"] == score
-        drawn = {pair: judged[pair] for pair, teller in tellers.items() if teller == "audit"}
+        drawn = {pair: (judged[pair], known[pair][1]) for pair, teller in tellers.items() if teller == "audit"}
         audited |= drawn
+        counts.update(tellers.values())
         worth = [
-            (score or 0.0) - (expected_nli(sample, job.options, {**judged, pair: "neutral"}).score or 0.0)
-            for pair, relation in drawn.items()
-            if relation == "entailment"
+            (score or 0.0) - (expected_nli(sample, job.options, {**judged, pair: told}).score or 0.0)
+            for pair, (relation, told) in drawn.items()
+            if "entailment" in (relation, told) and relation != told
         ]
         corrected = None if score is None else pytest.approx(score + sum(worth) * (1 / share - 1))
         assert measures[name, "score_audited"] == corrected
     assert_conflicts(output, expected)
-    relations = Counter(audited.values())
-    missed = relations["entailment"] + relations["contradiction"]
+    missed = Counter(relation for relation, told in audited.values() if relation != told)
     rows = {(row["measure"], row["system"]): row for row in read_table(output, "measures_summary")}
     assert (rows["miss_rate", None]["defined"], rows["miss_rate", None]["mean"]) == (
         len(audited),
-        missed / len(audited),
+        missed.total() / len(audited),
     )
-    assert rows["miss_rate_entailment", None]["mean"] == relations["entailment"] / len(audited)
+    for relation in ("entailment", "contradiction", "neutral"):
+        assert rows[f"miss_rate_{relation}", None]["mean"] == missed[relation] / len(audited)
     assert rows["score_audited", job.samples[0]["system"]]["ci_low"] is not None
-    assert missed > 5
-    assert f"{len(audited):,}" in ended.out
-    again = run_here(job.server, job.path, output, *NLI, settings=settings)
-    assert (again.code, "most_missed" in again.err, job.server.count()) == (4, True, 0)
+    assert missed.total() > 5
+    return counts
 
 
-def told_by(premise: str, hypothesis: str, share: float) -> str:
-    """What tells the relation of a pair under a filter by words."""
+def filtered(premise: str, hypothesis: str, share: float) -> tuple[str, str | None]:
+    """What tells the relation of a pair under a filter by words, and what the filter tells."""
     if content_words(premise) & content_words(hypothesis):
-        return "model"
-    return "audit" if is_audited(premise, hypothesis, share) else "filtered"
+        return "model", None
+    return "audit" if is_audited(premise, hypothesis, share) else "filtered", "neutral"
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ LISTS = pa.schema(
         pa.field("request_id", pa.string()),
     ]
 )
-# What tells the relation of a pair: a model, a model though the pair was taken by a filter, other pairs, or a filter
+# What tells the relation of a pair: a model, a model though a filter takes it, other pairs, or a filter
 MODEL, AUDIT, IMPLIED, FILTERED = TELLERS = ("model", "audit", "implied", "filtered")
 Places = NDArray[np.int64]
 Flags = NDArray[np.bool_]

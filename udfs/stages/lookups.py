@@ -19,8 +19,8 @@ KINDS = ("query", "document")
 # Vectors are brought to length 1 when they are read: inner products are cosines
 VECTOR_SCHEMA = pa.schema([("vector", pa.list_(pa.float32()))])
 HITS_SCHEMA = pa.schema([("hits", pa.list_(pa.struct([("id", pa.string()), ("text", pa.string())])))])
-# `probability` is that of entailment
-ENTAILMENT_SCHEMA = pa.schema([("relation", pa.string()), ("probability", pa.float64())])
+# `probability` is that of entailment, `certainty` that of the relation
+ENTAILMENT_SCHEMA = pa.schema([("relation", pa.string()), ("probability", pa.float64()), ("certainty", pa.float64())])
 
 
 def parse_hits(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,13 +32,14 @@ def parse_hits(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_entailment(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """`relation`, the most probable one of `RELATIONS`, and `probability`, that of entailment.
+    """`relation`, the most probable one of `RELATIONS`, `certainty`, how probable, and `probability`, that of entailment.
 
     completion: the probabilities by relation, as a classifier run within a task wrote them (JSON).
     """
     probabilities: Mapping[str, float] = json.loads(completion)
     relation = max(RELATIONS, key=lambda name: probabilities.get(name, 0.0))
-    return {"relation": relation, "probability": probabilities["entailment"]}
+    certainty = probabilities.get(relation, 0.0)
+    return {"relation": relation, "probability": probabilities["entailment"], "certainty": certainty}
 
 
 def parse_nothing(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def save(folder: Path, nodes: list, inputs: list, outputs: list, constants: list
     onnx.save(model, str(folder / "model.onnx"))
 
 
-def write_classifier(folder: Path, words: list[str], labels: list[str]) -> None:
+def write_classifier(folder: Path, words: list[str], labels: list[str], *, doubts: bool = False) -> None:
     """A classifier whose first class is the one where the premise has every token of the hypothesis, else its last.
 
     Its logits are 3 for that class and 0 for all others.
@@ -82,13 +82,20 @@ def write_classifier(folder: Path, words: list[str], labels: list[str]) -> None:
         node("Sub", ["one", "fails"], ["holds"]),
         node("Mul", ["holds", "of_first"], ["if_it_holds"]),
         node("Mul", ["fails", "of_last"], ["if_it_fails"]),
-        node("Add", ["if_it_holds", "if_it_fails"], ["logits"]),
+        node("Add", ["if_it_holds", "if_it_fails"], ["sure"]),
+        node("ReduceSum", ["asked", "axis_1"], ["count"], keepdims=1),
+        node("Mod", ["count", "two"], ["odd"], fmod=1),
+        node("Mul", ["odd", "doubt"], ["less"]),
+        node("Sub", ["one", "less"], ["scale"]),
+        node("Mul", ["sure", "scale"], ["logits"]),
     ]
     first, last = np.zeros((1, len(labels)), np.float32), np.zeros((1, len(labels)), np.float32)
     first[0, 0] = last[0, -1] = 3.0
     constants = {
         "last_special": np.array(len(SPECIAL) - 1, np.int64),
         "one": np.array(1.0, np.float32),
+        "two": np.array(2.0, np.float32),
+        "doubt": np.array(0.9 if doubts else 0.0, np.float32),
         "axis_1": np.array([1], np.int64),
         "axis_2": np.array([2], np.int64),
         "of_first": first,
