@@ -1,26 +1,50 @@
-"""Requests and seconds a sample where nli asks pairs and where it asks lists, at 0.2 s a call."""
+"""Requests and seconds a sample of the forms in which nli asks for relations, at 0.2 s a call."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+
 from tests.benchmarks.figures import Figure, Options
 from tests.benchmarks.running import run_job
+from tests.fakes.facts import Fact
 from tests.fakes.model_server import ModelServer
+from tests.runs.harness import read_table
+from tests.runs.icat_jobs import words_among
+from tests.udfs.retrieval.onnx_files import write_classifier
+from untold.udfs.statistics.confusion import kappa
 
 STAGES = ("classify_relation", "classify_relations")
+RELATIONS = ("entailment", "contradiction", "neutral")
 # As many atoms as `docs/methods.md`, section 2, has in its example, and responses to a query
 RESPONSE_ATOMS, CONTEXT_ATOMS, RESPONSES = 20, 40, 5
+# Atoms of a response that say something else of a subject than its contexts
+OTHERS = 4
 PUBLISHED = 2 * RESPONSE_ATOMS * CONTEXT_ATOMS + CONTEXT_ATOMS * (CONTEXT_ATOMS - 1)
+# What FactReasoner is published with: calls and seconds for 30 of its rows
+FACTREASONER = (16_362 / 30, 255 / 30)
 QUERIES = 1
 LATENCY = 0.2  # seconds
-FORMS = ("pairs", "lists")
-# Times as many requests as published
-GOAL = 30.0
+LISTS = ("nli.judgement=lists",)
+CASCADE = (*LISTS, "nli.filter=words", "nli.certain=0.85")
+# Times as many requests as published, and how far a form agrees with pairs
+GOAL_LISTS, GOAL_CASCADE, GOAL_KAPPA = 30.0, 100.0, 0.95
+Relations = Mapping[tuple[str, str, str], str]
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What a form asked, how long its job took, and its relations by sample and pair."""
+
+    requests: int
+    seconds: float
+    relations: Relations
 
 
 def measure(options: Options) -> list[Figure]:
@@ -28,46 +52,94 @@ def measure(options: Options) -> list[Figure]:
     samples = make_samples(options.requests or QUERIES)
     with TemporaryDirectory(prefix="untold-") as name:
         folder = Path(name)
-        asked = {form: _run(folder, samples, form) for form in FORMS}
-    figures = [Figure("published, no sample shares a pair", (PUBLISHED,), "requests a sample")]
-    for form, (requests, seconds) in asked.items():
-        figures.append(Figure(form, (requests / len(samples),), "requests a sample"))
-        figures.append(Figure(f"{form}, whole job", (seconds / len(samples),), "seconds a sample"))
-    lists = asked["lists"][0] / len(samples)
-    return [*figures, Figure("published / lists", (PUBLISHED / lists,), at_least=GOAL)]
+        names = {word for sample in samples for word in sample["subjects"].split()}
+        words = words_among(str(sample["response"]) + str(sample["contexts"]) for sample in samples)
+        # It knows names and numbers, is sure that other subjects are others, and doubts where a number is another
+        known = [word for word in words if word in names or word.isdigit()]
+        write_classifier(folder / "judge", known, ["entailment", "neutral"], [word for word in known if word.isdigit()])
+        cascade = (*CASCADE, f"nli.classifier={folder / 'judge'}")
+        forms = {"pairs": (), "lists": LISTS, "lists, filter by words, classifier": cascade}
+        ran = {form: _run(folder, samples, settings) for form, settings in forms.items()}
+    return [*_figures(ran, len(samples))]
+
+
+def _figures(ran: Mapping[str, _Form], samples: int) -> Iterator[Figure]:
+    yield Figure("published, no sample shares a pair", (PUBLISHED,), "requests a sample")
+    yield Figure("FactReasoner, as published", FACTREASONER[:1], "requests a sample")
+    yield Figure("FactReasoner, as published", FACTREASONER[1:], "seconds a sample")
+    for name, form in ran.items():
+        yield Figure(name, (form.requests / samples,), "requests a sample")
+        yield Figure(f"{name}, whole job", (form.seconds / samples,), "seconds a sample")
+    pairs, lists, cascade = ran.values()
+    yield Figure("published / lists", (PUBLISHED * samples / lists.requests,), at_least=GOAL_LISTS)
+    yield Figure("published / cascade", (PUBLISHED * samples / cascade.requests,), at_least=GOAL_CASCADE)
+    for name, form in (("lists", lists), ("cascade", cascade)):
+        yield Figure(f"kappa of {name} and pairs", (_kappa(pairs.relations, form.relations),), at_least=GOAL_KAPPA)
+
+
+def _kappa(first: Relations, second: Relations) -> float:
+    """Cohen's kappa of the relations of the same pairs."""
+    table = np.zeros((len(RELATIONS), len(RELATIONS)), np.int64)
+    for pair, relation in first.items():
+        table[RELATIONS.index(relation), RELATIONS.index(second[pair])] += 1
+    return float(kappa(table))
 
 
 def make_samples(queries: int) -> list[dict[str, Any]]:
-    """Samples whose sentences are as many atoms of one subject, all of them different and relevant."""
+    """Samples of as many atoms as the example has, all different; contexts say one thing of each of 40 subjects.
+
+    A response says 16 of these in other words, and something else of 4 more subjects.
+    """
     samples = []
-    for number in range(queries):
-        subject = f"Ada Mill{_letters(number)}"
-        sentences = [
-            f"{subject} owns exactly {boats} boats."
-            for boats in range(1, CONTEXT_ATOMS + RESPONSES * RESPONSE_ATOMS + 1)
-        ]
-        own = sentences[CONTEXT_ATOMS:]
+    for query in range(queries):
+        facts = [_fact(query * CONTEXT_ATOMS + place, place) for place in range(CONTEXT_ATOMS)]
+        # Each of two other wordings of a fact is one response's
+        reworded = [fact.sentence(form) for form in (1, 2) for fact in facts]
+        width = RESPONSE_ATOMS - OTHERS
         for place in range(RESPONSES):
-            response = own[place * RESPONSE_ATOMS : (place + 1) * RESPONSE_ATOMS]
+            others = [
+                Fact(fact.topic, fact.level, fact.subject, f"{fact.value[:-1]}{place + 5}").sentence()
+                for fact in facts[place * OTHERS : (place + 1) * OTHERS]
+            ]
             samples.append(
                 {
-                    "query": f"What is known of the fleet of {subject}?",
-                    "contexts": [" ".join(sentences[:CONTEXT_ATOMS])],
-                    "response": " ".join(response),
+                    "query": f"What is known of the fleet of Every One{_letters(query)}?",
+                    "contexts": [" ".join(fact.sentence() for fact in facts)],
+                    "response": " ".join([*reworded[place * width : (place + 1) * width], *others]),
                     "system": f"system {place}",
+                    "subjects": " ".join(fact.subject.title() for fact in facts),
                 }
             )
     return samples
+
+
+def _fact(number: int, place: int) -> Fact:
+    """A fact of a subject that has both of its names alone; its last digit is below 5."""
+    value = 10 * place + number % 5
+    topic, level, value_text = (
+        ("fleet", "exact", f"exactly {100 + value}") if place % 2 else ("founding", "year", f"{1400 + value}")
+    )
+    return Fact(topic, level, f"ada{_letters(number)} mill{_letters(number)}", value_text)
 
 
 def _letters(number: int) -> str:
     return "".join(chr(ord("a") + int(digit)) for digit in str(number))
 
 
-def _run(folder: Path, samples: Sequence[dict[str, Any]], form: str) -> tuple[int, float]:
-    """Relations that a whole job asks for, and its seconds."""
+def _run(folder: Path, samples: Sequence[dict[str, Any]], settings: Sequence[str]) -> _Form:
+    """A whole job of a form."""
     path = folder / "samples.jsonl"
     path.write_text("".join(json.dumps(sample) + "\n" for sample in samples), encoding="utf-8")
+    found: Relations = {}
+
+    def look(output: Path) -> None:
+        nonlocal found
+        texts = {row["atom_id"]: row["text"] for row in read_table(output, "atoms")}
+        found = {
+            (row["sample_id"], texts[row["premise_id"]], texts[row["hypothesis_id"]]): row["relation"]
+            for row in read_table(output, "relations")
+        }
+
     with ModelServer(answer="world_closed", latency=LATENCY) as server:
-        ran = run_job(server, path, folder / "job", f"nli.judgement={form}", metric="nli")
-        return sum(map(server.count, STAGES)), ran.seconds
+        ran = run_job(server, path, folder / "job", "thresholds.relevance=1", *settings, metric="nli", look=look)
+        return _Form(sum(map(server.count, STAGES)), ran.seconds, found)

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,8 +65,11 @@ def run_job(
     metric: str = "e2e",
     calls: int | None = None,
     watch: bool = False,
+    look: Callable[[Path], None] = lambda output: None,
 ) -> Ran:
     """Runs `untold score` on the samples into a new `folder`, which is removed. `watch` fills `looks`.
+
+    `look` is called with the output before.
 
     Raises RuntimeError where it fails, or where not exactly `calls` requests reached the server.
     """
@@ -76,6 +79,7 @@ def run_job(
     for setting in (*SETTINGS, f"llm.base_url={server.base_url}", f"llm.max_concurrency={IN_FLIGHT}", *settings):
         command += ["--set", setting]
     ran = _run(server, command, folder, folder / "log", watch=watch)
+    look(folder / "out")
     rmtree(folder)
     return _checked(ran, calls)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +18,7 @@ from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
 from tests.runs.harness import Row, Run, canonical, read_table, sum_usage, times, words_of, write_samples
 from tests.runs.here import RunHere
+from tests.runs.icat_jobs import words_among
 from tests.runs.reported import assert_reported
 from tests.runs.worlds import (
     Job,
@@ -295,8 +295,8 @@ def test_a_classifier_tells_what_it_is_certain_of_and_the_model_the_rest(
 ) -> None:
     share, output, folder = 0.3, tmp_path / "out", tmp_path / "judge"
     texts = sorted({text for one in job.expected.values() for pair in one.relations for text in pair})
-    words = {word for text in texts for word in re.findall(r"\w+|[^\w\s]+", text)}
-    write_classifier(folder, sorted(words), ["entailment", "neutral", "contradiction"], doubts=True)
+    words = words_among(texts)
+    write_classifier(folder, words, ["entailment", "neutral", "contradiction"], doubted=words[::2])
     nli = {"classifier": str(folder), "certain": 0.8, "audit": share}
     settings = {"store": job.output / "completions", **{f"nli.{name}": value for name, value in nli.items()}}
     job.server.reset()

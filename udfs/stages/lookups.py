@@ -32,7 +32,7 @@ def parse_hits(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_entailment(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """`relation`, the most probable one of `RELATIONS`, `certainty`, how probable, and `probability`, that of entailment.
+    """`relation`, the most probable one of `RELATIONS`, how probable (`certainty`), and `probability`, of entailment.
 
     completion: the probabilities by relation, as a classifier run within a task wrote them (JSON).
     """

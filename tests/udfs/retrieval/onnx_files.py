@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+DOUBT = 0.3
 
 
 def write_tokenizer(folder: Path, words: list[str]) -> None:
@@ -52,10 +54,11 @@ def save(folder: Path, nodes: list, inputs: list, outputs: list, constants: list
     onnx.save(model, str(folder / "model.onnx"))
 
 
-def write_classifier(folder: Path, words: list[str], labels: list[str], *, doubts: bool = False) -> None:
+def write_classifier(folder: Path, words: list[str], labels: list[str], doubted: Collection[str] = ()) -> None:
     """A classifier whose first class is the one where the premise has every token of the hypothesis, else its last.
 
-    Its logits are 3 for that class and 0 for all others.
+    Its logits are 3 for that class and 0 for all others; 2.1 and 0.9 for the first and the last where all that the
+    premise lacks are words of `doubted`.
     """
     write_tokenizer(folder, words)
     names = {str(number): label for number, label in enumerate(labels)}
@@ -77,25 +80,22 @@ def write_classifier(folder: Path, words: list[str], labels: list[str], *, doubt
         node("Mul", ["same", "premise"], ["matches"]),
         node("ReduceMax", ["matches", "axis_1"], ["found"], keepdims=0),
         node("Sub", ["one", "found"], ["lost"]),
-        node("Mul", ["asked", "lost"], ["missing"]),
+        node("Gather", ["weights", "input_ids"], ["weight"]),
+        node("Mul", ["asked", "lost"], ["absent"]),
+        node("Mul", ["absent", "weight"], ["missing"]),
         node("ReduceMax", ["missing", "axis_1"], ["fails"], keepdims=1),
         node("Sub", ["one", "fails"], ["holds"]),
         node("Mul", ["holds", "of_first"], ["if_it_holds"]),
         node("Mul", ["fails", "of_last"], ["if_it_fails"]),
-        node("Add", ["if_it_holds", "if_it_fails"], ["sure"]),
-        node("ReduceSum", ["asked", "axis_1"], ["count"], keepdims=1),
-        node("Mod", ["count", "two"], ["odd"], fmod=1),
-        node("Mul", ["odd", "doubt"], ["less"]),
-        node("Sub", ["one", "less"], ["scale"]),
-        node("Mul", ["sure", "scale"], ["logits"]),
+        node("Add", ["if_it_holds", "if_it_fails"], ["logits"]),
     ]
     first, last = np.zeros((1, len(labels)), np.float32), np.zeros((1, len(labels)), np.float32)
     first[0, 0] = last[0, -1] = 3.0
+    weights = [1.0] * len(SPECIAL) + [DOUBT if word in doubted else 1.0 for word in words]
     constants = {
+        "weights": np.array(weights, np.float32),
         "last_special": np.array(len(SPECIAL) - 1, np.int64),
         "one": np.array(1.0, np.float32),
-        "two": np.array(2.0, np.float32),
-        "doubt": np.array(0.9 if doubts else 0.0, np.float32),
         "axis_1": np.array([1], np.int64),
         "axis_2": np.array([2], np.int64),
         "of_first": first,

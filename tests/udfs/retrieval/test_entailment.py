@@ -77,7 +77,7 @@ def test_a_model_of_two_classes_knows_entailment_and_all_else(tmp_path: Path) ->
     assert one is not None
     assert set(one) == {"entailment", "neutral"}
     read = definition_of("classify_entailment").parse(json.dumps(one), {})
-    assert read == {"relation": "neutral", "probability": one["entailment"]}
+    assert read == {"relation": "neutral", "probability": one["entailment"], "certainty": one["neutral"]}
 
 
 @pytest.mark.parametrize(
