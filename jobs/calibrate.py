@@ -21,7 +21,9 @@ from matplotlib.figure import Figure
 
 from untold.graph.drawing import STYLE, save_figure
 from untold.graph.views import FORMATS, one_line
+from untold.jobs.asking.calling import runs_in_tasks
 from untold.jobs.asking.engines import open_held
+from untold.jobs.asking.lookups import bind_lookup
 from untold.jobs.asking.snapshots import VERSION, list_folder
 from untold.jobs.asking.uses import list_uses
 from untold.jobs.metrics.request import ScoreRequest
@@ -31,11 +33,12 @@ from untold.jobs.run.output import Output, shown
 from untold.jobs.run.progress import Display
 from untold.jobs.run.terminal import Page, table, wrapped
 from untold.jobs.score import score
-from untold.jobs.settings.model import prices_for
+from untold.jobs.settings.model import Settings, prices_for
 from untold.jobs.study.markdown import markdown_table
 from untold.jobs.summary.rows import SCORE
 from untold.jobs.tables import CALIBRATION
 from untold.udfs.llm.usage import Usage
+from untold.udfs.stages import LOOKUPS
 from untold.udfs.statistics.form_agreement import compare_rankings, kappa_by_query
 from untold.udfs.statistics.intervals import Interval, clustered_bca_interval
 from untold.udfs.storage import Place
@@ -131,9 +134,10 @@ def _price(row: Row, by: str) -> float:
 
 
 def _costs(form: Form, run: Run) -> Row:
-    """What a form needs: its requests and their tokens, whether this run or another one of the store asked them."""
+    """What a form needs of models that are called, whether this run or another one of the store asked them."""
     settings = form.request.settings
-    used = [_used(run, form.request.store, *named) for named in run.manifest["identity"]["stages"].items()]
+    stages = {name: digest for name, digest in run.manifest["identity"]["stages"].items() if _is_called(name, settings)}
+    used = [_used(run, form.request.store, *named) for named in stages.items()]
     priced = [prices_for(settings, stage).priced(usage) for stage, usage, _ in used]
     costs = [one.cost for one in priced if one.cost is not None]
     drawn = run.manifest["counts"]["samples"]
@@ -156,6 +160,11 @@ def _costs(form: Form, run: Run) -> Row:
         **{f"whole_{name}": None if value is None else value * scale for name, value in sums.items()},
         "whole_hours": sums["seconds"] * scale / settings.llm.max_concurrency / SECONDS_AN_HOUR,
     }
+
+
+def _is_called(stage: str, settings: Settings) -> bool:
+    """Whether a stage is asked of an endpoint, not of a model within tasks."""
+    return stage not in LOOKUPS or not runs_in_tasks(bind_lookup(stage, settings), settings)
 
 
 def _used(run: Run, store: str, stage: str, digest: str) -> tuple[str, Usage, int]:

@@ -40,6 +40,12 @@ FORMS: Mapping[str, tuple[str, ...]] = {
     "quantities resolved": ("qa.quantity_tool=resolve",),
     **{f"{metric} lists": (f"{metric}.judgement=lists",) for metric in METRICS[1:]},
 }
+# With a classifier, what is tried of it; all other forms are without
+CASCADES: Mapping[str, tuple[str, ...]] = {
+    **{f"classifier certain at {p}": (f"nli.certain={p}",) for p in (0.8, 0.9, 0.95, 0.99)},
+    "lists of 20, classifier certain at 0.9": ("nli.judgement=lists", "nli.list_size=20", "nli.certain=0.9"),
+}
+WITHOUT_CLASSIFIER = ("nli.classifier=null", "nli.certain=null")
 
 
 def read_form(text: str) -> tuple[str, tuple[str, ...]]:
@@ -64,14 +70,21 @@ def requests_of(options: Options, metric: str) -> dict[str, tuple[tuple[str, ...
     from untold.jobs.settings.layers import known_settings
 
     known = known_settings()
-    forms = dict(options.forms) or {
-        name: settings
-        for name, settings in FORMS.items()
-        if settings[0].startswith(f"{metric}.") and all(one.partition("=")[0] in known for one in settings)
-    }
+    forms = dict(options.forms)
+    published: tuple[str, ...] = ()
+    if not forms:
+        forms = {
+            name: settings
+            for name, settings in FORMS.items()
+            if settings[0].startswith(f"{metric}.") and all(one.partition("=")[0] in known for one in settings)
+        }
+        if metric == "nli" and (classifier := load(options).settings.nli.classifier) is not None:
+            published = WITHOUT_CLASSIFIER
+            forms = {name: (*settings, *published) for name, settings in forms.items()}
+            forms |= {name: (f"nli.classifier={classifier}", *settings) for name, settings in CASCADES.items()}
     if not forms:
         raise click.UsageError(f"{metric} has no cheaper forms of its own; give --forms, such as a smaller model")
-    return {name: (own, _request(options, metric, name, own)) for name, own in {PUBLISHED: (), **forms}.items()}
+    return {name: (own, _request(options, metric, name, own)) for name, own in {PUBLISHED: published, **forms}.items()}
 
 
 def _request(options: Options, metric: str, name: str, settings: tuple[str, ...]) -> ScoreRequest:

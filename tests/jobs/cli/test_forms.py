@@ -46,6 +46,18 @@ def test_without_forms_those_that_this_release_knows_are_tried(tmp_path: Path) -
     assert "lists of 20" in found
 
 
+def test_with_a_classifier_cascades_are_tried_beside_forms_without(tmp_path: Path) -> None:
+    found = requests_of(options_of(tmp_path, "--set", "nli.classifier=judge"), "nli")
+    tried = {
+        name: (request.settings.nli.classifier, request.settings.nli.certain) for name, (_, request) in found.items()
+    }
+    certain = {f"classifier certain at {p}": ("judge", p) for p in (0.8, 0.9, 0.95, 0.99)}
+    cascades = {**certain, "lists of 20, classifier certain at 0.9": ("judge", 0.9)}
+    assert {name: own for name, own in tried.items() if own[0]} == cascades
+    assert {own for name, own in tried.items() if name not in cascades} == {(None, None)}
+    assert found["classifier certain at 0.8"][0] == ("nli.classifier=judge", "nli.certain=0.8")
+
+
 @pytest.mark.parametrize("text", ["", "small", "small: model", "=1"])
 def test_what_is_no_form_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="must be settings"):
