@@ -98,6 +98,8 @@ def _read_label(text: str, number: int) -> str:
     return COVERED if found["label"].casefold() == COVERED else UNCOVERED
 
 
+# In the form that is asked for; neither part can match what the other does, so that a long text is read once
+_TEXT, _NUMBERS = r'"(?:[^"\\\n]|\\.)+"', r"\[[\d, ]*\]"
 _SOURCES = listed(number_of("contexts"))
 LIST_CONFLICTS = StageDefinition(
     "list_conflicts",
@@ -106,7 +108,7 @@ LIST_CONFLICTS = StageDefinition(
     CONFLICTS_SCHEMA,
     schema=record(conflicts=listed(record(first=TEXT, first_sources=_SOURCES, second=TEXT, second_sources=_SOURCES))),
     form=lines_of(
-        r'\{"first": ".+", "first_sources": \[.*\], "second": ".+", "second_sources": \[.*\]\}',
+        rf'\{{"first": {_TEXT}, "first_sources": {_NUMBERS}, "second": {_TEXT}, "second_sources": {_NUMBERS}\}}',
         '{"first": "...", "first_sources": [n, ...], "second": "...", "second_sources": [n, ...]}',
         "one object on a line for each conflict:",
     ),
