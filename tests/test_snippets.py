@@ -66,6 +66,13 @@ RUN_ELSEWHERE = {
 # The same jobs as others, under other settings
 SLOW = (
     *("results-vllm", "results-config", "--annotation-sheet", "demo --metric icat", "--output rescored"),
+    *(
+        "results-graph",
+        "recalled",
+        "--output calibrated",
+        "--output repeated",
+        "meta-evaluate --dataset wikicontradict",
+    ),
     "plan --input answers.jsonl --metric e2e",
 )
 # A process of its own in the user's folder; the others run in this one

@@ -76,6 +76,7 @@ SMALL = {
 }
 
 
+@pytest.mark.slow
 def test_equals_scipy_and_networkx(spark: SparkSession, tmp_path: Path) -> None:
     graphs = {**LARGE, **SMALL}
     components = FineComponents(found=100)

@@ -314,6 +314,7 @@ def test_first_stage_is_what_the_run_then_asks(first_run: RunOfWorlds) -> None:
     assert row["prompt_tokens"] == used["prompt_tokens"]
 
 
+@pytest.mark.slow
 def test_after_a_run_all_pairs_are_known_and_nothing_is_expected(first_run: RunOfWorlds, tmp_path: Path) -> None:
     known = [first_run.usage[row["stage"]]["requests"] for row in first_run.before]
     after = plan(first_run.request)

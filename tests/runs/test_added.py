@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
 from tests.runs.harness import Row, make_samples, read_manifest, read_table, snapshot, write_samples
@@ -48,6 +50,7 @@ def test_a_metric_is_added_whichever_way_it_is_asked_for(
     assert {name: it for name, it in snapshot(output).items() if "_lock" not in name}.items() <= before.items()
 
 
+@pytest.mark.slow
 def test_a_metric_that_cannot_be_paid_for_leaves_those_that_are_there(
     run_here: RunHere, server: ModelServer, tmp_path: Path
 ) -> None:

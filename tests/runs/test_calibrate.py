@@ -39,6 +39,7 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_two_full_runs(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
     known = worlds(2, "noisy")
     server.configure(answer=known[0].answer, rules=[ERRS])

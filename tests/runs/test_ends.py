@@ -106,6 +106,7 @@ def fill_after_a_segment(disk: SmallDisk) -> None:
     disk.fill()
 
 
+@pytest.mark.slow
 def test_a_disk_that_stays_full_ends_the_run_with_how_many_answers_are_lost(
     run_here: RunHere, server: ModelServer, tmp_path: Path, disk: SmallDisk
 ) -> None:

@@ -306,6 +306,7 @@ def judge(*claims: str) -> list[dict[str, Any]]:
     return [*(said("extract_claims", "text", name, texts) for name, texts in lists.items()), covered]
 
 
+@pytest.mark.slow
 def test_claims_are_looked_up_in_an_index_without_contexts(run_here: RunHere, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     rows = [{"id": name, "text": text, "url": f"http://{name}"} for name, text in CORPUS.items()]
@@ -349,6 +350,7 @@ def nearest_documents(line: str) -> list[str]:
     return sorted(cosines, key=lambda name: (-round(cosines[name], 9), name))
 
 
+@pytest.mark.slow
 def test_claims_are_looked_up_on_the_web_and_judged_by_a_classifier(run_here: RunHere, tmp_path: Path) -> None:
     grounded, wrong = "Ada Mill lives in Turin.", "Ada Mill lives in Lyon."
     words = {word for one in documents() for word in re.findall(r"\w+|[^\w\s]+", f"{one['title']} {one['text']}")}

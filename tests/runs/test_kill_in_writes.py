@@ -146,6 +146,7 @@ def job(server: ModelServer, tmp_path: Path) -> Job:
     return Job(server, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_job_that_is_killed_as_it_writes_segments_and_as_it_writes_tables_loses_nothing(
     run_here: RunHere, job: Job
 ) -> None:

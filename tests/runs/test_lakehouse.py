@@ -96,6 +96,7 @@ def killed_at(lake: type, number: int) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_a_run_names_the_version_it_read_and_goes_on_with_it(world: World) -> None:
     world.add(SAMPLES[:5])
     world.add(SAMPLES[5:10])

@@ -107,6 +107,7 @@ def test_texts_that_fail_are_rows_and_the_next_start_asks_those_that_may_pass(
         assert server.count() == 1
 
 
+@pytest.mark.slow
 def test_a_search_is_made_once_for_each_edition(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
     query = "What is known of the home of Ada Mill?"
 
@@ -185,6 +186,7 @@ def judged(
     return {row["hypothesis"]: (row["relation"], row["probability"], row["grounded"]) for row in found}
 
 
+@pytest.mark.slow
 def test_a_search_limit_holds_over_two_jobs(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
     per_minute = 600
     settings = settings_for(

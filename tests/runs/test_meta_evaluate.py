@@ -99,6 +99,7 @@ def test_two_models_are_run_continued_and_set_side_by_side(
     assert server.count() == calls
 
 
+@pytest.mark.slow
 def test_claims_are_verified_by_two_models_and_what_they_said_can_be_read_again(
     run_here: RunHere, server: ModelServer, tmp_path: Path
 ) -> None:
@@ -137,6 +138,7 @@ def test_claims_are_verified_by_two_models_and_what_they_said_can_be_read_again(
     assert "| verify_claim | b | 4 | 0 | 1.0000" in again.out
 
 
+@pytest.mark.slow
 def test_two_prompts_of_a_model_are_run_and_compared(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
     write_samples(tmp_path / "wiki.jsonl", [wiki_row(SUBJECTS[0])])
     server.configure(answer="fixed")

@@ -152,6 +152,7 @@ def test_a_file_that_was_only_touched_is_read_once(nights: Nights) -> None:
     assert (code, found["2026-11-17"]["input_changed"]) == (0, False)
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_one_date_ends_no_other_and_an_outage_ends_all(nights: Nights) -> None:
     samples = make_samples(12)
     for number in (17, 18, 19):
@@ -180,6 +181,7 @@ def test_what_is_wrong_with_one_date_ends_no_other_and_an_outage_ends_all(nights
     }
 
 
+@pytest.mark.slow
 def test_each_night_has_its_budget_and_all_have_the_months(nights: Nights) -> None:
     samples = make_samples(40)
     for number in (17, 18, 19):
@@ -211,6 +213,7 @@ def test_each_night_has_its_budget_and_all_have_the_months(nights: Nights) -> No
     assert "needs llm.price_per_million_prompt_tokens" in without.err
 
 
+@pytest.mark.slow
 def test_a_sentinel_is_judged_anew_each_night(run_here: RunHere, nights: Nights) -> None:
     samples, fixed = make_samples(12), make_samples(4)
     given = {"nightly.sentinel": write_samples(nights.folder / "fixed.jsonl", fixed)}
@@ -259,6 +262,7 @@ def test_a_sentinel_is_asked_once_a_night_and_within_its_budget(nights: Nights) 
     )
 
 
+@pytest.mark.slow
 def test_a_pruned_store_has_what_kept_outputs_need(run_here: RunHere, nights: Nights) -> None:
     samples = make_samples(20)
     nights.add(17, samples[:10])

@@ -208,6 +208,7 @@ def count_lists(expected: Mapping[str, ExpectedQa], size: int) -> int:
     return len(lists)
 
 
+@pytest.mark.slow
 def test_lists_conclude_what_pairs_do_whatever_a_judge_leaves_out_or_repeats(
     run_here: RunHere, job: QaJob, tmp_path: Path
 ) -> None:

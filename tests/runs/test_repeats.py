@@ -20,6 +20,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 def test_samples_are_scored_anew_under_other_salts(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
     server.configure(answer="e2e", rules=[CHANGES])
     path = write_samples(tmp_path / "samples.jsonl", make_samples(10))

@@ -55,6 +55,7 @@ def readings_of(output: Path) -> dict[str, tuple[int, ...]]:
     return {row["stage"]: tuple(row[name] for name in READINGS) for row in read_table(output, "usage")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["e2e", *(pytest.param(name, marks=slow) for name in METRICS if name != "e2e")])
 def test_a_schema_changes_no_table(run_here: RunHere, judge: ModelServer, tmp_path: Path, metric: str) -> None:
     path = write_samples(tmp_path / "samples.jsonl", METRICS[metric]())

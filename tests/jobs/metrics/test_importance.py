@@ -320,6 +320,7 @@ def test_facts_are_taken_from_the_best_documents_of_an_index(spark: SparkSession
     assert "summarise_context" not in found.tools.asked
 
 
+@pytest.mark.slow
 def test_searches_that_fail_or_find_nothing(spark: SparkSession) -> None:
     samples = [sample("Ada", "nothing"), sample("Lost", "lost"), given("Gina", "lost")]
     found = scored(spark, samples, lambda query: "timeout" if query == "lost" else [], knowledge={"source": "web"})

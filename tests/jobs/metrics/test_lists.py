@@ -68,7 +68,10 @@ def ground(spark: SparkSession, claims: DataFrame, size: int | None) -> tuple[Sc
     return tools, rows_of(found.claims.select(*columns), "sample_id", "position")
 
 
-@pytest.mark.parametrize("size", [1, 3, 20])
+SLOW_SIZES = [pytest.param(size, marks=pytest.mark.slow) for size in (1, 20)]
+
+
+@pytest.mark.parametrize("size", [3, *SLOW_SIZES])
 def test_claims_in_lists_have_the_verdicts_of_pairs(spark: SparkSession, size: int) -> None:
     rows = [(f"s{n}", place, f"Claim {roll(str(n), str(place)) % 90}") for n in range(20) for place in range(1, 9)]
     claims = spark.createDataFrame(rows, "sample_id string, position long, text string")
@@ -110,7 +113,7 @@ def verified(spark: SparkSession, claims: DataFrame, **options: Any) -> tuple[Sc
     return tools, rows_of(found.claims.select("sample_id", "position", "verdict", "shown"), "sample_id", "position")
 
 
-@pytest.mark.parametrize("size", [3, 20])
+@pytest.mark.parametrize("size", [3, *SLOW_SIZES[1:]])
 def test_claims_that_are_verified_in_lists_have_the_verdicts_of_chunks_together(spark: SparkSession, size: int) -> None:
     rows = [(f"s{n:02}", place, f"Claim {roll(str(n), str(place)) % 40}") for n in range(9) for place in range(1, 8)]
     claims = spark.createDataFrame(rows, "sample_id string, position long, text string")

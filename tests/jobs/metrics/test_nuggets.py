@@ -229,6 +229,7 @@ def test_a_blank_response_supports_nothing_unasked(run: Run) -> None:
     assert "assign_nuggets" not in run.asked("Blank")
 
 
+@pytest.mark.slow
 def test_nuggets_are_cut_when_they_are_made_and_when_they_are_ranked(spark: SparkSession) -> None:
     own = {"most": 3, "keep": 1, "score": "strict_all"}
     found = scored(spark, [sample("Ada")], nuggets=own)

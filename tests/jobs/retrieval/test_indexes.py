@@ -106,6 +106,7 @@ def say_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield pa.RecordBatch.from_pydict({key: pa.array(row[key], types[key]) for key in row})
 
 
+@pytest.mark.slow
 def test_a_grown_corpus_adds_shards_and_embeds_what_is_new_alone(indexes: Indexes, spark: SparkSession) -> None:
     indexes.make(CORPUS, chunks_per_shard=60)
     before = indexes.files()
