@@ -113,9 +113,14 @@ def told_conflict(row: Row) -> str:
     >>> answers = {"first": "Q: How high? A: 8,848 m", "second": "Q: How high? A: 8,844 m", "coverage": "first"}
     >>> told_conflict({**answers, "first_sources": ["1"], "second_sources": ["2", "3"]})
     'Q: How high? says 8,848 m; leaves out 8,844 m, which contexts 2, 3 state'
+    >>> told_conflict({**answers, "coverage": None})
+    'Q: How high? unjudged: 8,848 m or 8,844 m'
     """
     question, mark, _ = row["first"].partition(" A: ")
     asked = f"{question}{mark}" if question.startswith("Q: ") and row["second"].startswith(question + mark) else ""
+    if row["coverage"] is None:
+        sides = " or ".join(one_line(row[side].removeprefix(asked)).removesuffix(".") for side in ("first", "second"))
+        return f"{one_line(question)} unjudged: {sides}" if asked else f"unjudged: {sides}"
     said, missing = [], []
     for side in ("first", "second"):
         text = one_line(row[side].removeprefix(asked)).removesuffix(".")

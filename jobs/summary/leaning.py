@@ -19,6 +19,8 @@ from untold.udfs.statistics.permutation import adjust_p_values, binomial_test
 # What sources are told apart by
 BY = ("rank", "kind")
 SHOWN = 10
+# Kinds are free texts: of more, the most frequent are told apart
+MOST_KINDS = 50
 _KEYS = ("metric", "system", "by", "source")
 Row = Mapping[str, Any]
 
@@ -33,7 +35,8 @@ def count_leaning(conflicts: DataFrame, samples: DataFrame) -> DataFrame:
     """How many queries follow a source so often: metric, system, by, source, followed, n, count.
 
     conflicts, samples: the tables. n: one-sided conflicts of which the source states one side alone; followed: those
-    whose covered side it states. Rows without a system are of all samples.
+    whose covered side it states. Rows without a system are of all samples. Of kinds the
+    `MOST_KINDS` most frequent have rows.
     """
     is_first = F.col("coverage") == "first"
     chosen = conflicts.where(F.col("coverage").isin(*SIDES)).select(
@@ -53,6 +56,10 @@ def count_leaning(conflicts: DataFrame, samples: DataFrame) -> DataFrame:
     asked = samples.select("sample_id", "system", F.coalesce(*named).alias("cluster"), places.alias("places"))
     joined = chosen.join(asked, on="sample_id", how="inner")
     choices = reduce(DataFrame.unionByName, [_choices(joined, by) for by in BY])
+    kinds = choices.where(F.col("by") == "kind").groupBy("by", "source").count()
+    frequent = kinds.orderBy(F.desc("count"), "source").limit(MOST_KINDS)
+    ranked = choices.where(F.col("by") == "rank")
+    choices = ranked.unionByName(choices.join(frequent, on=["by", "source"], how="left_semi"))
     levels = F.array_distinct(F.array(F.lit(None).cast("string"), "system"))
     rows = choices.withColumn("system", F.explode(levels))
     queries = rows.groupBy(*_KEYS, "cluster").agg(F.sum("followed").alias("followed"), F.count("*").alias("n"))

@@ -105,7 +105,7 @@ def _read_listed(text: str, number: int) -> str:
     lines = [line for line in text.split("\n") if line.strip()]
     named = [_relation(line) or _relation(_REASON.split(line.strip(), maxsplit=1)[0]) for line in lines]
     bracketed = [relation for line in lines for _, relation in _bracketed(line, _SQUARE_BRACKET)]
-    said = set(filter(None, named)) or set(bracketed)
+    said = {*filter(None, named), *bracketed}
     if len(said) != 1:
         raise Unparsable("no clear relation beside a number")
     return said.pop()

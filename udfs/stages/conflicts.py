@@ -26,13 +26,24 @@ CONFLICT_TYPE = pa.struct([(name, pa.struct(SIDE)) for name in ("first", "second
 CONFLICTS_SCHEMA = pa.schema([pa.field("conflicts", pa.list_(CONFLICT_TYPE))])
 SIDES_SCHEMA = pa.schema([pa.field("covered", pa.list_(pa.bool_()))])
 
-_SOURCES_OF = {"first": ("firstsources", "firstcontexts", "firstsource"), "second": ("secondsources", "secondcontexts")}
+_SOURCES_OF = {
+    side: tuple(
+        f"{side}{name}" for name in ("sources", "source", "contexts", "context", "sourceids", "contextids", "ids")
+    )
+    for side in ("first", "second")
+}
 _CONTEXT_WORDS = re.compile(r"(?<![^\W_])(?:contexts?|and|nos?|numbers?|ids?|c)(?![^\W\d_])", re.IGNORECASE)
 _STATEMENT_WORDS = re.compile(r"(?<![^\W_])(?:statements?|nos?|numbers?|ids?|s)(?![^\W\d_])", re.IGNORECASE)
 _NO_CONFLICT = re.compile(
-    r"[\W_]*(?:there (?:are|is) )?no (?:such )?(?:conflicts?|contradictions?|conflicting statements)\b[^\n]{0,80}", re.I
+    r"[\W_]*(?:there (?:are|is) )?no (?:such )?(?:conflicts?|contradictions?|conflicting statements)\b"
+    r"(?:(?!\b(?:but|however|although|though|except)\b)[^\n]){0,80}",
+    re.IGNORECASE,
 )
-_LABEL = re.compile(r"[\W_]*(?P<label>covered|uncovered|not[\s_]covered)(?![^\W_])(?!\s(?:or|and)\b)", re.IGNORECASE)
+_LABEL = re.compile(
+    r"[\W_]*(?P<label>covered|uncovered|not[\s_]covered|true|false)(?![^\W_])(?!\s(?:or|and)\b)"
+    r"(?:[^\w\n]{1,6}(?:(?P<yes>yes|true)|(?P<no>no|false)|(?P<part>only|partly|partially|in part))(?![^\W_]))?",
+    re.IGNORECASE,
+)
 
 
 @final_answer
@@ -73,7 +84,10 @@ def _side(value: Record, name: str, contexts: Numbered) -> dict[str, Any]:
     text = value.cell((name, f"{name}statement"))
     if text is None:
         raise Unparsable("an object without two statements")
-    cells = cells_of(value.field(_SOURCES_OF[name]), ("id", "number", "context"))
+    given = value.field(_SOURCES_OF[name])
+    if given is None:
+        raise Unparsable("a statement without sources")
+    cells = cells_of(given, ("id", "number", "context"))
     numbers = {number for cell in cells for number in known_numbers(cell.bare, contexts) if number in contexts}
     return {"text": text.bare, "sources": sorted(numbers)}
 
@@ -93,9 +107,10 @@ def parse_sides(completion: str, variables: Mapping[str, Any]) -> dict[str, list
 
 def _read_label(text: str, number: int) -> str:
     found = _LABEL.match(text)
-    if found is None:
+    if found is None or found["part"]:
         raise Unparsable("neither covered nor uncovered")
-    return COVERED if found["label"].casefold() == COVERED else UNCOVERED
+    is_covered = found["label"].casefold() in (COVERED, "true")
+    return COVERED if is_covered != bool(found["no"]) else UNCOVERED
 
 
 # In the form that is asked for; neither part can match what the other does, so that a long text is read once

@@ -26,8 +26,10 @@ _ID_NAMES = (
 )
 _LABEL_NAMES = (
     *("relation", "relationship", "label", "verdict", "classification", "judgement", "judgment", "result"),
-    *("assignment", "support", "importance", "rating"),
+    *("assignment", "support", "importance", "rating", "covered"),
 )
+# Fields that may repeat a text in place of its number
+_TEXT_NAMES = ("answer", "statement", "text", "claim", "nugget", "hypothesis")
 # `1:`, `**Hypothesis 2** -`, `<claim id="3">`, `[4]`, a number alone, and `5 neutral`: never `1.5 km` or `8 boats`
 _OPENS = re.compile(
     r"[^\w\n]{0,12}(?:(?:hypothesis|statement|claim|nugget|answer|number|no|id|h)\b[^\w\n]{0,6}){0,2}"
@@ -98,8 +100,11 @@ def _recorded(value: Value | Sequence[Value], above: int, numbered: Numbered) ->
 
 def _named(value: Record, numbered: Numbered) -> int:
     """The number that an object names, by itself or by its text; 0 where it names none, or two that differ."""
-    cells = [each for key, each in value.pairs if isinstance(each, Cell) and _names_number(key)]
-    numbers = {number for cell in cells if (number := number_in(cell.bare, numbered)) is not None}
+    cells = [(key, each) for key, each in value.pairs if isinstance(each, Cell) and _names_number(key)]
+    # The text "2" is not the second one
+    texts = [numbered.find(cell.bare) if field_name(key) in _TEXT_NAMES else None for key, cell in cells]
+    named = [text or number_in(cell.bare, numbered) for text, (_, cell) in zip(texts, cells, strict=True)]
+    numbers = {number for number in named if number is not None}
     return numbers.pop() if len(numbers) == 1 else 0
 
 
