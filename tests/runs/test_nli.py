@@ -293,10 +293,8 @@ def test_filtered_pairs_are_neutral_and_an_audit_says_what_that_misses(
 def test_a_classifier_tells_what_it_is_certain_of_and_the_model_the_rest(
     run_here: RunHere, job: NliJob, tmp_path: Path
 ) -> None:
-    share, output, folder = 0.3, tmp_path / "out", tmp_path / "judge"
-    texts = sorted({text for one in job.expected.values() for pair in one.relations for text in pair})
-    words = words_among(texts)
-    write_classifier(folder, words, ["entailment", "neutral", "contradiction"], doubted=words[::2])
+    share, output = 0.3, tmp_path / "out"
+    folder = write_judge(job, tmp_path)
     nli = {"classifier": str(folder), "certain": 0.8, "audit": share}
     settings = {"store": job.output / "completions", **{f"nli.{name}": value for name, value in nli.items()}}
     job.server.reset()
@@ -316,6 +314,13 @@ def test_a_classifier_tells_what_it_is_certain_of_and_the_model_the_rest(
 
     tellers = assert_audited(job, output, share, tell)
     assert min(tellers[name] for name in ("model", "audit", "classifier")) > 20
+
+
+def write_judge(job: NliJob, folder: Path) -> Path:
+    """A classifier of the words of the job's atoms, which doubts by every second one."""
+    words = words_among({text for one in job.expected.values() for pair in one.relations for text in pair})
+    write_classifier(folder / "judge", words, ["entailment", "neutral", "contradiction"], doubted=words[::2])
+    return folder / "judge"
 
 
 def assert_audited(
@@ -376,26 +381,33 @@ def filtered(premise: str, hypothesis: str, share: float) -> tuple[str, str | No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("classified", [False, True], ids=["filter", "classifier too"])
 @pytest.mark.parametrize("more", [IN_LISTS, {"nli.skip_implied": "true"}, {"nli.filter": "either"}])
 def test_filters_work_with_lists_waves_and_vectors(
-    run_here: RunHere, job: NliJob, tmp_path: Path, more: dict[str, Any]
+    run_here: RunHere, job: NliJob, tmp_path: Path, more: dict[str, Any], classified: bool
 ) -> None:
     samples = job.samples[:20]
     path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
     settings = {"store": job.output / "completions", "nli.filter": "words", "nli.audit": 0.3, **more}
+    if classified:
+        settings |= {"nli.classifier": write_judge(job, tmp_path), "nli.certain": 0.8}
     with ModelServer(answer="careless_noisy") as server:
         ended = run_here(server, path, output, *NLI, settings=settings)
     assert ended.code == 0, ended.err
     tellers = Counter(row["judged_by"] for row in read_table(output, "relations"))
     assert {"filtered", "audit"} < set(tellers)
-    assert ("list" in tellers, "implied" in tellers) == (more == IN_LISTS, "nli.skip_implied" in more)
+    assert ("list" in tellers, "implied" in tellers) == (
+        "nli.judgement" in more,
+        "nli.skip_implied" in more,
+    )
+    assert ("classifier" in tellers) == classified
     known = {pair: relation for one in job.expected.values() for pair, relation in one.relations.items()}
     texts = {row["atom_id"]: row["text"] for row in read_table(output, "atoms")}
     for row in read_table(output, "relations"):
         pair = texts[row["premise_id"]], texts[row["hypothesis_id"]]
         if row["judged_by"] == "filtered":
             assert row["relation"] == "neutral"
-        elif row["judged_by"] != "implied":
+        elif row["judged_by"] not in ("implied", "classifier"):
             assert row["relation"] == known[pair]
 
 
