@@ -33,9 +33,9 @@ class E2eSettings(Section):
 
 
 class NliSettings(Section):
-    """Options of the metric nli: methods, section 2."""
+    """Options of the metric nli: methods, section 2. Of the classifier its files count, and not the path."""
 
-    NO_RESULT: ClassVar[frozenset[str]] = frozenset({"most_missed"})
+    NO_RESULT: ClassVar[frozenset[str]] = frozenset({"most_missed", "classifier"})
     ADVANCED: ClassVar[frozenset[str]] = frozenset({"unit_types", "list_size", "filter_cosine", "certain", "audit"})
 
     # Not strict: YAML has lists and no tuples
