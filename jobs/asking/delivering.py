@@ -189,7 +189,6 @@ class Delivery:
 
     def _step(self, batch: Batch, *, submit: bool) -> bool:
         """The next thing to do for a batch; whether it was done."""
-        look = None
         try:
             if batch.id is None:
                 moved = self._submit(batch, create=submit)
@@ -200,7 +199,8 @@ class Delivery:
                     self._read(batch, look)
                 moved = look.ended
         except BatchError as error:
-            if batch.id is not None and look is None and error.answer.error_type in HIDDEN:
+            # Of a look: files of results that are gone are no error
+            if batch.id is not None and error.answer.error_type in HIDDEN:
                 self._pass_over(batch)
             else:
                 self._bear(batch, error.answer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -334,12 +334,21 @@ def test_what_is_given_back_is_not_cut_later(root: Path) -> None:
 
 
 def test_an_upload_under_another_key_is_that_keys(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job, fake = left_job(root, api_key_env="A_KEY"), FakeBatches(Endpoint(), [{"lost": True}])
+    class Stumbling(Api):
+        stumbled = False
+
+        def create(self, name: str, file: str, path: str, more: Mapping[str, str]) -> Look:
+            if not self.stumbled:
+                self.stumbled = True
+                raise BatchError(Answer(error_type="http_503", error="HTTP 503"))
+            return super().create(name, file, path, more)
+
+    job, fake = left_job(root, api_key_env="A_KEY"), FakeBatches(Endpoint())
     monkeypatch.setenv("A_KEY", "sk-one")
     with pytest.raises(KilledError):
         deliver(job, Api(fake, "sk-one", dies=1.0))
     monkeypatch.setenv("A_KEY", "sk-two")
-    assert deliver(job, Api(fake, "sk-two")).reason is None
+    assert deliver(job, Stumbling(fake, "sk-two")).reason is None
     assert is_whole(job)
     assert len(fake.made) == 3
 
