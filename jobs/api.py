@@ -150,6 +150,7 @@ class Session:
         overwrite: bool = False,
         retry_failed: bool = False,
         wait: bool = True,
+        poll: bool = True,
         progress: Callable[[Mapping[str, Any]], None] | None = None,
         **how: Unpack[SampleOptions],
     ) -> Run:
@@ -164,6 +165,7 @@ class Session:
             overwrite: Replaces the tables of another run in `output`.
             retry_failed: Asks permanently failed requests again.
             wait: Waits for another run on the same store; False refuses.
+            poll: Waits for batches; False looks at them once, and the run has the status `batched` while they go on.
             progress: Called with each event: a mapping with stage, done, total, calls, failed, cost and left (the
                 seconds until the stage is done), or with note. None draws a bar a stage in a notebook, and a line
                 elsewhere, as the command does.
@@ -187,6 +189,7 @@ class Session:
                 overwrite=overwrite,
                 retry_failed=retry_failed,
                 wait=wait,
+                poll=poll,
                 command="the same call",
             )
             outcome = score(request, display, Held(self._spark, self._process))

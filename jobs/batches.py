@@ -16,11 +16,13 @@ from untold.jobs.run.output import absolute, store_of
 from untold.jobs.run.terminal import page_of, print_lines, table
 from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError
-from untold.udfs.llm.batch_api import BatchApi, BatchError, OpenAiBatches
+from untold.udfs.llm.batch_api import HIDDEN, BatchApi, BatchError, OpenAiBatches
 from untold.udfs.llm.calls import Answer
 from untold.udfs.storage import Place
 
 UNSEEN = "not visible"
+# Of batches that end by themselves
+ENDING = ("cancelling", "finalizing")
 
 
 class NoBatchesError(UserError):
@@ -44,8 +46,9 @@ def batches(
 ) -> list[Listed]:
     """What is at endpoints for a store, or the store of an output, after it was fetched or cancelled where asked.
 
-    ids: those to cancel, by default all. What the endpoint does not show is forgotten where its id is given, so that
-    its requests are asked again. Raises NoBatchesError, and LockedError where a run is at them.
+    ids: those to cancel, by default all. What has ended, or the endpoint does not show, is forgotten where its id is
+    given, so that its requests are asked again. Raises NoBatchesError, also where some could not be cancelled, and
+    LockedError where a run is at them.
     """
     store = _store_at(absolute(folder))
     jobs = batch_jobs(store)
@@ -53,6 +56,7 @@ def batches(
     if missing := sorted(set(ids) - known):
         raise NoBatchesError(f"{store} has no batch {missing[0]}; it has {', '.join(sorted(known)) or 'none'}")
     found: list[Listed] = []
+    failed: list[str] = []
     for job in jobs:
         read = job.read()
         settings = replace(read.settings, api_key_env=api_key_env or read.settings.api_key_env)
@@ -64,8 +68,10 @@ def batches(
                         given = Settings().batch
                         Delivery(job, replace(read, settings=settings), api, given, watch).run(submit=False, poll=False)
                     else:
-                        _cancel(job, api, ids)
+                        failed += _cancel(job, api, ids)
             found += _listed(job, api)
+    if failed:
+        raise NoBatchesError(f"{'; '.join(failed)}; see the account that made them")
     return found
 
 
@@ -94,24 +100,32 @@ def _listed(job: BatchJob, api: BatchApi) -> Iterator[Listed]:
 
 
 def _why(answer: Answer) -> str:
-    return UNSEEN if answer.error_type in ("http_403", "http_404") else str(answer.error)
+    return UNSEEN if answer.error_type in HIDDEN else str(answer.error)
 
 
-def _cancel(job: BatchJob, api: BatchApi, ids: Sequence[str]) -> None:
-    """Cancels batches of a job; forgets those of these ids that cannot be seen, or were perhaps never created."""
+def _cancel(job: BatchJob, api: BatchApi, ids: Sequence[str]) -> list[str]:
+    """Cancels batches of a job, and says which it could not.
+
+    Those of these ids are forgotten that have ended, cannot be seen, or were perhaps never created.
+    """
+    failed = []
     for batch in job.ledger().batches:
         if ids and (batch.id or batch.name) not in ids:
             continue
+        is_over = batch.id is None
         try:
-            if batch.id is not None and not (look := api.look(batch.id)).ended and look.status != "cancelling":
-                api.cancel(batch.id)
+            if batch.id is not None:
+                look = api.look(batch.id)
+                is_over = look.ended
+                if not look.ended and look.status not in ENDING:
+                    api.cancel(batch.id)
         except BatchError as error:
-            if _why(error.answer) != UNSEEN or not ids:
-                why = f"{batch.id} cannot be cancelled: {error}; see the account that made it"
-                raise NoBatchesError(why) from error
+            is_over = _why(error.answer) == UNSEEN
+            if not is_over or not ids:
+                failed.append(f"{batch.id} cannot be cancelled: {error}")
+        if is_over and ids:
             _forget(job, batch)
-        if batch.id is None and ids:
-            _forget(job, batch)
+    return failed
 
 
 def _forget(job: BatchJob, batch: Batch) -> None:

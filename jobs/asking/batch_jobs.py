@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from hashlib import blake2b
 from itertools import islice
 from typing import IO, Any
 
@@ -209,3 +210,13 @@ def parts(lines: list[Line], room: Room) -> list[range]:
         found.append(range(first, first + count))
         first += count
     return found
+
+
+def left_of(most: float | None, used: float) -> float:
+    """What a bound of the budget has left."""
+    return float("inf") if most is None else most - used
+
+
+def fingerprint(key: str, salt: str) -> str:
+    """What tells one key from another and says nothing of it; other for each salt."""
+    return blake2b(key.encode(), digest_size=4, salt=blake2b(salt.encode(), digest_size=8).digest()).hexdigest()

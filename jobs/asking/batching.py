@@ -17,7 +17,6 @@ from untold.jobs.asking.spool import Spool, SpooledJob
 from untold.jobs.asking.spooling import SpoolAnswerer
 from untold.jobs.asking.stage_store import StageStore
 from untold.jobs.run.locks import LockedError
-from untold.jobs.run.outcome import Ending
 from untold.jobs.run.refusals import explain, root_cause
 from untold.jobs.run.terminal import amount
 from untold.jobs.settings.model import delivery_for
@@ -27,6 +26,14 @@ from untold.udfs.llm.usage import Usage
 
 # How an answering ends, from what only waits
 ENDS = (None, "batched")
+
+
+class WaitingError(AnsweringError):
+    """Batches of an earlier start keep a stage from being asked. `outcome` says why."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.error or "")
+        self.outcome = outcome
 
 
 @dataclass
@@ -61,45 +68,64 @@ class BatchAnswerer(SpoolAnswerer):
         """By the jobs of the stage: first all of them are submitted, then each is waited for."""
         super().answer(unanswered)
         stage, lock = unanswered.stage, unanswered.lock
-        jobs, spent, worst = self._open_jobs(stage), unanswered.spent, Outcome()
+        jobs = self._open_jobs(stage)
 
         def stopped() -> str | None:
             return "interrupted" if self.engines.interrupts.requested or unanswered.is_lost() else None
 
         with shown(self.engines, stage):
-            for poll in (False, True) if self.engines.poll else (False,):
-                outcomes = [Outcome()]
-                for job in jobs:
-                    if job.is_open and outcomes[-1].reason in (None, "batched"):
-                        others = [one.ledger().batches for one in jobs if one.name != job.name and one.is_open]
-                        with self._delivery(job, stopped, unanswered.show, spent, sum(others, ())) as delivery:
-                            outcomes.append(delivery.run(poll=poll))
-                        spent += outcomes[-1].usage
-                # What ends the run before what only waits
-                worst = max(outcomes, key=lambda one: ENDS.index(one.reason) if one.reason in ENDS else len(ENDS))
-                if worst.reason != "batched":
-                    break
+            worst = self._deliver(jobs, stopped, unanswered.show, unanswered.spent)
             if lock is not None:
                 lock.check()
             used = sum((self._take(job, unanswered.folder) for job in jobs), Usage())
             priced = call_settings(self.settings, stage, "", unanswered.folder).priced(used)
             progress = {"stage": stage.name, "total": unanswered.count, "usage": asdict(priced)}
             unanswered.show({"event": "progress", **progress})
-        if worst.reason == "refused":
-            return replace(worst, error=explain_refusal(str(worst.error), [self.settings.llm.api_key_env]))
-        return worst
+        return self._explained(worst)
+
+    def _deliver(
+        self, jobs: Sequence[BatchJob], stopped: Callable[[], str | None], show: Callable[..., None], spent: Usage
+    ) -> Outcome:
+        """Looks at all jobs once, then waits for each, until no more comes of any; the outcome is that of the worst."""
+        poll = False
+        while True:
+            before, outcomes = [(job.is_open, job.ledger()) for job in jobs], [Outcome()]
+            for job in jobs:
+                if job.is_open and outcomes[-1].reason in ENDS:
+                    others = [one.ledger().batches for one in jobs if one.name != job.name and one.is_open]
+                    with self._delivery(job, stopped, show, spent, sum(others, ())) as delivery:
+                        outcomes.append(delivery.run(poll=poll))
+                    spent += outcomes[-1].usage
+            # What ends the run before what only waits
+            worst = max(outcomes, key=lambda one: ENDS.index(one.reason) if one.reason in ENDS else len(ENDS))
+            # A job gives way to the batches of another, and goes on once these are read
+            went_on = not poll or before != [(job.is_open, job.ledger()) for job in jobs]
+            if worst.reason != "batched" or not self.engines.poll or not went_on:
+                return worst
+            poll = True
+
+    def _explained(self, outcome: Outcome) -> Outcome:
+        """The outcome, with what to do where the endpoint refused the run."""
+        if outcome.reason != "refused":
+            return outcome
+        return replace(outcome, error=explain_refusal(str(outcome.error), [self.settings.llm.api_key_env]))
 
     def collect(self, stage: Stage, store: StageStore) -> Usage:
         """As of a spool, once what the endpoint has by now is there. What it does not have is asked anew.
 
-        A stage that is asked by calls first waits for its batches. Raises AnsweringError where that cannot be had.
+        A stage that is asked by calls first waits for its batches. Raises WaitingError where that cannot be had, or
+        where the start waits for none.
         """
         for job in self._open_jobs(stage):
-            self._look_at(job, poll=not self.delivers(stage.name))
+            self._look_at(job, alone=not self.delivers(stage.name))
         return super().collect(stage, store)
 
-    def _look_at(self, job: BatchJob, *, poll: bool) -> None:
-        """Takes what the batches of an earlier start have answered; those of another run at work are left to it."""
+    def _look_at(self, job: BatchJob, *, alone: bool) -> None:
+        """Takes what the batches of an earlier start have answered; those of another run at work are left to it.
+
+        `alone`: no more batches are made, so that all must have ended before anything is asked.
+        """
+        poll = alone and self.engines.poll
         if poll:
             self.engines.display.note("batches of an earlier start are waited for; untold batches DIR cancel ends them")
 
@@ -107,17 +133,16 @@ class BatchAnswerer(SpoolAnswerer):
             return "interrupted" if self.engines.interrupts.requested else None
 
         try:
-            with self._delivery(job, stopped, self.engines.display.show, Usage(), wait=poll) as delivery:
+            with self._delivery(job, stopped, self.engines.display.show, Usage(), wait=alone) as delivery:
                 outcome = delivery.run(submit=False, poll=poll)
         except LockedError:
-            if poll:
+            if alone:
                 raise
             return
         if outcome.reason == "interrupted":
             raise KeyboardInterrupt
-        if poll and outcome.reason is not None:
-            ending = Ending(outcome.reason, outcome.error, spool=self.store)
-            raise AnsweringError(ending.explain("the same command") or "")
+        if alone and outcome.reason is not None:
+            raise WaitingError(self._explained(outcome))
 
     def _open_jobs(self, stage: Stage) -> list[BatchJob]:
         return batch_jobs(self.store, self.spool.prefix(stage, self.store))

@@ -16,11 +16,11 @@ from typing import IO, Any
 
 import pyarrow.parquet as pq
 
-from untold.jobs.asking.batch_jobs import Batch, BatchJob, Ledger, Line, Room, fill, parts
+from untold.jobs.asking.batch_jobs import Batch, BatchJob, Ledger, Line, Room, fill, fingerprint, left_of, parts
 from untold.jobs.asking.job import Job, Outcome
 from untold.jobs.settings.spending import BatchSettings
-from untold.udfs.llm.batch_api import QUEUE_FULL, BatchApi, BatchError, Look
-from untold.udfs.llm.batch_results import Judged, Results, line_of, path_of, remembered, resumed
+from untold.udfs.llm.batch_api import HIDDEN, QUEUE_FULL, BatchApi, BatchError, Look
+from untold.udfs.llm.batch_results import Judged, Results, download, line_of, path_of, remembered, resumed
 from untold.udfs.llm.calls import Answer, Request
 from untold.udfs.llm.pacing import CompletionSizes
 from untold.udfs.llm.records import COMPLETIONS, completions_table
@@ -37,8 +37,16 @@ SLOWER = 1.5
 FIRST_OUTAGE_SECONDS = 60.0
 # So many batches in a row of which nothing came
 FRUITLESS = 3
+# How often incomplete results are downloaded before they are believed
+DOWNLOADS = 3
+LARGEST_QUEUE = 2**50
 NO_BATCHES = "if the endpoint has no batches, set llm.delivery to calls"
+REMEDIES = {
+    **dict.fromkeys(("http_400", "http_404", "http_405"), NO_BATCHES),
+    "http_413": "lower batch.requests or batch.bytes",
+}
 INFINITE = float("inf")
+NOTHING_USED = Usage()
 _Left = tuple[str, dict[str, Any], Line]
 
 
@@ -79,16 +87,17 @@ class Delivery:
         self._rows = sum(spooled.units.values())
         self._beside = tuple(beside)
         self._sizes = CompletionSizes(job.stage.max_tokens)
-        self._key = _fingerprint(os.environ.get(job.settings.api_key_env or "", ""), spooled.name)
+        self._key = fingerprint(os.environ.get(job.settings.api_key_env or "", ""), spooled.name)
         # What may have been uploaded or created, though nothing says so
         self._doubtful = {batch.name for batch in self._ledger.batches if batch.id is None}
         self._foreign: set[str] = set()
         self._own: set[str] = set()
         self._done: dict[str, int] = {}
         self._completed = job.answered_before
-        self._short = False
-        self._fruitless = 0
-        self._heard_at, self._reached = monotonic(), False
+        # What keeps batches from being sent: the budget, or the endpoint's queue until the next pause
+        self._short = self._full = False
+        self._fruitless = self._faults = 0
+        self._first_fault, self._reached = 0.0, False
         self._wait = how.poll_seconds
         self._used = Usage()
 
@@ -104,20 +113,27 @@ class Delivery:
         None where nothing is left to wait for, `batched` where batches go on.
         """
         try:
+            if submit:
+                self._recut()
+            else:
+                # Before any look: what is given back must not be cut by this job later, however this start ends
+                self._note(replace(self._ledger, cut=self._rows))
             while True:
                 while self._advance(submit=submit):
-                    self._wait = self._how.poll_seconds
+                    if not self._full:
+                        self._wait = self._how.poll_seconds
                     self._report()
                 self._report()
                 if not submit:
-                    self._note(replace(self._ledger, batches=tuple(self._kept), cut=self._rows))
+                    self._note(replace(self._ledger, batches=tuple(self._kept)))
                 if not self._goes_on(submit=submit):
                     # What is left is in batches of other keys
                     if self._ledger.batches:
                         return Outcome("batched", usage=self.used)
                     self._spooled.close()
                     return Outcome(usage=self.used)
-                if not poll:
+                # Room that other jobs take is given back once these are looked at
+                if not poll or (self._beside_in_flight and not self._awaited):
                     return Outcome("batched", usage=self.used)
                 self._pause()
         except _EndedError as ended:
@@ -137,6 +153,10 @@ class Delivery:
         """The batches that this start waits for."""
         return [batch for batch in self._ledger.in_flight if batch.name not in self._foreign]
 
+    @property
+    def _beside_in_flight(self) -> bool:
+        return any(batch.id is not None for batch in self._beside)
+
     def _goes_on(self, *, submit: bool) -> bool:
         """Whether there is something to wait for. Raises where the budget leaves nothing to do."""
         left = [batch for batch in self._ledger.batches if batch.name not in self._foreign]
@@ -155,7 +175,7 @@ class Delivery:
         moved = self._short = False
         for batch in self._ledger.batches:
             self._check_stopped()
-            if batch.name in self._foreign:
+            if batch.name in self._foreign or batch not in self._ledger.batches:
                 continue
             may_submit = batch.id is None and submit and self._fits(batch)
             if batch.id is not None or may_submit or batch.name in self._doubtful:
@@ -179,23 +199,27 @@ class Delivery:
                     self._read(batch, look)
                 moved = look.ended
         except BatchError as error:
-            self._bear(batch, error.answer)
+            # Of a look: files of results that are gone are no error
+            if batch.id is not None and error.answer.error_type in HIDDEN:
+                self._pass_over(batch)
+            else:
+                self._bear(batch, error.answer)
             return False
-        self._heard_at, self._reached = monotonic(), True
+        self._faults, self._reached = 0, True
         return moved
 
     def _bear(self, batch: Batch, answer: Answer) -> None:
-        """Takes an error of the endpoint: it passes, or the batch is another key's, or it ends the job."""
-        if answer.error_type in ("http_403", "http_404") and batch.id is not None:
-            self._pass_over(batch)
-        elif answer.refused or not is_passing(answer.error_type):
-            remedy = NO_BATCHES if answer.error_type in ("http_400", "http_404", "http_405") else remedy_of(answer)
+        """Takes an error of the endpoint: it passes, or it ends the job."""
+        if answer.refused or not is_passing(answer.error_type):
+            remedy = REMEDIES.get(answer.error_type or "") or remedy_of(answer)
             raise _EndedError("refused", f"{answer.error}; {remedy}")
-        else:
-            self._doubtful.add(batch.name)
-            most = self._job.settings.outage
-            if monotonic() - self._heard_at >= (most if self._reached else min(most, FIRST_OUTAGE_SECONDS)):
-                raise _EndedError("outage")
+        self._doubtful.add(batch.name)
+        now, most = monotonic(), self._job.settings.outage
+        self._first_fault = self._first_fault if self._faults else now
+        self._faults += 1
+        away = now - self._first_fault
+        if self._faults > 1 and away >= (most if self._reached else min(most, FIRST_OUTAGE_SECONDS)):
+            raise _EndedError("outage")
 
     def _pass_over(self, batch: Batch) -> None:
         """Leaves alone what another key has made."""
@@ -207,20 +231,22 @@ class Delivery:
 
     def _fits(self, batch: Batch) -> bool:
         """Whether a batch that is cut can be submitted beside those in flight."""
+        if self._full:
+            return False
         room = self._room([one for one in self._ledger.in_flight if one.name != batch.name])
         line = Line(1, batch.tokens, batch.most, self._cost(batch.requests, batch.tokens, batch.most))
         if batch.requests > room.requests or not fill([line], replace(room, requests=1)):
             self._short = True
             return False
-        return batch.tokens <= room.queue or not (self._ledger.in_flight or self._beside)
+        return batch.tokens <= room.queue or not (self._ledger.in_flight or self._beside_in_flight)
 
     def _cut(self) -> Batch | None:
         """A batch of the next rows, noted before it is sent; None where nothing is left, or nothing fits now."""
         ledger, queue = self._ledger, self._queue
-        if ledger.cut >= self._rows:
+        if ledger.cut >= self._rows or self._full:
             return None
-        room = self._room(ledger.batches)
-        if (ledger.in_flight or self._beside) and room.queue < queue / 2:
+        room = self._room(ledger.batches, self._how.requests)
+        if (ledger.in_flight or self._beside_in_flight) and room.queue < queue / 2:
             return None
         rest = Batch("", ledger.cut, self._rows, 0, 0, 0)
         lines = fill((self._line(body) for _, body in self._bodies(rest)), room)
@@ -244,9 +270,8 @@ class Delivery:
         prompt = self._script.tokens_of(len(body))
         most = prompt + self._sizes.expected
         # The line has its id and its address besides
-        return Line(
-            len(body) + len(line_of("0" * 32, self._job.stage.api, b"")), prompt, most, self._cost(1, prompt, most)
-        )
+        size = len(body) + len(line_of("0" * 32, self._job.stage.api, b""))
+        return Line(size, prompt, most, self._cost(1, prompt, most))
 
     def _cost(self, requests: int, tokens: int, most: int) -> float:
         return self._job.settings.prices.cost(tokens, most - tokens, requests) or 0.0
@@ -256,20 +281,19 @@ class Delivery:
         """How many tokens may wait at the endpoint."""
         return min(self._how.queue or INFINITE, self._ledger.queue or INFINITE)
 
-    def _room(self, own: Sequence[Batch]) -> Room:
+    def _room(self, own: Sequence[Batch], most_requests: float = INFINITE) -> Room:
         """What is left for a batch beside those of the job, and of other jobs, that will be paid for."""
         reserved = (*own, *self._beside)
         budget, spent = self._job.settings.budget, self._job.spent + self.used
         calls, most = sum(batch.requests for batch in reserved), sum(batch.most for batch in reserved)
         cost = sum(self._cost(batch.requests, batch.tokens, batch.most) for batch in reserved)
         waiting = sum(batch.tokens for batch in reserved if batch.id is not None)
-        left = _left(budget.max_calls, spent.calls + calls)
         return Room(
-            requests=min(self._how.requests, left),
+            requests=min(most_requests, left_of(budget.max_calls, spent.calls + calls)),
             bytes=self._how.bytes,
             queue=self._queue - waiting,
-            tokens=_left(budget.max_tokens, spent.tokens + most),
-            cost=_left(budget.max_cost, (spent.cost or 0.0) + cost),
+            tokens=left_of(budget.max_tokens, spent.tokens + most),
+            cost=left_of(budget.max_cost, (spent.cost or 0.0) + cost),
         )
 
     def _submit(self, batch: Batch, *, create: bool) -> bool:
@@ -277,7 +301,7 @@ class Delivery:
         # A file is noted before a batch of it is created
         doubtful = batch.name in self._doubtful and batch.file is not None
         name = f"{self._spooled.name}/{batch.name}"
-        look = self._api.find_batch(name) if doubtful else None
+        look = self._api.find_batch(name, str(batch.file)) if doubtful else None
         if look is None and doubtful and batch.key != self._key:
             self._pass_over(batch)
             return False
@@ -303,7 +327,7 @@ class Delivery:
             digest, size = self._write_lines(batch, file)
             name = f"untold-{self._spooled.name}-{batch.name}.jsonl"
             known = self._api.find_file(name, size) if batch.name in self._doubtful else None
-            batch = replace(batch, file=known or self._api.upload(name, file), digest=digest)
+            batch = replace(batch, file=known or self._api.upload(name, file), digest=digest, key=self._key)
         self._note(self._ledger.with_batch(batch))
         return batch
 
@@ -334,7 +358,7 @@ class Delivery:
         def write(file: IO[bytes]) -> None:
             with pq.ParquetWriter(file, COMPLETIONS, compression="zstd", write_page_checksum=True) as writer:
                 for number, (request, body) in enumerate(self._bodies(batch), start=1):
-                    self._take(request, body, results, judged)
+                    self._take(request, body, look, results, judged)
                     if number % UNIT_ROWS == 0:
                         writer.write_table(completions_table(judged.take_rows()))
                         left.extend(map(self._left, judged.take_again()))
@@ -342,10 +366,11 @@ class Delivery:
                 writer.write_table(completions_table(judged.take_rows()))
                 left.extend(map(self._left, judged.take_again()))
 
-        with Results(line for file in look.results for line in self._api.lines(file)) as results:
+        with self._download(batch, look) as results:
             Place(f"{self._job.directory}/{run}-{batch.name}.parquet").write_whole(write)
         self._completed |= judged.completed
-        self._replace(batch, look, judged.used, left)
+        self._pace(batch, look)
+        self._replace(batch, left, judged.used)
         if look.id:
             answered = judged.used.done - judged.used.failed
             self._watch.note(f"batch {look.id} {look.status}: {answered:,} answered, {len(left):,} to be asked again")
@@ -354,16 +379,34 @@ class Delivery:
         # What ended an earlier start may be mended by now
         if judged.refusal and batch.name in self._own:
             raise _EndedError("refused", judged.refusal)
-        used = judged.used.calls > judged.used.rate_limited
-        self._fruitless = 0 if used or not look.id or look.code == QUEUE_FULL else self._fruitless + 1
+        came = judged.used.done or judged.used.calls > judged.used.rate_limited
+        self._fruitless = 0 if came or not look.id or look.code == QUEUE_FULL else self._fruitless + 1
         if self._fruitless >= FRUITLESS:
             raise _EndedError("outage")
 
-    def _take(self, request: Request, body: bytes | None, results: Results, judged: Judged) -> None:
+    def _download(self, batch: Batch, look: Look) -> Results:
+        """What came of a batch. Where less came than the endpoint has counted, it is downloaded again."""
+        least = look.done or (batch.requests if look.status == "completed" else 0)
+        for _ in range(DOWNLOADS - 1):
+            results, whole = download(self._api, look)
+            if whole and results.count >= least:
+                return results
+            results.close()
+            self._pause()
+            self._check_stopped()
+        results, whole = download(self._api, look)
+        if not whole or results.count < least:
+            self._watch.note(f"batch {look.id}: its results are incomplete; what they lack is asked again")
+        return results
+
+    def _take(self, request: Request, body: bytes | None, look: Look, results: Results, judged: Judged) -> None:
         """What came of one request."""
         if body is None:
             failure = self._script.render(request)[1]
             judged.record(request, failure or Answer(error_type="template"))
+            return
+        if look.status == "completed" and request.request_id not in results:
+            judged.miss(request)
             return
         answer = results.answer(request, self._script, len(body))
         if answer is None:
@@ -377,20 +420,47 @@ class Delivery:
         """What is kept of a request until it is in another batch."""
         return request.request_id, remembered(request), self._line(self._script.render(request)[0])
 
-    def _replace(self, batch: Batch, look: Look, used: Usage, left: list[_Left]) -> None:
-        """Puts batches of what is left in the place of one that was read: in one write with what that used."""
-        ledger = self._ledger
+    def _pace(self, batch: Batch, look: Look) -> None:
+        """Takes what a batch says of the endpoint's queue: a full one is halved, and grows while batches complete."""
+        queue = self._ledger.queue
         if look.code == QUEUE_FULL:
-            others = sum(one.tokens for one in ledger.in_flight if one.name != batch.name)
-            self._ledger = ledger = replace(ledger, queue=max(others, batch.tokens // 2, 1))
+            self._full = True
+            others = sum(one.tokens for one in self._ledger.in_flight if one.name != batch.name)
+            queue = max(others, batch.tokens // 2, 1)
+        elif queue and look.id and look.status == "completed":
+            queue = min(2 * queue, self._how.queue or LARGEST_QUEUE)
+        self._ledger = replace(self._ledger, queue=queue)
+
+    @property
+    def _limits(self) -> Room:
+        return Room(self._how.requests, self._how.bytes, self._queue)
+
+    def _recut(self) -> None:
+        """Cuts what no endpoint has seen again where limits are lower by now."""
+        for batch in self._ledger.batches:
+            if batch.id is None and batch.file is None:
+                left = [self._left(request) for request, _ in self._bodies(batch)]
+                if len(parts([line for *_, line in left], self._limits)) > 1:
+                    self._replace(batch, left)
+
+    def _replace(self, batch: Batch, left: list[_Left], used: Usage = NOTHING_USED) -> None:
+        """Puts batches of what is left of a batch in its place: in one write with what that used.
+
+        What is left of others and not sent yet is cut along, for it may have been cut to a smaller queue.
+        """
+        ledger = self._ledger
+        waiting = [one for one in ledger.batches if one.part and one.file is None and one.name not in self._doubtful]
+        gone = [batch, *(one for one in waiting if one.name != batch.name)]
+        left = left + [self._left(request) for one in gone[1:] for request, _ in self._bodies(one)]
+        first, end = min(one.first for one in gone), max(one.end for one in gone)
         new, made = [], ledger.made
-        for places in parts([line for *_, line in left], Room(self._how.requests, self._how.bytes, self._queue)):
+        for places in parts([line for *_, line in left], self._limits):
             made += 1
             own = left[places.start : places.stop]
             self._spooled.write_rest(f"{made:06d}", {request_id: known for request_id, known, _ in own})
-            lines = [line for *_, line in own]
-            new.append(self._batch_of(f"{made:06d}", batch.first, batch.end, lines, part=True))
-        kept = [one for one in ledger.batches if one.name != batch.name]
+            new.append(self._batch_of(f"{made:06d}", first, end, [line for *_, line in own], part=True))
+        names = {one.name for one in gone}
+        kept = [one for one in ledger.batches if one.name not in names]
         self._done.pop(batch.name, None)
         self._used += used
         self._note(replace(ledger, batches=(*kept, *new), made=made, used=ledger.used + used))
@@ -414,12 +484,4 @@ class Delivery:
         self._wait = min(SLOWER * self._wait, self._how.longest_poll_seconds)
         while (left := until - monotonic()) > 0 and not self._watch.stopped():
             sleep(min(left, LOOK_SECONDS))
-
-
-def _left(most: float | None, used: float) -> float:
-    return INFINITE if most is None else most - used
-
-
-def _fingerprint(key: str, salt: str) -> str:
-    """What tells one key from another and says nothing of it; other for each job."""
-    return blake2b(key.encode(), digest_size=4, salt=blake2b(salt.encode(), digest_size=8).digest()).hexdigest()
+        self._full = False

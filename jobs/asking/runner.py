@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from untold.jobs.asking.answerers import Answerer, ProcessAnswerer, Unanswered
-from untold.jobs.asking.batching import BatchAnswerer
+from untold.jobs.asking.batching import BatchAnswerer, WaitingError
 from untold.jobs.asking.calling import price, runs_in_tasks, section_of
 from untold.jobs.asking.endpoint import RunEndpoint
 from untold.jobs.asking.engines import Engines
@@ -202,6 +202,8 @@ class StageRunner:
             if not self.engines.interrupts.requested:
                 raise
             self.ended = "interrupted"
+        except WaitingError as error:
+            self.ended, self.error = error.outcome.reason, error.outcome.error
         except (AnsweringError, LockedError, LocalModelError) as error:
             # A process that is told to stop before it took its job up ends without a word
             self.ended = "interrupted" if self.engines.interrupts.requested else "broken"

@@ -53,13 +53,14 @@ def plan_lines(rows: Sequence[Row], page: Page) -> list[str]:
 def _by_batches(rows: Sequence[Row]) -> list[str]:
     """What batches would cost, and how many rounds of them there are; nothing without prices."""
     from untold.jobs.run.terminal import amount
+    from untold.udfs.stages import LOOKUPS
 
     *stages, total = rows
     if total["batch_cost"] is None:
         return []
     # Stages of several metrics are asked one after the other too
-    rounds = len({row["stage"] for row in stages if row["requests"] > row["reused"] and row["batch_cost"] is not None})
-    within = amount(rounds, "round of batches", "rounds of batches")
+    asked = {row["stage"] for row in stages if row["requests"] > row["reused"] and row["batch_cost"] is not None}
+    within = amount(len(asked.difference(LOOKUPS)), "round of batches", "rounds of batches")
     cost = f"cost {total['batch_cost']:,.2f} at most"
     return [f"by batches (llm.delivery=batch): {cost}, {within}, each within 24 hours", ""]
 

@@ -36,6 +36,7 @@ class Batch:
     key: str
     lines: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    answered: int = 0
     cancelled: bool = False
 
     def status(self, now: float) -> str:
@@ -106,6 +107,7 @@ class FakeBatches:
             response = {"status_code": status, "request_id": "r", "body": body}
             result = {"id": "b", "custom_id": line["custom_id"], "response": response, "error": None}
             (batch.lines if status == 200 else batch.errors).append(json.dumps(result))
+        batch.answered = len(batch.lines)
         for line in lines[asked:]:
             error = {"code": "batch_expired", "message": "This request could not be executed in time."}
             result = {"id": "b", "custom_id": line["custom_id"], "response": None, "error": error}
@@ -141,7 +143,7 @@ class FakeBatches:
             "output_file_id": f"output-{batch.id}" if ended and batch.lines else None,
             "error_file_id": f"errors-{batch.id}" if ended and batch.errors else None,
             "errors": {"object": "list", "data": [error]} if status == "failed" else None,
-            "request_counts": {"total": 0, "completed": len(batch.lines) if ended else 0, "failed": 0},
+            "request_counts": {"total": 0, "completed": batch.answered if ended else 0, "failed": 0},
         }
 
     def reply(self, method: str, target: str, head: bytes, body: bytes, key: str) -> Reply:

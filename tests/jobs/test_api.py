@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 import untold
 from tests.fakes.model_server import ModelServer
 from tests.runs.cluster import SHARED_RAY, SharedCluster
+from untold.jobs import api
 from untold.jobs.notebook import notebook_bars
 
 PROMPTS = str(Path(__file__).parents[1] / "fakes" / "prompts")
@@ -138,6 +139,16 @@ def test_progress_goes_to_a_callback(session: untold.Session) -> None:
     done = {event["stage"]: event["done"] for event in events if "stage" in event}
     assert done == {"summarise_context": 2, "evaluate_coverage": 3}
     assert {event["left"] for event in events if "total" in event and event["done"] == event["total"]} == {None}
+
+
+def test_a_score_says_whether_it_waits(session: untold.Session, of_file: untold.Run) -> None:
+    with (
+        patch.object(api, "score", return_value=SimpleNamespace(exit_code=7)) as score,
+        patch.object(api, "open_run", return_value=SimpleNamespace(status="batched")),
+    ):
+        for poll in (True, False):
+            assert session.score(of_file.table("samples"), "e2e", wait=False, poll=poll).status == "batched"
+    assert [(call.args[0].poll, call.args[0].wait) for call in score.call_args_list] == [(True, False), (False, False)]
 
 
 def test_a_run_answers_what_an_analyst_asks(of_file: untold.Run) -> None:

@@ -11,7 +11,8 @@ from tests.fakes.model_server import ModelServer
 from tests.jobs.asking.batched import ROWS, deliver, left_job, rows_of
 from untold.jobs.asking.batch_jobs import BatchJob
 from untold.jobs.batches import Listed, NoBatchesError, batches
-from untold.udfs.llm.batch_api import OpenAiBatches
+from untold.udfs.llm.batch_api import BatchError, Look, OpenAiBatches
+from untold.udfs.llm.calls import Answer
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_what_is_cancelled_keeps_its_answers_and_the_rest_goes_on(job: BatchJob)
 def test_what_another_key_made_is_forgotten_only_by_its_id(job: BatchJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANOTHER", "sk-another")
     assert {one.status for one in run(job, "list", key="ANOTHER")} == {"not visible"}
-    with pytest.raises(NoBatchesError, match="batch_1 cannot be cancelled: HTTP 404; see the account that made it"):
+    with pytest.raises(NoBatchesError, match="; batch_3 cannot be cancelled: HTTP 404; see the account that made them"):
         run(job, "cancel", key="ANOTHER")
     with pytest.raises(NoBatchesError, match="has no batch batch_9; it has batch_1, batch_2, batch_3"):
         run(job, "cancel", "batch_9", key="ANOTHER")
@@ -63,6 +64,32 @@ def test_what_another_key_made_is_forgotten_only_by_its_id(job: BatchJob, monkey
     # Nobody has it, so that the next start asks for it anew
     run(job, "fetch")
     assert [batch.id for batch in job.ledger().batches] == ["batch_1", "batch_3"]
+
+
+def test_what_has_ended_is_forgotten_only_by_its_id(job: BatchJob) -> None:
+    run(job, "cancel")
+    assert [one.batch for one in run(job, "cancel")] == ["batch_1", "batch_2", "batch_3"]
+    assert [one.batch for one in run(job, "cancel", "batch_1")] == ["batch_2", "batch_3", "000004"]
+
+
+def test_a_batch_that_cannot_be_cancelled_keeps_no_other_from_it(
+    job: BatchJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled: list[str] = []
+
+    def cancel(_: OpenAiBatches, batch: str) -> None:
+        if batch == "batch_1":
+            raise BatchError(Answer(error_type="http_500", error="HTTP 500"))
+        cancelled.append(batch)
+
+    monkeypatch.setattr(OpenAiBatches, "cancel", cancel)
+    with pytest.raises(NoBatchesError, match="batch_1 cannot be cancelled: HTTP 500; see the account"):
+        run(job, "cancel")
+    assert cancelled == ["batch_2", "batch_3"]
+    # One that is about to end is left alone
+    monkeypatch.setattr(OpenAiBatches, "look", lambda _, batch: Look(batch, "finalizing"))
+    assert {one.status for one in run(job, "cancel")} == {"finalizing"}
+    assert len(cancelled) == 2
 
 
 def test_a_folder_without_batches_is_told(tmp_path: Path) -> None:

@@ -399,7 +399,7 @@ def test_tables_show_what_is_possible_and_what_is_expected() -> None:
 
 def test_a_plan_says_what_batches_would_cost_and_how_many_rounds_there_are() -> None:
     answered = plan_row(stage="rate_relevance", reused=1200, batch_cost=0.0)
-    rows = [plan_row(), plan_row(stage="evaluate_coverage"), answered, plan_row(stage="embed_text", batch_cost=None)]
+    rows = [plan_row(), plan_row(stage="evaluate_coverage"), answered, plan_row(stage="embed_text", batch_cost=0.0)]
     line = "by batches (llm.delivery=batch): cost 1.50 at most, 2 rounds of batches, each within 24 hours"
     assert line in plan_lines(rows, Page())
     assert not any("batches" in line for line in plan_lines([plan_row(batch_cost=None)], Page()))

@@ -21,6 +21,10 @@ WINDOW = "24h"
 # By which a batch is found again whose id was lost
 NAME = "untold"
 ENDED = frozenset({"completed", "expired", "cancelled", "failed"})
+# Other spellings of statuses
+SPELLINGS: Final = {"canceled": "cancelled", "canceling": "cancelling"}
+# What an endpoint says of what the key does not see, or of what is gone
+HIDDEN: Final = ("http_403", "http_404", "http_410")
 # The endpoint has as many tokens waiting as the account may have
 QUEUE_FULL = "token_limit_exceeded"
 
@@ -70,8 +74,8 @@ class BatchApi(Protocol):
     def upload(self, name: str, file: IO[bytes]) -> str:
         """Uploads requests; the id of the file."""
 
-    def find_batch(self, name: str) -> Look | None:
-        """The batch that was created under a name."""
+    def find_batch(self, name: str, file: str) -> Look | None:
+        """The batch that was created under a name, or of a file."""
 
     def create(self, name: str, file: str, path: str, more: Mapping[str, str]) -> Look:
         """Has the requests of a file answered; `more` is kept beside the name."""
@@ -112,18 +116,19 @@ class OpenAiBatches:
         """By its name: one that broke off while it was uploaded has another size."""
         with _heard():
             found = self._client.files.list(purpose=PURPOSE, **self._sent)
-            return next((file.id for file in found if (file.filename, file.bytes) == (name, size)), None)
+            return next((file.id for file in _once(found) if (file.filename, file.bytes) == (name, size)), None)
 
     def upload(self, name: str, file: IO[bytes]) -> str:
         """In a stream, from where the file stands."""
         with _heard():
             return self._client.files.create(file=(name, file, "application/jsonl"), purpose=PURPOSE, **self._sent).id
 
-    def find_batch(self, name: str) -> Look | None:
-        """By its metadata, among all that the key sees."""
+    def find_batch(self, name: str, file: str) -> Look | None:
+        """By its metadata among all that the key sees, or by its file: some endpoints keep no metadata."""
         with _heard():
-            found = self._client.batches.list(limit=100, **self._sent)
-            return next((_look(one) for one in found if (one.metadata or {}).get(NAME) == name), None)
+            found = _once(self._client.batches.list(limit=100, **self._sent))
+            own = (one for one in found if (one.metadata or {}).get(NAME) == name or one.input_file_id == file)
+            return next(map(_look, own), None)
 
     def create(self, name: str, file: str, path: str, more: Mapping[str, str]) -> Look:
         """With the name among the metadata."""
@@ -156,6 +161,16 @@ class OpenAiBatches:
         self._client.close()
 
 
+def _once(found: Iterable[Any]) -> Iterator[Any]:
+    """What a list has, page by page, up to an id that was seen: some endpoints give the first page for ever."""
+    seen: set[str] = set()
+    for one in found:
+        if one.id in seen:
+            return
+        seen.add(one.id)
+        yield one
+
+
 def _look(batch: Any) -> Look:
     """What the package has read; endpoints leave fields out. Raises TypeError for what is no batch."""
     if not isinstance(batch.id, str):
@@ -165,7 +180,8 @@ def _look(batch: Any) -> Look:
     counts = batch.request_counts
     done = (counts.completed or 0) + (counts.failed or 0) if counts else 0
     code = next((error.code for error in errors or () if error.code), None)
-    return Look(batch.id, batch.status, tuple(filter(None, files)), done, code)
+    status = str(batch.status).lower()
+    return Look(batch.id, SPELLINGS.get(status, status), tuple(filter(None, files)), done, code)
 
 
 @contextmanager

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
+from untold.udfs.llm.batch_api import HIDDEN, BatchApi, BatchError, Look
 from untold.udfs.llm.calls import Answer, CallSettings, Request
 from untold.udfs.llm.client import PATHS, read_status
 from untold.udfs.llm.keys import Stage
@@ -73,6 +74,18 @@ class Results:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._places
+
+    @property
+    def count(self) -> int:
+        """How many requests have a line."""
+        return len(self._places)
+
+    def close(self) -> None:
+        """Removes them from the disk."""
         self._file.close()
 
     def answer(self, request: Request, script: Script, sent: int) -> Answer | None:
@@ -83,14 +96,35 @@ class Results:
         self._file.seek(place)
         line = _json_of(self._file.read(size))
         response, error = line.get("response"), line.get("error")
+        # Some have an empty response beside such an error
+        if isinstance(error, Mapping) and error.get("code") in _UNASKED:
+            return None
         if not isinstance(response, Mapping):
-            code = error.get("code") if isinstance(error, Mapping) else None
-            said = "the endpoint ended the request without an answer"
-            return None if code in _UNASKED else Answer(error_type="bad_body", error=said)
+            return Answer(error_type="bad_body", error="the endpoint ended the request without an answer")
         content, status = json.dumps(response.get("body")).encode(), response.get("status_code")
         if status == 200:
             return script.reader(request)(content, sent, {})
         return read_status(status if isinstance(status, int) else 500, content, {})
+
+
+def download(api: BatchApi, look: Look) -> tuple[Results, bool]:
+    """The results of a batch, and whether each file came to its end. A file that is gone is an empty one.
+
+    Raises BatchError for what another try may mend.
+    """
+    whole = True
+
+    def lines() -> Iterator[bytes]:
+        nonlocal whole
+        for file in look.results:
+            try:
+                yield from api.lines(file)
+            except BatchError as error:
+                if error.answer.error_type not in ("bad_body", *HIDDEN):
+                    raise
+                whole = False
+
+    return Results(lines()), whole
 
 
 def _json_of(line: bytes) -> dict[str, Any]:
@@ -137,6 +171,10 @@ class Judged:
                 return
             answer = failed(answer, "unparsable", "the model does not stop calling tools")
         self._judge(request, self.script.read(answer, request.variables))
+
+    def miss(self, request: Request) -> None:
+        """Takes that a completed batch has no line for a request: an attempt, and no call."""
+        self._judge(request, Answer(error_type="bad_body", error="the batch has no result for the request"))
 
     def _judge(self, request: Request, answer: Answer) -> None:
         self.completed |= answer.text is not None

@@ -45,7 +45,7 @@ _WHOLE = frozenset({"", "stop", "eos", "end_turn", "stop_sequence", "tool_calls"
 _CUT = ("length", "max_tokens", "max_output_tokens", "token_limit")
 PATHS = {"chat": "/chat/completions", "completions": "/completions", "embeddings": "/embeddings"}
 # What breaks a body off while it is read
-BROKEN_STREAMS: tuple[type[Exception], ...] = (httpx.TransportError,)
+BROKEN_STREAMS: tuple[type[Exception], ...] = (httpx.TransportError, httpx.DecodingError)
 # About key, credit, permission or address, and so about the run more likely than about a row
 _REFUSED = (401, 402, 403, 404)
 # An endpoint may put anything into an error's code, so only known ones are shown.

@@ -68,7 +68,7 @@ class Api:
     def upload(self, name: str, file: IO[bytes]) -> str:
         return self._call(lambda: self.fake.upload(name, file.read()))
 
-    def find_batch(self, name: str) -> Look | None:
+    def find_batch(self, name: str, file: str) -> Look | None:
         seen = [one for one in self.fake.made.values() if one.key == self.key and one.metadata["untold"] == name]
         return self._call(lambda: next((self._look(one) for one in seen), None))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import closing, suppress
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from types import SimpleNamespace
+from typing import IO, Any, cast
 
 import pyarrow.parquet as pq
 import pytest
@@ -33,11 +35,17 @@ from tests.jobs.asking.batched import (
 from tests.udfs.llm.askers import SETTINGS, STAGE, all_rows_in, ask, requests
 from tests.udfs.llm.test_asking_tools import FAR, FAR_TOO, NEAR, QUESTION
 from tests.udfs.llm.test_asking_tools import STAGE as COMPARING
-from untold.jobs.asking.batch_jobs import Batch, Line, Room, fill, parts
+from untold.jobs.asking import delivering
+from untold.jobs.asking.batch_jobs import Batch, BatchJob, Line, Room, fill, parts
+from untold.jobs.asking.batching import BatchAnswerer, WaitingError
 from untold.jobs.asking.delivering import Delivery, Watch
-from untold.udfs.llm.batch_api import BatchError, OpenAiBatches
+from untold.jobs.asking.job import Outcome
+from untold.jobs.settings.model import Settings
+from untold.udfs.llm.batch_api import BatchError, Look, OpenAiBatches
+from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.client import read_status
 from untold.udfs.llm.limiter import Budget
+from untold.udfs.llm.usage import Usage
 from untold.udfs.stages import STAGES
 
 
@@ -179,6 +187,170 @@ def test_an_endpoint_whose_queue_is_full_is_sent_less(root: Path) -> None:
     assert deliver(job, Api(fake)).reason is None
     assert is_whole(job)
     assert set(endpoint.asked.values()) == {1}
+
+
+def test_a_queue_that_others_fill_is_waited_for_and_grows_again(root: Path) -> None:
+    job, endpoint = left_job(root), Endpoint()
+    fake = FakeBatches(endpoint, [{"fail": "token_limit_exceeded"}] * 5)
+    assert deliver(job, Api(fake), poll=False).reason == "batched"
+    assert len(fake.files) == 3
+    small = job.ledger().queue or 0
+    assert small > 0
+    assert deliver(job, Api(fake)).reason is None
+    assert is_whole(job)
+    assert set(endpoint.asked.values()) == {1}
+    assert (job.ledger().queue or 0) > small
+    # What is left is put together again, and not asked one by one
+    assert len(fake.made) < 5 + ROWS
+
+
+def test_a_job_gives_way_to_the_batches_of_another(root: Path) -> None:
+    job = left_job(root)
+    other = Batch("000001", 0, 5, requests=5, tokens=90, most=120, id="batch_9")
+    watch = Watch(lambda: None, lambda _: None, lambda _: None)
+    how = HOW.model_copy(update={"queue": 100})
+    assert Delivery(job, job.read(), Api(FakeBatches(Endpoint())), how, watch, [other]).run().reason == "batched"
+    # One that no endpoint has takes no room
+    waiting = replace(other, id=None)
+    assert Delivery(job, job.read(), Api(FakeBatches(Endpoint())), how, watch, [waiting]).run().reason is None
+    assert is_whole(job)
+
+
+@pytest.mark.parametrize("status", [403, 404, 410])
+def test_results_that_are_gone_are_asked_again(root: Path, status: int) -> None:
+    class Gone(Api):
+        def lines(self, file: str) -> Iterable[bytes]:
+            if file == "output-batch_1":
+                raise BatchError(read_status(status, b"{}", {}))
+            return super().lines(file)
+
+    job, endpoint = left_job(root), Endpoint()
+    started, notes = delivery(job, Gone(FakeBatches(endpoint)))
+    assert started.run().reason is None
+    assert is_whole(job)
+    assert "batch batch_1: its results are incomplete; what they lack is asked again" in notes
+    assert sorted(endpoint.asked.values()) == [1] * (ROWS - 4) + [2] * 4
+
+
+@pytest.mark.parametrize("kind", ["cut", "html", "broken"])
+def test_results_that_come_incomplete_are_downloaded_again_before_they_are_paid_again(root: Path, kind: str) -> None:
+    class Stumbling(Api):
+        downloads = 0
+
+        def lines(self, file: str) -> Iterable[bytes]:
+            self.downloads += 1
+            whole = list(super().lines(file))
+            if self.downloads > 2:
+                yield from whole
+            elif kind == "html":
+                yield b"<html>Busy</html>"
+            else:
+                yield from whole[:2]
+                if kind == "broken":
+                    raise BatchError(Answer(error_type="bad_body", error="the endpoint's answer broke off"))
+
+    job, endpoint = left_job(root), Endpoint()
+    assert deliver(job, Stumbling(FakeBatches(endpoint))).reason is None
+    assert is_whole(job)
+    assert set(endpoint.asked.values()) == {1}
+
+
+def test_a_line_that_never_comes_fails_its_row(root: Path) -> None:
+    class Losing(Api):
+        def lines(self, file: str) -> Iterable[bytes]:
+            return [line for line in super().lines(file) if b"r0003" not in line]
+
+    job, endpoint = left_job(root), Endpoint()
+    assert deliver(job, Losing(FakeBatches(endpoint))).reason is None
+    assert {row["request_id"]: row["error_type"] for row in rows_of(job) if row["error_type"]} == {"r0003": "bad_body"}
+    assert endpoint.asked["Text number 3."] == SETTINGS.max_attempts
+
+
+@pytest.mark.parametrize("response", [None, {}, {"status_code": 0, "body": {}}])
+def test_a_line_that_was_not_asked_is_known_by_its_error(root: Path, response: Any) -> None:
+    class Expired(Api):
+        def lines(self, file: str) -> Iterable[bytes]:
+            found = super().lines(file)
+            if file != "output-batch_1":
+                return found
+            expired = {"response": response, "error": {"code": "batch_expired"}}
+            return [json.dumps({**json.loads(line), **expired}).encode() for line in found if line]
+
+    job, endpoint = left_job(root), Endpoint()
+    assert deliver(job, Expired(FakeBatches(endpoint))).reason is None
+    assert is_whole(job)
+    assert job.ledger().used.calls == ROWS
+
+
+def test_an_outage_counts_from_its_first_fault(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Away(Api):
+        outages: Iterator[bool] = iter(())
+
+        def look(self, batch: str) -> Look:
+            if next(self.outages, False):
+                raise BatchError(Answer(error_type="http_503", error="HTTP 503"))
+            return super().look(batch)
+
+    clock = iter(range(0, 10**9, 1000))
+    monkeypatch.setattr(delivering, "monotonic", lambda: float(next(clock)))
+    for faults, reason in (((False, True, False), None), ((False, True, True), "outage")):
+        job, api = left_job(root), Away(FakeBatches(Endpoint(), delay=0.05))
+        api.outages = iter(faults)
+        assert deliver(job, api, HOW.model_copy(update={"requests": ROWS})).reason == reason
+
+
+def test_limits_that_were_lowered_are_no_spent_budget(root: Path) -> None:
+    job, endpoint = left_job(root), Endpoint()
+    fake = FakeBatches(endpoint)
+    with pytest.raises(KilledError):
+        deliver(job, Api(fake, dies=1.0))
+    assert [batch.requests for batch in job.ledger().batches] == [4]
+    assert deliver(job, Api(fake), HOW.model_copy(update={"requests": 3})).reason is None
+    assert is_whole(job)
+    assert max(len(batch.lines) for batch in fake.made.values()) == 3
+
+
+def test_a_file_that_is_too_large_says_what_to_lower(root: Path) -> None:
+    class Small(Api):
+        def upload(self, name: str, file: IO[bytes]) -> str:
+            raise BatchError(read_status(413, b"{}", {}))
+
+    outcome = deliver(left_job(root), Small(FakeBatches(Endpoint())))
+    assert (outcome.reason, outcome.error) == ("refused", "HTTP 413; lower batch.requests or batch.bytes")
+
+
+def test_what_is_given_back_is_not_cut_later(root: Path) -> None:
+    """Though the look at what is in flight ends early."""
+
+    class Refusing(Api):
+        def look(self, batch: str) -> Look:
+            raise BatchError(read_status(401, b"{}", {}))
+
+    job, fake = left_job(root, budget=Budget(max_calls=4)), FakeBatches(Endpoint(), delay=60.0)
+    deliver(job, Api(fake), poll=False)
+    assert job.ledger().cut == 4
+    assert deliver(job, Refusing(fake), submit=False, poll=False).reason == "refused"
+    assert job.ledger().cut == ROWS
+
+
+def test_an_upload_under_another_key_is_that_keys(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stumbling(Api):
+        stumbled = False
+
+        def create(self, name: str, file: str, path: str, more: Mapping[str, str]) -> Look:
+            if not self.stumbled:
+                self.stumbled = True
+                raise BatchError(Answer(error_type="http_503", error="HTTP 503"))
+            return super().create(name, file, path, more)
+
+    job, fake = left_job(root, api_key_env="A_KEY"), FakeBatches(Endpoint())
+    monkeypatch.setenv("A_KEY", "sk-one")
+    with pytest.raises(KilledError):
+        deliver(job, Api(fake, "sk-one", dies=1.0))
+    monkeypatch.setenv("A_KEY", "sk-two")
+    assert deliver(job, Stumbling(fake, "sk-two")).reason is None
+    assert is_whole(job)
+    assert len(fake.made) == 3
 
 
 def test_a_queue_that_is_known_is_never_full(root: Path) -> None:
@@ -332,3 +504,63 @@ def test_batches_hold_all_lines_in_order_and_no_more_than_they_may(
     taken = fill(lines, Room(requests, size, queue, tokens=40, cost=0.5))
     assert sum(line.most for line in taken) <= 40
     assert len(taken) <= 5
+
+
+def answerer(store: str, delivery: str = "batch", *, poll: bool = True) -> BatchAnswerer:
+    """A run's side of the batches of a store, without Spark."""
+    engines: Any = SimpleNamespace(
+        run="run2",
+        wait=True,
+        poll=poll,
+        display=SimpleNamespace(note=lambda _: None, show=lambda _: None),
+        interrupts=SimpleNamespace(requested=False),
+    )
+    llm = {"base_url": "http://host/v1", "model": "m", "delivery": delivery}
+    return BatchAnswerer(engines, Settings.model_validate({"llm": llm}), cast(Any, None), store)
+
+
+class Scripted:
+    """Deliveries of jobs that end as said, and note that they went on."""
+
+    def __init__(self, outcomes: dict[str, list[Outcome]]) -> None:
+        self.outcomes, self.runs = outcomes, list[tuple[str, bool]]()
+
+    @contextmanager
+    def __call__(self, job: BatchJob, *_: object, **__: object) -> Iterator[Any]:
+        def run(*, submit: bool = True, poll: bool = True) -> Outcome:
+            self.runs.append((str(job.place), poll))
+            job.write_ledger(replace(job.ledger(), made=len(self.runs)))
+            outcome = self.outcomes[str(job.place)].pop(0)
+            if outcome.reason is None:
+                job.close()
+            return outcome
+
+        yield SimpleNamespace(run=run)
+
+
+def test_jobs_of_a_stage_are_gone_back_to_until_no_more_comes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = left_job(root), left_job(root)
+    waits, ends = Outcome("batched"), Outcome()
+    scripted = Scripted({str(first.place): [waits, waits, ends], str(second.place): [waits, ends]})
+    own = answerer(str(root))
+    monkeypatch.setattr(own, "_delivery", scripted)
+    outcome = own._deliver([first, second], lambda: None, lambda _: None, Usage())
+    assert outcome.reason is None
+    assert [poll for _, poll in scripted.runs] == [False, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [(Outcome("batched"), "batched"), (Outcome("outage"), "outage"), (Outcome("refused", "HTTP 401"), "refused")],
+)
+@pytest.mark.parametrize("poll", [True, False])
+def test_a_stage_by_calls_says_why_its_batches_keep_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome, reason: str, poll: bool
+) -> None:
+    job = left_job(root)
+    own, scripted = answerer(str(root), "calls", poll=poll), Scripted({str(job.place): [outcome]})
+    monkeypatch.setattr(own, "_delivery", scripted)
+    with pytest.raises(WaitingError) as waiting:
+        own._look_at(job, alone=True)
+    assert waiting.value.outcome.reason == reason
+    assert scripted.runs == [(str(job.place), poll)]

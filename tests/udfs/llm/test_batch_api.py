@@ -7,6 +7,10 @@ import json
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from itertools import cycle
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -14,6 +18,7 @@ from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import SETTINGS
 from untold.udfs.llm.batch_api import BatchApi, BatchError, Look, OpenAiBatches
 from untold.udfs.llm.batch_results import line_of, path_of
+from untold.udfs.llm.client import BROKEN_STREAMS, httpx
 
 BODY = {
     "model": "m",
@@ -24,7 +29,7 @@ MORE = {"run": "run1", "stage": "summarise_context", "digest": "0"}
 
 
 @pytest.fixture
-def api(server: ModelServer) -> Iterator[BatchApi]:
+def api(server: ModelServer) -> Iterator[OpenAiBatches]:
     with closing(OpenAiBatches(replace(SETTINGS, base_url=server.base_url))) as api:
         yield api
 
@@ -43,10 +48,10 @@ def test_a_file_goes_up_and_its_results_come_down(api: BatchApi, server: ModelSe
 
 def test_what_an_earlier_start_has_made_is_found_beyond_the_first_page(api: BatchApi, server: ModelServer) -> None:
     looks = {name: create(api, name) for name in ("one", "two", "three", "four")}
-    found = api.find_batch("four")
+    found = api.find_batch("four", "")
     assert found is not None
     assert found.id == looks["four"].id
-    assert api.find_batch("five") is None
+    assert api.find_batch("five", "") is None
     assert api.find_file("three.jsonl", len(LINES)) is not None
     # One that broke off while it was uploaded
     assert api.find_file("three.jsonl", len(LINES) + 1) is None
@@ -58,7 +63,7 @@ def test_a_batch_of_another_key_does_not_show(
     own = create(api, "own")
     monkeypatch.setenv("ANOTHER", "sk-another")
     with closing(OpenAiBatches(replace(SETTINGS, base_url=server.base_url, api_key_env="ANOTHER"))) as other:
-        assert other.find_batch("own") is None
+        assert other.find_batch("own", "") is None
         with pytest.raises(BatchError) as refused:
             other.look(own.id)
     assert refused.value.answer.error_type == "http_404"
@@ -93,3 +98,34 @@ def test_a_page_that_is_no_json_is_no_batch(server: ModelServer) -> None:
         with pytest.raises(BatchError) as wrong:
             api.look("batch_1")
     assert wrong.value.answer.refused
+
+
+def listed(number: int, **fields: Any) -> Any:
+    batch = {"id": f"batch_{number}", "status": "completed", "input_file_id": f"file-{number}", "metadata": None}
+    return SimpleNamespace(
+        **batch | {"errors": None, "output_file_id": None, "error_file_id": None, "request_counts": None} | fields
+    )
+
+
+def test_a_list_that_begins_again_for_ever_ends(api: OpenAiBatches) -> None:
+    again = cycle([listed(1), listed(2)])
+    with patch.object(api._client.batches, "list", lambda **_: again):
+        assert api.find_batch("other", "") is None
+        # Where metadata do not come back, the file says whose a batch is
+        found = api.find_batch("other", "file-2")
+    assert found is not None
+    assert found.id == "batch_2"
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [("canceled", "cancelled"), ("COMPLETED", "completed"), ("IN_PROGRESS", "in_progress"), ("Failed", "failed")],
+)
+def test_statuses_are_read_in_any_spelling(api: OpenAiBatches, said: str, status: str) -> None:
+    with patch.object(api._client.batches, "retrieve", lambda *_, **__: listed(1, status=said)):
+        look = api.look("batch_1")
+    assert (look.status, look.ended) == (status, status != "in_progress")
+
+
+def test_a_file_that_is_no_gzip_breaks_off() -> None:
+    assert issubclass(httpx.DecodingError, BROKEN_STREAMS)
