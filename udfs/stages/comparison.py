@@ -106,6 +106,8 @@ def _read_listed(text: str, number: int) -> str:
     named = [_relation(line) or _relation(_REASON.split(line.strip(), maxsplit=1)[0]) for line in lines]
     bracketed = [relation for line in lines for _, relation in _bracketed(line, _SQUARE_BRACKET)]
     said = {*filter(None, named), *bracketed}
+    if said:  # `neutral, contradictory` names two
+        said |= {relation for line in lines for part in _REASON.split(line.strip()) if (relation := _relation(part))}
     if len(said) != 1:
         raise Unparsable("no clear relation beside a number")
     return said.pop()

@@ -36,12 +36,20 @@ _CONTEXT_WORDS = re.compile(r"(?<![^\W_])(?:contexts?|and|nos?|numbers?|ids?|c)(
 _STATEMENT_WORDS = re.compile(r"(?<![^\W_])(?:statements?|nos?|numbers?|ids?|s)(?![^\W\d_])", re.IGNORECASE)
 _NO_CONFLICT = re.compile(
     r"[\W_]*(?:there (?:are|is) )?no (?:such )?(?:conflicts?|contradictions?|conflicting statements)\b"
-    r"(?:(?!\b(?:but|however|although|though|except)\b)[^\n]){0,80}",
+    r"(?:(?!\b(?:but|however|although|though|except|yet|while|whereas|unless|only|apart|aside|besides|beyond|other than"
+    r"|differ|disagree)\b)[^\n]){0,80}",
     re.IGNORECASE,
 )
 _LABEL = re.compile(
-    r"[\W_]*(?P<label>covered|uncovered|not[\s_]covered|true|false)(?![^\W_])(?!\s(?:or|and)\b)"
-    r"(?:[^\w\n]{1,6}(?:(?P<yes>yes|true)|(?P<no>no|false)|(?P<part>only|partly|partially|in part))(?![^\W_]))?",
+    r"[\W_]*(?:(?P<covered>covered|true|yes)|uncovered|not[\s_]covered|false|no(?![^\S\n]+\w))(?![^\W_])(?!\s(?:or|and)\b)"
+    r"(?![\W_]{1,6}(?:un)?covered(?![^\W_]))",
+    re.IGNORECASE,
+)
+# `covered: no`; never `uncovered (no mention)`, where a reason begins
+_DENIAL = re.compile(r"[^\w\n]{1,6}(?:no|false)(?![^\W_])(?![^\S\n]+\w)", re.IGNORECASE)
+_DOUBT = re.compile(
+    r"[^\w\n]{1,6}(?:but\s)?(?:no|not|none|only|part(?:ly|ial|ially)|in part|somewhat|to some|maybe|unclear)"
+    r"(?![^\W_])",
     re.IGNORECASE,
 )
 
@@ -107,10 +115,17 @@ def parse_sides(completion: str, variables: Mapping[str, Any]) -> dict[str, list
 
 def _read_label(text: str, number: int) -> str:
     found = _LABEL.match(text)
-    if found is None or found["part"]:
+    if found is None:
         raise Unparsable("neither covered nor uncovered")
-    is_covered = found["label"].casefold() in (COVERED, "true")
-    return COVERED if is_covered != bool(found["no"]) else UNCOVERED
+    behind = text[found.end() :]
+    is_denied = _DENIAL.match(behind) is not None
+    if found["covered"] is None and is_denied:
+        raise Unparsable("uncovered, and denied")
+    if found["covered"] is None or is_denied:
+        return UNCOVERED
+    if _DOUBT.match(behind):
+        raise Unparsable("covered, and not quite")
+    return COVERED
 
 
 # In the form that is asked for; neither part can match what the other does, so that a long text is read once

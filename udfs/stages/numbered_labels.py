@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import suppress
 
 from untold.udfs.stages.definitions import Unparsable
@@ -57,10 +57,18 @@ def read_numbered_labels(completion: str, numbered: Numbered, read: ReadLabel) -
         said[number].append(label)
     if not said and len(numbered.texts) == 1:
         return [read(strip_thinking(completion), 1)]
+    if _may_be_texts(said.keys(), numbered):
+        raise Unparsable("numbers that may be texts")
     labels = [said[number][0] if len(said[number]) == 1 else None for number in range(1, len(numbered.texts) + 1)]
     if not any(labels):
         raise Unparsable("no clear label beside a number")
     return labels
+
+
+def _may_be_texts(said: Set[int], numbered: Numbered) -> bool:
+    """Whether numbers that leave some out are themselves among the texts: `2` and `3` of the answers "2" and "3"."""
+    is_whole = said >= set(range(1, len(numbered.texts) + 1))
+    return bool(said) and not is_whole and all(numbered.find(str(number)) for number in said)
 
 
 def _numbered_texts(completion: str, numbered: Numbered) -> Iterator[tuple[int, str]]:
