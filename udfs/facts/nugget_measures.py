@@ -23,6 +23,7 @@ STRICT_VITAL, STRICT_ALL, OF_VITAL, OF_ALL, WEIGHTED = SCORES = (
 )
 NUGGETS, VITAL_NUGGETS = "nuggets", "vital_nuggets"
 MEASURES = (*SCORES, NUGGETS, VITAL_NUGGETS)
+LARGEST = 1e290
 STRICT: Mapping[str, float] = {SUPPORT: 1.0}
 LENIENT: Mapping[str, float] = {SUPPORT: 1.0, PARTIAL: 0.5}
 WEIGHTS = {VITAL: 1.0, OKAY: 0.5}
@@ -95,7 +96,9 @@ def measures_of(nuggets: Iterable[Nugget]) -> dict[str, Bounded]:
 
 def _share(nuggets: Sequence[Nugget], credit: Mapping[str, float], weights: Sequence[float] | None = None) -> Bounded:
     """The credit of the judged over their positive weight, from 0 to 1; undefined where no weight is positive."""
-    sized = list(zip(nuggets, weights or [1.0] * len(nuggets), strict=True))
+    # Sums of the largest weights would overflow
+    scale = LARGEST if max(map(abs, weights or ()), default=0.0) > LARGEST else 1.0
+    sized = [(one, weight / scale) for one, weight in zip(nuggets, weights or [1.0] * len(nuggets), strict=True)]
     lost = [weight for one, weight in sized if one.support is None]
     earned = fsum(weight * credit.get(one.support, 0.0) for one, weight in sized if one.support is not None)
     whole, unjudged = (fsum(weight for weight in each if weight > 0) for each in ([w for _, w in sized], lost))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from untold.udfs.samples.items import said
 from untold.udfs.samples.values import text_of
 
 RESPONSE, TRUTH = SIDES = ("response", "ground_truth")
@@ -30,7 +31,7 @@ def normalise_ground_truth(value: Any) -> dict[str, Any] | None:
     >>> normalise_ground_truth(["Bees make honey.", "Ice floats."])["text"]
     'Bees make honey.\\nIce floats.'
     """
-    if value is None:
+    if said(value) is None:
         return None
     given = value if isinstance(value, dict) else {"claims" if isinstance(value, list) else "text": value}
     claims = _claims(given.get("claims"), "claims of ground_truth")
@@ -61,6 +62,9 @@ def normalise_checks(value: Any) -> dict[str, Any] | None:
             count, wanted = len(found[name] or ()), len(found[claims] or ())
             if found[name] is not None and count != wanted:
                 raise ValueError(f"the length of {name} is {count:,}, and that of {claims} {wanted:,}")
+        if found[claims] is None:
+            # Relations of no claims say nothing of those that will be extracted
+            found[whole] = found[retrieved] = None
     return found
 
 

@@ -41,7 +41,7 @@ def _record(result: Any, row: int) -> FileRecord:
     contexts, answer = values.pop("retrieved_context", None), values.pop("gt_answer", None)
     checks = {name: values.pop(name) for fields in FIELDS.values() for name in fields if name in values}
     given = {"contexts": _contexts(contexts), "references": answer, "ground_truth": answer}
-    named = {"sample_id": values["query_id"]} if values.get("query_id") else {}
+    named = {"sample_id": values["query_id"]} if values.get("query_id") not in (None, "") else {}
     return FileRecord({**named, **values, **given, **({"claim_checks": checks} if checks else {})}, row=row)
 
 

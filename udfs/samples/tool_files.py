@@ -14,6 +14,7 @@ import pyarrow as pa
 from untold.udfs.samples.conversion import is_python_list
 from untold.udfs.samples.file_records import ROWS_PER_BATCH, FileRecord, Unit, UnreadableFileError, column_names
 from untold.udfs.samples.files import open_file
+from untold.udfs.samples.items import said
 from untold.udfs.samples.traces import ANSWERED, ANSWERING, ASKED, ASKING, documents_in, find_text
 
 Names = Mapping[str, Sequence[str]]
@@ -60,13 +61,13 @@ def ragas(record: FileRecord, _: int) -> list[FileRecord]:
     if record.problem:
         return [record]
     values = {name: _list_of_python(value) for name, value in _under_our_names(record.values, RAGAS).items()}
-    truth, said = values.get("ground_truth"), values.get("query")
+    truth, asked = values.get("ground_truth"), values.get("query")
     if isinstance(truth, list):
         # Whole answers, and no claims
-        values["ground_truth"] = "\n".join(map(str, truth))
-    if isinstance(said, list):
-        values |= {"query": find_text(said, ASKED, ASKING), "user_input": said}
-        values.setdefault("response", find_text(said, ANSWERED, ANSWERING))
+        values["ground_truth"] = "\n".join(str(one) for one in truth if said(one) is not None) or None
+    if isinstance(asked, list):
+        values |= {"query": find_text(asked, ASKED, ASKING), "user_input": asked}
+        values.setdefault("response", find_text(asked, ANSWERED, ANSWERING))
     return [replace(record, values=values)]
 
 

@@ -19,6 +19,7 @@ from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.labels import Labels, labels_of, read_label
 from untold.udfs.stages.numbered import Numbered
 from untold.udfs.stages.numbered_labels import read_numbered_labels
+from untold.udfs.stages.reading import unfenced
 from untold.udfs.stages.repeated_tags import past_echoes
 from untold.udfs.stages.schemas import TEXT, lines_of, listed, number_of, one_of, record
 
@@ -28,6 +29,12 @@ LABELS_SCHEMA = pa.schema([pa.field("labels", pa.list_(pa.string()))])
 # What stands beside a nugget's number: `Nugget 3`, `n3`
 _NUMBER_WORDS = re.compile(r"(?<![^\W_])(?:nuggets?|statements?|nos?|numbers?|ids?|n)(?![^\W\d_])", re.IGNORECASE)
 _NOT = r"(?:not|non|no|un|(?:is|does)n['’]t)[\s*_\"'`~‐‑–—-]{0,6}"
+_UNCHANGED = re.compile(
+    r"[\W_]*(?:there (?:are|is) )?(?:no|nothing)(?: (?:further|more|other))?"
+    r" (?:changes?|(?:new|additional) nuggets?|(?:new )?to add)"
+    r"(?: (?:are |is )?(?:needed|required|necessary|found|to add))?[\W_]*",
+    re.IGNORECASE,
+)
 _IMPORTANCES = labels_of(
     {VITAL: r"vital", OKAY: r"okay|ok"},
     hedged=rf"{_NOT}(?:vital|okay|ok)|(?:almost|nearly|barely)[\s_-]vital",
@@ -53,10 +60,12 @@ _SUPPORTS = labels_of(
 def parse_nuggets(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
     """`nuggets`: the whole list in order, one that stands twice twice; none for a lone `None`. Read as claims are.
 
-    Raises `Unparsable` where a line may be a nugget or not, where nothing is one, and for an empty list in place of
-    the nuggets so far.
+    `No changes.` stands for the nuggets so far. Raises `Unparsable` where a line may be a nugget or not, where nothing
+    is one, and for an empty list in place of the nuggets so far.
     """
     text = labelled_answer(completion)
+    if (so_far := variables.get("nuggets")) and _UNCHANGED.fullmatch(unfenced(text)):
+        return {"nuggets": list(so_far)}
     recorded = recorded_texts(text, ("nugget", *CLAIM_NAMES))
     nuggets = listed_texts(text, "") if recorded is None else recorded
     if variables.get("nuggets") and not nuggets:

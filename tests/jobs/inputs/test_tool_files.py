@@ -86,8 +86,10 @@ def test_older_names_and_conversations_of_ragas_are_read(tmp_path: Path) -> None
     older = {"question": "q", "answer": "r", "contexts": ["a"], "ground_truth": "g"}
     said = [{"type": "human", "content": "q1"}, {"type": "ai", "content": "r1"}, {"type": "human", "content": "q2"}]
     talk = {"user_input": [*said, {"type": "ai", "content": "r2"}], "retrieved_contexts": ["a"], "reference": "g"}
-    several = {**older, "ground_truth": None, "ground_truths": ["g", "h"]}
-    one, two, three = written(tmp_path, "ragas", older, talk, several)
+    several = {**older, "ground_truth": None, "ground_truths": ["g", None, "h"]}
+    nothing = {**older, "ground_truth": None, "ground_truths": [None]}
+    one, two, three, four = written(tmp_path, "ragas", older, talk, several, nothing)
+    assert four.rest["ground_truth"] is None
     truths = [sample.rest["ground_truth"]["text"] for sample in (one, two, three)]
     assert (truths, three.rest["ground_truth"]["claims"]) == (["g", "g", "g\nh"], None)
     assert [sample.known["query"] for sample in (one, two)] == ["q", "q2"]

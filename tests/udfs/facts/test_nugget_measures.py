@@ -45,6 +45,11 @@ def test_measures_are_those_of_brute_force(nuggets: list[Nugget]) -> None:
         assert found[name] == pytest.approx(ends), name
 
 
+def test_the_largest_weights_are_shares_too() -> None:
+    given = [("vital", "support", 1.5e308), ("vital", "not_support", 1.5e308), ("okay", None, -1.5e308)]
+    assert ends_of([Nugget(*one) for one in given])["weighted"] == pytest.approx((0.5, 0.0, 0.5))
+
+
 @given(NUGGETS)
 def test_bounds_hold_for_whatever_comes_of_what_was_lost(nuggets: list[Nugget]) -> None:
     found = measures_of(nuggets)

@@ -77,3 +77,13 @@ def test_what_does_not_fit_is_said_without_a_text(values: dict[str, Any], error:
 def test_checks_of_a_table_are_read_again_as_they_are() -> None:
     read = normalise_checks(CHECKS)
     assert normalise_checks(read) == read
+
+
+def test_relations_of_claims_that_are_not_there_are_left_out() -> None:
+    found = normalise_checks({"response_claims": None, "answer2response": [], "retrieved2response": []})
+    assert found is not None
+    assert (found["response_claims"], found["answer2response"], found["retrieved2response"]) == (None, None, None)
+
+
+def test_nan_is_no_ground_truth() -> None:
+    assert normalise_ground_truth(float("nan")) is None
