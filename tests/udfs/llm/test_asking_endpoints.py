@@ -101,6 +101,9 @@ def test_rows_and_usage_say_which_endpoint_answered(servers: Servers, tmp_path: 
 
 def test_each_endpoint_knows_the_model_by_its_own_name(servers: Servers, tmp_path: Path) -> None:
     own = [{"model": "ours"}, {"model": "theirs", "limits": Limits(tokens_per_minute=10**7, max_concurrency=8)}]
+    for server in servers[:2]:
+        # Else the first may answer everything before the second has its first lease
+        server.configure(latency=0.2)
     ask_all(RunOfSeveral(servers[:2], tmp_path, own))
     models = [{arrival.model for arrival in server.arrivals()} for server in servers[:2]]
     assert models == [{"ours"}, {"theirs"}]

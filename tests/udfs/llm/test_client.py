@@ -46,9 +46,12 @@ def call(base_url: str, *, key: str | None = None, timeout: float = 5.0, stage: 
 
 
 def call_raw(
-    response: bytes, *, key: str | None = None, timeout: float = 5.0, **sent: Mapping[str, Any]
+    response: bytes, *, key: str | None = None, timeout: float = 5.0, times: int = 1, **sent: Mapping[str, Any]
 ) -> tuple[Answer, bytes]:
-    """One call to a server that sends these bytes and hangs up: the answer, and what the server received."""
+    """Calls to a server that sends these bytes and hangs up: the last answer, and what the server received.
+
+    Prompts of several calls differ in length.
+    """
     received = bytearray()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -62,7 +65,9 @@ def call_raw(
         port = listener.sockets[0].getsockname()[1]
         endpoint = Endpoint(f"http://127.0.0.1:{port}/v1", key, connections=1, timeout=timeout, **sent)
         try:
-            return await endpoint.call("chat", request_body(STAGE, PROMPT, {"query": PROMPT_TEXT}))
+            for number in range(1, times + 1):
+                answer = await endpoint.call("chat", request_body(STAGE, PROMPT, {"query": PROMPT_TEXT * number}))
+            return answer
         finally:
             await endpoint.close()
             listener.close()
@@ -86,6 +91,19 @@ def test_a_header_of_the_user_s_takes_the_place_of_the_key_s() -> None:
     _, received = call_raw(http(200, completion()), headers={"authorization": "Basic abc"})
     lines = [line for line in received.decode().lower().split("\r\n") if line.startswith("authorization")]
     assert lines == ["authorization: basic abc"]
+
+
+def test_later_calls_repeat_the_first_but_for_the_body() -> None:
+    sent = {"headers": {"X-Id": 7}, "query": {"api-version": "1"}}
+    answer, received = call_raw(http(200, completion(), {"Set-Cookie": "its=own"}), key=KEY, times=3, **sent)
+    heads, bodies = zip(*(one.split(b"\r\n\r\n") for one in received.split(b"POST ")[1:]), strict=True)
+    lines = [dict.fromkeys(head.lower().split(b"\r\n")) for head in heads]
+    lengths = [b"content-length: %d" % len(body) for body in bodies]
+    assert answer.text == "text"
+    assert len({*lengths}) == 3
+    assert [list(one) for one in lines] == [
+        [length if line == lengths[0] else line for line in lines[0]] for length in lengths
+    ]
 
 
 def http(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
