@@ -1,4 +1,7 @@
-"""Where Python imports from: a json.py in a user's folder never takes the place of the standard library's."""
+"""What a process of Python has: where it imports from, and how many cores it may use.
+
+A json.py in a user's folder never takes the place of the standard library's.
+"""
 
 from __future__ import annotations
 
@@ -29,3 +32,8 @@ def python_environment() -> dict[str, str]:
     folders = [os.path.abspath(path) for path in (named or "").split(os.pathsep)]
     first = {} if named is None else {"PYTHONPATH": os.pathsep.join([*standard_library(), *folders])}
     return {**os.environ, **first}
+
+
+def usable_cores() -> int:
+    """The cores that this process may use, which are fewer than the machine's where it was given a part of them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

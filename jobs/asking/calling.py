@@ -14,10 +14,13 @@ from untold.udfs.llm.calls import CallSettings
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Budget, Limits
 from untold.udfs.llm.usage import Usage
+from untold.udfs.python_path import usable_cores
 from untold.udfs.storage import Place
 
 # Measured on slow cores: 2,500 calls a second at best, less with long prompts and slow disks
 REQUESTS_PER_SECOND_AND_ACTOR = 1000
+# So many calls of a tenth of a second each keep an actor busy
+PLACES_OF_AN_ACTOR = 128
 
 # Fields of `CallSettings` by the names that they have in `llm.*`
 _TIMES = {
@@ -177,12 +180,16 @@ def _limits(own: Any) -> Limits:
 
 
 def count_actors(settings: Settings, api: str = "chat") -> int:
-    """`llm.actors`, or one for each thousand requests a second of the limit; one without a limit.
+    """`llm.actors`, or one for each thousand requests a second of the limit: with 60,001 requests a minute two.
 
-    With 60,000 requests a minute it is one, with 60,001 two.
+    Without a limit, one for each 128 concurrent requests: on one machine no more than its cores.
     """
-    limit = limits_of(settings, api).requests_per_minute
-    return settings.llm.actors or max(1, -(-int(limit or 0) // (60 * REQUESTS_PER_SECOND_AND_ACTOR)))
+    limits = limits_of(settings, api)
+    if settings.llm.actors or limits.requests_per_minute or limits.tokens_per_minute:
+        limit = int(limits.requests_per_minute or 0)
+        return settings.llm.actors or max(1, -(-limit // (60 * REQUESTS_PER_SECOND_AND_ACTOR)))
+    wanted = -(-limits.max_concurrency // PLACES_OF_AN_ACTOR)
+    return wanted if settings.ray.address else min(wanted, usable_cores())
 
 
 def calls_for(settings: Settings, stage: Stage, requests: int) -> int:

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 from filelock import FileLock
 
 from untold.udfs.errors import UserError
-from untold.udfs.python_path import python_environment
+from untold.udfs.python_path import python_environment, usable_cores
 
 MODEL_NAME = "Qwen2.5-Coder-1.5B-Instruct-Q4_K_M"
 # Of the official file, so that what 22 packages of other people make up is that, or nothing
@@ -212,7 +212,7 @@ def threads() -> int:
     llama.cpp's threads wait for each other at every step: with one a core, a single busy neighbour made it ten times
     slower, with one core left to the neighbour, to Spark and to Ray it is as quick as its threads.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     with contextlib.suppress(OSError, ValueError):
         quota, period = _CGROUP_CPU.read_text(encoding="utf-8").split()
         cores = min(cores, max(1, round(int(quota) / int(period))))

@@ -29,7 +29,7 @@ from untold.jobs.run.connectors import connector_options
 from untold.jobs.run.refusals import check_writable, work_folders
 from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError
-from untold.udfs.python_path import python_environment
+from untold.udfs.python_path import python_environment, usable_cores
 
 # Spark 4 does not run on an older one
 OLDEST_JAVA = 17
@@ -187,7 +187,7 @@ def session_options(settings: Settings, small: bool) -> dict[str, str]:
     options = spark_defaults() | {f"spark.executorEnv.{name}": value for name, value in environment.items()}
     if small:
         # On a cluster the driver's JVM is of this machine too, and workers have cores that this one does not know
-        tasks = min(_cores(), MOST_SMALL_TASKS) if _is_local(settings) else MOST_SMALL_TASKS
+        tasks = min(usable_cores(), MOST_SMALL_TASKS) if _is_local(settings) else MOST_SMALL_TASKS
         options |= {**SMALL, "spark.sql.shuffle.partitions": str(tasks)}
     options |= {**connector_options(settings), **settings.spark.conf, **_extra_jars(settings)}
     return {**options, "spark.master": settings.spark.master} if settings.spark.master else options
@@ -218,11 +218,6 @@ def set_environment(settings: Settings) -> None:
     if _is_local(settings):
         # Else Spark asks for the host's own address, which takes seconds where a name server is slow
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-
-
-def _cores() -> int:
-    """The cores that this process may use, which are fewer than the machine's where it was given a part of them."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def graphframes_jar(settings: Settings) -> str | None:

@@ -159,7 +159,9 @@ class LlmSettings(SendingSettings):
         default=None, description="Folder of the spool, path or URI; null is spool/ in the store of completions"
     )
     actors: Count | None = Field(
-        default=None, description="Number of Ray actors that make calls; null derives it from the request limit"
+        default=None,
+        description="Number of Ray actors that make calls; null derives it from the request limit, or without one from "
+        "max_concurrency",
     )
     flush_seconds: Positive | None = Field(
         default=None, description="Seconds between writes of completions; null is 1 on local disks, 30 on object stores"
