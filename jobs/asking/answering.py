@@ -22,7 +22,7 @@ from ray.exceptions import RayError
 
 from untold.jobs.asking.job import Job, Outcome, job_from_json
 from untold.jobs.asking.local_ray import start_ray, visit_nodes
-from untold.jobs.asking.pool import Actor, ActorPool
+from untold.jobs.asking.pool import Actor, ActorPool, hire
 from untold.udfs.llm.records import Completion, completions_table
 from untold.udfs.llm.segments import check_probe, read_ids, write_file
 from untold.udfs.llm.store_files import read_fields
@@ -352,7 +352,7 @@ def main(ray: Mapping[str, Any]) -> None:
     start_ray(ray["address"], ray["runtime_env"])
     control.take_signals()
     tell({"event": "ready"})
-    idle: list[Actor] = []
+    idle = [hire()]
     for job in control.jobs():
         answer(job, control, idle)
 

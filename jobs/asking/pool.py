@@ -102,6 +102,14 @@ class Worker:
         return self.assignment.work.name
 
 
+def hire() -> Actor:
+    """An actor for the first job, which loads what it needs while the job is made."""
+    node = next_node(living_nodes(), [])
+    actor = Actor(new_actor(node), node)
+    actor.handle.load.remote()
+    return actor
+
+
 class ActorPool:
     """The workers of a job.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from threading import Lock
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -26,10 +27,12 @@ from untold.jobs.asking.results import without_requests
 from untold.jobs.asking.spooling import SpoolAnswerer
 from untold.jobs.asking.stage_store import Found, Results, StageStore
 from untold.jobs.asking.tasks import TaskAnswerer
+from untold.jobs.asking.turns import Turns
 from untold.jobs.asking.usage import Account, Asked
 from untold.jobs.asking.uses import note_use, wait_for_prune
 from untold.jobs.run.lineage import span
-from untold.jobs.run.locks import Lock, LockedError
+from untold.jobs.run.locks import Lock as FolderLock
+from untold.jobs.run.locks import LockedError
 from untold.jobs.run.outcome import LEFT, Ending
 from untold.jobs.run.terminal import amount
 from untold.jobs.run.workspace import Workspace
@@ -61,6 +64,9 @@ class StageRunner:
     error: str | None = None
     lost: int = 0
     account: Account = field(default_factory=Account)
+    # One stage is asked at a time, whatever is done beside it
+    turns: Turns = field(default_factory=Turns)
+    _locks: dict[str, Lock] = field(default_factory=dict)
     _stores: dict[str, StageStore] = field(default_factory=dict)
     _warned_of_ratings: bool = False
     _left_out: set[str] = field(default_factory=set)
@@ -100,7 +106,11 @@ class StageRunner:
         that goes wrong with the endpoint raises: it ends the asking (`ended`). Raises StoreError where the store cannot
         be read.
         """
-        with span(f"stage {name}", metric=self.engines.display.course.metric):
+        # Two metrics that ask the same stage pay once for what both need
+        with (
+            self._locks.setdefault(name, Lock()),
+            span(f"stage {name}", metric=self.engines.display.course.metric),
+        ):
             return self._ask_stage(name, rows, carry)
 
     def _ask_stage(self, name: str, rows: DataFrame | Requests, carry: Iterable[str]) -> DataFrame:
@@ -181,8 +191,7 @@ class StageRunner:
                 asking.usage += spool.collect(asking.stage, asking.store)
         while True:
             asking.look_up()
-            with self._ending_early():
-                self._answer_missing(asking)
+            self.turns.take(partial(self._answer_for, self.engines.display.course.metric, asking))
             if self._findings.applied(asking.stage) != asking.stage:
                 return None
             before = asking.store.damaged
@@ -192,6 +201,12 @@ class StageRunner:
                 self._check(asking, results)
                 return results
             # A page was damaged that looking up did not read: what was in its file has to be asked again
+
+    def _answer_for(self, metric: str, asking: _Asking) -> None:
+        """Has the missing requests of a metric answered; what goes wrong ends the asking."""
+        self.engines.display.course.enter(metric)
+        with self._ending_early():
+            self._answer_missing(asking)
 
     @contextmanager
     def _ending_early(self) -> Iterator[None]:
@@ -213,7 +228,8 @@ class StageRunner:
         """Has the missing requests answered as the one spender of the stage's folder, unless asking has ended."""
         if self.engines.interrupts.requested:
             self.ended = self.ended or "interrupted"
-        if self.ended:
+        # Another stage may have found meanwhile how the endpoint is to be asked
+        if self.ended or self._findings.applied(asking.stage) != asking.stage:
             return
         if not asking.found.missing:
             asking.store.compact_leftovers()
@@ -228,7 +244,7 @@ class StageRunner:
                 self._answer(asking, answerer, lock)
                 asking.store.compact()
 
-    def _answer(self, asking: _Asking, answerer: Answerer, lock: Lock | None) -> None:
+    def _answer(self, asking: _Asking, answerer: Answerer, lock: FolderLock | None) -> None:
         """Has them answered; what that used counts even where it ends with an error."""
         stage, section = asking.stage, section_of(asking.stage.api)
         last = Usage()

@@ -65,6 +65,11 @@ class Account:
         """Adds what was asked once; a request that was needed before is the same request."""
         self.asked.append(asked)
 
+    def sort(self, stages: Iterable[str]) -> None:
+        """Puts what was asked side by side in the order of the stages."""
+        places = {name: place for place, name in enumerate(stages)}
+        self.asked.sort(key=lambda one: places[one.stage.name])
+
     @property
     def rows(self) -> list[dict[str, Any]]:
         """The rows of the table `usage`, in the order of asking: one a stage, and one for each of several endpoints."""

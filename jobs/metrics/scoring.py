@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
+from threading import Lock
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from untold.graph.distributed import Condensed
 from untold.jobs.asking.requests import Requests
 from untold.jobs.asking.results import invalid_rows
 from untold.jobs.asking.runner import StageRunner
+from untold.jobs.asking.turns import Turns
 from untold.jobs.inputs.drawing import Draw
 from untold.jobs.metrics.base import Metric, Tables
 from untold.jobs.metrics.condensing import Condenser
@@ -21,13 +23,16 @@ from untold.jobs.metrics.contexts import STAGE as SUMMARISE
 from untold.jobs.metrics.contexts import summarise_contexts
 from untold.jobs.metrics.scores import score_columns, unknown_measures
 from untold.jobs.run.output import with_added
-from untold.jobs.run.session import spark_schema
-from untold.jobs.settings.model import LlmSettings, Settings
+from untold.jobs.run.session import is_connect, spark_schema
+from untold.jobs.settings.model import LlmSettings, Settings, delivery_for
+from untold.jobs.settings.spending import BudgetSettings
 from untold.jobs.tables import ORDER, RESULT_TABLES
 from untold.udfs.llm.keys import Stage
 from untold.udfs.retrieval.catalog import Catalog
 from untold.udfs.stages import LOOKUPS
 
+# While one is asked about, Spark has the steps of others to do; more of them only share its memory
+METRICS_AT_ONCE = 3
 # Samples that are scored several times at least, where some are
 LEAST_REPEATED = 2
 
@@ -40,6 +45,7 @@ class RunTools:
     samples: DataFrame
     catalog: Catalog | None = None
     _contexts: DataFrame | None = None
+    _lock: Lock = field(default_factory=Lock)
 
     def ask(self, stage: str, rows: DataFrame | Requests, carry: Iterable[str] = ()) -> DataFrame:
         """By the runner; what was answered before is not asked again."""
@@ -47,10 +53,11 @@ class RunTools:
 
     def contexts(self) -> DataFrame:
         """Asked for all metrics together, at the first that wants them."""
-        if self._contexts is None:
-            summarise = self.runner.settings.summarise_contexts
-            self._contexts = summarise_contexts(self.samples, self.ask, summarise=summarise)
-        return self._contexts
+        with self._lock:
+            if self._contexts is None:
+                summarise = self.runner.settings.summarise_contexts
+                self._contexts = summarise_contexts(self.samples, self.ask, summarise=summarise)
+            return self._contexts
 
     def retrieve(self, rows: DataFrame, k: int | None = None) -> DataFrame:
         """By the settings `knowledge.*`."""
@@ -81,20 +88,37 @@ def score_samples(
 
     samples: columns of the table `samples`; invalid: sample_id, error of the rows that cannot be scored; catalog: the
     index that facts are looked up in; begin: called with each metric's name before it is scored. Tables of all metrics
-    are unions, in the order of the metrics; one that no metric gives has no entry.
+    are unions, in the order of the metrics; one that no metric gives has no entry. Metrics are scored side by side,
+    and their stages asked one after the other.
     """
     valid = samples.join(invalid.select("sample_id"), on="sample_id", how="left_anti")
     unusable = samples.select("sample_id", "system").join(invalid, on="sample_id", how="inner")
     tools, settings = RunTools(runner, valid, catalog), runner.settings
-    given = []
-    for metric in metrics:
+
+    def score(metric: Metric) -> Tables:
         begin(metric.name)
-        given.append(_with_unusable(metric, metric.score(valid, tools, settings), unusable, settings))
+        return _with_unusable(metric, metric.score(valid, tools, settings), unusable, settings)
+
+    runner.turns = Turns()
+    given = runner.turns.run([partial(score, metric) for metric in metrics], _at_once(runner, samples.sparkSession))
+    runner.account.sort(runner.stages)
     names = [name for name in ORDER if any(name in tables for tables in given)]
     # An empty frame of the contract's schema leads each union: columns a metric's rows lack are errors here, not nulls
     spark = samples.sparkSession
     empty = {name: spark.createDataFrame([], spark_schema(RESULT_TABLES[name])) for name in names}
     return {name: _united(name, nothing, given) for name, nothing in empty.items()}
+
+
+def _at_once(runner: StageRunner, spark: SparkSession) -> int:
+    """How many metrics are scored side by side: one where what ends early is to leave whole metrics behind.
+
+    A budget ends so, and so do spools and batches, which take one stage a start. Spark Connect keeps its session to a
+    thread.
+    """
+    settings = runner.settings
+    whole = settings.budget != BudgetSettings() or settings.llm.answering != "process"
+    whole = whole or any(delivery_for(settings, name) == "batch" for name in runner.stages)
+    return 1 if whole or is_connect(spark) else METRICS_AT_ONCE
 
 
 def repeated_samples(samples: DataFrame, count: int, settings: Settings) -> DataFrame:

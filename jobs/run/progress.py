@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,15 +29,22 @@ MOST_RISES = 256
 
 @dataclass
 class Course:
-    """How far a run is in its stages. `total`: how many it has, 0 where that is not known; `metric`: whose they are."""
+    """How far a run is in its stages. `total`: how many it has, 0 where that is not known."""
 
     total: int = 0
-    metric: str = ""
     begun: set[tuple[str, str]] = field(default_factory=set)
+    # Metrics are scored side by side, each in a thread
+    _own: threading.local = field(default_factory=threading.local)
+
+    @property
+    def metric(self) -> str:
+        """Whose the stages of this thread are."""
+        metric: str = getattr(self._own, "metric", "")
+        return metric
 
     def enter(self, metric: str) -> None:
-        """Says whose the stages are from here on."""
-        self.metric = metric
+        """Says whose the stages of this thread are from here on."""
+        self._own.metric = metric
 
     def begin(self, stage: str) -> None:
         """Counts a stage of the metric; one that is asked in several turns is counted once."""
@@ -131,8 +139,8 @@ class Display:
         self._print(text)
 
     def status(self, text: str) -> None:
-        """Shows what is done now, on a terminal alone, until something else is shown."""
-        if self._terminal:
+        """Shows what is done now, on a terminal alone, until something else is shown. A stage that is asked stays."""
+        if self._terminal and not self._parts:
             self._draw({"stage": f"{text} ..."})
 
     def start(self, stage: str) -> None:

@@ -7,6 +7,7 @@ import gc
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 from untold.udfs.llm.asking import Asker
@@ -90,16 +91,21 @@ class AnsweringActor:
         self._raylet = os.getppid()
         self._watch: asyncio.Task[None] | None = None
 
+    async def load(self) -> None:
+        """Imports pandas, which the first write of Parquet in a process does: 2.4 s that would else come in the middle
+        of the stream.
+        """
+        await asyncio.to_thread(import_module, "pandas")
+
     async def start(self, assignment: Assignment) -> Started:
-        """Writes the probe (the first write is slow) and what dead actors of the node left, and starts the workers.
+        """Writes the probe and what dead actors of the node left, and starts the workers.
 
         Raises OSError where the folder of completions cannot be written: nothing has been paid for by then.
         """
         work, settings = assignment.work, assignment.work.settings
         self._lenders, self._client = [Lender(name) for name in assignment.limiters], work.name
         probe = f"{assignment.directory}/_probe-{work.name}"
-        # The first write of Parquet in a process imports pandas: 2.4 s that would else come in the middle of the
-        # stream.
+        await self.load()
         await asyncio.to_thread(lambda: write_file(probe, COMPLETIONS.empty_table()))
         journal, replayed = None, list[str]()
         if settings.journal is not None:

@@ -1,0 +1,108 @@
+"""Work side by side: parts in turn in the thread that runs it, and nobody who waits for a turn that does not come."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from threading import Barrier, Event, current_thread
+from time import sleep
+
+import pytest
+
+from untold.jobs.asking.turns import Turns
+
+LONG = 10.0
+
+
+def test_functions_run_side_by_side_and_give_in_their_order() -> None:
+    together = Barrier(2)
+
+    def give(number: int) -> int:
+        together.wait(LONG)
+        return number
+
+    assert Turns().run([lambda: give(1), lambda: give(2)], at_once=2) == [1, 2]
+
+
+def test_parts_are_done_one_after_the_other_by_the_thread_that_runs_them() -> None:
+    turns, together, here = Turns(), Barrier(3), current_thread()
+    seen: list[tuple[str, bool]] = []
+
+    def part() -> None:
+        seen.append(("begin", current_thread() is here))
+        sleep(0.01)
+        seen.append(("end", current_thread() is here))
+
+    def function() -> None:
+        together.wait(LONG)
+        for _ in range(5):
+            turns.take(part)
+
+    turns.run([function] * 3, at_once=3)
+    assert seen == [("begin", True), ("end", True)] * 15
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_what_a_part_raises_is_raised_where_it_was_handed_over(at_once: int) -> None:
+    turns = Turns()
+
+    def fail() -> None:
+        raise KeyError("part")
+
+    def function() -> str:
+        with pytest.raises(KeyError):
+            turns.take(fail)
+        return "went on"
+
+    assert turns.run([function, function], at_once) == ["went on", "went on"]
+
+
+def check_nothing_follows(turns: Turns, fails: Callable[[], None], error: type[BaseException]) -> None:
+    """No part of another function is done once one has failed."""
+    together, over, refused, done = Barrier(2), Event(), Event(), list[int]()
+
+    def failing() -> None:
+        together.wait(LONG)
+        fails()
+
+    def other() -> None:
+        together.wait(LONG)
+        over.wait(LONG)
+        with suppress(CancelledError):
+            turns.take(lambda: done.append(1))
+        refused.set()
+
+    with pytest.raises(error):
+        turns.run([failing, other], at_once=2)
+    over.set()
+    assert refused.wait(LONG)
+    assert done == []
+
+
+def test_one_that_fails_ends_all_and_nobody_waits_for_a_turn() -> None:
+    def fail() -> None:
+        raise ValueError("function")
+
+    check_nothing_follows(Turns(), fail, ValueError)
+
+
+def test_a_signal_in_a_part_ends_all() -> None:
+    turns = Turns()
+
+    def interrupted() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        sleep(LONG)
+
+    check_nothing_follows(turns, lambda: turns.take(interrupted), KeyboardInterrupt)
+
+
+def test_a_signal_while_nothing_waits_for_a_turn_ends_all() -> None:
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        sleep(1.0)
+
+    with pytest.raises(KeyboardInterrupt):
+        Turns().run([interrupt, lambda: sleep(1.0)], at_once=2)
