@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks import (
+    calls,
     cluster,
     clustering,
     comparing,
     condensation,
-    cpu,
     embedding,
     grounding,
     importance,
@@ -35,7 +35,6 @@ from tests.benchmarks import (
     start,
     statistics,
     stored,
-    throughput,
 )
 from tests.benchmarks.figures import Figure, Options, figures_to_json, show_figures
 
@@ -49,10 +48,9 @@ class Benchmark:
 
 
 BENCHMARKS = {
-    "throughput": Benchmark("calls a second against an instant server", throughput.measure),
+    "calls": Benchmark("calls a second, and a core, against an instant server", calls.measure),
     "limit": Benchmark("use of a request limit", limit.measure),
     "memory": Benchmark("peak memory by number of samples", memory.measure),
-    "cpu": Benchmark("processor time a call", cpu.measure),
     "reuse": Benchmark("start over a large store", reuse.measure),
     "nights": Benchmark("starts over a store by the number of nights that filled it", nights.measure),
     "comparing": Benchmark("untold compare, by number of scores", comparing.measure),
@@ -78,12 +76,11 @@ BENCHMARKS = {
 }
 
 REQUESTS = (
-    "requests a run (throughput, limit, cpu, reuse, importance) or night (nights), pairs (pairs), queries (sharing, "
+    "requests a run (calls, limit, reuse, importance) or night (nights), pairs (pairs), queries (sharing, "
     "grounding, longrecall), recombinations a stage (readers), samples in the store (start), all (soak)"
 )
 REPETITIONS = (
-    "repetitions (throughput, cpu, reuse, nights, condensation, embedding, importance, pairs, recall, start, "
-    "statistics)"
+    "repetitions (calls, reuse, nights, condensation, embedding, importance, pairs, recall, start, statistics)"
 )
 
 

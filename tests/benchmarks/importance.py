@@ -10,17 +10,17 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from tests.benchmarks.calls import GOAL_ENGINE, GOAL_USER
 from tests.benchmarks.figures import Figure, Options
 from tests.benchmarks.memory import MEGABYTE, compare_peaks
 from tests.benchmarks.reuse import write_answers
 from tests.benchmarks.running import Ran, run_job, run_loop
 from tests.benchmarks.samples import bound_stage, write_rows
-from tests.benchmarks.throughput import GOAL_ENGINE, GOAL_USER
 from tests.benchmarks.watching import ACTOR, ANSWERING, DRIVER, JVM, PYTHON_WORKERS, Look, peak_bytes
 from tests.fakes.model_server import ModelServer
 
 METRIC, EXTRACT, CHECK = "importance", "extract_claims", "check_coverage"
-# Of each turn, as of the benchmark `throughput`
+# Of each turn, as of the benchmark `calls`
 REQUESTS, PAIRS = 20_000, 3
 FACTS_OF_A_SAMPLE, CLAIMS_OF_A_SAMPLE = 10, 5
 # Responses to a query where memory is measured, and how many of them say different things
