@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from pyspark.sql import DataFrame
 
-from untold.jobs.asking.calling import call_settings, count_actors, section_of
+from untold.jobs.asking.calling import batch_of, call_settings, count_actors, section_of
 from untold.jobs.asking.endpoint import RunEndpoint, explain_refusal
 from untold.jobs.asking.engines import Engines
 from untold.jobs.asking.job import Job, Outcome
@@ -70,7 +70,7 @@ class Unanswered:
         """As many as the architecture allows, less where actors would stand idle; whole calls where one has several."""
         actors = count_actors(settings, self.stage.api)
         rows = max(1, min(UNIT_ROWS, -(-self.count // (UNITS_OF_AN_ACTOR * actors))))
-        batch = settings.embeddings.batch if self.stage.api == "embeddings" else 1
+        batch = batch_of(settings, self.stage.api)
         return min(-(-rows // batch), max(1, UNIT_ROWS // batch)) * batch
 
     def job(self, settings: Settings, base_url: str, **places: Any) -> Job:

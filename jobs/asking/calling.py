@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from untold.jobs.asking.job import Job
 from untold.jobs.settings.model import Settings, prices_at, prices_for
 from untold.udfs.llm.calls import CallSettings
-from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.keys import CLASSIFYING, SEVERAL_ROWS, Stage
 from untold.udfs.llm.limiter import Budget, Limits
 from untold.udfs.llm.usage import Usage
 from untold.udfs.python_path import usable_cores
@@ -30,14 +30,41 @@ _TIMES = {
     "max_attempts": "max_attempts",
 }
 
-Section = Literal["llm", "embeddings", "search"]
+Section = Literal["llm", "embeddings", "search", "classifier"]
+RELATION = "relation"
 
 
 def section_of(api: str) -> Section:
     """The section of the settings that names the endpoint of an API."""
+    if api in CLASSIFYING:
+        return "classifier"
     if api == "embeddings":
         return "embeddings"
     return "search" if api == "search" else "llm"
+
+
+def classifiers_of(settings: Settings) -> list[str]:
+    """The classifiers that the settings name, each once: folders, or addresses of servers (`is_address`)."""
+    named = (settings.grounding.verifier, settings.nli.classifier, settings.nli.classifier_url)
+    return [one for one in dict.fromkeys(named) if one and one != RELATION]
+
+
+def is_address(classifier: str) -> bool:
+    """Whether a classifier is a server's."""
+    return classifier.startswith(("http://", "https://"))
+
+
+def address_of(settings: Settings, section: str) -> str | None:
+    """The address of the endpoint that a section of the settings is about; None where it names none."""
+    if section == "classifier":
+        return next(filter(is_address, classifiers_of(settings)), None)
+    address: str | None = getattr(settings, section).base_url
+    return address
+
+
+def batch_of(settings: Settings, api: str) -> int:
+    """The most rows of one HTTP request."""
+    return getattr(settings, section_of(api)).batch if api in SEVERAL_ROWS else 1
 
 
 def runs_in_tasks(stage: Stage, settings: Settings) -> bool:
@@ -70,7 +97,7 @@ def call_settings(settings: Settings, stage: Stage, base_url: str, store_path: s
         prices=prices_for(settings, stage.name),
         limits=limits_of(settings, stage.api),
         budget=Budget(budget.max_calls, budget.max_tokens, budget.max_cost),
-        batch=settings.embeddings.batch if section == "embeddings" else 1,
+        batch=batch_of(settings, stage.api),
         section=section,
         headers=getattr(own, "extra_headers", {}),
         query=getattr(own, "extra_query", {}),
@@ -127,8 +154,9 @@ def with_given(job: Job, given: Settings) -> Job:
         changed["journal"] = journal_of(llm.journal, job.directory)
     if "outage_minutes" in named:
         changed["outage"] = llm.outage_minutes * 60
-    if "base_url" in section.model_fields_set and section.base_url not in (None, job.settings.base_url):
-        changed |= {"base_url": section.base_url, "api_key_env": None, "headers": {}, "query": {}, "endpoints": ()}
+    address = _given_address(given, job.settings.section)
+    if address not in (None, job.settings.base_url):
+        changed |= {"base_url": address, "api_key_env": None, "headers": {}, "query": {}, "endpoints": ()}
     if "api_key_env" in section.model_fields_set:
         changed["api_key_env"] = section.api_key_env
     sent = {"headers": "extra_headers", "query": "extra_query"}
@@ -149,6 +177,12 @@ def with_given(job: Job, given: Settings) -> Job:
         calls = replace(calls, endpoints=tuple(each))
     actors = llm.actors if "actors" in named and llm.actors else job.actors
     return replace(job, settings=calls, actors=actors)
+
+
+def _given_address(given: Settings, section: str) -> str | None:
+    """The address that was set, which may be a default of the code's no more."""
+    is_set = section == "classifier" or "base_url" in getattr(given, section).model_fields_set
+    return address_of(given, section) if is_set else None
 
 
 def _with_set(value: Any, section: BaseModel) -> Any:
@@ -194,4 +228,4 @@ def count_actors(settings: Settings, api: str = "chat") -> int:
 
 def calls_for(settings: Settings, stage: Stage, requests: int) -> int:
     """How many HTTP requests so many requests of a stage take, if none fails."""
-    return -(-requests // settings.embeddings.batch) if stage.api == "embeddings" else requests
+    return -(-requests // batch_of(settings, stage.api))

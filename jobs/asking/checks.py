@@ -7,18 +7,18 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 from urllib.parse import urlsplit
 
-from untold.jobs.asking.calling import Section, section_of
+from untold.jobs.asking.calling import Section, address_of, classifiers_of, is_address, section_of
 from untold.jobs.asking.endpoint import key_remedy
-from untold.jobs.asking.lookups import bind_embedding, bind_search, classifiers_of
+from untold.jobs.asking.lookups import bind_embedding, bind_entailment, bind_search
 from untold.jobs.run.terminal import Page, wrapped
 from untold.jobs.settings.model import Settings, SettingsError
 from untold.jobs.settings.retrieval import BRAVE_URL
 from untold.udfs.llm.calls import Answer, Request
 from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.retrying import address_setting
 from untold.udfs.llm.script import key_header_of, script_of
 from untold.udfs.redaction import redact
 from untold.udfs.retrieval.embedding import Embedder, find_model
@@ -59,18 +59,27 @@ def remedy_of(answer: Answer, settings: Settings, section: Section = "llm") -> s
     kind = answer.error_type or ""
     if kind in ("http_401", "http_403"):
         return key_remedy(getattr(settings, section).api_key_env, section)
+    address = address_setting(section)
     if answer.refused:
-        return f"check {section}.base_url (most end in /v1) and {section}.model"
-    fits = {"llm": "an OpenAI-compatible API (most end in /v1) and fits llm.api", "search": "the web search"}
+        return f"check {address}{'' if section == 'classifier' else ' (most end in /v1)'} and {section}.model"
+    fits = {
+        "llm": "an OpenAI-compatible API (most end in /v1) and fits llm.api",
+        "search": "the web search",
+        "classifier": "a server that classifies pairs",
+    }
     remedies = {
-        "connection": f"check {section}.base_url and that its server runs and can be reached from here",
-        "timeout": f"check {section}.base_url and the load of its server, or raise llm.timeout_seconds",
-        "bad_body": f"check that {section}.base_url is {fits.get(section, 'an OpenAI-compatible API for embeddings')}",
+        "connection": f"check {address} and that its server runs and can be reached from here",
+        "timeout": f"check {address} and the load of its server, or raise llm.timeout_seconds",
+        "bad_body": f"check that {address} is {fits.get(section, 'an OpenAI-compatible API for embeddings')}",
         "http_429": "the rate or the quota is used up: wait, or check the account",
     }
     if kind.startswith("http_5"):
         return "the endpoint is in trouble: try again later, or see its own log"
-    others = {"llm": "llm.model, llm.api, llm.extra_body and the decoding settings", "search": "search.base_url"}
+    others = {
+        "llm": "llm.model, llm.api, llm.extra_body and the decoding settings",
+        "search": "search.base_url",
+        "classifier": "classifier.model, classifier.separator and classifier.batch",
+    }
     return remedies.get(kind, f"check {others.get(section, f'{section}.model and {section}.extra_body')}")
 
 
@@ -85,15 +94,18 @@ def check_lookups(settings: Settings) -> Iterator[Finding]:
         yield _check_files("embeddings", lambda: Embedder(find_model(embeddings.model)).embed(["water is wet"]))
     if searching.base_url != BRAVE_URL or os.environ.get(searching.api_key_env or ""):
         yield _check_search(settings, seconds)
-    for folder in classifiers_of(settings):
-        yield _check_files("classifier", partial(_try_classifier, folder))
+    for named in classifiers_of(settings):
+        if is_address(named):
+            yield _check_server(named, settings, seconds)
+        else:
+            yield _check_files("classifier", partial(_try_classifier, named))
 
 
 def _try_classifier(folder: str) -> object:
     return Classifier(find_classifier(folder)).classify([("wet", "wet")])
 
 
-def _found(section: Literal["embeddings", "search"], where: str, answer: Answer, settings: Settings) -> Finding:
+def _found(section: Section, where: str, answer: Answer, settings: Settings) -> Finding:
     """The finding about an endpoint that is no language model's."""
     if answer.error_type is None:
         return Finding(OK, section, where)
@@ -127,6 +139,18 @@ def _check_search(settings: Settings, seconds: float) -> Finding:
     return _found("search", where, _try(stage, settings, Request("tried", row, "tried"), seconds), settings)
 
 
+def _check_server(address: str, settings: Settings, seconds: float) -> Finding:
+    """What a server makes of one pair, within so many seconds; what its settings lack is a finding too."""
+    row = {"premise": "water is wet", "hypothesis": "water is wet"}
+    try:
+        stage = bind_entailment(settings)
+    except (SettingsError, LocalModelFileError) as error:
+        return Finding(FAIL, "classifier", str(error).replace("\n", "; "))
+    request = Request("tried", row, "tried", members=[Request("tried", row, "tried")])
+    where = f"{stage.model} at {plain_url(address)}"
+    return _found("classifier", where, _try(stage, settings, request, seconds), settings)
+
+
 def _try(stage: Stage, settings: Settings, request: Request, seconds: float) -> Answer:
     """One call as a run would make it, in a loop and a client of its own."""
     script = script_of(stage, LOOKUPS[stage.name].parse)
@@ -136,7 +160,8 @@ def _try(stage: Stage, settings: Settings, request: Request, seconds: float) -> 
     async def call() -> Answer:
         key = os.environ.get(given.api_key_env or "")
         header = key_header_of(stage)
-        endpoint = Endpoint(given.base_url, key or None, connections=1, timeout=seconds, key_header=header)
+        address = address_of(settings, section_of(stage.api)) or ""
+        endpoint = Endpoint(address, key or None, connections=1, timeout=seconds, key_header=header)
         try:
             return await endpoint.call(stage.api, body or b"", seconds, script.reader(request))
         finally:

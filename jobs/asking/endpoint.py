@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 
 from untold.jobs.asking import local_model
-from untold.jobs.asking.calling import section_of
+from untold.jobs.asking.calling import address_of, section_of
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.client import is_loopback
 
@@ -67,7 +67,7 @@ class RunEndpoint:
         The first time it says where texts and key would go in clear text.
         """
         section = section_of(api)
-        address = self._base_url if section == "llm" else getattr(self._settings, section).base_url
+        address = self._base_url if section == "llm" else address_of(self._settings, section)
         if section not in self._told:
             self._told.add(section)
             for one in self._settings.llm.each if section == "llm" else [None]:

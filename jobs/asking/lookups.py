@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
+from untold.jobs.asking.calling import classifiers_of, is_address
 from untold.jobs.settings.model import Settings, SettingsError
-from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.keys import CLASSIFYING, Stage
 from untold.udfs.retrieval.embedding import find_model, prefixes_template
-from untold.udfs.retrieval.entailment import find_classifier
+from untold.udfs.retrieval.entailment import CLASSES, find_classifier, relations_of
 from untold.udfs.stages import LOOKUPS
 
-RELATION = "relation"
+# Below it the other classes together may be likelier, of which a single number says nothing
+EVEN = 0.5
 
 
 def bind_lookup(name: str, settings: Settings) -> Stage:
@@ -52,20 +55,16 @@ def bind_search(settings: Settings) -> Stage:
     return Stage("web_search", variables, given.model, template="", api="search", extra_body=edition)
 
 
-def classifiers_of(settings: Settings) -> list[str]:
-    """The folders of classifiers that the settings name, each once."""
-    named = [folder for folder in (settings.grounding.verifier, settings.nli.classifier) if folder]
-    return [folder for folder in dict.fromkeys(named) if folder != RELATION]
-
-
-def _bind_entailment(settings: Settings) -> Stage:
-    """`classify_entailment`: the classifier of the folder that `grounding.verifier` or `nli.classifier` names."""
-    folders = classifiers_of(settings)
-    if not folders:
+def bind_entailment(settings: Settings) -> Stage:
+    """`classify_entailment`: the classifier that `grounding.verifier` or `nli` names, in a folder or of a server."""
+    named = classifiers_of(settings)
+    if not named:
         raise SettingsError("grounding.verifier: relation asks the stage classify_relation; name a classifier's folder")
-    if len(folders) > 1:
-        raise SettingsError("nli.classifier and grounding.verifier: one run has one classifier; name the same folder")
-    folder = folders[0]
+    if len(named) > 1:
+        raise SettingsError("nli.classifier and grounding.verifier: one run has one classifier; name the same one")
+    folder = named[0]
+    if is_address(folder):
+        return _bind_server(folder, settings)
     found = find_classifier(folder)
     return Stage(
         name="classify_entailment",
@@ -78,8 +77,45 @@ def _bind_entailment(settings: Settings) -> Stage:
     )
 
 
+def _bind_server(address: str, settings: Settings) -> Stage:
+    """`classify_entailment` of a server. Raises SettingsError, one line a setting that its API needs."""
+    given, api = settings.classifier, urlsplit(address).path.rstrip("/").rpartition("/")[2]
+    lacking = list(_lacking(api, settings))
+    if lacking:
+        raise SettingsError("\n".join(lacking))
+    try:
+        relations = relations_of(given.labels) if given.labels and api != "score" else ()
+    except ValueError as error:
+        raise SettingsError(f"classifier.labels: {error}; call the classes {CLASSES}") from None
+    return Stage(
+        name="classify_entailment",
+        variables=LOOKUPS["classify_entailment"].variables,
+        model=str(given.model),
+        template=(given.separator or "") if api == "classify" else "",
+        api=api,
+        extra_body={"relations": list(relations)},
+    )
+
+
+def _lacking(api: str, settings: Settings) -> Iterator[str]:
+    """What an API needs of the settings and does not have."""
+    given, certain = settings.classifier, settings.nli.certain
+    if api not in CLASSIFYING:
+        yield "nli.classifier_url: must end in /classify, /predict or /score"
+    if given.model is None:
+        yield "classifier.model: not set; --set classifier.model=NAME"
+    if api == "classify" and not given.labels:
+        yield "classifier.labels: /classify needs the names of the classes in order"
+    if api == "classify" and given.separator is None:
+        yield "classifier.separator: /classify takes single texts; name what joins a pair, such as </s></s>"
+    if api == "score" and settings.nli.classifier_url and (certain or 0.0) < EVEN:
+        yield f"nli.certain: must be at least {EVEN} with /score, which tells the probability of entailment alone"
+    if settings.budget.max_cost is not None and given.price_per_million_tokens is None:
+        yield "budget.max_cost: a server that classifies needs classifier.price_per_million_tokens"
+
+
 _BINDINGS: Mapping[str, Callable[[Settings], Stage]] = {
     "embed_text": bind_embedding,
     "web_search": bind_search,
-    "classify_entailment": _bind_entailment,
+    "classify_entailment": bind_entailment,
 }

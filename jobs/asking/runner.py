@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 
 from untold.jobs.asking.answerers import Answerer, ProcessAnswerer, Unanswered
 from untold.jobs.asking.batching import BatchAnswerer, WaitingError
-from untold.jobs.asking.calling import price, runs_in_tasks, section_of
+from untold.jobs.asking.calling import address_of, price, runs_in_tasks, section_of
 from untold.jobs.asking.endpoint import RunEndpoint
 from untold.jobs.asking.engines import Engines
 from untold.jobs.asking.findings import Findings
@@ -133,7 +133,7 @@ class StageRunner:
         """The endpoint that the settings name for a stage; None for several, and for what is no endpoint."""
         section = section_of(stage.api)
         several = section == "llm" and self.settings.llm.endpoints
-        return None if several or stage.api == "local" else getattr(self.settings, section).base_url
+        return None if several or stage.api == "local" else address_of(self.settings, section)
 
     def _identify(self, name: str, requests: Requests) -> _Asking:
         """The stage as its endpoint can be asked, and its requests with their ids."""

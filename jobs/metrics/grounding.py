@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.lookups import RELATION
+from untold.jobs.asking.calling import RELATION
 from untold.jobs.metrics.base import Tools
 from untold.jobs.metrics.judging import CLASSIFY, CLASSIFY_LISTS
 from untold.jobs.settings.model import Settings

@@ -39,7 +39,7 @@ def stage_of(settings: NliSettings) -> str:
 def stages_of(settings: NliSettings) -> tuple[str, ...]:
     """The stages that judging asks, in order."""
     vectors = (EMBED,) if sieve_of(settings).needs_vectors else ()
-    return (*vectors, *((ENTAIL,) if settings.classifier else ()), stage_of(settings))
+    return (*vectors, *((ENTAIL,) if settings.classifies else ()), stage_of(settings))
 
 
 def sieve_of(settings: NliSettings) -> Sieve:
@@ -49,7 +49,7 @@ def sieve_of(settings: NliSettings) -> Sieve:
 
 def is_audited(settings: NliSettings) -> bool:
     """Whether anything but the model tells relations, of which a share is audited."""
-    return bool(sieve_of(settings)) or settings.classifier is not None
+    return bool(sieve_of(settings)) or settings.classifies
 
 
 def judge_pairs(owners: DataFrame, tools: Tools, settings: NliSettings) -> DataFrame:
@@ -72,7 +72,7 @@ def judge_pairs(owners: DataFrame, tools: Tools, settings: NliSettings) -> DataF
 def _judge(owners: DataFrame, tools: Tools, settings: NliSettings, choose: Callable[..., Choice]) -> DataFrame:
     """The columns of `JUDGED` for the pairs that `choose` takes: by a classifier where there is one, then the model."""
     sieve = sieve_of(settings)
-    if settings.classifier is not None:
+    if settings.classifies:
         return _judge_in_cascade(tools.ask(ENTAIL, Pairs(owners, choose, sieve)), owners, tools, settings)
     if settings.judgement == "lists":
         return judge_lists(owners, tools, CLASSIFY_LISTS, settings.list_size, sieve, choose)

@@ -77,7 +77,7 @@ def assume(settings: Settings) -> Assumptions:
         **_judged(),
     }
     at_once = settings.model_copy(update={NAME: settings.nli.model_copy(update={"skip_implied": False})})
-    cascaded = settings.nli.classifier is not None
+    cascaded = settings.nli.classifies
     fewer = settings.nli.skip_implied or sieve_of(settings.nli).needs_vectors or cascaded
     at_most = frozenset({stage_of(settings.nli)}) if fewer else frozenset[str]()
     return Assumptions(at_once, results, at_most, partial(_likely, settings))

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from untold.jobs.settings.fields import Count, PathText, Probability, Section
+from untold.jobs.settings.fields import AN_ADDRESS, Address, Count, PathText, Probability, Section
 
 GROUP = "untold.metrics"
 """The entry points by which other packages add metrics."""
@@ -33,9 +33,9 @@ class E2eSettings(Section):
 
 
 class NliSettings(Section):
-    """Options of the metric nli: methods, section 2. Of the classifier its files count, and not the path."""
+    """Options of the metric nli: methods, section 2. Of a classifier its files or `classifier.*` count, and no path."""
 
-    NO_RESULT: ClassVar[frozenset[str]] = frozenset({"most_missed", "classifier"})
+    NO_RESULT: ClassVar[frozenset[str]] = frozenset({"most_missed", "classifier", "classifier_url"})
     ADVANCED: ClassVar[frozenset[str]] = frozenset({"unit_types", "list_size", "filter_cosine", "certain", "audit"})
 
     # Not strict: YAML has lists and no tuples
@@ -62,6 +62,12 @@ class NliSettings(Section):
         description="Folder with model.onnx, tokenizer.json and config.json of a classifier that judges pairs within "
         "tasks, before the model",
     )
+    classifier_url: Address | None = Field(
+        default=None,
+        description="Address of a server that classifies pairs, in place of nli.classifier; its path ends in /classify "
+        "or /score (vLLM) or /predict (text-embeddings-inference). classifier.* says how it is asked",
+        json_schema_extra=AN_ADDRESS,
+    )
     certain: Probability | None = Field(
         default=None,
         description="Minimum probability of a relation that the classifier's word counts for; the model is asked of "
@@ -84,13 +90,28 @@ class NliSettings(Section):
             raise ValueError("false with nli.judgement=lists, since waves would split lists into more requests")
         return value
 
+    @field_validator("classifier_url")
+    @classmethod
+    def _one_classifier(cls, value: str | None, info: ValidationInfo) -> str | None:
+        """Raises ValueError for a second classifier."""
+        if value is not None and info.data.get("classifier") is not None:
+            raise ValueError("null with nli.classifier, whose place it takes")
+        return value
+
     @field_validator("certain")
     @classmethod
     def _of_a_classifier(cls, value: float | None, info: ValidationInfo) -> float | None:
         """Raises ValueError for a probability of no classifier."""
-        if value is not None and info.data.get("classifier") is None:
-            raise ValueError("null without nli.classifier, whose probabilities it is held against")
+        if value is not None and info.data.get("classifier") is None and info.data.get("classifier_url") is None:
+            raise ValueError(
+                "null without nli.classifier or nli.classifier_url, whose probabilities it is held against"
+            )
         return value
+
+    @property
+    def classifies(self) -> bool:
+        """Whether a classifier judges pairs before the model."""
+        return self.classifier is not None or self.classifier_url is not None
 
 
 class QaSettings(Section):

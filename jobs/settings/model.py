@@ -41,6 +41,7 @@ from untold.jobs.settings.fields import (
 from untold.jobs.settings.fields import merge_patch as merge_patch
 from untold.jobs.settings.nightly import NightlySettings, NotifySettings, TrendSettings
 from untold.jobs.settings.retrieval import (
+    ClassifierSettings,
     EmbeddingSettings,
     GroundingSettings,
     IndexSettings,
@@ -312,6 +313,7 @@ class Settings(Section):
     graph: GraphSettings = GraphSettings()
     embeddings: EmbeddingSettings = EmbeddingSettings()
     search: SearchSettings = SearchSettings()
+    classifier: ClassifierSettings = ClassifierSettings()
     grounding: GroundingSettings = GroundingSettings()
     index: IndexSettings = IndexSettings()
     knowledge: KnowledgeSettings = KnowledgeSettings()
@@ -418,9 +420,9 @@ def prices_for(settings: Settings, stage: str, delivery: Delivery | None = None)
         return Prices(prompt=settings.embeddings.price_per_million_tokens)
     if stage == "web_search":
         return Prices(thousand_calls=settings.search.price_per_thousand_requests)
-    # What runs within tasks costs nothing
+    # What runs within tasks has no tokens, and costs nothing
     if stage in LOOKUPS:
-        return Prices()
+        return Prices(prompt=settings.classifier.price_per_million_tokens)
     share = settings.batch.discount if (delivery or delivery_for(settings, stage)) == "batch" else 1.0
     return dearest([prices_at(one) for one in settings.llm.each]).times(share)
 

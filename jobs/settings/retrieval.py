@@ -117,6 +117,51 @@ class SearchSettings(Section):
     )
 
 
+class ClassifierSettings(Section):
+    """How a server that classifies pairs is asked, where nli.classifier_url or grounding.verifier is its address.
+
+    Its answers depend on model, labels and separator, which are part of their ids.
+    """
+
+    NO_RESULT: ClassVar[frozenset[str]] = frozenset(
+        {"api_key_env", "model", "labels", "separator", "batch", "requests_per_minute", "tokens_per_minute"}
+        | {"max_concurrency", "price_per_million_tokens"}
+    )
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"batch"})
+
+    api_key_env: VariableName | None = Field(
+        default=None,
+        description="Name of the environment variable that holds the key of nli.classifier_url; null sends none",
+        json_schema_extra=A_VARIABLE,
+    )
+    model: Text | None = Field(default=None, description="Model name as the endpoint knows it")
+    labels: tuple[Text, ...] | None = Field(
+        default=None,
+        # Not strict: YAML has lists and no tuples
+        strict=False,
+        min_length=1,
+        description="Names of the model's classes in its order, such as contradiction, neutral, entailment; /classify "
+        "needs them, /predict where it names them LABEL_0, ...",
+    )
+    separator: str | None = Field(
+        default=None,
+        description="Text between premise and hypothesis for /classify, which takes single texts: </s></s> for models "
+        "like RoBERTa, [SEP] for those like BERT",
+    )
+    # What text-embeddings-inference takes unless it is told otherwise
+    batch: Annotated[int, Field(ge=1, le=2048)] = Field(default=32, description="Maximum pairs of one HTTP request")
+    requests_per_minute: Positive | None = Field(
+        default=None, description="Maximum HTTP requests for classes a minute; null is no limit"
+    )
+    tokens_per_minute: Positive | None = Field(
+        default=None, description="Maximum tokens of classified pairs a minute; null is no limit"
+    )
+    max_concurrency: Count = Field(default=16, description="Maximum concurrent HTTP requests for classes")
+    price_per_million_tokens: Amount | None = Field(
+        default=None, description="Price of a million tokens classified, in the currency of budget.max_cost"
+    )
+
+
 class GroundingSettings(Section):
     """What says whether a text entails a claim: methods, section 10."""
 
@@ -125,7 +170,8 @@ class GroundingSettings(Section):
     verifier: Text = Field(
         default="relation",
         description="relation asks the stage classify_relation; else a folder with model.onnx, tokenizer.json and "
-        "config.json of a classifier, run within tasks",
+        "config.json of a classifier, run within tasks, or the address of a server that classifies pairs "
+        "(nli.classifier_url)",
     )
     threshold: Probability = Field(
         default=0.5, description="Minimum probability of entailment at which a classifier grounds a claim"

@@ -29,7 +29,7 @@ FAMILIES = {
 }
 _OF_STAGES = ("calls", "rate_limited", "prompt_tokens", "completion_tokens", "cost")
 _OUTCOMES = ("reused", "answered", "failed", "unasked")
-_SECTIONS = {"embed_text": "embeddings", "web_search": "search"}
+_SECTIONS = {"embed_text": "embeddings", "web_search": "search", "classify_entailment": "classifier"}
 Sample = tuple[str, Mapping[str, str], float | None]
 
 

@@ -10,7 +10,8 @@ from time import time
 
 COMPLETION_PATHS = ("/v1/chat/completions", "/v1/completions")
 # Whatever is asked for: what is counted by stage
-ASKED_PATHS = (*COMPLETION_PATHS, "/v1/embeddings", "/res/v1/web/search")
+CLASSIFYING_PATHS = ("/classify", "/predict", "/score")
+ASKED_PATHS = (*COMPLETION_PATHS, "/v1/embeddings", "/res/v1/web/search", *CLASSIFYING_PATHS)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from random import Random
 from typing import Any
 from urllib.parse import parse_qs
 
+from tests.fakes.arrivals import CLASSIFYING_PATHS
+from tests.fakes.classifier import FakeClassifier, classes_content, pairs_of
 from tests.fakes.facts import QA_TOPICS, chain, normalise
 from tests.fakes.names import FIRST, LAST, name_of
 from tests.fakes.replies import Reply, error_reply, http_message
@@ -19,7 +21,8 @@ from tests.fakes.world import _leaf
 
 DIMENSION = 64
 EMBEDDINGS_PATH, SEARCH_PATH = "/v1/embeddings", "/res/v1/web/search"
-LOOKUP_PATHS, LOOKUPS = (EMBEDDINGS_PATH, SEARCH_PATH), ("embed_text", "web_search")
+LOOKUP_PATHS = (EMBEDDINGS_PATH, SEARCH_PATH, *CLASSIFYING_PATHS)
+LOOKUPS = ("embed_text", "web_search", "classify_entailment")
 # As the service: what is longer or more is refused
 MOST_WORDS, MOST_CHARACTERS, MOST_HITS = 50, 400, 20
 _WORD = re.compile(r"\w+")
@@ -41,6 +44,14 @@ def payload_of_lookup(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """The stage and its variables. Raises LookupError or TypeError for a body that is no request."""
     if path == SEARCH_PATH:
         return {"stage": "web_search", "query": body["q"], "count": int(body["count"])}
+    if path in CLASSIFYING_PATHS:
+        pairs = pairs_of(path, body)
+        return {
+            "stage": "classify_entailment",
+            "path": path,
+            "pairs": pairs,
+            "texts": [text for pair in pairs for text in pair],
+        }
     texts = [body["input"]] if isinstance(body["input"], str) else list(body["input"])
     if not all(isinstance(text, str) for text in texts):
         raise TypeError("texts are strings")
@@ -52,8 +63,10 @@ def query_of(target: str) -> dict[str, str]:
     return {name: values[0] for name, values in parse_qs(target.partition("?")[2]).items()}
 
 
-def lookup_content(request: Request, tokens: int, deeds: Mapping[str, Any]) -> Reply:
+def lookup_content(request: Request, tokens: int, deeds: Mapping[str, Any], classifier: FakeClassifier) -> Reply:
     """The reply of a lookup that no rule about the call alone has answered."""
+    if request.payload["stage"] == "classify_entailment":
+        return classes_content(request, tokens, deeds, classifier)
     if request.payload["stage"] == "web_search":
         query = request.payload["query"]
         if len(query) > MOST_CHARACTERS or len(query.split()) > MOST_WORDS or request.payload["count"] > MOST_HITS:

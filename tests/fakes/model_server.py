@@ -18,6 +18,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from time import monotonic, sleep
@@ -26,6 +27,7 @@ from typing import Any
 from tests.fakes.answers import content_of, find_answer, payload_of
 from tests.fakes.arrivals import ASKED_PATHS, COMPLETION_PATHS, Arrival, Log
 from tests.fakes.batches import FakeBatches
+from tests.fakes.classifier import FakeClassifier
 from tests.fakes.lookups import LOOKUP_PATHS, LOOKUPS, SEARCH_PATH, lookup_content, payload_of_lookup, query_of
 from tests.fakes.replies import Reply, count_tokens, error_reply, http_message, make_reply
 from tests.fakes.rules import Config, Request, condition, deeds_of, hash_of
@@ -55,6 +57,7 @@ class ModelServer:
         self._holder = _bound_socket(0, self._config.address)
         self.port: int = self._holder.getsockname()[1]
         self.base_url = f"http://{self._config.address}:{self.port}/v1"
+        self.root_url = f"http://{self._config.address}:{self.port}"
         self.search_url = f"http://{self._config.address}:{self.port}{SEARCH_PATH}"
 
     def __enter__(self) -> ModelServer:
@@ -179,6 +182,7 @@ class _Model:
         self.config = config
         vars(self.batches).update(config.batches)
         self.answer = find_answer(config.answer)
+        self.classifier = FakeClassifier(**config.classifier)
         self.rules = [(condition(rule.get("when", {}), i), deeds_of(rule)) for i, rule in enumerate(config.rules)]
 
     def reset(self) -> None:
@@ -235,7 +239,8 @@ class _Model:
         if not authorised:
             return error_reply(401, {"message": "Incorrect API key provided", "code": "invalid_api_key"})
         deeds = next((deeds for holds, deeds in self.rules if holds(request)), {})
-        answer = lookup_content if request.payload.get("stage") in LOOKUPS else None
+        lookup = partial(lookup_content, classifier=self.classifier)
+        answer = lookup if request.payload.get("stage") in LOOKUPS else None
         reply = make_reply(self.answer, request, prompt_tokens, deeds, answer)
         if self.config.limits and reply.status != 429 and not self._let_in(prompt_tokens + reply.completion_tokens):
             wait = self.config.limits.get("retry_after", 1)

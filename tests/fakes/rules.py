@@ -18,7 +18,7 @@ from tests.fakes.answers import find_answer
 _CONDITIONS = {"share", "seed", "every", "first", "after", "stage", "contains", "attempt_below", "between"}
 _DEEDS = {"delay", "status", "headers", "error", "body", "hang", "html", "cut_json", "cut_body", "refuse", "garbage"}
 _DEEDS |= {"empty", "null", "length", "filter", "no_usage", "no_logprobs", "text", "think"}
-_DEEDS |= {"no_tools", "tool_garbage", "tool_loop", "finish", "nan", "zero", "short", "drop"}
+_DEEDS |= {"no_tools", "tool_garbage", "tool_loop", "finish", "nan", "zero", "short", "drop", "unnamed"}
 # What is made of a schema: taken, refused, empty, misplaced, thinking, unweighed; a request without one is as ever
 _DEEDS |= {"schema"}
 
@@ -29,7 +29,7 @@ class Config:
 
     `limits` has requests_per_minute, tokens_per_minute (sliding 60 s windows over what was let in) and retry_after in
     seconds. `latency` is in seconds, for every answer. With `api_key`, a request without that bearer token gets a 401.
-    `address` is where it listens. `batches` are fields of `FakeBatches`.
+    `address` is where it listens. `batches` are fields of `FakeBatches`, `classifier` those of `FakeClassifier`.
     """
 
     answer: str = "e2e"
@@ -41,6 +41,7 @@ class Config:
     model: str = "fake-model"
     address: str = "127.0.0.1"
     batches: Mapping[str, Any] = field(default_factory=dict)
+    classifier: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for rule in self.rules:

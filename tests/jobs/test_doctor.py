@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.classifier import LABELS, SEPARATOR
 from tests.fakes.model_server import ModelServer
 from untold.jobs import doctor
 from untold.jobs.asking.checks import check_lookups
@@ -332,6 +333,11 @@ def test_of_what_facts_are_looked_up_with_only_what_is_set_is_tried(
     found = lookup_states(embeddings={"base_url": calm.base_url, "model": "m"}, search=search)
     assert {about: state for about, (state, _) in found.items()} == {"embeddings": "ok", "search": "ok"}
     assert (calm.count("embed_text"), calm.count("web_search")) == (1, 1)
+    judge = {"labels": list(LABELS), "separator": SEPARATOR, "model": "judge"}
+    for api in ("classify", "predict", "score"):
+        named = {"nli": {"classifier_url": f"{calm.root_url}/{api}", "certain": 0.9}, "classifier": judge}
+        assert lookup_states(**named) == {"classifier": ("ok", f"judge at {calm.root_url}/{api}")}
+    assert calm.count("classify_entailment") == 3
 
 
 def test_a_lookup_that_fails_says_what_to_do_about_its_own_settings(
@@ -342,8 +348,13 @@ def test_a_lookup_that_fails_says_what_to_do_about_its_own_settings(
     found = lookup_states(
         embeddings={"base_url": calm.base_url, "model": "m"},
         search={"base_url": calm.search_url, "api_key_env": "SEARCH_KEY"},
+        grounding={"verifier": f"{calm.root_url}/predict"},
+        classifier={"model": "judge", "api_key_env": "JUDGE_KEY"},
     )
-    assert {about: state for about, (state, _) in found.items()} == {"embeddings": "FAIL", "search": "FAIL"}
+    assert {about: state for about, (state, _) in found.items()} == dict.fromkeys(
+        ("embeddings", "search", "classifier"), "FAIL"
+    )
+    assert "JUDGE_KEY (classifier.api_key_env) is not set" in found["classifier"][1]
     assert "--set embeddings.api_key_env=NAME" in found["embeddings"][1]
     assert "SEARCH_KEY (search.api_key_env) is set" in found["search"][1]
     assert KEY not in str(found)

@@ -7,12 +7,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 from time import time
 from typing import Any, TypeAlias
 
 import pyarrow.parquet as pq
 import pytest
 
+from tests.fakes.classifier import LABELS, SEPARATOR
 from tests.fakes.expected import Expected, Options, count_requests, expected_nli
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
@@ -47,6 +49,17 @@ WORLDS = 40
 NLI = ("--metric", "nli")
 PAIRS = "classify_relation"
 FLUSH_SECONDS = 1.0
+# Each call of a classifier's server that is drawn stumbles once, in one way or another
+STUMBLES = [
+    {"when": {"share": share, "attempt_below": 2}, "do": deed}
+    for share, deed in ((0.1, {"status": 503}), (0.1, {"status": 429}), (0.1, "drop"), (0.1, {"nan": True}))
+]
+FOLDER, AGAIN = "folder", "folder, and again"
+BY_API: dict[str, dict[str, Any]] = {
+    "classify": {"model": "judge", "labels": list(LABELS), "separator": SEPARATOR},
+    "predict": {"model": "judge"},
+    "score": {"model": "judge"},
+}
 NliJob: TypeAlias = Job[Options, Expected]
 
 
@@ -290,24 +303,33 @@ def test_filtered_pairs_are_neutral_and_an_audit_says_what_that_misses(
     assert (again.code, "most_missed" in again.err, job.server.count()) == (4, True, 0)
 
 
+@pytest.mark.parametrize("judge", [FOLDER, *(pytest.param(name, marks=pytest.mark.slow) for name in (AGAIN, *BY_API))])
 def test_a_classifier_tells_what_it_is_certain_of_and_the_model_the_rest(
-    run_here: RunHere, job: NliJob, tmp_path: Path
+    run_here: RunHere, job: NliJob, tmp_path: Path, judge: str
 ) -> None:
-    share, output = 0.3, tmp_path / "out"
-    folder = write_judge(job, tmp_path)
-    nli = {"classifier": str(folder), "certain": 0.8, "audit": share}
-    settings = {"store": job.output / "completions", **{f"nli.{name}": value for name, value in nli.items()}}
-    job.server.reset()
-    ended = run_here(job.server, job.path, output, *NLI, settings=settings)
-    assert (ended.code, job.server.count()) == (0, 0), ended.err
-    stage = bind_lookup("classify_entailment", Settings.model_validate({"nli": nli}))
+    """In a folder, or behind an API, which stumbles."""
+    share, output, folder = 0.3, tmp_path / "out", write_judge(job, tmp_path)
+    with ModelServer(rules=STUMBLES, classifier=words_of_judge(job)) as server:
+        given: dict[str, Any] = {"nli": {"classifier": str(folder)}}
+        if judge in BY_API:
+            given = {"nli": {"classifier_url": f"{server.root_url}/{judge}"}, "classifier": BY_API[judge]}
+        given["nli"] |= {"certain": 0.8, "audit": share}
+        by_key = {f"{section}.{name}": value for section, values in given.items() for name, value in values.items()}
+        settings = {"store": tmp_path / "store", **by_key}
+        copytree(job.output / "completions", tmp_path / "store")
+        job.server.reset()
+        ended = run_here(job.server, job.path, output, *NLI, settings=settings)
+        assert (ended.code, job.server.count()) == (0, 0), ended.err
+        if judge != FOLDER:
+            assert_nothing_classified_again(run_here, job, output, settings, server)
+    stage = bind_lookup("classify_entailment", Settings.model_validate(given))
     classifier = Classifier(find_classifier(str(folder)))
 
     def tell(pair: tuple[str, str]) -> tuple[str, str | None]:
         (found,) = classifier.classify([pair])
         assert found is not None
-        relation = max(found, key=lambda name: found[name])
-        if found[relation] < nli["certain"]:
+        relation = "entailment" if judge == "score" else max(found, key=lambda name: found[name])
+        if found[relation] < given["nli"]["certain"]:
             return "model", None
         drawn = int(stage.request_id(dict(zip(stage.variables, pair, strict=True)))[:8], 16) < share * 2**32
         return "audit" if drawn else "classifier", relation
@@ -316,10 +338,30 @@ def test_a_classifier_tells_what_it_is_certain_of_and_the_model_the_rest(
     assert min(tellers[name] for name in ("model", "audit", "classifier")) > 20
 
 
-def write_judge(job: NliJob, folder: Path) -> Path:
-    """A classifier of the words of the job's atoms, which doubts by every second one."""
+def assert_nothing_classified_again(
+    run_here: RunHere, job: NliJob, output: Path, settings: dict[str, Any], server: ModelServer
+) -> None:
+    """A start that is certain of less reads all probabilities from the store."""
+    asked, least = server.count("classify_entailment"), {**settings, "nli.certain": 0.7}
+    again = run_here(job.server, job.path, output.with_name("again"), *NLI, settings=least)
+    assert (again.code, server.count("classify_entailment")) == (0, asked), again.err
+    (first, second) = (
+        next(row for row in read_table(path, "usage") if row["stage"] == "classify_entailment")
+        for path in (output, output.with_name("again"))
+    )
+    assert (first["reused"], second["reused"], second["answered"]) == (0, first["requests"], 0)
+    assert (first["retries"] > 0, first["failed"]) == (asked > 0, 0)
+
+
+def words_of_judge(job: NliJob) -> dict[str, list[str]]:
+    """The words of the job's atoms, of which a classifier doubts by every second one."""
     words = words_among({text for one in job.expected.values() for pair in one.relations for text in pair})
-    write_classifier(folder / "judge", words, ["entailment", "neutral", "contradiction"], doubted=words[::2])
+    return {"words": words, "doubted": words[::2]}
+
+
+def write_judge(job: NliJob, folder: Path) -> Path:
+    """A classifier that knows these words."""
+    write_classifier(folder / "judge", labels=list(LABELS), **words_of_judge(job))
     return folder / "judge"
 
 

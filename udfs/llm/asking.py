@@ -17,6 +17,7 @@ from typing import Any
 from untold.udfs.llm.batches import attempts_of_halves, gather, halve, may_hide_a_culprit, spend, split_answered
 from untold.udfs.llm.calls import Answer, Progress, Request, Units, Work
 from untold.udfs.llm.channels import Channel, Channels, Slots
+from untold.udfs.llm.keys import SEVERAL_ROWS
 from untold.udfs.llm.pacing import CompletionSizes
 from untold.udfs.llm.queues import SharedQueue, group_of
 from untold.udfs.llm.records import completion_of
@@ -80,7 +81,7 @@ class Asker:
     def feed(self, unit: str, requests: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
         """Takes the requests of a unit of work: (request id, variables) each."""
         fed = [Request(request_id, variables, unit) for request_id, variables in requests]
-        self._ready.extend(gather(fed, self._settings.batch) if self._stage.api == "embeddings" else fed)
+        self._ready.extend(gather(fed, self._settings.batch) if self._stage.api in SEVERAL_ROWS else fed)
         self._units.take(unit, len(fed))
         self._endpoints.need_leases()
 

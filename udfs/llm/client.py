@@ -22,6 +22,7 @@ from openai import VERSION, APIConnectionError, APIStatusError, AsyncOpenAI, Def
 
 from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.headers import BEARER, sent_beside
+from untold.udfs.llm.keys import CLASSIFYING
 from untold.udfs.llm.tokens import estimate_tokens
 from untold.udfs.llm.tools import read_tool_calls
 from untold.udfs.llm.usage import Usage
@@ -244,12 +245,9 @@ class Endpoint:
             return await self._http.send(
                 httpx.Request("POST", first.url, headers=first.headers, content=body, extensions=first.extensions)
             )
-        response = await self._client.post(PATHS[api], content=body, cast_to=httpx.Response, options=self._options)
-        # What belongs to one request alone is not repeated
-        for name in ("Content-Length", "Cookie"):
-            response.request.headers.pop(name, None)
-        self._first[api] = response.request
-        return response
+        # A server that classifies has its whole address, path included
+        path = self._base_url if api in CLASSIFYING else PATHS[api]
+        response = await self._client.post(path, content=body, cast_to=httpx.Response, options=self._options)
 
     async def close(self) -> None:
         """Closes all connections."""

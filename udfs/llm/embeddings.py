@@ -39,18 +39,18 @@ def read_embeddings(
         body = json.loads(content)
         vectors: list[NDArray[np.float32] | None] = [None] * len(sizes)
         for item in body["data"]:
-            vectors[_place(item["index"], len(sizes))] = _vector(item["embedding"])
+            vectors[place_of(item["index"], len(sizes))] = _vector(item["embedding"])
         count = len(body["data"])
         model = body.get("model")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
         status = status_in(body)
         if status is not None:
             return read_status(status, content, headers)
-        return _bad_body("the endpoint's answer holds no vectors", sent)
+        return bad_body("the endpoint's answer holds no vectors", sent)
     known = [vector for vector in vectors if vector is not None]
     if count != len(sizes) or len(known) != count:
-        return _bad_body(f"the endpoint's answer holds {count} vectors for {len(sizes)} texts", sent)
-    usage = _usage(body.get("usage"), sent)
+        return bad_body(f"the endpoint's answer holds {count} vectors for {len(sizes)} texts", sent)
+    usage = usage_of_texts(body.get("usage"), sent)
     if dimension is None:
         # Before any vector is known, as long as most are
         dimension = Counter(map(len, known)).most_common(1)[0][0]
@@ -78,7 +78,7 @@ def shares(usage: Usage, sizes: Sequence[int]) -> list[Usage]:
     return parts
 
 
-def _place(index: Any, count: int) -> int:
+def place_of(index: Any, count: int) -> int:
     """A place in a list of so many. Raises ValueError or TypeError for what is none."""
     if isinstance(index, bool) or not isinstance(index, int):
         raise TypeError
@@ -107,11 +107,12 @@ def _part(vector: NDArray[np.float32], dimension: int | None, model: str | None,
     return Answer(model=model, usage=usage, vector=vector)
 
 
-def _bad_body(error: str, sent: int) -> Answer:
+def bad_body(error: str, sent: int) -> Answer:
+    """The answer to a body that cannot be read: what was sent counts all the same."""
     return Answer(error_type="bad_body", error=error, usage=Usage(estimate_tokens(sent), estimated=True))
 
 
-def _usage(usage: Any, sent: int) -> Usage:
+def usage_of_texts(usage: Any, sent: int) -> Usage:
     """The tokens of a call: services name the prompt's, and none of a completion."""
     if isinstance(usage, Mapping):
         usage = {"completion_tokens": 0, **usage}

@@ -14,6 +14,9 @@ KEY_VERSION = 1
 # 128 bits: of a billion requests two share a key with odds below 1 in 10 ** 20, and batch APIs take ids of 64
 # characters.
 _ID_BYTES = 16
+# APIs of servers that classify pairs, each the last part of its address; and all that take several rows in a call
+CLASSIFYING = ("classify", "predict", "score")
+SEVERAL_ROWS = ("embeddings", *CLASSIFYING)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ DOUBTS_IN_A_ROW = 20
 FIRST_BACKOFF = 0.5
 LONGEST_BACKOFF = 30.0
 
-CHECK = "check key, {section}.base_url and {section}.model"
+CHECK = "check key, {address} and {section}.model"
 CREDIT = "add credit to the account, or raise its quota"
 NO_SCHEMA = "it takes no schema in this form, set llm.structured to auto or off"
 NO_TOOLS = "it takes no tools, set qa.quantity_tool to resolve or none"
@@ -67,7 +67,16 @@ def is_fault(error_type: str | None) -> bool:
 
 def remedy_of(answer: Answer, section: str = "llm") -> str:
     """What a user does about a refusal by the endpoint that this section of the settings names."""
-    return CREDIT if answer.error_type in ("http_402", "http_429") else CHECK.format(section=section)
+    return (
+        CREDIT
+        if answer.error_type in ("http_402", "http_429")
+        else CHECK.format(address=address_setting(section), section=section)
+    )
+
+
+def address_setting(section: str) -> str:
+    """The setting that names the endpoint of a section of the settings."""
+    return "nli.classifier_url" if section == "classifier" else f"{section}.base_url"
 
 
 def backoff(attempt: int) -> float:

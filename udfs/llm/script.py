@@ -9,10 +9,11 @@ from functools import partial
 from typing import Any, Protocol
 
 from untold.udfs.llm.calls import Answer, Request
+from untold.udfs.llm.classifying import classifying_body, pair_texts, read_classes
 from untold.udfs.llm.client import Reader, read_completion, read_status, status_in
 from untold.udfs.llm.embeddings import embedding_body, read_embeddings
 from untold.udfs.llm.headers import BEARER
-from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.keys import CLASSIFYING, Stage
 from untold.udfs.llm.structure import schema_fields
 from untold.udfs.llm.templates import Prompt, compile_prompt
 from untold.udfs.llm.tokens import estimate_tokens
@@ -47,6 +48,8 @@ def script_of(stage: Stage, parse: Parse, form: Form | None = None) -> Script:
     """The script of a stage by its API; `form` is the one that its template asks for."""
     if stage.api == "embeddings":
         return Embedding(stage)
+    if stage.api in CLASSIFYING:
+        return Classifying(stage)
     return Searching(stage) if stage.api == "search" else Prompting(stage, parse, form)
 
 
@@ -197,7 +200,36 @@ class Embedding:
         return estimate_tokens(size)
 
     def _inputs(self, request: Request) -> list[str]:
-        return embedding_inputs(self._stage, [member.variables for member in request.members])
+        return embedding_inputs(self._stage, _rows_of(request))
+
+
+class Classifying:
+    """A server that classifies pairs is given those of all members of a request at once."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._relations: Sequence[str] = stage.extra_body["relations"]
+
+    def render(self, request: Request) -> tuple[bytes | None, Answer | None]:
+        """The body with the pairs of all members."""
+        return request.body or classifying_body(self._stage, _rows_of(request)), None
+
+    def reader(self, request: Request) -> Reader:
+        """Reads a part for each member."""
+        sizes = [len(text.encode("utf-8")) for text in pair_texts(self._stage, _rows_of(request))]
+        return partial(read_classes, api=self._stage.api, sizes=sizes, relations=self._relations)
+
+    def read(self, answer: Answer, variables: Mapping[str, Any]) -> Answer:
+        """The answer: its probabilities were read with its body."""
+        return answer
+
+    def tokens_of(self, size: int) -> int:
+        """As many as a text of that size usually has."""
+        return estimate_tokens(size)
+
+
+def _rows_of(request: Request) -> list[Mapping[str, Any]]:
+    return [member.variables for member in request.members]
 
 
 class Searching:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 # Classifiers of the kind were trained on pairs of so many tokens
 MOST_TOKENS = 512
+CLASSES = "entailment, contradiction, neutral"
 # What models call the classes, by the relations that they are; two-class models know entailment and all else
 _RELATIONS = {
     "entailment": "entailment",
@@ -56,12 +57,29 @@ def find_classifier(folder: str) -> ClassifierFiles:
 
 def _relations_of(labels: Sequence[str], path: Path) -> tuple[str, ...]:
     """The relation of each label. Raises LocalModelFileError for `LABEL_0` and its like."""
-    folded = [label.strip().casefold().replace("-", "_").replace(" ", "_") for label in labels]
-    unknown = [label for label, name in zip(labels, folded, strict=True) if name not in _RELATIONS]
-    if unknown or folded.count("entailment") != 1:
-        said = f"calls a class {unknown[0]}" if unknown else "names no class entailment, or several"
-        raise LocalModelFileError(f"{path}: id2label {said}; call the classes entailment, contradiction, neutral")
-    return tuple(_RELATIONS[name] for name in folded)
+    try:
+        return relations_of(labels)
+    except ValueError as error:
+        raise LocalModelFileError(f"{path}: id2label {error}; call the classes {CLASSES}") from None
+
+
+def relations_of(labels: Sequence[str]) -> tuple[str, ...]:
+    """The relation of each class by its label. Raises ValueError, which says what the labels do, for `LABEL_0`."""
+    found = [relation_of(label) for label in labels]
+    if None in found:
+        raise ValueError(f"calls a class {labels[found.index(None)]}")
+    if found.count("entailment") != 1:
+        raise ValueError("names no class entailment, or several")
+    return tuple(filter(None, found))
+
+
+def relation_of(label: str) -> str | None:
+    """The relation that models call so.
+
+    >>> relation_of("NOT ENTAILMENT"), relation_of("LABEL_0")
+    ('neutral', None)
+    """
+    return _RELATIONS.get(label.strip().casefold().replace("-", "_").replace(" ", "_"))
 
 
 class Classifier:

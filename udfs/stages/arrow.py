@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from untold.udfs.facts.nodes import normalise
-from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.classifying import pair_texts
+from untold.udfs.llm.keys import CLASSIFYING, Stage
 from untold.udfs.llm.templates import compile_prompt
 from untold.udfs.llm.tokens import estimate_tokens
 from untold.udfs.ratings import weigh
@@ -173,6 +174,7 @@ def _measure_lookups(batches: Iterator[pa.RecordBatch], stage: Stage) -> Iterato
     for batch in batches:
         rows = batch.select(list(stage.variables)).to_pylist()
         texts = embedding_inputs(stage, rows) if stage.api == "embeddings" else []
+        texts = pair_texts(stage, rows) if stage.api in CLASSIFYING else texts
         tokens = [estimate_tokens(len(text.encode("utf-8"))) for text in texts] or [0] * len(rows)
         yield pa.RecordBatch.from_arrays([pa.array(tokens, pa.int64())], ["tokens"])
 

@@ -34,11 +34,14 @@ def parse_hits(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
 def parse_entailment(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     """`relation`, the most probable one of `RELATIONS`, how probable (`certainty`), and `probability`, of entailment.
 
-    completion: the probabilities by relation, as a classifier run within a task wrote them (JSON).
+    completion: the probabilities by relation, of a local classifier or a server's (JSON). Where that of entailment is
+    all that is known, and less than a half, the relation is null.
     """
     probabilities: Mapping[str, float] = json.loads(completion)
-    relation = max(RELATIONS, key=lambda name: probabilities.get(name, 0.0))
-    certainty = probabilities.get(relation, 0.0)
+    relation: str | None = max(RELATIONS, key=lambda name: probabilities.get(name, 0.0))
+    certainty = probabilities.get(str(relation), 0.0)
+    if len(probabilities) == 1 and certainty < 0.5:
+        relation = None
     return {"relation": relation, "probability": probabilities["entailment"], "certainty": certainty}
 
 

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from tests.udfs.retrieval.onnx_files import write_classifier, write_lookup, write_tokenizer
-from untold.jobs.asking.calling import call_settings, count_actors
+from untold.jobs.asking.calling import call_settings, calls_for, count_actors, with_given
 from untold.jobs.asking.endpoint import RunEndpoint
+from untold.jobs.asking.job import Job
 from untold.jobs.asking.lookups import bind_lookup
 from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.plan import cost_and_hours
+from untold.jobs.settings.loading import load_given
 from untold.jobs.settings.model import Settings, SettingsError
 from untold.udfs.llm.limiter import Limits
 from untold.udfs.retrieval.local_models import LocalModelFileError
@@ -87,6 +90,58 @@ def test_a_classifier_is_known_by_its_files_and_classes(tmp_path: Path) -> None:
     assert found["one"] == found["copy"] != found["turned"]
 
 
+JUDGE: dict[str, Any] = {"model": "judge", "labels": ["entailment", "neutral", "contradiction"], "separator": "[SEP]"}
+
+
+def server(api: str = "classify", certain: float = 0.9, **given: Any) -> dict[str, Any]:
+    nli = {"classifier_url": f"http://h/{api}", "certain": certain}
+    return {"nli": nli, "classifier": {**JUDGE, **given}}
+
+
+def test_a_server_is_known_by_api_model_classes_and_separator() -> None:
+    plain = digest("classify_entailment", **server())
+    changes: list[dict[str, Any]] = [
+        {"model": "another"},
+        {"labels": JUDGE["labels"][::-1]},
+        {"separator": " and "},
+        {"api": "predict"},
+        {"api": "score"},
+    ]
+    assert len({plain, *(digest("classify_entailment", **server(**change)) for change in changes)}) == 6
+    same: list[dict[str, Any]] = [
+        {"batch": 7},
+        {"price_per_million_tokens": 2.0},
+        {"certain": 0.2},
+        {"api": "v1/classify/"},
+    ]
+    assert {digest("classify_entailment", **server(**change)) for change in same} == {plain}
+    verifier = {"grounding": {"verifier": "http://h/classify"}, "classifier": JUDGE}
+    assert digest("classify_entailment", **verifier) == plain
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (server("rerank"), "nli.classifier_url: must end in"),
+        (server(model=None), "classifier.model: not set"),
+        (server(labels=None), "classifier.labels: /classify needs"),
+        (server(labels=["LABEL_0", "LABEL_1"]), "classifier.labels: calls a class LABEL_0"),
+        (server(separator=None), "classifier.separator: /classify takes single texts"),
+        (server("score", certain=0.4), "nli.certain: must be at least 0.5"),
+        ({**server(), "budget": {"max_cost": 1.0}}, "budget.max_cost: a server that classifies needs"),
+        (
+            {**server(), "grounding": {"verifier": "http://other/classify"}},
+            "nli.classifier and grounding.verifier: one run has one",
+        ),
+    ],
+)
+def test_what_a_server_needs_is_said_before_anything_is_asked(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        bind_stage("classify_entailment", settings_for(**given))
+    assert str(raised.value).startswith(said)
+    assert "\n" not in str(raised.value)
+
+
 def test_a_folder_that_is_none_is_said_before_anything_is_asked(tmp_path: Path) -> None:
     with pytest.raises(LocalModelFileError, match=r"model\.onnx"):
         bind_stage("embed_text", settings_for(embeddings={"model": str(tmp_path)}))
@@ -108,9 +163,19 @@ def test_each_api_has_the_endpoint_limits_and_prices_of_its_section() -> None:
             "max_concurrency": 3,
         },
         search={"base_url": "http://s", "api_key_env": "SEARCH", "price_per_thousand_requests": 5.0},
+        **server("predict", api_key_env="JUDGE", price_per_million_tokens=2.0, max_concurrency=2, batch=9),
     )
-    stages = [bind_lookup(name, settings) for name in ("embed_text", "web_search")]
-    embed, search = (call_settings(settings, stage, "", "/store") for stage in stages)
+    stages = [bind_lookup(name, settings) for name in ("embed_text", "web_search", "classify_entailment")]
+    embed, search, judge = (call_settings(settings, stage, "", "/store") for stage in stages)
+    assert (judge.section, judge.batch, judge.api_key_env, judge.limits) == (
+        "classifier",
+        9,
+        "JUDGE",
+        Limits(None, None, 2),
+    )
+    assert judge.prices.cost(500_000, 0, 200) == pytest.approx(1.0)
+    planned = cost_and_hours(settings, stages[2], 100, {"prompt_tokens": 500_000, "completion_tokens": 0})
+    assert (planned["cost"], [calls_for(settings, stage, 100) for stage in stages]) == (1.0, [15, 100, 12])
     assert (embed.section, embed.batch, embed.api_key_env, embed.limits) == (
         "embeddings",
         7,
@@ -127,7 +192,21 @@ def test_each_api_has_the_endpoint_limits_and_prices_of_its_section() -> None:
     assert [count_actors(settings, api) for api in ("chat", "embeddings", "search")] == [2, 1, 1]
     notes: list[str] = []
     endpoint = RunEndpoint(settings, embedded=False, wait=True, notify=notes.append)
-    urls = [endpoint.base_url(api) for api in ("chat", "embeddings", "search", "search")]
-    assert urls == ["http://m/v1", "http://h/v1", "http://s", "http://s"]
+    urls = [endpoint.base_url(api) for api in ("chat", "embeddings", "search", "search", "predict")]
+    assert urls == ["http://m/v1", "http://h/v1", "http://s", "http://s", "http://h/predict"]
     # Each address in clear text is spoken of once
-    assert len(notes) == 3
+    assert len(notes) == 4
+
+
+def test_a_job_of_a_classifier_moves_without_the_key_that_was_named_for_its_address() -> None:
+    settings = settings_for(**server("predict", api_key_env="JUDGE"))
+    stage = bind_lookup("classify_entailment", settings)
+    job = Job("/requests", "/store", "run", stage, call_settings(settings, stage, "http://h/predict", "/store"))
+
+    def given(*sets: str) -> tuple[str, str | None]:
+        calls = with_given(job, load_given(None, sets, {})).settings
+        return calls.base_url, calls.api_key_env
+
+    assert given("classifier.batch=3") == given("nli.classifier_url=http://h/predict") == ("http://h/predict", "JUDGE")
+    assert given("nli.classifier_url=http://i/predict") == ("http://i/predict", None)
+    assert given("nli.classifier_url=http://i/predict", "classifier.api_key_env=NEW") == ("http://i/predict", "NEW")

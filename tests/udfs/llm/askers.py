@@ -57,8 +57,8 @@ class Run:
         tries_schema: bool = False,
         form: Form | None = None,
     ) -> None:
-        self.settings = replace(settings, base_url=server.base_url)
-        endpoint = Endpoint(server.base_url, None, connections=8, timeout=self.settings.timeout)
+        self.settings = replace(settings, base_url=settings.base_url or server.base_url)
+        endpoint = Endpoint(self.settings.base_url, None, connections=8, timeout=self.settings.timeout)
         writer = SegmentWriter(str(folder), "run-a", self.settings.flush)
         self.limiter = Limiter()
         work = Work(
