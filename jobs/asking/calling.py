@@ -120,7 +120,7 @@ def _endpoints(settings: Settings, stage: Stage, calls: CallSettings) -> Iterato
             api_key_env=own.api_key_env,
             model=given.model if stage.model == settings.llm.model else None,
             weight=given.weight,
-            prices=prices_at(own),
+            prices=prices_at(own, settings, stage.name),
             limits=_limits(own),
             headers=own.extra_headers,
             query=own.extra_query,

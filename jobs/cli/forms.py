@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +102,20 @@ def _request(options: Options, metric: str, name: str, settings: tuple[str, ...]
     return replace(request, settings=resolved.settings.model_copy(update=shared))
 
 
+def unpriced_models(requests: Iterable[ScoreRequest]) -> list[str]:
+    """A line for each model of one stage that has the prices of `llm.*`, as it would have with any other model."""
+    from untold.jobs.settings.model import PRICES
+
+    lines: dict[str, None] = {}
+    for request in requests:
+        llm = request.settings.llm
+        for stage, own in request.settings.stages.items():
+            if own.model not in (None, llm.model) and not own.model_fields_set & set(PRICES):
+                keys = " and ".join(f"stages.{stage}.{name}" for name in PRICES)
+                lines[f"stages.{stage}.model={own.model}: has the prices of {llm.model}; set {keys}"] = None
+    return list(lines)
+
+
 def _calibrate(options: Options) -> int:
     """The same samples in several forms of a metric; says what each costs and errs, and recommends one."""
     options.random = options.random or SAMPLES
@@ -115,6 +129,8 @@ def _calibrate(options: Options) -> int:
     forms = [Form(name, settings, request) for name, (settings, request) in found.items()]
     forms[0].request.check()
     with Display() as display:
+        for line in unpriced_models(form.request for form in forms):
+            display.note(line)
         request = CalibrateRequest(forms, absolute(options.output), options.kappa, options.overwrite)
         ended = calibrate(request, display)
 
@@ -140,6 +156,8 @@ def plan_forms(options: Options) -> int:
 
     rows: list[dict[str, Any]] = []
     with Display() as display:
+        for line in unpriced_models(request for _, request in found.values()):
+            display.note(line)
         for name, (settings, request) in found.items():
             request.check()
             totals = Plan(plan(request, display)).totals

@@ -23,7 +23,15 @@ from untold.jobs.settings.layers import (
     read_overrides,
     read_yaml,
 )
-from untold.jobs.settings.model import STAGE_NAMES, Settings, SettingsError, merge_patch, prices_for, settings_model
+from untold.jobs.settings.model import (
+    PRICES,
+    STAGE_NAMES,
+    Settings,
+    SettingsError,
+    merge_patch,
+    prices_for,
+    settings_model,
+)
 from untold.jobs.settings.profiles import profile_layer, profile_names
 from untold.udfs.hints import near_misses
 from untold.udfs.retrieval.local_models import MINILM
@@ -33,7 +41,7 @@ _OF_ENDPOINTS = frozenset(
     f"llm.{name}"
     for name in (
         *("endpoint", "base_url", "model", "api_key_env", "local_model", "endpoints", "extra_headers", "extra_query"),
-        *("price_per_million_prompt_tokens", "price_per_million_completion_tokens"),
+        *PRICES,
     )
 )
 _SENT = (".extra_headers", ".extra_query")
@@ -340,9 +348,9 @@ def _incomplete(
     if needs_key and from_preset and not environ.get(llm.api_key_env or ""):
         variable = f"{llm.api_key_env}: not set in the environment" if llm.api_key_env else "llm.api_key_env: not set"
         yield f"{variable}, and {whose} needs its key (llm.api_key_env)"
-    if not all(prices_for(settings, stage).complete for stage in STAGE_NAMES):
-        need = "needs llm.price_per_million_prompt_tokens and llm.price_per_million_completion_tokens"
-        yield from _unpriced(settings, merged, need)
+    unpriced = {stage for stage in STAGE_NAMES if not prices_for(settings, stage).complete}
+    for section in [f"stages.{name}" for name in sorted(unpriced)] if unpriced <= settings.stages.keys() else ["llm"]:
+        yield from _unpriced(settings, merged, f"needs {' and '.join(f'{section}.{name}' for name in PRICES)}")
 
 
 def _unpriced(settings: Settings, merged: _Merged, need: str) -> Iterator[str]:

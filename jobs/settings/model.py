@@ -72,6 +72,7 @@ Structured = Literal["auto", "off", "json_schema", "guided_json"]
 # What a stage declares (`StageDefinition.max_tokens`)
 AUTO: Literal["auto"] = "auto"
 Own = TypeVar("Own", bound=Section)
+PRICES = ("price_per_million_prompt_tokens", "price_per_million_completion_tokens")
 
 
 class SettingsError(UserError):
@@ -195,7 +196,7 @@ class LlmSettings(SendingSettings):
 
 
 class StageSettings(Section):
-    """What one stage overrides of `llm.*`. Unset follows `llm.*`; an explicit null is not sent.
+    """What one stage overrides of `llm.*`. Unset follows `llm.*`; an explicit null is not sent, or no price.
 
     So `model_fields_set` says more than the values: null and unset are both None.
     """
@@ -216,6 +217,12 @@ class StageSettings(Section):
     delivery: Delivery | None = Field(default=None, description="How requests of this stage are asked")
     prompts: Prompts | None = Field(
         default=None, description="Shipped template of this stage: ours, or with the duty of the metric's paper"
+    )
+    price_per_million_prompt_tokens: Amount | None = Field(
+        default=None, description="Price of a million prompt tokens of this stage's model; null is no price"
+    )
+    price_per_million_completion_tokens: Amount | None = Field(
+        default=None, description="Price of a million completion tokens of this stage's model; null is no price"
     )
 
     @field_validator("model", "api", "prompts", "structured", "delivery")
@@ -411,8 +418,8 @@ def _of_stage(settings: Settings, stage: str) -> StageSettings:
 
 
 def prices_for(settings: Settings, stage: str, delivery: Delivery | None = None) -> Prices:
-    """What the calls of a stage cost at most: `llm.price_per_million_*`, the same for all stages that are asked of it,
-    by the dearest of several endpoints; lookups have prices of their own.
+    """What the calls of a stage cost at most: `stages.<stage>.price_per_million_*` over `llm.price_per_million_*`, by
+    the dearest of several endpoints; lookups have prices of their own.
 
     The one place where a stage gets its prices, for whoever plans, asks, shows and books.
     """
@@ -424,12 +431,13 @@ def prices_for(settings: Settings, stage: str, delivery: Delivery | None = None)
     if stage in LOOKUPS:
         return Prices(prompt=settings.classifier.price_per_million_tokens)
     share = settings.batch.discount if (delivery or delivery_for(settings, stage)) == "batch" else 1.0
-    return dearest([prices_at(one) for one in settings.llm.each]).times(share)
+    return dearest([prices_at(one, settings, stage) for one in settings.llm.each]).times(share)
 
 
-def prices_at(llm: LlmSettings) -> Prices:
-    """What the calls of one endpoint of the language model cost."""
-    return Prices(llm.price_per_million_prompt_tokens, llm.price_per_million_completion_tokens)
+def prices_at(llm: LlmSettings, settings: Settings, stage: str) -> Prices:
+    """What the calls of a stage cost at one endpoint of the language model; the stage's own prices hold at each."""
+    own = _of_stage(settings, stage)
+    return Prices(*(getattr(own if name in own.model_fields_set else llm, name) for name in PRICES))
 
 
 def _extra_body(llm: LlmSettings, stage: StageSettings) -> dict[str, Any]:

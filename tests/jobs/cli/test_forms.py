@@ -8,7 +8,7 @@ import click
 import pytest
 
 from untold.jobs.calibrate import calibration_lines
-from untold.jobs.cli.forms import FORMS, PUBLISHED, read_form, requests_of
+from untold.jobs.cli.forms import FORMS, PUBLISHED, read_form, requests_of, unpriced_models
 from untold.jobs.cli.main import UNTOLD, main
 from untold.jobs.run.terminal import Page
 from untold.jobs.settings.layers import known_settings
@@ -56,6 +56,18 @@ def test_with_a_classifier_cascades_are_tried_beside_forms_without(tmp_path: Pat
     assert {name: own for name, own in tried.items() if own[0]} == cascades
     assert {own for name, own in tried.items() if name not in cascades} == {(None, None)}
     assert found["classifier certain at 0.8"][0] == ("nli.classifier=judge", "nli.certain=0.8")
+
+
+def test_a_model_of_a_stage_without_a_price_of_its_own_is_told_once(tmp_path: Path) -> None:
+    small = "stages.classify_relation.model=small"
+    priced = f"{small}, stages.classify_relation.price_per_million_prompt_tokens=1"
+    found = requests_of(
+        options_of(tmp_path, "--forms", small, "--forms", f"a: {small}", "--forms", f"b: {priced}"), "nli"
+    )
+    (line,) = unpriced_models(request for _, request in found.values())
+    assert line.startswith(
+        f"{small}: has the prices of m; set stages.classify_relation.price_per_million_prompt_tokens"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "small", "small: model", "=1"])

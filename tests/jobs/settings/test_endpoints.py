@@ -9,6 +9,8 @@ import pytest
 from tests.jobs.settings.cases import SERVER, load, problems, write
 from untold.jobs.settings.loading import preset_names
 
+PRICED = tuple(f"llm.price_per_million_{kind}_tokens=1" for kind in ("prompt", "completion"))
+
 
 @pytest.mark.parametrize(
     ("overrides", "environ", "options", "endpoint", "embedded"),
@@ -50,6 +52,11 @@ def test_endpoint_choice(
         ((), {"endpoint": "vllm"}, ("llm.model: not set", "vllm")),
         (("llm.model=m",), {}, ("llm.model=m (--set): has no endpoint",)),
         ((*SERVER, "budget.max_cost=1"), {}, ("budget.max_cost=1.0 (--set): needs llm.price_per_million",)),
+        (
+            (*SERVER, *PRICED, "stages.extract_facts.price_per_million_prompt_tokens=null", "budget.max_cost=1"),
+            {},
+            ("budget.max_cost=1.0 (--set): needs stages.extract_facts.price_per_million_prompt_tokens and",),
+        ),
     ],
 )
 def test_what_the_endpoint_lacks_is_one_line(
@@ -149,9 +156,8 @@ def test_an_endpoint_for_embeddings_needs_a_model_and_where_cost_is_bounded_a_pr
     assert problems(*SERVER, "embeddings.base_url=http://h/v1") == [
         "embeddings.model: not set, and embeddings.base_url names none: --set embeddings.model=NAME"
     ]
-    prices = [f"llm.price_per_million_{kind}_tokens=1" for kind in ("prompt", "completion")]
     (line,) = problems(
-        *SERVER, *prices, "budget.max_cost=1", "embeddings.base_url=http://h/v1", "embeddings.model=embedder"
+        *SERVER, *PRICED, "budget.max_cost=1", "embeddings.base_url=http://h/v1", "embeddings.model=embedder"
     )
     assert line == "budget.max_cost=1.0 (--set): needs embeddings.price_per_million_tokens"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.jobs.settings.cases import load
-from untold.jobs.asking.calling import call_settings, limits_of, with_given
+from untold.jobs.asking.calling import call_settings, limits_of, price, with_given
 from untold.jobs.asking.job import Job, job_from_json, job_to_json
 from untold.jobs.asking.prompts import bind_stage
 from untold.jobs.asking.spool import Spool, SpoolError
@@ -18,7 +18,7 @@ from untold.jobs.settings.loading import load_given
 from untold.jobs.settings.model import Settings, SettingsError, prices_for
 from untold.udfs.llm.calls import CallSettings
 from untold.udfs.llm.limiter import Limits
-from untold.udfs.llm.usage import Prices
+from untold.udfs.llm.usage import Prices, Usage
 
 A, B = "http://a.test/v1", "http://b.test/v1"
 PRICES = ["llm.price_per_million_prompt_tokens=1", "llm.price_per_million_completion_tokens=2"]
@@ -60,6 +60,18 @@ def test_a_model_that_a_stage_has_of_its_own_goes_by_its_name() -> None:
     settings = settings_of(endpoints({"base_url": A, "model": "x"}), "stages.evaluate_coverage.model=strong")
     assert calls_of(settings).endpoints[0].model is None
     assert calls_of(settings, "summarise_context").endpoints[0].model == "x"
+
+
+def test_prices_that_a_stage_has_of_its_own_hold_at_each_endpoint() -> None:
+    own = {"base_url": B, "price_per_million_prompt_tokens": 9}
+    stage = "stages.summarise_context.price_per_million"
+    given = [f"{stage}_prompt_tokens=0.5", f"{stage}_completion_tokens=null"]
+    settings = settings_of(endpoints({"base_url": A}, own), *PRICES, *given)
+    assert [one.prices for one in calls_of(settings, "summarise_context").endpoints] == [Prices(0.5), Prices(0.5)]
+    assert [one.prices for one in calls_of(settings).endpoints] == [Prices(1, 2), Prices(9, 2)]
+    assert prices_for(settings, "summarise_context") == Prices(0.5)
+    used = Usage(endpoints={one: Usage(1_000_000, calls=1) for one in (A, B)})
+    assert price(settings, bind_stage("summarise_context", settings), used).cost == 1.0
 
 
 def test_two_accounts_of_one_address_are_told_apart() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from untold.jobs.settings.model import LlmSettings, Settings, prices_for
+from untold.jobs.settings.model import LlmSettings, Settings, StageSettings, prices_for
 from untold.udfs.llm.usage import Prices
 from untold.udfs.stages import STAGES
 
@@ -37,3 +37,12 @@ def test_a_budget_needs_both_prices() -> None:
 def test_every_stage_has_the_prices_of_the_settings() -> None:
     llm = LlmSettings(price_per_million_prompt_tokens=0.4, price_per_million_completion_tokens=1.6)
     assert {prices_for(Settings(llm=llm), stage) for stage in STAGES} == {Prices(0.4, 1.6)}
+
+
+def test_a_stage_has_its_own_price_and_else_that_of_llm() -> None:
+    llm = LlmSettings(price_per_million_prompt_tokens=0.4, price_per_million_completion_tokens=1.6)
+    own = StageSettings(price_per_million_prompt_tokens=0.1, price_per_million_completion_tokens=None)
+    settings = Settings(llm=llm, stages={"extract_facts": own})
+    assert prices_for(settings, "extract_facts") == Prices(0.1)
+    assert prices_for(settings, "extract_facts", "batch") == Prices(0.05)
+    assert prices_for(settings, "classify_relation") == Prices(0.4, 1.6)
