@@ -168,8 +168,9 @@ class Run(results.Run):
         return analysis.trend((self, *others))
 
     def export(self, to: str, output: str | os.PathLike[str]) -> None:
-        """Writes one row a sample into a file: csv, xlsx, parquet or jsonl; or lines of measures, trec; or
-        trec_rag_nuggets, nuggets with their assignments.
+        """Writes one row a sample into a file: csv, xlsx, parquet or jsonl; or lines of measures, trec, in a file a
+        system where several answer one topic; or trec_rag_nuggets, nuggets with their assignments, without responses
+        that lack one.
 
         Raises:
             UntoldError: `to` is none of these, openpyxl is not installed, or a worksheet cannot hold all samples.
