@@ -18,7 +18,7 @@ from untold.jobs.run.manifest import NAME
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run.terminal import amount
 from untold.jobs.study.run_tables import read_table
-from untold.jobs.summary.rows import COLUMN_OF_STATUS
+from untold.jobs.summary.rows import FAILED_STATUSES
 from untold.jobs.tables import ATOMS, MEASURES, STATEMENTS
 from untold.udfs.errors import UserError
 from untold.udfs.hints import aside, near_misses, shorten
@@ -35,7 +35,6 @@ FAULTS = {
     "unknown": ("score is of no sample of {about}", "scores are of no sample of {about}"),
     "repeated": ("sample of {about} has several scores", "samples of {about} have several scores"),
 }
-FAILED_STATUSES = [status for status, column in COLUMN_OF_STATUS.items() if column == "failed"]
 # Values that a message shows: enough to see the pattern, and still one line
 SHOWN = 3
 
