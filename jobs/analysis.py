@@ -20,9 +20,10 @@ from untold.jobs.summary.ranking import (
     check_runs,
     compare_scores,
     names_of,
+    wanted_measures,
     wanted_metrics,
 )
-from untold.jobs.summary.rows import GRID, MAX_DISTINCT, SCORE, SCORE_OR_ZERO
+from untold.jobs.summary.rows import FAILED_STATUSES, GRID, MAX_DISTINCT, SCORE, SCORE_OR_ZERO
 from untold.jobs.summary.trend_tables import CHANGES
 from untold.jobs.summary.trends import date_of, find_trend
 from untold.jobs.tables import SUMMARY
@@ -52,6 +53,13 @@ TOPICS = pa.schema(
 )
 MOST_STATEMENTS = 2_000  # whose distances are 16 MB
 _LOW, _HIGH = (f"case when not isnan({name}) then {name} end" for name in ("score_low", "score_high"))
+# What `untold.jobs.compare.as_scores` says, for measures of these names and statuses of which nothing is known
+_MEASURED = """(select s.* exclude (score, score_low, score_high, status, covered, uncovered), m.measure,
+        m.value as score, m.value_low as score_low, m.value_high as score_high,
+        null::bigint as covered, null::bigint as uncovered,
+        case when m.value is not null then 'ok' when m.value_high is not null or s.status in ({1}) then 'failed'
+            else 'no_statements' end as status
+    from scores s join measures m using (output, sample_id, metric) where m.measure in ({0}))"""
 # Equal statements of a query differ in white space, case or the full stop at most
 _SAME_TEXT = r"rtrim(lower(trim(regexp_replace(text, '\s+', ' ', 'g'))), '.')"
 
@@ -60,6 +68,7 @@ def compare_runs(
     runs: Sequence[Run],
     *,
     metrics: Sequence[str] | None = None,
+    measures: Sequence[str] | None = None,
     seed: int = 0,
     notify: Callable[[str], None] = lambda _: None,
     cluster: bool = False,
@@ -69,9 +78,10 @@ def compare_runs(
 
     Raises CompareError for runs that cannot be compared.
     """
-    database = _judged(check_runs(runs), wanted_metrics(runs, metrics))
-    scores = _DuckScores(database)
-    found = compare_scores(scores, runs, seed=seed, notify=notify, cluster=cluster, undefined=undefined)
+    wanted = wanted_measures(check_runs(runs), measures)
+    scores = _DuckScores(_judged(runs, wanted_metrics(runs, metrics), wanted))
+    how = {"cluster": cluster, "measured": bool(wanted)}
+    found = compare_scores(scores, runs, seed=seed, notify=notify, undefined=undefined, **how)
     schemas = {"systems": SYSTEMS, "comparisons": DIFFERENCES}
     return {name: pa.Table.from_pylist(rows, schemas[name]) for name, rows in found.items()}
 
@@ -352,29 +362,37 @@ class _DuckScores:
         return int(found[0]) if found else 0
 
 
-def _judged(runs: Sequence[Run], metrics: Iterable[str] | None = None) -> DuckDBPyConnection:
+def _judged(
+    runs: Sequence[Run], metrics: Iterable[str] | None = None, measures: Sequence[str] = ()
+) -> DuckDBPyConnection:
     """A database with `judged`, the scores with their systems' names, and `asked`, what each sample asks.
 
-    `question` is a hash of query and contexts, null where the sample has none.
+    With `measures`, their values are the scores, as `untold.jobs.compare.as_scores` has them. `question` is a hash of
+    query and contexts, null where the sample has none.
     """
-    database = _connect(runs, "samples", "scores", "statements")
+    database = _connect(runs, "samples", "scores", "statements", *(["measures"] if measures else []))
     names = ", ".join(map(quoted, names_of(runs)))
     system = f"coalesce(system, [{names}][output + 1])"
-    where = (
-        "" if metrics is None else f"where metric in (select unnest([{', '.join(map(quoted, metrics))}]::varchar[]))"
-    )
+    where = "" if metrics is None else f"where metric in ({_listed(metrics)})"
+    name = "concat_ws('.', metric, measure)" if measures else "metric"
+    rows = "scores" if not measures else _MEASURED.format(_listed(measures), ", ".join(map(quoted, FAILED_STATUSES)))
     database.execute(
         f"""create view judged as
             select output, sample_id, metric, {system} as system, status, covered,
                 {SCORE} as score, {_LOW} as score_low, {_HIGH} as score_high, {SCORE_OR_ZERO} as score_zero,
                 case when {SCORE_OR_ZERO} is not null then ({SCORE} is not null)::double end as answered
-            from scores {where};
+            from (select * replace ({name} as metric) from {rows} {where});
         create view asked as
             select output, sample_id, query, contexts, case when query is not null and contexts is not null
                 then md5_number(to_json({{query: query, contexts: contexts}})) end as question
             from samples"""
     )
     return database
+
+
+def _listed(texts: Iterable[str]) -> str:
+    """A query of these texts, none where there are none."""
+    return f"select unnest([{', '.join(map(quoted, texts))}]::varchar[])"
 
 
 def _connect(runs: Sequence[Run], *names: str) -> DuckDBPyConnection:

@@ -24,10 +24,11 @@ from untold.jobs.summary.ranking import (
     compare_scores,
     is_unlikely,
     names_of,
+    wanted_measures,
     wanted_metrics,
 )
-from untold.jobs.summary.rows import MAX_DISTINCT, interval_text
-from untold.jobs.tables import SAMPLES, SCORES
+from untold.jobs.summary.rows import FAILED_STATUSES, MAX_DISTINCT, interval_text
+from untold.jobs.tables import MEASURES, SAMPLES, SCORES
 
 PAIR_HEADS = ("metric", "first", "second", "n", "diff.", "95 % interval", "p", "p adj.")
 
@@ -37,6 +38,7 @@ def compare(
     outputs: Sequence[str],
     *,
     metrics: Sequence[str] | None = None,
+    measures: Sequence[str] | None = None,
     seed: int,
     notify: Callable[[str], None] = lambda _: None,
     max_distinct: int = MAX_DISTINCT,
@@ -44,6 +46,9 @@ def compare(
     undefined: str = "mean",
 ) -> dict[str, Rows]:
     """`systems` and `comparisons` of outputs of `untold score`, over `metrics` or all that they have.
+
+    With `measures` the values of these count in place of scores, `metric` is `<metric>.<measure>`, and answer rates are
+    null.
 
     `systems`, best first within a metric: `SYSTEM_COLUMNS`, as in the table `summary`. Samples without a system are of
     one that is named after their output. `undefined` names what they are ranked by, a key of `UNDEFINED`: with `zero`,
@@ -62,10 +67,11 @@ def compare(
     """
     runs = check_runs([open_run(output) for output in outputs])
     # Read by several jobs; on disk where memory does not hold it
-    scores = _read_scores(spark, runs, wanted_metrics(runs, metrics)).persist(StorageLevel.MEMORY_AND_DISK)
+    wanted = wanted_measures(runs, measures)
+    scores = _read_scores(spark, runs, wanted_metrics(runs, metrics), wanted).persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        counted = _SparkScores(scores, max_distinct)
-        return compare_scores(counted, runs, seed=seed, notify=notify, cluster=cluster, undefined=undefined)
+        counted, how = _SparkScores(scores, max_distinct), {"cluster": cluster, "measured": bool(wanted)}
+        return compare_scores(counted, runs, seed=seed, notify=notify, undefined=undefined, **how)
     finally:
         scores.unpersist()
 
@@ -106,22 +112,28 @@ class _SparkScores:
         return self.scores.withColumn("score", named[score])
 
 
-def _read_scores(spark: SparkSession, runs: Sequence[Run], metrics: Sequence[str]) -> DataFrame:
+def _read_scores(
+    spark: SparkSession, runs: Sequence[Run], metrics: Sequence[str], measures: Sequence[str] = ()
+) -> DataFrame:
     """Columns of `scores`, output (its place among the runs) and question, null where the sample is invalid."""
     names = names_of(runs)
     frames = [
-        _read_run(spark, run, name).withColumn("output", F.lit(place))
+        _read_run(spark, run, name, metrics, measures).withColumn("output", F.lit(place))
         for place, (run, name) in enumerate(zip(runs, names, strict=True))
     ]
-    return reduce(DataFrame.unionByName, frames).where(F.col("metric").isin(*metrics))
+    return reduce(DataFrame.unionByName, frames)
 
 
-def _read_run(spark: SparkSession, run: Run, name: str) -> DataFrame:
+def _read_run(spark: SparkSession, run: Run, name: str, metrics: Sequence[str], measures: Sequence[str]) -> DataFrame:
     """The scores of an output with the query and the question of their sample: columns of `scores`, query, question.
 
     question: a hash of query and contexts, null where the sample has none. name: the system of samples that have none.
     """
     scores = spark.read.schema(spark_schema(SCORES)).parquet(run.path_of("scores").spark)
+    scores = scores.where(F.col("metric").isin(*metrics))
+    if measures:
+        values = spark.read.schema(spark_schema(MEASURES)).parquet(run.path_of("measures").spark)
+        scores = as_scores(values.where(F.col("measure").isin(*measures)), scores)
     samples = spark.read.schema(spark_schema(SAMPLES)).parquet(run.path_of("samples").spark)
     text = F.to_json(F.struct("query", "contexts"))
     # A hash, since texts as keys of joins would be shuffled whole
@@ -129,6 +141,21 @@ def _read_run(spark: SparkSession, run: Run, name: str) -> DataFrame:
     asked = samples.select("sample_id", "query", question.alias("question"))
     # Scores of invalid rows stay: they count among the failed
     return scores.join(asked, on="sample_id", how="left").withColumn("system", F.coalesce("system", F.lit(name)))
+
+
+def as_scores(measures: DataFrame, scores: DataFrame) -> DataFrame:
+    """Measures in the columns of `scores`: `metric` is `<metric>.<measure>`, and nothing is known to be stated.
+
+    What has bounds and no value is failed, and undefined without either.
+    """
+    values = {"value": "score", "value_low": "score_low", "value_high": "score_high"}
+    rows = scores.drop(*values.values()).join(
+        measures.withColumnsRenamed(values), on=["sample_id", "metric"], how="inner"
+    )
+    unknown = F.when(F.col("score_high").isNotNull() | F.col("status").isin(*FAILED_STATUSES), "failed")
+    status = F.when(F.col("score").isNotNull(), "ok").otherwise(F.coalesce(unknown, F.lit("no_statements")))
+    named = rows.withColumns({"metric": F.concat_ws(".", "metric", "measure"), "status": status})
+    return named.withColumns(dict.fromkeys(("covered", "uncovered"), F.lit(None).cast("long"))).drop("measure")
 
 
 def count_clusters(scores: DataFrame, *, grid: int | None = None) -> DataFrame:

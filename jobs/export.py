@@ -8,10 +8,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from itertools import chain, groupby, islice
 from operator import itemgetter
@@ -21,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from untold.jobs.results import Run, UnreadableRunError
+from untold.jobs.run.terminal import amount
 from untold.udfs.errors import UserError, require
 from untold.udfs.facts.rag_checks import VERDICTS
 from untold.udfs.facts.rag_measures import CLAIMS, GROUPS, PUBLISHED, TRUTH_CLAIMS
@@ -45,7 +48,7 @@ SUMMARY_FIGURES = ("mean", "ci_low", "ci_high", "n", "scored", "undefined", "fai
 # Older MLflow servers take no longer values of parameters
 PARAMETER_CHARACTERS = 500
 REPORT = "report.html"
-RAG = "rag"
+RAG, TREC = "rag", "trec"
 RELATION_OF = {verdict: relation for relation, verdict in VERDICTS.items()}
 Row = dict[str, Any]
 
@@ -174,21 +177,44 @@ def write_xlsx(run: Run, file: IO[bytes]) -> None:
 def write_measures(run: Run, file: IO[bytes]) -> None:
     """Lines of TREC, `qid measure value`: scores and measures of each sample, then `all` with their means.
 
-    The qid is the query_id where each sample has one of its own, else the sample_id; white space becomes `_`. What is
-    undefined has no line.
+    The qid is the query_id where each sample of a system has one of its own, else the sample_id; white space becomes
+    `_`. What is undefined has no line. Where several systems answer a topic, each has lines of its own, which begin
+    with `all runid <system>` and end with its means.
     """
-    qid, names = _qid_column(run), _names_of_lines(run)
+    for system in (*pooled_systems(run),) or (None,):
+        _write_measures(run, file, system)
+
+
+def pooled_systems(run: Run) -> list[str]:
+    """The systems of a run of which several answer one topic, each of them once; else none."""
+    if not {"query_id", "system"} <= set(run.dataset("samples").schema.names):
+        return []
+    counts = "count(*), count(distinct query_id), count(distinct (query_id, system)), count(system)"
+    ((rows, topics, pairs, named),) = run.sql(f"select {counts} from samples where query_id is not null").fetchall()
+    total = run.dataset("samples").count_rows()
+    if not topics < pairs == rows == named == total:
+        return []
+    return [system for (system,) in run.sql("select distinct system from samples order by system").fetchall()]
+
+
+def _write_measures(run: Run, file: IO[bytes], system: str | None) -> None:
+    """The lines of one of the pooled systems; of all samples where it is None."""
+    qid, names = _qid_column(run) if system is None else "query_id", _names_of_lines(run)
+    if system is not None:
+        file.write(f"all\trunid\t{_without_spaces(system)}\n".encode("utf-8", "replace"))
     scores = _Beside(_rows(run, "scores", ["sample_id", "metric", "score"]))
     measures = _Beside(
         _rows(run, "measures", ["sample_id", *MEASURE, "value"]) if "measures" in run.tables else iter(())
     )
-    for sample in _rows(run, "samples", list(dict.fromkeys(("sample_id", qid)))):
+    for sample in _rows(run, "samples", list(dict.fromkeys(("sample_id", qid, "system")))):
+        if system not in (None, sample["system"]):
+            continue
         own = [(names[row["metric"], None], row["score"]) for row in scores.of(sample["sample_id"])]
         own += [(names[row["metric"], row["measure"]], row["value"]) for row in measures.of(sample["sample_id"])]
         for name, value in own:
             if value is not None:
                 file.write(_measure(str(sample[qid]), name, value))
-    for row in _overall(run):
+    for row in _means(run, system):
         if row["mean"] is not None:
             file.write(_measure("all", names[row["metric"], row.get("measure")], row["mean"]))
 
@@ -201,15 +227,16 @@ def _qid_column(run: Run) -> str:
     return "query_id" if rows == topics else "sample_id"
 
 
-def _overall(run: Run) -> list[Row]:
-    """The rows of `summary` and of `measures_summary` over all samples."""
+def _means(run: Run, system: str | None = None) -> list[Row]:
+    """The rows of `summary` and of `measures_summary` of a system; over all samples where it is None."""
     tables = [run.summary(), *([run.table("measures_summary")] if "measures_summary" in run.tables else [])]
-    return [row for table in tables for row in table.to_pylist() if row["level"] == "overall"]
+    level = "overall" if system is None else "system"
+    return [row for table in tables for row in table.to_pylist() if (row["level"], row["system"]) == (level, system)]
 
 
 def _names_of_lines(run: Run) -> dict[tuple[str, str | None], str]:
     """What a line of a metric, or of its measure, is called: with its metric in front where two have one name."""
-    lines = [(row["metric"], row.get("measure")) for row in _overall(run)]
+    lines = [(row["metric"], row.get("measure")) for row in _means(run)]
     counts = Counter(measure or metric for metric, measure in lines)
     return {
         (metric, measure): f"{metric}.{measure}" if measure and counts[measure] > 1 else measure or metric
@@ -218,8 +245,11 @@ def _names_of_lines(run: Run) -> dict[tuple[str, str | None], str]:
 
 
 def _measure(name: str, measure: str, value: float) -> bytes:
-    shown = re.sub(r"\s", "_", name)
-    return f"{shown}\t{measure}\t{value:.4f}\n".encode("utf-8", "replace")
+    return f"{_without_spaces(name)}\t{measure}\t{value:.4f}\n".encode("utf-8", "replace")
+
+
+def _without_spaces(name: str) -> str:
+    return re.sub(r"\s", "_", name)
 
 
 def write_ragchecker(run: Run, file: IO[bytes]) -> None:
@@ -287,19 +317,20 @@ def _labels(relations: Iterable[str | None]) -> list[str] | None:
 
 
 def write_nuggets(run: Run, file: IO[bytes]) -> None:
-    """JSON Lines as nuggetizer writes them: the nuggets of each response that was judged, with their assignments.
+    """JSON Lines as nuggetizer writes them: the kept nuggets of each response, with their assignments.
 
+    A response without some assignment is left out, since readers take the list for the whole (`note_of`).
     Raises UserError for a run without the metric nuggets.
     """
     if NUGGETS not in metrics_of(run):
         raise UserError(f"{run.directory} has no nuggets; run untold score --metric {NUGGETS}")
     wanted = ["sample_id", "query", "query_id", "response", "system"]
-    columns = ["sample_id", "metric", "rank", "text", "importance", "support"]
-    judged = (row for row in _rows(run, "statements", columns) if row["metric"] == NUGGETS and row["support"])
-    statements = _Beside(judged)
+    columns = ["sample_id", "metric", "rank", "text", "importance", "support", "kept"]
+    kept = (row for row in _rows(run, "statements", columns) if row["metric"] == NUGGETS and row["kept"])
+    statements = _Beside(kept)
     for sample in _rows(run, "samples", wanted):
         own = sorted(statements.of(sample["sample_id"]), key=itemgetter("rank"))
-        if not own:
+        if not own or any(one["support"] is None for one in own):
             continue
         line = {
             "query": sample["query"],
@@ -319,20 +350,48 @@ WRITERS: Mapping[str, Callable[[Run, IO[bytes]], None]] = {
     "xlsx": write_xlsx,
     "parquet": write_parquet,
     "jsonl": write_lines,
-    "trec": write_measures,
+    TREC: write_measures,
     "ragchecker": write_ragchecker,
     "trec_rag_nuggets": write_nuggets,
 }
 MLFLOW = "mlflow"
 # What a terminal or a pipe takes; the others are files
-TEXTS = ("csv", "jsonl", "trec", "ragchecker", "trec_rag_nuggets")
+TEXTS = ("csv", "jsonl", TREC, "ragchecker", "trec_rag_nuggets")
 
 
-def export(run: Run, to: str, output: str) -> None:
-    """Writes a run in one of `WRITERS` to a file, which appears whole. Raises UserError for another form."""
+def export(run: Run, to: str, output: str) -> list[str]:
+    """Writes a run in one of `WRITERS` to a file, which appears whole; gives its path.
+
+    `trec` has a file for each of `pooled_systems`, `run.<system>.txt` beside run.txt, as tools for runs read one of a
+    system. Raises UserError for another form.
+    """
     if to not in WRITERS:
         raise UserError(f"no form {to!r}{aside(near_misses(to, WRITERS))}; there are {', '.join(WRITERS)}")
-    Place(output).write_whole(lambda file: WRITERS[to](run, file))
+    systems = pooled_systems(run) if to == TREC else []
+    if not systems:
+        Place(output).write_whole(lambda file: WRITERS[to](run, file))
+        return [output]
+    folder, slash, name = output.rpartition("/")
+    stem, ending = os.path.splitext(name)
+    paths: dict[str, str] = {}
+    for system in systems:
+        plain = re.sub(r"[^\w.-]", "_", system)
+        path = _distinct(f"{stem}.{plain}", paths)
+        paths[path] = f"{folder}{slash}{path}{ending}"
+        Place(paths[path]).write_whole(partial(_write_measures, run, system=system))
+    return list(paths.values())
+
+
+def note_of(run: Run, to: str) -> str | None:
+    """What a reader of this form of the run should know."""
+    if to == TREC:
+        return "lines are qid, measure, value; what is undefined has none"
+    if to != "trec_rag_nuggets":
+        return None
+    query = f"select count(distinct sample_id) from statements where metric = '{NUGGETS}' and kept and support is null"
+    ((lost,),) = run.sql(query).fetchall()
+    have = amount(lost, "response is", "responses are")
+    return f"{have} left out, some nugget of which has no assignment; --retry-failed asks again" if lost else None
 
 
 def log_to_mlflow(run: Run) -> tuple[str, str]:
@@ -389,7 +448,7 @@ def _plain(name: str | None) -> str:
     return re.sub(r"[^\w\-. /]", "_", name or "none", flags=re.ASCII)
 
 
-def _distinct(name: str, taken: Mapping[str, float]) -> str:
+def _distinct(name: str, taken: Container[str]) -> str:
     """The name, with a number where another has become the same."""
     number, found = 1, name
     while found in taken:

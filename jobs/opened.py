@@ -57,6 +57,7 @@ class Run(results.Run):
         self,
         *others: results.Run,
         metrics: Sequence[str] | None = None,
+        measures: Sequence[str] | None = None,
         seed: int = 0,
         undefined: str = "mean",
         cluster: bool = False,
@@ -66,6 +67,7 @@ class Run(results.Run):
         Args:
             others: Further runs.
             metrics: Names of metrics; None is all.
+            measures: Names of measures, whose values count in place of scores; None is scores.
             seed: Of the resampling.
             undefined: `mean`, or `zero`, which counts samples that state nothing as 0 where there was something to
                 state.
@@ -79,7 +81,7 @@ class Run(results.Run):
         """
         runs = (self, *others)
         return analysis.compare_runs(
-            runs, metrics=metrics, seed=seed, notify=_warn, cluster=cluster, undefined=undefined
+            runs, metrics=metrics, measures=measures, seed=seed, notify=_warn, cluster=cluster, undefined=undefined
         )
 
     def differences(self, *others: results.Run, **how: Any) -> pa.Table:
@@ -168,8 +170,9 @@ class Run(results.Run):
         return analysis.trend((self, *others))
 
     def export(self, to: str, output: str | os.PathLike[str]) -> None:
-        """Writes one row a sample into a file: csv, xlsx, parquet or jsonl; or lines of measures, trec; or
-        trec_rag_nuggets, nuggets with their assignments.
+        """Writes one row a sample into a file: csv, xlsx, parquet or jsonl; or lines of measures, trec, in a file a
+        system where several answer one topic; or trec_rag_nuggets, nuggets with their assignments, without responses
+        that lack one.
 
         Raises:
             UntoldError: `to` is none of these, openpyxl is not installed, or a worksheet cannot hold all samples.

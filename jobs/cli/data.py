@@ -30,7 +30,7 @@ def _inspect(options: Options) -> int:
 
 def _export(options: Options) -> int:
     """A run's scores for another tool, in a file or on standard output."""
-    from untold.jobs.export import MLFLOW, TEXTS, WRITERS, export, log_to_mlflow, write_csv
+    from untold.jobs.export import MLFLOW, TEXTS, WRITERS, export, log_to_mlflow, note_of, write_csv
     from untold.jobs.results import open_run
 
     if (options.to is None) == (options.trec is None):
@@ -47,15 +47,14 @@ def _export(options: Options) -> int:
         raise click.UsageError(f"--to {options.to} needs --output FILE")
     found = open_run(options.run)
     if options.output is not None:
-        export(found, options.to, options.output)
-        print(f"written to {options.output}")
+        print("\n".join(f"written to {path}" for path in export(found, options.to, options.output)))
     elif options.to == "csv":
         # What reads a pipe is no Excel, and takes a mark for a part of the first name
         write_csv(found, sys.stdout.buffer, mark=False)
     else:
         WRITERS[options.to](found, sys.stdout.buffer)
-    if options.to == "trec":
-        print("untold: lines are qid, measure, value; what is undefined has none", file=sys.stderr)
+    if note := note_of(found, options.to):
+        print(f"untold: {note}", file=sys.stderr)
     return 0
 
 
@@ -90,7 +89,9 @@ COMMANDS: dict[str, click.Command] = {
             Argument("run", "RUN", "the output of a run"),
             Option("--to", "FORM", ", ".join(EXPORTS), read=one_of(EXPORTS)),
             Option("--output", "FILE", "the file; forms of text go to standard output without one"),
-            Option("--trec", "FILE", "the same as --to trec --output FILE"),
+            Option(
+                "--trec", "FILE", "the same as --to trec --output FILE; a file a system where several answer one topic"
+            ),
         ],
     ),
     "completion": Command(

@@ -95,6 +95,7 @@ def _compare(options: Options) -> int:
             spark,
             [absolute(directory) for directory in options.runs],
             metrics=options.metric,
+            measures=options.measure,
             seed=settings.statistics.seed,
             notify=display.note,
             cluster=options.cluster,
@@ -238,6 +239,7 @@ UNDEFINED_OPTION = Option(
 _COMPARED = [
     Argument("runs", "RUN...", "outputs of untold score", many=True),
     Option("--metric", "LIST", "metrics, by comma; all of them by default", read=names),
+    Option("--measure", "LIST", "measures in place of scores, by comma: conflict_coverage,one_sided", read=names),
     flag("--cluster", "intervals and tests take all rows of a query together"),
     UNDEFINED_OPTION,
     flag("--all", "print all pairs, and not only those that differ by more than chance"),

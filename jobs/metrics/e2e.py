@@ -14,7 +14,7 @@ from untold.jobs.metrics.conflicts import SIDES as SIDES_OF
 from untold.jobs.metrics.contexts import STAGE as SUMMARISE
 from untold.jobs.metrics.contexts import assumed_summaries, gather_contexts, is_ready, stages_with_contexts
 from untold.jobs.metrics.likely import likely_summaries
-from untold.jobs.metrics.scores import score_columns, status_of
+from untold.jobs.metrics.scores import is_blank, score_columns, status_of
 from untold.jobs.metrics.settings import E2eSettings
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
@@ -37,7 +37,7 @@ def assume(settings: Settings) -> Assumptions:
     conflict = F.struct(*(value.alias(name) for name, value in side.items()))
     judgement = {
         STAGE: {"statements": F.array(), "dropped": F.lit(0)},
-        LIST: {"conflicts": F.array(conflict)},
+        LIST: {"conflicts": F.array(conflict), "dropped": F.lit(0)},
         COVER: {"covered": F.transform("statements", lambda _: F.lit(False))},
     }
     return Assumptions(
@@ -68,10 +68,10 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
 def _find_conflicts(
     samples: DataFrame, prepared: DataFrame, judged: DataFrame, tables: Tables, tools: Tools
 ) -> dict[str, DataFrame]:
-    """The tables conflicts and measures, and failures with those of their stages.
+    """The tables conflicts and measures, failures with those of their stages, and scores that count dropped pairs.
 
     Conflicts are listed once for all responses to a query. A side that is one of the statements is covered as that is;
-    the others are asked for together.
+    the others are asked for together. A blank response covers none of them, unasked.
     """
     texts = F.col("kept.summary").alias("contexts"), F.col("kept.context_id").alias("context_ids")
     several = prepared.where(is_ready() & (F.size("kept") > 1)).select("sample_id", *texts)
@@ -83,21 +83,21 @@ def _find_conflicts(
     sides = tools.keep(both.select(*columns).mapInArrow(find_sides, spark_schema(SIDES)), "sides")
     left = sides.where(F.col("place").isNull()).groupBy("sample_id").agg(F.collect_set("text").alias("all"))
     statements = F.array_sort("all").alias("statements")
-    responses = samples.select("sample_id", "response")
-    to_cover = left.join(responses, on="sample_id", how="inner").select(
-        "sample_id", statements.alias("asked"), "response", statements
-    )
+    responses = samples.select("sample_id", "response", is_blank("response").alias("blank"))
+    told = left.join(responses, on="sample_id", how="inner").where(~F.col("blank"))
+    to_cover = told.select("sample_id", statements.alias("asked"), "response", statements)
     covered = tools.ask(COVER, to_cover, carry=("sample_id", "asked"))
     answered = covered.where(F.col("error_type").isNull())
     pairs = answered.select("sample_id", F.explode(F.arrays_zip("asked", "covered")).alias("one"))
     found = pairs.select("sample_id", F.col("one.asked").alias("text"), F.col("one.covered").alias("told"))
-    stated = sides.join(found, on=["sample_id", "text"], how="left").select(
+    answers = sides.join(found, on=["sample_id", "text"], how="left").join(responses, on="sample_id", how="left")
+    stated = answers.select(
         "sample_id",
         "statement",
         F.when(F.col("place").isNotNull(), statement_id("place")).alias("statement_id"),
         "text",
         "sources",
-        F.coalesce("covered", "told").alias("covered"),
+        F.coalesce("covered", "told", F.when(F.col("blank"), F.lit(False))).alias("covered"),
     )
     firsts = sides.where(F.col("statement") % 2 == 0).select("sample_id", F.col("statement").alias("first"))
     conflicts = conflict_rows(NAME, firsts.withColumn("second", F.col("first") + 1), stated)
@@ -106,7 +106,15 @@ def _find_conflicts(
         "conflicts": conflicts,
         "measures": conflict_measures(NAME, _known_of_conflicts(tables["scores"], listed, covered), conflicts),
         "failures": reduce(DataFrame.unionByName, failures, tables["failures"]),
+        "scores": _with_dropped_pairs(tables["scores"], listed),
     }
+
+
+def _with_dropped_pairs(scores: DataFrame, listed: DataFrame) -> DataFrame:
+    """The table `scores`, whose `dropped` also counts the pairs of which a side names no context."""
+    pairs = listed.select("sample_id", F.col("dropped").alias("pairs"))
+    joined = scores.join(pairs, on="sample_id", how="left")
+    return joined.withColumn("dropped", F.col("dropped") + F.coalesce("pairs", F.lit(0))).drop("pairs")
 
 
 def _known_of_conflicts(scores: DataFrame, listed: DataFrame, covered: DataFrame) -> DataFrame:

@@ -28,7 +28,7 @@ from untold.jobs.metrics.grounded_claims import (
 from untold.jobs.metrics.grounding import ENTAILMENT, grounding_stage
 from untold.jobs.metrics.judging import CLASSIFY_LISTS
 from untold.jobs.metrics.likely import Likely, made_up, numbers, size_of_things, tokens_of, value_of, whole
-from untold.jobs.metrics.scores import JUDGED, measure_rows, measured_scores, status_of
+from untold.jobs.metrics.scores import JUDGED, is_blank, measure_rows, measured_scores, status_of
 from untold.jobs.metrics.settings import IcatSettings
 from untold.jobs.run.output import absolute
 from untold.jobs.run.session import spark_schema
@@ -160,7 +160,7 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
 
 def _responses(samples: DataFrame) -> DataFrame:
     """Columns sample_id, text. A blank response says nothing and is not asked for; its aspects are."""
-    return samples.where(F.col("response").rlike(r"(?U)\S")).select("sample_id", F.col("response").alias("text"))
+    return samples.where(~is_blank("response")).select("sample_id", F.col("response").alias("text"))
 
 
 def _questions(samples: DataFrame, variant: str) -> DataFrame:

@@ -18,6 +18,7 @@ from untold.jobs.metrics.importance_plan import CHECK, EXTRACT_CLAIMS, assume, s
 from untold.jobs.metrics.importance_pooled import pool_measures
 from untold.jobs.metrics.importance_tables import NAME, ImportanceFindings, make_tables, unknown_bounds
 from untold.jobs.metrics.reference_facts import ReferenceFacts, find_reference_facts
+from untold.jobs.metrics.scores import is_blank
 from untold.jobs.metrics.settings import ImportanceSettings
 from untold.jobs.metrics.shared_evidence import Owners, find_evidence, find_owners, without_unwanted
 from untold.jobs.metrics.verified_claims import verify_claims
@@ -83,7 +84,7 @@ def _responses(samples: DataFrame, shared: DataFrame, settings: Settings) -> Dat
     known = ~F.col("lost") & ~F.col("waiting")
     if settings.knowledge.source == "contexts":
         known = known & F.col("has_texts")
-    stated = samples.where(F.col("response").rlike(r"(?U)\S")).select("sample_id", F.col("response").alias("text"))
+    stated = samples.where(~is_blank("response")).select("sample_id", F.col("response").alias("text"))
     return stated.join(shared.where(known).select("sample_id"), on="sample_id", how="left_semi")
 
 
@@ -101,7 +102,7 @@ def _gather(
         F.bool_and("judged").alias("judged"),
         F.max("waiting").alias("unverified"),
     )
-    blank = ~F.col("response").rlike(r"(?U)\S")
+    blank = is_blank("response")
     outcome = extracted.select(
         "sample_id", has_failed().alias("unread"), is_unasked().alias("unextracted"), F.lit(True).alias("extracted")
     )

@@ -29,7 +29,7 @@ from untold.jobs.metrics.likely import (
 from untold.jobs.metrics.nugget_labels import ask_labels
 from untold.jobs.metrics.nugget_lines import NuggetView
 from untold.jobs.metrics.reference_facts import find_texts
-from untold.jobs.metrics.scores import JUDGED, measure_rows, measured_scores, status_of
+from untold.jobs.metrics.scores import JUDGED, is_blank, measure_rows, measured_scores, status_of
 from untold.jobs.metrics.settings import NuggetsSettings
 from untold.jobs.metrics.shared_evidence import (
     Evidence,
@@ -244,11 +244,7 @@ def _rank(nuggets: DataFrame, rated: DataFrame, settings: Settings) -> DataFrame
 def _to_assign(shared: DataFrame) -> DataFrame:
     """sample_id, query, response, listed: the nuggets that count. A blank response supports none, unasked."""
     kept = F.filter("nuggets", lambda one: one["kept"])
-    return shared.where(~_is_blank()).select("sample_id", "query", "response", kept.alias("listed"))
-
-
-def _is_blank() -> Column:
-    return ~F.col("response").rlike(r"(?U)\S")
+    return shared.where(~is_blank("response")).select("sample_id", "query", "response", kept.alias("listed"))
 
 
 def _conclude(shared: DataFrame, assigned: DataFrame, settings: Settings) -> DataFrame:
@@ -256,7 +252,9 @@ def _conclude(shared: DataFrame, assigned: DataFrame, settings: Settings) -> Dat
     by_sample = assigned.groupBy("sample_id").agg(
         F.collect_list(F.struct("number", "label")).alias("assigned"), F.max(is_unasked()).alias("unassigned")
     )
-    rows = shared.select("sample_id", _is_blank().alias("blank"), "nuggets").join(by_sample, on="sample_id", how="left")
+    rows = shared.select("sample_id", is_blank("response").alias("blank"), "nuggets").join(
+        by_sample, on="sample_id", how="left"
+    )
     conclude = partial(conclude_batches, score=settings.nuggets.score)
     concluded = rows.drop("unassigned").mapInArrow(conclude, spark_schema(CONCLUDED))
     return concluded.join(by_sample.select("sample_id", "unassigned"), on="sample_id", how="left")

@@ -17,7 +17,7 @@ from untold.jobs.metrics.grounded_claims import claim_id, claim_rows
 from untold.jobs.metrics.judging import judge_lists
 from untold.jobs.metrics.likely import Likely, made_up, size_of_things, tokens_of, value_of, whole
 from untold.jobs.metrics.rag_lines import RagView
-from untold.jobs.metrics.scores import JUDGED, measure_rows, measured_scores, status_of
+from untold.jobs.metrics.scores import JUDGED, is_blank, measure_rows, measured_scores, status_of
 from untold.jobs.metrics.settings import RagSettings
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
@@ -89,7 +89,7 @@ def _texts(brought: DataFrame) -> DataFrame:
         for side in SIDES
     ]
     rows = brought.select("sample_id", F.inline(F.array(*sides)))
-    return rows.where(F.col("wanted") & F.col("text").rlike(r"(?U)\S")).select("sample_id", "side", "text")
+    return rows.where(F.col("wanted") & ~is_blank("text")).select("sample_id", "side", "text")
 
 
 def _gather(brought: DataFrame, extracted: DataFrame, incomplete: DataFrame) -> DataFrame:

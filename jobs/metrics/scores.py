@@ -43,6 +43,11 @@ def bounded(value: Column, low: Column, high: Column) -> list[Column]:
     ]
 
 
+def is_blank(name: str) -> Column:
+    """Whether a text says nothing, by what Unicode calls white space."""
+    return ~F.col(name).rlike(r"(?U)\S")
+
+
 def counted(name: str) -> Column:
     """A count of a sample: 0 where there is none, null where the sample was not judged."""
     return F.when(F.col("status").isin(*JUDGED), F.coalesce(F.col(name), F.lit(0))).cast("long").alias(name)

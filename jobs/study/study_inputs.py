@@ -18,7 +18,7 @@ from untold.jobs.run.manifest import NAME
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run.terminal import amount
 from untold.jobs.study.run_tables import read_table
-from untold.jobs.summary.rows import COLUMN_OF_STATUS
+from untold.jobs.summary.rows import FAILED_STATUSES
 from untold.jobs.tables import ATOMS, MEASURES, STATEMENTS
 from untold.udfs.errors import UserError
 from untold.udfs.hints import aside, near_misses, shorten
@@ -35,7 +35,6 @@ FAULTS = {
     "unknown": ("score is of no sample of {about}", "scores are of no sample of {about}"),
     "repeated": ("sample of {about} has several scores", "samples of {about} have several scores"),
 }
-FAILED_STATUSES = [status for status, column in COLUMN_OF_STATUS.items() if column == "failed"]
 # Values that a message shows: enough to see the pattern, and still one line
 SHOWN = 3
 
@@ -194,7 +193,7 @@ def with_views(spark: SparkSession, scores: ScoreTables, places: Mapping[str, st
     """The scores, and of each metric with measures of conflicts `<metric>_view`: what a response gives of their sides.
 
     Its score is conflict_coverage + one_sided / 2, which is 1 where both sides of every conflict are given, 0 where
-    none is, and null without conflicts. Methods, section 6.
+    none is, and null without conflicts; failed where it is null because something was lost. Methods, section 6.
     """
     tables = {model: read_table(spark, place, "measures", MEASURES) for model, place in places.items()}
     views = [_read_views(rows, scores.scores, model) for model, rows in tables.items() if rows is not None]
@@ -210,10 +209,12 @@ def _read_views(measures: DataFrame, scores: DataFrame, model: str) -> DataFrame
     """The columns of `ScoreTables.scores` for the views of a model's metrics."""
     weight = F.when(F.col("measure") == COVERAGE, 1.0).when(F.col("measure") == ONE_SIDED, 0.5)
     sides = measures.where(weight.isNotNull()).groupBy("metric", "sample_id")
-    views = sides.agg(F.sum(F.col("value") * weight).alias("view"))
+    # Only what is not known has bounds and no value: undefined has neither
+    lost = F.bool_or(F.col("value").isNull() & F.col("value_high").isNotNull())
+    views = sides.agg(F.sum(F.col("value") * weight).alias("view"), lost.alias("lost"))
     own = scores.where(F.col("model") == model).join(views, on=["metric", "sample_id"], how="inner")
-    name = F.concat("metric", F.lit(view_of("")))
-    return own.select("model", name.alias("metric"), "sample_id", F.col("view").alias("score"), "failed")
+    name, failed = F.concat("metric", F.lit(view_of(""))), F.col("failed") | F.col("lost")
+    return own.select("model", name.alias("metric"), "sample_id", F.col("view").alias("score"), failed.alias("failed"))
 
 
 def read_source_shares(spark: SparkSession, places: Mapping[str, str]) -> DataFrame:

@@ -1,4 +1,4 @@
-"""Which sources responses follow where sources contradict each other (methods, section 7)."""
+"""What responses give of contexts that contradict each other, and which of these they follow (methods, 5 and 7)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.metrics.conflicts import SIDES
+from untold.jobs.metrics.conflicts import COVERAGE, MEASURES, NUMBER, ONE_SIDED, SIDES
 from untold.jobs.run.terminal import Page, table
 from untold.jobs.summary.rows import interval_text, mean_text
 from untold.udfs.statistics.intervals import clustered_bca_interval
@@ -121,6 +121,28 @@ def _row(named: dict[str, Any], queries: Sequence[Row], seed: int) -> dict[str, 
     }
 
 
+def conflict_lines(measures: Iterable[Row], page: Page) -> list[str]:
+    """How many conflicts there are, and how much of their sides is given, as a table; none without conflicts.
+
+    measures: rows of `measures_summary`.
+    """
+    found: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
+    for row in measures:
+        if row["measure"] in MEASURES:
+            found[row["metric"], row["system"] or "all"][row["measure"]] = row
+    known = {key: rows for key, rows in found.items() if rows.keys() == MEASURES.keys() and rows[NUMBER]["mean"]}
+    heads = ["metric", "system", "conflicts", "both sides", "95 % interval", "one side", "95 % interval"]
+    lines = [
+        [*key, f"{rows[NUMBER]['mean'] * rows[NUMBER]['defined']:,.0f}", *_shares(rows)] for key, rows in known.items()
+    ]
+    return _first_lines(heads, lines, page, 2, "measures_summary") if lines else []
+
+
+def _shares(rows: Mapping[str, Row]) -> list[str]:
+    shares = [{**rows[name], "n": rows[name]["defined"]} for name in (COVERAGE, ONE_SIDED)]
+    return [text for row in shares for text in (mean_text(row), interval_text(row))]
+
+
 def leaning_lines(rows: Sequence[Row], page: Page) -> list[str]:
     """The first rows as a table."""
     lines = [
@@ -128,8 +150,12 @@ def leaning_lines(rows: Sequence[Row], page: Page) -> list[str]:
             *(row["metric"], row["system"] or "all", row["by"], row["source"], f"{row['followed']:,} of {row['n']:,}"),
             *(mean_text({"mean": row["share"]}), interval_text(row, clustered=True), f"{row['p_adjusted']:.4f}"),
         ]
-        for row in rows[:SHOWN]
+        for row in rows
     ]
     heads = ["metric", "system", "by", "source", "followed", "share", "95 % interval", "p adj."]
-    more = [f"{len(rows) - SHOWN:,} more in the table leaning"] if len(rows) > SHOWN else []
-    return [*table(heads, lines, page, names=4), *more]
+    return _first_lines(heads, lines, page, 4, "leaning")
+
+
+def _first_lines(heads: Sequence[str], lines: Sequence[list[str]], page: Page, names: int, of: str) -> list[str]:
+    more = [f"{len(lines) - SHOWN:,} more in the table {of}"] if len(lines) > SHOWN else []
+    return [*table(heads, lines[:SHOWN], page, names=names), *more]

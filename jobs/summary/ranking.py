@@ -18,9 +18,10 @@ from untold.udfs.statistics.permutation import adjust_p_values, clustered_permut
 
 # Of an adjusted p-value: systems below it differ by more than chance
 CHANCE = 0.05
+ANSWER_COLUMNS = ("answer_rate", "answer_ci_low", "answer_ci_high", "mean_zero")
 SYSTEM_COLUMNS = (
     *("metric", "system", "n", "scored", "undefined", "failed", "mean", "ci_low", "ci_high"),
-    *("answer_rate", "answer_ci_low", "answer_ci_high", "mean_zero"),
+    *ANSWER_COLUMNS,
 )
 # What an undefined score of a sample with something to state is in the ranking: nothing, or 0
 UNDEFINED = {"mean": "mean", "zero": "mean_zero"}
@@ -70,15 +71,22 @@ def compare_scores(
     notify: Callable[[str], None] = lambda _: None,
     cluster: bool = False,
     undefined: str = "mean",
+    measured: bool = False,
 ) -> dict[str, Rows]:
-    """`systems` and `comparisons` of runs, as `untold.jobs.compare.compare` gives them."""
+    """`systems` and `comparisons` of runs, as `untold.jobs.compare.compare` gives them.
+
+    measured: scores are values of measures, of which no answer rate is known.
+    """
     if undefined not in UNDEFINED:
         raise CompareError(f"undefined={undefined}: must be {' or '.join(UNDEFINED)}")
+    if measured and undefined != "mean":
+        raise CompareError(f"undefined={undefined} is of scores; the table measures_summary has mean_zero of measures")
     for line in _judged_differently(runs):
         notify(line)
     _check_once(scores, runs)
     by, score = UNDEFINED[undefined], "score_zero" if undefined == "zero" else "score"
     systems = rank(summarise_counts(scores.count_values(), seed=seed, zero=undefined == "zero"), by)
+    systems = [{**row, **dict.fromkeys(ANSWER_COLUMNS)} for row in systems] if measured else systems
     _check_scored(systems, runs, by)
     for line in _unequal_answers(scores, systems, seed, cluster=cluster):
         notify(line)
@@ -122,6 +130,17 @@ def wanted_metrics(runs: Sequence[Run], metrics: Sequence[str] | None) -> Sequen
         hint = f"{did_you_mean(near_misses(unknown[0], known), quote='')} the outputs have {', '.join(known)}"
         raise CompareError(f"no scores of metric {', '.join(unknown)}; {hint.strip()}")
     return metrics or known
+
+
+def wanted_measures(runs: Sequence[Run], measures: Sequence[str] | None) -> Sequence[str]:
+    """The measures to compare in place of scores. Raises CompareError for one that no output has."""
+    tables = [run.table("measures_summary") for run in runs if "measures_summary" in run.tables]
+    known = sorted({name for table in tables for name in table["measure"].to_pylist()})
+    unknown = [name for name in measures or () if name not in known]
+    if unknown:
+        hint = f"{did_you_mean(near_misses(unknown[0], known), quote='')} the outputs have {', '.join(known) or 'none'}"
+        raise CompareError(f"no measure {', '.join(unknown)}; {hint.strip()}")
+    return measures or ()
 
 
 def names_of(runs: Sequence[Run]) -> list[str]:

@@ -18,6 +18,7 @@ COLUMN_OF_STATUS = {
     "failed": "failed",
     "budget": "failed",
 }
+FAILED_STATUSES = [status for status, column in COLUMN_OF_STATUS.items() if column == "failed"]
 # As SQL: statuses whose score is undefined, the score of a sample, and 0 where it is undefined although there was
 # something to state
 SILENT = ", ".join(quoted(status) for status, column in COLUMN_OF_STATUS.items() if column == "undefined")

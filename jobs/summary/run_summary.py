@@ -16,7 +16,7 @@ from untold.jobs.run.manifest import by_stage, seconds_of
 from untold.jobs.run.progress import clock
 from untold.jobs.run.terminal import Page, amount, table, visible, width_of, wrapped
 from untold.jobs.summary.diagnoses import describe_faults, describe_means
-from untold.jobs.summary.leaning import leaning_lines
+from untold.jobs.summary.leaning import conflict_lines, leaning_lines
 from untold.jobs.summary.rows import interval_text, mean_text
 from untold.jobs.tables import RESULT_TABLES
 from untold.udfs.redaction import redact
@@ -44,6 +44,8 @@ def end_of_run(run: Run, summary: Sequence[Row], counts: Mapping[str, Any], page
     worst = find_worst(run.dataset("scores"))
     diagnoses = [*describe_means(run), *describe_faults(run)]
     leaning = run.table("leaning").to_pylist() if rows.get("leaning") else []
+    measures = run.table("measures_summary").to_pylist() if rows.get("measures_summary") else []
+    conflicts = conflict_lines(measures, page)
     label = f" ({DEMO_LABEL}: not a judge to rely on)" if embedded else ""
     parts = [
         [f"summary{label}", *_summary(summary, unasked, page), *wrapped(_statuses(counts["statuses"]), page)],
@@ -52,6 +54,7 @@ def end_of_run(run: Run, summary: Sequence[Row], counts: Mapping[str, Any], page
         ["lowest scores", *_worst(worst, page)] if worst else [],
         ["diagnoses", *(line for one in diagnoses for line in wrapped(one, page))] if diagnoses else [],
         ["audits of filters", *_audits(run.manifest.get("audits", []), page)] if run.manifest.get("audits") else [],
+        ["conflicts of contexts", *conflicts] if conflicts else [],
         ["sources followed in conflicts", *leaning_lines(leaning, page)] if leaning else [],
         [*wrapped(_took(run.manifest), page), *_leaks(run.manifest), *_places(run, worst, page)],
     ]

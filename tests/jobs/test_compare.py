@@ -23,7 +23,7 @@ from untold.jobs.results import UnreadableRunError, open_run
 from untold.jobs.run.terminal import Page
 from untold.jobs.summary.aggregate import collect_counts
 from untold.jobs.summary.ranking import CompareError
-from untold.jobs.tables import SAMPLES, SCORES
+from untold.jobs.tables import MEASURES, MEASURES_SUMMARY, SAMPLES, SCORES
 from untold.udfs.statistics.intervals import bca_interval, clustered_bca_interval
 from untold.udfs.statistics.permutation import clustered_permutation_test
 
@@ -243,6 +243,40 @@ def test_duckdb_finds_the_same_numbers(spark: SparkSession, tmp_path: Path, how:
 
     assert {name: table.to_pylist() for name, table in tables.items()} == found
     assert others == lines
+
+
+@pytest.mark.parametrize("how", [{}, {"cluster": True}], ids=str)
+def test_measures_are_compared_as_scores_of_the_same_values(
+    spark: SparkSession, tmp_path: Path, how: dict[str, Any]
+) -> None:
+    """Of other scores, a third of which failed; a measure with bounds and no value is failed, whatever its score is."""
+    scores = {**abstaining(), **draw("bc", 20)}
+    expected = compare(spark, [write_output(tmp_path / "expected", scores)], seed=3, **how)
+    run = write_output(tmp_path / "run", dict.fromkeys(scores, 0.5))
+    rows = [(f"{question}:{system}:{kind}", score) for (system, kind, question), score in scores.items()]
+    lost = {"sample_id": rows[0][0], "metric": "qa", "measure": "lost", "value_low": 0.0, "value_high": 1.0}
+    values = [{"sample_id": name, "metric": "qa", "measure": "one_sided", "value": value} for name, value in rows]
+    for name, table, schema in (
+        ("measures", [*values, lost, {**lost, "value": 9.0, "sample_id": rows[1][0]}], MEASURES),
+        ("measures_summary", [{"measure": "one_sided"}, {"measure": "lost"}], MEASURES_SUMMARY),
+    ):
+        (tmp_path / "run" / name).mkdir()
+        pq.write_table(pa.Table.from_pylist(table, schema), tmp_path / "run" / name / "part-0.parquet")
+    measures = ["one_sided", "lost"]
+    found = compare(spark, [run], measures=measures, seed=3, **how)
+    tables = compare_runs([open_run(run)], measures=measures, seed=3, **how)
+    assert {name: table.to_pylist() for name, table in tables.items()} == found
+    assert [row for row in found["comparisons"] if row["metric"] == "qa.one_sided"] == [
+        {**row, "metric": "qa.one_sided"} for row in expected["comparisons"]
+    ]
+    unknown = dict.fromkeys(("answer_rate", "answer_ci_low", "answer_ci_high", "mean_zero"))
+    own = {metric: [row for row in found["systems"] if row["metric"] == f"qa.{metric}"] for metric in measures}
+    assert own["one_sided"] == [{**row, "metric": "qa.one_sided", **unknown} for row in expected["systems"]]
+    assert [(row["n"], row["scored"], row["failed"], row["mean"]) for row in own["lost"]] == [(2, 1, 1, 9.0)]
+    with pytest.raises(CompareError, match="no measure one_side; did you mean one_sided"):
+        compare(spark, [run], measures=["one_side"], seed=3)
+    with pytest.raises(CompareError, match="undefined=zero is of scores"):
+        compare(spark, [run], measures=measures, seed=3, undefined="zero")
 
 
 def test_too_many_distinct_values_are_rounded_in_spark(spark: SparkSession, tmp_path: Path) -> None:

@@ -257,8 +257,58 @@ def test_measures_of_topics_are_lines_beside_their_scores(tmp_path: Path) -> Non
         ]
 
 
+@pytest.mark.parametrize(
+    ("topics", "systems"),
+    [("1122", "abab"), ("1122", "aabb"), ("112", "aba"), ("1234", "abab"), ("11", "a ")],
+    ids=["pooled", "several answers", "not all", "apart", "without a system"],
+)
+def test_systems_that_answer_one_topic_have_a_file_each(
+    tmp_path: Path, topics: str, systems: str, capsysbinary: Any
+) -> None:
+    run, is_pooled = write_run(tmp_path / "run", len(topics)), topics[0] == topics[1] and "ab" in systems[:2]
+    samples = pq.read_table(run / "samples").to_pylist()
+    shutil.rmtree(run / "samples")
+    rows = [
+        row | {"query_id": f"t {topic}", "system": f"{system}/x" if system.strip() else None}
+        for row, topic, system in zip(samples, topics, systems, strict=True)
+    ]
+    write_table(run, "samples", rows, query_id=pa.string())
+    shutil.rmtree(run / "summary")
+    means = {None: 0.5, "a/x": 0.25, "b/x": 0.75}
+    summary = [
+        {"metric": name, "level": "system" if system else "overall", "system": system, "mean": mean}
+        for name in ("e2e", "qa")
+        for system, mean in means.items()
+    ]
+    write_table(run, "summary", summary)
+    assert main(["export", str(run), "--trec", str(tmp_path / "run.txt")]) == 0
+    said = capsysbinary.readouterr().out.decode().splitlines()
+    files = {path.name: path.read_text(encoding="utf-8").splitlines() for path in tmp_path.glob("run*.txt")}
+    assert said == [f"written to {tmp_path}/{name}" for name in sorted(files)]
+    if not is_pooled:
+        assert [*files] == ["run.txt"]
+        assert files["run.txt"][-2:] == ["all\te2e\t0.5000", "all\tqa\t0.5000"]
+        assert files["run.txt"][0].split("\t")[0] == ("t_1" if len({*topics}) == len(topics) else "s00000")
+        return
+    scores = {
+        row["sample_id"]: row["score"] for row in pq.read_table(run / "scores").to_pylist() if row["metric"] == "qa"
+    }
+    assert sorted(files) == ["run.a_x.txt", "run.b_x.txt"]
+    for system, lines in zip("ab", (files[name] for name in sorted(files)), strict=True):
+        own = [row for row in rows if row["system"] == f"{system}/x"]
+        wanted = [f"all\trunid\t{system}/x"]
+        for row in own:
+            qid, score = row["query_id"].replace(" ", "_"), scores[row["sample_id"]]
+            wanted += [f"{qid}\te2e\t0.5000", *([f"{qid}\tqa\t{score:.4f}"] if score is not None else [])]
+        assert lines == [*wanted, *(f"all\t{name}\t{means[f'{system}/x']:.4f}" for name in ("e2e", "qa"))]
+    assert main(["export", str(run), "--to", "trec"]) == 0
+    assert capsysbinary.readouterr().out.decode().splitlines() == [
+        line for name in sorted(files) for line in files[name]
+    ]
+
+
 def test_nuggets_are_lines_as_nuggetizer_writes_them(tmp_path: Path, capsysbinary: Any) -> None:
-    run = write_run(tmp_path / "run", 1)
+    run = write_run(tmp_path / "run", 2)
     assert main(["export", str(run), "--to", "trec_rag_nuggets"]) == 1
     assert b"has no nuggets; run untold score --metric nuggets" in capsysbinary.readouterr().err
     for table in ("statements", "summary"):
@@ -267,9 +317,14 @@ def test_nuggets_are_lines_as_nuggetizer_writes_them(tmp_path: Path, capsysbinar
     write_table(run, "summary", [{**own, "level": "overall"}])
     nuggets = [("b", "okay", "not_support", 2), ("a", "vital", "support", 1), ("cut", "okay", None, 3)]
     names = ("text", "importance", "support", "rank")
-    write_table(run, "statements", [{**own, **dict(zip(names, row, strict=True))} for row in nuggets])
+    rows = [{**own, **dict(zip(names, row, strict=True)), "kept": row[0] != "cut"} for row in nuggets]
+    # Without the assignment that was lost, the list would be a shorter whole
+    lost = [{**row, "sample_id": "s00001", "support": row["support"] if row["rank"] == 1 else None} for row in rows]
+    write_table(run, "statements", [*rows, *lost])
     assert main(["export", str(run), "--to", "trec_rag_nuggets"]) == 0
-    (line,) = capsysbinary.readouterr().out.splitlines()
+    said = capsysbinary.readouterr()
+    (line,) = said.out.splitlines()
+    assert said.err.startswith(b"untold: 1 response is left out, some nugget of which has no assignment")
     assert json.loads(line) == {
         "query": "q",
         "qid": "s00000",

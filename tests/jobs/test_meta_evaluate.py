@@ -31,7 +31,7 @@ from untold.jobs.meta_evaluate import (
 from untold.jobs.results import open_run
 from untold.jobs.run.manifest import OutputError
 from untold.jobs.settings.model import Settings
-from untold.jobs.tables import COMPARISONS, META_EVALUATION
+from untold.jobs.tables import COMPARISONS, MEASURES, META_EVALUATION
 from untold.udfs.statistics.confusion import LABELS
 from untold.udfs.statistics.intervals import bca_interval, clustered_bca_interval
 from untold.udfs.statistics.permutation import adjust_p_values, paired_permutation_test
@@ -93,6 +93,29 @@ def test_what_is_given_of_conflicts_is_held_against_labels_beside_the_score(spar
     assert "| nli_view | m | mismatch |" in report
     assert [(row["first"], row["second"]) for row in rows_of(request, "comparisons")] == [("e2e", "nli")]
     assert {row["metric"] for row in rows_of(request, "match_counts")} == {"e2e", "nli", None}
+
+
+def test_a_view_whose_conflicts_were_lost_is_failed_and_one_without_conflicts_undefined(
+    spark: SparkSession, wiki: Path
+) -> None:
+    """The scores of all samples are ok: conflicts are asked for beside them."""
+    scores = [{**row, "score": 1.0} for row in make_scores(("e2e",))]
+    ends = {scores[0]["sample_id"]: (None, 0.0, 1.0), scores[1]["sample_id"]: (None, None, None)}
+    measures = [
+        {"sample_id": row["sample_id"], "metric": "e2e", "measure": measure}
+        | dict(zip(("value", "value_low", "value_high"), ends.get(row["sample_id"], (0.5, 0.5, 0.5)), strict=True))
+        for row in scores
+        for measure in ("conflict_coverage", "one_sided")
+    ]
+    write_scores(wiki / "m" / "scores", scores)
+    (wiki / "m" / "measures").mkdir()
+    pq.write_table(pa.Table.from_pylist(measures, MEASURES), wiki / "m" / "measures" / "part-0.parquet")
+    request = ask(wiki, {"m": str(wiki / "m")})
+    run(spark, request)
+    table = rows_of(request, "meta_evaluation")
+    # Of all conventions `zero` alone leaves failed ones out, and takes undefined ones for 0
+    found = {(row["metric"], row["n"]) for row in table if row["convention"] == "zero" and row["measure"] == "lmr"}
+    assert found == {("e2e", 20), ("e2e_view", 19)}
 
 
 def test_metrics_are_compared_within_each_model(evaluated: MetaEvaluationRequest) -> None:

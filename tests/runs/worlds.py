@@ -14,6 +14,7 @@ import pytest
 from scipy.stats import binomtest
 
 from tests.fakes.expected import Verdict, contexts_of
+from tests.fakes.expected_conflicts import ExpectedConflicts
 from tests.fakes.model_server import ModelServer
 from tests.runs.harness import Ended, Row, read_table
 
@@ -95,6 +96,24 @@ def assert_conflicts(output: Path, expected: Mapping[str, Concluded]) -> None:
             ends = (0.0, 1.0) if one.status == "partial" else (value, value)
             assert row["value"] == value, (name, measure)
             assert (row["value_low"], row["value_high"]) == (ends if is_share else (None, None))
+
+
+def assert_conflicts_listed(output: Path, expected: Mapping[str, ExpectedConflicts]) -> None:
+    """Conflicts, their measures with bounds, and the statuses of scores are those of brute force."""
+    columns = ("first", "first_sources", "second", "second_sources", "coverage")
+    found: dict[str, list[Any]] = {
+        name: sorted(([row[column] for column in columns] for row in rows), key=str)
+        for name, rows in rows_by_sample(output, "conflicts").items()
+    }
+    assert found == {name: one.rows for name, one in expected.items() if one.rows}
+    assert {name: row["status"] for name, row in scores_of(output).items()} == {
+        name: one.status for name, one in expected.items()
+    }
+    measures = {
+        name: {row["measure"]: (row["value"], row["value_low"], row["value_high"]) for row in rows}
+        for name, rows in rows_by_sample(output, "measures").items()
+    }
+    assert measures == {name: one.measures for name, one in expected.items()}
 
 
 def with_kinds(sample: Row) -> Row:

@@ -23,7 +23,7 @@ from untold.udfs.stages.schemas import TEXT, lines_of, listed, number_of, one_of
 COVERED, UNCOVERED = "covered", "uncovered"
 SIDE = [("text", pa.string()), ("sources", pa.list_(pa.int32()))]
 CONFLICT_TYPE = pa.struct([(name, pa.struct(SIDE)) for name in ("first", "second")])
-CONFLICTS_SCHEMA = pa.schema([pa.field("conflicts", pa.list_(CONFLICT_TYPE))])
+CONFLICTS_SCHEMA = pa.schema([pa.field("conflicts", pa.list_(CONFLICT_TYPE)), pa.field("dropped", pa.int64())])
 SIDES_SCHEMA = pa.schema([pa.field("covered", pa.list_(pa.bool_()))])
 
 _SOURCES_OF = {
@@ -56,11 +56,12 @@ _DOUBT = re.compile(
 
 @final_answer
 @past_echoes
-def parse_conflicts(completion: str, variables: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def parse_conflicts(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     """`conflicts`: {first, second}, each a text and its sources, the numbers of contexts, from 1, ascending.
 
-    A pair of which one side names no context that was shown, and one that stands twice, is left out. Raises
-    `Unparsable` where there is neither an object nor a lone `None`, or one cannot be read.
+    `dropped` counts the pairs of which one side names no context that was shown; of a pair that stands twice one is
+    kept. Raises `Unparsable` where there is neither an object nor a lone `None`, where one cannot be read, and where
+    every pair is dropped.
     """
     text = strip_thinking(completion)
     records = read_records(json_at_line_starts(text))
@@ -69,16 +70,21 @@ def parse_conflicts(completion: str, variables: Mapping[str, Any]) -> dict[str, 
         bare = unfenced(text)
         if records is None and not says_none(rows_of(bare)) and not _NO_CONFLICT.fullmatch(bare):
             raise Unparsable("no object with two statements")
-        return {"conflicts": []}
+        return {"conflicts": [], "dropped": 0}
     if "{" in records.rest:
         raise Unparsable("an object that cannot be read")
     found: dict[frozenset[str], dict[str, Any]] = {}
+    dropped = 0
     for conflict in _conflicts(records.values, contexts):
         sides = [conflict[name] for name in ("first", "second")]
         pair = frozenset(normalise(side["text"]) for side in sides)
-        if len(pair) > 1 and all(side["sources"] for side in sides):
+        if not all(side["sources"] for side in sides):
+            dropped += 1
+        elif len(pair) > 1:
             found.setdefault(pair, conflict)
-    return {"conflicts": list(found.values())}
+    if dropped and not found:
+        raise Unparsable("no pair with contexts that were shown")
+    return {"conflicts": list(found.values()), "dropped": dropped}
 
 
 def _conflicts(values: tuple[Value, ...], contexts: Numbered) -> Iterator[dict[str, Any]]:

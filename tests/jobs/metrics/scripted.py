@@ -5,20 +5,29 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from tests.fakes.answers import Said, world
 from untold.graph.distributed import Condensed
 from untold.jobs.asking.requests import Requests, Rows
 from untold.jobs.asking.results import result_schema
 from untold.jobs.inputs.samples import OPTIONAL_TYPES
+from untold.jobs.metrics.condensing import Condenser
+from untold.jobs.metrics.contexts import summarise_contexts
 from untold.jobs.retrieval.sources import FOUND
+from untold.jobs.tables import RESULT_TABLES
 from untold.udfs.llm.keys import Stage
+from untold.udfs.ratings import Digit
 from untold.udfs.samples.items import normalise_references
-from untold.udfs.stages import definition_of
+from untold.udfs.stages import STAGES, definition_of
 
 Row = Mapping[str, Any]
 # What a stage gives for the variables of a request; a text is the type of an error
@@ -38,6 +47,8 @@ class ScriptedTools:
     spark: SparkSession
     script: Script
     hits: Hits = no_hits
+    samples: DataFrame | None = None
+    condenser: Condenser | None = None
     asked: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
     _known: set[str | None] = field(default_factory=set)
 
@@ -66,7 +77,9 @@ class ScriptedTools:
         return self.spark.createDataFrame(found, schema)
 
     def contexts(self) -> DataFrame:
-        raise NotImplementedError
+        """The summaries of the contexts of `samples`."""
+        assert self.samples is not None
+        return self.keep(summarise_contexts(self.samples, self.ask, summarise=True))
 
     def retrieve(self, rows: DataFrame, k: int | None = None) -> DataFrame:
         """The hits that the test says, by rank; a text is the type of an error."""
@@ -86,10 +99,40 @@ class ScriptedTools:
         return frame.localCheckpoint(eager=False)
 
     def condense(self, nodes: DataFrame, edges: DataFrame) -> Condensed:
-        raise NotImplementedError
+        assert self.condenser is not None
+        return self.condenser.condense(nodes, edges)
+
+
+def plain(value: Any) -> Any:
+    """What a parser gives, its digits as numbers."""
+    if isinstance(value, Digit):
+        return float(value.value)
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 _FOUND = ", ".join(f"{name} {kind}" for name, kind in FOUND.items())
+
+
+def say_as_world(judge: str, lost: Callable[[str, Row], bool]) -> Script:
+    """What that judge says of the symbolic world in every stage, as the stage's parser reads it; `lost` is not had."""
+
+    def answer(stage: str, row: Row) -> Row | str:
+        if lost(stage, row):
+            return "unparsable"
+        said = world({"stage": stage, **row}, judge)
+        return plain(definition_of(stage).parse(said.text if isinstance(said, Said) else said, row))
+
+    return {stage: partial(answer, stage) for stage in STAGES}
+
+
+def write_tables(tables: Mapping[str, DataFrame], output: Path) -> None:
+    """The tables as a run leaves them, to be read as such."""
+    for name, frame in tables.items():
+        rows = [row.asDict(recursive=True) for row in frame.collect()]
+        (output / name).mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(rows, RESULT_TABLES[name]), output / name / "part-0.parquet")
 
 
 def rows_of(frame: DataFrame, *order: str) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from untold.jobs.summary.diagnoses import describe_faults, describe_means
 from untold.jobs.tables import RESULT_TABLES
 
 MEASURES = {"a": {"not_retrieved": 0.5, "hallucination": 0.0}, "b": {"not_retrieved": 0.25, "hallucination": 0.125}}
+SYSTEMS = {"a": "dense", "b": "words", "lost": "words"}
 MEANS = {"precision": (0.7636, 0.7636), "recall": (0.5, 0.25), "faithfulness": (None, 0.0)}
 
 
@@ -26,6 +27,13 @@ def run(tmp_path: Path) -> Run:
             {"sample_id": sample, "metric": "rag", "measure": name, "value": value}
             for sample, values in {**MEASURES, "lost": {"not_retrieved": None}}.items()
             for name, value in values.items()
+        ]
+        # Of a metric of somebody's own
+        + [{"sample_id": "a", "metric": "own", "measure": "hallucination", "value": 1.0}],
+        "scores": [
+            {"sample_id": sample, "metric": metric, "system": system}
+            for sample, system in SYSTEMS.items()
+            for metric in ("rag", "own")
         ],
         "measures_summary": [
             {**known, "measure": name, "mean": mean, "mean_zero": zero} for name, (mean, zero) in MEANS.items()
@@ -43,6 +51,8 @@ def test_each_fault_is_a_sentence_with_the_half_that_has_it(run: Run) -> None:
         "retriever (claim_recall): 2 of 2 samples have claims left out, in no context; worst: a (50.0% of its claims)",
         "generator (hallucination): 1 of 2 samples have claims not in the ground truth, in no context; "
         "worst: b (12.5% of its claims)",
+        "dense: retriever (claim_recall) 1 of 1",
+        "words: retriever (claim_recall) 1 of 1, generator (hallucination) 1 of 1",
     ]
 
 

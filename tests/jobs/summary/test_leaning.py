@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from untold.jobs.run.terminal import Page
-from untold.jobs.summary.leaning import SHOWN, leaning_lines, leaning_rows
+from untold.jobs.summary.leaning import SHOWN, conflict_lines, leaning_lines, leaning_rows
 from untold.udfs.statistics.intervals import clustered_bca_interval
 from untold.udfs.statistics.permutation import adjust_p_values, binomial_test
 
@@ -54,3 +54,25 @@ def test_the_first_rows_are_printed_and_the_others_counted() -> None:
 
 def test_without_conflicts_there_is_no_row() -> None:
     assert leaning_rows([], seed=0) == []
+    assert conflict_lines(measured("nli", None, 0, 4), Page()) == conflict_lines([], Page()) == []
+
+
+def measured(metric: str, system: str | None, conflicts: int, samples: int) -> list[dict[str, Any]]:
+    """Rows of `measures_summary` of so many conflicts in so many samples, half of which have some."""
+    own = {"metric": metric, "system": system, "n": samples, "ci_low": None, "ci_high": None}
+    shares = {"mean": 0.25 if conflicts else None, "ci_low": 0.125, "ci_high": 0.5, "defined": samples // 2}
+    return [
+        {**own, "measure": "conflicts", "mean": conflicts / samples, "defined": samples},
+        {**own, "measure": "conflict_coverage", **shares},
+        {**own, "measure": "one_sided", **shares, "mean": 0.75},
+        {**own, "measure": "audited", "mean": 1.0, "defined": samples},
+    ]
+
+
+def test_conflicts_are_a_line_by_system() -> None:
+    rows = [*measured("nli", None, 12, 40), *measured("nli", "dense", 5, 20), *measured("qa", None, 0, 40)]
+    (_, *lines) = conflict_lines(rows, Page())
+    assert [line.split() for line in lines] == [
+        ["nli", "all", "12", "0.250", "0.125", "..", "0.500", "0.750", "0.125", "..", "0.500"],
+        ["nli", "dense", "5", "0.250", "0.125", "..", "0.500", "0.750", "0.125", "..", "0.500"],
+    ]

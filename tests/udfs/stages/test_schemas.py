@@ -150,7 +150,7 @@ def _conflicts(draw: Any) -> Any:
         {key: one[name][field] for name in names for key, field in ((name, "text"), (f"{name}_sources", "sources"))}
         for one in found
     ]
-    return {"query": "q", "contexts": ["a", "b", "c"]}, {"conflicts": said}, {"conflicts": found}
+    return {"query": "q", "contexts": ["a", "b", "c"]}, {"conflicts": said}, {"conflicts": found, "dropped": 0}
 
 
 @st.composite

@@ -1,0 +1,180 @@
+"""Conflicts over hundreds of worlds: every relation, statement, measure and bound beside brute force, by metric."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.fakes import expected_qa as of_qa
+from tests.fakes.expected import Options, expected_nli
+from tests.fakes.expected_conflicts import ExpectedConflicts, expected_conflicts
+from tests.fakes.facts import roll
+from tests.fakes.world import World, qa_worlds, worlds
+from tests.jobs.metrics.scripted import Row, ScriptedTools, say_as_world, write_tables
+from tests.runs.harness import read_table
+from tests.runs.worlds import (
+    Concluded,
+    assert_conflicts_listed,
+    assert_leaning,
+    assert_partly_judged,
+    expected_statements,
+    rows_by_sample,
+    statements_of,
+    with_kinds,
+)
+from untold.jobs.metrics import e2e, nli, qa
+from untold.jobs.metrics.base import Tables
+from untold.jobs.metrics.condensing import Condenser
+from untold.jobs.run.session import spark_schema
+from untold.jobs.run.workspace import Workspace
+from untold.jobs.settings.model import Settings
+from untold.jobs.summary.leaning import leaning_rows, read_counts
+from untold.jobs.tables import SAMPLES
+from untold.udfs.samples.conversion import normalise_contexts
+from untold.udfs.stages.conflicts import parse_conflicts
+
+WORLDS, JUDGE = 200, "noisy"
+# Of requests of the stages that lose some, one is lost
+LOST = 40
+COVERAGES = ("both", "first", "second", "neither")
+Score = Callable[..., Tables]
+
+
+def is_lost(stages: Sequence[str]) -> Callable[[str, Row], bool]:
+    return lambda stage, row: stage in stages and roll(json.dumps(row, sort_keys=True)) % LOST == 0
+
+
+def scored(
+    spark: SparkSession, folder: Path, score: Score, samples: Sequence[Row], losing: Sequence[str], **settings: Any
+) -> ScriptedTools:
+    """Writes the tables of samples, and leaning, into `out` of the folder."""
+    schema = spark_schema(SAMPLES)
+    read = [{**one, "contexts": normalise_contexts(list(one["contexts"]))} for one in samples]
+    frame = spark.createDataFrame([[one.get(name) for name in schema.names] for one in read], schema).cache()
+    given = Settings.model_validate(settings)
+    condenser = Condenser(given, Workspace(spark, str(folder / "work")))
+    tools = ScriptedTools(spark, say_as_world(JUDGE, is_lost(losing)), samples=frame, condenser=condenser)
+    tables = score(frame, tools, given)
+    write_tables(tables, folder / "out")
+    leaning = leaning_rows(read_counts(tables["conflicts"], frame), seed=0)
+    write_tables({"leaning": spark.createDataFrame(leaning)}, folder / "out")
+    return tools
+
+
+def samples_of(make: Callable[..., list[World]]) -> list[Row]:
+    """Two responses to the query of each world; half of them have contexts with ids and kinds."""
+    known = [*make(WORLDS // 2, JUDGE), *make(WORLDS // 2, JUDGE, ids=True, first=WORLDS // 2)]
+    return [with_kinds(sample) for world in known for sample in world.samples(2)]
+
+
+def assert_all(output: Path, samples: Sequence[Row], relations: Any, expect: Callable[..., Concluded]) -> None:
+    """All tables are those of brute force by the relations that were had."""
+    assert_partly_judged(output, samples, relations, expect)
+    expected = {one["sample_id"]: expect(one, relations.get(one["sample_id"], {})) for one in samples}
+    assert statements_of(output) == expected_statements(expected)
+    assert_leaning(output, samples, expected)
+    statuses = Counter(one.status for one in expected.values())
+    assert min(statuses[name] for name in ("ok", "partial", "no_statements")) > 10, statuses
+    coverage = Counter(row["coverage"] for row in read_table(output, "conflicts"))
+    assert min(coverage[name] for name in COVERAGES) > 20, coverage
+
+
+@pytest.mark.slow
+def test_nli_is_as_brute_force_says(spark: SparkSession, tmp_path: Path) -> None:
+    samples, options = samples_of(worlds), Options(judge=JUDGE, top=None)
+    tools = scored(spark, tmp_path, nli.score, samples, ["classify_relation"])
+    relations: dict[str, dict[Any, str | None]] = {}
+    lost = is_lost(["classify_relation"])
+    for sample in samples:
+        pairs = expected_nli(sample, options).relations
+        unheard = [(p, h) for p, h in pairs if lost("classify_relation", {"premise": p, "hypothesis": h})]
+        relations[sample["sample_id"]] = {**pairs, **dict.fromkeys(unheard)}
+    output = tmp_path / "out"
+    texts = {row["atom_id"]: row["text"] for row in read_table(output, "atoms")}
+    found = {
+        name: {(texts[row["premise_id"]], texts[row["hypothesis_id"]]): row["relation"] for row in rows}
+        for name, rows in rows_by_sample(output, "relations").items()
+    }
+    assert found == {name: pairs for name, pairs in relations.items() if pairs}
+    assert_all(output, samples, relations, lambda sample, answered: expected_nli(sample, options, answered))
+    asked = tools.asked["classify_relation"]
+    distinct = {pair for pairs in relations.values() for pair in pairs}
+    assert sorted((row["premise"], row["hypothesis"]) for row in asked) == sorted(distinct)
+
+
+@pytest.mark.slow
+def test_qa_is_as_brute_force_says(spark: SparkSession, tmp_path: Path) -> None:
+    samples = samples_of(qa_worlds)
+    options = of_qa.Options(judge=JUDGE, top=None, quantity_tool="none")
+    tools = scored(spark, tmp_path, qa.score, samples, ["compare_answers"], qa={"quantity_tool": "none"})
+    relations: dict[str, dict[Any, str | None]] = {}
+    lost, names = is_lost(["compare_answers"]), ("question", "first", "second")
+    for sample in samples:
+        pairs = of_qa.expected_qa(sample, options).relations
+        unheard = [one for one in pairs if lost("compare_answers", dict(zip(names, one, strict=True)))]
+        relations[sample["sample_id"]] = {**pairs, **dict.fromkeys(unheard)}
+    output = tmp_path / "out"
+    assert_all(output, samples, relations, lambda sample, answered: of_qa.expected_qa(sample, options, answered))
+    asked = Counter({stage: len(rows) for stage, rows in tools.asked.items()})
+    assert asked == of_qa.count_requests(samples, options)
+
+
+@pytest.fixture(scope="module")
+def expected_of_e2e() -> tuple[list[Row], dict[str, ExpectedConflicts], Counter[str]]:
+    """Samples, what must come of them where some lists of both stages are lost, and the distinct requests."""
+    samples = samples_of(worlds)
+    asked: set[tuple[str, str]] = set()
+    lost = is_lost((e2e.LIST, e2e.COVER))
+
+    def ask(stage: str, **variables: Any) -> bool:
+        asked.add((stage, json.dumps(variables, sort_keys=True)))
+        return not lost(stage, variables)
+
+    expected = {one["sample_id"]: expected_conflicts(one, JUDGE, ask) for one in samples}
+    return samples, expected, Counter(stage for stage, _ in asked)
+
+
+@pytest.mark.slow
+def test_e2e_is_as_brute_force_says(
+    spark: SparkSession, tmp_path: Path, expected_of_e2e: tuple[list[Row], dict[str, ExpectedConflicts], Counter[str]]
+) -> None:
+    samples, expected, requests = expected_of_e2e
+    tools = scored(spark, tmp_path, e2e.score, samples, (e2e.LIST, e2e.COVER), e2e={"conflicts": True})
+    assert_conflicts_listed(tmp_path / "out", expected)
+    assert Counter({stage: len(rows) for stage, rows in tools.asked.items()}) == requests
+    # A blank response conveys nothing, unasked
+    assert all(row["response"].strip() for row in tools.asked[e2e.COVER])
+    assert any(not sample["response"].strip() and expected[sample["sample_id"]].conflicts for sample in samples)
+    coverage = Counter(row[4] for one in expected.values() for row in one.rows)
+    assert min(coverage[name] for name in (*COVERAGES[1:], None)) > 10, coverage
+    assert coverage["both"]
+    assert Counter((one.known, one.whole) for one in expected.values()).keys() >= {(False, True), (True, False)}
+
+
+def test_pairs_of_no_shown_context_count_as_dropped(spark: SparkSession, tmp_path: Path) -> None:
+    sample = {
+        "sample_id": "s",
+        "query": "q",
+        "response": "It stands. It is red.",
+        "contexts": ["It stands.", "It fell."],
+    }
+    side = '{"first": "It stands.", "first_sources": [1], "second": "It fell.", "second_sources": [%s]}'
+    script = say_as_world(JUDGE, lambda stage, row: False)
+
+    def listed(row: Row) -> Row:
+        parsed: Row = parse_conflicts("\n".join(side % number for number in (2, 9, "")), row)
+        return parsed
+
+    schema = spark_schema(SAMPLES)
+    read = {**sample, "contexts": normalise_contexts(sample["contexts"])}
+    frame = spark.createDataFrame([[read.get(name) for name in schema.names]], schema)
+    tools = ScriptedTools(spark, {**script, e2e.LIST: listed}, samples=frame)
+    write_tables(e2e.score(frame, tools, Settings.model_validate({"e2e": {"conflicts": True}})), tmp_path)
+    assert [row["dropped"] for row in read_table(tmp_path, "scores")] == [2]
+    assert [row["coverage"] for row in read_table(tmp_path, "conflicts")] == ["first"]
