@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from untold.jobs.asking.engines import Held, open_held
-from untold.jobs.asking.start import Outcome
+from untold.jobs.asking.start import Outcome, missed_of
 from untold.jobs.asking.store import SPARK_ERRORS
 from untold.jobs.inputs.checking import adapter_of, listed_files
 from untold.jobs.inputs.files import NoInputError, count_bytes, listing_of
@@ -69,7 +69,7 @@ class NightlyRequest:
         """The request of a date."""
         paths = {name: getattr(self.night, name).replace(DATE, day.isoformat()) for name in ("input", "output")}
         lake = self.night.lake and replace(self.night.lake, date=day)
-        return replace(self.night, **paths, lake=lake)
+        return replace(self.night, **paths, lake=lake, day=day)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,8 +218,10 @@ def _input_changed(asked: ScoreRequest, earlier: Manifest) -> bool:
 
 def _done(request: NightlyRequest, day: str, earlier: Manifest, changed: bool) -> Night:
     """A date that has nothing left to ask, with the exit code of its run."""
-    code = Ending().exit_code(earlier["counts"]["statuses"], request.night.settings.fail_on_error)
-    ended = Outcome(exit_code=code, manifest=earlier).held_to(request.bars)
+    settings = request.night.settings
+    missed = missed_of(earlier, settings)
+    code = Ending().exit_code(earlier["counts"]["statuses"], settings.fail_on_error, missed)
+    ended = Outcome(exit_code=code, manifest=earlier, message="\n".join(missed) or None).held_to(request.bars)
     return Night(
         date=day,
         status="done",

@@ -24,6 +24,7 @@ from untold.jobs.run.object_locks import lock_folder
 from untold.jobs.run.output import absolute, store_of
 from untold.jobs.run.terminal import Page, table
 from untold.jobs.settings.model import Settings
+from untold.jobs.summary.nights import SENTINEL_FOLDER
 from untold.udfs.errors import UserError
 from untold.udfs.llm.store_files import Unneeded
 from untold.udfs.llm.units import RequestIds
@@ -105,14 +106,14 @@ def _runs_of_outputs(request: PruneRequest, noted: set[str]) -> set[str]:
 
 
 def _outputs(pattern: str) -> list[str]:
-    """The outputs that a path or a glob stands for, those of a study's runs too. Raises PruneError without any."""
+    """The outputs of a path or glob, of studies' runs, and where sentinels are. Raises PruneError without any."""
     found = []
     for form in (f"{pattern.rstrip('/')}/{NAME}", f"{pattern.rstrip('/')}/runs/*/{NAME}"):
         with suppress(NoInputError):
             found += [file.path.rpartition("/")[0] for file in find_files(form)]
     if not found:
         raise PruneError(f"--keep-outputs {shlex.quote(pattern)}: no output there; correct it, or leave it out")
-    return found
+    return [path for one in found for path in (one, f"{one}/{SENTINEL_FOLDER}")]
 
 
 def _needs(manifest: Mapping[str, Any], output: str, store: str) -> bool:

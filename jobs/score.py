@@ -263,6 +263,7 @@ def _begin(run: _Scoring, found: Samples, content: str, changes: Mapping[str, in
     run.start.begin(
         shown(request.settings),
         metrics=list(request.metrics),
+        **({} if request.day is None else {"date": request.day.isoformat()}),
         input=request.shown_input(content, listing=found.listing, changes=changes, draw=found.draw),
         template_digests=manifest.template_digests(run.stages),
         embedded_model=run.endpoint.model_sha256,

@@ -100,9 +100,8 @@ class Start:
         if not self.output.is_complete(retry_failed=self.request.retry_failed):
             return None
         earlier = self.output.earlier or {}
-        missed = self._missed(earlier)
-        code = Ending().exit_code(earlier["counts"]["statuses"], self.request.settings.fail_on_error)
-        code = code or (FAILED_TOO_MANY if missed else 0)
+        missed = missed_of(earlier, self.request.settings)
+        code = Ending().exit_code(earlier["counts"]["statuses"], self.request.settings.fail_on_error, missed)
         message = self._explain(Ending(), earlier, earlier["starts"][-1]["usage"], missed)
         return Outcome(exit_code=code, manifest=earlier, message=message, unchanged=True)
 
@@ -134,16 +133,12 @@ class Start:
         ending = next((runner.ending for runner in runners if runner.ended), Ending())
         # Of all starts; null where an endpoint did not name its model
         models = sorted({*output.manifest["models"], *(name for one in runners for name in one.models if name)})
-        missed = self._missed(fields)
-        code = ending.exit_code(counts["statuses"], settings.fail_on_error) or (FAILED_TOO_MANY if missed else 0)
+        missed = missed_of(fields, settings)
+        code = ending.exit_code(counts["statuses"], settings.fail_on_error, missed)
         every = output.manifest["counts"] | counts
         output.end(ending, code=code, usage=rows, counts=every, models=models, **fields)
         message = self._explain(ending, output.manifest, rows, missed)
         return Outcome(exit_code=code, manifest=output.manifest, message=message)
-
-    def _missed(self, written: Mapping[str, Any]) -> list[str]:
-        """What to say of filters that missed too much, by the audits of a manifest."""
-        return missed_too_often(written.get("audits", []), {"nli": self.request.settings.nli.most_missed})
 
     def _explain(
         self,
@@ -165,6 +160,11 @@ class Start:
             errors = most_frequent_errors(failures, [row["stage"] for row in dead])
         lines = [*missed, *explain_dead_stages(dead, errors), ending.explain(self.request.command)]
         return "\n".join(line for line in lines if line) or None
+
+
+def missed_of(written: Mapping[str, Any], settings: Settings) -> list[str]:
+    """What to say of filters that missed too much, by the audits of a manifest."""
+    return missed_too_often(written.get("audits", []), {"nli": settings.nli.most_missed})
 
 
 @contextmanager

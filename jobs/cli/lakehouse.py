@@ -30,7 +30,7 @@ def with_tables(request: ScoreRequest, options: Options) -> ScoreRequest:
     The date of the tables is `--date`, else that of the first start, which the output's manifest knows. Raises
     LakehouseError.
     """
-    request = replace(request, since=options.since, refresh=options.since is not None)
+    request = replace(request, since=options.since, refresh=options.since is not None, day=options.date)
     if options.output_format == "parquet":
         return request
     from untold.jobs.lakehouse.outputs import open_lake

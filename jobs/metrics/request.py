@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 
 from pyspark.sql import SparkSession
 
@@ -26,6 +27,8 @@ class ScoreRequest(RunRequest):
     embedded: bool
     # The version of a table whose rows need not be asked any more: `v12`
     since: str | None = None
+    # The date that the samples are of, where the command names one
+    day: date | None = None
 
     def check(self) -> None:
         """Raises SampleError for samples whose first rows are of no use; it starts no Spark."""

@@ -15,7 +15,7 @@ import pyarrow.dataset as ds
 
 from untold.jobs.results import Run, UnreadableRunError, batches_of, first_rows
 from untold.jobs.summary.ranking import names_of
-from untold.jobs.summary.trends import Trend, date_of, find_trend
+from untold.jobs.summary.trends import Trend, find_trend, named_date
 from untold.jobs.tables import RESULT_TABLES
 
 # Samples whose answers a report shows; of more, so many that score worst and so many drawn at random
@@ -60,8 +60,8 @@ class Sources:
 
     @cached_property
     def trend(self) -> Trend | None:
-        """The trend of outputs whose folders are named by several dates; None of others."""
-        dates = {day for run in self.runs if (day := date_of(run)) and day in run.place.name}
+        """The trend of outputs that name several dates, by manifest or path; None of others."""
+        dates = {day for run in self.runs if (day := named_date(run))}
         return find_trend(self.runs) if len(dates) == len(self.runs) > 1 else None
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +58,13 @@ class Ending:
         lost = amount(self.lost, "answer is lost", "answers are lost")
         return f"{lost} and will be paid for again, all others are kept" if self.lost else all_kept
 
-    def exit_code(self, statuses: Mapping[str, int], fail_on_error: str | Mapping[str, float]) -> int:
-        """The exit code of a run with so many samples of each status (docs/contract.md, "Exit codes")."""
+    def exit_code(
+        self, statuses: Mapping[str, int], fail_on_error: str | Mapping[str, float], missed: Sequence[str] = ()
+    ) -> int:
+        """The exit code of a run with so many samples of each status (docs/contract.md, "Exit codes").
+
+        missed: what `missed_too_often` says of it.
+        """
         if self.reason in EXIT_CODES:
             return EXIT_CODES[self.reason]
         bad = statuses.get("failed", 0) + statuses.get("partial", 0)
@@ -68,7 +73,7 @@ class Ending:
         else:
             share = bad / max(sum(statuses.values()), 1)
             exceeded = share > fail_on_error.get("share", 1) or bad > fail_on_error.get("count", bad)
-        return FAILED_TOO_MANY if exceeded else 0
+        return FAILED_TOO_MANY if exceeded or missed else 0
 
 
 def below_bars(summary: Iterable[Mapping[str, Any]], bars: Mapping[str, float]) -> list[str]:

@@ -79,10 +79,15 @@ class Trend:
 
 
 def date_of(run: Run) -> str:
-    """The date of a run, as `2026-11-20`; empty where neither its folder nor its manifest has one."""
+    """The date of a run, as `2026-11-20`: the one that is named (`named_date`), else the day of its start, or empty."""
     starts = [str(start["started_at"]) for start in run.manifest.get("starts", ())]
-    found = _DATE.findall(run.place.name) or _DATE.findall(" ".join(starts[:1]))
-    return str(found[-1]) if found else ""
+    return named_date(run) or "".join(_DATE.findall(" ".join(starts[:1]))[:1])
+
+
+def named_date(run: Run) -> str:
+    """The date that the manifest of a run names, else the last one in its path; empty without one."""
+    known = run.manifest.get("date") or run.manifest.get("lakehouse", {}).get("date")
+    return str(known or "".join(_DATE.findall(str(run.place))[-1:]))
 
 
 def describe_finding(row: Row) -> str:

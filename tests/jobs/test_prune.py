@@ -97,6 +97,13 @@ def test_what_no_kept_output_and_no_recent_run_has_noted_goes(store: Path, tmp_p
     assert prune(asked(store, tmp_path / "out" / "*"))[0].unneeded_rows == 0
 
 
+def test_what_the_sentinel_of_a_kept_output_needs_stays(store: Path, tmp_path: Path) -> None:
+    use(tmp_path / "store", "aged-run", ["aged"], days=300)
+    output(store, tmp_path / "out" / "kept" / "_sentinel", "aged-run")
+    prune(asked(store, tmp_path / "out" / "*"))
+    assert ids_of(store) == ["aged", "aged", "kept", "new", "other", "recent"]
+
+
 def test_without_apply_nothing_changes_and_rows_and_bytes_are_told(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,6 +91,7 @@ def test_a_week_of_nights(nights: Nights) -> None:
     ]
     assert nights.server.count() == count_distinct(samples[:20])
     assert read_manifest(nights.out(18))["starts"][0]["usage"][-1]["reused"] > 0
+    assert read_manifest(nights.out(18))["date"] == "2026-11-18"
     assert [row["date"] for row in nights.all_dates()["dates"]] == ["2026-11-17", "2026-11-18", "2026-11-20"]
     assert (nights.folder / "out" / "completions" / "v1").is_dir()
 

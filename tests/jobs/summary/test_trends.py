@@ -13,7 +13,7 @@ import untold
 from tests.jobs.summary.test_nights import night
 from tests.jobs.test_analysis import write_run
 from untold.jobs.summary.nights import SENTINEL_FOLDER
-from untold.jobs.summary.trends import Trend, describe_finding, find_trend
+from untold.jobs.summary.trends import Trend, date_of, describe_finding, find_trend
 from untold.udfs.statistics.intervals import clustered_bca_interval
 
 QUERIES = 16
@@ -155,6 +155,22 @@ def test_means_are_of_samples_and_their_intervals_of_queries(tmp_path: Path) -> 
     limits = clustered_bca_interval([2 * value for value in values], [2] * 6, seed=0)
     assert (whole["ci_low"], whole["ci_high"]) == (pytest.approx(limits.low), pytest.approx(limits.high))
     assert (one["ci_low"], one["ci_high"]) == (pytest.approx(limits.low), pytest.approx(limits.high))
+
+
+@pytest.mark.parametrize(
+    ("folder", "named", "day"),
+    [
+        ("2026-11-20/e2e", {"date": "2026-11-19"}, "2026-11-19"),
+        ("nightly", {"lakehouse": {"date": "2026-11-18"}}, "2026-11-18"),
+        ("2026-11-20/e2e", {}, "2026-11-20"),
+        ("2026-11-20/e2e-2026-11-22", {}, "2026-11-22"),
+        ("nightly", {}, "2026-11-21"),
+    ],
+)
+def test_a_date_is_that_of_the_manifest_the_path_or_the_start(
+    tmp_path: Path, folder: str, named: dict[str, Any], day: str
+) -> None:
+    assert date_of(write_run(tmp_path / folder, {}, **night(**named))) == day
 
 
 def test_weeks_begin_on_monday_and_at_breaks(tmp_path: Path) -> None:
