@@ -248,6 +248,11 @@ class Endpoint:
         # A server that classifies has its whole address, path included
         path = self._base_url if api in CLASSIFYING else PATHS[api]
         response = await self._client.post(path, content=body, cast_to=httpx.Response, options=self._options)
+        # What belongs to one request alone is not repeated
+        for name in ("Content-Length", "Cookie"):
+            response.request.headers.pop(name, None)
+        self._first[api] = response.request
+        return response
 
     async def close(self) -> None:
         """Closes all connections."""
