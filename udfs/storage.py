@@ -221,9 +221,16 @@ class Place:
             # Arrow would make an empty object where the folder was
             object_stores.remove(*self.root)
             return
+        act = system.delete_dir if kind == "folder" else system.delete_file
         with suppress(FileNotFoundError):
-            if kind is not None:
-                (system.delete_dir if kind == "folder" else system.delete_file)(path)
+            try:
+                if kind is not None:
+                    act(path)
+            except OSError:
+                # Some stores refuse to remove the marker of a folder before what is in it, in one request
+                if not self.has_conditions:
+                    raise
+                act(path)
 
     def copy(self, target: Place) -> None:
         """Copies a file, or what is in a folder, to a place that may be in another file system."""
