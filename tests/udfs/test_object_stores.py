@@ -10,11 +10,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import chain, repeat
-from time import monotonic
+from time import monotonic, sleep
+from typing import Any
 
 import pytest
 
-from tests.fakes.object_store import BUCKET, Fault, ObjectStore
+from tests.fakes.object_store import BUCKET, DENIED, Fault, ObjectStore
 from untold.udfs import object_stores
 from untold.udfs.schemes import complaint_of, environment_of
 from untold.udfs.storage import Place, PlaceError
@@ -99,6 +100,48 @@ def test_an_answer_that_is_cut_is_asked_for_again(object_store: ObjectStore) -> 
     assert place.read_bytes() == b"content" * 1000
     with place.open() as file:
         assert file.read() == b"content" * 1000
+
+
+def test_keys_that_may_not_list_the_bucket_read_and_write_what_they_may(object_store: ObjectStore) -> None:
+    object_store.fault = lambda method, key: Fault(denied=True) if not key else None
+    place = Place(f"s3://{BUCKET}/one")
+    place.write_bytes(b"content")
+    assert place.read_bytes() == b"content"
+
+
+def test_a_key_that_the_store_does_not_know_is_refused(
+    object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = DENIED.replace(b"AccessDenied", b"InvalidAccessKeyId")
+    monkeypatch.setattr("tests.fakes.object_store.DENIED", unknown)
+    object_store.fault = lambda method, key: Fault(denied=True)
+    with pytest.raises(PlaceError, match=r"^s3://bucket: cannot be opened .*; check the address, the credentials"):
+        Place(f"s3://{BUCKET}/one").read_bytes()
+
+
+def test_what_may_not_be_read_is_asked_for_once(object_store: ObjectStore) -> None:
+    place = Place(f"s3://{BUCKET}/one")
+    place.write_bytes(b"content")
+    object_store.fault = lambda method, key: Fault(denied=True) if key else None
+    for act in (place.read_bytes, place.open, lambda: place.write_bytes(b"other")):
+        before = len(object_store.requests)
+        with pytest.raises(PermissionError, match="403 Forbidden"):
+            act()
+        assert len(object_store.requests) == before + 1
+
+
+def test_hdfs_that_does_not_answer_is_named_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent:
+        """A name node that takes connections, as libhdfs waits for one."""
+
+        @staticmethod
+        def from_uri(uri: str) -> Any:
+            sleep(5.0)
+
+    monkeypatch.setattr(object_stores, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(object_stores.fs, "FileSystem", Silent)
+    with pytest.raises(PlaceError, match=r"^hdfs://host: no answer within 0 seconds; check the network, the address"):
+        Place("hdfs://host/out").entry()
 
 
 def test_a_large_object_that_breaks_off_leaves_nothing(object_store: ObjectStore) -> None:
