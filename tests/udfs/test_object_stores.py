@@ -168,6 +168,30 @@ def test_folders_are_copied_object_by_object(object_store: ObjectStore) -> None:
     }
 
 
+def test_an_object_is_moved_by_a_copy(object_store: ObjectStore) -> None:
+    place = Place(f"s3://{BUCKET}/a b%20")
+    place.write_bytes(b"one")
+    place.move(Place(f"s3://{BUCKET}/damaged/a b%20"))
+    assert object_store.objects == {"damaged/a b%20": b"one"}
+    with pytest.raises(FileNotFoundError):
+        place.move(Place(f"s3://{BUCKET}/other"))
+
+
+def test_another_endpoint_of_google_or_azure_is_the_writers_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    gs = {"gs": {"endpoint_override": "127.0.0.1:4443", "scheme": "http"}}
+    azure = {"abfss": {"blob_storage_authority": "127.0.0.1:10000", "blob_storage_scheme": "http"}}
+    cloud = {"abfss": {"blob_storage_authority": ".blob.core.example"}}
+    found = []
+    for options, uri in [(gs, "gs://b/x"), (azure, "abfs://box@one.dfs.example/x"), (cloud, "abfss://box@one.dfs.x/x")]:
+        monkeypatch.setenv("UNTOLD_STORAGE__OPTIONS", environment_of({"options": options})["UNTOLD_STORAGE__OPTIONS"])
+        found.append(object_stores.store_config(Place(uri).root[0]))
+    assert found == [
+        {"base_url": "http://127.0.0.1:4443"},
+        {"endpoint": "http://127.0.0.1:10000/one"},
+        {"endpoint": "https://one.blob.core.example"},
+    ]
+
+
 def test_what_the_settings_say_opens_a_store(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in environment_of(object_store.settings):
         monkeypatch.delenv(name)
