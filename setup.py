@@ -22,7 +22,8 @@ LAKEHOUSE = [
     "pyiceberg[sql-sqlite]>=0.11,<0.13",  # those of Iceberg, and their catalogs
 ]
 LINEAGE = ["openlineage-python>=1.54,<2"]  # events of inputs and outputs, where OPENLINEAGE_URL is set
-PACKAGE = ["venv-pack>=0.2,<1"]  # untold package, for workers whose Python has nothing installed
+# untold package, for workers whose Python has nothing installed: environments of venv, and those of conda
+PACKAGE = ["venv-pack>=0.2,<1", "conda-pack>=0.8,<1"]
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.8,<10"]  # the site of the documentation, built without a network
 
 FOLDERS = ["jobs", "jobs.*", "udfs", "udfs.*", "graph", "graph.*", "conf"]

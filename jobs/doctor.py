@@ -20,7 +20,7 @@ from uuid import uuid4
 from untold.jobs.asking import local_model
 from untold.jobs.asking.checks import CALL_SECONDS, FAIL, OK, WARN, Finding, check_lookups, plain_url, remedy_of
 from untold.jobs.asking.endpoint import clear_text_warning
-from untold.jobs.asking.engine_checks import check_ray, check_spark
+from untold.jobs.asking.engine_checks import RAY_JOBS, check_ray, check_spark
 from untold.jobs.asking.prompts import checked_template
 from untold.jobs.run.session import JavaError, check_java
 from untold.jobs.run.terminal import page_of, print_lines
@@ -81,7 +81,8 @@ def _findings(load: Callable[[], Resolved]) -> Iterator[Finding]:
         yield from _check_model(resolved)
         yield from check_lookups(settings)
     store = _within("store", QUICK_SECONDS, partial(check_store, settings.store))
-    untried = [one.about for one in (spark, ray) if one.state != OK]
+    # The nodes behind a job server look for themselves, in the job
+    untried = [one.about for one in (spark, ray) if one.state != OK or one.about == RAY_JOBS]
     if settings.store is not None and store.state == OK and untried:
         store = replace(store, state=WARN, text=f"{store.text}: reached from here, not by {' and '.join(untried)}")
     yield store

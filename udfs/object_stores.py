@@ -25,6 +25,9 @@ CONNECT_SECONDS = 5.0
 READ_SECONDS = 30.0
 ATTEMPTS = 5
 _PAUSE = 0.2
+PROBE = "_untold-probe"
+# Codes of answers with 403 that speak of the key, and not of what it may do
+_UNKNOWN_KEYS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthenticationFailed")
 _METADATA = "http://169.254.169.254/"
 # obstore's names for Arrow's options
 _NAMES: Mapping[str, Mapping[str, str]] = {
@@ -79,12 +82,28 @@ def root_of(scheme: str, authority: str) -> Root:
 def open_arrow(root: Root) -> tuple[fs.FileSystem, str]:
     """Arrow's file system of a root, and the root's path in it. Raises PlaceError where it does not answer."""
     if root.scheme not in STORES:
-        system, path = fs.FileSystem.from_uri(f"{root.scheme}://{root.authority or '/'}")
-        return system, str(path)
+        return _open_in_time(f"{root.scheme}://{root.authority or '/'}")
     # An option that Arrow does not know is wrong whoever answers
     _make_arrow(root, _arrow_options(root))
     _check_answers(root)
     return _make_arrow(root, _located(root))
+
+
+def _open_in_time(uri: str) -> tuple[fs.FileSystem, str]:
+    """Arrow's file system of HDFS, once it has answered: it tries for minutes where nobody does, deaf to signals."""
+    opened: list[tuple[fs.FileSystem, str]] = []
+
+    def ask() -> None:
+        system, path = fs.FileSystem.from_uri(uri)
+        system.get_file_info(path)
+        opened.append((system, str(path)))
+
+    problem = _within(ANSWER_SECONDS, ask)
+    if isinstance(problem, TimeoutError):
+        raise _late(uri, "the network, the address and Hadoop's configuration")
+    if problem is not None:
+        raise problem
+    return opened[0]
 
 
 @lru_cache
@@ -194,12 +213,14 @@ def _asked(act: Callable[[], Given]) -> Given:
 @contextmanager
 def _os_errors(*kept: type[BaseException]) -> Iterator[None]:
     """Raises what obstore raises of its own as OSError, but for what is kept: files fail so everywhere."""
-    from obstore.exceptions import BaseError
+    from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
     try:
         yield
     except kept:
         raise
+    except (PermissionDeniedError, UnauthenticatedError) as error:
+        raise PermissionError(_first_line(error)) from error
     except BaseError as error:
         raise OSError(_first_line(error)) from error
 
@@ -268,7 +289,12 @@ def store_config(root: Root) -> dict[str, Any]:
     options = _located(root)
     config = {_NAMES[root.scheme][name]: value for name, value in options.items() if name in _NAMES[root.scheme]}
     if "endpoint_override" in options:
-        config["endpoint"] = f"{options.get('scheme', 'https')}://{options['endpoint_override']}"
+        name = "base_url" if root.scheme == "gs" else "endpoint"
+        config[name] = f"{options.get('scheme', 'https')}://{options['endpoint_override']}"
+    if authority := options.get("blob_storage_authority"):
+        account = root.authority.rpartition("@")[2].partition(".")[0]
+        host = f"{account}{authority}" if authority.startswith(".") else f"{authority}/{account}"
+        config["endpoint"] = f"{options.get('blob_storage_scheme', 'https')}://{host}"
     return config
 
 
@@ -293,20 +319,28 @@ def _check_answers(root: Root) -> None:
 
     In a thread of its own, so that signals are heard meanwhile: Arrow retries for minutes and hears none.
     """
-    problem = _within(ANSWER_SECONDS, lambda: _make_store(root, 2).list_with_delimiter("_untold-probe"))
+    problem = _within(ANSWER_SECONDS, lambda: _make_store(root, 2).list_with_delimiter(PROBE))
     where = f"{root.scheme}://{root.authority.rpartition('@')[2]}"
     if isinstance(problem, PlaceError):
         raise problem
     if isinstance(problem, TimeoutError):
-        late = (
-            f"no answer within {ANSWER_SECONDS:.0f} seconds; check the network, the credentials, and storage.endpoint"
-        )
-        raise PlaceError(redact(f"{where}: {late}"))
+        raise _late(where, "the network, the credentials, and storage.endpoint")
     if "<Code>NoSuchBucket</Code>" in str(problem):
         raise PlaceError(redact(f"{where}: there is no such bucket; check the address and storage.endpoint"))
-    if problem is not None and not isinstance(problem, PermissionError):
+    if problem is not None and not _may_not_list(problem):
         advice = "check the address, the credentials, and the settings storage.*"
         raise PlaceError(redact(f"{where}: cannot be opened ({_first_line(problem)}); {advice}"))
+
+
+def _may_not_list(problem: BaseException) -> bool:
+    """Whether a store knows the credentials, and they have no right to list all of it: they may for a folder."""
+    # obstore has a kind of its own for 403, but not where it lists
+    text = str(problem)
+    return "403 Forbidden" in text and not any(sign in text for sign in (*_UNKNOWN_KEYS, _METADATA))
+
+
+def _late(where: str, what: str) -> PlaceError:
+    return PlaceError(redact(f"{where}: no answer within {ANSWER_SECONDS:.0f} seconds; check {what}"))
 
 
 def _within(seconds: float, act: Callable[[], Any]) -> BaseException | None:

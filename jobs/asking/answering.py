@@ -68,7 +68,7 @@ class Answering:
         self._answered = answered or RequestIds()
         self.total = sum(units.values()) - len(self._answered)
         # What actors that died had stored
-        self._stored: set[str] = set()
+        self._stored = RequestIds()
         self._deaths: dict[str, int] = {}
         self._suspects: list[str] = []
         self._began = monotonic()
@@ -140,18 +140,19 @@ class Answering:
         for dead in self.pool.check():
             # First, as what it had in its journal is in the store by then
             self.pool.replace(dead)
-            self._stored |= read_ids(self._job.directory, dead.name)
+            self._stored |= RequestIds([*read_ids(self._job.directory, dead.name)])
             for unit in dead.units:
                 self._deaths[unit] = self._deaths.get(unit, 0) + 1
                 (self._suspects if self._deaths[unit] >= DEATHS_OF_A_SUSPECT else self._waiting).append(unit)
 
     def _take_replayed(self) -> None:
         """Takes what actors of earlier starts had answered and came to the store by their journals."""
-        rows = [row for uri in self.pool.replayed for row in read_fields(Place(uri), "request_id", "error_type")]
-        self._stored |= {row["request_id"] for row in rows if not row.get("error_type")}
+        for uri in self.pool.replayed:
+            rows = read_fields(Place(uri), "request_id", "error_type")
+            self._stored |= RequestIds([row["request_id"] for row in rows if not row.get("error_type")])
         if self._stored:
-            wanted = (one for unit in self._waiting for one in read_request_ids(unit))
-            self.pool.count_replayed(sum(one in self._stored for one in wanted))
+            # A unit at a time: the ids of all requests may be many
+            self.pool.count_replayed(sum(len(self._stored.among(read_request_ids(unit))) for unit in self._waiting))
 
     def _hand_out(self) -> None:
         """A unit to each actor that soon has nothing left, less what of it is answered."""
@@ -170,7 +171,7 @@ class Answering:
         if not self._answered and not self._stored:
             return frozenset()
         ids = read_request_ids(unit)
-        return self._answered.among(ids) | self._stored.intersection(ids)
+        return self._answered.among(ids) | self._stored.among(ids)
 
     def _ask_suspects(self) -> str | None:
         """Asks units that killed several actors one request at a time, to find and record the culprit."""

@@ -14,19 +14,21 @@ from typing import Any
 
 import pyarrow as pa
 
-from untold.jobs.asking.checks import FAIL, OK, Finding
+from untold.jobs.asking.checks import FAIL, OK, WARN, Finding
 from untold.jobs.asking.probing import check_nodes
 from untold.jobs.asking.reach import Reach
 from untold.jobs.run.refusals import explain, root_cause
 from untold.jobs.run.session import loopback_of_driver, open_session
 from untold.jobs.settings.model import Settings
-from untold.udfs.errors import UserError
+from untold.udfs.errors import UserError, require
 from untold.udfs.python_path import python_environment
 from untold.udfs.storage import Place
 
 # Seconds until a check has failed. A bare Spark and Ray took 18 s together on two slow cores, and a cluster may be
 # crowded
 ENGINE_SECONDS = 180.0
+# What checks say of a cluster that runs the answering as a job
+RAY_JOBS = "Ray jobs"
 # Characters of what an engine says
 LONGEST = 600
 
@@ -49,8 +51,18 @@ def check_spark(settings: Settings, seconds: float = ENGINE_SECONDS) -> Finding:
 
 
 def check_ray(settings: Settings, seconds: float = ENGINE_SECONDS) -> Finding:
-    """Whether a local Ray starts, or the cluster of `ray.address` can be joined, and all its nodes reach the store."""
+    """Whether a local Ray starts, or the cluster of `ray.address` can be joined, and all its nodes reach the store.
+
+    Where a run starts no Ray of its own, the one that answers is asked for: the job server, or none.
+    """
     address = settings.ray.address
+    if settings.llm.answering == "ray-job":
+        remedy = "see that ray.address names the job server of a running Ray cluster, with ray[default] on its head"
+        return _check_engine(RAY_JOBS, f"at {address}", {"address": address}, remedy, seconds)
+    if settings.llm.answering == "spool":
+        return Finding(WARN, "Ray", "not checked: llm.answering is spool, and `untold answer` checks its own Ray")
+    if settings.llm.delivery != "calls":
+        return Finding(OK, "Ray", f"not needed: llm.delivery is {settings.llm.delivery}")
     remedy = (
         "check ray.address and that the cluster runs" if address else "check free memory and /dev/shm, or ray.address"
     )
@@ -136,6 +148,14 @@ def _probe_ray(given: Any) -> str:
         ray.shutdown()
 
 
+def _probe_jobs(given: Any) -> str:
+    """The version of the API by which a cluster takes jobs."""
+    require("llm.answering=ray-job", "cluster", "requests", "aiohttp")
+    from ray.job_submission import JobSubmissionClient
+
+    return f"version {JobSubmissionClient(given['address']).get_version()} of its API"
+
+
 class _Echo:
     """The smallest actor that there is."""
 
@@ -149,7 +169,11 @@ def _refuse(reason: str) -> str:
     raise RuntimeError(reason)
 
 
-PROBES: Mapping[str, Callable[[Any], str]] = {"Spark": _probe_spark, "Ray": _probe_ray}
+PROBES: Mapping[str, Callable[[Any], str]] = {
+    "Spark": _probe_spark,
+    "Ray": _probe_ray,
+    RAY_JOBS: _probe_jobs,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:

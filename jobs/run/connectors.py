@@ -21,7 +21,13 @@ _EXCLUDED = (
     *("software.amazon.awssdk:bundle", "org.wildfly.openssl:*"),
     *("io.netty:*", "org.slf4j:*", "org.apache.httpcomponents:*", "commons-logging:*", "commons-codec:*"),
 )
-_GCS = "com.google.cloud.bigdataoss:gcs-connector:hadoop3-2.2.28:shaded"
+# Hadoop's own connector, in one jar; it works with older ones too, which do not know its class
+_FIRST_GCP = "3.5.0"
+_GS = {
+    "spark.hadoop.fs.gs.impl": "org.apache.hadoop.fs.gs.GoogleHadoopFileSystem",
+    # As Arrow and obstore look for credentials; the default asks Google's own machines alone
+    "spark.hadoop.fs.gs.auth.type": "APPLICATION_DEFAULT",
+}
 # A rename is a copy there: tasks commit into the table itself, which nobody reads before the manifest says so
 _FEW_REQUESTS = {
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
@@ -75,9 +81,13 @@ def _known_packages() -> dict[str, list[str]]:
     parts = [f"software.amazon.awssdk:{part}:{sdk}" for part in _AWS_PARTS]
     return {
         "s3": [f"org.apache.hadoop:hadoop-aws:{hadoop}", *parts],
-        "gs": [_GCS],
+        "gs": [f"org.apache.hadoop:hadoop-gcp:{max(hadoop, _FIRST_GCP, key=_numbers)}"],
         "abfss": [f"org.apache.hadoop:hadoop-azure:{hadoop}"],
     }
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
 
 
 def hadoop_version() -> str:
@@ -92,6 +102,8 @@ def connector_options(settings: Settings) -> dict[str, str]:
     jars = package_jars(settings)
     packages = {"spark.jars.packages": ",".join(jars), "spark.jars.excludes": ",".join(_EXCLUDED)}
     options = {**packages, **_FEW_REQUESTS} if jars else {}
+    if any(":hadoop-gcp:" in jar for jar in jars):
+        options |= _GS
     return options | {f"spark.hadoop.fs.s3a.{name}": value for name, value in {**_S3A, **_access(settings)}.items()}
 
 

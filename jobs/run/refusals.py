@@ -39,7 +39,7 @@ _WORKER = "An exception was thrown from the Python worker"
 _PACKAGES = {
     "org.apache.hadoop.fs.s3a": "org.apache.hadoop:hadoop-aws in the version of Spark's Hadoop",
     "software.amazon.awssdk": "software.amazon.awssdk:s3 and what hadoop-aws needs beside it",
-    "org.apache.hadoop.fs.gs": "com.google.cloud.bigdataoss:gcs-connector",
+    "org.apache.hadoop.fs.gs": "org.apache.hadoop:hadoop-gcp",
     "com.google.cloud.hadoop": "com.google.cloud.bigdataoss:gcs-connector",
     "org.apache.hadoop.fs.azurebfs": "org.apache.hadoop:hadoop-azure in the version of Spark's Hadoop",
 }

@@ -20,6 +20,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": "a secret of te
 SLOW_DOWN = (
     b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 )
+DENIED = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 _CONDITIONS = ("HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH")
 _SIGNED = re.compile(f"Credential={KEYS['AWS_ACCESS_KEY_ID']}/")
 
@@ -34,10 +35,11 @@ class Request(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What becomes of a request: it waits, is refused with 503, has its answer's body cut or its answer lost."""
+    """What becomes of a request: it waits, is refused with 503 or 403, has its answer's body cut or its answer lost."""
 
     seconds: float = 0.0
     refused: bool = False
+    denied: bool = False
     cut: bool = False
     lost: bool = False
 
@@ -104,6 +106,9 @@ class ObjectStore:
         if not fault.refused and not _SIGNED.search(environ.get("HTTP_AUTHORIZATION", "")):
             begin("403 Forbidden", [("Content-Length", "0")])
             return [b""]
+        if fault.denied:
+            begin("403 Forbidden", [("Content-Length", str(len(DENIED)))])
+            return [DENIED]
         if fault.refused:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             begin("503 Slow Down", [("Content-Length", str(len(SLOW_DOWN)))])

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,45 @@ def test_a_store_is_ok_only_where_all_engines_reached_it(
     monkeypatch.setattr(doctor, "check_ray", lambda settings: Finding("FAIL", "Ray", "at 10.0.0.1: it is not shared"))
     assert examine(lambda: Resolved(settings, {}, embedded=False)) == 1
     assert f"warn  store              {tmp_path}: reached from here, not by Ray\n" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_job_server_is_asked_for_its_version_and_not_joined() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        threading.Thread(target=say_version, args=(server,), daemon=True).start()
+        found = check_ray(settings_by("ray-job", address), seconds=60)
+    assert (found.state, found.about, found.text) == ("ok", "Ray jobs", f"version 4 of its API at {address}")
+
+
+def say_version(server: socket.socket) -> None:
+    """Answers requests as a job server does that is asked for its version."""
+    body = json.dumps({"version": "4", "ray_version": "2.60.0"}).encode()
+    head = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    while True:
+        taken, _ = server.accept()
+        with taken:
+            assert b"GET /api/version " in taken.recv(65536)
+            taken.sendall(f"HTTP/1.1 200 OK\r\n{head}".encode() + body)
+
+
+def settings_by(answering: str, address: str | None = None) -> Settings:
+    return Settings(
+        store="/store", llm=LlmSettings(answering=answering, spool="/spool"), ray=RaySettings(address=address)
+    )
+
+
+@pytest.mark.slow
+def test_a_job_server_that_is_not_there_is_a_failure() -> None:
+    found = check_ray(settings_by("ray-job", "http://127.0.0.1:9"), seconds=60)
+    assert (found.state, found.about) == ("FAIL", "Ray jobs")
+    assert "at http://127.0.0.1:9: " in found.text
+    assert "see that ray.address names the job server" in found.text
+
+
+def test_with_a_spool_no_ray_is_started_here() -> None:
+    found = check_ray(settings_by("spool"), seconds=0.0)
+    assert (found.state, found.text.partition(":")[0]) == ("warn", "not checked")
 
 
 def test_store_is_tried_and_left_as_it_was(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import chain, repeat
-from time import monotonic
+from time import monotonic, sleep
+from typing import Any
 
 import pytest
 
-from tests.fakes.object_store import BUCKET, Fault, ObjectStore
+from tests.fakes.object_store import BUCKET, DENIED, Fault, ObjectStore
 from untold.udfs import object_stores
 from untold.udfs.schemes import complaint_of, environment_of
 from untold.udfs.storage import Place, PlaceError
@@ -101,6 +102,48 @@ def test_an_answer_that_is_cut_is_asked_for_again(object_store: ObjectStore) -> 
         assert file.read() == b"content" * 1000
 
 
+def test_keys_that_may_not_list_the_bucket_read_and_write_what_they_may(object_store: ObjectStore) -> None:
+    object_store.fault = lambda method, key: Fault(denied=True) if not key else None
+    place = Place(f"s3://{BUCKET}/one")
+    place.write_bytes(b"content")
+    assert place.read_bytes() == b"content"
+
+
+def test_a_key_that_the_store_does_not_know_is_refused(
+    object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = DENIED.replace(b"AccessDenied", b"InvalidAccessKeyId")
+    monkeypatch.setattr("tests.fakes.object_store.DENIED", unknown)
+    object_store.fault = lambda method, key: Fault(denied=True)
+    with pytest.raises(PlaceError, match=r"^s3://bucket: cannot be opened .*; check the address, the credentials"):
+        Place(f"s3://{BUCKET}/one").read_bytes()
+
+
+def test_what_may_not_be_read_is_asked_for_once(object_store: ObjectStore) -> None:
+    place = Place(f"s3://{BUCKET}/one")
+    place.write_bytes(b"content")
+    object_store.fault = lambda method, key: Fault(denied=True) if key else None
+    for act in (place.read_bytes, place.open, lambda: place.write_bytes(b"other")):
+        before = len(object_store.requests)
+        with pytest.raises(PermissionError, match="403 Forbidden"):
+            act()
+        assert len(object_store.requests) == before + 1
+
+
+def test_hdfs_that_does_not_answer_is_named_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent:
+        """A name node that takes connections, as libhdfs waits for one."""
+
+        @staticmethod
+        def from_uri(uri: str) -> Any:
+            sleep(5.0)
+
+    monkeypatch.setattr(object_stores, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(object_stores.fs, "FileSystem", Silent)
+    with pytest.raises(PlaceError, match=r"^hdfs://host: no answer within 0 seconds; check the network, the address"):
+        Place("hdfs://host/out").entry()
+
+
 def test_a_large_object_that_breaks_off_leaves_nothing(object_store: ObjectStore) -> None:
     class Broken(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
@@ -123,6 +166,30 @@ def test_folders_are_copied_object_by_object(object_store: ObjectStore) -> None:
         "copy/b c%20/one": b"one",
         "copy/two": b"two",
     }
+
+
+def test_an_object_is_moved_by_a_copy(object_store: ObjectStore) -> None:
+    place = Place(f"s3://{BUCKET}/a b%20")
+    place.write_bytes(b"one")
+    place.move(Place(f"s3://{BUCKET}/damaged/a b%20"))
+    assert object_store.objects == {"damaged/a b%20": b"one"}
+    with pytest.raises(FileNotFoundError):
+        place.move(Place(f"s3://{BUCKET}/other"))
+
+
+def test_another_endpoint_of_google_or_azure_is_the_writers_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    gs = {"gs": {"endpoint_override": "127.0.0.1:4443", "scheme": "http"}}
+    azure = {"abfss": {"blob_storage_authority": "127.0.0.1:10000", "blob_storage_scheme": "http"}}
+    cloud = {"abfss": {"blob_storage_authority": ".blob.core.example"}}
+    found = []
+    for options, uri in [(gs, "gs://b/x"), (azure, "abfs://box@one.dfs.example/x"), (cloud, "abfss://box@one.dfs.x/x")]:
+        monkeypatch.setenv("UNTOLD_STORAGE__OPTIONS", environment_of({"options": options})["UNTOLD_STORAGE__OPTIONS"])
+        found.append(object_stores.store_config(Place(uri).root[0]))
+    assert found == [
+        {"base_url": "http://127.0.0.1:4443"},
+        {"endpoint": "http://127.0.0.1:10000/one"},
+        {"endpoint": "https://one.blob.core.example"},
+    ]
 
 
 def test_what_the_settings_say_opens_a_store(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:

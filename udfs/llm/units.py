@@ -68,6 +68,9 @@ class RequestIds:
         found = np.minimum(np.searchsorted(self._ids, wanted), len(self) - 1)
         return np.where(self._ids[found] == wanted, found, -1)
 
+    def __or__(self, other: RequestIds) -> RequestIds:
+        return RequestIds(np.concatenate([self._ids, other._ids])) if len(self) and len(other) else self or other
+
     def among(self, ids: Sequence[str]) -> frozenset[str]:
         """Those of some ids that are in the set."""
         return frozenset(compress(ids, self.places(ids) >= 0))

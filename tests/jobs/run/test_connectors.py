@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
+from untold.jobs.run import connectors
 from untold.jobs.run.connectors import connector_options, hadoop_version, package_jars, with_packages
 from untold.jobs.run.session import session_options
 from untold.jobs.settings.model import Settings, SparkSettings
 from untold.jobs.settings.storage import StorageSettings
+from untold.udfs.schemes import STORES
 
 S3A = "spark.hadoop.fs.s3a."
 AWS = "software.amazon.awssdk"
@@ -31,9 +36,36 @@ def test_a_path_of_s3_brings_hadoop_aws_without_its_bundle(path: str) -> None:
 
 def test_stores_among_the_settings_bring_their_packages_too() -> None:
     settings = Settings(store="gs://bucket/store")
-    assert [name.split(":")[1] for name in package_jars(settings)] == ["gcs-connector"]
+    assert [name.split(":")[1] for name in package_jars(settings)] == ["hadoop-gcp"]
+    assert connector_options(settings)["spark.hadoop.fs.gs.auth.type"] == "APPLICATION_DEFAULT"
     azure = Settings(store="abfss://box@account.dfs.core.windows.net/store")
     assert [name.split(":")[1] for name in package_jars(azure)] == ["hadoop-azure"]
+
+
+@pytest.mark.parametrize("hadoop", ["3.4.1", "3.5.0"])
+def test_spark_takes_every_coordinate_apart(hadoop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connectors, "hadoop_version", lambda: hadoop)
+    named = package_jars(Settings(storage=StorageSettings(packages=[*STORES])))
+    assert len(named) > len(STORES)
+    # Spark's MavenUtils knows no classifier
+    assert {coordinate.count(":") for coordinate in named} == {2}
+
+
+@pytest.mark.slow
+def test_spark_finds_the_classes_of_every_store_among_its_packages() -> None:
+    classes = ["s3a.S3AFileSystem", "gs.GoogleHadoopFileSystem", "azurebfs.SecureAzureBlobFileSystem"]
+    program = (
+        "from untold.jobs.run.session import open_session\n"
+        "from untold.jobs.settings.model import Settings, SparkSettings\n"
+        "from untold.jobs.settings.storage import StorageSettings\n"
+        f"storage = StorageSettings(packages={[*STORES]})\n"
+        "jvm = open_session(Settings(storage=storage, spark=SparkSettings(master='local[1]')))._jvm\n"
+        "loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()\n"
+        f"for name in {classes}:\n"
+        "    print(jvm.java.lang.Class.forName('org.apache.hadoop.fs.' + name, True, loader).getName())\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert [line.removeprefix("org.apache.hadoop.fs.") for line in ended.stdout.splitlines()] == classes, ended.stderr
 
 
 def test_the_user_says_which_packages() -> None:

@@ -67,6 +67,7 @@ def test_request_ids_are_a_set(held: list[str], asked: list[str]) -> None:
     ids = RequestIds(held)
     assert len(ids) == len(set(held))
     assert ids.among(asked) == set(held) & set(asked)
+    assert (ids | RequestIds(asked)).among(held + asked) == set(held) | set(asked)
     places = ids.places(asked)
     assert [sorted(set(held))[place] if place >= 0 else None for place in places] == [
         one if one in held else None for one in asked
