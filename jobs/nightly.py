@@ -120,12 +120,13 @@ class Nights:
     @property
     def exit_code(self) -> int:
         """The worst of all."""
-        return max((night.exit_code for night in self.nights), key=SEVERITY.index)
+        return max((night.exit_code for night in self.nights), key=SEVERITY.index, default=0)
 
     @property
     def status(self) -> str:
         """That of a date with the worst exit code."""
-        return max(self.nights, key=lambda night: SEVERITY.index(night.exit_code)).status
+        worst = max(self.nights, key=lambda night: SEVERITY.index(night.exit_code), default=None)
+        return "empty" if worst is None else worst.status
 
     @property
     def told(self) -> list[dict[str, Any]]:

@@ -257,7 +257,8 @@ def draw_trend(found: Trend) -> Picture:
             panel.text(len(dates) - 0.85, height, name, color=colour, va="center", fontweight="bold")
         for row in (row for row in found.breaks if metric in row["metrics"]):
             panel.axvline(bisect_left(dates, row["date"]) - 0.5, color=INK, linestyle=":", linewidth=1)
-        changed = {(row["date"], row["system"]) for row in found.findings if row.get("metric") == metric}
+        told = (row for row in found.findings if (row.get("metric"), row.get("measure")) == (metric, "mean"))
+        changed = {(row["date"], row["system"]) for row in told}
         marked = [row for row in own if (row["date"], row["system"]) in changed]
         places = [dates.index(row["date"]) for row in marked]
         panel.scatter(places, [row["mean"] for row in marked], s=90, facecolors="none", edgecolors=RED, zorder=3)

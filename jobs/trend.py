@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from untold.jobs.inputs.files import NoInputError, find_files
 from untold.jobs.results import MANIFEST, Run, UnreadableRunError, open_run
 from untold.jobs.run.terminal import Page, amount, table, wrapped
-from untold.jobs.summary.dated_scores import OVERALL
+from untold.jobs.summary.dated_scores import ANSWER_RATE, OVERALL
 from untold.jobs.summary.rows import interval_text, mean_text
 from untold.jobs.summary.trend_tables import CHANGES, MOVED, TREND
 from untold.jobs.summary.trends import Trend, date_of, describe_finding, find_trend
@@ -175,7 +175,8 @@ def trend_lines(found: Found, fall: float, page: Page) -> Iterator[str]:
     for line in told:
         yield from wrapped(line, page)
     for row in found.falls:
-        line = f"fall: {row['system']} under {row['metric']}, {row['date']}: by more than {fall:g} beyond chance"
+        what = "answer rate of " if row["measure"] == ANSWER_RATE else ""
+        line = f"fall: {what}{row['system']} under {row['metric']}, {row['date']}: by more than {fall:g} beyond chance"
         yield from wrapped(line, page)
     yield from ("", f"files: {', '.join(found.files)}")
 

@@ -36,6 +36,7 @@ PERIODS = ("day", "week")
 def _nightly(options: Options) -> int:
     """Each date's samples to an output of its own, over one store."""
     least, dates = bars_of(options), _dates(options)
+    from untold.jobs.lakehouse.inputs import values_since
     from untold.jobs.nightly import NightlyRequest, nightly, show_json, show_nights
     from untold.jobs.summary.nights import DATE
 
@@ -46,6 +47,11 @@ def _nightly(options: Options) -> int:
     from untold.jobs.run.reports import reporting
 
     night = with_tables(score_request(options, load(options)), options)
+    if dates is None:
+        try:
+            dates = _in_order([day(one) for one in values_since(night.input, DATE, options.since)], options)
+        except ValueError as error:
+            raise click.UsageError(f"--since: a value of the partition column {error}") from error
     if night.settings.store is None:
         # Beside the outputs: one store for all dates
         above = night.output.partition(DATE)[0].rpartition("/")[0]
@@ -67,16 +73,24 @@ def _nightly(options: Options) -> int:
     return found.exit_code
 
 
-def _dates(options: Options) -> list[date]:
-    """The dates in the order in which they are to run. Raises UsageError for a range that has none."""
+def _dates(options: Options) -> list[date] | None:
+    """The dates in the order in which they are to run; None for those that changed since the version of a table.
+
+    Raises UsageError for a range that has none.
+    """
     if options.date is not None and options.backfill is not None:
         raise click.UsageError("give --date or --backfill, not both")
+    if options.since and not (options.date or options.backfill):
+        return None
     if options.backfill is None:
         return [options.date or datetime.now(UTC).date() - timedelta(days=1)]
     first, last = options.backfill
     if first > last:
         raise click.BadParameter(f"{first} is after {last}", param_hint="'--backfill'")
-    days = [first + timedelta(days=number) for number in range((last - first).days + 1)]
+    return _in_order([first + timedelta(days=number) for number in range((last - first).days + 1)], options)
+
+
+def _in_order(days: list[date], options: Options) -> list[date]:
     return days[::-1] if options.order == "newest" else days
 
 
@@ -137,7 +151,12 @@ COMMANDS: dict[str, click.Command] = {
         _nightly,
         [
             *input_options(output=True),
-            Option("--date", "DATE", "the date to score, YYYY-MM-DD (yesterday by UTC)", read=day),
+            Option(
+                "--date",
+                "DATE",
+                "the date to score, YYYY-MM-DD (yesterday by UTC, or those that changed --since)",
+                read=day,
+            ),
             Option("--backfill", "FROM TO", "all dates from one to another, in one start", read=day, nargs=2),
             Option("--order", "WHICH", "newest or oldest date first (newest)", read=one_of(ORDERS), default="newest"),
             flag("--refresh", "take up rows that came after a date was done"),

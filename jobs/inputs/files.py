@@ -157,7 +157,8 @@ def _find_of_table(path: str, table: TableName) -> list[InputFile]:
     try:
         found = read_table(table).files
     except NoTableError as error:
-        raise NoInputError(str(error)) from error
+        # A partition may come yet; that a table is not there is a mistake
+        raise (SampleError if table.partition else NoInputError)(str(error)) from error
     except LakehouseError as error:
         raise SampleError(str(error)) from error
     if not found:

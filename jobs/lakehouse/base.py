@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import date
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +22,7 @@ DATE = "date"
 # What many tables of one name differ in, and every file of one date has the same value of
 DATE_FIELD = pa.field(DATE, pa.date32())
 ATTEMPTS = 10
+File = TypeVar("File")
 
 
 class LakehouseError(UserError):
@@ -48,10 +49,28 @@ class TableFile:
 
 
 class TableVersion(NamedTuple):
-    """A version of a table as it is written behind an `@`, and its files."""
+    """A version of a table as it is written behind an `@`, and its files, or those of a partition."""
 
     version: str
     files: Sequence[TableFile]
+
+
+def in_partition(what: str, files: Iterable[tuple[File, Mapping[str, str]]], wanted: Mapping[str, str]) -> list[File]:
+    """The files whose partition columns have these values, as text.
+
+    files: each with the values of those that its rows are told apart by. Raises LakehouseError for a column that a file
+    is not partitioned by, whose rows nobody could tell apart without reading it.
+    """
+    found = []
+    for file, parts in files:
+        if lacking := [name for name in wanted if name not in parts]:
+            known = f"by {', '.join(parts)}" if parts else "by no column"
+            raise LakehouseError(
+                f"{what}: not all files are partitioned by `{lacking[0]}`, but {known}; give such a table"
+            )
+        if all(parts[name] == value for name, value in wanted.items()):
+            found.append(file)
+    return found
 
 
 class DataFile(NamedTuple):

@@ -23,6 +23,7 @@ from untold.jobs.lakehouse.base import (
     NoTableError,
     TableFile,
     TableVersion,
+    in_partition,
     repeated,
     telling,
 )
@@ -33,8 +34,8 @@ from untold.udfs.storage import Place
 CHECK = "check the path, its rights, and storage.*"
 
 
-def read_version(path: str, version: str | datetime | None) -> TableVersion:
-    """The files of a table at a version (`v12`), as it was at a time, or as it is.
+def read_version(path: str, version: str | datetime | None, wanted: Mapping[str, str]) -> TableVersion:
+    """The files of a table, or of a partition of it, at a version (`v12`), as it was at a time, or as it is.
 
     Raises LakehouseError for what cannot be read as Parquet alone, NoTableError where there is no table.
     """
@@ -45,9 +46,11 @@ def read_version(path: str, version: str | datetime | None) -> TableVersion:
         except TableNotFoundError as error:
             raise NoTableError(f"delta:{path}: no Delta table; check the path, a version is @v12 or a time") from error
         _load(table, path, version)
-        _check_readable(table, path)
-        actions = pa.table(table.get_add_actions(flatten=False))
-    return TableVersion(f"v{table.version()}", [_file(place, row) for row in _rows(actions)])
+        files = [_file(place, row) for row in _rows(pa.table(table.get_add_actions(flatten=False)))]
+        parts = [{name: str(value.as_py()) for name, value in file.constants.items()} for file in files]
+        chosen = in_partition(f"delta:{path}", zip(files, parts, strict=True), wanted)
+        _check_readable(table, path, chosen)
+    return TableVersion(f"v{table.version()}", chosen)
 
 
 def _rows(actions: pa.Table) -> list[dict[str, Any]]:
@@ -80,19 +83,26 @@ def _load(table: DeltaTable, path: str, version: str | datetime | None) -> None:
         table.load_as_version(version)
 
 
-def _check_readable(table: DeltaTable, path: str) -> None:
-    """Raises LakehouseError where the rows of the table are not those of its files, under their names there."""
+def _check_readable(table: DeltaTable, path: str, files: Sequence[TableFile]) -> None:
+    """Raises LakehouseError where the rows of the table are not those of these files, under their names there."""
     mode = table.metadata().configuration.get("delta.columnMapping.mode", "none")
     if mode != "none":
         raise LakehouseError(
             f"delta:{path}: columns have other names in its files (delta.columnMapping.mode={mode}), which are not "
             "read; write a copy without column mapping, and give that"
         )
-    if "deletionVectors" in (table.protocol().reader_features or []) and pa.table(table.deletion_vectors()).num_rows:
+    if "deletionVectors" in (table.protocol().reader_features or []) and _has_vectors(table, files):
         raise LakehouseError(
             f"delta:{path}: deletion vectors mark rows of its files as deleted, which are not read; rewrite the files "
             "first: REORG TABLE ... APPLY (PURGE)"
         )
+
+
+def _has_vectors(table: DeltaTable, files: Sequence[TableFile]) -> bool:
+    """Whether rows of these files are marked as deleted; a name of a file is that of no other."""
+    names = {file.path.rpartition("/")[2] for file in files}
+    marked = pa.table(table.deletion_vectors()).column("filepath").to_pylist()
+    return any(unquote(path).rpartition("/")[2] in names for path in marked)
 
 
 @dataclass(frozen=True)

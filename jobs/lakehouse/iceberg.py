@@ -17,7 +17,7 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema, index_name_by_id
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.name_mapping import create_mapping_from_schema
-from pyiceberg.transforms import IdentityTransform
+from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.typedef import Record
 from pyiceberg.types import IcebergType
 
@@ -30,6 +30,7 @@ from untold.jobs.lakehouse.base import (
     NoTableError,
     TableFile,
     TableVersion,
+    in_partition,
     repeated,
     telling,
 )
@@ -47,8 +48,8 @@ FIELD_ID = b"PARQUET:field_id"
 EPOCH = date(1970, 1, 1)
 
 
-def read_version(name: str, version: str | datetime | None) -> TableVersion:
-    """The files of `CATALOG.NAMESPACE.TABLE` at a snapshot's id, as it was at a time, or as it is.
+def read_version(name: str, version: str | datetime | None, wanted: Mapping[str, str]) -> TableVersion:
+    """The files of `CATALOG.NAMESPACE.TABLE`, or of a partition, at a snapshot's id, as it was at a time, or as it is.
 
     Raises LakehouseError for what cannot be read as Parquet alone, NoTableError where there is no table.
     """
@@ -59,10 +60,12 @@ def read_version(name: str, version: str | datetime | None) -> TableVersion:
             raise NoTableError(f"iceberg:{name}: no such table; {CHECK}") from error
         snapshot = _snapshot(table, name, version)
         scan = table.scan(snapshot_id=snapshot)
-        tasks, schema = list(scan.plan_files()), scan.projection()
+        schema, specs = scan.projection(), table.specs()
+        columns = index_name_by_id(schema)
+        parted = ((task, _parts(task, specs, schema)) for task in scan.plan_files())
+        tasks = in_partition(f"iceberg:{name}", parted, wanted)
         _check_readable(name, tasks, schema)
-    columns = index_name_by_id(schema)
-    return TableVersion(str(snapshot), [_file(task, table.specs(), schema, columns) for task in tasks])
+    return TableVersion(str(snapshot), [_file(task, specs, schema, columns) for task in tasks])
 
 
 def _catalog_of(name: str) -> Catalog:
@@ -113,6 +116,18 @@ def _file(
             constants[column] = pa.scalar(task.file.partition[position], types.field(column).type)
     path = Place(task.file.file_path).spark
     return TableFile(path, task.file.file_size_in_bytes, constants=constants, names=columns)
+
+
+def _parts(task: FileScanTask, specs: Mapping[int, PartitionSpec], schema: Schema) -> dict[str, str]:
+    """The values, or the days, of columns by which a file's rows are told apart from others."""
+    fields = enumerate(specs[task.file.spec_id].fields)
+    return {
+        schema.find_field(part.source_id).name: part.transform.to_human_string(
+            schema.find_field(part.source_id).field_type, task.file.partition[position]
+        )
+        for position, part in fields
+        if isinstance(part.transform, IdentityTransform | DayTransform)
+    }
 
 
 def differing_column(file: pa.Schema, names: Mapping[int, str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Tables as inputs: `delta:PATH[@VERSION]` and `iceberg:CATALOG.DB.TABLE[@VERSION]`, at one version."""
+"""Tables as inputs: `delta:PATH[?COLUMN=VALUE][@VERSION]` and `iceberg:CATALOG.DB.TABLE[...]`, at one version."""
 
 from __future__ import annotations
 
@@ -7,31 +7,49 @@ import re
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from untold.jobs.lakehouse.base import TableVersion
+from untold.jobs.lakehouse.base import LakehouseError, TableVersion
 from untold.udfs.errors import require
 
 # How a version is written that is no time
 _VERSIONS = {"delta": re.compile(r"v\d+"), "iceberg": re.compile(r"\d+")}
+_PARTITION = re.compile(r"(?P<name>.+)\?(?P<partition>[^?=&]+=[^?&]*(&[^?=&]+=[^?&]*)*)")
 _PACKAGES = {"delta": "deltalake", "iceberg": "pyiceberg"}
 
 
 class TableName(NamedTuple):
-    """A table: its format, a path or a name in a catalog, and the version that is asked for, as it is written."""
+    """A table: its format, a path or a name in a catalog, and the version that is asked for, as it is written.
+
+    `partition`: the values of partition columns whose files alone are read, `day=2026-11-20` or `day=2026-11-20&n=1`.
+    """
 
     format: str
     name: str
     version: str | None = None
+    partition: str = ""
+
+    @property
+    def rows(self) -> str:
+        """The input that these rows are of, at the newest version."""
+        return f"{self.format}:{self.name}{'?' if self.partition else ''}{self.partition}"
+
+    @property
+    def wanted(self) -> dict[str, str]:
+        """The values of partition columns that are read."""
+        pairs = (one.partition("=") for one in self.partition.split("&") if one)
+        return {name: value for name, _, value in pairs}
 
     def at(self, version: str) -> str:
         """The input that is this table at a version."""
-        return f"{self.format}:{self.name}@{version}"
+        return f"{self.rows}@{version}"
 
 
 def table_named(path: str) -> TableName | None:
     """The table that an input names; None for files. What is no version belongs to the name.
 
     >>> table_named("delta:s3://lake/answers@v12")
-    TableName(format='delta', name='s3://lake/answers', version='v12')
+    TableName(format='delta', name='s3://lake/answers', version='v12', partition='')
+    >>> table_named("delta:answers?day=2026-11-20@v12").wanted
+    {'day': '2026-11-20'}
     >>> table_named("iceberg:prod.nights.answers@2026-11-20T06:00:00Z").version, table_named("answers.parquet")
     ('2026-11-20T06:00:00Z', None)
     """
@@ -39,7 +57,9 @@ def table_named(path: str) -> TableName | None:
     if kind not in _VERSIONS or not rest or os.path.exists(path):
         return None
     name, _, version = rest.rpartition("@")
-    return TableName(kind, name, version) if name and _read(kind, version) else TableName(kind, rest)
+    found = TableName(kind, name, version) if name and _read(kind, version) else TableName(kind, rest)
+    parted = _PARTITION.fullmatch(found.name)
+    return found._replace(name=parted["name"], partition=parted["partition"]) if parted else found
 
 
 def _read(kind: str, version: str) -> str | datetime | None:
@@ -54,16 +74,36 @@ def _read(kind: str, version: str) -> str | datetime | None:
 
 
 def read_table(table: TableName) -> TableVersion:
-    """The files of a table at its version, or the newest. Raises LakehouseError."""
+    """The files of a table, or of its partition, at its version or the newest. Raises LakehouseError."""
     require(f"{table.format}:", "lakehouse", _PACKAGES[table.format])
     version = _read(table.format, table.version) if table.version else None
     if table.format == "delta":
         from untold.jobs.lakehouse import delta
 
-        return delta.read_version(table.name, version)
+        return delta.read_version(table.name, version, table.wanted)
     from untold.jobs.lakehouse import iceberg
 
-    return iceberg.read_version(table.name, version)
+    return iceberg.read_version(table.name, version, table.wanted)
+
+
+def values_since(path: str, value: str, since: str) -> list[str]:
+    """What the partition column that an input asks this value of says of files that came or went since a version.
+
+    path: a Delta table. Raises LakehouseError.
+    """
+    table = table_named(path)
+    column = next((name for name, one in table.wanted.items() if one == value), None) if table else None
+    if table is None or column is None:
+        raise LakehouseError(
+            f"--since without --date needs the date in the table's name: --input 'delta:PATH?day={value}'"
+        )
+    rest = "&".join(f"{name}={one}" for name, one in table.wanted.items() if name != column)
+    then, now = (
+        {(file.constants[column].as_py(), file.path) for file in read_table(one).files if column in file.constants}
+        for one in (table._replace(version=since, partition=rest), table._replace(partition=rest))
+    )
+    # Rows without a value are of no date
+    return sorted({str(found) for found, _ in then ^ now if found is not None})
 
 
 def pinned(path: str, earlier: str | None = None) -> str:
@@ -75,7 +115,7 @@ def pinned(path: str, earlier: str | None = None) -> str:
     if table is None:
         return path
     before = table_named(earlier or "")
-    if table.version is None and before is not None and before[:2] == table[:2] and before.version:
+    if table.version is None and before is not None and before.rows == table.rows and before.version:
         return table.at(before.version)
     return table.at(read_table(table).version)
 

@@ -44,16 +44,16 @@ class ScoreRequest(RunRequest):
         table = table_named(self.input)
         if table is None or table.format != "delta":
             raise SampleError("--since needs a Delta table: --input delta:PATH")
-        read_table(table._replace(version=since))
+        scored = read_table(table._replace(version=since)).files
         earlier = read_manifest(self.output)
-        if earlier is None and not Place(self.store).entries():
+        if scored and earlier is None and not Place(self.store).entries():
             raise SampleError(
                 f"{self.output} has no run and {self.store} no completions, so that every row would be asked; "
                 "leave --since out"
             )
         before = table_named((earlier or {}).get("input", {}).get("path", ""))
-        if earlier is not None and (before is None or before[:2] != table[:2]):
-            raise SampleError(f"{self.output} is of another input; give an output of {table.name}, or a new one")
+        if earlier is not None and (before is None or before.rows != table.rows):
+            raise SampleError(f"{self.output} is of another input; give an output of {table.rows}, or a new one")
 
     def read_samples(self, spark: SparkSession, metrics: Sequence[str] | None = None) -> Samples:
         """The samples with the columns that the metrics read: these, or all of the request."""

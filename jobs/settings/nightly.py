@@ -33,7 +33,9 @@ class TrendSettings(Section):
     """What `untold trend` takes for a fall."""
 
     fall: Share = Field(
-        default=0.05, description="By how much a system falls beyond chance, so that `untold trend --alert` ends with 4"
+        default=0.05,
+        description="By how much a system's mean or answer rate falls beyond chance, so that `untold trend --alert` "
+        "ends with 4",
     )
 
 

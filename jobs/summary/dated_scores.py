@@ -26,10 +26,16 @@ OVERALL, SYSTEM, SENTINEL = "overall", "system", "sentinel"
 MOST_MOVED = 10
 NAMELESS = "all"
 _KEYS = ("sample", "query")
+# What is compared from date to date: means of scores, and the shares of samples that were answered, or failed
+MEAN, ANSWER_RATE, FAILED_SHARE = "mean", "answer_rate", "failed_share"
+MEASURES = (MEAN, ANSWER_RATE, FAILED_SHARE)
 _STATUSES = {
     column: ", ".join(quoted(name) for name, one in COLUMN_OF_STATUS.items() if one == column)
     for column in COLUMN_OF_STATUS.values()
 }
+_VALUES = f"""score as value_{MEAN},
+    case when score_zero is not null then (score is not null)::double end as value_{ANSWER_RATE},
+    (status in ({_STATUSES["failed"]}))::double as value_{FAILED_SHARE}"""
 _COUNTS = ", ".join(f"count(*) filter (status in ({names})) as {column}" for column, names in _STATUSES.items())
 Row = dict[str, Any]
 
@@ -60,22 +66,25 @@ class DatedScores:
         # One query for all cannot be resampled: then the samples are
         self._database.execute(
             f"""insert into scored
-                with queries as (select level, metric, count(distinct query) > 1 as several from now group by all)
-                select {place}, {_series("level", "metric", "case when level = 'system' then system end")}, sample,
-                    case when several then query else sample end, score
-                from now join queries using (level, metric) where score is not null"""
+                with queries as (select level, metric, count(distinct query) > 1 as several from now group by all),
+                    measured as (
+                        unpivot (select *, {_VALUES} from now)
+                        on {", ".join(f"value_{name} as {name}" for name in MEASURES)} into name measure value value)
+                select {place}, {_series("level", "metric", "case when level = 'system' then system end", "measure")},
+                    sample, case when several then query else sample end, value
+                from measured join queries using (level, metric)"""
         )
         clusters = self._clusters_of_now()
         return [self._point(row, clusters) for row in self._rows(_POINTS)]
 
     def change(
-        self, level: str, metric: str, system: str | None, later: Stretch, earlier: Stretch
+        self, level: str, metric: str, system: str | None, measure: str, later: Stretch, earlier: Stretch
     ) -> tuple[Change, str | None]:
         """What a series has in one stretch less what it has in another, and what pairs it: sample, query or nothing.
 
         Paired by sample (id and query) where both share half of the samples of the smaller one, else by query likewise.
         """
-        names = ", ".join("null" if name is None else quoted(name) for name in (level, metric, system))
+        names = ", ".join("null" if name is None else quoted(name) for name in (level, metric, system, measure))
         where = [f"series = {_series(names)} and place between {one.first} and {one.last}" for one in (later, earlier)]
         for key in _KEYS:
             if self._shares(key, where):
@@ -85,7 +94,7 @@ class DatedScores:
 
     def moved(self, metric: str, system: str, later: Stretch, earlier: Stretch, key: str) -> list[Row]:
         """The samples that moved most between two stretches, with their texts at the last date of the later one."""
-        names = ", ".join(map(quoted, (SYSTEM, metric, system)))
+        names = ", ".join(map(quoted, (SYSTEM, metric, system, MEAN)))
         where = [f"series = {_series(names)} and place between {one.first} and {one.last}" for one in (later, earlier)]
         found = self._rows(
             f"""select a.key, b.score as before_score, a.score, round(a.score - b.score, {DECIMALS}) as difference
@@ -138,7 +147,8 @@ class DatedScores:
         rate = wilson_interval(row["defined"] if row["answerable"] else 0, row["answerable"])
         level = OVERALL if row["level"] == SYSTEM and row["system"] is None else row["level"]
         answered = {"answer_rate": rate.mean, "answer_ci_low": rate.low, "answer_ci_high": rate.high}
-        return {**row, "level": level, **mean.columns("mean"), **answered}
+        shares = {**answered, FAILED_SHARE: row["failed"] / row["n"]}
+        return {**row, "level": level, **mean.columns("mean"), **shares}
 
     def _shares(self, key: str, where: Sequence[str]) -> bool:
         """Whether two stretches share half of what the smaller one has."""

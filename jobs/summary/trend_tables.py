@@ -16,6 +16,7 @@ TREND = pa.schema(
         *((name, pa.float64()) for name in ("mean", "ci_low", "ci_high")),
         *((name, pa.float64()) for name in ("answer_rate", "answer_ci_low", "answer_ci_high", "mean_zero")),
         ("cost", pa.float64()),  # of the outputs of the date, over all metrics and systems; null for a system
+        ("failed_share", pa.float64()),
     ]
 )
 # A system, or the sentinel, on a date less itself before
@@ -30,11 +31,12 @@ CHANGES = pa.schema(
         ("paired_by", pa.string()),  # sample or query; null where both dates share too few
         ("n", pa.int64()),  # samples or queries that both have; unpaired, the samples of both
         *((name, pa.float64()) for name in ("difference", "ci_low", "ci_high", "p_value")),
-        ("p_adjusted", pa.float64()),  # after Benjamini and Hochberg, over the changes of a metric and kind
+        ("p_adjusted", pa.float64()),  # after Benjamini and Hochberg, over the changes of a metric, measure and kind
         ("judge_difference", pa.float64()),  # of the sentinel between the same dates
         ("judge_p_value", pa.float64()),
         *((name, pa.float64()) for name in ("net_difference", "net_ci_low", "net_ci_high", "net_p_value")),  # less it
         ("cause", pa.string()),  # judge, system or both, where it is beyond chance; null without a sentinel
+        ("measure", pa.string()),  # mean, answer_rate or failed_share: a share only where it differs on some dates
     ]
 )
 # A sample that moved most in a change beyond chance

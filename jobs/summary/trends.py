@@ -13,7 +13,17 @@ from math import hypot
 from typing import Any
 
 from untold.jobs.results import Run, UnreadableRunError, open_run
-from untold.jobs.summary.dated_scores import OVERALL, SENTINEL, SYSTEM, DatedScores, Stretch
+from untold.jobs.summary.dated_scores import (
+    ANSWER_RATE,
+    FAILED_SHARE,
+    MEAN,
+    MEASURES,
+    OVERALL,
+    SENTINEL,
+    SYSTEM,
+    DatedScores,
+    Stretch,
+)
 from untold.jobs.summary.nights import SENTINEL_FOLDER, breaks_of, describe_break
 from untold.jobs.summary.ranking import CHANCE, is_unlikely
 from untold.udfs.statistics.changes import Change, interval_of, p_of_error
@@ -23,6 +33,7 @@ from untold.udfs.statistics.shifts import find_shifts
 from untold.udfs.storage import FOOTERS_AT_ONCE
 
 STEP, SHIFT = "step", "shift"
+_SHARES = {ANSWER_RATE: "the answer rate of", FAILED_SHARE: "the share of failed samples of"}
 JUDGE, BOTH = "judge", "both"
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 Row = dict[str, Any]
@@ -30,12 +41,18 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Series:
-    """The means of a system, or of the sentinel, under a metric, by the places of its dates."""
+    """A measure of a system, or of the sentinel, under a metric, by the places of its dates."""
 
     metric: str
     level: str
     system: str | None
+    measure: str
     means: Mapping[int, float]
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether its dates are compared: shares that never differ have nothing to say."""
+        return self.measure == MEAN or len(set(self.means.values())) > 1
 
 
 @dataclass(frozen=True)
@@ -58,8 +75,8 @@ class Trend:
 
     @property
     def steps(self) -> list[Row]:
-        """The changes of systems from one date to the next."""
-        return [row for row in self.changes if (row["kind"], row["level"]) == (STEP, SYSTEM)]
+        """The changes of systems' means from one date to the next."""
+        return [row for row in self.changes if (row["kind"], row["level"], row["measure"]) == (STEP, SYSTEM, MEAN)]
 
     @property
     def shown(self) -> list[Row]:
@@ -69,12 +86,13 @@ class Trend:
         return [row for row in self.points if row["level"] != OVERALL or row["metric"] in several]
 
     def falls(self, fall: float) -> list[Row]:
-        """The changes of systems that fell by more than this beyond chance, the judge's own move taken off.
+        """The changes of systems whose mean or answer rate fell by more than this beyond chance, less the judge's part.
 
         Of the newest date the interval alone decides; of many earlier ones p has to be below chance as well.
         """
         newest = max(self.dates, default="")
-        own = [row for row in self.changes if row["level"] == SYSTEM and _upper(row) < -fall]
+        rows = (row for row in self.changes if row["level"] == SYSTEM and row["measure"] in (MEAN, ANSWER_RATE))
+        own = [row for row in rows if _upper(row) < -fall]
         return [row for row in own if is_unlikely(row) or row["date"] == newest]
 
 
@@ -98,8 +116,10 @@ def describe_finding(row: Row) -> str:
     moved = f"{'lower' if row['difference'] < 0 else 'higher'} by {abs(row['difference']):.3f}{_limits(row)}"
     if row["level"] == SENTINEL:
         systems = f"; {', '.join(row['systems'])} moved with it" if row["systems"] else ""
-        return f"{when}, the judge moved: under {row['metric']} it scores the sentinel {moved}{systems}"
-    who = f"{when}, {row['system']} is {moved} under {row['metric']}"
+        what = {MEAN: "it scores the sentinel"}.get(row["measure"], f"{_SHARES.get(row['measure'])} the sentinel is")
+        return f"{when}, the judge moved: under {row['metric']} {what} {moved}{systems}"
+    what = "" if row["measure"] == MEAN else f"{_SHARES[row['measure']]} "
+    who = f"{when}, {what}{row['system']} is {moved} under {row['metric']}"
     judge = {
         JUDGE: "; so is the sentinel: the judge moved",
         BOTH: f"; the judge moved by {row.get('judge_difference') or 0:+.3f} of it",
@@ -172,8 +192,9 @@ class _Found:
             for place, name in enumerate(self._dates)
             for row in self._scores.add(place, dated[name])
         ]
-        self._series = [self._make_series(*key) for key in self._keys()]
-        self._judges = {one.metric: one for one in self._series if one.level == SENTINEL}
+        every = [self._make_series(*key, measure) for key in self._keys() for measure in MEASURES]
+        self._series = [one for one in every if one.is_compared]
+        self._judges = {(one.metric, one.measure): one for one in every if one.level == SENTINEL}
 
     def trend(self) -> Trend:
         """All of it."""
@@ -206,11 +227,11 @@ class _Found:
         keys = {(row["metric"], row["level"], row["system"]) for row in wanted}
         return sorted(keys, key=lambda key: (key[0], key[1], key[2] or ""))
 
-    def _make_series(self, metric: str, level: str, system: str | None) -> Series:
+    def _make_series(self, metric: str, level: str, system: str | None, measure: str) -> Series:
         places = {name: place for place, name in enumerate(self._dates)}
         own = (row for row in self._points if (row["metric"], row["level"], row["system"]) == (metric, level, system))
-        means = {places[row["date"]]: row["mean"] for row in own if row["mean"] is not None}
-        return Series(metric, level, system, means)
+        means = {places[row["date"]]: row[measure] for row in own if row[measure] is not None}
+        return Series(metric, level, system, measure, means)
 
     def _stretch(self, metric: str, level: str, day: str) -> int:
         """The number of the comparable dates that a date is of."""
@@ -230,19 +251,18 @@ class _Found:
                 change, key = self._change(series, later, earlier)
                 errors.append(change.error)
                 yield self._row(series, STEP, change, key, place, before), later, earlier
-            shifts = find_shifts([series.means[place] for place in places], errors, points=self._family)
+            shifts = find_shifts([series.means[place] for place in places], errors, points=self._family(series.measure))
             for start, middle, end in zip([0, *shifts], shifts, [*shifts[1:], len(places)], strict=False):
                 later, earlier = Stretch(places[middle], places[end - 1]), Stretch(places[start], places[middle - 1])
                 change, key = self._change(series, later, earlier)
                 yield self._row(series, SHIFT, change, key, places[middle], places[middle - 1]), later, earlier
 
     def _change(self, series: Series, later: Stretch, earlier: Stretch) -> tuple[Change, str | None]:
-        return self._scores.change(series.level, series.metric, series.system, later, earlier)
+        return self._scores.change(series.level, series.metric, series.system, series.measure, later, earlier)
 
-    @property
-    def _family(self) -> int:
-        """How many means there are among which a shift is looked for."""
-        return sum(len(series.means) for series in self._series)
+    def _family(self, measure: str) -> int:
+        """How many values of a measure there are among which a shift is looked for."""
+        return sum(len(series.means) for series in self._series if series.measure == measure)
 
     def _row(self, series: Series, kind: str, change: Change, key: str | None, place: int, before: int) -> Row:
         test = change.test(self._seed)
@@ -250,6 +270,7 @@ class _Found:
             "metric": series.metric,
             "level": series.level,
             "system": series.system,
+            "measure": series.measure,
             "kind": kind,
             "date": self._dates[place],
             "before": self._dates[before],
@@ -261,7 +282,7 @@ class _Found:
 
     def _judged(self, series: Series, later: Stretch, earlier: Stretch) -> Row:
         """What of a change is the judge's own, by the sentinel between the same dates; nothing without one."""
-        judge = self._judges.get(series.metric)
+        judge = self._judges.get((series.metric, series.measure))
         stretches = {self._stretch(series.metric, SENTINEL, self._dates[one]) for one in (later.first, earlier.last)}
         if judge is None or len(stretches) > 1:
             return {}
@@ -279,7 +300,7 @@ class _Found:
         }
 
     def _moved(self, series: Series, row: Row, later: Stretch, earlier: Stretch) -> list[Row]:
-        if row["level"] != SYSTEM or row["paired_by"] is None:
+        if (row["level"], row["measure"]) != (SYSTEM, MEAN) or row["paired_by"] is None:
             return []
         named = {name: row[name] for name in ("kind", "date", "before")}
         found = self._scores.moved(series.metric, str(series.system), later, earlier, row["paired_by"])
@@ -307,9 +328,10 @@ class _Found:
         return same and self._near(row, other) and row["difference"] * other["difference"] > 0
 
     def _near(self, row: Row, other: Row) -> bool:
-        """Whether two changes of a metric are of one date or of neighbours."""
+        """Whether two changes of a measure are of one date or of neighbours."""
         apart = abs(self._dates.index(row["date"]) - self._dates.index(other["date"]))
-        return bool(row["metric"] == other["metric"] and apart <= 1)
+        same = all(row[name] == other[name] for name in ("metric", "measure"))
+        return same and apart <= 1
 
 
 def _cost(runs: Iterable[tuple[Run, str]], level: str) -> float | None:
@@ -322,14 +344,14 @@ def _cost(runs: Iterable[tuple[Run, str]], level: str) -> float | None:
 
 
 def _order(row: Row) -> tuple[str, ...]:
-    return tuple(row[name] or "" for name in ("metric", "level", "system", "date", "kind"))
+    return tuple(row[name] or "" for name in ("metric", "level", "system", "date", "kind", "measure"))
 
 
 def _adjust(rows: Sequence[Row]) -> None:
-    """Gives each row its adjusted p, over the rows of its metric and kind."""
-    families: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    """Gives each row its adjusted p, over the rows of its metric, measure and kind."""
+    families: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
-        families[row["metric"], row["kind"]].append(row)
+        families[row["metric"], row["measure"], row["kind"]].append(row)
     for family in families.values():
         for row, value in zip(family, adjust_p_values([row["p_value"] for row in family]), strict=True):
             row["p_adjusted"] = value

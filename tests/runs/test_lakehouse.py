@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import date
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -49,10 +52,23 @@ class World:
     def add(self, rows: list[Row], **options: Any) -> None:
         write_deltalake(str(self.folder / "answers"), pa.Table.from_pylist(rows), mode="append", **options)
 
-    def run(self, *flags: str, input: str | None = None, output: Path | None = None, **settings: Any) -> Ended:
+    def run(
+        self,
+        *flags: str,
+        input: str | None = None,
+        output: Path | None = None,
+        command: str = "score",
+        **settings: Any,
+    ) -> Ended:
         place = {"lakehouse.path": self.folder / "lake", "store": self.folder / "store", **CATALOG}
         paths: Any = (input or self.answers, output or self.output)
-        return self._run(self.server, *paths, *flags, settings={**place, **settings})
+        return self._run(self.server, *paths, *flags, settings={**place, **settings}, command=command)
+
+    def nights(self, *flags: str) -> Ended:
+        """Nights of the table, which is partitioned by `day`, into tables of the lake."""
+        named, output = f"{self.answers}?day={{date}}", self.folder / "nights" / "{date}"
+        words = ("--metric", "e2e", "--output-format", "delta", *flags)
+        return self.run(*words, input=named, output=output, command="nightly")
 
     def delta(self, name: str) -> list[Row]:
         rows: list[Row] = DeltaTable(str(self.folder / "lake" / name)).to_pyarrow_table().to_pylist()
@@ -167,6 +183,47 @@ def test_a_night_is_in_the_lakehouse_once_whatever_befell_it(world: World, spark
     (overall,) = [row for row in read("summary") if row["level"] == "overall"]
     assert overall["n"] == 20
     assert world.server.count() == count_distinct(SAMPLES)
+
+
+@pytest.mark.slow
+def test_nights_of_one_table_take_up_what_changed_since_a_version(world: World, run_here: RunHere) -> None:
+    def add(rows: list[Row], day: int) -> None:
+        world.add([{**row, "day": date(2026, 11, day)} for row in rows], partition_by=["day"])
+
+    def night(day: int) -> Row:
+        return read_manifest(world.folder / "nights" / f"2026-11-{day}")
+
+    add(SAMPLES[:6], 19)
+    add(SAMPLES[6:12], 20)
+    first = world.nights("--backfill", "2026-11-19", "2026-11-21")
+    assert first.code == 0, first.err
+    assert "2026-11-21: empty" in first.out
+    assert [night(day)["counts"]["samples"] for day in (19, 20)] == [6, 6]
+    assert night(20)["input"]["path"] == f"{world.answers}?day=2026-11-20@v1"
+    assert world.server.count() == count_distinct(SAMPLES[:12])
+    # An update, a delete and rows that came late on one date, and a date that is new
+    table = DeltaTable(str(world.folder / "answers"))
+    updated = {**SAMPLES[6], "response": "Fact C6."}
+    table.update({"response": "'Fact C6.'"}, predicate=f"sample_id = '{updated['sample_id']}'")
+    table.delete(f"sample_id = '{SAMPLES[7]['sample_id']}'")
+    add(SAMPLES[12:14], 20)
+    add(SAMPLES[14:16], 21)
+    since = world.nights("--since", "v1", "--order", "oldest")
+    assert since.code == 0, since.err
+    assert [line.split(",")[0] for line in since.out.splitlines()[:2]] == [
+        "2026-11-20: finished",
+        "2026-11-21: finished",
+    ]
+    assert night(20)["input"]["changes"] == {"late": 2, "changed": 1, "gone": 1}
+    assert world.server.count() == count_distinct([*SAMPLES[:12], updated, *SAMPLES[12:16]])
+    (overall,) = [row for row in night(20)["summary"] if row["level"] == "overall"]
+    assert overall["n"] == 7
+    counted = Counter(str(row["date"]) for row in world.delta("scores"))
+    assert counted == {"2026-11-19": 6, "2026-11-20": 7, "2026-11-21": 2}
+    # The trend reads the tables of the lake
+    words = ["trend", str(world.folder / "nights"), "--output", str(world.folder / "trend"), "--json"]
+    points = json.loads(run_here.command(words).out)["points"]
+    assert {row["date"]: row["n"] for row in points if row["level"] == "overall"} == dict(counted)
 
 
 def test_what_a_lakehouse_lacks_is_one_line(world: World) -> None:

@@ -16,13 +16,14 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import FileScanTask
-from pyiceberg.transforms import IdentityTransform
+from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyroaring import BitMap
 
 from tests.jobs.lakehouse.tables import answers, append_delta
 from untold.jobs.inputs.checking import check_input
 from untold.jobs.inputs.files import AS_THEY_ARE, NoInputError, SampleError, _units_of, find_files, inspect_files
-from untold.jobs.lakehouse.inputs import pinned
+from untold.jobs.lakehouse.base import LakehouseError
+from untold.jobs.lakehouse.inputs import pinned, values_since
 from untold.udfs.samples.file_records import READERS
 
 NEEDS = ("query", "response", "contexts")
@@ -78,6 +79,41 @@ def test_partition_columns_of_delta_are_columns_of_the_rows(tmp_path: Path) -> N
     types = [file.types["day"] for file in inspect_files(find_files(f"delta:{table}"))]
     assert [str(kind) for kind in types] == ["DateType()"] * 2
     check_input(f"delta:{table}", AS_THEY_ARE, (*NEEDS, "sys tem"))
+
+
+def test_of_a_partition_of_delta_its_files_alone_are_read(tmp_path: Path) -> None:
+    table = tmp_path / "answers"
+    for name, day in (("a", 19), ("b", 20), ("c", 20)):
+        append_delta(table, answers(name, day=date(2026, 11, day), n=1), partition_by=["day", "n"])
+    named = f"delta:{table}?day=2026-11-20"
+    assert queries(named) == queries(f"{named}&n=1") == {"q b", "q c"}
+    assert queries(f"{named}@v1") == {"q b"}
+    assert pinned(named) == f"{named}@v2"
+    assert pinned(named, f"{named}@v1") == f"{named}@v1"
+    assert pinned(named, f"delta:{table}?day=2026-11-19@v1") == f"{named}@v2"
+    with pytest.raises(NoInputError, match="no rows in it"):
+        find_files(f"delta:{table}?day=2026-11-21")
+    with pytest.raises(SampleError, match="not all files are partitioned by `date`, but by day, n; give such"):
+        find_files(f"delta:{table}?date=2026-11-20")
+    # Nobody scores a table that is not there night by night
+    with pytest.raises(SampleError, match="no Delta table") as raised:
+        find_files(f"delta:{table}s?day=2026-11-20")
+    assert not isinstance(raised.value, NoInputError)
+
+
+def test_dates_that_changed_since_a_version_are_named(tmp_path: Path) -> None:
+    table = tmp_path / "answers"
+    for day in (18, 19, 20, None):
+        rows = answers("a").append_column("day", pa.array([day and date(2026, 11, day)], pa.date32()))
+        append_delta(table, rows, partition_by=["day"])
+    named = f"delta:{table}?day={{date}}"
+    assert values_since(named, "{date}", "v1") == ["2026-11-20"]
+    changed = DeltaTable(str(table))
+    changed.update({"response": "'other'"}, predicate="day = '2026-11-19'")
+    changed.delete("day = '2026-11-18'")
+    assert values_since(named, "{date}", "v3") == ["2026-11-18", "2026-11-19"]
+    with pytest.raises(LakehouseError, match="needs the date in the table's name"):
+        values_since(f"delta:{table}", "{date}", "v1")
 
 
 def test_a_clone_is_read_from_the_files_of_the_other_table(tmp_path: Path) -> None:
@@ -174,6 +210,23 @@ def test_partition_columns_that_files_of_iceberg_lack_are_columns_of_the_rows(ca
     # As files that another engine's table brought along
     pq.write_table(stored.drop_columns(["day"]), local)
     assert [row["day"] for row in rows("iceberg:local.db.answers")] == [day]
+
+
+@pytest.mark.parametrize("transform", [IdentityTransform(), DayTransform()], ids=["identity", "day"])
+def test_of_a_partition_of_iceberg_its_files_alone_are_read(catalog: Catalog, tmp_path: Path, transform: Any) -> None:
+    days = [date(2026, 11, day) for day in (19, 20)]
+    if isinstance(transform, DayTransform):
+        days = [datetime(day.year, day.month, day.day, 7) for day in days]
+    table = catalog.create_table("db.answers", answers("a", day=days[0]).schema)
+    with pytest.raises(SampleError, match="no rows in it yet"):
+        find_files("iceberg:local.db.answers?day=2026-11-20")
+    with table.update_spec() as update:
+        update.add_field("day", transform, "part")
+    for name, day in zip("ab", days, strict=True):
+        pq.write_table(answers(name, day=day), tmp_path / f"{name}.parquet")
+        table.add_files([f"file://{tmp_path}/{name}.parquet"])
+    assert queries("iceberg:local.db.answers?day=2026-11-20") == {"q b"}
+    assert pinned("iceberg:local.db.answers?day=2026-11-20").startswith("iceberg:local.db.answers?day=2026-11-20@")
 
 
 def test_what_is_wrong_with_an_iceberg_table_is_one_line(catalog: Catalog) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,14 @@ import pytest
 import untold
 from tests.jobs.summary.test_nights import night
 from tests.jobs.test_analysis import write_run
+from untold.jobs.plots import draw_trend
 from untold.jobs.summary.nights import SENTINEL_FOLDER
 from untold.jobs.summary.trends import Trend, date_of, describe_finding, find_trend
 from untold.udfs.statistics.intervals import clustered_bca_interval
 
 QUERIES = 16
-Scores = Mapping[str, list[float]]
+# A text stands for a sample without a score: its status
+Scores = Mapping[str, Sequence[float | str]]
 
 
 def write_night(folder: Path, day: int, scores: Scores, metric: str = "e2e", **fields: Any) -> untold.Run:
@@ -30,11 +32,17 @@ def write_night(folder: Path, day: int, scores: Scores, metric: str = "e2e", **f
     ]
     samples = [{"sample_id": name, "query": f"What of {fields.get('topic', '')}{query}?"} for name, _, query, _ in rows]
     scored = [
-        {"sample_id": name, "metric": metric, "system": system, "score": value, "status": "ok"}
-        for name, system, _, value in rows
+        {"sample_id": name, "metric": metric, "system": system, **scored_as(value)} for name, system, _, value in rows
     ]
     fields.pop("topic", None)
     return write_run(folder / f"2026-11-{day:02d}", {"samples": samples, "scores": scored}, **night(**fields))
+
+
+def scored_as(value: float | str) -> dict[str, Any]:
+    """The columns of a score; who states nothing leaves out all that there is."""
+    if isinstance(value, str):
+        return {"score": None, "status": value, "covered": 0, "uncovered": 2}
+    return {"score": value, "status": "ok"}
 
 
 def write_sentinel(run: untold.Run, values: list[float], content: str = "fixed") -> None:
@@ -104,6 +112,27 @@ def test_without_a_sentinel_a_change_has_no_cause(tmp_path: Path) -> None:
     assert [row["cause"] for row in found.findings if "cause" in row] == []
 
 
+def test_who_answers_less_or_fails_more_is_told_beside_the_means(tmp_path: Path) -> None:
+    whole, silent, failed = ([0.6] * 6 + [one] * 10 for one in (0.6, "no_statements", "failed"))
+    runs = [
+        write_night(tmp_path, day, {"a": silent if day >= 4 else whole, "b": failed if day >= 4 else whole})
+        for day in range(1, 7)
+    ]
+    found = find_trend(runs)
+    assert [(row["system"], row["measure"], row["date"][-2:]) for row in found.findings] == [
+        ("a", "answer_rate", "04"),
+        ("b", "failed_share", "04"),
+    ]
+    (less, more) = map(describe_finding, found.findings)
+    assert less.startswith("2026-11-04, the answer rate of a is lower by 0.625 (-0.8")
+    assert more.startswith("2026-11-04, the share of failed samples of b is higher by 0.625 (")
+    assert {(row["system"], row["measure"]) for row in found.falls(0.05)} == {("a", "answer_rate")}
+    assert found.falls(0.625) == []
+    # Shares that never differ have no rows
+    assert {row["measure"] for row in found.changes if row["system"] == "a"} == {"mean", "answer_rate"}
+    assert {row["measure"] for row in found.steps} == {"mean"}
+
+
 def test_dates_that_a_break_parts_are_not_compared(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     runs = [
@@ -118,6 +147,11 @@ def test_dates_that_a_break_parts_are_not_compared(tmp_path: Path) -> None:
         ("04", "05"),
     ]
     assert [row["stretch"] for row in found.points if row["system"]] == [1, 1, 2, 2, 2]
+    # So is the line of the picture, at its break
+    panel = draw_trend(found).axes[0]
+    drawn = [[int(place) for place in np.asarray(line.get_xdata())] for line in panel.lines if line.get_marker() == "o"]
+    assert drawn == [[0, 1], [2, 3, 4]]
+    assert [line.get_xdata() for line in panel.lines if line.get_linestyle() == ":"] == [[1.5, 1.5]]
 
 
 def test_a_sentinel_with_other_answers_begins_anew(tmp_path: Path) -> None:
