@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks import (
+    classifying,
     cluster,
     clustering,
     comparing,
@@ -61,6 +62,7 @@ BENCHMARKS = {
     "condensation": Benchmark("graphs condensed a second by a core", condensation.measure),
     "clustering": Benchmark("near-duplicates among the facts of a query, beside bare SciPy", clustering.measure),
     "embedding": Benchmark("texts embedded a second by a core, beside a bare loop", embedding.measure),
+    "classifying": Benchmark("pairs classified a second by a core, beside a bare loop", classifying.measure),
     "grounding": Benchmark("requests and speed of icat", grounding.measure),
     "importance": Benchmark("checks of coverage, memory and the largest query of importance", importance.measure),
     "pairs": Benchmark("pairs with their keys a second, and peak memory by atoms of a sample", pairs.measure),
@@ -82,8 +84,8 @@ REQUESTS = (
     "grounding, longrecall), recombinations a stage (readers), samples in the store (start), all (soak)"
 )
 REPETITIONS = (
-    "repetitions (throughput, cpu, reuse, nights, condensation, embedding, importance, pairs, recall, start, "
-    "statistics)"
+    "repetitions (throughput, cpu, reuse, nights, condensation, embedding, classifying, importance, pairs, recall, "
+    "start, statistics)"
 )
 
 
