@@ -48,7 +48,7 @@ RELATIONS = pa.schema(
         ("premise_id", pa.string()),  # an atom_id; for qa the first answer
         ("hypothesis_id", pa.string()),
         ("relation", pa.string()),  # null: it could not be had; implied: not asked, follows from others
-        ("judged_by", pa.string()),  # model, list, filtered, implied or audit; null: two quantities, settled
+        ("judged_by", pa.string()),  # model, list, classifier, filtered, implied, audit; null: quantities, settled
     ]
 )
 # An atomic statement of the contexts: a class of equivalent atoms, or for e2e an item of the judge's lists

@@ -108,6 +108,14 @@ class NliSettings(Section):
             )
         return value
 
+    @field_validator("most_missed")
+    @classmethod
+    def _of_audits(cls, value: float | None, info: ValidationInfo) -> float | None:
+        """Raises ValueError for a bar of audits where there are none: it could not be met."""
+        if value is not None and info.data.get("audit") == 0:
+            raise ValueError("null with nli.audit=0, since no pair is audited")
+        return value
+
     @property
     def classifies(self) -> bool:
         """Whether a classifier judges pairs before the model."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.benchmarks import (
     calls,
+    classifying,
     cluster,
     clustering,
     comparing,
@@ -59,6 +60,7 @@ BENCHMARKS = {
     "condensation": Benchmark("graphs condensed a second by a core", condensation.measure),
     "clustering": Benchmark("near-duplicates among the facts of a query, beside bare SciPy", clustering.measure),
     "embedding": Benchmark("texts embedded a second by a core, beside a bare loop", embedding.measure),
+    "classifying": Benchmark("pairs classified a second by a core, beside a bare loop", classifying.measure),
     "grounding": Benchmark("requests and speed of icat", grounding.measure),
     "importance": Benchmark("checks of coverage, memory and the largest query of importance", importance.measure),
     "pairs": Benchmark("pairs with their keys a second, and peak memory by atoms of a sample", pairs.measure),
@@ -81,6 +83,8 @@ REQUESTS = (
 )
 REPETITIONS = (
     "repetitions (calls, reuse, nights, condensation, embedding, importance, pairs, recall, start, statistics)"
+    "repetitions (throughput, cpu, reuse, nights, condensation, embedding, classifying, importance, pairs, recall, "
+    "start, statistics)"
 )
 
 

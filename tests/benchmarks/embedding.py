@@ -90,11 +90,11 @@ def in_task(texts: Sequence[str]) -> Callable[[], None]:
     rows = [{"request_id": str(number), "text": text, "kind": "document"} for number, text in enumerate(texts)]
     batch = pa.RecordBatch.from_pylist(rows)
     # The worker's model is open by now, as it is for all but the first of its batches
-    _answer(batch.slice(0, 1), stage)
-    return lambda: _answer(batch, stage)
+    answer(batch.slice(0, 1), stage)
+    return lambda: answer(batch, stage)
 
 
-def _answer(batch: pa.RecordBatch, stage: object) -> None:
+def answer(batch: pa.RecordBatch, stage: object) -> None:
     with TemporaryDirectory(prefix="untold-") as folder:
         for _ in answer_in_task(iter([batch]), stage, folder, "run", 60.0):  # type: ignore[arg-type]
             pass

@@ -436,3 +436,20 @@ def test_settings_and_templates_are_read_from_an_object_store(
     object_store.put("a b%20/prompts/evaluate_coverage.jinja", b"\xef\xbb\xbfAn own template of {{ query }}")
     assert main(["prompts", "evaluate_coverage", "--config", f"s3://{BUCKET}/a b%20/settings.yaml"]) == 0
     assert "An own template of" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["nli.audit=0", "nli.most_missed=0.05"], "nli.most_missed=0.05 (--set): must be null with nli.audit=0"),
+        (["nli.certain=0.9"], "nli.certain=0.9 (--set): must be null without nli.classifier or nli.classifier_url"),
+        (
+            ["nli.classifier=judge", "nli.classifier_url=http://h/predict"],
+            "nli.classifier_url=http://h/predict (--set): must be null with nli.classifier",
+        ),
+        (["nli.classifier_url=judge"], "nli.classifier_url=judge (--set): must be an http:// or https:// address"),
+    ],
+)
+def test_what_no_classifier_or_audit_can_meet_is_refused_in_a_line(given: list[str], said: str) -> None:
+    (line,) = problems(*SERVER, *given)
+    assert line.startswith(said)
