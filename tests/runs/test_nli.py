@@ -16,7 +16,7 @@ import pytest
 from tests.fakes.expected import Expected, Options, count_requests, expected_nli
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
-from tests.runs.harness import Row, Run, canonical, read_table, sum_usage, times, words_of, write_samples
+from tests.runs.harness import Row, Run, canonical, read_manifest, read_table, sum_usage, times, words_of, write_samples
 from tests.runs.here import RunHere
 from tests.runs.icat_jobs import words_among
 from tests.runs.reported import assert_reported
@@ -42,6 +42,7 @@ from untold.jobs.asking.lookups import bind_lookup
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.sieves import content_words, is_audited
 from untold.udfs.retrieval.entailment import Classifier, find_classifier
+from untold.udfs.statistics.intervals import clustered_bca_interval
 
 WORLDS = 40
 NLI = ("--metric", "nli")
@@ -285,6 +286,7 @@ def test_filtered_pairs_are_neutral_and_an_audit_says_what_that_misses(
     ended = run_here(job.server, job.path, output, *NLI, settings=settings)
     assert (ended.code, job.server.count()) == (4, 0), ended.err
     assert "most_missed is 1.000%" in ended.err
+    assert "audits of filters" in ended.out.splitlines()
     assert_audited(job, output, share, lambda pair: filtered(*pair, share))
     again = run_here(job.server, job.path, output, *NLI, settings=settings)
     assert (again.code, "most_missed" in again.err, job.server.count()) == (4, True, 0)
@@ -368,7 +370,19 @@ def assert_audited(
     )
     for relation in ("entailment", "contradiction", "neutral"):
         assert rows[f"miss_rate_{relation}", None]["mean"] == missed[relation] / len(audited)
-    assert rows["score_audited", job.samples[0]["system"]]["ci_low"] is not None
+    audits = read_manifest(output)["audits"]
+    assert {one["measure"]: one["mean"] for one in audits} == {
+        name: row["mean"] for (name, _), row in rows.items() if name.startswith("miss_rate")
+    }
+    of_query: dict[str, list[float]] = defaultdict(list)
+    for sample in job.samples:
+        if (value := measures[sample["sample_id"], "score_audited"]) is not None:
+            of_query[sample["query"]].append(value)
+    sums, sizes = ([count(own) for own in of_query.values()] for count in (sum, len))
+    interval = clustered_bca_interval(sums, sizes, seed=0)
+    ends = (interval.mean, interval.low, interval.high)
+    row = rows["score_audited", None]
+    assert (row["mean"], row["ci_low"], row["ci_high"]) == pytest.approx(ends)
     assert missed.total() > 5
     return counts
 
