@@ -192,18 +192,11 @@ def _used(run: Run, store: str, stage: Stage, digest: str, settings: Settings) -
     folder = max(noted, key=lambda use: use.at).stage if noted else f"{stage.name}-{digest}"
     asked = (one for use in noted if use.stage == folder for batch in use.ids() for one in batch)
     wanted = pa.array(sorted(set(asked)), pa.string())
-    place = Place(store) / VERSION / folder
-    names = ("request_id", "prompt_tokens", "completion_tokens", "attempts", "seconds")
-    sums = dict.fromkeys(names[1:], 0.0)
-    for name in list_folder(str(place)).live():
-        with (place / name).open() as file:
-            rows = pq.read_table(file, columns=list(names))
-        rows = rows.filter(pc.is_in(rows["request_id"], wanted))
-        sums = {key: value + (pc.sum(rows[key]).as_py() or 0) for key, value in sums.items()}
+    sums = _sum_completions(Place(store) / VERSION / folder, wanted)
     if runs_in_tasks(stage, settings):
         return _Used(stage, Usage(seconds=sums["seconds"]), 0, in_tasks=True)
-    attempts = int(sums["attempts"])
-    calls = calls_for(settings, stage, attempts)
+    attempts = sums["attempts"]
+    calls = calls_for(settings, stage, int(attempts))
     usage = Usage(
         calls=calls,
         seconds=sums["seconds"] * calls / max(attempts, 1),
@@ -211,6 +204,23 @@ def _used(run: Run, store: str, stage: Stage, digest: str, settings: Settings) -
         completion_tokens=int(sums["completion_tokens"]),
     )
     return _Used(stage, prices_for(settings, stage.name).priced(usage), len(wanted), in_tasks=False)
+
+
+def _sum_completions(folder: Place, wanted: pa.Array) -> dict[str, float]:
+    """prompt_tokens, completion_tokens, attempts and seconds of the stored rows of these requests.
+
+    A request that was asked again has a row an answer, each with its own tokens, and attempts and seconds up to it.
+    """
+    each = {"prompt_tokens": "sum", "completion_tokens": "sum", "attempts": "max", "seconds": "max"}
+    keys, parts = ["request_id", "run_id"], []
+    for name in list_folder(str(folder)).live():
+        with (folder / name).open() as file:
+            rows = pq.read_table(file, columns=[*keys, *each])
+        parts.append(rows.filter(pc.is_in(rows["request_id"], wanted)))
+    if not parts:
+        return dict.fromkeys(each, 0.0)
+    by_request = pa.concat_tables(parts).group_by(keys).aggregate(list(each.items()))
+    return {name: pc.sum(by_request[f"{name}_{how}"]).as_py() or 0.0 for name, how in each.items()}
 
 
 def _agreement(runs: Sequence[Run], metric: str, seed: int) -> Row:

@@ -68,8 +68,11 @@ def read_form(text: str) -> tuple[str, tuple[str, ...]]:
     return found[1] or ", ".join(settings), settings
 
 
-def requests_of(options: Options, metric: str) -> dict[str, tuple[tuple[str, ...], ScoreRequest]]:
-    """By the name of each form its settings and what is asked under it, that of the settings as they are first."""
+def requests_of(options: Options, metric: str, *, asks: bool = True) -> dict[str, tuple[tuple[str, ...], ScoreRequest]]:
+    """By the name of each form its settings and what is asked under it, that of the settings as they are first.
+
+    asks: whether a key is needed, as `load` takes it.
+    """
     from untold.jobs.settings.layers import known_settings
 
     known = known_settings()
@@ -81,21 +84,22 @@ def requests_of(options: Options, metric: str) -> dict[str, tuple[tuple[str, ...
             for name, settings in FORMS.items()
             if settings[0].startswith(f"{metric}.") and all(one.partition("=")[0] in known for one in settings)
         }
-        if metric == "nli" and (classifier := load(options).settings.nli.classifier) is not None:
+        if metric == "nli" and (classifier := load(options, asks=asks).settings.nli.classifier) is not None:
             published = WITHOUT_CLASSIFIER
             forms = {name: (*settings, *published) for name, settings in forms.items()}
             forms |= {name: (f"nli.classifier={classifier}", *settings) for name, settings in CASCADES.items()}
     if not forms:
         raise click.UsageError(f"{metric} has no cheaper forms of its own; give --forms, such as a smaller model")
-    return {name: (own, _request(options, metric, name, own)) for name, own in {PUBLISHED: published, **forms}.items()}
+    named = {PUBLISHED: published, **forms}
+    return {name: (own, _request(options, metric, name, own, asks=asks)) for name, own in named.items()}
 
 
-def _request(options: Options, metric: str, name: str, settings: tuple[str, ...]) -> ScoreRequest:
+def _request(options: Options, metric: str, name: str, settings: tuple[str, ...], *, asks: bool) -> ScoreRequest:
     """What is asked under a form: its run lies in the output, and all share a store."""
     output = options.output and f"{options.output}/forms/{folder_of(name)}"
     given = {**vars(options), "overrides": (*options.overrides, *settings), "metric": (metric,), "output": output}
     own = Options(**given)
-    resolved = load(own)
+    resolved = load(own, asks=asks)
     request = score_request(own, resolved)
     if resolved.settings.store or not options.output:
         return request
@@ -162,7 +166,7 @@ def plan_forms(options: Options) -> int:
     """What a run would ask in each form: totals over the stages of the metric."""
     if len(options.metric) != 1:
         raise click.UsageError("--forms goes with one metric")
-    found = requests_of(options, options.metric[0])
+    found = requests_of(options, options.metric[0], asks=False)
     from untold.jobs.api import Plan
     from untold.jobs.plan import plan
     from untold.jobs.run.progress import Display

@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from time import time
 from typing import Any, TypeAlias
 
 import pyarrow.parquet as pq
@@ -16,9 +15,10 @@ import pytest
 from tests.fakes.expected import Expected, Options, count_requests, expected_nli
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
-from tests.runs.harness import Row, Run, canonical, read_manifest, read_table, sum_usage, times, words_of, write_samples
+from tests.runs.harness import Row, canonical, read_manifest, read_table, sum_usage, words_of, write_samples
 from tests.runs.here import RunHere
 from tests.runs.icat_jobs import words_among
+from tests.runs.killing import kill_among
 from tests.runs.reported import assert_reported
 from tests.runs.worlds import (
     Job,
@@ -219,29 +219,6 @@ def test_lists_conclude_what_pairs_do_whatever_a_judge_leaves_out_or_repeats(
     assert {row["judged_by"] for row in read_table(tmp_path / "out", "relations")} == {"list"}
 
 
-def kill_among(
-    run_here: RunHere,
-    server: ModelServer,
-    path: Path,
-    output: Path,
-    stage: str,
-    arrivals: int,
-    distinct: int,
-    **more: Any,
-) -> None:
-    """Kills a run once so many requests of a stage came, and lets it go on: only what was at risk is asked twice."""
-    in_flight = 8
-    settings = {"llm.max_concurrency": in_flight, **more}
-    run = Run(server, path, output, *NLI, settings=settings)
-    run.wait_for(server, arrivals, stage)
-    killed_at = time()
-    run.kill()
-    at_risk = in_flight + sum(moment >= killed_at - FLUSH_SECONDS for moment in times(server.arrivals()))
-    ended = run_here(server, path, output, *NLI, settings=settings)
-    assert ended.code == 0, ended.err
-    assert distinct <= server.count() <= distinct + at_risk
-
-
 def assert_as_in(
     job: NliJob, samples: Sequence[Row], output: Path, table_of: Callable[[Path], Mapping[str, Any]]
 ) -> None:
@@ -258,7 +235,7 @@ def test_lists_of_a_killed_run_are_not_paid_for_twice(run_here: RunHere, job: Nl
         assert run_here(server, path, tmp_path / "whole", *NLI, settings=IN_LISTS).code == 0
         distinct = server.count()
     with ModelServer(answer="careless_noisy", latency=0.05) as server:
-        kill_among(run_here, server, path, tmp_path / "out", LISTS, 100, distinct, **IN_LISTS)
+        kill_among(run_here, server, path, tmp_path / "out", "nli", LISTS, 100, distinct, **IN_LISTS)
     assert_as_in(job, samples, tmp_path / "out", scores_of)
 
 
@@ -529,7 +506,7 @@ def test_a_run_killed_among_its_pairs_continues_without_paying_twice(
     path = write_samples(tmp_path / "samples.jsonl", samples)
     distinct = sum(count_requests(samples, job.options).values())
     with ModelServer(answer="world_noisy", latency=0.05) as server:
-        kill_among(run_here, server, path, tmp_path / "out", PAIRS, 300, distinct)
+        kill_among(run_here, server, path, tmp_path / "out", "nli", PAIRS, 300, distinct)
     assert_as_in(job, samples, tmp_path / "out", scores_of)
     assert_as_in(job, samples, tmp_path / "out", relations_of)
 

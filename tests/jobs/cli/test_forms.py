@@ -16,7 +16,7 @@ from untold.jobs.cli.main import UNTOLD, main
 from untold.jobs.run.terminal import Page
 from untold.jobs.settings.endpoints import EndpointSettings
 from untold.jobs.settings.layers import known_settings
-from untold.jobs.settings.model import LlmSettings, Settings
+from untold.jobs.settings.model import LlmSettings, Settings, SettingsError
 from untold.jobs.tables import CALIBRATION
 from untold.udfs.llm.usage import Usage
 
@@ -86,6 +86,15 @@ def test_a_model_of_a_stage_without_a_price_of_its_own_is_told_once(tmp_path: Pa
     assert line.startswith(
         f"{small}: has the prices of m; set stages.classify_relation.price_per_million_prompt_tokens"
     )
+
+
+def test_a_plan_of_forms_needs_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    options = options_of(tmp_path, "--forms", "nli.skip_implied=true", "--endpoint", "openai")
+    options.overrides = ()
+    assert list(requests_of(options, "nli", asks=False)) == [PUBLISHED, "nli.skip_implied=true"]
+    with pytest.raises(SettingsError, match="OPENAI_API_KEY"):
+        requests_of(options, "nli")
 
 
 @pytest.mark.parametrize("text", ["", "small", "small: model", "=1"])
