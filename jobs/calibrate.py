@@ -21,25 +21,27 @@ from matplotlib.figure import Figure
 
 from untold.graph.drawing import STYLE, save_figure
 from untold.graph.views import FORMATS, one_line
-from untold.jobs.asking.calling import runs_in_tasks
+from untold.jobs.asking.calling import calls_for, runs_in_tasks
 from untold.jobs.asking.engines import open_held
-from untold.jobs.asking.lookups import bind_lookup
+from untold.jobs.asking.prompts import bind_stage
 from untold.jobs.asking.snapshots import VERSION, list_folder
 from untold.jobs.asking.uses import list_uses
 from untold.jobs.metrics.request import ScoreRequest
+from untold.jobs.plan import hours_at
 from untold.jobs.results import Run, connect_tables, open_run
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
 from untold.jobs.run.output import Output, shown
 from untold.jobs.run.progress import Display
+from untold.jobs.run.session import task_slots
 from untold.jobs.run.terminal import Page, table, wrapped
 from untold.jobs.score import score
 from untold.jobs.settings.model import Settings, prices_for
 from untold.jobs.study.markdown import markdown_table
 from untold.jobs.summary.rows import SCORE
 from untold.jobs.tables import CALIBRATION
+from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.usage import Usage
-from untold.udfs.stages import LOOKUPS
-from untold.udfs.statistics.form_agreement import compare_rankings, kappa_by_query
+from untold.udfs.statistics.form_agreement import compare_rankings, kappa_by_query, limits_of_agreement
 from untold.udfs.statistics.intervals import Interval, clustered_bca_interval
 from untold.udfs.storage import Place
 
@@ -47,8 +49,6 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 TABLE, REPORT = "calibration", "calibration.md"
-# Standard deviations of differences within which 95 % of them lie: Bland and Altman 1986
-LIMITS = 1.959963984540054
 SECONDS_AN_HOUR = 3600
 Row = dict[str, Any]
 
@@ -101,7 +101,8 @@ def calibrate(request: CalibrateRequest, display: Display) -> Calibrated:
                     status = ended.manifest["status"]
                     output.end(Ending(status if status in EXIT_CODES else "broken", ended.message))
                     return Calibrated(ended.exit_code, message=ended.message)
-        rows = measure(request)
+            cores = task_slots(held.spark)
+        rows = measure(request, cores)
         output.write_rows(TABLE, rows, CALIBRATION)
         Place(f"{request.output}/{REPORT}").write_bytes(report_of(rows, request.kappa).encode())
         _draw(rows, request)
@@ -109,12 +110,12 @@ def calibrate(request: CalibrateRequest, display: Display) -> Calibrated:
     return Calibrated(0, rows)
 
 
-def measure(request: CalibrateRequest) -> list[Row]:
-    """The rows of the table `calibration`, a form each, from the runs of all forms."""
+def measure(request: CalibrateRequest, cores: int) -> list[Row]:
+    """The rows of the table `calibration`, a form each, from the runs of all forms. cores: that run local models."""
     runs = [open_run(form.request.output) for form in request.forms]
     seed = request.forms[0].request.settings.statistics.seed
     rows = [
-        _costs(form, run) | _agreement([runs[0], run], form.request.metrics[0], seed)
+        _costs(form, run, cores) | _agreement([runs[0], run], form.request.metrics[0], seed)
         for form, run in zip(request.forms, runs, strict=True)
     ]
     chosen = _recommend(rows, request.kappa)
@@ -133,62 +134,93 @@ def _price(row: Row, by: str) -> float:
     return float(row["cost"] if by == "cost" else row["prompt_tokens"] + row["completion_tokens"])
 
 
-def _costs(form: Form, run: Run) -> Row:
-    """What a form needs of models that are called, whether this run or another one of the store asked them."""
-    settings = form.request.settings
-    stages = {name: digest for name, digest in run.manifest["identity"]["stages"].items() if _is_called(name, settings)}
-    used = [_used(run, form.request.store, *named) for named in stages.items()]
-    priced = [prices_for(settings, stage).priced(usage) for stage, usage, _ in used]
-    costs = [one.cost for one in priced if one.cost is not None]
+def _costs(form: Form, run: Run, cores: int) -> Row:
+    """What a form needs, whether this run or another one of the store asked it; local models need seconds alone."""
     drawn = run.manifest["counts"]["samples"]
     whole = ((run.manifest.get("input") or {}).get("draw") or {}).get("of") or drawn
+    used = [
+        _used(run, form.request.store, bind_stage(name, form.request.settings), digest, form.request.settings)
+        for name, digest in run.manifest["identity"]["stages"].items()
+    ]
+    costs = [one.usage.cost for one in used if one.usage.cost is not None]
     sums = {
-        "requests": sum(requests for _, _, requests in used),
-        "calls": sum(usage.calls for _, usage, _ in used),
-        "prompt_tokens": sum(usage.prompt_tokens for _, usage, _ in used),
-        "completion_tokens": sum(usage.completion_tokens for _, usage, _ in used),
+        "requests": sum(one.requests for one in used),
+        "calls": sum(one.usage.calls for one in used),
+        "prompt_tokens": sum(one.usage.prompt_tokens for one in used),
+        "completion_tokens": sum(one.usage.completion_tokens for one in used),
         "cost": sum(costs) if costs else None,
-        "seconds": sum(usage.seconds for _, usage, _ in used),
+        "seconds": sum(one.usage.seconds for one in used),
+        "task_seconds": sum(one.usage.seconds for one in used if one.in_tasks),
     }
-    scale = whole / drawn
+    hours = [one.hours(form.request.settings, whole / drawn, cores) for one in used]
     return {
         "form": form.name,
         "settings": list(form.settings),
         "samples": drawn,
         **sums,
         "of": whole,
-        **{f"whole_{name}": None if value is None else value * scale for name, value in sums.items()},
-        "whole_hours": sums["seconds"] * scale / settings.llm.max_concurrency / SECONDS_AN_HOUR,
+        **{f"whole_{name}": None if value is None else value * whole / drawn for name, value in sums.items()},
+        "whole_hours": sum(one for one in hours if one is not None),
+        **{f"sample_{name}": None if value is None else value / drawn for name, value in sums.items()},
     }
 
 
-def _is_called(stage: str, settings: Settings) -> bool:
-    """Whether a stage is asked of an endpoint, not of a model within tasks."""
-    return stage not in LOOKUPS or not runs_in_tasks(bind_lookup(stage, settings), settings)
+@dataclass(frozen=True)
+class _Used:
+    """What a stage's requests of a run used, whoever asked them, and how many these are."""
+
+    stage: Stage
+    usage: Usage
+    requests: int
+    in_tasks: bool
+
+    def hours(self, settings: Settings, times: float, cores: int) -> float | None:
+        """Hours of so many times as much: at the limits, or within tasks on so many cores."""
+        if self.in_tasks:
+            return self.usage.seconds * times / cores / SECONDS_AN_HOUR
+        return hours_at(
+            settings, self.stage, *(times * one for one in (self.usage.calls, self.usage.tokens, self.usage.seconds))
+        )
 
 
-def _used(run: Run, store: str, stage: str, digest: str) -> tuple[str, Usage, int]:
-    """A stage, what its requests of a run used whoever asked them, and how many these are."""
-    noted = [use for use in list_uses(store) if use.run == run.manifest["run"] and use.stage.startswith(f"{stage}-")]
+def _used(run: Run, store: str, stage: Stage, digest: str, settings: Settings) -> _Used:
+    """What a stage of a run used; several requests of one call have its seconds together."""
+    noted = [
+        use for use in list_uses(store) if use.run == run.manifest["run"] and use.stage.startswith(f"{stage.name}-")
+    ]
     # A schema that is refused gives a stage another digest in the middle of a run
-    folder = max(noted, key=lambda use: use.at).stage if noted else f"{stage}-{digest}"
+    folder = max(noted, key=lambda use: use.at).stage if noted else f"{stage.name}-{digest}"
     asked = (one for use in noted if use.stage == folder for batch in use.ids() for one in batch)
     wanted = pa.array(sorted(set(asked)), pa.string())
-    place = Place(store) / VERSION / folder
-    names = ("request_id", "prompt_tokens", "completion_tokens", "attempts", "seconds")
-    sums = dict.fromkeys(names[1:], 0.0)
-    for name in list_folder(str(place)).live():
-        with (place / name).open() as file:
-            rows = pq.read_table(file, columns=list(names))
-        rows = rows.filter(pc.is_in(rows["request_id"], wanted))
-        sums = {key: value + (pc.sum(rows[key]).as_py() or 0) for key, value in sums.items()}
+    sums = _sum_completions(Place(store) / VERSION / folder, wanted)
+    if runs_in_tasks(stage, settings):
+        return _Used(stage, Usage(seconds=sums["seconds"]), 0, in_tasks=True)
+    attempts = sums["attempts"]
+    calls = calls_for(settings, stage, int(attempts))
     usage = Usage(
-        calls=int(sums["attempts"]),
-        seconds=sums["seconds"],
+        calls=calls,
+        seconds=sums["seconds"] * calls / max(attempts, 1),
         prompt_tokens=int(sums["prompt_tokens"]),
         completion_tokens=int(sums["completion_tokens"]),
     )
-    return stage, usage, len(wanted)
+    return _Used(stage, prices_for(settings, stage.name).priced(usage), len(wanted), in_tasks=False)
+
+
+def _sum_completions(folder: Place, wanted: pa.Array) -> dict[str, float]:
+    """prompt_tokens, completion_tokens, attempts and seconds of the stored rows of these requests.
+
+    A request that was asked again has a row an answer, each with its own tokens, and attempts and seconds up to it.
+    """
+    each = {"prompt_tokens": "sum", "completion_tokens": "sum", "attempts": "max", "seconds": "max"}
+    keys, parts = ["request_id", "run_id"], []
+    for name in list_folder(str(folder)).live():
+        with (folder / name).open() as file:
+            rows = pq.read_table(file, columns=[*keys, *each])
+        parts.append(rows.filter(pc.is_in(rows["request_id"], wanted)))
+    if not parts:
+        return dict.fromkeys(each, 0.0)
+    by_request = pa.concat_tables(parts).group_by(keys).aggregate(list(each.items()))
+    return {name: pc.sum(by_request[f"{name}_{how}"]).as_py() or 0.0 for name, how in each.items()}
 
 
 def _agreement(runs: Sequence[Run], metric: str, seed: int) -> Row:
@@ -209,24 +241,24 @@ def _agreement(runs: Sequence[Run], metric: str, seed: int) -> Row:
     ).fetchnumpy()
     difference = np.asarray(pairs["second"], np.float64) - np.asarray(pairs["first"], np.float64)
     queries, place = np.unique(np.asarray(pairs["query"]), return_inverse=True)
-    mean = clustered_bca_interval(
-        np.bincount(place, difference, len(queries)), np.bincount(place, minlength=len(queries)), seed=seed
-    )
-    spread = LIMITS * float(difference.std(ddof=1)) if difference.size > 1 else None
-    limits = (None, None) if spread is None or mean.mean is None else (mean.mean - spread, mean.mean + spread)
+    sums, squares = (np.bincount(place, values, len(queries)) for values in (difference, difference**2))
+    sizes = np.bincount(place, minlength=len(queries))
+    mean = clustered_bca_interval(sums, sizes, seed=seed)
+    lower, upper = limits_of_agreement(sums, squares, sizes, seed=seed)
     return {
         "verdicts": verdicts,
-        "kappa": kappa.mean,
-        "kappa_low": kappa.low,
-        "kappa_high": kappa.high,
+        **_ends("kappa", kappa),
         "n": difference.size,
-        "difference": mean.mean,
-        "difference_low": mean.low,
-        "difference_high": mean.high,
-        "agreement_low": limits[0],
-        "agreement_high": limits[1],
+        **_ends("difference", mean),
+        **_ends("agreement_low", lower),
+        **_ends("agreement_high", upper),
         **_ranking(pairs, place, len(queries), seed),
     }
+
+
+def _ends(name: str, interval: Interval) -> Row:
+    """A figure and the limits of its interval, as columns."""
+    return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
 def _kappa(database: DuckDBPyConnection, metric: str, seed: int) -> tuple[Interval, int]:
@@ -271,8 +303,7 @@ def _ranking(pairs: Mapping[str, Any], place: Any, queries: int, seed: int) -> R
     found = compare_rankings(sums, sizes, seed=seed)
     if found is None:
         return dict.fromkeys(("tau", "tau_low", "tau_high", "same_winner", "winner_changes"))
-    tau = {"tau": found.tau.mean, "tau_low": found.tau.low, "tau_high": found.tau.high}
-    return {**tau, "same_winner": found.same_winner, "winner_changes": found.changes}
+    return {**_ends("tau", found.tau), "same_winner": found.same_winner, "winner_changes": found.changes}
 
 
 def _draw(rows: Sequence[Row], request: CalibrateRequest) -> None:
@@ -299,16 +330,33 @@ def _draw(rows: Sequence[Row], request: CalibrateRequest) -> None:
             (Place(request.output) / f"{TABLE}.{form}").write_bytes(save_figure(figure, form))
 
 
-HEADS = ("form", "requests", "tokens", "cost", "of all", "hours", "kappa", "95 % interval", "difference", "tau-b")
+HEADS = ("form", "requests", "tokens", "cost", "seconds", "kappa", "95 % interval", "difference", "tau-b")
+# Of one sample, and of all that the input has
+EACH = (
+    "form",
+    "requests a sample",
+    "tokens a sample",
+    "cost a sample",
+    "seconds a sample",
+    "cost of all",
+    "hours of all",
+)
 
 
 def _cells(row: Row) -> list[str]:
     tokens = row["prompt_tokens"] + row["completion_tokens"]
     return [
-        *(row["form"], f"{row['requests']:,}", f"{tokens:,}", _figure(row["cost"], ",.4f")),
-        *(_figure(row["whole_cost"], ",.2f"), f"{row['whole_hours']:,.1f}"),
+        *(row["form"], f"{row['requests']:,}", f"{tokens:,}", _figure(row["cost"], ",.4f"), f"{row['seconds']:,.1f}"),
         *(_figure(row["kappa"]), _between(row, "kappa")),
         *(_figure(row["difference"], "+.3f"), _figure(row["tau"], ".2f")),
+    ]
+
+
+def _cells_of_each(row: Row) -> list[str]:
+    tokens = row["sample_prompt_tokens"] + row["sample_completion_tokens"]
+    return [
+        *(row["form"], f"{row['sample_requests']:,.1f}", f"{tokens:,.0f}", _figure(row["sample_cost"], ",.6f")),
+        *(f"{row['sample_seconds']:,.2f}", _figure(row["whole_cost"], ",.2f"), f"{row['whole_hours']:,.2f}"),
     ]
 
 
@@ -333,28 +381,38 @@ def _advice(rows: Sequence[Row], least: float) -> list[str]:
 def calibration_lines(rows: Sequence[Row], least: float, page: Page) -> Iterator[str]:
     """The forms as lines, and which is recommended."""
     yield from table(HEADS, [_cells(row) for row in rows], page, names=1)
+    yield ""
+    yield from table(EACH, [_cells_of_each(row) for row in rows], page, names=1)
     of, drawn = rows[0]["of"], rows[0]["samples"]
-    yield from wrapped(
-        f"of all: cost of all {of:,} samples, by the {drawn:,} that were scored; hours: of these too", page
-    )
+    yield from wrapped(f"of all: of all {of:,} samples, by the {drawn:,} that were scored", page)
     yield from ("", *_advice(rows, least))
 
 
 def report_of(rows: Sequence[Row], least: float) -> str:
     """The report as Markdown."""
-    heads = ("form", "limits of agreement", "tau-b, 95 % interval", "same winner", "winner changes")
-    more = [
+    heads = ("form", "lower limit", "95 % interval", "upper limit", "95 % interval")
+    limits = [
         [
-            *(row["form"], _between(row, "agreement", "+.3f"), _between(row, "tau", ".2f")),
-            *(str(row["same_winner"]), _figure(row["winner_changes"], ".1%")),
+            *(row["form"], _figure(row["agreement_low"], "+.3f"), _between(row, "agreement_low", "+.3f")),
+            *(_figure(row["agreement_high"], "+.3f"), _between(row, "agreement_high", "+.3f")),
         ]
+        for row in rows
+    ]
+    ranks = [
+        [row["form"], _between(row, "tau", ".2f"), str(row["same_winner"]), _figure(row["winner_changes"], ".1%")]
         for row in rows
     ]
     parts = [
         f"# Calibration\n\n{rows[0]['samples']:,} of {rows[0]['of']:,} samples, scored in each form.\n",
         markdown_table(HEADS, [_cells(row) for row in rows]),
-        "Differences of scores are of the form less the published one; intervals take whole queries.\n",
-        markdown_table(heads, more),
+        "\nSeconds are those of requests and local models, one after the other.\n",
+        markdown_table(EACH, [_cells_of_each(row) for row in rows]),
+        "\nDifferences of scores are of the form less the published one; intervals take whole queries. Limits of "
+        "agreement, within which 95 % of the differences lie:\n",
+        markdown_table(heads, limits),
+        "\nSystems:\n",
+        markdown_table(("form", "tau-b, 95 % interval", "same winner", "winner changes"), ranks),
+        "",
         "\n".join(_advice(rows, least)),
     ]
     return "\n".join(parts) + "\n"

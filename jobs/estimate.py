@@ -38,7 +38,7 @@ def estimate(request: EstimateRequest, notify: Callable[[str], None] = lambda _:
     and CompareError for runs and labels that do not go together.
     """
     if request.proxy is None and request.labels is None:
-        raise EstimateError("give --proxy, a run of all samples by a cheaper judge, or --labels, or both")
+        raise EstimateError("give --proxy, cheap scores of all samples, or --labels, or both")
     groups = read_groups(request, notify)
     for line in _useless(groups):
         notify(line)

@@ -90,8 +90,9 @@ class Run(results.Run):
 
     def estimate(
         self,
-        proxy: results.Run | None = None,
+        proxy: results.Run | str | None = None,
         *,
+        samples: str | os.PathLike[str] | None = None,
         labels: str | os.PathLike[str] | None = None,
         metrics: Sequence[str] | None = None,
         proxy_metric: str | None = None,
@@ -100,7 +101,9 @@ class Run(results.Run):
         """Means over all samples, from this run's scores of a part and a cheap proxy on all (`untold estimate`).
 
         Args:
-            proxy: A run of all samples by a cheaper model or metric.
+            proxy: A run of all samples by a cheaper model or metric; a file of sample_id and score; `words` or
+                `vectors`, which compare a response with its references or contexts.
+            samples: The file or folder of all samples, of a proxy that is no run; None is what this run was drawn from.
             labels: A file of what people say (sample_id and score) in place of this run's scores; without `proxy`, this
                 run is the proxy.
             metrics: Names of metrics; None is all.
@@ -116,9 +119,12 @@ class Run(results.Run):
         """
         from untold.jobs.estimate import estimate
         from untold.jobs.summary.estimating import EstimateRequest
+        from untold.jobs.summary.proxies import open_proxy
         from untold.jobs.tables import ESTIMATES
 
         path, notes = None if labels is None else os.fspath(labels), list[str]()
+        if isinstance(proxy, str):
+            proxy = open_proxy(proxy, self, None if samples is None else os.fspath(samples))
         found = estimate(EstimateRequest(self, proxy, path, metrics, proxy_metric, undefined), notes.append)
         for note in notes:
             warnings.warn(note, stacklevel=2)

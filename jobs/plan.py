@@ -40,7 +40,7 @@ from untold.udfs.stages.figures import Figures
 COMPLETION_LIMITS = ("max_completion_tokens", "max_tokens")
 # A model's own limit is not known; this one stands for it where a stage sends none.
 UNLIMITED_COMPLETION_TOKENS = MAX_TOKENS
-MINUTES_PER_HOUR = 60
+MINUTES_PER_HOUR = SECONDS_PER_MINUTE = 60
 # Within which an endpoint answers a batch
 BATCH_HOURS = 24.0
 # The columns of `untold.graph.distributed.Condensed`
@@ -277,14 +277,18 @@ def cost_and_hours(
     if runs_in_tasks(stage, settings):
         return {"cost": None, "batch_cost": None, "hours": None}
     calls = calls_for(settings, stage, requests)
-    hours = hours_of(limits_of(settings, stage.api), calls, sum(tokens.values()))
-    if delivery_for(settings, stage.name) == "batch":
-        hours = BATCH_HOURS if calls else 0.0
     return {
         "cost": prices_for(settings, stage.name).cost(**tokens, calls=calls),
         "batch_cost": prices_for(settings, stage.name, "batch").cost(**tokens, calls=calls),
-        "hours": hours,
+        "hours": hours_at(settings, stage, calls, sum(tokens.values())),
     }
+
+
+def hours_at(settings: Settings, stage: Stage, calls: float, tokens: float, seconds: float = 0.0) -> float | None:
+    """Hours of a stage's calls at its endpoints: those of `hours_of`, and of batches a day."""
+    if delivery_for(settings, stage.name) == "batch":
+        return BATCH_HOURS if calls else 0.0
+    return hours_of(limits_of(settings, stage.api), calls, tokens, seconds)
 
 
 @dataclass
@@ -398,12 +402,14 @@ def completion_limit(stage: Stage) -> int:
     return next((limit for limit in sent if isinstance(limit, int)), UNLIMITED_COMPLETION_TOKENS)
 
 
-def hours_of(limits: Limits | LlmSettings, requests: int, tokens: int) -> float | None:
+def hours_of(limits: Limits | LlmSettings, requests: float, tokens: float, seconds: float = 0.0) -> float | None:
     """Hours that the limits alone would take for so many requests and tokens; None where there is no limit.
 
-    The slower of the two limits counts: 60 requests of 2,000 tokens at 60 requests and 60,000 tokens a minute take two
-    minutes, which are 0.033 hours. What the endpoint itself takes is not known.
+    The slowest limit counts: 60 requests of 2,000 tokens at 60 requests and 60,000 tokens a minute take two minutes,
+    which are 0.033 hours. seconds: what the endpoint takes for them one after the other, where that is known, of which
+    `max_concurrency` requests go at a time.
     """
     limited = ((requests, limits.requests_per_minute), (tokens, limits.tokens_per_minute))
     minutes = [amount / limit for amount, limit in limited if limit is not None]
+    minutes += [seconds / limits.max_concurrency / SECONDS_PER_MINUTE] if seconds else []
     return max(minutes) / MINUTES_PER_HOUR if minutes else None

@@ -27,7 +27,7 @@ from untold.jobs.inputs.samples import (
     write_samples,
 )
 from untold.jobs.metrics import METRICS, digests_of, joined, needs_of, optional_of, retrieves, stages_of
-from untold.jobs.metrics.audits import MISS_RATE
+from untold.jobs.metrics.audits import MISS_RATE, SCORE_AUDITED
 from untold.jobs.metrics.base import Metric, Tables, tell_profile
 from untold.jobs.metrics.condensing import check_graphframes
 from untold.jobs.metrics.conflicts import SIDES
@@ -295,7 +295,7 @@ def _finish(
     written = _write_tables(output, tables, counted)
     counts = _counts(counted["scores"], counted["failures"])
     _check_scores(run, counts["scores"])
-    summary, audits = _summarise(run, written, repeats)
+    summary, audits = _summarise(run, written, samples, repeats)
     one_sided = "conflicts" in written and counted["conflicts"]["one_sided"]
     choices = read_counts(written["conflicts"], samples) if one_sided else []
     leaning = leaning_rows(choices, seed=run.request.settings.statistics.seed)
@@ -320,7 +320,7 @@ def _check_scores(run: _Scoring, scores: int) -> None:
 
 
 def _summarise(
-    run: _Scoring, written: Mapping[str, DataFrame], repeats: Sequence[Tables]
+    run: _Scoring, written: Mapping[str, DataFrame], samples: DataFrame, repeats: Sequence[Tables]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Writes the tables `summary`, `measures_summary` and `repeatability`.
 
@@ -341,6 +341,8 @@ def _summarise(
     always = {metric.name: metric.undefined_zero for metric in run.metrics}
     found = [] if measures is None else aggregate.summarise_measures(measures, scores, zeroed, always, seed=seed)
     if measures is not None:
+        of_samples = samples.select("sample_id", "query", "system")
+        found = aggregate.with_query_intervals(found, measures, of_samples, SCORE_AUDITED, seed=seed)
         pooling = [metric.pooled for metric in run.metrics if metric.pooled is not None]
         found += [row for pool in pooling for row in pool(measures, scores)]
     output.write_rows("measures_summary", found, RESULT_TABLES["measures_summary"])

@@ -325,7 +325,7 @@ CALIBRATION = pa.schema(
         ("prompt_tokens", pa.int64()),
         ("completion_tokens", pa.int64()),
         ("cost", pa.float64()),
-        ("seconds", pa.float64()),  # that the requests took, one after the other
+        ("seconds", pa.float64()),  # that requests and local models took, one after the other
         ("of", pa.int64()),  # samples of the input, which these were drawn from
         ("whole_requests", pa.float64()),  # of all of these, in proportion
         ("whole_calls", pa.float64()),
@@ -333,7 +333,7 @@ CALIBRATION = pa.schema(
         ("whole_completion_tokens", pa.float64()),
         ("whole_cost", pa.float64()),
         ("whole_seconds", pa.float64()),
-        ("whole_hours", pa.float64()),  # at llm.max_concurrency
+        ("whole_hours", pa.float64()),  # at the limits, and of local models on the cores of this start
         ("verdicts", pa.int64()),  # of the published form: relations, or covered statements where there are none
         ("kappa", pa.float64()),
         ("kappa_low", pa.float64()),  # 95 %, over queries, as the other limits
@@ -350,6 +350,19 @@ CALIBRATION = pa.schema(
         ("same_winner", pa.bool_()),
         ("winner_changes", pa.float64()),  # share of resamples in which the best systems differ
         ("recommended", pa.bool_()),
+        ("agreement_low_low", pa.float64()),  # 95 % of each limit of agreement
+        ("agreement_low_high", pa.float64()),
+        ("agreement_high_low", pa.float64()),
+        ("agreement_high_high", pa.float64()),
+        ("task_seconds", pa.float64()),  # of seconds, those of local models within Spark's tasks
+        ("whole_task_seconds", pa.float64()),
+        ("sample_requests", pa.float64()),  # of one sample, on average
+        ("sample_calls", pa.float64()),
+        ("sample_prompt_tokens", pa.float64()),
+        ("sample_completion_tokens", pa.float64()),
+        ("sample_cost", pa.float64()),
+        ("sample_seconds", pa.float64()),
+        ("sample_task_seconds", pa.float64()),
     ]
 )
 # A mean over all samples, from judgements of a part and a proxy on all, or how far two systems differ in it

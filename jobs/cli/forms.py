@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,19 +32,21 @@ METRICS = ("nli", "qa", "icat", "importance")
 # What is drawn without --random
 SAMPLES = 200
 PUBLISHED = "published"
+_LISTS = ("nli.judgement=lists", "nli.list_size=20")
 # Forms that are tried without --forms, as far as this release has their settings
 FORMS: Mapping[str, tuple[str, ...]] = {
     "skip implied": ("nli.skip_implied=true",),
     **{f"lists of {size}": ("nli.judgement=lists", f"nli.list_size={size}") for size in (5, 10, 20)},
     **{f"filter by {kind}": (f"nli.filter={kind}",) for kind in ("words", "vectors", "either")},
-    "lists of 20, filter by words": ("nli.judgement=lists", "nli.list_size=20", "nli.filter=words"),
+    "lists of 20, filter by words": (*_LISTS, "nli.filter=words"),
     "quantities resolved": ("qa.quantity_tool=resolve",),
     **{f"{metric} lists": (f"{metric}.judgement=lists",) for metric in METRICS[1:]},
 }
 # With a classifier, what is tried of it; all other forms are without
 CASCADES: Mapping[str, tuple[str, ...]] = {
     **{f"classifier certain at {p}": (f"nli.certain={p}",) for p in (0.8, 0.9, 0.95, 0.99)},
-    "lists of 20, classifier certain at 0.9": ("nli.judgement=lists", "nli.list_size=20", "nli.certain=0.9"),
+    "lists of 20, classifier certain at 0.9": (*_LISTS, "nli.certain=0.9"),
+    "lists of 20, filter by words, classifier certain at 0.9": (*_LISTS, "nli.filter=words", "nli.certain=0.9"),
 }
 WITHOUT_CLASSIFIER = ("nli.classifier=null", "nli.certain=null")
 
@@ -65,8 +68,11 @@ def read_form(text: str) -> tuple[str, tuple[str, ...]]:
     return found[1] or ", ".join(settings), settings
 
 
-def requests_of(options: Options, metric: str) -> dict[str, tuple[tuple[str, ...], ScoreRequest]]:
-    """By the name of each form its settings and what is asked under it, that of the settings as they are first."""
+def requests_of(options: Options, metric: str, *, asks: bool = True) -> dict[str, tuple[tuple[str, ...], ScoreRequest]]:
+    """By the name of each form its settings and what is asked under it, that of the settings as they are first.
+
+    asks: whether a key is needed, as `load` takes it.
+    """
     from untold.jobs.settings.layers import known_settings
 
     known = known_settings()
@@ -78,21 +84,22 @@ def requests_of(options: Options, metric: str) -> dict[str, tuple[tuple[str, ...
             for name, settings in FORMS.items()
             if settings[0].startswith(f"{metric}.") and all(one.partition("=")[0] in known for one in settings)
         }
-        if metric == "nli" and (classifier := load(options).settings.nli.classifier) is not None:
+        if metric == "nli" and (classifier := load(options, asks=asks).settings.nli.classifier) is not None:
             published = WITHOUT_CLASSIFIER
             forms = {name: (*settings, *published) for name, settings in forms.items()}
             forms |= {name: (f"nli.classifier={classifier}", *settings) for name, settings in CASCADES.items()}
     if not forms:
         raise click.UsageError(f"{metric} has no cheaper forms of its own; give --forms, such as a smaller model")
-    return {name: (own, _request(options, metric, name, own)) for name, own in {PUBLISHED: published, **forms}.items()}
+    named = {PUBLISHED: published, **forms}
+    return {name: (own, _request(options, metric, name, own, asks=asks)) for name, own in named.items()}
 
 
-def _request(options: Options, metric: str, name: str, settings: tuple[str, ...]) -> ScoreRequest:
+def _request(options: Options, metric: str, name: str, settings: tuple[str, ...], *, asks: bool) -> ScoreRequest:
     """What is asked under a form: its run lies in the output, and all share a store."""
-    output = options.output and f"{options.output}/forms/{re.sub(r'[^A-Za-z0-9.]+', '-', name)}"
+    output = options.output and f"{options.output}/forms/{folder_of(name)}"
     given = {**vars(options), "overrides": (*options.overrides, *settings), "metric": (metric,), "output": output}
     own = Options(**given)
-    resolved = load(own)
+    resolved = load(own, asks=asks)
     request = score_request(own, resolved)
     if resolved.settings.store or not options.output:
         return request
@@ -114,6 +121,17 @@ def unpriced_models(requests: Iterable[ScoreRequest]) -> list[str]:
                 keys = " and ".join(f"stages.{stage}.{name}" for name in PRICES)
                 lines[f"stages.{stage}.model={own.model}: has the prices of {llm.model}; set {keys}"] = None
     return list(lines)
+
+
+def folder_of(name: str) -> str:
+    """The folder of a form: its name, and a hash that tells it apart where that has more than letters and digits.
+
+    >>> folder_of("published"), folder_of("a b"), folder_of("a-b")
+    ('published', 'a-b-fbd987', 'a-b-69dd64')
+    """
+    if re.fullmatch(r"[A-Za-z0-9]+", name):
+        return name
+    return f"{re.sub(r'[^A-Za-z0-9.]+', '-', name)}-{blake2b(name.encode(), digest_size=3).hexdigest()}"
 
 
 def _calibrate(options: Options) -> int:
@@ -148,7 +166,7 @@ def plan_forms(options: Options) -> int:
     """What a run would ask in each form: totals over the stages of the metric."""
     if len(options.metric) != 1:
         raise click.UsageError("--forms goes with one metric")
-    found = requests_of(options, options.metric[0])
+    found = requests_of(options, options.metric[0], asks=False)
     from untold.jobs.api import Plan
     from untold.jobs.plan import plan
     from untold.jobs.run.progress import Display

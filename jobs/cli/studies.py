@@ -163,10 +163,12 @@ def _sample_size(options: Options) -> int:
 def _estimated(options: Options) -> EstimateRequest:
     from untold.jobs.results import open_run
     from untold.jobs.summary.estimating import EstimateRequest
+    from untold.jobs.summary.proxies import open_proxy
 
+    run = open_run(options.run)
     return EstimateRequest(
-        open_run(options.run),
-        open_run(options.proxy) if options.proxy else None,
+        run,
+        open_proxy(options.proxy, run, options.input) if options.proxy else None,
         options.labels,
         options.metric,
         options.proxy_metric,
@@ -247,7 +249,17 @@ _COMPARED = [
 ]
 _ESTIMATED = [
     Argument("run", "RUN", "an output of untold score, of samples drawn by --random"),
-    Option("--proxy", "RUN", "an output of untold score of all samples, by a cheaper model or metric"),
+    Option(
+        "--proxy",
+        "PROXY",
+        "cheap scores of all samples: an output of untold score, a file of sample_id and score (csv, tsv, jsonl, "
+        "parquet), or words or vectors, which responses share with references or contexts",
+    ),
+    Option(
+        "--input",
+        "PATH",
+        "all samples, of a proxy that is no output: file or folder of Parquet (what RUN was drawn from)",
+    ),
     Option(
         "--labels", "FILE", "what people say in place of RUN's scores: sample_id and score (csv, tsv, jsonl, parquet)"
     ),

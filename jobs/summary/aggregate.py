@@ -20,7 +20,7 @@ from untold.jobs.summary.rows import (
     summarise_counts,
     values_and_counts,
 )
-from untold.udfs.statistics.intervals import mean_of_counts
+from untold.udfs.statistics.intervals import clustered_bca_interval, mean_of_counts
 
 # Measures that count what others of the metric are over: what a response states, or which nuggets are vital
 STATED = ("claims", "vital_nuggets")
@@ -123,6 +123,35 @@ def summarise_measures(
             zeroed=any(group[1] in named.get(group[0], ()) for named in (zeroed, always)),
         )
         for group in groups
+    ]
+
+
+def with_query_intervals(
+    found: Sequence[dict[str, Any]], measures: DataFrame, samples: DataFrame, measure: str, *, seed: int
+) -> list[dict[str, Any]]:
+    """The rows of `measures_summary`, those of one measure with intervals of whole queries: what moves one answer to a
+    query may move all.
+
+    measures: the table; samples: sample_id, query, system.
+    """
+    if not any(row["measure"] == measure for row in found):
+        return list(found)
+    own = measures.where((F.col("measure") == measure) & F.col("value").isNotNull())
+    joined = own.select("sample_id", "metric", "value").join(samples, on="sample_id", how="inner")
+    levels = [joined.withColumn("level", F.lit(level)) for level in ("overall", "system")]
+    levels[0] = levels[0].withColumn("system", F.lit(None).cast("string"))
+    of_query = levels[0].unionByName(levels[1].where("system is not null"))
+    keys = ("metric", "level", "system")
+    # Equal sums of other orders differ in their last bits
+    summed = of_query.groupBy(*keys, "query").agg(F.round(F.sum("value"), 9).alias("sum"), F.count("*").alias("size"))
+    clusters: dict[tuple[Any, ...], list[tuple[float, int, int]]] = defaultdict(list)
+    for row in summed.groupBy(*keys, "sum", "size").count().toArrow().to_pylist():
+        clusters[tuple(row[key] for key in keys)].append((row["sum"], row["size"], row["count"]))
+    return [
+        {**row, **clustered_bca_interval(*zip(*clusters[key], strict=True), seed=seed).columns("mean")}
+        if row["measure"] == measure and (key := tuple(row[name] for name in keys)) in clusters
+        else row
+        for row in found
     ]
 
 

@@ -83,7 +83,7 @@ REQUESTS = (
 )
 REPETITIONS = (
     "repetitions (calls, reuse, nights, condensation, embedding, importance, pairs, recall, start, statistics)"
-    "repetitions (throughput, cpu, reuse, nights, condensation, embedding, classifying, importance, pairs, recall, "
+    "repetitions (calls, reuse, nights, condensation, embedding, classifying, importance, pairs, recall, "
     "start, statistics)"
 )
 

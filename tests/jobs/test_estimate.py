@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import ppi_py
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from untold.jobs.estimate import estimate, needed
 from untold.jobs.inputs.drawing import allocate
 from untold.jobs.results import Run, open_run
 from untold.jobs.summary.estimating import EstimateError, EstimateRequest
+from untold.jobs.summary.proxies import open_proxy, share_vectors
 from untold.udfs.errors import UserError
 
 Floats = NDArray[np.float64]
@@ -272,3 +274,102 @@ def test_the_command_says_how_many_are_needed(tmp_path: Path, capsys: pytest.Cap
     with pytest.raises(SystemExit):
         main([*given[:-1], "0"])
     assert "must be a number above 0" in capsys.readouterr().err
+
+
+def write_texts(folder: Path, judged: int) -> tuple[Path, Run, Floats]:
+    """All samples as Parquet, a run of the first ones, and what a person would say of each: the share of words told."""
+    random = np.random.default_rng(7)
+    words = [f"word{number}" for number in range(10)]
+    told = [[words[place] for place in np.flatnonzero(random.random(10) < 0.5)] for _ in range(200)]
+    rows = {
+        "sample_id": [f"s{place:07}" for place in range(200)],
+        "query": [f"query {place // 2}" for place in range(200)],
+        "system": [f"system {place % 2}" for place in range(200)],
+        "response": [" ".join(one) for one in told],
+        "contexts": [[" ".join(words[:6]), f"The {words[6]} of {' '.join(words[7:])}."]] * 200,
+    }
+    pq.write_table(pa.table(rows), folder / "all.parquet")
+    truth = np.array([len(one) / 10 for one in told])
+    run = write_run(
+        folder / "dear",
+        {"nli": (truth / 2).tolist()},
+        queries=[place // 2 for place in range(200)],
+        systems=rows["system"],
+        kept=[place < judged for place in range(200)],
+        input={"path": str(folder / "all.parquet")},
+    )
+    return folder / "all.parquet", run, truth
+
+
+def test_words_that_responses_share_with_contexts_are_a_proxy_without_a_model(tmp_path: Path) -> None:
+    path, run, truth = write_texts(tmp_path, 40)
+    proxy = open_proxy("words", run)
+    shares = proxy.frames["scores"]["score"].to_pylist()  # type: ignore[attr-defined]
+    assert shares == pytest.approx(truth.tolist())
+    rows = estimate(EstimateRequest(run, proxy)).means
+    assert [(row["metric"], row["proxy"], row["system"], row["n"]) for row in rows] == [
+        ("nli", "words", name, size) for name, size in ((None, 200), ("system 0", 100), ("system 1", 100))
+    ]
+    # The proxy knows the score but for a factor: all samples are as good as judged
+    assert rows[0]["mean"] == pytest.approx(truth.mean() / 2, abs=0.01)
+    assert rows[0]["effective"] > 100
+    assert open_proxy("words", run, str(path)).frames == proxy.frames  # type: ignore[attr-defined]
+
+
+def test_a_proxy_of_a_file_is_worth_what_the_same_run_is(tmp_path: Path) -> None:
+    path, run, truth = write_texts(tmp_path, 40)
+    names = [f"s{place:07}" for place in range(200)]
+    written = pa.table({"sample_id": names, "score": truth})
+    pq.write_table(written, tmp_path / "proxy.parquet")
+    (tmp_path / "proxy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written.to_pylist()))
+    pa.csv.write_csv(written, tmp_path / "proxy.csv")
+    of_all: dict[str, Any] = {
+        "queries": [place // 2 for place in range(200)],
+        "systems": [f"system {place % 2}" for place in range(200)],
+    }
+    cheap = write_run(tmp_path / "cheap", {"score": truth.tolist()}, **of_all)
+    wanted = estimate(EstimateRequest(run, cheap))
+    for kind in ("parquet", "jsonl", "csv"):
+        assert estimate(EstimateRequest(run, open_proxy(str(tmp_path / f"proxy.{kind}"), run, str(path)))) == wanted
+    # Without the samples it knows of no systems
+    (row,) = estimate(EstimateRequest(run, open_proxy(str(tmp_path / "proxy.csv"), run))).means
+    assert (row["level"], row["n"], row["mean"]) == ("overall", 200, pytest.approx(wanted.means[0]["mean"], abs=0.01))
+
+
+def test_vectors_of_responses_are_nearest_to_those_of_texts_that_say_the_same() -> None:
+    bees = ["Honey bees are insects that make honey.", "A bee hive is full of honey."]
+    near, far, unknown = share_vectors(
+        [("Bees make honey in hives.", bees), ("The bank raised its interest rate.", bees), ("No texts.", [])]
+    )
+    assert near is not None
+    assert far is not None
+    assert far + 0.3 < near <= 1
+    assert unknown is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("proxy.csv", "sample_id,scor\ns1,1\n", "no column score"),
+        ("proxy.csv", "sample_id,score\ns1,good\n", "must be numbers"),
+        ("missing.csv", None, "cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_proxy_is_refused_in_one_line(
+    tmp_path: Path, name: str, content: str | None, said: str
+) -> None:
+    _, run, _ = write_texts(tmp_path, 40)
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(EstimateError, match=said) as caught:
+        open_proxy(str(tmp_path / name), run)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_command_takes_a_proxy_without_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, run, _ = write_texts(tmp_path, 40)
+    output = tmp_path / "estimated"
+    assert main(["estimate", run.directory, "--proxy", "words", "--output", str(output), "--json"]) == 0
+    assert {row["proxy"] for row in json.loads(capsys.readouterr().out)["estimates"]} == {"words"}
+    assert pq.read_table(output / "estimates").num_rows == 4
+    assert untold.open_run(run.directory).estimate("words")["estimates"].num_rows == 3

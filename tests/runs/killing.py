@@ -89,6 +89,31 @@ def kill_in_stages(run_here: RunHere, whole: Whole, output: Path, stages: Sequen
     assert server.count() == sum(whole.asked.values()) + lost
 
 
+def kill_among(
+    run_here: RunHere,
+    server: ModelServer,
+    samples: Path,
+    output: Path,
+    metric: str,
+    stage: str,
+    arrivals: int,
+    distinct: int,
+    **more: Any,
+) -> None:
+    """Kills a run once so many requests of a stage came, and lets it go on: only what was at risk is asked twice."""
+    in_flight = 8
+    settings = {"llm.max_concurrency": in_flight, **more}
+    run = Run(server, samples, output, "--metric", metric, settings=settings)
+    run.wait_for(server, arrivals, stage)
+    killed_at = time()
+    run.kill()
+    # What came since the last flush, a second
+    at_risk = in_flight + sum(moment >= killed_at - 1.0 for moment in times(server.arrivals()))
+    ended = run_here(server, samples, output, "--metric", metric, settings=settings)
+    assert ended.code == 0, ended.err
+    assert distinct <= server.count() <= distinct + at_risk
+
+
 def assert_same_tables(output: Path, other: Path, tables: Sequence[str]) -> None:
     """Two outputs have the same rows, in whatever order."""
     for table in tables:

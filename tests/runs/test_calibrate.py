@@ -1,93 +1,307 @@
-"""`untold calibrate`: what cheaper forms of a metric cost and err, beside the published one on the same samples."""
+"""`untold calibrate`: every figure is computed again, from the tables of two full runs that know nothing of forms."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations_with_replacement
+from math import factorial, prod, sqrt
 from pathlib import Path
+from typing import Any, TypeAlias
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from scipy.stats import kendalltau, norm
 
 from tests.fakes.model_server import ModelServer
-from tests.fakes.world import worlds
+from tests.fakes.world import qa_worlds, worlds
+from tests.fakes.world_icat import icat_worlds
+from tests.fakes.world_importance import importance_worlds
 from tests.runs.harness import Row, read_manifest, read_table, write_samples
 from tests.runs.here import RunHere
+from tests.runs.icat_jobs import embedder, words_among
+from tests.udfs.retrieval.onnx_files import write_classifier
+from untold.jobs.cli.forms import folder_of
 
-PRICES = {
-    "llm.price_per_million_prompt_tokens": 1,
-    "llm.price_per_million_completion_tokens": 4,
+pytestmark = pytest.mark.slow
+PROMPT, COMPLETION = "price_per_million_prompt_tokens", "price_per_million_completion_tokens"
+A_MINUTE = 60_000
+SETTINGS = {
+    f"llm.{PROMPT}": 1,
+    f"llm.{COMPLETION}": 4,
+    "llm.requests_per_minute": A_MINUTE,
     "llm.structured": "off",
 }
-SMALL = "stages.classify_relation.model=small-model"
-# The small model takes some pairs for neutral
-ERRS = {"when": {"stage": "classify_relation", "contains": '"small-model"', "share": 0.3}, "do": {"text": "neutral"}}
+IN_TASKS = ("embed_text", "classify_entailment")
+QUERIES, RESPONSES, DRAWN = 5, 2, 9
+# A verdict of the published form and, None where it has none, of the other one
+Verdicts: TypeAlias = Sequence[tuple[str, str | None]]
+# (value, share of resamples)
+Drawn: TypeAlias = Sequence[tuple[float, float]]
+NLI = [sample for world in worlds(QUERIES, "noisy", first=50) for sample in world.samples(RESPONSES)]
 
 
-def kappa_of(first: list[str], second: list[str]) -> float:
-    agreed = sum(map(str.__eq__, first, second)) / len(first)
-    shares = [Counter(first), Counter(second)]
-    chance = sum(shares[0][name] * shares[1][name] for name in shares[0]) / len(first) ** 2
-    return (agreed - chance) / (1 - chance)
+def small(stage: str) -> tuple[str, ...]:
+    return f"stages.{stage}.model=small-model", f"stages.{stage}.{PROMPT}=0.1", f"stages.{stage}.{COMPLETION}=0.4"
 
 
-def relations_of(output: Path) -> dict[tuple[str, ...], str]:
-    keys = ("sample_id", "premise_id", "hypothesis_id")
-    return {tuple(row[key] for key in keys): row["relation"] for row in read_table(output, "relations")}
+def lists(metric: str) -> tuple[str, ...]:
+    return f"{metric}.judgement=lists", f"{metric}.list_size=3"
 
 
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+def errs(stage: str, word: str) -> dict[str, Any]:
+    """The small model says this word of some pairs."""
+    return {"when": {"stage": stage, "contains": '"small-model"', "share": 0.3}, "do": {"text": word}}
 
 
-@pytest.mark.slow
-def test_figures_are_those_of_two_full_runs(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
-    known = worlds(2, "noisy")
-    server.configure(answer=known[0].answer, rules=[ERRS])
-    path = write_samples(tmp_path / "samples.jsonl", [sample for world in known for sample in world.samples(2)])
-    output = tmp_path / "out"
-    given = ["--metric", "nli", "--random", "3", "--forms", f"small: {SMALL}", "--kappa", ".05", "--json"]
-    ended = run_here(server, path, output, *given, settings=PRICES, command="calibrate")
+def of_worlds(metric: str) -> list[Row]:
+    known: Mapping[str, Sequence[Any]] = {
+        "qa": qa_worlds(QUERIES, "noisy"),
+        "icat": icat_worlds(QUERIES, "noisy"),
+        "importance": importance_worlds(QUERIES, "noisy"),
+    }
+    return [sample for world in known[metric] for sample in world.samples(RESPONSES)]
+
+
+def test_nli_in_lists_filtered_by_a_cascade_and_by_a_smaller_model(
+    run_here: RunHere, server: ModelServer, tmp_path: Path
+) -> None:
+    words = words_among(str(sample["response"]) + str(sample["contexts"]) for sample in NLI)
+    write_classifier(tmp_path / "judge", words, ["entailment", "neutral", "contradiction"], doubted=words[::2])
+    forms = {
+        "filtered": ("nli.filter=words", "nli.audit=0.3"),
+        "small": small("classify_relation"),
+        "cascade": (*lists("nli"), "nli.filter=words", f"nli.classifier={tmp_path / 'judge'}", "nli.certain=0.8"),
+        "in lists": lists("nli"),
+    }
+    server.configure(answer="careless_noisy", rules=[errs("classify_relation", "neutral")])
+    rows = assert_calibrated(run_here, server, tmp_path, "nli", NLI, forms)
+    assert (rows["in lists"]["kappa"], rows["in lists"]["kappa_low"]) == (1, 1)
+    assert rows["cascade"]["kappa"] < rows["filtered"]["kappa"]
+    assert rows["small"]["kappa_low"] < rows["small"]["kappa"] < rows["small"]["kappa_high"] < 1
+    assert rows["cascade"]["requests"] < rows["in lists"]["requests"] < rows["filtered"]["requests"]
+    # Lists that leave something open are asked again: more calls than requests
+    assert rows["in lists"]["calls"] > rows["in lists"]["requests"]
+    files = [
+        file for file in (tmp_path / "out/completions/v1").glob("classify_entailment-*/*") if file.name[0] not in "._"
+    ]
+    seconds = sum(sum(pq.read_table(file)["seconds"].to_pylist()) for file in files)
+    assert rows["cascade"]["task_seconds"] == pytest.approx(seconds)
+    assert rows["small"]["task_seconds"] == 0 < seconds < rows["cascade"]["seconds"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "stage", "word"),
+    [
+        ("qa", "compare_answers", "neutral"),
+        ("icat", "classify_relation", "neutral"),
+        ("importance", "verify_claim", "not supported"),
+    ],
+)
+def test_metrics_of_statements_and_of_answers(
+    run_here: RunHere, server: ModelServer, tmp_path: Path, metric: str, stage: str, word: str
+) -> None:
+    server.configure(answer="careless_noisy", rules=[errs(stage, word)])
+    rows = assert_calibrated(
+        run_here, server, tmp_path, metric, of_worlds(metric), {"in lists": lists(metric), "small": small(stage)}
+    )
+    assert rows["small"]["kappa"] < 1
+    assert rows["in lists"]["kappa"] == 1 or metric == "qa"
+
+
+def test_a_plan_of_forms_has_the_totals_of_a_plan_of_each(
+    run_here: RunHere, server: ModelServer, tmp_path: Path
+) -> None:
+    path = write_samples(tmp_path / "samples.jsonl", NLI[:4])
+    forms = {"in lists": lists("nli"), "small": small("classify_relation")}
+    words = [word for name, own in forms.items() for word in ("--forms", f"{name}: {','.join(own)}")]
+    given = (server, path, tmp_path / "out", "--metric", "nli", "--json")
+    ended = run_here(*given, *words, settings=SETTINGS, command="plan")
     assert ended.code == 0, ended.err
+    found = {row["form"]: row for row in json.loads(ended.out)}
+    assert list(found) == ["published", *forms]
+    for name, own in {"published": (), **forms}.items():
+        alone = run_here(*given, settings={**SETTINGS, **dict(one.split("=", 1) for one in own)}, command="plan")
+        rows = json.loads(alone.out)
+        assert found[name]["settings"] == list(own)
+        for total in ("requests", "expected_requests", "prompt_tokens", "completion_tokens", "cost", "hours"):
+            assert found[name][total] == pytest.approx(sum(row[total] for row in rows)), (name, total)
+    assert found["in lists"]["requests"] < found["published"]["requests"] == found["small"]["requests"]
+    assert found["small"]["cost"] < found["published"]["cost"]
+    assert server.count() == 0
+
+
+def assert_calibrated(
+    run_here: RunHere,
+    server: ModelServer,
+    folder: Path,
+    metric: str,
+    samples: Sequence[Row],
+    forms: Mapping[str, Sequence[str]],
+) -> dict[str, Row]:
+    """Calibrates, and holds each figure against one computed here from the tables of full runs; the rows by form.
+
+    The last form is run once more alone, with a store of its own, which says what it costs.
+    """
+    path, output = write_samples(folder / "samples.jsonl", samples), folder / "out"
+    shared = {**SETTINGS, **({} if metric in ("nli", "qa") else embedder(server))}
+    given = ["--metric", metric, "--random", str(DRAWN), "--kappa", ".05", "--json"]
+    words = [word for name, own in forms.items() for word in ("--forms", f"{name}: {','.join(own)}")]
+    ended = run_here(server, path, output, *given, *words, settings=shared, command="calibrate")
+    assert ended.code == 0, ended.err
+    assert "has the prices of" not in ended.err
     rows = read_table(output, "calibration")
     assert json.loads(ended.out) == rows
     paid = server.count()
-
-    by_hand = {"published": tmp_path / "published", "small": tmp_path / "small"}
-    for name, alone in by_hand.items():
-        settings = {**PRICES, **({"stages.classify_relation.model": "small-model"} if name == "small" else {})}
-        run = run_here(server, path, alone, "--metric", "nli", "--random", "3", settings=settings)
-        assert run.code == 0, run.err
-    used = {name: read_manifest(alone)["starts"][0]["usage"] for name, alone in by_hand.items()}
+    runs = {name: output / "forms" / folder_of(name) for name in ("published", *forms)}
     for row in rows:
-        for column in ("requests", "calls", "prompt_tokens", "completion_tokens", "cost"):
-            expected = sum(stage[column] for stage in used[row["form"]])
-            assert row[column] == pytest.approx(expected), column
-            assert row[f"whole_{column}"] == pytest.approx(expected * 4 / 3)
-        assert (row["samples"], row["of"], row["seconds"] > 0) == (3, 4, True)
-
-    published, small = rows
-    first, second = (relations_of(alone) for alone in by_hand.values())
-    assert first.keys() == second.keys()
-    assert small["verdicts"] == len(first)
-    assert small["kappa"] == pytest.approx(kappa_of(list(first.values()), [second[key] for key in first]))
-    assert small["kappa"] < 1
-    assert small["kappa_low"] <= small["kappa"] <= small["kappa_high"]
-    assert (published["kappa"], published["kappa_low"], published["difference"]) == (1, 1, 0)
-
-    scores: list[dict[str, Row]] = [
-        {row["sample_id"]: row for row in read_table(alone, "scores")} for alone in by_hand.values()
-    ]
-    differences = [scores[1][name]["score"] - row["score"] for name, row in scores[0].items()]
-    assert small["difference"] == pytest.approx(mean(differences))
-    assert small["agreement_high"] + small["agreement_low"] == pytest.approx(2 * mean(differences))
-
-    good = small["kappa_low"] >= 0.05 and small["cost"] < published["cost"]
-    assert [row["recommended"] for row in rows] == [False, good]
-    assert "recommended: " in (output / "calibration.md").read_text()
+        assert_agreement(row, [runs["published"], runs[row["form"]]], metric)
+    name, own = next(reversed(forms.items()))
+    settings = {**shared, **dict(one.split("=", 1) for one in own)}
+    ended = run_here(server, path, folder / "alone", *given[:4], settings=settings)
+    assert ended.code == 0, ended.err
+    assert_costs(next(row for row in rows if row["form"] == name), folder / "alone", len(samples))
+    assert_agreement(next(row for row in rows if row["form"] == name), [runs["published"], folder / "alone"], metric)
+    good = [row for row in rows[1:] if (row["kappa_low"] or 0) >= 0.05 and row["cost"] < rows[0]["cost"]]
+    chosen = min(good, key=lambda row: float(row["cost"]), default=None)
+    assert [row["recommended"] for row in rows] == [row is chosen for row in rows]
     assert (output / "calibration.png").read_bytes().startswith(b"\x89PNG")
-    # What both forms ask was asked once, and again nothing
-    shared = sum(stage["requests"] for stage in used["small"] if stage["stage"] != "classify_relation")
-    assert paid == sum(row["calls"] for row in rows) - shared
+    assert paid < sum(row["calls"] for row in rows)
     before = server.count()
-    again = run_here(server, path, output, *given, settings=PRICES, command="calibrate")
+    again = run_here(server, path, output, *given, *words, settings=shared, command="calibrate")
     assert (again.code, server.count()) == (0, before), again.err
+    return {row["form"]: row for row in rows}
+
+
+def assert_costs(row: Row, alone: Path, samples: int) -> None:
+    """Requests, tokens, cost and hours are those that a run of the form alone has had, for all and for one sample."""
+    used = [stage for stage in read_manifest(alone)["starts"][0]["usage"] if stage["stage"] not in IN_TASKS[1:]]
+    small = {one.split(".")[1] for one in row["settings"] if one.endswith("=small-model")}
+    costs = [
+        (stage["prompt_tokens"] * (0.1 if stage["stage"] in small else 1.0)) / 1e6
+        + (stage["completion_tokens"] * (0.4 if stage["stage"] in small else 4.0)) / 1e6
+        for stage in used
+        if stage["stage"] != "embed_text"
+    ]
+    sums = {
+        name: sum(stage[name] for stage in used) for name in ("requests", "calls", "prompt_tokens", "completion_tokens")
+    }
+    for name, expected in {**sums, "cost": sum(costs)}.items():
+        if name != "calls" or "embed_text" not in {stage["stage"] for stage in used}:
+            assert row[name] == pytest.approx(expected), name
+            assert row[f"whole_{name}"] == pytest.approx(expected * samples / DRAWN)
+            assert row[f"sample_{name}"] == pytest.approx(expected / DRAWN)
+    assert (row["samples"], row["of"]) == (DRAWN, samples)
+    assert row["sample_seconds"] * DRAWN == pytest.approx(row["seconds"])
+    assert row["seconds"] > row["task_seconds"]
+    # A server that answers at once leaves the limit of requests as the slowest
+    assert row["whole_hours"] >= row["whole_calls"] / A_MINUTE / 60 * 0.99
+    assert row["whole_hours"] <= row["whole_calls"] / A_MINUTE / 60 + row["whole_seconds"] / 64 / 3600
+
+
+def assert_agreement(row: Row, outputs: Sequence[Path], metric: str) -> None:
+    """Kappa, differences, limits of agreement and rankings, each with the exact bootstrap over whole queries."""
+    queries = {one["sample_id"]: one["query"] for one in read_table(outputs[0], "samples")}
+    first, second = (verdicts_of(output, metric) for output in outputs)
+    of_query: dict[str, list[tuple[str, str | None]]] = {}
+    for key, verdict in first.items():
+        of_query.setdefault(queries[key[0]], []).append((verdict, second.get(key)))
+    assert row["verdicts"] == len(first) > 20
+    assert_interval(
+        row, "kappa", list(of_query.values()), lambda parts: kappa_of([one for part in parts for one in part])
+    )
+
+    scores = [{one["sample_id"]: one for one in read_table(output, "scores")} for output in outputs]
+    both = [name for name in queries if None not in (scores[0][name]["score"], scores[1][name]["score"])]
+    groups = [
+        [(scores[0][n]["system"], scores[0][n]["score"], scores[1][n]["score"]) for n in both if queries[n] == query]
+        for query in sorted({queries[name] for name in both})
+    ]
+    assert row["n"] == len(both)
+    assert_interval(row, "difference", groups, lambda parts: float(np.mean(differences(parts))))
+    for name, sign in (("agreement_low", -1), ("agreement_high", 1)):
+        assert_interval(row, name, groups, lambda parts, sign=sign: limit(differences(parts), sign), bca=False)
+    assert_interval(row, "tau", groups, lambda parts: float(kendalltau(*means(parts)).statistic), bca=False)
+    winners = [int(np.argmax(one)) for one in means(groups)]
+    assert row["same_winner"] == (winners[0] == winners[1])
+    changed = sum(share for parts, share in resamples(groups) if len({int(np.argmax(one)) for one in means(parts)}) > 1)
+    assert row["winner_changes"] == pytest.approx(changed, abs=0.05)
+
+
+def verdicts_of(output: Path, metric: str) -> dict[tuple[str, str], str]:
+    """By sample and what it is of: relations, or which statements are covered."""
+    found: dict[tuple[str, str], str] = {}
+    if metric in ("nli", "qa"):
+        for row in read_table(output, "relations"):
+            relation = "entailment" if row["relation"] == "implied" else row["relation"]
+            found[row["sample_id"], f"{row['premise_id']} {row['hypothesis_id']}"] = relation
+        return found
+    for row in read_table(output, "statements"):
+        key = row["sample_id"], row["reference_id"] or row["text"].strip().lower()
+        found[key] = min(found.get(key, "true"), str(row["covered"]).lower())
+    return found
+
+
+def kappa_of(pairs: Verdicts) -> float:
+    shares = [Counter(pair[side] for pair in pairs) for side in (0, 1)]
+    agreed = sum(one == other for one, other in pairs) / len(pairs)
+    chance = sum(shares[0][name] * shares[1][name] for name in shares[0]) / len(pairs) ** 2
+    return (agreed - chance) / (1 - chance) if chance < 1 else float("nan")
+
+
+def differences(parts: Sequence[Any]) -> list[float]:
+    return [second - first for part in parts for _, first, second in part]
+
+
+def limit(values: Sequence[float], sign: int) -> float:
+    """A limit of agreement: as many deviations off the mean as hold 95 % of a normal distribution."""
+    mean = sum(values) / len(values)
+    return mean + sign * norm.ppf(0.975) * sqrt(sum((one - mean) ** 2 for one in values) / (len(values) - 1))
+
+
+def means(parts: Sequence[Any]) -> tuple[list[float], list[float]]:
+    """The mean of each system that there is, in both forms."""
+    rows = [one for part in parts for one in part]
+    systems = sorted({system for system, _, _ in rows})
+    first, second = ([np.mean([row[side] for row in rows if row[0] == name]) for name in systems] for side in (1, 2))
+    return [round(float(one), 12) for one in first], [round(float(one), 12) for one in second]
+
+
+def resamples(groups: Sequence[Any]) -> Iterator[tuple[list[Any], float]]:
+    """Every way to draw as many groups as there are, and how likely it is."""
+    number = len(groups)
+    for places in combinations_with_replacement(range(number), number):
+        ways = factorial(number) / prod(factorial(count) for count in Counter(places).values())
+        yield [groups[place] for place in places], ways / number**number
+
+
+def assert_interval(
+    row: Row, name: str, groups: Sequence[Any], statistic: Callable[[Any], float], bca: bool = True
+) -> None:
+    """A figure is its statistic, and its limits are at their shares of the exact bootstrap distribution."""
+    observed, ends = statistic(groups), (row[f"{name}_low"], row[f"{name}_high"])
+    assert row[name] == (None if np.isnan(observed) else pytest.approx(observed, abs=1e-9)), name
+    left_out = [statistic([*groups[:place], *groups[place + 1 :]]) for place in range(len(groups))]
+    if np.isnan(observed) or (bca and np.ptp(left_out) < 1e-12):
+        # Where no query makes a difference, kappa is its own limit, and a mean has none
+        assert ends in ((None, None), (row[name], row[name])), name
+        return
+    drawn = [(value, share) for parts, share in resamples(groups) if not np.isnan(value := statistic(parts))]
+    total = sum(share for _, share in drawn)
+    shares = [0.025, 0.975]
+    if bca:
+        below = (share_of(drawn, observed - 1e-9) + share_of(drawn, observed + 1e-9)) / 2
+        off = np.mean(left_out) - np.array(left_out)
+        bias, pull = norm.ppf(below / total), float((off**3).sum() / (6 * (off**2).sum() ** 1.5))
+        moved = [bias + norm.ppf(share) for share in shares]
+        shares = [float(norm.cdf(bias + one / (1 - pull * one))) for one in moved]
+    for end, share in zip(ends, shares, strict=True):
+        assert end is not None, name
+        assert share_of(drawn, end - 1e-9) / total <= share + 0.02, (name, end, share)
+        assert share_of(drawn, end + 1e-9) / total >= share - 0.02, (name, end, share)
+
+
+def share_of(drawn: Drawn, value: float) -> float:
+    return sum(share for one, share in drawn if one <= value)

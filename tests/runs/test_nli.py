@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
-from time import time
 from typing import Any, TypeAlias
 
 import pyarrow.parquet as pq
@@ -18,9 +17,10 @@ from tests.fakes.classifier import LABELS, SEPARATOR
 from tests.fakes.expected import Expected, Options, count_requests, expected_nli
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
-from tests.runs.harness import Row, Run, canonical, read_table, sum_usage, times, words_of, write_samples
+from tests.runs.harness import Row, canonical, read_manifest, read_table, sum_usage, words_of, write_samples
 from tests.runs.here import RunHere
 from tests.runs.icat_jobs import words_among
+from tests.runs.killing import kill_among
 from tests.runs.reported import assert_reported
 from tests.runs.worlds import (
     Job,
@@ -44,6 +44,7 @@ from untold.jobs.asking.lookups import bind_lookup
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.sieves import content_words, is_audited
 from untold.udfs.retrieval.entailment import Classifier, find_classifier
+from untold.udfs.statistics.intervals import clustered_bca_interval
 
 WORLDS = 40
 NLI = ("--metric", "nli")
@@ -231,29 +232,6 @@ def test_lists_conclude_what_pairs_do_whatever_a_judge_leaves_out_or_repeats(
     assert {row["judged_by"] for row in read_table(tmp_path / "out", "relations")} == {"list"}
 
 
-def kill_among(
-    run_here: RunHere,
-    server: ModelServer,
-    path: Path,
-    output: Path,
-    stage: str,
-    arrivals: int,
-    distinct: int,
-    **more: Any,
-) -> None:
-    """Kills a run once so many requests of a stage came, and lets it go on: only what was at risk is asked twice."""
-    in_flight = 8
-    settings = {"llm.max_concurrency": in_flight, **more}
-    run = Run(server, path, output, *NLI, settings=settings)
-    run.wait_for(server, arrivals, stage)
-    killed_at = time()
-    run.kill()
-    at_risk = in_flight + sum(moment >= killed_at - FLUSH_SECONDS for moment in times(server.arrivals()))
-    ended = run_here(server, path, output, *NLI, settings=settings)
-    assert ended.code == 0, ended.err
-    assert distinct <= server.count() <= distinct + at_risk
-
-
 def assert_as_in(
     job: NliJob, samples: Sequence[Row], output: Path, table_of: Callable[[Path], Mapping[str, Any]]
 ) -> None:
@@ -270,7 +248,7 @@ def test_lists_of_a_killed_run_are_not_paid_for_twice(run_here: RunHere, job: Nl
         assert run_here(server, path, tmp_path / "whole", *NLI, settings=IN_LISTS).code == 0
         distinct = server.count()
     with ModelServer(answer="careless_noisy", latency=0.05) as server:
-        kill_among(run_here, server, path, tmp_path / "out", LISTS, 100, distinct, **IN_LISTS)
+        kill_among(run_here, server, path, tmp_path / "out", "nli", LISTS, 100, distinct, **IN_LISTS)
     assert_as_in(job, samples, tmp_path / "out", scores_of)
 
 
@@ -298,6 +276,7 @@ def test_filtered_pairs_are_neutral_and_an_audit_says_what_that_misses(
     ended = run_here(job.server, job.path, output, *NLI, settings=settings)
     assert (ended.code, job.server.count()) == (4, 0), ended.err
     assert "most_missed is 1.000%" in ended.err
+    assert "audits of filters" in ended.out.splitlines()
     assert_audited(job, output, share, lambda pair: filtered(*pair, share))
     again = run_here(job.server, job.path, output, *NLI, settings=settings)
     assert (again.code, "most_missed" in again.err, job.server.count()) == (4, True, 0)
@@ -410,7 +389,19 @@ def assert_audited(
     )
     for relation in ("entailment", "contradiction", "neutral"):
         assert rows[f"miss_rate_{relation}", None]["mean"] == missed[relation] / len(audited)
-    assert rows["score_audited", job.samples[0]["system"]]["ci_low"] is not None
+    audits = read_manifest(output)["audits"]
+    assert {one["measure"]: one["mean"] for one in audits} == {
+        name: row["mean"] for (name, _), row in rows.items() if name.startswith("miss_rate")
+    }
+    of_query: dict[str, list[float]] = defaultdict(list)
+    for sample in job.samples:
+        if (value := measures[sample["sample_id"], "score_audited"]) is not None:
+            of_query[sample["query"]].append(value)
+    sums, sizes = ([count(own) for own in of_query.values()] for count in (sum, len))
+    interval = clustered_bca_interval(sums, sizes, seed=0)
+    ends = (interval.mean, interval.low, interval.high)
+    row = rows["score_audited", None]
+    assert (row["mean"], row["ci_low"], row["ci_high"]) == pytest.approx(ends)
     assert missed.total() > 5
     return counts
 
@@ -557,7 +548,7 @@ def test_a_run_killed_among_its_pairs_continues_without_paying_twice(
     path = write_samples(tmp_path / "samples.jsonl", samples)
     distinct = sum(count_requests(samples, job.options).values())
     with ModelServer(answer="world_noisy", latency=0.05) as server:
-        kill_among(run_here, server, path, tmp_path / "out", PAIRS, 300, distinct)
+        kill_among(run_here, server, path, tmp_path / "out", "nli", PAIRS, 300, distinct)
     assert_as_in(job, samples, tmp_path / "out", scores_of)
     assert_as_in(job, samples, tmp_path / "out", relations_of)
 

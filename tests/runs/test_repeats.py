@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.model_server import ModelServer
-from tests.runs.harness import make_samples, read_manifest, read_table, write_samples
+from tests.fakes.world import worlds
+from tests.runs.harness import make_samples, read_manifest, read_table, sorted_rows, write_samples
 from tests.runs.here import RunHere
 
 # The judge first finds nothing of this sample covered, and everything as it is from then on
@@ -57,3 +58,28 @@ def test_samples_are_scored_anew_under_other_salts(run_here: RunHere, server: Mo
     refused = run_here(server, path, tmp_path / "out", settings={**settings, "llm.repeats": 2})
     assert refused.code == 1
     assert "other settings (llm.repeats)" in refused.err
+
+
+@pytest.mark.slow
+def test_a_share_of_the_samples_is_judged_anew_by_nli(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
+    """Only what these samples ask is asked again, and the others count in the summary alone."""
+    known = worlds(10, "noisy")
+    server.configure(answer=known[0].answer)
+    path = write_samples(tmp_path / "samples.jsonl", [sample for world in known for sample in world.samples(1)])
+    settings = {"llm.repeats": 2, "llm.repeated_share": 0.4, "llm.structured": "off"}
+    planned = run_here(server, path, tmp_path / "out", "--metric", "nli", "--json", settings=settings, command="plan")
+    ended = run_here(server, path, tmp_path / "out", "--metric", "nli", settings=settings)
+    assert ended.code == 0, ended.err
+    asked = server.count()
+    assert asked <= sum(row["requests"] for row in json.loads(planned.out))
+    overall = read_table(tmp_path / "out", "repeatability")[0]
+    scored = [row for row in read_table(tmp_path / "out", "scores") if row["score"] is not None]
+    # A judge that answers by the texts alone repeats itself exactly
+    assert 0 < overall["n"] <= 4 < len(scored)
+    assert (overall["metric"], overall["repeats"], overall["deviation"], overall["flips"]) == ("nli", 2, 0, 0)
+    shared = {"llm.structured": "off", "store": tmp_path / "out" / "completions"}
+    alone = run_here(server, path, tmp_path / "alone", "--metric", "nli", settings=shared)
+    assert (alone.code, server.count()) == (0, asked), alone.err
+    once = sum(row["requests"] for row in read_table(tmp_path / "alone", "usage"))
+    assert once < asked < 2 * once
+    assert sorted_rows(tmp_path / "alone", "scores") == sorted_rows(tmp_path / "out", "scores")

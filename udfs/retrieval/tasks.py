@@ -43,7 +43,9 @@ def answer_in_task(
         rows, done, failed, began = batch.to_pylist(), 0, 0, monotonic()
         held: list[Completion] = []
         for first in range(0, len(rows), GROUP_ROWS):
-            held += answers(rows[first : first + GROUP_ROWS])
+            group, asked = rows[first : first + GROUP_ROWS], monotonic()
+            found = answers(group)
+            held += [replace(row, seconds=(monotonic() - asked) / len(group)) for row in found]
             if len(held) >= FILE_ROWS or monotonic() - began >= flush or first + GROUP_ROWS >= len(rows):
                 done, failed = done + len(held), failed + sum(row.error_type is not None for row in held)
                 stamped = [_stamped(row, stage, run) for row in held]

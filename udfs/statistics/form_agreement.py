@@ -1,4 +1,4 @@
-"""How far two forms of a metric agree: kappa of their verdicts, rankings of systems; whole queries are resampled."""
+"""How far two forms of a metric agree: verdicts, scores, rankings of systems; whole queries are resampled."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from numpy.typing import ArrayLike
 
 from untold.udfs.statistics.confusion import kappa, resampled_interval
 from untold.udfs.statistics.intervals import FloatArray, IntArray, Interval, acceleration_of
+
+# Standard deviations on both sides of the mean within which 95 % of a normal distribution lies
+SPREAD = 1.959963984540054
 
 
 def kappa_by_query(tables: ArrayLike, *, seed: int, confidence: float = 0.95, resamples: int = 2_000) -> Interval:
@@ -31,6 +34,35 @@ def kappa_by_query(tables: ArrayLike, *, seed: int, confidence: float = 0.95, re
 
     acceleration = acceleration_of(influence, np.ones(number, np.int64)) if number > 1 else None
     return resampled_interval(kappa, total, draw, acceleration, confidence)
+
+
+def limits_of_agreement(
+    sums: ArrayLike,
+    squares: ArrayLike,
+    sizes: ArrayLike,
+    *,
+    seed: int,
+    confidence: float = 0.95,
+    resamples: int = 2_000,
+) -> tuple[Interval, Interval]:
+    """Limits within which 95 % of differences lie, mean ± 1.96 standard deviations: the lower and the upper one.
+
+    sums, squares: float64[queries], of a query's differences and of their squares; sizes: int64[queries], how many they
+    are. Each has the percentile interval of whole queries resampled. None for fewer than two differences. Bland and
+    Altman 1986.
+    """
+    columns = np.stack([np.asarray(one, dtype=np.float64) for one in (sums, squares, sizes)], axis=1)
+    number = len(columns)
+    if number == 0 or columns[:, 2].sum() < 2:
+        return (Interval(None, None, None),) * 2
+    weights = np.random.default_rng(seed).multinomial(number, np.full(number, 1 / number), size=resamples)
+    total, square, count = np.concatenate([columns.sum(axis=0)[None], weights @ columns]).T
+    with np.errstate(invalid="ignore", divide="ignore"):
+        spread = SPREAD * np.sqrt(np.maximum(square - total**2 / count, 0) / (count - 1))
+        limits = total / count + np.outer((-1, 1), spread)
+    ends = [np.nanquantile(one[1:], [(1 - confidence) / 2, (1 + confidence) / 2]) for one in limits]
+    lower, upper = (Interval(float(one[0]), *map(float, end)) for one, end in zip(limits, ends, strict=True))
+    return lower, upper
 
 
 @dataclass(frozen=True)
@@ -60,7 +92,8 @@ def compare_rankings(
     weights = np.random.default_rng(seed).multinomial(number, np.full(number, 1 / number), size=resamples)
     means = _means(scores, counts, np.concatenate([np.ones((1, number)), weights]))
     taus = _taus(*means)
-    winners = means.argmax(axis=2)
+    # A system that a resample lacks does not win in it
+    winners = np.where(np.isnan(means), -np.inf, means).argmax(axis=2)
     drawn = taus[1:][~np.isnan(taus[1:])]
     limits = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2]) if drawn.size else [None, None]
     low, high = (None if limit is None else float(limit) for limit in limits)

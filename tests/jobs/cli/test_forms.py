@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 
-from untold.jobs.calibrate import calibration_lines
-from untold.jobs.cli.forms import FORMS, PUBLISHED, read_form, requests_of, unpriced_models
+from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.calibrate import _Used, calibration_lines, report_of
+from untold.jobs.cli.forms import FORMS, PUBLISHED, folder_of, read_form, requests_of, unpriced_models
 from untold.jobs.cli.main import UNTOLD, main
 from untold.jobs.run.terminal import Page
+from untold.jobs.settings.endpoints import EndpointSettings
 from untold.jobs.settings.layers import known_settings
+from untold.jobs.settings.model import LlmSettings, Settings, SettingsError
+from untold.jobs.tables import CALIBRATION
+from untold.udfs.llm.usage import Usage
 
 ENDPOINT = ["--set", "llm.base_url=http://127.0.0.1:9/v1", "--set", "llm.model=m"]
 
@@ -30,13 +37,21 @@ def test_each_form_has_an_output_of_its_own_and_all_share_a_store(tmp_path: Path
     assert list(found) == [PUBLISHED, "lists of 5/a"]
     (own, published), (settings, lists) = found.values()
     assert (own, settings) == ((), ("nli.judgement=lists", "nli.list_size=5"))
-    assert (published.output, lists.output) == (f"{tmp_path}/forms/published", f"{tmp_path}/forms/lists-of-5-a")
+    folder = folder_of("lists of 5/a")
+    assert (published.output, lists.output) == (f"{tmp_path}/forms/published", f"{tmp_path}/forms/{folder}")
     assert published.store == lists.store == f"{tmp_path}/completions"
     assert (published.settings.nli.judgement, lists.settings.nli.judgement) == ("pairs", "lists")
     assert lists.settings.nli.list_size == 5
     assert published.draw == lists.draw
     assert published.draw is not None
     assert published.draw.rows == 7
+
+
+def test_names_that_differ_in_any_sign_have_folders_of_their_own() -> None:
+    names = ("a b", "a-b", "a/b", "a", "..", "a.b", "-", "published", "publishéd")
+    folders = [folder_of(name) for name in names]
+    assert len(set(folders)) == len(names)
+    assert all(re.fullmatch(r"[A-Za-z0-9.-]+", folder) and folder not in (".", "..") for folder in folders)
 
 
 def test_without_forms_those_that_this_release_knows_are_tried(tmp_path: Path) -> None:
@@ -52,7 +67,10 @@ def test_with_a_classifier_cascades_are_tried_beside_forms_without(tmp_path: Pat
         name: (request.settings.nli.classifier, request.settings.nli.certain) for name, (_, request) in found.items()
     }
     certain = {f"classifier certain at {p}": ("judge", p) for p in (0.8, 0.9, 0.95, 0.99)}
-    cascades = {**certain, "lists of 20, classifier certain at 0.9": ("judge", 0.9)}
+    in_lists = ("lists of 20, classifier certain at 0.9", "lists of 20, filter by words, classifier certain at 0.9")
+    cascades = {**certain, **dict.fromkeys(in_lists, ("judge", 0.9))}
+    nli = found[in_lists[1]][1].settings.nli
+    assert (nli.judgement, nli.list_size, nli.filter) == ("lists", 20, "words")
     assert {name: own for name, own in tried.items() if own[0]} == cascades
     assert {own for name, own in tried.items() if name not in cascades} == {(None, None)}
     assert found["classifier certain at 0.8"][0] == ("nli.classifier=judge", "nli.certain=0.8")
@@ -70,6 +88,15 @@ def test_a_model_of_a_stage_without_a_price_of_its_own_is_told_once(tmp_path: Pa
     )
 
 
+def test_a_plan_of_forms_needs_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    options = options_of(tmp_path, "--forms", "nli.skip_implied=true", "--endpoint", "openai")
+    options.overrides = ()
+    assert list(requests_of(options, "nli", asks=False)) == [PUBLISHED, "nli.skip_implied=true"]
+    with pytest.raises(SettingsError, match="OPENAI_API_KEY"):
+        requests_of(options, "nli")
+
+
 @pytest.mark.parametrize("text", ["", "small", "small: model", "=1"])
 def test_what_is_no_form_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="must be settings"):
@@ -85,14 +112,43 @@ def test_a_metric_without_forms_of_its_own_asks_for_some(tmp_path: Path) -> None
         requests_of(options_of(tmp_path), "longrecall")
 
 
-def test_the_settings_of_the_recommended_form_are_there_to_copy() -> None:
-    figures = dict.fromkeys(("cost", "whole_cost", "kappa", "kappa_low", "kappa_high", "difference", "tau"))
-    counts = {"requests": 3, "prompt_tokens": 9, "completion_tokens": 1, "whole_hours": 0.5, "of": 10, "samples": 2}
-    rows = [
-        {**figures, **counts, "form": "published", "settings": [], "recommended": False},
-        {**figures, **counts, "form": "small", "settings": ["a.b=c d", "e=1"], "recommended": True},
+def rows_of_forms() -> list[dict[str, Any]]:
+    known = {"requests": 3, "prompt_tokens": 9, "completion_tokens": 1, "seconds": 61.5, "samples": 2, "of": 10}
+    each = {"sample_requests": 1.5, "sample_prompt_tokens": 4.5, "sample_completion_tokens": 0.5, "sample_cost": 0.25}
+    more = {"sample_seconds": 30.75, "cost": 0.5, "whole_cost": 2.5, "whole_hours": 0.5, "kappa": 0.99}
+    ends = {"agreement_low": -0.1, "agreement_low_low": -0.2, "agreement_low_high": -0.05, "same_winner": True}
+    figures = {**dict.fromkeys(CALIBRATION.names), **known, **each, **more, **ends}
+    return [
+        {**figures, "form": "published", "settings": [], "recommended": False},
+        {**figures, "form": "small", "settings": ["a.b=c d", "e=1"], "recommended": True},
     ]
+
+
+def test_the_settings_of_the_recommended_form_are_there_to_copy() -> None:
+    rows = rows_of_forms()
     lines = list(calibration_lines(rows, 0.95, Page()))
     assert lines[-2:] == ["recommended: small", "  --set 'a.b=c d' --set e=1"]
     lines = list(calibration_lines(rows[:1], 0.95, Page()))
     assert lines[-1] == "recommended: none; no cheaper form has a kappa whose lower end is at least 0.95"
+
+
+def test_figures_stand_for_what_was_scored_for_one_sample_and_for_all() -> None:
+    lines = list(calibration_lines(rows_of_forms(), 0.95, Page()))
+    assert lines[1].split() == ["published", "3", "10", "0.5000", "61.5", "0.990", "-", "-", "-"]
+    assert lines[5].split() == ["published", "1.5", "5", "0.250000", "30.75", "2.50", "0.50"]
+    report = report_of(rows_of_forms(), 0.95)
+    assert "| published | 3 | 10 | 0.5000 | 61.5 | 0.990 | - | - | - |" in report
+    assert "| published | 1.5 | 5 | 0.250000 | 30.75 | 2.50 | 0.50 |" in report
+    assert "| published | -0.100 | -0.200 .. -0.050 | - | - |" in report
+
+
+def test_hours_are_those_of_the_slowest_limit_and_of_tasks_on_their_cores() -> None:
+    limited = Settings(llm=LlmSettings(model="m", requests_per_minute=60, max_concurrency=4))
+    stage = bind_stage("classify_relation", limited)
+    used = _Used(stage, Usage(calls=60, prompt_tokens=5, seconds=60), 60, in_tasks=False)
+    assert used.hours(limited, 120, 2) == pytest.approx(2.0)
+    # 16 places of two endpoints: 10,800 calls of a second each
+    both = [EndpointSettings(base_url=f"http://{name}.test/v1", max_concurrency=8) for name in ("a", "b")]
+    several = Settings(llm=LlmSettings(model="m", endpoints=both))
+    assert used.hours(several, 16 * 60, 2) == pytest.approx(1.0)
+    assert _Used(stage, Usage(seconds=3600), 0, in_tasks=True).hours(limited, 6, 2) == pytest.approx(3.0)

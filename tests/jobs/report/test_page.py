@@ -79,6 +79,14 @@ def text_of(page: str) -> str:
     return Words(page).text
 
 
+def test_miss_rates_of_audits_stand_in_the_page(tmp_path: Path) -> None:
+    row = {"metric": "e2e", "level": "overall", "system": None, "n": 3, "defined": 2400, "ci_low": 0.1, "ci_high": 0.15}
+    measures = [{**row, "measure": "miss_rate", "mean": 0.1234}, {**row, "measure": "score_audited", "mean": 0.5678}]
+    text = text_of(make_report([open_run(write_output(tmp_path / "out", {**TABLES, "measures_summary": measures}))]))
+    assert "miss_rate out 3 2,400 0.123 0.100 to 0.150" in text
+    assert "score_audited out 3 2,400 0.568 0.100 to 0.150" in text
+
+
 def test_it_says_what_was_scored_by_whom_and_what_it_cost(tmp_path: Path) -> None:
     text = text_of(make_report([open_run(write_output(tmp_path / "out", TABLES))]))
     assert (

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from untold.jobs.summary.aggregate import summarise, summarise_measures
+from untold.jobs.summary.aggregate import summarise, summarise_measures, with_query_intervals
 from untold.jobs.summary.rows import GRID
 from untold.jobs.tables import SUMMARY
-from untold.udfs.statistics.intervals import bca_interval, wilson_interval
+from untold.udfs.statistics.intervals import bca_interval, clustered_bca_interval, wilson_interval
 
 SCHEMA = (
     "metric string, system string, score double, score_low double, score_high double, status string, "
@@ -171,3 +171,34 @@ def test_a_measure_counts_as_0_where_there_are_facts_and_no_claims(spark: SparkS
     # The second sample alone is silent: the third has no facts, and of the fourth no claim could be judged
     assert (precision["mean"], precision["mean_zero"], precision["answer_rate"]) == (0.5, 0.25, 0.5)
     assert (other["mean"], other["mean_zero"], other["answer_rate"]) == (0.25, None, None)
+
+
+def test_intervals_of_one_measure_take_whole_queries(spark: SparkSession) -> None:
+    """Two systems answer 20 queries; the other measure, and a system that is null, stay as they are."""
+    values = [(place, place % 7 / 7 + (place % 2) / 10) for place in range(40)]
+    samples = [(f"s{place}", f"query {place // 2}", "ab"[place % 2] if place < 38 else None) for place, _ in values]
+    measures = [(f"s{place}", "nli", name, value) for place, value in values for name in ("score_audited", "audited")]
+    row = {"metric": "nli", "mean": 0.0, "ci_low": -1.0, "ci_high": -1.0}
+    found = [
+        {**row, "measure": name, "level": "system" if system else "overall", "system": system}
+        for name in ("score_audited", "audited")
+        for system in (None, "a", "b")
+    ]
+    got = with_query_intervals(
+        found,
+        spark.createDataFrame(measures, "sample_id string, metric string, measure string, value double"),
+        spark.createDataFrame(samples, "sample_id string, query string, system string"),
+        "score_audited",
+        seed=0,
+    )
+    assert got[3:] == found[3:]
+    sums = [sum(value for place, value in values if place // 2 == query) for query in range(20)]
+    own = [value for place, value in values if place % 2 == 0 and place < 38]
+    for one, expected in zip(
+        got[:2],
+        (clustered_bca_interval(sums, [2] * 20, seed=0), clustered_bca_interval(own, [1] * 19, seed=0)),
+        strict=True,
+    ):
+        assert (one["mean"], one["ci_low"], one["ci_high"]) == pytest.approx(
+            (expected.mean, expected.low, expected.high)
+        )

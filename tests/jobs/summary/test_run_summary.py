@@ -64,6 +64,14 @@ def test_items_of_the_prompts_examples_are_told(tmp_path: Path) -> None:
     assert "items dropped as repeats of the prompts' examples: extract_facts 3, extract_claims 1" in lines
 
 
+def test_audits_of_filters_are_told_with_their_intervals(tmp_path: Path) -> None:
+    audit = {"metric": "nli", "n": 5, "defined": 2400, "mean": 0.125, "ci_low": 0.1, "ci_high": 0.15}
+    lines = lines_of(tmp_path / "out", [scored("a", 1.0)], audits=[{**audit, "measure": "miss_rate"}])
+    place = lines.index("audits of filters")
+    assert lines[place + 1].split() == ["metric", "measure", "audited", "share", "95", "%", "interval"]
+    assert lines[place + 2].split() == ["nli", "miss_rate", "2,400", "0.125", "0.100", "..", "0.150"]
+
+
 def test_a_whole_run(tmp_path: Path) -> None:
     output = tmp_path / "out"
     scores = [scored("d", 0.5), scored("c", 0.25), scored("b", 0.25), scored("a", 1.0), scored("e", None, "failed")]

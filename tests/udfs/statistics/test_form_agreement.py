@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau
 
-from untold.udfs.statistics.form_agreement import compare_rankings, kappa_by_query
+from untold.udfs.statistics.form_agreement import compare_rankings, kappa_by_query, limits_of_agreement
 
 
 def test_tau_is_that_of_the_systems_means() -> None:
@@ -29,6 +29,17 @@ def test_one_measure_ranks_as_itself() -> None:
     assert found is not None
     assert (found.tau.mean, found.tau.low, found.tau.high) == (1, 1, 1)
     assert (found.same_winner, found.changes) == (True, 0)
+
+
+def test_a_system_that_a_resample_lacks_does_not_win_in_it() -> None:
+    # One query alone has the last system, and every other one has a second that one measure prefers
+    sums = np.zeros((2, 20, 3))
+    sums[0, :, 0] = sums[1, :, 1] = sums[:, 0, 2] = 1
+    sizes = np.ones((20, 3))
+    sizes[1:, 2] = 0
+    found = compare_rankings(sums * [1, 1, 0.5], sizes, seed=0)
+    assert found is not None
+    assert (found.same_winner, found.changes) == (False, 1)
 
 
 def test_tied_systems_have_no_tau_and_one_has_no_ranking() -> None:
@@ -60,3 +71,25 @@ def test_where_nothing_differs_the_limits_are_kappa_itself() -> None:
     tables[:, 0, 0], tables[:, 1, 1] = 3, 2
     found = kappa_by_query(tables, seed=0)
     assert (found.mean, found.low, found.high) == (1, 1, 1)
+
+
+def test_limits_of_agreement_are_the_mean_and_its_deviations_and_their_intervals_cover_the_true_ones() -> None:
+    random, held = np.random.default_rng(5), 0
+    for _ in range(200):
+        # Five answers to a query have half of their variance together
+        differences = (random.normal(0.1, 0.1, (100, 1)) + random.normal(0, 0.1, (100, 5))).clip(-1, 1)
+        sums, squares = differences.sum(axis=1), (differences**2).sum(axis=1)
+        lower, upper = limits_of_agreement(sums, squares, np.full(100, 5), seed=0, resamples=400)
+        spread = 1.959963984540054 * differences.std(ddof=1)
+        assert (lower.mean, upper.mean) == pytest.approx((differences.mean() - spread, differences.mean() + spread))
+        assert lower.low is not None
+        assert lower.high is not None
+        held += lower.low <= 0.1 - 1.959963984540054 * np.sqrt(0.02) <= lower.high
+    assert held >= 180
+
+
+def test_one_difference_has_no_limits_and_equal_ones_are_their_limits() -> None:
+    (lower, upper) = limits_of_agreement([0.5], [0.25], [1], seed=0)
+    assert (lower.mean, upper.low) == (None, None)
+    (lower, upper) = limits_of_agreement([0.5, 0.5], [0.25, 0.25], [1, 1], seed=0)
+    assert (lower.mean, lower.low, upper.high) == (0.5, 0.5, 0.5)

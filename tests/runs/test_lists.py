@@ -1,0 +1,98 @@
+"""qa, icat and importance by lists: what pairs conclude, whatever a judge leaves out, kills a run or fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.model_server import ModelServer
+from tests.fakes.world import qa_worlds
+from tests.fakes.world_icat import icat_worlds
+from tests.fakes.world_importance import importance_worlds
+from tests.runs.harness import Row, read_table, words_of, write_samples
+from tests.runs.here import RunHere
+from tests.runs.icat_jobs import embedder
+from tests.runs.killing import assert_same_tables, kill_among
+from tests.runs.worlds import scores_of
+
+pytestmark = pytest.mark.slow
+WORLDS, RESPONSES = 8, 2
+# What is concluded; `evidence` and `relations` say who judged
+TABLES = ("statements", "scores", "measures")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A metric, and the stages that judge its pairs and its lists."""
+
+    metric: str
+    pairs: str
+    lists: str
+    more: Mapping[str, Any]
+
+    def samples(self) -> list[Row]:
+        known = {"qa": qa_worlds, "icat": icat_worlds, "importance": importance_worlds}[self.metric](WORLDS, "noisy")
+        return [sample for world in known for sample in world.samples(RESPONSES)]
+
+    def settings(self, server: ModelServer, *, lists: bool) -> dict[str, Any]:
+        """One text a call, so that calls can be counted as requests."""
+        place = {} if self.metric == "qa" else {**embedder(server), "embeddings.batch": 1}
+        in_lists = {f"{self.metric}.judgement": "lists", f"{self.metric}.list_size": 3}
+        return {**place, **self.more, **(in_lists if lists else {})}
+
+
+CASES = (
+    Case("qa", "compare_answers", "compare_many", {"qa.quantity_tool": "none"}),
+    Case("icat", "classify_relation", "classify_relations", {}),
+    Case("importance", "verify_claim", "classify_relations", {}),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.metric))
+def test_lists_conclude_what_pairs_do_and_go_on_where_they_were_killed_or_failed(
+    run_here: RunHere, case: Case, tmp_path: Path
+) -> None:
+    path, flags = write_samples(tmp_path / "samples.jsonl", case.samples()), ("--metric", case.metric)
+    with ModelServer(answer="world_noisy") as server:
+        ended = run_here(server, path, tmp_path / "pairs", *flags, settings=case.settings(server, lists=False))
+        assert ended.code == 0, ended.err
+        settings = case.settings(server, lists=True)
+        words = words_of(server, path, tmp_path / "whole", *flags, "--json", settings=settings, command="plan")
+        planned = {row["stage"]: row["requests"] for row in json.loads(run_here.command(words).out)}
+        ended = run_here(server, path, tmp_path / "whole", *flags, settings=settings)
+        assert ended.code == 0, ended.err
+        assert 0 < server.count(case.lists) <= planned[case.lists]
+    assert_same_tables(tmp_path / "whole", tmp_path / "pairs", TABLES)
+
+    with ModelServer(answer="careless_noisy") as server:
+        settings = case.settings(server, lists=True)
+        ended = run_here(server, path, tmp_path / "careless", *flags, settings=settings)
+        assert ended.code == 0, ended.err
+        distinct, listed = server.count(), server.count(case.lists)
+    assert_same_tables(tmp_path / "careless", tmp_path / "pairs", TABLES)
+
+    with ModelServer(answer="careless_noisy", latency=0.05) as server:
+        settings = case.settings(server, lists=True)
+        output = tmp_path / "killed"
+        kill_among(run_here, server, path, output, case.metric, case.lists, listed // 3, distinct, **settings)
+    assert_same_tables(tmp_path / "killed", tmp_path / "pairs", TABLES)
+
+    rules = [{"when": {"stage": case.lists, "share": 0.3, "seed": 7}, "do": "garbage"}]
+    with ModelServer(answer="careless_noisy", rules=rules) as server:
+        settings = {"llm.max_attempts": 1, **case.settings(server, lists=True)}
+        ended = run_here(server, path, tmp_path / "faulty", *flags, settings=settings)
+        assert ended.code == 4, ended.err
+        assert {row["stage"] for row in read_table(tmp_path / "faulty", "failures")} == {case.lists}
+        whole = scores_of(tmp_path / "pairs")
+        for name, row in scores_of(tmp_path / "faulty").items():
+            if whole[name]["score"] is not None and row["score_low"] is not None:
+                assert row["score_low"] - 1e-9 <= whole[name]["score"] <= row["score_high"] + 1e-9, name
+        server.configure(rules=[])
+        ended = run_here(server, path, tmp_path / "faulty", *flags, "--retry-failed", settings=settings)
+        assert ended.code == 0, ended.err
+    assert_same_tables(tmp_path / "faulty", tmp_path / "pairs", TABLES)
