@@ -25,6 +25,7 @@ from tests.benchmarks import (
     memory,
     nights,
     pairs,
+    ragchecker,
     readers,
     realsumm,
     recall,
@@ -66,6 +67,7 @@ BENCHMARKS = {
     "pairs": Benchmark("pairs with their keys a second, and peak memory by atoms of a sample", pairs.measure),
     "lists": Benchmark("requests and seconds a sample by the form of nli", lists.measure),
     "sharing": Benchmark("calls that judge pairs, by responses to a query", sharing.measure),
+    "ragchecker": Benchmark("calls and seconds of rag beside RAGChecker's package, on one server", ragchecker.measure),
     "readers": Benchmark("readers of completions over random recombinations of forms", readers.measure),
     "realsumm": Benchmark("how often a fact finds its own document", realsumm.measure),
     "longrecall": Benchmark("requests, seconds and memory of longrecall", longrecall.measure),
@@ -80,6 +82,8 @@ BENCHMARKS = {
 REQUESTS = (
     "requests a run (calls, limit, reuse, importance) or night (nights), pairs (pairs), queries (sharing, "
     "grounding, longrecall), recombinations a stage (readers), samples in the store (start), all (soak)"
+    "requests a run (calls, limit, reuse, importance) or night (nights), pairs (pairs), queries (sharing, "
+    "grounding, longrecall, ragchecker), recombinations a stage (readers), samples in the store (start), all (soak)"
 )
 REPETITIONS = (
     "repetitions (calls, reuse, nights, condensation, embedding, importance, pairs, recall, start, statistics)"

@@ -7,6 +7,7 @@ is said of a number that stands once is right, and a list of one has no fault.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
@@ -67,7 +68,9 @@ def _say_labels(labels: Sequence[str], known: Sequence[str], seed: int) -> str:
         kept = [one for one in said if dice.random() > 0.1]
         wrong = [dice.randint(1, len(labels)) for _ in range(dice.choice((0, 0, 0, 1)))]
         # A number that is only in `wrong` would be taken for a label
-        said = kept + [(number, dice.choice(known)) for number in wrong if number in dict(kept)]
+        found = kept + [(number, dice.choice(known)) for number in wrong if number in dict(kept)]
+        # A list without any clear label would be asked again as it is
+        said = found if 1 in Counter(number for number, _ in found).values() else said
         dice.shuffle(said)
         said.append((len(labels) + 1, known[0]))
     if dice.random() < 0.5:

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fakes.answers import expected_e2e
-from tests.fakes.expected import contexts_of
-from tests.fakes.facts import conflicts_among, conveys, normalise, summarise
+from tests.fakes.expected_conflicts import ExpectedConflicts, expected_conflicts
+from tests.fakes.facts import normalise
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
+from tests.runs.fates import ATTEMPTS
 from tests.runs.harness import Ended, Row, read_table, words_of, write_samples
 from tests.runs.here import RunHere
-from tests.runs.worlds import rows_by_sample, with_kinds
+from tests.runs.killing import assert_same_tables, kill_in_stages, run_whole
+from tests.runs.mending import Expectation, Fates, assert_mended, faults_of, request_of
+from tests.runs.worlds import assert_conflicts_listed, with_kinds
 
 WORLDS = 30
 E2E = ("--metric", "e2e")
 LIST, COVER = "list_conflicts", "cover_sides"
 SETTINGS = {"e2e.conflicts": "true"}
-# Text, sources and coverage of both sides
-Conflict = tuple[tuple[str, tuple[str, ...], bool], ...]
+STAGES = ("summarise_context", "evaluate_coverage", LIST, COVER)
+TABLES = ("statements", "conflicts", "scores", "measures", "failures", "summary", "measures_summary", "leaning")
+JUDGE = "closed"
 
 
 @dataclass(frozen=True)
@@ -51,54 +54,12 @@ def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield Found(server, samples, path, folder / "out", ended)
 
 
-def shown_to(sample: Row) -> dict[str, str]:
-    """The contexts that the judge sees, by id."""
-    return {name: text for name, whole in contexts_of(sample).items() if (text := summarise(whole)) is not None}
-
-
-def expected_conflicts(sample: Row) -> list[Conflict]:
-    contexts, response = shown_to(sample), sample["response"]
-    names, texts = list(contexts), list(contexts.values())
-    if len(texts) < 2:
-        return []
-    covered, uncovered = expected_e2e(sample["query"], texts, response)
-    known = {normalise(text): True for text, _ in covered} | {normalise(text): False for text, _ in uncovered}
-    found: dict[frozenset[str], Conflict] = {}
-    for first, first_sources, second, second_sources in conflicts_among(texts, "closed"):
-        sides = tuple(
-            (
-                text,
-                tuple(names[number - 1] for number in numbers),
-                known[normalise(text)] if normalise(text) in known else conveys(response, text, "closed"),
-            )
-            for text, numbers in ((first, first_sources), (second, second_sources))
-        )
-        pair = frozenset(normalise(text) for text, *_ in sides)
-        if len(pair) > 1:
-            found.setdefault(pair, sides)
-    return list(found.values())
-
-
-def rows_of(conflicts: list[Conflict]) -> list[tuple[Any, ...]]:
-    coverage = {(True, True): "both", (True, False): "first", (False, True): "second", (False, False): "neither"}
-    return sorted((a[0], a[1], b[0], b[1], coverage[a[2], b[2]]) for a, b in conflicts)
-
-
-def found_in(output: Path) -> dict[str, list[tuple[Any, ...]]]:
-    return {
-        name: sorted(
-            (row["first"], tuple(row["first_sources"]), row["second"], tuple(row["second_sources"]), row["coverage"])
-            for row in rows
-        )
-        for name, rows in rows_by_sample(output, "conflicts").items()
-    }
-
-
 def test_conflicts_are_those_of_brute_force(job: Found) -> None:
     assert job.ended.code == 0, job.ended.err
-    expected = {sample["sample_id"]: rows_of(expected_conflicts(sample)) for sample in job.samples}
-    assert found_in(job.output) == {name: rows for name, rows in expected.items() if rows}
-    assert {row[4] for rows in expected.values() for row in rows} >= {"first", "second", "neither"}
+    expected = {sample["sample_id"]: expected_conflicts(sample, JUDGE) for sample in job.samples}
+    assert_conflicts_listed(job.output, expected)
+    assert {row[4] for one in expected.values() for row in one.rows} >= {"first", "second", "neither"}
+    assert {row["by"] for row in read_table(job.output, "leaning")} == {"rank", "kind"}
 
 
 def test_sides_that_are_statements_name_them(job: Found) -> None:
@@ -113,57 +74,72 @@ def test_sides_that_are_statements_name_them(job: Found) -> None:
     assert all(normalise(text) == normalise(statement) for text, statement in named)
 
 
-def test_measures_are_those_of_the_conflicts(job: Found) -> None:
-    measures = {(row["sample_id"], row["measure"]): row["value"] for row in read_table(job.output, "measures")}
-    found = found_in(job.output)
+def test_every_distinct_request_is_asked_once(job: Found) -> None:
+    """Conflicts are listed once for all responses to a query, and sides are asked for where they are no statement."""
+    asked = set()
+
+    def ask(stage: str, **variables: Any) -> bool:
+        asked.add((stage, json.dumps(variables, sort_keys=True)))
+        return True
+
     for sample in job.samples:
-        coverage = [row[4] for row in found.get(sample["sample_id"], [])]
-        shares = [
-            sum(one in names for one in coverage) / len(coverage) if coverage else None
-            for names in (("both",), ("first", "second"))
-        ]
-        names = ("conflicts", "conflict_coverage", "one_sided")
-        assert [measures[sample["sample_id"], name] for name in names] == [len(coverage), *shares]
-    assert {row["by"] for row in read_table(job.output, "leaning")} == {"rank", "kind"}
-
-
-def test_conflicts_are_listed_once_for_all_responses_and_sides_are_asked_where_they_are_no_statement(
-    job: Found,
-) -> None:
-    lists = {(sample["query"], tuple(shown_to(sample).values())) for sample in job.samples if len(shown_to(sample)) > 1}
-    assert job.server.count(LIST) == len(lists)
-    asked = defaultdict(set)
-    for row in read_table(job.output, "conflicts"):
-        for side in ("first", "second"):
-            if row[f"{side}_id"] is None:
-                asked[row["sample_id"]].add(row[side])
-    responses = {sample["sample_id"]: sample["response"] for sample in job.samples}
-    assert job.server.count(COVER) == len({(responses[name], tuple(sorted(texts))) for name, texts in asked.items()})
+        expected_conflicts(sample, JUDGE, ask)
+    found = Counter({stage: job.server.count(stage) for stage in STAGES})
+    assert found == Counter(stage for stage, _ in asked)
+    assert job.server.count() == len(asked)
 
 
 @pytest.mark.slow
-def test_a_plan_counts_the_stages_and_failures_leave_measures_open(
-    run_here: RunHere, job: Found, tmp_path: Path
-) -> None:
+def test_a_plan_counts_the_stages(run_here: RunHere, job: Found, tmp_path: Path) -> None:
     words = words_of(job.server, job.path, tmp_path / "out", *E2E, "--json", settings=SETTINGS, command="plan")
     planned = {row["stage"]: row for row in json.loads(run_here.command(words).out)}
     assert planned[LIST]["requests"] >= job.server.count(LIST)
     assert planned[COVER]["requests"] >= job.server.count(COVER)
-    rules = [{"when": {"stage": stage, "share": 0.3, "seed": 7}, "do": "garbage"} for stage in (LIST, COVER)]
-    with ModelServer(answer="world_closed", rules=rules) as server:
-        settings = {"llm.max_attempts": 1, **SETTINGS}
-        ended = run_here(server, job.path, tmp_path / "out", *E2E, settings=settings)
-    assert ended.code == 4, ended.err
-    failed = read_table(tmp_path / "out", "failures")
-    assert {row["stage"] for row in failed} == {LIST, COVER}
-    lost = {row["sample_id"]: row["stage"] for row in failed}
-    measures = {(row["sample_id"], row["measure"]): row for row in read_table(tmp_path / "out", "measures")}
-    whole = found_in(job.output)
-    for name, rows in found_in(tmp_path / "out").items():
-        if name not in lost:
-            assert rows == whole[name]
-    for name in lost:
-        row = measures[name, "conflict_coverage"]
-        assert (row["value_low"], row["value_high"]) == (0.0, 1.0)
-    scores = {row["sample_id"]: row["score"] for row in read_table(tmp_path / "out", "scores")}
-    assert scores == {row["sample_id"]: row["score"] for row in read_table(job.output, "scores")}
+
+
+@pytest.mark.slow
+def test_a_run_killed_in_every_stage_asks_nothing_that_is_stored(run_here: RunHere, tmp_path: Path) -> None:
+    samples = [with_kinds(sample) for world in worlds(40, JUDGE, ids=True) for sample in world.samples(2)]
+    path = write_samples(tmp_path / "whole" / "samples.jsonl", samples)
+    with ModelServer(answer="world_closed") as server:
+        whole = run_whole(run_here, server, path, "e2e", STAGES, SETTINGS)
+        kill_in_stages(run_here, whole, tmp_path / "out", STAGES)
+    assert_same_tables(tmp_path / "out", whole.output, TABLES)
+
+
+def expect(samples: Sequence[Row], fates: Fates) -> Expectation[ExpectedConflicts]:
+    """What must come of samples, and which of their requests are lost."""
+    found: Expectation[ExpectedConflicts] = Expectation()
+    for sample in samples:
+        lost = set()
+
+        def ask(stage: str, lost: set[Any] = lost, **variables: Any) -> bool:
+            error = fates.ask(stage, **variables)
+            if error:
+                lost.add((request_of(stage, variables), error))
+            return error is None
+
+        found.samples[sample["sample_id"]] = expected_conflicts(sample, JUDGE, ask)
+        found.failures.update((sample["sample_id"], stage, error) for (stage, _), error in lost)
+    return found
+
+
+@pytest.mark.slow
+def test_every_fault_in_every_stage(run_here: RunHere, tmp_path: Path) -> None:
+    samples = [sample for world in worlds(260, JUDGE) for sample in world.samples(2)]
+    path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
+    # Any text is a summary
+    rules = faults_of(STAGES, unread=STAGES[1:], hanging=(LIST,))
+    with ModelServer(answer="world_closed") as server:
+        settings = {"llm.timeout_seconds": 2, "llm.max_attempts": ATTEMPTS, **SETTINGS}
+        first = assert_mended(
+            lambda *flags: run_here(server, path, output, *E2E, *flags, settings=settings),
+            server,
+            output,
+            rules,
+            lambda fates: expect(samples, fates),
+            lambda expected: assert_conflicts_listed(output, expected),
+        )
+    # Lists that were lost, and sides that were, whose measures have bounds
+    assert {(one.known, one.whole) for one in first.samples.values()} == {(True, True), (False, True), (True, False)}
+    assert {one.status for one in first.samples.values() if not one.whole} == {"ok"}

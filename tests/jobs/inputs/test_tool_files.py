@@ -46,9 +46,9 @@ WITH_CONTEXTS = {
 }
 
 
-def samples_in(path: Path, format: str, options: ReadOptions = AS_THEY_ARE) -> Iterator[Sample]:
+def samples_in(path: Path, format: str | None, options: ReadOptions = AS_THEY_ARE) -> Iterator[Sample]:
     """The samples of files, as workers read them."""
-    adapter = FORMATS[format]
+    adapter = None if format is None else FORMATS[format]
     for file in input_files(str(path), adapter, options)[0]:
         unit, tally = head_unit(file), Tally()
         for record in tally.rows(unit, reader_of(unit, adapter), options.columns):
@@ -74,6 +74,30 @@ def test_a_file_of_a_tool_is_its_questions_answers_and_contexts(name: str) -> No
     assert len(by_query) == len(found)
     everest = by_query[EVEREST[0]]
     assert (everest.known["response"], texts_of(everest)) == (EVEREST[1], SURVEYS)
+
+
+# What a mapping of columns is enough for, as docs/howto/data.md gives it
+MAPPED = {
+    "trulens.jsonl": {"query": "input", "response": "output", "system": "app_version", "query_id": "record_id"},
+    "llama_index.jsonl": {},
+    "llama_index_dataset.jsonl": {"ground_truth": "reference_answer"},
+}
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_a_mapping_of_columns_reads_trulens_and_llama_index(name: str) -> None:
+    options = ReadOptions(MAPPED[name])
+    check_input(str(EXPORTS / name), options, REQUIRED, None)
+    everest, emma = samples_in(EXPORTS / name, None, options)
+    assert (everest.error, emma.error) == (None, None)
+    assert ((everest.known["query"], everest.known["response"]), texts_of(everest)) == (EVEREST, SURVEYS)
+    assert (everest.known["system"], everest.rest.get("query_id")) == {"trulens.jsonl": ("v2", "record_0")}.get(
+        name, (None, None)
+    )
+    truth = everest.rest.get("ground_truth")
+    assert (truth and truth["text"]) == {"llama_index_dataset.jsonl": "8,848.86 metres"}.get(name)
+    mapping = ",".join(f"{ours}={theirs}" for ours, theirs in MAPPED[name].items())
+    assert not mapping or f"--columns {mapping}`" in (EXPORTS.parents[3] / "docs/howto/data.md").read_text("utf-8")
 
 
 def test_the_same_data_set_is_the_same_samples_in_either_form_of_ragas() -> None:

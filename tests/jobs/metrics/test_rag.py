@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -19,12 +22,15 @@ from untold.jobs.metrics.rag import score
 from untold.jobs.metrics.rag_lines import faults_of
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.rag_checks import VERDICTS
-from untold.udfs.facts.rag_measures import FAULTS
+from untold.udfs.facts.rag_measures import FAULTS, PUBLISHED
 from untold.udfs.samples.checks import normalise_checks, normalise_ground_truth
 from untold.udfs.samples.conversion import normalise_contexts
+from untold.udfs.samples.file_records import Unit
+from untold.udfs.samples.ragchecker import read_results
 from untold.udfs.stages.arrow import UNASKED
 
 WORLDS, JOINT = 220, 3
+EXPORTS = Path(__file__).parents[1] / "inputs" / "exports"
 # Of relations, one that a list leaves open is had alone, and one is never had
 OPEN, LOST = 12, 36
 
@@ -257,3 +263,18 @@ def test_claims_and_relations_that_are_given_are_not_asked(brought: tuple[Tables
         0.5,
     )
     assert [row["text"] for row in by_sample(tables["claims"])["nothing"]] == ["one", "two is 2"]
+
+
+def test_measures_of_ragcheckers_own_example_are_its_own_to_the_last_digit(spark: SparkSession) -> None:
+    """The outputs that its repository has: claims, relations and measures. Nothing is asked."""
+    file = EXPORTS / "ragchecker.json"
+    own = json.loads(file.read_text(encoding="utf-8"))
+    tables, tools = scored(spark, [one.values for one in read_results(Unit(0, str(file), ""))])
+    assert not tools.asked
+    found = {
+        name: {row["measure"]: row["value"] for row in rows if row["measure"] in PUBLISHED}
+        for name, rows in by_sample(tables["measures"]).items()
+    }
+    assert found == {one["query_id"]: one["metrics"] for one in own["results"]}
+    printed = {name: value for group in own["metrics"].values() for name, value in group.items()}
+    assert {name: round(100 * mean(one[name] for one in found.values()), 1) for name in PUBLISHED} == printed
