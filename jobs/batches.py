@@ -9,14 +9,16 @@ from dataclasses import dataclass, replace
 from uuid import uuid4
 
 from untold.jobs.asking.batch_jobs import FOLDER, Batch, BatchJob, batch_jobs
-from untold.jobs.asking.delivering import Delivery, Watch
+from untold.jobs.asking.batch_watch import Watch
+from untold.jobs.asking.delivering import Delivery
 from untold.jobs.asking.spool import JOBS
 from untold.jobs.run.manifest import read_manifest
 from untold.jobs.run.output import absolute, store_of
 from untold.jobs.run.terminal import page_of, print_lines, table
 from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError
-from untold.udfs.llm.batch_api import HIDDEN, BatchApi, BatchError, OpenAiBatches
+from untold.udfs.llm.batch_api import HIDDEN, BatchApi, BatchError
+from untold.udfs.llm.batch_formats import open_batches
 from untold.udfs.llm.calls import Answer
 from untold.udfs.storage import Place
 
@@ -60,7 +62,7 @@ def batches(
     for job in jobs:
         read = job.read()
         settings = replace(read.settings, api_key_env=api_key_env or read.settings.api_key_env)
-        with closing(OpenAiBatches(settings)) as api:
+        with closing(open_batches(settings)) as api:
             if act != "list":
                 with job.locked(f"batches-{uuid4().hex[:12]}", wait=False):
                     if act == "fetch":

@@ -98,7 +98,7 @@ def _run(request: ScoreRequest, display: Display, held: Held | None) -> Outcome:
         # already
         asks = set(there) != set(request.metrics) or not output.seems_complete(retry_failed=request.retry_failed)
         index = settings.knowledge.index if retrieves(request.metrics) else None
-        with open_start(request, output, display, asks=asks, held=held, index=index) as start:
+        with open_start(request, output, display, asks=asks, stages=names, held=held, index=index) as start:
             return _score(_Scoring(start, request, endpoint, stages))
 
 

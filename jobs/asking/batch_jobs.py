@@ -33,7 +33,8 @@ class Batch:
     """Requests of a job in one file: its rows from `first` to before `end`, or those that the file in `rest/` names.
 
     `tokens`: of the prompts, estimated; `most`: with the completions. `key`: whose the batch is. `file`, with the
-    `digest` of its content, and `id` are as the endpoint knows them, once it does.
+    `digest` of its content, and `id` are as the endpoint knows them, once it does. `asked`: when its creation was last
+    asked for, in seconds of the epoch; 0 where it was refused.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Batch:
     file: str | None = None
     digest: str = ""
     id: str | None = None
+    asked: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Ledger:
 
     `cut`: how many rows of the job are in batches, or were. `made`: how many batches there were. `queue`: how many
     tokens the endpoint lets wait, where it has said so. `used`: by batches that were read, until it is collected.
+    `leftovers`: files of batches that were read, at the endpoint.
     """
 
     batches: tuple[Batch, ...] = ()
@@ -62,6 +65,7 @@ class Ledger:
     made: int = 0
     queue: int | None = None
     used: Usage = field(default_factory=Usage)
+    leftovers: tuple[str, ...] = ()
 
     @property
     def in_flight(self) -> list[Batch]:
@@ -85,7 +89,8 @@ class BatchJob(SpooledJob):
             return Ledger()
         plain = json.loads(note.read_bytes())
         batches = tuple(Batch(**batch) for batch in plain["batches"])
-        return Ledger(**{**plain, "batches": batches, "used": Usage.of(plain["used"])})
+        read = {"batches": batches, "used": Usage.of(plain["used"]), "leftovers": tuple(plain.get("leftovers", ()))}
+        return Ledger(**{**plain, **read})
 
     def write_ledger(self, ledger: Ledger) -> None:
         """Writes what is known, durably and as a whole."""

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 
 from untold.jobs.asking.answerers import Unanswered, shown
 from untold.jobs.asking.batch_jobs import Batch, BatchJob, batch_jobs, batch_spool
+from untold.jobs.asking.batch_watch import Watch
 from untold.jobs.asking.calling import call_settings
-from untold.jobs.asking.delivering import Delivery, Watch
+from untold.jobs.asking.delivering import Delivery
 from untold.jobs.asking.endpoint import explain_refusal
 from untold.jobs.asking.job import Outcome
 from untold.jobs.asking.process import AnsweringError
@@ -20,7 +21,8 @@ from untold.jobs.run.locks import LockedError
 from untold.jobs.run.refusals import explain, root_cause
 from untold.jobs.run.terminal import amount
 from untold.jobs.settings.model import delivery_for
-from untold.udfs.llm.batch_api import OpenAiBatches
+from untold.udfs.llm.batch_formats import open_batches
+from untold.udfs.llm.batch_hosts import format_at
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.usage import Usage
 
@@ -62,7 +64,9 @@ class BatchAnswerer(SpoolAnswerer):
         if not self._told:
             self._told = True
             rounds = amount(self.rounds, "round of batches", "rounds of batches")
-            self.engines.display.note(f"llm.delivery=batch: at most {rounds}, one a stage, each within 24 hours")
+            form = format_at(str(self.settings.llm.base_url)) if self.settings.batch.format == "auto" else "openai"
+            known = f", in the form of {form} by the host" if form != "openai" else ""
+            self.engines.display.note(f"llm.delivery=batch: at most {rounds}, one a stage, each within 24 hours{known}")
 
     def answer(self, unanswered: Unanswered) -> Outcome:
         """By the jobs of the stage: first all of them are submitted, then each is waited for."""
@@ -171,9 +175,15 @@ class BatchAnswerer(SpoolAnswerer):
                 read = job.read()
                 own = call_settings(self.settings, read.stage, read.settings.base_url, read.directory)
                 same = own.base_url == self.settings.llm.base_url
-                known = replace(read, settings=own if same else read.settings, spent=spent)
+                calls = own if same else read.settings
+                if job.ledger().in_flight:
+                    # They are where they were sent
+                    calls = replace(
+                        calls, batch_format=read.settings.batch_format, batch_folder=read.settings.batch_folder
+                    )
+                known = replace(read, settings=calls, spent=spent)
                 watch = Watch(lambda: stopped() or ("interrupted" if is_lost() else None), show, display.note)
-                with closing(OpenAiBatches(known.settings)) as api:
+                with closing(open_batches(known.settings)) as api:
                     yield Delivery(job, known, api, self.settings.batch, watch, beside)
             except OSError as error:
                 raise AnsweringError(f"{job.place}: {explain(error) or root_cause(error)}") from error

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from untold.jobs.asking.job import Job
+from untold.jobs.settings.endpoints import EndpointSettings
 from untold.jobs.settings.model import Settings, prices_at, prices_for
+from untold.udfs.llm.batch_hosts import format_at
 from untold.udfs.llm.calls import CallSettings
 from untold.udfs.llm.keys import CLASSIFYING, SEVERAL_ROWS, Stage
 from untold.udfs.llm.limiter import Budget, Limits
@@ -101,6 +103,9 @@ def call_settings(settings: Settings, stage: Stage, base_url: str, store_path: s
         section=section,
         headers=getattr(own, "extra_headers", {}),
         query=getattr(own, "extra_query", {}),
+        batch_format=format_at(base_url) if settings.batch.format == "auto" else settings.batch.format,
+        batch_folder=settings.batch.folder,
+        keep_files=settings.batch.keep_files,
     )
     return replace(calls, endpoints=tuple(_endpoints(settings, stage, calls))) if section == "llm" else calls
 
@@ -110,13 +115,12 @@ def _endpoints(settings: Settings, stage: Stage, calls: CallSettings) -> Iterato
 
     A model that a stage has of its own goes by one name everywhere.
     """
-    named = [one.base_url for one in settings.llm.endpoints]
-    for given, own in zip(settings.llm.endpoints, settings.llm.each, strict=False):
-        more = ", ".join(filter(None, (given.model, given.api_key_env)))
+    named = _names(settings.llm.endpoints)
+    for given, own, name in zip(settings.llm.endpoints, settings.llm.each, named, strict=False):
         yield replace(
             calls,
             base_url=given.base_url,
-            name=f"{given.base_url} ({more})" if named.count(given.base_url) > 1 and more else None,
+            name=name,
             api_key_env=own.api_key_env,
             model=given.model if stage.model == settings.llm.model else None,
             weight=given.weight,
@@ -125,6 +129,21 @@ def _endpoints(settings: Settings, stage: Stage, calls: CallSettings) -> Iterato
             headers=own.extra_headers,
             query=own.extra_query,
         )
+
+
+def _names(endpoints: Sequence[EndpointSettings]) -> list[str | None]:
+    """What each endpoint goes by where its address is not enough: model and key, or its place where these are alike.
+
+    What is sent beside its requests is not shown.
+    """
+    known = [(one.base_url, one.model, one.api_key_env) for one in endpoints]
+    addresses = [address for address, *_ in known]
+    names: list[str | None] = []
+    for place, (address, *own) in enumerate(known, start=1):
+        alike = known.count(known[place - 1]) > 1
+        more = ", ".join(filter(None, (*own, f"number {place}" if alike else None)))
+        names.append(f"{address} ({more})" if addresses.count(address) > 1 and more else None)
+    return names
 
 
 def journal_of(folder: str | None, store_path: str) -> str | None:

@@ -7,20 +7,21 @@ batch) is looked for by its name before it is done again.
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from hashlib import blake2b
-from time import monotonic, sleep
-from typing import IO, Any
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from time import monotonic, sleep, time
+from typing import IO
 
 import pyarrow.parquet as pq
 
 from untold.jobs.asking.batch_jobs import Batch, BatchJob, Ledger, Line, Room, fill, fingerprint, left_of, parts
+from untold.jobs.asking.batch_lines import Left, Lines, digest_and_size
+from untold.jobs.asking.batch_watch import EndedError, Patience, Watch
 from untold.jobs.asking.job import Job, Outcome
 from untold.jobs.settings.spending import BatchSettings
-from untold.udfs.llm.batch_api import HIDDEN, QUEUE_FULL, BatchApi, BatchError, Look
-from untold.udfs.llm.batch_results import Judged, Results, download, line_of, path_of, remembered, resumed
+from untold.udfs.llm.batch_api import HIDDEN, QUEUE_FULL, BatchApi, BatchError, Look, NotYetError, Sent
+from untold.udfs.llm.batch_results import Judged, Results, download
 from untold.udfs.llm.calls import Answer, Request
 from untold.udfs.llm.pacing import CompletionSizes
 from untold.udfs.llm.records import COMPLETIONS, completions_table
@@ -33,38 +34,15 @@ from untold.udfs.storage import Place
 
 LOOK_SECONDS = 0.2
 SLOWER = 1.5
-# An address that never answered is wrong more likely than out
-FIRST_OUTAGE_SECONDS = 60.0
-# So many batches in a row of which nothing came
-FRUITLESS = 3
 # How often incomplete results are downloaded before they are believed
 DOWNLOADS = 3
 LARGEST_QUEUE = 2**50
-NO_BATCHES = "if the endpoint has no batches, set llm.delivery to calls"
-REMEDIES = {
-    **dict.fromkeys(("http_400", "http_404", "http_405"), NO_BATCHES),
-    "http_413": "lower batch.requests or batch.bytes",
-}
+# What is answered so was not done, which of other passing errors nobody knows
+NOT_DONE = ("http_429",)
+# What is removed already
+GONE = ("http_404", "http_410")
 INFINITE = float("inf")
 NOTHING_USED = Usage()
-_Left = tuple[str, dict[str, Any], Line]
-
-
-@dataclass(frozen=True)
-class Watch:
-    """Who waits for batches: whether to stop, what takes progress, and lines that stay."""
-
-    stopped: Callable[[], str | None]
-    show: Callable[[Mapping[str, Any]], None]
-    note: Callable[[str], None]
-
-
-class _EndedError(Exception):
-    """The job ends early, for a reason of `Outcome` and with an error."""
-
-    def __init__(self, reason: str, error: str | None = None) -> None:
-        super().__init__(reason)
-        self.reason, self.error = reason, error
 
 
 class Delivery:
@@ -87,6 +65,7 @@ class Delivery:
         self._rows = sum(spooled.units.values())
         self._beside = tuple(beside)
         self._sizes = CompletionSizes(job.stage.max_tokens)
+        self._lines = Lines(spooled, job, api, self._script, self._sizes)
         self._key = fingerprint(os.environ.get(job.settings.api_key_env or "", ""), spooled.name)
         # What may have been uploaded or created, though nothing says so
         self._doubtful = {batch.name for batch in self._ledger.batches if batch.id is None}
@@ -96,8 +75,8 @@ class Delivery:
         self._completed = job.answered_before
         # What keeps batches from being sent: the budget, or the endpoint's queue until the next pause
         self._short = self._full = False
-        self._fruitless = self._faults = 0
-        self._first_fault, self._reached = 0.0, False
+        self._patience = Patience(job.settings.outage)
+        self._told: set[str] = set()
         self._wait = how.poll_seconds
         self._used = Usage()
 
@@ -113,6 +92,7 @@ class Delivery:
         None where nothing is left to wait for, `batched` where batches go on.
         """
         try:
+            self._clear()
             if submit:
                 self._recut()
             else:
@@ -136,7 +116,7 @@ class Delivery:
                 if not poll or (self._beside_in_flight and not self._awaited):
                     return Outcome("batched", usage=self.used)
                 self._pause()
-        except _EndedError as ended:
+        except EndedError as ended:
             if ended.reason == "interrupted" and self._awaited:
                 ids = ", ".join(str(batch.id) for batch in self._awaited)
                 self._watch.note(f"these batches go on, and the next start takes their answers: {ids}")
@@ -163,12 +143,12 @@ class Delivery:
         if self._awaited or not submit:
             return bool(left)
         if self._short:
-            raise _EndedError("budget")
+            raise EndedError("budget")
         return bool(left) or self._ledger.cut < self._rows
 
     def _check_stopped(self) -> None:
         if reason := self._watch.stopped():
-            raise _EndedError(reason)
+            raise EndedError(reason)
 
     def _advance(self, *, submit: bool) -> bool:
         """One step of each batch, and batches of what is in none; whether anything moved."""
@@ -182,13 +162,16 @@ class Delivery:
                 moved |= self._step(batch, submit=may_submit)
         while submit and (new := self._cut()) is not None:
             self._check_stopped()
-            if not self._step(new, submit=True):
+            if self._step(new, submit=True):
+                moved = True
+            elif self._patience.faults:
                 break
-            moved = True
         return moved
 
     def _step(self, batch: Batch, *, submit: bool) -> bool:
         """The next thing to do for a batch; whether it was done."""
+        if self._patience.is_held:
+            return False
         try:
             if batch.id is None:
                 moved = self._submit(batch, create=submit)
@@ -203,23 +186,21 @@ class Delivery:
             if batch.id is not None and error.answer.error_type in HIDDEN:
                 self._pass_over(batch)
             else:
-                self._bear(batch, error.answer)
+                self._patience.bear(error.answer)
+                if error.answer.error_type not in NOT_DONE:
+                    self._doubtful.add(batch.name)
             return False
-        self._faults, self._reached = 0, True
+        except NotYetError as reason:
+            moved = False
+            self._tell(f"batch {batch.name} of {self._job.stage.name}: {reason}")
+        self._patience.hear()
         return moved
 
-    def _bear(self, batch: Batch, answer: Answer) -> None:
-        """Takes an error of the endpoint: it passes, or it ends the job."""
-        if answer.refused or not is_passing(answer.error_type):
-            remedy = REMEDIES.get(answer.error_type or "") or remedy_of(answer)
-            raise _EndedError("refused", f"{answer.error}; {remedy}")
-        self._doubtful.add(batch.name)
-        now, most = monotonic(), self._job.settings.outage
-        self._first_fault = self._first_fault if self._faults else now
-        self._faults += 1
-        away = now - self._first_fault
-        if self._faults > 1 and away >= (most if self._reached else min(most, FIRST_OUTAGE_SECONDS)):
-            raise _EndedError("outage")
+    def _tell(self, line: str) -> None:
+        """Says it once."""
+        if line not in self._told:
+            self._told.add(line)
+            self._watch.note(line)
 
     def _pass_over(self, batch: Batch) -> None:
         """Leaves alone what another key has made."""
@@ -234,7 +215,7 @@ class Delivery:
         if self._full:
             return False
         room = self._room([one for one in self._ledger.in_flight if one.name != batch.name])
-        line = Line(1, batch.tokens, batch.most, self._cost(batch.requests, batch.tokens, batch.most))
+        line = Line(1, batch.tokens, batch.most, self._lines.cost(batch.requests, batch.tokens, batch.most))
         if batch.requests > room.requests or not fill([line], replace(room, requests=1)):
             self._short = True
             return False
@@ -249,7 +230,7 @@ class Delivery:
         if (ledger.in_flight or self._beside_in_flight) and room.queue < queue / 2:
             return None
         rest = Batch("", ledger.cut, self._rows, 0, 0, 0)
-        lines = fill((self._line(body) for _, body in self._bodies(rest)), room)
+        lines = fill((self._lines.line(body) for _, body in self._lines.bodies(rest)), room)
         if not lines:
             self._short = True
             return None
@@ -263,19 +244,6 @@ class Delivery:
         tokens, most = sum(line.prompt for line in lines), sum(line.most for line in lines)
         return Batch(name, first, end, sent, tokens, most, part, self._key)
 
-    def _line(self, body: bytes | None) -> Line:
-        """What a request takes of a batch. One that cannot be asked takes nothing."""
-        if body is None:
-            return Line(0, 0, 0, 0.0)
-        prompt = self._script.tokens_of(len(body))
-        most = prompt + self._sizes.expected
-        # The line has its id and its address besides
-        size = len(body) + len(line_of("0" * 32, self._job.stage.api, b""))
-        return Line(size, prompt, most, self._cost(1, prompt, most))
-
-    def _cost(self, requests: int, tokens: int, most: int) -> float:
-        return self._job.settings.prices.cost(tokens, most - tokens, requests) or 0.0
-
     @property
     def _queue(self) -> float:
         """How many tokens may wait at the endpoint."""
@@ -286,11 +254,11 @@ class Delivery:
         reserved = (*own, *self._beside)
         budget, spent = self._job.settings.budget, self._job.spent + self.used
         calls, most = sum(batch.requests for batch in reserved), sum(batch.most for batch in reserved)
-        cost = sum(self._cost(batch.requests, batch.tokens, batch.most) for batch in reserved)
+        cost = sum(self._lines.cost(batch.requests, batch.tokens, batch.most) for batch in reserved)
         waiting = sum(batch.tokens for batch in reserved if batch.id is not None)
         return Room(
             requests=min(most_requests, left_of(budget.max_calls, spent.calls + calls)),
-            bytes=self._how.bytes,
+            bytes=min(self._how.bytes, self._api.most_bytes),
             queue=self._queue - waiting,
             tokens=left_of(budget.max_tokens, spent.tokens + most),
             cost=left_of(budget.max_cost, (spent.cost or 0.0) + cost),
@@ -300,10 +268,12 @@ class Delivery:
         """Uploads and creates a batch, each unless it is done already; whether the endpoint has it now."""
         # A file is noted before a batch of it is created
         doubtful = batch.name in self._doubtful and batch.file is not None
-        name = f"{self._spooled.name}/{batch.name}"
-        look = self._api.find_batch(name, str(batch.file)) if doubtful else None
+        look = self._api.find_batch(self._sent(batch)) if doubtful else None
         if look is None and doubtful and batch.key != self._key:
             self._pass_over(batch)
+            return False
+        if look is None and doubtful and time() - batch.asked < self._how.settle_seconds:
+            # A batch may be created and not yet be in the list
             return False
         if look is None and not create:
             self._doubtful.discard(batch.name)
@@ -312,65 +282,72 @@ class Delivery:
             if not batch.requests:
                 self._read(batch, Look("", "completed"))
                 return True
-            batch = self._uploaded(batch) if batch.file is None else batch
-            more = {"run": self._job.run, "stage": self._job.stage.name, "digest": batch.digest}
-            look = self._api.create(name, str(batch.file), path_of(self._job.stage.api), more)
+            batch = replace(self._uploaded(batch) if batch.file is None else batch, asked=time())
+            look = self._create(batch)
         self._note(self._ledger.with_batch(replace(batch, id=look.id)))
         self._doubtful.discard(batch.name)
         self._own.add(batch.name)
-        self._watch.note(f"batch {look.id}: {batch.requests:,} requests of {self._job.stage.name}")
+        hint = f"; {look.hint}" if look.hint else ""
+        self._watch.note(f"batch {look.id}: {batch.requests:,} requests of {self._job.stage.name}{hint}")
         return True
+
+    def _create(self, batch: Batch) -> Look:
+        """Creates a batch, which is noted before; an endpoint that refuses has not."""
+        self._note(self._ledger.with_batch(batch))
+        try:
+            return self._api.create(self._sent(batch))
+        except BatchError as error:
+            if error.answer.refused or not is_passing(error.answer.error_type):
+                self._note(self._ledger.with_batch(replace(batch, asked=0.0)))
+            raise
+
+    def _sent(self, batch: Batch) -> Sent:
+        """A batch as the endpoint gets it."""
+        job = self._job
+        return Sent(
+            name=f"{self._spooled.name}/{batch.name}",
+            file=str(batch.file),
+            api=job.stage.api,
+            more={"run": job.run, "stage": job.stage.name, "digest": batch.digest},
+            since=batch.asked,
+            requests=batch.requests,
+            open=partial(self._lines.open, batch),
+            others=frozenset(str(one.id) for one in (*self._ledger.in_flight, *self._beside)),
+        )
 
     def _uploaded(self, batch: Batch) -> Batch:
         """The batch with its file at the endpoint, found or uploaded."""
-        with tempfile.TemporaryFile() as file:
-            digest, size = self._write_lines(batch, file)
+        with self._lines.open(batch) as file:
+            digest, size = digest_and_size(file)
             name = f"untold-{self._spooled.name}-{batch.name}.jsonl"
             known = self._api.find_file(name, size) if batch.name in self._doubtful else None
-            batch = replace(batch, file=known or self._api.upload(name, file), digest=digest, key=self._key)
-        self._note(self._ledger.with_batch(batch))
-        return batch
-
-    def _write_lines(self, batch: Batch, file: IO[bytes]) -> tuple[str, int]:
-        """Writes the lines of a batch; their digest and bytes. The file stands at its beginning again."""
-        digest = blake2b(digest_size=16)
-        for request, body in self._bodies(batch):
-            if body is not None:
-                line = line_of(request.request_id, self._job.stage.api, body)
-                digest.update(line)
-                file.write(line)
-        size = file.tell()
-        file.seek(0)
-        return digest.hexdigest(), size
-
-    def _bodies(self, batch: Batch) -> Iterator[tuple[Request, bytes | None]]:
-        """The requests of a batch with their bodies; None for one whose template cannot be filled in."""
-        for row in self._spooled.rows(batch):
-            request = resumed(*row)
-            yield request, self._script.render(request)[0]
+            return replace(batch, file=known or self._api.upload(name, file), digest=digest, key=self._key)
 
     def _read(self, batch: Batch, look: Look) -> None:
         """Takes what came of a batch: rows for the store, and what is left to batches to come."""
         stage, settings, run = self._job.stage, self._job.settings, self._job.run
         judged = Judged(stage, settings, self._script, run, self._completed)
-        left: list[_Left] = []
+        left: list[Left] = []
 
         def write(file: IO[bytes]) -> None:
             with pq.ParquetWriter(file, COMPLETIONS, compression="zstd", write_page_checksum=True) as writer:
-                for number, (request, body) in enumerate(self._bodies(batch), start=1):
+                for number, (request, body) in enumerate(self._lines.bodies(batch), start=1):
                     self._take(request, body, look, results, judged)
                     if number % UNIT_ROWS == 0:
                         writer.write_table(completions_table(judged.take_rows()))
-                        left.extend(map(self._left, judged.take_again()))
+                        left.extend(map(self._lines.left, judged.take_again()))
                 judged.end()
                 writer.write_table(completions_table(judged.take_rows()))
-                left.extend(map(self._left, judged.take_again()))
+                left.extend(map(self._lines.left, judged.take_again()))
 
         with self._download(batch, look) as results:
             Place(f"{self._job.directory}/{run}-{batch.name}.parquet").write_whole(write)
         self._completed |= judged.completed
         self._pace(batch, look)
-        self._replace(batch, left, judged.used)
+        # What is at the endpoint is removed once this is noted
+        files = () if self._job.settings.keep_files else (batch.file, *look.results)
+        self._replace(batch, left, judged.used, tuple(filter(None, files)))
+        self._clear()
         if look.id:
             answered = judged.used.done - judged.used.failed
             self._watch.note(f"batch {look.id} {look.status}: {answered:,} answered, {len(left):,} to be asked again")
@@ -378,11 +355,9 @@ class Delivery:
             judged.refusal = f"{look.refusal.error}; {remedy_of(look.refusal)}"
         # What ended an earlier start may be mended by now
         if judged.refusal and batch.name in self._own:
-            raise _EndedError("refused", judged.refusal)
+            raise EndedError("refused", judged.refusal)
         came = judged.used.done or judged.used.calls > judged.used.rate_limited
-        self._fruitless = 0 if came or not look.id or look.code == QUEUE_FULL else self._fruitless + 1
-        if self._fruitless >= FRUITLESS:
-            raise _EndedError("outage")
+        self._patience.read(came=bool(came) or not look.id or look.code == QUEUE_FULL)
 
     def _download(self, batch: Batch, look: Look) -> Results:
         """What came of a batch. Where less came than the endpoint has counted, it is downloaded again."""
@@ -392,7 +367,7 @@ class Delivery:
             if whole and results.count >= least:
                 return results
             results.close()
-            self._pause()
+            self._pause(longer=False)
             self._check_stopped()
         results, whole = download(self._api, look)
         if not whole or results.count < least:
@@ -416,10 +391,6 @@ class Delivery:
             self._sizes.remember(answer.usage.completion_tokens)
         judged.hear(request, answer)
 
-    def _left(self, request: Request) -> _Left:
-        """What is kept of a request until it is in another batch."""
-        return request.request_id, remembered(request), self._line(self._script.render(request)[0])
-
     def _pace(self, batch: Batch, look: Look) -> None:
         """Takes what a batch says of the endpoint's queue: a full one is halved, and grows while batches complete."""
         queue = self._ledger.queue
@@ -433,25 +404,36 @@ class Delivery:
 
     @property
     def _limits(self) -> Room:
-        return Room(self._how.requests, self._how.bytes, self._queue)
+        return Room(self._how.requests, min(self._how.bytes, self._api.most_bytes), self._queue)
 
     def _recut(self) -> None:
         """Cuts what no endpoint has seen again where limits are lower by now."""
         for batch in self._ledger.batches:
             if batch.id is None and batch.file is None:
-                left = [self._left(request) for request, _ in self._bodies(batch)]
+                left = [self._lines.left(request) for request, _ in self._lines.bodies(batch)]
                 if len(parts([line for *_, line in left], self._limits)) > 1:
                     self._replace(batch, left)
 
-    def _replace(self, batch: Batch, left: list[_Left], used: Usage = NOTHING_USED) -> None:
-        """Puts batches of what is left of a batch in its place: in one write with what that used.
+    def _clear(self) -> None:
+        """Removes the files of batches that were read."""
+        for file in self._ledger.leftovers:
+            try:
+                self._api.remove(file)
+            except BatchError as error:
+                if error.answer.error_type not in GONE:
+                    self._watch.note(f"file {file} stays at the endpoint: {error}")
+        # Written with what is noted next: what is removed twice is gone
+        self._ledger = replace(self._ledger, leftovers=())
+
+    def _replace(self, batch: Batch, left: list[Left], used: Usage = NOTHING_USED, files: tuple[str, ...] = ()) -> None:
+        """Puts batches of what is left of a batch in its place: in one write with what that used, and with its files.
 
         What is left of others and not sent yet is cut along, for it may have been cut to a smaller queue.
         """
         ledger = self._ledger
         waiting = [one for one in ledger.batches if one.part and one.file is None and one.name not in self._doubtful]
         gone = [batch, *(one for one in waiting if one.name != batch.name)]
-        left = left + [self._left(request) for one in gone[1:] for request, _ in self._bodies(one)]
+        left = left + [self._lines.left(request) for one in gone[1:] for request, _ in self._lines.bodies(one)]
         first, end = min(one.first for one in gone), max(one.end for one in gone)
         new, made = [], ledger.made
         for places in parts([line for *_, line in left], self._limits):
@@ -463,7 +445,8 @@ class Delivery:
         kept = [one for one in ledger.batches if one.name not in names]
         self._done.pop(batch.name, None)
         self._used += used
-        self._note(replace(ledger, batches=(*kept, *new), made=made, used=ledger.used + used))
+        leftovers = (*ledger.leftovers, *files)
+        self._note(replace(ledger, batches=(*kept, *new), made=made, used=ledger.used + used, leftovers=leftovers))
 
     def _note(self, ledger: Ledger) -> None:
         """What is known from here on, whatever happens to this process."""
@@ -478,10 +461,11 @@ class Delivery:
         event = {"event": "progress", "stage": self._job.stage.name, "total": self._rows, "usage": usage}
         self._watch.show(event | {"in_flight": max(0, in_flight - done)})
 
-    def _pause(self) -> None:
-        """Waits before the next look, each time longer; a stop ends it."""
-        until = monotonic() + self._wait
-        self._wait = min(SLOWER * self._wait, self._how.longest_poll_seconds)
+    def _pause(self, *, longer: bool = True) -> None:
+        """Waits before the next look, each time `longer`, and for what the endpoint asked for; a stop ends it."""
+        until = max(monotonic() + self._wait, self._patience.held_until)
+        if longer:
+            self._wait = min(SLOWER * self._wait, self._how.longest_poll_seconds)
         while (left := until - monotonic()) > 0 and not self._watch.stopped():
             sleep(min(left, LOOK_SECONDS))
-        self._full = False
+        self._full &= not longer

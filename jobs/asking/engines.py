@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,7 +12,8 @@ from untold.jobs.asking.process import KeptProcess, ProcessWhenNeeded
 from untold.jobs.run.interrupts import Interrupts
 from untold.jobs.run.progress import Display
 from untold.jobs.run.session import begin_session, open_session
-from untold.jobs.settings.model import Settings
+from untold.jobs.settings.model import STAGE_NAMES, Settings, delivery_for
+from untold.udfs.stages import LOOKUPS
 
 
 @dataclass(frozen=True)
@@ -61,22 +62,25 @@ def open_engines(
     poll: bool = True,
     small: bool = False,
     asks: bool = False,
+    stages: Collection[str] = STAGE_NAMES,
     held: Held | None = None,
 ) -> Iterator[Engines]:
     """Spark, and an answering process that starts when it is first needed and ends with the context.
 
-    `small`: as `open_session` takes it. `asks`: something is sure to be asked, so that the process, whose Ray takes as
-    long to start as Spark does, is first of all. `held`: what is used instead, and stays. From here on the first signal
-    asks the run to end in order. Raises JavaError where no usable Java is found.
+    `small`: as `open_session` takes it. `asks`: something is sure to be asked of these `stages`, so that the process,
+    whose Ray takes as long to start as Spark does, is first of all, unless batches answer all of them. `held`: what is
+    used instead, and stays. From here on the first signal asks the run to end in order. Raises JavaError where no
+    usable Java is found.
     """
     interrupts = Interrupts(display.note)
     process = ProcessWhenNeeded(settings.ray, interrupts) if held is None else held.process
     if held is not None:
         held.process.serve(interrupts)
     try:
-        display.status("starting Java and Ray" if asks else "starting Java")
-        answers = _calls(settings)
-        if asks and answers:
+        answers = settings.llm.answering == "process"
+        first = asks and calls_endpoint(settings, stages)
+        display.status("starting Java and Ray" if first else "starting Java")
+        if first:
             process.open()
         spark = open_session(settings, small=small) if held is None else held.spark
         with interrupts.installed():
@@ -92,13 +96,14 @@ def open_held(settings: Settings, display: Display, small: bool) -> Iterator[Hel
     begin_session(settings, small=small)
     process = KeptProcess(settings.ray, Interrupts(display.note))
     try:
-        if _calls(settings):
+        if calls_endpoint(settings):
             process.open()
         yield Held(open_session(settings, small=small), process)
     finally:
         process.end()
 
 
-def _calls(settings: Settings) -> bool:
-    """Whether the process beside the start is likely to call the endpoint."""
-    return settings.llm.answering == "process" and settings.llm.delivery == "calls"
+def calls_endpoint(settings: Settings, stages: Collection[str] = STAGE_NAMES) -> bool:
+    """Whether the process beside the start is likely to call the language model for one of these stages."""
+    asked = set(stages) - set(LOOKUPS)
+    return settings.llm.answering == "process" and any(delivery_for(settings, name) == "calls" for name in asked)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,7 +25,7 @@ from untold.jobs.run.progress import Display
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run.terminal import amount
 from untold.jobs.run.workspace import Counted, Workspace
-from untold.jobs.settings.model import Settings
+from untold.jobs.settings.model import STAGE_NAMES, Settings
 from untold.jobs.summary.aggregate import most_frequent_errors
 from untold.jobs.summary.failed_requests import dead_stages, explain_dead_stages
 from untold.jobs.tables import FAILURES, ORDER, USAGE
@@ -174,10 +174,11 @@ def open_start(
     display: Display,
     *,
     asks: bool = False,
+    stages: Collection[str] = STAGE_NAMES,
     held: Held | None = None,
     index: str | None = None,
 ) -> Iterator[Start]:
-    """A start in an output that was entered, with its engines; `asks` and `held` as of `open_engines`.
+    """A start in an output that was entered, with its engines; `asks`, `stages` and `held` as of `open_engines`.
 
     `index`: that which executors are to read. Raises ReachError where they do not reach it, the output or the store.
     """
@@ -191,6 +192,7 @@ def open_start(
         poll=request.poll,
         small=request.small,
         asks=asks,
+        stages=stages,
         held=held,
     ) as engines:
         output.notify = display.note

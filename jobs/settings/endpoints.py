@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -77,8 +78,9 @@ class EndpointSettings(SendingSettings):
 
     @property
     def identity(self) -> tuple[str | None, ...]:
-        """What tells it from another one: two accounts of one address are two endpoints."""
-        return self.base_url, self.model, self.api_key_env
+        """What tells it from another one: two accounts of an address, or two routes of a gateway, are two endpoints."""
+        sent = json.dumps([self.extra_headers, self.extra_query], sort_keys=True)
+        return self.base_url, self.model, self.api_key_env, sent
 
     def over(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """What it sets, and what it changes of `given`, the settings `llm.*`."""
@@ -95,7 +97,7 @@ class EndpointSettings(SendingSettings):
 def _distinct(value: list[EndpointSettings]) -> list[EndpointSettings]:
     """Raises ValueError for one endpoint that is named twice."""
     if len({one.identity for one in value}) < len(value):
-        raise ValueError("a list of endpoints that differ in base_url, model or api_key_env")
+        raise ValueError("a list of endpoints that differ in base_url, model, api_key_env or what is sent beside")
     return value
 
 

@@ -6,21 +6,24 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from email import message_from_bytes
-from email.message import Message
-from time import monotonic
+from time import monotonic, time
 from typing import Any
-from urllib.parse import parse_qs
 
+from tests.fakes.batch_forms import FORMS, Asked, WrongError
 from tests.fakes.replies import Reply, count_tokens, error_reply, http_message
 
 Ask = Callable[[str, bytes], tuple[int, Any]]
 """Status and body for the body of a request to a path."""
-DEEDS = {"delay", "expire", "twice", "cut", "shuffle", "lost", "fail", "garbage"}
+PATH = "/v1/chat/completions"
+DEEDS = {"delay", "expire", "twice", "cut", "shuffle", "lost", "fail", "garbage", "lag"}
 
 
 class LostError(Exception):
     """What was asked was done, and the answer to it is lost."""
+
+
+class HungError(Exception):
+    """The answer never comes."""
 
 
 @dataclass
@@ -38,6 +41,7 @@ class Batch:
     errors: list[str] = field(default_factory=list)
     answered: int = 0
     cancelled: bool = False
+    created: float = field(default_factory=time)
 
     def status(self, now: float) -> str:
         if "fail" in self.deeds:
@@ -52,11 +56,14 @@ class Batch:
 @dataclass
 class FakeBatches:
     """Files and batches. `batches` are the deeds of one batch after the other, as they are created; `uploads` say of
-    one upload after the other whether its answer is `lost`, or it `fails`. `queue` is how many tokens may wait.
-    Answers to requests that are `slow` (method and path, the beginning) do not come.
+    one upload after the other whether its answer is `lost`, it `fails`, it `hangs` and is lost, or `hung` and is there.
+    `queue` is how many tokens may wait. Answers to requests that are `slow` (method and path, the beginning) do not
+    come. `busy`: how often a method and path get a 503 with `retry_after` seconds. `form`: of the API. `pending`: for
+    how many looks a file is, where the form has that.
 
     Deeds: `delay` seconds, `expire` at this share of the requests, `twice` each result, `cut` the file of results,
-    `shuffle` it, `lost` is the answer to its creation, `fail` with this code, `garbage` for that many lines.
+    `shuffle` it, `lost` is the answer to its creation, `fail` with this code, `garbage` for that many lines, `lag`
+    seconds until lists have it.
     """
 
     ask: Ask
@@ -68,16 +75,24 @@ class FakeBatches:
     files: dict[str, tuple[str, bytes]] = field(default_factory=dict)
     made: dict[str, Batch] = field(default_factory=dict)
     uploaded: int = 0
+    form: str = "openai"
+    pending: int = 0
+    busy: dict[str, int] = field(default_factory=dict)
+    retry_after: float = 0.0
+    file_looks: dict[str, int] = field(default_factory=dict)
+    removed: list[str] = field(default_factory=list)
 
     def upload(self, name: str, content: bytes) -> str:
         deed = self.uploads[self.uploaded] if self.uploaded < len(self.uploads) else ""
         self.uploaded += 1
         if deed == "fails":
             raise LostError
+        if deed == "hangs":
+            raise HungError
         found = f"file-{len(self.files) + 1}"
         self.files[found] = (name, content)
-        if deed == "lost":
-            raise LostError
+        if deed in ("lost", "hung"):
+            raise LostError if deed == "lost" else HungError
         return found
 
     def create(self, file: str, metadata: Mapping[str, str], key: str = "") -> Batch:
@@ -103,7 +118,8 @@ class FakeBatches:
         deeds = batch.deeds
         asked = int(deeds.get("expire", 1.0) * len(lines))
         for line in lines[:asked]:
-            status, body = self.ask(line["url"], json.dumps(line["body"]).encode())
+            url = line.get("url", PATH)
+            status, body = self.ask(url if url.startswith("/v1") else f"/v1{url}", json.dumps(line["body"]).encode())
             response = {"status_code": status, "request_id": "r", "body": body}
             result = {"id": "b", "custom_id": line["custom_id"], "response": response, "error": None}
             (batch.lines if status == 200 else batch.errors).append(json.dumps(result))
@@ -118,13 +134,21 @@ class FakeBatches:
             random.Random(0).shuffle(batch.lines)
 
     def content(self, file: str) -> bytes:
-        """A file that was uploaded, or the results of a batch."""
+        """A file that was uploaded, or the results of a batch. Raises KeyError for what was removed."""
+        if file in self.removed:
+            raise KeyError(file)
         if file in self.files:
             return self.files[file][1]
         kind, _, batch_id = file.partition("-")
         batch = self.made[batch_id]
         content = "".join(f"{line}\n" for line in (batch.lines if kind == "output" else batch.errors)).encode()
         return content[: len(content) * 2 // 3] if kind == "output" and batch.deeds.get("cut") else content
+
+    def remove(self, file: str) -> None:
+        """Removes a file, or results."""
+        if file in self.removed or not (file in self.files or file.partition("-")[2] in self.made):
+            raise KeyError(file)
+        self.removed.append(file)
 
     def show(self, batch: Batch) -> dict[str, Any]:
         """A batch as the API shows it."""
@@ -148,50 +172,71 @@ class FakeBatches:
 
     def reply(self, method: str, target: str, head: bytes, body: bytes, key: str) -> Reply:
         """The answer to an HTTP request for a path of files or batches."""
-        reply = self._reply(method, target, head, body, key)
+        reply = self._reply(Asked(method, target, head, body), key)
         if self.slow and f"{method} {target}".startswith(self.slow):
             reply.content = None
         return reply
 
-    def _reply(self, method: str, target: str, head: bytes, body: bytes, key: str) -> Reply:
-        path, _, query = target.removeprefix("/v1/").partition("?")
-        after = parse_qs(query).get("after", [""])[0]
+    def _reply(self, asked: Asked, key: str) -> Reply:
+        if self.busy.get(f"{asked.method} {asked.path}", 0) > 0:
+            self.busy[f"{asked.method} {asked.path}"] -= 1
+            return error_reply(503, {"message": "busy"}, {"Retry-After": f"{self.retry_after:g}"})
         try:
-            match (method, path.split("/")):
-                case ("POST", ["files"]):
-                    return _json(self._uploaded(head, body))
-                case ("GET", ["files"]):
-                    return _json(_page([self._file(file) for file in self.files], after))
-                case ("GET", ["files", file, "content"]):
-                    return Reply(200, http_message(200, self.content(file), {"Content-Type": "application/jsonl"}))
-                case ("POST", ["batches"]):
-                    asked = json.loads(body)
-                    return _json(self.show(self.create(asked["input_file_id"], asked["metadata"], key)))
-                case ("GET", ["batches"]):
-                    shown = [self.show(batch) for batch in self.made.values() if batch.key == key]
-                    return _json(_page(shown, after))
-                case ("GET", ["batches", name]) if name in self.made and self.made[name].key == key:
-                    return _json(self.show(self.made[name]))
-                case ("POST", ["batches", name, "cancel"]) if name in self.made and self.made[name].key == key:
-                    self.made[name].cancelled = True
-                    return _json(self.show(self.made[name]))
+            answer = FORMS[self.form](self, asked, key) if self.form in FORMS else self.openai(asked, key)
+        except HungError:
+            return Reply(0, None)
         except LostError:
             return error_reply(500, {"message": "lost", "code": "server_error"})
         except KeyError:
-            pass
-        return error_reply(404, {"message": f"no such thing: {path}"})
+            return error_reply(404, {"message": f"no such thing: {asked.path}"})
+        except WrongError as error:
+            return error_reply(400, {"message": str(error), "type": "invalid_request_error"})
+        if isinstance(answer, bytes):
+            return Reply(200, http_message(200, answer, {"Content-Type": "application/jsonl"}))
+        return Reply(200, http_message(200, json.dumps(answer).encode()))
 
-    def _uploaded(self, head: bytes, body: bytes) -> dict[str, Any]:
-        form = message_from_bytes(head.partition(b"\r\n")[2] + b"\r\n" + body)
-        parts: dict[str, Message] = {
-            str(part.get_param("name", header="content-disposition")): part  # type: ignore[misc]
-            for part in form.get_payload()
-        }
-        assert parts["purpose"].get_payload() == "batch"
-        content = parts["file"].get_payload(decode=True)
-        return self._file(self.upload(str(parts["file"].get_filename()), bytes(content)))  # type: ignore[arg-type]
+    def openai(self, asked: Asked, key: str) -> Any:
+        """What OpenAI answers, as JSON or the bytes of a file. Raises KeyError for what is not there."""
+        after = asked.query.get("after", "")
+        match (asked.method, asked.parts):
+            case ("POST", ["files"]):
+                form = asked.form()
+                assert form["purpose"].get_payload() == "batch"
+                content: Any = form["file"].get_payload(decode=True)
+                return self.file(self.upload(str(form["file"].get_filename()), content))
+            case ("GET", ["files"]):
+                return _page([self.file(file) for file in self.files], after)
+            case ("GET", ["files", file, "content"]):
+                return self.content(file)
+            case ("DELETE", ["files", file]):
+                self.remove(file)
+                return {"id": file, "object": "file", "deleted": True}
+            case ("POST", ["batches"]):
+                given = json.loads(asked.body)
+                return self.show(self.create(given["input_file_id"], given["metadata"], key))
+            case ("GET", ["batches"]):
+                return _page(self.listed(key), after)
+            case ("GET", ["batches", name]):
+                return self.show(self.seen(name, key))
+            case ("POST", ["batches", name, "cancel"]):
+                self.seen(name, key).cancelled = True
+                return self.show(self.made[name])
+        raise KeyError(asked.path)
 
-    def _file(self, file: str) -> dict[str, Any]:
+    def listed(self, key: str) -> list[dict[str, Any]]:
+        """The batches that a key sees in a list, which may lag."""
+        now = time()
+        own = (batch for batch in self.made.values() if batch.key == key)
+        return [self.show(batch) for batch in own if now >= batch.created + batch.deeds.get("lag", 0.0)]
+
+    def seen(self, name: str, key: str) -> Batch:
+        """A batch that a key sees. Raises KeyError for another's."""
+        if self.made[name].key != key:
+            raise KeyError(name)
+        return self.made[name]
+
+    def file(self, file: str) -> dict[str, Any]:
+        """A file as the API shows it."""
         name, content = self.files[file]
         shown = {"id": file, "object": "file", "bytes": len(content), "filename": name, "purpose": "batch"}
         return shown | {"created_at": 0, "status": "processed"}
@@ -203,7 +248,3 @@ def _page(items: list[dict[str, Any]], after: str = "") -> dict[str, Any]:
     first = ids.index(after) + 1 if after in ids else 0
     shown = items[first : first + 2]
     return {"object": "list", "data": shown, "has_more": first + 2 < len(items)}
-
-
-def _json(body: Any) -> Reply:
-    return Reply(200, http_message(200, json.dumps(body).encode()))

@@ -26,6 +26,7 @@ from typing import Any
 
 from tests.fakes.answers import content_of, find_answer, payload_of
 from tests.fakes.arrivals import ASKED_PATHS, COMPLETION_PATHS, Arrival, Log
+from tests.fakes.batch_forms import is_batch_path
 from tests.fakes.batches import FakeBatches
 from tests.fakes.classifier import FakeClassifier
 from tests.fakes.lookups import LOOKUP_PATHS, LOOKUPS, SEARCH_PATH, lookup_content, payload_of_lookup, query_of
@@ -37,7 +38,9 @@ from tests.fakes.wire import parse_request
 _ROOT = Path(__file__).resolve().parents[2]
 _WINDOW_SECONDS = 60.0
 _BACKLOG = 4096
-_KEY = re.compile(rb"\r\n(?:authorization:[ \t]*bearer|x-subscription-token:)[ \t]+(\S+)", re.IGNORECASE)
+_KEY = re.compile(
+    rb"\r\n(?:authorization:[ \t]*bearer|x-subscription-token:|(?:x-)?api-key:)[ \t]+(\S+)", re.IGNORECASE
+)
 
 
 class ModelServer:
@@ -328,7 +331,7 @@ class _Connection(asyncio.Protocol):
         if path == SEARCH_PATH and method == "GET":
             # Everything that a search asks for stands in its address
             body = target.encode("ascii")
-        elif path.startswith(("/v1/files", "/v1/batches")):
+        elif is_batch_path(path):
             position, sent = log.add(path, "", None, 0, 0), _KEY.search(head)
             return log, position, model.batches.reply(method, target, head, body, sent[1].decode() if sent else "")
         elif method != "POST" or path not in ASKED_PATHS:

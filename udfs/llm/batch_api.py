@@ -1,23 +1,37 @@
-"""The batch API of an endpoint, as OpenAI has it: files up, batches created and looked at, results down."""
+"""The batch API of an endpoint: what runs need of any, and OpenAI's, whose form many others have."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import IO, Any, Final, Protocol
+from typing import IO, Any, ClassVar, Final, Literal, Protocol
 
-from openai import APIConnectionError, APIStatusError, DefaultHttpxClient, OpenAI, OpenAIError
+from openai import (
+    APIConnectionError,
+    APIStatusError,
+    DefaultHttpxClient,
+    HttpxBinaryResponseContent,
+    OpenAI,
+    OpenAIError,
+)
 
 from untold.udfs.llm.calls import Answer, CallSettings
-from untold.udfs.llm.client import BROKEN_STREAMS, is_loopback, read_connection_error, read_status, status_in
-from untold.udfs.llm.headers import sent_beside
+from untold.udfs.llm.client import (
+    BROKEN_STREAMS,
+    PATHS,
+    is_loopback,
+    read_connection_error,
+    read_status,
+    status_in,
+)
+from untold.udfs.llm.headers import BEARER, NOTHING, sent_beside
 
 PURPOSE: Final = "batch"
-# The only one that there is
-WINDOW = "24h"
+# The only one that all have
+WINDOW: Final = "24h"
 # By which a batch is found again whose id was lost
 NAME = "untold"
 ENDED = frozenset({"completed", "expired", "cancelled", "failed"})
@@ -25,6 +39,8 @@ ENDED = frozenset({"completed", "expired", "cancelled", "failed"})
 SPELLINGS: Final = {"canceled": "cancelled", "canceling": "cancelling"}
 # What an endpoint says of what the key does not see, or of what is gone
 HIDDEN: Final = ("http_403", "http_404", "http_410")
+# By which the package hands a response over before its body is read
+_STREAMED: Final = "X-Stainless-Raw-Response"
 # The endpoint has as many tokens waiting as the account may have
 QUEUE_FULL = "token_limit_exceeded"
 
@@ -42,7 +58,7 @@ class Look:
     """A batch as its endpoint shows it.
 
     `results`: the ids of its files, that of answers first. `done`: how many requests have ended. `code`: of the error
-    that kept all of them from being asked.
+    that kept all of them from being asked. `hint`: what the user has to do for it.
     """
 
     id: str
@@ -50,6 +66,7 @@ class Look:
     results: tuple[str, ...] = ()
     done: int = 0
     code: str | None = None
+    hint: str = ""
 
     @property
     def ended(self) -> bool:
@@ -65,8 +82,54 @@ class Look:
         return read_status(status_in(error) or 400, json.dumps(error).encode(), {})
 
 
+def line_of(request_id: str, path: str, body: bytes) -> bytes:
+    """The line of OpenAI's form that asks a request.
+
+    >>> line_of("r1", "/v1/chat/completions", b'{"model":"m"}')
+    b'{"custom_id":"r1","method":"POST","url":"/v1/chat/completions","body":{"model":"m"}}\\n'
+    """
+    return b'{"custom_id":"%s","method":"POST","url":"%s","body":%s}\n' % (request_id.encode(), path.encode(), body)
+
+
+def json_of(text: bytes | str) -> dict[str, Any]:
+    """The object of a text; an empty one where it is none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+class NotYetError(Exception):
+    """The endpoint cannot say or do it yet, and nothing is wrong: it is asked again later. The message says why."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A batch that is sent, or perhaps was.
+
+    `name`: by which it is found again. `file`: of its requests, as the endpoint knows it. `api`: of its requests.
+    `more` is kept beside the name. `since`: when it was sent first, in seconds of the epoch. `requests`: how many it
+    has; `open` gives their lines. `others`: ids of batches that it is not.
+    """
+
+    name: str
+    file: str
+    api: str
+    more: Mapping[str, str]
+    since: float
+    requests: int
+    open: Callable[[], IO[bytes]]
+    others: frozenset[str] = frozenset()
+
+
 class BatchApi(Protocol):
-    """What a batch API can do. Everything but `close` raises BatchError."""
+    """What a batch API can do. Everything with a connection raises BatchError."""
+
+    most_bytes: ClassVar[int]
+
+    def line(self, request_id: str, api: str, body: bytes) -> bytes:
+        """The line that asks a request, for the body that a call would send."""
 
     def find_file(self, name: str, size: int) -> str | None:
         """The id of an uploaded file of this name and size."""
@@ -74,11 +137,11 @@ class BatchApi(Protocol):
     def upload(self, name: str, file: IO[bytes]) -> str:
         """Uploads requests; the id of the file."""
 
-    def find_batch(self, name: str, file: str) -> Look | None:
-        """The batch that was created under a name, or of a file."""
+    def find_batch(self, sent: Sent) -> Look | None:
+        """The batch that was created, if it was. Raises NotYetError where that is not known yet."""
 
-    def create(self, name: str, file: str, path: str, more: Mapping[str, str]) -> Look:
-        """Has the requests of a file answered; `more` is kept beside the name."""
+    def create(self, sent: Sent) -> Look:
+        """Has the requests of a file answered. Raises NotYetError where the file is not ready."""
 
     def look(self, batch: str) -> Look:
         """How far a batch is."""
@@ -87,14 +150,26 @@ class BatchApi(Protocol):
         """Ends a batch; what is answered by then is kept."""
 
     def lines(self, file: str) -> Iterable[bytes]:
-        """The lines of a file of results, the last one perhaps cut."""
+        """The lines of a file of results in OpenAI's form, the last one perhaps cut."""
+
+    def remove(self, file: str) -> None:
+        """Removes a file of requests or results."""
 
     def close(self) -> None:
         """Closes all connections."""
 
 
 class OpenAiBatches:
-    """The batch API of OpenAI, and of endpoints that have the same. Each call is sent once, as completions are."""
+    """The batch API of OpenAI, and of endpoints that have the same. Each call is sent once, as completions are.
+
+    Source: the API reference of OpenAI, "Batch" and "Files".
+    """
+
+    most_bytes: ClassVar[int] = 200_000_000
+    purpose: ClassVar[Any] = PURPOSE
+    # In which the key is sent, and what is sent beside it where the settings say nothing else
+    key_header: ClassVar[str] = BEARER
+    headers: ClassVar[Mapping[str, str]] = NOTHING
 
     def __init__(self, settings: CallSettings) -> None:
         key = os.environ.get(settings.api_key_env or "") or None
@@ -109,56 +184,99 @@ class OpenAiBatches:
                 trust_env=not is_loopback(settings.base_url),
             ),
         )
-        options = sent_beside(self._client, key, headers=settings.headers, query=settings.query)
-        self._sent: Any = {"extra_headers": options.get("headers"), "extra_query": options.get("params")}
+        headers = {**self.headers, **settings.headers}
+        self._options = sent_beside(self._client, key, self.key_header, headers, settings.query)
+        self._sent: Any = {"extra_headers": self._options.get("headers"), "extra_query": self._options.get("params")}
+
+    def path(self, api: str) -> str:
+        """The address of an API as batches name it, whatever path the endpoint itself is at."""
+        return f"/v1{PATHS[api]}"
+
+    def line(self, request_id: str, api: str, body: bytes) -> bytes:
+        """As {custom_id, method, url, body}."""
+        return line_of(request_id, self.path(api), body)
 
     def find_file(self, name: str, size: int) -> str | None:
         """By its name: one that broke off while it was uploaded has another size."""
-        with _heard():
-            found = self._client.files.list(purpose=PURPOSE, **self._sent)
+        with heard():
+            found = self._client.files.list(purpose=self.purpose, **self._sent)
             return next((file.id for file in _once(found) if (file.filename, file.bytes) == (name, size)), None)
 
     def upload(self, name: str, file: IO[bytes]) -> str:
         """In a stream, from where the file stands."""
-        with _heard():
-            return self._client.files.create(file=(name, file, "application/jsonl"), purpose=PURPOSE, **self._sent).id
+        with heard():
+            given: Any = (name, file, "application/jsonl")
+            return self._client.files.create(file=given, purpose=self.purpose, **self._sent).id
 
-    def find_batch(self, name: str, file: str) -> Look | None:
+    def find_batch(self, sent: Sent) -> Look | None:
         """By its metadata among all that the key sees, or by its file: some endpoints keep no metadata."""
-        with _heard():
+        with heard():
             found = _once(self._client.batches.list(limit=100, **self._sent))
-            own = (one for one in found if (one.metadata or {}).get(NAME) == name or one.input_file_id == file)
+            own = (
+                one for one in found if (one.metadata or {}).get(NAME) == sent.name or one.input_file_id == sent.file
+            )
             return next(map(_look, own), None)
 
-    def create(self, name: str, file: str, path: str, more: Mapping[str, str]) -> Look:
+    def create(self, sent: Sent) -> Look:
         """With the name among the metadata."""
-        metadata = {NAME: name, **more}
-        asked: Any = {"endpoint": path, "completion_window": WINDOW, "input_file_id": file, "metadata": metadata}
-        with _heard():
-            return _look(self._client.batches.create(**asked, **self._sent))
+        metadata = {NAME: sent.name, **sent.more}
+        path: Any = self.path(sent.api)
+        with heard():
+            return _look(
+                self._client.batches.create(
+                    endpoint=path, completion_window=WINDOW, input_file_id=sent.file, metadata=metadata, **self._sent
+                )
+            )
 
     def look(self, batch: str) -> Look:
         """As `BatchApi` says."""
-        with _heard():
+        with heard():
             return _look(self._client.batches.retrieve(batch, **self._sent))
 
     def cancel(self, batch: str) -> Look:
         """As `BatchApi` says."""
-        with _heard():
+        with heard():
             return _look(self._client.batches.cancel(batch, **self._sent))
 
     def lines(self, file: str) -> Iterator[bytes]:
         """In a stream."""
-        with _heard(), self._client.files.with_streaming_response.content(file, **self._sent) as response:
-            rest = b""
-            for chunk in response.iter_bytes():
-                *lines, rest = (rest + chunk).split(b"\n")
-                yield from lines
-            yield rest
+        return self._stream(f"/files/{file}/content")
+
+    def remove(self, file: str) -> None:
+        """As `BatchApi` says."""
+        self._json("delete", f"/files/{file}")
 
     def close(self) -> None:
         """Closes all connections."""
         self._client.close()
+
+    def _json(self, method: Literal["get", "post", "delete"], path: str, **given: Any) -> Any:
+        """What the endpoint answers, read as JSON; `params` go into the address, all else is what the package takes."""
+        sent = {name: {**self._options.get(name, {}), **given.pop(name, {})} for name in ("params", "headers")}
+        options = {**self._options, **sent}
+        with heard():
+            response: Any = getattr(self._client, method)(
+                path, cast_to=HttpxBinaryResponseContent, options=options, **given
+            )
+            return json.loads(response.content)
+
+    def _stream(self, path: str) -> Iterator[bytes]:
+        """The lines of a body as they come, the last one perhaps cut."""
+        headers = {**self._options.get("headers", {}), "Accept": "application/binary", _STREAMED: "stream"}
+        with heard():
+            options: Any = {**self._options, "headers": headers}
+            response: Any = self._client.get(path, cast_to=HttpxBinaryResponseContent, options=options)
+            with closing(response):
+                yield from lines_in(response.iter_bytes())
+
+
+def lines_in(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines of a text that comes in chunks, the last one perhaps cut or empty."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+    yield rest
 
 
 def _once(found: Iterable[Any]) -> Iterator[Any]:
@@ -185,7 +303,7 @@ def _look(batch: Any) -> Look:
 
 
 @contextmanager
-def _heard() -> Iterator[None]:
+def heard() -> Iterator[None]:
     """Turns what the package raises into BatchError."""
     try:
         yield
@@ -196,5 +314,5 @@ def _heard() -> Iterator[None]:
         raise BatchError(read_connection_error(error)) from error
     except BROKEN_STREAMS as error:
         raise BatchError(Answer(error_type="bad_body", error="the endpoint's answer broke off")) from error
-    except (OpenAIError, AttributeError, TypeError, ValueError) as error:
+    except (OpenAIError, AttributeError, TypeError, ValueError, LookupError) as error:
         raise BatchError(Answer(error_type="bad_body", error="the endpoint's answer is no batch or file")) from error

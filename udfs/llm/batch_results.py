@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
-from untold.udfs.llm.batch_api import HIDDEN, BatchApi, BatchError, Look
+from untold.udfs.llm.batch_api import HIDDEN, BatchApi, BatchError, Look, json_of
 from untold.udfs.llm.calls import Answer, CallSettings, Request
-from untold.udfs.llm.client import PATHS, read_status
+from untold.udfs.llm.client import read_status, status_in
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.records import Completion, completion_of
 from untold.udfs.llm.retrying import ASKED_AGAIN, NO_SCHEMA, NO_TOOLS, Act, judge, remedy_of
@@ -23,21 +23,6 @@ from untold.udfs.llm.usage import Usage
 _KEPT = ("attempts", "calls", "names_form", "rounds", "turn_due", "turns", "trace")
 # Errors of lines that were not asked
 _UNASKED = ("batch_expired", "batch_cancelled")
-
-
-def path_of(api: str) -> str:
-    """The address of an API as batches name it, whatever path the endpoint itself is at."""
-    return f"/v1{PATHS[api]}"
-
-
-def line_of(request_id: str, api: str, body: bytes) -> bytes:
-    """The line that asks a request, its body as a call would send it.
-
-    >>> line_of("r1", "chat", b'{"model":"m"}')
-    b'{"custom_id":"r1","method":"POST","url":"/v1/chat/completions","body":{"model":"m"}}\\n'
-    """
-    head = f'{{"custom_id":"{request_id}","method":"POST","url":"{path_of(api)}","body":'
-    return b"%s%s}\n" % (head.encode(), body)
 
 
 def remembered(request: Request) -> dict[str, Any]:
@@ -64,7 +49,7 @@ class Results:
         self._places: dict[str, tuple[int, int]] = {}
         place = 0
         for line in lines:
-            named = _json_of(line).get("custom_id")
+            named = json_of(line).get("custom_id")
             if isinstance(named, str) and named not in self._places:
                 self._file.write(line)
                 self._places[named] = place, len(line)
@@ -94,11 +79,14 @@ class Results:
             return None
         place, size = self._places[request.request_id]
         self._file.seek(place)
-        line = _json_of(self._file.read(size))
+        line = json_of(self._file.read(size))
         response, error = line.get("response"), line.get("error")
         # Some have an empty response beside such an error
         if isinstance(error, Mapping) and error.get("code") in _UNASKED:
             return None
+        told = status_in(line)
+        if not isinstance(response, Mapping) and told is not None:
+            return read_status(told, json.dumps({"error": error}).encode(), {})
         if not isinstance(response, Mapping):
             return Answer(error_type="bad_body", error="the endpoint ended the request without an answer")
         content, status = json.dumps(response.get("body")).encode(), response.get("status_code")
@@ -125,15 +113,6 @@ def download(api: BatchApi, look: Look) -> tuple[Results, bool]:
                 whole = False
 
     return Results(lines()), whole
-
-
-def _json_of(line: bytes) -> dict[str, Any]:
-    """The object of a line; an empty one where it is none."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 @dataclass

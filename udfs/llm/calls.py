@@ -28,6 +28,8 @@ class CallSettings:
     `batch`: the most rows of one call, for APIs that take several. `section`: of the settings that name the endpoint.
     `model`: as the endpoint calls it, None for the stage's. `headers` and `query`: sent with every call, each a text or
     `{"env": variable}`. `endpoints`: where several answer, the settings of each; `weight` is its share of the calls.
+    `batch_format`: how batches are sent, in files of `batch_folder` where no endpoint takes them; `keep_files`: whether
+    their files stay.
     """
 
     base_url: str
@@ -49,6 +51,9 @@ class CallSettings:
     headers: Mapping[str, Any] = field(default_factory=dict)
     query: Mapping[str, Any] = field(default_factory=dict)
     endpoints: tuple[CallSettings, ...] = ()
+    batch_format: str = "openai"
+    batch_folder: str | None = None
+    keep_files: bool = False
 
     @property
     def each(self) -> tuple[CallSettings, ...]:

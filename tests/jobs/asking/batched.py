@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,16 +18,17 @@ from tests.fakes.batches import FakeBatches, LostError
 from tests.fakes.replies import completion_body
 from tests.udfs.llm.askers import SETTINGS, STAGE, requests
 from untold.jobs.asking.batch_jobs import BatchJob, batch_spool
-from untold.jobs.asking.delivering import Delivery, Watch
+from untold.jobs.asking.batch_watch import Watch
+from untold.jobs.asking.delivering import Delivery
 from untold.jobs.asking.job import Job, Outcome
 from untold.jobs.settings.spending import BatchSettings
-from untold.udfs.llm.batch_api import BatchApi, BatchError, Look
+from untold.udfs.llm.batch_api import BatchApi, BatchError, Look, Sent, line_of
 from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.client import read_status
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.retrying import ASKED_AGAIN
 
-HOW = BatchSettings(requests=4, poll_seconds=0.001, longest_poll_seconds=0.001)
+HOW = BatchSettings(requests=4, poll_seconds=0.001, longest_poll_seconds=0.001, settle_seconds=0.0)
 ROWS = 10
 Row = dict[str, Any]
 
@@ -56,10 +57,15 @@ class Endpoint:
 class Api:
     """`BatchApi` in this process, which is killed before call number `dies`, or with a half, after that call."""
 
+    most_bytes: ClassVar[int] = 10**9
+
     fake: FakeBatches
     key: str = ""
     dies: float = float("inf")
     calls: int = 0
+
+    def line(self, request_id: str, api: str, body: bytes) -> bytes:
+        return line_of(request_id, "/v1/chat/completions", body)
 
     def find_file(self, name: str, size: int) -> str | None:
         found = {one: (known, len(content)) for one, (known, content) in self.fake.files.items()}
@@ -68,12 +74,14 @@ class Api:
     def upload(self, name: str, file: IO[bytes]) -> str:
         return self._call(lambda: self.fake.upload(name, file.read()))
 
-    def find_batch(self, name: str, file: str) -> Look | None:
-        seen = [one for one in self.fake.made.values() if one.key == self.key and one.metadata["untold"] == name]
+    def find_batch(self, sent: Sent) -> Look | None:
+        listed = [self.fake.made[shown["id"]] for shown in self.fake.listed(self.key)]
+        seen = [one for one in listed if one.metadata["untold"] == sent.name]
         return self._call(lambda: next((self._look(one) for one in seen), None))
 
-    def create(self, name: str, file: str, path: str, more: Mapping[str, str]) -> Look:
-        return self._call(lambda: self._look(self.fake.create(file, {"untold": name, **more}, self.key)))
+    def create(self, sent: Sent) -> Look:
+        metadata = {"untold": sent.name, **sent.more}
+        return self._call(lambda: self._look(self.fake.create(sent.file, metadata, self.key)))
 
     def look(self, batch: str) -> Look:
         if self.fake.made[batch].key != self.key:
@@ -86,6 +94,9 @@ class Api:
 
     def lines(self, file: str) -> Iterable[bytes]:
         return self._call(lambda: self.fake.content(file).split(b"\n"))
+
+    def remove(self, file: str) -> None:
+        return self._call(lambda: self.fake.remove(file))
 
     def close(self) -> None:
         """There is nothing to close."""
@@ -101,6 +112,8 @@ class Api:
             raise KilledError
         try:
             done = act()
+        except KeyError:
+            raise BatchError(read_status(404, b"{}", {})) from None
         except LostError:
             raise BatchError(Answer(error_type="http_500", error="HTTP 500")) from None
         if self.calls == self.dies - 0.5:

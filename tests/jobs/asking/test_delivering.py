@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic, sleep
 from types import SimpleNamespace
 from typing import IO, Any, cast
 
@@ -35,13 +36,14 @@ from tests.jobs.asking.batched import (
 from tests.udfs.llm.askers import SETTINGS, STAGE, all_rows_in, ask, requests
 from tests.udfs.llm.test_asking_tools import FAR, FAR_TOO, NEAR, QUESTION
 from tests.udfs.llm.test_asking_tools import STAGE as COMPARING
-from untold.jobs.asking import delivering
+from untold.jobs.asking import batch_watch
 from untold.jobs.asking.batch_jobs import Batch, BatchJob, Line, Room, fill, parts
+from untold.jobs.asking.batch_watch import Watch
 from untold.jobs.asking.batching import BatchAnswerer, WaitingError
-from untold.jobs.asking.delivering import Delivery, Watch
+from untold.jobs.asking.delivering import Delivery
 from untold.jobs.asking.job import Outcome
 from untold.jobs.settings.model import Settings
-from untold.udfs.llm.batch_api import BatchError, Look, OpenAiBatches
+from untold.udfs.llm.batch_api import BatchError, Look, OpenAiBatches, Sent
 from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.client import read_status
 from untold.udfs.llm.limiter import Budget
@@ -89,7 +91,7 @@ def test_whatever_happens_each_request_ends_with_one_row_and_none_is_asked_needl
     assert job.ledger().batches == ()
 
 
-@pytest.mark.parametrize("place", [number / 2 for number in range(2, 26)])
+@pytest.mark.parametrize("place", [number / 2 for number in range(2, 38)])
 def test_a_kill_before_and_after_each_call_costs_nothing(root: Path, place: float) -> None:
     job, endpoint = left_job(root), Endpoint()
     fake = FakeBatches(endpoint)
@@ -101,6 +103,110 @@ def test_a_kill_before_and_after_each_call_costs_nothing(root: Path, place: floa
     assert (len(fake.files), len(fake.made)) == (3, 3)
     used = job.ledger().used
     assert (used.calls, used.asked, used.prompt_tokens) == (ROWS, ROWS, 7 * ROWS)
+
+
+@pytest.mark.parametrize("poll", [True, False])
+def test_a_batch_that_lists_do_not_show_yet_is_not_created_again(root: Path, poll: bool) -> None:
+    how = HOW.model_copy(update={"settle_seconds": 5.0})
+    job, endpoint = left_job(root), Endpoint()
+    fake = FakeBatches(endpoint, [{"lost": True, "lag": 0.2}])
+    while job.is_open:
+        assert deliver(job, Api(fake), how, poll=poll).reason in (None, "batched")
+    assert is_whole(job)
+    assert set(endpoint.asked.values()) == {1}
+    assert len(fake.made) == 3
+
+
+def test_a_batch_that_never_shows_is_created_anew_once_it_is_settled(root: Path) -> None:
+    how = HOW.model_copy(update={"settle_seconds": 0.3})
+    job, endpoint = left_job(root), Endpoint()
+    fake = FakeBatches(endpoint)
+    with pytest.raises(KilledError):
+        deliver(job, Api(fake, dies=2.0), how)
+    assert deliver(job, Api(fake), how, poll=False).reason == "batched"
+    # The others go on beside it
+    assert ([batch.id for batch in job.ledger().batches], len(fake.made)) == ([None], 2)
+    sleep(0.3)
+    # Also where each start looks but once
+    assert deliver(job, Api(fake), how, poll=False).reason is None
+    assert is_whole(job)
+
+
+def test_a_creation_that_was_refused_need_not_settle(root: Path) -> None:
+    class Refusing(Api):
+        def create(self, sent: Sent) -> Look:
+            raise BatchError(read_status(401, b"{}", {}))
+
+    how = HOW.model_copy(update={"settle_seconds": 60.0})
+    job, fake = left_job(root), FakeBatches(Endpoint())
+    assert deliver(job, Refusing(fake), how).reason == "refused"
+    assert deliver(job, Api(fake), how).reason is None
+    assert is_whole(job)
+
+
+@pytest.mark.parametrize("what", ["upload", "create", "look"])
+def test_an_endpoint_is_left_alone_for_as_long_as_it_asks(root: Path, what: str) -> None:
+    times: list[float] = []
+
+    class Busy(Api):
+        def _call(self, act: Callable[[], Any]) -> Any:
+            times.append(monotonic())
+            return super()._call(act)
+
+    api, job = Busy(FakeBatches(Endpoint(), delay=0.01)), left_job(root)
+    answers = iter([Answer(error_type="http_503", error="HTTP 503", retry_after=0.4)])
+    act = getattr(api, what)
+    busy_at = float("inf")
+
+    def refuse(*given: Any) -> Any:
+        nonlocal busy_at
+        if (answer := next(answers, None)) is not None:
+            busy_at = monotonic()
+            raise BatchError(answer)
+        return act(*given)
+
+    setattr(api, what, refuse)
+    assert deliver(job, api).reason is None
+    assert is_whole(job)
+    assert busy_at < times[-1]
+    assert not [one for one in times if busy_at <= one < busy_at + 0.4]
+
+
+def test_uploads_that_hang_neither_end_a_run_nor_are_doubled(server: ModelServer, tmp_path: Path) -> None:
+    server.configure(batches={"uploads": ["hung", "hangs"]})
+    job = left_job(tmp_path, base_url=server.base_url, timeout=0.5)
+    with closing(OpenAiBatches(job.read().settings)) as api:
+        assert deliver(job, api).reason is None
+        ids = [file.id for file in api._client.files.list()]
+    assert is_whole(job)
+    assert server.count() == ROWS
+    # Three batches, and no file more: what hung was found, and what never arrived was sent again
+    assert len([one for one in server.arrivals() if one.path == "/v1/batches" and one.status == 200]) >= 3
+    assert len(set(ids)) == 3
+
+
+def test_files_stay_where_that_is_asked_for_and_a_failure_to_remove_one_is_a_line(root: Path) -> None:
+    class Keeping(Api):
+        def remove(self, file: str) -> None:
+            raise BatchError(read_status(403, b"{}", {}))
+
+    fake = FakeBatches(Endpoint())
+    assert deliver(left_job(root, keep_files=True), Api(fake)).reason is None
+    assert fake.removed == []
+    started, notes = delivery(left_job(root), Keeping(fake))
+    assert started.run().reason is None
+    assert "file file-4 stays at the endpoint: HTTP 403" in notes
+
+
+def test_what_a_killed_start_has_not_removed_is_removed_by_the_next(root: Path) -> None:
+    job, fake = left_job(root), FakeBatches(Endpoint())
+    places = iter(number / 2 for number in range(2, 60))
+    while not job.ledger().leftovers:
+        job, fake = left_job(root), FakeBatches(Endpoint())
+        with suppress(KilledError):
+            deliver(job, Api(fake, dies=next(places)))
+    assert deliver(job, Api(fake)).reason is None
+    assert sorted(fake.removed) == sorted([*fake.files, *(f"output-{name}" for name in fake.made)])
 
 
 def test_without_polling_a_start_looks_once(root: Path) -> None:
@@ -292,7 +398,7 @@ def test_an_outage_counts_from_its_first_fault(root: Path, monkeypatch: pytest.M
             return super().look(batch)
 
     clock = iter(range(0, 10**9, 1000))
-    monkeypatch.setattr(delivering, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(batch_watch, "monotonic", lambda: float(next(clock)))
     for faults, reason in (((False, True, False), None), ((False, True, True), "outage")):
         job, api = left_job(root), Away(FakeBatches(Endpoint(), delay=0.05))
         api.outages = iter(faults)
@@ -337,11 +443,11 @@ def test_an_upload_under_another_key_is_that_keys(root: Path, monkeypatch: pytes
     class Stumbling(Api):
         stumbled = False
 
-        def create(self, name: str, file: str, path: str, more: Mapping[str, str]) -> Look:
+        def create(self, sent: Sent) -> Look:
             if not self.stumbled:
                 self.stumbled = True
                 raise BatchError(Answer(error_type="http_503", error="HTTP 503"))
-            return super().create(name, file, path, more)
+            return super().create(sent)
 
     job, fake = left_job(root, api_key_env="A_KEY"), FakeBatches(Endpoint())
     monkeypatch.setenv("A_KEY", "sk-one")

@@ -7,6 +7,8 @@ import json
 import pytest
 
 from tests.jobs.settings.cases import SERVER, load, problems
+from untold.jobs.asking.calling import call_settings
+from untold.jobs.asking.engines import calls_endpoint
 from untold.jobs.asking.prompts import bind_stage
 from untold.jobs.settings.model import STAGE_NAMES, delivery_for, prices_for, result_settings
 from untold.udfs.llm.usage import Prices
@@ -53,6 +55,45 @@ def test_what_takes_no_batches_is_refused_with_the_setting_that_asks_for_them(
     (problem,) = problems(*overrides, f"{key}=batch")
     assert problem.startswith(key)
     assert problem.endswith(told)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["batch.format=files"], "needs batch.folder, a folder of the requests and results"),
+        (
+            ["batch.format=anthropic", "llm.api=completions"],
+            "has batches of chat completions alone: set llm.api to chat",
+        ),
+        (["batch.format=claude"], "must be"),
+    ],
+)
+def test_a_form_that_cannot_be_is_refused(overrides: list[str], told: str) -> None:
+    (problem,) = problems(*SERVER, "llm.delivery=batch", *overrides)
+    assert problem.startswith("batch.format")
+    assert told in problem
+
+
+def test_the_form_of_batches_is_by_the_host_unless_it_is_said() -> None:
+    def form_of(*overrides: str) -> tuple[str, str | None]:
+        settings = load("llm.model=m", "llm.base_url=https://api.mistral.ai/v1", *overrides).settings
+        calls = call_settings(settings, bind_stage("summarise_context", settings), str(settings.llm.base_url), "/s")
+        return calls.batch_format, calls.batch_folder
+
+    assert form_of() == ("mistral", None)
+    assert form_of("batch.format=files", "batch.folder=/there") == ("files", "/there")
+
+
+def test_ray_starts_first_only_where_something_is_asked_by_calls() -> None:
+    stages = ("summarise_context", "evaluate_coverage", "embed_text")
+    batches = [f"stages.{name}.delivery=batch" for name in stages[:2]]
+    assert calls_endpoint(load(*SERVER).settings, stages)
+    assert not calls_endpoint(load(*SERVER, "llm.delivery=batch").settings)
+    assert not calls_endpoint(load(*SERVER, *batches).settings, stages)
+    assert calls_endpoint(load(*SERVER, *batches[:1]).settings, stages)
+    assert calls_endpoint(
+        load(*SERVER, "llm.delivery=batch", "stages.evaluate_coverage.delivery=calls").settings, stages
+    )
 
 
 def test_another_delivery_is_refused() -> None:

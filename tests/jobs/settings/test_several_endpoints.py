@@ -79,6 +79,13 @@ def test_two_accounts_of_one_address_are_told_apart() -> None:
     assert [one.label for one in each] == [f"{A} (ONE)", A]
 
 
+def test_routes_of_a_gateway_are_told_apart_by_what_is_sent_beside() -> None:
+    routes = [{"base_url": A, "extra_headers": {"X-Route": route}} for route in ("hush1", "hush2")]
+    each = calls_of(settings_of(endpoints(*routes, {"base_url": A, "extra_query": {"api-version": "1"}}))).endpoints
+    assert [one.label for one in each] == [f"{A} (number 1)", f"{A} (number 2)", f"{A} (number 3)"]
+    assert [one.headers.get("X-Route") for one in each] == ["hush1", "hush2", None]
+
+
 def test_a_plan_counts_with_all_limits_together() -> None:
     each = [{"base_url": A, "requests_per_minute": 60}, {"base_url": B, "requests_per_minute": 120}]
     limits = limits_of(settings_of(endpoints(*each)), "chat")

@@ -16,15 +16,14 @@ import pytest
 
 from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import SETTINGS
-from untold.udfs.llm.batch_api import BatchApi, BatchError, Look, OpenAiBatches
-from untold.udfs.llm.batch_results import line_of, path_of
+from untold.udfs.llm.batch_api import BatchApi, BatchError, Look, OpenAiBatches, Sent, line_of
 from untold.udfs.llm.client import BROKEN_STREAMS, httpx
 
 BODY = {
     "model": "m",
     "messages": [{"role": "user", "content": '{"stage": "summarise_context", "query": "q", "text": "t"}'}],
 }
-LINES = b"".join(line_of(f"r{number}", "chat", json.dumps(BODY).encode()) for number in range(5))
+LINES = b"".join(line_of(f"r{number}", "/v1/chat/completions", json.dumps(BODY).encode()) for number in range(5))
 MORE = {"run": "run1", "stage": "summarise_context", "digest": "0"}
 
 
@@ -35,7 +34,11 @@ def api(server: ModelServer) -> Iterator[OpenAiBatches]:
 
 
 def create(api: BatchApi, name: str) -> Look:
-    return api.create(name, api.upload(f"{name}.jsonl", io.BytesIO(LINES)), path_of("chat"), MORE)
+    return api.create(sent(name, api.upload(f"{name}.jsonl", io.BytesIO(LINES))))
+
+
+def sent(name: str, file: str = "") -> Sent:
+    return Sent(name, file, "chat", MORE, 0.0, 5, lambda: io.BytesIO(LINES))
 
 
 def test_a_file_goes_up_and_its_results_come_down(api: BatchApi, server: ModelServer) -> None:
@@ -48,10 +51,10 @@ def test_a_file_goes_up_and_its_results_come_down(api: BatchApi, server: ModelSe
 
 def test_what_an_earlier_start_has_made_is_found_beyond_the_first_page(api: BatchApi, server: ModelServer) -> None:
     looks = {name: create(api, name) for name in ("one", "two", "three", "four")}
-    found = api.find_batch("four", "")
+    found = api.find_batch(sent("four"))
     assert found is not None
     assert found.id == looks["four"].id
-    assert api.find_batch("five", "") is None
+    assert api.find_batch(sent("five")) is None
     assert api.find_file("three.jsonl", len(LINES)) is not None
     # One that broke off while it was uploaded
     assert api.find_file("three.jsonl", len(LINES) + 1) is None
@@ -63,7 +66,7 @@ def test_a_batch_of_another_key_does_not_show(
     own = create(api, "own")
     monkeypatch.setenv("ANOTHER", "sk-another")
     with closing(OpenAiBatches(replace(SETTINGS, base_url=server.base_url, api_key_env="ANOTHER"))) as other:
-        assert other.find_batch("own", "") is None
+        assert other.find_batch(sent("own")) is None
         with pytest.raises(BatchError) as refused:
             other.look(own.id)
     assert refused.value.answer.error_type == "http_404"
@@ -110,9 +113,9 @@ def listed(number: int, **fields: Any) -> Any:
 def test_a_list_that_begins_again_for_ever_ends(api: OpenAiBatches) -> None:
     again = cycle([listed(1), listed(2)])
     with patch.object(api._client.batches, "list", lambda **_: again):
-        assert api.find_batch("other", "") is None
+        assert api.find_batch(sent("other")) is None
         # Where metadata do not come back, the file says whose a batch is
-        found = api.find_batch("other", "file-2")
+        found = api.find_batch(sent("other", "file-2"))
     assert found is not None
     assert found.id == "batch_2"
 
