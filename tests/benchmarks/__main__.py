@@ -81,12 +81,9 @@ BENCHMARKS = {
 
 REQUESTS = (
     "requests a run (calls, limit, reuse, importance) or night (nights), pairs (pairs), queries (sharing, "
-    "grounding, longrecall), recombinations a stage (readers), samples in the store (start), all (soak)"
-    "requests a run (calls, limit, reuse, importance) or night (nights), pairs (pairs), queries (sharing, "
     "grounding, longrecall, ragchecker), recombinations a stage (readers), samples in the store (start), all (soak)"
 )
 REPETITIONS = (
-    "repetitions (calls, reuse, nights, condensation, embedding, importance, pairs, recall, start, statistics)"
     "repetitions (calls, reuse, nights, condensation, embedding, classifying, importance, pairs, recall, "
     "start, statistics)"
 )
