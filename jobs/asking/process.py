@@ -187,8 +187,29 @@ class AnsweringProcess:
         return f"the answering process ended with code {self._process.returncode}: {last}"
 
 
+_begun: list[tuple[RaySettings, AnsweringProcess]] = []
+
+
+def begin_process(ray: RaySettings) -> None:
+    """Starts an answering process beside what comes next; the first start that needs one of these settings takes it.
+
+    Its Ray takes some seconds, as Spark and the imports of a command do. One that nobody takes ends with this process.
+    """
+    _begun.append((ray, AnsweringProcess(ray, Interrupts())))
+
+
+def _take_begun(ray: RaySettings, interrupts: Interrupts) -> AnsweringProcess | None:
+    """The process that was begun with these settings, if there is one."""
+    for begun in _begun:
+        if begun[0] == ray:
+            _begun.remove(begun)
+            begun[1].interrupts = interrupts
+            return begun[1]
+    return None
+
+
 class ProcessWhenNeeded:
-    """The answering process of one start of a run, begun when it is first needed."""
+    """The answering process of one start of a run, begun when it is first needed or before."""
 
     def __init__(self, ray: RaySettings, interrupts: Interrupts) -> None:
         self._ray, self.interrupts = ray, interrupts
@@ -197,7 +218,7 @@ class ProcessWhenNeeded:
     def open(self) -> AnsweringProcess:
         """The process, the same one every time."""
         if self._process is None:
-            self._process = AnsweringProcess(self._ray, self.interrupts)
+            self._process = _take_begun(self._ray, self.interrupts) or AnsweringProcess(self._ray, self.interrupts)
         return self._process
 
     def leave(self) -> None:

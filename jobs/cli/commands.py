@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -68,6 +68,18 @@ def _begin_spark(request: ScoreRequest, display: Display) -> None:
     begin_session(request.settings, small=request.small)
 
 
+def _begin_ray(request: ScoreRequest) -> None:
+    """Starts the answering process likewise, where the output has no run yet: something is sure to be asked."""
+    from untold.jobs.asking.engines import calls_endpoint
+    from untold.jobs.asking.process import begin_process
+    from untold.jobs.run.manifest import OutputError, read_manifest
+
+    # What is wrong with a manifest is told where it counts
+    with suppress(OutputError):
+        if calls_endpoint(request.settings) and read_manifest(request.output) is None:
+            begin_process(request.settings.ray)
+
+
 def _score(options: Options) -> int:
     """Samples to statements, scores and a summary."""
     least = bars_of(options)
@@ -80,6 +92,7 @@ def _score(options: Options) -> int:
     with reporting(notify, options.metrics_file, Display().note, **facts) as report, Display() as display:
         request.check()
         _begin_spark(request, display)
+        _begin_ray(request)
         return _run_score(request, display, least, report)
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.udfs.llm.askers import SETTINGS, STAGE
 from untold.jobs.asking import process
 from untold.jobs.asking.job import Job
-from untold.jobs.asking.process import AnsweringError, AnsweringProcess
+from untold.jobs.asking.process import AnsweringError, AnsweringProcess, ProcessWhenNeeded, begin_process
 from untold.jobs.run.interrupts import Interrupts
 from untold.jobs.settings.model import RaySettings
 from untold.udfs.errors import UserError
@@ -19,7 +19,11 @@ from untold.udfs.errors import UserError
 
 def test_a_process_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "SILENT_SECONDS", 1.0)
-    answering = AnsweringProcess(RaySettings(), Interrupts())
+    begin_process(RaySettings())
+    ((_, begun),) = process._begun
+    interrupts = Interrupts()
+    answering = ProcessWhenNeeded(RaySettings(), interrupts).open()
+    assert (answering is begun, answering.interrupts is interrupts, process._begun) == (True, True, [])
     os.kill(answering.pid, signal.SIGSTOP)
     job = Job(str(tmp_path), str(tmp_path), "run", STAGE, SETTINGS)
     try:
