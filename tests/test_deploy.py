@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -21,13 +23,14 @@ from untold.jobs.cli.commands import COMMANDS
 ROOT = Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "conf" / "deploy"
 # Stands for `untold`: writes its words, and ends with the next of the codes
-SHIM = """#!/bin/sh
+TOLD = {"dates": [{"status": "done", "summary": []}]}
+SHIM = f"""#!/bin/sh
 printf '%s\\n' "$@" > "$SHIM_FOLDER/words"
 echo call >> "$SHIM_FOLDER/calls"
-echo '{"dates": [{"status": "done", "summary": []}]}'
+echo '{json.dumps(TOLD)}'
 code=$(head -n 1 "$SHIM_FOLDER/codes")
 sed -i 1d "$SHIM_FOLDER/codes"
-exit "${code:-0}"
+exit "${{code:-0}}"
 """
 
 
@@ -158,6 +161,37 @@ def test_hadolint_finds_nothing_in_the_image() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root, to be another user")
+def test_the_entry_point_of_the_image_works_for_its_user(tmp_path: Path) -> None:
+    """Installed as the Dockerfile says, away from the sources, and called by its user with an empty environment."""
+    (install,) = re.findall(r"pip install --no-cache-dir '/src(\[.*\])'", read("Dockerfile"))
+    (user,) = re.findall(r"^USER (\d+)$", read("Dockerfile"), re.MULTILINE)
+    entry = json.loads(re.findall(r"^ENTRYPOINT (.*)$", read("Dockerfile"), re.MULTILINE)[0])
+    assert entry == ["tini", "--", "untold"]
+    # Where others may read, unlike the folders of tests
+    with TemporaryDirectory(dir="/var/tmp") as root:
+        source, venv, data = (Path(root) / name for name in ("src", "venv", "data"))
+        left_out = shutil.ignore_patterns(".git", "*.egg-info", "build", "tests")
+        shutil.copytree(ROOT, source, ignore=left_out, symlinks=True)
+        made = [sys.executable, "-m", "uv", "--quiet"]
+        subprocess.run([*made, "venv", "--python", "/usr/bin/python3", str(venv)], check=True)
+        into = ["pip", "install", "--python", str(venv / "bin" / "python"), f"{source}{install}"]
+        subprocess.run([*made, *into], check=True)
+        shutil.rmtree(source)
+        data.mkdir()
+        os.chmod(root, 0o755)
+        os.chown(data, int(user), int(user))
+        clean = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+        clean += ["env", "-i", f"PATH={venv}/bin:/usr/bin:/bin", f"HOME={data}"]
+        words = ["nightly", "--input", "incoming/{date}/*.jsonl", "--output", "nightly/{date}", "--metric", "e2e"]
+        words += ["--date", "2026-11-20", "--set", "llm.base_url=http://127.0.0.1:1/v1", "--set", "llm.model=m"]
+        for given, said in ((["--help"], "nightly"), (words, "2026-11-20: empty\n")):
+            line = [*clean, *entry[2:], *given]
+            ended = subprocess.run(line, cwd=data, capture_output=True, text=True, check=False)
+            assert (ended.returncode, said in ended.stdout) == (0, True), ended.stderr
+
+
+@pytest.mark.slow
 def test_databricks_knows_every_field() -> None:
     code = (
         "import json, sys; from databricks.sdk.service.jobs import JobSettings; "
@@ -184,15 +218,21 @@ class Shim:
         (folder / "bin").mkdir()
         (folder / "bin" / "untold").write_text(SHIM, encoding="utf-8")
         (folder / "bin" / "untold").chmod(0o755)
-        (folder / "codes").write_text("".join(f"{code}\n" for code in codes), encoding="utf-8")
+        self.end_with(*codes)
 
-    def copy(self, name: str, waits: str, short: str) -> Path:
-        """A file of the schedulers whose retries wait for no half hour."""
+    def copy(self, name: str, **other: str) -> Path:
+        """A file of the schedulers with other words, such as retries that wait for no half hour."""
         text = read(name)
-        assert waits in text
+        for words, instead in other.items():
+            assert words in text
+            text = text.replace(words, instead)
         (self.folder / "dags").mkdir()
-        (self.folder / "dags" / name).write_text(text.replace(waits, short), encoding="utf-8")
+        (self.folder / "dags" / name).write_text(text, encoding="utf-8")
         return self.folder / "dags"
+
+    def end_with(self, *codes: int) -> None:
+        """The codes of the next calls."""
+        (self.folder / "codes").write_text("".join(f"{code}\n" for code in codes), encoding="utf-8")
 
     @property
     def calls(self) -> int:
@@ -209,14 +249,18 @@ class Shim:
 
 
 # Codes of the command in turn, whether the night succeeds, and how often the command starts
-ENDS = {"done": ((0,), True, 1), "an outage passes": ((5, 0), True, 2), "needs a person": ((4, 0), False, 1)}
+AGAIN, FOR_A_PERSON = (3, 5, 6, 7, 130), (1, 2, 4)
+ENDS = {"done": ((0,), True, 1), "what passes": ((*AGAIN, 0), True, len(AGAIN) + 1)}
+ENDS |= {f"{code} needs a person": ((code, 0), False, 1) for code in FOR_A_PERSON}
 
 
 @pytest.mark.slow
 def test_airflow_runs_a_night_of_each_metric(tmp_path: Path) -> None:
-    """Of two metrics one meets an outage, which passes; then one needs a person."""
-    shim = Shim(tmp_path, 5, 0, 0, 4)
-    folder = shim.copy("airflow_dag.py", "timedelta(minutes=30)", "timedelta(seconds=1)")
+    """Of five metrics each first ends so that the next try goes on; then three of them need a person."""
+    shim = Shim(tmp_path, *AGAIN)
+    metrics = '["e2e", "nli", "qa", "icat", "longrecall"]'
+    other = {"timedelta(minutes=30)": "timedelta(seconds=1)", '["e2e", "nli"]': metrics}
+    folder = shim.copy("airflow_dag.py", **other)
     airflow = {
         "AIRFLOW_HOME": str(tmp_path),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
@@ -228,15 +272,22 @@ def test_airflow_runs_a_night_of_each_metric(tmp_path: Path) -> None:
     assert migrated.returncode == 0, migrated.stderr
     passed = uv(*tool, "dags", "test", "untold_nightly", "2026-11-21", **airflow)
     told = passed.stdout + passed.stderr
-    assert "untold ended with 5: the next try goes on" in told, told[-3000:]
+    for code in AGAIN:
+        assert f"untold ended with {code}: the next try goes on" in told, told[-3000:]
     assert "DagRun Finished" in told
     assert "state=success" in told
-    assert shim.calls == 3
+    assert shim.calls == 2 * len(AGAIN)
     check_paths(shim.words)
     assert str(options_of(shim.words)["date"]) == "2026-11-20"
+    shim.end_with(*FOR_A_PERSON)
     failed = uv(*tool, "dags", "test", "untold_nightly", "2026-11-22", **airflow)
-    assert "untold ended with 4: see its lines above" in failed.stdout + failed.stderr
-    assert "state=failed" in failed.stdout + failed.stderr
+    told = failed.stdout + failed.stderr
+    for code in FOR_A_PERSON:
+        assert f"untold ended with {code}: see its lines above" in told, told[-3000:]
+    assert "state=failed" in told
+    # Its summary is in the log, and nothing of it starts again
+    assert told.count(json.dumps(TOLD)) >= len(AGAIN)
+    assert shim.calls == 3 * len(AGAIN)
 
 
 MATERIALIZE = """
@@ -248,6 +299,8 @@ assert definitions.resolve_schedule_def("untold_nights_schedule").cron_schedule 
 with DagsterInstance.ephemeral() as instance:
     ended = materialize([untold_scores], partition_key="2026-11-20", instance=instance, raise_on_error=False)
     print("succeeded", ended.success)
+    for event in ended.get_step_failure_events():
+        print("told", event.step_failure_data.user_failure_data.metadata["summary"].value)
 """
 
 
@@ -255,10 +308,11 @@ with DagsterInstance.ephemeral() as instance:
 @pytest.mark.parametrize(("codes", "succeeds", "calls"), ENDS.values(), ids=ENDS)
 def test_dagster_materializes_a_date(tmp_path: Path, codes: tuple[int, ...], succeeds: bool, calls: int) -> None:
     shim = Shim(tmp_path, *codes)
-    folder = shim.copy("dagster_asset.py", "seconds_to_wait=1800", "seconds_to_wait=0")
+    folder = shim.copy("dagster_asset.py", **{"seconds_to_wait=1800": "seconds_to_wait=0"})
     tool = ("--from", "dagster>=1.10,<2", "--with", "dagster>=1.10,<2", "python")
     ended = uv(*tool, "-c", MATERIALIZE, str(folder), **shim.environment, DAGSTER_HOME="")
     assert f"succeeded {succeeds}" in ended.stdout, ended.stderr[-3000:]
+    assert (f"told {json.dumps(TOLD)}" in ended.stdout) is not succeeds
     assert shim.calls == calls
     check_paths(shim.words)
     assert str(options_of(shim.words)["date"]) == "2026-11-20"

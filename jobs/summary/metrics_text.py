@@ -24,6 +24,7 @@ FAMILIES = {
     "untold_stage_seconds": "Seconds that a stage took in the last start",
     "untold_limit_used_ratio": "Share of requests_per_minute that a stage used in the last start",
     "untold_scored": "Samples with a score",
+    "untold_failed": "Samples that failed under a metric",
     "untold_mean": "Mean score",
     "untold_answer_rate": "Share of samples with something to state that have a score",
 }
@@ -59,7 +60,7 @@ def _samples(manifest: Mapping[str, Any]) -> Iterator[Sample]:
     yield "untold_failures", {}, counts.get("failures")
     for row in manifest.get("summary", ()):
         labels = {"metric": row["metric"], "system": row["system"] or ""}
-        for name in ("scored", "mean", "answer_rate"):
+        for name in ("scored", "failed", "mean", "answer_rate"):
             yield f"untold_{name}", labels, row[name]
     for start in manifest.get("starts", ())[-1:]:
         yield "untold_ended_timestamp_seconds", {}, datetime.fromisoformat(start["ended_at"]).timestamp()

@@ -1,4 +1,4 @@
-"""What a night costs before its first call, over a store that nights have filled: flat from a month to a year.
+"""What a night costs before its first call, beside nights and a store that they filled: flat from a month to a year.
 
 Each night asks for as many completions as the first, and 5 % of them are new.
 """
@@ -6,7 +6,9 @@ Each night asks for as many completions as the first, and 5 % of them are new.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import date, timedelta
 from pathlib import Path
+from shutil import copyfile
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
@@ -14,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from tests.benchmarks.figures import Figure, Options
 from tests.benchmarks.reuse import make_completions, write_answers
-from tests.benchmarks.running import Ran, run_job
+from tests.benchmarks.running import Ran, run_night
 from tests.benchmarks.samples import bound_stage, read_variables, write_samples
 from tests.fakes.answers import coverage_text
 from tests.fakes.model_server import ModelServer
@@ -31,13 +33,16 @@ PAIRS = 3
 SEGMENTS = 10
 DAY = 24 * 3600.0
 FLAT = 1.2
+# A night of a bounded month reads the manifests of all
+PRICES = ("llm.price_per_million_prompt_tokens=1", "llm.price_per_million_completion_tokens=1")
+FIRST = date(2026, 1, 1)
 
 
 def measure(options: Options) -> list[Figure]:
     """Fills one store night by night, and after some numbers of nights looks its keys up and runs a job over it.
 
-    The job asks for what the first night asked, but for 5 % that nobody has asked. Raises RuntimeError where it asks
-    anything else.
+    The job is `untold nightly` beside the manifests of all nights before. It asks what the first night asked, but for
+    5 % that nobody has asked; then the same date is done. Raises RuntimeError where it asks anything else.
     """
     count, pairs = options.requests or COMPLETIONS, options.pairs or PAIRS
     settings = Settings(spark=SparkSettings(master="local[2]", conf={"spark.driver.memory": "2g"}))
@@ -48,11 +53,13 @@ def measure(options: Options) -> list[Figure]:
             nightly = _Nights(Path(name), server, count)
             for night, written in enumerate(nightly.fill(max(options.nights)), start=1):
                 if night in options.nights:
+                    ran = [nightly.run(night) for _ in range(pairs)]
                     found[night] = {
                         "look-up": tuple(nightly.look_up(session) for _ in range(pairs + 1))[1:],
                         "files": (len(list_folder(str(nightly.folder)).live()),),
                         "last compaction": (written,),
-                        "start to first call": tuple(nightly.run().seconds_before for _ in range(pairs)),
+                        "start to first call": tuple(one.seconds_before for one, _ in ran),
+                        "a date that is done": tuple(again.seconds for _, again in ran),
                     }
     finally:
         session.stop()
@@ -105,14 +112,30 @@ class _Nights:
             raise RuntimeError(f"{seen:,} of {self._stored:,} completions were read")
         return perf_counter() - began
 
-    def run(self) -> Ran:
-        """A night's job, of which 5 % are new; its completions are in the store afterwards."""
-        path, old = self._directory / "night.jsonl", self._count - self._new
+    def run(self, nights: int) -> tuple[Ran, Ran]:
+        """A night after so many, of which 5 % are new, and the same date again; its completions are in the store."""
+        if not self._runs:
+            self._run_next()
+        # What the first one wrote stands for the manifests of all nights before
+        first, *_ = (self._directory / "out").glob("*/manifest.json")
+        for number in range(nights):
+            folder = self._directory / "out" / f"{FIRST + timedelta(number)}"
+            folder.mkdir(exist_ok=True)
+            copyfile(first, folder / "manifest.json")
+        return self._run_next()
+
+    def _run_next(self) -> tuple[Ran, Ran]:
+        """The next date's night, which has no output yet, and the same again."""
         self._runs += 1
+        # Before all that stand for nights
+        day = f"{FIRST - timedelta(self._runs)}"
+        path, old = self._directory / "in" / f"{day}.jsonl", self._count - self._new
+        path.parent.mkdir(exist_ok=True)
         with path.open("w", encoding="utf-8") as file:
             file.write(write_samples(self._directory / "old.jsonl", old).read_text())
             new = write_samples(self._directory / "new.jsonl", self._new, first=self._count + self._runs * self._new)
             file.write(new.read_text())
         self._stored += self._new
-        setting = f"store={self._directory / 'store'}"
-        return run_job(self._server, path, self._directory / "job", setting, calls=self._new)
+        settings = (f"store={self._directory / 'store'}", "nightly.budget_month=1000000", *PRICES)
+        given = (self._server, self._directory, day, *settings)
+        return run_night(*given, calls=self._new), run_night(*given, calls=0)

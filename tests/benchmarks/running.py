@@ -75,13 +75,24 @@ def run_job(
     """
     folder.mkdir()
     command = [sys.executable, "-m", "untold", "score", "--input", str(samples), "--metric", metric]
-    command += ["--output", str(folder / "out")]
-    for setting in (*SETTINGS, f"llm.base_url={server.base_url}", f"llm.max_concurrency={IN_FLIGHT}", *settings):
-        command += ["--set", setting]
+    command += ["--output", str(folder / "out"), *_set(server, settings)]
     ran = _run(server, command, folder, folder / "log", watch=watch)
     look(folder / "out")
     rmtree(folder)
     return _checked(ran, calls)
+
+
+def run_night(server: ModelServer, folder: Path, day: str, *settings: str, calls: int) -> Ran:
+    """Runs `untold nightly` for a date, from `folder/in/<date>.jsonl` into `folder/out/<date>`. Raises as `run_job`."""
+    command = [sys.executable, "-m", "untold", "nightly", "--metric", "e2e", "--date", day]
+    command += ["--input", f"{folder}/in/{{date}}.jsonl", "--output", f"{folder}/out/{{date}}", *_set(server, settings)]
+    return _checked(_run(server, command, folder, folder / "log", watch=False), calls)
+
+
+def _set(server: ModelServer, settings: Sequence[str]) -> list[str]:
+    """The words of settings, and of those that all runs have."""
+    given = (*SETTINGS, f"llm.base_url={server.base_url}", f"llm.max_concurrency={IN_FLIGHT}", *settings)
+    return [word for setting in given for word in ("--set", setting)]
 
 
 def run_loop(server: ModelServer, kind: str, rows: Path, *, stage: str = STAGE, calls: int | None = None) -> Ran:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes.model_server import ModelServer
+from tests.jobs.run.test_reports import Hook
 from tests.runs.harness import (
     Ended,
     Row,
@@ -38,9 +45,10 @@ class Nights:
     def add(self, day: int, rows: list[Row], name: str = "answers") -> None:
         write_samples(self.folder / "in" / f"2026-11-{day:02d}" / f"{name}.jsonl", rows)
 
-    def run(self, *flags: str, **settings: Any) -> Ended:
+    def run(self, *flags: str, environment: dict[str, str] | None = None, **settings: Any) -> Ended:
         paths = [self.folder / side / "{date}" for side in ("in", "out")]
-        return self._run(self.server, *paths, "--metric", "e2e", *flags, settings=settings, command="nightly")
+        words = ("--metric", "e2e", *flags)
+        return self._run(self.server, *paths, *words, settings=settings, command="nightly", environment=environment)
 
     def ask(self, *flags: str, **settings: Any) -> tuple[int, dict[str, Row]]:
         """The exit code, and what `--json` says by date."""
@@ -77,14 +85,53 @@ def day(number: int) -> list[str]:
     return ["--date", f"2026-11-{number:02d}"]
 
 
+@contextmanager
+def watched() -> Iterator[tuple[Hook, InMemorySpanExporter]]:
+    """An address for messages and events, and what keeps spans."""
+    kept, provider, hook = InMemorySpanExporter(), TracerProvider(), Hook()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    with patch.object(trace, "get_tracer", provider.get_tracer):
+        yield hook, kept
+    hook.close()
+
+
+def assert_watched(nights: Nights, hook: Hook, kept: InMemorySpanExporter, days: Sequence[int], figures: str) -> None:
+    """What a start told of these dates, the newest last: a message, events, spans, and the newest one's figures."""
+    named = [nights.out(day) for day in days]
+    (message,) = [told for told in hook.facts if "eventType" not in told]
+    assert (message["command"], message["status"], message["exit_code"]) == ("nightly", "finished", 0)
+    assert [one["date"] for one in message["dates"] if one["status"] == "finished"] == [one.name for one in named]
+    assert "What of" not in json.dumps(message)
+    events = [(told["eventType"], told["inputs"][0]["name"]) for told in hook.facts if "eventType" in told]
+    assert events == [(kind, f"{nights.folder}/in/{one.name}") for one in named for kind in ("START", "COMPLETE")]
+    spans = Counter(one.name for one in kept.get_finished_spans())
+    usage = [row for one in named for row in read_manifest(one)["starts"][0]["usage"]]
+    assert spans == Counter(["untold score"] * len(days) + [f"stage {row['stage']}" for row in usage])
+
+    families = text_string_to_metric_families(figures)
+    found = {(each.name, *each.labels.values()): each.value for one in families for each in one.samples}
+    newest = read_manifest(named[-1])
+    for row in newest["starts"][0]["usage"]:
+        assert found["untold_cost", row["stage"]] == pytest.approx(row["cost"])
+        assert row["cost"] > 0
+    for one in newest["summary"]:
+        for name in ("scored", "failed", "mean"):
+            assert found[f"untold_{name}", "e2e", one["system"] or ""] == pytest.approx(one[name])
+
+
 def test_a_week_of_nights(nights: Nights) -> None:
     samples = make_samples(30)
     nights.add(17, samples[:10])
     # Half of it is of the night before
     nights.add(18, samples[5:15])
     nights.add(20, samples[10:20])
-    first = nights.run(*span(17, 20), "--order", "oldest")
+    figures = nights.folder / "figures.prom"
+    with watched() as (hook, kept):
+        words = (*span(17, 20), "--order", "oldest", "--metrics-file", str(figures))
+        told = {"environment": {"OPENLINEAGE_URL": hook.url}, "notify.url": hook.url}
+        first = nights.run(*words, **told, **PRICES)
     assert first.code == 0, first.err
+    assert_watched(nights, hook, kept, [17, 18, 20], figures.read_text(encoding="utf-8"))
     lines = first.out.splitlines()
     assert [line.split(",")[0] for line in lines[:4]] == [
         *("2026-11-17: finished", "2026-11-18: finished", "2026-11-19: empty", "2026-11-20: finished")

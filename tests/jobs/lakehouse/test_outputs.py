@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from pyiceberg.catalog import Catalog
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.utils.config import Config
 
 from tests.fakes.object_store import BUCKET, ObjectStore
 from untold.jobs.inputs.files import find_files, inspect_files
@@ -130,6 +131,31 @@ def test_delta_tables_lie_in_object_stores_too(object_store: ObjectStore) -> Non
     assert file.row_groups == (1,)
     (before,) = find_files(f"delta:s3://{BUCKET}/lake/scores@v1")
     assert before.path.endswith("/r0/part-0.parquet")
+
+
+@pytest.mark.slow
+def test_iceberg_tables_of_glue_lie_in_object_stores(
+    object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {"TYPE": "glue", "WAREHOUSE": f"s3://{BUCKET}/warehouse"}
+    known |= {f"{kind}__ENDPOINT": object_store.endpoint for kind in ("GLUE", "S3")}
+    known |= {f"{kind}__REGION": str(object_store.settings["region"]) for kind in ("GLUE", "S3")}
+    for name, value in known.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__CLOUD__{name}", value)
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+    settings = LakehouseSettings(catalog="cloud", namespace="nights")
+    for run, (day, score) in enumerate([(DAYS[0], 0.25), (DAYS[1], 1.0), (DAYS[0], 0.5)]):
+        lake = open_lake("iceberg", settings, day)
+        assert lake is not None
+        folder = Place(f"{lake.folder('scores', SCHEMA)}/r{run}")
+        table = pa.Table.from_pylist([row("a", score)], SCHEMA)
+        (folder / "part-0.parquet").write_whole(lambda file, table=table: pq.write_table(table, file))
+        lake.replace("scores", str(folder))
+    rows = load_catalog("cloud").load_table("nights.scores").scan().to_arrow().to_pylist()
+    assert sorted((row["date"], row["score"]) for row in rows) == [(DAYS[0], 0.5), (DAYS[1], 1.0)]
+    (file,) = inspect_files(find_files(f"iceberg:cloud.nights.scores?date={DAYS[0]}"))
+    assert file.path.startswith(f"s3a://{BUCKET}/")
+    assert file.path.endswith("/r2/part-0.parquet")
 
 
 TABLES = {name: RESULT_TABLES[name] for name in ("samples", "scores", "summary", "usage")}
