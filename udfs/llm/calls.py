@@ -28,6 +28,7 @@ class CallSettings:
     `batch`: the most rows of one call, for APIs that take several. `section`: of the settings that name the endpoint.
     `model`: as the endpoint calls it, None for the stage's. `headers` and `query`: sent with every call, each a text or
     `{"env": variable}`. `endpoints`: where several answer, the settings of each; `weight` is its share of the calls.
+    `gpus`: those of an actor that runs a local model, and `provider` what of onnxruntime does so.
     """
 
     base_url: str
@@ -49,6 +50,8 @@ class CallSettings:
     headers: Mapping[str, Any] = field(default_factory=dict)
     query: Mapping[str, Any] = field(default_factory=dict)
     endpoints: tuple[CallSettings, ...] = ()
+    gpus: float = 0.0
+    provider: str = "CUDAExecutionProvider"
 
     @property
     def each(self) -> tuple[CallSettings, ...]:
