@@ -30,6 +30,7 @@ from untold.udfs.llm.structure import Finding
 from untold.udfs.llm.units import RequestIds, list_units, read_request_ids, read_requests
 from untold.udfs.llm.usage import Usage
 from untold.udfs.redaction import redact
+from untold.udfs.retrieval.local_models import LocalModelFileError
 from untold.udfs.storage import Place
 
 # At 2,500 calls a second at best an actor answers 500 between two looks: with twice that queued it never idles
@@ -336,7 +337,11 @@ def answer(job: Job, control: Control, idle: list[Actor]) -> None:
 
 def explain(error: Exception) -> str:
     """What broke an answering, in one line without secrets."""
-    return redact(f"{type(error).__name__}: {str(error).splitlines()[-1]}")
+    said = str(error).splitlines()[-1]
+    # What an actor raised is both of Ray's kind and of its own, whose name stands before what it says
+    if isinstance(error, LocalModelFileError):
+        return redact(said.rpartition(f"{LocalModelFileError.__name__}: ")[2])
+    return redact(f"{type(error).__name__}: {said}")
 
 
 def tell(event: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from untold.jobs.settings.endpoints import EndpointSettings
 from untold.jobs.settings.model import Settings, prices_at, prices_for
 from untold.udfs.llm.batch_hosts import format_at
 from untold.udfs.llm.calls import CallSettings
-from untold.udfs.llm.keys import CLASSIFYING, SEVERAL_ROWS, Stage
+from untold.udfs.llm.keys import CLASSIFYING, LOCAL, SEVERAL_ROWS, Stage
 from untold.udfs.llm.limiter import Budget, Limits
 from untold.udfs.llm.usage import Usage
 from untold.udfs.python_path import usable_cores
@@ -38,7 +38,7 @@ RELATION = "relation"
 
 def section_of(api: str) -> Section:
     """The section of the settings that names the endpoint of an API."""
-    if api in CLASSIFYING:
+    if api in (LOCAL, *CLASSIFYING):
         return "classifier"
     if api == "embeddings":
         return "embeddings"
@@ -71,7 +71,9 @@ def batch_of(settings: Settings, api: str) -> int:
 
 def runs_in_tasks(stage: Stage, settings: Settings) -> bool:
     """Whether a stage is answered by a model within Spark's tasks, and calls nobody."""
-    return stage.api == "local" or (stage.api == "embeddings" and settings.embeddings.base_url is None)
+    if stage.api == LOCAL:
+        return settings.nli.classifier_gpus is None
+    return stage.api == "embeddings" and settings.embeddings.base_url is None
 
 
 def call_settings(settings: Settings, stage: Stage, base_url: str, store_path: str) -> CallSettings:
@@ -101,6 +103,7 @@ def call_settings(settings: Settings, stage: Stage, base_url: str, store_path: s
         budget=Budget(budget.max_calls, budget.max_tokens, budget.max_cost),
         batch=batch_of(settings, stage.api),
         section=section,
+        gpus=(settings.nli.classifier_gpus or 0.0) if stage.api == LOCAL else 0.0,
         headers=getattr(own, "extra_headers", {}),
         query=getattr(own, "extra_query", {}),
         batch_format=format_at(base_url) if settings.batch.format == "auto" else settings.batch.format,

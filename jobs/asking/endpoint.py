@@ -11,6 +11,7 @@ from untold.jobs.asking import local_model
 from untold.jobs.asking.calling import address_of, section_of
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.client import is_loopback
+from untold.udfs.llm.keys import LOCAL
 
 # Some endpoints say 403 where others say 401; the client writes either as this
 _ABOUT_KEYS = re.compile(r"HTTP 40[13]\b")
@@ -62,10 +63,12 @@ class RunEndpoint:
         return self._file.sha256 if self._file else None
 
     def base_url(self, api: str = "chat") -> str:
-        """The address to call for an API, of several the first.
+        """The address to call for an API, of several the first; "" for a local model, which has none.
 
         The first time it says where texts and key would go in clear text.
         """
+        if api == LOCAL:
+            return ""
         section = section_of(api)
         address = self._base_url if section == "llm" else address_of(self._settings, section)
         if section not in self._told:

@@ -148,8 +148,10 @@ class ActorPool:
         node: where a new one is to be, if that lives.
         """
         workers = []
+        check_gpus(self._job.settings.gpus * (len(self.workers) + count))
         for _ in range(count):
-            workers.append(Worker(self._assign(), self._idle.pop() if self._idle else self._new_actor(node)))
+            idle = self._idle and not self._job.settings.gpus
+            workers.append(Worker(self._assign(), self._idle.pop() if idle else self._new_actor(node)))
             self.workers.append(workers[-1])
         starting = [worker.handle.start.remote(worker.assignment) for worker in workers]
         for worker, probe in zip(workers, starting, strict=True):
@@ -158,6 +160,8 @@ class ActorPool:
 
     def _new_actor(self, wanted: str | None = None, failed: Collection[str] = ()) -> Actor:
         """An actor on the node, else where the fewest are. Nodes are looked up anew: some died, others were added."""
+        if gpus := self._job.settings.gpus:
+            return Actor(new_actor_with(gpus), "")  # wherever one is
         nodes = living_nodes()
         if wanted not in nodes:
             wanted = next_node(nodes, [worker.actor.node for worker in self.workers], failed)
@@ -289,7 +293,11 @@ class ActorPool:
             except (RayError, RuntimeError, OSError, GetTimeoutError):
                 ray.kill(worker.handle, no_restart=True)
             else:
-                self._idle.append(worker.actor)
+                if self._job.settings.gpus:
+                    # Its GPU is for others, and the next stage needs none
+                    ray.kill(worker.handle, no_restart=True)
+                else:
+                    self._idle.append(worker.actor)
 
 
 def living_nodes() -> list[str]:
@@ -316,6 +324,20 @@ def new_actor(node: str) -> Any:
     place = NodeAffinitySchedulingStrategy(node, soft=False)
     options = {"num_cpus": 0, "scheduling_strategy": place, "max_restarts": 0, "max_task_retries": 0}
     return ray.remote(AnsweringActor).options(**options).remote()
+
+
+def check_gpus(wanted: float) -> None:
+    """Raises RuntimeError where Ray has fewer GPUs: it would wait for a machine that brings them."""
+    if wanted and (known := ray.cluster_resources().get("GPU", 0.0)) < wanted:
+        raise RuntimeError(
+            f"the classifier wants {wanted:g} GPUs and Ray has {known:g}: lower nli.classifier_gpus or llm.actors, or "
+            "set nli.classifier_gpus to null"
+        )
+
+
+def new_actor_with(gpus: float) -> Any:
+    """An actor that holds so many GPUs, on whichever node has them."""
+    return ray.remote(AnsweringActor).options(num_cpus=0, num_gpus=gpus, max_restarts=0, max_task_retries=0).remote()
 
 
 def _unfinished(feeds: list[Any]) -> list[Any]:

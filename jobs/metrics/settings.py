@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from untold.jobs.settings.fields import AN_ADDRESS, Address, Count, PathText, Probability, Section
+from untold.jobs.settings.fields import AN_ADDRESS, Address, Count, PathText, Positive, Probability, Section
 
 GROUP = "untold.metrics"
 """The entry points by which other packages add metrics."""
@@ -35,8 +35,10 @@ class E2eSettings(Section):
 class NliSettings(Section):
     """Options of the metric nli: methods, section 2. Of a classifier its files or `classifier.*` count, and no path."""
 
-    NO_RESULT: ClassVar[frozenset[str]] = frozenset({"most_missed", "classifier", "classifier_url"})
-    ADVANCED: ClassVar[frozenset[str]] = frozenset({"unit_types", "list_size", "filter_cosine", "certain", "audit"})
+    NO_RESULT: ClassVar[frozenset[str]] = frozenset({"most_missed", "classifier", "classifier_url", "classifier_gpus"})
+    ADVANCED: ClassVar[frozenset[str]] = frozenset(
+        {"unit_types", "list_size", "filter_cosine", "certain", "audit", "classifier_gpus"}
+    )
 
     # Not strict: YAML has lists and no tuples
     unit_types: tuple[UnitType, ...] = Field(
@@ -68,6 +70,11 @@ class NliSettings(Section):
         "or /score (vLLM) or /predict (text-embeddings-inference). classifier.* says how it is asked",
         json_schema_extra=AN_ADDRESS,
     )
+    classifier_gpus: Positive | None = Field(
+        default=None,
+        description="GPUs of a Ray actor that runs the classifier of a folder, such as 1 or 0.5; llm.actors says how "
+        "many actors. Null runs it within Spark's tasks, on processors",
+    )
     certain: Probability | None = Field(
         default=None,
         description="Minimum probability of a relation that the classifier's word counts for; the model is asked of "
@@ -96,6 +103,16 @@ class NliSettings(Section):
         """Raises ValueError for a second classifier."""
         if value is not None and info.data.get("classifier") is not None:
             raise ValueError("null with nli.classifier, whose place it takes")
+        return value
+
+    @field_validator("classifier_gpus")
+    @classmethod
+    def _as_ray_shares_them(cls, value: float | None, info: ValidationInfo) -> float | None:
+        """Raises ValueError for what Ray cannot give, and where a server has the model."""
+        if value is not None and value > 1 and not value.is_integer():
+            raise ValueError("a number <= 1, or a whole one")
+        if value is not None and info.data.get("classifier_url") is not None:
+            raise ValueError("null with nli.classifier_url, whose server has GPUs of its own")
         return value
 
     @field_validator("certain")

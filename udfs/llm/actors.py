@@ -15,9 +15,10 @@ from untold.udfs.llm.calls import CallSettings, Progress, Work
 from untold.udfs.llm.channels import NO_LIMITS, Channel, Channels, Slots
 from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.journal import Journal, journal_folder, replay
-from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.keys import LOCAL, Stage
 from untold.udfs.llm.lending import Lender, limiter_name
 from untold.udfs.llm.limiter import Budget
+from untold.udfs.llm.local_classifier import LocalClassifier
 from untold.udfs.llm.records import COMPLETIONS
 from untold.udfs.llm.script import key_header_of
 from untold.udfs.llm.segments import SegmentWriter, write_file
@@ -51,8 +52,10 @@ def open_channels(work: Work, lenders: Sequence[Lender]) -> Channels:
     return Channels(work, each, Slots(replace(work, settings=dear), lenders[-1].lease))
 
 
-def open_client(settings: CallSettings, stage: Stage) -> Endpoint:
-    """The client of an endpoint, with the key that its settings name."""
+def open_client(settings: CallSettings, stage: Stage) -> Endpoint | LocalClassifier:
+    """The client of an endpoint, with the key that its settings name; of a local model, what runs it."""
+    if stage.api == LOCAL:
+        return LocalClassifier(stage, settings.provider)
     return Endpoint(
         settings.base_url,
         os.environ.get(settings.api_key_env or "") or None,

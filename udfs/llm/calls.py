@@ -30,6 +30,7 @@ class CallSettings:
     `{"env": variable}`. `endpoints`: where several answer, the settings of each; `weight` is its share of the calls.
     `batch_format`: how batches are sent, in files of `batch_folder` where no endpoint takes them; `keep_files`: whether
     their files stay.
+    `gpus`: those of an actor that runs a local model, and `provider` what of onnxruntime does so.
     """
 
     base_url: str
@@ -54,6 +55,8 @@ class CallSettings:
     batch_format: str = "openai"
     batch_folder: str | None = None
     keep_files: bool = False
+    gpus: float = 0.0
+    provider: str = "CUDAExecutionProvider"
 
     @property
     def each(self) -> tuple[CallSettings, ...]:

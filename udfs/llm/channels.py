@@ -11,6 +11,7 @@ from time import monotonic
 from untold.udfs.llm.calls import Answer, Request, Work
 from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.limiter import Lease, Limits, Report
+from untold.udfs.llm.local_classifier import LocalClassifier
 from untold.udfs.llm.pacing import Pacing
 from untold.udfs.llm.retrying import Standing
 from untold.udfs.llm.usage import Usage
@@ -70,7 +71,7 @@ class Slots:
 class Channel(Slots):
     """One endpoint. `held`: errors about the run that may turn out to be their rows' alone."""
 
-    def __init__(self, work: Work, client: Endpoint, lend: Lend) -> None:
+    def __init__(self, work: Work, client: Endpoint | LocalClassifier, lend: Lend) -> None:
         super().__init__(work, lend)
         self.client = client
         self.standing = Standing(answered_ever=work.answered_before, completed=work.answered_before)

@@ -15,7 +15,7 @@ from typing import Any
 from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.client import read_status, status_in, valid_utf8
 from untold.udfs.llm.embeddings import bad_body, place_of, shares, usage_of_texts
-from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.keys import LOCAL, Stage
 from untold.udfs.retrieval.entailment import relation_of
 
 # Single precision, and servers that round: what is farther from 1 are no probabilities of classes
@@ -38,7 +38,7 @@ def classifying_body(stage: Stage, rows: Sequence[Mapping[str, Any]]) -> bytes:
     """The JSON body of a call for the classes of these pairs (premise, hypothesis)."""
     premises, hypotheses = ([row[name] for row in rows] for name in ("premise", "hypothesis"))
     body: dict[str, Any]
-    if stage.api == "predict":
+    if stage.api in (LOCAL, "predict"):
         body = {"inputs": list(zip(premises, hypotheses, strict=True))}
     elif stage.api == "score":
         body = {"model": stage.model, "text_1": premises, "text_2": hypotheses}

@@ -16,7 +16,8 @@ KEY_VERSION = 1
 _ID_BYTES = 16
 # APIs of servers that classify pairs, each the last part of its address; and all that take several rows in a call
 CLASSIFYING = ("classify", "predict", "score")
-SEVERAL_ROWS = ("embeddings", *CLASSIFYING)
+LOCAL = "local"
+SEVERAL_ROWS = ("embeddings", LOCAL, *CLASSIFYING)
 
 
 @dataclass(frozen=True)

