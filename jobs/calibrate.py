@@ -21,13 +21,12 @@ from matplotlib.figure import Figure
 
 from untold.graph.drawing import STYLE, save_figure
 from untold.graph.views import FORMATS, one_line
-from untold.jobs.asking.calling import calls_for, runs_in_tasks
+from untold.jobs.asking.calling import calls_for, hours_at, runs_in_tasks
 from untold.jobs.asking.engines import open_held
 from untold.jobs.asking.prompts import bind_stage
 from untold.jobs.asking.snapshots import VERSION, list_folder
 from untold.jobs.asking.uses import list_uses
 from untold.jobs.metrics.request import ScoreRequest
-from untold.jobs.plan import hours_at
 from untold.jobs.results import Run, connect_tables, open_run
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
 from untold.jobs.run.output import Output, shown

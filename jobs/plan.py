@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from untold.graph.distributed import Condensed
 from untold.jobs.asking import local_model
-from untold.jobs.asking.calling import calls_for, limits_of, runs_in_tasks
+from untold.jobs.asking.calling import calls_for, hours_at, runs_in_tasks
 from untold.jobs.asking.counting import Asking, Counted, Lookup, Outputs, Tallies, keep
 from untold.jobs.asking.findings import Findings
 from untold.jobs.asking.likely import read_figures
@@ -29,9 +29,8 @@ from untold.jobs.retrieval.sources import assumed_hits, assumed_results, context
 from untold.jobs.retrieval.vectors import STAGE
 from untold.jobs.run.progress import Display
 from untold.jobs.run.session import open_session
-from untold.jobs.settings.model import LlmSettings, Settings, delivery_for, prices_for
+from untold.jobs.settings.model import Settings, prices_for
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.limiter import Limits
 from untold.udfs.stages import LOOKUPS
 from untold.udfs.stages.definitions import MAX_TOKENS
 from untold.udfs.stages.figures import Figures
@@ -40,9 +39,6 @@ from untold.udfs.stages.figures import Figures
 COMPLETION_LIMITS = ("max_completion_tokens", "max_tokens")
 # A model's own limit is not known; this one stands for it where a stage sends none.
 UNLIMITED_COMPLETION_TOKENS = MAX_TOKENS
-MINUTES_PER_HOUR = SECONDS_PER_MINUTE = 60
-# Within which an endpoint answers a batch
-BATCH_HOURS = 24.0
 # The columns of `untold.graph.distributed.Condensed`
 CLASSES = "graph string, node long, statement long, representative boolean, covered boolean, in_basis boolean"
 COUNTS = "graph string, covered long, uncovered long, low double, high double"
@@ -284,13 +280,6 @@ def cost_and_hours(
     }
 
 
-def hours_at(settings: Settings, stage: Stage, calls: float, tokens: float, seconds: float = 0.0) -> float | None:
-    """Hours of a stage's calls at its endpoints: those of `hours_of`, and of batches a day."""
-    if delivery_for(settings, stage.name) == "batch":
-        return BATCH_HOURS if calls else 0.0
-    return hours_of(limits_of(settings, stage.api), calls, tokens, seconds)
-
-
 @dataclass
 class PlanningTools:
     """Stands in for the tools of a run: looks up what is asked, and gives outputs that nobody wrote.
@@ -400,16 +389,3 @@ def completion_limit(stage: Stage) -> int:
         return 0
     sent = (stage.decoding.get(name) for name in COMPLETION_LIMITS)
     return next((limit for limit in sent if isinstance(limit, int)), UNLIMITED_COMPLETION_TOKENS)
-
-
-def hours_of(limits: Limits | LlmSettings, requests: float, tokens: float, seconds: float = 0.0) -> float | None:
-    """Hours that the limits alone would take for so many requests and tokens; None where there is no limit.
-
-    The slowest limit counts: 60 requests of 2,000 tokens at 60 requests and 60,000 tokens a minute take two minutes,
-    which are 0.033 hours. seconds: what the endpoint takes for them one after the other, where that is known, of which
-    `max_concurrency` requests go at a time.
-    """
-    limited = ((requests, limits.requests_per_minute), (tokens, limits.tokens_per_minute))
-    minutes = [amount / limit for amount, limit in limited if limit is not None]
-    minutes += [seconds / limits.max_concurrency / SECONDS_PER_MINUTE] if seconds else []
-    return max(minutes) / MINUTES_PER_HOUR if minutes else None

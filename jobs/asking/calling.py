@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from untold.jobs.asking.job import Job
 from untold.jobs.settings.endpoints import EndpointSettings
-from untold.jobs.settings.model import Settings, prices_at, prices_for
+from untold.jobs.settings.model import LlmSettings, Settings, delivery_for, prices_at, prices_for
 from untold.udfs.llm.batch_hosts import format_at
 from untold.udfs.llm.calls import CallSettings
 from untold.udfs.llm.keys import CLASSIFYING, LOCAL, SEVERAL_ROWS, Stage
@@ -23,6 +23,9 @@ from untold.udfs.storage import Place
 REQUESTS_PER_SECOND_AND_ACTOR = 1000
 # So many calls of a tenth of a second each keep an actor busy
 PLACES_OF_AN_ACTOR = 128
+MINUTES_PER_HOUR = SECONDS_PER_MINUTE = 60
+# Within which an endpoint answers a batch
+BATCH_HOURS = 24.0
 
 # Fields of `CallSettings` by the names that they have in `llm.*`
 _TIMES = {
@@ -251,3 +254,23 @@ def count_actors(settings: Settings, api: str = "chat") -> int:
 def calls_for(settings: Settings, stage: Stage, requests: int) -> int:
     """How many HTTP requests so many requests of a stage take, if none fails."""
     return -(-requests // batch_of(settings, stage.api))
+
+
+def hours_at(settings: Settings, stage: Stage, calls: float, tokens: float, seconds: float = 0.0) -> float | None:
+    """Hours of a stage's calls at its endpoints: those of `hours_of`, and of batches a day."""
+    if delivery_for(settings, stage.name) == "batch":
+        return BATCH_HOURS if calls else 0.0
+    return hours_of(limits_of(settings, stage.api), calls, tokens, seconds)
+
+
+def hours_of(limits: Limits | LlmSettings, requests: float, tokens: float, seconds: float = 0.0) -> float | None:
+    """Hours that the limits alone would take for so many requests and tokens; None where there is no limit.
+
+    The slowest limit counts: 60 requests of 2,000 tokens at 60 requests and 60,000 tokens a minute take two minutes,
+    which are 0.033 hours. seconds: what the endpoint takes for them one after the other, where that is known, of which
+    `max_concurrency` requests go at a time.
+    """
+    limited = ((requests, limits.requests_per_minute), (tokens, limits.tokens_per_minute))
+    minutes = [amount / limit for amount, limit in limited if limit is not None]
+    minutes += [seconds / limits.max_concurrency / SECONDS_PER_MINUTE] if seconds else []
+    return max(minutes) / MINUTES_PER_HOUR if minutes else None

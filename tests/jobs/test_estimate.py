@@ -313,7 +313,8 @@ def test_words_that_responses_share_with_contexts_are_a_proxy_without_a_model(tm
     # The proxy knows the score but for a factor: all samples are as good as judged
     assert rows[0]["mean"] == pytest.approx(truth.mean() / 2, abs=0.01)
     assert rows[0]["effective"] > 100
-    assert open_proxy("words", run, str(path)).frames == proxy.frames  # type: ignore[attr-defined]
+    for named in (path, path.parent):
+        assert open_proxy("words", run, str(named)).frames == proxy.frames  # type: ignore[attr-defined]
 
 
 def test_a_proxy_of_a_file_is_worth_what_the_same_run_is(tmp_path: Path) -> None:

@@ -16,12 +16,13 @@ from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
 from tests.runs.here import RunHere
 from untold.jobs.asking import local_model
+from untold.jobs.asking.calling import hours_of
 from untold.jobs.asking.prompts import bind_stage
 from untold.jobs.asking.store import stage_folder
 from untold.jobs.cli.plan_table import plan_lines
 from untold.jobs.metrics import METRICS, stages_of
 from untold.jobs.metrics.request import ScoreRequest
-from untold.jobs.plan import UNLIMITED_COMPLETION_TOKENS, Planner, completion_limit, cost_and_hours, hours_of, plan
+from untold.jobs.plan import UNLIMITED_COMPLETION_TOKENS, Planner, completion_limit, cost_and_hours, plan
 from untold.jobs.results import open_run
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run.terminal import Page

@@ -1,0 +1,44 @@
+"""What `untold calibrate` makes of two runs of statements, held against figures computed here; no engine starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.jobs.report.outputs import sample, score, statement, write_output
+from tests.runs.calibrated import assert_agreement
+from untold.jobs.calibrate import _agreement
+from untold.jobs.results import open_run
+
+
+def write_form(folder: Path, seed: int | None) -> Path:
+    """Six queries, three systems and ten facts each; a form turns some verdicts over, by a seed of its own."""
+    random, errs = np.random.default_rng(0), np.random.default_rng(seed)
+    tables: dict[str, list[dict[str, object]]] = {"samples": [], "scores": [], "statements": []}
+    for query in range(6):
+        for place, system in enumerate("abc"):
+            name = f"{system}{query}"
+            truth = random.random(10) < 0.3 + 0.2 * place
+            found = truth if seed is None else truth ^ (errs.random(10) < 0.15)
+            tables["samples"].append(sample(name, f"Query {query}?", system=system))
+            tables["scores"].append(score(name, system=system, value=float(found.mean())))
+            for number, covered in enumerate(found.tolist()):
+                # References go by their ids, and facts of a text by it, however it is written
+                named = {"reference_id": f"r{number}"} if number % 2 else {}
+                text = f"Fact {number}." if seed is None else f" FACT {number}. "
+                tables["statements"].append(statement(name, number, text, covered, **named))
+            if seed == 2:
+                # A form that lacks a statement agrees with nothing there
+                tables["statements"].pop()
+    return write_output(folder, tables)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_verdicts_of_statements_scores_and_rankings_are_compared_as_by_hand(tmp_path: Path, seed: int) -> None:
+    outputs = [write_form(tmp_path / "published", None), write_form(tmp_path / "form", seed)]
+    row = _agreement([open_run(one) for one in outputs], "e2e", 0)
+    assert_agreement(row, outputs, "e2e")
+    assert row["verdicts"] == 180
+    assert 0.3 < row["kappa"] < 0.9
