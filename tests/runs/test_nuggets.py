@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.asked_nuggets import judge_nuggets
 from tests.fakes.expected_nuggets import ExpectedNuggets, Options, expected_nuggets
 from tests.fakes.model_server import ModelServer
-from tests.fakes.nuggets import created
 from tests.fakes.world_importance import texts_of
 from tests.fakes.world_nuggets import nugget_worlds
 from tests.runs.harness import Ended, Row, read_table, words_of, write_samples
@@ -60,7 +61,8 @@ def test_all_tables_are_those_of_brute_force(job: NuggetsJob) -> None:
     assert_concluded(job.output, job.expected)
 
 
-def assert_concluded(output: Path, expected: Mapping[str, ExpectedNuggets]) -> None:
+def assert_concluded(output: Path, expected: Mapping[str, ExpectedNuggets | None]) -> None:
+    """All tables are those of brute force; what a sample lacks wholly is None."""
     scores, measures, statements = (
         scores_of(output),
         rows_by_sample(output, "measures"),
@@ -69,6 +71,13 @@ def assert_concluded(output: Path, expected: Mapping[str, ExpectedNuggets]) -> N
     assert scores.keys() == expected.keys()
     for name, one in expected.items():
         row = scores[name]
+        if one is None:
+            assert (row["status"], row["score"], row["score_low"], row["score_high"]) == ("failed", None, 0.0, 1.0), (
+                name
+            )
+            assert {each["value"] for each in measures[name]} == {None}
+            assert not statements[name]
+            continue
         assert (row["status"], row["covered"], row["uncovered"], row["unjudged"]) == (one.status, *one.counts), name
         value, low, high = one.measures["vital"]
         assert row["score"] == pytest.approx(value), name
@@ -97,19 +106,18 @@ def test_vital_measures_without_vital_nuggets_count_as_0_in_mean_zero(job: Nugge
     assert rows["all"]["mean_zero"] is None
 
 
-def test_responses_to_one_query_share_nuggets_and_ratings(job: NuggetsJob) -> None:
-    windows = set()
-    for sample in job.samples:
-        found: list[str] = []
-        texts = [] if sample["references"] else [text for _, text in texts_of(sample)]
-        for first in range(0, len(texts), OPTIONS.window):
-            window = texts[first : first + OPTIONS.window]
-            windows.add((sample["query"], *window, tuple(found)))
-            found = created(window, found, OPTIONS.most)
-    assert job.server.count("create_nuggets") == len(windows)
-    # Of a careless judge: what a list leaves open is asked again in one list, then alone
-    unrated = {(sample["query"], str(sample["references"])) for sample in job.samples}
-    assert job.server.count("rate_nuggets") < 3 * len(unrated)
+def test_every_distinct_request_is_asked_once(job: NuggetsJob) -> None:
+    """Responses to one query share nuggets and ratings; what a list leaves open is asked in another, then alone."""
+    asked = set()
+
+    def ask(stage: str, **variables: Any) -> None:
+        asked.add((stage, json.dumps(variables, sort_keys=True)))
+
+    judged = {sample["sample_id"]: judge_nuggets(sample, OPTIONS, ask).verdict for sample in job.samples}
+    assert judged == job.expected
+    found = Counter(arrival.stage for arrival in job.server.arrivals())
+    assert found == Counter(stage for stage, _ in asked)
+    assert found["assign_nuggets"] > found["rate_nuggets"] > found["create_nuggets"]
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tests.fakes.expected_conflicts import ExpectedConflicts, expected_conflicts
 from tests.fakes.facts import roll
 from tests.fakes.world import World, qa_worlds, worlds
 from tests.jobs.metrics.scripted import Row, ScriptedTools, say_as_world, write_tables
+from tests.jobs.studies import wiki_row
 from tests.runs.harness import read_table
 from tests.runs.worlds import (
     Concluded,
@@ -28,9 +29,12 @@ from tests.runs.worlds import (
     statements_of,
     with_kinds,
 )
+from tests.sample_files import CONFLICTBANK_ROW, write_lines
+from untold.jobs.inputs.samples import read_samples
 from untold.jobs.metrics import e2e, nli, qa
 from untold.jobs.metrics.base import Tables
 from untold.jobs.metrics.condensing import Condenser
+from untold.jobs.metrics.conflicts import SIDES
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.model import Settings
@@ -178,3 +182,45 @@ def test_pairs_of_no_shown_context_count_as_dropped(spark: SparkSession, tmp_pat
     write_tables(e2e.score(frame, tools, Settings.model_validate({"e2e": {"conflicts": True}})), tmp_path)
     assert [row["dropped"] for row in read_table(tmp_path, "scores")] == [2]
     assert [row["coverage"] for row in read_table(tmp_path, "conflicts")] == ["first"]
+
+
+# By format its rows, when a response conveys a context, and of which kinds how many sides are followed
+DATA_SETS: dict[str, tuple[list[Row], Callable[[str, str], bool], dict[str, tuple[int, int]]]] = {
+    # A response states the fact, or what the three others state in its place
+    "conflictbank": (
+        [{**CONFLICTBANK_ROW, "question": name} for name in "pq"],
+        lambda text, response: text[0] == response[-2],
+        {"default": (6, 12), "misinformation": (2, 4), "temporal": (2, 4), "semantic": (2, 4)},
+    ),
+    # The first answer follows the first context, the second the other, and the last gives both
+    "wikicontradict": (
+        [wiki_row(number, "IPPPC") for number in (0, 2)],
+        lambda text, response: response[-1] == "4" or text[8] == response[-1],
+        {"context1": (2, 4), "context2": (2, 4)},
+    ),
+}
+
+
+@pytest.mark.parametrize("format", DATA_SETS)
+def test_data_sets_of_conflicts_give_leaning_by_kind(spark: SparkSession, tmp_path: Path, format: str) -> None:
+    rows, conveys, expected = DATA_SETS[format]
+    samples = read_samples(spark, write_lines(tmp_path / "rows.jsonl", rows), format=format).samples
+    script = {
+        "summarise_context": lambda row: {"summary": row["text"]},
+        "evaluate_coverage": lambda row: {"statements": [], "dropped": 0},
+        e2e.LIST: lambda row: {"conflicts": list(_against_the_first(row["contexts"])), "dropped": 0},
+        e2e.COVER: lambda row: {"covered": [conveys(text, row["response"]) for text in row["statements"]]},
+    }
+    tools = ScriptedTools(spark, script, samples=samples)
+    tables = e2e.score(samples, tools, Settings.model_validate({"e2e": {"conflicts": True}}))
+    leaning = leaning_rows(read_counts(tables["conflicts"], samples), seed=0)
+    found = {
+        row["source"]: (row["followed"], row["n"]) for row in leaning if (row["by"], row["system"]) == ("kind", None)
+    }
+    assert found == expected
+
+
+def _against_the_first(contexts: Sequence[str]) -> Iterator[Row]:
+    for number, text in enumerate(contexts[1:], start=2):
+        sides = ((contexts[0], 1), (text, number))
+        yield {name: {"text": said, "sources": [n]} for name, (said, n) in zip(SIDES, sides, strict=True)}
