@@ -29,6 +29,7 @@ class Config:
 
     `limits` has requests_per_minute, tokens_per_minute (sliding 60 s windows over what was let in) and retry_after in
     seconds. `latency` is in seconds, for every answer. With `api_key`, a request without that bearer token gets a 401.
+    `prefix_cache`: whether it says how many tokens of a prompt's beginning it has seen.
     `address` is where it listens. `batches` are fields of `FakeBatches`.
     """
 
@@ -41,6 +42,7 @@ class Config:
     model: str = "fake-model"
     address: str = "127.0.0.1"
     batches: Mapping[str, Any] = field(default_factory=dict)
+    prefix_cache: bool = False
 
     def __post_init__(self) -> None:
         for rule in self.rules:
