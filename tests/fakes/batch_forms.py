@@ -171,7 +171,7 @@ def _flat(fake: FakeBatches, batch: Batch) -> Json:
 def anthropic(fake: FakeBatches, asked: Asked, key: str) -> Any:
     """Message Batches: requests inline, results as lines by `type`, nothing to name one by."""
     head = asked.head.lower()
-    check(b"\r\nx-api-key:" in head and b"\r\nanthropic-version:" in head, "no key, or no version")
+    check(b"\r\nanthropic-version:" in head and b"\r\nauthorization:" not in head, "no version, or another key")
     match (asked.method, asked.parts[1:]):
         case ("POST", ["batches"]):
             lines = [_chat_line(one) for one in json.loads(asked.body)["requests"]]

@@ -38,6 +38,8 @@ from tests.fakes.wire import parse_request
 _ROOT = Path(__file__).resolve().parents[2]
 _WINDOW_SECONDS = 60.0
 _BACKLOG = 4096
+# Characters of a block of the prefix cache
+_BLOCK = 16
 _KEY = re.compile(
     rb"\r\n(?:authorization:[ \t]*bearer|x-subscription-token:|(?:x-)?api-key:)[ \t]+(\S+)", re.IGNORECASE
 )
@@ -197,6 +199,17 @@ class _Model:
         self.peak = 0
         self.window: deque[tuple[float, int]] = deque()
         self.window_tokens = 0
+        self.prefixes: set[int] = set()
+
+    def cached(self, prompt: str) -> int:
+        """How many tokens at the beginning of a prompt were in one before."""
+        known, found = 0, False
+        for end in range(_BLOCK, len(prompt) + 1, _BLOCK):
+            key = hash_of(prompt[:end].encode("utf-8", "replace"))
+            found = key in self.prefixes
+            known = end if found and known == end - _BLOCK else known
+            self.prefixes.add(key)
+        return known // 4
 
     def read(self, path: str, raw: bytes) -> Request:
         """Reads a body and numbers it. Raises ValueError, LookupError or TypeError for one that is no request."""
@@ -244,7 +257,8 @@ class _Model:
         deeds = next((deeds for holds, deeds in self.rules if holds(request)), {})
         lookup = partial(lookup_content, classifier=self.classifier)
         answer = lookup if request.payload.get("stage") in LOOKUPS else None
-        reply = make_reply(self.answer, request, prompt_tokens, deeds, answer)
+        cached = self.cached(request.prompt) if self.config.prefix_cache else None
+        reply = make_reply(self.answer, request, prompt_tokens, deeds, answer, cached)
         if self.config.limits and reply.status != 429 and not self._let_in(prompt_tokens + reply.completion_tokens):
             wait = self.config.limits.get("retry_after", 1)
             reply = error_reply(429, {"message": "Rate limit reached"}, {"Retry-After": f"{wait:g}"})

@@ -120,8 +120,12 @@ def make_reply(
     prompt_tokens: int,
     deeds: Mapping[str, Any],
     lookup: Callable[[Request, int, Mapping[str, Any]], Reply] | None = None,
+    cached: int | None = None,
 ) -> Reply:
-    """The reply with a completion by `answer`, or by `lookup`, or what the deeds of a rule make of it."""
+    """The reply with a completion by `answer`, or by `lookup`, or what the deeds of a rule make of it.
+
+    `cached`: tokens of the prompt that were.
+    """
     if "status" in deeds:
         return _status_reply(deeds)
     if "no_tools" in deeds and request.body.get("tools"):
@@ -144,6 +148,8 @@ def make_reply(
     body = completion_body(asked, request.chat, said, finish_reason, usage)
     if schema and kind in _THINKING:
         body["choices"][0]["message"] |= _THINKING[kind](said.text if said else "")
+    if cached is not None and usage:
+        body["usage"]["prompt_tokens_details"] = {"cached_tokens": cached}
     content = json.dumps(body).encode()
     if "cut_json" in deeds:
         return Reply(200, http_message(200, content[: len(content) // 2]), completion_tokens=tokens)

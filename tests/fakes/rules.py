@@ -30,6 +30,8 @@ class Config:
     `limits` has requests_per_minute, tokens_per_minute (sliding 60 s windows over what was let in) and retry_after in
     seconds. `latency` is in seconds, for every answer. With `api_key`, a request without that bearer token gets a 401.
     `address` is where it listens. `batches` are fields of `FakeBatches`, `classifier` those of `FakeClassifier`.
+    `prefix_cache`: whether it says how many tokens of a prompt's beginning it has seen.
+    `address` is where it listens. `batches` are fields of `FakeBatches`.
     """
 
     answer: str = "e2e"
@@ -42,6 +44,7 @@ class Config:
     address: str = "127.0.0.1"
     batches: Mapping[str, Any] = field(default_factory=dict)
     classifier: Mapping[str, Any] = field(default_factory=dict)
+    prefix_cache: bool = False
 
     def __post_init__(self) -> None:
         for rule in self.rules:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from time import sleep
@@ -124,6 +126,73 @@ def test_a_run_pays_for_its_own_requests_and_for_none_that_is_in_flight(
         assert set(summarise(runner, ["Fact B.", "Fact D.", "Fact E."])) == {None}
     assert server.count() == 4
     assert batch_jobs(f"{tmp_path}/store") == []
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_names_its_batches_and_the_next_pays_nothing(
+    run_here: RunHere, server: ModelServer, tmp_path: Path
+) -> None:
+    """A real SIGINT on a run of its own."""
+    samples, output = write_samples(tmp_path / "samples.jsonl", SAMPLES), tmp_path / "out"
+    server.configure(batches={"batches": [{"delay": 20.0}] * 20})
+    run = Run(server, samples, output, settings=BATCH)
+    while "requests of summarise_context" not in run.errors and run.is_running:
+        sleep(0.1)
+    asked = server.count()
+    os.kill(run.pid, signal.SIGINT)
+    ended = run.wait()
+    assert (ended.code, read_manifest(output)["status"]) == (130, "interrupted"), ended.err
+    assert "these batches go on, and the next start takes their answers: batch_1" in ended.err
+    last = run_here(server, samples, output, settings=BATCH)
+    assert last.code == 0, last.err
+    assert 0 < asked < server.count() == count_distinct(SAMPLES)
+
+
+@pytest.mark.slow
+def test_failures_of_batches_are_asked_again_where_that_is_asked_for(
+    run_here: RunHere, server: ModelServer, tmp_path: Path
+) -> None:
+    samples, output = write_samples(tmp_path / "samples.jsonl", SAMPLES), tmp_path / "out"
+    server.configure(rules=[{"when": {"contains": "Fact C3."}, "do": {"status": 400, "error": {"message": "no"}}}])
+    first = run_here(server, samples, output, settings=BATCH)
+    failed = sum_usage(output, "failed")
+    assert (first.code, failed > 0) == (4, True), first.err
+    before = server.count()
+    server.configure(rules=[])
+    again = run_here(server, samples, output, "--retry-failed", settings=BATCH)
+    assert again.code == 0, again.err
+    # A summary that had failed changes the request for the coverage
+    assert failed <= server.count() - before <= failed + 1
+    assert {row["status"] for row in read_table(output, "scores")} == {"ok"}
+
+
+@pytest.mark.slow
+def test_several_faults_at_once_change_no_table(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
+    """Cut and unreadable results, a full queue, lost answers, lists that lag, expiry, and credit that runs out."""
+    samples = write_samples(tmp_path / "samples.jsonl", make_samples(40))
+    refused = {"when": {"contains": "Fact C7."}, "do": {"status": 400, "error": {"message": "no"}}}
+    settings = BATCH | {"llm.structured": "off", "batch.settle_seconds": 3.0}
+    server.configure(rules=[refused])
+    calls = settings | {"llm.delivery": "calls"}
+    assert run_here(server, samples, tmp_path / "calls", settings=calls).code == 4
+    server.reset()
+    deeds: list[dict[str, Any]] = [
+        {"cut": True},
+        {"garbage": 2, "shuffle": True},
+        {"fail": "token_limit_exceeded"},
+        {"lost": True, "lag": 0.5},
+        {"expire": 0.4, "twice": True},
+        {"delay": 0.5},
+    ]
+    credit = {"when": {"after": 60}, "do": {"status": 429, "error": {"code": "insufficient_quota", "message": "no"}}}
+    server.configure(rules=[refused, credit], batches={"batches": deeds, "uploads": ["lost", "fails"]})
+    output = tmp_path / "out"
+    first = run_here(server, samples, output, settings=settings)
+    assert (first.code, "add credit" in first.err) == (1, True), first.err
+    server.configure(rules=[refused])
+    last = run_here(server, samples, output, settings=settings)
+    assert last.code == 4, last.err
+    assert canonical(output) == canonical(tmp_path / "calls")
 
 
 # What the server has done and not answered when the run is killed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.fakes.model_server import ModelServer
-from tests.runs.harness import count_distinct, make_samples, read_manifest, read_table, write_samples
+from tests.runs.harness import Run, count_distinct, make_samples, read_manifest, read_table, write_samples
 from tests.runs.here import RunHere
 from untold.jobs.run.manifest import by_stage
 
@@ -43,6 +44,63 @@ def test_a_job_is_answered_by_all_endpoints_that_live(run_here: RunHere, server:
     }
     assert read_manifest(output)["models"] == ["fake-model", "theirs"]
     check_usage(output, arrived)
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_whatever_becomes_of_its_endpoints(
+    run_here: RunHere, server: ModelServer, tmp_path: Path
+) -> None:
+    """One dies and comes back, one is limited, one has a poisoned model, one is slow, and one is well."""
+    path, output = write_samples(tmp_path / "samples.jsonl", make_samples(400)), tmp_path / "out"
+    with ExitStack() as stack:
+        dying, limited, poisoned, slow = (stack.enter_context(ModelServer()) for _ in range(4))
+        poisoned.configure(rules=[{"do": {"text": "purple monkey dishwasher"}}])
+        slow.configure(latency=0.5)
+        server.configure(latency=0.05)
+        dying.configure(latency=0.05)
+        all_of_them = (server, dying, limited, poisoned, slow)
+        each: list[dict[str, Any]] = [{"base_url": one.base_url, "max_concurrency": 4} for one in all_of_them]
+        each[2]["requests_per_minute"] = 120
+        settings = {"llm.base_url": "null", "llm.endpoints": json.dumps(each), "llm.outage_minutes": 0.05}
+        settings["stages.summarise_context.structured"] = settings["llm.structured"] = "off"
+        run = Run(server, path, output, settings=settings)
+        dying.wait_for(20, 300.0)
+        dying.configure(down=True)
+        # Far longer than an outage of all may last
+        run.wait_for(server, server.count() + 150)
+        before = dying.count()
+        dying.configure(down=False)
+        ended = run.wait()
+        counts = [one.count() for one in all_of_them]
+    assert ended.code == 0, ended.err
+    assert {row["status"] for row in read_table(output, "scores")} <= {"ok", "no_statements"}
+    starts = read_manifest(output)["starts"]
+    rows = [row for start in starts for row in start["usage"]]
+    used = {name: sum(row[name] for row in rows) for name in ("answered", "failed", "unasked", "asked_again")}
+    assert used == {"answered": count_distinct(make_samples(400)), "failed": 0, "unasked": 0, "asked_again": counts[3]}
+    # Beyond what the poisoned model was asked, only what was in flight at the one that died
+    assert sum(counts) - count_distinct(make_samples(400)) <= counts[3] + 2 * 4
+    assert dying.count() > before
+    assert counts[4] < counts[0]
+
+
+@pytest.mark.slow
+def test_failures_are_asked_again_of_all_endpoints(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
+    path, output = write_samples(tmp_path / "samples.jsonl", SAMPLES), tmp_path / "out"
+    refused = {"when": {"contains": "Fact C3."}, "do": {"status": 400, "error": {"message": "no"}}}
+    with ModelServer(rules=[refused]) as other:
+        server.configure(rules=[refused])
+        each = [{"base_url": one.base_url} for one in (server, other)]
+        settings: dict[str, Any] = {"llm.base_url": "null", "llm.endpoints": json.dumps(each)}
+        first = run_here(server, path, output, settings=settings)
+        failed = sum(row["failed"] for row in read_table(output, "usage"))
+        assert (first.code, failed > 0) == (4, True), first.err
+        before = server.count() + other.count()
+        for one in (server, other):
+            one.configure(rules=[])
+        again = run_here(server, path, output, "--retry-failed", settings=settings)
+        assert again.code == 0, again.err
+        assert failed <= server.count() + other.count() - before <= failed + 1
 
 
 def check_usage(output: Path, arrived: dict[str, int]) -> None:

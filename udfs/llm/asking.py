@@ -162,7 +162,7 @@ class Asker:
         """An endpoint, and the next request together with the right to send it there now; None where one is missing."""
         now = monotonic()
         living = self._endpoints.living
-        able = [number for number in range(len(self._channels)) if self._may_send(number, living)]
+        able = self._able(living)
         able = [number for number in able if self._has_slot(self._channels[number], now)]
         if not able or (self._endpoints.purse and not self._has_slot(self._endpoints.purse, now)):
             return None
@@ -185,19 +185,23 @@ class Asker:
             self._waiters.wake_after(wait)
         return wait == 0
 
-    def _may_send(self, number: int, living: Sequence[int]) -> bool:
-        """Whether an endpoint may be sent anything but for the slots: not where it might be paid for and lost, or is
-        refused.
+    def _able(self, living: Sequence[int]) -> list[int]:
+        """The endpoints that may be sent anything but for the slots: not one where it might be paid for and lost, or
+        that refuses.
         """
-        channel = self._channels[number]
-        closed = self._stopping or channel.refused is not None or channel.is_doubtful
-        closed = closed or self._trial.over or self._writer.full
         # While a schema is tried one request goes alone
-        free = self._endpoints.in_flight < min(1, channel.pacing.places) if self._trial.pending else True
-        if not self._ready or not free or closed:
-            return False
-        ahead = len(self._channels) > 1 and self._ready.is_ahead(number, living)
-        return channel.in_flight < self._endpoints.places(channel, ahead=ahead)
+        tried = self._trial.pending and self._endpoints.in_flight > 0
+        if not self._ready or tried or self._stopping or self._trial.over or self._writer.full:
+            return []
+        several = len(self._channels) > 1
+        ahead, of_one = self._ready.ahead(living) if several else set[int](), self._endpoints.places_of_one()
+        return [
+            number
+            for number, channel in enumerate(self._channels)
+            if channel.refused is None
+            and not channel.is_doubtful
+            and channel.in_flight < self._endpoints.places(channel, of_one, ahead=number in ahead)
+        ]
 
     async def _ask(self, number: int, request: Request) -> None:
         """One call for the request, or its end where its deadline is over or its template cannot be filled in."""

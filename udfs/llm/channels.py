@@ -91,6 +91,11 @@ class Channel(Slots):
         """Whether it is of no use now: it refuses the run, or is away but for single probes."""
         return self.refused is not None or self.standing.probing or self.pacing.refusal == "outage"
 
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether it is of use now, and nothing but its places limits it."""
+        return not self.is_out and not self.pacing.strict
+
     def learn(self, lease: Lease) -> None:
         """Takes what the limiter knows of the endpoint from everybody."""
         self.standing.learn(lease, self.pacing.clock.local(lease.answered_at))
@@ -156,19 +161,25 @@ class Channels:
         refusals = {channel.pacing.refusal for channel in self.each if not channel.refused}
         return refusals.pop() if len(refusals) == 1 else None
 
-    def places(self, channel: Channel, *, ahead: bool) -> int:
+    def places_of_one(self) -> float:
+        """How many calls an endpoint of the weight 1 has in flight, where what they have decides their shares.
+
+        Infinite where there is only one. Once for all: with twenty endpoints, once for each is 400 looks a call.
+        """
+        unlimited = [each for each in self.each if each.is_unlimited]
+        if len(self.each) == 1 or not unlimited:
+            return float("inf")
+        largest = max(each.work.settings.weight for each in unlimited)
+        return max(each.pacing.places for each in unlimited) / largest
+
+    def places(self, channel: Channel, of_one: float, *, ahead: bool) -> int:
         """How many calls an endpoint may have in flight now: those of its lease, or a part of them by its weight.
 
-        Where nothing else limits the endpoints, what they have in flight decides their shares. One more or less, by
-        whether it is `ahead` of its share, makes these exact.
+        Where nothing else limits the endpoints, what they have in flight decides their shares (`places_of_one`). One
+        more or less, by whether it is `ahead` of its share, makes these exact.
         """
-        most = channel.pacing.places
-        unlimited = [each for each in self.each if not each.is_out and not each.pacing.strict]
-        if len(self.each) == 1 or channel not in unlimited:
-            return most
-        largest = max(each.work.settings.weight for each in unlimited)
-        share = max(each.pacing.places for each in unlimited) * channel.work.settings.weight / largest
-        if share >= most:
+        most, share = channel.pacing.places, of_one * channel.work.settings.weight
+        if not channel.is_unlimited or share >= most:
             return most
         return max(1, ceil(share) - 1) if ahead else min(most, floor(share) + 1)
 

@@ -11,7 +11,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import IO, Any, ClassVar, Final
 
-from untold.udfs.llm.batch_api import SPELLINGS, Look, NotYetError, OpenAiBatches, Sent, heard, json_of
+from untold.udfs.llm.batch_api import (
+    HIDDEN,
+    SPELLINGS,
+    BatchError,
+    Look,
+    NotYetError,
+    OpenAiBatches,
+    Sent,
+    heard,
+    json_of,
+)
 from untold.udfs.llm.client import status_in
 
 PATH: Final = "/messages/batches"
@@ -117,7 +127,13 @@ class AnthropicBatches(OpenAiBatches):
 
     def _answers(self, batch: str, sent: Sent) -> bool:
         """Whether the results of a batch that has ended are those of these requests."""
-        named = next((line for line in map(json_of, self._stream(f"{PATH}/{batch}/results")) if line), {})
+        try:
+            named = next((line for line in map(json_of, self._stream(f"{PATH}/{batch}/results")) if line), {})
+        except BatchError as error:
+            # One that was read is removed, and may still be in the list
+            if error.answer.error_type in HIDDEN:
+                return False
+            raise
         head = b'{"custom_id":"%s"' % str(named.get("custom_id")).encode()
         with sent.open() as lines:
             return any(line.startswith(head) for line in lines)

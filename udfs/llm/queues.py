@@ -60,12 +60,11 @@ class SharedQueue:
         self._returned.setdefault(request.failed_at, deque()).appendleft(request)
         self._add(request, 1)
 
-    def is_ahead(self, endpoint: int, living: Collection[int]) -> bool:
-        """Whether an endpoint has had more than its share, beside those that live."""
+    def ahead(self, living: Collection[int]) -> set[int]:
+        """The endpoints that have had more than their share, beside those that live."""
         weights = sum(self._weights[one] for one in living)
-        return weights > 0 and self._taken[endpoint] * weights > sum(
-            self._taken[one] * self._weights[one] for one in living
-        )
+        everything = sum(self._taken[one] * self._weights[one] for one in living)
+        return {one for one, taken in enumerate(self._taken) if weights > 0 and taken * weights > everything}
 
     def order(self, able: Iterable[int]) -> list[int]:
         """Endpoints that can send, the one that is furthest behind its share first."""
