@@ -17,6 +17,7 @@ import pyarrow as pa
 from untold.jobs.asking.checks import FAIL, OK, WARN, Finding
 from untold.jobs.asking.probing import check_nodes
 from untold.jobs.asking.reach import Reach
+from untold.jobs.run import manifest
 from untold.jobs.run.refusals import explain, root_cause
 from untold.jobs.run.session import loopback_of_driver, open_session
 from untold.jobs.settings.model import Settings
@@ -37,7 +38,7 @@ def check_spark(settings: Settings, seconds: float = ENGINE_SECONDS) -> Finding:
     """Whether a Spark session starts and a worker runs Python over Arrow, in a process of its own.
 
     Under the settings' master and `spark.conf.*`, as a run would have it: wrong jars and unreachable masters show here,
-    as do executors that do not reach the store, or have other versions.
+    as do executors that do not reach the store, read another index, or have other versions.
     """
     master = settings.spark.master or "the launcher's master"
     remedy = "check spark.master and spark.conf.*, free memory, and that workers have this environment"
@@ -46,7 +47,9 @@ def check_spark(settings: Settings, seconds: float = ENGINE_SECONDS) -> Finding:
             f"; workers may not reach the driver at {host}: set spark.conf.spark.driver.host and SPARK_LOCAL_IP to the "
             "address of this machine that they reach"
         )
-    given = {"settings": settings.model_dump(mode="json"), "places": _places(settings)}
+    given: dict[str, Any] = {"settings": settings.model_dump(mode="json"), "places": _places(settings)}
+    index = settings.knowledge.index
+    given["files"] = [f"{Place(index).spark}/{manifest.NAME}"] if index else []
     return _check_engine("Spark", f"at {master}", given, remedy, seconds)
 
 
@@ -117,7 +120,7 @@ def _probe_spark(given: Any) -> str:
     """Spark's version, once a row has gone through a Python worker and back."""
     session = open_session(Settings.model_validate_json(json.dumps(given["settings"])), "untold-doctor")
     try:
-        Reach(session, given["places"]).check_executors()
+        Reach(session, given["places"], given["files"]).check_executors()
         rows = session.range(1).mapInArrow(_pass_on, "id long").collect()
         return str(session.version) if len(rows) == 1 else _refuse("a row was lost on its way through a worker")
     finally:

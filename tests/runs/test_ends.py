@@ -12,6 +12,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from tests.fakes.disks import SmallDisk
 from tests.fakes.model_server import ModelServer
@@ -30,6 +32,7 @@ from tests.runs.harness import (
 from tests.runs.here import RunHere
 from untold.jobs.metrics import METRICS
 from untold.jobs.metrics.base import Tables
+from untold.jobs.score import score_samples
 
 IN_FLIGHT = 8
 SETTINGS: dict[str, Any] = {"llm.max_concurrency": IN_FLIGHT}
@@ -206,3 +209,23 @@ def test_a_run_that_lost_scores_has_failed_and_is_not_done(
     paid = server.count()
     ended = run_here(server, path, output, settings=SETTINGS)
     assert (ended.code, "Nothing to do" in ended.out, server.count()) == (0, False, paid), ended.err
+
+
+@pytest.mark.slow
+def test_a_sample_that_is_lost_between_the_steps_is_no_finished_run(
+    run_here: RunHere, server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose_one(samples: DataFrame, *given: Any) -> Tables:
+        return score_samples(samples.where(F.col("sample_id") != lost), *given)
+
+    path, output = places(tmp_path)
+    lost = SAMPLES[0]["sample_id"]
+    monkeypatch.setattr("untold.jobs.score.score_samples", lose_one)
+    ended = run_here(server, path, output, settings=SETTINGS)
+    assert (ended.code, read_manifest(output)["status"]) == (1, "failed")
+    assert "the table scores has 39 rows, and 40 samples by 1 metric need 40; rows were lost" in ended.err
+    monkeypatch.undo()
+    paid = server.count()
+    ended = run_here(server, path, output, settings=SETTINGS)
+    assert (ended.code, read_manifest(output)["status"]) == (0, "finished"), ended.err
+    assert server.count() == paid + 1

@@ -12,7 +12,7 @@ from tests.fakes.model_server import ModelServer
 from tests.runs.harness import make_samples, read_manifest, read_table, score, write_samples
 from tests.runs.standalone import Standalone
 from untold.jobs.asking.engine_checks import check_spark
-from untold.jobs.settings.model import Settings, SparkSettings
+from untold.jobs.settings.model import KnowledgeSettings, Settings, SparkSettings
 
 pytestmark = pytest.mark.slow
 SAMPLES = make_samples(20)
@@ -61,6 +61,11 @@ def test_a_store_that_an_executor_does_not_see_is_named_by_doctor_too(
     monkeypatch.setenv("SPARK_LOCAL_IP", standalone.environment["SPARK_LOCAL_IP"])
     found = check_spark(Settings(spark=given, store=str(hidden / "store")))
     assert (found.state, "store is not shared by the executor on" in found.text) == ("FAIL", True), found.text
+    index = hidden / "index"
+    index.mkdir()
+    (index / "manifest.json").write_text("{}")
+    found = check_spark(Settings(spark=given, knowledge=KnowledgeSettings(index=str(index))))
+    assert (found.state, f"{index}/manifest.json" in found.text) == ("FAIL", True), found.text
 
 
 def test_workers_that_share_all_score_every_sample(standalone: Standalone, server: ModelServer, tmp_path: Path) -> None:

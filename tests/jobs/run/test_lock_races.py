@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.fakes.object_store import BUCKET, ObjectStore
-from tests.fakes.versitygw import install, serve
+from tests.fakes.stores import URIS, serve_store
 
 pytestmark = pytest.mark.slow
 RACERS = 8
@@ -41,26 +40,18 @@ for line in sys.stdin:
 """
 
 
-@pytest.fixture(params=["moto", "versitygw"])
-def variables(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mapping[str, str]]:
-    """The environment of a process that uses the store."""
-    if request.param == "moto":
-        with ObjectStore() as store:
-            yield store.variables
-        return
-    program = install()
-    if program is None:
-        pytest.skip("no versitygw: Go is needed to build it")
-    with serve(program, tmp_path / "gateway") as gateway:
-        yield gateway.variables
+@pytest.mark.parametrize("kind", URIS)
+def test_of_eight_at_once_one_gets_the_lock_and_one_writes_the_snapshot(kind: str, tmp_path: Path) -> None:
+    with serve_store(kind, tmp_path / "store") as gateway:
+        race(f"{URIS[kind]}/race", {**os.environ, **gateway.variables})
 
 
-def test_of_eight_at_once_one_gets_the_lock_and_one_writes_the_snapshot(variables: Mapping[str, str]) -> None:
+def race(folder: str, given: Mapping[str, str]) -> None:
+    """Rounds of eight processes, of which each round has one winner of each prize."""
     words = [sys.executable, "-c", RACE]
-    given = {**os.environ, **variables}
     pipe = subprocess.PIPE
     racers = [
-        subprocess.Popen([*words, f"run{n}", f"s3://{BUCKET}/race"], env=given, stdin=pipe, stdout=pipe, text=True)
+        subprocess.Popen([*words, f"run{n}", folder], env=given, stdin=pipe, stdout=pipe, text=True)
         for n in range(RACERS)
     ]
     try:
