@@ -21,6 +21,7 @@ from untold.udfs.schemes import variables
 OBJECT_STORE_BYTES = 100 * 2**20
 # A node of a crowded cluster takes some seconds to start a process; the visit itself is bounded
 VISIT_SECONDS = 60.0
+STARTS = 3
 
 
 def start_ray(address: str | None, runtime_env: Mapping[str, Any] = MappingProxyType({})) -> None:
@@ -50,13 +51,20 @@ def start_ray(address: str | None, runtime_env: Mapping[str, Any] = MappingProxy
             ) from error
         return
     _keep_to_loopback()
-    ray.init(
-        address="local",
-        num_cpus=1,
-        object_store_memory=OBJECT_STORE_BYTES,
-        include_dashboard=False,
-        **common,
-    )
+    local = {"address": "local", "num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
+    _start(common | local)
+
+
+def _start(given: Mapping[str, Any]) -> None:
+    """Starts a Ray, again where it fails: Ray gives its node 30 seconds, which a busy machine may take."""
+    for _ in range(STARTS - 1):
+        try:
+            ray.init(**given)
+            return
+        # Ray raises nothing narrower where its node does not come up
+        except Exception:
+            ray.shutdown()
+    ray.init(**given)
 
 
 def _keep_to_loopback() -> None:

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tests.udfs.llm.askers import SETTINGS, STAGE
-from untold.jobs.asking import process
+from untold.jobs.asking import local_ray, process
 from untold.jobs.asking.job import Job
 from untold.jobs.asking.process import AnsweringError, AnsweringProcess, ProcessWhenNeeded, begin_process
 from untold.jobs.run.interrupts import Interrupts
@@ -38,3 +38,21 @@ def test_an_address_of_a_client_that_is_not_installed_is_refused(monkeypatch: py
     monkeypatch.setitem(sys.modules, "grpc", None)
     with pytest.raises(UserError, match=r"^a ray:// address needs grpc: pip install 'untold\[cluster\]'$"):
         AnsweringProcess(RaySettings(address="ray://head:10001"), Interrupts())
+
+
+def test_a_ray_that_a_busy_machine_does_not_start_in_time_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = [Exception("The current node timed out during startup")] * (local_ray.STARTS - 1)
+    started: list[str] = []
+
+    def init(address: str, **_: object) -> None:
+        started.append(address)
+        if failing:
+            raise failing.pop()
+
+    monkeypatch.setattr(local_ray.ray, "init", init)
+    monkeypatch.setattr(local_ray, "_keep_to_loopback", lambda: None)
+    local_ray.start_ray(None)
+    assert started == ["local"] * local_ray.STARTS
+    failing.extend([Exception("The current node timed out during startup")] * local_ray.STARTS)
+    with pytest.raises(Exception, match="timed out"):
+        local_ray.start_ray(None)
