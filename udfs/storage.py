@@ -221,11 +221,15 @@ class Place:
     def remove(self) -> None:
         """Removes a file, or a folder with all that is in it. What is gone already was removed by another run."""
         system, path = self.arrow
-        kind = self.entry().kind
+        found = self.entry()
+        kind = found.kind
         if kind == "file" and self.has_conditions:
             # Arrow would make an empty object where the folder was
             object_stores.remove(*self.root)
-            return
+            # An empty object may be the marker of a folder
+            if found.size or not self.entries():
+                return
+            kind = "folder"
         act = system.delete_dir if kind == "folder" else system.delete_file
         with suppress(FileNotFoundError):
             try:

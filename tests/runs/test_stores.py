@@ -33,7 +33,6 @@ def test_the_probe_of_doctor_reaches_a_store_by_all_that_a_run_uses(
         storage = StorageSettings.model_validate(gateway.settings)
         found = check_spark(Settings(store=f"{URIS[kind]}/a store%20", spark=spark, storage=storage))
         assert found.state == "ok", found.text
-        print([(e.place.uri[-90:], e.kind, e.size) for e in Place(URIS[kind]).entries(recursive=True)])
         # Spark and a server over a folder keep markers of folders
         left = [e for e in Place(URIS[kind]).entries(recursive=True) if e.kind == "file" and e.size]
         assert left == []

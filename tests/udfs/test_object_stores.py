@@ -199,3 +199,11 @@ def test_what_the_settings_say_opens_a_store(object_store: ObjectStore, monkeypa
     monkeypatch.setenv("AWS_ENDPOINT_URL", object_store.endpoint)
     (Place(f"s3a://{BUCKET}/one")).write_bytes(b"one")
     assert object_store.objects == {"one": b"one"}
+
+
+def test_a_folder_whose_marker_is_an_object_of_its_name_is_removed_with_all_in_it(object_store: ObjectStore) -> None:
+    folder = Place(f"s3://{BUCKET}/store/folder")
+    folder.write_bytes(b"")
+    (folder / "part").write_bytes(b"content")
+    folder.remove()
+    assert [entry.place for entry in Place(f"s3://{BUCKET}/store").entries(recursive=True)] == []

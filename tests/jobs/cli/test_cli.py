@@ -400,7 +400,9 @@ TURNED = {
     "DamagedError",
     "NoHitsError",
     "BatchError",
-    "_EndedError",
+    "EndedError",
+    "NotYetError",
+    "_OtherClassesError",
     "_TooLargeError",
 }
 
