@@ -102,7 +102,12 @@ class Place:
     def entry(self) -> Entry:
         """What is there now."""
         system, path = self.arrow
-        return _entry(self, system.get_file_info(path))
+        found = _entry(self, system.get_file_info(path))
+        return found._replace(kind="folder") if self._is_marker(found) else found
+
+    def _is_marker(self, found: Entry) -> bool:
+        """Whether an object, as it was found, is the marker of a folder: empty, with others below its name."""
+        return found.kind == "file" and not found.size and self.has_conditions and bool(self.entries())
 
     def entries(self, *, recursive: bool = False, missing_ok: bool = True) -> list[Entry]:
         """What lies in a folder, in no order; nothing where there is no folder, or FileNotFoundError."""
@@ -221,13 +226,12 @@ class Place:
     def remove(self) -> None:
         """Removes a file, or a folder with all that is in it. What is gone already was removed by another run."""
         system, path = self.arrow
-        found = self.entry()
+        found = _entry(self, system.get_file_info(path))
         kind = found.kind
         if kind == "file" and self.has_conditions:
             # Arrow would make an empty object where the folder was
             object_stores.remove(*self.root)
-            # An empty object may be the marker of a folder
-            if found.size or not self.entries():
+            if not self._is_marker(found):
                 return
             kind = "folder"
         act = system.delete_dir if kind == "folder" else system.delete_file

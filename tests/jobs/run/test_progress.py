@@ -147,7 +147,8 @@ def test_a_disk_that_cannot_be_written_is_said_once() -> None:
 
 def course(total: int, *stages: str, metric: str = "e2e") -> Course:
     """A run of so many stages that has begun these."""
-    found = Course(total, metric)
+    found = Course(total)
+    found.enter(metric)
     for stage in stages:
         found.begin(stage)
     return found
