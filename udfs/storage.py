@@ -250,8 +250,11 @@ class Place:
         if self.entry().kind != "folder":
             self.copy_whole(target)
             return
-        for entry in self.entries(recursive=True):
-            if entry.kind == "file":
+        found = self.entries(recursive=True)
+        # Of a store, also the objects that are markers of folders
+        folders = {str(entry.place).rpartition("/")[0] for entry in found}
+        for entry in found:
+            if entry.kind == "file" and str(entry.place) not in folders:
                 entry.place.copy_whole(Place(f"{target}{str(entry.place).removeprefix(str(self))}"))
 
     def copy_whole(self, target: Place) -> None:

@@ -48,7 +48,8 @@ CASCADES: Mapping[str, tuple[str, ...]] = {
     "lists of 20, classifier certain at 0.9": (*_LISTS, "nli.certain=0.9"),
     "lists of 20, filter by words, classifier certain at 0.9": (*_LISTS, "nli.filter=words", "nli.certain=0.9"),
 }
-WITHOUT_CLASSIFIER = ("nli.classifier=null", "nli.certain=null")
+CLASSIFIERS = ("classifier", "classifier_url")
+WITHOUT_CLASSIFIER = tuple(f"nli.{name}=null" for name in (*CLASSIFIERS, "classifier_gpus", "certain"))
 
 
 def read_form(text: str) -> tuple[str, tuple[str, ...]]:
@@ -84,14 +85,16 @@ def requests_of(options: Options, metric: str, *, asks: bool = True) -> dict[str
             for name, settings in FORMS.items()
             if settings[0].startswith(f"{metric}.") and all(one.partition("=")[0] in known for one in settings)
         }
-        if metric == "nli" and (classifier := load(options, asks=asks).settings.nli.classifier) is not None:
+        nli = load(options, asks=asks).settings.nli
+        named = [f"nli.{name}={getattr(nli, name)}" for name in CLASSIFIERS if getattr(nli, name) is not None]
+        if metric == "nli" and named:
             published = WITHOUT_CLASSIFIER
             forms = {name: (*settings, *published) for name, settings in forms.items()}
-            forms |= {name: (f"nli.classifier={classifier}", *settings) for name, settings in CASCADES.items()}
+            forms |= {name: (*named, *settings) for name, settings in CASCADES.items()}
     if not forms:
         raise click.UsageError(f"{metric} has no cheaper forms of its own; give --forms, such as a smaller model")
-    named = {PUBLISHED: published, **forms}
-    return {name: (own, _request(options, metric, name, own, asks=asks)) for name, own in named.items()}
+    every = {PUBLISHED: published, **forms}
+    return {name: (own, _request(options, metric, name, own, asks=asks)) for name, own in every.items()}
 
 
 def _request(options: Options, metric: str, name: str, settings: tuple[str, ...], *, asks: bool) -> ScoreRequest:

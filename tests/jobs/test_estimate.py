@@ -224,7 +224,7 @@ def test_the_command_prints_and_writes_what_python_gives(tmp_path: Path, capsys:
 
 def test_runs_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     run, cheap = small_runs(tmp_path)
-    with pytest.raises(EstimateError, match=r"^give --proxy, a run of all samples"):
+    with pytest.raises(EstimateError, match=r"^give --proxy, cheap scores of all samples"):
         estimate(EstimateRequest(run))
     two = write_run(tmp_path / "two", {"e2e": [0.5], "qa": [0.5]}, queries=["q"], systems=["a"])
     with pytest.raises(EstimateError, match="no metric nli; say with --proxy-metric which of e2e, qa is its proxy"):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import chain, repeat
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
@@ -201,9 +202,13 @@ def test_what_the_settings_say_opens_a_store(object_store: ObjectStore, monkeypa
     assert object_store.objects == {"one": b"one"}
 
 
-def test_a_folder_whose_marker_is_an_object_of_its_name_is_removed_with_all_in_it(object_store: ObjectStore) -> None:
+def test_a_folder_whose_marker_is_an_object_of_its_name_is_copied_and_removed_with_all_in_it(
+    object_store: ObjectStore, tmp_path: Path
+) -> None:
     folder = Place(f"s3://{BUCKET}/store/folder")
     folder.write_bytes(b"")
     (folder / "part").write_bytes(b"content")
+    Place(f"s3://{BUCKET}/store").copy(Place(str(tmp_path / "copied")))
+    assert [path.name for path in sorted((tmp_path / "copied").rglob("*"))] == ["folder", "part"]
     folder.remove()
     assert [entry.place for entry in Place(f"s3://{BUCKET}/store").entries(recursive=True)] == []
