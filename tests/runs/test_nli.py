@@ -400,9 +400,10 @@ def assert_audited(
             of_query[sample["query"]].append(value)
     sums, sizes = ([count(own) for own in of_query.values()] for count in (sum, len))
     interval = clustered_bca_interval(sums, sizes, seed=0)
-    ends = (interval.mean, interval.low, interval.high)
     row = rows["score_audited", None]
-    assert (row["mean"], row["ci_low"], row["ci_high"]) == pytest.approx(ends)
+    assert row["mean"] == pytest.approx(interval.mean)
+    # Resamples are drawn in another order of the queries
+    assert (row["ci_low"], row["ci_high"]) == pytest.approx((interval.low, interval.high), abs=0.02)
     assert missed.total() > 5
     return counts
 
