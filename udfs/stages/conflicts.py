@@ -148,7 +148,7 @@ LIST_CONFLICTS = StageDefinition(
         '{"first": "...", "first_sources": [n, ...], "second": "...", "second_sources": [n, ...]}',
         "one object on a line for each conflict:",
     ),
-    figures=Figures(WRITTEN, completion=Line(slope=0.9)),
+    figures=Figures(WRITTEN, completion=Line(slope=1.03)),
     max_tokens=8_192,
 )
 COVER_SIDES = StageDefinition(
