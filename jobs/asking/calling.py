@@ -243,10 +243,11 @@ def count_actors(settings: Settings, api: str = "chat") -> int:
 
     Without a limit, one for each 128 concurrent requests: on one machine no more than its cores.
     """
+    if settings.llm.actors:
+        return settings.llm.actors
     limits = limits_of(settings, api)
-    if settings.llm.actors or limits.requests_per_minute or limits.tokens_per_minute:
-        limit = int(limits.requests_per_minute or 0)
-        return settings.llm.actors or max(1, -(-limit // (60 * REQUESTS_PER_SECOND_AND_ACTOR)))
+    if limits.requests_per_minute or limits.tokens_per_minute:
+        return max(1, -(-int(limits.requests_per_minute or 0) // (60 * REQUESTS_PER_SECOND_AND_ACTOR)))
     wanted = -(-limits.max_concurrency // PLACES_OF_AN_ACTOR)
     return wanted if settings.ray.address else min(wanted, usable_cores())
 

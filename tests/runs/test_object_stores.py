@@ -121,17 +121,22 @@ def test_a_run_that_is_killed_in_its_writes_pays_for_nothing_twice(
 
 
 @pytest.mark.slow
-def test_an_actor_that_is_killed_loses_what_was_in_flight(
-    server: ModelServer, object_store: ObjectStore, run_here: RunHere, tmp_path: Path
+@pytest.mark.parametrize("killed", ["actor", "driver"])
+def test_an_actor_or_a_driver_that_is_killed_loses_what_was_in_flight(
+    server: ModelServer, object_store: ObjectStore, run_here: RunHere, tmp_path: Path, killed: str
 ) -> None:
     rows, in_flight = make_samples(100), 4
     samples = put_samples(object_store, tmp_path, rows)
     server.configure(latency=0.1)
-    # Nothing is flushed of itself: what the store has of the dead actor is from the journal
+    # Nothing is flushed of itself: what the store has of the dead is from the journal
     settings = {"llm.max_concurrency": in_flight, "llm.actors": 1, "llm.flush_seconds": 600}
     run = start(server, object_store, tmp_path, **settings)
     run.wait_for(server, 60)
-    find_actor(run, "AnsweringActor").kill()
+    if killed == "actor":
+        find_actor(run, "AnsweringActor").kill()
+    else:
+        run.kill_parent()
+        run = start(server, object_store, tmp_path, **settings)
     ended = run.wait()
     assert ended.code == 0, ended.err
     assert count_distinct(rows) <= server.count() <= count_distinct(rows) + in_flight
@@ -157,25 +162,6 @@ def test_a_store_that_is_busy_slow_and_cuts_answers_changes_no_table(
     ended = start(server, object_store, tmp_path).wait()
     assert ended.code == 0, ended.err
     assert server.count() == count_distinct(rows)
-    assert run_here(server, samples, tmp_path / "local").code == 0
-    assert canonical(fetch(object_store, tmp_path)) == canonical(tmp_path / "local")
-
-
-@pytest.mark.slow
-def test_a_driver_that_is_killed_while_it_asks_loses_what_was_in_flight(
-    server: ModelServer, object_store: ObjectStore, run_here: RunHere, tmp_path: Path
-) -> None:
-    rows, in_flight = make_samples(100), 4
-    samples = put_samples(object_store, tmp_path, rows)
-    server.configure(latency=0.1)
-    # Nothing is flushed of itself: what the next start has of this one is from the journal
-    settings = {"llm.max_concurrency": in_flight, "llm.actors": 1, "llm.flush_seconds": 600}
-    run = start(server, object_store, tmp_path, **settings)
-    run.wait_for(server, 60)
-    run.kill_parent()
-    ended = start(server, object_store, tmp_path, **settings).wait()
-    assert ended.code == 0, ended.err
-    assert count_distinct(rows) <= server.count() <= count_distinct(rows) + in_flight
     assert run_here(server, samples, tmp_path / "local").code == 0
     assert canonical(fetch(object_store, tmp_path)) == canonical(tmp_path / "local")
 

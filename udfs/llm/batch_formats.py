@@ -57,17 +57,21 @@ class AzureBatches(OpenAiBatches):
         return super().create(sent)
 
 
-class GroqBatches(OpenAiBatches):
+class _ShortLists(OpenAiBatches):
+    """APIs that list all files at once."""
+
+    def find_file(self, name: str, size: int) -> str | None:
+        """By its name and size."""
+        return file_in(self._json("get", "/files")["data"], name, size)
+
+
+class GroqBatches(_ShortLists):
     """Groq: OpenAI's form with files of 100 MB, and lists in one page that take no parameters.
 
     Source: the package `groq`, types of batches and files.
     """
 
     most_bytes: ClassVar[int] = 100_000_000
-
-    def find_file(self, name: str, size: int) -> str | None:
-        """By its name and size."""
-        return file_in(self._json("get", "/files")["data"], name, size)
 
     def find_batch(self, sent: Sent) -> Look | None:
         """By its metadata, or by its file."""
@@ -91,7 +95,7 @@ class MistralBatches(OpenAiBatches):
 
     def line(self, request_id: str, api: str, body: bytes) -> bytes:
         """As {custom_id, body}."""
-        return b'{"custom_id":"%s","body":%s}\n' % (request_id.encode(), body)
+        return _bare_line(request_id, body)
 
     def find_file(self, name: str, size: int) -> str | None:
         """By its name and size."""
@@ -139,7 +143,7 @@ class MistralBatches(OpenAiBatches):
                 return
 
 
-class TogetherBatches(OpenAiBatches):
+class TogetherBatches(_ShortLists):
     """Together: files of the purpose `batch-api` at `/files/upload`, a batch within `job`, no metadata, lists bare.
 
     A batch that nobody heard of is found by its file. Source: Together's "Batch" and "Upload a file", and the package
@@ -151,11 +155,7 @@ class TogetherBatches(OpenAiBatches):
 
     def line(self, request_id: str, api: str, body: bytes) -> bytes:
         """As {custom_id, body}."""
-        return b'{"custom_id":"%s","body":%s}\n' % (request_id.encode(), body)
-
-    def find_file(self, name: str, size: int) -> str | None:
-        """By its name and size."""
-        return file_in(self._json("get", "/files")["data"], name, size)
+        return _bare_line(request_id, body)
 
     def upload(self, name: str, file: IO[bytes]) -> str:
         """As a form with the name and type of the file."""
@@ -191,6 +191,11 @@ def _look_of_job(job: Mapping[str, Any]) -> Look:
     files = tuple(filter(None, (job.get("output_file_id"), job.get("error_file_id"))))
     with heard():
         return Look(job["id"], str(job["status"]).lower(), files)
+
+
+def _bare_line(request_id: str, body: bytes) -> bytes:
+    """A line without method and address."""
+    return b'{"custom_id":"%s","body":%s}\n' % (request_id.encode(), body)
 
 
 def _named(batch: Mapping[str, Any]) -> Any:
