@@ -225,8 +225,7 @@ def _pair(request: EstimateRequest) -> list[tuple[str, str | None]]:
 
 def _read_labels(path: str) -> pa.Table:
     """sample_id and score of a file of labels. Raises EstimateError for a file that has no such columns."""
-    place = Place(path)
-    suffix = "." + place.name.rpartition(".")[2].lower()
+    place, suffix = Place(path), suffix_of(path)
     if suffix not in READERS:
         raise EstimateError(f"{path}: labels must be a file of {', '.join(READERS)}")
     try:
@@ -241,11 +240,20 @@ def _read_labels(path: str) -> pa.Table:
         raise EstimateError(
             f"{path}: labels need the columns sample_id and score{near}; it has {', '.join(rows.column_names)}"
         )
+    return pa.table({"sample_id": pc.cast(rows["sample_id"], pa.string()), "score": numbers_in(path, rows, name)})
+
+
+def suffix_of(path: str) -> str:
+    """The ending of a path, as `READERS` has it."""
+    return "." + Place(path).name.rpartition(".")[2].lower()
+
+
+def numbers_in(path: str, rows: pa.Table, name: str) -> pa.ChunkedArray:
+    """A column of numbers of a file. Raises EstimateError for others."""
     try:
-        scores = pc.cast(rows[name], pa.float64())
+        return pc.cast(rows[name], pa.float64())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise EstimateError(f"{path}: column {name} must be numbers, such as 0, 0.5 and 1") from error
-    return pa.table({"sample_id": pc.cast(rows["sample_id"], pa.string()), "score": scores})
 
 
 # Every sample under each metric, with its query as a number; a proxy that is missing is the mean of the others

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from untold.jobs.results import Run, open_run
-from untold.jobs.summary.estimating import READERS, EstimateError
+from untold.jobs.summary.estimating import READERS, EstimateError, numbers_in, suffix_of
 from untold.jobs.tables import SAMPLES, SCORES
 from untold.udfs.facts.words import words_of
 from untold.udfs.hints import aside, near_misses
@@ -59,10 +59,10 @@ def open_proxy(proxy: str, run: Run, samples: str | None = None) -> Run:
         path = samples or str((run.manifest.get("input") or {}).get("path") or "")
         rows = _read(path, ("sample_id", "response"), "give --input with all samples")
         return _proxy_run(path, proxy, rows, MEASURES[proxy](list(map(_texts_of, rows.to_pylist()))))
-    if _suffix(proxy) not in READERS:
+    if suffix_of(proxy) not in READERS:
         return open_run(proxy)
     rows = _read(proxy, ("sample_id", "score"), "a proxy is a file of sample_id and score")
-    scores = dict(zip(_ids(rows), _numbers(proxy, rows["score"]), strict=True))
+    scores = dict(zip(_ids(rows), numbers_in(proxy, rows, "score").to_pylist(), strict=True))
     if samples is not None:
         rows = _read(samples, ("sample_id",), "give --input with all samples")
     return _proxy_run(proxy, "score", rows, [scores.get(name) for name in _ids(rows)])
@@ -137,24 +137,12 @@ def _ids(rows: pa.Table) -> list[str]:
     return found
 
 
-def _numbers(path: str, column: pa.ChunkedArray) -> Scores:
-    try:
-        found: Scores = column.cast(pa.float64()).to_pylist()
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise EstimateError(f"{path}: column score must be numbers, such as 0, 0.5 and 1") from error
-    return found
-
-
-def _suffix(path: str) -> str:
-    return "." + Place(path).name.rpartition(".")[2].lower()
-
-
 def _read(path: str, needed: Sequence[str], hint: str) -> pa.Table:
     """The rows of a file, or of the Parquet files of a folder. Raises EstimateError."""
     place = Place(path)
     try:
-        if _suffix(path) in READERS:
-            rows = READERS[_suffix(path)](io.BytesIO(place.read_bytes()))
+        if suffix_of(path) in READERS:
+            rows = READERS[suffix_of(path)](io.BytesIO(place.read_bytes()))
         else:
             files = sorted(str(one.place) for one in place.entries() if one.name.endswith(".parquet"))
             rows = pa.concat_tables(READERS[".parquet"](io.BytesIO(Place(file).read_bytes())) for file in files)
