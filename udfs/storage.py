@@ -239,9 +239,9 @@ class Place:
             try:
                 if kind is not None:
                     act(path)
-            except OSError:
+            except OSError as error:
                 # Some stores refuse to remove the marker of a folder before what is in it, in one request
-                if not self.has_conditions:
+                if not self.has_conditions or isinstance(error, FileNotFoundError | PermissionError):
                     raise
                 act(path)
 
