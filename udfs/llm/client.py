@@ -92,8 +92,6 @@ _STATUS_OF_CODE = {
 }
 _MODEL_CODES = {"model_not_found", "model_not_available", "invalid_model", "unknown_model"}
 _MODEL_MESSAGE = re.compile(r"\bmodel\b.{0,200}\b(not found|not exist|unknown|not available|no such)", re.I | re.S)
-
-
 _TOOL_MESSAGE = re.compile(r"\btools?\b|\btool_choice\b|\btool[- ]call", re.I)
 # Some name the field in a list of details and not in an error
 _SCHEMA_MESSAGE = re.compile(
@@ -102,7 +100,6 @@ _SCHEMA_MESSAGE = re.compile(
 )
 _NOT_ABOUT_TOOLS = (401, 403, 429, 502, 503, 504)
 _LONGEST_MESSAGE = 500
-
 
 Reader = Callable[[bytes, int, Mapping[str, str]], Answer]
 """What makes an answer of the body of a 200, the request's size in bytes and the response's headers."""
