@@ -17,6 +17,7 @@ from tests.benchmarks import (
     comparing,
     condensation,
     embedding,
+    endpoints,
     grounding,
     importance,
     limit,
@@ -51,6 +52,7 @@ class Benchmark:
 
 BENCHMARKS = {
     "calls": Benchmark("calls a second, and a core, against an instant server", calls.measure),
+    "endpoints": Benchmark("CPU time of an asker by the number of endpoints", endpoints.measure),
     "limit": Benchmark("use of a request limit", limit.measure),
     "memory": Benchmark("peak memory by number of samples", memory.measure),
     "reuse": Benchmark("start over a large store", reuse.measure),
@@ -80,11 +82,11 @@ BENCHMARKS = {
 }
 
 REQUESTS = (
-    "requests a run (calls, limit, reuse, importance) or night (nights), pairs (pairs), queries (sharing, "
+    "requests a run (calls, endpoints, limit, reuse, importance) or night (nights), pairs (pairs), queries (sharing, "
     "grounding, longrecall, ragchecker), recombinations a stage (readers), samples in the store (start), all (soak)"
 )
 REPETITIONS = (
-    "repetitions (calls, reuse, nights, condensation, embedding, classifying, importance, pairs, recall, "
+    "repetitions (calls, endpoints, reuse, nights, condensation, embedding, classifying, importance, pairs, recall, "
     "start, statistics)"
 )
 

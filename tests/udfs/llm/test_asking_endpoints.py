@@ -8,18 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from time import process_time
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import SETTINGS, RunOfSeveral, requests, rows_in
 from untold.udfs.llm import limiter
-from untold.udfs.llm.calls import Answer, Progress
+from untold.udfs.llm.calls import Progress
 from untold.udfs.llm.limiter import Budget, Limits
-from untold.udfs.llm.usage import Prices, Usage
+from untold.udfs.llm.usage import Prices
 from untold.udfs.stages.definitions import Unparsable
 
 Servers = Sequence[ModelServer]
@@ -231,36 +229,6 @@ def test_prefixes_are_kept_where_they_are_cached(servers: Servers, tmp_path: Pat
     alone, several = cached
     assert alone.cached_prompt_tokens > 0.8 * alone.prompt_tokens
     assert several.cached_prompt_tokens > 0.95 * alone.cached_prompt_tokens
-
-
-class Instant:
-    """A client in this process that answers after a while."""
-
-    async def call(self, *_: object) -> Answer:
-        await asyncio.sleep(0.01)
-        return Answer(text="x", model="m", usage=Usage(7, 0, 3))
-
-    async def close(self) -> None:
-        """There is nothing to close."""
-
-
-def test_twenty_endpoints_cost_little_more_than_two(tmp_path: Path) -> None:
-    """CPU time of the same requests, each endpoint with its part of 1,280 workers; it was 2.7 times as much."""
-
-    def seconds(endpoints: int) -> float:
-        places = [SimpleNamespace(base_url=f"http://replica{number}/v1") for number in range(endpoints)]
-        settings = replace(SETTINGS, limits=Limits(max_concurrency=1280 // endpoints))
-        run = RunOfSeveral(cast(Servers, places), tmp_path / str(endpoints), settings=settings)
-        for channel in run.asker._channels:
-            channel.client = cast(Any, Instant())
-        began = process_time()
-        progress = ask_all(run, grouped(500, 6))
-        assert (progress.usage.done, len(progress.usage.endpoints)) == (3000, endpoints)
-        return process_time() - began
-
-    for endpoints in (2, 20):
-        (tmp_path / str(endpoints)).mkdir()
-    assert seconds(20) < 1.8 * seconds(2)
 
 
 @pytest.mark.parametrize("budget", [Budget(max_calls=100), Budget(max_cost=3000.0)])
