@@ -196,7 +196,7 @@ def open_start(
         held=held,
     ) as engines:
         output.notify = display.note
-        workspace = output.workspace(engines.spark)
+        workspace = output.workspace(engines.spark, small=request.small)
         places = reached_places(output.place, workspace.folder, request.store)
         reach = Reach(engines.spark, places, [f"{index}/{manifest.NAME}"] if index else [], display.note)
         if asks or not output.seems_complete(retry_failed=request.retry_failed):

@@ -351,10 +351,11 @@ class Output:
         starts = takewhile(lambda start: start["status"] in LEFT, reversed((self.earlier or {}).get("starts", [])))
         return frozenset(start["run"] for start in starts)
 
-    def workspace(self, spark: SparkSession) -> Workspace:
-        """Where steps are kept until the run ends; what a killed run left there goes."""
+    def workspace(self, spark: SparkSession, *, small: bool = False) -> Workspace:
+        """Where steps are kept until the run ends; what a killed run left there goes. `small` as of `open_session`."""
         if self._workspace is None:
-            self._workspace = Workspace(spark, self._steps(spark))
+            # Other machines may be lost, and with them what is in their memory
+            self._workspace = Workspace(spark, self._steps(spark), in_memory=small and is_local(spark))
             self._workspace.remove()
         return self._workspace
 

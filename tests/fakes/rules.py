@@ -31,7 +31,6 @@ class Config:
     seconds. `latency` is in seconds, for every answer. With `api_key`, a request without that bearer token gets a 401.
     `address` is where it listens. `batches` are fields of `FakeBatches`, `classifier` those of `FakeClassifier`.
     `prefix_cache`: whether it says how many tokens of a prompt's beginning it has seen.
-    `address` is where it listens. `batches` are fields of `FakeBatches`.
     """
 
     answer: str = "e2e"

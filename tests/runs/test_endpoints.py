@@ -54,7 +54,8 @@ def test_a_job_goes_on_whatever_becomes_of_its_endpoints(
     path, output = write_samples(tmp_path / "samples.jsonl", make_samples(400)), tmp_path / "out"
     with ExitStack() as stack:
         dying, limited, poisoned, slow = (stack.enter_context(ModelServer()) for _ in range(4))
-        poisoned.configure(rules=[{"do": {"text": "purple monkey dishwasher"}}])
+        # Of a context this would be a summary, and of a text that is to be judged it is nothing
+        poisoned.configure(rules=[{"when": {"stage": "evaluate_coverage"}, "do": {"text": "purple monkey dishwasher"}}])
         slow.configure(latency=0.5)
         server.configure(latency=0.05)
         dying.configure(latency=0.05)
@@ -71,15 +72,16 @@ def test_a_job_goes_on_whatever_becomes_of_its_endpoints(
         before = dying.count()
         dying.configure(down=False)
         ended = run.wait()
-        counts = [one.count() for one in all_of_them]
+        counts, repeated = [one.count() for one in all_of_them], poisoned.count("evaluate_coverage")
     assert ended.code == 0, ended.err
-    assert {row["status"] for row in read_table(output, "scores")} <= {"ok", "no_statements"}
+    assert {row["status"] for row in read_table(output, "scores")} == {"ok"}
     starts = read_manifest(output)["starts"]
     rows = [row for start in starts for row in start["usage"]]
     used = {name: sum(row[name] for row in rows) for name in ("answered", "failed", "unasked", "asked_again")}
-    assert used == {"answered": count_distinct(make_samples(400)), "failed": 0, "unasked": 0, "asked_again": counts[3]}
-    # Beyond what the poisoned model was asked, only what was in flight at the one that died
-    assert sum(counts) - count_distinct(make_samples(400)) <= counts[3] + 2 * 4
+    assert used == {"answered": count_distinct(make_samples(400)), "failed": 0, "unasked": 0, "asked_again": repeated}
+    assert repeated > 0
+    # Beyond what the poisoned model was asked in vain, only what was in flight at the one that died
+    assert sum(counts) - count_distinct(make_samples(400)) <= repeated + 2 * 4
     assert dying.count() > before
     assert counts[4] < counts[0]
 
