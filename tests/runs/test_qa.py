@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import time
 from typing import Any, TypeAlias
+from unittest.mock import patch
 
 import pyarrow.parquet as pq
 import pytest
@@ -45,6 +46,7 @@ from tests.runs.worlds import (
     statements_of,
     with_kinds,
 )
+from untold.jobs.inputs import request
 
 WORLDS = 40
 QA = ("--metric", "qa")
@@ -56,13 +58,16 @@ QaJob: TypeAlias = Job[Options, ExpectedQa]
 
 @pytest.fixture(scope="module")
 def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator[QaJob]:
-    """A noisy judge, whose relations are not transitive, with the tool; two responses to the query of each world."""
+    """A noisy judge, whose relations are not transitive, with the tool; two responses to the query of each world.
+
+    It goes the way of large inputs, whose steps lie in files; other jobs of tests are small.
+    """
     folder = tmp_path_factory.mktemp("worlds")
     known = [*qa_worlds(WORLDS // 2, "noisy"), *qa_worlds(WORLDS // 2, "noisy", ids=True, first=WORLDS // 2)]
     samples = [with_kinds(sample) for world in known for sample in world.samples(2)]
     path = write_samples(folder / "samples.jsonl", samples)
     options = Options("noisy")
-    with ModelServer(answer="world_noisy") as server:
+    with ModelServer(answer="world_noisy") as server, patch.object(request, "SMALL_BYTES", 0):
         ended = run_here(server, path, folder / "out", *QA)
         asked = Counter({stage: server.count(stage) for stage in STAGES})
         yield Job(server, samples, options, path, folder / "out", ended, asked, expect(samples, options))

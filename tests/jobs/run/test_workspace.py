@@ -8,9 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from untold.jobs.run.output import Output
-from untold.jobs.run.workspace import LostRowsError, Workspace, check_rows, write_parquet
+from untold.jobs.run.workspace import Counted, LostRowsError, Workspace, check_rows, write_parquet
 
 
 @pytest.fixture
@@ -42,6 +43,23 @@ def test_a_step_that_is_written_to_another_disk_is_an_error(spark: SparkSession,
     with pytest.raises(LostRowsError, match=f"{folder}/000-atoms: Spark wrote 7 rows, and 0 can be read back"):
         Workspace(spark, str(folder)).keep(spark.range(7), "atoms")
     assert any(other_disk.rglob("*.parquet"))
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_step_is_computed_once_and_counted_on_the_way(spark: SparkSession, tmp_path: Path, in_memory: bool) -> None:
+    steps = Workspace(spark, str(tmp_path / "work"), in_memory).within("graphs")
+    counted = Counted({"odd": F.count_if(F.col("id") % 2 == 1)})
+    # A number is drawn anew each time that it is computed
+    kept = steps.keep(spark.range(0, 7, 1, 3).withColumn("drawn", F.rand()), "atoms", counted)
+    first, second = ([row.drawn for row in kept.orderBy("id").collect()] for _ in range(2))
+    assert first == second
+    assert len(set(first)) == 7
+    assert (steps.count(kept), counted["odd"]) == (7, 3)
+    assert steps.count(kept.where("id < 3")) == 3
+    assert sorted(value for part in steps.values(kept, "id") for value in part.to_pylist()) == list(range(7))
+    assert any(tmp_path.rglob("*.parquet")) is not in_memory
+    steps.remove()
+    assert not any(tmp_path.rglob("*.parquet"))
 
 
 def test_a_table_that_is_written_to_another_disk_is_an_error(spark: SparkSession, other_disk: Path) -> None:
