@@ -224,7 +224,7 @@ def _sum_completions(folder: Place, wanted: pa.Array) -> dict[str, float]:
 
 def _agreement(runs: Sequence[Run], metric: str, seed: int) -> Row:
     """How far a form agrees with the published one: verdicts, scores, and the ranking of systems."""
-    database = connect_tables(runs, ("samples", "scores", "relations", "statements"), numbered=True)
+    database = connect_tables(runs, ("samples", "scores", "relations", "statements", "claims"), numbered=True)
     database.execute(
         f"""create view asked as select sample_id, dense_rank() over (order by query) - 1 as query
                 from samples where output = 0;
@@ -263,8 +263,9 @@ def _ends(name: str, interval: Interval) -> Row:
 def _kappa(database: DuckDBPyConnection, metric: str, seed: int) -> tuple[Interval, int]:
     """Kappa of the verdicts of both forms, and how many the published one has.
 
-    Verdicts are relations, or of a metric without these what statements of one text are: covered or not. What a form
-    lacks agrees with nothing; relations that are implied are those of a path of entailments.
+    Verdicts are relations, or of a metric without these what statements and claims of one text are: covered or not,
+    supported or not. What a form lacks agrees with nothing; relations that are implied are those of a path of
+    entailments.
     """
     database.execute(
         f"""create view verdicts as
@@ -274,7 +275,10 @@ def _kappa(database: DuckDBPyConnection, metric: str, seed: int) -> tuple[Interv
             union all select output, sample_id, coalesce(reference_id, lower(trim(text))) as item,
                 min(covered)::varchar as verdict
             from statements where metric = '{metric}' and not exists (from relations where metric = '{metric}')
-            group by all"""
+            group by all
+            union all select output, sample_id, 'claim' || chr(31) || lower(trim(text)) as item,
+                min(verdict = 'supported')::varchar as verdict
+            from claims where metric = '{metric}' group by all"""
     )
     rows = database.sql(
         """select query, a.verdict as first, b.verdict as second, count(*) as count

@@ -54,7 +54,8 @@ def note_use(store: str, run: str, stage: str, ids: Iterable[pa.Array]) -> None:
     """
 
     def write(stream: Any) -> None:
-        with pq.ParquetWriter(stream, IDS, compression="zstd") as writer:
+        # A dictionary of ids that are all different would be their whole copy
+        with pq.ParquetWriter(stream, IDS, compression="zstd", use_dictionary=False) as writer:
             for column in ids:
                 writer.write_table(pa.table([pc.unique(column.drop_null())], schema=IDS))
 

@@ -16,6 +16,9 @@ from untold.udfs.errors import UserError
 from untold.udfs.llm.store_files import count_rows
 from untold.udfs.storage import Place
 
+# Rows of a column that this process has in memory at once
+PIECE_ROWS = 8192
+
 
 class LostRowsError(UserError):
     """Rows that were written and cannot be read back. The message names the table, both counts and the likely cause."""
@@ -92,7 +95,7 @@ class Workspace:
         for entry in Place(path).entries():
             if entry.name.endswith(".parquet"):
                 with entry.place.open() as file:
-                    for batch in pq.ParquetFile(file).iter_batches(columns=[column]):
+                    for batch in pq.ParquetFile(file).iter_batches(PIECE_ROWS, columns=[column]):
                         yield batch.column(0)
 
     def path(self, name: str) -> str:

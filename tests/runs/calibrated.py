@@ -51,7 +51,7 @@ def assert_agreement(row: Row, outputs: Sequence[Path], metric: str) -> None:
 
 
 def verdicts_of(output: Path, metric: str) -> dict[tuple[str, str], str]:
-    """By sample and what it is of: relations, or which statements are covered."""
+    """By sample and what it is of: relations, or which statements are covered and which claims supported."""
     found: dict[tuple[str, str], str] = {}
     if metric in ("nli", "qa"):
         for row in read_table(output, "relations"):
@@ -61,6 +61,10 @@ def verdicts_of(output: Path, metric: str) -> dict[tuple[str, str], str]:
     for row in read_table(output, "statements"):
         key = row["sample_id"], row["reference_id"] or row["text"].strip().lower()
         found[key] = min(found.get(key, "true"), str(row["covered"]).lower())
+    for row in read_table(output, "claims"):
+        if row["verdict"] is not None:
+            key = row["sample_id"], f"claim {row['text'].strip().lower()}"
+            found[key] = min(found.get(key, "true"), str(row["verdict"] == "supported").lower())
     return found
 
 

@@ -28,15 +28,15 @@ TABLES = ("statements", "scores", "measures")
 
 @dataclass(frozen=True)
 class Case:
-    """A metric, and the stages that judge its pairs and its lists."""
+    """A metric, the stage that judges its lists, and a judge whose lists are what it says of pairs."""
 
     metric: str
-    pairs: str
     lists: str
     more: Mapping[str, Any]
+    judge: str = "noisy"
 
     def samples(self) -> list[Row]:
-        known = {"qa": qa_worlds, "icat": icat_worlds, "importance": importance_worlds}[self.metric](WORLDS, "noisy")
+        known = {"qa": qa_worlds, "icat": icat_worlds, "importance": importance_worlds}[self.metric](WORLDS, self.judge)
         return [sample for world in known for sample in world.samples(RESPONSES)]
 
     def settings(self, server: ModelServer, *, lists: bool) -> dict[str, Any]:
@@ -47,9 +47,10 @@ class Case:
 
 
 CASES = (
-    Case("qa", "compare_answers", "compare_many", {"qa.quantity_tool": "none"}),
-    Case("icat", "classify_relation", "classify_relations", {}),
-    Case("importance", "verify_claim", "classify_relations", {}),
+    Case("qa", "compare_many", {"qa.quantity_tool": "none"}),
+    Case("icat", "classify_relations", {}),
+    # Chunks are judged together by the one stage and each by the other: a judge that errs may err in one of the two
+    Case("importance", "classify_relations", {}, judge="closed"),
 )
 
 
@@ -58,7 +59,7 @@ def test_lists_conclude_what_pairs_do_and_go_on_where_they_were_killed_or_failed
     run_here: RunHere, case: Case, tmp_path: Path
 ) -> None:
     path, flags = write_samples(tmp_path / "samples.jsonl", case.samples()), ("--metric", case.metric)
-    with ModelServer(answer="world_noisy") as server:
+    with ModelServer(answer=f"world_{case.judge}") as server:
         ended = run_here(server, path, tmp_path / "pairs", *flags, settings=case.settings(server, lists=False))
         assert ended.code == 0, ended.err
         settings = case.settings(server, lists=True)
@@ -69,21 +70,21 @@ def test_lists_conclude_what_pairs_do_and_go_on_where_they_were_killed_or_failed
         assert 0 < server.count(case.lists) <= planned[case.lists]
     assert_same_tables(tmp_path / "whole", tmp_path / "pairs", TABLES)
 
-    with ModelServer(answer="careless_noisy") as server:
+    with ModelServer(answer=f"careless_{case.judge}") as server:
         settings = case.settings(server, lists=True)
         ended = run_here(server, path, tmp_path / "careless", *flags, settings=settings)
         assert ended.code == 0, ended.err
         distinct, listed = server.count(), server.count(case.lists)
     assert_same_tables(tmp_path / "careless", tmp_path / "pairs", TABLES)
 
-    with ModelServer(answer="careless_noisy", latency=0.05) as server:
+    with ModelServer(answer=f"careless_{case.judge}", latency=0.05) as server:
         settings = case.settings(server, lists=True)
         output = tmp_path / "killed"
         kill_among(run_here, server, path, output, case.metric, case.lists, listed // 3, distinct, **settings)
     assert_same_tables(tmp_path / "killed", tmp_path / "pairs", TABLES)
 
     rules = [{"when": {"stage": case.lists, "share": 0.3, "seed": 7}, "do": "garbage"}]
-    with ModelServer(answer="careless_noisy", rules=rules) as server:
+    with ModelServer(answer=f"careless_{case.judge}", rules=rules) as server:
         settings = {"llm.max_attempts": 1, **case.settings(server, lists=True)}
         ended = run_here(server, path, tmp_path / "faulty", *flags, settings=settings)
         assert ended.code == 4, ended.err
