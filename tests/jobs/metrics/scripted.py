@@ -57,7 +57,7 @@ class ScriptedTools:
         requests = Rows(rows, tuple(carry)) if isinstance(rows, DataFrame) else rows
         definition = definition_of(stage)
         bound = Stage(stage, definition.variables, "scripted", "{}")
-        identified = requests.identify(bound)
+        identified = requests.identify(bound).localCheckpoint()
         schema = result_schema(bound, identified, requests.carry)
         found = []
         wanted = identified.select("request_id").distinct()
@@ -96,7 +96,7 @@ class ScriptedTools:
         return self.spark.createDataFrame(found, schema)
 
     def keep(self, frame: DataFrame, name: str = "") -> DataFrame:
-        return frame.localCheckpoint(eager=False)
+        return frame.localCheckpoint()
 
     def condense(self, nodes: DataFrame, edges: DataFrame) -> Condensed:
         assert self.condenser is not None
