@@ -200,7 +200,7 @@ def test_a_wrong_setting_is_one_line_without_a_traceback(tmp_path: Path, capsys:
         ["condense", "--relations", "a", "--output", "out"],
         ["index", "--input", "a", "--output", "out"],
         ["search", "--index", "a", "--query", "b"],
-        ["doctor"],
+        pytest.param(["doctor"], marks=pytest.mark.slow),
         ["demo"],
         ["plan", "--input", "a", "--metric", "e2e"],
         ["generate", "--input", "a", "--output", "out", "--systems", "none.yaml"],
