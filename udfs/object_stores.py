@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from threading import Thread
 from time import monotonic, sleep
 from typing import IO, Any, NamedTuple, TypeVar
@@ -28,6 +28,8 @@ _PAUSE = 0.2
 PROBE = "_untold-probe"
 # Codes of answers with 403 that speak of the key, and not of what it may do
 _UNKNOWN_KEYS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthenticationFailed")
+# What obstore says of an answer whose body breaks off; it asks again for other requests than listings
+_BROKEN_OFF = "response body error"
 _METADATA = "http://169.254.169.254/"
 # obstore's names for Arrow's options
 _NAMES: Mapping[str, Mapping[str, str]] = {
@@ -319,7 +321,7 @@ def _check_answers(root: Root) -> None:
 
     In a thread of its own, so that signals are heard meanwhile: Arrow retries for minutes and hears none.
     """
-    problem = _within(ANSWER_SECONDS, lambda: _make_store(root, 2).list_with_delimiter(PROBE))
+    problem = _within(ANSWER_SECONDS, partial(_list_nothing, root))
     where = f"{root.scheme}://{root.authority.rpartition('@')[2]}"
     if isinstance(problem, PlaceError):
         raise problem
@@ -330,6 +332,19 @@ def _check_answers(root: Root) -> None:
     if problem is not None and not _may_not_list(problem):
         advice = "check the address, the credentials, and the settings storage.*"
         raise PlaceError(redact(f"{where}: cannot be opened ({_first_line(problem)}); {advice}"))
+
+
+def _list_nothing(root: Root) -> None:
+    """A listing of an empty folder, asked again where its answer breaks off."""
+    from obstore.exceptions import BaseError
+
+    for attempt in range(ATTEMPTS):
+        try:
+            _make_store(root, 2).list_with_delimiter(PROBE)
+            return
+        except BaseError as error:
+            if _BROKEN_OFF not in str(error) or attempt == ATTEMPTS - 1:
+                raise
 
 
 def _may_not_list(problem: BaseException) -> bool:

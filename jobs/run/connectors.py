@@ -33,6 +33,8 @@ _FEW_REQUESTS = {
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "spark.sql.streaming.fileStreamSink.ignoreMetadata": "true",
+    # Ranges that are asked for together are not asked for again where an answer breaks off
+    "spark.hadoop.parquet.hadoop.vectored.io.enabled": "false",
 }
 _S3A = {
     # A store that is gone is an error within half a minute; one that is busy (503) is asked twenty times

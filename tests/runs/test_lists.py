@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from tests.fakes.model_server import ModelServer
-from tests.fakes.world import qa_worlds
+from tests.fakes.world import qa_worlds, worlds
 from tests.fakes.world_icat import icat_worlds
-from tests.fakes.world_importance import importance_worlds
 from tests.runs.harness import Row, read_table, words_of, write_samples
 from tests.runs.here import RunHere
 from tests.runs.icat_jobs import embedder
@@ -36,7 +35,7 @@ class Case:
     judge: str = "noisy"
 
     def samples(self) -> list[Row]:
-        known = {"qa": qa_worlds, "icat": icat_worlds, "importance": importance_worlds}[self.metric](WORLDS, self.judge)
+        known = {"qa": qa_worlds, "icat": icat_worlds, "importance": worlds}[self.metric](WORLDS, self.judge)
         return [sample for world in known for sample in world.samples(RESPONSES)]
 
     def settings(self, server: ModelServer, *, lists: bool) -> dict[str, Any]:
@@ -49,7 +48,8 @@ class Case:
 CASES = (
     Case("qa", "compare_many", {"qa.quantity_tool": "none"}),
     Case("icat", "classify_relations", {}),
-    # Chunks are judged together by the one stage and each by the other: a judge that errs may err in one of the two
+    # Chunks are judged together by the one stage and each by the other: a judge that errs, or resolves what a sentence
+    # joins, may do so in one of the two
     Case("importance", "classify_relations", {}, judge="closed"),
 )
 
