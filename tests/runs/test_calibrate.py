@@ -100,7 +100,8 @@ def test_metrics_of_statements_and_of_answers(
         run_here, server, tmp_path, metric, of_worlds(metric), {"in lists": lists(metric), "small": small(stage)}
     )
     assert rows["small"]["kappa"] < 1
-    assert rows["in lists"]["kappa"] == 1 or metric == "qa"
+    # Answers are compared by other stages, and a judge that errs may do so of chunks together and of none alone
+    assert rows["in lists"]["kappa"] == 1 or metric in ("qa", "importance")
 
 
 def test_a_plan_of_forms_has_the_totals_of_a_plan_of_each(

@@ -64,7 +64,7 @@ def test_metrics_side_by_side_go_on_where_they_were_killed(run_here: RunHere, tm
         distinct, whole = server.count(), Counter(arrival.stage for arrival in server.arrivals())
     at_risk, output = 0, tmp_path / "killed"
     with ModelServer(answer="world_noisy", latency=latency) as server:
-        for stage in ("evaluate_coverage", "compare_answers", "classify_relation"):
+        for stage in ("evaluate_coverage", "classify_relation", "compare_answers"):
             run = Run(server, path, output, *words, settings=settings)
             run.wait_for(server, server.count(stage) + max(1, min(40, whole[stage] // 4)), stage)
             killed_at = time()

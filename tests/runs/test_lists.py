@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.claims import claims_of
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import qa_worlds, worlds
 from tests.fakes.world_icat import icat_worlds
@@ -36,7 +37,13 @@ class Case:
 
     def samples(self) -> list[Row]:
         known = {"qa": qa_worlds, "icat": icat_worlds, "importance": worlds}[self.metric](WORLDS, self.judge)
-        return [sample for world in known for sample in world.samples(RESPONSES)]
+        samples = [sample for world in known for sample in world.samples(RESPONSES)]
+        if self.metric != "importance":
+            return samples
+        # Chunks are judged together by the one stage, which resolves what their sentences join, and each by the other
+        return [
+            {**one, "contexts": ["\n".join(claims_of(text)) or text for text in one["contexts"]]} for one in samples
+        ]
 
     def settings(self, server: ModelServer, *, lists: bool) -> dict[str, Any]:
         """One text a call, so that calls can be counted as requests."""
@@ -48,8 +55,7 @@ class Case:
 CASES = (
     Case("qa", "compare_many", {"qa.quantity_tool": "none"}),
     Case("icat", "classify_relations", {}),
-    # Chunks are judged together by the one stage and each by the other: a judge that errs, or resolves what a sentence
-    # joins, may do so in one of the two
+    # A judge that errs may do so of chunks together and of none alone
     Case("importance", "classify_relations", {}, judge="closed"),
 )
 
