@@ -1,4 +1,4 @@
-"""What `untold calibrate` makes of two runs of statements, held against figures computed here; no engine starts."""
+"""What `untold calibrate` makes of two runs of statements and claims, held against figures computed here, no engine."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from tests.runs.calibrated import assert_agreement
 from untold.jobs.calibrate import _agreement
 from untold.jobs.results import open_run
 
+# Only whether a claim is supported is held against another form
+VERDICTS = ("supported", "contradicted", "not_supported")
+
 
 def write_form(folder: Path, seed: int | None) -> Path:
-    """Six queries, three systems and ten facts each; a form turns some verdicts over, by a seed of its own."""
+    """Six queries, three systems, ten facts and three claims each; a form turns some verdicts over, by its own seed."""
     random, errs = np.random.default_rng(0), np.random.default_rng(seed)
-    tables: dict[str, list[dict[str, object]]] = {"samples": [], "scores": [], "statements": []}
+    tables: dict[str, list[dict[str, object]]] = {name: [] for name in ("samples", "scores", "statements", "claims")}
     for query in range(6):
         for place, system in enumerate("abc"):
             name = f"{system}{query}"
@@ -29,6 +32,11 @@ def write_form(folder: Path, seed: int | None) -> Path:
                 named = {"reference_id": f"r{number}"} if number % 2 else {}
                 text = f"Fact {number}." if seed is None else f" FACT {number}. "
                 tables["statements"].append(statement(name, number, text, covered, **named))
+            said = random.integers(0, 3, 3)
+            judged = said if seed is None else np.where(errs.random(3) < 0.15, (said + 1) % 3, said)
+            for number, verdict in enumerate(judged.tolist(), start=1):
+                claim = {"sample_id": name, "metric": "e2e", "claim_id": f"{name}:e2e:{number}", "position": number}
+                tables["claims"].append({**claim, "text": f"Fact {number}.", "verdict": VERDICTS[verdict]})
             if seed == 2:
                 # A form that lacks a statement agrees with nothing there
                 tables["statements"].pop()
@@ -36,9 +44,11 @@ def write_form(folder: Path, seed: int | None) -> Path:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_verdicts_of_statements_scores_and_rankings_are_compared_as_by_hand(tmp_path: Path, seed: int) -> None:
+def test_verdicts_of_statements_and_claims_scores_and_rankings_are_compared_as_by_hand(
+    tmp_path: Path, seed: int
+) -> None:
     outputs = [write_form(tmp_path / "published", None), write_form(tmp_path / "form", seed)]
     row = _agreement([open_run(one) for one in outputs], "e2e", 0)
     assert_agreement(row, outputs, "e2e")
-    assert row["verdicts"] == 180
+    assert row["verdicts"] == 180 + 54
     assert 0.3 < row["kappa"] < 0.9
