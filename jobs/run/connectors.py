@@ -28,8 +28,8 @@ _GS = {
     # As Arrow and obstore look for credentials; the default asks Google's own machines alone
     "spark.hadoop.fs.gs.auth.type": "APPLICATION_DEFAULT",
 }
-# A rename is a copy there: tasks commit into the table itself, which nobody reads before the manifest says so
-_FEW_REQUESTS = {
+_ANY_STORE = {
+    # A rename is a copy there: tasks commit into the table itself, which nobody reads before the manifest says so
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "spark.sql.streaming.fileStreamSink.ignoreMetadata": "true",
@@ -103,7 +103,7 @@ def connector_options(settings: Settings) -> dict[str, str]:
     """What Spark is told of object stores: packages, and for S3 what `storage.*` says. `spark.conf` may change it."""
     jars = package_jars(settings)
     packages = {"spark.jars.packages": ",".join(jars), "spark.jars.excludes": ",".join(_EXCLUDED)}
-    options = {**packages, **_FEW_REQUESTS} if jars else {}
+    options = {**packages, **_ANY_STORE} if jars else {}
     if any(":hadoop-gcp:" in jar for jar in jars):
         options |= _GS
     return options | {f"spark.hadoop.fs.s3a.{name}": value for name, value in {**_S3A, **_access(settings)}.items()}

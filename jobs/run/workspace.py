@@ -107,7 +107,7 @@ class Workspace:
         return Workspace(self.spark, self.path(name), self.in_memory)
 
     def remove(self) -> None:
-        """Deletes what was kept."""
+        """Deletes the files of what was kept; what stays with Spark goes with its frames."""
         Place(self.folder).remove()
 
 

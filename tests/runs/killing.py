@@ -17,6 +17,8 @@ from tests.runs.here import RunHere
 IN_FLIGHT = 2
 LATENCY = 0.3
 FLUSH_SECONDS = 0.5
+# Requests in flight of runs that are killed as they are, without a stage that is slow
+_AT_ONCE = 8
 # Requests of a stage that are seen before it is killed, and the share of them where there are few; then how many of one
 # that was killed before, as there may be a handful when it is asked again
 _SEEN, _SHARE, _SEEN_AGAIN = 20, 4, 2
@@ -101,17 +103,24 @@ def kill_among(
     **more: Any,
 ) -> None:
     """Kills a run once so many requests of a stage came, and lets it go on: only what was at risk is asked twice."""
-    in_flight = 8
-    settings = {"llm.max_concurrency": in_flight, **more}
+    settings = {"llm.max_concurrency": _AT_ONCE, **more}
+    at_risk = kill_at(server, samples, output, metric, stage, arrivals, **settings)
+    ended = run_here(server, samples, output, "--metric", metric, settings=settings)
+    assert ended.code == 0, ended.err
+    assert distinct <= server.count() <= distinct + at_risk
+
+
+def kill_at(
+    server: ModelServer, samples: Path, output: Path, metric: str, stage: str, arrivals: int, **settings: Any
+) -> int:
+    """Kills a run once so many requests of a stage came. How many may be asked twice: those in flight or unflushed."""
+    settings = {"llm.max_concurrency": _AT_ONCE, **settings}
     run = Run(server, samples, output, "--metric", metric, settings=settings)
     run.wait_for(server, arrivals, stage)
     killed_at = time()
     run.kill()
     # What came since the last flush, a second
-    at_risk = in_flight + sum(moment >= killed_at - 1.0 for moment in times(server.arrivals()))
-    ended = run_here(server, samples, output, "--metric", metric, settings=settings)
-    assert ended.code == 0, ended.err
-    assert distinct <= server.count() <= distinct + at_risk
+    return _AT_ONCE + sum(moment >= killed_at - 1.0 for moment in times(server.arrivals()))
 
 
 def assert_same_tables(output: Path, other: Path, tables: Sequence[str]) -> None:

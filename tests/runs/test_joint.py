@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from time import sleep, time
 
 import pytest
 
 from tests.fakes.expected_rag import rag_samples
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import qa_worlds
-from tests.runs.harness import Run, read_table, times, write_samples
+from tests.runs.harness import read_table, write_samples
 from tests.runs.here import RunHere
 from tests.runs.icat_jobs import embedder
-from tests.runs.killing import assert_same_tables
+from tests.runs.killing import assert_same_tables, kill_at
 from tests.runs.worlds import scores_of
 
 METRICS = ("nli", "qa", "rag", "nuggets", "icat", "importance")
@@ -54,25 +53,18 @@ def test_one_run_of_six_metrics_asks_less_than_six_runs(run_here: RunHere, tmp_p
 @pytest.mark.slow
 def test_metrics_side_by_side_go_on_where_they_were_killed(run_here: RunHere, tmp_path: Path) -> None:
     """Each is killed in its judgements, while Spark is at work on the others."""
-    in_flight, latency = 8, 0.1
     samples = [sample for world in qa_worlds(8, "noisy") for sample in world.samples(2)]
-    path, words = write_samples(tmp_path / "samples.jsonl", samples), ("--metric", "e2e,nli,qa")
-    settings = {"llm.max_concurrency": in_flight}
+    path, metrics = write_samples(tmp_path / "samples.jsonl", samples), "e2e,nli,qa"
     with ModelServer(answer="world_noisy") as server:
-        ended = run_here(server, path, tmp_path / "whole", *words, settings=settings)
+        ended = run_here(server, path, tmp_path / "whole", "--metric", metrics)
         assert ended.code == 0, ended.err
         distinct, whole = server.count(), Counter(arrival.stage for arrival in server.arrivals())
     at_risk, output = 0, tmp_path / "killed"
-    with ModelServer(answer="world_noisy", latency=latency) as server:
+    with ModelServer(answer="world_noisy", latency=0.1) as server:
         for stage in ("evaluate_coverage", "classify_relation", "compare_answers"):
-            run = Run(server, path, output, *words, settings=settings)
-            run.wait_for(server, server.count(stage) + max(1, min(40, whole[stage] // 4)), stage)
-            killed_at = time()
-            run.kill()
-            sleep(2 * latency)
-            # What came since the last flush, a second
-            at_risk += in_flight + sum(moment >= killed_at - 1.0 for moment in times(server.arrivals()))
-        ended = run_here(server, path, output, *words, settings=settings)
+            arrivals = server.count(stage) + max(1, min(40, whole[stage] // 4))
+            at_risk += kill_at(server, path, output, metrics, stage, arrivals)
+        ended = run_here(server, path, output, "--metric", metrics)
         assert ended.code == 0, ended.err
         assert distinct <= server.count() <= distinct + at_risk
     assert_same_tables(output, tmp_path / "whole", ("statements", "relations", "atoms", "scores", "measures"))

@@ -103,6 +103,15 @@ def test_an_answer_that_is_cut_is_asked_for_again(object_store: ObjectStore) -> 
         assert file.read() == b"content" * 1000
 
 
+def test_a_listing_that_breaks_off_at_the_first_look_is_asked_for_again(object_store: ObjectStore) -> None:
+    faults = iter([Fault(cut=True)] * 3)
+    object_store.fault = lambda method, key: next(faults, None) if not key else None
+    place = Place(f"s3://{BUCKET}/one")
+    place.write_bytes(b"content")
+    assert place.read_bytes() == b"content"
+    assert next(faults, None) is None
+
+
 def test_keys_that_may_not_list_the_bucket_read_and_write_what_they_may(object_store: ObjectStore) -> None:
     object_store.fault = lambda method, key: Fault(denied=True) if not key else None
     place = Place(f"s3://{BUCKET}/one")
