@@ -22,6 +22,7 @@ from untold.jobs.asking.checks import CALL_SECONDS, FAIL, OK, WARN, Finding, che
 from untold.jobs.asking.endpoint import clear_text_warning
 from untold.jobs.asking.engine_checks import RAY_JOBS, check_ray, check_spark
 from untold.jobs.asking.prompts import checked_template
+from untold.jobs.run.cache import cache_dir
 from untold.jobs.run.session import JavaError, check_java
 from untold.jobs.run.terminal import page_of, print_lines
 from untold.jobs.settings.loading import NoEndpointError, Resolved
@@ -160,7 +161,7 @@ def _check_model(resolved: Resolved) -> Iterator[Finding]:
     file = _assembled_file(settings)
     if file is None:
         gigabytes = f"{MODEL_BYTES / 1e9:.1f} GB"
-        where = local_model.cache_dir()
+        where = cache_dir()
         yield Finding(OK, "endpoint", f"embedded model; its file ({gigabytes}) is made in {where} at the first run")
         return
     try:
@@ -176,7 +177,7 @@ def _assembled_file(settings: Settings) -> Path | None:
     """The file of the embedded model where there is one; a setting's file is taken as there."""
     if settings.llm.local_model is not None:
         return Path(settings.llm.local_model)
-    path = local_model.cache_dir() / "models" / f"{local_model.MODEL_NAME}.gguf"
+    path = cache_dir() / "models" / f"{local_model.MODEL_NAME}.gguf"
     return path if path.is_file() else None
 
 

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 
 from filelock import FileLock
 
+from untold.jobs.run.cache import cache_dir
 from untold.udfs.errors import UserError
 from untold.udfs.python_path import python_environment, usable_cores
 
@@ -70,11 +71,6 @@ class ModelFile:
 def installed() -> bool:
     """Whether the packages of the extra `local` are there. Looks for them without importing any."""
     return not _missing_packages([SERVER_PACKAGE, *PART_PACKAGES])
-
-
-def cache_dir() -> Path:
-    """The user's cache folder for this project: `$XDG_CACHE_HOME/untold`, or `~/.cache/untold`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "untold"
 
 
 def model_file(local_model: str | None) -> ModelFile:

@@ -25,6 +25,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from untold.jobs.run.cache import JVM_OPTIONS, with_archive
 from untold.jobs.run.connectors import connector_options
 from untold.jobs.run.refusals import check_writable, work_folders
 from untold.jobs.settings.model import Settings
@@ -44,7 +45,7 @@ MOST_SMALL_TASKS = 4
 # (8 % of a month). Below its first 256 MB of classes it would look through the heap whenever these have doubled.
 SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m -XX:MetaspaceSize=256m"
 SMALL = {
-    "spark.driver.extraJavaOptions": SMALL_JVM,
+    JVM_OPTIONS: SMALL_JVM,
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
@@ -74,17 +75,20 @@ class PackagesError(UserError):
 class _Jvm(Thread):
     """Spark's JVM while it starts. What it prints is kept off the terminal; with `--debug` it is shown."""
 
-    def __init__(self, options: dict[str, str]) -> None:
+    def __init__(self, options: dict[str, str], *, archives: bool, small: bool) -> None:
         super().__init__(name="untold-jvm", daemon=True)
         self.options = options
-        # Python workers import from where their JVM was started, and what lies there is somebody else's
-        self._folder = TemporaryDirectory(prefix="untold-jvm-", ignore_cleanup_errors=True)
+        self._archives, self._small = archives, small
+        self._folder: Any = None
         self._gateway: Any = None
         self._error: BaseException | None = None
 
     def run(self) -> None:
         """Starts the JVM. What goes wrong is raised by `gateway`, in the thread of whoever needs it."""
-        conf = SparkConf(loadDefaults=False).setAll(list(self.options.items()))
+        # Python workers import from where their JVM was started, and what lies there is somebody else's
+        self._folder = TemporaryDirectory(prefix="untold-jvm-", ignore_cleanup_errors=True)
+        options = with_archive(self.options, makes=self._small) if self._archives else self.options
+        conf = SparkConf(loadDefaults=False).setAll(list(options.items()))
         try:
             quiet = {} if SHOW_JVM.is_set() else {"stderr": subprocess.DEVNULL}
             self._gateway = launch_gateway(conf, {"cwd": self._folder.name, **quiet})  # type: ignore[no-untyped-call]
@@ -121,7 +125,7 @@ def begin_session(settings: Settings, *, small: bool = False) -> None:
         if _begun is None and SparkContext._gateway is None:
             _check_work_folders(settings)
             set_environment(settings)
-            _begun = _Jvm(session_options(settings, small))
+            _begun = _jvm(settings, small)
             _begun.start()
 
 
@@ -131,12 +135,12 @@ def open_session(settings: Settings, name: str = "untold", *, small: bool = Fals
     Workers run this interpreter, and never import from the directory that the command was started in. `small`: there
     is so little to read that the start is what takes time (`SMALL`); the same plans run, only less prepared.
     """
-    options = session_options(settings, small)
+    jvm = _jvm(settings, small)
     if SparkContext._gateway is None:
         begin_session(settings, small=small)
-        SparkContext._ensure_initialized(gateway=_take(options).gateway())
+        SparkContext._ensure_initialized(gateway=_take(jvm).gateway())
     builder = SparkSession.builder.appName(name)
-    for key, value in options.items():
+    for key, value in jvm.options.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     # Spark's warnings would bury the lines that a user should read
@@ -166,17 +170,22 @@ def active_session() -> SparkSession:
     return SparkSession.getActiveSession() or open_session(Settings())
 
 
-def _take(options: dict[str, str]) -> _Jvm:
-    """The JVM that was begun, or a new one where that was begun for other options."""
+def _jvm(settings: Settings, small: bool) -> _Jvm:
+    """A JVM by the settings, which has not started."""
+    return _Jvm(session_options(settings, small), archives=settings.spark.class_archive, small=small)
+
+
+def _take(wanted: _Jvm) -> _Jvm:
+    """The JVM that was begun, or the wanted one where that was begun for other options."""
     global _begun, _running
     with _BEGINNING:
         begun, _begun = _begun, None
-        if begun is not None and begun.options == options:
+        if begun is not None and begun.options == wanted.options:
             _running = begun
             return begun
         if begun is not None:
             begun.abandon()
-        _running = _Jvm(options)
+        _running = wanted
         _running.start()
         return _running
 

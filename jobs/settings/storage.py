@@ -57,6 +57,10 @@ class SparkSettings(Section):
     conf: dict[str, str] = Field(
         default_factory=dict, description="Spark configuration over conf/spark-defaults.conf, by Spark's own names"
     )
+    class_archive: bool = Field(
+        default=True,
+        description="Whether small jobs leave Spark's classes in the user's cache (190 MB), for all later starts",
+    )
 
 
 class RaySettings(Section):

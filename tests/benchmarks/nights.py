@@ -117,7 +117,7 @@ class _Nights:
         if not self._runs:
             self._run_next()
         # What the first one wrote stands for the manifests of all nights before
-        first, *_ = (self._directory / "out").glob("*/manifest.json")
+        first = self._directory / "out" / f"{FIRST - timedelta(1)}" / "manifest.json"
         for number in range(nights):
             folder = self._directory / "out" / f"{FIRST + timedelta(number)}"
             folder.mkdir(exist_ok=True)

@@ -27,6 +27,7 @@ from untold.jobs.asking.local_model import (
     model_file,
     sha256_of,
 )
+from untold.jobs.run.cache import cache_dir
 
 OWNER = """
 import sys, time
@@ -43,7 +44,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     """A cache of the test's own, except where the real model is needed."""
     if "slow" not in request.keywords:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return local_model.cache_dir()
+    return cache_dir()
 
 
 @pytest.fixture

@@ -46,6 +46,8 @@ def test_a_ray_that_a_busy_machine_does_not_start_in_time_is_started_again(monke
 
     def init(address: str, **_: object) -> None:
         started.append(address)
+        given = local_ray.parameter.RayParams()
+        assert (given.no_monitor, given.include_log_monitor) == (True, False)
         if failing:
             raise failing.pop()
 
@@ -53,6 +55,7 @@ def test_a_ray_that_a_busy_machine_does_not_start_in_time_is_started_again(monke
     monkeypatch.setattr(local_ray, "_keep_to_loopback", lambda: None)
     local_ray.start_ray(None)
     assert started == ["local"] * local_ray.STARTS
+    assert not local_ray.parameter.RayParams().no_monitor
     failing.extend([Exception("The current node timed out during startup")] * local_ray.STARTS)
     with pytest.raises(Exception, match="timed out"):
         local_ray.start_ray(None)
