@@ -60,12 +60,12 @@ if TYPE_CHECKING:
 DEMO_OUTPUTS = {"e2e": "untold-demo", "icat": "untold-demo-icat"}
 
 
-def _begin_spark(request: ScoreRequest, display: Display) -> None:
+def _begin_spark(request: ScoreRequest, display: Display, *, archives: bool = False) -> None:
     """Starts Spark's JVM, as large as the input and the store ask for, while the rest of the command is imported."""
     from untold.jobs.run.session import begin_session
 
     display.status("starting Java")
-    begin_session(request.settings, small=request.small)
+    begin_session(request.settings, small=request.small, archives=archives)
 
 
 def _begin_ray(request: ScoreRequest) -> None:
@@ -91,7 +91,8 @@ def _score(options: Options) -> int:
     notify, facts = request.settings.notify, {"command": "score", "output": request.output}
     with reporting(notify, options.metrics_file, Display().note, **facts) as report, Display() as display:
         request.check()
-        _begin_spark(request, display)
+        # What a run loads of Spark is what other commands load, and more
+        _begin_spark(request, display, archives=True)
         _begin_ray(request)
         return _run_score(request, display, least, report)
 
@@ -104,6 +105,7 @@ def _run_score(
 ) -> int:
     """Runs the main job and tells how it ended, and which means are below their bars."""
     from untold.jobs.run.reports import facts_of
+    from untold.jobs.run.session import end_archive
     from untold.jobs.score import score, show_summary
     from untold.jobs.summary.metrics_text import metrics_text
 
@@ -113,6 +115,7 @@ def _run_score(
         report.metrics = metrics_text(outcome.manifest, outcome.exit_code)
         report.facts |= facts_of(outcome.manifest, outcome.exit_code)
     tell_outcome(lambda: show_summary(outcome, request), outcome.message)
+    end_archive(whole=outcome.exit_code == 0 and not outcome.unchanged)
     return outcome.exit_code
 
 

@@ -99,7 +99,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with UNTOLD.make_context("untold", list(given)) as context:
             # How to start it again, as errors tell; without what may be a key
             context.obj = shlex.join(["untold", *redact_words(given)])
-            return _guarded(context)
+            code = _guarded(context)
+            if session := sys.modules.get("untold.jobs.run.session"):
+                session.end_archive(whole=False)
+            return code
     except click.exceptions.Exit as ended:
         raise SystemExit(ended.exit_code) from None
     except click.UsageError as error:

@@ -1,6 +1,6 @@
 """The user's cache on this machine, and in it Spark's classes as a JVM has them, so that the next JVM starts sooner.
 
-As it ends, the JVM of a small job writes the classes that it loaded (application class-data sharing). Later ones map
+As it ends, the JVM of a small run writes the classes that it loaded (application class-data sharing). Later ones map
 that file, and need not find 20,000 classes in 400 jars, check and link them: half of what a small job takes of it.
 """
 
@@ -16,10 +16,13 @@ from pathlib import Path
 from time import time
 
 JVM_OPTIONS = "spark.driver.extraJavaOptions"
+READS, WRITES = "-XX:SharedArchiveFile=", "-XX:ArchiveClassesAtExit="
 # Where whoever was to write an archive was killed, another does
 CLAIM_SECONDS = 3600
 # Of another Spark or Java, which may be in use too
 UNUSED_SECONDS = 30 * 24 * 3600
+# Beside an archive: the claim of the run that writes it, what its JVM writes, and that the run was a whole one
+CLAIM, NEW, WHOLE = ".claim", ".new", ".whole"
 # What the JVM has to say of an archive goes to standard output, which is the command's
 _QUIET = "-XX:+IgnoreUnrecognizedVMOptions -Xlog:disable -Xlog:all=error:stderr"
 
@@ -29,23 +32,37 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "untold"
 
 
-def with_archive(options: dict[str, str], *, makes: bool) -> dict[str, str]:
-    """Options of Spark by which its JVM reads the archive of classes, or, where there is none and `makes`, writes it.
+def with_archive(options: dict[str, str], *, writes: bool) -> dict[str, str]:
+    """Options of Spark by which its JVM reads the archive of classes, or writes it where there is none and it `writes`.
 
-    One JVM at a time writes it, once it has ended. Options that name an archive of their own stay as they are, as do
-    all where the cache cannot be written.
+    One JVM at a time writes it, at its end; `keep_archive` or `drop_archive` says what becomes of it. Options that name
+    an archive of their own stay as they are, as do all where the cache cannot be written.
     """
     given = options.get(JVM_OPTIONS, "")
-    if "SharedArchive" in given or "ArchiveClasses" in given or "-Xshare" in given:
+    if any(word in given for word in ("SharedArchive", "ArchiveClasses", "-Xshare")):
         return options
     with suppress(OSError):
         archive = archive_path()
-        if _is_whole(archive):
+        _adopt(archive)
+        if archive.exists():
+            # Tells those in use from those that may go
             os.utime(archive)
-            return {**options, JVM_OPTIONS: f'{given} {_QUIET} "-XX:SharedArchiveFile={archive}"'.strip()}
-        if makes and _claims(archive):
-            return {**options, JVM_OPTIONS: f'{given} {_QUIET} "-XX:ArchiveClassesAtExit={archive}"'.strip()}
+            return {**options, JVM_OPTIONS: f'{given} {_QUIET} "{READS}{archive}"'.strip()}
+        if writes and _claims(archive):
+            return {**options, JVM_OPTIONS: f'{given} {_QUIET} "{WRITES}{archive.with_suffix(NEW)}"'.strip()}
     return options
+
+
+def keep_archive() -> None:
+    """What the JVM of this process writes at its end is of use: it has loaded what a run needs."""
+    with suppress(OSError):
+        archive_path().with_suffix(WHOLE).touch()
+
+
+def drop_archive() -> None:
+    """Leaves the archive to another JVM: the one that was to write it has ended."""
+    with suppress(OSError):
+        archive_path().with_suffix(CLAIM).unlink()
 
 
 def archive_path() -> Path:
@@ -70,21 +87,23 @@ def _read_by_jvm(java: Path) -> Iterator[Path]:
     yield from sorted(Path(home or ".", "jars").iterdir())
 
 
-def _is_whole(archive: Path) -> bool:
-    """Whether an archive was written to its end: the JVM writes the beginning last of all."""
-    with suppress(FileNotFoundError), archive.open("rb") as file:
-        return any(file.read(4))
-    return False
+def _adopt(archive: Path) -> None:
+    """Takes what the JVM of a whole run has written to its end: the beginning comes last of all."""
+    new, whole = archive.with_suffix(NEW), archive.with_suffix(WHOLE)
+    with suppress(FileNotFoundError):
+        if whole.exists() and any(new.open("rb").read(4)):
+            new.replace(archive)
+            whole.unlink()
 
 
 def _claims(archive: Path) -> bool:
-    """Whether the archive is to be written by the JVM that is about to start. Removes archives that nobody uses."""
+    """Whether the JVM that is about to start is the one that writes the archive. Removes what nobody uses."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     for old in archive.parent.iterdir():
-        most = CLAIM_SECONDS if old.suffix == ".claim" else UNUSED_SECONDS
+        most = UNUSED_SECONDS if old.suffix == archive.suffix else CLAIM_SECONDS
         if time() - old.stat().st_mtime > most:
             old.unlink(missing_ok=True)
     with suppress(FileExistsError):
-        archive.with_suffix(".claim").touch(exist_ok=False)
+        archive.with_suffix(CLAIM).touch(exist_ok=False)
         return True
     return False

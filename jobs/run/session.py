@@ -18,6 +18,7 @@ from threading import Event, Lock, Thread
 from typing import Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import DataFrame, SparkSession
@@ -25,7 +26,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from untold.jobs.run.cache import JVM_OPTIONS, with_archive
+from untold.jobs.run.cache import JVM_OPTIONS, WRITES, drop_archive, keep_archive, with_archive
 from untold.jobs.run.connectors import connector_options
 from untold.jobs.run.refusals import check_writable, work_folders
 from untold.jobs.settings.model import Settings
@@ -75,10 +76,12 @@ class PackagesError(UserError):
 class _Jvm(Thread):
     """Spark's JVM while it starts. What it prints is kept off the terminal; with `--debug` it is shown."""
 
-    def __init__(self, options: dict[str, str], *, archives: bool, small: bool) -> None:
+    def __init__(self, options: dict[str, str], *, archives: bool, writes: bool = False) -> None:
         super().__init__(name="untold-jvm", daemon=True)
         self.options = options
-        self._archives, self._small = archives, small
+        # Whether it writes the archive of classes at its end, which takes it some seconds
+        self.writes = writes
+        self._archives = archives
         self._folder: Any = None
         self._gateway: Any = None
         self._error: BaseException | None = None
@@ -87,10 +90,12 @@ class _Jvm(Thread):
         """Starts the JVM. What goes wrong is raised by `gateway`, in the thread of whoever needs it."""
         # Python workers import from where their JVM was started, and what lies there is somebody else's
         self._folder = TemporaryDirectory(prefix="untold-jvm-", ignore_cleanup_errors=True)
-        options = with_archive(self.options, makes=self._small) if self._archives else self.options
+        options = with_archive(self.options, writes=self.writes) if self._archives else self.options
+        self.writes = WRITES in options.get(JVM_OPTIONS, "")
         conf = SparkConf(loadDefaults=False).setAll(list(options.items()))
         try:
-            quiet = {} if SHOW_JVM.is_set() else {"stderr": subprocess.DEVNULL}
+            # Whoever reads this command's output to its end does not wait for the JVM's
+            quiet = {} if SHOW_JVM.is_set() else dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
             self._gateway = launch_gateway(conf, {"cwd": self._folder.name, **quiet})  # type: ignore[no-untyped-call]
         except Exception as error:
             self._error = error
@@ -114,18 +119,19 @@ class _Jvm(Thread):
             self._gateway.proc.kill()
 
 
-def begin_session(settings: Settings, *, small: bool = False) -> None:
+def begin_session(settings: Settings, *, small: bool = False, archives: bool = False) -> None:
     """Starts Spark's JVM beside what comes next; `open_session` with the same arguments waits for it and goes on.
 
     Does nothing where a JVM was begun or runs. It takes some seconds, as importing a command does: side by side they
-    take as long as one (docs/architecture.md, "A start").
+    take as long as one (docs/architecture.md, "A start"). `archives`: where small, it may write the archive of classes
+    at its end; `end_archive` says before whether it is to.
     """
     global _begun
     with _BEGINNING:
         if _begun is None and SparkContext._gateway is None:
             _check_work_folders(settings)
             set_environment(settings)
-            _begun = _jvm(settings, small)
+            _begun = _jvm(settings, small, writes=archives and small)
             _begun.start()
 
 
@@ -146,6 +152,26 @@ def open_session(settings: Settings, name: str = "untold", *, small: bool = Fals
     # Spark's warnings would bury the lines that a user should read
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def end_archive(*, whole: bool) -> None:
+    """Has a JVM that is to write the archive of classes do so once this process has ended, after a `whole` run.
+
+    Else it ends here: whoever interrupts a command or sees it fail expects nothing of it to go on.
+    """
+    for jvm in (_begun, _running):
+        if jvm is None or not jvm.writes:
+            continue
+        jvm.writes = False
+        if whole:
+            keep_archive()
+            continue
+        # What it would remove at its own end; it may be gone
+        if SparkContext._active_spark_context is not None:
+            with suppress(Py4JError, OSError):
+                SparkContext._active_spark_context.stop()
+        jvm.abandon()
+        drop_archive()
 
 
 def is_connect(spark: SparkSession) -> bool:
@@ -170,9 +196,9 @@ def active_session() -> SparkSession:
     return SparkSession.getActiveSession() or open_session(Settings())
 
 
-def _jvm(settings: Settings, small: bool) -> _Jvm:
+def _jvm(settings: Settings, small: bool, *, writes: bool = False) -> _Jvm:
     """A JVM by the settings, which has not started."""
-    return _Jvm(session_options(settings, small), archives=settings.spark.class_archive, small=small)
+    return _Jvm(session_options(settings, small), archives=settings.spark.class_archive, writes=writes)
 
 
 def _take(wanted: _Jvm) -> _Jvm:

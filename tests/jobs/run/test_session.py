@@ -83,7 +83,7 @@ def test_packages_that_cannot_be_loaded_are_named_with_what_to_do(monkeypatch: p
         raise RuntimeError("Java gateway process exited before sending its port number")
 
     monkeypatch.setattr(session, "launch_gateway", fail)
-    jvm = session._Jvm({"spark.jars.packages": "com.example:connector:1"}, archives=False, small=False)
+    jvm = session._Jvm({"spark.jars.packages": "com.example:connector:1"}, archives=False)
     jvm.start()
     with pytest.raises(session.PackagesError, match=r"com\.example:connector:1.*Maven Central.*untold package --jars"):
         jvm.gateway()
