@@ -150,13 +150,27 @@ class ActorPool:
         workers = []
         check_gpus(self._job.settings.gpus * (len(self.workers) + count))
         for _ in range(count):
-            idle = self._idle and not self._job.settings.gpus
-            workers.append(Worker(self._assign(), self._idle.pop() if idle else self._new_actor(node)))
+            workers.append(Worker(self._assign(), self._take_idle() or self._new_actor(node)))
             self.workers.append(workers[-1])
         starting = [worker.handle.start.remote(worker.assignment) for worker in workers]
         for worker, probe in zip(workers, starting, strict=True):
             self._await_start(worker, probe)
         return workers
+
+    def _take_idle(self) -> Actor | None:
+        """An actor of an earlier stage; one that shares its node makes way for one on a node that joined meanwhile."""
+        if not self._idle or self._job.settings.gpus:
+            return None
+        actor = self._idle.pop()
+        taken = self._nodes_taken()
+        if actor.node not in taken or set(living_nodes()) <= {*taken}:
+            return actor
+        ray.kill(actor.handle, no_restart=True)
+        return None
+
+    def _nodes_taken(self) -> list[str]:
+        """The nodes of all living actors, one each."""
+        return [actor.node for actor in (*self._idle, *(worker.actor for worker in self.workers))]
 
     def _new_actor(self, wanted: str | None = None, failed: Collection[str] = ()) -> Actor:
         """An actor on the node, else where the fewest are. Nodes are looked up anew: some died, others were added."""
@@ -164,7 +178,7 @@ class ActorPool:
             return Actor(new_actor_with(gpus), "")  # wherever one is
         nodes = living_nodes()
         if wanted not in nodes:
-            wanted = next_node(nodes, [worker.actor.node for worker in self.workers], failed)
+            wanted = next_node(nodes, self._nodes_taken(), failed)
         return Actor(new_actor(wanted), wanted)
 
     def _assign(self) -> Assignment:

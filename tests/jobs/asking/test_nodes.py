@@ -21,7 +21,7 @@ from tests.jobs.asking.test_answering import Event, job_of
 from tests.runs.cluster import SHARED_RAY
 from untold.jobs.asking import local_ray
 from untold.jobs.asking.answering import Answering
-from untold.jobs.asking.pool import living_nodes, new_actor, next_node
+from untold.jobs.asking.pool import Actor, living_nodes, new_actor, next_node
 from untold.udfs.llm.segments import read_ids
 
 pytestmark = pytest.mark.slow
@@ -66,6 +66,34 @@ def node_of(actor: Any) -> str:
     return found
 
 
+def split_units(folder: Path, count: int) -> None:
+    """Makes so many units of the only one."""
+    (unit,) = folder.iterdir()
+    rows = pq.read_table(unit)
+    unit.unlink()
+    size = -(-rows.num_rows // count)
+    for number in range(count):
+        pq.write_table(rows.slice(size * number, size), folder / f"{number}.parquet")
+
+
+def test_a_node_that_joins_between_two_stages_gets_actors(nodes: Nodes, server: ModelServer, tmp_path: Path) -> None:
+    idle: list[Actor] = []
+    held = []
+    for stage in ("first", "second"):
+        (tmp_path / stage).mkdir()
+        job = replace(job_of(server, tmp_path / stage, 60), actors=6)
+        split_units(tmp_path / stage / "requests", 6)
+        assert Answering(job, lambda: None, lambda _: None, idle).run().reason is None
+        held.append({actor.handle: actor.node for actor in idle})
+        joined = nodes.add().node_id
+    first, second = held
+    assert sorted(Counter(first.values()).values()) == [2, 2, 2]
+    assert sorted(Counter(second.values()).values()) == [1, 1, 2, 2]
+    # Those that had room stay, with all that they have loaded
+    assert len(first.keys() & second.keys()) == 5
+    assert joined not in second.values()
+
+
 def test_a_node_that_dies_is_replaced_by_one_that_joined(nodes: Nodes, server: ModelServer, tmp_path: Path) -> None:
     taken: list[str] = []
     for _ in range(6):
@@ -74,11 +102,7 @@ def test_a_node_that_dies_is_replaced_by_one_that_joined(nodes: Nodes, server: M
 
     server.configure(latency=0.2)
     job = replace(job_of(server, tmp_path, 600), actors=3)
-    (unit,) = (tmp_path / "requests").iterdir()
-    rows = pq.read_table(unit)
-    unit.unlink()
-    for number in range(6):
-        pq.write_table(rows.slice(100 * number, 100), tmp_path / "requests" / f"{number}.parquet")
+    split_units(tmp_path / "requests", 6)
     dead: list[str] = []
     joined: list[str] = []
 
