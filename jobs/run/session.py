@@ -117,6 +117,7 @@ class _Jvm(Thread):
         if self._gateway is not None:
             self._gateway.shutdown()
             self._gateway.proc.kill()
+            self._gateway.proc.wait()
 
 
 def begin_session(settings: Settings, *, small: bool = False, archives: bool = False) -> None:
