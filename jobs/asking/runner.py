@@ -142,7 +142,9 @@ class StageRunner:
             # Nobody waits for the first answer
             self.engines.display.note(self._findings.learn(self.stages[name], Finding(UNTRIED)))
         stage = self._findings.applied(self.stages[name])
-        identified = self.workspace.keep(requests.identify(stage), f"{name}-requests")
+        # Pairs are many: a list of all of them is none that comes along
+        column = "request_id" if isinstance(requests, Rows) else None
+        identified = self.workspace.keep(requests.identify(stage), f"{name}-requests", column=column)
         store = self._store_of(stage)
         # Before they are looked up: what a run counts on is not removed meanwhile
         ids = self.workspace.values(identified, "request_id")

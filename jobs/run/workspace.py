@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,6 +18,8 @@ from untold.udfs.storage import Place
 
 # Rows of a column that this process has in memory at once
 PIECE_ROWS = 8192
+# So few values of a column come with the number of rows, and need no execution of their own
+FEW = 1000
 
 
 class LostRowsError(UserError):
@@ -48,6 +50,15 @@ class Counted:
         return self._seen.get[name]
 
 
+class _Kept(NamedTuple):
+    """A step: its frame, how many rows it has, its folder, and the values of columns where they are known."""
+
+    frame: DataFrame
+    rows: int
+    path: str
+    known: Mapping[str, list[Any]]
+
+
 @dataclass
 class Workspace:
     """A folder of steps as Parquet, each named for what it holds. Whoever makes it removes it.
@@ -61,38 +72,52 @@ class Workspace:
     folder: str
     in_memory: bool = False
     _numbers: count[int] = field(default_factory=count)
-    _kept: list[tuple[DataFrame, int, str]] = field(default_factory=list)
+    _kept: list[_Kept] = field(default_factory=list)
 
-    def keep(self, frame: DataFrame, name: str = "step", counted: Counted | None = None) -> DataFrame:
+    def keep(
+        self, frame: DataFrame, name: str = "step", counted: Counted | None = None, column: str | None = None
+    ) -> DataFrame:
         """The same rows, computed once and counted on the way, by `counted` too.
 
         One Spark execution. What is built on the result is planned from there, so that nothing below it runs again.
-        Raises LostRowsError where fewer rows can be read back than were written.
+        `column`: one whose `values` are read next. Raises LostRowsError where fewer rows can be read back than were
+        written.
         """
         path, watched = self.path(name), frame if counted is None else counted.on(frame)
+        known = {}
         if self.in_memory:
             seen = _counted_rows()
+            if column is not None:
+                seen = Counted({**seen.columns, column: F.when(seen.columns["rows"] <= FEW, F.collect_list(column))})
             kept = seen.on(watched).localCheckpoint()
             rows = int(seen["rows"])
+            if column is not None and rows <= FEW:
+                known[column] = seen[column]
         else:
             rows = write_parquet(watched, path)
             kept = self.spark.read.schema(frame.schema).parquet(path)
-        self._kept.append((kept, rows, path))
+        self._kept.append(_Kept(kept, rows, path, known))
         return kept
 
     def count(self, frame: DataFrame) -> int:
         """The number of rows; costs nothing for what `keep` gave."""
         # By identity: frames compare by nothing else
-        counted = [rows for kept, rows, _ in self._kept if kept is frame]
+        counted = [one.rows for one in self._kept if one.frame is frame]
         return counted[0] if counted else frame.count()
 
     def values(self, frame: DataFrame, column: str) -> Iterator[pa.Array]:
-        """A column of what `keep` gave, in pieces, read by this process: of files, no execution of Spark's."""
-        (path,) = [path for kept, _, path in self._kept if kept is frame]
+        """A column of what `keep` gave, in pieces, read by this process: of files, no execution of Spark's.
+
+        Nulls may be missing.
+        """
+        (kept,) = [one for one in self._kept if one.frame is frame]
+        if column in kept.known:
+            yield from [pa.array(kept.known[column])] if kept.known[column] else []
+            return
         if self.in_memory:
             yield from frame.select(column).toArrow().column(0).chunks
             return
-        for entry in Place(path).entries():
+        for entry in Place(kept.path).entries():
             if entry.name.endswith(".parquet"):
                 with entry.place.open() as file:
                     for batch in pq.ParquetFile(file).iter_batches(PIECE_ROWS, columns=[column]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from untold.jobs.run.output import Output
-from untold.jobs.run.workspace import Counted, LostRowsError, Workspace, check_rows, write_parquet
+from untold.jobs.run.workspace import FEW, Counted, LostRowsError, Workspace, check_rows, write_parquet
 
 
 @pytest.fixture
@@ -60,6 +61,17 @@ def test_a_step_is_computed_once_and_counted_on_the_way(spark: SparkSession, tmp
     assert any(tmp_path.rglob("*.parquet")) is not in_memory
     steps.remove()
     assert not any(tmp_path.rglob("*.parquet"))
+
+
+@pytest.mark.parametrize("rows", [0, 3, FEW, FEW + 1])
+def test_values_that_are_asked_for_beforehand_are_the_same(spark: SparkSession, tmp_path: Path, rows: int) -> None:
+    frame = spark.range(0, rows, 1, 3).select(F.when(F.col("id") != 1, F.col("id").cast("string")).alias("key"))
+    found = []
+    for in_memory, column in product((False, True), (None, "key")):
+        steps = Workspace(spark, str(tmp_path / f"{in_memory}-{column}"), in_memory)
+        parts = list(steps.values(steps.keep(frame, column=column), "key"))
+        found.append(sorted(value for part in parts for value in part.drop_null().to_pylist()))
+    assert all(each == sorted(str(number) for number in range(rows) if number != 1) for each in found)
 
 
 def test_a_table_that_is_written_to_another_disk_is_an_error(spark: SparkSession, other_disk: Path) -> None:
