@@ -99,10 +99,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with UNTOLD.make_context("untold", list(given)) as context:
             # How to start it again, as errors tell; without what may be a key
             context.obj = shlex.join(["untold", *redact_words(given)])
-            code = _guarded(context)
-            if session := sys.modules.get("untold.jobs.run.session"):
-                session.end_archive(whole=False)
-            return code
+            try:
+                return _guarded(context)
+            finally:
+                if session := sys.modules.get("untold.jobs.run.session"):
+                    session.end_archive(whole=False)
     except click.exceptions.Exit as ended:
         raise SystemExit(ended.exit_code) from None
     except click.UsageError as error:

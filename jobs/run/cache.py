@@ -91,9 +91,12 @@ def _adopt(archive: Path) -> None:
     """Takes what the JVM of a whole run has written to its end: the beginning comes last of all."""
     new, whole = archive.with_suffix(NEW), archive.with_suffix(WHOLE)
     with suppress(FileNotFoundError):
-        if whole.exists() and any(new.open("rb").read(4)):
+        with new.open("rb") as file:
+            written = any(file.read(4))
+        if written and whole.exists():
             new.replace(archive)
-            whole.unlink()
+            for left in (whole, archive.with_suffix(CLAIM)):
+                left.unlink()
 
 
 def _claims(archive: Path) -> bool:
