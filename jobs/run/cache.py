@@ -32,6 +32,13 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "untold"
 
 
+def find_java() -> Path | None:
+    """The Java that Spark starts: that of JAVA_HOME where it is set, else of PATH; None where there is none."""
+    home = os.environ.get("JAVA_HOME")
+    found = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    return Path(found) if found and Path(found).exists() else None
+
+
 def with_archive(options: dict[str, str], *, writes: bool) -> dict[str, str]:
     """Options of Spark by which its JVM reads the archive of classes, or writes it where there is none and it `writes`.
 
@@ -67,12 +74,11 @@ def drop_archive() -> None:
 
 def archive_path() -> Path:
     """Where the archive of this Java and this Spark lies, or will lie. Raises OSError where one of both is missing."""
-    home = os.environ.get("JAVA_HOME")
-    java = shutil.which("java", path=str(Path(home) / "bin") if home else None)
+    java = find_java()
     if java is None:
         raise FileNotFoundError("java")
     digest = hashlib.sha256()
-    for file in _read_by_jvm(Path(java).resolve()):
+    for file in _read_by_jvm(java.resolve()):
         status = file.stat()
         digest.update(f"{file} {status.st_size} {status.st_mtime_ns}\n".encode())
     return cache_dir() / "classes" / f"{digest.hexdigest()[:16]}.jsa"

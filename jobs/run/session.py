@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from importlib.resources import files
 from ipaddress import ip_address
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Lock, Thread
 from typing import Any
@@ -26,7 +24,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from untold.jobs.run.cache import JVM_OPTIONS, WRITES, drop_archive, keep_archive, with_archive
+from untold.jobs.run.cache import JVM_OPTIONS, WRITES, drop_archive, find_java, keep_archive, with_archive
 from untold.jobs.run.connectors import connector_options
 from untold.jobs.run.refusals import check_writable, work_folders
 from untold.jobs.settings.model import Settings
@@ -270,10 +268,9 @@ def _extra_jars(settings: Settings) -> dict[str, str]:
 
 def check_java() -> str:
     """The version of the Java that Spark will use. Raises JavaError where it is missing or older than 17."""
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    where = "JAVA_HOME" if home else "PATH"
-    if java is None or not Path(java).exists():
+    java = find_java()
+    where = "JAVA_HOME" if os.environ.get("JAVA_HOME") else "PATH"
+    if java is None:
         raise JavaError(
             f"no Java found by {where}; Spark needs Java {OLDEST_JAVA} or newer: install one, set JAVA_HOME"
         )

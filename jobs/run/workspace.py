@@ -86,13 +86,12 @@ class Workspace:
         path, watched = self.path(name), frame if counted is None else counted.on(frame)
         known = {}
         if self.in_memory:
-            seen = _counted_rows()
-            if column is not None:
-                seen = Counted({**seen.columns, column: F.when(seen.columns["rows"] <= FEW, F.collect_list(column))})
+            counts = _counted_rows().columns
+            listed = {} if column is None else {column: F.when(counts["rows"] <= FEW, F.collect_list(column))}
+            seen = Counted({**counts, **listed})
             kept = seen.on(watched).localCheckpoint()
             rows = int(seen["rows"])
-            if column is not None and rows <= FEW:
-                known[column] = seen[column]
+            known = {name: seen[name] for name in listed if rows <= FEW}
         else:
             rows = write_parquet(watched, path)
             kept = self.spark.read.schema(frame.schema).parquet(path)

@@ -56,7 +56,7 @@ def measure(options: Options) -> list[Figure]:
                 if night in options.nights:
                     ran = [nightly.run(night) for _ in range(pairs)]
                     found[night] = {
-                        "look-up": tuple(nightly.look_up(session) for _ in range(pairs + 1))[1:],
+                        "look-up": tuple(nightly.look_up(session, pairs + 1))[1:],
                         "files": (len(list_folder(str(nightly.folder)).live()),),
                         "last compaction": (written,),
                         "start to first call": tuple(one.seconds_before for one, _ in ran),
@@ -84,7 +84,6 @@ class _Nights:
     def __init__(self, folder: Path, server: ModelServer, count: int) -> None:
         self._directory, self._server, self._count, self._runs = folder, server, count, 0
         self._new = round(count * NEW)
-        self._stored = count
         stage = bound_stage(server.base_url)
         samples = read_variables(write_samples(folder / "first.jsonl", count), stage)
         text = coverage_text([("A covered statement.", (1,))], [("An uncovered one.", (1,))])
@@ -99,27 +98,26 @@ class _Nights:
                 last = (night * SEGMENTS + number + 1) * self._new // SEGMENTS
                 rows = make_completions(range(first, last))
                 write_file(f"{self.folder}/run{night:04d}-a-{number:06d}.parquet", rows)
-                self._stored += last - first
             began = perf_counter()
             # The clock alone is made up: what was replaced a week ago goes, as it would
             compact_folder(str(self.folder), clock=lambda night=night: (night + 1) * DAY)  # type: ignore[misc]
             yield perf_counter() - began
 
-    def look_up(self, spark: SparkSession) -> float:
+    def look_up(self, spark: SparkSession, times: int) -> Iterator[float]:
         """Seconds that a look at the keys of a night takes, as a run looks. Raises RuntimeError where it misses any."""
-        path = f"{self._directory}/keys-{self._stored}"
-        if not Path(path).exists():
-            keys = open_reading(spark, str(self.folder)).completions.select("request_id")
-            # Of all nights alike: files are sorted by the beginnings of keys
-            keys.orderBy(F.reverse("request_id")).limit(self._count).write.parquet(path)
-        began = perf_counter()
-        keys = spark.read.parquet(path)
-        known = open_reading(spark, str(self.folder)).completions.join(keys, on="request_id", how="left_semi")
-        found = keys.join(states_of_requests(known), on="request_id", how="left")
-        seen = found.where(F.col("state").isNotNull()).count()
-        if seen != self._count:
-            raise RuntimeError(f"{seen:,} of {self._count:,} completions were found")
-        return perf_counter() - began
+        folder, path = str(self.folder), str(self._directory / "keys")
+        keys = open_reading(spark, folder).completions.select("request_id")
+        # Of all nights alike: files are sorted by the beginnings of keys
+        keys.orderBy(F.reverse("request_id")).limit(self._count).write.mode("overwrite").parquet(path)
+        for _ in range(times):
+            began = perf_counter()
+            keys = spark.read.parquet(path)
+            known = open_reading(spark, folder).completions.join(keys, on="request_id", how="left_semi")
+            found = keys.join(states_of_requests(known), on="request_id", how="left")
+            seen = found.where(F.col("state").isNotNull()).count()
+            if seen != self._count:
+                raise RuntimeError(f"{seen:,} of {self._count:,} completions were found")
+            yield perf_counter() - began
 
     def run(self, nights: int) -> tuple[Ran, Ran]:
         """A night after so many, of which 5 % are new, and the same date again; its completions are in the store."""
@@ -144,7 +142,6 @@ class _Nights:
             file.write(write_samples(self._directory / "old.jsonl", old).read_text())
             new = write_samples(self._directory / "new.jsonl", self._new, first=self._count + self._runs * self._new)
             file.write(new.read_text())
-        self._stored += self._new
         settings = (f"store={self._directory / 'store'}", "nightly.budget_month=1000000", *PRICES)
         given = (self._server, self._directory, day, *settings)
         return run_night(*given, calls=self._new), run_night(*given, calls=0)
