@@ -6,6 +6,7 @@ that file, and need not find 20,000 classes in 400 jars, check and link them: ha
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -14,15 +15,15 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from time import time
+from typing import BinaryIO
 
 JVM_OPTIONS = "spark.driver.extraJavaOptions"
 READS, WRITES = "-XX:SharedArchiveFile=", "-XX:ArchiveClassesAtExit="
-# Where whoever was to write an archive was killed, another does
-CLAIM_SECONDS = 3600
 # Of another Spark or Java, which may be in use too
 UNUSED_SECONDS = 30 * 24 * 3600
-# Beside an archive: the claim of the run that writes it, what its JVM writes, and that the run was a whole one
-CLAIM, NEW, WHOLE = ".claim", ".new", ".whole"
+# Beside an archive: the lock of the run that writes it, which says once that this was a whole one; what its JVM writes
+LOCK, NEW = ".lock", ".new"
+WHOLE = b"whole"
 # What the JVM has to say of an archive goes to standard output, which is the command's
 _QUIET = "-XX:+IgnoreUnrecognizedVMOptions -Xlog:disable -Xlog:all=error:stderr"
 
@@ -39,37 +40,35 @@ def find_java() -> Path | None:
     return Path(found) if found and Path(found).exists() else None
 
 
-def with_archive(options: dict[str, str], *, writes: bool) -> dict[str, str]:
+def with_archive(options: dict[str, str], *, writes: bool) -> tuple[dict[str, str], BinaryIO | None]:
     """Options of Spark by which its JVM reads the archive of classes, or writes it where there is none and it `writes`.
 
-    One JVM at a time writes it, at its end; `keep_archive` or `drop_archive` says what becomes of it. Options that name
-    an archive of their own stay as they are, as do all where the cache cannot be written.
+    One JVM at a time writes it, at its end: it inherits the lock that comes with its options, which ends with it, and
+    `keep_archive` says before that its archive is to be kept. Options that name an archive of their own stay as they
+    are, as do all where the cache cannot be written.
     """
     given = options.get(JVM_OPTIONS, "")
     if any(word in given for word in ("SharedArchive", "ArchiveClasses", "-Xshare")):
-        return options
+        return options, None
     with suppress(OSError):
         archive = archive_path()
-        _adopt(archive)
+        lock = None if archive.exists() else _lock(archive)
+        if lock is not None:
+            _adopt(archive, lock)
         if archive.exists():
             # Tells those in use from those that may go
             os.utime(archive)
-            return {**options, JVM_OPTIONS: f'{given} {_QUIET} "{READS}{archive}"'.strip()}
-        if writes and _claims(archive):
-            return {**options, JVM_OPTIONS: f'{given} {_QUIET} "{WRITES}{archive.with_suffix(NEW)}"'.strip()}
-    return options
+            return _with_option(options, f"{READS}{archive}"), None
+        if lock is not None and writes:
+            return _with_option(options, f"{WRITES}{archive.with_suffix(NEW)}"), lock
+    return options, None
 
 
-def keep_archive() -> None:
-    """What the JVM of this process writes at its end is of use: it has loaded what a run needs."""
+def keep_archive(lock: BinaryIO) -> None:
+    """What the JVM that has the lock writes at its end is of use: it has loaded what a run needs."""
     with suppress(OSError):
-        archive_path().with_suffix(WHOLE).touch()
-
-
-def drop_archive() -> None:
-    """Leaves the archive to another JVM: the one that was to write it has ended."""
-    with suppress(OSError):
-        archive_path().with_suffix(CLAIM).unlink()
+        lock.write(WHOLE)
+        lock.flush()
 
 
 def archive_path() -> Path:
@@ -93,26 +92,33 @@ def _read_by_jvm(java: Path) -> Iterator[Path]:
     yield from sorted(Path(home or ".", "jars").iterdir())
 
 
-def _adopt(archive: Path) -> None:
-    """Takes what the JVM of a whole run has written to its end: the beginning comes last of all."""
-    new, whole = archive.with_suffix(NEW), archive.with_suffix(WHOLE)
-    with suppress(FileNotFoundError):
-        with new.open("rb") as file:
-            written = any(file.read(4))
-        if written and whole.exists():
-            new.replace(archive)
-            for left in (whole, archive.with_suffix(CLAIM)):
-                left.unlink()
+def _with_option(options: dict[str, str], option: str) -> dict[str, str]:
+    return {**options, JVM_OPTIONS: f'{options.get(JVM_OPTIONS, "")} {_QUIET} "{option}"'.strip()}
 
 
-def _claims(archive: Path) -> bool:
-    """Whether the JVM that is about to start is the one that writes the archive. Removes what nobody uses."""
+def _lock(archive: Path) -> BinaryIO | None:
+    """The lock of the archive; None while a run has it, or its JVM. Removes what nobody uses."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     for old in archive.parent.iterdir():
-        most = UNUSED_SECONDS if old.suffix == archive.suffix else CLAIM_SECONDS
-        if time() - old.stat().st_mtime > most:
+        if time() - old.stat().st_mtime > UNUSED_SECONDS:
             old.unlink(missing_ok=True)
-    with suppress(FileExistsError):
-        archive.with_suffix(CLAIM).touch(exist_ok=False)
-        return True
-    return False
+    lock = archive.with_suffix(LOCK).open("a+b")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return None
+    return lock
+
+
+def _adopt(archive: Path, lock: BinaryIO) -> None:
+    """Takes what the JVM of a whole run has written to its end: the beginning comes last of all."""
+    lock.seek(0)
+    if lock.read() == WHOLE and not archive.exists():
+        new = archive.with_suffix(NEW)
+        with suppress(FileNotFoundError):
+            with new.open("rb") as file:
+                written = any(file.read(4))
+            if written:
+                new.replace(archive)
+    lock.truncate(0)

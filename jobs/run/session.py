@@ -13,7 +13,7 @@ from importlib.resources import files
 from ipaddress import ip_address
 from tempfile import TemporaryDirectory
 from threading import Event, Lock, Thread
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from untold.jobs.run.cache import JVM_OPTIONS, WRITES, drop_archive, find_java, keep_archive, with_archive
+from untold.jobs.run.cache import JVM_OPTIONS, find_java, keep_archive, with_archive
 from untold.jobs.run.connectors import connector_options
 from untold.jobs.run.refusals import check_writable, work_folders
 from untold.jobs.settings.model import Settings
@@ -77,9 +77,9 @@ class _Jvm(Thread):
     def __init__(self, options: dict[str, str], *, archives: bool, writes: bool = False) -> None:
         super().__init__(name="untold-jvm", daemon=True)
         self.options = options
-        # Whether it writes the archive of classes at its end, which takes it some seconds
-        self.writes = writes
-        self._archives = archives
+        # Where it writes the archive of classes at its end, which takes it some seconds
+        self.lock: BinaryIO | None = None
+        self._archives, self._writes = archives, writes
         self._folder: Any = None
         self._gateway: Any = None
         self._error: BaseException | None = None
@@ -88,13 +88,16 @@ class _Jvm(Thread):
         """Starts the JVM. What goes wrong is raised by `gateway`, in the thread of whoever needs it."""
         # Python workers import from where their JVM was started, and what lies there is somebody else's
         self._folder = TemporaryDirectory(prefix="untold-jvm-", ignore_cleanup_errors=True)
-        options = with_archive(self.options, writes=self.writes) if self._archives else self.options
-        self.writes = WRITES in options.get(JVM_OPTIONS, "")
+        options = self.options
+        if self._archives:
+            options, self.lock = with_archive(options, writes=self._writes)
         conf = SparkConf(loadDefaults=False).setAll(list(options.items()))
         try:
             # Whoever reads this command's output to its end does not wait for the JVM's
             quiet = {} if SHOW_JVM.is_set() else dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
-            self._gateway = launch_gateway(conf, {"cwd": self._folder.name, **quiet})  # type: ignore[no-untyped-call]
+            held = () if self.lock is None else (self.lock.fileno(),)
+            popen = {"cwd": self._folder.name, "pass_fds": held, **quiet}
+            self._gateway = launch_gateway(conf, popen)  # type: ignore[no-untyped-call]
         except Exception as error:
             self._error = error
 
@@ -159,18 +162,18 @@ def end_archive(*, whole: bool) -> None:
     Else it ends here: whoever interrupts a command or sees it fail expects nothing of it to go on.
     """
     for jvm in (_begun, _running):
-        if jvm is None or not jvm.writes:
+        if jvm is None or jvm.lock is None:
             continue
-        jvm.writes = False
-        if whole:
-            keep_archive()
-            continue
-        # What it would remove at its own end; it may be gone
-        if SparkContext._active_spark_context is not None:
-            with suppress(Py4JError, OSError):
-                SparkContext._active_spark_context.stop()
-        jvm.abandon()
-        drop_archive()
+        with jvm.lock:
+            if whole:
+                keep_archive(jvm.lock)
+            else:
+                # What it would remove at its own end; it may be gone
+                if SparkContext._active_spark_context is not None:
+                    with suppress(Py4JError, OSError):
+                        SparkContext._active_spark_context.stop()
+                jvm.abandon()
+        jvm.lock = None
 
 
 def is_connect(spark: SparkSession) -> bool:

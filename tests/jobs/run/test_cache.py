@@ -8,21 +8,19 @@ import subprocess
 import sys
 from pathlib import Path
 from time import monotonic, sleep, time
-from typing import Any
+from typing import Any, BinaryIO
 
 import psutil
 import pytest
 
 from untold.jobs.run.cache import (
-    CLAIM,
-    CLAIM_SECONDS,
     JVM_OPTIONS,
+    LOCK,
     NEW,
     READS,
     UNUSED_SECONDS,
     WRITES,
     archive_path,
-    drop_archive,
     keep_archive,
     with_archive,
 )
@@ -50,51 +48,65 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_one_run_at_a_time_writes_the_archive_and_all_read_it_once_that_was_whole(archive: Path) -> None:
     given, new = {JVM_OPTIONS: "-Xss8m", "spark.driver.memory": "1g"}, archive.with_suffix(NEW)
-    assert with_archive(given, writes=False) == given
+    assert with_archive(given, writes=False) == (given, None)
 
-    first = with_archive(given, writes=True)
+    first, lock = with_archive(given, writes=True)
     assert first[JVM_OPTIONS].startswith("-Xss8m ")
     assert f'"{WRITES}{new}"' in first[JVM_OPTIONS]
     assert first["spark.driver.memory"] == "1g"
-    assert with_archive(given, writes=True) == given
+    assert with_archive(given, writes=True) == (given, None)
 
-    # Of a run that was killed, whose JVM has written what it had loaded
+    # It was killed, and its JVM has written what it had loaded
     new.write_bytes(b"\xf0\x0b" + bytes(4096))
-    assert with_archive(given, writes=True) == given
-    # Of a whole run, whose JVM is still at it
-    keep_archive()
+    _end(lock)
+    second, lock = with_archive(given, writes=True)
+    assert second == first
+    # A whole run, whose JVM is still at it
+    assert lock is not None
+    keep_archive(lock)
+    assert with_archive(given, writes=True) == (given, None)
+    lock.close()
+
+
+def test_what_a_whole_run_has_written_to_its_end_is_read(archive: Path) -> None:
+    new = archive.with_suffix(NEW)
+    _, lock = with_archive({}, writes=True)
     new.write_bytes(bytes(4096))
-    assert with_archive(given, writes=True) == given
+    _end(lock, whole=True)
+    # Cut off: its beginning is missing
+    again, lock = with_archive({}, writes=True)
+    assert WRITES in again[JVM_OPTIONS]
 
     new.write_bytes(b"\xf0\x0b" + bytes(4096))
-    for writes in (True, False):
-        assert f'"{READS}{archive}"' in with_archive(given, writes=writes)[JVM_OPTIONS]
+    _end(lock, whole=True)
+    for writes in (False, True):
+        options, lock = with_archive({}, writes=writes)
+        assert f'"{READS}{archive}"' in options[JVM_OPTIONS]
+        assert lock is None
 
 
-def test_what_one_run_began_another_ends_and_what_nobody_uses_goes(archive: Path) -> None:
-    assert WRITES in with_archive({}, writes=True)[JVM_OPTIONS]
-    drop_archive()
-    assert WRITES in with_archive({}, writes=True)[JVM_OPTIONS]
-    claim, old, used = archive.with_suffix(CLAIM), archive.with_name("old.jsa"), archive.with_name("used.jsa")
-    for path, seconds in ((claim, CLAIM_SECONDS), (old, UNUSED_SECONDS), (used, UNUSED_SECONDS - 3600)):
+def test_what_nobody_uses_goes(archive: Path) -> None:
+    archive.parent.mkdir(parents=True)
+    old, used = archive.with_name("old.jsa"), archive.with_name("used.jsa")
+    for path, seconds in ((old, UNUSED_SECONDS + 60), (used, UNUSED_SECONDS - 3600)):
         path.touch()
-        os.utime(path, (time() - seconds - 60,) * 2)
+        os.utime(path, (time() - seconds,) * 2)
 
-    assert WRITES in with_archive({}, writes=True)[JVM_OPTIONS]
+    assert WRITES in with_archive({}, writes=True)[0][JVM_OPTIONS]
     assert not old.exists()
     assert used.exists()
 
 
 @pytest.mark.parametrize("own", ["-XX:SharedArchiveFile=mine.jsa", "-XX:ArchiveClassesAtExit=mine.jsa", "-Xshare:off"])
 def test_what_a_user_says_of_archives_stays(own: str) -> None:
-    assert with_archive({JVM_OPTIONS: own}, writes=True) == {JVM_OPTIONS: own}
+    assert with_archive({JVM_OPTIONS: own}, writes=True) == ({JVM_OPTIONS: own}, None)
 
 
 def test_without_a_cache_or_java_nothing_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "a cache").write_text("no folder")
-    assert with_archive({}, writes=True) == {}
+    assert with_archive({}, writes=True) == ({}, None)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert with_archive({}, writes=True) == {}
+    assert with_archive({}, writes=True) == ({}, None)
 
 
 def test_another_spark_or_java_has_an_archive_of_its_own(
@@ -115,7 +127,7 @@ def test_the_next_jvm_maps_what_that_of_a_whole_run_wrote_and_a_broken_one_ends_
     assert rows == 7
     assert f"{WRITES}{archive.with_suffix(NEW)}" in options
     assert not psutil.pid_exists(broken)
-    assert list(archive.parent.iterdir()) == []
+    assert list(archive.parent.iterdir()) == [archive.with_suffix(LOCK)]
 
     _, writing, _ = _run_job("whole")
     end = monotonic() + WRITE_SECONDS
@@ -126,6 +138,14 @@ def test_the_next_jvm_maps_what_that_of_a_whole_run_wrote_and_a_broken_one_ends_
     rows, _, options = _run_job("whole", JAVA_TOOL_OPTIONS="-Xshare:on")
     assert rows == 7
     assert f"{READS}{archive}" in options
+
+
+def _end(lock: BinaryIO | None, *, whole: bool = False) -> None:
+    """What the end of a run and of its JVM does to the lock."""
+    assert lock is not None
+    if whole:
+        keep_archive(lock)
+    lock.close()
 
 
 def _run_job(how: str, **variables: str) -> list[Any]:
