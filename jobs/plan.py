@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from untold.graph.distributed import Condensed
 from untold.jobs.asking import local_model
 from untold.jobs.asking.calling import calls_for, hours_at, runs_in_tasks
-from untold.jobs.asking.counting import Asking, Counted, Lookup, Outputs, Tallies, keep
+from untold.jobs.asking.counting import Asked, Asking, Counted, Lookup, Outputs, Tallies, keep
 from untold.jobs.asking.findings import Findings
 from untold.jobs.asking.likely import read_figures
 from untold.jobs.asking.prompts import bind_stage
@@ -302,9 +302,17 @@ class PlanningTools:
         return self.askings
 
     def contexts(self) -> DataFrame:
-        """As in a run, counted for each metric."""
-        settings = self.planned.assumed.settings
-        return summarise_contexts(self.planned.samples, self.ask, summarise=settings.summarise_contexts)
+        """As in a run, where metrics share them: each but the first has nothing to ask."""
+        samples, known = self.planned.samples, self.lookup.before.contexts
+        if samples not in known:
+            summarise, place = self.planned.assumed.settings.summarise_contexts, len(self.askings)
+            frame = summarise_contexts(samples, self.ask, summarise=summarise)
+            shared = [replace(asking, tally=Asked(asking.tally)) for asking in self.askings[place:]]
+            known[samples] = shared, frame
+            return frame
+        askings, frame = known[samples]
+        self.askings += askings
+        return frame
 
     def keep(self, frame: DataFrame, name: str = "") -> DataFrame:
         """The frame, computed once, as long as anything is still to be asked that may be made of it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 
@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from untold.jobs.asking import store
-from untold.jobs.asking.requests import Requests
+from untold.jobs.asking.requests import TOKENS, Requests
 from untold.jobs.asking.results import result_schema, without_requests
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.templates import compile_prompt
@@ -36,10 +36,12 @@ def keep(frame: DataFrame) -> DataFrame:
 
 @dataclass
 class Tallies:
-    """Sums of frames, computed together by one execution of Spark's as soon as one of them is looked at."""
+    """Sums of frames, those that are not known computed together by one execution of Spark's once one is looked at."""
 
     _waiting: list[DataFrame] = field(default_factory=list)
     _sums: list[dict[str, int]] = field(default_factory=list)
+    # How many of the sums are known, the first ones
+    _known: int = 0
 
     def add(self, *frames: DataFrame) -> Tally:
         """The sums over these frames of their columns that are named in `TALLIED`."""
@@ -53,9 +55,10 @@ class Tallies:
 
     def look(self, number: int) -> Mapping[str, int]:
         """The sums of that number."""
-        if self._waiting:
+        if number >= self._known:
             rows = reduce(DataFrame.unionByName, self._waiting).collect()
             self._waiting.clear()
+            self._known = len(self._sums)
             for row in rows:
                 for name in TALLIED:
                     self._sums[row["number"]][name] += row[name] or 0
@@ -85,7 +88,7 @@ class Asking:
     stage: Stage
     requests: Requests
     identified: DataFrame
-    tally: Tally
+    tally: Tally | Asked
     known: DataFrame | None = None
     missing: DataFrame | None = None
     by_formula: bool = False
@@ -149,11 +152,26 @@ class Asking:
         return keep(answered.unionByName(unknown))
 
 
+@dataclass(frozen=True)
+class Asked:
+    """The tally of an asking whose requests are all asked before."""
+
+    tally: Tally | Asked
+
+    def __getitem__(self, name: str) -> int:
+        """What there is and what is missing; nothing of what would be asked."""
+        return self.tally[name] if name in ("total", "missing") else 0
+
+
 @dataclass
 class Counted:
-    """By stage the requests that metrics before would ask: the store has their answers by the time of a later one."""
+    """By stage the requests that metrics before would ask: the store has their answers by the time of a later one.
+
+    `contexts`: by their samples, what they ask for contexts and get, which metrics share.
+    """
 
     askings: dict[str, list[Asking]] = field(default_factory=lambda: defaultdict(list))
+    contexts: dict[DataFrame, tuple[Sequence[Asking], DataFrame]] = field(default_factory=dict)
 
     def add(self, asking: Asking) -> None:
         """Adds what an asking would ask. Requests of a formula's are not known one by one."""
@@ -178,20 +196,20 @@ class Lookup:
 
     def find(self, stage: Stage, requests: Requests, *, measured: bool) -> Asking:
         """The requests, told apart and looked up; `measured`: their prompts too."""
-        identified = keep(requests.identify(stage))
-        ids = identified.where(F.col("request_id").isNotNull()).select("request_id").distinct()
+        identified = keep(requests.identify(stage, measured=measured))
+        rows = identified.where(F.col("request_id").isNotNull())
+        ids, sized = rows.select("request_id").distinct(), TOKENS in identified.columns
+        if sized:
+            # Rows of one request have the same texts
+            ids = rows.groupBy("request_id").agg(F.first(TOKENS).alias(TOKENS))
         known = self._known(stage, ids)
         flags = self._flags(stage, ids, known)
-        counts = flags.select(
-            F.lit(1).alias("total"),
-            F.col("missing").cast("int").alias("missing"),
-            F.col("asked").cast("int").alias("asked"),
-        )
-        frames = [counts]
-        if measured:
+        counts = [F.lit(1).alias("total"), *(F.col(name).cast("int").alias(name) for name in ("missing", "asked"))]
+        frames = [flags.select(*counts, *([F.when(F.col("asked"), F.col(TOKENS)).alias(TOKENS)] if sized else []))]
+        if measured and not sized:
             texts = requests.texts_of(stage, identified, flags.where("asked").select("request_id"))
             measure = partial(measure_prompts, stage=stage)
-            frames.append(texts.select(*stage.variables).mapInArrow(measure, "tokens long"))
+            frames.append(texts.select(*stage.variables).mapInArrow(measure, f"{TOKENS} long"))
         missing = None if known is None else flags.where("missing").select("request_id")
         return Asking(stage, requests, identified, self.tallies.add(*frames), known, missing)
 
@@ -214,21 +232,21 @@ class Lookup:
         return reading.completions.join(ids, on="request_id", how="left_semi") if reading.whole.uris else None
 
     def _flags(self, stage: Stage, ids: DataFrame, known: DataFrame | None) -> DataFrame:
-        """Columns request_id, missing, asked: whether a run of the metric alone would ask it, and whether this would.
+        """The columns of `ids`, missing, asked: whether a run of the metric alone would ask it, and whether this would.
 
         By the rule of `StageRunner`. Kept where it is a join.
         """
-        before = self.before.ids(stage)
+        before, columns = self.before.ids(stage), ids.columns
         missing = F.lit(True)
         if known is not None:
             ids = ids.join(store.states_of_requests(known), on="request_id", how="left")
             missing = store.is_needed(retry_failed=self.retry_failed)
-        flags = ids.select("request_id", missing.alias("missing"))
+        flags = ids.select(*columns, missing.alias("missing"))
         if before is None:
             flags = flags.withColumn("asked", F.col("missing"))
         else:
             marked = before.withColumn("earlier", F.lit(True))
             flags = flags.join(marked, on="request_id", how="left").select(
-                "request_id", "missing", (F.col("missing") & F.col("earlier").isNull()).alias("asked")
+                *columns, "missing", (F.col("missing") & F.col("earlier").isNull()).alias("asked")
             )
         return flags if known is None and before is None else keep(flags)

@@ -19,6 +19,7 @@ from untold.udfs.llm.keys import Stage
 from untold.udfs.stages.arrow import add_request_ids
 
 STRING = T.StringType()
+TOKENS = "tokens"
 _ROW = "request_row"
 
 
@@ -47,8 +48,11 @@ class Requests(Protocol):
     @property
     def all_asked(self) -> bool: ...
 
-    def identify(self, stage: Stage) -> DataFrame:
-        """The columns of `carry`, request_id (null: nothing to ask), and what `texts_of` needs."""
+    def identify(self, stage: Stage, *, measured: bool = False) -> DataFrame:
+        """The columns of `carry`, request_id (null: nothing to ask), and what `texts_of` needs.
+
+        `measured`: and tokens, the estimated tokens of their prompts, where the rows themselves hold the texts.
+        """
 
     def texts_of(self, stage: Stage, identified: DataFrame, wanted: DataFrame) -> DataFrame:
         """request_id and the stage's variables: one row for each request of `wanted` (column request_id)."""
@@ -68,12 +72,13 @@ class Rows:
     made_of: tuple[str, ...] = ()
     all_asked: bool = True
 
-    def identify(self, stage: Stage) -> DataFrame:
+    def identify(self, stage: Stage, *, measured: bool = False) -> DataFrame:
         """The rows with request_id and their texts, and a number by which the same row is found again."""
         others = [name for name in stage.variables if name not in self.carry]
         ordered = self.frame.select(*self.carry, *others)
-        schema = T.StructType([*fields_of(ordered, ordered.columns), T.StructField("request_id", STRING)])
-        keyed = ordered.mapInArrow(partial(add_request_ids, stage=stage), schema)
+        added = [T.StructField("request_id", STRING), *([T.StructField(TOKENS, T.LongType())] if measured else [])]
+        schema = T.StructType([*fields_of(ordered, ordered.columns), *added])
+        keyed = ordered.mapInArrow(partial(add_request_ids, stage=stage, measured=measured), schema)
         # Requests are told apart by the number of one of their rows, so that no text is shuffled to find them
         return keyed.withColumn(_ROW, F.monotonically_increasing_id())
 
@@ -119,8 +124,8 @@ class Pairs:
         """The same formula: it holds for any numbers of texts."""
         return self.bound
 
-    def identify(self, stage: Stage) -> DataFrame:
-        """The columns of `PAIRS`: numbers and request_id, no texts."""
+    def identify(self, stage: Stage, *, measured: bool = False) -> DataFrame:
+        """The columns of `PAIRS`: numbers and request_id, no texts to measure."""
         pairs = partial(generate_pairs, stage=stage, choose=self.choose, sieve=self.sieve)
         return self.owners.mapInArrow(pairs, spark_schema(PAIRS))
 
@@ -180,8 +185,8 @@ class Lists(Pairs):
         shown = F.lit(1) + F.least(F.lit(self.size), texts)
         return self.owners.select(reduce(add, lists).alias("requests"), (shown * longest).alias("bytes"))
 
-    def identify(self, stage: Stage) -> DataFrame:
-        """The columns of `LISTS`: numbers and request_id, no texts."""
+    def identify(self, stage: Stage, *, measured: bool = False) -> DataFrame:
+        """The columns of `LISTS`: numbers and request_id, no texts to measure."""
         lists = partial(generate_lists, stage=stage, choose=self.choose, size=self.size, sieve=self.sieve)
         return self.owners.mapInArrow(lists, spark_schema(LISTS))
 

@@ -28,12 +28,20 @@ LEAKED = "leaked_example"
 UNASKED = "unasked"  # the error type of a request that has no completion and no failure yet
 
 
-def add_request_ids(batches: Iterator[pa.RecordBatch], stage: Stage) -> Iterator[pa.RecordBatch]:
-    """Appends the column request_id, from the columns named after the stage's variables."""
+def add_request_ids(
+    batches: Iterator[pa.RecordBatch], stage: Stage, *, measured: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """Appends the column request_id, from the columns named after the stage's variables; `measured`: and tokens.
+
+    tokens: the estimated prompt tokens of the row's request, none of a web search.
+    """
+    measure = _measuring(stage) if measured else None
     for batch in batches:
         variables = batch.select(list(stage.variables)).to_pylist()
-        ids = pa.array([stage.request_id(row) for row in variables], pa.string())
-        yield pa.RecordBatch.from_arrays([*batch.columns, ids], [*batch.schema.names, "request_id"])
+        columns = {"request_id": pa.array([stage.request_id(row) for row in variables], pa.string())}
+        if measure is not None:
+            columns["tokens"] = pa.array(measure(variables), pa.int64())
+        yield pa.RecordBatch.from_arrays([*batch.columns, *columns.values()], [*batch.schema.names, *columns])
 
 
 def reading_of(stage: Stage, keys: tuple[str, ...]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -161,22 +169,24 @@ def _hash(text: str) -> int:
 
 def measure_prompts(batches: Iterator[pa.RecordBatch], stage: Stage) -> Iterator[pa.RecordBatch]:
     """Column tokens: the estimated prompt tokens of each row's request, none of a web search."""
+    measure = _measuring(stage)
+    for batch in batches:
+        tokens = measure(batch.select(list(stage.variables)).to_pylist())
+        yield pa.RecordBatch.from_arrays([pa.array(tokens, pa.int64())], ["tokens"])
+
+
+def _measuring(stage: Stage) -> Callable[[Sequence[Mapping[str, Any]]], Sequence[int]]:
+    """From the variables of requests to the estimated tokens of their prompts."""
     if stage.name in LOOKUPS:
-        yield from _measure_lookups(batches, stage)
-        return
-    prompt = compile_prompt(stage.template, api=stage.api, name=stage.name)
-    for batch in batches:
-        tokens = [_measure(prompt.characters, row) for row in batch.select(list(stage.variables)).to_pylist()]
-        yield pa.RecordBatch.from_arrays([pa.array(tokens, pa.int64())], ["tokens"])
+        return partial(_measure_lookups, stage)
+    characters = compile_prompt(stage.template, api=stage.api, name=stage.name).characters
+    return lambda rows: [_measure(characters, row) for row in rows]
 
 
-def _measure_lookups(batches: Iterator[pa.RecordBatch], stage: Stage) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        rows = batch.select(list(stage.variables)).to_pylist()
-        texts = embedding_inputs(stage, rows) if stage.api == "embeddings" else []
-        texts = pair_texts(stage, rows) if stage.api in CLASSIFYING else texts
-        tokens = [estimate_tokens(len(text.encode("utf-8"))) for text in texts] or [0] * len(rows)
-        yield pa.RecordBatch.from_arrays([pa.array(tokens, pa.int64())], ["tokens"])
+def _measure_lookups(stage: Stage, rows: Sequence[Mapping[str, Any]]) -> Sequence[int]:
+    texts = embedding_inputs(stage, rows) if stage.api == "embeddings" else []
+    texts = pair_texts(stage, rows) if stage.api in CLASSIFYING else texts
+    return [estimate_tokens(len(text.encode("utf-8"))) for text in texts] or [0] * len(rows)
 
 
 def _measure(characters: Any, row: Mapping[str, Any]) -> int:
