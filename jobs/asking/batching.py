@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from untold.jobs.asking.answerers import Unanswered, shown
 from untold.jobs.asking.batch_jobs import Batch, BatchJob, batch_jobs, batch_spool
 from untold.jobs.asking.batch_watch import Watch
 from untold.jobs.asking.calling import call_settings
-from untold.jobs.asking.delivering import Delivery
 from untold.jobs.asking.endpoint import explain_refusal
 from untold.jobs.asking.job import Outcome
 from untold.jobs.asking.process import AnsweringError
@@ -21,10 +21,12 @@ from untold.jobs.run.locks import LockedError
 from untold.jobs.run.refusals import explain, root_cause
 from untold.jobs.run.terminal import amount
 from untold.jobs.settings.model import delivery_for
-from untold.udfs.llm.batch_formats import open_batches
 from untold.udfs.llm.batch_hosts import format_at
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.usage import Usage
+
+if TYPE_CHECKING:
+    from untold.jobs.asking.delivering import Delivery
 
 # How an answering ends, from what only waits
 ENDS = (None, "batched")
@@ -169,6 +171,10 @@ class BatchAnswerer(SpoolAnswerer):
         wait: bool = True,
     ) -> Iterator[Delivery]:
         """The batches of a job, locked. Raises LockedError, and AnsweringError for a disk that fails."""
+        # Only where batches are: openai, which every run would import with them, takes a second
+        from untold.jobs.asking.delivering import Delivery
+        from untold.udfs.llm.batch_formats import open_batches
+
         display = self.engines.display
         with job.locked(self.engines.run, wait=wait and self.engines.wait, notify=display.note) as is_lost:
             try:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from untold.jobs.asking import local_model
 from untold.jobs.asking.calling import address_of, section_of
 from untold.jobs.settings.model import Settings
-from untold.udfs.llm.client import is_loopback
+from untold.udfs.llm.calls import is_loopback
 from untold.udfs.llm.keys import LOCAL
 
 # Some endpoints say 403 where others say 401; the client writes either as this

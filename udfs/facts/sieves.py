@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
 from untold.udfs.facts.words import FUNCTION_WORDS
 from untold.udfs.texts import compatible, tokens_in
@@ -90,6 +89,9 @@ def is_audited(premise: str, hypothesis: str, share: float) -> bool:
 
 def _share_words(texts: Sequence[str]) -> Flags:
     """bool[n, n]: whether two texts share a content word."""
+    # Half a second, which processes that sift nothing spare
+    from scipy.sparse import csr_array
+
     words = [content_words(text) for text in texts]
     numbers = {word: number for number, word in enumerate(sorted(frozenset().union(*words)))}
     rows = [row for row, found in enumerate(words) for _ in found]

@@ -8,12 +8,11 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from untold.udfs.llm.asking import Asker
 from untold.udfs.llm.calls import CallSettings, Progress, Work
 from untold.udfs.llm.channels import NO_LIMITS, Channel, Channels, Slots
-from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.journal import Journal, journal_folder, replay
 from untold.udfs.llm.keys import LOCAL, Stage
 from untold.udfs.llm.lending import Lender, limiter_name
@@ -26,6 +25,11 @@ from untold.udfs.llm.units import read_requests
 from untold.udfs.llm.usage import Usage, dearest
 from untold.udfs.stages import definition_of
 
+if TYPE_CHECKING:
+    from untold.udfs.llm.client import Endpoint
+
+# What actors load first, and no other process that knows of them: openai takes a second
+CLIENT = "untold.udfs.llm.client"
 # Ray itself took 15 s to find a raylet that was killed (2.60), and lets its actors live on.
 RAYLET_LOOK_SECONDS = 0.5
 RAYLET_GRACE_SECONDS = 3.0
@@ -56,7 +60,7 @@ def open_client(settings: CallSettings, stage: Stage) -> Endpoint | LocalClassif
     """The client of an endpoint, with the key that its settings name; of a local model, what runs it."""
     if stage.api == LOCAL:
         return LocalClassifier(stage, settings.provider)
-    return Endpoint(
+    endpoint: Endpoint = import_module(CLIENT).Endpoint(
         settings.base_url,
         os.environ.get(settings.api_key_env or "") or None,
         connections=settings.limits.max_concurrency,
@@ -65,6 +69,7 @@ def open_client(settings: CallSettings, stage: Stage) -> Endpoint | LocalClassif
         headers=settings.headers,
         query=settings.query,
     )
+    return endpoint
 
 
 @dataclass(frozen=True)
@@ -95,10 +100,12 @@ class AnsweringActor:
         self._watch: asyncio.Task[None] | None = None
 
     async def load(self) -> None:
-        """Imports pandas, which the first write of Parquet in a process does: 2.4 s that would else come in the middle
-        of the stream.
+        """Imports what would else come in the middle of the stream.
+
+        That is the client, and pandas, which the first write of Parquet in a process does and which takes 2.4 s.
         """
-        await asyncio.to_thread(import_module, "pandas")
+        for name in (CLIENT, "pandas"):
+            await asyncio.to_thread(import_module, name)
 
     async def start(self, assignment: Assignment) -> Started:
         """Writes the probe and what dead actors of the node left, and starts the workers.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Budget, Limits
@@ -16,6 +18,9 @@ from untold.udfs.llm.usage import Prices, Usage, sum_costs
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+# The header that a key is sent in, where an API has no other
+BEARER = "Authorization"
 
 
 @dataclass(frozen=True)
@@ -254,3 +259,16 @@ class Units:
         self.requests_left -= 1
         if not self.left[unit]:
             self.recorded.append(unit)
+
+
+def is_loopback(url: str) -> bool:
+    """Whether a URL's host is this machine's loopback interface.
+
+    >>> is_loopback("http://127.0.0.1:8000/v1"), is_loopback("https://api.example.org/v1")
+    (True, False)
+    """
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -7,14 +7,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from math import ceil, floor
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from untold.udfs.llm.calls import Answer, Request, Work
-from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.limiter import Lease, Limits, Report
 from untold.udfs.llm.local_classifier import LocalClassifier
 from untold.udfs.llm.pacing import Pacing
 from untold.udfs.llm.retrying import Standing
 from untold.udfs.llm.usage import Usage
+
+if TYPE_CHECKING:
+    from untold.udfs.llm.client import Endpoint
 
 Lend = Callable[[Report], Awaitable[Lease]]
 # While nothing of the run has ever succeeded, a user waits and watches: a minute is long enough to tell.

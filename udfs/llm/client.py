@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 import ssl
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import suppress
-from email.utils import parsedate_to_datetime
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import import_module
-from ipaddress import ip_address
-from math import isfinite
-from time import time
-from typing import TYPE_CHECKING, Any, TypeGuard
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
+from multidict import CIMultiDict
 from openai import VERSION, APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient
+from yarl import URL
 
-from untold.udfs.llm.calls import Answer
-from untold.udfs.llm.headers import BEARER, sent_beside
+from untold.udfs.llm.calls import BEARER, Answer, is_loopback
+from untold.udfs.llm.headers import sent_beside
 from untold.udfs.llm.keys import CLASSIFYING
+from untold.udfs.llm.responses import PATHS, Reader, read_completion, read_status
 from untold.udfs.llm.tokens import estimate_tokens
-from untold.udfs.llm.tools import read_tool_calls
 from untold.udfs.llm.usage import Usage
 
 if TYPE_CHECKING:
@@ -37,72 +32,10 @@ else:
 MOST_BYTES = 64 * 2**20
 # What is inflated at once: 1 KB of gzip may be 1 MB of zeros, and the bound is looked at after each piece.
 PIECE_BYTES = 2**20
-# An endpoint may ask for a year; a run that is to wait longer than this is one to start again.
-LONGEST_RETRY_AFTER = 3600.0
-QUOTA = "insufficient_quota"
 _NO_HEADERS: Mapping[str, str] = {}
 _INFLATED = ("gzip", "x-gzip")
-# Finish reasons, lower case. Everything that is not known to be whole is not: endpoints also say `error` or `abort`.
-_WHOLE = frozenset({"", "stop", "eos", "end_turn", "stop_sequence", "tool_calls", "function_call"})
-_CUT = ("length", "max_tokens", "max_output_tokens", "token_limit")
-PATHS = {"chat": "/chat/completions", "completions": "/completions", "embeddings": "/embeddings"}
 # What breaks a body off while it is read
 BROKEN_STREAMS: tuple[type[Exception], ...] = (httpx.TransportError, httpx.DecodingError)
-# About key, credit, permission or address, and so about the run more likely than about a row
-_REFUSED = (401, 402, 403, 404)
-# An endpoint may put anything into an error's code, so only known ones are shown.
-_KNOWN_CODES = frozenset(
-    {
-        "api_error",
-        "authentication_error",
-        "content_filter",
-        "content_policy_violation",
-        "context_length_exceeded",
-        "exceed_context_size_error",
-        "insufficient_quota",
-        "invalid_api_key",
-        "invalid_request_error",
-        "invalid_value",
-        "model_not_found",
-        "not_found_error",
-        "overloaded_error",
-        "permission_error",
-        "rate_limit_exceeded",
-        "server_error",
-        "unsupported_parameter",
-        "unsupported_value",
-    }
-)
-# What an error's code means where it comes with the status 200
-_STATUS_OF_CODE = {
-    "authentication_error": 401,
-    "context_length_exceeded": 400,
-    "exceed_context_size_error": 400,
-    "insufficient_quota": 429,
-    "invalid_api_key": 401,
-    "invalid_request_error": 400,
-    "model_not_found": 404,
-    "not_found_error": 404,
-    "overloaded_error": 503,
-    "permission_error": 403,
-    "rate_limit_exceeded": 429,
-    "rate_limit_error": 429,
-    "api_error": 500,
-    "server_error": 500,
-}
-_MODEL_CODES = {"model_not_found", "model_not_available", "invalid_model", "unknown_model"}
-_MODEL_MESSAGE = re.compile(r"\bmodel\b.{0,200}\b(not found|not exist|unknown|not available|no such)", re.I | re.S)
-_TOOL_MESSAGE = re.compile(r"\btools?\b|\btool_choice\b|\btool[- ]call", re.I)
-# Some name the field in a list of details and not in an error
-_SCHEMA_MESSAGE = re.compile(
-    rb"response_?format|json[ _]?schema|guided_(?:json|decoding)|structured[ _]output|(?:parse|custom|invalid) grammar",
-    re.IGNORECASE,
-)
-_NOT_ABOUT_TOOLS = (401, 403, 429, 502, 503, 504)
-_LONGEST_MESSAGE = 500
-
-Reader = Callable[[bytes, int, Mapping[str, str]], Answer]
-"""What makes an answer of the body of a 200, the request's size in bytes and the response's headers."""
 
 
 class _TooLargeError(Exception):
@@ -110,48 +43,77 @@ class _TooLargeError(Exception):
 
 
 class _BoundedBody(httpx.AsyncByteStream):
-    """A response's body, decoded, of at most `MOST_BYTES`: what is longer is not read to its end.
+    """A response's body as `_bounded` reads it. The decoders of httpx cannot be told to stop in the middle."""
 
-    The decoders of httpx work in pieces too, but nothing of theirs can be told to stop.
-    """
+    def __init__(self, body: httpx.AsyncByteStream, encoding: str) -> None:
+        self._body, self._encoding = body, encoding
 
-    def __init__(self, body: httpx.AsyncByteStream, *, inflate: bool) -> None:
-        self._body = body
-        # 32 + MAX_WBITS: zlib finds out by itself whether the header is that of gzip or of zlib
-        self._inflater = zlib.decompressobj(32 + zlib.MAX_WBITS) if inflate else None
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
-        async for chunk in self._body:
-            for piece in (chunk,) if self._inflater is None else self._inflate(chunk):
-                size += len(piece)
-                if size > MOST_BYTES:
-                    raise _TooLargeError
-                yield piece
-
-    def _inflate(self, chunk: bytes) -> Iterator[bytes]:
-        """A chunk inflated, in pieces of at most `PIECE_BYTES`. Raises zlib.error for what is no gzip."""
-        assert self._inflater is not None
-        # Until nothing comes: what is left over of a piece may wait inside while all of the chunk is consumed
-        while piece := self._inflater.decompress(chunk, PIECE_BYTES):
-            yield piece
-            chunk = self._inflater.unconsumed_tail
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return _bounded(self._body, self._encoding)
 
     async def aclose(self) -> None:
         """Closes the body underneath, read to its end or not."""
         await self._body.aclose()
 
 
-async def _bound_body(response: httpx.Response) -> None:
-    """Puts the bound on a response before its body is read (a hook of httpx)."""
-    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+async def _bounded(chunks: AsyncIterable[bytes], encoding: str) -> AsyncIterator[bytes]:
+    """A body, decoded, of at most `MOST_BYTES`: what is longer is not read to its end.
+
+    Raises _TooLargeError, and zlib.error for what is no gzip.
+    """
+    # 32 + MAX_WBITS: zlib finds out by itself whether the header is that of gzip or of zlib
+    inflater = zlib.decompressobj(32 + zlib.MAX_WBITS) if encoding in _INFLATED else None
+    size = 0
+    async for chunk in chunks:
+        for piece in (chunk,) if inflater is None else _inflate(inflater, chunk):
+            size += len(piece)
+            if size > MOST_BYTES:
+                raise _TooLargeError
+            yield piece
+
+
+def _inflate(inflater: zlib._Decompress, chunk: bytes) -> Iterator[bytes]:
+    """A chunk inflated, in pieces of at most `PIECE_BYTES`."""
+    # Until nothing comes: what is left over of a piece may wait inside while all of the chunk is consumed
+    while piece := inflater.decompress(chunk, PIECE_BYTES):
+        yield piece
+        chunk = inflater.unconsumed_tail
+
+
+def _encoding_of(headers: Mapping[str, str]) -> str:
+    """The encoding of a body. Raises _TooLargeError for one that was not asked for."""
+    encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in ("identity", "", *_INFLATED):
         raise _TooLargeError
+    return encoding
+
+
+async def _bound_body(response: httpx.Response) -> None:
+    """Puts the bound on a response before its body is read (a hook of httpx)."""
+    encoding = _encoding_of(response.headers)
     assert isinstance(response.stream, httpx.AsyncByteStream)
-    response.stream = _BoundedBody(response.stream, inflate=encoding in _INFLATED)
+    response.stream = _BoundedBody(response.stream, encoding)
     if encoding in _INFLATED:
         # httpx would inflate a second time what is inflated already.
         del response.headers["content-encoding"]
+
+
+async def _read_body(response: aiohttp.ClientResponse) -> bytes:
+    """A response's body, bounded."""
+    encoding, length = _encoding_of(response.headers), response.content_length
+    if encoding not in _INFLATED and length is not None and length <= MOST_BYTES:
+        return await response.read()
+    return b"".join([piece async for piece in _bounded(response.content.iter_any(), encoding)])
+
+
+@dataclass(frozen=True)
+class _Repeated:
+    """What all requests of an API share, as the package made the first, and the session that it was sent by."""
+
+    session: aiohttp.ClientSession
+    url: URL
+    headers: CIMultiDict[str]
+    proxy: Mapping[str, Any]
 
 
 class Endpoint:
@@ -162,8 +124,8 @@ class Endpoint:
     the client reads from OPENAI_* variables besides (organisation, project, headers) goes with the key of
     OPENAI_API_KEY alone: it says whose account that is.
 
-    The package builds the first request of each API, with its address and headers. All others are copies of that with a
-    body of their own: building each anew took more time than sending it.
+    The package builds and sends the first request of each API. All others are copies of that with a body of their own,
+    sent by its session of aiohttp: building each anew, and wrapping each response, took more time than sending it.
 
     Proxies of the environment are ignored on the loopback interface.
     """
@@ -199,7 +161,8 @@ class Endpoint:
             http_client=self._http,
         )
         self._options = sent_beside(self._client, api_key, key_header, headers, query)
-        self._first: dict[str, httpx.Request] = {}
+        self._repeated: dict[str, _Repeated] = {}
+        self._limits = aiohttp.ClientTimeout(sock_connect=timeout, sock_read=timeout, connect=timeout)
 
     async def call(self, api: str, body: bytes, timeout: float | None = None, read: Reader | None = None) -> Answer:
         """Sends one request and reads what comes, within `timeout` seconds where that is less than the client's.
@@ -210,11 +173,11 @@ class Endpoint:
         seconds = self._timeout if timeout is None else min(timeout, self._timeout)
         try:
             async with asyncio.timeout(seconds):
-                response = await self._send(api, body)
+                status, content, headers = await self._send(api, body)
+        except aiohttp.ClientError as error:
+            return read_connection_error(error)
         except TimeoutError:
             return Answer(error_type="timeout", error=f"no answer within {seconds:g} s")
-        except APIStatusError as error:
-            response = error.response
         except (APIConnectionError, httpx.RequestError, ssl.SSLError) as error:
             return read_connection_error(error)
         except (_TooLargeError, zlib.error) as error:
@@ -226,192 +189,57 @@ class Endpoint:
             # Of an error that is not known only the kind is said: its message may hold the address, the key or the
             # prompt.
             return Answer(error_type="connection", error=f"the connection failed ({type(error).__name__})")
-        if not response.is_success:
-            return read_status(response.status_code, response.content, response.headers)
+        if not 200 <= status < 300:
+            return read_status(status, content, headers)
         if read is not None:
-            return read(response.content, len(body), response.headers)
-        return read_completion(response.content, api, len(body), response.headers)
+            return read(content, len(body), headers)
+        return read_completion(content, api, len(body), headers)
 
-    async def _send(self, api: str, body: bytes) -> httpx.Response:
-        """The response to a POST of the body, or, of a search, to a GET whose query the body is."""
+    async def _send(self, api: str, body: bytes) -> tuple[int, bytes, Mapping[str, str]]:
+        """Status, body and headers of the answer to a POST of the body, or, of a search, to a GET whose query it is."""
+        if repeated := self._repeated.get(api):
+            sent = repeated.session.post(
+                repeated.url,
+                data=body,
+                headers=repeated.headers,
+                allow_redirects=False,
+                auto_decompress=False,
+                timeout=self._limits,
+                **repeated.proxy,
+            )
+            async with sent as response:
+                return response.status, await _read_body(response), response.headers
+        try:
+            first = await self._send_first(api, body)
+        except APIStatusError as error:
+            first = error.response
+        return first.status_code, first.content, first.headers
+
+    async def _send_first(self, api: str, body: bytes) -> httpx.Response:
         if api == "search":
             # A whole address, as the client would put a slash between its own and a query
             url = f"{self._base_url}?{body.decode('ascii')}"
             return await self._client.get(url, cast_to=httpx.Response, options=self._options)
-        if first := self._first.get(api):
-            return await self._http.send(
-                httpx.Request("POST", first.url, headers=first.headers, content=body, extensions=first.extensions)
-            )
         # A server that classifies has its whole address, path included
         path = self._base_url if api in CLASSIFYING else PATHS[api]
         response = await self._client.post(path, content=body, cast_to=httpx.Response, options=self._options)
-        # What belongs to one request alone is not repeated
-        for name in ("Content-Length", "Cookie"):
-            response.request.headers.pop(name, None)
-        self._first[api] = response.request
+        self._repeated[api] = self._repeat(response.request)
         return response
+
+    def _repeat(self, request: httpx.Request) -> _Repeated:
+        """What another request needs of one that was sent; of its headers not those that belong to it alone."""
+        transport: Any = self._http._transport_for_url(request.url)
+        proxy = transport.proxy
+        auth = aiohttp.BasicAuth(*proxy.auth) if proxy and proxy.auth else None
+        through = {"proxy": str(proxy.url), "proxy_auth": auth, "proxy_headers": proxy.headers} if proxy else {}
+        headers = CIMultiDict(request.headers.multi_items())
+        for name in ("Content-Length", "Cookie"):
+            headers.popall(name, None)
+        return _Repeated(transport.client, URL(str(request.url), encoded=True), headers, through)
 
     async def close(self) -> None:
         """Closes all connections."""
         await self._client.close()
-
-
-def read_completion(
-    content: bytes, api: str, sent: int, headers: Mapping[str, str] = _NO_HEADERS, *, structured: bool = False
-) -> Answer:
-    """Reads the body of a 200; `sent` is the request's size in bytes, for the estimate where usage is missing.
-
-    `structured`: a schema was sent, so that JSON in the place of thinking is the answer where there is no other. A body
-    that holds an error and no choice is read as the status that the error's code stands for.
-
-    >>> read_completion(b'{"choices": [{"text": "yes", "finish_reason": "stop"}]}', "completions", 40).text
-    'yes'
-    """
-    body: Any = None
-    try:
-        body = json.loads(content)
-        choice = body["choices"][0]
-        message = choice["message"] if api == "chat" else choice
-        text = message["content"] if api == "chat" else choice["text"]
-        finish_reason = choice.get("finish_reason")
-        if not isinstance(text, (str, type(None))) or not isinstance(finish_reason, (str, type(None))):
-            raise TypeError
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        status = status_in(body)
-        if status is not None:
-            return read_status(status, content, headers)
-        usage = Usage(estimate_tokens(sent), 0, estimate_tokens(len(content)), estimated=True)
-        return Answer(error_type="bad_body", error="the endpoint's answer is not a completion", usage=usage)
-    thought = _thought(message) if api == "chat" else ""
-    misplaced = structured and not (text or "").strip() and thought.startswith(("{", "["))
-    text = valid_utf8(thought if misplaced else text)
-    refusal = message.get("refusal") if api == "chat" else None
-    model = body.get("model")
-    error_type = _completion_error(text, finish_reason, bool(refusal))
-    return Answer(
-        text=text,
-        finish_reason=valid_utf8(finish_reason),
-        model=valid_utf8(model) if isinstance(model, str) else None,
-        usage=read_usage(body.get("usage"), text or "", sent, len(content)),
-        logprobs=choice.get("logprobs"),
-        tool_calls=read_tool_calls(message),
-        error_type=error_type,
-        error=_COMPLETION_ERRORS.get(error_type or ""),
-        thinks=bool(thought) and not misplaced,
-        misplaced=misplaced,
-    )
-
-
-def _thought(message: Any) -> str:
-    """What a model thought, where the endpoint sets it apart from the text; "" where it does not."""
-    thoughts = [message.get(name) for name in ("reasoning_content", "reasoning")]
-    return next((thought.strip() for thought in thoughts if isinstance(thought, str) and thought.strip()), "")
-
-
-_COMPLETION_ERRORS = {
-    "filtered": "the endpoint filtered the completion",
-    "truncated": "the completion was cut at its token limit; raise max_tokens of the stage",
-    "empty": "the completion is empty",
-    "bad_finish": "the endpoint ended the completion for an unusual reason",
-}
-
-
-def _completion_error(text: str | None, finish_reason: str | None, refusal: bool) -> str | None:
-    """What is wrong with a completion by how it ended: `filtered`, `truncated`, `bad_finish`, `empty`, None for
-    nothing.
-    """
-    reason = (finish_reason or "").strip().lower()
-    if reason == "content_filter" or (refusal and not text):
-        return "filtered"
-    # Contained, not equal: some say `model_length`.
-    if any(word in reason for word in _CUT):
-        return "truncated"
-    if reason not in _WHOLE:
-        return "bad_finish"
-    return None if text and text.strip() else "empty"
-
-
-def read_usage(usage: Any, text: str, sent: int, received: int) -> Usage:
-    """The tokens of a call: no token is shorter than a byte, so what is beyond the bytes is cut, and estimated."""
-    if isinstance(usage, Mapping):
-        prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        if _is_count(prompt) and _is_count(completion):
-            details = usage.get("prompt_tokens_details")
-            cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
-            counts = min(prompt, sent), min(completion, received)
-            known = min(cached, counts[0]) if _is_count(cached) else 0
-            return Usage(counts[0], known, counts[1], estimated=counts != (prompt, completion))
-    return Usage(estimate_tokens(sent), 0, estimate_tokens(len(text.encode("utf-8"))), estimated=True)
-
-
-def _is_count(value: Any) -> TypeGuard[int]:
-    """Whether a value of JSON is a number of tokens; true and false are int in Python."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def status_in(body: Any) -> int | None:
-    """The status that the error in a body stands for, by its code or type; None where it has none that is known."""
-    error = body.get("error") if isinstance(body, Mapping) else None
-    if not isinstance(error, Mapping):
-        return None
-    for said in (error.get("code"), error.get("type"), error.get("status")):
-        if isinstance(said, str) and said.lower() in _STATUS_OF_CODE:
-            return _STATUS_OF_CODE[said.lower()]
-        number = int(said) if isinstance(said, str) and re.fullmatch("[3-5][0-9][0-9]", said) else said
-        if isinstance(number, int) and 300 <= number <= 599:
-            return number
-    return None
-
-
-def read_status(status: int, content: bytes, headers: Mapping[str, str]) -> Answer:
-    """The answer that a status stands for: `refused` where it speaks of the run, `retry_after` where the endpoint has
-    one to say.
-
-    No text of the endpoint's is in it but known codes, since messages echo prompts and keys.
-    """
-    code, message = _read_error_body(content)
-    quota = status == 429 and code == QUOTA
-    model_unknown = code in _MODEL_CODES or bool(_MODEL_MESSAGE.search(message))
-    if 300 <= status < 400:
-        return Answer(error_type=f"http_{status}", error=f"HTTP {status}: redirects are not followed", refused=True)
-    return Answer(
-        error_type=f"http_{status}",
-        error=f"HTTP {status}" + (f" ({code})" if code in _KNOWN_CODES else ""),
-        # An exhausted quota is answered with 429 too, and no wait helps it.
-        retry_after=_retry_after(headers) if (status == 429 and not quota) or status >= 500 else None,
-        refused=status in _REFUSED or quota or (400 <= status < 500 and status != 429 and model_unknown),
-        about_tools=status not in _NOT_ABOUT_TOOLS and bool(_TOOL_MESSAGE.search(message)),
-        about_schema=status not in _NOT_ABOUT_TOOLS and bool(_SCHEMA_MESSAGE.search(content[:_LONGEST_MESSAGE])),
-    )
-
-
-def _read_error_body(content: bytes) -> tuple[str | None, str]:
-    """The code, or type, of an error, and the beginning of its message with the name of the parameter it is about."""
-    try:
-        body = json.loads(content)
-        error = body.get("error", body)
-        if isinstance(error, str):
-            return None, error[:_LONGEST_MESSAGE]
-        codes = [said for said in (error.get("code"), error.get("type")) if isinstance(said, str)]
-        # Some endpoints have it as the type beside a code of their own.
-        code = QUOTA if QUOTA in codes else next(iter(codes), None)
-        said = [text for text in (error.get("param"), error.get("message")) if isinstance(text, str)]
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return None, ""
-    return code, " ".join(said)[:_LONGEST_MESSAGE]
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait, an hour at most, by `retry-after-ms`, or `retry-after` in seconds or as a date; else None."""
-    for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        with suppress(KeyError, ValueError):
-            seconds = float(headers[name]) * scale
-            if isfinite(seconds):
-                return min(max(0.0, seconds), LONGEST_RETRY_AFTER)
-    with suppress(KeyError, ValueError, TypeError, OverflowError):
-        seconds = parsedate_to_datetime(headers["retry-after"]).timestamp() - time()
-        return min(max(0.0, seconds), LONGEST_RETRY_AFTER)
-    return None
 
 
 def read_connection_error(error: Exception) -> Answer:
@@ -429,21 +257,3 @@ def read_connection_error(error: Exception) -> Answer:
     unconnected = any(isinstance(cause, aiohttp.ClientConnectorError) for cause in causes)
     reason = "no connection could be made" if unconnected else "the connection broke"
     return Answer(error_type="connection", error=reason, unconnected=unconnected)
-
-
-def valid_utf8(text: str | None) -> str | None:
-    """The text with lone surrogates replaced, which JSON may escape and Arrow refuses."""
-    return None if text is None else text.encode("utf-8", "replace").decode("utf-8")
-
-
-def is_loopback(url: str) -> bool:
-    """Whether a URL's host is this machine's loopback interface.
-
-    >>> is_loopback("http://127.0.0.1:8000/v1"), is_loopback("https://api.example.org/v1")
-    (True, False)
-    """
-    host = urlsplit(url).hostname or ""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -9,10 +9,8 @@ from typing import Any
 
 from openai import AsyncOpenAI, Omit, OpenAI
 
-from untold.udfs.llm.calls import sent_values
+from untold.udfs.llm.calls import BEARER, sent_values
 
-# The header that a key is sent in, where an API has no other
-BEARER = "Authorization"
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 

@@ -7,8 +7,8 @@ import json
 from collections.abc import Sequence
 
 from untold.udfs.llm.calls import Answer
-from untold.udfs.llm.client import Reader
 from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.responses import Reader
 from untold.udfs.retrieval.entailment import TOO_LONG, Classifier, find_for
 
 

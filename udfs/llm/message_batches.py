@@ -22,7 +22,7 @@ from untold.udfs.llm.batch_api import (
     heard,
     json_of,
 )
-from untold.udfs.llm.client import status_in
+from untold.udfs.llm.responses import status_in
 
 PATH: Final = "/messages/batches"
 # What a request has to say, where the settings send no limit

@@ -8,12 +8,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from untold.udfs.llm.calls import Answer, Request
+from untold.udfs.llm.calls import BEARER, Answer, Request
 from untold.udfs.llm.classifying import classifying_body, pair_texts, read_classes
-from untold.udfs.llm.client import Reader, read_completion, read_status, status_in
 from untold.udfs.llm.embeddings import embedding_body, read_embeddings
-from untold.udfs.llm.headers import BEARER
 from untold.udfs.llm.keys import CLASSIFYING, LOCAL, Stage
+from untold.udfs.llm.responses import Reader, read_completion, read_status, status_in
 from untold.udfs.llm.structure import schema_fields
 from untold.udfs.llm.templates import Prompt, compile_prompt
 from untold.udfs.llm.tokens import estimate_tokens

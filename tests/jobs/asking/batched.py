@@ -24,8 +24,8 @@ from untold.jobs.asking.job import Job, Outcome
 from untold.jobs.settings.spending import BatchSettings
 from untold.udfs.llm.batch_api import BatchApi, BatchError, Look, Sent, line_of
 from untold.udfs.llm.calls import Answer
-from untold.udfs.llm.client import read_status
 from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.responses import read_status
 from untold.udfs.llm.retrying import ASKED_AGAIN
 
 HOW = BatchSettings(requests=4, poll_seconds=0.001, longest_poll_seconds=0.001, settle_seconds=0.0)

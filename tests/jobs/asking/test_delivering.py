@@ -45,8 +45,8 @@ from untold.jobs.asking.job import Outcome
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.batch_api import BatchError, Look, OpenAiBatches, Sent
 from untold.udfs.llm.calls import Answer
-from untold.udfs.llm.client import read_status
 from untold.udfs.llm.limiter import Budget
+from untold.udfs.llm.responses import read_status
 from untold.udfs.llm.usage import Usage
 from untold.udfs.stages import STAGES
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from untold.udfs.llm.client import read_completion
+from untold.udfs.llm.responses import read_completion
 from untold.udfs.llm.usage import Usage
 
 
