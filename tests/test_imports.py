@@ -171,3 +171,10 @@ def test_a_base_install_imports_what_it_runs() -> None:
     program = f"import sys, importlib; sys.modules.update(dict.fromkeys({EXTRAS}))\n"
     program += f"for name in {names}: importlib.import_module(name)"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_only_what_makes_calls_loads_what_makes_them() -> None:
+    """A second for each process of a start, of which one has an endpoint to call."""
+    names = [f"untold.jobs.{name}" for name in ("score", "plan", "asking.answering")]
+    program = f"import sys, importlib\nfor name in {names}: importlib.import_module(name)\n"
+    subprocess.run([sys.executable, "-c", f"{program}sys.exit('openai' in sys.modules)"], check=True)

@@ -49,6 +49,7 @@ SMALL = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
 }
+DAEMON = "untold.jobs.run.daemon"
 # More than any cluster has, and quickly counted
 MOST_SLOTS = 2**20
 # The JVM that only puts the command line of the other together
@@ -222,6 +223,9 @@ def session_options(settings: Settings, small: bool) -> dict[str, str]:
     """What Spark is told: our defaults, what suits the size, then what the user says, which wins."""
     environment = settings.storage.environment
     options = spark_defaults() | {f"spark.executorEnv.{name}": value for name, value in environment.items()}
+    if _is_local(settings):
+        # Of several machines some may lack our package, which workers tell better than their daemon
+        options["spark.python.daemon.module"] = DAEMON
     if small:
         # On a cluster the driver's JVM is of this machine too, and workers have cores that this one does not know
         tasks = min(usable_cores(), MOST_SMALL_TASKS) if _is_local(settings) else MOST_SMALL_TASKS

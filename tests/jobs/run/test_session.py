@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gzip
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -41,6 +44,19 @@ def test_little_to_read_on_a_cluster_starts_as_quickly() -> None:
     options = session_options(Settings(spark=SparkSettings(master="spark://host:7077")), small=True)
     assert SMALL.items() <= options.items()
     assert options[PARTITIONS] == "4"
+
+
+def test_workers_of_this_machine_find_loaded_what_most_tasks_import(spark: SparkSession) -> None:
+    def loaded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        names = sorted({"pandas", "untold.udfs.stages.arrow", "openai"}.intersection(sys.modules))
+        for _ in batches:
+            yield pa.record_batch([pa.array([names])], ["names"])
+
+    (row,) = spark.range(1).mapInArrow(loaded, "names array<string>").collect()
+    # What makes calls is no task's
+    assert row["names"] == ["pandas", "untold.udfs.stages.arrow"]
+    elsewhere = session_options(Settings(spark=SparkSettings(master="spark://host:7077")), small=False)
+    assert "spark.python.daemon.module" not in elsewhere
 
 
 def test_a_driver_that_workers_cannot_reach_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
