@@ -355,7 +355,9 @@ class _DuckScores:
             found = _rows(self.database, count(rounded), MAX_DISTINCT + 1)
             if found.num_rows <= MAX_DISTINCT:
                 return list(found.to_pylist())
-        return list(_rows(self.database, count(f"round({value} * {GRID}) / {GRID}")).to_pylist())
+        # As `untold.jobs.compare` rounds sums
+        size = "size" if "size" in keys else "1"
+        return list(_rows(self.database, count(f"round({value} / {size} * {GRID}) / {GRID} * {size}")).to_pylist())
 
     def _number(self, query: str) -> int:
         found = self.database.sql(query).fetchone()

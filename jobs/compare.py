@@ -161,7 +161,7 @@ def as_scores(measures: DataFrame, scores: DataFrame) -> DataFrame:
 def count_clusters(scores: DataFrame, *, grid: int | None = None) -> DataFrame:
     """How often queries of a system have one sum of scores, of one number of rows: metric, system, sum, size, count.
 
-    With `grid`, sums are rounded to multiples of 1 / grid.
+    With `grid`, the mean of a sum is rounded to a multiple of 1 / grid.
     """
     known = scores.where(F.col("score").isNotNull() & ~F.isnan("score"))
     query = F.coalesce("query", "sample_id").alias("query")
@@ -171,15 +171,20 @@ def count_clusters(scores: DataFrame, *, grid: int | None = None) -> DataFrame:
 
 
 def _rounded(name: str, grid: int | None) -> Column:
-    """A column rounded, so that equal values meet as one count whatever the order in which Spark added them."""
-    return F.round(name, DECIMALS) if grid is None else F.round(F.col(name) * grid) / grid
+    """A sum rounded, so that equal ones meet as one count whatever the order in which Spark added them.
+
+    By the grid it is the mean that is, of `size` values: sums of more have no more distinct values.
+    """
+    if grid is None:
+        return F.round(name, DECIMALS)
+    return F.round(F.col(name) / F.col("size") * grid) / grid * F.col("size")
 
 
 def count_differences(scores: DataFrame, *, grid: int | None = None, cluster: bool = False) -> DataFrame:
     """How often each difference of two systems occurs, as `CountedScores.count_differences` says.
 
-    scores: metric, system, query, question strings, score double. With `grid`, differences are rounded to multiples of
-    1 / grid.
+    scores: metric, system, query, question strings, score double. With `grid`, the mean of a difference is rounded to a
+    multiple of 1 / grid.
     """
     means = scores.where(F.col("question").isNotNull() & F.col("score").isNotNull() & ~F.isnan("score"))
     keys = ["metric", "question", *(["query"] if cluster else [])]
