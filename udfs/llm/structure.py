@@ -25,6 +25,12 @@ def schema_fields(stage: Stage, variables: Mapping[str, Any]) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": named}}
 
 
+def fixed_fields(stage: Stage) -> dict[str, Any] | None:
+    """What `schema_fields` gives for any variables; None where it depends on them."""
+    schema = stage.structured["schema"] if stage.structured else {}
+    return schema_fields(stage, {}) if filled(schema, {}) == schema else None
+
+
 @dataclass(frozen=True)
 class Finding:
     """What an endpoint and its model make of a schema, by the first answer to a request that had one.

@@ -38,6 +38,8 @@ _LONG = {
     for noun in ("statements", "statement", "atomic statements", "facts")
     for words in (f"{name} {noun}", f"{noun} {name}")
 }
+# One of these is in each of them
+_OF_HEADINGS = ("cover", "miss", "omit", "left", "part")
 _HEADINGS = {**_LONG, **{name: kind for kind, names in _SHORT.items() for name in names}}
 _ENDS_OF_HEADING = (" by the response", " in the response", " from the contexts")
 _NOTHING_BESIDE = (" none", " nothing", " n a")
@@ -146,6 +148,8 @@ def _heading(line: str) -> tuple[str, str] | None:
     item follow: a sentence that speaks of covered statements opens nothing. `Covered` in a list item needs a colon, a
     bracket or bold letters.
     """
+    if not any(word in line.casefold() for word in _OF_HEADINGS):
+        return None
     bare = _without_remark(line)
     if len(bare) <= _LONGEST_HEADING and (named := _named_heading(bare)):
         return named

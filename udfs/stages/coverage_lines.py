@@ -75,6 +75,8 @@ def statement_lines(rows: Sequence[Sourced]) -> list[Sourced]:
 
 def _sourced(line: str, contexts: int) -> Sourced:
     """A line with its marker and its sources told apart."""
+    if not line.strip():
+        return Sourced(Line("", False, len(line)), "", None, at_end=False)
     parts = split_marker(line)
     text, sources, at_end = split_sources(without_ticks(parts.text), contexts)
     return Sourced(parts, text, sources, at_end)

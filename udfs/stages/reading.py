@@ -85,6 +85,7 @@ _TICKS = "✅❌✔✓✗✘☑☒☐🔹🔸🔷🔶🟢🔴🟡🔵⚪⚫👉�
 _BOLD_FROM_NUMBER = re.compile(rf"\*\*{_NUMBER_MARKER}\s+")
 # Breaks and ends of items as HTML and Markdown write them, and spaces without width
 _LINE_END = re.compile(r"(?:\s{0,9}(?:<br\s?/?>|</li>|(?<!\\)\\|[\u200b\u2060]))+\Z", re.IGNORECASE)
+_BREAKS = (">", "\\", "\u200b", "\u2060")  # the last signs of these
 _LONGEST_END = 60
 _NOT_LETTERS = re.compile(r"[\W\d_]+")
 _RULE_CHARACTERS = "-*_=~"
@@ -252,6 +253,8 @@ def split_marker(line: str) -> Line:
 
 def _without_end(line: str) -> str:
     """The line without what breaks it in HTML or Markdown; of a long one its end alone is looked at."""
+    if not line.endswith(_BREAKS):
+        return line
     found = _LINE_END.search(line, max(0, len(line) - _LONGEST_END))
     return line[: found.start()] if found else line
 

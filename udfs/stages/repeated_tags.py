@@ -36,7 +36,9 @@ def past_echoes(parse: Callable[[str, Mapping[str, Any]], Row]) -> Callable[[str
 
     @wraps(parse)
     def parse_bare(completion: str, variables: Mapping[str, Any]) -> Row:
-        tags, escaped = list(_TAG.finditer(completion)), list(find_escaped(completion))
+        # The longest search of a reading, which most completions do not need
+        tags = list(_TAG.finditer(completion)) if "<" in completion else []
+        escaped = list(find_escaped(completion))
         if not tags and not escaped:
             return parse(completion, variables)
         texts = list(_texts_of(variables.values()))

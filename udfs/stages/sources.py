@@ -24,6 +24,8 @@ _SOURCE_WORDS = re.compile(
 _SOURCE_SEPARATORS = re.compile(r"[,;&/\s#^、，]+")
 _RANGE_SPACES = re.compile(r"(?<=\d)\s*[-–—]\s*(?=\d)")
 _NUMBER = re.compile(r"-?\d+(?:-\d+)?")
+# As prompts ask for them
+_PLAIN = re.compile(r"[1-9][0-9]{0,8}(?:, ?[1-9][0-9]{0,8})*")
 _WORDED_SOURCES = re.compile(r"\(\s*contexts?\b([^()]{1,200})\)\Z", re.IGNORECASE)
 _MOST_DIGITS = 9  # of a context's number; `int` refuses a text of more than 4,300
 # `It rose. Sources: [1]` and `It rose - [1]`: belongs to the bracket
@@ -93,6 +95,8 @@ def numbers_of(inside: str, contexts: int) -> frozenset[int] | None:
     An empty bracket and `[None]` list nothing. Beside other words (`[Response, 1]`) a number counts that stands alone
     between commas and is one of a context.
     """
+    if _PLAIN.fullmatch(inside):
+        return frozenset(number for part in inside.split(",") if (number := int(part)) <= contexts)
     if not inside.strip() or is_none(inside):
         return frozenset()
     plain = _RANGE_SPACES.sub("-", _SOURCE_WORDS.sub(" ", inside.strip()))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from math import isqrt
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -120,6 +122,33 @@ def test_any_text_is_read_or_unparsable(text: str, with_headings: bool) -> None:
             continue
         assert set(row) == set(stage.output.names)
         assert all(each["text"].strip() and set(each["sources"]) <= {1, 2} for each in row.get("statements", []))
+
+
+others = st.sampled_from(
+    [
+        *("Left-out facts:\n", "**Not covered**\n", "Partly covered:\n", "MISSED STATEMENTS (2)\n", "### omitted\n"),
+        *("[1, 2]", "[2,1]", "[1,  2]", "[01]", "[9]", "[-1]", "[1-2]", "<br>\n", "\\\n", "\u200b\n", " \t\n", "\n\n"),
+    ]
+)
+written = completions().map(lambda case: case[0])
+
+
+@given(written | st.lists(pieces | others, max_size=25).map("".join))
+def test_shortcuts_of_the_usual_form_change_no_reading(text: str) -> None:
+    def read() -> tuple[Any, str | None]:
+        try:
+            return EVALUATE_COVERAGE.parse(text, {"contexts": ["a", "b"]}), None
+        except Unparsable as error:
+            return None, str(error)
+
+    shortly = read()
+    readers = "untold.udfs.stages"
+    with (
+        patch(f"{readers}.sources._PLAIN", re.compile("(?!)")),
+        patch(f"{readers}.coverage._OF_HEADINGS", ("",)),
+        patch(f"{readers}.reading._BREAKS", ("",)),
+    ):
+        assert read() == shortly
 
 
 HOSTILE = [
