@@ -13,7 +13,7 @@ from untold.udfs.llm.classifying import classifying_body, pair_texts, read_class
 from untold.udfs.llm.embeddings import embedding_body, read_embeddings
 from untold.udfs.llm.keys import CLASSIFYING, LOCAL, Stage
 from untold.udfs.llm.responses import Reader, read_completion, read_status, status_in
-from untold.udfs.llm.structure import fixed_fields, schema_fields
+from untold.udfs.llm.structure import SchemaFields, schema_fields
 from untold.udfs.llm.templates import Prompt, compile_prompt
 from untold.udfs.llm.tokens import estimate_tokens
 from untold.udfs.llm.tools import MAX_ROUNDS
@@ -63,7 +63,7 @@ class Prompting:
     def __init__(self, stage: Stage, parse: Parse, form: Form | None) -> None:
         self._stage, self._parse, self._form = stage, parse, form
         self._prompt: Prompt = compile_prompt(stage.template, api=stage.api, name=stage.name)
-        self._fields = fixed_fields(stage)
+        self._fields = SchemaFields(stage)
 
     def render(self, request: Request) -> tuple[bytes | None, Answer | None]:
         """The body of the next call, or the failure of a template that cannot be filled in.
@@ -75,8 +75,9 @@ class Prompting:
         # Told to call no more tools in its last round, a model gives an answer rather than nothing.
         left = request.rounds < MAX_ROUNDS
         instruction = self._reminder(request.variables) if request.names_form else None
-        options: Any = {"tools_left": left, "instruction": instruction, "fields": self._fields}
+        options: Any = {"tools_left": left, "instruction": instruction}
         try:
+            options["fields"] = self._fields.of(request.variables)
             return request_body(self._stage, self._prompt, request.variables, request.turns, **options), None
         except Exception as error:
             said = f"the template cannot be filled in ({type(error).__name__})"
@@ -132,7 +133,7 @@ def request_body(
 
     `instruction` is added to what the prompt tells the model. Without `tools_left` the model is told to call none.
     `logprobs: false` in `extra_body` sends none of them, for models that refuse to give log-probabilities. `fields`:
-    what `fixed_fields` gives of the stage, where that is known.
+    what `schema_fields` gives, where that is known.
     """
     body: dict[str, Any] = {"model": stage.model}
     if stage.api == "chat":

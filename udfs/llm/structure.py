@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from untold.udfs.llm.keys import Stage
-from untold.udfs.stages.schemas import REASONING, filled, without_reasoning
+from untold.udfs.stages.schemas import REASONING, filled, lists_in, without_reasoning
 
 TAKEN, IGNORED, REFUSED, BROKEN, UNTRIED = "taken", "ignored", "refused", "broken", "untried"
 # What stands in a request by which its user asks for a form
@@ -25,10 +25,20 @@ def schema_fields(stage: Stage, variables: Mapping[str, Any]) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": named}}
 
 
-def fixed_fields(stage: Stage) -> dict[str, Any] | None:
-    """What `schema_fields` gives for any variables; None where it depends on them."""
-    schema = stage.structured["schema"] if stage.structured else {}
-    return schema_fields(stage, {}) if filled(schema, {}) == schema else None
+class SchemaFields:
+    """`schema_fields` of a stage, made once for all requests whose lists are as long."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._lists = tuple(lists_in(stage.structured["schema"])) if stage.structured else ()
+        self._made: dict[tuple[int, ...], dict[str, Any]] = {}
+
+    def of(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of a request with these variables."""
+        lengths = tuple(len(variables.get(name) or ()) for name in self._lists)
+        if lengths not in self._made:
+            self._made[lengths] = schema_fields(self._stage, variables)
+        return self._made[lengths]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,16 @@ def filled(schema: Schema, variables: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(variable, str):
         return {"type": "integer", **_numbers(len(variables.get(variable) or ()))}
     return {name: filled(value, variables) if isinstance(value, Mapping) else value for name, value in schema.items()}
+
+
+def lists_in(schema: Schema) -> Iterator[str]:
+    """The variables on whose lengths `filled` depends."""
+    variable = schema.get("enum")
+    if isinstance(variable, str):
+        yield variable
+    for value in schema.values():
+        if isinstance(value, Mapping):
+            yield from lists_in(value)
 
 
 def _numbers(count: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from untold.udfs.llm.calls import Progress
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.responses import read_completion, read_status
 from untold.udfs.llm.script import request_body
-from untold.udfs.llm.structure import Finding
+from untold.udfs.llm.structure import Finding, SchemaFields, schema_fields
 from untold.udfs.llm.templates import compile_prompt
 from untold.udfs.stages import STAGES
 
@@ -46,6 +46,15 @@ def test_the_schema_of_the_request_is_sent_as_the_endpoint_takes_it() -> None:
     assert fields["evidence_claim_ids"]["items"] == {"type": "integer", "enum": [1, 2]}
     assert body_of(stage_of("check_coverage", "guided_json"))["guided_json"] == named["schema"]
     assert {"response_format", "guided_json"}.isdisjoint(body_of(stage_of("check_coverage", None)))
+
+
+@pytest.mark.parametrize("name", [name for name, definition in STAGES.items() if definition.schema])
+def test_fields_made_once_are_those_of_each_request(name: str) -> None:
+    stage = stage_of(name)
+    fields = SchemaFields(stage)
+    for count in (2, 0, 1, 2, 300):
+        variables = dict.fromkeys(stage.variables, ["a text"] * count)
+        assert fields.of(variables) == schema_fields(stage, variables)
 
 
 def test_a_schema_its_form_and_its_absence_are_part_of_the_key() -> None:
