@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import zlib
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +36,16 @@ MOST_BYTES = 64 * 2**20
 PIECE_BYTES = 2**20
 _NO_HEADERS: Mapping[str, str] = {}
 _INFLATED = ("gzip", "x-gzip")
+_AUTHORITIES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 # What breaks a body off while it is read
 BROKEN_STREAMS: tuple[type[Exception], ...] = (httpx.TransportError, httpx.DecodingError)
+
+
+@lru_cache(maxsize=4)
+def _tls_context(trusts_environment: bool, *_: str | None) -> ssl.SSLContext:
+    """Certificates as the client reads them, once for all endpoints; anew where the environment names others."""
+    context: ssl.SSLContext = httpx.create_ssl_context(trust_env=trusts_environment)
+    return context
 
 
 class _TooLargeError(Exception):
@@ -142,6 +152,7 @@ class Endpoint:
         query: Mapping[str, Any] = _NO_HEADERS,
     ) -> None:
         self._base_url, self._timeout = base_url, timeout
+        trusts = not is_loopback(base_url)
         self._http = DefaultAioHttpClient(
             # The one encoding whose decoder can be stopped in the middle.
             headers={"Accept-Encoding": "gzip"},
@@ -150,7 +161,8 @@ class Endpoint:
             timeout=httpx.Timeout(timeout),
             # The key goes to the address of the settings and to no other.
             follow_redirects=False,
-            trust_env=not is_loopback(base_url),
+            trust_env=trusts,
+            verify=_tls_context(trusts, *map(os.environ.get, _AUTHORITIES)),
         )
         self._client = AsyncOpenAI(
             base_url=base_url,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
+from zlib import crc32
 
 from untold.udfs.llm.calls import Request
 from untold.udfs.llm.keys import Stage
@@ -16,14 +17,17 @@ MOST_BEHIND = 64
 MOST_RETURNED = 64
 # Prompts with one beginning are divided between endpoints where one of them is behind its share by so much of all
 SHARE_BEHIND = 0.01
+# Among so many groups that wait first an endpoint looks for one that all queues would give it
+MOST_LOOKED_AT = 64
 _NO_GROUP = object()
 
 
 class SharedQueue:
     """The requests that wait, for endpoints that are numbered from 0.
 
-    Requests of one group go to one endpoint, in order, while there are other groups for the others. What came back from
-    an endpoint goes to another one, before all that is new. With one endpoint it is a plain queue.
+    Requests of one group go to one endpoint, in order, while there are other groups for the others, and to the same one
+    from the queues of other actors where that has nothing else to do. What came back from an endpoint goes to another
+    one, before all that is new. With one endpoint it is a plain queue.
 
     `group`: what the prompts with a common beginning have in common; None where that is of no matter.
     """
@@ -115,12 +119,12 @@ class SharedQueue:
         return request
 
     def _choose_group(self, endpoint: int, able: Collection[int]) -> Hashable:
-        """The first group that no other endpoint is at, else the largest that one of them would keep for too long."""
+        """A group that no other endpoint is at, its own first; else the largest that one would keep for too long."""
         others = [other for other in range(len(self._weights)) if other != endpoint]
         held = {self._current[other]: other for other in others if self._current[other] in self._groups}
-        free = next((key for key in self._groups if key not in held), _NO_GROUP)
-        if free is not _NO_GROUP:
-            return free
+        free = list(islice((key for key in self._groups if key not in held), MOST_LOOKED_AT))
+        if free:
+            return next((key for key in free if hash(key) % len(self._weights) == endpoint), free[0])
         shared = [key for key, other in held.items() if other not in able or self._is_behind(endpoint, other)]
         return max(shared, key=lambda key: len(self._groups[key]), default=_NO_GROUP)
 
@@ -134,4 +138,5 @@ class SharedQueue:
 def group_of(stage: Stage) -> Callable[[Request], Hashable]:
     """What the prompts of a stage that begin alike have in common: the first variable that they show."""
     first = next(iter(order_of_variables(stage.template, stage.variables, api=stage.api)), "")
-    return lambda request: hash(repr(request.variables.get(first)))
+    # A number that all actors give it
+    return lambda request: crc32(repr(request.variables.get(first)).encode("utf-8", "surrogatepass"))

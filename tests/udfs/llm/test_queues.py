@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -27,6 +28,7 @@ def take(queue: SharedQueue, able: Sequence[int]) -> tuple[int, Request] | None:
     return next(((number, request) for number, request in found if request), None)
 
 
+STAGE = Stage("s", ("text",), model="m", template="{{ text }}")
 WEIGHTS = st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=1, max_size=5)
 GROUPS = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 
@@ -63,6 +65,19 @@ def test_a_group_goes_to_one_endpoint(size: int) -> None:
     while found := take(queue, [0, 1, 2]):
         places[found[1].unit].add(found[0])
     assert sum(len(one) > 1 for one in places.values()) <= 3
+
+
+def test_queues_of_several_actors_give_a_group_to_the_same_endpoint() -> None:
+    random, places = Random(0), defaultdict[int, set[int]](set)
+    for _ in range(3):
+        # Each has a part of every group, in an order of its own
+        queue = SharedQueue([1.0, 1.0, 1.0], group_of(STAGE))
+        requests = [Request(f"{group}-{n}", {"text": f"t{group}"}, "u") for group in range(300) for n in range(5)]
+        random.shuffle(requests)
+        queue.extend(requests)
+        while found := take(queue, [0, 1, 2]):
+            places[int(found[1].request_id.split("-")[0])].add(found[0])
+    assert sum(len(one) == 1 for one in places.values()) >= 0.9 * len(places)
 
 
 def test_prompts_that_all_begin_alike_are_divided() -> None:
