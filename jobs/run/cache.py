@@ -55,12 +55,13 @@ def with_archive(options: dict[str, str], *, writes: bool) -> tuple[dict[str, st
         lock = None if archive.exists() else _lock(archive)
         if lock is not None:
             _adopt(archive, lock)
+            if writes and not archive.exists():
+                return _with_option(options, f"{WRITES}{archive.with_suffix(NEW)}"), lock
+            lock.close()
         if archive.exists():
             # Tells those in use from those that may go
             os.utime(archive)
             return _with_option(options, f"{READS}{archive}"), None
-        if lock is not None and writes:
-            return _with_option(options, f"{WRITES}{archive.with_suffix(NEW)}"), lock
     return options, None
 
 
