@@ -1,4 +1,4 @@
-"""Peak memory of driver and workers as the number of samples grows."""
+"""Peak memory of driver and workers by the number of samples, and how long tables take after the last answer."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.benchmarks.figures import Figure, Options
-from tests.benchmarks.running import run_job
+from tests.benchmarks.running import Ran, copy_tables, run_job
 from tests.benchmarks.samples import write_samples
 from tests.benchmarks.watching import ACTOR, ANSWERING, DRIVER, JVM, PYTHON_WORKERS, Look, peak_bytes
 from tests.fakes.model_server import ModelServer
 
 # What still counts as flat: the peak at the largest input over the peak at the next smaller one.
 GOAL_FLAT = 1.2
+# Of what Spark alone takes for the same tables
+GOAL_END = 3.0
 MEGABYTE = 2.0**20
 PARTS = {
     "driver": (DRIVER, JVM),
@@ -29,7 +31,13 @@ JUDGED = ("driver", "driver, Python", "workers", "answering actor")
 
 def measure(options: Options) -> list[Figure]:
     """One run a size."""
-    return compare_peaks({size: _look(size) for size in options.sizes})
+    runs = {size: _run(size) for size in options.sizes}
+    figures = compare_peaks({size: ran.looks for size, (ran, _) in runs.items()})
+    for size, (ran, bare) in runs.items():
+        end, goal = (ran.ended - ran.arrivals[-1]) / bare, GOAL_END if size == max(runs) else None
+        figures.append(Figure(f"tables bare, {size:,} samples", (bare,), "s"))
+        figures.append(Figure(f"last answer to end, of the tables bare, {size:,} samples", (end,), at_most=goal))
+    return figures
 
 
 def compare_peaks(looks: Mapping[int, Sequence[Look]]) -> list[Figure]:
@@ -41,10 +49,20 @@ def compare_peaks(looks: Mapping[int, Sequence[Look]]) -> list[Figure]:
     return figures + _ratios(peaks, sorted(looks))
 
 
-def _look(size: int) -> Sequence[Look]:
+def _run(size: int) -> tuple[Ran, float]:
+    """A run, and the seconds of Spark alone over its tables."""
+    bare: list[float] = []
     with TemporaryDirectory(prefix="untold-") as name, ModelServer(answer="fixed") as server:
         samples = write_samples(Path(name) / "samples.jsonl", size)
-        return run_job(server, samples, Path(name) / "job", calls=size, watch=True).looks
+        ran = run_job(
+            server,
+            samples,
+            Path(name) / "job",
+            calls=size,
+            watch=True,
+            look=lambda output: bare.append(copy_tables(output)),
+        )
+    return ran, bare[0]
 
 
 def _ratios(peaks: dict[tuple[str, int], float], sizes: Sequence[int]) -> list[Figure]:

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
+from tempfile import TemporaryDirectory
 from time import time
 
 import psutil
@@ -18,6 +19,7 @@ import psutil
 from tests.benchmarks.samples import SETTINGS, STAGE
 from tests.benchmarks.watching import Look, Watch
 from tests.fakes.model_server import ModelServer
+from untold.jobs.tables import RESULT_TABLES
 
 ROOT = Path(__file__).resolve().parents[2]
 IN_FLIGHT = 64
@@ -80,6 +82,16 @@ def run_job(
     look(folder / "out")
     rmtree(folder)
     return _checked(ran, calls)
+
+
+def copy_tables(output: Path) -> float:
+    """Seconds in which Spark alone, started for it, reads and writes the tables of an output."""
+    with TemporaryDirectory(prefix="untold-") as name:
+        where = [str(output), f"{name}/copy"]
+        command = [sys.executable, "-m", "tests.benchmarks.bare", "tables", *where, *RESULT_TABLES]
+        began = time()
+        run_command(command, ROOT, Path(name) / "log", watch=False)
+        return time() - began
 
 
 def run_night(server: ModelServer, folder: Path, day: str, *settings: str, calls: int) -> Ran:

@@ -19,12 +19,11 @@ from time import time
 from typing import Any
 
 from tests.benchmarks.figures import Figure, Options
-from tests.benchmarks.running import ROOT, run_command
+from tests.benchmarks.running import ROOT, copy_tables, run_command
 from tests.benchmarks.samples import PROMPTS
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import qa_worlds, worlds
 from tests.runs.harness import make_samples, write_samples
-from untold.jobs.tables import RESULT_TABLES
 
 SAMPLES = 10
 RESPONSES = 2
@@ -118,9 +117,7 @@ def _stored(folder: Path, count: int) -> dict[str, Started]:
         for name in ("fill", "stored"):
             words = ("--input", str(samples), "--output", str(folder / f"out-{name}"), "--metric", "e2e", *store)
             stored = _untold(folder, server, name, "score", *words)
-    copy = [str(folder / "out-stored"), str(folder / "copy"), *RESULT_TABLES]
-    tables = _run(folder, "tables", ["-m", "tests.benchmarks.bare", "tables", *copy], ROOT)
-    return {"stored": stored, "tables": tables}
+    return {"stored": stored, "tables": Started(copy_tables(folder / "out-stored"))}
 
 
 def _untold(folder: Path, server: ModelServer, name: str, command: str, *words: str) -> Started:
