@@ -12,6 +12,8 @@ from types import TracebackType
 
 import psutil
 
+from untold.jobs.run.session import DAEMON
+
 SECONDS = 0.2
 DRIVER, JVM, ANSWERING, ACTOR, PYTHON_WORKERS = "driver", "jvm", "answering", "actor", "python workers"
 LIMITER = "limiter"
@@ -83,7 +85,8 @@ def role_of(command: Sequence[str]) -> str:
         return ACTOR
     if command[0].startswith("ray::LimiterActor"):
         return LIMITER
-    roles = {"untold": DRIVER, "untold.jobs.asking.answering": ANSWERING, "pyspark.daemon": PYTHON_WORKERS}
+    roles = {"untold": DRIVER, "untold.jobs.asking.answering": ANSWERING}
+    roles |= dict.fromkeys((DAEMON, "pyspark.daemon"), PYTHON_WORKERS)
     return next((role for module, role in roles.items() if module in command), OTHER)
 
 
