@@ -11,19 +11,19 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from untold.jobs.asking import store
-from untold.jobs.asking.requests import TOKENS, Requests
+from untold.jobs.asking.requests import Requests
 from untold.jobs.asking.results import result_schema, without_requests
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.templates import compile_prompt
 from untold.udfs.llm.tokens import estimate_tokens
 from untold.udfs.stages import LOOKUPS
-from untold.udfs.stages.arrow import measure_prompts, reading_of
+from untold.udfs.stages.arrow import TOKENS, measure_prompts, reading_of
 
 # The outputs of unanswered requests, by stage and name, as columns over the stage's variables
 Outputs = Mapping[str, Mapping[str, Column]]
 # Distinct requests; those that the store has no answer of; those of them that no metric before asks; the tokens of
 # their prompts; the bytes of their variables, where only these are known
-TALLIED = ("total", "missing", "asked", "tokens", "bytes")
+TALLIED = ("total", "missing", "asked", TOKENS, "bytes")
 
 
 def keep(frame: DataFrame) -> DataFrame:
@@ -120,7 +120,7 @@ class Asking:
     def prompt_tokens(self) -> int:
         """The estimated tokens of the prompts that would be sent; of a formula's, frames and variables together."""
         if not self.by_formula:
-            return self.tally["tokens"]
+            return self.tally[TOKENS]
         # The template's own characters come on top of the variables' for every request
         return self.tally["asked"] * self.frame_tokens + estimate_tokens(self.tally["bytes"])
 
@@ -198,10 +198,12 @@ class Lookup:
         """The requests, told apart and looked up; `measured`: their prompts too."""
         identified = keep(requests.identify(stage, measured=measured))
         rows = identified.where(F.col("request_id").isNotNull())
-        ids, sized = rows.select("request_id").distinct(), TOKENS in identified.columns
+        sized = TOKENS in identified.columns
         if sized:
             # Rows of one request have the same texts
             ids = rows.groupBy("request_id").agg(F.first(TOKENS).alias(TOKENS))
+        else:
+            ids = rows.select("request_id").distinct()
         known = self._known(stage, ids)
         flags = self._flags(stage, ids, known)
         counts = [F.lit(1).alias("total"), *(F.col(name).cast("int").alias(name) for name in ("missing", "asked"))]

@@ -16,10 +16,9 @@ from untold.jobs.run.session import fields_of, spark_schema
 from untold.udfs.facts.pairs import LISTS, PAIRS, ask_all, generate_lists, generate_pairs
 from untold.udfs.facts.sieves import Sieve
 from untold.udfs.llm.keys import Stage
-from untold.udfs.stages.arrow import add_request_ids
+from untold.udfs.stages.arrow import TOKENS, add_request_ids
 
 STRING = T.StringType()
-TOKENS = "tokens"
 _ROW = "request_row"
 
 

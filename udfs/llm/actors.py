@@ -28,8 +28,6 @@ from untold.udfs.stages import definition_of
 if TYPE_CHECKING:
     from untold.udfs.llm.client import Endpoint
 
-# What actors load first, and no other process that knows of them: openai takes a second
-CLIENT = "untold.udfs.llm.client"
 # Ray itself took 15 s to find a raylet that was killed (2.60), and lets its actors live on.
 RAYLET_LOOK_SECONDS = 0.5
 RAYLET_GRACE_SECONDS = 3.0
@@ -60,7 +58,10 @@ def open_client(settings: CallSettings, stage: Stage) -> Endpoint | LocalClassif
     """The client of an endpoint, with the key that its settings name; of a local model, what runs it."""
     if stage.api == LOCAL:
         return LocalClassifier(stage, settings.provider)
-    endpoint: Endpoint = import_module(CLIENT).Endpoint(
+    # In an actor alone, which has loaded it: openai takes a second
+    from untold.udfs.llm.client import Endpoint
+
+    return Endpoint(
         settings.base_url,
         os.environ.get(settings.api_key_env or "") or None,
         connections=settings.limits.max_concurrency,
@@ -69,7 +70,6 @@ def open_client(settings: CallSettings, stage: Stage) -> Endpoint | LocalClassif
         headers=settings.headers,
         query=settings.query,
     )
-    return endpoint
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class AnsweringActor:
 
         That is the client, and pandas, which the first write of Parquet in a process does and which takes 2.4 s.
         """
-        for name in (CLIENT, "pandas"):
+        for name in ("untold.udfs.llm.client", "pandas"):
             await asyncio.to_thread(import_module, name)
 
     async def start(self, assignment: Assignment) -> Started:

@@ -18,10 +18,10 @@ from openai import (
     OpenAIError,
 )
 
-from untold.udfs.llm.calls import BEARER, Answer, CallSettings, is_loopback
+from untold.udfs.llm.calls import BEARER, PATHS, Answer, CallSettings, is_loopback
 from untold.udfs.llm.client import BROKEN_STREAMS, read_connection_error
 from untold.udfs.llm.headers import NOTHING, sent_beside
-from untold.udfs.llm.responses import PATHS, read_status, status_in
+from untold.udfs.llm.responses import read_status, status_in
 
 PURPOSE: Final = "batch"
 # The only one that all have

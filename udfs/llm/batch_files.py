@@ -9,8 +9,7 @@ from shutil import copyfileobj
 from typing import IO, ClassVar
 
 from untold.udfs.llm.batch_api import BatchError, Look, Sent, line_of, lines_in
-from untold.udfs.llm.calls import Answer, CallSettings
-from untold.udfs.llm.responses import PATHS
+from untold.udfs.llm.calls import PATHS, Answer, CallSettings
 from untold.udfs.storage import Place
 
 _INPUT, _RESULTS, _CANCELLED = ".jsonl", ".results.jsonl", ".cancelled"

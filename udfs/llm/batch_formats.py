@@ -11,9 +11,8 @@ from typing import IO, Any, ClassVar
 
 from untold.udfs.llm.batch_api import NAME, WINDOW, BatchApi, BatchError, Look, NotYetError, OpenAiBatches, Sent, heard
 from untold.udfs.llm.batch_files import FileBatches
-from untold.udfs.llm.calls import Answer, CallSettings
+from untold.udfs.llm.calls import PATHS, Answer, CallSettings
 from untold.udfs.llm.message_batches import AnthropicBatches
-from untold.udfs.llm.responses import PATHS
 
 _DEPLOYMENT = re.compile(r"/deployments/([^/]+)$")
 # Of a page of a list

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # The header that a key is sent in, where an API has no other
 BEARER = "Authorization"
+# Of the APIs whose address is one of the endpoint's
+PATHS = {"chat": "/chat/completions", "completions": "/completions", "embeddings": "/embeddings"}
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from multidict import CIMultiDict
 from openai import VERSION, APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient
 from yarl import URL
 
-from untold.udfs.llm.calls import BEARER, Answer, is_loopback
+from untold.udfs.llm.calls import BEARER, PATHS, Answer, is_loopback
 from untold.udfs.llm.headers import sent_beside
 from untold.udfs.llm.keys import CLASSIFYING
-from untold.udfs.llm.responses import PATHS, Reader, read_completion, read_status
+from untold.udfs.llm.responses import Reader, read_completion, read_status
 from untold.udfs.llm.tokens import estimate_tokens
 from untold.udfs.llm.usage import Usage
 
@@ -186,12 +186,10 @@ class Endpoint:
         try:
             async with asyncio.timeout(seconds):
                 status, content, headers = await self._send(api, body)
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, APIConnectionError, httpx.RequestError, ssl.SSLError) as error:
             return read_connection_error(error)
         except TimeoutError:
             return Answer(error_type="timeout", error=f"no answer within {seconds:g} s")
-        except (APIConnectionError, httpx.RequestError, ssl.SSLError) as error:
-            return read_connection_error(error)
         except (_TooLargeError, zlib.error) as error:
             large = isinstance(error, _TooLargeError)
             said = "is too large or in an unknown encoding" if large else "cannot be decompressed"

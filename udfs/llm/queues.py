@@ -122,9 +122,10 @@ class SharedQueue:
         """A group that no other endpoint is at, its own first; else the largest that one would keep for too long."""
         others = [other for other in range(len(self._weights)) if other != endpoint]
         held = {self._current[other]: other for other in others if self._current[other] in self._groups}
-        free = list(islice((key for key in self._groups if key not in held), MOST_LOOKED_AT))
-        if free:
-            return next((key for key in free if hash(key) % len(self._weights) == endpoint), free[0])
+        free = islice((key for key in self._groups if key not in held), MOST_LOOKED_AT)
+        first = next(free, _NO_GROUP)
+        if first is not _NO_GROUP:
+            return next((key for key in chain((first,), free) if hash(key) % len(self._weights) == endpoint), first)
         shared = [key for key, other in held.items() if other not in able or self._is_behind(endpoint, other)]
         return max(shared, key=lambda key: len(self._groups[key]), default=_NO_GROUP)
 

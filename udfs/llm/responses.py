@@ -23,7 +23,6 @@ _NO_HEADERS: Mapping[str, str] = {}
 # Finish reasons, lower case. Everything that is not known to be whole is not: endpoints also say `error` or `abort`.
 _WHOLE = frozenset({"", "stop", "eos", "end_turn", "stop_sequence", "tool_calls", "function_call"})
 _CUT = ("length", "max_tokens", "max_output_tokens", "token_limit")
-PATHS = {"chat": "/chat/completions", "completions": "/completions", "embeddings": "/embeddings"}
 # About key, credit, permission or address, and so about the run more likely than about a row
 _REFUSED = (401, 402, 403, 404)
 # An endpoint may put anything into an error's code, so only known ones are shown.

@@ -64,8 +64,7 @@ class Usage:
             parts = {name: parts.get(name, Usage()) + other.endpoints.get(name, Usage()) for name in both}
         # By position, in the order of the fields: it is done several times a call
         sums = map(add, _NUMBERS(self), _NUMBERS(other))
-        cost = self.cost if other.cost is None else other.cost + (self.cost or 0.0)
-        values: list[Any] = [*sums, self.estimated or other.estimated, cost, parts]
+        values: list[Any] = [*sums, self.estimated or other.estimated, sum_costs((self, other)), parts]
         return Usage(*values)
 
 

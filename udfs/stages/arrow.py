@@ -25,6 +25,7 @@ from untold.udfs.stages.leaks import example_names, without_leaked
 from untold.udfs.stages.schemas import read_as
 
 LEAKED = "leaked_example"
+TOKENS = "tokens"  # the estimated tokens of a request's prompt
 UNASKED = "unasked"  # the error type of a request that has no completion and no failure yet
 
 
@@ -40,7 +41,7 @@ def add_request_ids(
         variables = batch.select(list(stage.variables)).to_pylist()
         columns = {"request_id": pa.array([stage.request_id(row) for row in variables], pa.string())}
         if measure is not None:
-            columns["tokens"] = pa.array(measure(variables), pa.int64())
+            columns[TOKENS] = pa.array(measure(variables), pa.int64())
         yield pa.RecordBatch.from_arrays([*batch.columns, *columns.values()], [*batch.schema.names, *columns])
 
 
@@ -172,7 +173,7 @@ def measure_prompts(batches: Iterator[pa.RecordBatch], stage: Stage) -> Iterator
     measure = _measuring(stage)
     for batch in batches:
         tokens = measure(batch.select(list(stage.variables)).to_pylist())
-        yield pa.RecordBatch.from_arrays([pa.array(tokens, pa.int64())], ["tokens"])
+        yield pa.RecordBatch.from_arrays([pa.array(tokens, pa.int64())], [TOKENS])
 
 
 def _measuring(stage: Stage) -> Callable[[Sequence[Mapping[str, Any]]], Sequence[int]]:

@@ -148,7 +148,8 @@ def _heading(line: str) -> tuple[str, str] | None:
     item follow: a sentence that speaks of covered statements opens nothing. `Covered` in a list item needs a colon, a
     bracket or bold letters.
     """
-    if not any(word in line.casefold() for word in _OF_HEADINGS):
+    folded = line.casefold()
+    if not any(word in folded for word in _OF_HEADINGS):
         return None
     bare = _without_remark(line)
     if len(bare) <= _LONGEST_HEADING and (named := _named_heading(bare)):

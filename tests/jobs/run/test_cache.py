@@ -46,7 +46,7 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return archive_path()
 
 
-def test_one_run_at_a_time_writes_the_archive_and_all_read_it_once_that_was_whole(archive: Path) -> None:
+def test_one_run_at_a_time_writes_the_archive(archive: Path) -> None:
     given, new = {JVM_OPTIONS: "-Xss8m", "spark.driver.memory": "1g"}, archive.with_suffix(NEW)
     assert with_archive(given, writes=False) == (given, None)
 
