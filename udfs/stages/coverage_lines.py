@@ -68,9 +68,14 @@ def sourced_lines(lines: Sequence[str], contexts: int) -> list[Sourced]:
 
 def statement_lines(rows: Sequence[Sourced]) -> list[Sourced]:
     """The rows without reasons and remarks. Raises `Unparsable` for a statement that is partially covered."""
-    if any(_PARTLY.search(row.line.text) for row in rows):
+    if any(is_partly(row.line.text) for row in rows):
         raise Unparsable("a statement that is partially covered")
     return _without_asides(_without_remarks(rows))
+
+
+def is_partly(text: str) -> bool:
+    """Whether a statement is said to be covered in part."""
+    return _PARTLY.search(text) is not None
 
 
 def _sourced(line: str, contexts: int) -> Sourced:

@@ -213,9 +213,12 @@ def is_drawing(line: Line) -> bool:
 
 def unfenced(text: str) -> str:
     """The text inside a code fence that surrounds all of it; any other text as it is, trimmed."""
-    lines = text.strip().split("\n")
+    text = text.strip()
+    if "\n" not in text:
+        return text
+    lines = text.split("\n")
     fences = [number for number, line in enumerate(lines) if is_fence(line)]
-    if fences == [0, len(lines) - 1] and len(lines) > 1:
+    if fences == [0, len(lines) - 1]:
         lines = lines[1:-1]
     return "\n".join(lines).strip()
 

@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.linear import assert_linear
@@ -22,6 +22,7 @@ from untold.udfs.stages.e2e import EVALUATE_COVERAGE, SUMMARISE_CONTEXT
 from untold.udfs.stages.reading import letters, without_emphasis, without_ticks
 
 DATA = Path(os.environ.get("UNTOLD_DATA", Path(__file__).parents[4] / "shared" / "data"))
+PROMPTS = Path(__file__).parents[3] / "conf" / "prompts"
 RECORDED = DATA / "wikicontradict" / "recorded_e2e"
 
 
@@ -132,8 +133,78 @@ others = st.sampled_from(
 )
 written = completions().map(lambda case: case[0])
 
+# Words that a reading looks for, anywhere in the form that the prompt asks for
+WORDS = [
+    *(
+        "Covered",
+        "uncovered",
+        "statements",
+        "statement:",
+        "None",
+        "nothing",
+        "n/a",
+        "no statements",
+        "Half",
+        "left out",
+    ),
+    *("partly", "partially", "covered", "(partly covered)", "- half -", "Partial:", "missing", "omitted", "facts"),
+    *("atomic", "in the response", "by the response", "Overall, the response", "Note:", "Sources:", "Context 1:", "-"),
+    *(
+        "Wait,",
+        "Final:",
+        "I cannot help with this.",
+        "thinking",
+        "\u0131n part\u0131al",
+        "keine",
+        "解",
+        "なし",
+        "1.",
+        "a)",
+    ),
+    *("It rose.", "'quoted'", "(1931)", "✅", "→", "\u2028", "\x0b", "\xa0", "Ｃovered", "->", "because", "x"),
+]
+DECORATIONS = ["&lt;", "|", "~~a~~", "**a**", "[a]", "<b>", "\\n", "{"]
 
-@given(written | st.lists(pieces | others, max_size=25).map("".join))
+
+def in_form(phrases: st.SearchStrategy[str], **instead: list[str]) -> st.SearchStrategy[str]:
+    """Completions of the form that the prompt asks for, around these phrases, but for what stands elsewhere instead."""
+    bullets = st.sampled_from(["- ", "- ", "* ", "• ", "1. ", "12. ", *instead.get("bullets", [])])
+    numbers = st.sampled_from(["1", "2", "1, 2", "2, 1", "1, 9", "9", *instead.get("numbers", [])])
+    items = st.lists(st.builds("{}{} [{}]\n".format, bullets, phrases, numbers), min_size=1, max_size=3).map("".join)
+    begins = st.sampled_from(["Context 1", "Context 2 says that ", *instead.get("begins", [])])
+    return st.builds(
+        "{}{}[Covered statements]\n{}{}[Uncovered statements]\n{}{}".format,
+        st.lists(st.builds("{}{}\n".format, begins, phrases), max_size=2).map("".join),
+        st.sampled_from(["", "\n", *instead.get("breaks", [])]),
+        items | st.just("None\n"),
+        st.sampled_from(["", "\n", "\n\n", *instead.get("between", [])]),
+        items | st.just("None\n"),
+        st.sampled_from(["", "\n", *instead.get("behind", [])]),
+    )
+
+
+usual = in_form(st.lists(st.sampled_from(WORDS), min_size=1, max_size=3).map(" ".join))
+nearly = in_form(
+    st.lists(st.sampled_from([*WORDS, *DECORATIONS]), max_size=4).map(" ".join),
+    bullets=["  - ", "-", "", "(1) "],
+    numbers=["1,2", "0", "01", "None", ""],
+    begins=["Contextual", ""],
+    breaks=[" \n"],
+    between=["And:\n"],
+    behind=["\nThat is all.", "<|im_end|>"],
+)
+
+
+def test_the_form_of_the_prompt_is_read_the_short_way() -> None:
+    prompt = (PROMPTS / "evaluate_coverage.jinja").read_text(encoding="utf-8")
+    examples = re.findall(r"(?<==== assistant\n).*?(?=\n\n=== user)", prompt, re.DOTALL)
+    assert len(examples) == 3
+    with patch("untold.udfs.stages.coverage._parse_any_form", None):
+        assert all(EVALUATE_COVERAGE.parse(text, {"contexts": ["a", "b"]})["statements"] for text in examples)
+
+
+@settings(max_examples=1000)
+@given(usual | nearly | written | st.lists(pieces | others, max_size=25).map("".join))
 def test_shortcuts_of_the_usual_form_change_no_reading(text: str) -> None:
     def read() -> tuple[Any, str | None]:
         try:
@@ -144,6 +215,7 @@ def test_shortcuts_of_the_usual_form_change_no_reading(text: str) -> None:
     shortly = read()
     readers = "untold.udfs.stages"
     with (
+        patch(f"{readers}.coverage._USUAL", re.compile("(?!)")),
         patch(f"{readers}.sources._PLAIN", re.compile("(?!)")),
         patch(f"{readers}.coverage._OF_HEADINGS", ("",)),
         patch(f"{readers}.reading._BREAKS", ("",)),
