@@ -99,17 +99,26 @@ def parse_completions(
     """
     definition = definition_of(stage)
     fields, counted = list(definition.results), [LEAKED] if definition.items else []
-    wanted = {*definition.variables, "text_of_completion", "error_type", "error"}
-    wanted |= {"alternatives"} if definition.rated else set()
+    said = {"text_of_completion", "error_type", "error"}
+    wanted = {*definition.variables, *said, *(["alternatives"] if definition.rated else [])}
     for batch in batches:
-        read = [name for name in batch.schema.names if name in wanted]
-        rows = [_parse(row, definition, names, structured) for row in batch.select(read).to_pylist()]
+        read = batch.select([name for name in batch.schema.names if name in wanted])
+        # What is read without a variable is read once: a million relations are a few words
+        read, places = _distinct(read) if said.issuperset(read.schema.names) else (read, None)
+        rows = [_parse(row, definition, names, structured) for row in read.to_pylist()]
         columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in fields]
-        errors = [pa.array([row.get(name) for row in rows], pa.string()) for name in ("error_type", "error")]
-        leaked = [pa.array([row.get(name) for row in rows], pa.int64()) for name in counted]
+        columns += [pa.array([row.get(name) for row in rows], pa.string()) for name in ("error_type", "error")]
+        columns += [pa.array([row.get(name) for row in rows], pa.int64()) for name in counted]
         kept = [batch.column(name) for name in (*keys, "request_id")]
         heads = [*keys, "request_id", *(field.name for field in fields), "error_type", "error", *counted]
-        yield pa.RecordBatch.from_arrays([*kept, *columns, *errors, *leaked], heads)
+        yield pa.RecordBatch.from_arrays([*kept, *(c if places is None else c.take(places) for c in columns)], heads)
+
+
+def _distinct(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
+    """The distinct rows of a batch of texts, and for each row of the batch which of them it is."""
+    codes = [column.dictionary_encode(null_encoding="encode").indices.to_numpy() for column in batch.columns]
+    _, first, places = np.unique(np.stack(codes), axis=1, return_index=True, return_inverse=True)
+    return batch.take(pa.array(first)), pa.array(places.ravel())
 
 
 def _parse(

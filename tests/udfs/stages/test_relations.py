@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.udfs.stages.nli_read import relation
+from untold.udfs.llm.keys import Stage
+from untold.udfs.stages import STAGES
+from untold.udfs.stages.arrow import _parse, reading_of
 from untold.udfs.stages.definitions import Unparsable
-from untold.udfs.stages.nli import (
-    RELATIONS,
-)
+from untold.udfs.stages.nli import RELATIONS
+
+TEXTS = pa.schema([(name, pa.string()) for name in ("request_id", "text_of_completion", "error_type", "error")])
 
 
 @pytest.mark.parametrize("label", RELATIONS)
@@ -122,3 +130,22 @@ def test_words_that_are_premise_or_hypothesis_own_are_no_answer() -> None:
     assert relation("Neutral.", "Sweden was neutral.", "Sweden took no side.") == "neutral"
     with pytest.raises(Unparsable):
         relation("Sweden was neutral: it entails that.", "Sweden was neutral.", "No side.")
+
+
+said = st.sampled_from([*RELATIONS, "Neutral.", "no idea", "", None])
+stored = st.tuples(said, st.sampled_from([None, "http_500", ""]), st.sampled_from([None, "broken"]))
+
+
+@given(st.lists(stored, max_size=12))
+def test_equal_completions_of_a_batch_are_read_once_and_as_each_alone(rows: list[tuple[str | None, ...]]) -> None:
+    bound = Stage("classify_relation", STAGES["classify_relation"].variables, "m", template="")
+    batches = [
+        pa.RecordBatch.from_pylist([dict(zip(TEXTS.names, (str(place), *row), strict=True))], TEXTS)
+        for place, row in enumerate(rows)
+    ]
+    each = [row for batch in reading_of(bound, ())(iter(batches)) for row in batch.to_pylist()]
+    together = pa.Table.from_batches(batches, TEXTS).combine_chunks().to_batches()
+    with patch("untold.udfs.stages.arrow._parse", side_effect=_parse) as read:
+        found = [row for batch in reading_of(bound, ())(iter(together)) for row in batch.to_pylist()]
+    assert found == each
+    assert read.call_count == len(set(rows))
