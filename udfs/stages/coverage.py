@@ -21,6 +21,7 @@ from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.lists import AFTERWORDS, is_heading
 from untold.udfs.stages.reading import (
     Line,
+    answer_span,
     collapsed,
     is_none,
     letters,
@@ -70,12 +71,14 @@ _GROUPS = re.compile(
     r"(?:statements? )?(?:(?:from|in|of) )?(?:the )?(?:contexts?|sources?|passages?|documents?|texts?)"
 )
 
-# The form that the prompt asks for, each item a line, without any sign that another form or a decoration begins with
+# The form that the prompt asks for, each item a line, without any sign that another form or a decoration begins with.
+# What stands above it may be in bold type
+_ABOVE = r"[^\n\r\[\]【】［］<>\\~{}&◁]*\n"
 _PLAIN = r"[^\n\r\t\[\]【】［］<>|\\~{}&*_`]"
 _USUAL_TEXT = rf"[^\W_]{_PLAIN}*[\w.!?)'\"’”%]|[^\W_]"
 _USUAL_ITEM = rf"(?:[-*•]|\d{{1,3}}\.) (?:{_USUAL_TEXT}) \[[1-9]\d{{0,2}}(?:, [1-9]\d{{0,2}})*\]\n"
 _USUAL = re.compile(
-    rf"(?:Context {_PLAIN}*\n)*\n*\[Covered statements\]\n(None\n|(?:{_USUAL_ITEM})+)\n*"
+    rf"((?:{_ABOVE})*)\[Covered statements\]\n(None\n|(?:{_USUAL_ITEM})+)\n*"
     rf"\[Uncovered statements\]\n(None\n|(?:{_USUAL_ITEM})+)\n*"
 )
 _IN_NO_PLAIN_TEXT = (*_OF_HEADINGS, "half", "statement")  # one of these is in each text that may be no item
@@ -139,8 +142,12 @@ def _usual_lists(completion: str, contexts: int) -> list[list[_Item]] | None:
     found = _USUAL.fullmatch(completion if completion.endswith("\n") else completion + "\n")
     if found is None:
         return None
+    above, *both = found.groups()
+    others = [line for line in above.lstrip().split("\n") if line and not line.startswith("Context ")]
+    if others and (answer_span(completion) != (0, len(completion)) or any(map(_heading, others))):
+        return None
     lists: list[list[_Item]] = []
-    for listed in found.groups():
+    for listed in both:
         folded = listed.casefold()
         plain = not any(word in folded for word in _IN_NO_PLAIN_TEXT)
         items: list[_Item] = []

@@ -153,7 +153,9 @@ WORDS = [
         "Wait,",
         "Final:",
         "I cannot help with this.",
-        "thinking",
+        "Thinking:",
+        "analysis",
+        "assistantfinal",
         "\u0131n part\u0131al",
         "keine",
         "解",
@@ -171,7 +173,7 @@ def in_form(phrases: st.SearchStrategy[str], **instead: list[str]) -> st.SearchS
     bullets = st.sampled_from(["- ", "- ", "* ", "• ", "1. ", "12. ", *instead.get("bullets", [])])
     numbers = st.sampled_from(["1", "2", "1, 2", "2, 1", "1, 9", "9", *instead.get("numbers", [])])
     items = st.lists(st.builds("{}{} [{}]\n".format, bullets, phrases, numbers), min_size=1, max_size=3).map("".join)
-    begins = st.sampled_from(["Context 1", "Context 2 says that ", *instead.get("begins", [])])
+    begins = st.sampled_from(["Context 1", "Context 2 says that ", "", "Reasoning: ", *instead.get("begins", [])])
     return st.builds(
         "{}{}[Covered statements]\n{}{}[Uncovered statements]\n{}{}".format,
         st.lists(st.builds("{}{}\n".format, begins, phrases), max_size=2).map("".join),
@@ -188,7 +190,7 @@ nearly = in_form(
     st.lists(st.sampled_from([*WORDS, *DECORATIONS]), max_size=4).map(" ".join),
     bullets=["  - ", "-", "", "(1) "],
     numbers=["1,2", "0", "01", "None", ""],
-    begins=["Contextual", ""],
+    begins=["Contextual", "◁/think▷", "**Thoughts:** "],
     breaks=[" \n"],
     between=["And:\n"],
     behind=["\nThat is all.", "<|im_end|>"],
