@@ -16,8 +16,9 @@ from untold.udfs.errors import UserError
 from untold.udfs.llm.store_files import count_rows
 from untold.udfs.storage import Place
 
-# Rows of a column that this process has in memory at once
+# What of a column this process has in memory at once: rows, and bytes of the file that they are read from
 PIECE_ROWS = 8192
+PIECE_BYTES = 4 * 2**20
 # So few values of a column come with the number of rows, and need no execution of their own
 FEW = 1000
 
@@ -119,7 +120,9 @@ class Workspace:
         for entry in Place(kept.path).entries():
             if entry.name.endswith(".parquet"):
                 with entry.place.open() as file:
-                    for batch in pq.ParquetFile(file).iter_batches(PIECE_ROWS, columns=[column]):
+                    # Else all of the column is read ahead, and threads of Arrow's keep what they had of it
+                    parquet = pq.ParquetFile(file, pre_buffer=False, buffer_size=PIECE_BYTES)
+                    for batch in parquet.iter_batches(PIECE_ROWS, columns=[column], use_threads=False):
                         yield batch.column(0)
 
     def path(self, name: str) -> str:
