@@ -81,7 +81,7 @@ _USUAL = re.compile(
     rf"((?:{_ABOVE})*)\[Covered statements\]\n(None\n|(?:{_USUAL_ITEM})+)\n*"
     rf"\[Uncovered statements\]\n(None\n|(?:{_USUAL_ITEM})+)\n*"
 )
-_IN_NO_PLAIN_TEXT = (*_OF_HEADINGS, "half", "statement")  # one of these is in each text that may be no item
+_DOUBTFUL = (*_OF_HEADINGS, "half", "statement")  # one of these is in each text that may be no item
 
 _CLOSING_TAG = re.compile(r"\s{0,9}[<\[]/[\w -]{1,40}[>\]]\s{0,9}")  # of `<covered_statements>`: it opens no list
 _LABEL = re.compile(
@@ -149,7 +149,7 @@ def _usual_lists(completion: str, contexts: int) -> list[list[_Item]] | None:
     lists: list[list[_Item]] = []
     for listed in both:
         folded = listed.casefold()
-        plain = not any(word in folded for word in _IN_NO_PLAIN_TEXT)
+        plain = not any(word in folded for word in _DOUBTFUL)
         items: list[_Item] = []
         for line in listed.split("\n")[:-1] if listed != "None\n" else ():
             text, _, numbers = line[line.index(" ") + 1 :].rpartition(" [")

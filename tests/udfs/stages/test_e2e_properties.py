@@ -205,7 +205,7 @@ def test_the_form_of_the_prompt_is_read_the_short_way() -> None:
         assert all(EVALUATE_COVERAGE.parse(text, {"contexts": ["a", "b"]})["statements"] for text in examples)
 
 
-@settings(max_examples=1000)
+@settings(max_examples=500)
 @given(usual | nearly | written | st.lists(pieces | others, max_size=25).map("".join))
 def test_shortcuts_of_the_usual_form_change_no_reading(text: str) -> None:
     def read() -> tuple[Any, str | None]:
