@@ -130,7 +130,13 @@ def plan_merges(folder: str, listing: Listing, names: Iterable[str], file_bytes:
         groups[-1].append(name)
         room -= size
     return [
-        Merge(folder, tuple(group), f"{MERGED}{uuid4().hex}.parquet", COMPLETIONS)
+        Merge(
+            folder,
+            tuple(group),
+            f"{MERGED}{uuid4().hex}.parquet",
+            COMPLETIONS,
+            size=sum(listing.files[name].size for name in group),
+        )
         for group in groups
         if len(group) >= least
     ]

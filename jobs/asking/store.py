@@ -28,8 +28,8 @@ from untold.udfs.storage import Place
 STATES = ("ok", "tried", "lasting", "passing")
 # Waits before a read is tried again that failed though no file is damaged; the last try is the end of them.
 PAUSES = (1.0, 2.0, 4.0)
-# To merge as many files takes this process less time than a Spark job takes to begin, and little memory
-FILES_HERE = 32
+# To merge so many bytes takes this process less time than a Spark job takes to begin, and little memory
+BYTES_HERE = 4 * 2**20
 
 Given = TypeVar("Given")
 SPARK_ERRORS = (PySparkException, Py4JJavaError)
@@ -249,7 +249,7 @@ def compact(spark: SparkSession, folder: str, *, file_bytes: int = FILE_BYTES) -
     """
 
     def merge(merges: Sequence[Merge]) -> list[Described]:
-        if sum(len(one.names) for one in merges) <= FILES_HERE or is_connect(spark):
+        if sum(one.size for one in merges) <= BYTES_HERE or is_connect(spark):
             return run_merges(merges)
         return spark.sparkContext.parallelize(merges, len(merges)).map(merge_files).collect()
 

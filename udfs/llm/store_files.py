@@ -113,13 +113,14 @@ def count_kept(place: Place, unneeded: Unneeded) -> tuple[int, int]:
 class Merge:
     """Files of a folder that are to become one there. It may be done on any machine that sees the folder.
 
-    Without those rows that are `unneeded`; `rows` then says how many there will be.
+    `size`: the bytes of the files. Without those rows that are `unneeded`; `rows` then says how many there will be.
     """
 
     folder: str
     names: tuple[str, ...]
     target: str
     schema: pa.Schema
+    size: int
     unneeded: Unneeded | None = None
     rows: int | None = None
 

@@ -111,7 +111,8 @@ def parse_completions(
         columns += [pa.array([row.get(name) for row in rows], pa.int64()) for name in counted]
         kept = [batch.column(name) for name in (*keys, "request_id")]
         heads = [*keys, "request_id", *(field.name for field in fields), "error_type", "error", *counted]
-        yield pa.RecordBatch.from_arrays([*kept, *(c if places is None else c.take(places) for c in columns)], heads)
+        columns = columns if places is None else [column.take(places) for column in columns]
+        yield pa.RecordBatch.from_arrays([*kept, *columns], heads)
 
 
 def _distinct(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:

@@ -149,14 +149,14 @@ def _usual_lists(completion: str, contexts: int) -> list[list[_Item]] | None:
     lists: list[list[_Item]] = []
     for listed in both:
         folded = listed.casefold()
-        plain = not any(word in folded for word in _DOUBTFUL)
+        is_doubtful = any(word in folded for word in _DOUBTFUL)
         items: list[_Item] = []
         for line in listed.split("\n")[:-1] if listed != "None\n" else ():
             text, _, numbers = line[line.index(" ") + 1 :].rpartition(" [")
             sources = frozenset(number for each in numbers[:-1].split(", ") if (number := int(each)) <= contexts)
             if not sources or is_none(text) or _ONLY_NONE.fullmatch(text):
                 return None
-            if not plain and (_heading(line) or is_partly(text) or _LABEL.match(text)):
+            if is_doubtful and (_heading(line) or is_partly(text) or _LABEL.match(text)):
                 return None
             items.append(_Item(text, sources))
         lists.append(items)

@@ -240,7 +240,9 @@ def test_a_compacted_store_is_read_from_its_merged_files_alone(spark: SparkSessi
     assert best(spark, tmp_path) == before
 
 
-def test_much_is_merged_by_the_workers(spark: SparkSession, tmp_path: Path) -> None:
+def test_much_is_merged_by_the_workers(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("untold.jobs.asking.store.BYTES_HERE", 0)
+    monkeypatch.setattr("untold.jobs.asking.store.run_merges", None)
     size = segments_of(tmp_path, "run1", 16)[0].stat().st_size
     before = best(spark, tmp_path)
     compact(spark, str(tmp_path), file_bytes=3 * size)
