@@ -27,9 +27,12 @@ class PromptError(UserError):
 
 @dataclass(frozen=True)
 class Prompt:
-    """A compiled template: one (role, template) a turn; a plain-completion template has the single role `text`."""
+    """A compiled template: one (role, template) a turn; a plain-completion template has the single role `text`.
 
-    turns: tuple[tuple[str, Template], ...]
+    A turn in which nothing is filled in is its text.
+    """
+
+    turns: tuple[tuple[str, Template | str], ...]
 
     def messages(self, variables: Mapping[str, Any]) -> list[dict[str, str]]:
         """The chat messages for these variables."""
@@ -55,9 +58,9 @@ def compile_prompt(source: str, *, api: str = "chat", name: str = "template") ->
 
 def try_prompt(prompt: Prompt, variables: Mapping[str, Any], name: str) -> None:
     """Fills in a prompt once. Raises `PromptError` with the line where these variables cannot be filled in."""
-    for _, turn in prompt.turns:
+    for turn in (turn for _, turn in prompt.turns if not isinstance(turn, str)):
         try:
-            _render(turn, variables)
+            turn.render(variables)
         # A template may fail in any way that Python can
         except Exception as error:
             lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == turn.filename]
@@ -145,21 +148,33 @@ def _parse(source: str, line: int, name: str) -> nodes.Template:
     return tree
 
 
-def _compile(source: str, line: int, name: str) -> Template:
-    """A turn's template. Raises PromptError for bad syntax and for what would read another template."""
+def _compile(source: str, line: int, name: str) -> Template | str:
+    """A turn's template, or its text. Raises PromptError for bad syntax and for what would read another template."""
     tree = _parse(source, line, name)
     foreign = next((node for kind in _FOREIGN for node in tree.find_all(kind)), None)
     if foreign is not None:
         raise PromptError(f"{name} line {foreign.lineno}: a template cannot include another")
+    if (text := _plain_text(tree)) is not None:
+        return text
     try:
-        return _environment().from_string(tree)
+        template = _environment().from_string(tree)
     except TemplateSyntaxError as error:
         raise PromptError(f"{name} line {error.lineno}: {error.message}") from error
+    # A chain of maps, which each rendering would go through name by name: half of its time
+    template.globals = dict(template.globals)
+    return template
 
 
-def _render(turn: Template, variables: Mapping[str, Any]) -> str:
+def _plain_text(tree: nodes.Template) -> str | None:
+    """The text of a template that is nothing else, as all turns of examples are."""
+    parts = [part for node in tree.body for part in (node.nodes if isinstance(node, nodes.Output) else (node,))]
+    texts = [part.data for part in parts if isinstance(part, nodes.TemplateData)]
+    return "".join(texts) if len(texts) == len(parts) else None
+
+
+def _render(turn: Template | str, variables: Mapping[str, Any]) -> str:
     """A turn for these variables. Raises what Jinja2 raises for one that is missing or fails."""
-    return turn.render(variables)
+    return turn if isinstance(turn, str) else turn.render(variables)
 
 
 def _strip_blank_lines(text: str) -> str:

@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jinja2 import TemplateError, UndefinedError
+from jinja2 import Environment, TemplateError, UndefinedError
 from jinja2.exceptions import SecurityError
 
 from untold.udfs.llm.templates import PromptError, check_variables, compile_prompt, split_turns, try_prompt
@@ -142,6 +142,17 @@ def test_nothing_is_escaped() -> None:
 @pytest.mark.parametrize("api", ["chat", "completions"])
 def test_a_comment_may_come_first(api: str) -> None:
     assert compile_prompt("{# names: Osk -#}\n{{ query }}", api=api).turns[0][1].render(query="q") == "q"
+
+
+PIECES = ("{# said #}", "{#- said -#}", "{% raw %}{{ query }}{% endraw %}", "{{ query }}", "{{- query -}}", "{{ 'q' }}")
+
+
+@given(st.lists(st.sampled_from((*PIECES, "Be brief.", "\n", " ", "{% set q = 1 %}")), max_size=6))
+def test_a_template_is_what_jinja_makes_of_it_though_nothing_be_filled_in(pieces: list[str]) -> None:
+    # Blank lines at its ends are no part of it
+    source = f"<{''.join(pieces)}>"
+    expected = Environment(keep_trailing_newline=True).from_string(source).render(query="Who?")
+    assert compile_prompt(source, api="completions").text({"query": "Who?"}) == expected
 
 
 def test_tojson_writes_json() -> None:
