@@ -28,7 +28,7 @@ from untold.udfs.llm.records import COMPLETIONS, completions_table
 from untold.udfs.llm.retrying import is_passing, remedy_of
 from untold.udfs.llm.script import script_of
 from untold.udfs.llm.units import UNIT_ROWS
-from untold.udfs.llm.usage import Usage
+from untold.udfs.llm.usage import NOTHING_USED, Usage
 from untold.udfs.stages import definition_of
 from untold.udfs.storage import Place
 
@@ -42,7 +42,6 @@ NOT_DONE = ("http_429",)
 # What is removed already
 GONE = ("http_404", "http_410")
 INFINITE = float("inf")
-NOTHING_USED = Usage()
 
 
 class Delivery:

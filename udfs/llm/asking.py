@@ -26,7 +26,7 @@ from untold.udfs.llm.script import Parse, Script, failed, script_of
 from untold.udfs.llm.segments import SegmentWriter
 from untold.udfs.llm.tools import MAX_ROUNDS, exchange, run_tool, trace
 from untold.udfs.llm.trial import SchemaTrial
-from untold.udfs.llm.usage import Usage
+from untold.udfs.llm.usage import NOTHING_USED, Usage
 from untold.udfs.llm.waiters import Waiters
 from untold.udfs.stages.schemas import Form
 
@@ -219,7 +219,7 @@ class Asker:
             self._record(channel, request, failure or Answer())
             return
         # Counted before it is sent: what is in flight when a process is killed may have been paid for.
-        channel.usage += Usage(calls=1, asked=not request.calls, tool_turns=request.turn_due)
+        channel.tally.count(calls=1, asked=not request.calls, tool_turns=request.turn_due)
         request.calls, request.turn_due = request.calls + 1, False
         answer = await channel.client.call(self._stage.api, body, left, script.reader(request))
         self._book(channel, request, answer, script.tokens_of(len(body)))
@@ -234,7 +234,7 @@ class Asker:
         if timed_out:
             usage = Usage(sent, 0, self._sizes.expected, estimated=True)
         spend(request, usage, answer.parts)
-        channel.usage += usage
+        channel.tally.book(usage)
         lost = timed_out or answer.error_type == "connection"
         self._endpoints.settle(channel, request.release(), usage.tokens, lost=lost)
         if answer.model:
@@ -278,7 +278,7 @@ class Asker:
             # Not only by the next lease: what is sent until then would be refused too.
             channel.pacing.pause(answer.retry_after, now)
         if answer.error_type == "http_429":
-            channel.usage += Usage(rate_limited=1)
+            channel.tally.count(rate_limited=1)
             request.limited += 1
         verdict = judge(request, answer, self._settings.max_attempts, free=free)
         request.attempts += verdict.attempt
@@ -301,11 +301,11 @@ class Asker:
     def _begin_again(self, channel: Channel, request: Request, answer: Answer) -> None:
         """Forgets what followed the prompt. What could not be read is a row of its own, and the next call says so."""
         unread = answer.error_type == "unparsable"
-        channel.usage += Usage(asked_again=1)
+        channel.tally.count(asked_again=1)
         if unread:
             self._write(channel, request, failed(answer, ASKED_AGAIN, f"{answer.error_type}: {answer.error}"))
             # The tokens of the next row are those of later calls
-            request.usage = Usage()
+            request.usage = NOTHING_USED
         request.begin_again(names_form=unread)
 
     def _write(self, channel: Channel, row: Request, answer: Answer) -> None:
@@ -381,7 +381,7 @@ class Asker:
         """Ends a row of a request: it is with the writer, and its unit has one less to wait for."""
         row.calls, row.first_sent = request.calls, request.first_sent
         self._write(channel, row, answer)
-        channel.usage += Usage(done=1, failed=answer.error_type is not None)
+        channel.tally.count(done=1, failed=answer.error_type is not None)
         self._units.record(row.unit)
 
     async def _keep_flushing(self) -> None:

@@ -13,7 +13,7 @@ from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Budget, Limits
 from untold.udfs.llm.structure import Finding
 from untold.udfs.llm.tools import ToolCall
-from untold.udfs.llm.usage import Prices, Usage, sum_costs
+from untold.udfs.llm.usage import NOTHING_USED, Prices, Usage, sum_costs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -114,7 +114,7 @@ class Answer:
     text: str | None = None
     finish_reason: str | None = None
     model: str | None = None
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = NOTHING_USED
     logprobs: Any = None
     tool_calls: tuple[ToolCall, ...] = ()
     error_type: str | None = None
@@ -201,7 +201,7 @@ class Request:
     first_sent: float | None = None
     first_fault: float | None = None
     last: Answer | None = None
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = NOTHING_USED
     rounds: int = 0
     turn_due: bool = False
     names_form: bool = False

@@ -14,7 +14,7 @@ from untold.udfs.llm.limiter import Lease, Limits, Report
 from untold.udfs.llm.local_classifier import LocalClassifier
 from untold.udfs.llm.pacing import Pacing
 from untold.udfs.llm.retrying import Standing
-from untold.udfs.llm.usage import Usage
+from untold.udfs.llm.usage import NOTHING_USED, Tally, Usage
 
 if TYPE_CHECKING:
     from untold.udfs.llm.client import Endpoint
@@ -78,11 +78,16 @@ class Channel(Slots):
         super().__init__(work, lend)
         self.client = client
         self.standing = Standing(answered_ever=work.answered_before, completed=work.answered_before)
-        self.usage = Usage()
+        self.tally = Tally()
         self.models: set[str] = set()
         self.held: list[tuple[Request, Answer]] = []
         self.in_flight = 0
         self.refused: str | None = None
+
+    @property
+    def usage(self) -> Usage:
+        """What it was used for."""
+        return self.tally.usage
 
     @property
     def label(self) -> str:
@@ -130,7 +135,7 @@ class Channels:
     @property
     def used(self) -> Usage:
         """What all of them were used for; of several with the cost, and with what each has of it."""
-        total = sum((channel.usage for channel in self.each), Usage())
+        total = sum((channel.usage for channel in self.each), NOTHING_USED)
         if len(self.each) == 1:
             return total
         return self._settings.priced(replace(total, endpoints={each.label: each.usage for each in self.each}))
@@ -169,8 +174,8 @@ class Channels:
 
         Infinite where there is only one. Once for all: with twenty endpoints, once for each is 400 looks a call.
         """
-        unlimited = [each for each in self.each if each.is_unlimited]
-        if len(self.each) == 1 or not unlimited:
+        unlimited = [each for each in self.each if each.is_unlimited] if len(self.each) > 1 else []
+        if not unlimited:
             return float("inf")
         largest = max(each.work.settings.weight for each in unlimited)
         return max(each.pacing.places for each in unlimited) / largest
@@ -182,7 +187,7 @@ class Channels:
         more or less, by whether it is `ahead` of its share, makes these exact.
         """
         most, share = channel.pacing.places, of_one * channel.work.settings.weight
-        if not channel.is_unlimited or share >= most:
+        if share >= most or not channel.is_unlimited:
             return most
         return max(1, ceil(share) - 1) if ahead else min(most, floor(share) + 1)
 

@@ -49,7 +49,7 @@ class Stage:
     structured: Mapping[str, Any] | None = None
     salt: str | None = None
 
-    @property
+    @cached_property
     def decoding(self) -> dict[str, Any]:
         """The parameters that are sent beside model and prompt; fields of `extra_body` win."""
         own = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}

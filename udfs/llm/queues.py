@@ -72,6 +72,8 @@ class SharedQueue:
 
     def order(self, able: Iterable[int]) -> list[int]:
         """Endpoints that can send, the one that is furthest behind its share first."""
+        if len(self._weights) == 1:
+            return [*able]
         most, longest = max(self._taken), 2 / min(self._weights)
         for one in able:
             # Behind by the longest step of another it is in its turn

@@ -108,6 +108,9 @@ class Verdict:
     anew: bool = False
 
 
+_ANSWERED = Verdict(Act.RECORD, attempt=True)
+
+
 def judge(request: Request, answer: Answer, max_attempts: int, *, free: bool) -> Verdict:
     """What becomes of the request; `free` where a fault is the endpoint's outage and costs no attempt.
 
@@ -121,6 +124,8 @@ def judge(request: Request, answer: Answer, max_attempts: int, *, free: bool) ->
     if answer.refused:
         # Before all else: it speaks of the run, so that no rule about its row may apply.
         return Verdict(Act.REFUSE if kind in _SURE_REFUSALS else Act.HOLD)
+    if kind is None:
+        return _ANSWERED
     # Being limited says nothing about the request and uses up no attempt; its deadline goes on.
     if kind == "http_429":
         return Verdict(Act.AGAIN, backoff(request.limited) if answer.retry_after is None else answer.retry_after)

@@ -42,12 +42,8 @@ class SchemaTrial:
         self._stage, self._may_drop = stage, may_drop
         self.pending = pending
         self.finding: Finding | None = None
+        self.over = False
         self._empty: str | None = None
-
-    @property
-    def over(self) -> bool:
-        """Whether the finding changes how the stage is asked."""
-        return self.finding is not None and self.finding.changes(self._stage)
 
     def hear(self, request: Request, answer: Answer, *, completed: bool) -> None:
         """Notes what the first answer says, or a refusal before any completion. Being told to wait says nothing.
@@ -60,4 +56,5 @@ class SchemaTrial:
             return
         if self.pending or (self._may_drop and answer.about_schema and not completed):
             self.finding = find(self._stage, answer, request.variables)
+            self.over = self.finding is not None and self.finding.changes(self._stage)
             self.pending = answer.error_type == "http_429"

@@ -58,14 +58,44 @@ class Usage:
 
     def __add__(self, other: Usage) -> Usage:
         """What both used."""
+        if self is NOTHING_USED:
+            return other
         parts = self.endpoints
         if other.endpoints:
             both = {**parts, **other.endpoints}
             parts = {name: parts.get(name, Usage()) + other.endpoints.get(name, Usage()) for name in both}
-        # By position, in the order of the fields: it is done several times a call
+        # By position, in the order of the fields
         sums = map(add, _NUMBERS(self), _NUMBERS(other))
         values: list[Any] = [*sums, self.estimated or other.estimated, sum_costs((self, other)), parts]
         return Usage(*values)
+
+
+NOTHING_USED = Usage()
+
+
+class Tally:
+    """A usage that is counted up, several times a call: adding up records took a twentieth of an actor's time."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, Any] = dict.fromkeys(_SUMMED, 0)
+        self._estimated = False
+
+    def count(self, **counts: int) -> None:
+        """Adds to counts, by the names that `Usage` has for them."""
+        for name, count in counts.items():
+            self._counts[name] += count
+
+    def book(self, usage: Usage) -> None:
+        """Adds the tokens of a call."""
+        self._counts["prompt_tokens"] += usage.prompt_tokens
+        self._counts["cached_prompt_tokens"] += usage.cached_prompt_tokens
+        self._counts["completion_tokens"] += usage.completion_tokens
+        self._estimated |= usage.estimated
+
+    @property
+    def usage(self) -> Usage:
+        """What was counted so far."""
+        return Usage(**self._counts, estimated=self._estimated)
 
 
 def sum_costs(usages: Iterable[Usage]) -> float | None:

@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from untold.jobs.settings.model import LlmSettings, Settings, StageSettings, prices_for
-from untold.udfs.llm.usage import Prices
+from untold.udfs.llm.usage import NOTHING_USED, Prices, Tally, Usage
 from untold.udfs.stages import STAGES
 
+COUNTED = ("calls", "asked", "rate_limited", "tool_turns", "asked_again", "done", "failed")
 PRICE = st.one_of(st.none(), st.floats(0, 1e3))
 TOKENS = st.integers(0, 10**9)
 
@@ -46,3 +47,18 @@ def test_a_stage_has_its_own_price_and_else_that_of_llm() -> None:
     assert prices_for(settings, "extract_facts") == Prices(0.1)
     assert prices_for(settings, "extract_facts", "batch") == Prices(0.05)
     assert prices_for(settings, "classify_relation") == Prices(0.4, 1.6)
+
+
+@given(
+    st.lists(
+        st.builds(
+            Usage, prompt_tokens=TOKENS, cached_prompt_tokens=TOKENS, completion_tokens=TOKENS, estimated=st.booleans()
+        )
+        | st.dictionaries(st.sampled_from(COUNTED), st.integers(0, 3))
+    )
+)
+def test_what_is_counted_up_is_the_sum_of_its_parts(parts: list[Usage | dict[str, int]]) -> None:
+    tally = Tally()
+    for part in parts:
+        tally.book(part) if isinstance(part, Usage) else tally.count(**part)
+    assert tally.usage == sum((part if isinstance(part, Usage) else Usage(**part) for part in parts), NOTHING_USED)
