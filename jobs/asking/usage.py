@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import product
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -20,9 +21,13 @@ _COUNTED = (
     *("requests", "answered", "failed", "calls", "retries", "rate_limited", "prompt_tokens", "completion_tokens"),
     "asked_again",
 )
-ANSWERED, FAILED = "answered", "failed"
 # Columns that count requests by how their completions were read, and by why they could not be
 READINGS = (*READ_AS, "unparsable", "refused", "empty", "truncated")
+ANSWERED, FAILED = "answered", "failed"
+# The best first
+STATES = (ANSWERED, FAILED, UNASKED)
+# Of a request the least counts. By their places: to find the least of texts, Spark sorts all rows.
+_OUTCOMES = tuple(product(STATES, (None, *READINGS)))
 
 
 @dataclass(frozen=True)
@@ -90,50 +95,62 @@ class _Outcomes:
     """
 
     best: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    readings: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    readings: dict[str | None, int] = field(default_factory=lambda: defaultdict(int))
     leaked: int = 0
     answered: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
 
 def _count_outcomes(asked: list[Asked]) -> dict[str, _Outcomes]:
-    """By stage; askings by their place in the list. Of several outcomes the first in the alphabet counts.
+    """By stage; askings by their place in the list. Of several outcomes of a request the best counts.
 
     One Spark execution for all stages together: on slow cores each costs about a second, whatever its size.
     """
-    # `answered` < `failed` < `unasked`: the least of them is the best, by which a request counts once
-    state = F.when(F.col("error_type").isNull(), ANSWERED).when(F.col("error_type") == UNASKED, UNASKED)
     frames = [
         one.results.select(
             F.lit(one.stage.name).alias("stage"),
             F.lit(number).alias("asking"),
             "request_id",
-            F.struct(state.otherwise(FAILED).alias("best"), _reading(one.results).alias("reading")).alias("outcome"),
+            _outcome(one.results).alias("outcome"),
             (F.col(LEAKED) if LEAKED in one.results.columns else F.lit(None).cast("long")).alias(LEAKED),
         )
         for number, one in enumerate(asked)
     ]
-    answered = F.collect_set(F.when(F.col("outcome.best") == ANSWERED, F.col("asking")))
+    names = [f"answered_{number}" for number in range(len(asked))]
+    answered = F.col("outcome") < _OUTCOMES.index((FAILED, None))
     requests = (
         reduce(DataFrame.unionByName, frames)
         .groupBy("stage", "request_id")
-        .agg(F.min("outcome").alias("outcome"), F.array_sort(answered).alias("askings"), F.max(LEAKED).alias(LEAKED))
-        .select("stage", "outcome.*", "askings", LEAKED)
+        .agg(
+            F.min("outcome").alias("outcome"),
+            F.max(LEAKED).alias(LEAKED),
+            *(F.max(answered & (F.col("asking") == number)).alias(name) for number, name in enumerate(names)),
+        )
     )
     found: dict[str, _Outcomes] = defaultdict(_Outcomes)
     counted = [F.count("*").alias("count"), F.coalesce(F.sum(LEAKED), F.lit(0)).alias(LEAKED)]
-    for row in requests.groupBy("stage", "best", "reading", "askings").agg(*counted).collect():
-        found[row["stage"]].best[row["best"]] += row["count"]
-        found[row["stage"]].readings[row["reading"]] += row["count"]
-        found[row["stage"]].leaked += row[LEAKED]
-        for asking in row["askings"]:
-            found[row["stage"]].answered[asking] += row["count"]
+    counted += [F.count_if(name).alias(name) for name in names]
+    for row in requests.groupBy("stage", "outcome").agg(*counted).collect():
+        (best, reading), of_stage = _OUTCOMES[row["outcome"]], found[row["stage"]]
+        of_stage.best[best] += row["count"]
+        of_stage.readings[reading] += row["count"]
+        of_stage.leaked += row[LEAKED]
+        for number, name in enumerate(names):
+            of_stage.answered[number] += row[name]
     return found
 
 
-def _reading(results: DataFrame) -> Column:
-    """How each completion was read, or why it could not be; null for what has no form."""
+def _outcome(results: DataFrame) -> Column:
+    """The place in `_OUTCOMES` of each row: its state, and how its completion was read or why it could not be."""
+    error = F.col("error_type")
+    state = F.when(error.isNull(), ANSWERED).when(error == UNASKED, UNASKED).otherwise(FAILED)
     read_as = F.col("read_as") if "read_as" in results.columns else F.lit(None).cast("string")
-    return F.coalesce(read_as, "error_type")
+    # The place of a text in a list is 0 where it is not in it, and null for null
+    reading = F.coalesce(F.array_position(_listed(READINGS), F.coalesce(read_as, error)), F.lit(0))
+    return (F.array_position(_listed(STATES), state) - 1) * (len(READINGS) + 1) + reading
+
+
+def _listed(texts: Iterable[str]) -> Column:
+    return F.array(*map(F.lit, texts))
 
 
 def _row(stage: str, everything: list[Asked], outcomes: _Outcomes) -> tuple[dict[str, Any], Usage]:
