@@ -26,6 +26,8 @@ from untold.udfs.stages.arrow import UNASKED, reading_of
 # An endpoint names one model or a few dated ones; a router that names thousands is not to fill a driver's memory
 MODELS_NAMED = 100
 FILES_NAMED = 5
+# Rows of a folder for each row of requests, up to which all are read
+MOST_OTHERS = 2
 
 Given = TypeVar("Given")
 
@@ -79,7 +81,7 @@ class StageStore:
                 states = ids.withColumn("state", F.lit(None).cast("string"))
                 return Found(states, 0, self._workspace.count(identified), files)
             completions, check = reading.counted("request_id", "error_type", *(["run_id"] if self._runs else []))
-            known = completions.join(ids, on="request_id", how="left_semi")
+            known = self._of_requests(completions, ids, reading, identified)
             states = ids.join(store.states_of_requests(known, self._runs), on="request_id", how="left")
             named = {name: F.count_if(F.col("state") == name) for name in STATES}
             counts = Counted({"all": F.count(F.lit(1)), **named})
@@ -108,7 +110,7 @@ class StageStore:
         schema, outcomes = result_schema(self._stage, rows, carry), _outcomes(self._stage)
 
         def read(reading: Reading) -> Results:
-            best = store.one_a_request(reading.completions.join(ids, on="request_id", how="left_semi"))
+            best = store.one_a_request(self._of_requests(reading.completions, ids, reading, identified))
             models = Counted({"models": F.slice(F.array_sort(F.collect_set("model")), 1, MODELS_NAMED)})
             counts = Counted(outcomes)
             parsed = (
@@ -120,6 +122,17 @@ class StageStore:
             return Results(kept, models["models"], counts["unasked"], counts["unweighted"])
 
         return self._read(read)
+
+    def _of_requests(
+        self, completions: DataFrame, ids: DataFrame, reading: Reading, identified: DataFrame
+    ) -> DataFrame:
+        """The completions of some requests, and perhaps of others: of a store that has few others, all.
+
+        What joins them with their requests passes over the others; to do it twice takes longer than to carry a few.
+        """
+        if reading.whole.rows <= MOST_OTHERS * self._workspace.count(identified):
+            return completions
+        return completions.join(ids, on="request_id", how="left_semi")
 
     @contextmanager
     def locked(self) -> Iterator[Lock | None]:

@@ -23,10 +23,15 @@ def describe_means(run: Run) -> list[str]:
 
     Where some are undefined, the mean with 0 for these stands behind.
     """
-    summary = run.table("measures_summary").to_pylist() if "measures_summary" in run.tables else []
-    rows = {row["measure"]: row for row in summary if row["metric"] == RAG and row["level"] == "overall"}
+    rows = _measures(run)
     known = {group: [rows[name] for name in names if name in rows] for group, names in GROUPS.items()}
     return [f"{group}: {', '.join(map(_mean, own))}" for group, own in known.items() if own]
+
+
+def _measures(run: Run) -> dict[str, Mapping[str, Any]]:
+    """The summaries of the measures of rag over all samples, by name; none where the run did not score by it."""
+    summary = run.table("measures_summary").to_pylist() if "measures_summary" in run.tables else []
+    return {row["measure"]: row for row in summary if row["metric"] == RAG and row["level"] == "overall"}
 
 
 def _mean(row: Mapping[str, Any]) -> str:
@@ -42,7 +47,8 @@ def describe_faults(run: Run) -> list[str]:
     It says which half of the pipeline it is of, the measure that shows it, how many of the samples that it is defined
     for have it, and which one has most of it. Of several systems each has a line with its faults behind.
     """
-    if not {"measures", "scores"} <= set(run.tables):
+    # SQL over the tables takes tens of megabytes of the driver
+    if not _measures(run) or not {"measures", "scores"} <= set(run.tables):
         return []
     counted = _count_faults(run)
     of_systems: dict[str, list[dict[str, Any]]] = defaultdict(list)

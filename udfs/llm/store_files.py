@@ -153,20 +153,22 @@ def _footer(place: Place) -> Any:
 
 def _copy_rows(places: Sequence[Place], schema: pa.Schema, stream: Any, unneeded: Unneeded | None) -> int:
     """Writes the rows of the files that are needed in their order to an open stream; how many there were."""
-    written, held = 0, schema.empty_table()
+    written, size, held = 0, 0, [schema.empty_table()]
     # Checksums of pages are verified as they are read and written anew: a merge is no place where damage becomes
     # content.
     with pq.ParquetWriter(stream, schema, compression="zstd", write_page_checksum=True) as writer:
         for place in places:
             with place.open() as file:
-                for batch in pq.ParquetFile(file, page_checksum_verification=True).iter_batches(BATCH_ROWS):
+                parquet = pq.ParquetFile(file, page_checksum_verification=True)
+                for batch in parquet.iter_batches(BATCH_ROWS, use_threads=False):
                     rows = batch if unneeded is None else batch.filter(unneeded.kept(batch))
-                    held = pa.concat_tables([held, _conform(rows, schema)])
-                    if held.nbytes >= ROW_GROUP_BYTES:
-                        writer.write_table(held)
-                        written, held = written + held.num_rows, held.slice(0, 0)
-        writer.write_table(held)
-    return int(written + held.num_rows)
+                    held.append(_conform(rows, schema))
+                    written, size = written + rows.num_rows, size + held[-1].nbytes
+                    if size >= ROW_GROUP_BYTES:
+                        writer.write_table(pa.concat_tables(held))
+                        size, held = 0, held[:1]
+        writer.write_table(pa.concat_tables(held))
+    return written
 
 
 def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
