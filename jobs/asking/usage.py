@@ -24,10 +24,9 @@ _COUNTED = (
 # Columns that count requests by how their completions were read, and by why they could not be
 READINGS = (*READ_AS, "unparsable", "refused", "empty", "truncated")
 ANSWERED, FAILED = "answered", "failed"
-# The best first
-STATES = (ANSWERED, FAILED, UNASKED)
-# Of a request the least counts. By their places: to find the least of texts, Spark sorts all rows.
-_OUTCOMES = tuple(product(STATES, (None, *READINGS)))
+_BEST_FIRST = (ANSWERED, FAILED, UNASKED)
+# Of a request the first counts. They are compared by place: to find the least of texts, Spark sorts all rows.
+_OUTCOMES = tuple(product(_BEST_FIRST, (None, *READINGS)))
 
 
 @dataclass(frozen=True)
@@ -146,7 +145,7 @@ def _outcome(results: DataFrame) -> Column:
     read_as = F.col("read_as") if "read_as" in results.columns else F.lit(None).cast("string")
     # The place of a text in a list is 0 where it is not in it, and null for null
     reading = F.coalesce(F.array_position(_listed(READINGS), F.coalesce(read_as, error)), F.lit(0))
-    return (F.array_position(_listed(STATES), state) - 1) * (len(READINGS) + 1) + reading
+    return (F.array_position(_listed(_BEST_FIRST), state) - 1) * (len(READINGS) + 1) + reading
 
 
 def _listed(texts: Iterable[str]) -> Column:
