@@ -28,7 +28,7 @@ from untold.jobs.run.outcome import Ending
 from untold.jobs.run.progress import Display
 from untold.jobs.run.terminal import page_of, print_lines, table
 from untold.jobs.settings.model import Settings
-from untold.udfs.llm.usage import Usage
+from untold.udfs.llm.usage import NOTHING_USED, Usage
 from untold.udfs.storage import Place
 
 
@@ -157,7 +157,7 @@ class _Worker:
     def _end(self, job: Job, outcome: Outcome) -> None:
         """Counts what a job used, and takes how it ended."""
         stage, section = job.stage.name, job.settings.section
-        self.used[stage] = self.used.get(stage, Usage()) + outcome.usage
+        self.used[stage] = self.used.get(stage, NOTHING_USED) + outcome.usage
         error = outcome.error
         if outcome.reason == "refused":
             error = explain_refusal(str(error), [one.api_key_env for one in job.settings.each], section)

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from untold.jobs.asking.spool import Spool, SpooledJob
 from untold.udfs.llm.units import list_units, read_requests
-from untold.udfs.llm.usage import Usage
+from untold.udfs.llm.usage import NOTHING_USED, Usage
 from untold.udfs.storage import Place
 
 FOLDER = "batches"
@@ -147,8 +147,8 @@ class BatchJob(SpooledJob):
     def collect(self, folder: str) -> Usage:
         """The completions that are new, and what they took."""
         used, ledger = super().collect(folder), self.ledger()
-        if ledger.used != Usage():
-            self.write_ledger(replace(ledger, used=Usage()))
+        if ledger.used != NOTHING_USED:
+            self.write_ledger(replace(ledger, used=NOTHING_USED))
         return used + replace(ledger.used, done=0, failed=0)
 
 

@@ -23,7 +23,7 @@ from untold.jobs.run.terminal import amount
 from untold.jobs.settings.model import delivery_for
 from untold.udfs.llm.batch_hosts import format_at
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.usage import Usage
+from untold.udfs.llm.usage import NOTHING_USED, Usage
 
 if TYPE_CHECKING:
     from untold.jobs.asking.delivering import Delivery
@@ -83,7 +83,7 @@ class BatchAnswerer(SpoolAnswerer):
             worst = self._deliver(jobs, stopped, unanswered.show, unanswered.spent)
             if lock is not None:
                 lock.check()
-            used = sum((self._take(job, unanswered.folder) for job in jobs), Usage())
+            used = sum((self._take(job, unanswered.folder) for job in jobs), NOTHING_USED)
             priced = call_settings(self.settings, stage, "", unanswered.folder).priced(used)
             progress = {"stage": stage.name, "total": unanswered.count, "usage": asdict(priced)}
             unanswered.show({"event": "progress", **progress})
@@ -139,7 +139,7 @@ class BatchAnswerer(SpoolAnswerer):
             return "interrupted" if self.engines.interrupts.requested else None
 
         try:
-            with self._delivery(job, stopped, self.engines.display.show, Usage(), wait=alone) as delivery:
+            with self._delivery(job, stopped, self.engines.display.show, NOTHING_USED, wait=alone) as delivery:
                 outcome = delivery.run(submit=False, poll=poll)
         except LockedError:
             if alone:

@@ -77,7 +77,7 @@ class Delivery:
         self._patience = Patience(job.settings.outage)
         self._told: set[str] = set()
         self._wait = how.poll_seconds
-        self._used = Usage()
+        self._used = NOTHING_USED
 
     @property
     def used(self) -> Usage:

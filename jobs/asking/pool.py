@@ -22,7 +22,7 @@ from untold.udfs.llm.actors import AnsweringActor, Assignment, Started, limiters
 from untold.udfs.llm.calls import Progress, Work
 from untold.udfs.llm.lending import open_limiter
 from untold.udfs.llm.segments import check_probe
-from untold.udfs.llm.usage import Usage
+from untold.udfs.llm.usage import NOTHING_USED, Usage
 
 # An actor says how far it is in milliseconds, unless its node is gone or starved
 ANSWER_SECONDS = 60.0
@@ -127,7 +127,7 @@ class ActorPool:
         # A stage may be asked several times in a start: files of one asking would replace another's, and the limiter
         # would take its reports for old ones
         self._asking = f"{job.run}-{job.stage.name}-{uuid4().hex[:ASKING_CHARACTERS]}"
-        self._used_by_dead = Usage()
+        self._used_by_dead = NOTHING_USED
         self._spent_by_dead: dict[str, Usage] = {}
         self._started = 0
 
@@ -256,12 +256,12 @@ class ActorPool:
 
     def _note_spending(self, worker: Worker) -> None:
         """Remembers what a dead actor spent, and has the living remember it: a limiter that dies too forgets it."""
-        spent = Usage()
+        spent = NOTHING_USED
         for name in worker.assignment.limiters:
             with suppress(RayError, GetTimeoutError):
                 # By its leases, so never too little; the last one holds the budget
                 spent = ray.get(open_limiter(name).leave.remote(worker.name), timeout=LEAVE_SECONDS)
-        seen = self._job.settings.priced(worker.progress.usage if worker.progress else Usage())
+        seen = self._job.settings.priced(worker.progress.usage if worker.progress else NOTHING_USED)
         self._spent_by_dead[worker.name] = max(spent, seen, key=lambda known: known.calls)
         for other in self.workers:
             if other is not worker:

@@ -15,7 +15,7 @@ from untold.jobs.asking.process import AnsweringError
 from untold.jobs.asking.spooling import SpoolAnswerer
 from untold.jobs.run.outcome import EXIT_CODES
 from untold.udfs.errors import require
-from untold.udfs.llm.usage import Usage
+from untold.udfs.llm.usage import NOTHING_USED, Usage
 from untold.udfs.redaction import redact
 
 LOOK_SECONDS = 1.0
@@ -52,10 +52,10 @@ class RayJobAnswerer(SpoolAnswerer):
                 if not stopped and (self.engines.interrupts.requested or unanswered.is_lost()):
                     # Once: a worker takes a second signal for the wish to end without writing
                     stopped = client.stop_job(name)
-                unanswered.show(self._event(unanswered, sum((job.noted_usage() for job in jobs), Usage())))
+                unanswered.show(self._event(unanswered, sum((job.noted_usage() for job in jobs), NOTHING_USED)))
                 sleep(LOOK_SECONDS)
                 info = client.get_job_info(name)
-            used = sum((self._take(job, unanswered.folder) for job in jobs), Usage())
+            used = sum((self._take(job, unanswered.folder) for job in jobs), NOTHING_USED)
             unanswered.show(self._event(unanswered, used))
             if info.driver_exit_code == 0:
                 return Outcome(usage=used)

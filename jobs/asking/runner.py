@@ -39,7 +39,7 @@ from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.model import Settings, delivery_for
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.structure import UNTRIED, Finding
-from untold.udfs.llm.usage import Usage
+from untold.udfs.llm.usage import NOTHING_USED, Usage
 
 
 @dataclass
@@ -249,7 +249,7 @@ class StageRunner:
     def _answer(self, asking: _Asking, answerer: Answerer, lock: FolderLock | None) -> None:
         """Has them answered; what that used counts even where it ends with an error."""
         stage, section = asking.stage, section_of(asking.stage.api)
-        last = Usage()
+        last = NOTHING_USED
 
         def show(event: Mapping[str, Any]) -> None:
             nonlocal last

@@ -23,7 +23,7 @@ from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.retrying import ASKED_AGAIN
 from untold.udfs.llm.store_files import DamagedError, read_fields
 from untold.udfs.llm.units import list_units
-from untold.udfs.llm.usage import Usage
+from untold.udfs.llm.usage import NOTHING_USED, Usage
 from untold.udfs.redaction import without_secrets
 from untold.udfs.storage import Place
 
@@ -184,4 +184,4 @@ def _texts(sent: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _sum_of(notes: Iterable[Place]) -> Usage:
-    return sum((Usage.of(json.loads(note.read_bytes())) for note in notes), Usage())
+    return sum((Usage.of(json.loads(note.read_bytes())) for note in notes), NOTHING_USED)

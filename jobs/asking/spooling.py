@@ -16,7 +16,7 @@ from untold.jobs.asking.stage_store import StageStore
 from untold.jobs.run.locks import LockedError
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.usage import Usage
+from untold.udfs.llm.usage import NOTHING_USED, Usage
 from untold.udfs.storage import Place
 
 # Of what tells the jobs of one stage and start apart: there are a few of them
@@ -79,7 +79,7 @@ class SpoolAnswerer:
         nothing is asked twice. Raises LockedError where a worker is at one of these.
         """
         jobs = self.spool.jobs(self.spool.prefix(stage, self.store))
-        used = Usage()
+        used = NOTHING_USED
         if jobs:
             with store.locked():
                 for job in jobs:
@@ -95,7 +95,7 @@ class SpoolAnswerer:
         except LockedError:
             if take_back:
                 raise
-            return Usage()
+            return NOTHING_USED
 
     def _take(self, job: SpooledJob, folder: str, *, wait: bool = False, take_back: bool = False) -> Usage:
         """Takes the answers of a job that no worker is at. Raises LockedError."""

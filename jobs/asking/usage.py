@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.usage import Usage
+from untold.udfs.llm.usage import NOTHING_USED, Usage
 from untold.udfs.stages.arrow import LEAKED, UNASKED
 from untold.udfs.stages.schemas import READ_AS
 
@@ -160,7 +160,7 @@ def _row(stage: str, everything: list[Asked], outcomes: _Outcomes) -> tuple[dict
     Retries are calls that were neither a request's first, nor told to slow down, nor a further turn after a tool.
     """
     asked = [one for one in everything if one.stage.name == stage]
-    used = sum((one.usage for one in asked), Usage())
+    used = sum((one.usage for one in asked), NOTHING_USED)
     # An asking answered what it has answers of, less what the store had before it
     answered = sum(max(0, count - everything[number].reused) for number, count in outcomes.answered.items())
     row = {

@@ -17,7 +17,7 @@ from untold.udfs.llm.responses import read_status, status_in
 from untold.udfs.llm.retrying import ASKED_AGAIN, NO_SCHEMA, NO_TOOLS, Act, judge, remedy_of
 from untold.udfs.llm.script import Script, failed
 from untold.udfs.llm.tools import MAX_ROUNDS, exchange, run_tool, trace
-from untold.udfs.llm.usage import Usage
+from untold.udfs.llm.usage import NOTHING_USED, Usage
 
 # What a request brings along from the batches before
 _KEPT = ("attempts", "calls", "names_form", "rounds", "turn_due", "turns", "trace")
@@ -28,7 +28,7 @@ _UNASKED = ("batch_expired", "batch_cancelled")
 def remembered(request: Request) -> dict[str, Any]:
     """What the next batch must know of a request, as JSON."""
     known = {name: value for name in _KEPT if (value := getattr(request, name))}
-    return known | ({"usage": asdict(request.usage)} if request.usage != Usage() else {})
+    return known | ({"usage": asdict(request.usage)} if request.usage != NOTHING_USED else {})
 
 
 def resumed(request_id: str, variables: Mapping[str, Any], known: Mapping[str, Any] | None = None) -> Request:
@@ -185,7 +185,7 @@ class Judged:
         unread = answer.error_type == "unparsable"
         if unread:
             self._write(request, failed(answer, ASKED_AGAIN, f"{answer.error_type}: {answer.error}"))
-            request.usage = Usage()
+            request.usage = NOTHING_USED
         request.begin_again(names_form=unread)
 
     def end(self) -> None:

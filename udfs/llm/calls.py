@@ -79,7 +79,7 @@ class CallSettings:
         """The usage with its cost; of several endpoints each has its own prices."""
         if not self.endpoints:
             return self.prices.priced(usage)
-        parts = {one.label: one.priced(usage.endpoints.get(one.label, Usage())) for one in self.endpoints}
+        parts = {one.label: one.priced(usage.endpoints.get(one.label, NOTHING_USED)) for one in self.endpoints}
         return replace(usage, cost=sum_costs(parts.values()), endpoints=parts)
 
     @property

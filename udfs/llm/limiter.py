@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 
-from untold.udfs.llm.usage import Usage
+from untold.udfs.llm.usage import NOTHING_USED, Usage
 
 # Slots are leased for a quarter of a second of the rate: longer leases, and two clients exceed a second's bound.
 HORIZON = 0.25
@@ -237,7 +237,7 @@ class Limiter:
         if client in self._clients:
             self._clients[client].left = True
             self._clients[client].free()
-        return next((run.committed[client] for run in self._runs.values() if client in run.committed), Usage())
+        return next((run.committed[client] for run in self._runs.values() if client in run.committed), NOTHING_USED)
 
     def _find(self, report: Report, now: float) -> tuple[_Client, _Run]:
         """The client and the run of a report, brought up to date with what it may spend."""
@@ -247,7 +247,7 @@ class Limiter:
         run.committed[report.client] = report.spent + report.expects(report.held, report.held_tokens)
         run.spent_before = _more(run.spent_before, report.spent_before)
         for name, spent in report.gone.items():
-            run.committed[name] = _more(run.committed.get(name, Usage()), spent)
+            run.committed[name] = _more(run.committed.get(name, NOTHING_USED), spent)
         return client, run
 
     def _recall(self, report: Report, now: float) -> None:

@@ -63,7 +63,7 @@ class Usage:
         parts = self.endpoints
         if other.endpoints:
             both = {**parts, **other.endpoints}
-            parts = {name: parts.get(name, Usage()) + other.endpoints.get(name, Usage()) for name in both}
+            parts = {name: parts.get(name, NOTHING_USED) + other.endpoints.get(name, NOTHING_USED) for name in both}
         # By position, in the order of the fields
         sums = map(add, _NUMBERS(self), _NUMBERS(other))
         values: list[Any] = [*sums, self.estimated or other.estimated, sum_costs((self, other)), parts]
