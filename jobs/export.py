@@ -22,7 +22,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from untold.jobs.results import Run, UnreadableRunError
+from untold.jobs.results import Run, UnreadableRunError, batches_of
 from untold.jobs.run.terminal import amount
 from untold.udfs.errors import UserError, require
 from untold.udfs.facts.rag_checks import VERDICTS
@@ -99,21 +99,16 @@ def wide_rows(run: Run) -> Iterator[Row]:
 
 
 def _rows(run: Run, table: str, columns: Sequence[str]) -> Iterator[Row]:
-    """The rows of a table in its order, null where a file lacks a column. Raises UnreadableRunError where ids descend.
-
-    A thousand are read at a time, where a scan of the data set would read a whole row group before its first row.
-    """
-    last = ""
-    for fragment in run.dataset(table).get_fragments():
-        with fragment.filesystem.open_input_file(fragment.path) as stream, pq.ParquetFile(stream) as file:
-            there = [name for name in columns if name in file.schema_arrow.names]
-            for batch in file.iter_batches(BATCH_ROWS, columns=there):
-                for row in batch.to_pylist():
-                    if row["sample_id"] < last:
-                        where = f"{run.directory}: the table {table}"
-                        raise UnreadableRunError(f"{where} is not sorted by sample_id; write it as `untold score` does")
-                    last = row["sample_id"]
-                    yield {name: row.get(name) for name in columns}
+    """The rows of a table in its order, null where it lacks a column. Raises UnreadableRunError where ids descend."""
+    last, rows = "", run.dataset(table)
+    there = [name for name in columns if name in rows.schema.names]
+    for batch in batches_of(rows, there, most=BATCH_ROWS):
+        for row in batch.to_pylist():
+            if row["sample_id"] < last:
+                where = f"{run.directory}: the table {table}"
+                raise UnreadableRunError(f"{where} is not sorted by sample_id; write it as `untold score` does")
+            last = row["sample_id"]
+            yield {name: row.get(name) for name in columns}
 
 
 class _Beside:

@@ -90,6 +90,8 @@ class Sources:
     ) -> Iterator[tuple[Key, dict[str, Any]]]:
         """The rows of a table for the samples shown, or for those `among` them; columns a table lacks are null.
 
+        `where` is about the columns.
+
         Rows are read a batch at a time: a table may be larger than memory.
         """
         for place, run in enumerate(self.runs):
@@ -97,10 +99,10 @@ class Sources:
                 continue
             ids = self.chosen[place] if among is None else {name for one, name in among if one == place}
             rows = run.dataset(name)
-            there = [column for column in columns if column in rows.schema.names]
+            there = [column for column in dict.fromkeys(("sample_id", *columns)) if column in rows.schema.names]
             wanted = None if ids is None else ds.field("sample_id").isin(pa.array(sorted(ids), pa.string()))
             both = wanted & where if wanted is not None and where is not None else wanted if where is None else where
-            for batch in batches_of(rows, ["sample_id", *there], both, ROWS_AT_ONCE):
+            for batch in batches_of(rows, there, both, ROWS_AT_ONCE):
                 for row in batch.to_pylist():
                     yield (place, row["sample_id"]), dict.fromkeys(columns) | row
 

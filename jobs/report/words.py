@@ -38,8 +38,10 @@ def judges_words(sources: Sources, among: Collection[Key]) -> dict[Key, Words]:
     samples = dict(sources.rows("samples", ("query", "response", "contexts"), among=among))
     asked = {stage for run in sources.runs for stage in run.manifest.get("identity", {}).get("stages") or ()}
     if ALIGN in asked:
-        supported = ds.field("verdict") == "supported"
-        _add_texts(samples, "claims", sources.rows("claims", ("metric", "claim_id", "text"), supported, among))
+        supported = sources.rows(
+            "claims", ("metric", "claim_id", "text", "verdict"), ds.field("verdict") == "supported", among
+        )
+        _add_texts(samples, "claims", supported)
         _add_texts(samples, "aspects", sources.rows("statements", ("metric", "statement_id", "text"), None, among))
     rows: dict[int, dict[Key, Variables]] = defaultdict(dict)
     for key, row in samples.items():

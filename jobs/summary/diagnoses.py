@@ -79,7 +79,8 @@ def _sentence(run: Run, row: Mapping[str, Any]) -> str:
     half, measure, what = FAULTS[row["measure"]]
     own = (ds.field("metric") == RAG) & (ds.field("measure") == row["measure"]) & (ds.field("value") > 0)
     order = [("value", "descending"), ("sample_id", "ascending")]
-    (worst,) = first_rows(run.dataset("measures"), 1, ["value", "sample_id"], order, own).to_pylist()
+    columns = ["value", "sample_id", "metric", "measure"]
+    (worst,) = first_rows(run.dataset("measures"), 1, columns, order, own).to_pylist()
     most = f"worst: {redact(worst['sample_id'])} ({worst['value']:.1%} of its claims)"
     have = f"{row['samples']:,} of {amount(row['defined'], 'sample')}"
     return f"{half} ({measure}): {have} have claims {what}; {most}"

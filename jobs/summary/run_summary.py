@@ -173,7 +173,7 @@ def find_worst(scores: ds.Dataset) -> list[dict[str, Any]]:
 def count_unasked(scores: ds.Dataset) -> Unasked:
     """How many samples were not asked, by metric and system, and by metric alone as those of system None."""
     found: Counter[tuple[str, str | None]] = Counter()
-    for batch in batches_of(scores, ["metric", "system"], ds.field("status") == NOT_ASKED):
+    for batch in batches_of(scores, ["metric", "system", "status"], ds.field("status") == NOT_ASKED):
         counted = pa.Table.from_batches([batch]).group_by(["metric", "system"]).aggregate([([], "count_all")])
         for row in counted.to_pylist():
             for group in {(row["metric"], None), (row["metric"], row["system"])}:

@@ -50,11 +50,16 @@ _LONG = {
 # One of these is in each of them
 _OF_HEADINGS = ("cover", "miss", "omit", "left", "part")
 _HEADINGS = {**_LONG, **{name: kind for kind, names in _SHORT.items() for name in names}}
+_BEGINS_NAME = re.compile(rf"[\W\d_]*(?:{'|'.join(sorted({name.split()[0] for name in _HEADINGS}))})", re.IGNORECASE)
 _ENDS_OF_HEADING = (" by the response", " in the response", " from the contexts")
 _NOTHING_BESIDE = (" none", " nothing", " n a")
 _LONGEST_HEADING = 120  # characters: a longer line is a sentence that speaks of covered statements
+# Before its bracket stand no letters, and no other bracket
+_OPENING = re.escape(OPENERS)
 _BRACKETED_HEADING = re.compile(
-    r"[\[【［][\s*_]*(uncovered|covered|partially covered)\s+statements[\s*_:]*[\]】］]", re.IGNORECASE
+    rf"(?:(?![{_OPENING}])[\W\d_])*[{_OPENING}][\s*_]*"
+    r"(uncovered|covered|partially covered)\s+statements[\s*_:]*[\]】］]",
+    re.IGNORECASE,
 )
 
 _ONLY_NONE = re.compile(rf"{NOTHING}[\W_]{{0,9}}", re.IGNORECASE)
@@ -149,7 +154,7 @@ def _usual_lists(completion: str, contexts: int) -> list[list[_Item]] | None:
     lists: list[list[_Item]] = []
     for listed in both:
         folded = listed.casefold()
-        is_doubtful = any(word in folded for word in _DOUBTFUL)
+        is_doubtful = any(map(folded.__contains__, _DOUBTFUL))
         items: list[_Item] = []
         for line in listed.split("\n")[:-1] if listed != "None\n" else ():
             text, _, numbers = line[line.index(" ") + 1 :].rpartition(" [")
@@ -205,13 +210,12 @@ def _heading(line: str) -> tuple[str, str] | None:
     bracket or bold letters.
     """
     folded = line.casefold()
-    if not any(word in folded for word in _OF_HEADINGS):
+    if not any(map(folded.__contains__, _OF_HEADINGS)):
         return None
     bare = _without_remark(line)
     if len(bare) <= _LONGEST_HEADING and (named := _named_heading(bare)):
         return named
-    bracket = min((place for place in map(line.find, OPENERS) if place >= 0), default=-1)
-    found = _BRACKETED_HEADING.match(line, bracket) if bracket >= 0 and not letters(line[:bracket]) else None
+    found = _BRACKETED_HEADING.match(line)
     if found is None:
         return None
     rest = line[found.end() :].strip(" \t\r:*_`")
@@ -230,6 +234,8 @@ def _without_remark(line: str) -> str:
 
 def _named_heading(line: str) -> tuple[str, str] | None:
     """The kind of a heading by its words, and `None` where it says beside it that the list is empty."""
+    if not _BEGINS_NAME.match(line):
+        return None
     words, rest = letters(line), ""
     for end in _NOTHING_BESIDE:
         if words.endswith(end) and words != "n a":
