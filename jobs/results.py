@@ -311,7 +311,7 @@ def batches_of(
         groups = [group.id for group in wanted.row_groups]
         with (
             fragment.filesystem.open_input_file(fragment.path) as stream,
-            pq.ParquetFile(stream, pre_buffer=False) as file,
+            pq.ParquetFile(stream, metadata=fragment.metadata, pre_buffer=False) as file,
         ):
             there = set(columns) & set(file.schema_arrow.names)
             for batch in file.iter_batches(most, row_groups=groups, columns=[*there], use_threads=False):
