@@ -296,6 +296,12 @@ def first_rows(
     return first
 
 
+def lowest_scores(scores: ds.Dataset, n: int) -> pa.Table:
+    """The n lowest scores under any metric: score, sample_id, metric."""
+    columns = ["score", "sample_id", "metric"]
+    return first_rows(scores, n, columns, [(name, "ascending") for name in columns], ds.field("score").is_valid())
+
+
 def batches_of(
     rows: ds.Dataset, columns: Sequence[str], where: ds.Expression | None = None, most: int = BATCH_ROWS
 ) -> Iterator[pa.RecordBatch]:

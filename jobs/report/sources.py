@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from untold.jobs.results import Run, UnreadableRunError, batches_of, first_rows
+from untold.jobs.results import Run, UnreadableRunError, batches_of, lowest_scores
 from untold.jobs.summary.ranking import names_of
 from untold.jobs.summary.trends import Trend, find_trend, named_date
 from untold.jobs.tables import RESULT_TABLES
@@ -74,7 +74,8 @@ class Sources:
         if sum(self.sizes) <= LISTED:
             return [None] * len(self.runs)
         part = max(1, PART // len(self.runs))
-        return [frozenset({*_worst(run, part), *_drawn(run, part)}) for run in self.runs]
+        worst = [lowest_scores(run.dataset("scores"), part)["sample_id"].to_pylist() for run in self.runs]
+        return [frozenset({*low, *_drawn(run, part)}) for low, run in zip(worst, self.runs, strict=True)]
 
     @property
     def shown(self) -> int:
@@ -124,13 +125,6 @@ def open_sources(runs: Sequence[Run]) -> Sources:
     if not scored:
         raise UnreadableRunError("no output has scores; give an output of untold score beside those of meta-evaluate")
     return Sources(scored, studies)
-
-
-def _worst(run: Run, count: int) -> list[str]:
-    """The samples of the lowest scores under any metric."""
-    order = [(name, "ascending") for name in ("score", "sample_id", "metric")]
-    rows = first_rows(run.dataset("scores"), count, [name for name, _ in order], order, ds.field("score").is_valid())
-    return [str(name) for name in rows["sample_id"].to_pylist()]
 
 
 def _drawn(run: Run, count: int) -> list[str]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from untold.jobs.asking.endpoint import DEMO_LABEL
-from untold.jobs.results import Run, batches_of, first_rows
+from untold.jobs.results import Run, batches_of, lowest_scores
 from untold.jobs.run.manifest import by_stage, seconds_of
 from untold.jobs.run.progress import clock
 from untold.jobs.run.terminal import Page, amount, table, visible, width_of, wrapped
@@ -41,7 +41,7 @@ def end_of_run(run: Run, summary: Sequence[Row], counts: Mapping[str, Any], page
     unasked = count_unasked(run.dataset("scores")) if counts["statuses"].get(NOT_ASKED) else {}
     rows = run.manifest["rows"]
     failures = count_failures(run.dataset("failures")) if rows["failures"] else []
-    worst = find_worst(run.dataset("scores"))
+    worst = lowest_scores(run.dataset("scores"), WORST_SHOWN).to_pylist()
     diagnoses = [*describe_means(run), *describe_faults(run)]
     leaning = run.table("leaning").to_pylist() if rows.get("leaning") else []
     measures = run.table("measures_summary").to_pylist() if rows.get("measures_summary") else []
@@ -161,13 +161,6 @@ def _places(run: Run, worst: Sequence[Row], page: Page) -> Iterator[str]:
         sample = f"--sample {shlex.quote(named[0]['sample_id'])} --metric {named[0]['metric']}"
         yield redact(f"next: untold show {shlex.quote(run.directory)} {sample}")
     yield redact(f"report: untold report {shlex.quote(run.directory)}")
-
-
-def find_worst(scores: ds.Dataset) -> list[dict[str, Any]]:
-    """The samples of the lowest scores: score, sample_id, metric."""
-    columns = ["score", "sample_id", "metric"]
-    order = [(name, "ascending") for name in columns]
-    return list(first_rows(scores, WORST_SHOWN, columns, order, ds.field("score").is_valid()).to_pylist())
 
 
 def count_unasked(scores: ds.Dataset) -> Unasked:

@@ -174,7 +174,7 @@ class Asker:
             return None
         request.reserved = self._channels[number].use()
         request.promised = self._endpoints.purse.use() if self._endpoints.purse else 0
-        if self._waiters and self._ready and any(channel.pacing.held for channel in self._channels):
+        if self._ready and any(channel.pacing.held for channel in self._channels):
             self._waiters.wake()
         return number, request
 
@@ -194,15 +194,13 @@ class Asker:
         if not self._ready or tried or self._stopping or self._trial.over or self._writer.full:
             return []
         several = len(self._channels) > 1
-        ahead = self._ready.ahead(living) if several else set[int]()
-        of_one = self._endpoints.places_of_one() if several else 0.0
+        ahead, of_one = self._ready.ahead(living) if several else set[int](), self._endpoints.places_of_one()
         return [
             number
             for number, channel in enumerate(self._channels)
             if channel.refused is None
             and not channel.is_doubtful
-            and channel.in_flight
-            < (self._endpoints.places(channel, of_one, ahead=number in ahead) if several else channel.pacing.places)
+            and channel.in_flight < self._endpoints.places(channel, of_one, ahead=number in ahead)
         ]
 
     async def _ask(self, number: int, request: Request) -> None:

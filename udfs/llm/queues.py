@@ -86,8 +86,7 @@ class SharedQueue:
 
         able: endpoints that can send now; living: those that will at some time, `able` included.
         """
-        returned = self._take_returned(endpoint, living) if self._returned else None
-        request = returned or self._take_new(endpoint, able, living)
+        request = self._take_returned(endpoint, living) or self._take_new(endpoint, able, living)
         if request is not None:
             self._add(request, -1)
             self._taken[endpoint] += 1 / self._weights[endpoint]
@@ -106,11 +105,9 @@ class SharedQueue:
                 return request
         return None
 
-    def _returned_from(self, endpoint: int) -> int:
-        return sum(len(held) for failed_at, held in self._returned.items() if endpoint in failed_at)
-
     def _take_new(self, endpoint: int, able: Collection[int], living: Collection[int]) -> Request | None:
-        if self._returned and self._returned_from(endpoint) >= MOST_RETURNED and set(living) - {endpoint}:
+        returned = sum(len(held) for failed_at, held in self._returned.items() if endpoint in failed_at)
+        if returned >= MOST_RETURNED and set(living) - {endpoint}:
             return None
         key = self._current[endpoint]
         if key not in self._groups:

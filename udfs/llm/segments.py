@@ -91,8 +91,8 @@ class SegmentWriter:
     @property
     def full(self) -> bool:
         """Whether so much is unwritten that nothing more should be asked."""
-        rows, size = self.unwritten, self._bytes + self._leaving[1]
-        return size >= MOST_BYTES or (rows >= MOST_ROWS and rows >= (2 * JOURNALED_ROWS if self.journaled else 0))
+        most = 2 * JOURNALED_ROWS if self.journaled else MOST_ROWS
+        return self.unwritten >= most or self._bytes + self._leaving[1] >= MOST_BYTES
 
     @property
     def failing_for(self) -> float:

@@ -16,9 +16,6 @@ class Waiters:
         self._sleepers: deque[asyncio.Future[None]] = deque()
         self._alarm: asyncio.TimerHandle | None = None
 
-    def __len__(self) -> int:
-        return len(self._sleepers)
-
     async def wait(self) -> None:
         """Until it is this worker's turn to look again."""
         sleeper = asyncio.get_running_loop().create_future()
