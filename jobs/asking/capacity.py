@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from untold.jobs.asking.calling import address_of
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.segments import JOURNALED_BYTES
 from untold.udfs.llm.units import UNIT_ROWS
@@ -15,6 +16,8 @@ from untold.udfs.llm.units import UNIT_ROWS
 CALLS_PER_SECOND_AND_CORE = 737 / 2
 # MiniLM, chunks of 256 tokens (docs/explanation/measured.md, "Indexes")
 EMBEDDED_TEXTS_PER_SECOND_AND_CORE = 16.8
+# Six layers of 384, in fp32 (docs/explanation/measured.md, "Cheaper relations")
+CLASSIFIED_PAIRS_PER_SECOND_AND_CORE = 138.0
 # Of a completion's row beside its text: id, times, counts (`Completion.size`)
 ROW_BYTES = 264
 # Of a token of English, as `Script.tokens_of` takes it
@@ -22,21 +25,25 @@ TOKEN_BYTES = 4
 # A row of a file is written once; a start reads its footer and its columns
 REQUESTS_OF_A_FILE = 3
 HOUR = 3600.0
-EMBEDDING = "embed_text"
 
 
 def cluster_of(machines: int, cores: int, settings: Settings) -> Cluster:
     """So many machines, under the settings of a run."""
-    return Cluster(machines, cores, settings.embeddings.base_url is None)
+    in_tasks = {}
+    if settings.embeddings.base_url is None:
+        in_tasks["embed_text"] = EMBEDDED_TEXTS_PER_SECOND_AND_CORE
+    if settings.nli.classifier_gpus is None and address_of(settings, "classifier") is None:
+        in_tasks["classify_entailment"] = CLASSIFIED_PAIRS_PER_SECOND_AND_CORE
+    return Cluster(machines, cores, in_tasks)
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Machines that all do the same work, and whether their embedding model runs within Spark's tasks."""
+    """Machines that all do the same work; requests a second and core of stages that a model answers within tasks."""
 
     machines: int
     cores: int
-    embeds: bool = False
+    in_tasks: Mapping[str, float] = field(default_factory=dict)
 
     def takes(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Further columns of a row of a plan, of the requests that are expected.
@@ -62,5 +69,4 @@ class Cluster:
 
     def _rate(self, stage: str) -> float:
         """Requests a second and core, where the endpoint answers at once."""
-        in_tasks = self.embeds and stage == EMBEDDING
-        return EMBEDDED_TEXTS_PER_SECOND_AND_CORE if in_tasks else CALLS_PER_SECOND_AND_CORE
+        return self.in_tasks.get(stage, CALLS_PER_SECOND_AND_CORE)

@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from untold.jobs.asking.capacity import CALLS_PER_SECOND_AND_CORE, EMBEDDED_TEXTS_PER_SECOND_AND_CORE, Cluster
+from untold.jobs.asking.capacity import (
+    CALLS_PER_SECOND_AND_CORE,
+    CLASSIFIED_PAIRS_PER_SECOND_AND_CORE,
+    EMBEDDED_TEXTS_PER_SECOND_AND_CORE,
+    Cluster,
+    cluster_of,
+)
+from untold.jobs.settings.model import Settings
 
 
 def row(requests: int, hours: float | None = None, stage: str = "evaluate_coverage") -> dict[str, Any]:
@@ -42,9 +49,19 @@ def test_the_hours_of_a_limit_are_of_the_requests_that_are_expected() -> None:
     assert Cluster(1, 8).takes(expected)["cluster_hours"] == pytest.approx(2.5)
 
 
-def test_an_embedded_model_takes_longer_than_a_call() -> None:
-    takes = Cluster(1, 1, embeds=True).takes(row(3600, stage="embed_text"))
-    assert takes["cluster_hours"] == pytest.approx(1 / EMBEDDED_TEXTS_PER_SECOND_AND_CORE)
+@pytest.mark.parametrize(
+    ("stage", "settings", "rate"),
+    [
+        ("embed_text", {}, EMBEDDED_TEXTS_PER_SECOND_AND_CORE),
+        ("embed_text", {"embeddings": {"base_url": "http://127.0.0.1:1/v1"}}, CALLS_PER_SECOND_AND_CORE),
+        ("classify_entailment", {"nli": {"classifier": "folder"}}, CLASSIFIED_PAIRS_PER_SECOND_AND_CORE),
+        ("classify_entailment", {"nli": {"classifier_url": "http://127.0.0.1:1/score"}}, CALLS_PER_SECOND_AND_CORE),
+        ("classify_entailment", {"grounding": {"verifier": "folder"}}, CLASSIFIED_PAIRS_PER_SECOND_AND_CORE),
+    ],
+)
+def test_a_model_within_tasks_has_a_rate_of_its_own(stage: str, settings: dict[str, Any], rate: float) -> None:
+    cluster = cluster_of(2, 4, Settings.model_validate(settings))
+    assert cluster.takes(row(3600, stage=stage))["cluster_hours"] == pytest.approx(1 / rate / 8)
 
 
 def test_nothing_to_ask_takes_nothing() -> None:
