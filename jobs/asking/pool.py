@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from untold.jobs.asking.job import Job
 from untold.udfs.llm.actors import AnsweringActor, Assignment, Started, limiters_of
 from untold.udfs.llm.calls import Progress, Work
-from untold.udfs.llm.lending import open_limiter
+from untold.udfs.llm.lending import open_limiters
 from untold.udfs.llm.segments import check_probe
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 
@@ -260,7 +260,7 @@ class ActorPool:
         for name in worker.assignment.limiters:
             with suppress(RayError, GetTimeoutError):
                 # By its leases, so never too little; the last one holds the budget
-                spent = ray.get(open_limiter(name).leave.remote(worker.name), timeout=LEAVE_SECONDS)
+                spent = ray.get(open_limiters().leave.remote(name, worker.name), timeout=LEAVE_SECONDS)
         seen = self._job.settings.priced(worker.progress.usage if worker.progress else NOTHING_USED)
         self._spent_by_dead[worker.name] = max(spent, seen, key=lambda known: known.calls)
         for other in self.workers:

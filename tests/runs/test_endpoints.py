@@ -46,6 +46,19 @@ def test_a_job_is_answered_by_all_endpoints_that_live(run_here: RunHere, server:
     check_usage(output, arrived)
 
 
+def test_shares_of_a_job_are_those_of_the_weights(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
+    path, output = write_samples(tmp_path / "samples.jsonl", make_samples(400)), tmp_path / "out"
+    with ModelServer() as second, ModelServer() as third:
+        weights = {server: 1, second: 1, third: 2}
+        each = [{"base_url": one.base_url, "weight": weight} for one, weight in weights.items()]
+        settings = {"llm.base_url": "null", "llm.endpoints": json.dumps(each), "summarise_contexts": "false"}
+        ended = run_here(server, path, output, settings=settings)
+        arrived = [one.count() for one in weights]
+    assert ended.code == 0, ended.err
+    asked = sum(arrived)
+    assert arrived == [pytest.approx(asked * weight / 4, abs=0.02 * asked) for weight in weights.values()]
+
+
 @pytest.mark.slow
 def test_a_job_goes_on_whatever_becomes_of_its_endpoints(
     run_here: RunHere, server: ModelServer, tmp_path: Path

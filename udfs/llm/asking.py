@@ -66,6 +66,8 @@ class Asker:
         weights = [channel.work.settings.weight for channel in self._channels]
         self._ready = SharedQueue(weights, group_of(stage) if len(weights) > 1 else None)
         self._trial = SchemaTrial(stage, pending=work.tries_schema, may_drop=work.may_drop_schema)
+        # Until each limiter has answered, the first ones would have all that waits
+        self._unleased = set(endpoints.slots)
         self._stopping = False
         self._end = float("inf")
         self._tasks: list[asyncio.Task[None]] = []
@@ -191,7 +193,7 @@ class Asker:
         """
         # While a schema is tried one request goes alone
         tried = self._trial.pending and self._endpoints.in_flight > 0
-        if not self._ready or tried or self._stopping or self._trial.over or self._writer.full:
+        if not self._ready or self._unleased or tried or self._stopping or self._trial.over or self._writer.full:
             return []
         several = len(self._channels) > 1
         ahead, of_one = self._ready.ahead(living) if several else set[int](), self._endpoints.places_of_one()
@@ -426,6 +428,7 @@ class Asker:
         if self._stopping:
             return False
         lease = await slots.renew(self._endpoints.report(slots, self._wanted(slots)))
+        self._unleased.discard(slots)
         if isinstance(slots, Channel) and slots.held:
             self._settle_held(slots)
         self._waiters.wake()

@@ -134,9 +134,9 @@ class Channels:
 
     @property
     def used(self) -> Usage:
-        """What all of them were used for; of several with the cost, and with what each has of it."""
+        """What all of them were used for; of a list of them with the cost, and with what each has of it."""
         total = sum((channel.usage for channel in self.each), NOTHING_USED)
-        if len(self.each) == 1:
+        if not self._settings.endpoints:
             return total
         return self._settings.priced(replace(total, endpoints={each.label: each.usage for each in self.each}))
 

@@ -1,7 +1,7 @@
 """The limiter of one endpoint and model: leases time slots, in-flight places and budget to everyone who asks.
 
 Its whole state for a rate is one time, the next free slot, so a restart grants no burst. `Limiter` knows nothing of
-Ray; `limiter_actor` wraps it as the detached named actor that all runs of a Ray cluster share.
+Ray; `lending` puts those of all endpoints into the detached named actor that all runs of a Ray cluster share.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from untold.jobs.asking.local_ray import start_ray, visit_nodes
 from untold.jobs.asking.probing import ReachError, check_nodes
 from untold.udfs.llm import lending
 from untold.udfs.llm.journal import Journal, journal_folder
-from untold.udfs.llm.lending import NAMESPACE, limiter_name
+from untold.udfs.llm.lending import ACTOR, NAMESPACE
 from untold.udfs.llm.limiter import Budget, Limiter, Limits, Report
 from untold.udfs.llm.records import Completion
 from untold.udfs.reach import Visit
@@ -195,7 +195,7 @@ def test_a_budget_holds_though_first_an_actor_dies_and_then_the_limiter(server: 
     killed: list[int] = []
 
     def kill(event: Event) -> None:
-        limiter = ray.get_actor(limiter_name(server.base_url, STAGE.model), namespace=NAMESPACE)
+        limiter = ray.get_actor(ACTOR, namespace=NAMESPACE)
         due = [driver.pool.workers[0].handle, limiter][len(killed) :]
         if due and event["usage"]["done"] >= 30 * (len(killed) + 1):
             killed.append(pid_of(due[0]))
@@ -252,13 +252,13 @@ def test_deaths_of_a_culprit_that_is_found_are_forgiven(tmp_path: Path) -> None:
 
 
 class _Handle:
-    """The limiter's handle as Ray gives it: `lease.remote(report)` is awaited."""
+    """The handle of the limiters as Ray gives it: `lease.remote(name, report)` is awaited."""
 
     def __init__(self, limiter: Limiter | None) -> None:
         self._limiter = limiter
         self.lease = self
 
-    async def remote(self, report: Report) -> Any:
+    async def remote(self, name: str, report: Report) -> Any:
         if self._limiter is None:
             await asyncio.Event().wait()
         assert self._limiter is not None
@@ -268,7 +268,7 @@ class _Handle:
 def test_a_lease_that_does_not_come_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lending, "LEASE_SECONDS", 0.05)
     opened = iter((None, Limiter()))
-    monkeypatch.setattr(lending, "open_limiter", lambda name: _Handle(next(opened)))
+    monkeypatch.setattr(lending, "open_limiters", lambda: _Handle(next(opened)))
     report = Report("a", "run", (0,), 0, number=1, limits=Limits())
     assert len(asyncio.run(lending.Lender("limiter").lease(report)).times) == 1
 

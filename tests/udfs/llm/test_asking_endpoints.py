@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from tests.fakes.model_server import ModelServer
-from tests.udfs.llm.askers import SETTINGS, RunOfSeveral, requests, rows_in
+from tests.udfs.llm.askers import SETTINGS, InProcess, RunOfSeveral, requests, rows_in
 from untold.udfs.llm import limiter
 from untold.udfs.llm.calls import Progress
-from untold.udfs.llm.limiter import Budget, Limits
+from untold.udfs.llm.limiter import Budget, Lease, Limits, Report
 from untold.udfs.llm.usage import Prices
 from untold.udfs.stages.definitions import Unparsable
 
@@ -75,6 +75,32 @@ def test_requests_are_shared_by_weight(servers: Servers, tmp_path: Path) -> None
     ask_all(run, grouped(120, 5))
     check_all_answered(tmp_path, 600)
     assert counts(servers) == [pytest.approx(share, abs=12) for share in (100, 200, 300)]
+
+
+def test_shares_are_kept_where_one_limiter_answers_late(
+    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = list[Report]()
+
+    async def lease(lender: InProcess, report: Report) -> Lease:
+        if lender.limiter is run.limiters[1] and not waited:
+            waited.append(report)
+            await asyncio.sleep(0.5)
+        return lender.limiter.lease(report)
+
+    monkeypatch.setattr(InProcess, "lease", lease)
+    run = RunOfSeveral(servers, tmp_path, settings=QUICK)
+    ask_all(run)
+    assert len(waited) == 1
+    assert counts(servers) == [pytest.approx(100, abs=8)] * 3
+
+
+def test_a_list_of_one_endpoint_tells_what_that_used(servers: Servers, tmp_path: Path) -> None:
+    run = RunOfSeveral(servers[:1], tmp_path, [{"prices": Prices(1e6, 1e6)}], QUICK)
+    usage = ask_all(run, requests(20)).usage
+    (own,) = usage.endpoints.values()
+    assert (own.calls, own.done) == (usage.calls, usage.done) == (20, 20)
+    assert usage.cost == own.cost == own.prompt_tokens + own.completion_tokens > 0
 
 
 def test_prompts_that_begin_alike_go_to_one_endpoint(servers: Servers, tmp_path: Path) -> None:
