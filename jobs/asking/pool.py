@@ -257,10 +257,11 @@ class ActorPool:
     def _note_spending(self, worker: Worker) -> None:
         """Remembers what a dead actor spent, and has the living remember it: a limiter that dies too forgets it."""
         spent = NOTHING_USED
-        for name in worker.assignment.limiters:
-            with suppress(RayError, GetTimeoutError):
-                # By its leases, so never too little; the last one holds the budget
-                spent = ray.get(open_limiters().leave.remote(name, worker.name), timeout=LEAVE_SECONDS)
+        with suppress(RayError, GetTimeoutError):
+            # By its leases, so never too little; the last one holds the budget
+            limiters = open_limiters()
+            left = [limiters.leave.remote(name, worker.name) for name in worker.assignment.limiters]
+            spent = ray.get(left, timeout=LEAVE_SECONDS)[-1]
         seen = self._job.settings.priced(worker.progress.usage if worker.progress else NOTHING_USED)
         self._spent_by_dead[worker.name] = max(spent, seen, key=lambda known: known.calls)
         for other in self.workers:
