@@ -259,8 +259,7 @@ class ActorPool:
         spent = NOTHING_USED
         with suppress(RayError, GetTimeoutError):
             # By its leases, so never too little; the last one holds the budget
-            limiters = open_limiters()
-            left = [limiters.leave.remote(name, worker.name) for name in worker.assignment.limiters]
+            left = open_limiters().leave.remote(worker.assignment.limiters, worker.name)
             spent = ray.get(left, timeout=LEAVE_SECONDS)[-1]
         seen = self._job.settings.priced(worker.progress.usage if worker.progress else NOTHING_USED)
         self._spent_by_dead[worker.name] = max(spent, seen, key=lambda known: known.calls)

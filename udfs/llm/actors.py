@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from untold.udfs.llm.asking import Asker
 from untold.udfs.llm.calls import CallSettings, Progress, Work
-from untold.udfs.llm.channels import NO_LIMITS, Channel, Channels, Slots
+from untold.udfs.llm.channels import NO_LIMITS, Channel, Channels, Lend, Slots
 from untold.udfs.llm.journal import Journal, journal_folder, replay
 from untold.udfs.llm.keys import LOCAL, Stage
 from untold.udfs.llm.lending import Lender, limiter_name
@@ -40,18 +40,18 @@ def limiters_of(settings: CallSettings, model: str) -> tuple[str, ...]:
     return (*names, limiter_name("budget", "")) if spends else names
 
 
-def open_channels(work: Work, lenders: Sequence[Lender]) -> Channels:
-    """The endpoints of some work with their limiters, which `limiters_of` names."""
+def open_channels(work: Work, lends: Sequence[Lend]) -> Channels:
+    """The endpoints of some work with what each limiter lends, in the order of `limiters_of`."""
     several = bool(work.settings.endpoints)
     own = [replace(one, budget=Budget() if several else one.budget) for one in work.settings.each]
     each = [
-        Channel(replace(work, settings=one), open_client(one, work.stage), lender.lease)
-        for one, lender in zip(own, lenders, strict=False)
+        Channel(replace(work, settings=one), open_client(one, work.stage), lend)
+        for one, lend in zip(own, lends, strict=False)
     ]
-    if len(lenders) == len(each):
+    if len(lends) == len(each):
         return Channels(work, each)
     dear = replace(work.settings, prices=dearest([one.prices for one in own]), limits=NO_LIMITS)
-    return Channels(work, each, Slots(replace(work, settings=dear), lenders[-1].lease))
+    return Channels(work, each, Slots(replace(work, settings=dear), lends[-1]))
 
 
 def open_client(settings: CallSettings, stage: Stage) -> Endpoint | LocalClassifier:
@@ -93,9 +93,9 @@ class AnsweringActor:
     """Answers units of work with one `Asker` a stage. Every method is short; the asking goes on between them."""
 
     def __init__(self) -> None:
-        self._lenders: list[Lender] = []
-        self._client = ""
         self._asker: Asker | None = None
+        self._lender: Lender | None = None
+        self._client = ""
         self._raylet = os.getppid()
         self._watch: asyncio.Task[None] | None = None
 
@@ -113,7 +113,7 @@ class AnsweringActor:
         Raises OSError where the folder of completions cannot be written: nothing has been paid for by then.
         """
         work, settings = assignment.work, assignment.work.settings
-        self._lenders, self._client = [Lender(name) for name in assignment.limiters], work.name
+        self._lender, self._client = Lender(assignment.limiters), work.name
         probe = f"{assignment.directory}/_probe-{work.name}"
         await self.load()
         await asyncio.to_thread(lambda: write_file(probe, COMPLETIONS.empty_table()))
@@ -124,7 +124,7 @@ class AnsweringActor:
             journal = Journal(folder, assignment.directory, work.name)
         writer = SegmentWriter(assignment.directory, work.name, settings.flush, journal)
         definition = definition_of(work.stage.name)
-        channels = open_channels(work, self._lenders)
+        channels = open_channels(work, self._lender.lends)
         self._asker = Asker(work, definition.parse, channels, writer, definition.form)
         self._asker.start()
         self._watch = self._watch or asyncio.create_task(self._end_with_raylet())
@@ -154,7 +154,8 @@ class AnsweringActor:
     async def stop(self, grace: float) -> Progress:
         """Ends the asking, writes what is known and frees the places in flight."""
         progress = await self._running().stop(grace)
-        await asyncio.gather(*(lender.leave(self._client) for lender in self._lenders))
+        if self._lender is not None:
+            await self._lender.leave(self._client)
         return progress
 
     async def hurry(self, grace: float) -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
 from time import monotonic
 from typing import Any
@@ -20,7 +22,7 @@ from untold.udfs.llm.usage import NOTHING_USED, Usage
 
 NAMESPACE = "untold"
 # The version is of reports and leases: runs of another one have limiters of their own.
-ACTOR = "limiter-v5"
+ACTOR = "limiter-v6"
 # Long enough for the next stage, or a run a little later, to find what was learnt of the endpoint's rate.
 IDLE_SECONDS = 600.0
 IDLE_CHECK_SECONDS = 30.0
@@ -42,18 +44,22 @@ class LimiterActor:
         self._used = monotonic()
         threading.Thread(target=self._end_when_idle, daemon=True).start()
 
-    def lease(self, name: str, report: Report) -> Lease:
-        """`Limiter.lease` of that name; whoever asks keeps the actor alive."""
+    def lease(self, reports: Mapping[str, Report]) -> dict[str, Lease]:
+        """`Limiter.lease` of each name; whoever asks keeps the actor alive."""
         self._used = now = monotonic()
+        return {name: self._limiter(name, now).lease(report) for name, report in reports.items()}
+
+    def _limiter(self, name: str, now: float) -> Limiter:
         limiter, used = self._limiters.get(name, (None, now))
         if limiter is None or now - used >= IDLE_SECONDS:
             limiter = Limiter(restarted=self._restarted)
         self._limiters[name] = limiter, now
-        return limiter.lease(report)
+        return limiter
 
-    def leave(self, name: str, client: str) -> Usage:
-        """`Limiter.leave` of that name. No use: an actor that only hears farewells may end."""
-        return self._limiters[name][0].leave(client) if name in self._limiters else NOTHING_USED
+    def leave(self, names: Sequence[str], client: str) -> list[Usage]:
+        """`Limiter.leave` of each name. No use: an actor that only hears farewells may end."""
+        known = [self._limiters.get(name) for name in names]
+        return [NOTHING_USED if one is None else one[0].leave(client) for one in known]
 
     def _end_when_idle(self) -> None:
         """Looks every `IDLE_CHECK_SECONDS`; a thread, as the actor's methods run one at a time and none waits."""
@@ -88,24 +94,52 @@ def open_limiters() -> Any:
 
 
 class Lender:
-    """A limiter as those know it who ask it for leases: where its actor was lost, a new one is made and asked."""
+    """The limiters as those know them who ask for leases: where their actor was lost, a new one is made and asked.
 
-    def __init__(self, name: str) -> None:
-        self._name, self._actor = name, open_limiters()
+    Reports that come while others are under way wait for these and go together: a message costs the actor a
+    millisecond, and the lease in it a tenth of that.
+    """
 
-    async def lease(self, report: Report) -> Lease:
-        """A lease, from the actor that there is now. Ends by being cancelled."""
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names, self._actor = names, open_limiters()
+        self._turn = asyncio.Lock()
+        self._reports: dict[str, Report] = {}
+        self._leases: dict[str, Lease] = {}
+
+    async def lease(self, name: str, report: Report) -> Lease:
+        """A lease of the limiter of that name, from the actor that there is now. Ends by being cancelled."""
+        self._reports[name] = report
+        try:
+            async with self._turn:
+                if name in self._reports:
+                    await self._send()
+                return self._leases.pop(name)
+        finally:
+            self._reports.pop(name, None)
+
+    @property
+    def lends(self) -> list[Callable[[Report], Awaitable[Lease]]]:
+        """`lease` of each name."""
+        return [partial(self.lease, name) for name in self._names]
+
+    async def leave(self, client: str) -> None:
+        """Frees all places of a client. An actor that hangs does so by itself after `CLIENT_EXPIRY`."""
+        with suppress(RayActorError, TimeoutError):
+            async with asyncio.timeout(LEASE_SECONDS):
+                await self._actor.leave.remote(self._names, client)
+
+    async def _send(self) -> None:
+        """Exchanges all reports that there are for leases."""
         while True:
+            sent = dict(self._reports)
             try:
                 async with asyncio.timeout(LEASE_SECONDS):
-                    lease: Lease = await self._actor.lease.remote(self._name, report)
-                return lease
+                    leases = await self._actor.lease.remote(sent)
+                break
             except (RayActorError, TimeoutError):
                 await asyncio.sleep(LIMITER_RETRY_SECONDS)
                 self._actor = open_limiters()
-
-    async def leave(self, client: str) -> None:
-        """Frees the places of a client. An actor that hangs does so by itself after `CLIENT_EXPIRY`."""
-        with suppress(RayActorError, TimeoutError):
-            async with asyncio.timeout(LEASE_SECONDS):
-                await self._actor.leave.remote(self._name, client)
+        for name, lease in leases.items():
+            if self._reports.get(name) is sent[name]:
+                self._leases[name] = lease
+                del self._reports[name]

@@ -252,25 +252,56 @@ def test_deaths_of_a_culprit_that_is_found_are_forgiven(tmp_path: Path) -> None:
 
 
 class _Handle:
-    """The handle of the limiters as Ray gives it: `lease.remote(name, report)` is awaited."""
+    """The limiters as Ray gives them: `lease.remote(reports)` is awaited. `sent`: the names in each message."""
 
-    def __init__(self, limiter: Limiter | None) -> None:
-        self._limiter = limiter
-        self.lease = self
+    def __init__(self, *, answers: bool = True) -> None:
+        self.lease, self.answers, self.sent = self, answers, list[set[str]]()
+        self._limiters: dict[str, Limiter] = {}
 
-    async def remote(self, name: str, report: Report) -> Any:
-        if self._limiter is None:
-            await asyncio.Event().wait()
-        assert self._limiter is not None
-        return self._limiter.lease(report)
+    async def remote(self, reports: Mapping[str, Report]) -> dict[str, Any]:
+        self.sent.append(set(reports))
+        await asyncio.sleep(0.01 if self.answers else 3600)
+        return {name: self._limiters.setdefault(name, Limiter()).lease(report) for name, report in reports.items()}
+
+
+def _report(number: int = 1) -> Report:
+    return Report("a", "run", (0,), 0, number=number, limits=Limits())
 
 
 def test_a_lease_that_does_not_come_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lending, "LEASE_SECONDS", 0.05)
-    opened = iter((None, Limiter()))
-    monkeypatch.setattr(lending, "open_limiters", lambda: _Handle(next(opened)))
-    report = Report("a", "run", (0,), 0, number=1, limits=Limits())
-    assert len(asyncio.run(lending.Lender("limiter").lease(report)).times) == 1
+    opened = iter((_Handle(answers=False), _Handle()))
+    monkeypatch.setattr(lending, "open_limiters", lambda: next(opened))
+    assert len(asyncio.run(lending.Lender(["limiter"]).lease("limiter", _report())).times) == 1
+
+
+def test_reports_that_come_while_one_is_under_way_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    limiters, names = _Handle(), [f"limiter {number}" for number in range(20)]
+    monkeypatch.setattr(lending, "open_limiters", lambda: limiters)
+
+    async def ask() -> list[list[int]]:
+        lender = lending.Lender(names)
+        turns = [await asyncio.gather(*(lend(_report(number)) for lend in lender.lends)) for number in (1, 2)]
+        return [[len(lease.times) for lease in turn] for turn in turns]
+
+    assert asyncio.run(ask()) == [[1] * 20] * 2
+    assert limiters.sent == [{names[0]}, set(names[1:])] * 2
+
+
+def test_one_that_gives_up_takes_no_lease_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    limiters = _Handle()
+    monkeypatch.setattr(lending, "open_limiters", lambda: limiters)
+
+    async def ask() -> list[int]:
+        lender = lending.Lender(["a", "b", "c"])
+        first, second, third = (asyncio.create_task(lend(_report())) for lend in lender.lends)
+        await asyncio.sleep(0.005)
+        first.cancel()
+        second.cancel()
+        return [len((await third).times), len((await lender.lease("b", _report())).times)]
+
+    assert asyncio.run(ask()) == [1, 1]
+    assert limiters.sent == [{"a"}, {"c"}, {"b"}]
 
 
 @pytest.mark.usefixtures("cluster")

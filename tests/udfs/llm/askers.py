@@ -18,7 +18,6 @@ from untold.udfs.llm.calls import CallSettings, Progress, Work
 from untold.udfs.llm.channels import Channel, Channels
 from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.lending import Lender
 from untold.udfs.llm.limiter import Lease, Limiter, Limits, Report
 from untold.udfs.llm.retrying import ASKED_AGAIN
 from untold.udfs.llm.segments import SegmentWriter
@@ -107,11 +106,11 @@ class RunOfSeveral(Run):
         self.settings = replace(settings, endpoints=tuple(each))
         self.limiters = [Limiter() for _ in limiters_of(self.settings, stage.model)]
         work = Work("a", "run/stage", "run", stage, self.settings)
-        channels = open_channels(work, [InProcess(limiter) for limiter in self.limiters])
+        channels = open_channels(work, [InProcess(limiter).lease for limiter in self.limiters])
         self.asker = Asker(work, parse, channels, SegmentWriter(str(folder), "run-a", self.settings.flush))
 
 
-class InProcess(Lender):
+class InProcess:
     """A limiter in this process."""
 
     def __init__(self, limiter: Limiter) -> None:
