@@ -35,8 +35,9 @@ from untold.udfs.python_path import python_environment, usable_cores
 OLDEST_JAVA = 17
 SHOW_JVM = Event()
 # What a JVM that ends within a minute gains from: no second compiler, one thread for garbage, no code of its own for
-# every query or expression, one task a core and no new plan after each. Ten samples took 64 s without and 40 s with it,
-# on two slow cores; 20,000 samples whose answers are stored, 7 MB with the store, 43 s and 29 s.
+# every query or expression, one task a core, no new plan after each, and no shuffle to join so little. Ten samples took
+# 64 s without and 40 s with it, on two slow cores; 20,000 samples whose answers are stored, 7 MB with the store, 43 s
+# and 29 s.
 SMALL_BYTES = 2**23
 # Of so little a fifth task does next to nothing but start
 MOST_SMALL_TASKS = 4
@@ -48,6 +49,7 @@ SMALL = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
+    "spark.sql.autoBroadcastJoinThreshold": "10m",
 }
 DAEMON = "untold.jobs.run.daemon"
 # More than any cluster has, and quickly counted

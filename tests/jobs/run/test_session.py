@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from tests.fakes.object_store import BUCKET, KEYS, ObjectStore
 from untold.jobs.inputs.files import COMPRESSED, count_bytes
@@ -37,7 +39,30 @@ def test_little_to_read_on_one_machine_starts_quickly() -> None:
 def test_much_to_read_keeps_what_spark_chooses() -> None:
     for master in ("local[*]", "spark://host:7077", None):
         options = session_options(Settings(spark=SparkSettings(master=master)), small=False)
-        assert not {*SMALL, PARTITIONS}.intersection(options)
+        assert PARTITIONS not in options
+        assert not SMALL.items() & options.items()
+
+
+def test_what_is_small_in_files_alone_is_not_broadcast(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "ids")
+    spark.range(300_000).select(F.format_string("s%07d", "id").alias("sample_id")).write.parquet(path)
+    bounds = ("spark.sql.autoBroadcastJoinThreshold", "spark.sql.sources.fileCompressionFactor")
+    ours = session_options(Settings(), small=False)
+
+    def joins(values: Iterable[str]) -> set[str]:
+        before = {name: spark.conf.get(name) for name in bounds}
+        try:
+            for name, value in zip(bounds, values, strict=True):
+                spark.conf.set(name, value)
+            ids = spark.read.parquet(path)
+            plan = ids.join(ids, on="sample_id", how="left_semi")._jdf.queryExecution().executedPlan().toString()
+        finally:
+            for name, value in before.items():
+                spark.conf.set(name, value or "")
+        return set(re.findall(r"\w+Join", plan))
+
+    assert joins(["10m", "1"]) == {"BroadcastHashJoin"}
+    assert joins(ours[name] for name in bounds) == {"SortMergeJoin"}
 
 
 def test_little_to_read_on_a_cluster_starts_as_quickly() -> None:
