@@ -1,4 +1,4 @@
-"""What disks and locales refuse, and what Spark has wrapped: one line that says what, where, and how to go on."""
+"""What disks, memory and locales refuse, and what Spark has wrapped: one line of what, where, and how to go on."""
 
 from __future__ import annotations
 
@@ -45,6 +45,10 @@ _PACKAGES = {
 }
 _MISSING_CLASS = re.compile(
     r"(?:ClassNotFoundException: (?:Class )?|NoClassDefFoundError: )([\w$]+(?:[./][\w$]+)+)(?: not found)?"
+)
+# What the JVM says where its heap is full, and Spark where a table of hashes does not fit into its part of that
+_NO_MEMORY = re.compile(
+    r"java\.lang\.OutOfMemoryError(?!: unable to create)|SparkOutOfMemoryError|Could not allocate memory to grow"
 )
 _INSTALL = "install untold on the workers as it is here, or use `untold package`"
 # What Spark and its workers say of a machine that is not set up, and what to do there
@@ -95,11 +99,16 @@ def check_address(ray_address: str) -> None:
 
 
 def explain(error: BaseException) -> str | None:
-    """The line for what a disk, a locale or a machine without its parts refused; None for an error of another kind."""
+    """The line for what a disk, a memory, a locale or a machine without its parts refused; None for another error."""
     text = text_of(error)
     unprepared = _unprepared(text)
     if unprepared is not None:
         return unprepared
+    if _NO_MEMORY.search(text):
+        return (
+            "Spark's memory is full; give it more by spark.conf.spark.driver.memory (on a cluster "
+            "spark.conf.spark.executor.memory), then start again: what was answered is kept"
+        )
     name = _unencodable(error, text)
     if name is not None:
         return f"{name} cannot be encoded in this locale; set LC_ALL=C.UTF-8, or rename it, then start again"

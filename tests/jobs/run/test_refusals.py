@@ -70,6 +70,27 @@ def test_a_cause_without_words_is_passed_over() -> None:
     assert explain(RuntimeError(text)) is None
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "java.lang.OutOfMemoryError: Java heap space",
+        "org.apache.spark.memory.SparkOutOfMemoryError: [UNABLE_TO_ACQUIRE_MEMORY] Unable to acquire 65536 bytes",
+        "java.io.IOException: org.apache.spark.SparkException: Could not allocate memory to grow BytesToBytesMap.",
+    ],
+)
+def test_a_memory_that_is_full_is_named_with_its_setting(said: str) -> None:
+    text = (
+        f"An error occurred while calling o9.parquet.\n: org.apache.spark.SparkException: Failed.\nCaused by: {said}\n"
+    )
+    assert str(explain(RuntimeError(text))).startswith(
+        "Spark's memory is full; give it more by spark.conf.spark.driver"
+    )
+
+
+def test_a_thread_that_cannot_be_had_is_no_full_memory() -> None:
+    assert explain(RuntimeError("java.lang.OutOfMemoryError: unable to create native thread")) is None
+
+
 def test_a_name_that_the_locale_cannot_encode_is_said_in_ascii() -> None:
     malformed = "Malformed input or input contains unmappable characters: /data/größe/t/_temporary"
     told = r"/data/gr\xf6\xdfe/t cannot be encoded in this locale; set LC_ALL=C.UTF-8, or rename it, then start again"
