@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayActorError
 
 from untold.udfs.llm.limiter import Lease, Limiter, Report
 from untold.udfs.llm.usage import NOTHING_USED, Usage
+
+if TYPE_CHECKING:
+    from untold.udfs.llm.channels import Lend
 
 NAMESPACE = "untold"
 # The version is of reports and leases: runs of another one have limiters of their own.
@@ -118,7 +121,7 @@ class Lender:
             self._reports.pop(name, None)
 
     @property
-    def lends(self) -> list[Callable[[Report], Awaitable[Lease]]]:
+    def lends(self) -> list[Lend]:
         """`lease` of each name."""
         return [partial(self.lease, name) for name in self._names]
 
