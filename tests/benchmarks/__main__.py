@@ -57,7 +57,7 @@ BENCHMARKS = {
     "memory": Benchmark("peak memory by number of samples", memory.measure),
     "reuse": Benchmark("start over a large store", reuse.measure),
     "nights": Benchmark("starts over a store by the number of nights that filled it", nights.measure),
-    "comparing": Benchmark("untold compare, by number of scores", comparing.measure),
+    "comparing": Benchmark("untold compare and a run's summary, by number of scores", comparing.measure),
     "cluster": Benchmark("starts over object stores, and their requests, beside a local disk", cluster.measure),
     "sql": Benchmark("SQL over the tables of a run, by number of scores", sql.measure),
     "condensation": Benchmark("graphs condensed a second by a core", condensation.measure),

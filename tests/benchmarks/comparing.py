@@ -1,4 +1,4 @@
-"""`untold compare` over outputs of many rows: ten systems, by the number of their scores."""
+"""`untold compare` and a run's summary over outputs of many rows: ten systems, by the number of their scores."""
 
 from __future__ import annotations
 
@@ -16,26 +16,35 @@ import pyarrow.parquet as pq
 
 from tests.benchmarks.figures import Figure, Options
 from tests.benchmarks.memory import GOAL_FLAT, MEGABYTE
-from tests.benchmarks.running import run_command
+from tests.benchmarks.running import ROOT, run_command
 from tests.benchmarks.watching import DRIVER, JVM, peak_bytes
+from untold.jobs.run.session import open_session, spark_schema
+from untold.jobs.settings.model import Settings
+from untold.jobs.summary.aggregate import summarise
 from untold.jobs.tables import SAMPLES, SCORES
 
 SYSTEMS = 10
 # Samples of the sizes that other benchmarks have are so many rows here
 ROWS_OF_A_SAMPLE = 10
 ROWS_OF_A_FILE = 500_000
+# The words of each before its output
+COMMANDS = {
+    "compare": ("untold", "compare", "--json"),
+    "compare --cluster": ("untold", "compare", "--json", "--cluster"),
+    "summary": ("tests.benchmarks.comparing",),
+}
 
 
 def measure(options: Options) -> list[Figure]:
-    """Microseconds a row and peaks by the number of rows, with and without clusters, and the ratios of the last two."""
+    """Microseconds a row and peaks of each of `COMMANDS` by number of rows, and the ratios of the last two sizes."""
     sizes = [size * ROWS_OF_A_SAMPLE for size in options.sizes]
-    return [figure for more in ((), ("--cluster",)) for figure in _by_size(sizes, more)]
+    return [figure for name in COMMANDS for figure in by_size(name, sizes)]
 
 
-def _by_size(sizes: Sequence[int], more: Sequence[str]) -> list[Figure]:
-    found = {size: _compare(size, more) for size in sizes}
+def by_size(name: str, sizes: Sequence[int]) -> list[Figure]:
+    """The figures of one of `COMMANDS`."""
+    found = {size: _run(COMMANDS[name], size) for size in sizes}
     units = {"a row": "us", DRIVER: "MB", JVM: "MB"}
-    name = " ".join(("compare", *more))
     figures = [
         Figure(f"{name}: {part}, {size:,} rows", (found[size][part],), unit)
         for size in sizes
@@ -53,16 +62,22 @@ def _by_size(sizes: Sequence[int], more: Sequence[str]) -> list[Figure]:
     return figures
 
 
-def _compare(size: int, more: Sequence[str]) -> dict[str, float]:
+def _run(words: Sequence[str], size: int) -> dict[str, float]:
     with TemporaryDirectory(prefix="untold-") as name:
         folder = Path(name)
         write_output(folder / "out", size)
-        command = [sys.executable, "-m", "untold", "compare", str(folder / "out"), "--json", *more]
         began = monotonic()
-        looks = run_command(command, folder, folder / "log", watch=True)
+        looks = run_command([sys.executable, "-m", *words, str(folder / "out")], ROOT, folder / "log", watch=True)
         seconds = monotonic() - began
     peaks = {role: peak_bytes(looks, role) / MEGABYTE for role in (DRIVER, JVM)}
     return {"a row": 1e6 * seconds / size, **peaks}
+
+
+def summarise_output(output: Path) -> None:
+    """What a run does for its table `summary`, in a session of its own; says how many rows it got."""
+    settings = Settings()
+    scores = open_session(settings).read.schema(spark_schema(SCORES)).parquet(str(output / "scores"))
+    print(len(summarise(scores, seed=settings.statistics.seed)), "rows")
 
 
 def write_output(folder: Path, size: int) -> None:
@@ -95,3 +110,7 @@ def write_output(folder: Path, size: int) -> None:
     identity = {"input": "i", "metrics": ["e2e"], "results": {}, "stages": {}}
     manifest = {"status": "finished", "metrics": ["e2e"], "identity": identity}
     (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    summarise_output(Path(sys.argv[1]))
