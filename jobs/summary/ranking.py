@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Protocol
+
+import numpy as np
 
 from untold.jobs.results import Run
 from untold.jobs.run.terminal import amount
@@ -14,7 +17,7 @@ from untold.jobs.summary.rows import summarise_counts
 from untold.udfs.errors import UserError
 from untold.udfs.hints import did_you_mean, near_misses
 from untold.udfs.statistics.intervals import clustered_bca_interval
-from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
+from untold.udfs.statistics.permutation import Clusters, adjust_p_values, clustered_permutation_test
 
 # Of an adjusted p-value: systems below it differ by more than chance
 CHANCE = 0.05
@@ -237,56 +240,64 @@ def is_unlikely(pair: Row) -> bool:
 
 def _with_clustered_intervals(systems: Rows, clusters: Iterable[Row], seed: int) -> Rows:
     """The rows of the systems with intervals that resample queries."""
-    by_system: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in clusters:
-        by_system[row["metric"], row["system"]].append(row)
-    return [row | _limits(by_system[row["metric"], row["system"]], "sum", seed) for row in systems]
+    by_system = _clusters_by(("metric", "system"), clusters, "sum")
+    return [row | _limits(by_system[row["metric"], row["system"]], seed) for row in systems]
 
 
-def _limits(rows: Sequence[Row], sums: str, seed: int) -> dict[str, float | None]:
-    """ci_low and ci_high of a mean from counts of sums and sizes."""
-    interval = clustered_bca_interval(*([row[name] for row in rows] for name in (sums, "size", "count")), seed=seed)
+def _clusters_by(keys: Sequence[str], rows: Iterable[Row], sums: str) -> Mapping[tuple[str, ...], Clusters]:
+    """Sums, sizes and counts of clusters by the values of these columns; empty where there are no such rows.
+
+    As numbers side by side: hundreds of thousands of rows are hundreds of megabytes as dicts.
+    """
+    found: dict[tuple[str, ...], tuple[array[float], array[int], array[int]]] = defaultdict(
+        lambda: (array("d"), array("q"), array("q"))
+    )
+    for row in rows:
+        values, sizes, counts = found[tuple(row[key] for key in keys)]
+        values.append(row[sums])
+        sizes.append(row["size"])
+        counts.append(row["count"])
+    return found
+
+
+def _limits(clusters: Clusters, seed: int) -> dict[str, float | None]:
+    """ci_low and ci_high of a mean."""
+    interval = clustered_bca_interval(*clusters, seed=seed)
     return {"ci_low": interval.low, "ci_high": interval.high}
 
 
-def compare_pairs(
-    systems: Rows,
-    differences: Iterable[Row],
-    seed: int,
-    wanted: Callable[[str, str, str], bool] = lambda metric, first, second: True,
-) -> Rows:
+def compare_pairs(systems: Rows, differences: Iterable[Row], seed: int) -> Rows:
     """The rows of `comparisons` of ranked systems: every two of a metric, the better one first (methods, section 7).
 
-    differences: as `CountedScores.count_differences` gives them; wanted: whether a pair is one of the family.
+    differences: as `CountedScores.count_differences` gives them.
     """
-    counts: dict[tuple[str, str, str], Rows] = defaultdict(list)
-    for row in differences:
-        # Counts are kept in the order of names; the sign turns where the better one sorts second
-        counts[row["metric"], row["first"], row["second"]].append(dict(row))
-        turned = {**row, "difference": -row["difference"]}
-        counts[row["metric"], row["second"], row["first"]].append(turned)
+    counts = _clusters_by(("metric", "first", "second"), differences, "difference")
     ranked: dict[str, list[str]] = defaultdict(list)
     for system in systems:
         ranked[system["metric"]].append(system["system"])
     rows: Rows = []
     for metric, names in ranked.items():
-        pairs = [pair for pair in combinations(names, 2) if wanted(metric, *pair)]
-        found = [_compare_pair(metric, *pair, counts.get((metric, *pair), []), seed) for pair in pairs]
+        found = []
+        for first, second in combinations(names, 2):
+            # Counts are kept in the order of names; the sign turns where the better one sorts second
+            low, high = sorted((first, second))
+            sums, sizes, times = counts[metric, low, high]
+            turned = np.asarray(sums) * (1 if first == low else -1)
+            found.append(_compare_pair(metric, first, second, (turned, sizes, times), seed))
         adjusted = adjust_p_values([row["p_value"] for row in found])
         rows += [{**row, "p_adjusted": value} for row, value in zip(found, adjusted, strict=True)]
     return rows
 
 
-def _compare_pair(metric: str, first: str, second: str, counts: Rows, seed: int) -> dict[str, Any]:
+def _compare_pair(metric: str, first: str, second: str, clusters: Clusters, seed: int) -> dict[str, Any]:
     """A row of `comparisons`, not yet adjusted: n is 0 and the rest null where the two share no question."""
-    sums, sizes, times = ([row[name] for row in counts] for name in ("difference", "size", "count"))
-    test = clustered_permutation_test(sums, sizes, times, seed=seed)
+    test = clustered_permutation_test(*clusters, seed=seed)
     return {
         "metric": metric,
         "first": first,
         "second": second,
         "n": test.n,
         "difference": test.difference,
-        **_limits(counts, "difference", seed),
+        **_limits(clusters, seed),
         "p_value": test.p_value,
     }
