@@ -32,7 +32,9 @@ from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.script import request_body
+from untold.udfs.llm.structure import Parameters
 from untold.udfs.llm.templates import compile_prompt
+from untold.udfs.llm.trial import refused_parameters
 from untold.udfs.stages import STAGES
 from untold.udfs.storage import Place
 
@@ -47,6 +49,8 @@ LOW_DISK_BYTES = 2 * 10**9
 MODEL_BYTES = 1.1e9
 # Kinds of error of an endpoint that works: it gave a completion, though not one that a stage would take
 ANSWERED = (None, "truncated", "empty", "filtered")
+# Stages have a system turn too, which some models refuse
+TASK = "You answer short questions."
 GREETING = "Answer with the one word: ready"
 RATING = "How true is this from 1 (wrong) to 5 (right): water is wet. Answer with the digit alone."
 NO_RATINGS = "ratings will be the digits themselves, not weighted by probability"
@@ -190,13 +194,16 @@ def check_endpoint(settings: Settings, base_url: str, about: str = "") -> Iterat
     where = f"{about or settings.llm.model} at {plain_url(base_url)}"
     if warning := clear_text_warning(base_url):
         yield Finding(WARN, "encryption", warning)
-    answer = _call(settings, base_url, GREETING, rated=False)
+    dropped = Parameters()
+    answer, dropped = _call(settings, base_url, GREETING, dropped, rated=False)
     if answer.error_type not in ANSWERED:
         yield Finding(FAIL, "endpoint", f"{where}: {answer.error}; {remedy_of(answer, settings)}")
         yield Finding(WARN, "log-probabilities", "not checked: the endpoint gave no completion")
         return
     yield Finding(OK, "endpoint", where)
-    rated = _call(settings, base_url, RATING, rated=True)
+    rated, dropped = _call(settings, base_url, RATING, dropped, rated=True)
+    if lines := dropped.lines():
+        yield Finding(OK, "parameters", "; ".join(lines))
     if rated.error_type not in ANSWERED:
         yield Finding(WARN, "log-probabilities", f"asking for them fails ({rated.error}): rated stages would fail here")
     elif has_alternatives(rated.logprobs, settings.llm.api):
@@ -205,10 +212,13 @@ def check_endpoint(settings: Settings, base_url: str, about: str = "") -> Iterat
         yield Finding(WARN, "log-probabilities", f"not given; {NO_RATINGS}")
 
 
-def _call(settings: Settings, base_url: str, prompt: str, *, rated: bool) -> Answer:
-    """What the endpoint answers to a prompt, asked as a stage of these settings would ask it.
+def _call(
+    settings: Settings, base_url: str, prompt: str, known: Parameters, *, rated: bool
+) -> tuple[Answer, Parameters]:
+    """Return the answer to a prompt that is sent as a stage of these settings sends it, and the refused parameters.
 
-    `rated` asks for log-probabilities too.
+    A refused parameter is left out of the next call, as in a run. `rated` asks for log-probabilities too; `known`:
+    the parameters that are refused already.
     """
     llm = settings.llm
     stage = Stage(
@@ -223,8 +233,15 @@ def _call(settings: Settings, base_url: str, prompt: str, *, rated: bool) -> Ans
         extra_body=llm.extra_body,
         rated=rated,
     )
-    body = request_body(stage, compile_prompt(prompt, api=llm.api, name=stage.name), {})
-    return asyncio.run(_send(settings, base_url, body))
+    turns = f"=== system\n{TASK}\n=== user\n{prompt}" if llm.api == "chat" else prompt
+    compiled = compile_prompt(turns, api=llm.api, name=stage.name)
+    while True:
+        stage = known.applied(stage)
+        answer = asyncio.run(_send(settings, base_url, request_body(stage, compiled, {})))
+        refused = refused_parameters(stage, answer)
+        if refused is None:
+            return answer, known
+        known = known.merged(refused)
 
 
 async def _send(settings: Settings, base_url: str, body: bytes) -> Answer:

@@ -396,4 +396,5 @@ def completion_limit(stage: Stage) -> int:
     if stage.name in LOOKUPS:
         return 0
     sent = (stage.decoding.get(name) for name in COMPLETION_LIMITS)
-    return next((limit for limit in sent if isinstance(limit, int)), UNLIMITED_COMPLETION_TOKENS)
+    limit = next((limit for limit in sent if isinstance(limit, int)), None)
+    return UNLIMITED_COMPLETION_TOKENS if limit is None else limit + stage.reasoning_tokens

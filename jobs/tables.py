@@ -226,6 +226,11 @@ USAGE = pa.schema(
         ("truncated", pa.int64()),
         ("asked_again", pa.int64()),  # calls after a completion of no use
         ("endpoint", pa.string()),  # that was asked; null for local models and for what none of several answered
+        ("reasoning_tokens", pa.int64()),  # of completion_tokens, as far as the endpoint reports them
+        (
+            "cut_prompts",
+            pa.int64(),
+        ),  # calls whose prompt the endpoint cut: too few tokens for its bytes
     ]
 )
 # A metric over all samples, or over those of one system; n = scored + undefined + failed

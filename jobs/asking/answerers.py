@@ -34,7 +34,7 @@ class Unanswered:
 
     `rows`: request_id and the stage's variables, one row each; `count`: how many, or more. `spent`: by this start, on
     the budget. `answered_before`: whether the endpoint ever answered this run. `show` takes events of progress. What
-    `tries_schema` and `may_drop_schema` are, `Job` says.
+    `tries_schema`, `may_drop_schema` and `may_adapt` are, `Job` says.
     """
 
     stage: Stage
@@ -47,6 +47,7 @@ class Unanswered:
     answered_before: bool = False
     tries_schema: bool = False
     may_drop_schema: bool = False
+    may_adapt: bool = False
 
     def is_lost(self) -> bool:
         """Whether another run took the folder over."""
@@ -82,6 +83,7 @@ class Unanswered:
             answered_before=self.answered_before,
             tries_schema=self.tries_schema,
             may_drop_schema=self.may_drop_schema,
+            may_adapt=self.may_adapt,
             **places,
         )
 

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import reduce
 from time import monotonic, sleep
 from typing import Any
 
@@ -26,7 +27,7 @@ from untold.jobs.asking.pool import Actor, ActorPool, hire
 from untold.udfs.llm.records import Completion, completions_table
 from untold.udfs.llm.segments import check_probe, read_ids, write_file
 from untold.udfs.llm.store_files import read_fields
-from untold.udfs.llm.structure import Finding
+from untold.udfs.llm.structure import Finding, Parameters
 from untold.udfs.llm.units import RequestIds, list_units, read_request_ids, read_requests
 from untold.udfs.llm.usage import Usage
 from untold.udfs.redaction import redact
@@ -90,7 +91,8 @@ class Answering:
             self.pool.stop(lambda: self._grace(reason))
         reason, error, lost = self._verdict(reason)
         self._report(force=True)
-        return Outcome(reason, error, self.usage, tuple(sorted(self.pool.models)), lost, self._finding)
+        models = tuple(sorted(self.pool.models))
+        return Outcome(reason, error, self.usage, models, lost, self._finding, self._parameters)
 
     def _grace(self, reason: str | None) -> float:
         """Seconds that what is in flight gets to arrive; less once a user, or the end of its run, ends the waiting."""
@@ -103,6 +105,12 @@ class Answering:
         """What the endpoint makes of a schema, where an answer said it; what changes the asking counts first."""
         found = [state.finding for state in self.pool.states if state.finding]
         return max(found, key=lambda one: one.changes(self._job.stage), default=None)
+
+    @property
+    def _parameters(self) -> Parameters | None:
+        """Return the parameters that the actors found to be refused, and the most room that reasoning took."""
+        found = [state.parameters for state in self.pool.states if state.parameters]
+        return reduce(Parameters.merged, found) if found else None
 
     @property
     def usage(self) -> Usage:
@@ -229,7 +237,7 @@ class Answering:
         states = self.pool.states
         if any(state.refused for state in states):
             return "refused"
-        if self._finding and self._finding.changes(self._job.stage):
+        if any(found and found.changes(self._job.stage) for found in (self._finding, self._parameters)):
             return "restructured"
         if any(state.unwritable for state in states):
             return "broken"

@@ -19,6 +19,7 @@ from untold.udfs.llm.calls import Answer, Request
 from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.retrying import address_setting
+from untold.udfs.llm.retrying import remedy_of as refusal_remedy
 from untold.udfs.llm.script import key_header_of, script_of
 from untold.udfs.redaction import redact
 from untold.udfs.retrieval.embedding import Embedder, find_model
@@ -57,6 +58,8 @@ def plain_url(url: str) -> str:
 def remedy_of(answer: Answer, settings: Settings, section: Section = "llm") -> str:
     """What to do about an answer that failed, by its kind and the section of the settings that names its endpoint."""
     kind = answer.error_type or ""
+    if answer.about:
+        return refusal_remedy(answer, section)
     if kind in ("http_401", "http_403"):
         return key_remedy(getattr(settings, section).api_key_env, section)
     address = address_setting(section)

@@ -9,7 +9,7 @@ from typing import Any
 from untold.udfs.llm.calls import CallSettings
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Budget, Limits
-from untold.udfs.llm.structure import Finding
+from untold.udfs.llm.structure import Finding, Parameters
 from untold.udfs.llm.usage import Prices, Usage
 
 
@@ -21,7 +21,7 @@ class Job:
     the start, in the names of all files that it writes. `spent` is what this start spent on earlier stages, against its
     budget; `answered_before`, whether the endpoint ever answered this run, so that a 403 or 404 is a row's and not the
     run's. `tries_schema`: whether the first answer is to say what the endpoint makes of a schema; `may_drop_schema`:
-    whether a refusal of it ends the job, to be asked without one.
+    whether a refusal of it ends the job, to be asked without one; `may_adapt`: whether a refused parameter does.
     """
 
     requests: str
@@ -34,6 +34,7 @@ class Job:
     answered_before: bool = False
     tries_schema: bool = False
     may_drop_schema: bool = False
+    may_adapt: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Outcome:
 
     `error`: of `refused` and `broken`. `models`: the names that answered. `lost`: answers that were paid for and could
     not be written. `finding`: what the endpoint makes of a schema; where that changes how the stage is asked, the
-    reason is `restructured`.
+    reason is `restructured`. `parameters`: those that the endpoint refuses, likewise.
     """
 
     reason: str | None = None
@@ -51,6 +52,7 @@ class Outcome:
     models: tuple[str, ...] = ()
     lost: int = 0
     finding: Finding | None = None
+    parameters: Parameters | None = None
 
 
 def tell_left_out(event: Mapping[str, Any], told: set[str], note: Callable[[str], None]) -> None:

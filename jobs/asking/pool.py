@@ -195,6 +195,7 @@ class ActorPool:
             answered_before=job.answered_before,
             tries_schema=job.tries_schema,
             may_drop_schema=job.may_drop_schema,
+            may_adapt=job.may_adapt,
             gone=dict(self._spent_by_dead),
         )
         return Assignment(work, limiters_of(job.settings, job.stage.model), job.directory)

@@ -19,7 +19,7 @@ from untold.jobs.run.interrupts import Interrupts
 from untold.jobs.run.refusals import check_address, check_writable
 from untold.jobs.settings.model import RaySettings
 from untold.udfs.errors import UserError
-from untold.udfs.llm.structure import Finding
+from untold.udfs.llm.structure import Finding, Parameters
 from untold.udfs.llm.usage import Usage
 from untold.udfs.python_path import python_environment
 from untold.udfs.reach import Visit
@@ -106,7 +106,8 @@ class AnsweringProcess:
                 show(event)
                 named, usage = tuple(event["models"]), Usage.of(event["usage"])
                 finding = Finding(**event["finding"]) if event["finding"] else None
-                return Outcome(event["reason"], event["error"], usage, named, event["lost"], finding)
+                parameters = Parameters.of(event["parameters"]) if event["parameters"] else None
+                return Outcome(event["reason"], event["error"], usage, named, event["lost"], finding, parameters)
 
     def visit_nodes(self, folders: Mapping[str, str], nonce: str) -> list[Visit]:
         """What the nodes of its Ray say of the folders. Raises AnsweringError where the process ends or breaks."""

@@ -43,6 +43,7 @@ def bind_stage(name: str, settings: Settings, *, embedded_model: str | None = No
         rated=definition.rated,
         structured=None if tools else _structured(definition, decoding),
         salt=decoding.salt,
+        reasoning_tokens=settings.llm.reasoning_tokens,
     )
 
 

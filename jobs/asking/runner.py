@@ -82,6 +82,11 @@ class StageRunner:
         return self.account.models
 
     @property
+    def parameters(self) -> dict[str, list[str]]:
+        """Return the lines about parameters that endpoints refuse, by model."""
+        return self._findings.described(self.stages.values())
+
+    @property
     def damaged_files(self) -> int:
         """How many files of the store were moved aside."""
         return sum(one.damaged for one in self._stores.values())
@@ -194,7 +199,7 @@ class StageRunner:
         while True:
             asking.look_up()
             self.turns.take(partial(self._answer_for, self.engines.display.course.metric, asking))
-            if self._findings.applied(asking.stage) != asking.stage:
+            if self._findings.applied(asking.stage).digest != asking.stage.digest:
                 return None
             before = asking.store.damaged
             results = asking.store.read(asking.requests, asking.identified)
@@ -231,7 +236,7 @@ class StageRunner:
         if self.engines.interrupts.requested:
             self.ended = self.ended or "interrupted"
         # Another stage may have found meanwhile how the endpoint is to be asked
-        if self.ended or self._findings.applied(asking.stage) != asking.stage:
+        if self.ended or self._findings.applied(asking.stage).digest != asking.stage.digest:
             return
         if not asking.found.missing:
             asking.store.compact_leftovers()
@@ -267,8 +272,9 @@ class StageRunner:
             self.account.spent,
             # What one endpoint answered says nothing of the others; earlier starts tell of the language model's
             section in self.account.sections or (section == "llm" and self.answered_before),
-            self._findings.tries(stage),
+            self._findings.goes_alone(stage),
             self._findings.may_drop(stage),
+            answerer is not self._spool and answerer is not self._batches,
         )
         try:
             self._end(answerer.answer(unanswered), stage)
@@ -282,6 +288,11 @@ class StageRunner:
         self.lost += outcome.lost
         if outcome.finding is not None:
             self.engines.display.note(self._findings.learn(stage, outcome.finding))
+        if outcome.parameters is not None:
+            for line in self._findings.adapt(stage, outcome.parameters):
+                self.engines.display.note(line)
+        if outcome.reason != "restructured":
+            self._findings.settle(stage)
         if outcome.reason not in (None, "restructured"):
             self.ended, self.error = outcome.reason, outcome.error
 

@@ -136,6 +136,9 @@ class Start:
         missed = missed_of(fields, settings)
         code = ending.exit_code(counts["statuses"], settings.fail_on_error, missed)
         every = output.manifest["counts"] | counts
+        parameters = {model: lines for runner in runners for model, lines in runner.parameters.items()}
+        if parameters:
+            fields = {**fields, "parameters": parameters}
         output.end(ending, code=code, usage=rows, counts=every, models=models, **fields)
         message = self._explain(ending, output.manifest, rows, missed)
         return Outcome(exit_code=code, manifest=output.manifest, message=message)

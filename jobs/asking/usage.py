@@ -19,7 +19,7 @@ from untold.udfs.stages.schemas import READ_AS
 
 _COUNTED = (
     *("requests", "answered", "failed", "calls", "retries", "rate_limited", "prompt_tokens", "completion_tokens"),
-    "asked_again",
+    *("asked_again", "reasoning_tokens", "cut_prompts"),
 )
 # Columns that count requests by how their completions were read, and by why they could not be
 READINGS = (*READ_AS, "unparsable", "refused", "empty", "truncated")
@@ -191,6 +191,8 @@ def _calls(used: Usage) -> dict[str, Any]:
         "tokens_estimated": used.estimated,
         "cost": used.cost,
         "asked_again": used.asked_again,
+        "reasoning_tokens": used.reasoning_tokens,
+        "cut_prompts": used.cut_prompts,
     }
 
 

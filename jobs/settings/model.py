@@ -144,6 +144,10 @@ class LlmSettings(SendingSettings):
     max_tokens: Count | Literal["auto"] | None = Field(
         default=AUTO, description="Maximum tokens of a completion; auto is each stage's own limit, null is not sent"
     )
+    reasoning_tokens: Annotated[int, Field(ge=0)] = Field(
+        default=0,
+        description="Tokens added to max_tokens of each stage, for a model that reasons; 0 is learnt from completions",
+    )
     requests_per_minute: Positive | None = Field(
         default=None, description="Maximum requests a minute; null is no limit"
     )

@@ -56,7 +56,12 @@ def end_of_run(run: Run, summary: Sequence[Row], counts: Mapping[str, Any], page
         ["audits of filters", *_audits(run.manifest.get("audits", []), page)] if run.manifest.get("audits") else [],
         ["conflicts of contexts", *conflicts] if conflicts else [],
         ["sources followed in conflicts", *leaning_lines(leaning, page)] if leaning else [],
-        [*wrapped(_took(run.manifest), page), *_leaks(run.manifest), *_places(run, worst, page)],
+        [
+            *wrapped(_took(run.manifest), page),
+            *_leaks(run.manifest),
+            *_cut_prompts(run.manifest),
+            *_places(run, worst, page),
+        ],
     ]
     return [line for part in parts if part for line in (*part, "")][:-1]
 
@@ -147,6 +152,18 @@ def _leaks(manifest: Mapping[str, Any]) -> Iterator[str]:
     stages = ", ".join(f"{stage} {count:,}" for stage, count in found.items() if count)
     if stages:
         yield f"items dropped as repeats of the prompts' examples: {stages}"
+
+
+def _cut_prompts(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Warn of prompts that the endpoint cut: their completions are about a part of the text."""
+    rows = by_stage(manifest["starts"][-1].get("usage", []))
+    found = {row["stage"]: (row.get("cut_prompts") or 0, row["calls"]) for row in rows}
+    stages = ", ".join(f"{stage} {cut:,} of {calls:,}" for stage, (cut, calls) in found.items() if cut)
+    if stages:
+        yield (
+            f"WARNING: the endpoint reports too few prompt tokens for the text that was sent ({stages}): its context "
+            "window cuts prompts. Raise it (num_ctx of Ollama, --max-model-len of vLLM) and score with another store"
+        )
 
 
 def _places(run: Run, worst: Sequence[Row], page: Page) -> Iterator[str]:

@@ -143,11 +143,18 @@ def make_reply(
     if schema and kind and said:
         said = Said("") if kind == "empty" else as_json(said, request.payload, schema)
     tokens = count_tokens(json.dumps(said.call) if said.call else said.text) if said else count_tokens("")
+    if thought := deeds.get("reasoning"):
+        # Reasoning counts as output, and leaves nothing if it uses up the limit
+        cut = request.limit is not None and request.limit < thought + tokens
+        thought, tokens = (request.limit, request.limit) if cut else (thought, thought + tokens)
+        said, finish_reason = (Said(""), "length") if cut else (said, finish_reason)
     usage = None if "no_usage" in deeds else (prompt_tokens, tokens)
     asked = request.body | ({"logprobs": None} if "no_logprobs" in deeds or (schema and kind == "unweighed") else {})
     body = completion_body(asked, request.chat, said, finish_reason, usage)
     if schema and kind in _THINKING:
         body["choices"][0]["message"] |= _THINKING[kind](said.text if said else "")
+    if thought and usage:
+        body["usage"]["completion_tokens_details"] = {"reasoning_tokens": thought}
     if cached is not None and usage:
         body["usage"]["prompt_tokens_details"] = {"cached_tokens": cached}
     content = json.dumps(body).encode()

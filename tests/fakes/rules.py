@@ -16,9 +16,10 @@ from typing import Any
 from tests.fakes.answers import find_answer
 
 _CONDITIONS = {"share", "seed", "every", "first", "after", "stage", "contains", "attempt_below", "between"}
+_CONDITIONS |= {"sends", "limit_above"}
 _DEEDS = {"delay", "status", "headers", "error", "body", "hang", "html", "cut_json", "cut_body", "refuse", "garbage"}
 _DEEDS |= {"empty", "null", "length", "filter", "no_usage", "no_logprobs", "text", "think"}
-_DEEDS |= {"no_tools", "tool_garbage", "tool_loop", "finish", "nan", "zero", "short", "drop", "unnamed"}
+_DEEDS |= {"no_tools", "tool_garbage", "tool_loop", "finish", "nan", "zero", "short", "drop", "unnamed", "reasoning"}
 # What is made of a schema: taken, refused, empty, misplaced, thinking, unweighed; a request without one is as ever
 _DEEDS |= {"schema"}
 
@@ -71,6 +72,17 @@ class Request:
     attempt: int
     elapsed: float
 
+    @property
+    def limit(self) -> int | None:
+        """Return the token limit, under either of its names."""
+        limit: int | None = self.body.get("max_completion_tokens", self.body.get("max_tokens"))
+        return limit
+
+    @property
+    def roles(self) -> set[str]:
+        """Return the roles of the turns."""
+        return {turn["role"] for turn in self.body.get("messages", ())}
+
 
 def condition(when: Mapping[str, Any], rule_index: int) -> Callable[[Request], bool]:
     """Whether all of `when` holds for a request. Shares of rules without a seed are independent of each other."""
@@ -94,6 +106,8 @@ _TESTS: dict[str, Callable[[Any], Callable[[Request], bool]]] = {
     "stage": lambda name: lambda request: request.payload.get("stage") == name,
     "contains": lambda text: lambda request: _contains(request, text),
     "attempt_below": lambda k: lambda request: request.attempt < k,
+    "sends": lambda name: lambda request: name in request.body or name in request.roles,
+    "limit_above": lambda most: lambda request: (request.limit or 0) > most,
     "between": lambda span: lambda request: span[0] <= request.elapsed < span[1],
 }
 

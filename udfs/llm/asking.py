@@ -21,11 +21,22 @@ from untold.udfs.llm.keys import SEVERAL_ROWS
 from untold.udfs.llm.pacing import CompletionSizes
 from untold.udfs.llm.queues import SharedQueue, group_of
 from untold.udfs.llm.records import completion_of
-from untold.udfs.llm.retrying import ASKED_AGAIN, NO_SCHEMA, NO_TOOLS, Act, judge, remedy_of
-from untold.udfs.llm.script import Parse, Script, failed, script_of
+from untold.udfs.llm.retrying import (
+    ASKED_AGAIN,
+    DOUBTS_IN_A_ROW,
+    NO_SCHEMA,
+    NO_TOOLS,
+    Act,
+    Verdict,
+    is_rejection,
+    judge,
+    remedy_of,
+)
+from untold.udfs.llm.script import Parse, Prompting, Script, failed, script_of
 from untold.udfs.llm.segments import SegmentWriter
+from untold.udfs.llm.structure import Parameters
 from untold.udfs.llm.tools import MAX_ROUNDS, exchange, run_tool, trace
-from untold.udfs.llm.trial import SchemaTrial
+from untold.udfs.llm.trial import Trial
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 from untold.udfs.llm.waiters import Waiters
 from untold.udfs.stages.schemas import Form
@@ -36,6 +47,10 @@ FLUSH_LOOK_SECONDS = 0.1
 POLL_SECONDS = 0.1
 IDLE_POLL_SECONDS = 0.25
 STOP_LOOK_SECONDS = 0.05
+# So long after the last rejection no further unit of work is to come, and completions of other actors are known
+ALL_REJECTED_SECONDS = 1.0
+# Room for reasoning grows in such steps, so that few runs change it
+REASONING_STEP = 256
 # What a task may take to end after it is cancelled, and the client to close its connections.
 CLOSE_SECONDS = 5.0
 
@@ -65,7 +80,7 @@ class Asker:
         self._units, self._waiters = Units(), Waiters()
         weights = [channel.work.settings.weight for channel in self._channels]
         self._ready = SharedQueue(weights, group_of(stage) if len(weights) > 1 else None)
-        self._trial = SchemaTrial(stage, pending=work.tries_schema, may_drop=work.may_drop_schema)
+        self._trial = Trial(stage, pending=work.tries_schema, may_drop=work.may_drop_schema, may_adapt=work.may_adapt)
         # Until each limiter has answered, the first ones would have all that waits
         self._unleased = set(endpoints.slots)
         self._stopping = False
@@ -114,9 +129,16 @@ class Asker:
             trouble=self._writer.trouble,
             unwritable=self._writer.failing_for >= self._settings.outage,
             finding=self._trial.finding,
+            parameters=self._trial.parameters or self._reasoning(),
             tries_schema=self._trial.pending,
             left_out=self._endpoints.left_out,
         )
+
+    def _reasoning(self) -> Parameters | None:
+        """Return the room that reasoning takes, in steps of `REASONING_STEP`; None if the stage has it already."""
+        used = max((script.reasoning_tokens for script in self._scripts if isinstance(script, Prompting)), default=0)
+        room = -(-used // REASONING_STEP) * REASONING_STEP
+        return Parameters(reasoning_tokens=room) if room > self._stage.reasoning_tokens else None
 
     async def stop(self, grace: float) -> Progress:
         """Takes nothing more, waits up to `grace` seconds for what is in flight, writes everything and closes.
@@ -202,6 +224,7 @@ class Asker:
             for number, channel in enumerate(self._channels)
             if channel.refused is None
             and not channel.is_doubtful
+            and channel.may_try
             and channel.in_flight < self._endpoints.places(channel, of_one, ahead=number in ahead)
         ]
 
@@ -283,11 +306,23 @@ class Asker:
             channel.tally.count(rate_limited=1)
             request.limited += 1
         verdict = judge(request, answer, self._settings.max_attempts, free=free)
+        if is_rejection(answer) and verdict.limit is None and channel.waits_for_completion and request.rows == 1:
+            channel.reject(request, answer, now)
+        else:
+            self._carry_out(channel, request, answer, verdict)
+        for each in self._channels:
+            if each.held:
+                self._settle_held(each)
+            self._settle_rejected(each)
+
+    def _carry_out(self, channel: Channel, request: Request, answer: Answer, verdict: Verdict) -> None:
+        """Do what the verdict about an answer says."""
         request.attempts += verdict.attempt
         if verdict.anew:
             request.first_sent = None
         if verdict.afresh:
             self._begin_again(channel, request, answer)
+        request.bound(verdict.limit)
         if verdict.act is Act.REFUSE:
             self._refuse(channel, request, answer, remedy_of(answer, self._settings.section))
         elif verdict.act is Act.HOLD:
@@ -296,9 +331,29 @@ class Asker:
             self._ask_again(channel, request, answer, verdict.wait)
         else:
             self._record(channel, request, answer)
-        for each in self._channels:
-            if each.held:
-                self._settle_held(each)
+
+    def _settle_rejected(self, channel: Channel) -> None:
+        """Decide about rejected requests: they fail alone after a completion, and as long as errors differ.
+
+        Before any completion, the same error of `DOUBTS_IN_A_ROW` requests, or of all, ends the run.
+        """
+        rejected, rows = channel.rejected, sum(len(each.rejected) + each.held_rows for each in self._channels)
+        if not rejected:
+            return
+        idle = monotonic() - channel.rejected_at >= ALL_REJECTED_SECONDS
+        everything = len(rejected) >= DOUBTS_IN_A_ROW or (idle and rows == self._units.requests_left)
+        if channel.waits_for_completion and not everything:
+            return
+        channel.rejected = []
+        if channel.waits_for_completion and len({answer.error for _, answer in rejected}) == 1:
+            for request, answer in rejected:
+                self._refuse(channel, request, answer, remedy_of(answer, self._settings.section))
+            return
+        channel.errors_differ |= everything
+        for request, answer in rejected:
+            verdict = judge(request, answer, self._settings.max_attempts, free=False)
+            self._carry_out(channel, request, answer, verdict)
+        self._waiters.wake()
 
     def _begin_again(self, channel: Channel, request: Request, answer: Answer) -> None:
         """Forgets what followed the prompt. What could not be read is a row of its own, and the next call says so."""
@@ -429,8 +484,10 @@ class Asker:
             return False
         lease = await slots.renew(self._endpoints.report(slots, self._wanted(slots)))
         self._unleased.discard(slots)
-        if isinstance(slots, Channel) and slots.held:
-            self._settle_held(slots)
+        if isinstance(slots, Channel):
+            if slots.held:
+                self._settle_held(slots)
+            self._settle_rejected(slots)
         self._waiters.wake()
         return bool(lease.times)
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Budget, Limits
-from untold.udfs.llm.structure import Finding
+from untold.udfs.llm.structure import Finding, Parameters
 from untold.udfs.llm.tools import ToolCall
 from untold.udfs.llm.usage import NOTHING_USED, Prices, Usage, sum_costs
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+_OPEN_THINKING, _CLOSED_THINKING = "<think>", "</think>"
 # The header that a key is sent in, where an API has no other
 BEARER = "Authorization"
 # Of the APIs whose address is one of the endpoint's
@@ -104,8 +105,10 @@ class Answer:
     """What came of one call.
 
     `error_type` is None for a completion that can be read. `refused` means that the error speaks of the run and not of
-    its row (key, credit, address or model), `about_tools` that it speaks of tools, `about_schema` of the schema that
-    was sent. `unconnected` means that no connection was made.
+    its row (key, credit, budget, certificate, address or model). `about`: the parameters and topics that the error
+    names, in the order in which they are given up: a parameter of the request, or `tools`, `response_format`, `system`,
+    `developer`, `context`, `api_key`, `credit`, `budget` or `certificate`. `window`: the context window that the error
+    states, and `most_tokens` the largest limit that it allows. `unconnected` means that no connection was made.
     `retry_after` is in seconds. Of an API that takes several rows at once, `parts` are the answers to each of them;
     `vector` is what an embedding model gives, instead of a text. `thinks`: thinking came beside the text; `misplaced`:
     the text stood where thinking belongs.
@@ -121,13 +124,30 @@ class Answer:
     error: str | None = None
     retry_after: float | None = None
     refused: bool = False
-    about_tools: bool = False
-    about_schema: bool = False
+    about: tuple[str, ...] = ()
+    window: int | None = None
+    most_tokens: int | None = None
     thinks: bool = False
     misplaced: bool = False
     unconnected: bool = False
     vector: NDArray[np.float32] | None = None
     parts: tuple[Answer, ...] = ()
+
+    @property
+    def cut_while_reasoning(self) -> bool:
+        """Return True if reasoning used up the token limit of a truncated completion."""
+        reasons = self.thinks or bool(self.usage.reasoning_tokens) or _OPEN_THINKING in (self.text or "")
+        return reasons and _CLOSED_THINKING not in (self.text or "")
+
+    @property
+    def about_tools(self) -> bool:
+        """Return True if the error names tools."""
+        return "tools" in self.about
+
+    @property
+    def about_schema(self) -> bool:
+        """Return True if the error names the schema that was sent."""
+        return "response_format" in self.about
 
 
 @dataclass(frozen=True)
@@ -135,7 +155,8 @@ class Work:
     """What one asker is there for: who it is, which stage of which run, how to call, and what came before it.
 
     `tries_schema`: the first request goes alone, since its answer says what the endpoint makes of a schema;
-    `may_drop_schema`: a schema that is refused before any completion ends the asking, to be asked without it.
+    `may_drop_schema`: a schema that is refused before any completion ends the asking, to be asked without it;
+    `may_adapt`: so does a refused parameter.
     `asking`: one asking of a stage, which a start may ask several times; `gone`: what askers of the same one that died
     had spent, by name.
     """
@@ -149,6 +170,7 @@ class Work:
     answered_before: bool = False
     tries_schema: bool = False
     may_drop_schema: bool = False
+    may_adapt: bool = False
     gone: Mapping[str, Usage] = field(default_factory=dict)
 
 
@@ -159,6 +181,7 @@ class Progress:
     `paused`: seconds for which the endpoint asked to be left alone. `unwritten`: answered rows on no disk yet;
     `trouble`: why they could not be written the last time, and `unwritable`: that this has lasted too long. `finding`:
     what the endpoint makes of a schema, where that was to be found out, which goes on while it `tries_schema`.
+    `parameters`: those that the endpoint refuses, and the tokens that reasoning took.
     `left_out`: a line for each endpoint that refuses the run while others answer.
     """
 
@@ -175,6 +198,7 @@ class Progress:
     trouble: str | None = None
     unwritable: bool = False
     finding: Finding | None = None
+    parameters: Parameters | None = None
     tries_schema: bool = False
     left_out: tuple[str, ...] = ()
 
@@ -187,6 +211,7 @@ class Request:
     `turn_due`: the next call goes on with them for the first time. `names_form`: calls say which form is wanted.
     `members` are the rows of a request that asks for several at once; each is a row of the store. `promised`: tokens of
     the budget that its call may take; `failed_at`: endpoints, by number, that another one is to be asked after.
+    `limit`: the token limit of its next call, instead of the stage's.
     """
 
     request_id: str
@@ -210,6 +235,7 @@ class Request:
     members: list[Request] = field(default_factory=list)
     promised: int = 0
     failed_at: frozenset[int] = frozenset()
+    limit: int | None = None
 
     @property
     def rows(self) -> int:
@@ -221,6 +247,11 @@ class Request:
         self.names_form |= names_form
         self.rounds, self.turns, self.trace, self.turn_due = 0, [], [], False
         self.body, self.tokens = None, 0
+
+    def bound(self, limit: int | None) -> None:
+        """Set the token limit of the next call; None keeps the limit."""
+        if limit is not None:
+            self.limit, self.body, self.tokens = limit, None, 0
 
     def go_on(self, turns: list[dict[str, Any]], said: list[dict[str, str]]) -> None:
         """Takes the turns in which tools were used; the next call sends them."""

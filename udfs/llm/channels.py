@@ -13,7 +13,7 @@ from untold.udfs.llm.calls import Answer, Request, Work
 from untold.udfs.llm.limiter import Lease, Limits, Report
 from untold.udfs.llm.local_classifier import LocalClassifier
 from untold.udfs.llm.pacing import Pacing
-from untold.udfs.llm.retrying import Standing
+from untold.udfs.llm.retrying import DOUBTS_IN_A_ROW, Standing
 from untold.udfs.llm.usage import NOTHING_USED, Tally, Usage
 
 if TYPE_CHECKING:
@@ -72,7 +72,11 @@ class Slots:
 
 
 class Channel(Slots):
-    """One endpoint. `held`: errors about the run that may turn out to be their rows' alone."""
+    """One endpoint. `held`: errors about the run that may turn out to be their rows' alone.
+
+    `rejected`: requests with an error that every request may get, before any completion; `errors_differ`: these errors
+    were not the same, so that each is its row's.
+    """
 
     def __init__(self, work: Work, client: Endpoint | LocalClassifier, lend: Lend) -> None:
         super().__init__(work, lend)
@@ -81,6 +85,9 @@ class Channel(Slots):
         self.tally = Tally()
         self.models: set[str] = set()
         self.held: list[tuple[Request, Answer]] = []
+        self.rejected: list[tuple[Request, Answer]] = []
+        self.rejected_at = 0.0
+        self.errors_differ = False
         self.in_flight = 0
         self.refused: str | None = None
 
@@ -112,6 +119,21 @@ class Channel(Slots):
     def is_doubtful(self) -> bool:
         """Whether an error about the run came before any completion: most likely it is true of every row."""
         return bool(self.held) and not self.standing.completed
+
+    @property
+    def waits_for_completion(self) -> bool:
+        """Return True if a rejected request may be one of a run in which all requests are rejected."""
+        return not (self.standing.completed or self.errors_differ)
+
+    @property
+    def may_try(self) -> bool:
+        """Return True unless as many requests are rejected, or in flight beside rejected ones, as end the run."""
+        return not self.rejected or len(self.rejected) + self.in_flight < DOUBTS_IN_A_ROW
+
+    def reject(self, request: Request, answer: Answer, now: float) -> None:
+        """Hold a rejected request until it is known whether all are rejected."""
+        self.rejected.append((request, answer))
+        self.rejected_at = now
 
     @property
     def held_rows(self) -> int:

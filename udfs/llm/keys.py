@@ -18,6 +18,9 @@ _ID_BYTES = 16
 CLASSIFYING = ("classify", "predict", "score")
 LOCAL = "local"
 SEVERAL_ROWS = ("embeddings", LOCAL, *CLASSIFYING)
+# The parameter of the token limit: its first name, and the name that reasoning models accept
+MAX_TOKENS, MAX_COMPLETION_TOKENS = "max_tokens", "max_completion_tokens"
+SYSTEM = "system"
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,10 @@ class Stage:
     `model` is sent to the endpoint; `model_key` stands for it in the key (a local file's sha256, else the same name). A
     decoding parameter that is None is not sent and not in the key. `rated` stages ask for log-probabilities, which are
     not in the key. `structured` is how a schema is sent (`form`) and the stage's own (`schema`); None sends none.
-    `salt` is not sent: with another one the same requests have other keys, and are asked anew.
+    `salt` is not sent: with another one the same requests have other keys, and are asked anew. `limit_name`: the
+    parameter that carries `max_tokens`. `system_role`: the role of the system turn; `user` merges it into the first
+    user turn. `window`: the context window in tokens, which bounds prompt and completion together. `reasoning_tokens`:
+    tokens added to the limit for reasoning; they are not in the key.
 
     >>> stage = Stage("rate", ("query", "text"), model="a-model", template="{{ query }} {{ text }}")
     >>> stage.request_id({"query": "q", "text": "t"}) == stage.request_id({"text": "t", "query": "q", "row": 7})
@@ -48,11 +54,15 @@ class Stage:
     rated: bool = False
     structured: Mapping[str, Any] | None = None
     salt: str | None = None
+    limit_name: str = MAX_TOKENS
+    system_role: str = SYSTEM
+    window: int | None = None
+    reasoning_tokens: int = 0
 
     @cached_property
     def decoding(self) -> dict[str, Any]:
         """The parameters that are sent beside model and prompt; fields of `extra_body` win."""
-        own = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
+        own = {"temperature": self.temperature, "top_p": self.top_p, self.limit_name: self.max_tokens}
         sent: dict[str, Any] = _canonical({**own, **self.extra_body})
         return sent
 
@@ -69,6 +79,8 @@ class Stage:
             "decoding": self.decoding,
             "structured": self.structured,
             "salt": self.salt,
+            "system": None if self.system_role == SYSTEM else self.system_role,
+            "window": self.window,
         }
         return _hash(canonical_json(identity))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from math import isfinite
@@ -18,6 +18,12 @@ from untold.udfs.llm.usage import Usage
 
 # An endpoint may ask for a year; a run that is to wait longer than this is one to start again.
 LONGEST_RETRY_AFTER = 3600.0
+# No tokenizer has tokens of so many bytes on average: if fewer tokens are reported, the server cut the prompt
+LEAST_BYTES_OF_A_TOKEN = 12
+# No model reasons longer in one completion
+MOST_REASONING_TOKENS = 2**20
+# A shorter prompt fits into every context window
+LEAST_BYTES_OF_A_PROMPT = 1000
 QUOTA = "insufficient_quota"
 _NO_HEADERS: Mapping[str, str] = {}
 # Finish reasons, lower case. Everything that is not known to be whole is not: endpoints also say `error` or `abort`.
@@ -65,16 +71,89 @@ _STATUS_OF_CODE = {
     "api_error": 500,
     "server_error": 500,
 }
+_CONTEXT_CODES = ("context_length_exceeded", "exceed_context_size_error")
+# Azure answers a filtered prompt with 400
+_FILTER_CODES = ("content_filter", "content_policy_violation")
 _MODEL_CODES = {"model_not_found", "model_not_available", "invalid_model", "unknown_model"}
 _MODEL_MESSAGE = re.compile(r"\bmodel\b.{0,200}\b(not found|not exist|unknown|not available|no such)", re.I | re.S)
-_TOOL_MESSAGE = re.compile(r"\btools?\b|\btool_choice\b|\btool[- ]call", re.I)
-# Some name the field in a list of details and not in an error
-_SCHEMA_MESSAGE = re.compile(
-    rb"response_?format|json[ _]?schema|guided_(?:json|decoding)|structured[ _]output|(?:parse|custom|invalid) grammar",
+# The topics of refusals of the whole run
+_TOPICS = {
+    "api_key": r"api[ _-]?key\b.{0,40}(?:not valid|invalid|missing|expired|required|not found)|api_key_invalid"
+    r"|(?:invalid|incorrect|missing|no|wrong) (?:api|proxy server|bearer|auth\w*)[ _-]?(?:key|token)"
+    r"|authentication (?:error|failed|required)|\bunauthori[sz]ed\b",
+    "credit": r"credit balance|insufficient (?:account )?(?:balance|credits?|funds)|out of credits?|purchase credits"
+    r"|payment required|insufficient_quota",
+    "budget": r"budget[ _](?:has been )?exceeded|exceeded ?_?(?:your |the )?budget|max(?:imum)? budget"
+    r"|spend(?:ing)? limit",
+}
+_ABOUT_RUN = {topic: re.compile(words, re.IGNORECASE) for topic, words in _TOPICS.items()}
+# Parameters as errors spell them, by the name that requests have for them; the first one is given up first
+_PARAMETERS = {
+    "tools": r"\btools?\b|\btool_choice\b|\btool[- ]call",
+    "response_format": r"response_?format|json[ _]?schema|guided_(?:json|decoding)|structured[ _]output"
+    r"|(?:parse|custom|invalid) grammar",
+    "top_p": r"\btop[_-]?p\b",
+    "top_logprobs": r"\btop_?logprobs\b",
+    "logprobs": r"\b(?:response_?)?log[_-]?prob(?:s|abilities)\b",
+    "temperature": r"\btemperature\b",
+    "seed": r"\bseed\b",
+    "system": r"\bsystem[ _-]?(?:role|messages?|prompts?|instructions?|turns?)\b|\brole[^a-z]{1,9}system\b"
+    r"|developer instruction|'system'|\"system\"|roles must alternate|\brole\b.{0,60}\bsystem\b"
+    r"|only user and assistant roles",
+    "max_tokens": r"\bmax_?(?:completion_?|output_?|new_?)?tokens\b|maximum (?:number of )?tokens",
+}
+_NAMED = {name: re.compile(words, re.IGNORECASE) for name, words in _PARAMETERS.items()}
+_NEEDS_NO_VERB = ("tools", "response_format")
+_REFUSAL = re.compile(
+    r"un-?supported|not (?:\w+ ){0,2}(?:supported|permitted|allowed|enabled|available|implemented|compatible|valid)"
+    r"|n(?:o|')t support|unrecogni[sz]ed|unknown|unexpected|extra_forbidden|extra(?:neous)? (?:inputs?|keys?|fields?)"
+    r"|cannot (?:both )?be|deprecated|only the default|may only be|can only be|must (?:be|alternate|not)|invalid"
+    r"|unable to|(?:supported|valid) range|too large|at most|less than|exceed|maximum"
+    r"|larger|greater|disallowed|incompatible|reject|use only one|out of range",
     re.IGNORECASE,
 )
-_NOT_ABOUT_TOOLS = (401, 403, 429, 502, 503, 504)
-_LONGEST_MESSAGE = 500
+_RENAMED = re.compile(
+    r"use\W{1,3}max_completion_tokens"
+    r"|max_tokens\W{1,3}(?:is |are )?(?:un-?supported|not supported|deprecated|not compatible)"
+    r"|unsupported parameter\W{1,3}max_tokens|support parameters?\W{1,4}max_tokens",
+    re.IGNORECASE,
+)
+_CONTEXT = re.compile(
+    r"context[ _](?:length|window|limit|size)|(?:maximum|max) context|(?:prompt|input|request)(?: \w+)? is too long"
+    r"|too many (?:input )?tokens|max_model_len|reduce the length|exceed_context_size",
+    re.IGNORECASE,
+)
+_COUNT = r"(\d[\d,_]{2,11})"
+_WINDOWS = [
+    rf"\d{{2,}} \+ \d{{2,}} > {_COUNT}",
+    rf"{_COUNT}(?: tokens?)? (?:maximum )?context",
+    rf"(?:context[ _](?:length|window|limit|size)|max_model_len)\D{{0,60}}{_COUNT}",
+]
+_INPUTS = [
+    r"(\d[\d,_]*) \+ \d{2,} > \d{2,}",
+    r"(\d[\d,_]*) (?:input|prompt) tokens",
+    r"(\d[\d,_]*)(?: tokens)? (?:in|from) (?:the |your )?(?:messages|input|prompt)",
+    r"(?:prompt|input)(?: contains| has| of| length| is)?\D{0,20}(\d[\d,_]*) tokens",
+]
+_MOST_TOKENS = [
+    rf"(?:at most|less than or equal to|up to|not exceed|<=|≤)\W{{0,3}}{_COUNT}",
+    rf"model limit of {_COUNT}",
+    rf"maximum (?:allowed )?(?:value|number)\D{{0,40}}{_COUNT}",
+    rf"\[\s?\d+\s?,\s?{_COUNT}\s?\]",
+    rf"\d > {_COUNT}",
+    rf"\d+(?: \(inclusive\))? to {_COUNT}",
+]
+_WORDS = {
+    "api_key": "the API key",
+    "credit": "the credit of the account",
+    "budget": "the budget of the key",
+    "context": "the context window",
+    "system": "the system role",
+    "developer": "the system role",
+    "max_completion_tokens": "max_tokens",
+}
+_PARAMETER_NAME = re.compile(r"[a-z][a-z_]{1,30}")
+_LONGEST_MESSAGE = 1000
 
 Reader = Callable[[bytes, int, Mapping[str, str]], Answer]
 """What makes an answer of the body of a 200, the request's size in bytes and the response's headers."""
@@ -96,7 +175,7 @@ def read_completion(
         body = json.loads(content)
         choice = body["choices"][0]
         message = choice["message"] if api == "chat" else choice
-        text = message["content"] if api == "chat" else choice["text"]
+        text, parts_thought = _text_and_thought(message.get("content") if api == "chat" else choice["text"])
         finish_reason = choice.get("finish_reason")
         if not isinstance(text, (str, type(None))) or not isinstance(finish_reason, (str, type(None))):
             raise TypeError
@@ -104,9 +183,14 @@ def read_completion(
         status = status_in(body)
         if status is not None:
             return read_status(status, content, headers)
+        if (joined := _joined_chunks(content)) is not None:
+            return read_completion(joined, api, sent, headers, structured=structured)
+        if kind := _kind_of(content, body):
+            said = f"the response is not a completion but {kind}"
+            return Answer(error_type="bad_body", error=said, about=("base_url",))
         usage = Usage(estimate_tokens(sent), 0, estimate_tokens(len(content)), estimated=True)
         return Answer(error_type="bad_body", error="the endpoint's answer is not a completion", usage=usage)
-    thought = _thought(message) if api == "chat" else ""
+    thought = (_thought(message) if api == "chat" else "") or parts_thought
     misplaced = structured and not (text or "").strip() and thought.startswith(("{", "["))
     text = valid_utf8(thought if misplaced else text)
     refusal = message.get("refusal") if api == "chat" else None
@@ -132,6 +216,56 @@ def _thought(message: Any) -> str:
     return next((thought.strip() for thought in thoughts if isinstance(thought, str) and thought.strip()), "")
 
 
+def _text_and_thought(content: Any) -> tuple[Any, str]:
+    """Return the text of a message and its thinking; content may be a text, null or a list of parts."""
+    if not isinstance(content, list):
+        return content, ""
+    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+    texts = [part["text"] for part in parts if part.get("type") in ("text", "output_text")]
+    thoughts = [part for part in parts if part.get("type") in ("thinking", "reasoning", "redacted_thinking")]
+    if len(texts) + len(thoughts) < len(parts):
+        raise TypeError
+    return "".join(texts) if texts else None, json.dumps(thoughts) if thoughts else ""
+
+
+def _joined_chunks(content: bytes) -> bytes | None:
+    """Return the completion of an event stream as one body; None if the content is no whole stream of chunks."""
+    lines = [line[5:].strip() for line in content.splitlines() if line.startswith(b"data:")]
+    try:
+        chunks = [json.loads(line) for line in lines if line != b"[DONE]"]
+        if len(chunks) == 1 and "message" in chunks[0]["choices"][0]:
+            return json.dumps(chunks[0]).encode()
+        choices = [chunk["choices"][0] for chunk in chunks if chunk.get("choices")]
+        deltas = [choice.get("delta") or {} for choice in choices]
+        finish = next(choice["finish_reason"] for choice in choices if choice.get("finish_reason"))
+        text = "".join(delta.get("content") or "" for delta in deltas)
+        thought = "".join(delta.get("reasoning_content") or delta.get("reasoning") or "" for delta in deltas)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, StopIteration):
+        return None
+    usage = next((chunk["usage"] for chunk in reversed(chunks) if chunk.get("usage")), None)
+    message = {"content": text, "reasoning_content": thought}
+    choice = {"message": message, "finish_reason": finish, "text": text}
+    return json.dumps({"model": chunks[0].get("model"), "choices": [choice], "usage": usage}).encode()
+
+
+def _kind_of(content: bytes, body: Any) -> str | None:
+    """Return the kind of a body that another kind of server sends; None for a broken completion."""
+    start = content[:200].lstrip().lower()
+    if start.startswith((b"<!doctype html", b"<html")):
+        return "an HTML page"
+    if start.startswith((b"data:", b"event:", b":")):
+        return "an event stream"
+    if not isinstance(body, Mapping) or "choices" in body:
+        return None
+    if body.get("error") or body.get("detail"):
+        return "an error object with status 200"
+    if body.get("object") == "response":
+        return "a response of the Responses API"
+    if body.get("type") == "message":
+        return "a message of Anthropic's own API"
+    return "a JSON object without choices"
+
+
 _COMPLETION_ERRORS = {
     "filtered": "the endpoint filtered the completion",
     "truncated": "the completion was cut at its token limit; raise max_tokens of the stage",
@@ -145,7 +279,7 @@ def _completion_error(text: str | None, finish_reason: str | None, refusal: bool
     nothing.
     """
     reason = (finish_reason or "").strip().lower()
-    if reason == "content_filter" or (refusal and not text):
+    if reason.startswith("content_filter") or (refusal and not text):
         return "filtered"
     # Contained, not equal: some say `model_length`.
     if any(word in reason for word in _CUT):
@@ -162,9 +296,23 @@ def read_usage(usage: Any, text: str, sent: int, received: int) -> Usage:
         if _is_count(prompt) and _is_count(completion):
             details = usage.get("prompt_tokens_details")
             cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
-            counts = min(prompt, sent), min(completion, received)
+            details = usage.get("completion_tokens_details")
+            thought = details.get("reasoning_tokens") if isinstance(details, Mapping) else None
+            # Reasoning that is counted need not be in the body
+            reasoning = min(thought, completion, MOST_REASONING_TOKENS) if _is_count(thought) else 0
+            counts = min(prompt, sent), min(completion, received + reasoning)
             known = min(cached, counts[0]) if _is_count(cached) else 0
-            return Usage(counts[0], known, counts[1], estimated=counts != (prompt, completion))
+            # A call with a prompt and a text never takes zero tokens
+            written = estimate_tokens(len(text.encode("utf-8"))) if text else 0
+            filled = (counts[0] or estimate_tokens(sent), counts[1] or written)
+            return Usage(
+                filled[0],
+                known,
+                filled[1],
+                estimated=filled != (prompt, completion),
+                reasoning_tokens=reasoning,
+                cut_prompts=int(0 < prompt * LEAST_BYTES_OF_A_TOKEN < sent and sent >= LEAST_BYTES_OF_A_PROMPT),
+            )
     return Usage(estimate_tokens(sent), 0, estimate_tokens(len(text.encode("utf-8"))), estimated=True)
 
 
@@ -193,36 +341,101 @@ def read_status(status: int, content: bytes, headers: Mapping[str, str]) -> Answ
 
     No text of the endpoint's is in it but known codes, since messages echo prompts and keys.
     """
-    code, message = _read_error_body(content)
+    code, param, message = _read_error_body(content)
     quota = status == 429 and code == QUOTA
     model_unknown = code in _MODEL_CODES or bool(_MODEL_MESSAGE.search(message))
     if 300 <= status < 400:
         return Answer(error_type=f"http_{status}", error=f"HTTP {status}: redirects are not followed", refused=True)
+    about = _topics(status, code, param, message)
+    of_run = bool({"api_key", "credit", "budget"}.intersection(about))
+    window, most = _token_room(message) if {"max_tokens", "context"}.intersection(about) else (None, None)
+    if "context" in about and most is not None and most < 1:
+        # The prompt alone is too long: no limit helps
+        about = ("context",)
+    named = next((_WORDS.get(one, one) for one in about if one not in _NEEDS_NO_VERB), None)
+    named = None if code in _CONTEXT_CODES else named
     return Answer(
-        error_type=f"http_{status}",
-        error=f"HTTP {status}" + (f" ({code})" if code in _KNOWN_CODES else ""),
+        error_type="filtered" if code in _FILTER_CODES else f"http_{status}",
+        error=f"HTTP {status}" + (f" ({code})" if code in _KNOWN_CODES else "") + (f": {named}" if named else ""),
         # An exhausted quota is answered with 429 too, and no wait helps it.
         retry_after=_retry_after(headers) if (status == 429 and not quota) or status >= 500 else None,
-        refused=status in _REFUSED or quota or (400 <= status < 500 and status != 429 and model_unknown),
-        about_tools=status not in _NOT_ABOUT_TOOLS and bool(_TOOL_MESSAGE.search(message)),
-        about_schema=status not in _NOT_ABOUT_TOOLS and bool(_SCHEMA_MESSAGE.search(content[:_LONGEST_MESSAGE])),
+        refused=status in _REFUSED or quota or (400 <= status < 500 and status != 429 and (model_unknown or of_run)),
+        about=about,
+        window=window,
+        most_tokens=most,
     )
 
 
-def _read_error_body(content: bytes) -> tuple[str | None, str]:
-    """The code, or type, of an error, and the beginning of its message with the name of the parameter it is about."""
+def _topics(status: int, code: str | None, param: str | None, message: str) -> tuple[str, ...]:
+    """Return the topics of an error and the parameters that it refuses, by its parameter, its code and known words."""
+    if status in (401, 403, 429) or status >= 502:
+        return ()
+    found = [topic for topic, words in _ABOUT_RUN.items() if words.search(f"{code} {message}")]
+    if found or code in _FILTER_CODES:
+        return tuple(found)
+    if (param == "max_tokens" and code == "unsupported_parameter") or _RENAMED.search(message):
+        return ("max_completion_tokens",)
+    named = [name for name, words in _NAMED.items() if words.search(param or "")]
+    if not named:
+        refuses = code in ("unsupported_parameter", "unsupported_value") or bool(_REFUSAL.search(message))
+        named = [
+            name for name, words in _NAMED.items() if words.search(message) and (refuses or name in _NEEDS_NO_VERB)
+        ]
+    if "system" in named or (param or "").endswith("role"):
+        named = ["developer" if re.search(r"\buse\W.{0,20}developer", message, re.I) else "system", *named]
+    if code in _CONTEXT_CODES or _CONTEXT.search(message):
+        named = [*(["max_tokens"] if any(_token_room(message)) else []), "context", *named]
+    if not named and param and _PARAMETER_NAME.fullmatch(param):
+        named = [param]
+    return tuple(dict.fromkeys(named))
+
+
+def _token_room(message: str) -> tuple[int | None, int | None]:
+    """Return the context window that a message states, and the largest token limit that it allows; None if unknown."""
+    window, prompt = _first_count(_WINDOWS, message), _first_count(_INPUTS, message)
+    if window is None:
+        return None, _first_count(_MOST_TOKENS, message)
+    return window, None if prompt is None else window - prompt
+
+
+def _first_count(patterns: Sequence[str], message: str) -> int | None:
+    """Return the count of the first pattern that matches."""
+    found = next((match for pattern in patterns if (match := re.search(pattern, message, re.IGNORECASE))), None)
+    return int(re.sub("[,_]", "", found[1])) if found else None
+
+
+def _read_error_body(content: bytes) -> tuple[str | None, str | None, str]:
+    """Return the code (or type) of an error, the parameter that it names, and the beginning of its message."""
     try:
         body = json.loads(content)
+        # Gemini's compatible endpoint wraps the error into a list
+        body = body[0] if isinstance(body, list) else body
         error = body.get("error", body)
         if isinstance(error, str):
-            return None, error[:_LONGEST_MESSAGE]
-        codes = [said for said in (error.get("code"), error.get("type")) if isinstance(said, str)]
+            return None, None, error[:_LONGEST_MESSAGE]
+        reasons = [one.get("reason") for one in error.get("details") or () if isinstance(one, Mapping)]
+        said = (error.get("code"), error.get("type"), error.get("status"), *reasons)
+        codes = [one for one in said if isinstance(one, str)]
         # Some endpoints have it as the type beside a code of their own.
         code = QUOTA if QUOTA in codes else next(iter(codes), None)
-        said = [text for text in (error.get("param"), error.get("message")) if isinstance(text, str)]
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return None, ""
-    return code, " ".join(said)[:_LONGEST_MESSAGE]
+        message = error.get("message") or error.get("Message") or error.get("detail") or ""
+        details = message.get("detail") if isinstance(message, Mapping) else message
+        param, message = error.get("param"), _text_of(details)
+        if isinstance(details, list) and not isinstance(param, str):
+            param = str(details[0]["loc"][-1])
+    except ValueError:
+        return None, None, content[:_LONGEST_MESSAGE].decode("utf-8", "replace")
+    except (LookupError, TypeError, AttributeError, RecursionError):
+        return None, None, ""
+    known = isinstance(param, str) and param not in ("", "None", "null")
+    return code, param if known else None, " ".join((*codes[1:], message))[:_LONGEST_MESSAGE]
+
+
+def _text_of(details: Any) -> str:
+    """Return the text of a message, or of the details of a validation error (FastAPI, Mistral)."""
+    if isinstance(details, list):
+        return "; ".join(f"{one.get('type', '')} {one.get('loc', '')} {one.get('msg', '')}" for one in details)
+    return details if isinstance(details, str) else ""
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

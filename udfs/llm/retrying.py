@@ -12,6 +12,7 @@ from enum import Enum
 
 from untold.udfs.llm.calls import Answer, Request
 from untold.udfs.llm.limiter import OUTAGE_FAULTS, Lease
+from untold.udfs.llm.trial import LEAST_TOKENS
 
 # The error of a completion that could not be read and after which its request was asked again: a row of its own
 ASKED_AGAIN = "asked_again"
@@ -29,6 +30,8 @@ PASSING_TYPES = (
 )
 PASSING_PREFIX = "http_5"
 
+# Conflicts of the moment: OpenAI's own client retries these statuses too
+RETRIED_STATUSES = frozenset({"http_408", "http_409", "http_425"})
 # Unusable answers that the same start asks for again, up to `llm.max_attempts`; no 4xx but 429 is among them.
 ASK_AGAIN = frozenset({"unparsable", "refused", "empty", "truncated", "bad_body", "bad_finish"})
 # Those that speak of the endpoint's state rather than of chance: asked again after a wait.
@@ -49,6 +52,28 @@ CHECK = "check key, {address} and {section}.model"
 CREDIT = "add credit to the account, or raise its quota"
 NO_SCHEMA = "it takes no schema in this form, set llm.structured to auto or off"
 NO_TOOLS = "it takes no tools, set qa.quantity_tool to resolve or none"
+_LEARN = "a run with llm.answering=process and llm.delivery=calls learns how to send it"
+# By the parameter or topic that an error names
+_REMEDIES = {
+    "temperature": f"set llm.temperature to null, or to a value that the model accepts; {_LEARN}",
+    "top_p": f"set llm.top_p to null; {_LEARN}",
+    "logprobs": f"set llm.extra_body to {{logprobs: false}}; {_LEARN}",
+    "top_logprobs": f"set llm.extra_body to {{logprobs: false}}; {_LEARN}",
+    "seed": "remove seed from llm.extra_body",
+    "max_tokens": f"lower llm.max_tokens; {_LEARN}",
+    "max_completion_tokens": f"name the limit in llm.extra_body and set llm.max_tokens to null; {_LEARN}",
+    "system": f"the model accepts no system turn; {_LEARN}",
+    "developer": f"the model accepts no system turn; {_LEARN}",
+    "response_format": NO_SCHEMA,
+    "tools": NO_TOOLS,
+    "context": "the prompt does not fit into the context window: lower llm.max_tokens, summarise or shorten the "
+    "contexts, or set llm.model to one with a larger window",
+    "api_key": "check the key that llm.api_key_env names",
+    "credit": CREDIT,
+    "budget": "raise the budget of the key at the endpoint, or use another key",
+    "base_url": "check that llm.base_url is the address of an OpenAI-compatible API; most end in /v1",
+    "certificate": "the certificate is not trusted: name the file of its authority in SSL_CERT_FILE",
+}
 
 
 def is_passing(error_type: str | None) -> bool:
@@ -66,12 +91,40 @@ def is_fault(error_type: str | None) -> bool:
 
 
 def remedy_of(answer: Answer, section: str = "llm") -> str:
-    """What a user does about a refusal by the endpoint that this section of the settings names."""
-    return (
-        CREDIT
-        if answer.error_type in ("http_402", "http_429")
-        else CHECK.format(address=address_setting(section), section=section)
-    )
+    """Return the remedy for a refusal by the endpoint that this section of the settings names."""
+    if known := next((_REMEDIES[one] for one in answer.about if one in _REMEDIES), None):
+        return known.replace("llm.", f"{section}.") if section != "llm" else known
+    if answer.about:
+        return f"remove {answer.about[0]} from {section}.extra_body"
+    if answer.error_type in ("http_402", "http_429"):
+        return CREDIT
+    return CHECK.format(address=address_setting(section), section=section)
+
+
+def is_rejection(answer: Answer) -> bool:
+    """Return True if every request may get this error, though it does not say so: a 4xx, or a body of another kind.
+
+    >>> is_rejection(Answer(error_type="http_400")), is_rejection(Answer(error_type="http_429"))
+    (True, False)
+    """
+    kind = answer.error_type or ""
+    if answer.refused or kind in RETRIED_STATUSES or kind == "http_429":
+        return False
+    return kind.startswith("http_4") or "base_url" in answer.about
+
+
+def next_limit(answer: Answer, sent: int | None) -> int | None:
+    """Return the token limit for the next call of a request, after an error about the limit `sent`; None for no change.
+
+    A completion that was cut off while it reasoned gets twice the room. A limit above the context window is cut to the
+    rest of it.
+    """
+    if answer.error_type == "truncated":
+        used = 0 if answer.usage.estimated else answer.usage.completion_tokens
+        return 2 * max(used, sent or 0) or None if answer.cut_while_reasoning else None
+    if "max_tokens" in answer.about and (most := answer.most_tokens) and LEAST_TOKENS <= most < (sent or most + 1):
+        return most
+    return None
 
 
 def address_setting(section: str) -> str:
@@ -98,7 +151,7 @@ class Verdict:
     """`act`, for `AGAIN` after `wait` seconds.
 
     `attempt`: the answer used up one of the request's attempts. `afresh`: the conversation begins again.
-    `anew`: the request's deadline begins again.
+    `anew`: the request's deadline begins again. `limit`: the token limit of the next call, None for the same one.
     """
 
     act: Act
@@ -106,6 +159,7 @@ class Verdict:
     attempt: bool = False
     afresh: bool = False
     anew: bool = False
+    limit: int | None = None
 
 
 _ANSWERED = Verdict(Act.RECORD, attempt=True)
@@ -118,12 +172,13 @@ def judge(request: Request, answer: Answer, max_attempts: int, *, free: bool) ->
 
     >>> limited = Answer(error_type="http_429", retry_after=2.0)
     >>> judge(Request("id", {}, "unit"), limited, 4, free=False)
-    Verdict(act=<Act.AGAIN: 'again'>, wait=2.0, attempt=False, afresh=False, anew=False)
+    Verdict(act=<Act.AGAIN: 'again'>, wait=2.0, attempt=False, afresh=False, anew=False, limit=None)
     """
     kind = answer.error_type
     if answer.refused:
         # Before all else: it speaks of the run, so that no rule about its row may apply.
-        return Verdict(Act.REFUSE if kind in _SURE_REFUSALS else Act.HOLD)
+        sure = kind in _SURE_REFUSALS or "certificate" in answer.about
+        return Verdict(Act.REFUSE if sure else Act.HOLD)
     if kind is None:
         return _ANSWERED
     # Being limited says nothing about the request and uses up no attempt; its deadline goes on.
@@ -136,8 +191,13 @@ def judge(request: Request, answer: Answer, max_attempts: int, *, free: bool) ->
             # The limiter lets single probes through meanwhile, so that a short wait here makes no flood.
             return Verdict(Act.AGAIN, FIRST_BACKOFF, anew=True)
         return Verdict(Act.RECORD if used_up else Act.AGAIN, max(wait, answer.retry_after or 0.0), attempt=True)
+    if kind in RETRIED_STATUSES and not used_up:
+        return Verdict(Act.AGAIN, max(wait, answer.retry_after or 0.0), attempt=True)
+    limit = next_limit(answer, request.limit)
     if kind in ASK_AGAIN and not used_up:
-        return Verdict(Act.AGAIN, wait if kind in _AFTER_A_WAIT else 0.0, attempt=True, afresh=True)
+        return Verdict(Act.AGAIN, wait if kind in _AFTER_A_WAIT else 0.0, attempt=True, afresh=True, limit=limit)
+    if limit and not used_up:
+        return Verdict(Act.AGAIN, attempt=True, limit=limit)
     return Verdict(Act.RECORD, attempt=True)
 
 
@@ -177,7 +237,7 @@ class Standing:
         kind, news = answer.error_type, self.news
         if answer.retry_after is not None:
             news.retry_after = max(news.retry_after or 0.0, answer.retry_after)
-        if is_fault(kind):
+        if is_fault(kind) and not answer.refused:
             return self._hear_fault(request, answer, now)
         self.answered_ever, self.answered_at = True, now
         news.answered, news.faults = True, 0

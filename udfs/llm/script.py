@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from untold.udfs.llm.calls import BEARER, Answer, Request
 from untold.udfs.llm.classifying import classifying_body, pair_texts, read_classes
 from untold.udfs.llm.embeddings import embedding_body, read_embeddings
-from untold.udfs.llm.keys import CLASSIFYING, LOCAL, Stage
+from untold.udfs.llm.keys import CLASSIFYING, LOCAL, MAX_COMPLETION_TOKENS, MAX_TOKENS, SYSTEM, Stage
 from untold.udfs.llm.responses import Reader, read_completion, read_status, status_in
 from untold.udfs.llm.structure import SchemaFields, schema_fields
 from untold.udfs.llm.templates import Prompt, compile_prompt
@@ -23,6 +23,10 @@ from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.schemas import Form, filled
 
 TOP_LOGPROBS = 10
+# A cautious estimate of a prompt's tokens, beside a context window
+BYTES_OF_A_TOKEN = 3
+# At least an eighth of a context window is left for the completion; a prompt that needs more is refused
+LEAST_SHARE = 8
 
 Parse = Callable[[str, Mapping[str, Any]], Any]
 
@@ -64,6 +68,8 @@ class Prompting:
         self._stage, self._parse, self._form = stage, parse, form
         self._prompt: Prompt = compile_prompt(stage.template, api=stage.api, name=stage.name)
         self._fields = SchemaFields(stage)
+        # The most that a completion of this stage used so far; later requests have room for as many
+        self.reasoning_tokens = stage.reasoning_tokens
 
     def render(self, request: Request) -> tuple[bytes | None, Answer | None]:
         """The body of the next call, or the failure of a template that cannot be filled in.
@@ -75,9 +81,10 @@ class Prompting:
         # Told to call no more tools in its last round, a model gives an answer rather than nothing.
         left = request.rounds < MAX_ROUNDS
         instruction = self._reminder(request.variables) if request.names_form else None
-        options: Any = {"tools_left": left, "instruction": instruction}
+        options: Any = {"tools_left": left, "instruction": instruction, "limit": request.limit}
         try:
             options["fields"] = self._fields.of(request.variables)
+            options["reasoning_tokens"] = self.reasoning_tokens
             return request_body(self._stage, self._prompt, request.variables, request.turns, **options), None
         except Exception as error:
             said = f"the template cannot be filled in ({type(error).__name__})"
@@ -96,7 +103,9 @@ class Prompting:
         return self._read_body
 
     def _read_body(self, content: bytes, sent: int, headers: Mapping[str, str]) -> Answer:
-        return read_completion(content, self._stage.api, sent, headers, structured=bool(self._stage.structured))
+        answer = read_completion(content, self._stage.api, sent, headers, structured=bool(self._stage.structured))
+        self.reasoning_tokens = max(self.reasoning_tokens, answer.usage.reasoning_tokens)
+        return answer
 
     def read(self, answer: Answer, variables: Mapping[str, Any]) -> Answer:
         """The answer, with the error `unparsable` or `refused` where the stage's parser cannot read it.
@@ -128,16 +137,20 @@ def request_body(
     tools_left: bool = True,
     instruction: str | None = None,
     fields: Mapping[str, Any] | None = None,
+    limit: int | None = None,
+    reasoning_tokens: int = 0,
 ) -> bytes:
     """The JSON body of the call for these variables, going on after the `turns` that tools were used in.
 
     `instruction` is added to what the prompt tells the model. Without `tools_left` the model is told to call none.
     `logprobs: false` in `extra_body` sends none of them, for models that refuse to give log-probabilities. `fields`:
-    what `schema_fields` gives, where that is known.
+    what `schema_fields` gives, where that is known. `limit` replaces the stage's token limit; without it,
+    `reasoning_tokens` are added to that, and the rest of the stage's context window bounds it.
     """
     body: dict[str, Any] = {"model": stage.model}
     if stage.api == "chat":
-        body["messages"] = [*_instructed(prompt.messages(variables), instruction), *turns]
+        messages = _instructed(prompt.messages(variables), instruction)
+        body["messages"] = [*_with_system_role(messages, stage.system_role), *turns]
         if stage.rated:
             body |= {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
     else:
@@ -157,7 +170,29 @@ def request_body(
     if body.get("logprobs") is False:
         del body["logprobs"]
         body.pop("top_logprobs", None)
+    for name in (MAX_TOKENS, MAX_COMPLETION_TOKENS):
+        if name in body:
+            body[name] = limit or body[name] + max(reasoning_tokens, stage.reasoning_tokens)
+            if stage.window and not limit:
+                prompt_tokens = len(_encoded(body)) // BYTES_OF_A_TOKEN
+                body[name] = min(body[name], max(stage.window - prompt_tokens, stage.window // LEAST_SHARE))
+    return _encoded(body)
+
+
+def _encoded(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+
+
+def _with_system_role(messages: list[dict[str, Any]], role: str) -> list[dict[str, Any]]:
+    """Return the messages with this role for the system turn; `user` merges it into the first user turn."""
+    if role == SYSTEM or messages[0]["role"] != SYSTEM:
+        return messages
+    system, *rest = messages
+    if role != "user":
+        return [system | {"role": role}, *rest]
+    if rest and rest[0]["role"] == "user":
+        return [rest[0] | {"content": f"{system['content']}\n\n{rest[0]['content']}"}, *rest[1:]]
+    return [system | {"role": "user"}, *rest]
 
 
 def _instructed(messages: list[dict[str, Any]], instruction: str | None) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Structured output: the fields that ask for it, and what an endpoint makes of them."""
+"""Structured output, and the parameters that an endpoint and its model refuse."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from untold.udfs.llm.keys import Stage
 from untold.udfs.stages.schemas import REASONING, filled, lists_in, without_reasoning
 
 TAKEN, IGNORED, REFUSED, BROKEN, UNTRIED = "taken", "ignored", "refused", "broken", "untried"
+# Parameters that ask for log-probabilities
+RATING = frozenset({"logprobs", "top_logprobs"})
 # What stands in a request by which its user asks for a form
 OWN_FIELDS = frozenset({"response_format", "guided_json", "guided_regex", "guided_grammar", "grammar", "json_schema"})
 
@@ -72,3 +74,77 @@ class Finding:
         if self.thinks and REASONING in schema["properties"]:
             return replace(stage, structured={**stage.structured, "schema": without_reasoning(schema)})
         return stage
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters that an endpoint and its model refuse, and how requests are sent instead.
+
+    `dropped`: parameters that are not sent. `limit_name`, `system_role` and `window` replace those of the stage.
+    `max_tokens`: the upper bound of the token limit. `reasoning_tokens`: the most that a completion used for reasoning.
+    """
+
+    dropped: tuple[str, ...] = ()
+    limit_name: str | None = None
+    system_role: str | None = None
+    max_tokens: int | None = None
+    window: int | None = None
+    reasoning_tokens: int = 0
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Parameters:
+        """Return the parameters of their JSON."""
+        return cls(**{**plain, "dropped": tuple(plain.get("dropped", ()))})
+
+    def merged(self, later: Parameters) -> Parameters:
+        """Return both findings; the later one counts where they differ."""
+        limits = [limit for limit in (self.max_tokens, later.max_tokens) if limit is not None]
+        return Parameters(
+            tuple(sorted({*self.dropped, *later.dropped})),
+            later.limit_name or self.limit_name,
+            later.system_role or self.system_role,
+            min(limits, default=None),
+            later.window or self.window,
+            max(self.reasoning_tokens, later.reasoning_tokens),
+        )
+
+    def applied(self, stage: Stage) -> Stage:
+        """Return the stage without the refused parameters. A stage that sends none of them is returned unchanged."""
+        if stage.api not in ("chat", "completions"):
+            return stage
+        extra = {name: value for name, value in stage.extra_body.items() if name not in self.dropped}
+        if stage.rated and RATING.intersection(self.dropped):
+            extra["logprobs"] = False
+        own = {name: None for name in ("temperature", "top_p") if name in self.dropped}
+        chat = stage.api == "chat"
+        bounds = [bound for bound in (stage.max_tokens, self.max_tokens) if bound is not None]
+        return replace(
+            stage,
+            **own,
+            extra_body=extra,
+            max_tokens=min(bounds) if stage.max_tokens is not None else None,
+            limit_name=(self.limit_name or stage.limit_name) if chat else stage.limit_name,
+            system_role=(self.system_role or stage.system_role) if chat else stage.system_role,
+            window=self.window or stage.window,
+            reasoning_tokens=max(self.reasoning_tokens, stage.reasoning_tokens),
+        )
+
+    def changes(self, stage: Stage) -> bool:
+        """Return True if the requests of the stage have other keys without the refused parameters."""
+        return self.applied(stage).digest != stage.digest
+
+    def lines(self) -> list[str]:
+        """Return one line per finding, for users."""
+        found = [f"{name} is not supported; sent without it" for name in self.dropped]
+        if self.limit_name:
+            found.append(f"max_tokens is not supported; sent as {self.limit_name}")
+        if self.system_role:
+            how = "merged into the first user turn" if self.system_role == "user" else f"sent as {self.system_role}"
+            found.append(f"the system role is not supported; {how}")
+        if self.window:
+            found.append(f"the context window has {self.window:,} tokens; max_tokens is reduced to the rest")
+        if self.max_tokens:
+            found.append(f"max_tokens is limited to {self.max_tokens:,}")
+        if self.reasoning_tokens:
+            found.append(f"reasoning used up to {self.reasoning_tokens:,} tokens, which are added to max_tokens")
+        return found

@@ -12,7 +12,7 @@ TOKENS_OF_A_PRICE = 1e6
 CALLS_OF_A_PRICE = 1e3
 _SUMMED = (
     *("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "calls", "asked", "rate_limited", "tool_turns"),
-    *("asked_again", "done", "failed", "seconds"),
+    *("asked_again", "done", "failed", "reasoning_tokens", "cut_prompts", "seconds"),
 )
 _NUMBERS = attrgetter(*_SUMMED)
 
@@ -23,7 +23,9 @@ class Usage:
 
     `estimated`: the endpoint did not return the tokens, or more than there can be. `asked`: requests that were sent,
     so that their further calls are retries; `tool_turns`: calls that went on after a tool was used; `asked_again`:
-    calls after an answer of no use. `done`: requests that ended, `failed` those of them without an answer. `cost`: in
+    calls after an answer of no use. `done`: requests that ended, `failed` those of them without an answer.
+    `reasoning_tokens`: those of the completion tokens that went into reasoning; `cut_prompts`: calls whose reported
+    prompt tokens are implausibly few for the bytes that were sent. `cost`: in
     the currency of the prices, None without a price. `endpoints`: what each of several endpoints has of it.
 
     >>> both = Usage(10, calls=1, cost=0.5) + Usage(5, calls=2, estimated=True)
@@ -41,6 +43,8 @@ class Usage:
     asked_again: int = 0
     done: int = 0
     failed: int = 0
+    reasoning_tokens: int = 0
+    cut_prompts: int = 0
     seconds: float = 0.0
     estimated: bool = False
     cost: float | None = None
@@ -90,6 +94,8 @@ class Tally:
         self._counts["prompt_tokens"] += usage.prompt_tokens
         self._counts["cached_prompt_tokens"] += usage.cached_prompt_tokens
         self._counts["completion_tokens"] += usage.completion_tokens
+        self._counts["reasoning_tokens"] += usage.reasoning_tokens
+        self._counts["cut_prompts"] += usage.cut_prompts
         self._estimated |= usage.estimated
 
     @property

@@ -54,6 +54,7 @@ class Run:
         stage: Stage = STAGE,
         answered_before: bool = False,
         tries_schema: bool = False,
+        may_adapt: bool = False,
         form: Form | None = None,
     ) -> None:
         self.settings = replace(settings, base_url=settings.base_url or server.base_url)
@@ -61,7 +62,14 @@ class Run:
         writer = SegmentWriter(str(folder), "run-a", self.settings.flush)
         self.limiter = Limiter()
         work = Work(
-            "a", "run/stage", "run", stage, self.settings, answered_before=answered_before, tries_schema=tries_schema
+            "a",
+            "run/stage",
+            "run",
+            stage,
+            self.settings,
+            answered_before=answered_before,
+            tries_schema=tries_schema,
+            may_adapt=may_adapt,
         )
         self.asker = Asker(work, parse, Channels(work, [Channel(work, endpoint, self._lease)]), writer, form)
 

@@ -112,11 +112,13 @@ def test_a_429_without_end_is_an_outage(server: ModelServer, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("status", [408, 409, 425])
-def test_a_passing_client_error_is_its_row_s(server: ModelServer, tmp_path: Path, status: int) -> None:
-    server.configure(rules=[{"when": {"contains": "number 1."}, "do": {"status": status}}])
-    ask(server, tmp_path, requests(3))
-    assert rows_in(tmp_path)["r0001"]["error_type"] == f"http_{status}"
-    assert server.count() == 3
+def test_a_passing_client_error_is_retried_within_the_run(server: ModelServer, tmp_path: Path, status: int) -> None:
+    rules = [{"when": {"contains": "number 1."}, "do": {"status": status}}]
+    rules += [{"when": {"contains": "number 2.", "attempt_below": 2}, "do": {"status": status}}]
+    server.configure(rules=rules)
+    ask(server, tmp_path, requests(3), replace(SETTINGS, max_attempts=2))
+    found = {name: (row["error_type"], row["attempts"]) for name, row in rows_in(tmp_path).items()}
+    assert found == {"r0000": (None, 1), "r0001": (f"http_{status}", 2), "r0002": (None, 2)}
 
 
 def test_an_odd_end_is_asked_again(server: ModelServer, tmp_path: Path) -> None:

@@ -47,9 +47,17 @@ def test_what_cannot_be_used_is_asked_again_until_its_attempts_are_used_up(error
     assert verdict(answer).afresh
 
 
-@pytest.mark.parametrize("error_type", ["filtered", "http_400", "http_408", "http_409", "http_413", "http_425"])
+@pytest.mark.parametrize("error_type", ["filtered", "http_400", "http_413"])
 def test_filtered_answers_and_most_client_errors_are_asked_once(error_type: str) -> None:
     assert verdict(Answer(error_type=error_type)).act is Act.RECORD
+
+
+@pytest.mark.parametrize("error_type", ["http_408", "http_409", "http_425"])
+def test_conflicts_of_the_moment_are_retried_after_a_wait(error_type: str) -> None:
+    answer = Answer(error_type=error_type)
+    assert [verdict(answer, attempts).act for attempts in range(4)] == [Act.AGAIN, Act.AGAIN, Act.AGAIN, Act.RECORD]
+    assert verdict(answer).wait > 0
+    assert not verdict(answer).afresh
 
 
 @pytest.mark.parametrize("error_type", ["http_401", "http_402", "http_429"])
