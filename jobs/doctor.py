@@ -19,10 +19,11 @@ from uuid import uuid4
 
 from untold.jobs.asking import local_model
 from untold.jobs.asking.checks import CALL_SECONDS, FAIL, OK, WARN, Finding, check_lookups, plain_url, remedy_of
-from untold.jobs.asking.endpoint import clear_text_warning
+from untold.jobs.asking.endpoint import addresses_of, check_network, clear_text_warning
 from untold.jobs.asking.engine_checks import RAY_JOBS, check_ray, check_spark
 from untold.jobs.asking.prompts import checked_template
 from untold.jobs.run.cache import cache_dir
+from untold.jobs.run.refusals import EnvironmentVariableError
 from untold.jobs.run.session import JavaError, check_java
 from untold.jobs.run.terminal import page_of, print_lines
 from untold.jobs.settings.loading import NoEndpointError, Resolved
@@ -83,8 +84,12 @@ def _findings(load: Callable[[], Resolved]) -> Iterator[Finding]:
         yield problem
     if resolved is not None:
         yield from check_templates(settings)
-        yield from _check_model(resolved)
-        yield from check_lookups(settings)
+        try:
+            check_network(addresses_of(settings))
+            yield from _check_model(resolved)
+            yield from check_lookups(settings)
+        except EnvironmentVariableError as error:
+            yield Finding(FAIL, "network", str(error))
     store = _within("store", QUICK_SECONDS, partial(check_store, settings.store))
     # The nodes behind a job server look for themselves, in the job
     untried = [one.about for one in (spark, ray) if one.state != OK or one.about == RAY_JOBS]

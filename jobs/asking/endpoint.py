@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import ssl
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 
 from untold.jobs.asking import local_model
 from untold.jobs.asking.calling import address_of, section_of
+from untold.jobs.run.refusals import EnvironmentVariableError
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.calls import is_loopback
 from untold.udfs.llm.keys import LOCAL
@@ -36,6 +38,43 @@ def explain_refusal(error: str, keys: Iterable[str | None], section: str = "llm"
     return f"{error}: {'; '.join(remedies)}" if _ABOUT_KEYS.search(error) else error
 
 
+def check_network(addresses: Iterable[str]) -> None:
+    """Raise EnvironmentVariableError for certificates or a proxy that no client of these addresses can use."""
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        path = os.environ.get(name)
+        if path and (reason := _unusable_authorities(name, path)):
+            raise EnvironmentVariableError(f"{name} names {path}, {reason}; correct the path, or unset {name}")
+    if all(is_loopback(address) for address in addresses):
+        return
+    for name in ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY"):
+        for variable in (name, name.lower()):
+            scheme, separator, _ = os.environ.get(variable, "").partition("://")
+            if separator and scheme.lower() not in ("http", "https"):
+                raise EnvironmentVariableError(
+                    f"{variable} names a proxy of the kind {scheme}://, which is not supported; set it to an http:// "
+                    f"proxy, or unset {variable}"
+                )
+
+
+def _unusable_authorities(name: str, path: str) -> str | None:
+    """Return the reason why a file or a folder of certificates cannot be used."""
+    if name == "SSL_CERT_DIR":
+        return None if os.path.isdir(path) else "which is no folder"
+    try:
+        ssl.create_default_context(cafile=path)
+    except ssl.SSLError:
+        return "which holds no certificates"
+    except OSError as error:
+        return f"which cannot be read ({error.strerror or type(error).__name__})"
+    return None
+
+
+def addresses_of(settings: Settings) -> list[str]:
+    """Return the addresses that a run under these settings may call."""
+    llm = [str(one.base_url) for one in settings.llm.each if one.base_url]
+    return llm + [address for name in ("embeddings", "search", "classifier") if (address := address_of(settings, name))]
+
+
 def clear_text_warning(base_url: str | None) -> str | None:
     """What to say of an address that is called over a network without encryption; None for any other."""
     if base_url is None or not base_url.startswith("http://") or is_loopback(base_url):
@@ -48,6 +87,7 @@ class RunEndpoint:
 
     Making one reads the model's file where it is not known yet, for its sha256 is part of every request's id. `wait`:
     whether it waits for another run's server on this machine. Raises LocalModelError where the model cannot be used.
+    Raises EnvironmentVariableError for certificates or a proxy that no client can use.
     """
 
     def __init__(self, settings: Settings, *, embedded: bool, wait: bool, notify: Callable[[str], None]) -> None:
@@ -55,6 +95,7 @@ class RunEndpoint:
         self._stack = ExitStack()
         self._base_url = settings.llm.each[0].base_url
         self._told: set[str] = set()
+        check_network(addresses_of(settings))
         self._file = local_model.model_file(settings.llm.local_model) if embedded else None
 
     @property

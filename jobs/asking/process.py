@@ -16,7 +16,7 @@ from typing import Any
 
 from untold.jobs.asking.job import Job, Outcome, job_to_json
 from untold.jobs.run.interrupts import Interrupts
-from untold.jobs.run.refusals import check_address, check_writable
+from untold.jobs.run.refusals import check_address, check_socket_folder, check_writable
 from untold.jobs.settings.model import RaySettings
 from untold.udfs.errors import UserError
 from untold.udfs.llm.structure import Finding, Parameters
@@ -48,6 +48,7 @@ class AnsweringProcess:
             check_address(ray.address)
         else:
             temporary = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+            check_socket_folder(temporary)
             check_writable(temporary, "Ray's folder", "make room, or set RAY_TMPDIR to another")
         self.interrupts = interrupts
         self.ready = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import resource
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -14,6 +15,9 @@ from untold.udfs.errors import UserError, require
 
 # What a new folder and its first file take, and more than what a full disk may keep back
 PROBE_BYTES = 2**16
+OPEN_FILES = 1024
+# The longest path of a socket, and the part of it that Ray adds: ray/session_<time>_<pid>/sockets/plasma_store
+SOCKET_PATH_BYTES, RAY_SOCKET_BYTES = 107, 68
 _ROOM = "make room there"
 _PERMISSION = "see to its permissions, or choose another path"
 _REMEDIES = {
@@ -90,6 +94,36 @@ def check_writable(folder: str, use: str, remedy: str) -> None:
     number = _probe(folder)
     if number is not None:
         raise UnwritableError(f"{use} {folder} cannot be written: {os.strerror(number)}; {remedy}, then start again")
+
+
+class EnvironmentVariableError(UserError):
+    """A variable or a limit of the environment that a run cannot use. The message names it and the remedy."""
+
+
+def check_open_files() -> None:
+    """Raise the soft limit of open files to what Spark and Ray need.
+
+    Raises EnvironmentVariableError if the hard limit is lower.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < OPEN_FILES:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, max(hard, OPEN_FILES)))
+        except (ValueError, OSError):
+            raise EnvironmentVariableError(
+                f"the limit of open files is {hard:,} (ulimit -n), and Spark and Ray need {OPEN_FILES:,}; raise it "
+                f"with ulimit -n {OPEN_FILES}, or in the limits of the system or container"
+            ) from None
+
+
+def check_socket_folder(temporary: str) -> None:
+    """Raise EnvironmentVariableError if the paths of Ray's sockets below a temporary folder are too long."""
+    if len(os.fsencode(temporary)) + RAY_SOCKET_BYTES > SOCKET_PATH_BYTES:
+        variable = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
+        raise EnvironmentVariableError(
+            f"{variable} is too long for the sockets of Ray: {temporary} has {len(os.fsencode(temporary))} bytes, at "
+            f"most {SOCKET_PATH_BYTES - RAY_SOCKET_BYTES} fit; set RAY_TMPDIR to a short folder, such as /tmp"
+        )
 
 
 def check_address(ray_address: str) -> None:

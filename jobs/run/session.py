@@ -26,7 +26,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from untold.jobs.run.cache import JVM_OPTIONS, find_java, keep_archive, with_archive
 from untold.jobs.run.connectors import connector_options
-from untold.jobs.run.refusals import check_writable, work_folders
+from untold.jobs.run.refusals import check_open_files, check_writable, work_folders
 from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError
 from untold.udfs.python_path import python_environment, usable_cores
@@ -238,6 +238,7 @@ def session_options(settings: Settings, small: bool) -> dict[str, str]:
 
 def _check_work_folders(settings: Settings) -> None:
     """Raises UnwritableError for a full or read-only folder of Spark's: the JVM would end without a word of it."""
+    check_open_files()
     if _is_local(settings):
         for folder in work_folders(settings.spark.conf.get("spark.local.dir")):
             check_writable(

@@ -42,9 +42,9 @@ BROKEN_STREAMS: tuple[type[Exception], ...] = (httpx.TransportError, httpx.Decod
 
 
 @lru_cache(maxsize=4)
-def _tls_context(trusts_environment: bool, *_: str | None) -> ssl.SSLContext:
+def _tls_context(*_: str | None) -> ssl.SSLContext:
     """Certificates as the client reads them, once for all endpoints; anew where the environment names others."""
-    context: ssl.SSLContext = httpx.create_ssl_context(trust_env=trusts_environment)
+    context: ssl.SSLContext = httpx.create_ssl_context(trust_env=True)
     return context
 
 
@@ -152,7 +152,6 @@ class Endpoint:
         query: Mapping[str, Any] = _NO_HEADERS,
     ) -> None:
         self._base_url, self._timeout = base_url, timeout
-        trusts = not is_loopback(base_url)
         self._http = DefaultAioHttpClient(
             # The one encoding whose decoder can be stopped in the middle.
             headers={"Accept-Encoding": "gzip"},
@@ -161,8 +160,8 @@ class Endpoint:
             timeout=httpx.Timeout(timeout),
             # The key goes to the address of the settings and to no other.
             follow_redirects=False,
-            trust_env=trusts,
-            verify=_tls_context(trusts, *map(os.environ.get, _AUTHORITIES)),
+            trust_env=not is_loopback(base_url),
+            verify=_tls_context(*map(os.environ.get, _AUTHORITIES)),
         )
         self._client = AsyncOpenAI(
             base_url=base_url,
@@ -264,6 +263,9 @@ def read_connection_error(error: Exception) -> Answer:
         return Answer(error_type="timeout", error="the connection timed out")
     if any(isinstance(cause, aiohttp.ClientPayloadError) for cause in causes):
         return Answer(error_type="bad_body", error="the endpoint's answer broke off")
+    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
+        said = "the certificate of the endpoint is not trusted"
+        return Answer(error_type="connection", error=said, refused=True, about=("certificate",))
     unconnected = any(isinstance(cause, aiohttp.ClientConnectorError) for cause in causes)
     reason = "no connection could be made" if unconnected else "the connection broke"
     return Answer(error_type="connection", error=reason, unconnected=unconnected)
