@@ -51,7 +51,7 @@ class GenerateRequest(RunRequest):
     systems: Mapping[str, Resolved]
     # The second file of questions in the form of ELI5-Category
     contexts: str | None = None
-    # Whether prompts leave out the contexts, which the samples keep
+    # Leave the contexts out of the prompts; the samples keep them
     closed_book: bool = False
 
 

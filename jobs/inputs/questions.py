@@ -10,15 +10,7 @@ from pyspark.sql import functions as F
 from untold.jobs.inputs.drawing import Draw
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions
 from untold.jobs.inputs.samples import CONTEXTS as CONTEXTS_TYPE
-from untold.jobs.inputs.samples import (
-    OPTIONAL_TYPES,
-    SHOWN_INVALID,
-    SampleError,
-    Samples,
-    column_named,
-    draw_strata,
-    read_rows,
-)
+from untold.jobs.inputs.samples import OPTIONAL_TYPES, SHOWN_INVALID, SampleError, Samples, column_named, read_rows
 from untold.udfs.samples.adapters import FORMATS
 from untold.udfs.samples.conversion import OF_ANSWERS
 from untold.udfs.samples.eli5 import CONTEXTS, QUESTIONS
@@ -86,7 +78,7 @@ def _join_contexts(
     if not joined:
         raise SampleError(f"{contexts}: no contexts for any of the questions of {path}; check that their q_id agree")
     # After the join: of rows drawn before it, those without contexts would be missing
-    drawn = all_questions if draw is None else _drawn(all_questions, draw)
+    drawn = all_questions if draw is None else draw.keep(all_questions)
     count = joined if draw is None else drawn.count()
     questions = _first(drawn, limit) if limit is not None and limit < count else drawn
     invalid = _invalid_of([asked.invalid, given.invalid], questions)
@@ -100,13 +92,6 @@ def _join_contexts(
         columns=asked.columns | given.columns,
     )
     return found, _describe_left_out((path, asked.row_count), (contexts, given.row_count), joined)
-
-
-def _drawn(questions: DataFrame, draw: Draw) -> DataFrame:
-    """The questions of a draw."""
-    if draw.stratify:
-        return questions.join(draw_strata(draw, questions).ids, on="sample_id", how="left_semi")
-    return questions.where(draw.among(questions))
 
 
 def _first(questions: DataFrame, limit: int) -> DataFrame:

@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from untold.jobs.inputs.checking import adapter_of, check_columns, check_names, describe_left_out, input_files
 from untold.jobs.inputs.column_types import carried_types
-from untold.jobs.inputs.drawing import Draw, Drawn, shown_draw
+from untold.jobs.inputs.drawing import Draw, shown_draw
 from untold.jobs.inputs.files import (
     AS_THEY_ARE,
     InputFile,
@@ -36,7 +36,6 @@ from untold.jobs.inputs.files import (
 from untold.jobs.inputs.row_positions import Parts, read_parts, with_row
 from untold.jobs.run.progress import Display
 from untold.jobs.run.terminal import amount
-from untold.udfs.hints import aside, near_misses
 from untold.udfs.samples.adapters import FORMATS, Adapter, needed
 from untold.udfs.samples.batches import Wanted, read_batches, type_batches
 from untold.udfs.samples.checks import FIELDS
@@ -218,17 +217,8 @@ def _choose(
     if whole_rows:
         raise SampleError("stratify: this format is drawn by whole rows, which may lie in several strata; leave it out")
     kept = _kept(found, None)
-    drawn = draw_strata(draw, kept if set(draw.stratify) <= set(KNOWN) else typed(kept))
+    drawn = draw.by_stratum(kept if set(draw.stratify) <= set(KNOWN) else typed(kept))
     return lambda rows: rows.join(drawn.ids, on="sample_id", how="left_semi"), {**shown, "strata": drawn.strata}
-
-
-def draw_strata(draw: Draw, rows: DataFrame) -> Drawn:
-    """Return the draw by the columns of `draw.stratify`. Raises SampleError for a column that the rows do not have."""
-    for name in draw.stratify:
-        if name not in rows.columns:
-            near = aside(near_misses(name, rows.columns))
-            raise SampleError(f"stratify: no column `{name}`{near}; there are {', '.join(rows.columns)}")
-    return draw.by_stratum(rows.select("sample_id", *map(column_named, draw.stratify)))
 
 
 def show_invalid(found: Samples, display: Display, done: str = "scored") -> None:

@@ -254,7 +254,7 @@ def test_graphframes_frees_its_own_data_only(spark: SparkSession, tmp_path: Path
 
 
 def _persisted(spark: SparkSession) -> dict[int, int]:
-    """By the id of each persistent RDD, its bytes in memory and on disk."""
+    """Return the bytes in memory and on disk of each persistent RDD, by its id."""
     context = spark.sparkContext._jsc
     stored = {info.id(): info.memSize() + info.diskSize() for info in context.sc().getRDDStorageInfo()}  # type: ignore[attr-defined]
     return {number: stored.get(number, 0) for number in context.getPersistentRDDs()}  # type: ignore[attr-defined]

@@ -335,7 +335,7 @@ def test_questions_of_a_known_data_set_bring_their_contexts_and_references(spark
 
 
 def write_longfact(folder: Path, topics: Mapping[str, int]) -> str:
-    """Write a file of LongFact per topic, with so many prompts each."""
+    """Write a file of LongFact per topic, with that number of prompts."""
     (folder / "longfact").mkdir()
     for topic, count in topics.items():
         rows = [{"prompt": f"What is {topic} {number}?", "canary": "c"} for number in range(count)]

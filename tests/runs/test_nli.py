@@ -466,7 +466,7 @@ def test_graphframes_without_its_jar_is_refused_before_any_call(
 def test_a_whole_job_by_graphframes(
     spark: SparkSession, run_here: RunHere, job: NliJob, tmp_path: Path, largest: int
 ) -> None:
-    """Equals brute force if the library finds all components, and if tasks solve the small ones."""
+    """The tables equal brute force, with all components from the library or the small ones from tasks."""
     if not has_graphframes(spark):
         pytest.skip("no GraphFrames on the class path")
     samples = job.samples[:12]
