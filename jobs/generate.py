@@ -51,6 +51,8 @@ class GenerateRequest(RunRequest):
     systems: Mapping[str, Resolved]
     # The second file of questions in the form of ELI5-Category
     contexts: str | None = None
+    # Leave the contexts out of the prompts; the samples keep them
+    closed_book: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,9 +137,12 @@ def _generate(run: _Generating) -> Outcome:
     for note in notes:
         start.display.note(note)
     show_invalid(found, start.display, "answered")
+    if request.closed_book and found.samples.where(F.size("contexts") > 0).isEmpty():
+        raise SampleError(f"{request.input}: no question has contexts to leave out; run it without --closed-book")
     digests = {system.name: system.stage.digest for system in run.systems}
     content = fingerprint(found.samples)
-    start.output.claim({"input": content, "metrics": [], "results": {"systems": digests}, "stages": {}})
+    results = {"systems": digests, **({"closed_book": True} if request.closed_book else {})}
+    start.output.claim({"input": content, "metrics": [], "results": results, "stages": {}})
     if unchanged := start.unchanged():
         return unchanged
     _begin(run, found, content)
@@ -158,7 +163,7 @@ def _begin(run: _Generating, found: Samples, content: str) -> None:
     request = run.request
     run.start.begin(
         shown(request.settings, exclude={"llm"}),
-        input=request.shown_input(content, contexts=request.contexts),
+        input=request.shown_input(content, contexts=request.contexts, closed_book=request.closed_book),
         llm={system.name: shown(system.settings, include={"llm"})["llm"] for system in run.systems},
         template_digests=manifest.template_digests({system.name: system.stage for system in run.systems}),
         embedded_models={system.name: system.endpoint.model_sha256 for system in run.systems},
@@ -174,6 +179,8 @@ def _ask_systems(run: _Generating, questions: DataFrame) -> list[_Answers]:
     if run.request.format is not None:
         # Of a data set without contexts: of an empty list a system would have to say that it holds nothing relevant
         texts = F.when(F.size("contexts") > 0, texts)
+    if run.request.closed_book:
+        texts = F.lit(None).cast("array<string>")
     rows = questions.select("sample_id", "query", texts.alias("contexts"))
     answers: list[_Answers] = []
     display = run.start.display

@@ -165,7 +165,7 @@ class _Head:
                 rows = tally.rows(unit, reader_of(unit, self.wanted.adapter), self.wanted.columns)
                 for record in islice(rows, max(HEAD_ROWS - len(self.samples), 0)):
                     self.raw.update(record.values)
-                    records = expanded(self.wanted.adapter, record, tally.rows_read - 1)
+                    records = expanded(self.wanted.adapter, record, tally.rows_read - 1, file.path)
                     self.given.update(name for one in records for name in one.values)
                     found = samples_of(unit, records, self.wanted)
                     self.samples += found

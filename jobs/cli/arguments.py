@@ -254,6 +254,9 @@ CONFLICTBANK_WAYS = ("by_source", "alone")
 _WAYS = "S_X of a context: by_source, of one evaluation (the default), or alone, each context evaluated by itself"
 CONFLICTBANK_OPTION = Option("--conflictbank", "HOW", _WAYS, read=one_of(CONFLICTBANK_WAYS))
 RANDOM_OPTION = Option("--random", "N", "N rows of the input at random (statistics.seed), by hash", read=count)
+STRATIFY_OPTION = Option(
+    "--stratify", "LIST", "columns by which --random gives each group its share, at least one", read=names
+)
 
 
 def data_set(name: str | None, conflictbank: str | None) -> str | None:
@@ -291,7 +294,7 @@ def input_options(*, output: bool) -> list[click.Parameter]:
         CONFLICTBANK_OPTION,
         *READ_OPTIONS,
         RANDOM_OPTION,
-        Option("--stratify", "LIST", "columns by which --random gives each group its share, at least one", read=names),
+        STRATIFY_OPTION,
         Option("--limit", "N", "only the first N samples by sample_id", read=count),
     ]
 

@@ -15,6 +15,7 @@ from untold.jobs.cli.arguments import (
     RANDOM_OPTION,
     READ_OPTIONS,
     RUN_FLAGS,
+    STRATIFY_OPTION,
     Argument,
     Command,
     Option,
@@ -58,6 +59,7 @@ def _generate(options: Options) -> int:
         **run_fields(options, next(iter(systems.values())).settings, read),
         systems=systems,
         contexts=options.contexts,
+        closed_book=options.closed_book,
         format=None if options.format == CONTEXTS_APART else options.format,
     )
     return run_job(generate, request, show_systems)
@@ -227,8 +229,10 @@ _QUESTIONS = [
     Option("--systems", "FILE", "systems and their settings of llm.* (YAML)", required=True),
     Option("--format", "NAME", "a known data set", names=question_formats, read=one_of(question_formats)),
     Option("--contexts", "FILE", "the contexts of questions of eli5_category: rows of q_id and contexts"),
+    flag("--closed-book", "leave the contexts, such as gold proofs, out of the prompts; the samples keep them"),
     *READ_OPTIONS,
     RANDOM_OPTION,
+    STRATIFY_OPTION,
     Option("--limit", "N", "only the first N questions by id", read=count),
 ]
 UNDEFINED_OPTION = Option(

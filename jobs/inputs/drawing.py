@@ -11,7 +11,9 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from untold.jobs.inputs.files import SampleError
 from untold.udfs.errors import UserError
+from untold.udfs.hints import aside, near_misses
 
 # Of more strata a manifest has no list
 SHOWN_STRATA = 1_000
@@ -43,11 +45,21 @@ class Draw:
         last = least.agg(F.max("key")).collect()[0][0]
         return key <= F.lit(last)
 
+    def keep(self, rows: DataFrame) -> DataFrame:
+        """Return the drawn rows, by their sample_id. Raises DrawError and SampleError as `by_stratum` does."""
+        if self.stratify:
+            return rows.join(self.by_stratum(rows).ids, on="sample_id", how="left_semi")
+        return rows.where(self.among(rows))
+
     def by_stratum(self, strata: DataFrame) -> Drawn:
         """The draw of samples in `strata`: sample_id and the columns of `stratify`, a row a sample.
 
-        Raises DrawError where there are more strata than rows to draw.
+        Raises DrawError where there are more strata than rows to draw, SampleError for a column that `strata` lacks.
         """
+        for name in self.stratify:
+            if name not in strata.columns:
+                near = aside(near_misses(name, strata.columns))
+                raise SampleError(f"stratify: no column `{name}`{near}; there are {', '.join(strata.columns)}")
         values = F.struct(*(F.col(f"`{name.replace('`', '``')}`") for name in self.stratify))
         named = strata.select("sample_id", F.to_json(values, {"ignoreNullFields": "false"}).alias("stratum"))
         counted = named.groupBy("stratum").agg(F.count("*").alias("of")).orderBy("stratum").limit(self.rows + 1)

@@ -78,7 +78,7 @@ def _join_contexts(
     if not joined:
         raise SampleError(f"{contexts}: no contexts for any of the questions of {path}; check that their q_id agree")
     # After the join: of rows drawn before it, those without contexts would be missing
-    drawn = all_questions if draw is None else all_questions.where(draw.among(all_questions))
+    drawn = all_questions if draw is None else draw.keep(all_questions)
     count = joined if draw is None else drawn.count()
     questions = _first(drawn, limit) if limit is not None and limit < count else drawn
     invalid = _invalid_of([asked.invalid, given.invalid], questions)

@@ -36,7 +36,6 @@ from untold.jobs.inputs.files import (
 from untold.jobs.inputs.row_positions import Parts, read_parts, with_row
 from untold.jobs.run.progress import Display
 from untold.jobs.run.terminal import amount
-from untold.udfs.hints import aside, near_misses
 from untold.udfs.samples.adapters import FORMATS, Adapter, needed
 from untold.udfs.samples.batches import Wanted, read_batches, type_batches
 from untold.udfs.samples.checks import FIELDS
@@ -217,14 +216,8 @@ def _choose(
         return lambda rows: rows.where(chosen), shown
     if whole_rows:
         raise SampleError("stratify: this format is drawn by whole rows, which may lie in several strata; leave it out")
-    strata = _kept(found, None)
-    if not set(draw.stratify) <= set(KNOWN):
-        strata = typed(strata)
-        for name in draw.stratify:
-            if name not in strata.columns:
-                near = aside(near_misses(name, strata.columns))
-                raise SampleError(f"stratify: no column `{name}`{near}; there are {', '.join(strata.columns)}")
-    drawn = draw.by_stratum(strata.select("sample_id", *map(column_named, draw.stratify)))
+    kept = _kept(found, None)
+    drawn = draw.by_stratum(kept if set(draw.stratify) <= set(KNOWN) else typed(kept))
     return lambda rows: rows.join(drawn.ids, on="sample_id", how="left_semi"), {**shown, "strata": drawn.strata}
 
 

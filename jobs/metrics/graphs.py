@@ -68,14 +68,14 @@ class Judged:
     asked: Mapping[str, DataFrame]
 
 
-def different_texts(words: int) -> Column:
+def different_texts(words: int, of: str = "text") -> Column:
     """What a plan takes a text to be split into: one for so many of its words, each beginning as it does.
 
     Each carries its number between marks, so that no two are one node and no pair of them is one request. words: the
-    fewest words that one takes, so that the count is an upper bound. Reads the column text.
+    fewest words that one takes, so that the count is an upper bound. Reads the column `of`.
     """
-    count = F.ceil(F.size(F.split(F.trim("text"), r"\s+")) / words).cast("int")
-    text = F.substring("text", 1, LONGEST_ATOM)
+    count = F.ceil(F.size(F.split(F.trim(of), r"\s+")) / words).cast("int")
+    text = F.substring(of, 1, LONGEST_ATOM)
     return F.transform(
         F.sequence(F.lit(1), count),
         lambda number: F.concat(F.lit(MARK), number.cast("string"), F.lit(MARK), text),

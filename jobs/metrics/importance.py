@@ -14,7 +14,7 @@ from untold.jobs.asking.requests import Rows
 from untold.jobs.asking.results import has_failed, is_unasked
 from untold.jobs.metrics.base import Metric, Tables, Tools
 from untold.jobs.metrics.fact_lines import FactView
-from untold.jobs.metrics.importance_plan import CHECK, EXTRACT_CLAIMS, assume, stages, stages_of_facts
+from untold.jobs.metrics.importance_plan import CHECK, assume, extracting_stage, stages, stages_of_facts
 from untold.jobs.metrics.importance_pooled import pool_measures
 from untold.jobs.metrics.importance_tables import NAME, ImportanceFindings, make_tables, unknown_bounds
 from untold.jobs.metrics.reference_facts import ReferenceFacts, find_reference_facts
@@ -24,7 +24,7 @@ from untold.jobs.metrics.shared_evidence import Owners, find_evidence, find_owne
 from untold.jobs.metrics.verified_claims import verify_claims
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.claim_verdicts import CLAIMS, number_claims
+from untold.udfs.facts.claim_verdicts import CLAIMS, WINDOWS, number_claims, window_batches
 from untold.udfs.facts.importance_measures import F1, PRECISION, RECALL, WEIGHTED
 from untold.udfs.facts.importance_rows import CONCLUDED, conclude_batches
 from untold.udfs.samples.conversion import EITHER
@@ -50,14 +50,14 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     evidence = find_evidence(owners, tools, settings, settings.importance.documents)
     facts = find_reference_facts(owners, evidence, tools, settings)
     shared = tools.keep(_shared(owners, facts), "shared")
-    extracted = tools.ask(EXTRACT_CLAIMS, _responses(samples, shared, settings), carry=("sample_id",))
+    answered, extracted = _extract(_responses(samples, shared, settings), tools, settings)
     numbered = extracted.select("sample_id", "claims").mapInArrow(number_claims, spark_schema(CLAIMS))
     claims = tools.keep(numbered, "claims")
     verified = verify_claims(claims, owners, evidence, tools, settings)
     gathered = tools.keep(_gather(samples, shared, facts, extracted, verified.claims), "gathered")
     checked = tools.ask(CHECK, _to_check(gathered, settings))
     concluded = tools.keep(_conclude(gathered, checked, settings), "concluded")
-    asked = {EXTRACT_CLAIMS: extracted, CHECK: checked}
+    asked = {extracting_stage(settings): answered, CHECK: checked}
     return make_tables(
         samples, ImportanceFindings(owners, evidence, facts, claims, verified, gathered, concluded, asked), settings
     )
@@ -77,15 +77,33 @@ def _shared(owners: Owners, facts: ReferenceFacts) -> DataFrame:
 
 
 def _responses(samples: DataFrame, shared: DataFrame, settings: Settings) -> DataFrame:
-    """sample_id, text: the responses whose facts are known. A blank one says nothing and is not asked for.
+    """sample_id, query, text: the responses whose facts are known. A blank one says nothing and is not asked for.
 
     Without contexts, or where none says anything about the query, nothing further is asked of a sample.
     """
     known = ~F.col("lost") & ~F.col("waiting")
     if settings.knowledge.source == "contexts":
         known = known & F.col("has_texts")
-    stated = samples.where(~is_blank("response")).select("sample_id", F.col("response").alias("text"))
+    stated = samples.where(~is_blank("response")).select("sample_id", "query", F.col("response").alias("text"))
     return stated.join(shared.where(known).select("sample_id"), on="sample_id", how="left_semi")
+
+
+def _extract(responses: DataFrame, tools: Tools, settings: Settings) -> tuple[DataFrame, DataFrame]:
+    """Return the results of the stage for claims, and per sample: sample_id, claims, unread, unextracted.
+
+    A response is one request, or one per sentence. Claims are null if a request failed (`unread`) or was not sent
+    (`unextracted`).
+    """
+    windows = responses.mapInArrow(window_batches, spark_schema(WINDOWS))
+    requests = windows if settings.importance.claims == "window" else responses.withColumn("number", F.lit(1))
+    asked = tools.ask(extracting_stage(settings), requests, carry=("sample_id", "number"))
+    found = asked.groupBy("sample_id").agg(
+        F.array_sort(F.collect_list(F.struct("number", "claims")))["claims"].alias("claims"),
+        F.max(has_failed()).alias("unread"),
+        F.max(is_unasked()).alias("unextracted"),
+    )
+    claims = F.when(~F.col("unread") & ~F.col("unextracted"), F.flatten("claims"))
+    return asked, found.withColumn("claims", claims)
 
 
 def _gather(
@@ -103,9 +121,7 @@ def _gather(
         F.max("waiting").alias("unverified"),
     )
     blank = is_blank("response")
-    outcome = extracted.select(
-        "sample_id", has_failed().alias("unread"), is_unasked().alias("unextracted"), F.lit(True).alias("extracted")
-    )
+    outcome = extracted.select("sample_id", "unread", "unextracted", F.lit(True).alias("extracted"))
     joined = (
         samples.select("sample_id", blank.alias("blank"))
         .join(shared, on="sample_id", how="inner")
@@ -146,7 +162,9 @@ def _to_check(gathered: DataFrame, settings: Settings) -> Rows:
     longest = F.array_max(F.transform(kept, lambda fact: F.octet_length(fact["text"])))
     size = F.coalesce(longest, F.lit(0)) + F.octet_length(F.concat_ws(AROUND_A_CLAIM, texts))
     bound = known.select(F.greatest(F.size(kept), F.lit(0)).cast("long").alias("requests"), size.alias("bytes"))
-    return Rows(rows, ("sample_id", "number"), bound, bound, made_of=(*stages_of_facts(settings), EXTRACT_CLAIMS))
+    return Rows(
+        rows, ("sample_id", "number"), bound, bound, made_of=(*stages_of_facts(settings), extracting_stage(settings))
+    )
 
 
 def _conclude(gathered: DataFrame, checked: DataFrame, settings: Settings) -> DataFrame:

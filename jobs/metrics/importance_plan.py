@@ -32,14 +32,25 @@ from untold.jobs.settings.model import Settings
 from untold.udfs.facts.claim_verdicts import SUPPORTED
 
 EXTRACT_CLAIMS, CHECK = "extract_claims", "check_coverage"
-EXTRACTING = {EXTRACT_FACTS: "facts", EXTRACT_CLAIMS: "claims"}
+EXTRACT_OF_SENTENCE = "extract_verifiable_claims"
+# The output list, its source text and the other variables of each stage that extracts
+EXTRACTING: Mapping[str, tuple[str, ...]] = {
+    EXTRACT_FACTS: ("facts", "text"),
+    EXTRACT_CLAIMS: ("claims", "text"),
+    EXTRACT_OF_SENTENCE: ("claims", "sentence", "query", "before", "after"),
+}
 # A statement takes two words at least, so that no text has more than half its words
 WORDS_OF_A_STATEMENT = 2
 
 
 def stages(settings: Settings) -> tuple[str, ...]:
     """The stages that the metric may ask, in order. Given references need none of the first."""
-    return (*stages_of_facts(settings), EXTRACT_CLAIMS, verifying_stage(settings), CHECK)
+    return (*stages_of_facts(settings), extracting_stage(settings), verifying_stage(settings), CHECK)
+
+
+def extracting_stage(settings: Settings) -> str:
+    """Return the stage that extracts the claims of responses."""
+    return EXTRACT_OF_SENTENCE if settings.importance.claims == "window" else EXTRACT_CLAIMS
 
 
 def stages_of_facts(settings: Settings) -> tuple[str, ...]:
@@ -57,8 +68,9 @@ def stages_of_facts(settings: Settings) -> tuple[str, ...]:
 
 def assume(settings: Settings) -> Assumptions:
     """As many facts and claims as texts can have, none of them near another, and all facts to be checked."""
-    texts = different_texts(WORDS_OF_A_STATEMENT)
-    found = {stage: {name: texts} for stage, name in EXTRACTING.items()}
+    found = {
+        stage: {name: different_texts(WORDS_OF_A_STATEMENT, text)} for stage, (name, text, *_) in EXTRACTING.items()
+    }
     everything = {**assumed_summaries(), **found, **_judged()}
     return Assumptions(settings, {name: everything[name] for name in stages(settings)}, likely=_likely)
 
@@ -77,9 +89,10 @@ def _judged() -> dict[str, Mapping[str, Column]]:
 
 def _likely(figures: Likely) -> dict[str, Mapping[str, Column]]:
     """As many facts and claims as the figures have of a text. That few facts are near each other no figure says."""
-    tokens = tokens_of("text")
     found: dict[str, Mapping[str, Column]] = dict(_judged())
-    for stage, name in EXTRACTING.items():
-        count = whole(value_of(figures[stage].things, tokens), "text")
-        found[stage] = {name: made_up(count, size_of_things(figures[stage], tokens), "text")}
+    for stage, (name, text, *others) in EXTRACTING.items():
+        if stage in figures:
+            tokens = tokens_of(text, *others)
+            count = whole(value_of(figures[stage].things, tokens), text)
+            found[stage] = {name: made_up(count, size_of_things(figures[stage], tokens), text)}
     return {**likely_summaries(figures), **found}

@@ -227,7 +227,15 @@ class ImportanceSettings(Section):
         description="A claim beside all chunks that it is shown, or a chunk beside the claims that it is shown to",
     )
     list_size: Count = Field(default=20, description="Maximum number of claims of a list")
-    evidence_chunks: Count = Field(default=5, description="Chunks that a claim is verified against, the nearest ones")
+    claims: Literal["text", "window"] = Field(
+        default="text",
+        description="Extract claims from the whole response, or the verifiable claims of each sentence, which is shown "
+        "with the query, three sentences before and one after",
+    )
+    evidence_chunks: Count | None = Field(
+        default=5,
+        description="Chunks that a claim is verified against, the nearest ones; null takes all evidence of the query",
+    )
     ks: Annotated[list[Count], Field(min_length=1)] = Field(
         default=[5, 10, 20, 50], description="The k of recall@k: the first k facts by rank"
     )

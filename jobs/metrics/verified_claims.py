@@ -27,6 +27,8 @@ from untold.udfs.retrieval.contexts import RANKED, rank_contexts
 
 VERIFY = "verify_claim"
 CLAIM = ("owner", "claim_key")
+# More than any array of Spark has
+ALL_CHUNKS = 2**31 - 1
 CHUNK = ("chunk_id", "document_id", "url", "text")
 SHOWN = (
     "array<struct<rank: long, chunk_id: string, document_id: string, url: string, text: string, similarity: double>>"
@@ -52,10 +54,10 @@ def verify_claims(claims: DataFrame, owners: Owners, evidence: Evidence, tools: 
     """Verifies the claims of samples (sample_id, position, text; a text once a sample) against their owners' evidence.
 
     Each is shown the `importance.evidence_chunks` chunks nearest to it, most similar first, or all of them in their
-    order where there are no more. Where nothing was found a claim is not supported; where references are given and
-    there are no contexts, claims are not judged. A claim whose search, vector or verdict was lost has none.
+    order if there are no more or this is null. Where nothing was found a claim is not supported; where references are
+    given and there are no contexts, claims are not judged. A claim whose search, vector or verdict was lost has none.
     """
-    most, source = settings.importance.evidence_chunks, settings.knowledge.source
+    most, source = settings.importance.evidence_chunks or ALL_CHUNKS, settings.knowledge.source
     keyed = claims.join(owners.owned, on="sample_id", how="inner").withColumn("claim_key", query_key("text"))
     known = _known_evidence(owners, evidence, most, source)
     looked_up = keyed.dropDuplicates(list(CLAIM)).select(*CLAIM, "text").join(known, on="owner", how="inner")

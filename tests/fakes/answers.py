@@ -268,6 +268,7 @@ _FIXED = {
     "generate_answer": "A fixed answer. It has two sentences.",
     "restate_answer": "A fixed statement.",
     "extract_claims": "A fixed claim.",
+    "extract_verifiable_claims": "A fixed claim.",
     "generate_aspects": '{"topic": "a fixed topic"}',
     "align_claims": '{"topic_id": 1, "evidence": [1]}',
     "extract_facts": "- A fixed fact.",

@@ -22,6 +22,11 @@ def claims_of(text: str) -> list[str]:
     return revise(text, [unit for unit, kind in extract(text) if kind in STATING])
 
 
+def verifiable_claims(sentence: str, before: str, after: str) -> list[str]:
+    """Return the facts that a sentence states, without tastes, as `claims_of` of its window has them."""
+    return revise(" ".join([before, sentence, after]), [unit for unit, kind in extract(sentence) if kind == "Fact"])
+
+
 def aspect_of(topic: str, level: str, subject: str) -> str:
     """An aspect in words."""
     return f"the {level} of the {topic} of {subject.title()}"
@@ -57,6 +62,9 @@ def say_icat(payload: Mapping[str, Any]) -> tuple[str, dict[int, Any]] | None:
     stage = payload.get("stage")
     if stage == "extract_claims":
         return _say_claims(claims_of(payload["text"]), roll(payload["text"])), {}
+    if stage == "extract_verifiable_claims":
+        claims = verifiable_claims(payload["sentence"], payload["before"], payload["after"])
+        return _say_claims(claims, roll(payload["sentence"])), {}
     if stage == "generate_aspects":
         return _say_aspects(aspects_of(payload["query"]), roll(payload["query"])), {}
     if stage == "align_claims":

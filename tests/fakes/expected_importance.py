@@ -20,9 +20,9 @@ from rapidfuzz.distance import Indel
 from scipy.cluster.hierarchy import fcluster, linkage
 
 from tests.fakes.answers import expected_score
-from tests.fakes.claims import claims_of
+from tests.fakes.claims import claims_of, verifiable_claims
 from tests.fakes.expected_icat import Chunk, distinct
-from tests.fakes.facts import normalise, relate
+from tests.fakes.facts import normalise, relate, sentences
 from tests.fakes.importance import covering, facts_of, importance, verify
 from tests.fakes.lookups import vector_of
 
@@ -51,8 +51,11 @@ class Options:
     relevance_weight: float = 0.5
     min_weight: float | None = None
     top_k: int | None = None
-    evidence_chunks: int = 5
+    # None shows a claim all chunks
+    evidence_chunks: int | None = 5
     ks: tuple[int, ...] = (5, 10, 20, 50)
+    # Extract the claims of each sentence from its window
+    windows: bool = False
     # Which chunks are shown where there are more; by default by products in double precision
     nearest: Callable[[str, Sequence[Chunk], int], Sequence[Chunk]] | None = None
     unverified: Callable[[str], bool] = lambda claim: False
@@ -123,7 +126,8 @@ def expected_importance(
     searched = options.source != "contexts"
     is_read = searched or bool(given or texts) or not sample["response"].strip()
     judged = searched or not given or bool(sample.get("contexts"))
-    said = distinct([claim.strip() for claim in claims_of(sample["response"])]) if is_read else []
+    read = claims_in_windows if options.windows else claims_of
+    said = distinct([claim.strip() for claim in read(sample["response"])]) if is_read else []
     claims = [_verified(text, chunks, options) if judged else ExpectedClaim(text, None, ()) for text in said]
     checked = [_checked(fact, said, options) for fact in rated]
     measures = _measures(claims if judged else (), said if is_read else None, checked, options)
@@ -137,6 +141,16 @@ def expected_importance(
     covered = sum(fact.covered is True for fact in kept)
     counts = covered, len(kept) - covered - kept_unjudged, unjudged
     return ExpectedImportance(tuple(checked), tuple(claims), measures, status, left_out, counts, prompts)
+
+
+def claims_in_windows(text: str) -> list[str]:
+    """Return the verifiable claims of each sentence, read with three sentences before it and one after it."""
+    cut = sentences(text)
+    return [
+        claim
+        for at, sentence in enumerate(cut)
+        for claim in verifiable_claims(sentence, " ".join(cut[max(0, at - 3) : at]), " ".join(cut[at + 1 : at + 2]))
+    ]
 
 
 def _given(references: Any) -> list[_Fact]:
@@ -263,8 +277,8 @@ def _weigh(relevance: float, salience: float, options: Options) -> float:
 
 
 def _verified(claim: str, chunks: Sequence[Chunk], options: Options) -> ExpectedClaim:
-    many = len(chunks) > options.evidence_chunks
-    shown = (options.nearest or nearest)(claim, chunks, options.evidence_chunks) if many else list(chunks)
+    most = options.evidence_chunks or len(chunks)
+    shown = (options.nearest or nearest)(claim, chunks, most) if len(chunks) > most else list(chunks)
     verdict = verify(claim, [chunk.text for chunk in shown], options.judge) if shown else "not_supported"
     lost = bool(shown) and options.unverified(claim)
     return ExpectedClaim(claim, None if lost else verdict, tuple(chunk.chunk_id for chunk in shown))

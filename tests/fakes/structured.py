@@ -139,7 +139,7 @@ _VALUES: dict[str, Callable[[Row], dict[str, Any]]] = {
     "answer_questions": lambda row: {"answers": _answers(row)},
     "compare_answers": lambda row: {"relation": row["relation"]},
     "compare_many": lambda row: _listed(row),
-    "extract_claims": lambda row: {"claims": row["claims"]},
+    **dict.fromkeys(("extract_claims", "extract_verifiable_claims"), lambda row: {"claims": row["claims"]}),
     "generate_aspects": lambda row: {"topics": row["aspects"]},
     "align_claims": lambda row: {"covered": _aligned(row["evidence"], "topic_id", "evidence")},
     "extract_facts": lambda row: {"facts": row["facts"]},

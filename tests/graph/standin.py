@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 
 import networkx as nx
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
+
+
+def has_graphframes(spark: SparkSession) -> bool:
+    """Return True if the class path of the session has the GraphFrames jar."""
+    loader = spark.sparkContext._jvm.Thread.currentThread().getContextClassLoader()  # type: ignore[union-attr]
+    return loader.getResource("org/graphframes/GraphFrame.class") is not None
 
 
 @dataclass

@@ -30,7 +30,7 @@ from tests.graph.digraphs import (
     random_digraph,
     to_batch,
 )
-from tests.graph.standin import CoarseComponents, FineComponents, StuckComponents
+from tests.graph.standin import CoarseComponents, FineComponents, StuckComponents, has_graphframes
 from untold.graph.condensation import condense_batches
 from untold.graph.distributed import Components, Condensation, CondensationError
 from untold.jobs.metrics.condensing import Condenser, GraphFramesComponents, GraphFramesError
@@ -159,7 +159,7 @@ def test_an_edge_to_no_node_is_an_error(spark: SparkSession, tmp_path: Path) -> 
 
 
 def test_missing_jar_is_one_line_with_the_remedies(spark: SparkSession, tmp_path: Path) -> None:
-    if _has_graphframes(spark):
+    if has_graphframes(spark):
         pytest.skip("this session has GraphFrames")
     with pytest.raises(GraphFramesError) as raised:
         condense(spark, tmp_path, {"graph": cycle(9)}, None, limit=4, method="auto")
@@ -187,15 +187,10 @@ def test_deep_graphs_are_walked_task_by_task(spark: SparkSession, tmp_path: Path
     assert condense(spark, tmp_path, graphs, FineComponents(shortest=20_000), limit=4_000) == expected_rows(graphs)
 
 
-def _has_graphframes(spark: SparkSession) -> bool:
-    loader = spark.sparkContext._jvm.Thread.currentThread().getContextClassLoader()  # type: ignore[union-attr]
-    return loader.getResource("org/graphframes/GraphFrame.class") is not None
-
-
 @pytest.fixture
 def real(spark: SparkSession, tmp_path: Path) -> GraphFramesComponents:
     """The library itself, where the session's class path has its jar."""
-    if not _has_graphframes(spark):
+    if not has_graphframes(spark):
         named = os.environ.get("UNTOLD_GRAPHFRAMES_JAR")
         pytest.skip(f"no GraphFrames on the class path (UNTOLD_GRAPHFRAMES_JAR is {named})")
     return GraphFramesComponents(spark, Settings(), str(tmp_path / "checkpoints"))
@@ -227,3 +222,39 @@ def test_graphframes_components(spark: SparkSession, tmp_path: Path, real: Graph
     assert (
         Condensation(real, steps, 1).find_components(vertices, steps.keep(edges.toDF("source", "target"))).count() == 9
     )
+
+
+@pytest.mark.slow
+@pytest.mark.graphframes
+def test_graphframes_frees_its_own_data_only(spark: SparkSession, tmp_path: Path, real: GraphFramesComponents) -> None:
+    """Twenty calls leave nothing in memory but the results that were kept in memory between call and release."""
+    steps = Workspace(spark, str(tmp_path / "steps"), in_memory=True)
+    graph = chain_of_cycles([3, 2])
+    table = pa.table({"src": [edge.source for edge in graph.edges], "dst": [edge.target for edge in graph.edges]})
+    edges = steps.keep(spark.createDataFrame(table))
+    vertices = steps.keep(spark.createDataFrame(pa.table({"id": [node.node for node in graph.nodes]})))
+    cached = vertices.selectExpr("id + 1 AS id").cache()
+    site = spark.sparkContext.getLocalProperty("callSite.short")
+    before, sizes, kept = _persisted(spark), [], []
+    for call in range(20):
+        found = (real.strong if call % 2 else real.weak)(vertices, edges)
+        # A first action on a frame of the user while the library's result is in memory
+        assert cached.count() == 5
+        kept.append(steps.keep(found.select("id", "component")))
+        assert len(_persisted(spark)) > len(before) + len(kept) + 1
+        real.release()
+        sizes.append(len(_persisted(spark)) - len(before) - len(kept))
+    assert sizes == [1] * 20, "the cached frame only"
+    assert [frame.count() for frame in kept] == [5] * 20, "local checkpoints are still there"
+    assert cached.is_cached
+    cached.unpersist()
+    assert spark.sparkContext.getLocalProperty("callSite.short") == site
+    # A kept result has five rows: less than 2 kB
+    assert sum(_persisted(spark).values()) - sum(before.values()) < 20 * 2000
+
+
+def _persisted(spark: SparkSession) -> dict[int, int]:
+    """Return the bytes in memory and on disk of each persistent RDD, by its id."""
+    context = spark.sparkContext._jsc
+    stored = {info.id(): info.memSize() + info.diskSize() for info in context.sc().getRDDStorageInfo()}  # type: ignore[attr-defined]
+    return {number: stored.get(number, 0) for number in context.getPersistentRDDs()}  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.sample_files import write_csv, write_lines, write_parquet
 from untold.jobs.asking.prompts import bind_stage
 from untold.jobs.cli.main import main
 from untold.jobs.generate import GenerateRequest, generate, make_failures, make_samples
+from untold.jobs.inputs.drawing import Draw
 from untold.jobs.inputs.questions import read_questions
 from untold.jobs.inputs.samples import SampleError, Samples
 from untold.jobs.run.progress import Display
@@ -330,3 +332,52 @@ def test_questions_of_a_known_data_set_bring_their_contexts_and_references(spark
     assert (prompt["query"], prompt["contexts"]) == ("What is rain?", [])
     with pytest.raises(SampleError, match="no column `prompt`"):
         read_questions(spark, path, format="longfact")
+
+
+def write_longfact(folder: Path, topics: Mapping[str, int]) -> str:
+    """Write a file of LongFact per topic, with that number of prompts."""
+    (folder / "longfact").mkdir()
+    for topic, count in topics.items():
+        rows = [{"prompt": f"What is {topic} {number}?", "canary": "c"} for number in range(count)]
+        write_lines(folder / "longfact" / f"longfact-concepts_{topic}.jsonl", rows)
+    return str(folder / "longfact")
+
+
+def test_prompts_of_longfact_keep_the_topic_of_their_row_or_file(spark: SparkSession, tmp_path: Path) -> None:
+    path = write_longfact(tmp_path, {"US-foreign-policy": 1, "rain": 1})
+    write_lines(tmp_path / "longfact" / "more.jsonl", [{"prompt": "a", "topic": "snow"}, {"prompt": "b"}])
+    rows = rows_of(read_questions(spark, path, format="longfact")[0]).values()
+    assert {row["query"]: row["topic"] for row in rows} == {
+        "What is US-foreign-policy 0?": "US-foreign-policy",
+        "What is rain 0?": "rain",
+        "a": "snow",
+        "b": None,
+    }
+
+
+def test_a_draw_of_questions_has_its_share_of_each_topic(spark: SparkSession, tmp_path: Path) -> None:
+    path = write_longfact(tmp_path, {"law": 20, "rain": 10, "snow": 1})
+    found, _ = read_questions(spark, path, format="longfact", draw=Draw(8, 1, ("topic",)))
+    assert Counter(row["topic"] for row in rows_of(found).values()) == {"law": 5, "rain": 2, "snow": 1}
+    with pytest.raises(SampleError, match="stratify: no column `topics` \\(did you mean `topic`"):
+        read_questions(spark, path, format="longfact", draw=Draw(8, 1, ("topics",)))
+
+
+def test_a_draw_of_eli5_category_has_its_share_of_each_category(spark: SparkSession, tmp_path: Path) -> None:
+    questions = [{**row, "category": "Law" if row["q_id"] == "q5" else "Other"} for row in ELI5]
+    path, contexts = write_eli5(tmp_path, [{"q_id": f"q{n}", "contexts": ["a"]} for n in range(6)], questions)
+    found, _ = read_questions(spark, path, contexts=contexts, draw=Draw(3, 1, ("category",)))
+    assert (found.row_count, Counter(row["category"] for row in rows_of(found).values())) == (3, {"Law": 1, "Other": 2})
+    with pytest.raises(SampleError, match="stratify: no column `kind`"):
+        read_questions(spark, path, contexts=contexts, draw=Draw(3, 1, ("kind",)))
+
+
+@pytest.mark.parametrize("name", ["qampari", "romqa"])
+def test_questions_of_lists_are_drawn_by_stratum(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    rows = {
+        "qampari": [{"qid": f"q-{n}", "question_text": f"Which {n % 2}?", "answer_list": []} for n in range(8)],
+        "romqa": [{"id": f"q-{n}", "question": f"Which {n % 2}?", "candidates": []} for n in range(8)],
+    }
+    path = write_lines(tmp_path / "a.jsonl", rows[name])
+    found, _ = read_questions(spark, path, format=name, draw=Draw(4, 1, ("query",)))
+    assert Counter(row["query"] for row in rows_of(found).values()) == {"Which 0?": 2, "Which 1?": 2}

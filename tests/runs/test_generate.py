@@ -117,6 +117,50 @@ def test_topics_are_answered_without_contexts_and_keep_their_aspects(
     assert (row["query_id"], [one["text"] for one in row["aspects"]]) == ("151", ["Who may take part?", "Taxes"])
 
 
+PROOF = "The Marigold was laid down at Osk."
+LISTS = {
+    "qampari": {
+        "qid": "7",
+        "question_text": "Which boats did Osk build?",
+        "answer_list": [{"answer_text": "Marigold", "aid": "a0", "proof": [{"proof_text": PROOF}]}],
+    },
+    "romqa": {
+        "id": "7",
+        "question": "Which boats did Osk build?",
+        "candidates": [{"uri": "a0", "text": "Marigold", "is_answer": True, "evidence": [{"text": PROOF}]}],
+        "complete_answer": [],
+    },
+    "ragas": {"id": "7", "user_input": "Which boats did Osk build?", "retrieved_contexts": [PROOF]},
+}
+
+
+@pytest.mark.parametrize("format", LISTS)
+def test_a_closed_book_keeps_proofs_from_the_prompts_only(
+    generate: Callable[..., Ended], server: ModelServer, tmp_path: Path, format: str
+) -> None:
+    server.configure(rules=[{"when": {"contains": '"contexts": null'}, "do": {"text": "From memory."}}])
+    questions, output = write_samples(tmp_path / "questions.jsonl", [LISTS[format]]), tmp_path / "out"
+    systems = write_systems(tmp_path, {"terse": SYSTEMS["terse"]})
+    ended = generate(server, questions, output, "--format", format, "--closed-book", systems=systems)
+    assert ended.code == 0, ended.err
+    (row,) = read_table(output, "samples")
+    assert row["response"] == "From memory."
+    assert [context["text"].removeprefix("Marigold: ") for context in row["contexts"]] == [PROOF]
+    assert read_manifest(output)["input"]["closed_book"] is True
+    refused = generate(server, questions, output, "--format", format, systems=systems)
+    assert refused.code == 1, refused.err
+    assert "other settings (closed_book" in refused.err
+
+
+def test_a_closed_book_without_contexts_is_refused_before_any_call(
+    generate: Callable[..., Ended], server: ModelServer, tmp_path: Path
+) -> None:
+    questions = write_samples(tmp_path / "longfact-objects_rain.jsonl", [{"prompt": "What is rain?", "canary": "c"}])
+    ended = generate(server, questions, tmp_path / "out", "--format", "longfact", "--closed-book")
+    assert (ended.code, server.count(), len(ended.err.splitlines())) == (1, 0, 1), ended.err
+    assert f"{questions}: no question has contexts to leave out; run it without --closed-book" in ended.err
+
+
 def check_samples(output: Path) -> None:
     samples = read_table(output, "samples")
     answered = [number for number in range(COUNT) if number != 3]

@@ -242,6 +242,27 @@ def test_a_plan_is_a_bound_before_facts_are_known(
         assert fresh["classify_relation"]["requests"] >= sum(count * (count - 1) for count in mined)
 
 
+@pytest.mark.slow
+def test_a_plan_of_the_published_profile(run_here: RunHere, tmp_path: Path) -> None:
+    """A bound before the run, and exact after it."""
+    samples = [sample for world in importance_worlds(7) for sample in world.samples(2)]
+    path = write_samples(tmp_path / "samples.jsonl", samples)
+    with ModelServer(answer="world") as server:
+        settings = {**embedder(server), "profile": "published", "store": tmp_path / "store"}
+        job: ImportanceJob = Job(server, samples, Options(), path, tmp_path / "out", None, Counter(), {})  # type: ignore[arg-type]
+        fresh = planned(run_here, job, tmp_path / "plan", settings)
+        ended = run_here(server, path, job.output, *IMPORTANCE, settings=settings)
+        assert ended.code == 0, ended.err
+        known = planned(run_here, job, tmp_path / "plan", settings)
+        asked = {stage: server.count(stage) for stage in known if stage != "embed_text"}
+    assert "extract_claims" not in known
+    assert asked["extract_verifiable_claims"] > len({sample["response"] for sample in samples})
+    for stage, count in asked.items():
+        assert fresh[stage]["requests"] >= count, stage
+        assert (known[stage]["requests"], known[stage]["reused"], known[stage]["exact"]) == (count, count, True), stage
+        assert fresh[stage]["expected_completion_tokens"] > 0
+
+
 def planned(run_here: RunHere, job: ImportanceJob, output: Path, settings: Mapping[str, Any]) -> dict[str, Row]:
     """The rows of a plan by stage, of which there is one each."""
     ended = run_here.command(

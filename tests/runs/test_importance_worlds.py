@@ -116,6 +116,16 @@ def test_contexts(worlds: Worlds, duplicates: str, responses: int) -> None:
     assert_concluded(output, expect(samples, source, options))
 
 
+def test_the_published_profile(worlds: Worlds) -> None:
+    """Claims come from windows of sentences, and verdicts see more chunks than by default."""
+    settings = {"profile": "published", "index.chunk_words": 10, "index.chunk_overlap": 2}
+    output, samples = worlds.job("published", 3, **settings)
+    options = replace(NOISY, duplicates="distance", windows=True, evidence_chunks=None)
+    expected = expect(samples, lambda sample: (texts_of(sample), chunks_of(sample, 10, 2)), options)
+    assert_concluded(output, expected)
+    assert sum(len(claim.evidence) > 5 for one in expected.values() for claim in one.claims) > 50
+
+
 def test_contexts_as_they_are_and_what_is_kept(worlds: Worlds) -> None:
     settings = {
         "summarise_contexts": "false",

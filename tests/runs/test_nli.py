@@ -12,11 +12,13 @@ from typing import Any, TypeAlias
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from tests.fakes.classifier import LABELS, SEPARATOR
 from tests.fakes.expected import Expected, Options, count_requests, expected_nli
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
+from tests.graph.standin import has_graphframes
 from tests.runs.harness import Row, canonical, read_manifest, read_table, sum_usage, words_of, write_samples
 from tests.runs.here import RunHere
 from tests.runs.icat_jobs import words_among
@@ -446,12 +448,41 @@ def test_filters_work_with_lists_waves_and_vectors(
             assert row["relation"] == known[pair]
 
 
-def test_graphframes_without_its_jar_is_refused_before_any_call(run_here: RunHere, job: NliJob, tmp_path: Path) -> None:
+def test_graphframes_without_its_jar_is_refused_before_any_call(
+    spark: SparkSession, run_here: RunHere, job: NliJob, tmp_path: Path
+) -> None:
+    if has_graphframes(spark):
+        pytest.skip("this session has GraphFrames")
     job.server.reset()
     ended = run_here(job.server, job.path, tmp_path / "out", *NLI, settings={"graph.method": "graphframes"})
     assert (ended.code, job.server.count(), len(ended.err.splitlines())) == (1, 0, 1)
     assert "io.graphframes:graphframes-spark4_2.13" in ended.err
     assert "UNTOLD_GRAPHFRAMES_JAR" in ended.err
+
+
+@pytest.mark.slow
+@pytest.mark.graphframes
+@pytest.mark.parametrize("largest", [1, 1000])
+def test_a_whole_job_by_graphframes(
+    spark: SparkSession, run_here: RunHere, job: NliJob, tmp_path: Path, largest: int
+) -> None:
+    """The tables equal brute force, with all components from the library or the small ones from tasks."""
+    if not has_graphframes(spark):
+        pytest.skip("no GraphFrames on the class path")
+    samples = job.samples[:12]
+    path = write_samples(tmp_path / "samples.jsonl", samples)
+    settings = {
+        "store": job.output / "completions",
+        "graph.method": "graphframes",
+        "graph.max_edges_in_task": largest,
+    }
+    ended = run_here(job.server, path, tmp_path / "out", *NLI, settings=settings)
+    assert ended.code == 0, ended.err
+    expected = {name: one for name, one in job.expected.items() if name in {row["sample_id"] for row in samples}}
+    assert {name: figures_of(row) for name, row in scores_of(tmp_path / "out").items()} == {
+        name: figures(one) for name, one in expected.items()
+    }
+    assert statements_of(tmp_path / "out") == expected_statements(expected)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from untold.udfs.facts.nodes import normalise
+from untold.udfs.facts.passages import cut_windows
 from untold.udfs.samples.batches import in_batches
 
 SUPPORTED, CONTRADICTED, NOT_SUPPORTED = "supported", "contradicted", "not_supported"
@@ -18,6 +19,12 @@ CONTRADICTION = "contradiction"
 ENDS_OF_WAVES = (1, 4)
 
 CLAIMS = pa.schema([("sample_id", pa.string()), ("position", pa.int64()), ("text", pa.string())])
+WINDOWS = pa.schema(
+    [
+        *(pa.field(name, pa.string()) for name in ("sample_id", "query", "before", "sentence", "after")),
+        ("number", pa.int64()),
+    ]
+)
 VERDICTS = pa.schema(
     [
         ("owner", pa.string()),
@@ -79,6 +86,18 @@ def number_claims(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
             for position, text in enumerate(distinct_texts(row["claims"] or ()), start=1)
         )
         yield from in_batches(rows, CLAIMS)
+
+
+def window_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Columns of `WINDOWS`, a row per sentence of a response, numbers from 1; from sample_id, query and text."""
+    for batch in batches:
+        rows = (
+            {"before": before, "sentence": sentence, "after": after, "number": number}
+            | {name: row[name] for name in ("sample_id", "query")}
+            for row in batch.to_pylist()
+            for number, (before, sentence, after) in enumerate(cut_windows(row["text"]), start=1)
+        )
+        yield from in_batches(rows, WINDOWS)
 
 
 def waves_of(top: int, *, early_stop: bool) -> list[tuple[int, int]]:

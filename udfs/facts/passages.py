@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from untold.udfs.recall.segmentation import sentences
 from untold.udfs.texts import count_words, sentence_ends
 
 # No sentence runs over one
@@ -12,6 +13,8 @@ _BLANK_LINES = re.compile(r"\n\s*\n")
 # The tokenizer's time is quadratic in a word's signs: 48,000 of them took it 1.3 s. No sentence ends within so long a
 # word, but what has one is no prose
 _LONGEST_WORD = re.compile(r"\S{5000}")
+# The number of sentences before and after a sentence in the published window
+BEFORE, AFTER = 3, 1
 
 
 def cut_passages(text: str, words: int) -> Iterator[str]:
@@ -34,6 +37,18 @@ def cut_passages(text: str, words: int) -> Iterator[str]:
             start, held = first, 0
         end, held = last, held + size
     yield from filter(None, [text[start:end].strip()])
+
+
+def cut_windows(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield each sentence of a text between the sentences before and after it (VeriScore, Song et al. 2024).
+
+    >>> list(cut_windows("Ada sails.\\nShe swims. It rains."))[1]
+    ('Ada sails.', 'She swims.', 'It rains.')
+    """
+    # A text of signs only has no sentence
+    found = list(filter(None, sentences(text))) or [text.strip()]
+    for at, sentence in enumerate(found):
+        yield " ".join(found[max(0, at - BEFORE) : at]), sentence, " ".join(found[at + 1 : at + 1 + AFTER])
 
 
 def _sentence_spans(text: str) -> Iterator[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -46,6 +47,8 @@ class Adapter:
     marks: tuple[tuple[str, ...], ...] = ()
     # What its files call our columns
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    # Columns that the path of a file states, for rows that lack them
+    of_path: Callable[[str], Mapping[str, Any]] | None = None
 
     @property
     def whole_files(self) -> bool:
@@ -125,8 +128,21 @@ def _conflictbank(sets: tuple[str, ...], record: FileRecord, row: int) -> list[F
 
 
 def _longfact(record: FileRecord, _: int) -> list[FileRecord]:
-    """A prompt of LongFact (Wei et al. 2024) as a question; the canary that stands in every row is no part of it."""
-    return [record] if record.problem else [FileRecord({"query": record.values.get("prompt"), "contexts": []})]
+    """Return a prompt of LongFact (Wei et al. 2024) and its topic as a question, without the canary of every row."""
+    if record.problem:
+        return [record]
+    topic = {"topic": record.values["topic"]} if record.values.get("topic") else {}
+    return [FileRecord({"query": record.values.get("prompt"), "contexts": [], **topic})]
+
+
+def _longfact_topic(path: str) -> dict[str, str]:
+    """Return the topic in the name of a file of LongFact; the rows do not state it.
+
+    >>> _longfact_topic("longfact/longfact-objects_20th-century-events.jsonl.gz")
+    {'topic': '20th-century-events'}
+    """
+    found = re.search(r"longfact-(?:concepts|objects)_([^/\\.]+)[^/\\]*$", path)
+    return {"topic": found.group(1)} if found else {}
 
 
 def read_lines(unit: Unit) -> Iterator[FileRecord]:
@@ -169,10 +185,18 @@ FORMATS: dict[str, Adapter] = {
     "k_qa_questions": Adapter(k_qa.QUESTIONS, k_qa.questions, LINES, read_lines, uses=("items",)),
     "expertqa": Adapter(expertqa.REQUIRED, expertqa.answers, LINES, read_lines, uses=("questions", "items")),
     # Queries with their aspects or references; responses are whoever's answers them
-    "trec_web": Adapter((), _as_read, trec_web.TOPICS, trec_web.read_topics, uses=("questions",)),
-    "qampari": Adapter(list_questions.QAMPARI, list_questions.qampari, uses=("questions",)),
-    "romqa": Adapter(list_questions.ROMQA, list_questions.romqa, uses=("questions",)),
-    "longfact": Adapter(("prompt",), _longfact, uses=("questions",), marks=(("prompt", "canary"),)),
+    "trec_web": Adapter((), _as_read, trec_web.TOPICS, trec_web.read_topics, by_row=False, uses=("questions",)),
+    "qampari": Adapter(list_questions.QAMPARI, list_questions.qampari, by_row=False, uses=("questions",)),
+    "romqa": Adapter(list_questions.ROMQA, list_questions.romqa, by_row=False, uses=("questions",)),
+    "longfact": Adapter(
+        ("prompt",),
+        _longfact,
+        by_row=False,
+        optional=("topic",),
+        uses=("questions",),
+        marks=(("prompt", "canary"),),
+        of_path=_longfact_topic,
+    ),
     "ragas": Adapter(
         None,
         tool_files.ragas,

@@ -85,7 +85,7 @@ def _rows(unit: Unit, wanted: Wanted) -> Iterator[dict[str, Any]]:
     # Rows that were read before a file breaks off are kept; what the break means is decided where all facts are known.
     try:
         for record in tally.rows(unit, reader_of(unit, wanted.adapter), wanted.columns):
-            rows = expanded(wanted.adapter, record, unit.start + tally.rows_read - 1)
+            rows = expanded(wanted.adapter, record, unit.start + tally.rows_read - 1, unit.path)
             columns.update(columns_of(wanted.adapter, record, rows))
             # As it grows: a file whose keys are data would fill the memory before its end.
             check_width(len(columns))
@@ -109,8 +109,10 @@ def reader_of(unit: Unit, adapter: Adapter | None) -> Reader:
     return READERS_OF_PARTS[unit.kind] if adapter is None or adapter.read is None else adapter.read
 
 
-def expanded(adapter: Adapter | None, record: FileRecord, row: int) -> list[FileRecord]:
+def expanded(adapter: Adapter | None, record: FileRecord, row: int, path: str = "") -> list[FileRecord]:
     """The records that a record stands for, which is the 0-based row of its file."""
+    if adapter is not None and adapter.of_path is not None and not record.problem:
+        record = replace(record, values={**adapter.of_path(path), **record.values})
     return adapter.expand(record, row) if adapter else [record]
 
 

@@ -37,6 +37,7 @@ STAGES: Registry[StageDefinition] = Registry(
         "generate_aspects": "untold.udfs.stages.icat:GENERATE_ASPECTS",
         "align_claims": "untold.udfs.stages.icat:ALIGN_CLAIMS",
         "extract_facts": "untold.udfs.stages.importance:EXTRACT_FACTS",
+        "extract_verifiable_claims": "untold.udfs.stages.importance:EXTRACT_VERIFIABLE_CLAIMS",
         "rate_importance": "untold.udfs.stages.importance:RATE_IMPORTANCE",
         "verify_claim": "untold.udfs.stages.importance:VERIFY_CLAIM",
         "check_coverage": "untold.udfs.stages.importance:CHECK_COVERAGE",

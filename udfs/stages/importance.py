@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from untold.udfs.stages.covering import parse_covering
 from untold.udfs.stages.definitions import StageDefinition
 from untold.udfs.stages.fact_ratings import parse_importance
 from untold.udfs.stages.figures import FACTSCORE, WRITTEN, Figures, Line, Thing
+from untold.udfs.stages.icat import EXTRACT_CLAIMS
 from untold.udfs.stages.schemas import RATING, TEXT, Form, label_of, lines_of, listed, number_of, one_of, record
 from untold.udfs.stages.verdicts import VERDICTS, parse_verdict
 
@@ -56,6 +58,14 @@ EXTRACT_FACTS = StageDefinition(
     things=facts_in,
     max_tokens=8_192,
     items=("facts",),
+)
+# The sentence is a fifth of the variables: they have a query and four other sentences
+EXTRACT_VERIFIABLE_CLAIMS = replace(
+    EXTRACT_CLAIMS,
+    name="extract_verifiable_claims",
+    variables=("query", "before", "sentence", "after"),
+    figures=Figures(FACTSCORE, completion=Line(slope=0.35), things=Line(slope=0.032)),
+    example=dict.fromkeys(("before", "sentence", "after"), "Ada lives in Lyon."),
 )
 RATE_IMPORTANCE = StageDefinition(
     "rate_importance",

@@ -62,6 +62,7 @@ SCRIPT: Mapping[str, Callable[[Row], Row | str]] = {
     "verify_claim": supported,
     "check_coverage": covered,
 }
+WINDOW = "extract_verifiable_claims"
 # In which text of a sample each stage is hit
 WHERE = {
     "summarise_context": "knits",
@@ -69,6 +70,7 @@ WHERE = {
     "embed_text": "knits",
     "rate_importance": "sails",
     "extract_claims": "sings",
+    WINDOW: "sings",
     "verify_claim": "sings",
     "check_coverage": "knits",
 }
@@ -106,18 +108,19 @@ def named(stage: str, fate: str) -> str:
 
 def broken(stage: str) -> Callable[[Row], Row | str]:
     """A stage that answers for all but some samples, in those requests alone that have what `WHERE` says."""
+    script = {**SCRIPT, WINDOW: lambda row: {"claims": [] if row["sentence"][0] in "N." else [row["sentence"]]}}
     fates = {f"{named(stage, fate)} {WHERE[stage]}": fate for fate in FATES}
 
     def answer(row: Row) -> Row | str:
         said = str(dict(row))
-        return next((fate for text, fate in fates.items() if text in said), None) or SCRIPT[stage](row)
+        return next((fate for text, fate in fates.items() if text in said), None) or script[stage](row)
 
     return answer
 
 
 def scored(spark: SparkSession, samples: Iterable[Row], hits: Hits = no_hits, **settings: Any) -> Run:
     """What the metric gives for samples, by table, and what it asked."""
-    tools = ScriptedTools(spark, {stage: broken(stage) for stage in SCRIPT}, hits)
+    tools = ScriptedTools(spark, {stage: broken(stage) for stage in (*SCRIPT, WINDOW)}, hits)
     rows = [(*(one.get(name) for name in COLUMNS), "system") for one in samples]
     found = score(spark.createDataFrame(rows, SAMPLES), tools, Settings.model_validate(settings))
     return Run({name: rows_of(table, *table.columns[:3]) for name, table in found.items()}, tools)
@@ -294,6 +297,51 @@ def test_claims_are_shown_the_nearest_chunks_or_are_unjudged(spark: SparkSession
     }
 
 
+@pytest.mark.parametrize("fate", FATES)
+def test_claims_of_sentences_are_gathered_in_order_or_lost_together(spark: SparkSession, fate: str) -> None:
+    odd = named(WINDOW, fate)
+    samples = [
+        sample("Ada", response="Ada sails. Nice! Ada sings. Ada sails. Ada knits. Ada reads."),
+        sample(odd),
+        sample("Blank", response=" \n"),
+        sample("Mute", response="Nice!"),
+        sample("Signs", response="..."),
+    ]
+    found = scored(spark, samples, importance={"claims": "window"})
+    assert [row["text"] for row in found.rows("claims", "Ada")] == [
+        "Ada sails.",
+        "Ada sings.",
+        "Ada knits.",
+        "Ada reads.",
+    ]
+    windows = {(row["before"], row["sentence"], row["after"]) for row in found.tools.asked[WINDOW]}
+    assert {
+        ("", "Ada sails.", "Nice!"),
+        ("Ada sails.", "Nice!", "Ada sings."),
+        ("Nice! Ada sings. Ada sails.", "Ada knits.", "Ada reads."),
+        ("Ada sings. Ada sails. Ada knits.", "Ada reads.", ""),
+        ("", "Nice!", ""),
+    } < windows
+    assert found.outcome("Ada")[:2] == ("ok", (2, 1, 0))
+    assert found.outcome("Mute") == found.outcome("Signs") == found.outcome("Blank") == ("ok", (0, 3, 0), 0.0)
+    assert [found.measures(name)["claims"] for name in ("Ada", "Mute", "Blank")] == [4.0, 0.0, 0.0]
+    assert found.outcome(odd)[0] == ("failed" if fate == "http_400" else "budget")
+    assert found.rows("claims", odd) == []
+    failed = [(row["stage"], row["error_type"]) for row in found.rows("failures", odd)]
+    # The claim is in the windows of both of its sentences
+    assert failed == [(WINDOW, fate)] * (2 if fate == "http_400" else 0)
+    assert "extract_claims" not in found.tools.asked
+
+
+def test_a_claim_is_shown_all_evidence_of_its_query(spark: SparkSession) -> None:
+    contexts = [{"id": str(number), "text": f"Ada sails {number}."} for number in range(9)]
+    samples = [sample("Ada", contexts=contexts, response="Ada sails 8.")]
+    few, whole = (scored(spark, samples, importance={"evidence_chunks": most}) for most in (5, None))
+    assert [len(run.tools.asked["verify_claim"][0]["evidence"]) for run in (few, whole)] == [5, 9]
+    assert [row["rank"] for row in whole.rows("evidence", "Ada")] == list(range(1, 10))
+    assert whole.tools.asked["verify_claim"][0]["evidence"] == [context["text"] for context in contexts]
+
+
 HITS = [
     {"chunk_id": f"{document}#{number}", "document_id": document, "text": text, "similarity": similarity}
     for document, number, text, similarity in (
@@ -342,6 +390,13 @@ def test_searches_that_fail_or_find_nothing(spark: SparkSession) -> None:
             [
                 *("summarise_context", "extract_facts", "embed_text"),
                 *("rate_importance", "extract_claims", "verify_claim", "check_coverage"),
+            ],
+        ),
+        (
+            {"importance": {"claims": "window"}},
+            [
+                *("summarise_context", "extract_facts", "embed_text"),
+                *("rate_importance", "extract_verifiable_claims", "verify_claim", "check_coverage"),
             ],
         ),
         (

@@ -44,6 +44,8 @@ def test_the_papers_differ_from_the_defaults_in_prompts_duplicates_and_cosines()
     assert {key: value_of(theirs, key) for key in keys if value_of(ours, key) != value_of(theirs, key)} == {
         "prompts": "published",
         "importance.duplicates": "distance",
+        "importance.claims": "window",
+        "importance.evidence_chunks": None,
         "longrecall.cosine": 0.6,
     }
 
@@ -98,5 +100,8 @@ def test_without_a_profile_nothing_is_said() -> None:
 
 
 def test_a_profile_is_no_setting_of_its_own_to_an_output() -> None:
-    spelt = ("prompts=published", "importance.duplicates=distance", "longrecall.cosine=0.6")
+    spelt = (
+        *("prompts=published", "importance.duplicates=distance", "longrecall.cosine=0.6"),
+        *("importance.claims=window", "importance.evidence_chunks=null"),
+    )
     assert result_settings(load(*SERVER, PROFILE).settings) == result_settings(load(*SERVER, *spelt).settings)

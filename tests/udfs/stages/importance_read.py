@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from untold.udfs.ratings import Digit
-from untold.udfs.stages.importance import CHECK_COVERAGE, EXTRACT_FACTS, RATE_IMPORTANCE, VERIFY_CLAIM
+from untold.udfs.stages.importance import (
+    CHECK_COVERAGE,
+    EXTRACT_FACTS,
+    EXTRACT_VERIFIABLE_CLAIMS,
+    RATE_IMPORTANCE,
+    VERIFY_CLAIM,
+)
 
-IMPORTANCE = (EXTRACT_FACTS, RATE_IMPORTANCE, VERIFY_CLAIM, CHECK_COVERAGE)
+IMPORTANCE = (EXTRACT_FACTS, EXTRACT_VERIFIABLE_CLAIMS, RATE_IMPORTANCE, VERIFY_CLAIM, CHECK_COVERAGE)
 
 
 def facts(completion: str, text: str = "t") -> list[str]:

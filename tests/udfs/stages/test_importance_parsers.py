@@ -16,7 +16,13 @@ from untold.udfs.llm.templates import compile_prompt, split_turns
 from untold.udfs.ratings import weigh
 from untold.udfs.stages import STAGES
 from untold.udfs.stages.definitions import StageDefinition, Unparsable
-from untold.udfs.stages.importance import CHECK_COVERAGE, EXTRACT_FACTS, RATE_IMPORTANCE, VERIFY_CLAIM
+from untold.udfs.stages.importance import (
+    CHECK_COVERAGE,
+    EXTRACT_FACTS,
+    EXTRACT_VERIFIABLE_CLAIMS,
+    RATE_IMPORTANCE,
+    VERIFY_CLAIM,
+)
 from untold.udfs.stages.verdicts import VERDICTS
 
 RATED = '[{"id": 1, "relevance": 4, "salience": 2}, {"id": 2, "relevance": 5, "salience": 3}]'
@@ -26,6 +32,7 @@ COVERED = '{"label": "COVERED", "evidence_claim_ids": [1]}'
 def test_the_stages_are_registered_with_their_variables() -> None:
     assert {stage.name: stage.variables for stage in IMPORTANCE} == {
         "extract_facts": ("text",),
+        "extract_verifiable_claims": ("query", "before", "sentence", "after"),
         "rate_importance": ("query", "facts"),
         "verify_claim": ("claim", "evidence"),
         "check_coverage": ("fact", "claims"),
@@ -38,6 +45,8 @@ def test_the_stages_are_registered_with_their_variables() -> None:
     ("stage", "completion", "row"),
     [
         (EXTRACT_FACTS, "- A is b.\n- C is d.", {"facts": ["A is b.", "C is d."]}),
+        (EXTRACT_VERIFIABLE_CLAIMS, "A is b.\nC is d.", {"claims": ["A is b.", "C is d."]}),
+        (EXTRACT_VERIFIABLE_CLAIMS, "None", {"claims": []}),
         (RATE_IMPORTANCE, RATED, {"relevance": [4.0, 5.0], "salience": [2.0, 3.0]}),
         (VERIFY_CLAIM, "not supported", {"relation": "not_supported"}),
         (CHECK_COVERAGE, COVERED, {"covered": True, "claims": [1]}),
@@ -317,6 +326,8 @@ def test_the_examples_of_the_shipped_prompts_are_in_the_form(folder: tuple[str, 
         assert said == "None" or [f"- {fact}" for fact in facts(said)] == said.split("\n")
     for asked, said in shown("rate_importance", *folder):
         assert len(json.loads(said)) == len(ratings(said, ["text"] * asked.count("<fact id=")))
+    for _, said in shown("extract_verifiable_claims"):
+        assert ("\n".join(EXTRACT_VERIFIABLE_CLAIMS.parse(said, {})["claims"]) or "None") == said
     for _, said in shown("verify_claim"):
         assert verdict(said) == said
     for asked, said in shown("check_coverage", *folder):

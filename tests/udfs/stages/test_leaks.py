@@ -65,6 +65,12 @@ def test_names_of_items_in_lists_of_inputs_are_known() -> None:
     [
         ("extract_facts", "- Osk is old.\n- Lyon is old.", {"text": "Lyon is old"}, {"facts": ["Lyon is old."]}),
         ("extract_claims", "Osk is old.\nLyon is old.", {"text": "Lyon is old"}, {"claims": ["Lyon is old."]}),
+        (
+            "extract_verifiable_claims",
+            "Osk is old.\nLyon is old.",
+            dict.fromkeys(("query", "before", "sentence", "after"), "Lyon?"),
+            {"claims": ["Lyon is old."]},
+        ),
         ("mine_questions", "* How old is Osk?\n* What is Lyon?", {}, {"questions": ["What is Lyon?"]}),
         (
             "refine_questions",
