@@ -148,7 +148,7 @@ def make_reply(
         cut = request.limit is not None and request.limit < thought + tokens
         thought, tokens = (request.limit, request.limit) if cut else (thought, thought + tokens)
         said, finish_reason = (Said(""), "length") if cut else (said, finish_reason)
-    usage = None if "no_usage" in deeds else (prompt_tokens, tokens)
+    usage = None if "no_usage" in deeds else (1 if "few_tokens" in deeds else prompt_tokens, tokens)
     asked = request.body | ({"logprobs": None} if "no_logprobs" in deeds or (schema and kind == "unweighed") else {})
     body = completion_body(asked, request.chat, said, finish_reason, usage)
     if schema and kind in _THINKING:

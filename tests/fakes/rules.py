@@ -19,7 +19,8 @@ _CONDITIONS = {"share", "seed", "every", "first", "after", "stage", "contains", 
 _CONDITIONS |= {"sends", "limit_above"}
 _DEEDS = {"delay", "status", "headers", "error", "body", "hang", "html", "cut_json", "cut_body", "refuse", "garbage"}
 _DEEDS |= {"empty", "null", "length", "filter", "no_usage", "no_logprobs", "text", "think"}
-_DEEDS |= {"no_tools", "tool_garbage", "tool_loop", "finish", "nan", "zero", "short", "drop", "unnamed", "reasoning"}
+_DEEDS |= {"no_tools", "tool_garbage", "tool_loop", "finish", "nan", "zero", "short", "drop", "unnamed"}
+_DEEDS |= {"reasoning", "few_tokens"}
 # What is made of a schema: taken, refused, empty, misplaced, thinking, unweighed; a request without one is as ever
 _DEEDS |= {"schema"}
 
