@@ -102,7 +102,7 @@ class Start:
         earlier = self.output.earlier or {}
         missed = missed_of(earlier, self.request.settings)
         code = Ending().exit_code(earlier["counts"]["statuses"], self.request.settings.fail_on_error, missed)
-        message = self._explain(Ending(), earlier, earlier["starts"][-1]["usage"], missed)
+        message = self._explain(Ending(), earlier, earlier["starts"][-1]["usage"], missed, sent=False)
         return Outcome(exit_code=code, manifest=earlier, message=message, unchanged=True)
 
     def write_failures(self, rows: DataFrame) -> dict[str, int]:
@@ -140,7 +140,7 @@ class Start:
         if parameters:
             fields = {**fields, "parameters": parameters}
         output.end(ending, code=code, usage=rows, counts=every, models=models, **fields)
-        message = self._explain(ending, output.manifest, rows, missed)
+        message = self._explain(ending, output.manifest, rows, missed, sent=any(row["calls"] for row in rows))
         return Outcome(exit_code=code, manifest=output.manifest, message=message)
 
     def _explain(
@@ -149,10 +149,13 @@ class Start:
         written: Mapping[str, Any],
         usage: Iterable[Mapping[str, Any]],
         missed: Sequence[str] = (),
+        *,
+        sent: bool,
     ) -> str | None:
         """The lines that say which stages got no answer at all, what was missed, and why the run ended early, if any.
 
-        written: the manifest of the start that they are about.
+        written: the manifest of the start that they are about. sent: False if this start sent no request, so that
+        stored failures are named with the option that sends them again.
         """
         # What became of a system is shown beside the others
         dead = [row for row in dead_stages(usage) if "system" not in row]
@@ -161,7 +164,12 @@ class Start:
             path = str(place_of_table(self.output.place, written, "failures"))
             failures = self.spark.read.schema(spark_schema(FAILURES)).parquet(path)
             errors = most_frequent_errors(failures, [row["stage"] for row in dead])
-        lines = [*missed, *explain_dead_stages(dead, errors), ending.explain(self.request.command)]
+        counts = written["counts"]
+        lasting = counts.get("failures", 0) - counts.get("passing_failures", 0)
+        stored = None
+        if lasting > 0 and not sent and ending.reason is None:
+            stored = f"{amount(lasting, 'stored failure')} of earlier starts: not sent again without --retry-failed"
+        lines = [*missed, *explain_dead_stages(dead, errors), stored, ending.explain(self.request.command)]
         return "\n".join(line for line in lines if line) or None
 
 

@@ -14,13 +14,22 @@ from untold.udfs.llm.calls import Answer, CallSettings, Request
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.records import Completion, completion_of
 from untold.udfs.llm.responses import read_status, status_in
-from untold.udfs.llm.retrying import ASKED_AGAIN, NO_SCHEMA, NO_TOOLS, Act, judge, remedy_of
+from untold.udfs.llm.retrying import (
+    ASKED_AGAIN,
+    NO_SCHEMA,
+    NO_TOOLS,
+    Act,
+    is_rejection,
+    judge,
+    next_limit,
+    remedy_of,
+)
 from untold.udfs.llm.script import Script, failed
 from untold.udfs.llm.tools import MAX_ROUNDS, exchange, run_tool, trace
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 
 # What a request brings along from the batches before
-_KEPT = ("attempts", "calls", "names_form", "rounds", "turn_due", "turns", "trace")
+_KEPT = ("attempts", "calls", "names_form", "rounds", "turn_due", "turns", "trace", "limit")
 # Errors of lines that were not asked
 _UNASKED = ("batch_expired", "batch_cancelled")
 
@@ -164,6 +173,7 @@ class Judged:
         request.attempts += verdict.attempt
         if verdict.afresh:
             self._begin_again(request, answer)
+        request.bound(verdict.limit)
         if verdict.act is Act.REFUSE:
             self.refusal = self.refusal or f"{answer.error}; {remedy_of(answer)}"
         if verdict.act is Act.HOLD:
@@ -174,10 +184,12 @@ class Judged:
             self.again.append(request)
 
     def _remedy_before_completion(self, answer: Answer) -> str | None:
-        """What to do where the endpoint takes no schema, or no tools; after a completion it is about one row."""
+        """Return the remedy for an error that every request may get; after a completion it is about one row."""
         if answer.about_schema and self.stage.structured:
             return NO_SCHEMA
-        return NO_TOOLS if answer.about_tools and self.stage.tools else None
+        if answer.about_tools and self.stage.tools:
+            return NO_TOOLS
+        return remedy_of(answer) if is_rejection(answer) and next_limit(answer, None) is None else None
 
     def _begin_again(self, request: Request, answer: Answer) -> None:
         """Forgets what followed the prompt. What could not be read is a row of its own, and the next line says so."""
@@ -190,7 +202,9 @@ class Judged:
 
     def end(self) -> None:
         """Once all answers are heard: what was held is the run's where no completion came, else its rows'."""
-        if self.held and not self.completed:
+        alike = len({answer.error for _, answer, _ in self.held}) == 1
+        of_rows = all(is_rejection(answer) for _, answer, _ in self.held)
+        if self.held and not self.completed and (alike or not of_rows):
             _, answer, remedy = self.held[0]
             self.refusal = self.refusal or f"{answer.error}; {remedy}"
         for request, answer, _ in self.held:
