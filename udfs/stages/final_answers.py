@@ -9,7 +9,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from untold.udfs.stages.definitions import Refused, Unparsable
 from untold.udfs.stages.non_answers import is_refusal
-from untold.udfs.stages.reading import answer_in_place
+from untold.udfs.stages.reading import first_turn, next_turn
+from untold.udfs.stages.repeated_tags import foreign_input
 
 Row = TypeVar("Row", bound=Mapping[str, Any])
 Parse: TypeAlias = Callable[[str, Mapping[str, Any]], Row]
@@ -61,9 +62,19 @@ def final_text(parse: Parse[Row]) -> Parse[Row]:
 def _reading(parse: Parse[Row], *, is_text: bool) -> Parse[Row]:
     @wraps(parse)
     def parse_final(completion: str, variables: Mapping[str, Any]) -> Row:
-        own = list(_texts(variables.values()))
-        text = _with_breaks(answer_in_place(completion), own)
+        own = list(texts_of(variables.values()))
+        text = _with_breaks(first_turn(completion, own), own)
         text = text if is_text else _unstruck(text, own)
+        end, is_clear = next_turn(text, own) or (foreign_input(text, variables), is_text)
+        if end is not None:
+            try:
+                return read(text[:end], variables, own)
+            except Unparsable:
+                if is_clear:
+                    raise
+        return read(text, variables, own)
+
+    def read(text: str, variables: Mapping[str, Any], own: Sequence[str]) -> Row:
         if is_refusal(text, own):
             raise Refused("the model declined the task")
         for found in _corrections(text, own) if not is_text or _DRAFT.match(text) else ():
@@ -132,6 +143,6 @@ def _with_breaks(text: str, own: Sequence[str]) -> str:
     return text.replace("\\n", " \n") if written_out and not any("\\n" in each for each in own) else text
 
 
-def _texts(values: Any) -> Iterator[str]:
+def texts_of(values: Any) -> Iterator[str]:
     for value in values:
         yield from (str(each) for each in (value if isinstance(value, (list, tuple)) else [value]) if each)

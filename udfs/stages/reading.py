@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,8 +23,7 @@ _THINK_OPEN = re.compile(
 _THINK_CLOSE = re.compile(
     rf"[<\[◁【]/{_THOUGHT}[>\]▷】]|<\|(?:/|end_(?:of_)?){_THOUGHT}\|>|\n\.\.\.done thinking\.?", re.IGNORECASE
 )
-_ORPHAN_CLOSE = re.compile(r"(?:</think>|\[/THINK\]|◁/think▷|<\|end_of_thought\|>)[ \t\r]*(?:\n|\Z)", re.IGNORECASE)
-_ORPHAN_OPEN = re.compile(r"<think>|\[THINK\]|◁think▷|<\|begin_of_thought\|>", re.IGNORECASE)
+_THINK_OPENED = re.compile(_THINK_OPEN.pattern.removeprefix(r"\s*"), re.IGNORECASE)
 _HEADING = re.compile(r"\s*[\[【](?!think)", re.IGNORECASE)
 # Any other pair of tags before an answer is thinking too, but those of HTML, and of what stages ask for
 _OTHER_OPEN = re.compile(
@@ -63,8 +63,31 @@ _CHANNEL = re.compile(r"\s*(?:<\|start\|>\s{0,9}assistant\s{0,9})?<\|channel\|>"
 _FINAL_LINE = re.compile(r"^[ \t]{0,9}assistant\s?final[ \t\r]*$", re.MULTILINE)
 _GLUED_FINAL = re.compile(r"assistantfinal(?=\S)")
 _ANALYSIS = re.compile(r"\s*(?:assistant)?analysis(?=\S)")
-_TOKENS_BEFORE = re.compile(rf"(?:\s*(?:\ufeff|{_TOKEN}(?:assistant(?=\s*[<\n]))?))+")
-_TOKEN_AT_END = re.compile(rf"(?:{_TOKEN}|<end_of_turn>|</s>|<eos>)\Z")  # Gemma's, Llama 2's and Mistral's
+# Of Gemma, Llama 2, Mistral, Command and others
+_OTHER_TOKEN = (
+    r"<(?:start|end)_of_turn>|</?s>|<[eb]os>|\[/?INST\]|\[[EB]OS\]|<</?SYS>>|<(?:end_of_utterance|EOD|EO[ST]_TOKEN"
+    r"|eot|end_of_text|turn\||\|turn|extra_id_\d{1,4}|/?(?:system|user|assistant)_turn)>"
+)
+_TOKENS_BEFORE = re.compile(
+    rf"(?:\s*(?:\ufeff|(?:{_TOKEN}|{_OTHER_TOKEN})(?:(?:assistant|model)(?=\s*[<\n]))?))+"
+)
+_TOKEN_AT_END = re.compile(rf"(?:{_TOKEN}|{_OTHER_TOKEN})\Z")
+# A token within an answer that opens a part of it: `<|begin_of_box|>neutral<|end_of_box|>`
+_END_OF_TURN = re.compile(
+    rf"(?!<\|(?:begin|start)_of_|<\|/?(?:end_of_)?{_THOUGHT}\|>)(?:{_TOKEN}|{_OTHER_TOKEN})", re.IGNORECASE
+)
+# Another turn in words: `Human: ...`, `=== user`, or the names of roles that are left of removed tokens
+_USER = (
+    r"(?:human|user|usuario|usuário|utilisateur|benutzer|utente|gebruiker|пользователь|用户|使用者|ユーザー|사용자)"
+)
+_OF_ROLE = rf"(?:{_USER}|assistant)"
+_TURN_IN_WORDS = re.compile(
+    rf"^[ \t]{{0,9}}(?:[*_]{{0,3}}(?P<speaker>{_OF_ROLE})[*_]{{0,3}}[ \t]?[:：]"
+    rf"|(?:={{2,9}}|-{{2,9}}|[\[<])[ \t]?(?P<marked>{_OF_ROLE})[\]>]?[ \t:=-]{{0,9}}\r?$"
+    rf"|\#{{1,6}} ?[*_]{{0,3}}(?P<titled>{_OF_ROLE}|instruction):[*_]{{0,3}}|(?-i:(?P<bare>user|assistant))[ \t\r]*$)"
+    r"|(?<=[^\s-])(?-i:(?P<glued>user|assistant))[ \t\r]*\n[ \t\r]*$",
+    re.IGNORECASE | re.MULTILINE,
+)
 _LONGEST_TOKEN = 44  # characters: 40 of a name, and two at each end
 _FENCE = re.compile(r"(?:`{3,}|~{3,})[ \t]{0,3}[\w+-]{0,20}")
 # Three digits at most: a year and a full stop end a sentence
@@ -106,10 +129,9 @@ class Line:
 def strip_thinking(completion: str) -> str:
     """What a completion answers: without leading thinking and without tokens at its ends, trimmed.
 
-    Thinking is `<think>…</think>` and whatever pair of tags stands before the answer, all up to the last
-    `<|channel|>final<|message|>` or line `assistantfinal`, and what `Here is my thought process:` introduces; "" where
-    it never ends. A chat template may have written the opening tag itself: a closing tag that ends a line, with no
-    opening one before it, ends the thinking too.
+    Thinking is `<think>…</think>` and whatever pair of tags stands before the answer, all up to the first
+    `<|channel|>final<|message|>` or the last line `assistantfinal`, and what `Here is my thought process:` introduces;
+    "" where it never ends.
     """
     start, end = answer_span(completion)
     return completion[start:end].strip()
@@ -137,12 +159,61 @@ def answer_in_place(completion: str) -> str:
     return "\n" * start + completion[start:end]
 
 
+def first_turn(completion: str, own: Sequence[str]) -> str:
+    """Return the answer of the first turn, with line breaks in place of all before it. Offsets stay.
+
+    own: the texts of the inputs. The turn ends at the first end-of-turn token that no input contains. A closing tag
+    of thinking without an opening one (the chat template may have written that) ends the thinking, unless an input
+    contains the tag.
+
+    >>> first_turn("Hm.</think>neutral<|im_end|>\\n<|im_start|>user", []).strip()
+    'neutral'
+    """
+    start, end = answer_span(completion)
+    end = next((found.start() for found in _foreign(_END_OF_TURN, completion, start, end, own)), end)
+    above = start
+    for closing in _foreign(_THINK_CLOSE, completion, start, end, own):
+        if not _THINK_OPENED.search(completion, above, closing.start()):
+            start = closing.end()
+        above = closing.end()
+    return "\n" * start + completion[start:end].rstrip()
+
+
+def next_turn(text: str, own: Sequence[str]) -> tuple[int, bool] | None:
+    """Return the start of a second turn in words, and True if it cannot be anything else. Return None without one.
+
+    A role that an input names so, or that the line above introduces, begins no turn. Nor does the lone word `user`,
+    which may be an item.
+    """
+    begin = len(text) - len(text.lstrip())
+    found = [each for each in _TURN_IN_WORDS.finditer(text) if each.start() > begin]
+    names = {each[0].strip() for each in found}
+    known = {name for name in names if any(name in every for every in own)}
+    found = [each for each in found if each[0].strip() not in known]
+    roles = {each[each.lastgroup or 0].casefold() for each in found}
+    first = next((each for each in found if each[0].strip() != "user" or "assistant" in roles), None)
+    if first is None or text[max(0, first.start() - _LONGEST_END) : first.start()].rstrip().endswith((":", "：", ":**")):
+        return None
+    return first.start(), "assistant" in roles and (len(roles) > 1 or first.lastgroup == "glued")
+
+
+def _foreign(
+    pattern: re.Pattern[str], text: str, start: int, end: int, own: Sequence[str]
+) -> Iterator[re.Match[str]]:
+    """The matches that no input contains."""
+    found = list(pattern.finditer(text, start, end))
+    known = {each[0] for every in own for each in pattern.finditer(every)} if found else set()
+    return (each for each in found if each[0] not in known)
+
+
 def _end_of_channels(completion: str) -> int:
-    """Behind the last opening of a final channel; the end of a completion that only opens others."""
+    """Behind the first opening of a final channel; the end of a completion that only opens others."""
     # To search a long completion by the patterns takes longer than all else that is read of it
     if "assistant" not in completion and "<|" not in completion:
         return 0
-    finals = [found.end() for pattern in (_FINAL, _FINAL_LINE) for found in pattern.finditer(completion)]
+    if final := _FINAL.search(completion, 0, completion.find("<|start|>user") % (len(completion) + 1)):
+        return final.end()
+    finals = [found.end() for found in _FINAL_LINE.finditer(completion)]
     if not finals and _ANALYSIS.match(completion):
         finals = [found.end() for found in _GLUED_FINAL.finditer(completion)]
     unfinished = not finals and _CHANNEL.match(completion)
@@ -162,16 +233,12 @@ def _start_of_tokens(completion: str) -> int:
 
 def _end_of_thinking(completion: str) -> int:
     """Behind the leading thoughts, one block after another; the end of a completion whose last one never closes."""
-    start, thought = 0, False
+    start = 0
     while opening := _THINK_OPEN.match(completion, start):
         closing = _THINK_CLOSE.search(completion, opening.end())
         if closing is None:
             return start if _HEADING.match(opening[0]) else len(completion)
-        start, thought = closing.end(), True
-    if not thought:
-        orphan = _ORPHAN_CLOSE.search(completion)
-        if orphan and not _ORPHAN_OPEN.search(completion, 0, orphan.start()):
-            start = orphan.end()
+        start = closing.end()
     start = _end_of_other_tags(completion, start)
     aloud = _ALOUD.match(completion, start)
     return _end_of_thinking_aloud(completion, aloud.end()) if aloud else start

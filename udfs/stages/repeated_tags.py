@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any, TypeVar, cast
 
 from untold.udfs.llm.escaping import TAGS, find_escaped
@@ -21,6 +21,8 @@ _TAG = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _OPENS_NONE = re.compile(r"/|s\s{0,3}>", re.IGNORECASE)  # a closing tag, and `<claims>` around all of them
+_LEADS_TO_TAG = re.compile(r"\s*(?:\w{1,20} \d{1,3}:)?\s*")  # `Context 1: <context>`
+_MOST_TAGS, _LONGEST_GAP = 16, 80  # tags that are looked at, characters between them and the line above
 _BULLET = "* "
 
 Row = TypeVar("Row", bound=Mapping[str, Any])
@@ -50,6 +52,26 @@ def past_echoes(parse: Callable[[str, Mapping[str, Any]], Row]) -> Callable[[str
         return cast("Row", {name: _moved(value, moved) for name, value in read.items()})
 
     return parse_bare
+
+
+def foreign_input(text: str, variables: Mapping[str, Any]) -> int | None:
+    """Return the start of the line that opens an input of another request below some text; None without one.
+
+    A tag opens such an input if it has the name of a variable, stands around none of the own texts, and has text behind
+    its end. Tags of items are left out: completions set them around their own items.
+    """
+    tags = [found for found in _TAG.finditer(text) if "/" not in found[0]] if "<" in text else []
+    names = {name for name in variables if name in TAGS} | {name[:-1] for name in variables}.difference(_ITEMS)
+    own = "\n".join(_texts_of(variables.values())) if tags else ""
+    begin = len(text) - len(text.lstrip())
+    for tag in islice((found for found in tags if found["name"].lower() in names), _MOST_TAGS):
+        start = text.rfind("\n", 0, tag.start()) + 1
+        is_introduced = text[max(0, start - _LONGEST_GAP) : start].rstrip("*_ \t\r\n").endswith((":", "："))
+        inside, _, behind = text[tag.end() :].partition(f"</{tag['name']}")
+        is_own = tag[0] in own or inside.strip() in own or not behind[1:].strip()
+        if start > begin and not is_introduced and not is_own and _LEADS_TO_TAG.fullmatch(text, start, tag.start()):
+            return start
+    return None
 
 
 def _texts_of(values: Any) -> Iterator[str]:
