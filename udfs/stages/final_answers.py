@@ -20,7 +20,7 @@ _AROUND = r"[ \t#*_>\"]{0,9}"
 _TAKES_BACK = (
     r"(?:no,? |but |oh,? |hmm,? )?(?:wait|actually|hmm+|on second thoughts?|scratch that|let me (?:correct|revise"
     r"|reconsider|fix|redo)"
-    r"|i (?:need|have|want) to (?:correct|revise|fix)|upon (?:reflection|review)|correction|my mistake)\b"
+    r"|i (?:need|have|want) to (?:correct|revise|fix)|(?:up)?on (?:reflection|review|second look)|correction|my mistake)\b"
 )
 _RELABELS = (
     r"(?:(?:corrected|revised|updated|correction)(?: (?:version|answer|list|output|json|lists|label))?"

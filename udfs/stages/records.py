@@ -180,19 +180,19 @@ def _read_json(text: str, start: int) -> Records | None:
     if not values:
         return None
     if len(values) > 1 and all(isinstance(value, list) and value for value in values):
-        values = values[-1:] if len({_content(value) for value in values}) == 1 else values
+        values = values[-1:] if len({content_of(value) for value in values}) == 1 else values
     if len(values) > 1 and not all(isinstance(value, Record) for value in values):
         raise Unparsable("several JSON lists")
     return Records(tuple(values), "\n".join([*rest, text[place:]]))
 
 
-def _content(value: Value) -> str:
+def content_of(value: Value) -> str:
     """What a value says, wherever it stands: models write one list twice."""
     if isinstance(value, Cell):
         return json.dumps(value.text)
     if isinstance(value, Record):
-        return "{" + ",".join(f"{json.dumps(key)}:{_content(each)}" for key, each in value.pairs) + "}"
-    return "[" + ",".join(map(_content, value)) + "]"
+        return "{" + ",".join(f"{json.dumps(key)}:{content_of(each)}" for key, each in value.pairs) + "}"
+    return "[" + ",".join(map(content_of, value)) + "]"
 
 
 def _whole_value(text: str, begin: int) -> tuple[Value, int]:
