@@ -18,7 +18,7 @@ from untold.udfs.stages.coverage_lines import (
 )
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.final_answers import final_answer, texts_of
-from untold.udfs.stages.lists import AFTERWORDS, is_heading
+from untold.udfs.stages.lists import AFTERWORDS, breaks_off, is_heading
 from untold.udfs.stages.reading import (
     Line,
     answer_span,
@@ -30,7 +30,7 @@ from untold.udfs.stages.reading import (
     without_emphasis,
 )
 from untold.udfs.stages.records import Cell, Record, Value, content_of, read_records, read_tables, unwrapped
-from untold.udfs.stages.repeated_tags import past_echoes
+from untold.udfs.stages.repeated_tags import next_turn, past_echoes
 from untold.udfs.stages.sources import EMPHASIS, OPENERS, last_bracket, numbers_of, split_sources
 
 _COVERED, _UNCOVERED, _PARTIAL = "covered", "uncovered", "partially covered"
@@ -142,7 +142,9 @@ def parse_coverage(completion: str, variables: Mapping[str, Any]) -> dict[str, A
     partially covered statements have one of their own, and where a list neither has a statement nor says that it has
     none.
     """
-    usual = _usual_lists(completion, len(variables["contexts"]))
+    texts = [variables.get("response") or "", *variables["contexts"]]
+    is_quotable = any("overed statements]" in text for text in texts)
+    usual = None if is_quotable else _usual_lists(completion, len(variables["contexts"]))
     return _parse_any_form(completion, variables) if usual is None else {"statements": _distinct(*usual), "dropped": 0}
 
 
@@ -157,7 +159,7 @@ def _usual_lists(completion: str, contexts: int) -> list[list[_Item]] | None:
         return None
     above, *both = found.groups()
     others = [line for line in above.lstrip().split("\n") if line and not line.startswith("Context ")]
-    if others and (answer_span(completion) != (0, len(completion)) or any(map(_heading, others))):
+    if others and (answer_span(completion) != (0, len(completion)) or next_turn(above, {}) or any(map(_heading, others))):
         return None
     lists: list[list[_Item]] = []
     for listed in both:
@@ -167,7 +169,7 @@ def _usual_lists(completion: str, contexts: int) -> list[list[_Item]] | None:
         for line in listed.split("\n")[:-1] if listed != "None\n" else ():
             text, _, numbers = line[line.index(" ") + 1 :].rpartition(" [")
             sources = frozenset(number for each in numbers[:-1].split(", ") if (number := int(each)) <= contexts)
-            if not sources or is_none(text) or _ONLY_NONE.fullmatch(text):
+            if not sources or is_none(text) or _ONLY_NONE.fullmatch(text) or breaks_off(text):
                 return None
             if is_doubtful and (_heading(line) or is_partly(text) or _LABEL.match(text)):
                 return None

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 from untold.udfs.stages.definitions import Refused, Unparsable
+from untold.udfs.stages.lists import breaks_off
 from untold.udfs.stages.non_answers import is_refusal
-from untold.udfs.stages.reading import first_turn, next_turn
-from untold.udfs.stages.repeated_tags import foreign_input
+from untold.udfs.stages.reading import first_turn, split_marker, without_heading
+from untold.udfs.stages.records import beside_json, is_markup, without_wrapping
+from untold.udfs.stages.repeated_tags import moved, next_turn
 
 Row = TypeVar("Row", bound=Mapping[str, Any])
 Parse: TypeAlias = Callable[[str, Mapping[str, Any]], Row]
@@ -54,25 +57,59 @@ def final_answer(parse: Parse[Row]) -> Parse[Row]:
     return _reading(parse, is_text=False)
 
 
-def final_text(parse: Parse[Row]) -> Parse[Row]:
+def final_text(parse: Parse[Row], *, may_be_json: bool = False) -> Parse[Row]:
     """The same for a stage of free text, which may say `Actually, ...` itself: `Draft:` has to begin it."""
-    return _reading(parse, is_text=True)
+    return _reading(parse, is_text=True, may_be_json=may_be_json)
 
 
-def _reading(parse: Parse[Row], *, is_text: bool) -> Parse[Row]:
+def _reading(parse: Parse[Row], *, is_text: bool, may_be_json: bool = False) -> Parse[Row]:
     @wraps(parse)
     def parse_final(completion: str, variables: Mapping[str, Any]) -> Row:
         own = list(texts_of(variables.values()))
+        try:
+            return read_turn(completion, variables, own)
+        except Unparsable as error:
+            bare = without_heading(completion)
+            if is_text or bare == completion or isinstance(error, Refused):
+                raise
+        row = read_turn(bare, variables, own)
+        if split_marker(bare.strip().partition("\n")[0]).text in _leaves(row):
+            raise Unparsable("an item that may be a thought")
+        return row
+
+    def read_turn(completion: str, variables: Mapping[str, Any], own: Sequence[str]) -> Row:
         text = _with_breaks(first_turn(completion, own), own)
         text = text if is_text else _unstruck(text, own)
-        end, is_clear = next_turn(text, own) or (foreign_input(text, variables), is_text)
-        if end is not None:
-            try:
-                return read(text[:end], variables, own)
-            except Unparsable:
-                if is_clear:
-                    raise
-        return read(text, variables, own)
+        end, is_clear = next_turn(text, variables) or (len(text), True)
+        try:
+            return read_whole(text[:end], variables, own)
+        except Unparsable as error:
+            bare = without_wrapping(text[:end]) if is_clear else text
+            if isinstance(error, Refused) or (is_clear and bare == text[:end]):
+                raise
+        row = read_whole(bare, variables, own)
+        # No digit of a text that was unwrapped has its place in the completion
+        return cast("Row", {name: moved(value, lambda _: -1) for name, value in row.items()} if is_clear else row)
+
+    def read_whole(text: str, variables: Mapping[str, Any], own: Sequence[str]) -> Row:
+        if not is_text and is_markup(text, may_be_json=True):
+            raise Unparsable("a call of a tool in place of an answer")
+        row = read(text, variables, own)
+        said = list(_leaves(row))
+        texts = [each for each in said if isinstance(each, str)]
+        if any(is_markup(each, may_be_json=may_be_json) and not any(each in every for every in own) for each in texts):
+            raise Unparsable("JSON or a call of a tool in place of a text")
+        if is_text:
+            return row
+        is_list = any(isinstance(value, list) for value in row.values())
+        if is_list and any(map(breaks_off, [*texts, *text.strip().split("\n")[1:]])):
+            raise Unparsable("a list that says that more follows")
+        beside = beside_json(text) if _HAS_JSON.search(text) else ""
+        with suppress(Unparsable):
+            said = list(_leaves(read(beside, variables, own))) if beside else said
+        if list(_leaves(row)) != said:
+            raise Unparsable("JSON and text that differ")
+        return row
 
     def read(text: str, variables: Mapping[str, Any], own: Sequence[str]) -> Row:
         if is_refusal(text, own):
@@ -108,22 +145,26 @@ def _behind(text: str, found: re.Match[str], parse: Parse[Row], variables: Mappi
         row = parse("\n" * start + text[start:], variables)
     except Unparsable:
         return None
-    if remark and _ADDS.search(remark[0]) and _size(row) < _size_of(text[: found.start()], parse, variables):
+    if remark and _ADDS.search(remark[0]) and len(list(_leaves(row))) < _size_of(text[: found.start()], parse, variables):
         raise Unparsable("a list, and what is to be added to it")
     return row
 
 
 def _size_of(text: str, parse: Parse[Row], variables: Mapping[str, Any]) -> int:
     try:
-        return _size(parse(text, variables))
+        return len(list(_leaves(parse(text, variables))))
     except Unparsable:
         return 0
 
 
-def _size(value: Any) -> int:
-    """How many texts and numbers a value holds."""
+def _leaves(value: Any) -> Iterator[Any]:
+    """The texts and numbers that a value holds."""
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else None
-    return 1 if inner is None else sum(map(_size, inner))
+    if inner is None:
+        yield value
+    else:
+        for each in inner:
+            yield from _leaves(each)
 
 
 def _unstruck(text: str, own: Sequence[str]) -> str:

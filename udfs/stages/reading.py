@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from untold.udfs.llm.escaping import TOKEN
 from untold.udfs.stages.non_answers import NONE_WORDS
 
 # Repetitions are bounded wherever a pattern is tried at many places, so that a text made to hurt takes linear time
@@ -43,7 +44,8 @@ _ALOUD = re.compile(
     r"|thoughts"
     r"|thinking(?: process)?|reasoning(?: process)?|chain of thought|train of thought)|(?:my )?(?:thought process"
     r"|thinking process"
-    r"|thinking|thoughts))(?: (?:on|for|about|behind) [^\n:]{1,60})?[*_ ]{0,4}(?:[:：][*_ ]{0,4}|\.?[*_]{0,2}(?=\n))",
+    r"|thinking|thoughts|reasoning|gedanken|überlegung(?:en)?|réflexion|raisonnement|razonamiento|pensamientos?"
+    r"|思考(?:过程|過程)?|推理(?:过程)?|생각))(?: (?:on|for|about|behind) [^\n:]{1,60})?[*_ ]{0,4}(?:[:：][*_ ]{0,4}|\.?[*_]{0,2}(?=\n))",
     re.IGNORECASE,
 )
 _ANSWER_LABEL = re.compile(
@@ -63,32 +65,14 @@ _CHANNEL = re.compile(r"\s*(?:<\|start\|>\s{0,9}assistant\s{0,9})?<\|channel\|>"
 _FINAL_LINE = re.compile(r"^[ \t]{0,9}assistant\s?final[ \t\r]*$", re.MULTILINE)
 _GLUED_FINAL = re.compile(r"assistantfinal(?=\S)")
 _ANALYSIS = re.compile(r"\s*(?:assistant)?analysis(?=\S)")
-# Of Gemma, Llama 2, Mistral, Command and others
-_OTHER_TOKEN = (
-    r"<(?:start|end)_of_turn>|</?s>|<[eb]os>|\[/?INST\]|\[[EB]OS\]|<</?SYS>>|<(?:end_of_utterance|EOD|EO[ST]_TOKEN"
-    r"|eot|end_of_text|turn\||\|turn|extra_id_\d{1,4}|/?(?:system|user|assistant)_turn)>"
-)
-_TOKENS_BEFORE = re.compile(
-    rf"(?:\s*(?:\ufeff|(?:{_TOKEN}|{_OTHER_TOKEN})(?:(?:assistant|model)(?=\s*[<\n]))?))+"
-)
-_TOKEN_AT_END = re.compile(rf"(?:{_TOKEN}|{_OTHER_TOKEN})\Z")
-# A token within an answer that opens a part of it: `<|begin_of_box|>neutral<|end_of_box|>`
+_TOKENS_BEFORE = re.compile(rf"(?:\s*(?:\ufeff|(?:{_TOKEN}|</?s>|\[/?INST\])(?:assistant(?=\s*[<\n]))?))+")
+# But what opens a part of an answer: thinking, calls, `<|begin_of_box|>`
 _END_OF_TURN = re.compile(
-    rf"(?!<\|(?:begin|start)_of_|<\|/?(?:end_of_)?{_THOUGHT}\|>)(?:{_TOKEN}|{_OTHER_TOKEN})", re.IGNORECASE
+    rf"(?!<\|(?:begin|start)_of_|<\|/?(?:end_of_)?{_THOUGHT}\|>|</?(?:think|tool)|\[/?(?:think|tool))"
+    rf"(?:{TOKEN.pattern}|<\|?(?:eot|end_of_text|turn)\|?>)",
+    re.IGNORECASE,
 )
-# Another turn in words: `Human: ...`, `=== user`, or the names of roles that are left of removed tokens
-_USER = (
-    r"(?:human|user|usuario|usuário|utilisateur|benutzer|utente|gebruiker|пользователь|用户|使用者|ユーザー|사용자)"
-)
-_OF_ROLE = rf"(?:{_USER}|assistant)"
-_TURN_IN_WORDS = re.compile(
-    rf"^[ \t]{{0,9}}(?:[*_]{{0,3}}(?P<speaker>{_OF_ROLE})[*_]{{0,3}}[ \t]?[:：]"
-    rf"|(?:={{2,9}}|-{{2,9}}|[\[<])[ \t]?(?P<marked>{_OF_ROLE})[\]>]?[ \t:=-]{{0,9}}\r?$"
-    rf"|\#{{1,6}} ?[*_]{{0,3}}(?P<titled>{_OF_ROLE}|instruction):[*_]{{0,3}}|(?-i:(?P<bare>user|assistant))[ \t\r]*$)"
-    r"|(?<=[^\s-])(?-i:(?P<glued>user|assistant))[ \t\r]*\n[ \t\r]*$",
-    re.IGNORECASE | re.MULTILINE,
-)
-_LONGEST_TOKEN = 44  # characters: 40 of a name, and two at each end
+_BLANK = re.compile(r"\s*")
 _FENCE = re.compile(r"(?:`{3,}|~{3,})[ \t]{0,3}[\w+-]{0,20}")
 # Three digits at most: a year and a full stop end a sentence
 _NUMBER_MARKER = r"(?:\d{1,3}\\?[.)]|\(\d{1,3}\)|[a-z]\))"
@@ -127,7 +111,7 @@ class Line:
 
 
 def strip_thinking(completion: str) -> str:
-    """What a completion answers: without leading thinking and without tokens at its ends, trimmed.
+    """What a completion answers: without leading thinking and without tokens before it, trimmed.
 
     Thinking is `<think>…</think>` and whatever pair of tags stands before the answer, all up to the first
     `<|channel|>final<|message|>` or the last line `assistantfinal`, and what `Here is my thought process:` introduces;
@@ -146,7 +130,7 @@ def answer_span(completion: str) -> tuple[int, int]:
     if tokens:
         start = tokens.end()
         start += _end_of_thinking(completion[start:])
-    return start, max(start, _start_of_tokens(completion))
+    return start, len(completion)
 
 
 def answer_in_place(completion: str) -> str:
@@ -160,50 +144,27 @@ def answer_in_place(completion: str) -> str:
 
 
 def first_turn(completion: str, own: Sequence[str]) -> str:
-    """Return the answer of the first turn, with line breaks in place of all before it. Offsets stay.
+    """Return the answer of a completion up to its first end-of-turn token, with line breaks in place of all before it.
 
-    own: the texts of the inputs. The turn ends at the first end-of-turn token that no input contains. A closing tag
-    of thinking without an opening one (the chat template may have written that) ends the thinking, unless an input
-    contains the tag.
+    A closing tag without an opening one ends the thinking: the chat template may have written that. Tokens and tags
+    that the `own` texts of the inputs contain are text, but tokens at the end.
 
     >>> first_turn("Hm.</think>neutral<|im_end|>\\n<|im_start|>user", []).strip()
     'neutral'
     """
     start, end = answer_span(completion)
-    end = next((found.start() for found in _foreign(_END_OF_TURN, completion, start, end, own)), end)
-    above = start
-    for closing in _foreign(_THINK_CLOSE, completion, start, end, own):
-        if not _THINK_OPENED.search(completion, above, closing.start()):
-            start = closing.end()
-        above = closing.end()
+    tokens = list(_END_OF_TURN.finditer(completion, start))
+    known = {found[0] for text in own for found in _END_OF_TURN.finditer(text)} if tokens else set()
+    for found in reversed(tokens):
+        blank = _BLANK.match(completion, found.end(), end)
+        if found[0] not in known or (blank and blank.end() == end):
+            end = found.start()
+    above, closings = start, list(_THINK_CLOSE.finditer(completion, start, end))
+    known = {found[0] for text in own for found in _THINK_CLOSE.finditer(text)} if closings else set()
+    for found in closings:
+        is_lone = found[0] not in known and not _THINK_OPENED.search(completion, above, found.start())
+        start, above = (found.end() if is_lone else start), found.end()
     return "\n" * start + completion[start:end].rstrip()
-
-
-def next_turn(text: str, own: Sequence[str]) -> tuple[int, bool] | None:
-    """Return the start of a second turn in words, and True if it cannot be anything else. Return None without one.
-
-    A role that an input names so, or that the line above introduces, begins no turn. Nor does the lone word `user`,
-    which may be an item.
-    """
-    begin = len(text) - len(text.lstrip())
-    found = [each for each in _TURN_IN_WORDS.finditer(text) if each.start() > begin]
-    names = {each[0].strip() for each in found}
-    known = {name for name in names if any(name in every for every in own)}
-    found = [each for each in found if each[0].strip() not in known]
-    roles = {each[each.lastgroup or 0].casefold() for each in found}
-    first = next((each for each in found if each[0].strip() != "user" or "assistant" in roles), None)
-    if first is None or text[max(0, first.start() - _LONGEST_END) : first.start()].rstrip().endswith((":", "：", ":**")):
-        return None
-    return first.start(), "assistant" in roles and (len(roles) > 1 or first.lastgroup == "glued")
-
-
-def _foreign(
-    pattern: re.Pattern[str], text: str, start: int, end: int, own: Sequence[str]
-) -> Iterator[re.Match[str]]:
-    """The matches that no input contains."""
-    found = list(pattern.finditer(text, start, end))
-    known = {each[0] for every in own for each in pattern.finditer(every)} if found else set()
-    return (each for each in found if each[0] not in known)
 
 
 def _end_of_channels(completion: str) -> int:
@@ -218,17 +179,6 @@ def _end_of_channels(completion: str) -> int:
         finals = [found.end() for found in _GLUED_FINAL.finditer(completion)]
     unfinished = not finals and _CHANNEL.match(completion)
     return len(completion) if unfinished else max(finals, default=0)
-
-
-def _start_of_tokens(completion: str) -> int:
-    """Before the tokens that end a completion, `<|return|>` or `<|im_end|>`, and the white space around them."""
-    end = len(completion)
-    while True:
-        trimmed = len(completion[max(0, end - _LONGEST_TOKEN) : end].rstrip()) + max(0, end - _LONGEST_TOKEN)
-        found = _TOKEN_AT_END.search(completion, max(0, trimmed - _LONGEST_TOKEN), trimmed)
-        if found is None:
-            return end
-        end = found.start()
 
 
 def _end_of_thinking(completion: str) -> int:
@@ -250,6 +200,12 @@ def _end_of_other_tags(completion: str, start: int) -> int:
     closing = completion.find(f"</{opening['name']}>", opening.end()) if opening else -1
     end = completion.find(">", closing) + 1 if closing >= 0 else start
     return end if completion[end:].strip() else start
+
+
+def without_heading(text: str) -> str:
+    """Return the text without the heading `Thinking:` that it begins with; any other text as it is. Offsets stay."""
+    aloud = _ALOUD.match(text)
+    return "\n" * aloud.end() + text[aloud.end() :] if aloud else text
 
 
 def _end_of_thinking_aloud(completion: str, start: int) -> int:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from untold.udfs.ratings import SCALE, Digit
 from untold.udfs.stages.definitions import Unparsable
-from untold.udfs.stages.reading import answer_in_place, answer_span, is_fence, letters, split_marker, without_emphasis
+from untold.udfs.stages.reading import answer_in_place, answer_span, is_fence, letters, split_marker, unfenced, without_emphasis
 
 # How models name the fields that stages ask for, in the form of `field_name`; of several that stand the first counts
 STATEMENT_NAMES = ("statement", "unit", "atom", "text", "content", "contentunit", "claim", "fact", "item", "sentence")
@@ -51,6 +51,22 @@ _BEFORE_JSON = re.compile(
     r"[*_`]{0,3}(?:[^\W\d_][\w ]{0,50}[:：][*_]{0,2})?[ \t`*]{0,9}"
     r"(?=(?:\[[ \t]{0,9})?\{[ \t]{0,9}[\"'}]|\[[ \t]{0,9}\")"
 )
+# What models write around a result: tags and tokens of calls, `claims = `, `print(`
+_WRAPPING = re.compile(
+    r"\s*(?:<(?:tool_?calls?|function_?calls?|tool_use|tool|function(?:=\w{1,40})?)>\s*|\[TOOL_CALLS\]\s*)+"
+    r"|\s*(?:(?:(?:const|let|var)\s)?\w{1,40}(?:\s?:\s?[\w\[\], ]{1,40})?\s?:?=|return\b|(?:print|json\.dumps)\()"
+    r"\s*(?=[\[{\"])",
+    re.IGNORECASE,
+)
+_ENDS_WRAPPING = re.compile(r"[\s;)]*(?:</[\w=]{1,40}>\s*)*(?:print\([^\n]{0,99})?")
+_WRAPPERS = ("arguments", "parameters", "properties", "function", "tool_calls")
+_CALL = re.compile(
+    r"\s*(?:`{3}\w*\s*)?(?:<(?:tool|function|invoke)[_=\w]{0,40}[\s>]|\[TOOL_CALLS\]|[\"\\]{1,9}[{\[]\s?\\"
+    r"|(?:\[\s*)?\{\s*(?:\"(?:name|type|id)\"\s*:\s*\"[^\"\n]{0,60}\"\s*,\s*)*\"(?:arguments|parameters|function|tool_calls)\"\s*:"
+    r"|(?:answer\s?=\s?|(?:\w{1,20}\s?=\s?|return\s|print\()?(?:\{\s*\"\w{1,20}\"\s*:\s*)?\{\s*\"answer\"\s*:\s*)[\"{\[])",
+    re.IGNORECASE,
+)
+_MARKUP = re.compile(rf"{_WRAPPING.pattern}|\s*\"?[\[{{]\s{{0,9}}\\?[\"'{{\[]|<(?:invoke|parameter|arg_)", re.IGNORECASE)
 # Not strict: models break lines within a string
 _DECODER = json.JSONDecoder(strict=False)
 
@@ -129,6 +145,46 @@ def _json_at_start(line: str) -> str:
     found = _BEFORE_JSON.match(bare)
     begin = line.find(bare[found.end() :]) if found else 0
     return "\n" * begin + line[begin:] if begin > 0 else line
+
+
+def beside_json(text: str) -> str:
+    """Return the text around the JSON of a completion; "" if there is none, or no JSON that can be read."""
+    bare = unfenced(text)
+    if bare.startswith(("{", "[")) and bare.endswith(("}", "]")):
+        return ""
+    try:
+        records = read_records(text)
+    except Unparsable:
+        return ""
+    return records.rest if records else ""
+
+
+def is_markup(text: str, *, may_be_json: bool = False) -> bool:
+    """Return True if a text is JSON (unless it may be), a call of a tool or an assignment, and nothing else."""
+    if may_be_json or _CALL.match(text):
+        return _CALL.match(text) is not None
+    return _MARKUP.match(text) is not None and text.rstrip("; \n").endswith(("]", "}", ")", ">", '"', "'"))
+
+
+def without_wrapping(text: str) -> str:
+    """Return the result within a call of a tool, an assignment or a JSON string; any other text as it is.
+
+    >>> without_wrapping('<tool_call>{"name": "x", "arguments": {"facts": []}}</tool_call>')
+    '{"facts": []}'
+    """
+    bare = unfenced(text)
+    opening = _WRAPPING.match(bare)
+    try:
+        value, end = _DECODER.raw_decode(bare, opening.end() if opening else 0)
+        inner = value
+        for _ in range(_DEEPEST):
+            lone = inner[0] if isinstance(inner, list) and len(inner) == 1 else inner
+            name = next((name for name in _WRAPPERS if isinstance(lone, dict) and name in lone), None)
+            inner = lone[name] if name else _DECODER.decode(inner) if isinstance(inner, str) else inner
+    except (ValueError, RecursionError):
+        return text
+    is_wrapped = (opening or inner is not value) and _ENDS_WRAPPING.fullmatch(bare, end)
+    return json.dumps(inner, ensure_ascii=False) if is_wrapped else text
 
 
 def unwrapped(values: Sequence[Value], names: Collection[str] = ()) -> list[Value]:

@@ -21,8 +21,17 @@ _TAG = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _OPENS_NONE = re.compile(r"/|s\s{0,3}>", re.IGNORECASE)  # a closing tag, and `<claims>` around all of them
-_LEADS_TO_TAG = re.compile(r"\s*(?:\w{1,20} \d{1,3}:)?\s*")  # `Context 1: <context>`
-_MOST_TAGS, _LONGEST_GAP = 16, 80  # tags that are looked at, characters between them and the line above
+_ROLE = r"(?:assistant|human|user|usuario|usuário|utilisateur|benutzer|utente|пользователь|用户|使用者|ユーザー|사용자)"
+# `Human: ...`, `=== user`, `Context 1: <context>`, and what is left of removed tokens: `neutralassistant`, a lone `user`
+_TURN = re.compile(
+    rf"^[ \t]{{0,9}}(?:(?:[*_]{{2}}|\#{{1,6}} )?(?P<role>{_ROLE}|(?<=\# )instruction)[*_]{{0,2}}[ \t]?[:：]"
+    rf"|(?:={{2,9}}|-{{2,9}}|[\[<])[ \t]?{_ROLE}[\]> \t=-]{{0,9}}\r?$"
+    rf"|(?:\w{{1,20}} \d{{1,3}}: ?)?<(?P<tag>{'|'.join(TAGS)})(?: id=[^<>\n]{{1,9}})?>)"
+    r"|(?:^|(?<=[^\s-])(?=\w{4,9}[ \t\r]{0,9}\n[ \t\r]{0,9}$))(?P<name>(?-i:user|assistant))[ \t\r]{0,9}$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_INTRODUCES = re.compile(r"[:：][*_]{0,2}\s{0,9}\Z")
+_MOST_TURNS, _LONGEST_GAP = 32, 16  # places that are looked at, characters between one and a colon above
 _BULLET = "* "
 
 Row = TypeVar("Row", bound=Mapping[str, Any])
@@ -47,31 +56,38 @@ def past_echoes(parse: Callable[[str, Mapping[str, Any]], Row]) -> Callable[[str
         own = {found["name"].lower() for text in texts for found in _TAG.finditer(text)}
         edits = [_without(found) for found in tags if found["name"].lower() not in own]
         edits += [edit for edit in escaped if any(edit[2] in text for text in texts)]
-        bare, moved = _edited(completion, sorted(edits))
+        bare, place_of = _edited(completion, sorted(edits))
         read = parse(bare, variables)
-        return cast("Row", {name: _moved(value, moved) for name, value in read.items()})
+        return cast("Row", {name: moved(value, place_of) for name, value in read.items()})
 
     return parse_bare
 
 
-def foreign_input(text: str, variables: Mapping[str, Any]) -> int | None:
-    """Return the start of the line that opens an input of another request below some text; None without one.
+def next_turn(text: str, variables: Mapping[str, Any]) -> tuple[int, bool] | None:
+    """Return the start of a second turn, and True if it cannot be anything else. Return None if there is one turn.
 
-    A tag opens such an input if it has the name of a variable, stands around none of the own texts, and has text behind
-    its end. Tags of items are left out: completions set them around their own items.
+    It begins with the name of a role, or with a tag that has the name of a variable and stands around none of the own
+    texts. Tags of items are left out: completions set them around their own items.
     """
-    tags = [found for found in _TAG.finditer(text) if "/" not in found[0]] if "<" in text else []
-    names = {name for name in variables if name in TAGS} | {name[:-1] for name in variables}.difference(_ITEMS)
-    own = "\n".join(_texts_of(variables.values())) if tags else ""
     begin = len(text) - len(text.lstrip())
-    for tag in islice((found for found in tags if found["name"].lower() in names), _MOST_TAGS):
-        start = text.rfind("\n", 0, tag.start()) + 1
-        is_introduced = text[max(0, start - _LONGEST_GAP) : start].rstrip("*_ \t\r\n").endswith((":", "："))
-        inside, _, behind = text[tag.end() :].partition(f"</{tag['name']}")
-        is_own = tag[0] in own or inside.strip() in own or not behind[1:].strip()
-        if start > begin and not is_introduced and not is_own and _LEADS_TO_TAG.fullmatch(text, start, tag.start()):
-            return start
-    return None
+    found = [each for each in islice(_TURN.finditer(text), _MOST_TURNS) if each.start() > begin]
+    own = "\n".join(_texts_of(variables.values())) if found else ""
+    names = {name for name in variables if name in TAGS} | {name[:-1] for name in variables}.difference(_ITEMS)
+    found = [each for each in found if each["tag"] is None or (each["tag"].lower() in names and not _is_own(each, own))]
+    found = [each for each in found if each[0].strip() not in own]
+    roles = {(each["role"] or each["name"] or "").casefold() for each in found}
+    # A lone word `user` may be an item
+    first = next((each for each in found if each["name"] != "user" or "assistant" in roles), None)
+    if first is None or _INTRODUCES.search(text, max(0, first.start() - _LONGEST_GAP), first.start()):
+        return None
+    is_glued = first["name"] is not None and text[first.start() - 1] != "\n"
+    return first.start(), "assistant" in roles and (len(roles) > 1 or is_glued)
+
+
+def _is_own(tag: re.Match[str], own: str) -> bool:
+    """Whether a tag stands around an own text, or around all that is left."""
+    inside, _, behind = tag.string[tag.end() :].partition(f"</{tag['tag']}")
+    return inside.strip() in own or not behind[1:].strip()
 
 
 def _texts_of(values: Any) -> Iterator[str]:
@@ -105,8 +121,8 @@ def _opens_item(found: re.Match[str]) -> bool:
     return found["before"] is not None and found["name"].lower() in _ITEMS and not _OPENS_NONE.search(found[0])
 
 
-def _moved(value: Any, place: Callable[[int], int]) -> Any:
+def moved(value: Any, place: Callable[[int], int]) -> Any:
     """The value with the digits in it at their places in the whole completion."""
     if isinstance(value, Digit):
         return replace(value, offset=place(value.offset))
-    return [_moved(each, place) for each in value] if isinstance(value, list) else value
+    return [moved(each, place) for each in value] if isinstance(value, list) else value
