@@ -159,7 +159,8 @@ def _usual_lists(completion: str, contexts: int) -> list[list[_Item]] | None:
         return None
     above, *both = found.groups()
     others = [line for line in above.lstrip().split("\n") if line and not line.startswith("Context ")]
-    if others and (answer_span(completion) != (0, len(completion)) or next_turn(above, {}) or any(map(_heading, others))):
+    is_whole = not others or (answer_span(completion) == (0, len(completion)) and not next_turn(above, {}))
+    if not is_whole or any(map(_heading, others)):
         return None
     lists: list[list[_Item]] = []
     for listed in both:
@@ -206,7 +207,8 @@ def _written_lists(completion: str, contexts: int) -> list[_List]:
         raise Unparsable("missing heading: " + ", ".join(f"[{kind.capitalize()} statements]" for kind in missing))
     if found[_PARTIAL]:
         raise Unparsable("a list of partially covered statements")
-    lists = [[each for each in found[kind] if each.items or each.says_none] or found[kind] for kind in (_COVERED, _UNCOVERED)]
+    both = [found[kind] for kind in (_COVERED, _UNCOVERED)]
+    lists = [[each for each in listed if each.items or each.says_none] or listed for listed in both]
     if any(each.items != listed[-1].items for listed in lists for each in listed):
         raise Unparsable("two lists of one kind that differ")
     return [listed[-1] for listed in lists]

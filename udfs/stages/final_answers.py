@@ -11,8 +11,8 @@ from typing import Any, TypeAlias, TypeVar, cast
 from untold.udfs.stages.definitions import Refused, Unparsable
 from untold.udfs.stages.lists import breaks_off
 from untold.udfs.stages.non_answers import is_refusal
-from untold.udfs.stages.reading import first_turn, split_marker, without_heading
-from untold.udfs.stages.records import beside_json, is_markup, without_wrapping
+from untold.udfs.stages.reading import first_turn, from_first_item, split_marker, without_heading
+from untold.udfs.stages.records import beside_json, is_call, is_markup, without_wrapping
 from untold.udfs.stages.repeated_tags import moved, next_turn
 
 Row = TypeVar("Row", bound=Mapping[str, Any])
@@ -23,7 +23,7 @@ _AROUND = r"[ \t#*_>\"]{0,9}"
 _TAKES_BACK = (
     r"(?:no,? |but |oh,? |hmm,? )?(?:wait|actually|hmm+|on second thoughts?|scratch that|let me (?:correct|revise"
     r"|reconsider|fix|redo)"
-    r"|i (?:need|have|want) to (?:correct|revise|fix)|(?:up)?on (?:reflection|review|second look)|correction|my mistake)\b"
+    r"|i (?:need|have|want) to (?:correct|revise|fix)|(?:up)?on (?:reflection|review)|correction|my mistake)\b"
 )
 _RELABELS = (
     r"(?:(?:corrected|revised|updated|correction)(?: (?:version|answer|list|output|json|lists|label))?"
@@ -72,10 +72,13 @@ def _reading(parse: Parse[Row], *, is_text: bool, may_be_json: bool = False) -> 
             bare = without_heading(completion)
             if is_text or bare == completion or isinstance(error, Refused):
                 raise
-        row = read_turn(bare, variables, own)
-        if split_marker(bare.strip().partition("\n")[0]).text in _leaves(row):
-            raise Unparsable("an item that may be a thought")
-        return row
+        # Thoughts that are read as items: what follows them may be the list
+        with suppress(Unparsable):
+            row = read_turn(bare, variables, own)
+            is_list = any(isinstance(value, list) for value in row.values())
+            if not is_list or split_marker(bare.strip().partition("\n")[0]).text not in _leaves(row):
+                return row
+        return read_turn(from_first_item(bare), variables, own)
 
     def read_turn(completion: str, variables: Mapping[str, Any], own: Sequence[str]) -> Row:
         text = _with_breaks(first_turn(completion, own), own)
@@ -92,12 +95,13 @@ def _reading(parse: Parse[Row], *, is_text: bool, may_be_json: bool = False) -> 
         return cast("Row", {name: moved(value, lambda _: -1) for name, value in row.items()} if is_clear else row)
 
     def read_whole(text: str, variables: Mapping[str, Any], own: Sequence[str]) -> Row:
-        if not is_text and is_markup(text, may_be_json=True):
+        if not is_text and is_call(text):
             raise Unparsable("a call of a tool in place of an answer")
         row = read(text, variables, own)
         said = list(_leaves(row))
         texts = [each for each in said if isinstance(each, str)]
-        if any(is_markup(each, may_be_json=may_be_json) and not any(each in every for every in own) for each in texts):
+        is_refused = is_call if may_be_json else is_markup
+        if any(is_refused(each) and not any(each in every for every in own) for each in texts):
             raise Unparsable("JSON or a call of a tool in place of a text")
         if is_text:
             return row
@@ -145,16 +149,20 @@ def _behind(text: str, found: re.Match[str], parse: Parse[Row], variables: Mappi
         row = parse("\n" * start + text[start:], variables)
     except Unparsable:
         return None
-    if remark and _ADDS.search(remark[0]) and len(list(_leaves(row))) < _size_of(text[: found.start()], parse, variables):
+    if remark and _ADDS.search(remark[0]) and _size(row) < _size_of(text[: found.start()], parse, variables):
         raise Unparsable("a list, and what is to be added to it")
     return row
 
 
 def _size_of(text: str, parse: Parse[Row], variables: Mapping[str, Any]) -> int:
     try:
-        return len(list(_leaves(parse(text, variables))))
+        return _size(parse(text, variables))
     except Unparsable:
         return 0
+
+
+def _size(row: Any) -> int:
+    return sum(1 for _ in _leaves(row))
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -48,11 +48,12 @@ AFTERWORDS = {
 
 # A list that says that it is not whole: `... and 2 more`, `(1 more)`, `etc.`, `…`
 _COUNT = r"(?:\d{1,4}|several|many|some|a few|two|three)"
-_MORE = rf"(?:more|others?|further|additional|remaining|weitere|autres|más|altri|mais|meer|ещё|других)\b"
+_MORE = r"(?:more|others?|further|additional|remaining|weitere|autres|más|altri|mais|meer|ещё|других)\b"
 _AND_MORE = re.compile(
-    rf"[\W_]{{0,9}}(?:(?:(?:and|plus|und|et|y|e|и)\s(?:{_COUNT}\s)?|{_COUNT}\s|(?<=\.\.)|(?<=…)){_MORE}(?:\s(?:(?:un)?covered|statement|claim|fact|item|question|topic|aspect|nugget|unit|not|listed|omitted)s?){{0,3}}"
-    r"|etc|et cetera|and so (?:on|forth)|usw|u\. ?s\. ?w|и т\. ?д|и так далее|et ainsi de suite|y así sucesivamente|等等?"
-    r"|など|以下略|以下省略|[还還]有\s?\d+.{0,4}|他\s?\d+件|(?:list )?(?:continued|continues|truncated|abridged)"
+    rf"[\W_]{{0,9}}(?:(?:(?:and|plus|und|et|y|e|и)\s(?:{_COUNT}\s)?|{_COUNT}\s|(?<=\.\.)|(?<=…)){_MORE}"
+    r"(?:\s(?:(?:un)?covered|statement|claim|fact|item|question|topic|aspect|nugget|unit|not|listed|omitted)s?){0,3}"
+    r"|etc|et cetera|and so (?:on|forth)|usw|u\. ?s\. ?w|и т\. ?д|и так далее|et ainsi de suite|y así sucesivamente"
+    r"|等等?|など|以下略|以下省略|[还還]有\s?\d+.{0,4}|他\s?\d+件|(?:list )?(?:continued|continues|truncated|abridged)"
     r"|(?:the )?rest(?: of [\w ]{3,20})?(?: is| are)? omitted[\w ]{0,16}"
     r")[\W_\d]{0,9}|[-*•+\d\s]{0,9}[\[(\"]?(?:\.{2,9}|…{1,3})[\s,\W\d]{0,9}",
     re.IGNORECASE,

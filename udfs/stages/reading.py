@@ -45,7 +45,8 @@ _ALOUD = re.compile(
     r"|thinking(?: process)?|reasoning(?: process)?|chain of thought|train of thought)|(?:my )?(?:thought process"
     r"|thinking process"
     r"|thinking|thoughts|reasoning|gedanken|überlegung(?:en)?|réflexion|raisonnement|razonamiento|pensamientos?"
-    r"|思考(?:过程|過程)?|推理(?:过程)?|생각))(?: (?:on|for|about|behind) [^\n:]{1,60})?[*_ ]{0,4}(?:[:：][*_ ]{0,4}|\.?[*_]{0,2}(?=\n))",
+    r"|思考(?:过程|過程)?|推理(?:过程)?|생각))"
+    r"(?: (?:on|for|about|behind) [^\n:]{1,60})?[*_ ]{0,4}(?:[:：][*_ ]{0,4}|\.?[*_]{0,2}(?=\n))",
     re.IGNORECASE,
 )
 _ANSWER_LABEL = re.compile(
@@ -86,6 +87,7 @@ _MARKER = re.compile(
     rf"|{_NUMBER_MARKER}(?:\s+|\Z)|\*\*{_NUMBER_MARKER}\*\*(?:\s+|\Z)|\d{{1,3}}[.)](?=[A-Z\"“])"
     rf"|(?:{_SYMBOL})\s*|(?:\*\*)?{_LABEL_MARKER}(?:\*\*)?(?:\s+|\Z)",
 )
+_FIRST_ITEM = re.compile(rf"^[ \t]{{0,9}}(?:[-*•+]|{_NUMBER_MARKER})\s", re.MULTILINE)
 _SYMBOL_MARKER = re.compile(_SYMBOL)
 _CHECKBOX = re.compile(r"\[[ xX✓✔]\]\s+")
 _TICKS = "✅❌✔✓✗✘☑☒☐🔹🔸🔷🔶🟢🔴🟡🔵⚪⚫👉➤➡➔►▶⭐★⚠📌✨\ufe0f"
@@ -206,6 +208,12 @@ def without_heading(text: str) -> str:
     """Return the text without the heading `Thinking:` that it begins with; any other text as it is. Offsets stay."""
     aloud = _ALOUD.match(text)
     return "\n" * aloud.end() + text[aloud.end() :] if aloud else text
+
+
+def from_first_item(text: str) -> str:
+    """Return the text from its first bullet or number on; "" without one. Offsets stay."""
+    found = _FIRST_ITEM.search(text)
+    return "\n" * found.start() + text[found.start() :] if found else ""
 
 
 def _end_of_thinking_aloud(completion: str, start: int) -> int:

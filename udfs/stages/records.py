@@ -14,7 +14,15 @@ from typing import TypeAlias
 
 from untold.udfs.ratings import SCALE, Digit
 from untold.udfs.stages.definitions import Unparsable
-from untold.udfs.stages.reading import answer_in_place, answer_span, is_fence, letters, split_marker, unfenced, without_emphasis
+from untold.udfs.stages.reading import (
+    answer_in_place,
+    answer_span,
+    is_fence,
+    letters,
+    split_marker,
+    unfenced,
+    without_emphasis,
+)
 
 # How models name the fields that stages ask for, in the form of `field_name`; of several that stand the first counts
 STATEMENT_NAMES = ("statement", "unit", "atom", "text", "content", "contentunit", "claim", "fact", "item", "sentence")
@@ -62,11 +70,12 @@ _ENDS_WRAPPING = re.compile(r"[\s;)]*(?:</[\w=]{1,40}>\s*)*(?:print\([^\n]{0,99}
 _WRAPPERS = ("arguments", "parameters", "properties", "function", "tool_calls")
 _CALL = re.compile(
     r"\s*(?:`{3}\w*\s*)?(?:<(?:tool|function|invoke)[_=\w]{0,40}[\s>]|\[TOOL_CALLS\]|[\"\\]{1,9}[{\[]\s?\\"
-    r"|(?:\[\s*)?\{\s*(?:\"(?:name|type|id)\"\s*:\s*\"[^\"\n]{0,60}\"\s*,\s*)*\"(?:arguments|parameters|function|tool_calls)\"\s*:"
-    r"|(?:answer\s?=\s?|(?:\w{1,20}\s?=\s?|return\s|print\()?(?:\{\s*\"\w{1,20}\"\s*:\s*)?\{\s*\"answer\"\s*:\s*)[\"{\[])",
+    r"|(?:\[\s*)?\{\s*(?:\"(?:name|type|id)\"\s*:\s*\"[^\"\n]{0,60}\"\s*,\s*)*\"(?:arguments|parameters|function|tool_calls)\"\s*:)",
     re.IGNORECASE,
 )
-_MARKUP = re.compile(rf"{_WRAPPING.pattern}|\s*\"?[\[{{]\s{{0,9}}\\?[\"'{{\[]|<(?:invoke|parameter|arg_)", re.IGNORECASE)
+_MARKUP = re.compile(
+    rf"{_WRAPPING.pattern}|\s*\"?[\[{{]\s{{0,9}}\\?[\"'{{\[]|<(?:invoke|parameter|arg_)", re.IGNORECASE
+)
 # Not strict: models break lines within a string
 _DECODER = json.JSONDecoder(strict=False)
 
@@ -150,7 +159,7 @@ def _json_at_start(line: str) -> str:
 def beside_json(text: str) -> str:
     """Return the text around the JSON of a completion; "" if there is none, or no JSON that can be read."""
     bare = unfenced(text)
-    if bare.startswith(("{", "[")) and bare.endswith(("}", "]")):
+    if _STARTS.match(bare) and bare.endswith(("}", "]")):
         return ""
     try:
         records = read_records(text)
@@ -159,11 +168,15 @@ def beside_json(text: str) -> str:
     return records.rest if records else ""
 
 
-def is_markup(text: str, *, may_be_json: bool = False) -> bool:
-    """Return True if a text is JSON (unless it may be), a call of a tool or an assignment, and nothing else."""
-    if may_be_json or _CALL.match(text):
-        return _CALL.match(text) is not None
-    return _MARKUP.match(text) is not None and text.rstrip("; \n").endswith(("]", "}", ")", ">", '"', "'"))
+def is_call(text: str) -> bool:
+    """Return True if a text begins with a call of a tool, or with JSON in a JSON string."""
+    return _CALL.match(text) is not None
+
+
+def is_markup(text: str) -> bool:
+    """Return True if a text is JSON, a call of a tool or an assignment, and nothing else."""
+    is_whole = text.rstrip("; \n").endswith(("]", "}", ")", ">", '"', "'"))
+    return is_call(text) or (is_whole and _MARKUP.match(text) is not None)
 
 
 def without_wrapping(text: str) -> str:
@@ -235,11 +248,18 @@ def _read_json(text: str, start: int) -> Records | None:
         values.append(value)
     if not values:
         return None
-    if len(values) > 1 and all(isinstance(value, list) and value for value in values):
+    are_lists = all(isinstance(value, list) and value for value in values)
+    if len(values) > 1 and (are_lists or set(map(_listing_field, values)) == {_listing_field(values[0]) or ""}):
         values = values[-1:] if len({content_of(value) for value in values}) == 1 else values
-    if len(values) > 1 and not all(isinstance(value, Record) for value in values):
+    if len(values) > 1 and (_listing_field(values[0]) or not all(isinstance(value, Record) for value in values)):
         raise Unparsable("several JSON lists")
     return Records(tuple(values), "\n".join([*rest, text[place:]]))
+
+
+def _listing_field(value: Value) -> str | None:
+    """The name of the only field of an object, a list: `{"ratings": [...]}` is a whole result."""
+    lone = value.pairs[0] if isinstance(value, Record) and len(value.pairs) == 1 else None
+    return lone[0] if lone and isinstance(lone[1], list) else None
 
 
 def content_of(value: Value) -> str:

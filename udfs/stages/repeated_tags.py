@@ -22,7 +22,7 @@ _TAG = re.compile(
 )
 _OPENS_NONE = re.compile(r"/|s\s{0,3}>", re.IGNORECASE)  # a closing tag, and `<claims>` around all of them
 _ROLE = r"(?:assistant|human|user|usuario|usuário|utilisateur|benutzer|utente|пользователь|用户|使用者|ユーザー|사용자)"
-# `Human: ...`, `=== user`, `Context 1: <context>`, and what is left of removed tokens: `neutralassistant`, a lone `user`
+# `Human: ...`, `=== user`, `Context 1: <context>`, and the names of roles that removed tokens leave
 _TURN = re.compile(
     rf"^[ \t]{{0,9}}(?:(?:[*_]{{2}}|\#{{1,6}} )?(?P<role>{_ROLE}|(?<=\# )instruction)[*_]{{0,2}}[ \t]?[:：]"
     rf"|(?:={{2,9}}|-{{2,9}}|[\[<])[ \t]?{_ROLE}[\]> \t=-]{{0,9}}\r?$"
