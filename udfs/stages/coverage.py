@@ -18,7 +18,7 @@ from untold.udfs.stages.coverage_lines import (
 )
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.final_answers import final_answer, texts_of
-from untold.udfs.stages.lists import AFTERWORDS, breaks_off, is_heading
+from untold.udfs.stages.lists import AFTERWORDS, LONGEST_REMARK, breaks_off, is_heading
 from untold.udfs.stages.reading import (
     Line,
     answer_span,
@@ -170,7 +170,9 @@ def _usual_lists(completion: str, contexts: int) -> list[list[_Item]] | None:
         for line in listed.split("\n")[:-1] if listed != "None\n" else ():
             text, _, numbers = line[line.index(" ") + 1 :].rpartition(" [")
             sources = frozenset(number for each in numbers[:-1].split(", ") if (number := int(each)) <= contexts)
-            if not sources or is_none(text) or _ONLY_NONE.fullmatch(text) or breaks_off(text):
+            if not sources or is_none(text) or _ONLY_NONE.fullmatch(text):
+                return None
+            if len(text) <= LONGEST_REMARK and breaks_off(text):
                 return None
             if is_doubtful and (_heading(line) or is_partly(text) or _LABEL.match(text)):
                 return None

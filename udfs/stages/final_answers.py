@@ -98,7 +98,7 @@ def _reading(parse: Parse[Row], *, is_text: bool, may_be_json: bool = False) -> 
         if not is_text and is_call(text):
             raise Unparsable("a call of a tool in place of an answer")
         row = read(text, variables, own)
-        said = list(_leaves(row))
+        said = _leaves(row)
         texts = [each for each in said if isinstance(each, str)]
         is_refused = is_call if may_be_json else is_markup
         if any(is_refused(each) and not any(each in every for every in own) for each in texts):
@@ -110,8 +110,8 @@ def _reading(parse: Parse[Row], *, is_text: bool, may_be_json: bool = False) -> 
             raise Unparsable("a list that says that more follows")
         beside = beside_json(text) if _HAS_JSON.search(text) else ""
         with suppress(Unparsable):
-            said = list(_leaves(read(beside, variables, own))) if beside else said
-        if list(_leaves(row)) != said:
+            said = _leaves(read(beside, variables, own)) if beside else said
+        if _leaves(row) != said:
             raise Unparsable("JSON and text that differ")
         return row
 
@@ -149,30 +149,22 @@ def _behind(text: str, found: re.Match[str], parse: Parse[Row], variables: Mappi
         row = parse("\n" * start + text[start:], variables)
     except Unparsable:
         return None
-    if remark and _ADDS.search(remark[0]) and _size(row) < _size_of(text[: found.start()], parse, variables):
+    if remark and _ADDS.search(remark[0]) and len(_leaves(row)) < _size_of(text[: found.start()], parse, variables):
         raise Unparsable("a list, and what is to be added to it")
     return row
 
 
 def _size_of(text: str, parse: Parse[Row], variables: Mapping[str, Any]) -> int:
     try:
-        return _size(parse(text, variables))
+        return len(_leaves(parse(text, variables)))
     except Unparsable:
         return 0
 
 
-def _size(row: Any) -> int:
-    return sum(1 for _ in _leaves(row))
-
-
-def _leaves(value: Any) -> Iterator[Any]:
+def _leaves(value: Any) -> list[Any]:
     """The texts and numbers that a value holds."""
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else None
-    if inner is None:
-        yield value
-    else:
-        for each in inner:
-            yield from _leaves(each)
+    return [value] if inner is None else [leaf for each in inner for leaf in _leaves(each)]
 
 
 def _unstruck(text: str, own: Sequence[str]) -> str:

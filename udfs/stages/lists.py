@@ -50,7 +50,7 @@ AFTERWORDS = {
 _COUNT = r"(?:\d{1,4}|several|many|some|a few|two|three)"
 _MORE = r"(?:more|others?|further|additional|remaining|weitere|autres|más|altri|mais|meer|ещё|других)\b"
 _AND_MORE = re.compile(
-    rf"[\W_]{{0,9}}(?:(?:(?:and|plus|und|et|y|e|и)\s(?:{_COUNT}\s)?|{_COUNT}\s|(?<=\.\.)|(?<=…)){_MORE}"
+    rf"[\W_]{{0,9}}+(?:(?:(?:and|plus|und|et|y|e|и)\s(?:{_COUNT}\s)?|{_COUNT}\s|(?<=\.\.)|(?<=…)){_MORE}"
     r"(?:\s(?:(?:un)?covered|statement|claim|fact|item|question|topic|aspect|nugget|unit|not|listed|omitted)s?){0,3}"
     r"|etc|et cetera|and so (?:on|forth)|usw|u\. ?s\. ?w|и т\. ?д|и так далее|et ainsi de suite|y así sucesivamente"
     r"|等等?|など|以下略|以下省略|[还還]有\s?\d+.{0,4}|他\s?\d+件|(?:list )?(?:continued|continues|truncated|abridged)"
@@ -58,7 +58,7 @@ _AND_MORE = re.compile(
     r")[\W_\d]{0,9}|[-*•+\d\s]{0,9}[\[(\"]?(?:\.{2,9}|…{1,3})[\s,\W\d]{0,9}",
     re.IGNORECASE,
 )
-_LONGEST_REMARK = 48
+LONGEST_REMARK = 48  # characters of a line that says so
 _BOLD = "**"
 _NUMBER = re.compile(r"[(\[]?(\d{1,3})[.):\]]\s+")
 _NONE_BECAUSE = re.compile(r"\W{0,9}none[*_]{0,2}[.:;,][*_]{0,2}\s", re.I)
@@ -163,7 +163,7 @@ def breaks_off(text: str) -> bool:
     >>> breaks_off("... and 2 more"), breaks_off("- (1 more)"), breaks_off("And more ships came.")
     (True, True, False)
     """
-    return len(text) <= _LONGEST_REMARK and _AND_MORE.fullmatch(text) is not None
+    return len(text) <= LONGEST_REMARK and _AND_MORE.fullmatch(text) is not None
 
 
 def is_nested(completion: str) -> bool:

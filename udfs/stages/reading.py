@@ -67,12 +67,12 @@ _FINAL_LINE = re.compile(r"^[ \t]{0,9}assistant\s?final[ \t\r]*$", re.MULTILINE)
 _GLUED_FINAL = re.compile(r"assistantfinal(?=\S)")
 _ANALYSIS = re.compile(r"\s*(?:assistant)?analysis(?=\S)")
 _TOKENS_BEFORE = re.compile(rf"(?:\s*(?:\ufeff|(?:{_TOKEN}|</?s>|\[/?INST\])(?:assistant(?=\s*[<\n]))?))+")
-# But what opens a part of an answer: thinking, calls, `<|begin_of_box|>`
-_END_OF_TURN = re.compile(
-    rf"(?!<\|(?:begin|start)_of_|<\|/?(?:end_of_)?{_THOUGHT}\|>|</?(?:think|tool)|\[/?(?:think|tool))"
-    rf"(?:{TOKEN.pattern}|<\|?(?:eot|end_of_text|turn)\|?>)",
-    re.IGNORECASE,
+_END_OF_TURN = re.compile(rf"{TOKEN.pattern}|<\|?(?:eot|end_of_text|turn)\|?>", re.IGNORECASE)
+# What opens a part of an answer in place of ending it: thinking, calls, `<|begin_of_box|>`
+_OPENS_PART = re.compile(
+    rf"<\|(?:begin|start)_of_|<\|/?(?:end_of_)?{_THOUGHT}\|>|</?(?:think|tool)|\[/?(?:think|tool)", re.IGNORECASE
 )
+_BEGINS_CLOSING = ("</", "[/", "◁/", "【/", "<|", "...done")
 _BLANK = re.compile(r"\s*")
 _FENCE = re.compile(r"(?:`{3,}|~{3,})[ \t]{0,3}[\w+-]{0,20}")
 # Three digits at most: a year and a full stop end a sentence
@@ -155,13 +155,14 @@ def first_turn(completion: str, own: Sequence[str]) -> str:
     'neutral'
     """
     start, end = answer_span(completion)
-    tokens = list(_END_OF_TURN.finditer(completion, start))
+    tokens = [found for found in _END_OF_TURN.finditer(completion, start) if not _OPENS_PART.match(found[0])]
     known = {found[0] for text in own for found in _END_OF_TURN.finditer(text)} if tokens else set()
     for found in reversed(tokens):
         blank = _BLANK.match(completion, found.end(), end)
         if found[0] not in known or (blank and blank.end() == end):
             end = found.start()
-    above, closings = start, list(_THINK_CLOSE.finditer(completion, start, end))
+    may_close = any(map(completion.__contains__, _BEGINS_CLOSING))
+    above, closings = start, list(_THINK_CLOSE.finditer(completion, start, end)) if may_close else []
     known = {found[0] for text in own for found in _THINK_CLOSE.finditer(text)} if closings else set()
     for found in closings:
         is_lone = found[0] not in known and not _THINK_OPENED.search(completion, above, found.start())

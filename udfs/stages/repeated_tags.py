@@ -21,10 +21,11 @@ _TAG = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _OPENS_NONE = re.compile(r"/|s\s{0,3}>", re.IGNORECASE)  # a closing tag, and `<claims>` around all of them
-_ROLE = r"(?:assistant|human|user|usuario|usuário|utilisateur|benutzer|utente|пользователь|用户|使用者|ユーザー|사용자)"
+_ROLES = ("assistant", "human", "user", "usuario", "utilisateur", "benutzer", "utente", "пользователь", "用户")
+_ROLE = rf"(?:{'|'.join(_ROLES)})"
 # `Human: ...`, `=== user`, `Context 1: <context>`, and the names of roles that removed tokens leave
 _TURN = re.compile(
-    rf"^[ \t]{{0,9}}(?:(?:[*_]{{2}}|\#{{1,6}} )?(?P<role>{_ROLE}|(?<=\# )instruction)[*_]{{0,2}}[ \t]?[:：]"
+    rf"^[ \t]{{0,9}}(?:(?:[*_]{{2}}|\#{{1,6}} )?(?:{_ROLE}|(?<=\# )instruction)[*_]{{0,2}}[ \t]?[:：]"
     rf"|(?:={{2,9}}|-{{2,9}}|[\[<])[ \t]?{_ROLE}[\]> \t=-]{{0,9}}\r?$"
     rf"|(?:\w{{1,20}} \d{{1,3}}: ?)?<(?P<tag>{'|'.join(TAGS)})(?: id=[^<>\n]{{1,9}})?>)"
     r"|(?:^|(?<=[^\s-])(?=\w{4,9}[ \t\r]{0,9}\n[ \t\r]{0,9}$))(?P<name>(?-i:user|assistant))[ \t\r]{0,9}$",
@@ -69,19 +70,22 @@ def next_turn(text: str, variables: Mapping[str, Any]) -> tuple[int, bool] | Non
     It begins with the name of a role, or with a tag that has the name of a variable and stands around none of the own
     texts. Tags of items are left out: completions set them around their own items.
     """
-    begin = len(text) - len(text.lstrip())
+    folded, begin = text.casefold(), len(text) - len(text.lstrip())
+    # A search for the pattern takes longer than all else that is read of a short completion
+    if "<" not in text and "instruction:" not in folded and not any(map(folded.__contains__, _ROLES)):
+        return None
     found = [each for each in islice(_TURN.finditer(text), _MOST_TURNS) if each.start() > begin]
     own = "\n".join(_texts_of(variables.values())) if found else ""
     names = {name for name in variables if name in TAGS} | {name[:-1] for name in variables}.difference(_ITEMS)
     found = [each for each in found if each["tag"] is None or (each["tag"].lower() in names and not _is_own(each, own))]
     found = [each for each in found if each[0].strip() not in own]
-    roles = {(each["role"] or each["name"] or "").casefold() for each in found}
+    answered = {"assistant" in each[0].casefold() for each in found if each["tag"] is None}
     # A lone word `user` may be an item
-    first = next((each for each in found if each["name"] != "user" or "assistant" in roles), None)
+    first = next((each for each in found if each["name"] != "user" or True in answered), None)
     if first is None or _INTRODUCES.search(text, max(0, first.start() - _LONGEST_GAP), first.start()):
         return None
     is_glued = first["name"] is not None and text[first.start() - 1] != "\n"
-    return first.start(), "assistant" in roles and (len(roles) > 1 or is_glued)
+    return first.start(), len(answered) > 1 or is_glued
 
 
 def _is_own(tag: re.Match[str], own: str) -> bool:
