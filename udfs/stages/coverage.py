@@ -94,7 +94,7 @@ _USUAL = re.compile(
     rf"((?:{_ABOVE})*)\[Covered statements\]\n(None\n|(?:{_USUAL_ITEM})+)\n*"
     rf"\[Uncovered statements\]\n(None\n|(?:{_USUAL_ITEM})+)\n*"
 )
-_DOUBTFUL = (*_OF_HEADINGS, "half", "statement")  # one of these is in each text that may be no item
+_DOUBTFUL = (*_OF_HEADINGS, "half", "statement", "total")  # one of these is in each text that may be no item
 
 _CLOSING_TAG = re.compile(r"\s{0,9}[<\[]/[\w -]{1,40}[>\]]\s{0,9}")  # of `<covered_statements>`: it opens no list
 _LABEL = re.compile(
@@ -174,7 +174,7 @@ def _usual_lists(completion: str, contexts: int) -> list[list[_Item]] | None:
                 return None
             if len(text) <= LONGEST_REMARK and breaks_off(text):
                 return None
-            if is_doubtful and (_heading(line) or is_partly(text) or _LABEL.match(text)):
+            if is_doubtful and (_heading(line) or is_partly(text) or _LABEL.match(text) or _TOTAL.fullmatch(text)):
                 return None
             items.append(_Item(text, sources))
         lists.append(items)
@@ -305,7 +305,7 @@ def _read_list(lines: Sequence[str], contexts: int) -> _List:
     place = 0
     while place < len(rows):
         row = rows[place]
-        if is_nothing(row) or _is_group_label(rows, place) or _TOTAL.fullmatch(row.line.text):
+        if is_nothing(row) or _is_group_label(rows, place) or _TOTAL.fullmatch(row.text):
             place += 1
         elif _ONLY_NONE.fullmatch(row.text) or is_none(row.text) or (not row.sources and _says_none(row.text)):
             found.says_none, place = True, place + 1

@@ -159,7 +159,7 @@ def _json_at_start(line: str) -> str:
 def beside_json(text: str) -> str:
     """Return the text around the JSON of a completion; "" if there is none, or no JSON that can be read."""
     bare = unfenced(text)
-    if _STARTS.match(bare) and bare.rpartition("\n")[2].lstrip().startswith(("{", "[", "}", "]", '"')):
+    if _STARTS.match(bare) and bare.rpartition("\n")[2].lstrip("-*+ \t").startswith(("{", "[", "}", "]", '"')):
         return ""
     try:
         records = read_records(text)
