@@ -17,7 +17,7 @@ from untold.udfs.stages.coverage_lines import (
     statement_lines,
 )
 from untold.udfs.stages.definitions import Unparsable
-from untold.udfs.stages.final_answers import final_answer, texts_of
+from untold.udfs.stages.final_answers import CORRECTS, final_answer, texts_of
 from untold.udfs.stages.lists import AFTERWORDS, LONGEST_REMARK, breaks_off, is_heading
 from untold.udfs.stages.reading import (
     Line,
@@ -211,7 +211,8 @@ def _written_lists(completion: str, contexts: int) -> list[_List]:
         raise Unparsable("a list of partially covered statements")
     both = [found[kind] for kind in (_COVERED, _UNCOVERED)]
     lists = [[each for each in listed if each.items or each.says_none] or listed for listed in both]
-    if any(each.items != listed[-1].items for listed in lists for each in listed):
+    differ = any(each.items != listed[-1].items for listed in lists for each in listed)
+    if differ and not CORRECTS.search(completion):
         raise Unparsable("two lists of one kind that differ")
     return [listed[-1] for listed in lists]
 

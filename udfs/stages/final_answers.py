@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 from untold.udfs.stages.definitions import Refused, Unparsable
 from untold.udfs.stages.lists import breaks_off
 from untold.udfs.stages.non_answers import is_refusal
-from untold.udfs.stages.reading import first_turn, from_first_item, split_marker, without_heading
+from untold.udfs.stages.reading import first_turn, from_first_item, split_marker, unfenced, without_heading
 from untold.udfs.stages.records import beside_json, is_call, is_markup, without_wrapping
 from untold.udfs.stages.repeated_tags import moved, next_turn
 
@@ -30,7 +30,7 @@ _RELABELS = (
     r"|final(?: (?:version|list|output|json|lists|label))?|final answer(?=[*_: ]{0,4}\s*\n))"
     r"[*_]{0,3}\s?(?:[:：][*_]{0,3}|(?=\n))"
 )
-_CORRECTS = re.compile(
+CORRECTS = re.compile(
     rf"^{_AROUND}(?:(?P<sentence>{_TAKES_BACK})|(?P<label>{_RELABELS}))", re.IGNORECASE | re.MULTILINE
 )
 _SENTENCE_BEHIND = re.compile(r"[^\n]{0,1000}")
@@ -101,7 +101,9 @@ def _reading(parse: Parse[Row], *, is_text: bool, may_be_json: bool = False) -> 
         said = _leaves(row)
         texts = [each for each in said if isinstance(each, str)]
         is_refused = is_call if may_be_json else is_markup
-        if any(is_refused(each) and not any(each in every for every in own) for each in texts):
+        is_wrapped = any(is_refused(each) and not any(each in every for every in own) for each in texts)
+        # A unit of data may be JSON itself: `- {"a": 1}: Data Format`
+        if is_wrapped and is_markup(unfenced(text)):
             raise Unparsable("JSON or a call of a tool in place of a text")
         if is_text:
             return row
@@ -130,7 +132,7 @@ def _reading(parse: Parse[Row], *, is_text: bool, may_be_json: bool = False) -> 
 def _corrections(text: str, own: Sequence[str]) -> Iterator[re.Match[str]]:
     """What takes back an answer above it, the last first; words that the own texts have are theirs."""
     begin = len(text) - len(text.lstrip())
-    found = [each for each in _CORRECTS.finditer(text) if each.start() > begin]
+    found = [each for each in CORRECTS.finditer(text) if each.start() > begin]
     for each in reversed(found[-_MOST_CORRECTIONS:]):
         word = (each["sentence"] or each["label"]).strip(" *_").casefold()
         if not any(word in text.casefold() for text in own):

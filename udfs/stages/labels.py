@@ -229,7 +229,7 @@ def read_label(completion: str, labels: Labels, own: Iterable[str]) -> str:
     rivals = [
         each
         for place, each in enumerate(said)
-        if each.kind >= min(surest, _Kind.NAMED) or (place > places[-1] and each.label != labels.neither)
+        if each.kind == surest or (place > places[-1] and each.label != labels.neither)
     ]
     if chosen.label is None or (not chosen.is_final and any(each.label != chosen.label for each in rivals)):
         raise Unparsable("several labels and no clear answer")

@@ -151,7 +151,7 @@ TOPICS = {"query": "q", "aspects": ["age", "height"], "claims": ["It is old.", "
 DIFFERING: dict[str, tuple[Mapping[str, Any], list[str]]] = {
     "classify_relation": (
         {"premise": "p q", "hypothesis": "h"},
-        ["Answer: neutral\n\nentailment", '{"relation": "neutral"}\n{"relation": "entailment"}'],
+        ["Answer: neutral\nLabel: entailment", '{"relation": "neutral"}\n{"relation": "entailment"}'],
     ),
     "match_one": ({"reference": "r", "candidate": "c"}, ['{"match": true}\nNo Match']),
     "match_many": ({"reference": "r", "candidates": ["a b", "c d"]}, ["Answer: [1]\nAnswer: [2]"]),
