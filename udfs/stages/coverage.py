@@ -200,7 +200,7 @@ def _parse_any_form(completion: str, variables: Mapping[str, Any]) -> dict[str, 
 
 
 def _written_lists(completion: str, contexts: int) -> list[_List]:
-    """The two lists under their headings. Raises `Unparsable` where one kind has two lists that differ."""
+    """Return the two lists under their headings. Raise `Unparsable` if one kind has two lists that differ."""
     found: dict[str, list[_List]] = {_COVERED: [], _UNCOVERED: [], _PARTIAL: []}
     for kind, lines in _sections(strip_thinking(completion).split("\n")):
         found[kind].append(_read_section(lines, contexts))

@@ -72,7 +72,7 @@ def _reading(parse: Parse[Row], *, is_text: bool, may_be_json: bool = False) -> 
             bare = without_heading(completion)
             if is_text or bare == completion or isinstance(error, Refused):
                 raise
-        # Thoughts that are read as items: what follows them may be the list
+        # If thoughts were read as items, the list may begin below them
         with suppress(Unparsable):
             row = read_turn(bare, variables, own)
             is_list = any(isinstance(value, list) for value in row.values())
@@ -91,7 +91,7 @@ def _reading(parse: Parse[Row], *, is_text: bool, may_be_json: bool = False) -> 
             if isinstance(error, Refused) or (is_clear and bare == text[:end]):
                 raise
         row = read_whole(bare, variables, own)
-        # No digit of a text that was unwrapped has its place in the completion
+        # Unwrapping moves the digits, so no offset is valid
         return cast("Row", {name: moved(value, lambda _: -1) for name, value in row.items()} if is_clear else row)
 
     def read_whole(text: str, variables: Mapping[str, Any], own: Sequence[str]) -> Row:

@@ -58,7 +58,7 @@ _AND_MORE = re.compile(
     r")[\W_\d]{0,9}|[-*•+\d\s]{0,9}[\[(\"]?(?:\.{2,9}|…{1,3})[\s,\W\d]{0,9}",
     re.IGNORECASE,
 )
-LONGEST_REMARK = 48  # characters of a line that says so
+LONGEST_REMARK = 48  # characters of such a line
 _BOLD = "**"
 _NUMBER = re.compile(r"[(\[]?(\d{1,3})[.):\]]\s+")
 _NONE_BECAUSE = re.compile(r"\W{0,9}none[*_]{0,2}[.:;,][*_]{0,2}\s", re.I)

@@ -68,7 +68,7 @@ _GLUED_FINAL = re.compile(r"assistantfinal(?=\S)")
 _ANALYSIS = re.compile(r"\s*(?:assistant)?analysis(?=\S)")
 _TOKENS_BEFORE = re.compile(rf"(?:\s*(?:\ufeff|(?:{_TOKEN}|</?s>|\[/?INST\])(?:assistant(?=\s*[<\n]))?))+")
 _END_OF_TURN = re.compile(rf"{TOKEN.pattern}|<\|?(?:eot|end_of_text|turn)\|?>", re.IGNORECASE)
-# What opens a part of an answer in place of ending it: thinking, calls, `<|begin_of_box|>`
+# Tokens that open a part of an answer and do not end it: thinking, calls, `<|begin_of_box|>`
 _OPENS_PART = re.compile(
     rf"<\|(?:begin|start)_of_|<\|/?(?:end_of_)?{_THOUGHT}\|>|</?(?:think|tool)|\[/?(?:think|tool)", re.IGNORECASE
 )

@@ -59,7 +59,7 @@ _BEFORE_JSON = re.compile(
     r"[*_`]{0,3}(?:[^\W\d_][\w ]{0,50}[:：][*_]{0,2})?[ \t`*]{0,9}"
     r"(?=(?:\[[ \t]{0,9})?\{[ \t]{0,9}[\"'}]|\[[ \t]{0,9}\")"
 )
-# What models write around a result: tags and tokens of calls, `claims = `, `print(`
+# Wrappers of a result: tags and tokens of calls, `claims = `, `print(`
 _WRAPPING = re.compile(
     r"\s*(?:<(?:tool_?calls?|function_?calls?|tool_use|tool|function(?:=\w{1,40})?)>\s*|\[TOOL_CALLS\]\s*)+"
     r"|\s*(?:(?:(?:const|let|var)\s)?\w{1,40}(?:\s?:\s?[\w\[\], ]{1,40})?\s?:?=|return\b|(?:print|json\.dumps)\()"
@@ -180,7 +180,7 @@ def is_markup(text: str) -> bool:
 
 
 def without_wrapping(text: str) -> str:
-    """Return the result within a call of a tool, an assignment or a JSON string; any other text as it is.
+    """Return the result within a call of a tool, an assignment or a JSON string. Return any other text unchanged.
 
     >>> without_wrapping('<tool_call>{"name": "x", "arguments": {"facts": []}}</tool_call>')
     '{"facts": []}'

@@ -32,7 +32,7 @@ _TURN = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _INTRODUCES = re.compile(r"[:：][*_]{0,2}\s{0,9}\Z")
-_MOST_TURNS, _LONGEST_GAP = 32, 16  # places that are looked at, characters between one and a colon above
+_MOST_TURNS, _LONGEST_GAP = 32, 16  # candidates to check, characters between one and a colon above
 _BULLET = "* "
 
 Row = TypeVar("Row", bound=Mapping[str, Any])
@@ -67,11 +67,11 @@ def past_echoes(parse: Callable[[str, Mapping[str, Any]], Row]) -> Callable[[str
 def next_turn(text: str, variables: Mapping[str, Any]) -> tuple[int, bool] | None:
     """Return the start of a second turn, and True if it cannot be anything else. Return None if there is one turn.
 
-    It begins with the name of a role, or with a tag that has the name of a variable and stands around none of the own
-    texts. Tags of items are left out: completions set them around their own items.
+    The turn begins with the name of a role, or with a tag that has the name of a variable and another text than the own
+    ones. Ignore the tags of items: completions set them around their own items.
     """
     folded, begin = text.casefold(), len(text) - len(text.lstrip())
-    # A search for the pattern takes longer than all else that is read of a short completion
+    # The pattern is slow: most completions have no candidate
     if "<" not in text and "instruction:" not in folded and not any(map(folded.__contains__, _ROLES)):
         return None
     found = [each for each in islice(_TURN.finditer(text), _MOST_TURNS) if each.start() > begin]
@@ -89,7 +89,7 @@ def next_turn(text: str, variables: Mapping[str, Any]) -> tuple[int, bool] | Non
 
 
 def _is_own(tag: re.Match[str], own: str) -> bool:
-    """Whether a tag stands around an own text, or around all that is left."""
+    """Return True if a tag encloses an own text or the rest of the completion."""
     inside, _, behind = tag.string[tag.end() :].partition(f"</{tag['tag']}")
     return inside.strip() in own or not behind[1:].strip()
 

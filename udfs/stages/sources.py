@@ -24,7 +24,7 @@ _SOURCE_WORDS = re.compile(
 _SOURCE_SEPARATORS = re.compile(r"[,;&/\s#^、，\[\]【】［］()]+")
 _RANGE_WORD = r"(?:[-–—~]|\.{2,3}|…|to|through|until|bis|à|hasta|fino a|a)"
 _RANGE_SPACES = re.compile(rf"(?<=\d)\s{{0,9}}{_RANGE_WORD}\s{{0,9}}(?=\d)", re.IGNORECASE)
-# A bracket that stands before the last one, `[1] and [3]`, and what is between them
+# A bracket directly before another one, `[1] and [3]`, and the text between them
 _BRACKET_BEFORE = re.compile(
     r"(?:[\[【［]{1,2}([^\[\]【】［］]{1,60})[\]】］]{1,2}|\(\s?contexts?\b([^()]{1,60})\))"
     rf"[\s*_`]{{0,6}}(?:(?P<range>{_RANGE_WORD})|[,;&+/|、，]?\s?(?:and|or|und|oder|et|ou|y|o|e|en|och|og|i|и|和|及|と)?)"
@@ -96,7 +96,7 @@ def _split_worded(text: str, contexts: int) -> tuple[str, frozenset[int] | None,
 
 
 def _with_brackets_before(text: str, start: int, inside: str, contexts: int) -> tuple[int, frozenset[int] | None]:
-    """The start of the first of several brackets with sources, and the numbers of all; null as of `numbers_of`."""
+    """Return the start of the first of several adjacent brackets, and the numbers of all of them."""
     sources = numbers_of(inside, contexts)
     while sources is not None and (found := _BRACKET_BEFORE.search(text, max(0, start - _LONGEST_BEFORE), start)):
         left = found[1] or found[2]
