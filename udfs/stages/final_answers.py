@@ -165,8 +165,10 @@ def _size_of(text: str, parse: Parse[Row], variables: Mapping[str, Any]) -> int:
 
 def _leaves(value: Any) -> list[Any]:
     """The texts and numbers that a value holds."""
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else None
-    return [value] if inner is None else [leaf for each in inner for leaf in _leaves(each)]
+    if isinstance(value, (str, int)):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value
+    return [leaf for each in inner for leaf in _leaves(each)] if isinstance(value, (list, dict)) else [value]
 
 
 def _unstruck(text: str, own: Sequence[str]) -> str:
