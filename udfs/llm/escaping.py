@@ -36,7 +36,7 @@ def _tokens(space: str) -> str:
     return "|".join(f"{opens}{space}{name}{space}{closes}" for opens, name, closes in _KINDS)
 
 
-_TOKEN = re.compile(_tokens(""))
+TOKEN = re.compile(_tokens(""))
 _ESCAPED = re.compile(rf"&lt;{_GAP}/?{_GAP}(?:{'|'.join(TAGS)})\b|{_tokens(' ')}", re.IGNORECASE)
 
 
@@ -51,7 +51,7 @@ def as_data(text: object, *more: str) -> str:
     >>> as_data("</s><|im_start|>system [/INST] </note>", "note")
     '< /s ><| im_start |>system [ /INST ] &lt;/note>'
     """
-    return _TOKEN.sub(lambda found: _spaced(found[0]), _opening(more).sub("&lt;", str(text)))
+    return TOKEN.sub(lambda found: _spaced(found[0]), _opening(more).sub("&lt;", str(text)))
 
 
 @lru_cache(maxsize=64)

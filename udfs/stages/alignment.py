@@ -107,8 +107,11 @@ def read_alignment(completion: str, form: Alignment, lefts: Sequence[str], right
     if not objects and not _says_nothing(text, records, form):
         raise Unparsable("no object with a number and those that go with it")
     aligned: list[set[int]] = [set() for _ in lefts]
-    for value in objects:
-        number, found = _left_number(value, form, left), _right_numbers(value, form, right)
+    pairs = [(_left_number(value, form, left), _right_numbers(value, form, right)) for value in objects]
+    numbers, half = [number for number, _ in pairs], len(pairs) // 2
+    if half > 1 and numbers[:half] == numbers[half:] and pairs[:half] != pairs[half:]:
+        raise Unparsable("two lists of objects that differ")
+    for number, found in pairs:
         if number in left:
             aligned[number - 1] |= found
     return [sorted(numbers) for numbers in aligned]

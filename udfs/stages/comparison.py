@@ -58,6 +58,7 @@ _AROUND_SIDE = " \t\r*_`\"'“”‘’«»[]()<>"
 _MOST_SPLITS = 64  # of one line: an answer may be a list of dashes, and each split is compared in three forms
 _SWAPPED = {"first_implies_second": "second_implies_first", "second_implies_first": "first_implies_second"}
 _RELATION_FIELDS = ("relation", "relationship", "classification", "label", "verdict", "result", "answer")
+_LONE_OBJECT = re.compile(r"\A[`~\w\s]{0,20}\{|\}[`~\s]{0,20}\Z")
 _BRACKETS = (_SQUARE_BRACKET, _ROUND_BRACKET, _BOLD, _LABELLED)
 
 
@@ -79,6 +80,8 @@ def parse_comparison(completion: str, variables: Mapping[str, Any]) -> dict[str,
         found = _classified(line, is_last=place == 0, variables=variables)
         if found is not None:
             sides, relation = found
+            if place == 0 and any(_relation(each) not in (None, relation) for each in last[1:2]):
+                raise Unparsable("two classifications that differ")
             if place == 0 and matching_key(sides) and _said_above(last[1:2], sides, relation, variables):
                 raise Unparsable("an afterword with another classification")
             sides = sides if matching_key(sides) else "".join(last[place + 1 : place + 2])
@@ -115,7 +118,7 @@ def _read_listed(text: str, number: int) -> str:
 
 def _recorded(completion: str, variables: Mapping[str, Any]) -> str | None:
     """The relation that a lone JSON object gives in a field; its fields `first` and `second` may be swapped."""
-    records = read_records(completion) if strip_thinking(completion).rstrip("`~ \r\n").endswith("}") else None
+    records = read_records(completion) if _LONE_OBJECT.search(strip_thinking(completion)) else None
     record = records.values[0] if records and len(records.values) == 1 else None
     said = record.cell(_RELATION_FIELDS) if isinstance(record, Record) else None
     relation = _relation(said.text) if said else None

@@ -17,8 +17,8 @@ from untold.udfs.stages.coverage_lines import (
     statement_lines,
 )
 from untold.udfs.stages.definitions import Unparsable
-from untold.udfs.stages.final_answers import final_answer
-from untold.udfs.stages.lists import AFTERWORDS, is_heading
+from untold.udfs.stages.final_answers import CORRECTS, final_answer, texts_of
+from untold.udfs.stages.lists import AFTERWORDS, LONGEST_REMARK, breaks_off, is_heading
 from untold.udfs.stages.reading import (
     Line,
     answer_span,
@@ -29,8 +29,8 @@ from untold.udfs.stages.reading import (
     strip_thinking,
     without_emphasis,
 )
-from untold.udfs.stages.records import Cell, Record, Value, read_records, read_tables, unwrapped
-from untold.udfs.stages.repeated_tags import past_echoes
+from untold.udfs.stages.records import Cell, Record, Value, content_of, read_records, read_tables, unwrapped
+from untold.udfs.stages.repeated_tags import next_turn, past_echoes
 from untold.udfs.stages.sources import EMPHASIS, OPENERS, last_bracket, numbers_of, split_sources
 
 _COVERED, _UNCOVERED, _PARTIAL = "covered", "uncovered", "partially covered"
@@ -62,6 +62,14 @@ _BRACKETED_HEADING = re.compile(
     re.IGNORECASE,
 )
 
+# `Covered statements: 2`, `Total covered: 2 of 4`: a heading and a number are a total, not a list
+_TOTAL = re.compile(
+    r"(?=[^\n]{0,99}\d)(?=[^\n]{0,99}(?:cover|statement|total))(?:(?:total|number|count|sum|overall|of|the|in|all|not"
+    r"|partially|partly|(?:un)?covered|coverage|missing|omitted|missed|left|out|atomic|statements?|facts?|are|and)"
+    r"(?![^\W\d_])|[\d\W_])+",
+    re.IGNORECASE,
+)
+_NUMBER_BEHIND = re.compile(r"[^\W\d_]\D*\d")
 _ONLY_NONE = re.compile(rf"{NOTHING}[\W_]{{0,9}}", re.IGNORECASE)
 _NO_STATEMENTS = re.compile(
     r"there (?:are|were) no (?:\w+ ){0,2}statements?(?: (?:were )?(?:found|identified|left out))?"
@@ -86,7 +94,7 @@ _USUAL = re.compile(
     rf"((?:{_ABOVE})*)\[Covered statements\]\n(None\n|(?:{_USUAL_ITEM})+)\n*"
     rf"\[Uncovered statements\]\n(None\n|(?:{_USUAL_ITEM})+)\n*"
 )
-_DOUBTFUL = (*_OF_HEADINGS, "half", "statement")  # one of these is in each text that may be no item
+_DOUBTFUL = (*_OF_HEADINGS, "half", "statement", "total")  # one of these is in each text that may be no item
 
 _CLOSING_TAG = re.compile(r"\s{0,9}[<\[]/[\w -]{1,40}[>\]]\s{0,9}")  # of `<covered_statements>`: it opens no list
 _LABEL = re.compile(
@@ -134,7 +142,9 @@ def parse_coverage(completion: str, variables: Mapping[str, Any]) -> dict[str, A
     partially covered statements have one of their own, and where a list neither has a statement nor says that it has
     none.
     """
-    usual = _usual_lists(completion, len(variables["contexts"]))
+    texts = [variables.get("response") or "", *variables["contexts"]]
+    is_quotable = any("overed statements]" in text for text in texts)
+    usual = None if is_quotable else _usual_lists(completion, len(variables["contexts"]))
     return _parse_any_form(completion, variables) if usual is None else {"statements": _distinct(*usual), "dropped": 0}
 
 
@@ -149,7 +159,8 @@ def _usual_lists(completion: str, contexts: int) -> list[list[_Item]] | None:
         return None
     above, *both = found.groups()
     others = [line for line in above.lstrip().split("\n") if line and not line.startswith("Context ")]
-    if others and (answer_span(completion) != (0, len(completion)) or any(map(_heading, others))):
+    is_whole = not others or (answer_span(completion) == (0, len(completion)) and not next_turn(above, {}))
+    if not is_whole or any(map(_heading, others)):
         return None
     lists: list[list[_Item]] = []
     for listed in both:
@@ -161,7 +172,9 @@ def _usual_lists(completion: str, contexts: int) -> list[list[_Item]] | None:
             sources = frozenset(number for each in numbers[:-1].split(", ") if (number := int(each)) <= contexts)
             if not sources or is_none(text) or _ONLY_NONE.fullmatch(text):
                 return None
-            if is_doubtful and (_heading(line) or is_partly(text) or _LABEL.match(text)):
+            if len(text) <= LONGEST_REMARK and breaks_off(text):
+                return None
+            if is_doubtful and (_heading(line) or is_partly(text) or _LABEL.match(text) or _TOTAL.fullmatch(text)):
                 return None
             items.append(_Item(text, sources))
         lists.append(items)
@@ -173,7 +186,13 @@ def _usual_lists(completion: str, contexts: int) -> list[list[_Item]] | None:
 def _parse_any_form(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     """The row of a completion that may depart from the form in any way."""
     contexts = len(variables["contexts"])
+    texts = list(texts_of(variables.values()))
+    quoted = [text for text in texts if any(map(_heading, text.split("\n")))]
+    for text in quoted:
+        completion = completion.replace(text.strip(), "")
     lists = _recorded_lists(completion, contexts) or _written_lists(completion, contexts)
+    if any(each.items and all(item.text in text for item in each.items) for each in lists for text in quoted):
+        raise Unparsable("a list that an input holds")
     if not all(each.readable for each in lists):
         raise Unparsable("the text under the headings is neither a list with sources nor None")
     dropped = sum(each.dropped for each in lists if each.items)
@@ -181,25 +200,30 @@ def _parse_any_form(completion: str, variables: Mapping[str, Any]) -> dict[str, 
 
 
 def _written_lists(completion: str, contexts: int) -> list[_List]:
-    """The two lists under their headings."""
-    sections = _sections(strip_thinking(completion).split("\n"))
-    return [_read_section(sections[kind], contexts) for kind in (_COVERED, _UNCOVERED)]
+    """Return the two lists under their headings. Raise `Unparsable` if one kind has two lists that differ."""
+    found: dict[str, list[_List]] = {_COVERED: [], _UNCOVERED: [], _PARTIAL: []}
+    for kind, lines in _sections(strip_thinking(completion).split("\n")):
+        found[kind].append(_read_section(lines, contexts))
+    missing = [kind for kind in (_COVERED, _UNCOVERED) if not found[kind]]
+    if missing:
+        raise Unparsable("missing heading: " + ", ".join(f"[{kind.capitalize()} statements]" for kind in missing))
+    if found[_PARTIAL]:
+        raise Unparsable("a list of partially covered statements")
+    both = [found[kind] for kind in (_COVERED, _UNCOVERED)]
+    lists = [[each for each in listed if each.items or each.says_none] or listed for listed in both]
+    differ = any(each.items != listed[-1].items for listed in lists for each in listed)
+    if differ and not CORRECTS.search(completion):
+        raise Unparsable("two lists of one kind that differ")
+    return [listed[-1] for listed in lists]
 
 
-def _sections(lines: list[str]) -> dict[str, list[str]]:
-    """The lines under the last heading of each kind, each up to the next heading of any kind."""
+def _sections(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """The lines under each heading with its kind, each up to the next heading of any kind."""
     lines = ["" if _CLOSING_TAG.fullmatch(line) else line for line in lines]
     headings = [(number, *found) for number, line in enumerate(lines) if (found := _heading(line))]
     ends = [number for number, *_ in headings[1:]] + [len(lines)]
-    sections = {
-        kind: [rest, *lines[number + 1 : end]] for (number, kind, rest), end in zip(headings, ends, strict=False)
-    }
-    missing = [kind for kind in (_COVERED, _UNCOVERED) if kind not in sections]
-    if missing:
-        raise Unparsable("missing heading: " + ", ".join(f"[{kind.capitalize()} statements]" for kind in missing))
-    if _PARTIAL in sections:
-        raise Unparsable("a list of partially covered statements")
-    return sections
+    for (number, kind, rest), end in zip(headings, ends, strict=False):
+        yield kind, [rest, *lines[number + 1 : end]]
 
 
 def _heading(line: str) -> tuple[str, str] | None:
@@ -221,6 +245,8 @@ def _heading(line: str) -> tuple[str, str] | None:
     rest = line[found.end() :].strip(" \t\r:*_`")
     if rest.startswith("(") and rest.endswith(")"):
         return found[1].lower(), ""
+    if not any(map(str.isalpha, rest)):
+        return None
     follows = split_marker(rest).marked or last_bracket(rest) is not None or BEGINS_NONE.match(rest)
     return (found[1].lower(), rest) if follows else None
 
@@ -243,7 +269,8 @@ def _named_heading(line: str) -> tuple[str, str] | None:
     for end in _ENDS_OF_HEADING:
         words = words.removesuffix(end)
     kind = _HEADINGS.get(words)
-    if kind is None or (words not in _LONG and not rest and not _stands_out(line)):
+    is_total = _NUMBER_BEHIND.search(line) is not None
+    if kind is None or is_total or (words not in _LONG and not rest and not _stands_out(line)):
         return None
     return kind, rest
 
@@ -279,7 +306,7 @@ def _read_list(lines: Sequence[str], contexts: int) -> _List:
     place = 0
     while place < len(rows):
         row = rows[place]
-        if is_nothing(row) or _is_group_label(rows, place):
+        if is_nothing(row) or _is_group_label(rows, place) or _TOTAL.fullmatch(row.text):
             place += 1
         elif _ONLY_NONE.fullmatch(row.text) or is_none(row.text) or (not row.sources and _says_none(row.text)):
             found.says_none, place = True, place + 1
@@ -379,8 +406,8 @@ def _recorded_lists(completion: str, contexts: int) -> list[_List] | None:
     for value in values:
         for key, each in value.pairs if isinstance(value, Record) else ():
             kind = _HEADINGS.get(letters(key))
-            if kind and isinstance(each, list):
-                found.setdefault(kind, []).extend(each)
+            if kind and isinstance(each, list) and content_of(found.setdefault(kind, each)) != content_of(each):
+                raise Unparsable("two objects that differ")
     if not found:
         found = _by_field(unwrapped(values, _STATEMENT_FIELDS))
     if found.get(_PARTIAL):
@@ -425,12 +452,12 @@ def _recorded_item(value: Value, contexts: int) -> tuple[str, frozenset[int]]:
     cell = value.cell(_STATEMENT_FIELDS) if isinstance(value, Record) else value
     if not isinstance(cell, Cell):
         raise Unparsable("an element of a list is no statement")
-    text, sources, _ = split_sources(cell.bare, contexts)
+    text, sources, at_end = split_sources(cell.bare, contexts)
     named = value.field(_SOURCE_FIELDS) if isinstance(value, Record) else None
     if named is None:
         return without_emphasis(text), sources or frozenset()
     inside = ", ".join(_texts_of(named))
-    return cell.bare, numbers_of(inside.strip("[]【】［］() "), contexts) or frozenset()
+    return text if sources and at_end else cell.bare, numbers_of(inside.strip("[]【】［］() "), contexts) or frozenset()
 
 
 def _texts_of(value: Value) -> Iterator[str]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 from untold.udfs.stages.definitions import Refused, Unparsable
+from untold.udfs.stages.lists import breaks_off
 from untold.udfs.stages.non_answers import is_refusal
-from untold.udfs.stages.reading import answer_in_place
+from untold.udfs.stages.reading import first_turn, from_first_item, split_marker, unfenced, without_heading
+from untold.udfs.stages.records import beside_json, is_call, is_markup, without_wrapping
+from untold.udfs.stages.repeated_tags import moved, next_turn
 
 Row = TypeVar("Row", bound=Mapping[str, Any])
 Parse: TypeAlias = Callable[[str, Mapping[str, Any]], Row]
@@ -19,14 +23,14 @@ _AROUND = r"[ \t#*_>\"]{0,9}"
 _TAKES_BACK = (
     r"(?:no,? |but |oh,? |hmm,? )?(?:wait|actually|hmm+|on second thoughts?|scratch that|let me (?:correct|revise"
     r"|reconsider|fix|redo)"
-    r"|i (?:need|have|want) to (?:correct|revise|fix)|upon (?:reflection|review)|correction|my mistake)\b"
+    r"|i (?:need|have|want) to (?:correct|revise|fix)|(?:up)?on (?:reflection|review)|correction|my mistake)\b"
 )
 _RELABELS = (
     r"(?:(?:corrected|revised|updated|correction)(?: (?:version|answer|list|output|json|lists|label))?"
     r"|final(?: (?:version|list|output|json|lists|label))?|final answer(?=[*_: ]{0,4}\s*\n))"
     r"[*_]{0,3}\s?(?:[:：][*_]{0,3}|(?=\n))"
 )
-_CORRECTS = re.compile(
+CORRECTS = re.compile(
     rf"^{_AROUND}(?:(?P<sentence>{_TAKES_BACK})|(?P<label>{_RELABELS}))", re.IGNORECASE | re.MULTILINE
 )
 _SENTENCE_BEHIND = re.compile(r"[^\n]{0,1000}")
@@ -53,17 +57,67 @@ def final_answer(parse: Parse[Row]) -> Parse[Row]:
     return _reading(parse, is_text=False)
 
 
-def final_text(parse: Parse[Row]) -> Parse[Row]:
+def final_text(parse: Parse[Row], *, may_be_json: bool = False) -> Parse[Row]:
     """The same for a stage of free text, which may say `Actually, ...` itself: `Draft:` has to begin it."""
-    return _reading(parse, is_text=True)
+    return _reading(parse, is_text=True, may_be_json=may_be_json)
 
 
-def _reading(parse: Parse[Row], *, is_text: bool) -> Parse[Row]:
+def _reading(parse: Parse[Row], *, is_text: bool, may_be_json: bool = False) -> Parse[Row]:
     @wraps(parse)
     def parse_final(completion: str, variables: Mapping[str, Any]) -> Row:
-        own = list(_texts(variables.values()))
-        text = _with_breaks(answer_in_place(completion), own)
+        own = list(texts_of(variables.values()))
+        try:
+            return read_turn(completion, variables, own)
+        except Unparsable as error:
+            bare = without_heading(completion)
+            if is_text or bare == completion or isinstance(error, Refused):
+                raise
+        # If thoughts were read as items, the list may begin below them
+        with suppress(Unparsable):
+            row = read_turn(bare, variables, own)
+            is_list = any(isinstance(value, list) for value in row.values())
+            if not is_list or split_marker(bare.strip().partition("\n")[0]).text not in _leaves(row):
+                return row
+        return read_turn(from_first_item(bare), variables, own)
+
+    def read_turn(completion: str, variables: Mapping[str, Any], own: Sequence[str]) -> Row:
+        text = _with_breaks(first_turn(completion, own), own)
         text = text if is_text else _unstruck(text, own)
+        end, is_clear = next_turn(text, variables) or (len(text), True)
+        try:
+            return read_whole(text[:end], variables, own)
+        except Unparsable as error:
+            bare = without_wrapping(text[:end]) if is_clear else text
+            if isinstance(error, Refused) or (is_clear and bare == text[:end]):
+                raise
+        row = read_whole(bare, variables, own)
+        # Unwrapping moves the digits, so no offset is valid
+        return cast("Row", {name: moved(value, lambda _: -1) for name, value in row.items()} if is_clear else row)
+
+    def read_whole(text: str, variables: Mapping[str, Any], own: Sequence[str]) -> Row:
+        if not is_text and is_call(text):
+            raise Unparsable("a call of a tool in place of an answer")
+        row = read(text, variables, own)
+        said = _leaves(row)
+        texts = [each for each in said if isinstance(each, str)]
+        is_refused = is_call if may_be_json else is_markup
+        is_wrapped = any(is_refused(each) and not any(each in every for every in own) for each in texts)
+        # A unit of data may be JSON itself: `- {"a": 1}: Data Format`
+        if is_wrapped and is_markup(unfenced(text)):
+            raise Unparsable("JSON or a call of a tool in place of a text")
+        if is_text:
+            return row
+        is_list = any(isinstance(value, list) for value in row.values())
+        if is_list and any(map(breaks_off, [*texts, *text.strip().split("\n")[1:]])):
+            raise Unparsable("a list that says that more follows")
+        beside = beside_json(text) if _HAS_JSON.search(text) else ""
+        with suppress(Unparsable):
+            said = _leaves(read(beside, variables, own)) if beside else said
+        if _leaves(row) != said:
+            raise Unparsable("JSON and text that differ")
+        return row
+
+    def read(text: str, variables: Mapping[str, Any], own: Sequence[str]) -> Row:
         if is_refusal(text, own):
             raise Refused("the model declined the task")
         for found in _corrections(text, own) if not is_text or _DRAFT.match(text) else ():
@@ -78,7 +132,7 @@ def _reading(parse: Parse[Row], *, is_text: bool) -> Parse[Row]:
 def _corrections(text: str, own: Sequence[str]) -> Iterator[re.Match[str]]:
     """What takes back an answer above it, the last first; words that the own texts have are theirs."""
     begin = len(text) - len(text.lstrip())
-    found = [each for each in _CORRECTS.finditer(text) if each.start() > begin]
+    found = [each for each in CORRECTS.finditer(text) if each.start() > begin]
     for each in reversed(found[-_MOST_CORRECTIONS:]):
         word = (each["sentence"] or each["label"]).strip(" *_").casefold()
         if not any(word in text.casefold() for text in own):
@@ -97,22 +151,24 @@ def _behind(text: str, found: re.Match[str], parse: Parse[Row], variables: Mappi
         row = parse("\n" * start + text[start:], variables)
     except Unparsable:
         return None
-    if remark and _ADDS.search(remark[0]) and _size(row) < _size_of(text[: found.start()], parse, variables):
+    if remark and _ADDS.search(remark[0]) and len(_leaves(row)) < _size_of(text[: found.start()], parse, variables):
         raise Unparsable("a list, and what is to be added to it")
     return row
 
 
 def _size_of(text: str, parse: Parse[Row], variables: Mapping[str, Any]) -> int:
     try:
-        return _size(parse(text, variables))
+        return len(_leaves(parse(text, variables)))
     except Unparsable:
         return 0
 
 
-def _size(value: Any) -> int:
-    """How many texts and numbers a value holds."""
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else None
-    return 1 if inner is None else sum(map(_size, inner))
+def _leaves(value: Any) -> list[Any]:
+    """The texts and numbers that a value holds."""
+    if isinstance(value, (str, int)):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value
+    return [leaf for each in inner for leaf in _leaves(each)] if isinstance(value, (list, dict)) else [value]
 
 
 def _unstruck(text: str, own: Sequence[str]) -> str:
@@ -132,6 +188,6 @@ def _with_breaks(text: str, own: Sequence[str]) -> str:
     return text.replace("\\n", " \n") if written_out and not any("\\n" in each for each in own) else text
 
 
-def _texts(values: Any) -> Iterator[str]:
+def texts_of(values: Any) -> Iterator[str]:
     for value in values:
         yield from (str(each) for each in (value if isinstance(value, (list, tuple)) else [value]) if each)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -55,13 +56,14 @@ _ENDS = (".", "!", "?", "。", '"', "”", "'", "’", ")", "*", "`")
 _QUOTES = {'""', "“”", "«»", "„“"}
 
 
-@final_text
+@partial(final_text, may_be_json=True)  # a query may ask for JSON
 def parse_answer(completion: str, variables: Mapping[str, Any]) -> dict[str, str]:
     """`answer`: the text without thinking, and a fence or tags around all of it.
 
     Raises `Unparsable` where that is empty.
     """
     text = untagged(unfenced(strip_thinking(completion)), {"answer"})
+    text = recorded_text(text, ("answer",)) or text
     if not text:
         raise Unparsable("no answer: the completion is empty after thinking is removed")
     return {"answer": text}

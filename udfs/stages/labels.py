@@ -198,13 +198,17 @@ class _Said:
     is_final: bool = False
 
 
-def read_label(completion: str, labels: Labels, own: str) -> str:
+def read_label(completion: str, labels: Labels, own: Iterable[str]) -> str:
     """The label that is the answer: in a field of an object, else alone on a line, behind a name, or in a sentence that
-    says nothing else. A sentence counts only where the `own` text, which the stage was asked about, has no such word.
+    says nothing else. A sentence counts only where the `own` texts, which the stage was asked about, have no such word.
+    What repeats an own text says nothing.
 
     Raises `Unparsable` where that is none or several.
     """
     answer = strip_thinking(completion)
+    naming = [text for text in own if labels.mention.search(text)]
+    for text in naming:
+        answer = answer if labels.alone.fullmatch(text) else answer.replace(text.strip(), " ")
     alone = labels.alone.fullmatch(answer) if _WORDS_ALONE.fullmatch(answer) else None
     if alone and (label := labels.of(alone)) is not None:
         return label
@@ -216,7 +220,7 @@ def read_label(completion: str, labels: Labels, own: str) -> str:
     lines = [line for line in lines if line.strip()]
     said = [each for line, below in zip(lines, [*lines, ""][1:], strict=True) for each in _said_in(line, labels, below)]
     surest = max((each.kind for each in said), default=_Kind.DENYING)
-    own_word = surest is _Kind.SPOKEN and labels.mention.search(own) is not None
+    own_word = surest is _Kind.SPOKEN and len(naming) > 0
     said = [] if own_word else [each for each in said if each.kind is surest or each.kind is not _Kind.DENYING]
     places = [place for place, each in enumerate(said) if each.kind == surest]
     chosen = said[places[-1]] if places else None

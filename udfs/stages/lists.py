@@ -46,6 +46,19 @@ AFTERWORDS = {
     "changes made",
 }
 
+# A list that says that it is not whole: `... and 2 more`, `(1 more)`, `etc.`, `…`
+_COUNT = r"(?:\d{1,4}|several|many|some|a few|two|three)"
+_MORE = r"(?:more|others?|further|additional|remaining|weitere|autres|más|altri|mais|meer|ещё|других)\b"
+_AND_MORE = re.compile(
+    rf"[\W_]{{0,9}}+(?:(?:(?:and|plus|und|et|y|e|и)\s(?:{_COUNT}\s)?|{_COUNT}\s|(?<=\.\.)|(?<=…)){_MORE}"
+    r"(?:\s(?:(?:un)?covered|statement|claim|fact|item|question|topic|aspect|nugget|unit|not|listed|omitted)s?){0,3}"
+    r"|etc|et cetera|and so (?:on|forth)|usw|u\. ?s\. ?w|и т\. ?д|и так далее|et ainsi de suite|y así sucesivamente"
+    r"|等等?|など|以下略|以下省略|[还還]有\s?\d+.{0,4}|他\s?\d+件|(?:list )?(?:continued|continues|truncated|abridged)"
+    r"|(?:the )?rest(?: of [\w ]{3,20})?(?: is| are)? omitted[\w ]{0,16}"
+    r")[\W_\d]{0,9}|[-*•+\d\s]{0,9}[\[(\"]?(?:\.{2,9}|…{1,3})[\s,\W\d]{0,9}",
+    re.IGNORECASE,
+)
+LONGEST_REMARK = 48  # characters of such a line
 _BOLD = "**"
 _NUMBER = re.compile(r"[(\[]?(\d{1,3})[.):\]]\s+")
 _NONE_BECAUSE = re.compile(r"\W{0,9}none[*_]{0,2}[.:;,][*_]{0,2}\s", re.I)
@@ -142,6 +155,15 @@ def _counts(found: Sequence[re.Match[str]]) -> bool:
     bracketed = found[0]["before"].endswith(("(", "[", "（"))
     roman, alphabet = list(_ROMAN[: len(counts)]), list(ascii_lowercase[: len(counts)])
     return (enough and counts == roman) or ((enough or bracketed) and counts == alphabet)
+
+
+def breaks_off(text: str) -> bool:
+    """Return True if a line or an item says that more of its list follows.
+
+    >>> breaks_off("... and 2 more"), breaks_off("- (1 more)"), breaks_off("And more ships came.")
+    (True, True, False)
+    """
+    return len(text) <= LONGEST_REMARK and _AND_MORE.fullmatch(text) is not None
 
 
 def is_nested(completion: str) -> bool:

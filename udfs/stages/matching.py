@@ -45,5 +45,5 @@ def parse_match(completion: str, variables: Mapping[str, Any]) -> dict[str, bool
 
     Raises `Unparsable` where that is none or both, and for what is neither, such as a partial match.
     """
-    own = " ".join(str(variables.get(name) or "") for name in VARIABLES)
+    own = [str(variables.get(name) or "") for name in VARIABLES]
     return {"matched": read_label(completion, _LABELS, own) == _MATCH}

@@ -93,7 +93,7 @@ def parse_assignments(completion: str, variables: Mapping[str, Any]) -> dict[str
 def _numbered(completion: str, variables: Mapping[str, Any], labels: Labels) -> list[str | None]:
     nuggets = variables["nuggets"]
     return read_numbered_labels(
-        completion, Numbered(nuggets, _NUMBER_WORDS), lambda text, number: read_label(text, labels, nuggets[number - 1])
+        completion, Numbered(nuggets, _NUMBER_WORDS), lambda text, n: read_label(text, labels, nuggets[n - 1 : n])
     )
 
 

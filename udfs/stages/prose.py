@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.reading import is_rule, letters
-from untold.udfs.stages.records import Cell, Record, field_name, read_records
+from untold.udfs.stages.records import Cell, Record, content_of, field_name, read_records
 
 _OBJECT = re.compile(r'\{\s{0,40}"(?P<first>[^"\n]{1,60})"\s{0,9}:')
 _AFTERWORD = re.compile(
@@ -33,7 +33,10 @@ def recorded_text(text: str, names: Sequence[str]) -> str | None:
         if field_name(opening["first"]) in names:
             raise
         return None
-    value = records.values[0] if records and len(records.values) == 1 else None
+    same = records is not None and len({content_of(value) for value in records.values}) == 1
+    value = records.values[0] if records and same else None
+    if records and not same and field_name(opening["first"]) in names:
+        raise Unparsable("several objects")
     found = value.field(names) if isinstance(value, Record) else None
     return found.text.strip() if isinstance(found, Cell) else None
 

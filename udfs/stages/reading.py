@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from untold.udfs.llm.escaping import TOKEN
 from untold.udfs.stages.non_answers import NONE_WORDS
 
 # Repetitions are bounded wherever a pattern is tried at many places, so that a text made to hurt takes linear time
@@ -22,8 +24,7 @@ _THINK_OPEN = re.compile(
 _THINK_CLOSE = re.compile(
     rf"[<\[◁【]/{_THOUGHT}[>\]▷】]|<\|(?:/|end_(?:of_)?){_THOUGHT}\|>|\n\.\.\.done thinking\.?", re.IGNORECASE
 )
-_ORPHAN_CLOSE = re.compile(r"(?:</think>|\[/THINK\]|◁/think▷|<\|end_of_thought\|>)[ \t\r]*(?:\n|\Z)", re.IGNORECASE)
-_ORPHAN_OPEN = re.compile(r"<think>|\[THINK\]|◁think▷|<\|begin_of_thought\|>", re.IGNORECASE)
+_THINK_OPENED = re.compile(_THINK_OPEN.pattern.removeprefix(r"\s*"), re.IGNORECASE)
 _HEADING = re.compile(r"\s*[\[【](?!think)", re.IGNORECASE)
 # Any other pair of tags before an answer is thinking too, but those of HTML, and of what stages ask for
 _OTHER_OPEN = re.compile(
@@ -43,7 +44,9 @@ _ALOUD = re.compile(
     r"|thoughts"
     r"|thinking(?: process)?|reasoning(?: process)?|chain of thought|train of thought)|(?:my )?(?:thought process"
     r"|thinking process"
-    r"|thinking|thoughts))(?: (?:on|for|about|behind) [^\n:]{1,60})?[*_ ]{0,4}(?:[:：][*_ ]{0,4}|\.?[*_]{0,2}(?=\n))",
+    r"|thinking|thoughts|reasoning|gedanken|überlegung(?:en)?|réflexion|raisonnement|razonamiento|pensamientos?"
+    r"|思考(?:过程|過程)?|推理(?:过程)?|생각))"
+    r"(?: (?:on|for|about|behind) [^\n:]{1,60})?[*_ ]{0,4}(?:[:：][*_ ]{0,4}|\.?[*_]{0,2}(?=\n))",
     re.IGNORECASE,
 )
 _ANSWER_LABEL = re.compile(
@@ -63,9 +66,14 @@ _CHANNEL = re.compile(r"\s*(?:<\|start\|>\s{0,9}assistant\s{0,9})?<\|channel\|>"
 _FINAL_LINE = re.compile(r"^[ \t]{0,9}assistant\s?final[ \t\r]*$", re.MULTILINE)
 _GLUED_FINAL = re.compile(r"assistantfinal(?=\S)")
 _ANALYSIS = re.compile(r"\s*(?:assistant)?analysis(?=\S)")
-_TOKENS_BEFORE = re.compile(rf"(?:\s*(?:\ufeff|{_TOKEN}(?:assistant(?=\s*[<\n]))?))+")
-_TOKEN_AT_END = re.compile(rf"(?:{_TOKEN}|<end_of_turn>|</s>|<eos>)\Z")  # Gemma's, Llama 2's and Mistral's
-_LONGEST_TOKEN = 44  # characters: 40 of a name, and two at each end
+_TOKENS_BEFORE = re.compile(rf"(?:\s*(?:\ufeff|(?:{_TOKEN}|</?s>|\[/?INST\])(?:assistant(?=\s*[<\n]))?))+")
+_END_OF_TURN = re.compile(rf"{TOKEN.pattern}|<\|?(?:eot|end_of_text|turn)\|?>", re.IGNORECASE)
+# Tokens that open a part of an answer and do not end it: thinking, calls, `<|begin_of_box|>`
+_OPENS_PART = re.compile(
+    rf"<\|(?:begin|start)_of_|<\|/?(?:end_of_)?{_THOUGHT}\|>|</?(?:think|tool)|\[/?(?:think|tool)", re.IGNORECASE
+)
+_BEGINS_CLOSING = ("</", "[/", "◁/", "【/", "<|", "...done")
+_BLANK = re.compile(r"\s*")
 _FENCE = re.compile(r"(?:`{3,}|~{3,})[ \t]{0,3}[\w+-]{0,20}")
 # Three digits at most: a year and a full stop end a sentence
 _NUMBER_MARKER = r"(?:\d{1,3}\\?[.)]|\(\d{1,3}\)|[a-z]\))"
@@ -79,6 +87,7 @@ _MARKER = re.compile(
     rf"|{_NUMBER_MARKER}(?:\s+|\Z)|\*\*{_NUMBER_MARKER}\*\*(?:\s+|\Z)|\d{{1,3}}[.)](?=[A-Z\"“])"
     rf"|(?:{_SYMBOL})\s*|(?:\*\*)?{_LABEL_MARKER}(?:\*\*)?(?:\s+|\Z)",
 )
+_FIRST_ITEM = re.compile(rf"^[ \t]{{0,9}}(?:[-*•+]|{_NUMBER_MARKER})\s", re.MULTILINE)
 _SYMBOL_MARKER = re.compile(_SYMBOL)
 _CHECKBOX = re.compile(r"\[[ xX✓✔]\]\s+")
 _TICKS = "✅❌✔✓✗✘☑☒☐🔹🔸🔷🔶🟢🔴🟡🔵⚪⚫👉➤➡➔►▶⭐★⚠📌✨\ufe0f"
@@ -104,12 +113,11 @@ class Line:
 
 
 def strip_thinking(completion: str) -> str:
-    """What a completion answers: without leading thinking and without tokens at its ends, trimmed.
+    """What a completion answers: without leading thinking and without tokens before it, trimmed.
 
-    Thinking is `<think>…</think>` and whatever pair of tags stands before the answer, all up to the last
-    `<|channel|>final<|message|>` or line `assistantfinal`, and what `Here is my thought process:` introduces; "" where
-    it never ends. A chat template may have written the opening tag itself: a closing tag that ends a line, with no
-    opening one before it, ends the thinking too.
+    Thinking is `<think>…</think>` and whatever pair of tags stands before the answer, all up to the first
+    `<|channel|>final<|message|>` or the last line `assistantfinal`, and what `Here is my thought process:` introduces;
+    "" where it never ends.
     """
     start, end = answer_span(completion)
     return completion[start:end].strip()
@@ -124,7 +132,7 @@ def answer_span(completion: str) -> tuple[int, int]:
     if tokens:
         start = tokens.end()
         start += _end_of_thinking(completion[start:])
-    return start, max(start, _start_of_tokens(completion))
+    return start, len(completion)
 
 
 def answer_in_place(completion: str) -> str:
@@ -137,41 +145,53 @@ def answer_in_place(completion: str) -> str:
     return "\n" * start + completion[start:end]
 
 
+def first_turn(completion: str, own: Sequence[str]) -> str:
+    """Return the answer of a completion up to its first end-of-turn token, with line breaks in place of all before it.
+
+    A closing tag without an opening one ends the thinking: the chat template may have written that. Tokens and tags
+    that the `own` texts of the inputs contain are text, but tokens at the end.
+
+    >>> first_turn("Hm.</think>neutral<|im_end|>\\n<|im_start|>user", []).strip()
+    'neutral'
+    """
+    start, end = answer_span(completion)
+    tokens = [found for found in _END_OF_TURN.finditer(completion, start) if not _OPENS_PART.match(found[0])]
+    known = {found[0] for text in own for found in _END_OF_TURN.finditer(text)} if tokens else set()
+    for found in reversed(tokens):
+        blank = _BLANK.match(completion, found.end(), end)
+        if found[0] not in known or (blank and blank.end() == end):
+            end = found.start()
+    may_close = any(map(completion.__contains__, _BEGINS_CLOSING))
+    above, closings = start, list(_THINK_CLOSE.finditer(completion, start, end)) if may_close else []
+    known = {found[0] for text in own for found in _THINK_CLOSE.finditer(text)} if closings else set()
+    for found in closings:
+        is_lone = found[0] not in known and not _THINK_OPENED.search(completion, above, found.start())
+        start, above = (found.end() if is_lone else start), found.end()
+    return "\n" * start + completion[start:end].rstrip()
+
+
 def _end_of_channels(completion: str) -> int:
-    """Behind the last opening of a final channel; the end of a completion that only opens others."""
+    """Behind the first opening of a final channel; the end of a completion that only opens others."""
     # To search a long completion by the patterns takes longer than all else that is read of it
     if "assistant" not in completion and "<|" not in completion:
         return 0
-    finals = [found.end() for pattern in (_FINAL, _FINAL_LINE) for found in pattern.finditer(completion)]
+    if final := _FINAL.search(completion, 0, completion.find("<|start|>user") % (len(completion) + 1)):
+        return final.end()
+    finals = [found.end() for found in _FINAL_LINE.finditer(completion)]
     if not finals and _ANALYSIS.match(completion):
         finals = [found.end() for found in _GLUED_FINAL.finditer(completion)]
     unfinished = not finals and _CHANNEL.match(completion)
     return len(completion) if unfinished else max(finals, default=0)
 
 
-def _start_of_tokens(completion: str) -> int:
-    """Before the tokens that end a completion, `<|return|>` or `<|im_end|>`, and the white space around them."""
-    end = len(completion)
-    while True:
-        trimmed = len(completion[max(0, end - _LONGEST_TOKEN) : end].rstrip()) + max(0, end - _LONGEST_TOKEN)
-        found = _TOKEN_AT_END.search(completion, max(0, trimmed - _LONGEST_TOKEN), trimmed)
-        if found is None:
-            return end
-        end = found.start()
-
-
 def _end_of_thinking(completion: str) -> int:
     """Behind the leading thoughts, one block after another; the end of a completion whose last one never closes."""
-    start, thought = 0, False
+    start = 0
     while opening := _THINK_OPEN.match(completion, start):
         closing = _THINK_CLOSE.search(completion, opening.end())
         if closing is None:
             return start if _HEADING.match(opening[0]) else len(completion)
-        start, thought = closing.end(), True
-    if not thought:
-        orphan = _ORPHAN_CLOSE.search(completion)
-        if orphan and not _ORPHAN_OPEN.search(completion, 0, orphan.start()):
-            start = orphan.end()
+        start = closing.end()
     start = _end_of_other_tags(completion, start)
     aloud = _ALOUD.match(completion, start)
     return _end_of_thinking_aloud(completion, aloud.end()) if aloud else start
@@ -183,6 +203,18 @@ def _end_of_other_tags(completion: str, start: int) -> int:
     closing = completion.find(f"</{opening['name']}>", opening.end()) if opening else -1
     end = completion.find(">", closing) + 1 if closing >= 0 else start
     return end if completion[end:].strip() else start
+
+
+def without_heading(text: str) -> str:
+    """Return the text without the heading `Thinking:` that it begins with; any other text as it is. Offsets stay."""
+    aloud = _ALOUD.match(text)
+    return "\n" * aloud.end() + text[aloud.end() :] if aloud else text
+
+
+def from_first_item(text: str) -> str:
+    """Return the text from its first bullet or number on; "" without one. Offsets stay."""
+    found = _FIRST_ITEM.search(text)
+    return "\n" * found.start() + text[found.start() :] if found else ""
 
 
 def _end_of_thinking_aloud(completion: str, start: int) -> int:

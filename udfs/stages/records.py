@@ -14,7 +14,15 @@ from typing import TypeAlias
 
 from untold.udfs.ratings import SCALE, Digit
 from untold.udfs.stages.definitions import Unparsable
-from untold.udfs.stages.reading import answer_in_place, answer_span, is_fence, letters, split_marker, without_emphasis
+from untold.udfs.stages.reading import (
+    answer_in_place,
+    answer_span,
+    is_fence,
+    letters,
+    split_marker,
+    unfenced,
+    without_emphasis,
+)
 
 # How models name the fields that stages ask for, in the form of `field_name`; of several that stand the first counts
 STATEMENT_NAMES = ("statement", "unit", "atom", "text", "content", "contentunit", "claim", "fact", "item", "sentence")
@@ -50,6 +58,23 @@ _DEEPEST = 8  # no stage's list is nested deeper; what is deeper is no answer of
 _BEFORE_JSON = re.compile(
     r"[*_`]{0,3}(?:[^\W\d_][\w ]{0,50}[:：][*_]{0,2})?[ \t`*]{0,9}"
     r"(?=(?:\[[ \t]{0,9})?\{[ \t]{0,9}[\"'}]|\[[ \t]{0,9}\")"
+)
+# Wrappers of a result: tags and tokens of calls, `claims = `, `print(`
+_WRAPPING = re.compile(
+    r"\s*(?:<(?:tool_?calls?|function_?calls?|tool_use|tool|function(?:=\w{1,40})?)>\s*|\[TOOL_CALLS\]\s*)+"
+    r"|\s*(?:(?:(?:const|let|var)\s)?\w{1,40}(?:\s?:\s?[\w\[\], ]{1,40})?\s?:?=|return\b|(?:print|json\.dumps)\()"
+    r"\s*(?=[\[{\"])",
+    re.IGNORECASE,
+)
+_ENDS_WRAPPING = re.compile(r"[\s;)]*(?:</[\w=]{1,40}>\s*)*(?:print\([^\n]{0,99})?")
+_WRAPPERS = ("arguments", "parameters", "properties", "function", "tool_calls")
+_CALL = re.compile(
+    r"\s*(?:`{3}\w*\s*)?(?:<(?:tool|function|invoke)[_=\w]{0,40}[\s>]|\[TOOL_CALLS\]|[\"\\]{1,9}[{\[]\s?\\"
+    r"|(?:\[\s*)?\{\s*(?:\"(?:name|type|id)\"\s*:\s*\"[^\"\n]{0,60}\"\s*,\s*)*\"(?:arguments|parameters|function|tool_calls)\"\s*:)",
+    re.IGNORECASE,
+)
+_MARKUP = re.compile(
+    rf"{_WRAPPING.pattern}|\s*\"?[\[{{]\s{{0,9}}\\?[\"'{{\[]|<(?:invoke|parameter|arg_)", re.IGNORECASE
 )
 # Not strict: models break lines within a string
 _DECODER = json.JSONDecoder(strict=False)
@@ -131,6 +156,50 @@ def _json_at_start(line: str) -> str:
     return "\n" * begin + line[begin:] if begin > 0 else line
 
 
+def beside_json(text: str) -> str:
+    """Return the text around the JSON of a completion; "" if there is none, or no JSON that can be read."""
+    bare = unfenced(text)
+    if _STARTS.match(bare) and bare.rpartition("\n")[2].lstrip("-*+ \t").startswith(("{", "[", "}", "]", '"')):
+        return ""
+    try:
+        records = read_records(text)
+    except Unparsable:
+        return ""
+    return records.rest if records else ""
+
+
+def is_call(text: str) -> bool:
+    """Return True if a text begins with a call of a tool, or with JSON in a JSON string."""
+    return _CALL.match(text) is not None
+
+
+def is_markup(text: str) -> bool:
+    """Return True if a text is JSON, a call of a tool or an assignment, and nothing else."""
+    is_whole = text.rstrip("; \n").endswith(("]", "}", ")", ">", '"', "'"))
+    return is_call(text) or (is_whole and _MARKUP.match(text) is not None)
+
+
+def without_wrapping(text: str) -> str:
+    """Return the result within a call of a tool, an assignment or a JSON string. Return any other text unchanged.
+
+    >>> without_wrapping('<tool_call>{"name": "x", "arguments": {"facts": []}}</tool_call>')
+    '{"facts": []}'
+    """
+    bare = unfenced(text)
+    opening = _WRAPPING.match(bare)
+    try:
+        value, end = _DECODER.raw_decode(bare, opening.end() if opening else 0)
+        inner = value
+        for _ in range(_DEEPEST):
+            lone = inner[0] if isinstance(inner, list) and len(inner) == 1 else inner
+            name = next((name for name in _WRAPPERS if isinstance(lone, dict) and name in lone), None)
+            inner = lone[name] if name else _DECODER.decode(inner) if isinstance(inner, str) else inner
+    except (ValueError, RecursionError):
+        return text
+    is_wrapped = (opening or inner is not value) and _ENDS_WRAPPING.fullmatch(bare, end)
+    return json.dumps(inner, ensure_ascii=False) if is_wrapped else text
+
+
 def unwrapped(values: Sequence[Value], names: Collection[str] = ()) -> list[Value]:
     """The elements of a lone list, or of the only list in a lone object: `{"statements": [...], "note": "..."}`.
 
@@ -179,20 +248,27 @@ def _read_json(text: str, start: int) -> Records | None:
         values.append(value)
     if not values:
         return None
-    if len(values) > 1 and all(isinstance(value, list) and value for value in values):
-        values = values[-1:] if len({_content(value) for value in values}) == 1 else values
-    if len(values) > 1 and not all(isinstance(value, Record) for value in values):
+    are_lists = all(isinstance(value, list) and value for value in values)
+    if len(values) > 1 and (are_lists or set(map(_listing_field, values)) == {_listing_field(values[0]) or ""}):
+        values = values[-1:] if len({content_of(value) for value in values}) == 1 else values
+    if len(values) > 1 and (_listing_field(values[0]) or not all(isinstance(value, Record) for value in values)):
         raise Unparsable("several JSON lists")
     return Records(tuple(values), "\n".join([*rest, text[place:]]))
 
 
-def _content(value: Value) -> str:
+def _listing_field(value: Value) -> str | None:
+    """The name of the only field of an object, a list: `{"ratings": [...]}` is a whole result."""
+    lone = value.pairs[0] if isinstance(value, Record) and len(value.pairs) == 1 else None
+    return lone[0] if lone and isinstance(lone[1], list) else None
+
+
+def content_of(value: Value) -> str:
     """What a value says, wherever it stands: models write one list twice."""
     if isinstance(value, Cell):
         return json.dumps(value.text)
     if isinstance(value, Record):
-        return "{" + ",".join(f"{json.dumps(key)}:{_content(each)}" for key, each in value.pairs) + "}"
-    return "[" + ",".join(map(_content, value)) + "]"
+        return "{" + ",".join(f"{json.dumps(key)}:{content_of(each)}" for key, each in value.pairs) + "}"
+    return "[" + ",".join(map(content_of, value)) + "]"
 
 
 def _whole_value(text: str, begin: int) -> tuple[Value, int]:

@@ -40,7 +40,7 @@ def parse_relation(completion: str, variables: Mapping[str, Any]) -> dict[str, s
     """`relation`: the one of `RELATIONS` that is the answer, as `read_label` finds it; what neither entails nor
     contradicts is neutral. Raises `Unparsable` where that is none or several.
     """
-    own = " ".join(str(variables.get(name) or "") for name in VARIABLES)
+    own = [str(variables.get(name) or "") for name in VARIABLES]
     return {"relation": read_label(completion, _LABELS, own)}
 
 
@@ -53,6 +53,6 @@ def parse_relations(completion: str, variables: Mapping[str, Any]) -> dict[str, 
     hypotheses, premise = variables["hypotheses"], str(variables.get("premise") or "")
 
     def read(text: str, number: int) -> str:
-        return read_label(text, _LABELS, f"{premise} {hypotheses[number - 1]}")
+        return read_label(text, _LABELS, (premise, hypotheses[number - 1]))
 
     return {"relations": read_numbered_labels(completion, Numbered(hypotheses, _NUMBER_WORDS), read)}

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from untold.udfs.ratings import SCALE
-from untold.udfs.stages.reading import strip_thinking
+from untold.udfs.stages.final_answers import texts_of
+from untold.udfs.stages.reading import first_turn
 
 Schema = Mapping[str, Any]
 
@@ -107,7 +108,7 @@ def read_as(completion: str, schema: Schema | None, form: Form | None, variables
 
     schema: the one that was sent; None for none.
     """
-    answer = strip_thinking(completion)
+    answer = first_turn(completion, list(texts_of(variables.values()))).strip()
     if schema is not None and answer.startswith("{") and _fits(answer, filled(schema, variables)):
         return SCHEMA
     pattern = form.pattern if form else None

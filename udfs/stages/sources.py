@@ -21,8 +21,17 @@ _SOURCE_WORDS = re.compile(
     r"\b(?:and|contexts?|ctx|c|sources?|passages?|documents?|docs?|texts?|ids?)(?![^\W\d_])[:_]?|†\w{0,20}",
     re.IGNORECASE,
 )
-_SOURCE_SEPARATORS = re.compile(r"[,;&/\s#^、，]+")
-_RANGE_SPACES = re.compile(r"(?<=\d)\s*[-–—]\s*(?=\d)")
+_SOURCE_SEPARATORS = re.compile(r"[,;&/\s#^、，\[\]【】［］()]+")
+_RANGE_WORD = r"(?:[-–—~]|\.{2,3}|…|to|through|until|bis|à|hasta|fino a|a)"
+_RANGE_SPACES = re.compile(rf"(?<=\d)\s{{0,9}}{_RANGE_WORD}\s{{0,9}}(?=\d)", re.IGNORECASE)
+# A bracket directly before another one, `[1] and [3]`, and the text between them
+_BRACKET_BEFORE = re.compile(
+    r"(?:[\[【［]{1,2}([^\[\]【】［］]{1,60})[\]】］]{1,2}|\(\s?contexts?\b([^()]{1,60})\))"
+    rf"[\s*_`]{{0,6}}(?:(?P<range>{_RANGE_WORD})|[,;&+/|、，]?\s?(?:and|or|und|oder|et|ou|y|o|e|en|och|og|i|и|和|及|と)?)"
+    r"[\s*_`]{0,6}\Z",
+    re.IGNORECASE,
+)
+_LONGEST_BEFORE = 90
 _NUMBER = re.compile(r"-?\d+(?:-\d+)?")
 # As prompts ask for them
 _PLAIN = re.compile(r"[1-9][0-9]{0,8}(?:, ?[1-9][0-9]{0,8})*")
@@ -38,6 +47,8 @@ _LONGEST_LEAD = 20
 def split_sources(text: str, contexts: int) -> tuple[str, frozenset[int] | None, bool]:
     """The text without its last bracket, the contexts that names, and whether it ends the text.
 
+    Brackets that directly precede it belong to it: `[1][2]`, `[1] and [3]`, `[1] to [3]`.
+
     A bracket that is no list of numbers belongs to the text. One with more text behind it counts only where it stands
     apart and names a context that was shown, unless it is an aside behind a whole sentence: `It rose. [1] (left out)`.
     `(Context 1)` at the end counts where the text has no square bracket.
@@ -46,8 +57,10 @@ def split_sources(text: str, contexts: int) -> tuple[str, frozenset[int] | None,
     if place is None:
         return _split_worded(text, contexts)
     start, end = place
+    inside = text[start + 1 : end]
+    start -= inside.endswith(tuple(_CLOSERS)) and text[:start].endswith(tuple(OPENERS))  # `[[1]]`
+    start, sources = _with_brackets_before(text, start, inside, contexts)
     before, behind = _without_marks(text[:start], text[end + 1 :])
-    sources = numbers_of(text[start + 1 : end], contexts)
     if sources and before.rstrip().endswith(_ENDS_OF_SENTENCE) and _ASIDE.fullmatch(behind):
         behind = ""
     at_end = not behind.strip(_AFTER_SOURCES + EMPHASIS)
@@ -78,8 +91,20 @@ def _split_worded(text: str, contexts: int) -> tuple[str, frozenset[int] | None,
     trimmed = text.rstrip(_AFTER_SOURCES)
     opening = trimmed.rfind("(")
     found = _WORDED_SOURCES.match(trimmed, opening) if opening >= 0 else None
-    sources = numbers_of(found[1], contexts) if found else None
+    opening, sources = _with_brackets_before(text, opening, found[1], contexts) if found else (opening, None)
     return (trimmed[:opening].rstrip(), sources, True) if sources else (text, None, False)
+
+
+def _with_brackets_before(text: str, start: int, inside: str, contexts: int) -> tuple[int, frozenset[int] | None]:
+    """Return the start of the first of several adjacent brackets, and the numbers of all of them."""
+    sources = numbers_of(inside, contexts)
+    while sources is not None and (found := _BRACKET_BEFORE.search(text, max(0, start - _LONGEST_BEFORE), start)):
+        left = found[1] or found[2]
+        more = numbers_of(f"{left.strip()}-{inside.strip()}" if found["range"] else left, contexts)
+        if more is None or not any(map(str.isdigit, left)):
+            break
+        start, inside, sources = found.start(), left, sources | more
+    return start, sources
 
 
 def last_bracket(text: str) -> tuple[int, int] | None:

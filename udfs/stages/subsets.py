@@ -84,6 +84,7 @@ _REASON = re.compile(
 )
 # `Not [2]. The answer is [1, 3]`: what stands before a list ends the sentence that it is in
 _SENTENCE_END = re.compile(r"(?<=[.;!?\]])\s|\bbut\b", re.IGNORECASE)
+_ONLY_LABEL = re.compile(r"(?:the )?(?:final )?(?:answer|result|output|candidates)(?: is)?[:：]?\Z", re.IGNORECASE)
 _QUOTES = re.compile(r"[\"'“”‘’]")
 _VERB = r"(?:entails?|match(?:es)?|covers?|implies|imply|suffices?|supports?)\b"
 _ALONE = r"(?:\s(?:together|alone|jointly|both|combined))?"
@@ -243,8 +244,10 @@ def _listed(text: str, numbered: Numbered) -> frozenset[int] | None:
     answers = [each for each in said if each.is_answer]
     for above, below in pairwise(answers):
         apart = text[above.end : below.start].strip(" \t\r\n,;*_`[]-")
+        before = text[max(0, above.start - _LONGEST_LABEL) : above.start].rstrip()
+        is_labelled = _ONLY_LABEL.fullmatch(apart) and _ONLY_LABEL.search(before)
         bare = above.is_bare and below.is_bare
-        if bare and not apart and _known(above.inside, numbered) != _known(below.inside, numbered):
+        if (is_labelled or (bare and not apart)) and _known(above.inside, numbered) != _known(below.inside, numbered):
             raise Unparsable("several lists of candidates")
     if answers:
         return _known(answers[-1].inside, numbered)

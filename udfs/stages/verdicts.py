@@ -38,5 +38,5 @@ def parse_verdict(completion: str, variables: Mapping[str, Any]) -> dict[str, st
     """`relation`: the one of `VERDICTS` that is the answer, as `read_label` finds it; what neither supports nor
     contradicts is not supported. Raises `Unparsable` where that is none or several.
     """
-    own = " ".join([str(variables.get("claim") or ""), *map(str, variables.get("evidence") or ())])
+    own = [str(variables.get("claim") or ""), *map(str, variables.get("evidence") or ())]
     return {"relation": read_label(_TORN.sub(" ", completion), _LABELS, own)}

@@ -81,7 +81,7 @@ def test_what_models_write_is_read(completion: str) -> None:
     ("line", "text", "sources"),
     [
         ("- The sum [of 3] was paid [1, 3]", "The sum [of 3] was paid", [1, 3]),
-        ("- A [1] [2]", "A [1]", [2]),
+        ("- A [1] [2]", "A", [1, 2]),
         ("- A [3,1 , 1]", "A", [1, 3]),
         ("- A [2, 4, 99999999999999999999]", "A", [2]),
         ("- A [1-3]", "A", [1, 2, 3]),
