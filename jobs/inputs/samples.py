@@ -35,6 +35,7 @@ from untold.jobs.inputs.files import (
 )
 from untold.jobs.inputs.row_positions import Parts, read_parts, with_row
 from untold.jobs.run.progress import Display
+from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import amount
 from untold.udfs.hints import aside, near_misses
 from untold.udfs.samples.adapters import FORMATS, Adapter, needed
@@ -292,7 +293,7 @@ def write_samples(found: Samples, path: str) -> Written:
     sums = _fingerprint_sums(samples.columns)
     observed = ordered.observe(seen, *sums, F.count_if(_has_untested_text()).alias("untested"))
     observed.write.mode("overwrite").parquet(path)
-    written = samples.sparkSession.read.schema(samples.schema).parquet(path)
+    written = read_parquet(samples.sparkSession, path, schema=samples.schema)
     *parts, untested = seen.get.values()
     return Written(written, _digest(parts), untested)
 

@@ -11,17 +11,19 @@ from typing import Any
 import pyarrow as pa
 
 from untold.udfs.samples.adapters import Adapter
-from untold.udfs.samples.conversion import KNOWN, Sample, to_sample
+from untold.udfs.samples.conversion import KNOWN, Sample, broken_row, to_sample
 from untold.udfs.samples.file_records import (
     READ_ERRORS,
     READERS_OF_PARTS,
     ROWS_PER_BATCH,
     FileRecord,
     Reader,
+    RowError,
     UndecodableError,
     Unit,
     UnreadableFileError,
     check_width,
+    converted,
     describe_break,
     renamed,
 )
@@ -111,7 +113,12 @@ def reader_of(unit: Unit, adapter: Adapter | None) -> Reader:
 
 def expanded(adapter: Adapter | None, record: FileRecord, row: int) -> list[FileRecord]:
     """The records that a record stands for, which is the 0-based row of its file."""
-    return adapter.expand(record, row) if adapter else [record]
+    if adapter is None:
+        return [record]
+    try:
+        return converted(lambda one: adapter.expand(one, row), record)
+    except RowError as error:
+        return [broken_row(record, error)]
 
 
 def columns_of(adapter: Adapter | None, record: FileRecord, rows: Sequence[FileRecord]) -> set[str]:
@@ -123,7 +130,17 @@ def columns_of(adapter: Adapter | None, record: FileRecord, rows: Sequence[FileR
 def samples_of(unit: Unit, rows: Sequence[FileRecord], wanted: Wanted) -> list[Sample]:
     """The records of a unit as samples."""
     as_text = unit.kind in ITEMS_ARE_TEXT
-    return [to_sample(row, as_text, wanted.required, wanted.optional) for row in rows]
+
+    def convert(row: FileRecord) -> list[Sample]:
+        return [to_sample(row, as_text, wanted.required, wanted.optional)]
+
+    found: list[Sample] = []
+    for row in rows:
+        try:
+            found += converted(convert, row)
+        except RowError as error:
+            found += convert(broken_row(row, error))
+    return found
 
 
 def _packed(sample: Sample) -> bytes | None:
@@ -141,8 +158,12 @@ class Tally:
     broken: Exception | None = None
 
     def rows(self, unit: Unit, read: Reader, columns: Mapping[str, str]) -> Iterator[FileRecord]:
-        """The records of a unit with our names for its columns."""
+        """The records of a unit with our names for its columns, and the values that its table or folders give."""
+        constants = pickle.loads(unit.constants) if unit.constants else {}
         for record in read(unit):
+            if constants and not record.problem:
+                given = {name: value for name, value in record.values.items() if value is not None}
+                record = replace(record, values={**record.values, **constants, **given})
             self.lines = record.row or self.lines + 1
             if not record.blank:
                 self.rows_read, self.row = self.rows_read + 1, self.lines

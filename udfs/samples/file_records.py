@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-import pickle
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,7 +32,12 @@ ROWS_PER_BATCH = 1000
 DELIMITERS = (",", "\t", ";")
 # A header is shorter
 HEADER_CHARACTERS = 1 << 16
+# Errors that values of other types cause, in whatever code reads them
+ROW_ERRORS = (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
 READ_ERRORS = (OSError, EOFError, zlib.error, UnicodeError, pa.ArrowException)
+
+
+Converted = TypeVar("Converted")
 
 
 class UnreadableFileError(Exception):
@@ -46,6 +50,31 @@ class UndecodableError(UnreadableFileError):
     def __init__(self, line: int, encoding: str) -> None:
         super().__init__(undecodable(line, encoding))
         self.line, self.encoding = line, encoding
+
+
+class RowError(ValueError):
+    """A row that its format cannot be. The message names the column, and never what stands in it."""
+
+
+def converted(convert: Callable[[FileRecord], Iterable[Converted]], record: FileRecord) -> list[Converted]:
+    """Return what a row becomes. Raises RowError for a value that has another type than its format expects."""
+    try:
+        return list(convert(record))
+    except RowError:
+        raise
+    except ROW_ERRORS:
+        raise RowError(_describe_row(convert, record)) from None
+
+
+def _describe_row(convert: Callable[[FileRecord], Iterable[Any]], record: FileRecord) -> str:
+    """Return a line on a row that cannot be converted. It names the column without which the row can be."""
+    for name in record.values:
+        try:
+            list(convert(replace(record, values={**record.values, name: None})))
+        except ROW_ERRORS:
+            continue
+        return f"`{name}` has a value of another type than its format expects; correct it, or leave it out"
+    return "its values have other types than its format expects; check --format"
 
 
 def undecodable(line: int, encoding: str) -> str:
@@ -72,7 +101,7 @@ def describe_break(error: Exception) -> str:
 class Unit:
     """What one task reads: bytes of JSON Lines, a row group of Parquet (`start` its first row), else a whole file.
 
-    `constants`: pickled values by column that all of its rows have, whatever the file says.
+    `constants`: pickled values by column for rows that have none of their own.
     """
 
     file: int
@@ -385,12 +414,11 @@ def _record_of_cells(header: list[str], cells: list[str], row: int) -> FileRecor
 def _read_parquet(unit: Unit) -> Iterator[FileRecord]:
     """The rows of one row group."""
     rows = count(1)
-    constants = pickle.loads(unit.constants) if unit.constants else {}
     with open_parquet(unit.path) as file:
         for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, row_groups=[unit.group]):
             names = column_names(batch.schema.names)
-            for values in zip(*map(_values, batch.columns), strict=True):
-                yield FileRecord(dict(zip(names, values, strict=True)) | constants, row=next(rows))
+            for values in zip(*map(column_values, batch.columns), strict=True):
+                yield FileRecord(dict(zip(names, values, strict=True)), row=next(rows))
 
 
 @contextmanager
@@ -400,7 +428,7 @@ def open_parquet(path: str) -> Iterator[pq.ParquetFile]:
         yield pq.ParquetFile(stream)
 
 
-def _values(column: pa.Array) -> list[Any]:
+def column_values(column: pa.Array) -> list[Any]:
     """The values of a column as Python has them, invalid UTF-8 replaced."""
     if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
         # Python's own times end at microseconds, and Arrow refuses to drop what is below.
