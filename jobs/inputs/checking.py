@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import PurePath
+from typing import Any
 
 from untold.jobs.inputs.files import (
     FileFacts,
@@ -35,6 +36,7 @@ from untold.udfs.samples.file_records import (
 )
 from untold.udfs.samples.files import encoding_of
 from untold.udfs.samples.plain import Names, given
+from untold.udfs.samples.tool_files import BAR, DEEPEVAL
 
 # Of an input of thousands of files the first tell what there is to tell before a start
 CHECKED_FILES = 20
@@ -47,6 +49,10 @@ SHOWN_LEFT_OUT = 5
 # An object with the results of RAGChecker, and what in a file is one of TREC RAG
 RESULTS = "results"
 TREC_RAG = {"topic", "references"}
+BY_COLUMNS = (
+    "its one object holds columns and no rows; write a row a line: "
+    "pandas.DataFrame(json.load(open(FILE))).to_json(NEW, orient='records', lines=True)"
+)
 NO_CONTEXTS = {"contexts", EITHER}
 
 
@@ -150,12 +156,39 @@ def _head(file: InputFile, adapter: Adapter | None, columns: Mapping[str, str]) 
     if file.kind == "parquet" and not ours:
         return FileFacts(frozenset(file.types), rows=sum(file.row_groups))
     found, tally, unit = set[str]() if ours else set(file.types), Tally(), head_unit(file)
+    layout = None
     try:
         for record in islice(tally.rows(unit, reader_of(unit, adapter), columns), HEAD_ROWS):
             found |= columns_of(adapter, record, expanded(adapter, record, tally.rows_read - 1) if ours else ())
+            layout = layout or _layout_of(record.values, columns)
     except (UnreadableFileError, *READ_ERRORS) as error:
         return FileFacts(problem=describe_break(error))
+    if adapter is None and layout and (tally.rows_read == 1 or file.kind == "csv"):
+        return FileFacts(problem=layout)
     return FileFacts(frozenset(found), rows=tally.rows_read)
+
+
+def _layout_of(values: Mapping[str, Any], columns: Mapping[str, str]) -> str | None:
+    """Return a line on values that are no row of samples: all rows in one object, or the lists of DeepEval in CSV."""
+    contexts = str(values.get("contexts")).lstrip()
+    if columns.get("contexts") in DEEPEVAL["contexts"] and BAR in contexts and not contexts.startswith(("[", "{")):
+        return "its contexts stand between bars; give --format deepeval"
+    there = [value for value in values.values() if value is not None]
+    shapes = {
+        (list, len(one)) if isinstance(one, list) else (dict, *one) for one in there if isinstance(one, list | dict)
+    }
+    if len(there) > 1 and len(shapes) == 1 and all(isinstance(one, list | dict) for one in there):
+        return BY_COLUMNS
+    of_rows = [name for name, value in values.items() if isinstance(value, list) and _are_rows(value)]
+    if "query" in values or len(of_rows) != 1 or of_rows == [RESULTS]:
+        return None
+    return f"its rows are in the list `{of_rows[0]}`; write them a line each: jq -c '.{of_rows[0]}[]' FILE > NEW.jsonl"
+
+
+def _are_rows(value: Sequence[Any]) -> bool:
+    """Return True for a list of objects that have columns of samples."""
+    names = {*REQUIRED, *(other for several in OTHER_NAMES.values() for other in several)}
+    return bool(value) and all(isinstance(one, dict) and names.intersection(one) for one in value)
 
 
 def head_unit(file: InputFile, number: int = 0) -> Unit:
@@ -262,6 +295,8 @@ def _advice(missing: Sequence[str], theirs: set[str], renaming: Mapping[str, str
     """What to do about missing columns: the options that would read the file, where there are any."""
     if any(name in renaming for name in missing):
         return "correct --columns"
+    if FORMATS["deepeval"].knows(theirs):
+        return "give --format deepeval, or rename them"
     if RESULTS in theirs:
         return f"--format ragchecker reads one object with `{RESULTS}`"
     columns = likely_columns(missing, theirs, renaming)

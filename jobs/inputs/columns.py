@@ -51,6 +51,8 @@ def _check_forms(files: Sequence[InputFile]) -> None:
     for file in files:
         if compression_of(file.path) == "zstd":
             raise UnreadableTableError(f"{file.path}: .zst is not read here; decompress it, or give Parquet")
+        if file.kind == "objects":
+            raise UnreadableTableError(f"{file.path}: objects over several lines are not read here; write one a line")
         if file.kind == "lines" and not cuts_lines(file.encoding):
             raise UnreadableTableError(
                 f"{file.path}: JSON Lines in {file.encoding.upper()} are not read here; save them as UTF-8"

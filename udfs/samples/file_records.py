@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -30,6 +31,9 @@ ROWS_PER_BATCH = 1000
 
 # Of two that give as many columns the first
 DELIMITERS = (",", "\t", ";")
+EXCEL_DELIMITER = re.compile(r'"?sep=([^"\r\n])"?\r?\n')
+# The beginning of an object of JSON that goes on in the next line
+OBJECT_OVER_LINES = re.compile(r"\{[ \t]*\r?\n")
 # A header is shorter
 HEADER_CHARACTERS = 1 << 16
 # Errors that values of other types cause, in whatever code reads them
@@ -197,7 +201,8 @@ def _lines(unit: Unit) -> Iterator[str]:
 def _record_of_line(line: str, row: int) -> FileRecord:
     """A line as a record; one that is no JSON is a record with a problem, and the next line is read on."""
     try:
-        return _record(load_json(line), row)
+        # A line of an array that lost its brackets
+        return _record(load_json(line.removesuffix(",") if line.startswith("{") else line), row)
     except RecursionError:
         return FileRecord(problem="nested too deeply", raw=line, row=row)
     except ValueError:
@@ -222,14 +227,22 @@ def read_text(unit: Unit) -> str:
 
 
 def _read_array(unit: Unit) -> Iterator[FileRecord]:
-    """The elements of a JSON array, read piece by piece. Raises UnreadableFileError where it is no JSON."""
+    """The elements of a JSON array, or objects one after another, read piece by piece.
+
+    Raises UnreadableFileError where it is no JSON.
+    """
     with open_text(unit.path, unit.encoding, errors="surrogateescape") as stream:
         reader = _ArrayReader(stream, unit.encoding)
+        if reader.next_character() == "{":
+            while reader.next_character():
+                yield reader.element()
+                reader.position += int(reader.next_character() == ",")
+            return
         reader.expect("[")
         closed = reader.next_character() == "]"
         while not closed:
             yield reader.element()
-            closed = reader.expect(",]") == "]"
+            closed = reader.expect(",]") == "]" or reader.next_character() == "]"
         reader.position += int(reader.next_character() == "]")
         if reader.next_character():
             raise UnreadableFileError(f"text after the end of the JSON array (element {reader.elements})")
@@ -281,8 +294,8 @@ class _ArrayReader:
         """The next element, taken. Raises UnreadableFileError where the array cannot be read on."""
         self.next_character()
         value, end = self.decode()
-        # What ends with the buffer may go on in the next piece.
-        while end == len(self.buffer):
+        # What ends with the buffer may go on in the next piece, unless a brace has closed it.
+        while end == len(self.buffer) and not isinstance(value, dict):
             if self.ended:
                 raise UnreadableFileError(f"element {self.elements + 1} of the JSON array is broken or cut")
             self.fill()
@@ -332,17 +345,26 @@ def csv_header(path: str, encoding: str = UTF_8, delimiter: str | None = None) -
     """
     with open_text(path, encoding, newline="", errors="surrogateescape") as stream:
         head = stream.read(HEADER_CHARACTERS)
+    check_text(head)
     found = delimiter or find_delimiter(head)
     lines = (_checked(line, number, encoding) for number, line in enumerate(io.StringIO(head, newline="")))
     return _header(csv.reader(lines, delimiter=found, strict=True)), found
 
 
-def find_delimiter(head: str) -> str:
-    """Comma, tab or semicolon: the one that gives the header of a CSV file the most columns.
+def check_text(head: str) -> None:
+    """Raises UnreadableFileError for the beginning of a text in UTF-16 or UTF-32 that was read as another encoding."""
+    if "\0" in head[:HEADER_CHARACTERS]:
+        raise UnreadableFileError("has NUL characters; give its encoding, such as --encoding utf-16-le")
 
-    >>> find_delimiter("query;response;contexts\\n"), find_delimiter("query\\n")
-    (';', ',')
+
+def find_delimiter(head: str) -> str:
+    """Comma, tab or semicolon: the one that gives the header of a CSV file the most columns, or that Excel names.
+
+    >>> find_delimiter("query;response;contexts\\n"), find_delimiter("query\\n"), find_delimiter("sep=|\\nquery|x")
+    (';', ',', '|')
     """
+    if named := EXCEL_DELIMITER.match(head):
+        return named[1]
     return max(DELIMITERS, key=lambda mark: _width(head, mark))
 
 
@@ -354,12 +376,17 @@ def _width(head: str, delimiter: str) -> int:
         return 0
 
 
+def _names_delimiter(row: list[str]) -> bool:
+    return row[0].startswith("sep=") and len("".join(row)) <= len("sep=;")
+
+
 def _header(rows: Iterator[list[str]]) -> list[str]:
     """The names of a CSV file's columns, none where it has no line. Raises UnreadableFileError for broken or repeated
     ones.
     """
     try:
-        names = column_names(next((row for row in rows if row), []))
+        # Excel's line that names the delimiter may stand before the header
+        names = column_names(next((row for row in rows if row and not _names_delimiter(row)), []))
     except csv.Error as error:
         raise UnreadableFileError(f"the header is no CSV ({error})") from None
     repeated = sorted({name for name in names if names.count(name) > 1})
@@ -384,9 +411,12 @@ def _read_csv(unit: Unit) -> Iterator[FileRecord]:
             except csv.Error as error:
                 # The words of the module, which has one kind of error for all: an open quote has swallowed the rest of
                 # the file.
+                raw = "".join(taken)
+                # Spark writes quotes in cells so, which RFC 4180 doubles
+                way = "; write quotes doubled (of Spark: option('escape', '\"'))" if '\\"' in raw else ""
                 if "end of data" in str(error):
-                    raise UnreadableFileError(f"a quote in the record at line {begins} never ends") from None
-                yield FileRecord(problem="broken CSV quoting", raw="".join(taken), row=begins)
+                    raise UnreadableFileError(f"a quote in the record at line {begins} never ends{way}") from None
+                yield FileRecord(problem=f"broken CSV quoting{way}", raw=raw, row=begins)
                 continue
             if row is None:
                 return
@@ -453,15 +483,24 @@ def _valid(scalar: Any) -> Any:
 
 
 Reader = Callable[[Unit], Iterator[FileRecord]]
-READERS: dict[str, Reader] = {"lines": _read_lines, "array": _read_array, "csv": _read_csv, "parquet": _read_parquet}
+READERS: dict[str, Reader] = {
+    "lines": _read_lines,
+    "array": _read_array,
+    "objects": _read_array,
+    "csv": _read_csv,
+    "parquet": _read_parquet,
+}
 # The same with a record for blank lines at the end: whoever reads one part of a file has to know how many lines it has
 READERS_OF_PARTS: dict[str, Reader] = {**READERS, "lines": read_all_lines}
 
 
 def json_kind(path: str, encoding: str = UTF_8) -> str:
-    """`array` or `lines`, from a file's first line."""
+    """`array`, `lines` or `objects`, which span several lines each, from a file's first line."""
     with open_text(path, encoding, errors="replace") as stream:
         text = stream.read(CHUNK).lstrip(" \t\r\n")
+    check_text(text)
+    if OBJECT_OVER_LINES.match(text):
+        return "objects"
     if not text.startswith("["):
         return "lines"
     # A first line that is a whole array with more behind it is a line of JSON Lines, not the beginning of one array.
