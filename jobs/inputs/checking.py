@@ -30,6 +30,7 @@ from untold.udfs.samples.file_records import (
     MAX_COLUMNS,
     READ_ERRORS,
     WIDTH_ADVICE,
+    FileRecord,
     Unit,
     UnreadableFileError,
     describe_break,
@@ -156,28 +157,32 @@ def _head(file: InputFile, adapter: Adapter | None, columns: Mapping[str, str]) 
     if file.kind == "parquet" and not ours:
         return FileFacts(frozenset(file.types), rows=sum(file.row_groups))
     found, tally, unit = set[str]() if ours else set(file.types), Tally(), head_unit(file)
-    layout = None
+    first: FileRecord | None = None
     try:
         for record in islice(tally.rows(unit, reader_of(unit, adapter), columns), HEAD_ROWS):
             found |= columns_of(adapter, record, expanded(adapter, record, tally.rows_read - 1) if ours else ())
-            layout = layout or _layout_of(record.values, columns)
+            first = first or record
+            if file.kind == "csv" and columns.get("contexts") in DEEPEVAL["contexts"] and _is_joined(record, adapter):
+                return FileFacts(problem="its contexts stand between bars; give --format deepeval")
     except (UnreadableFileError, *READ_ERRORS) as error:
         return FileFacts(problem=describe_break(error))
-    if adapter is None and layout and (tally.rows_read == 1 or file.kind == "csv"):
-        return FileFacts(problem=layout)
-    return FileFacts(frozenset(found), rows=tally.rows_read)
+    layout = _layout_of(first.values) if first and adapter is None and tally.rows_read == 1 else None
+    return FileFacts(frozenset(found), rows=tally.rows_read, problem=layout)
 
 
-def _layout_of(values: Mapping[str, Any], columns: Mapping[str, str]) -> str | None:
-    """Return a line on values that are no row of samples: all rows in one object, or the lists of DeepEval in CSV."""
-    contexts = str(values.get("contexts")).lstrip()
-    if columns.get("contexts") in DEEPEVAL["contexts"] and BAR in contexts and not contexts.startswith(("[", "{")):
-        return "its contexts stand between bars; give --format deepeval"
+def _is_joined(record: FileRecord, adapter: Adapter | None) -> bool:
+    """Return True if the contexts of a row are several texts of DeepEval in one cell."""
+    contexts = record.values.get("contexts")
+    return adapter is None and isinstance(contexts, str) and BAR in contexts and not contexts.startswith("[")
+
+
+def _layout_of(values: Mapping[str, Any]) -> str | None:
+    """Return a line on the only object of a file if it holds all rows: by columns, or in one list."""
     there = [value for value in values.values() if value is not None]
-    shapes = {
-        (list, len(one)) if isinstance(one, list) else (dict, *one) for one in there if isinstance(one, list | dict)
-    }
-    if len(there) > 1 and len(shapes) == 1 and all(isinstance(one, list | dict) for one in there):
+    # Messages are lists of objects, and no column
+    lists = [len(one) for one in there if isinstance(one, list) and not any(isinstance(item, dict) for item in one)]
+    objects = [tuple(one) for one in there if isinstance(one, dict)]
+    if len(there) > 1 and any(len(one) == len(there) and len(set(one)) == 1 for one in (lists, objects)):
         return BY_COLUMNS
     of_rows = [name for name, value in values.items() if isinstance(value, list) and _are_rows(value)]
     if "query" in values or len(of_rows) != 1 or of_rows == [RESULTS]:

@@ -31,6 +31,7 @@ ROWS_PER_BATCH = 1000
 
 # Of two that give as many columns the first
 DELIMITERS = (",", "\t", ";")
+OUT_OF_RANGE = object()
 EXCEL_DELIMITER = re.compile(r'"?sep=([^"\r\n])"?\r?\n')
 # The beginning of an object of JSON that goes on in the next line
 OBJECT_OVER_LINES = re.compile(r"\{[ \t]*\r?\n")
@@ -446,9 +447,17 @@ def _read_parquet(unit: Unit) -> Iterator[FileRecord]:
     rows = count(1)
     with open_parquet(unit.path) as file:
         for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, row_groups=[unit.group]):
-            names = column_names(batch.schema.names)
-            for values in zip(*map(column_values, batch.columns), strict=True):
-                yield FileRecord(dict(zip(names, values, strict=True)), row=next(rows))
+            yield from records_of(batch, rows)
+
+
+def records_of(batch: pa.RecordBatch, rows: Iterator[int]) -> Iterator[FileRecord]:
+    """The rows of a batch, numbered by `rows`; a time that Python cannot hold is a problem of its row."""
+    names = column_names(batch.schema.names)
+    for values in zip(*map(_values, batch.columns), strict=True):
+        record = dict(zip(names, values, strict=True))
+        late = [name for name, value in record.items() if value is OUT_OF_RANGE]
+        problem = f"`{late[0]}` is a time that Python cannot hold; write it as text" if late else None
+        yield FileRecord({name: record[name] for name in names if name not in late}, problem, row=next(rows))
 
 
 @contextmanager
@@ -458,14 +467,14 @@ def open_parquet(path: str) -> Iterator[pq.ParquetFile]:
         yield pq.ParquetFile(stream)
 
 
-def column_values(column: pa.Array) -> list[Any]:
+def _values(column: pa.Array) -> list[Any]:
     """The values of a column as Python has them, invalid UTF-8 replaced."""
     if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
         # Python's own times end at microseconds, and Arrow refuses to drop what is below.
         column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
     try:
         return cast(list[Any], column.to_pylist(maps_as_pydicts="lossy"))
-    except UnicodeDecodeError:
+    except (ValueError, OverflowError, LookupError):
         return [_valid(scalar) for scalar in column]
 
 
@@ -476,10 +485,15 @@ def _valid(scalar: Any) -> Any:
     if pa.types.is_string(scalar.type) or pa.types.is_large_string(scalar.type):
         return scalar.as_buffer().to_pybytes().decode("utf-8", "replace")
     if pa.types.is_struct(scalar.type):
-        return {name: _valid(item) for name, item in scalar.items()}
+        found = {name: _valid(item) for name, item in scalar.items()}
+        return OUT_OF_RANGE if OUT_OF_RANGE in found.values() else found
     if pa.types.is_list(scalar.type) or pa.types.is_large_list(scalar.type):
-        return [_valid(item) for item in scalar.values]
-    return scalar.as_py()
+        items = [_valid(item) for item in scalar.values]
+        return OUT_OF_RANGE if OUT_OF_RANGE in items else items
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError, LookupError):
+        return OUT_OF_RANGE
 
 
 Reader = Callable[[Unit], Iterator[FileRecord]]

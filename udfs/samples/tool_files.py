@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -17,8 +18,7 @@ from untold.udfs.samples.file_records import (
     RowError,
     Unit,
     UnreadableFileError,
-    column_names,
-    column_values,
+    records_of,
 )
 from untold.udfs.samples.files import open_file
 from untold.udfs.samples.items import WEIGHTS
@@ -229,10 +229,7 @@ def read_arrow(unit: Unit) -> Iterator[FileRecord]:
             batches = pa.ipc.open_stream(stream)
         except pa.ArrowInvalid:
             raise UnreadableFileError("is no stream of Arrow batches; give a folder of Dataset.save_to_disk") from None
-        row = 0
+        rows = count(1)
         for batch in batches:
-            names = column_names(batch.schema.names)
             for start in range(0, batch.num_rows, ROWS_PER_BATCH):
-                for values in zip(*map(column_values, batch.slice(start, ROWS_PER_BATCH).columns), strict=True):
-                    row += 1
-                    yield FileRecord(dict(zip(names, values, strict=True)), row=row)
+                yield from records_of(batch.slice(start, ROWS_PER_BATCH), rows)

@@ -75,7 +75,7 @@ def test_columns_are_checked_under_our_names_in_every_format(tmp_path: Path, wri
         ("a.jsonl", b"", "no samples in it"),
         ("a.jsonl", b"\n \n", "no samples in it"),
         ("a.csv", b"query,response,contexts\n", "no samples in it"),
-        ("a.json", b'{\n "results": []\n}', "no row of it is a JSON object"),
+        ("a.json", b'{\n "results": []\n}', "--format ragchecker reads one object"),
         ("a.json", b'{"results": []}', "--format ragchecker reads one object with `results`"),
         ("a.parquet", b"PAR1 not really", "cannot be read"),
         ("a.csv", b"query,query\n", "twice"),
