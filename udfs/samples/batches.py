@@ -11,14 +11,13 @@ from typing import Any
 import pyarrow as pa
 
 from untold.udfs.samples.adapters import Adapter
-from untold.udfs.samples.conversion import KNOWN, Sample, broken_row, to_sample
+from untold.udfs.samples.conversion import KNOWN, Sample, to_sample
 from untold.udfs.samples.file_records import (
     READ_ERRORS,
     READERS_OF_PARTS,
     ROWS_PER_BATCH,
     FileRecord,
     Reader,
-    RowError,
     UndecodableError,
     Unit,
     UnreadableFileError,
@@ -113,12 +112,7 @@ def reader_of(unit: Unit, adapter: Adapter | None) -> Reader:
 
 def expanded(adapter: Adapter | None, record: FileRecord, row: int) -> list[FileRecord]:
     """The records that a record stands for, which is the 0-based row of its file."""
-    if adapter is None:
-        return [record]
-    try:
-        return converted(lambda one: adapter.expand(one, row), record)
-    except RowError as error:
-        return [broken_row(record, error)]
+    return converted(lambda one: adapter.expand(one, row), record) if adapter else [record]
 
 
 def columns_of(adapter: Adapter | None, record: FileRecord, rows: Sequence[FileRecord]) -> set[str]:
@@ -131,16 +125,11 @@ def samples_of(unit: Unit, rows: Sequence[FileRecord], wanted: Wanted) -> list[S
     """The records of a unit as samples."""
     as_text = unit.kind in ITEMS_ARE_TEXT
 
-    def convert(row: FileRecord) -> list[Sample]:
-        return [to_sample(row, as_text, wanted.required, wanted.optional)]
+    def convert(row: FileRecord) -> Sample:
+        return to_sample(row, as_text, wanted.required, wanted.optional)
 
-    found: list[Sample] = []
-    for row in rows:
-        try:
-            found += converted(convert, row)
-        except RowError as error:
-            found += convert(broken_row(row, error))
-    return found
+    found = [one for row in rows for one in converted(lambda given: [convert(given)], row)]
+    return [one if isinstance(one, Sample) else convert(one) for one in found]
 
 
 def _packed(sample: Sample) -> bytes | None:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, cast
 
 from untold.udfs.samples.checks import check_contexts, normalise_checks, normalise_ground_truth
-from untold.udfs.samples.file_records import FileRecord, RowError
+from untold.udfs.samples.file_records import FileRecord
 from untold.udfs.samples.items import named_texts, normalise_aspects, normalise_references
 from untold.udfs.samples.values import ENCODER, canonical, finite, id_of, load_json, text_of, without_surrogates
 
@@ -49,6 +49,9 @@ JSON_IN_JSON = (*JSON_BEGINNINGS, '"[', '"{', '"\\"')
 # Columns in which one text stands for a list of it alone
 ONE_TEXT = ("contexts", "references", "ground_truth")
 PYTHON_ERRORS = (ValueError, SyntaxError, MemoryError, RecursionError)
+# Tokens of NumPy that are no values, and what ends a value and begins another
+NUMPY_NAMES = {**dict.fromkeys(("array", "np", ".", "str_", "dtype", "=", "object"), ""), "nan": "None", "NaN": "None"}
+ENDS, BEGINS = re.compile(r"[\w'\"\]}]$"), re.compile(r"[\w'\"\[{]")
 # Two texts without a comma, as NumPy writes them
 ADJACENT = re.compile(r"['\"]\s+['\"]")
 # The beginnings of a list of texts, and of other collections, as Python and pandas write them into CSV
@@ -122,13 +125,6 @@ def to_sample(
         "label": id_of(values.get("label")),
     }
     return Sample(known, rest, content, "; ".join(problems) or None)
-
-
-def broken_row(record: FileRecord, error: RowError) -> FileRecord:
-    """Return a row that no format can read as one with a problem, without the text of the row."""
-    named = {name: value for name, value in record.values.items() if name == "sample_id"}
-    empty = dict.fromkeys(REQUIRED)
-    return FileRecord({**empty, **named}, problem=str(error), raw=canonical(record.values), row=record.row)
 
 
 def is_question(required_columns: Sequence[str]) -> bool:
@@ -322,48 +318,20 @@ def is_python_list(text: str) -> bool:
 def read_python_list(text: str) -> Any:
     """Return the list that Python, NumPy or pandas wrote as text, with None for nan.
 
-    Raises ValueError if it is cut, or has values other than texts, numbers, lists and objects.
+    Raises ValueError if it is cut, or has values that are not written in full.
 
     >>> read_python_list("['a'\\n 'b']"), read_python_list("array(['a', nan], dtype=object)")
     (['a', 'b'], ['a', None])
     """
     try:
-        tokens = list(tokenize.generate_tokens(io.StringIO(text.strip()).readline))
+        tokens = [one.string.strip() for one in tokenize.generate_tokens(io.StringIO(text.strip()).readline)]
+        parts = filter(None, (NUMPY_NAMES.get(token, token) for token in tokens))
         # NumPy writes no commas, and Python would join the texts
-        parts = [token for token in tokens if token.type not in (tokenize.NL, tokenize.NEWLINE)]
-        source = " ".join(
-            f"{one.string}," if _ends(one) and _begins(two) else one.string for one, two in pairwise(parts)
-        )
-        return without_surrogates(_python_value(ast.parse(source, mode="eval").body))
+        pairs = pairwise([*parts, ""])
+        found = ast.literal_eval("".join(f"{a}," if ENDS.search(a) and BEGINS.match(b) else a for a, b in pairs))
     except (*PYTHON_ERRORS, tokenize.TokenError):
         raise ValueError("no list of Python's") from None
-
-
-def _ends(token: tokenize.TokenInfo) -> bool:
-    return token.type in (tokenize.STRING, tokenize.NUMBER) or token.string in ("]", "}", "nan", "None")
-
-
-def _begins(token: tokenize.TokenInfo) -> bool:
-    return token.type in (tokenize.STRING, tokenize.NUMBER, tokenize.NAME) or token.string in ("[", "{", "...")
-
-
-def _python_value(node: ast.AST) -> Any:
-    """Return the value of an expression that `repr` writes. Raises ValueError for any other."""
-    match node:
-        case ast.List(items) | ast.Tuple(items):
-            return [_python_value(item) for item in items]
-        case ast.Dict(keys, values):
-            names = [str(ast.literal_eval(key or node)) for key in keys]
-            return dict(zip(names, map(_python_value, values), strict=True))
-        case ast.Name("nan" | "NaN" | "NaT"):
-            return None
-        case ast.Call(ast.Name("array" | "str_") | ast.Attribute(attr="array" | "str_"), [first, *_]):
-            return _python_value(first)
-        case ast.expr():
-            value = ast.literal_eval(node)
-            if value is None or isinstance(value, str | int | float):
-                return value
-    raise ValueError("no value of JSON")
+    return without_surrogates(found[0] if isinstance(found, tuple) else found)
 
 
 def _content(record: FileRecord, contexts: list[dict[str, str]] | None, rest: Mapping[str, Any]) -> str:

@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from untold.udfs.samples.conversion import broken_row
-from untold.udfs.samples.file_records import READERS, FileRecord, RowError, Unit, UnreadableFileError, converted
+from untold.udfs.samples.file_records import READERS, FileRecord, Unit, UnreadableFileError, converted
 
 FILES = "*.jsonl"
 VERDICTS = {"S": "supported", "NS": "not_supported"}
@@ -34,11 +33,8 @@ def read_claims(unit: Unit) -> Iterator[FileRecord]:
             raise UnreadableFileError("no `annotations`; give the human data of FActScore as it is published")
         else:
             name = f"{row}-{system}"
-            try:
-                claims = converted(lambda one, name=name: _claims(name, system, one.values), record)
-            except RowError as error:
-                claims = [broken_row(record, error)]
-            yield from (replace(claim, row=record.row) for claim in claims)
+            for claim in converted(lambda one, name=name: _claims(name, system, one.values), record):
+                yield replace(claim, row=record.row)
 
 
 def _claims(name: str, system: str, values: Mapping[str, Any]) -> Iterator[FileRecord]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -42,9 +42,6 @@ ROW_ERRORS = (AttributeError, TypeError, ValueError, LookupError, ArithmeticErro
 READ_ERRORS = (OSError, EOFError, zlib.error, UnicodeError, pa.ArrowException)
 
 
-Converted = TypeVar("Converted")
-
-
 class UnreadableFileError(Exception):
     """A file that cannot be read on. The message names what is wrong, never what stands in the file."""
 
@@ -61,25 +58,27 @@ class RowError(ValueError):
     """A row that its format cannot be. The message names the column, and never what stands in it."""
 
 
-def converted(convert: Callable[[FileRecord], Iterable[Converted]], record: FileRecord) -> list[Converted]:
-    """Return what a row becomes. Raises RowError for a value that has another type than its format expects."""
+def converted(convert: Callable[[FileRecord], Iterable[Any]], record: FileRecord) -> list[Any]:
+    """Return what a row becomes, or one record with a problem if a value has another type than its format expects."""
+    problem = _try_convert(convert, record)
+    if isinstance(problem, list):
+        return problem
+    for name in record.values if problem is None else ():
+        if isinstance(_try_convert(convert, replace(record, values={**record.values, name: None})), list):
+            problem = f"`{name}` has a value of another type than its format expects; correct it, or leave it out"
+            break
+    # With the names of samples, so that a file of such rows does not lack columns
+    known = {"query": None, "response": None, "contexts": None, "sample_id": record.values.get("sample_id")}
+    problem = problem or "its values have other types than its format expects; check --format"
+    return [FileRecord(known, problem, canonical(record.values), record.row)]
+
+
+def _try_convert(convert: Callable[[FileRecord], Iterable[Any]], record: FileRecord) -> list[Any] | str | None:
+    """Return what a row becomes, else the message of its RowError, else None."""
     try:
         return list(convert(record))
-    except RowError:
-        raise
-    except ROW_ERRORS:
-        raise RowError(_describe_row(convert, record)) from None
-
-
-def _describe_row(convert: Callable[[FileRecord], Iterable[Any]], record: FileRecord) -> str:
-    """Return a line on a row that cannot be converted. It names the column without which the row can be."""
-    for name in record.values:
-        try:
-            list(convert(replace(record, values={**record.values, name: None})))
-        except ROW_ERRORS:
-            continue
-        return f"`{name}` has a value of another type than its format expects; correct it, or leave it out"
-    return "its values have other types than its format expects; check --format"
+    except ROW_ERRORS as error:
+        return str(error) if isinstance(error, RowError) else None
 
 
 def undecodable(line: int, encoding: str) -> str:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from untold.udfs.samples.conversion import CONTEXT_NAMES, broken_row
-from untold.udfs.samples.file_records import READERS, FileRecord, RowError, Unit, converted, json_kind
+from untold.udfs.samples.conversion import CONTEXT_NAMES
+from untold.udfs.samples.file_records import READERS, FileRecord, Unit, converted, json_kind
 from untold.udfs.samples.values import finite, load_json, text_of
 
 FILES = "*.*json*"
@@ -126,16 +126,14 @@ def read_traces(spans_of: Callable[[Values], Iterable[Span]], unit: Unit) -> Ite
             records.append(record)
             continue
         known = replace(record, values={name: finite(value) for name, value in record.values.items()})
-        try:
-            for span in converted(lambda one: spans_of(one.values), known):
+        for span in converted(lambda one: spans_of(one.values), known):
+            if isinstance(span, FileRecord):
+                records.append(span)
+            else:
                 traces.setdefault(span.trace, _Trace(record.row)).add(span, record.row)
-        except RowError as error:
-            records.append(broken_row(record, error))
     for name, trace in traces.items():
-        try:
-            records += converted(lambda _, trace=trace, name=name: [trace.record(name)], FileRecord(row=trace.row))
-        except RowError as error:
-            records.append(broken_row(FileRecord({"sample_id": name}, row=trace.row), error))
+        one = FileRecord({"sample_id": name}, row=trace.row)
+        records += converted(lambda _, trace=trace, name=name: [trace.record(name)], one)
     yield from sorted(records, key=lambda one: one.row)
 
 
