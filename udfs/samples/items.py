@@ -107,7 +107,7 @@ def named_texts(value: Any, one: str) -> list[tuple[int, str, str, Any]]:
         where = f"{one} {position}"
         if text is None:
             raise ValueError(f"{where} has no text{_advice(item)}" if named else f"{where} is null")
-        if isinstance(text, list | dict) or isinstance(name, list | dict):
+        if isinstance(text, list | tuple | set | dict) or isinstance(name, list | dict):
             raise ValueError(f"{where} is neither text nor an object of id and text")
         identifier = id_of(name) or str(position)
         # Sources and verdicts name items by their ids alone: with two of one, nobody could say which is meant
