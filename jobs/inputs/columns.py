@@ -52,7 +52,9 @@ def _check_forms(files: Sequence[InputFile]) -> None:
         if compression_of(file.path) == "zstd":
             raise UnreadableTableError(f"{file.path}: .zst is not read here; decompress it, or give Parquet")
         if file.kind == "objects":
-            raise UnreadableTableError(f"{file.path}: objects over several lines are not read here; write one a line")
+            raise UnreadableTableError(
+                f"{file.path}: objects that span several lines are not read here. Write one per line"
+            )
         if file.kind == "lines" and not cuts_lines(file.encoding):
             raise UnreadableTableError(
                 f"{file.path}: JSON Lines in {file.encoding.upper()} are not read here; save them as UTF-8"

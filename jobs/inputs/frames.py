@@ -25,7 +25,7 @@ LISTS = (
     *(pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list),
     *(pa.types.is_list_view, pa.types.is_large_list_view),
 )
-# What has a text of its own
+# Types with a readable text
 VALUES = (NoneType, str, bytes, int, float, Decimal, list, tuple, dict, date, time, UUID, PurePath)
 _INDEX = re.compile(r"__index_level_\d+__")
 
@@ -60,14 +60,14 @@ def write_frame(samples: Any, folder: str) -> str:
 
 
 def _reader_of(samples: Any) -> pa.RecordBatchReader:
-    """Return the batches of a frame. Columns of pandas with values of several types become text, lists JSON.
+    """Return the batches of a frame. Mixed columns of pandas become text, and their lists become JSON.
 
     Raises SampleError for a column that Arrow cannot have.
     """
     try:
         return pa.RecordBatchReader.from_stream(samples)
     except FRAME_ERRORS as error:
-        # Of all frames only those of pandas have `iloc`
+        # Only frames of pandas have `iloc`
         if not hasattr(samples, "iloc"):
             raise SampleError(f"samples cannot be read as Arrow ({error}); convert its columns to text") from error
     if not samples.columns.is_unique:
@@ -76,7 +76,7 @@ def _reader_of(samples: Any) -> pa.RecordBatchReader:
 
 
 def _array_of(column: Any) -> pa.Array:
-    """Return a column of pandas, as text if its values are of several types. Raises SampleError for other objects."""
+    """Return a column of pandas. Values of several types become text. Raises SampleError for other objects."""
     try:
         return pa.array(column, from_pandas=True)
     except FRAME_ERRORS:

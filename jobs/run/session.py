@@ -313,9 +313,9 @@ def spark_schema(schema: pa.Schema) -> T.StructType:
 def read_parquet(
     spark: SparkSession, *paths: str, schema: T.StructType | pa.Schema | None = None, **options: Any
 ) -> DataFrame:
-    """Return the rows of Parquet files or folders. Every character of a path counts as it is, brackets too.
+    """Return the rows of Parquet files or folders. Brackets and wildcards in a path are literal.
 
-    schema: the columns to read; None for those of the files.
+    schema: the columns to read; None reads all columns of the files.
     """
     reader = spark.read.options(**options)
     if schema is not None:

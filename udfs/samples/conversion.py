@@ -49,7 +49,7 @@ JSON_IN_JSON = (*JSON_BEGINNINGS, '"[', '"{', '"\\"')
 # Columns in which one text stands for a list of it alone
 ONE_TEXT = ("contexts", "references", "ground_truth")
 PYTHON_ERRORS = (ValueError, SyntaxError, MemoryError, RecursionError)
-# Tokens of NumPy that are no values, and what ends a value and begins another
+# Tokens of NumPy around values, and the ends and beginnings of values
 NUMPY_NAMES = {**dict.fromkeys(("array", "np", ".", "str_", "dtype", "=", "object"), ""), "nan": "None", "NaN": "None"}
 ENDS, BEGINS = re.compile(r"[\w'\"\]}]$"), re.compile(r"[\w'\"\[{]")
 # Two texts without a comma, as NumPy writes them
@@ -60,7 +60,7 @@ PYTHON_LIST = re.compile(
     r"|(np\.|numpy\.)?(array|deque|set|frozenset|dict_values|OrderedDict)\(\s*[\[({]\s*['\"\[({]"
 )
 _TEXT = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
-# A tuple or a set of texts, whole or cut: prose in brackets goes on behind them
+# A tuple or a set of texts, whole or cut. Prose in brackets has words after it
 PYTHON_TUPLE = re.compile(rf"[({{]\s*{_TEXT}\s*,\s*(?:{_TEXT}\s*,\s*)*(?:{_TEXT}?\s*[)}}]|['\"][^'\"]*)?", re.DOTALL)
 # Documents of LangChain and LlamaIndex, and other objects in a list, as Python writes them
 PYTHON_OBJECTS = re.compile(

@@ -61,7 +61,7 @@ def claims(record: FileRecord, _: int) -> list[FileRecord]:
 def _answers(values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     given = values.get("answers")
     if not given or not isinstance(given, dict) or not all(isinstance(answer, dict) for answer in given.values()):
-        raise RowError("`answers` is no object of systems and their answers; correct it")
+        raise RowError("`answers` needs one object per system; correct it")
     yield from given.items()
 
 

@@ -33,11 +33,11 @@ ROWS_PER_BATCH = 1000
 DELIMITERS = (",", "\t", ";")
 OUT_OF_RANGE = object()
 EXCEL_DELIMITER = re.compile(r'"?sep=([^"\r\n])"?\r?\n')
-# The beginning of an object of JSON that goes on in the next line
+# The beginning of a JSON object that spans several lines
 OBJECT_OVER_LINES = re.compile(r"\{[ \t]*\r?\n")
 # A header is shorter
 HEADER_CHARACTERS = 1 << 16
-# Errors that values of other types cause, in whatever code reads them
+# Errors that values of wrong types cause in any converter
 ROW_ERRORS = (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
 READ_ERRORS = (OSError, EOFError, zlib.error, UnicodeError, pa.ArrowException)
 
@@ -55,26 +55,26 @@ class UndecodableError(UnreadableFileError):
 
 
 class RowError(ValueError):
-    """A row that its format cannot be. The message names the column, and never what stands in it."""
+    """A row that its format cannot read. The message names the column and no value."""
 
 
 def converted(convert: Callable[[FileRecord], Iterable[Any]], record: FileRecord) -> list[Any]:
-    """Return what a row becomes, or one record with a problem if a value has another type than its format expects."""
+    """Return the result of a conversion, or one record with a problem if a value has the wrong type for its format."""
     problem = _try_convert(convert, record)
     if isinstance(problem, list):
         return problem
     for name in record.values if problem is None else ():
         if isinstance(_try_convert(convert, replace(record, values={**record.values, name: None})), list):
-            problem = f"`{name}` has a value of another type than its format expects; correct it, or leave it out"
+            problem = f"`{name}` has a value of the wrong type for its format; correct it, or leave it out"
             break
     # With the names of samples, so that a file of such rows does not lack columns
     known = {"query": None, "response": None, "contexts": None, "sample_id": record.values.get("sample_id")}
-    problem = problem or "its values have other types than its format expects; check --format"
+    problem = problem or "its values have the wrong types for its format; check --format"
     return [FileRecord(known, problem, canonical(record.values), record.row)]
 
 
 def _try_convert(convert: Callable[[FileRecord], Iterable[Any]], record: FileRecord) -> list[Any] | str | None:
-    """Return what a row becomes, else the message of its RowError, else None."""
+    """Return the result of a conversion, the message of its RowError, or None after another error."""
     try:
         return list(convert(record))
     except ROW_ERRORS as error:
@@ -229,7 +229,7 @@ def read_text(unit: Unit) -> str:
 def _read_array(unit: Unit) -> Iterator[FileRecord]:
     """The elements of a JSON array, or objects one after another, read piece by piece.
 
-    Raises UnreadableFileError where it is no JSON.
+    Raises UnreadableFileError if it is not JSON.
     """
     with open_text(unit.path, unit.encoding, errors="surrogateescape") as stream:
         reader = _ArrayReader(stream, unit.encoding)
@@ -358,7 +358,7 @@ def check_text(head: str) -> None:
 
 
 def find_delimiter(head: str) -> str:
-    """Comma, tab or semicolon: the one that gives the header of a CSV file the most columns, or that Excel names.
+    """Comma, tab or semicolon: the delimiter that splits the header into the most columns, or that Excel names.
 
     >>> find_delimiter("query;response;contexts\\n"), find_delimiter("query\\n"), find_delimiter("sep=|\\nquery|x")
     (';', ',', '|')
@@ -385,7 +385,7 @@ def _header(rows: Iterator[list[str]]) -> list[str]:
     ones.
     """
     try:
-        # Excel's line that names the delimiter may stand before the header
+        # Excel may write a line with the delimiter before the header
         names = column_names(next((row for row in rows if row and not _names_delimiter(row)), []))
     except csv.Error as error:
         raise UnreadableFileError(f"the header is no CSV ({error})") from None

@@ -13,7 +13,7 @@ from untold.udfs.samples.values import finite, id_of, load_json, text_of
 ASPECT_FIELDS = ("id", "text", "labels")
 REFERENCE_FIELDS = ("id", "text", "anchor", "weight", "labels", "covered_by", "importance")
 IMPORTANCES = ("vital", "okay")
-# Other names of the text of an item; one that has several of them is refused
+# Other names of the text of an item. An item with several of them is refused
 TEXT_NAMES = ("page_content", "pageContent", "content", "contents", "passage", "segment", "body", "chunk")
 SHOWN_FIELDS = 5
 WEIGHTS = ("weight", "points")

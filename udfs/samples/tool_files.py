@@ -55,7 +55,7 @@ RUBRICS: Names = {
     "query_id": ("query_id", "prompt_id"),
     "references": ("rubrics",),
 }
-# Of a criterion; a number in any other field is a weight under another name
+# Fields of a criterion. A number in another field is a weight with an unknown name
 CRITERION_FIELDS = (*WEIGHTS, "criterion", "text", "id", "index", "number", "position")
 NUMBER = re.compile(r"\s*[-+]?\d+(\.\d+)?\s*")
 # DeepEval joins the texts of a list with bars in its CSV
@@ -165,7 +165,7 @@ def trec_rag_nuggets(record: FileRecord, _: int) -> list[FileRecord]:
 def rubrics(record: FileRecord, _: int) -> list[FileRecord]:
     """A task's criteria as references, each with its weight; what an answer should not do has one below 0.
 
-    A prompt of several messages is one text of all of them. HealthBench's ideal completion is the ground truth.
+    Several messages of a prompt become one text. HealthBench's ideal completion is the ground truth.
     """
     if record.problem:
         return [record]
@@ -181,7 +181,7 @@ def rubrics(record: FileRecord, _: int) -> list[FileRecord]:
 
 
 def _criterion(value: Any, where: str) -> Any:
-    """Return a criterion as a reference. Raises RowError if a number has a name that is not that of a weight."""
+    """Return a criterion as a reference. Raises RowError if the name of its weight is not known."""
     if not isinstance(value, Mapping):
         return value
     numbers = [name for name, one in value.items() if name not in CRITERION_FIELDS and NUMBER.fullmatch(str(one))]
@@ -191,7 +191,7 @@ def _criterion(value: Any, where: str) -> Any:
 
 
 def _conversation(messages: Sequence[Any]) -> str | None:
-    """Return the messages as one text, each behind its role; a single message as it is."""
+    """Return the messages as one text, each with its role. A single message has no role."""
     texts = [find_text(one, ASKED, ()) for one in messages]
     if len(texts) < 2:
         return next(iter(texts), None)
@@ -202,7 +202,7 @@ def _conversation(messages: Sequence[Any]) -> str | None:
 
 
 def deepeval(record: FileRecord, _: int) -> list[FileRecord]:
-    """A test case of DeepEval; the contexts of its CSV stand between bars."""
+    """Return a test case of DeepEval as a sample. Bars separate the contexts of its CSV."""
     if record.problem:
         return [record]
     values = _under_our_names(record.values, DEEPEVAL)

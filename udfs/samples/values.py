@@ -78,7 +78,7 @@ def finite(value: Any) -> Any:
 
 
 def id_of(value: Any) -> str | None:
-    """Return an id as text. Bytes that are no text are a UUID if they are 16, else hexadecimal digits.
+    """Return an id as text. 16 bytes that are not text become a UUID, and others hexadecimal digits.
 
     >>> id_of(7), id_of(b"a-1"), id_of(bytes(16)), id_of(b"\\xff")
     ('7', 'a-1', '00000000-0000-0000-0000-000000000000', 'ff')
