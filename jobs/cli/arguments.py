@@ -355,7 +355,8 @@ def load(options: Options, *, system: Layer | None = None, demo: bool = False, a
     Which layer wins is said by `untold.jobs.settings.loading.load_settings`. Raises what it raises.
     """
     from untold.jobs.asking import local_model
-    from untold.jobs.settings.loading import SettingsError, load_settings
+    from untold.jobs.settings.loading import load_settings
+    from untold.jobs.settings.model import SettingsError
 
     try:
         resolved = load_settings(

@@ -80,7 +80,9 @@ def _array_of(column: Any) -> pa.Array:
     try:
         return pa.array(column, from_pandas=True)
     except FRAME_ERRORS:
-        values = [None if is_missing else value for value, is_missing in zip(column, column.isna(), strict=True)]
+        values: list[Any] = [
+            None if is_missing else value for value, is_missing in zip(column, column.isna(), strict=True)
+        ]
     values = [value.tolist() if hasattr(value, "tolist") else value for value in values]
     for row, value in enumerate(values, start=1):
         if not isinstance(value, VALUES):

@@ -7,10 +7,10 @@ labelled S (supported), NS (not supported) or IR (irrelevant).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import PurePosixPath
-from typing import Any
 
 from untold.udfs.samples.file_records import READERS, FileRecord, Unit, UnreadableFileError, converted
 
@@ -33,11 +33,12 @@ def read_claims(unit: Unit) -> Iterator[FileRecord]:
             raise UnreadableFileError("no `annotations`; give the human data of FActScore as it is published")
         else:
             name = f"{row}-{system}"
-            for claim in converted(lambda one, name=name: _claims(name, system, one.values), record):
+            for claim in converted(partial(_claims, name, system), record):
                 yield replace(claim, row=record.row)
 
 
-def _claims(name: str, system: str, values: Mapping[str, Any]) -> Iterator[FileRecord]:
+def _claims(name: str, system: str, record: FileRecord) -> Iterator[FileRecord]:
+    values = record.values
     sentences = values["annotations"] or []
     facts = [fact for sentence in sentences for fact in sentence.get("human-atomic-facts") or []]
     for place, fact in enumerate(facts, start=1):
