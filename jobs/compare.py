@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from untold.jobs.results import Run, open_run
-from untold.jobs.run.session import spark_schema
+from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import Page, amount, table, wrapped
 from untold.jobs.summary.aggregate import collect_counts, count_values, score_or_zero
 from untold.jobs.summary.ranking import (
@@ -129,12 +129,12 @@ def _read_run(spark: SparkSession, run: Run, name: str, metrics: Sequence[str], 
 
     question: a hash of query and contexts, null where the sample has none. name: the system of samples that have none.
     """
-    scores = spark.read.schema(spark_schema(SCORES)).parquet(run.path_of("scores").spark)
+    scores = read_parquet(spark, run.path_of("scores").spark, schema=SCORES)
     scores = scores.where(F.col("metric").isin(*metrics))
     if measures:
-        values = spark.read.schema(spark_schema(MEASURES)).parquet(run.path_of("measures").spark)
+        values = read_parquet(spark, run.path_of("measures").spark, schema=MEASURES)
         scores = as_scores(values.where(F.col("measure").isin(*measures)), scores)
-    samples = spark.read.schema(spark_schema(SAMPLES)).parquet(run.path_of("samples").spark)
+    samples = read_parquet(spark, run.path_of("samples").spark, schema=SAMPLES)
     text = F.to_json(F.struct("query", "contexts"))
     # A hash, since texts as keys of joins would be shuffled whole
     question = F.when(F.col("query").isNotNull() & F.col("contexts").isNotNull(), F.sha2(text, 256))

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from untold.graph.drawing import STYLE, save_figure
 from untold.jobs.metrics.views import count
 from untold.jobs.results import Run, open_run
-from untold.jobs.run.session import spark_schema
+from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import print_lines
 from untold.jobs.summary.bands import (
     Rows,
@@ -88,7 +88,7 @@ def _recalled(spark: SparkSession, run: Run) -> DataFrame:
 
     A sample without such claims has no row, nor one of whose contexts something is not known.
     """
-    contexts = spark.read.schema(spark_schema(CONTEXTS_USED)).parquet(run.path_of(CONTEXTS).spark)
+    contexts = read_parquet(spark, run.path_of(CONTEXTS).spark, schema=CONTEXTS_USED)
     most = contexts.agg(F.coalesce(F.max("rank"), F.lit(1))).collect()[0][0]
     by_sample = contexts.groupBy("sample_id").agg(
         F.array_sort(F.collect_list(F.struct("rank", "new"))).alias("contexts"),

@@ -131,7 +131,7 @@ def write_csv(run: Run, file: IO[bytes], *, mark: bool = True) -> None:
     schema = wide_schema(run)
     text = io.TextIOWrapper(file, encoding="utf-8-sig" if mark else "utf-8", newline="")
     writer = csv.writer(text)
-    writer.writerow(schema.names)
+    writer.writerow(map(guard, schema.names))
     for row in wide_rows(run):
         cells = (row.get(name) for name in schema.names)
         writer.writerow([guard(cell) if isinstance(cell, str) else cell for cell in cells])

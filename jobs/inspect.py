@@ -37,7 +37,8 @@ SHOWN_PROBLEMS = 5
 # What is read of all files to count their rows: lines by their ends, which is quick, and records, which is not
 COUNTED_BYTES = 1 << 28
 COUNTED_RECORDS = 20_000
-KINDS = {"lines": "JSON Lines", "array": "a JSON array", "csv": "CSV", "parquet": "Parquet"}
+KINDS = {"lines": "JSON Lines", "array": "a JSON array", "objects": "JSON objects", "csv": "CSV", "parquet": "Parquet"}
+OF_NUGGETS = ("rubrics", "trec_rag_nuggets")
 # Patterns that say nothing of what a file holds
 ANY_FILE = ("*", "*.csv", "*.jsonl", "*.json*", "*.*json*")
 
@@ -287,8 +288,14 @@ def _command(path: str, name: str | None, options: ReadOptions, required: Sequen
     )
     words += ["--encoding", options.encoding] if options.encoding else []
     words += ["--delimiter", options.delimiter] if options.delimiter else []
+    # Nuggets come with their weights, and without contexts
+    nuggets = ["--metric", "nuggets", *(["--set", "nuggets.score=weighted"] if name == "rubrics" else [])]
     if "response" not in required and "response" not in given:
-        return shlex.join(["untold", "generate", *words, "--systems", "systems.yaml", "--output", "answers"])
+        asked = shlex.join(["untold", "generate", *words, "--systems", "systems.yaml", "--output", "answers"])
+        scored = shlex.join(["untold", "plan", "--input", "answers/samples", *nuggets])
+        return f"{asked} && {scored}" if name in OF_NUGGETS else asked
+    if name in OF_NUGGETS:
+        return shlex.join(["untold", "plan", *words, *nuggets])
     if "contexts" in given or name is None:
         return shlex.join(["untold", "plan", *words, "--metric", "e2e"])
     # Without contexts, facts are given as references or looked up

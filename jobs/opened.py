@@ -47,11 +47,11 @@ class Run(results.Run):
 
     def spark(self, name: str) -> DataFrame:
         """The table as a Spark frame, by the active session or one that this starts. Raises as `dataset`."""
-        from untold.jobs.run.session import active_session
+        from untold.jobs.run.session import active_session, read_parquet
 
         # Says what is wrong with the name
         self.dataset(name)
-        return active_session().read.option("mergeSchema", "true").parquet(self.path_of(name).spark)
+        return read_parquet(active_session(), self.path_of(name).spark, mergeSchema=True)
 
     def compare(
         self,

@@ -39,6 +39,7 @@ from untold.jobs.run import manifest
 from untold.jobs.run.lineage import lineage, span
 from untold.jobs.run.output import Output, shown
 from untold.jobs.run.progress import Course, Display
+from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import amount, page_of, print_lines
 from untold.jobs.run.workspace import Counted, LostRowsError
 from untold.jobs.settings.model import Settings
@@ -234,7 +235,7 @@ def _added(run: _Scoring, content: str) -> manifest.Added | None:
 def _changes(start: Start, found: Samples) -> dict[str, int]:
     """How the rows of the input differ from those that the output is of (`changes_between`)."""
     path = start.output.place_of("samples")
-    return changes_between(start.spark.read.parquet(path), found.samples) if path else {"late": found.row_count}
+    return changes_between(read_parquet(start.spark, path), found.samples) if path else {"late": found.row_count}
 
 
 def _check_kept(output: Output, found: Samples, display: Display) -> None:

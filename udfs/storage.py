@@ -288,6 +288,15 @@ class Entry(NamedTuple):
         return self.place.name
 
 
+def literal_pattern(path: str) -> str:
+    """Return the glob of Hadoop that matches this path only. Spark's readers accept globs and not plain paths.
+
+    >>> literal_pattern("/out/gpt-4 [v2]/samples"), literal_pattern("/out/a/samples")
+    ('/out/gpt-4 \\\\[v2\\\\]/samples', '/out/a/samples')
+    """
+    return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
+
+
 def local_path(path: str) -> str:
     """A path without its `file:` scheme, percent signs decoded where there is no such file otherwise."""
     if not path.startswith("file:/"):

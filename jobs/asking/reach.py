@@ -14,7 +14,7 @@ from untold.jobs.asking.process import ProcessWhenNeeded
 from untold.jobs.asking.store import SPARK_ERRORS
 from untold.jobs.run.output import WORK
 from untold.jobs.run.refusals import explain, root_cause
-from untold.jobs.run.session import is_connect, is_local, task_slots
+from untold.jobs.run.session import is_connect, is_local, read_parquet, task_slots
 from untold.jobs.run.workspace import write_parquet
 from untold.udfs.llm.store_files import digest_of
 from untold.udfs.reach import Visit, visit_in_task
@@ -97,7 +97,7 @@ def _check_spark(spark: SparkSession, probe: Probe, places: Iterable[str]) -> No
         path = f"{probe.folders[place]}/spark"
         try:
             write_parquet(spark.range(1), path)
-            spark.read.parquet(path).collect()
+            read_parquet(spark, path).collect()
         except SPARK_ERRORS as error:
             raise ReachError(
                 f"{place}: Spark cannot write and read there ({explain(error) or root_cause(error)}); "

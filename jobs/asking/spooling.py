@@ -14,6 +14,7 @@ from untold.jobs.asking.job import Outcome
 from untold.jobs.asking.spool import Spool, SpooledJob
 from untold.jobs.asking.stage_store import StageStore
 from untold.jobs.run.locks import LockedError
+from untold.jobs.run.session import read_parquet
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.usage import NOTHING_USED, Usage
@@ -52,7 +53,7 @@ class SpoolAnswerer:
         spool, stage, spark = self.spool, unanswered.stage, unanswered.rows.sparkSession
         prefix = spool.prefix(stage, self.store)
         if pending := self._pending(prefix):
-            known = spark.read.parquet(*pending).select("request_id")
+            known = read_parquet(spark, *pending).select("request_id")
             unanswered = replace(unanswered, rows=unanswered.rows.join(known, on="request_id", how="left_anti"))
         job = spool.job(f"{prefix}{uuid4().hex[:JOB_CHARACTERS]}-{self.engines.run}")
         unanswered.write(self.settings, job.requests)

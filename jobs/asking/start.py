@@ -22,7 +22,7 @@ from untold.jobs.run import manifest
 from untold.jobs.run.outcome import FAILED_TOO_MANY, Ending, below_bars, missed_too_often
 from untold.jobs.run.output import Output
 from untold.jobs.run.progress import Display
-from untold.jobs.run.session import spark_schema
+from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import amount
 from untold.jobs.run.workspace import Counted, Workspace
 from untold.jobs.settings.model import STAGE_NAMES, Settings
@@ -162,7 +162,7 @@ class Start:
         errors: list[dict[str, Any]] = []
         if dead:
             path = str(place_of_table(self.output.place, written, "failures"))
-            failures = self.spark.read.schema(spark_schema(FAILURES)).parquet(path)
+            failures = read_parquet(self.spark, path, schema=FAILURES)
             errors = most_frequent_errors(failures, [row["stage"] for row in dead])
         counts = written["counts"]
         lasting = counts.get("failures", 0) - counts.get("passing_failures", 0)

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking import snapshots
 from untold.jobs.asking.compaction import FILE_BYTES, compact_folder, run_merges
-from untold.jobs.run.session import is_connect, spark_schema
+from untold.jobs.run.session import is_connect, read_parquet, spark_schema
 from untold.jobs.tables import COMPLETIONS
 from untold.udfs.errors import UserError
 from untold.udfs.llm.keys import Stage
@@ -76,7 +76,7 @@ class Reading:
             "ignoreMissingFiles": False,
             "parquet.page.verify-checksum.enabled": True,
         }
-        return self.spark.read.schema(schema).options(**strict).parquet(*self.whole.uris)
+        return read_parquet(self.spark, *self.whole.uris, schema=schema, **strict)
 
     def counted(self, *columns: str) -> tuple[DataFrame, Callable[[], None]]:
         """Columns of all rows, and what to call after the first action on them: it raises ShortReadError.

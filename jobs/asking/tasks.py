@@ -18,7 +18,7 @@ from untold.jobs.asking.engines import Engines
 from untold.jobs.asking.job import Outcome
 from untold.jobs.asking.process import AnsweringError
 from untold.jobs.run.refusals import explain, root_cause
-from untold.jobs.run.session import spark_schema, task_slots
+from untold.jobs.run.session import read_parquet, spark_schema, task_slots
 from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.keys import Stage
@@ -103,7 +103,7 @@ class _TaskRun:
         """The Spark job, in a thread of its own, so that signals are heard meanwhile."""
         try:
             self._spark.addTag(self._tag)
-            frame = self._spark.read.parquet(self._requests)
+            frame = read_parquet(self._spark, self._requests)
             # Files of requests are small and would all be one task's; each core should have one
             tasks = max(-(-total // TASK_ROWS), min(task_slots(self._spark), total))
             answer = partial(answer_in_task, stage=self._stage, folder=self._folder, run=self._run, flush=self._flush)

@@ -359,18 +359,24 @@ def load(options: Options, *, system: Layer | None = None, demo: bool = False, a
     """
     from untold.jobs.asking import local_model
     from untold.jobs.settings.loading import load_settings
+    from untold.jobs.settings.model import SettingsError
 
-    resolved = load_settings(
-        options.config,
-        options.overrides,
-        options.endpoint,
-        os.environ,
-        profile=options.profile,
-        system=system,
-        demo=demo,
-        asks=asks,
-        local_installed=local_model.installed,
-    )
+    try:
+        resolved = load_settings(
+            options.config,
+            options.overrides,
+            options.endpoint,
+            os.environ,
+            profile=options.profile,
+            system=system,
+            demo=demo,
+            asks=asks,
+            local_installed=local_model.installed,
+        )
+    except SettingsError:
+        # A wrong path is the simpler error, and is shown first
+        _require_local_input(options)
+        raise
     # A command looks at its paths before all else, and starts processes that do
     os.environ.update(resolved.settings.storage.environment)
     if remote := [text for text in _texts(options) if scheme_of(text) in STORES]:
@@ -378,6 +384,17 @@ def load(options: Options, *, system: Layer | None = None, demo: bool = False, a
 
         return replace(resolved, settings=with_packages(resolved.settings, remote))
     return resolved
+
+
+def _require_local_input(options: Options) -> None:
+    """Raises NoInputError for a missing file. Object stores and tables need the settings before they are looked at."""
+    from untold.jobs.inputs.files import find_files
+    from untold.jobs.lakehouse.inputs import table_named
+    from untold.udfs.samples.files import is_remote
+
+    path = getattr(options, "input", None)
+    if path and "{date}" not in path and not is_remote(path) and table_named(path) is None:
+        find_files(path)
 
 
 def _texts(options: Options) -> list[str]:

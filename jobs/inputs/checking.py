@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import PurePath
+from typing import Any
 
 from untold.jobs.inputs.files import (
     FileFacts,
@@ -29,12 +30,14 @@ from untold.udfs.samples.file_records import (
     MAX_COLUMNS,
     READ_ERRORS,
     WIDTH_ADVICE,
+    FileRecord,
     Unit,
     UnreadableFileError,
     describe_break,
 )
 from untold.udfs.samples.files import encoding_of
 from untold.udfs.samples.plain import Names, given
+from untold.udfs.samples.tool_files import BAR, DEEPEVAL
 
 # Of an input of thousands of files the first tell what there is to tell before a start
 CHECKED_FILES = 20
@@ -47,6 +50,10 @@ SHOWN_LEFT_OUT = 5
 # An object with the results of RAGChecker, and what in a file is one of TREC RAG
 RESULTS = "results"
 TREC_RAG = {"topic", "references"}
+BY_COLUMNS = (
+    "its one object holds columns and no rows; write a row a line: "
+    "pandas.DataFrame(json.load(open(FILE))).to_json(NEW, orient='records', lines=True)"
+)
 NO_CONTEXTS = {"contexts", EITHER}
 
 
@@ -150,12 +157,43 @@ def _head(file: InputFile, adapter: Adapter | None, columns: Mapping[str, str]) 
     if file.kind == "parquet" and not ours:
         return FileFacts(frozenset(file.types), rows=sum(file.row_groups))
     found, tally, unit = set[str]() if ours else set(file.types), Tally(), head_unit(file)
+    first: FileRecord | None = None
     try:
         for record in islice(tally.rows(unit, reader_of(unit, adapter), columns), HEAD_ROWS):
             found |= columns_of(adapter, record, expanded(adapter, record, tally.rows_read - 1) if ours else ())
+            first = first or record
+            if file.kind == "csv" and columns.get("contexts") in DEEPEVAL["contexts"] and _is_joined(record, adapter):
+                return FileFacts(problem="its contexts stand between bars; give --format deepeval")
     except (UnreadableFileError, *READ_ERRORS) as error:
         return FileFacts(problem=describe_break(error))
-    return FileFacts(frozenset(found), rows=tally.rows_read)
+    layout = _layout_of(first.values) if first and adapter is None and tally.rows_read == 1 else None
+    return FileFacts(frozenset(found), rows=tally.rows_read, problem=layout)
+
+
+def _is_joined(record: FileRecord, adapter: Adapter | None) -> bool:
+    """Return True if the contexts of a row are several texts of DeepEval in one cell."""
+    contexts = record.values.get("contexts")
+    return adapter is None and isinstance(contexts, str) and BAR in contexts and not contexts.startswith("[")
+
+
+def _layout_of(values: Mapping[str, Any]) -> str | None:
+    """Return a line on the only object of a file if it holds all rows: by columns, or in one list."""
+    there = [value for value in values.values() if value is not None]
+    # Messages are lists of objects, and no column
+    lists = [len(one) for one in there if isinstance(one, list) and not any(isinstance(item, dict) for item in one)]
+    objects = [tuple(one) for one in there if isinstance(one, dict)]
+    if len(there) > 1 and any(len(one) == len(there) and len(set(one)) == 1 for one in (lists, objects)):
+        return BY_COLUMNS
+    of_rows = [name for name, value in values.items() if isinstance(value, list) and _are_rows(value)]
+    if "query" in values or len(of_rows) != 1 or of_rows == [RESULTS]:
+        return None
+    return f"its rows are in the list `{of_rows[0]}`; write them a line each: jq -c '.{of_rows[0]}[]' FILE > NEW.jsonl"
+
+
+def _are_rows(value: Sequence[Any]) -> bool:
+    """Return True for a list of objects that have columns of samples."""
+    names = {*REQUIRED, *(other for several in OTHER_NAMES.values() for other in several)}
+    return bool(value) and all(isinstance(one, dict) and names.intersection(one) for one in value)
 
 
 def head_unit(file: InputFile, number: int = 0) -> Unit:
@@ -262,6 +300,8 @@ def _advice(missing: Sequence[str], theirs: set[str], renaming: Mapping[str, str
     """What to do about missing columns: the options that would read the file, where there are any."""
     if any(name in renaming for name in missing):
         return "correct --columns"
+    if FORMATS["deepeval"].knows(theirs):
+        return "give --format deepeval, or rename them"
     if RESULTS in theirs:
         return f"--format ragchecker reads one object with `{RESULTS}`"
     columns = likely_columns(missing, theirs, renaming)

@@ -15,8 +15,9 @@ from pyspark.sql import functions as F
 
 from untold.jobs.inputs.files import AS_THEY_ARE, InputFile, ReadOptions, data_files, inspect_files
 from untold.jobs.inputs.samples import column_named
+from untold.jobs.run.session import read_parquet
 from untold.udfs.samples.files import UTF_8, compression_of, cuts_lines
-from untold.udfs.storage import Place
+from untold.udfs.storage import Place, literal_pattern
 
 
 class UnreadableTableError(ValueError):
@@ -35,7 +36,8 @@ def read_table(spark: SparkSession, path: str, options: ReadOptions = AS_THEY_AR
         # Else Spark knows but seven encodings
         spark.conf.set("spark.sql.legacy.javaCharsets", True)
     try:
-        frames = [_read_kind(spark, list(alike)) for _, alike in groupby(files, _form)]
+        groups = [list(alike) for _, alike in groupby(files, _form)]
+        frames = [_with_folders(_read_kind(spark, alike), alike[0]) for alike in groups]
     except PySparkException as error:
         raise UnreadableTableError(describe_unreadable(path, error)) from error
     rows = frames[0]
@@ -49,6 +51,10 @@ def _check_forms(files: Sequence[InputFile]) -> None:
     for file in files:
         if compression_of(file.path) == "zstd":
             raise UnreadableTableError(f"{file.path}: .zst is not read here; decompress it, or give Parquet")
+        if file.kind == "objects":
+            raise UnreadableTableError(
+                f"{file.path}: objects that span several lines are not read here. Write one per line"
+            )
         if file.kind == "lines" and not cuts_lines(file.encoding):
             raise UnreadableTableError(
                 f"{file.path}: JSON Lines in {file.encoding.upper()} are not read here; save them as UTF-8"
@@ -78,17 +84,24 @@ def as_text(rows: DataFrame, names: Sequence[str]) -> DataFrame:
     return rows.select(*[F.col(name).cast("string").alias(name) for name in known])
 
 
-def _form(file: InputFile) -> tuple[str, str, str]:
-    """What files have in common that one reader can read."""
-    return file.kind, file.encoding, file.delimiter
+def _form(file: InputFile) -> tuple[str, str, str, tuple[tuple[str, str], ...]]:
+    """Return the properties that files share if one reader can read them; the last are the values of their folders."""
+    folders = tuple((name, str(value)) for name, value in file.constants.items())
+    return file.kind, file.encoding, file.delimiter, folders
+
+
+def _with_folders(rows: DataFrame, file: InputFile) -> DataFrame:
+    """Add the values that the folders of a file name, in columns that the file itself does not have."""
+    missing = {name: F.lit(value.as_py()) for name, value in file.constants.items() if name not in rows.columns}
+    return rows.withColumns(missing) if missing else rows
 
 
 def _read_kind(spark: SparkSession, files: Sequence[InputFile]) -> DataFrame:
     """Files of one form, each value as Spark reads it; JSON's and CSV's as text. A broken row fails the reading."""
-    kind, encoding, delimiter = _form(files[0])
-    paths = [Place(file.path).spark for file in files]
+    kind, encoding, delimiter, _ = _form(files[0])
     if kind == "parquet":
-        return spark.read.option("mergeSchema", "true").parquet(*paths)
+        return read_parquet(spark, *(Place(file.path).spark for file in files), mergeSchema=True)
+    paths = [literal_pattern(Place(file.path).spark) for file in files]
     charset = None if encoding == UTF_8 else encoding
     if kind == "csv":
         return spark.read.csv(

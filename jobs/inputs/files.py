@@ -14,6 +14,7 @@ from functools import partial
 from hashlib import blake2b
 from pathlib import PurePosixPath
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -24,6 +25,7 @@ from untold.jobs.lakehouse.base import LakehouseError, NoTableError
 from untold.jobs.lakehouse.inputs import TableName, read_table, table_named
 from untold.jobs.run.session import task_slots
 from untold.udfs.errors import UserError
+from untold.udfs.samples.conversion import QUESTION_ID
 from untold.udfs.samples.file_records import (
     READ_ERRORS,
     Unit,
@@ -54,6 +56,9 @@ KINDS = {".parquet": "parquet"} | {
     extension + ending: kind for extension, kind in TEXT_KINDS.items() for ending in ("", *COMPRESSIONS)
 }
 KNOWN_EXTENSIONS = f".parquet, {', '.join(TEXT_KINDS)}; all but the first also with {' or '.join(COMPRESSIONS)}"
+# Columns that the folders of a file may name, and Hive's word for null
+FOLDER_COLUMNS = ("sample_id", "query_id", QUESTION_ID, "query", "system", "label")
+EMPTY_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 # Text in gzip or zstd, about
 COMPRESSED = 10
 UNIT_TYPE = (
@@ -107,7 +112,7 @@ class InputFile:
     delimiter: str = ","
     # Seconds since 1970; 0 where the file system says none
     modified: float = 0.0
-    # Of a table's file: values of columns that it lacks, and the table's columns by field id
+    # Values of columns that the file lacks, of its table or of its folders; and a table's columns by field id
     constants: Mapping[str, pa.Scalar[Any]] = field(default_factory=dict)
     names: Mapping[int, str] = field(default_factory=dict)
 
@@ -150,7 +155,18 @@ def find_files(path: str) -> list[InputFile]:
         ) from error
     if not found:
         raise NoInputError(f"{path}: no such file, or no files in it; check the path")
-    return sorted(found, key=lambda file: file.path)
+    return [replace(file, constants=_of_folders(file.path)) for file in sorted(found, key=lambda file: file.path)]
+
+
+def _of_folders(path: str) -> dict[str, pa.Scalar[Any]]:
+    """Return the columns that the folders of a file name, as Hive and Spark write partitions.
+
+    >>> _of_folders("runs/system=gpt-4%2Fmini/n=5/part-0.jsonl")
+    {'system': <pyarrow.StringScalar: 'gpt-4/mini'>}
+    """
+    parts = [part.partition("=") for part in path.split("/")[:-1]]
+    found = {name: unquote(value) for name, _, value in parts if name in FOLDER_COLUMNS and value}
+    return {name: pa.scalar(value) for name, value in found.items() if value != EMPTY_PARTITION}
 
 
 def _find_of_table(path: str, table: TableName) -> list[InputFile]:
@@ -213,7 +229,12 @@ def _find_local(path: str) -> list[InputFile]:
     if os.path.exists(path):
         matches = [path]
     else:
-        matches = [match for match in glob.glob(path, recursive=True) if _is_shown(os.path.basename(match))]
+        # The folders above the first wildcard exist, and may have brackets in their names
+        above = path
+        while above and above != os.sep and not os.path.exists(above):
+            above = os.path.dirname(above)
+        pattern = f"{glob.escape(above)}{path[len(above) :]}"
+        matches = [match for match in glob.glob(pattern, recursive=True) if _is_shown(os.path.basename(match))]
     if not matches and os.path.islink(path):
         raise BrokenLinkError(path)
     paths = {file for match in matches for file in (_walk(match) if os.path.isdir(match) else [match])}

@@ -35,6 +35,7 @@ from untold.jobs.inputs.files import (
 )
 from untold.jobs.inputs.row_positions import Parts, read_parts, with_row
 from untold.jobs.run.progress import Display
+from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import amount
 from untold.udfs.samples.adapters import FORMATS, Adapter, needed
 from untold.udfs.samples.batches import Wanted, read_batches, type_batches
@@ -285,7 +286,7 @@ def write_samples(found: Samples, path: str) -> Written:
     sums = _fingerprint_sums(samples.columns)
     observed = ordered.observe(seen, *sums, F.count_if(_has_untested_text()).alias("untested"))
     observed.write.mode("overwrite").parquet(path)
-    written = samples.sparkSession.read.schema(samples.schema).parquet(path)
+    written = read_parquet(samples.sparkSession, path, schema=samples.schema)
     *parts, untested = seen.get.values()
     return Written(written, _digest(parts), untested)
 

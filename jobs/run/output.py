@@ -27,7 +27,7 @@ from untold.jobs.run.locks import Lock
 from untold.jobs.run.manifest import Added, Identity
 from untold.jobs.run.object_locks import check_lockable, is_lockable, lock_folder
 from untold.jobs.run.outcome import LEFT, Ending
-from untold.jobs.run.session import is_local, spark_schema
+from untold.jobs.run.session import is_local, read_parquet, spark_schema
 from untold.jobs.run.workspace import Counted, Workspace, check_rows, write_parquet
 from untold.jobs.settings.model import Settings
 from untold.jobs.tables import ADDED, SORTED_BY_FILE, TABLES
@@ -393,7 +393,7 @@ class Output:
         path = self.table(name)
         self._rows[name] = write_parquet(watched, path)
         written = rows.schema if schema is None else spark_schema(schema)
-        return frame.sparkSession.read.schema(written).parquet(path)
+        return read_parquet(frame.sparkSession, path, schema=written)
 
     def take_written(self, name: str, rows: int) -> None:
         """Counts a table that somebody else wrote at `table(name)`. Raises LostRowsError where it has other rows."""

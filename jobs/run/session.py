@@ -30,6 +30,7 @@ from untold.jobs.run.refusals import check_open_files, check_writable, work_fold
 from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError
 from untold.udfs.python_path import python_environment, usable_cores
+from untold.udfs.storage import literal_pattern
 
 # Spark 4 does not run on an older one
 OLDEST_JAVA = 17
@@ -308,6 +309,19 @@ def _is_local(settings: Settings) -> bool:
 def spark_schema(schema: pa.Schema) -> T.StructType:
     """The Spark form of a table's schema."""
     return from_arrow_schema(schema)
+
+
+def read_parquet(
+    spark: SparkSession, *paths: str, schema: T.StructType | pa.Schema | None = None, **options: Any
+) -> DataFrame:
+    """Return the rows of Parquet files or folders. Brackets and wildcards in a path are literal.
+
+    schema: the columns to read; None reads all columns of the files.
+    """
+    reader = spark.read.options(**options)
+    if schema is not None:
+        reader = reader.schema(spark_schema(schema) if isinstance(schema, pa.Schema) else schema)
+    return reader.parquet(*map(literal_pattern, paths))
 
 
 def nullable(kind: T.DataType) -> T.DataType:

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
+from untold.jobs.run.session import read_parquet
 from untold.udfs.errors import UserError
 from untold.udfs.llm.store_files import count_rows
 from untold.udfs.storage import Place
@@ -95,7 +96,7 @@ class Workspace:
             known = {name: seen[name] for name in listed if rows <= FEW}
         else:
             rows = write_parquet(watched, path)
-            kept = self.spark.read.schema(frame.schema).parquet(path)
+            kept = read_parquet(self.spark, path, schema=frame.schema)
         self._kept.append(_Kept(kept, rows, path, known))
         return kept
 

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 from untold.jobs.results import Run, open_run
 from untold.jobs.run import manifest
+from untold.jobs.run.session import read_parquet
 from untold.jobs.tables import HUMAN_STUDY
 from untold.udfs.facts.nodes import ANSWER_FORM
 from untold.udfs.llm.segments import write_file
@@ -144,13 +145,13 @@ def _draw(spark: SparkSession, runs: Mapping[str, Run], n: int, seed: int) -> li
     samples are those of the first run: all runs are of one input. Raises AnnotationError where there are too few.
     """
     judged = [
-        spark.read.parquet(run.path_of("scores").spark)
+        read_parquet(spark, run.path_of("scores").spark)
         .where(F.col("metric") == metric)
         .select("sample_id", "metric", "status")
         for metric, run in runs.items()
     ]
     metrics, places = list(runs), list(dict.fromkeys(run.directory for run in runs.values()))
-    samples = spark.read.parquet(runs[metrics[0]].path_of("samples").spark)
+    samples = read_parquet(spark, runs[metrics[0]].path_of("samples").spark)
     drawable = find_drawable(samples, reduce(DataFrame.unionByName, judged), metrics, seed)
     # Ties of the hash, which nobody expects, go by id, so that the draw has one order
     drawn: list[Row] = drawable.orderBy("draw", "sample_id").limit(n).toArrow().to_pylist()

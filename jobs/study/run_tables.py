@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from untold.jobs.results import find_table
-from untold.jobs.run.session import spark_schema
+from untold.jobs.run.session import read_parquet
 from untold.jobs.tables import MEASURES_SUMMARY
 
 
@@ -22,8 +22,7 @@ def read_table(spark: SparkSession, place: str, name: str, schema: pa.Schema | N
     found = find_table(place, name)
     if found is None:
         return None
-    reader = spark.read if schema is None else spark.read.schema(spark_schema(schema))
-    return reader.parquet(found.spark)
+    return read_parquet(spark, found.spark, schema=schema)
 
 
 def read_means(spark: SparkSession, places: Mapping[str, str], metric: str) -> dict[str, dict[str, float | None]]:

@@ -15,7 +15,7 @@ from untold.jobs.inputs.files import find_files, inspect_files
 from untold.jobs.metrics.conflicts import COVERAGE, ONE_SIDED
 from untold.jobs.results import find_table, open_run
 from untold.jobs.run.manifest import NAME
-from untold.jobs.run.session import spark_schema
+from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import amount
 from untold.jobs.study.run_tables import read_table
 from untold.jobs.summary.rows import FAILED_STATUSES
@@ -170,7 +170,7 @@ def read_columns(spark: SparkSession, where: str, place: str, name: str, require
     """
     try:
         # Files of different writers may lack columns that are not required
-        rows = spark.read.option("mergeSchema", "true").parquet(*table_files(place, name))
+        rows = read_parquet(spark, *table_files(place, name), mergeSchema=True)
     except PySparkException as error:
         condition = error.getCondition() or type(error).__name__
         raise MetaEvaluationError(
@@ -254,8 +254,7 @@ def _read_run_table(spark: SparkSession, place: str, name: str) -> DataFrame:
             f"{place}: no table {name}, and the shares of each source are counted from it; give an output of untold "
             "score, or --conflictbank alone with scores of each context by itself"
         )
-    schema = spark_schema({"atoms": ATOMS, "statements": STATEMENTS}[name])
-    return spark.read.schema(schema).parquet(found.spark)
+    return read_parquet(spark, found.spark, schema={"atoms": ATOMS, "statements": STATEMENTS}[name])
 
 
 def table_files(place: str, name: str) -> list[str]:

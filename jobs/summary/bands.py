@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from untold.graph.views import FORMATS, one_line
 from untold.jobs.results import Run
 from untold.jobs.run.output import Output
-from untold.jobs.run.session import spark_schema
+from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import page_of, print_lines, table
 from untold.jobs.summary.aggregate import collect_counts
 from untold.jobs.summary.rows import interval_text
@@ -46,7 +46,7 @@ def read_measured(spark: SparkSession, run: Run, metric: str) -> tuple[DataFrame
     if missing:
         raise UnmeasuredError(f"{run.directory}: no table {missing[0]}; score it with --metric {metric} first")
     measures, scores = (
-        spark.read.schema(spark_schema(schema)).parquet(run.path_of(name).spark).where(F.col("metric") == metric)
+        read_parquet(spark, run.path_of(name).spark, schema=schema).where(F.col("metric") == metric)
         for name, schema in (("measures", MEASURES), ("scores", SCORES))
     )
     return measures, scores.select("sample_id", "system")

@@ -195,6 +195,21 @@ def test_no_text_is_a_formula(tmp_path: Path, text: str) -> None:
         assert list(csv.reader(file))[1][2] == f"'{text}"
 
 
+def test_no_name_of_a_column_is_a_formula(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", 1)
+    samples = pq.read_table(folder / "samples")
+    for file in (folder / "samples").iterdir():
+        file.unlink()
+    pq.write_table(samples.append_column("=1+1", pa.array(["a"] * len(samples))), folder / "samples" / "part-0.parquet")
+
+    open_run(folder).export("csv", tmp_path / "out.csv")
+
+    with (tmp_path / "out.csv").open(encoding="utf-8-sig", newline="") as file:
+        header = next(csv.reader(file))
+    assert "'=1+1" in header
+    assert "=1+1" not in header
+
+
 def test_what_no_cell_can_hold_is_cut_or_replaced(tmp_path: Path) -> None:
     run = open_run(write_run(tmp_path / "run", 1, response="a\x00b" + "x" * 40_000))
     run.export("xlsx", tmp_path / "out.xlsx")

@@ -205,6 +205,14 @@ FORMATS: dict[str, Adapter] = {
         marks=(("user_input",), ("question", "answer", "contexts"), ("question", "contexts", "ground_truth")),
         names=tool_files.RAGAS,
     ),
+    "deepeval": Adapter(
+        None,
+        tool_files.deepeval,
+        by_row=False,
+        uses=("questions",),
+        marks=(("input", "actual_output"), ("input", "actualOutput"), ("input", "retrieval_context")),
+        names=tool_files.DEEPEVAL,
+    ),
     "trec_rag": Adapter(
         None,
         tool_files.trec_rag,
@@ -217,7 +225,7 @@ FORMATS: dict[str, Adapter] = {
     "trec_rag_nuggets": Adapter(
         ("qid", "nuggets"), tool_files.trec_rag_nuggets, by_row=False, uses=("questions", "items")
     ),
-    "rubrics": Adapter(("rubrics",), tool_files.rubrics, by_row=False, uses=("questions",)),
+    "rubrics": Adapter(("rubrics",), tool_files.rubrics, by_row=False, uses=("questions",), names=tool_files.RUBRICS),
     "huggingface": _samples_of(tool_files.ARROW, tool_files.read_arrow),
     "langsmith": _traces_of(traces.langsmith, ("run_type", "inputs"), ("inputs", "outputs")),
     "langfuse": _traces_of(

@@ -22,6 +22,7 @@ from untold.udfs.samples.file_records import (
     Unit,
     UnreadableFileError,
     check_width,
+    converted,
     describe_break,
     renamed,
 )
@@ -111,9 +112,11 @@ def reader_of(unit: Unit, adapter: Adapter | None) -> Reader:
 
 def expanded(adapter: Adapter | None, record: FileRecord, row: int, path: str = "") -> list[FileRecord]:
     """The records that a record stands for, which is the 0-based row of its file."""
-    if adapter is not None and adapter.of_path is not None and not record.problem:
+    if adapter is None:
+        return [record]
+    if adapter.of_path is not None and not record.problem:
         record = replace(record, values={**adapter.of_path(path), **record.values})
-    return adapter.expand(record, row) if adapter else [record]
+    return converted(lambda one: adapter.expand(one, row), record)
 
 
 def columns_of(adapter: Adapter | None, record: FileRecord, rows: Sequence[FileRecord]) -> set[str]:
@@ -125,7 +128,12 @@ def columns_of(adapter: Adapter | None, record: FileRecord, rows: Sequence[FileR
 def samples_of(unit: Unit, rows: Sequence[FileRecord], wanted: Wanted) -> list[Sample]:
     """The records of a unit as samples."""
     as_text = unit.kind in ITEMS_ARE_TEXT
-    return [to_sample(row, as_text, wanted.required, wanted.optional) for row in rows]
+
+    def convert(row: FileRecord) -> Sample:
+        return to_sample(row, as_text, wanted.required, wanted.optional)
+
+    found = [one for row in rows for one in converted(lambda given: [convert(given)], row)]
+    return [one if isinstance(one, Sample) else convert(one) for one in found]
 
 
 def _packed(sample: Sample) -> bytes | None:
@@ -143,8 +151,12 @@ class Tally:
     broken: Exception | None = None
 
     def rows(self, unit: Unit, read: Reader, columns: Mapping[str, str]) -> Iterator[FileRecord]:
-        """The records of a unit with our names for its columns."""
+        """The records of a unit with our names for its columns, and the values that its table or folders give."""
+        constants = pickle.loads(unit.constants) if unit.constants else {}
         for record in read(unit):
+            if constants and not record.problem:
+                given = {name: value for name, value in record.values.items() if value is not None}
+                record = replace(record, values={**record.values, **constants, **given})
             self.lines = record.row or self.lines + 1
             if not record.blank:
                 self.rows_read, self.row = self.rows_read + 1, self.lines

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from untold.udfs.samples.items import said
-from untold.udfs.samples.values import text_of
+from untold.udfs.samples.values import finite, text_of
 
 RESPONSE, TRUTH = SIDES = ("response", "ground_truth")
 # By side the fields of `claim_checks`: its claims, what the other side's text makes of each, what each context does
@@ -31,11 +30,11 @@ def normalise_ground_truth(value: Any) -> dict[str, Any] | None:
     >>> normalise_ground_truth(["Bees make honey.", "Ice floats."])["text"]
     'Bees make honey.\\nIce floats.'
     """
-    if said(value) is None:
+    if finite(value) is None:
         return None
-    given = value if isinstance(value, dict) else {"claims" if isinstance(value, list) else "text": value}
-    claims = _claims(given.get("claims"), "claims of ground_truth")
-    text = given.get("text")
+    fields = value if isinstance(value, dict) else {"claims" if isinstance(value, list) else "text": value}
+    claims = _claims(fields.get("claims"), "claims of ground_truth")
+    text = finite(fields.get("text"))
     if isinstance(text, list | dict) or (text is None and claims is None):
         raise ValueError("ground_truth is neither text nor a list of claims")
     return {"text": "\n".join(claims or ()) if text is None else text_of(text), "claims": claims}
@@ -46,7 +45,7 @@ def normalise_checks(value: Any) -> dict[str, Any] | None:
 
     Claims in parts, as its triplets are, become one text. Raises ValueError that says what is wrong, without a text.
     """
-    if value is None:
+    if finite(value) is None:
         return None
     if not isinstance(value, dict):
         raise ValueError("claim_checks is no object")
@@ -79,8 +78,8 @@ def check_contexts(checks: Checks, contexts: Sequence[Any]) -> str | None:
 
 def given_claims(checks: Checks, truth: Mapping[str, Any], side: str) -> list[str] | None:
     """The claims of a side that a sample brings; None where they have to be extracted."""
-    given: list[str] | None = (checks or {}).get(FIELDS[side][0])
-    return truth["claims"] if given is None and side == TRUTH else given
+    claims: list[str] | None = (checks or {}).get(FIELDS[side][0])
+    return truth["claims"] if claims is None and side == TRUTH else claims
 
 
 def given_relations(checks: Checks, side: str) -> tuple[Relations | None, Sequence[Relations] | None]:
@@ -90,7 +89,7 @@ def given_relations(checks: Checks, side: str) -> tuple[Relations | None, Sequen
 
 
 def _claims(value: Any, what: str) -> list[str] | None:
-    if value is None:
+    if finite(value) is None:
         return None
     if not isinstance(value, list):
         raise ValueError(f"{what} is no list")
@@ -105,7 +104,7 @@ def _labels(value: Any, what: str) -> list[str | None] | None:
         return None
     if not isinstance(value, list):
         raise ValueError(f"{what} is no list")
-    labels = [None if one is None else str(one).lower() for one in value]
+    labels = [None if finite(one) is None else str(one).lower() for one in value]
     if any(label not in (*LABELS, ABSTAIN, None) for label in labels):
         raise ValueError(f"{what} has a relation that is none of {', '.join(LABELS)}")
     return ["neutral" if label == ABSTAIN else label for label in labels]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import io
 import re
+import tokenize
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, cast
 
 from untold.udfs.samples.checks import check_contexts, normalise_checks, normalise_ground_truth
 from untold.udfs.samples.file_records import FileRecord
-from untold.udfs.samples.items import named_texts, normalise_aspects, normalise_references, said
-from untold.udfs.samples.values import ENCODER, load_json, text_of
+from untold.udfs.samples.items import named_texts, normalise_aspects, normalise_references
+from untold.udfs.samples.values import ENCODER, canonical, finite, id_of, load_json, text_of, without_surrogates
 
 KNOWN = ("sample_id", "query", "response", "contexts", "system", "label")
 REQUIRED = ("query", "response", "contexts")
@@ -42,10 +45,30 @@ ITEMS: Mapping[str, Callable[[Any], Any]] = {
 NEEDED = ("references", "ground_truth")
 # What text begins with that is meant as JSON, whole or not; a text may begin with a bracket
 JSON_BEGINNINGS = ('["', "[{", "[]", '{"')
+JSON_IN_JSON = (*JSON_BEGINNINGS, '"[', '"{', '"\\"')
 # Columns in which one text stands for a list of it alone
 ONE_TEXT = ("contexts", "references", "ground_truth")
-# How pandas writes lists and arrays of text into CSV
-PYTHON_LIST = re.compile(r"(array\()?\[\s*(\{\s*)?'|\{'text':")
+PYTHON_ERRORS = (ValueError, SyntaxError, MemoryError, RecursionError)
+# Tokens of NumPy around values, and the ends and beginnings of values
+NUMPY_NAMES = {**dict.fromkeys(("array", "np", ".", "str_", "dtype", "=", "object"), ""), "nan": "None", "NaN": "None"}
+ENDS, BEGINS = re.compile(r"[\w'\"\]}]$"), re.compile(r"[\w'\"\[{]")
+# Two texts without a comma, as NumPy writes them
+ADJACENT = re.compile(r"['\"]\s+['\"]")
+# The beginnings of a list of texts, and of other collections, as Python and pandas write them into CSV
+PYTHON_LIST = re.compile(
+    r"(array\()?\[\s*(array\()?[\[(]*\s*(\{\s*)?(np\.str_\()?'|\{'(text|page_content|id)':"
+    r"|(np\.|numpy\.)?(array|deque|set|frozenset|dict_values|OrderedDict)\(\s*[\[({]\s*['\"\[({]"
+)
+_TEXT = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+# A tuple or a set of texts, whole or cut. Prose in brackets has words after it
+PYTHON_TUPLE = re.compile(rf"[({{]\s*{_TEXT}\s*,\s*(?:{_TEXT}\s*,\s*)*(?:{_TEXT}?\s*[)}}]|['\"][^'\"]*)?", re.DOTALL)
+# Documents of LangChain and LlamaIndex, and other objects in a list, as Python writes them
+PYTHON_OBJECTS = re.compile(
+    r"[\[(]\s*[A-Za-z_][\w.]*\(\s*\w+=|[\[(]\s*<[\w.]+ object at 0x|\w*(Document|Node)(WithScore)?\(\s*\w+="
+    r"|page_content=['\"]"
+)
+OF_JSON, OF_LISTS = ".map(json.dumps)", ".map(list).map(json.dumps)"
+OF_OBJECTS = ".map(lambda found: json.dumps([one.page_content for one in found]))"
 # What a column of items holds where there are none, as text too
 NO_ITEMS: tuple[Any, ...] = (None, [], "", "[]")
 # What an answer has and a question has not, and what names a question
@@ -96,10 +119,10 @@ def to_sample(
         problems += filter(None, [check_contexts(found.get("claim_checks"), required["contexts"] or ())])
         rest |= found
     known = {
-        "sample_id": text_of(values.get("sample_id")) or content[:SAMPLE_ID_CHARACTERS],
+        "sample_id": id_of(values.get("sample_id")) or content[:SAMPLE_ID_CHARACTERS],
         **required,
-        "system": text_of(values.get("system")),
-        "label": text_of(values.get("label")),
+        "system": id_of(values.get("system")),
+        "label": id_of(values.get("label")),
     }
     return Sample(known, rest, content, "; ".join(problems) or None)
 
@@ -116,7 +139,7 @@ def is_question(required_columns: Sequence[str]) -> bool:
 def _question(values: Mapping[str, Any]) -> dict[str, Any]:
     """The columns without those of answers, question_id as sample_id."""
     kept = {name: value for name, value in values.items() if name not in (*OF_ANSWERS, QUESTION_ID)}
-    named = text_of(values.get(QUESTION_ID))
+    named = id_of(values.get(QUESTION_ID))
     return {**kept, "sample_id": named} if named else kept
 
 
@@ -128,7 +151,7 @@ def _required(values: Mapping[str, Any], columns: Sequence[str], problems: list[
         found["contexts"] = normalise_contexts(items_of_text(values.get("contexts"), "contexts"))
     except ValueError as error:
         # What nothing reads is no problem of the row, and is kept where it can be read
-        is_read = "contexts" in columns or (EITHER in columns and values.get("references") in NO_ITEMS)
+        is_read = "contexts" in columns or (EITHER in columns and finite(values.get("references")) in NO_ITEMS)
         problems += [str(error)] if is_read else []
     return found
 
@@ -139,16 +162,17 @@ def _optional(
     """Those optional columns that the row has and that are read, null where unusable; problems as in `_required`."""
     found: dict[str, Any] = {}
     if "query_id" in names and ("query_id" in values or "query_id" in required):
-        found["query_id"] = text_of(values.get("query_id")) or None
+        found["query_id"] = id_of(values.get("query_id")) or None
         problems += ["query_id is null"] if found["query_id"] is None and "query_id" in required else []
     for name, normalise in ITEMS.items():
         if name in names and name in values:
             try:
-                found[name] = normalise(items_of_text(values[name], name) if as_text else values[name])
+                is_text = as_text or name in ONE_TEXT
+                found[name] = normalise(items_of_text(values[name], name) if is_text else values[name])
             except ValueError as error:
                 found[name] = None
                 problems += [str(error)]
-    problems += [f"{name} is null" for name in NEEDED if name in required and values.get(name) is None]
+    problems += [f"{name} is null" for name in NEEDED if name in required and finite(values.get(name)) is None]
     return found
 
 
@@ -194,7 +218,7 @@ def normalise_contexts(value: Any) -> list[dict[str, str]]:
     >>> normalise_contexts("first") == normalise_contexts({"text": ["first"]})
     True
     """
-    if value is None:
+    if finite(value) is None:
         raise ValueError("contexts is null")
     if isinstance(value, str):
         if not value.strip():
@@ -211,7 +235,7 @@ def _kind_of(context: Any, place: int) -> dict[str, str]:
     kind = context.get("kind") if isinstance(context, dict) else None
     if isinstance(kind, list | dict):
         raise ValueError(f"kind of context {place} is no text")
-    named = text_of(said(kind))
+    named = text_of(finite(kind))
     return {"kind": named} if named else {}
 
 
@@ -235,7 +259,8 @@ def _items_of_lists(value: Mapping[str, Any]) -> list[Any]:
 def items_of_text(value: Any, column: str) -> Any:
     """What a column of text holds: a list of JSON, or in a column of `ONE_TEXT` a text.
 
-    Raises ValueError for what is meant as a list and is no JSON, with what to do where Python wrote it.
+    JSON within JSON is read too. Raises ValueError for what is meant as a list and is no JSON, with what to do where
+    Python wrote it.
 
     >>> items_of_text('["one", "two"]', "contexts"), items_of_text("[1] One.", "contexts")
     (['one', 'two'], '[1] One.')
@@ -246,14 +271,33 @@ def items_of_text(value: Any, column: str) -> Any:
     try:
         found = load_json(text)
     except (ValueError, RecursionError):
-        if is_python_list(text):
-            mended = f'df["{column}"] = df["{column}"].map(json.dumps)'
-            raise ValueError(f"{column} is a Python list, not JSON; write the file again after {mended}") from None
+        if (mapped := way_to_json(text)) is not None:
+            mended = f'df["{column}"] = df["{column}"]{mapped}'
+            kind = "list of objects" if mapped == OF_OBJECTS else "list"
+            raise ValueError(f"{column} is a Python {kind}, not JSON; write the file again after {mended}") from None
         if column not in ONE_TEXT or text.lstrip().startswith(JSON_BEGINNINGS):
             raise ValueError(f"{column} is no JSON list") from None
         return text
+    if isinstance(found, str) and (found.lstrip().startswith(JSON_IN_JSON) or way_to_json(found) is not None):
+        return items_of_text(found, column)
     is_text = column in ONE_TEXT and not isinstance(found, list | dict | None)
     return text if is_text else found
+
+
+def way_to_json(text: str) -> str | None:
+    """Return the expression that writes a collection of Python's, which the text holds, as JSON; None for other text.
+
+    >>> way_to_json("['a', 'b']"), way_to_json("('a', 'b')"), way_to_json("('A' and 'B') are names.")
+    ('.map(json.dumps)', '.map(json.dumps)', None)
+    """
+    bare = text.strip()
+    if PYTHON_OBJECTS.match(bare):
+        return OF_OBJECTS
+    if PYTHON_TUPLE.fullmatch(bare):
+        return OF_LISTS if bare.startswith("{") else OF_JSON
+    if not is_python_list(bare):
+        return None
+    return OF_LISTS if ADJACENT.search(bare) else OF_JSON
 
 
 def is_python_list(text: str) -> bool:
@@ -267,14 +311,34 @@ def is_python_list(text: str) -> bool:
         return True
     try:
         return bare.startswith("[") and isinstance(ast.literal_eval(bare), list)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except PYTHON_ERRORS:
         return False
+
+
+def read_python_list(text: str) -> Any:
+    """Return the list that Python, NumPy or pandas wrote as text, with None for nan.
+
+    Raises ValueError if it is cut, or has values that are not written in full.
+
+    >>> read_python_list("['a'\\n 'b']"), read_python_list("array(['a', nan], dtype=object)")
+    (['a', 'b'], ['a', None])
+    """
+    try:
+        tokens = [one.string.strip() for one in tokenize.generate_tokens(io.StringIO(text.strip()).readline)]
+        parts = filter(None, (NUMPY_NAMES.get(token, token) for token in tokens))
+        # NumPy writes no commas, and Python would join the texts
+        pairs = pairwise([*parts, ""])
+        found = ast.literal_eval("".join(f"{a}," if ENDS.search(a) and BEGINS.match(b) else a for a, b in pairs))
+    except (*PYTHON_ERRORS, tokenize.TokenError):
+        raise ValueError("no list of Python's") from None
+    return without_surrogates(found[0] if isinstance(found, tuple) else found)
 
 
 def _content(record: FileRecord, contexts: list[dict[str, str]] | None, rest: Mapping[str, Any]) -> str:
     """sha2-256 of every column's text, nulls left out; of text, because one column has one type."""
     values = record.values
-    texts = {name: text_of(value) for name, value in rest.items()}
+    # NaN counts as it did before it was null, so that ids stay
+    texts = {name: canonical(one) if isinstance(one, float) else text_of(one) for name, one in rest.items()}
     texts |= {name: text_of(values.get(name)) for name in KNOWN}
     # An empty id counts as none, as it does for the sample's own.
     texts["sample_id"] = texts["sample_id"] or None

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from untold.udfs.samples.file_records import FileRecord
+from untold.udfs.samples.file_records import FileRecord, RowError
 from untold.udfs.samples.values import canonical, text_of
 
 REQUIRED = ("question", "answers")
@@ -60,9 +60,9 @@ def claims(record: FileRecord, _: int) -> list[FileRecord]:
 
 def _answers(values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     given = values.get("answers")
-    for system, answer in given.items() if isinstance(given, dict) else ():
-        if isinstance(answer, dict):
-            yield system, answer
+    if not given or not isinstance(given, dict) or not all(isinstance(answer, dict) for answer in given.values()):
+        raise RowError("`answers` needs one object per system; correct it")
+    yield from given.items()
 
 
 def _claims(answer: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:

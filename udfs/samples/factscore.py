@@ -7,12 +7,12 @@ labelled S (supported), NS (not supported) or IR (irrelevant).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import PurePosixPath
-from typing import Any
 
-from untold.udfs.samples.file_records import READERS, FileRecord, Unit, UnreadableFileError
+from untold.udfs.samples.file_records import READERS, FileRecord, Unit, UnreadableFileError, converted
 
 FILES = "*.jsonl"
 VERDICTS = {"S": "supported", "NS": "not_supported"}
@@ -32,11 +32,13 @@ def read_claims(unit: Unit) -> Iterator[FileRecord]:
         elif "annotations" not in record.values:
             raise UnreadableFileError("no `annotations`; give the human data of FActScore as it is published")
         else:
-            for claim in _claims(f"{row}-{system}", system, record.values):
+            name = f"{row}-{system}"
+            for claim in converted(partial(_claims, name, system), record):
                 yield replace(claim, row=record.row)
 
 
-def _claims(name: str, system: str, values: Mapping[str, Any]) -> Iterator[FileRecord]:
+def _claims(name: str, system: str, record: FileRecord) -> Iterator[FileRecord]:
+    values = record.values
     sentences = values["annotations"] or []
     facts = [fact for sentence in sentences for fact in sentence.get("human-atomic-facts") or []]
     for place, fact in enumerate(facts, start=1):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-import pickle
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import IO, Any, cast
 
@@ -31,8 +31,14 @@ ROWS_PER_BATCH = 1000
 
 # Of two that give as many columns the first
 DELIMITERS = (",", "\t", ";")
+OUT_OF_RANGE = object()
+EXCEL_DELIMITER = re.compile(r'"?sep=([^"\r\n])"?\r?\n')
+# The beginning of a JSON object that spans several lines
+OBJECT_OVER_LINES = re.compile(r"\{[ \t]*\r?\n")
 # A header is shorter
 HEADER_CHARACTERS = 1 << 16
+# Errors that values of wrong types cause in any converter
+ROW_ERRORS = (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
 READ_ERRORS = (OSError, EOFError, zlib.error, UnicodeError, pa.ArrowException)
 
 
@@ -46,6 +52,33 @@ class UndecodableError(UnreadableFileError):
     def __init__(self, line: int, encoding: str) -> None:
         super().__init__(undecodable(line, encoding))
         self.line, self.encoding = line, encoding
+
+
+class RowError(ValueError):
+    """A row that its format cannot read. The message names the column and no value."""
+
+
+def converted(convert: Callable[[FileRecord], Iterable[Any]], record: FileRecord) -> list[Any]:
+    """Return the result of a conversion, or one record with a problem if a value has the wrong type for its format."""
+    problem = _try_convert(convert, record)
+    if isinstance(problem, list):
+        return problem
+    for name in record.values if problem is None else ():
+        if isinstance(_try_convert(convert, replace(record, values={**record.values, name: None})), list):
+            problem = f"`{name}` has a value of the wrong type for its format; correct it, or leave it out"
+            break
+    # With the names of samples, so that a file of such rows does not lack columns
+    known = {"query": None, "response": None, "contexts": None, "sample_id": record.values.get("sample_id")}
+    problem = problem or "its values have the wrong types for its format; check --format"
+    return [FileRecord(known, problem, canonical(record.values), record.row)]
+
+
+def _try_convert(convert: Callable[[FileRecord], Iterable[Any]], record: FileRecord) -> list[Any] | str | None:
+    """Return the result of a conversion, the message of its RowError, or None after another error."""
+    try:
+        return list(convert(record))
+    except ROW_ERRORS as error:
+        return str(error) if isinstance(error, RowError) else None
 
 
 def undecodable(line: int, encoding: str) -> str:
@@ -72,7 +105,7 @@ def describe_break(error: Exception) -> str:
 class Unit:
     """What one task reads: bytes of JSON Lines, a row group of Parquet (`start` its first row), else a whole file.
 
-    `constants`: pickled values by column that all of its rows have, whatever the file says.
+    `constants`: pickled values by column for rows that have none of their own.
     """
 
     file: int
@@ -168,7 +201,8 @@ def _lines(unit: Unit) -> Iterator[str]:
 def _record_of_line(line: str, row: int) -> FileRecord:
     """A line as a record; one that is no JSON is a record with a problem, and the next line is read on."""
     try:
-        return _record(load_json(line), row)
+        # A line of an array that lost its brackets
+        return _record(load_json(line.removesuffix(",") if line.startswith("{") else line), row)
     except RecursionError:
         return FileRecord(problem="nested too deeply", raw=line, row=row)
     except ValueError:
@@ -193,14 +227,22 @@ def read_text(unit: Unit) -> str:
 
 
 def _read_array(unit: Unit) -> Iterator[FileRecord]:
-    """The elements of a JSON array, read piece by piece. Raises UnreadableFileError where it is no JSON."""
+    """The elements of a JSON array, or objects one after another, read piece by piece.
+
+    Raises UnreadableFileError if it is not JSON.
+    """
     with open_text(unit.path, unit.encoding, errors="surrogateescape") as stream:
         reader = _ArrayReader(stream, unit.encoding)
+        if reader.next_character() == "{":
+            while reader.next_character():
+                yield reader.element()
+                reader.position += int(reader.next_character() == ",")
+            return
         reader.expect("[")
         closed = reader.next_character() == "]"
         while not closed:
             yield reader.element()
-            closed = reader.expect(",]") == "]"
+            closed = reader.expect(",]") == "]" or reader.next_character() == "]"
         reader.position += int(reader.next_character() == "]")
         if reader.next_character():
             raise UnreadableFileError(f"text after the end of the JSON array (element {reader.elements})")
@@ -252,8 +294,8 @@ class _ArrayReader:
         """The next element, taken. Raises UnreadableFileError where the array cannot be read on."""
         self.next_character()
         value, end = self.decode()
-        # What ends with the buffer may go on in the next piece.
-        while end == len(self.buffer):
+        # What ends with the buffer may go on in the next piece, unless a brace has closed it.
+        while end == len(self.buffer) and not isinstance(value, dict):
             if self.ended:
                 raise UnreadableFileError(f"element {self.elements + 1} of the JSON array is broken or cut")
             self.fill()
@@ -303,17 +345,26 @@ def csv_header(path: str, encoding: str = UTF_8, delimiter: str | None = None) -
     """
     with open_text(path, encoding, newline="", errors="surrogateescape") as stream:
         head = stream.read(HEADER_CHARACTERS)
+    check_text(head)
     found = delimiter or find_delimiter(head)
     lines = (_checked(line, number, encoding) for number, line in enumerate(io.StringIO(head, newline="")))
     return _header(csv.reader(lines, delimiter=found, strict=True)), found
 
 
-def find_delimiter(head: str) -> str:
-    """Comma, tab or semicolon: the one that gives the header of a CSV file the most columns.
+def check_text(head: str) -> None:
+    """Raises UnreadableFileError for the beginning of a text in UTF-16 or UTF-32 that was read as another encoding."""
+    if "\0" in head[:HEADER_CHARACTERS]:
+        raise UnreadableFileError("has NUL characters; give its encoding, such as --encoding utf-16-le")
 
-    >>> find_delimiter("query;response;contexts\\n"), find_delimiter("query\\n")
-    (';', ',')
+
+def find_delimiter(head: str) -> str:
+    """Comma, tab or semicolon: the delimiter that splits the header into the most columns, or that Excel names.
+
+    >>> find_delimiter("query;response;contexts\\n"), find_delimiter("query\\n"), find_delimiter("sep=|\\nquery|x")
+    (';', ',', '|')
     """
+    if named := EXCEL_DELIMITER.match(head):
+        return named[1]
     return max(DELIMITERS, key=lambda mark: _width(head, mark))
 
 
@@ -325,12 +376,17 @@ def _width(head: str, delimiter: str) -> int:
         return 0
 
 
+def _names_delimiter(row: list[str]) -> bool:
+    return row[0].startswith("sep=") and len("".join(row)) <= len("sep=;")
+
+
 def _header(rows: Iterator[list[str]]) -> list[str]:
     """The names of a CSV file's columns, none where it has no line. Raises UnreadableFileError for broken or repeated
     ones.
     """
     try:
-        names = column_names(next((row for row in rows if row), []))
+        # Excel may write a line with the delimiter before the header
+        names = column_names(next((row for row in rows if row and not _names_delimiter(row)), []))
     except csv.Error as error:
         raise UnreadableFileError(f"the header is no CSV ({error})") from None
     repeated = sorted({name for name in names if names.count(name) > 1})
@@ -355,9 +411,12 @@ def _read_csv(unit: Unit) -> Iterator[FileRecord]:
             except csv.Error as error:
                 # The words of the module, which has one kind of error for all: an open quote has swallowed the rest of
                 # the file.
+                raw = "".join(taken)
+                # Spark writes quotes in cells so, which RFC 4180 doubles
+                way = "; write quotes doubled (of Spark: option('escape', '\"'))" if '\\"' in raw else ""
                 if "end of data" in str(error):
-                    raise UnreadableFileError(f"a quote in the record at line {begins} never ends") from None
-                yield FileRecord(problem="broken CSV quoting", raw="".join(taken), row=begins)
+                    raise UnreadableFileError(f"a quote in the record at line {begins} never ends{way}") from None
+                yield FileRecord(problem=f"broken CSV quoting{way}", raw=raw, row=begins)
                 continue
             if row is None:
                 return
@@ -385,12 +444,19 @@ def _record_of_cells(header: list[str], cells: list[str], row: int) -> FileRecor
 def _read_parquet(unit: Unit) -> Iterator[FileRecord]:
     """The rows of one row group."""
     rows = count(1)
-    constants = pickle.loads(unit.constants) if unit.constants else {}
     with open_parquet(unit.path) as file:
         for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, row_groups=[unit.group]):
-            names = column_names(batch.schema.names)
-            for values in zip(*map(_values, batch.columns), strict=True):
-                yield FileRecord(dict(zip(names, values, strict=True)) | constants, row=next(rows))
+            yield from records_of(batch, rows)
+
+
+def records_of(batch: pa.RecordBatch, rows: Iterator[int]) -> Iterator[FileRecord]:
+    """The rows of a batch, numbered by `rows`; a time that Python cannot hold is a problem of its row."""
+    names = column_names(batch.schema.names)
+    for values in zip(*map(_values, batch.columns), strict=True):
+        record = dict(zip(names, values, strict=True))
+        late = [name for name, value in record.items() if value is OUT_OF_RANGE]
+        problem = f"`{late[0]}` is a time that Python cannot hold; write it as text" if late else None
+        yield FileRecord({name: record[name] for name in names if name not in late}, problem, row=next(rows))
 
 
 @contextmanager
@@ -407,7 +473,7 @@ def _values(column: pa.Array) -> list[Any]:
         column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
     try:
         return cast(list[Any], column.to_pylist(maps_as_pydicts="lossy"))
-    except UnicodeDecodeError:
+    except (ValueError, OverflowError, LookupError):
         return [_valid(scalar) for scalar in column]
 
 
@@ -418,22 +484,36 @@ def _valid(scalar: Any) -> Any:
     if pa.types.is_string(scalar.type) or pa.types.is_large_string(scalar.type):
         return scalar.as_buffer().to_pybytes().decode("utf-8", "replace")
     if pa.types.is_struct(scalar.type):
-        return {name: _valid(item) for name, item in scalar.items()}
+        found = {name: _valid(item) for name, item in scalar.items()}
+        return OUT_OF_RANGE if OUT_OF_RANGE in found.values() else found
     if pa.types.is_list(scalar.type) or pa.types.is_large_list(scalar.type):
-        return [_valid(item) for item in scalar.values]
-    return scalar.as_py()
+        items = [_valid(item) for item in scalar.values]
+        return OUT_OF_RANGE if OUT_OF_RANGE in items else items
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError, LookupError):
+        return OUT_OF_RANGE
 
 
 Reader = Callable[[Unit], Iterator[FileRecord]]
-READERS: dict[str, Reader] = {"lines": _read_lines, "array": _read_array, "csv": _read_csv, "parquet": _read_parquet}
+READERS: dict[str, Reader] = {
+    "lines": _read_lines,
+    "array": _read_array,
+    "objects": _read_array,
+    "csv": _read_csv,
+    "parquet": _read_parquet,
+}
 # The same with a record for blank lines at the end: whoever reads one part of a file has to know how many lines it has
 READERS_OF_PARTS: dict[str, Reader] = {**READERS, "lines": read_all_lines}
 
 
 def json_kind(path: str, encoding: str = UTF_8) -> str:
-    """`array` or `lines`, from a file's first line."""
+    """`array`, `lines` or `objects`, which span several lines each, from a file's first line."""
     with open_text(path, encoding, errors="replace") as stream:
         text = stream.read(CHUNK).lstrip(" \t\r\n")
+    check_text(text)
+    if OBJECT_OVER_LINES.match(text):
+        return "objects"
     if not text.startswith("["):
         return "lines"
     # A first line that is a whole array with more behind it is a line of JSON Lines, not the beginning of one array.

@@ -7,12 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
-from untold.udfs.samples.values import load_json, text_of
+from untold.udfs.samples.values import finite, id_of, load_json, text_of
 
 # What a column of them keeps of each; weights and whatever explains a label mean nothing for an aspect
 ASPECT_FIELDS = ("id", "text", "labels")
 REFERENCE_FIELDS = ("id", "text", "anchor", "weight", "labels", "covered_by", "importance")
 IMPORTANCES = ("vital", "okay")
+# Other names of the text of an item. An item with several of them is refused
+TEXT_NAMES = ("page_content", "pageContent", "content", "contents", "passage", "segment", "body", "chunk")
+SHOWN_FIELDS = 5
+WEIGHTS = ("weight", "points")
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ def normalise_aspects(value: Any) -> list[dict[str, Any]] | None:
     >>> normalise_aspects(["cost", {"id": 7, "text": "safety", "labels": [True, "no"]}])
     [{'id': '1', 'text': 'cost', 'labels': None}, {'id': '7', 'text': 'safety', 'labels': ['true', 'no']}]
     """
-    return None if value is None else _as_rows(read_items(value, "aspect"), ASPECT_FIELDS)
+    return None if finite(value) is None else _as_rows(read_items(value, "aspect"), ASPECT_FIELDS)
 
 
 def normalise_references(value: Any) -> list[dict[str, Any]] | None:
@@ -53,7 +57,7 @@ def normalise_references(value: Any) -> list[dict[str, Any]] | None:
     >>> [(one["id"], one["text"]) for one in normalise_references("One. Two.")]
     [(None, 'One. Two.')]
     """
-    if value is None:
+    if finite(value) is None:
         return None
     items = [Item(None, value)] if isinstance(value, str) else read_items(value, "reference")
     return _as_rows(items, REFERENCE_FIELDS)
@@ -99,13 +103,13 @@ def named_texts(value: Any, one: str) -> list[tuple[int, str, str, Any]]:
     seen: dict[str, int] = {}
     for position, item in enumerate(value, start=1):
         named = isinstance(item, dict)
-        text, name = map(said, (item.get("text"), item.get("id")) if named else (item, None))
+        text, name = map(finite, (_text_in(item), item.get("id")) if named else (item, None))
         where = f"{one} {position}"
         if text is None:
-            raise ValueError(f"{where} has no text" if named else f"{where} is null")
-        if isinstance(text, list | dict) or isinstance(name, list | dict):
+            raise ValueError(f"{where} has no text{_advice(item)}" if named else f"{where} is null")
+        if isinstance(text, list | tuple | set | dict) or isinstance(name, list | dict):
             raise ValueError(f"{where} is neither text nor an object of id and text")
-        identifier = text_of(name) or str(position)
+        identifier = id_of(name) or str(position)
         # Sources and verdicts name items by their ids alone: with two of one, nobody could say which is meant
         if identifier in seen:
             raise ValueError(f"{one}s {seen[identifier]} and {position} have one id")
@@ -114,9 +118,18 @@ def named_texts(value: Any, one: str) -> list[tuple[int, str, str, Any]]:
     return found
 
 
-def said(value: Any) -> Any:
-    """The value, None for NaN, which is how data frames write that there is none."""
-    return None if isinstance(value, float) and math.isnan(value) else value
+def _text_in(item: Mapping[str, Any]) -> Any:
+    """Return the text of an object, which LangChain, LlamaIndex and others keep under another name than `text`."""
+    if finite(item.get("text")) is not None:
+        return item["text"]
+    texts = [item[name] for name in TEXT_NAMES if isinstance(item.get(name), str)]
+    return texts[0] if len(texts) == 1 else None
+
+
+def _advice(item: Mapping[str, Any]) -> str:
+    """Return the fields of an object that may be its text, as the end of a message."""
+    texts = [f"`{name}`" for name, value in item.items() if isinstance(value, str) and name not in ("id", "text")]
+    return f"; rename {' or '.join(texts[:SHOWN_FIELDS])} to `text`" if texts else ""
 
 
 def _as_rows(items: Sequence[Item], fields: Sequence[str]) -> list[dict[str, Any]]:
@@ -126,7 +139,7 @@ def _as_rows(items: Sequence[Item], fields: Sequence[str]) -> list[dict[str, Any
 
 def _item(name: str, text: str, item: Any, where: str) -> Item:
     known: Mapping[str, Any] = item if isinstance(item, dict) else {}
-    anchor = said(known.get("anchor"))
+    anchor = finite(known.get("anchor"))
     if isinstance(anchor, list | dict):
         raise ValueError(f"anchor of {where} is no text")
     covered_by = _texts(known.get("covered_by"), f"covered_by of {where}")
@@ -136,16 +149,24 @@ def _item(name: str, text: str, item: Any, where: str) -> Item:
         name,
         text,
         text_of(anchor) or None,
-        _weight(known.get("weight"), where),
+        _weight(_weight_in(known, where), where),
         _texts(known.get("labels"), f"labels of {where}"),
         cast(tuple[str, ...] | None, covered_by),
         _importance(known.get("importance"), where),
     )
 
 
+def _weight_in(known: Mapping[str, Any], where: str) -> Any:
+    """Return `weight`, or `points` as HealthBench has it. Raises ValueError for two that differ."""
+    weights = [known[name] for name in WEIGHTS if known.get(name) is not None]
+    if len(weights) == len(WEIGHTS) and weights[0] != weights[1]:
+        raise ValueError(f"{where} has a weight and points that differ; keep one of them")
+    return weights[0] if weights else None
+
+
 def _importance(value: Any, where: str) -> str | None:
     """An importance, in whatever case. Raises ValueError for what is none."""
-    text = (text_of(said(value)) or "").strip().lower()
+    text = (text_of(finite(value)) or "").strip().lower()
     if text and text not in IMPORTANCES:
         raise ValueError(f"importance of {where} is neither {' nor '.join(IMPORTANCES)}")
     return text or None
@@ -153,12 +174,12 @@ def _importance(value: Any, where: str) -> str | None:
 
 def _texts(value: Any, what: str) -> tuple[str | None, ...] | None:
     """What stands in a list, as texts; a single one may stand without its list."""
-    if said(value) is None:
+    if finite(value) is None:
         return None
     several = value if isinstance(value, list) else [value]
     if any(isinstance(one, list | dict) for one in several):
         raise ValueError(f"{what} are no texts")
-    return tuple(text_of(said(one)) for one in several)
+    return tuple(text_of(finite(one)) for one in several)
 
 
 def _weight(value: Any, where: str) -> float | None:

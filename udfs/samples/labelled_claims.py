@@ -9,7 +9,7 @@ from typing import Any
 from untold.udfs.samples import expertqa, factscore
 from untold.udfs.samples.adapters import LINES, Adapter, read_lines
 from untold.udfs.samples.file_records import FileRecord
-from untold.udfs.samples.values import canonical, load_json
+from untold.udfs.samples.values import canonical, finite, load_json
 
 # What claims need once they are samples; what a claim was said in answer to nobody reads
 NEEDS = ("response", "contexts")
@@ -22,7 +22,7 @@ def _as_sample(record: FileRecord, _: int = 0) -> list[FileRecord]:
         return [record]
     values = dict(record.values)
     claim, evidence = values.pop("claim", None), values.pop("evidence", None)
-    missing = [name for name, value in (("claim", claim), ("label", values.get("label"))) if value is None]
+    missing = [name for name, value in (("claim", claim), ("label", values.get("label"))) if finite(value) is None]
     if missing:
         return [FileRecord(problem=f"{' and '.join(missing)} is null", raw=canonical(record.values))]
     return [FileRecord({**values, "response": claim, "contexts": _texts(evidence)})]
@@ -34,7 +34,7 @@ def _texts(evidence: Any) -> Any:
     >>> _texts("one text"), _texts('["a", "b"]'), _texts(None)
     (['one text'], ['a', 'b'], [])
     """
-    if evidence is None:
+    if finite(evidence) is None:
         return []
     if not isinstance(evidence, str):
         return evidence

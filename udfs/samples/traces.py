@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from untold.udfs.samples.conversion import CONTEXT_NAMES
-from untold.udfs.samples.file_records import READERS, FileRecord, Unit, json_kind
-from untold.udfs.samples.values import load_json, text_of
+from untold.udfs.samples.file_records import READERS, FileRecord, Unit, converted, json_kind
+from untold.udfs.samples.values import finite, load_json, text_of
 
 FILES = "*.*json*"
 Values = Mapping[str, Any]
@@ -125,9 +126,15 @@ def read_traces(spans_of: Callable[[Values], Iterable[Span]], unit: Unit) -> Ite
         if record.problem:
             records.append(record)
             continue
-        for span in spans_of(record.values):
-            traces.setdefault(span.trace, _Trace(record.row)).add(span, record.row)
-    records += [trace.record(name) for name, trace in traces.items()]
+        known = replace(record, values={name: finite(value) for name, value in record.values.items()})
+        for span in converted(lambda one: spans_of(one.values), known):
+            if isinstance(span, FileRecord):
+                records.append(span)
+            else:
+                traces.setdefault(span.trace, _Trace(record.row)).add(span, record.row)
+    for name, trace in traces.items():
+        one = FileRecord({"sample_id": name}, row=trace.row)
+        records += converted(partial(trace.record, name), one)
     yield from sorted(records, key=lambda one: one.row)
 
 
@@ -148,10 +155,10 @@ class _Trace:
         for one in documents_in(span.found):
             self.found.setdefault(one["text"], one)
 
-    def record(self, name: str) -> FileRecord:
+    def record(self, name: str, _: FileRecord) -> list[FileRecord]:
         """The sample of the trace; a column that it does not state is left out."""
         if self.first is None:
-            return FileRecord(problem="a trace without its first span", raw=name, row=self.row)
+            return [FileRecord(problem="a trace without its first span", raw=name, row=self.row)]
         inputs, outputs = opened(self.first.inputs), opened(self.first.outputs)
         contexts = list(self.found.values()) or _named(outputs) or _named(inputs)
         found = {
@@ -162,7 +169,7 @@ class _Trace:
         }
         stated = {column: value for column, value in found.items() if value is not None}
         rest = {**_fields("inputs", inputs, stated), **_fields("outputs", outputs, stated), **self.first.more}
-        return FileRecord({**({"sample_id": name} if self.first.named else {}), **stated, **rest}, row=self.row)
+        return [FileRecord({**({"sample_id": name} if self.first.named else {}), **stated, **rest}, row=self.row)]
 
 
 def _named(value: Any) -> list[dict[str, Any]]:

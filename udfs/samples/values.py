@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from contextlib import suppress
 from datetime import UTC, date, datetime, time
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -13,6 +16,7 @@ import pyarrow as pa
 MAX_NESTING = 200
 # Integers above are not exact as doubles, so that only smaller doubles are written like the integers they equal.
 EXACT_DOUBLE = 2**53
+UUID_BYTES = 16
 
 ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -34,7 +38,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, datetime):
-        return (value.astimezone(UTC) if value.tzinfo else value).isoformat()
+        with suppress(OverflowError):
+            value = value.astimezone(UTC) if value.tzinfo else value
+        return value.isoformat()
     if isinstance(value, date | time):
         return value.isoformat()
     return value.hex() if isinstance(value, bytes) else str(value)
@@ -52,15 +58,37 @@ def canonical(value: Any) -> str:
 def text_of(value: Any) -> str | None:
     """A value as a text column has it: text as it is, bytes decoded as UTF-8, anything else as canonical JSON.
 
-    >>> text_of("as it is"), text_of(2.0), text_of(["a"]), text_of(None)
-    ('as it is', '2', '["a"]', None)
+    NaN and infinities are no text: data frames write NaN for a missing value.
+
+    >>> text_of("as it is"), text_of(2.0), text_of(["a"]), text_of(None), text_of(math.nan)
+    ('as it is', '2', '["a"]', None, None)
     """
+    value = finite(value)
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     text = plain(value)
     return text if isinstance(text, str) else canonical(text)
+
+
+def finite(value: Any) -> Any:
+    """Return the value; None for NaN and infinities."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def id_of(value: Any) -> str | None:
+    """Return an id as text. 16 bytes that are not text become a UUID, and others hexadecimal digits.
+
+    >>> id_of(7), id_of(b"a-1"), id_of(bytes(16)), id_of(b"\\xff")
+    ('7', 'a-1', '00000000-0000-0000-0000-000000000000', 'ff')
+    """
+    if not isinstance(value, bytes):
+        return text_of(value)
+    with suppress(UnicodeDecodeError):
+        if (text := value.decode()).isprintable():
+            return text
+    return str(UUID(bytes=value)) if len(value) == UUID_BYTES else value.hex()
 
 
 def as_type(value: Any, arrow: pa.DataType) -> Any:
@@ -96,7 +124,7 @@ def check_nesting(value: Any, text: str) -> Any:
     # Counting is quick and never too low, so that only a text with many brackets is walked through.
     if text.count("[") + text.count("{") > MAX_NESTING and _is_deeper(value, MAX_NESTING):
         raise RecursionError
-    return _without_surrogates(value) if SURROGATE_ESCAPE.search(text) else value
+    return without_surrogates(value) if SURROGATE_ESCAPE.search(text) else value
 
 
 def _is_deeper(value: Any, depth: int) -> bool:
@@ -107,12 +135,12 @@ def _is_deeper(value: Any, depth: int) -> bool:
     return depth == 0 or any(_is_deeper(item, depth - 1) for item in items)
 
 
-def _without_surrogates(value: Any) -> Any:
+def without_surrogates(value: Any) -> Any:
     """The value with lone surrogates replaced, at any depth, in keys too: neither Arrow nor UTF-8 has them."""
     if isinstance(value, str):
         return SURROGATE.sub("\ufffd", value)
     if isinstance(value, list):
-        return [_without_surrogates(item) for item in value]
+        return [without_surrogates(item) for item in value]
     if isinstance(value, dict):
-        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+        return {without_surrogates(key): without_surrogates(item) for key, item in value.items()}
     return value

@@ -75,7 +75,7 @@ def test_columns_are_checked_under_our_names_in_every_format(tmp_path: Path, wri
         ("a.jsonl", b"", "no samples in it"),
         ("a.jsonl", b"\n \n", "no samples in it"),
         ("a.csv", b"query,response,contexts\n", "no samples in it"),
-        ("a.json", b'{\n "results": []\n}', "no row of it is a JSON object"),
+        ("a.json", b'{\n "results": []\n}', "--format ragchecker reads one object"),
         ("a.json", b'{"results": []}', "--format ragchecker reads one object with `results`"),
         ("a.parquet", b"PAR1 not really", "cannot be read"),
         ("a.csv", b"query,query\n", "twice"),
@@ -254,3 +254,47 @@ def test_files_are_inspected_where_there_is_no_java(tmp_path: Path) -> None:
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.endswith(f"next: untold plan --input {path} --metric e2e\n")
+
+
+@pytest.mark.parametrize("key", ["data", "rows", "samples", "anything"])
+def test_a_list_of_rows_in_an_object_is_told(tmp_path: Path, key: str) -> None:
+    for indent in (None, 2):
+        (tmp_path / "a.json").write_text(json.dumps({"version": 1, key: [ROW, ROW]}, indent=indent))
+        assert told(tmp_path / "a.json").endswith(
+            f"its rows are in the list `{key}`; write them a line each: jq -c '.{key}[]' FILE > NEW.jsonl"
+        )
+
+
+@pytest.mark.parametrize("value", [lambda one: [one, one], lambda one: {"0": one, "1": one}])
+@pytest.mark.parametrize("names", [("query", "response", "contexts"), ("question", "answer", "passages")])
+def test_rows_by_columns_are_told(tmp_path: Path, value: Any, names: tuple[str, ...]) -> None:
+    columns = dict(zip(names, map(value, ROW.values()), strict=True))
+    (tmp_path / "a.json").write_text(json.dumps(columns))
+    assert "its one object holds columns and no rows; write a row a line: pandas" in told(tmp_path / "a.json")
+
+
+def test_contexts_between_bars_are_told(tmp_path: Path) -> None:
+    names = {"query": "input", "response": "actual_output", "contexts": "retrieval_context"}
+    (tmp_path / "a.csv").write_text("input,actual_output,retrieval_context\nq,r,a|b\n")
+    assert told(tmp_path / "a.csv", ReadOptions(columns=names)).endswith("give --format deepeval")
+    assert told(tmp_path / "a.csv").endswith("give --format deepeval, or rename them")
+    (tmp_path / "a.csv").write_text('input,actual_output,retrieval_context\nq,r,"[""a|b""]"\n')
+    assert told(tmp_path / "a.csv", ReadOptions(columns=names)) == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["score", "--metric", "e2e", "--output", "o"],
+        ["plan", "--metric", "e2e"],
+        ["index", "--output", "o"],
+        ["meta-evaluate", "--dataset", "wikicontradict", "--metric", "e2e", "--output", "o"],
+    ],
+)
+def test_a_missing_file_comes_before_a_missing_endpoint(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    assert main([*command, "--input", "nofile.jsonl", "--set", "llm.model=m"]) != 0
+    assert "untold: nofile.jsonl: no such file" in capsys.readouterr().err

@@ -425,3 +425,158 @@ def test_a_file_that_breaks_off_is_counted_up_to_there(tmp_path: Path) -> None:
     found = inspect(str(path))
     assert (found.usable, found.exact) == (True, False)
     assert 1000 < found.rows < 50_000
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        *(
+            "['a'\n 'b']",
+            "['a' 'b']",
+            "[\"a\" 'b']",
+            "array(['a', 'b'], dtype=object)",
+            "array(['a', 'b'],\n      dtype='<U1')",
+        ),
+        *("[np.str_('a'), np.str_('b')]", "[{'text': 'a'} {'text': 'b'}]", "['a', 'b']"),
+    ],
+)
+def test_lists_of_numpy_are_read(tmp_path: Path, cell: str) -> None:
+    (sample,) = written(tmp_path, "ragas", {"user_input": "q", "response": "r", "retrieved_contexts": cell})
+    assert [one["text"] for one in sample.known["contexts"]] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    ["['a', nan]", "['a', 'cut", "['a' 'a' ... 'a']", "array(['a', inf])", "[Document(page_content='a')]", "['a', x]"],
+)
+@pytest.mark.parametrize("name", ["retrieved_contexts", "reference"])
+def test_broken_lists_of_ragas_are_errors_of_their_rows(tmp_path: Path, cell: str, name: str) -> None:
+    good = {"user_input": "q", "response": "r", "retrieved_contexts": "['a']", "reference": "a"}
+    first, second = written(tmp_path, "ragas", {**good, name: cell}, good)
+    assert first.error is not None
+    assert second.error is None
+
+
+def test_inspect_goes_on_after_a_broken_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("user_input,retrieved_contexts,response,reference\nq,\"['a', 'cut\",r,1931\n")
+    code, shown = inspected(str(path), capsys)
+    assert code == 1
+    assert f"{path} row 2: the list in contexts is cut, or holds more than texts; write the rows again as JSON" in shown
+
+
+@pytest.mark.parametrize("camel", [False, True])
+def test_contexts_of_deepeval_stand_between_bars_in_csv(tmp_path: Path, camel: bool) -> None:
+    names = ["input", "actualOutput", "retrievalContext"] if camel else ["input", "actual_output", "retrieval_context"]
+    path = tmp_path / "a.csv"
+    path.write_text(f"{','.join(names)},expected_output\nq,r,The bridge.|It is long.,e\n")
+
+    found = inspect(str(path))
+
+    assert (found.format, found.problems) == ("deepeval", [])
+    assert [one["text"] for one in found.samples[0]["contexts"]] == ["The bridge.", "It is long."]
+    assert found.samples[0]["references"][0]["text"] == "e"
+    (of_json,) = written(tmp_path, "deepeval", {names[0]: "q", names[1]: "r", names[2]: ["a|b", "c"]})
+    assert [one["text"] for one in of_json.known["contexts"]] == ["a|b", "c"]
+
+
+HEALTHBENCH = {
+    "prompt_id": "p-1",
+    "prompt": [{"role": "user", "content": "My head hurts."}],
+    "rubrics": [
+        {"criterion": "Asks since when", "points": 5, "tags": ["level:example"]},
+        {"criterion": "Names a wrong dose", "points": -8, "tags": []},
+    ],
+    "ideal_completions_data": {"ideal_completion": "Since when?", "ideal_completions_group": "A"},
+    "example_tags": ["theme:hedging"],
+}
+
+
+def test_rows_of_healthbench_are_read_as_published(tmp_path: Path) -> None:
+    (task,) = written(tmp_path, "rubrics", HEALTHBENCH)
+    assert (task.known["query"], task.rest["query_id"]) == ("My head hurts.", "p-1")
+    assert [(one["text"], one["weight"]) for one in task.rest["references"]] == [
+        ("Asks since when", 5.0),
+        ("Names a wrong dose", -8.0),
+    ]
+    assert task.rest["ground_truth"]["text"] == "Since when?"
+
+
+def test_a_prompt_of_several_messages_is_one_text(tmp_path: Path) -> None:
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    (task,) = written(tmp_path, "rubrics", {**HEALTHBENCH, "prompt": messages})
+    assert task.known["query"] == "user: a\n\nassistant: b\n\nuser: c"
+
+
+@pytest.mark.parametrize("name", ["score", "value", "importance_weight", "pts"])
+@pytest.mark.parametrize("number", [-3, 2.5, "7"])
+def test_a_weight_under_another_name_is_an_error_of_the_row(tmp_path: Path, name: str, number: Any) -> None:
+    row = {**HEALTHBENCH, "rubrics": [HEALTHBENCH["rubrics"][0], {"criterion": "Rambles", name: number}]}
+    (task,) = written(tmp_path, "rubrics", row)
+    assert task.error == f"criterion 2 has no weight, but `{name}`; rename it to `weight` or `points`"
+
+
+def test_a_weight_and_points_that_differ_are_an_error_of_the_row(tmp_path: Path) -> None:
+    row = {**HEALTHBENCH, "response": "r", "rubrics": [{"criterion": "a", "weight": 1, "points": 2}]}
+    assert (
+        written(tmp_path, "rubrics", row)[0].error
+        == "reference 1 has a weight and points that differ; keep one of them"
+    )
+
+
+def test_inspect_leads_from_rubrics_to_weighted_nuggets(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{**HEALTHBENCH, "response": "r"}])
+    weighted = "--metric nuggets --set nuggets.score=weighted"
+    assert inspect(path).command == f"untold plan --input {path} --format rubrics {weighted}"
+    path = write_lines(tmp_path / "a.jsonl", [HEALTHBENCH])
+    assert inspect(path).command == (
+        f"untold generate --input {path} --format rubrics --systems systems.yaml --output answers && "
+        f"untold plan --input answers/samples {weighted}"
+    )
+
+
+@pytest.mark.parametrize("write", [write_lines, write_csv, write_parquet])
+@pytest.mark.parametrize("given", [".", "system=*", "system=gpt-4%2Fmini/{}"])
+def test_folders_name_columns(tmp_path: Path, write: Any, given: str) -> None:
+    name = f"part-0{'.jsonl' if write is write_lines else '.csv' if write is write_csv else '.parquet'}"
+    folder = tmp_path / "system=gpt-4%2Fmini" / "n=5" / "query_id=__HIVE_DEFAULT_PARTITION__"
+    folder.mkdir(parents=True)
+    write(folder / name, [ROW, {**ROW, "query": "p"}])
+    path = tmp_path / given.format(f"n=5/query_id=__HIVE_DEFAULT_PARTITION__/{name}")
+
+    samples = list(samples_in(path, None))
+
+    assert [one.known["system"] for one in samples] == ["gpt-4/mini"] * 2
+    assert all("query_id" not in one.rest and "n" not in one.rest for one in samples)
+
+
+def test_a_system_of_a_row_stands_before_that_of_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "system=a").mkdir()
+    write_lines(tmp_path / "system=a" / "a.jsonl", [{**ROW, "system": "b"}, {**ROW, "system": None}])
+    assert [one.known["system"] for one in samples_in(tmp_path, None)] == ["b", "a"]
+
+
+def test_folders_name_columns_of_files_with_readers_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "system=a").mkdir()
+    (tmp_path / "system=a" / "a.json").write_text(json.dumps({"results": [{"query": "q", "response": "r"}]}))
+    assert [one.known["system"] for one in samples_in(tmp_path, "ragchecker")] == ["a"]
+
+
+def test_folders_name_columns_of_tables_that_spark_reads(tmp_path: Path, spark: SparkSession) -> None:
+    for name in ("a", "b [1]"):
+        (tmp_path / f"sample_id={name}").mkdir()
+        write_lines(tmp_path / f"sample_id={name}" / "a.jsonl", [{"premise_id": "1"}])
+    rows = read_table(spark, str(tmp_path)).collect()
+    assert sorted((row["premise_id"], row["sample_id"]) for row in rows) == [("1", "a"), ("1", "b [1]")]
+
+
+@pytest.mark.parametrize("name", ["v [2]", "run{1}", "a*b?", "50% +#x,y", "é"])
+def test_folders_that_look_like_globs_are_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    write_lines(tmp_path / name / "a [1].jsonl", [ROW])
+    for path in (tmp_path / name, tmp_path / name / "a [1].jsonl", tmp_path / name / "*.jsonl", tmp_path / name / "**"):
+        assert len(list(samples_in(path, None))) == 1

@@ -133,7 +133,7 @@ def test_preset_sets_the_llm_and_stages_alone(tmp_path: Path, text: str) -> None
 
 
 def test_shipped_presets_load() -> None:
-    assert preset_names() == ["local", "ollama", "openai", "openrouter", "vllm"]
+    assert preset_names() == ["local", "ollama", "openai", "openai-reasoning", "openrouter", "vllm"]
     environ = {"OPENAI_API_KEY": "k", "OPENROUTER_API_KEY": "k"}
     for name in preset_names():
         assert load("llm.model=m", endpoint=name, environ=environ).settings.llm.endpoint == name

@@ -381,3 +381,122 @@ def test_a_column_has_the_type_that_holds_all_its_values(values: list[Any], shap
         found = merge_shapes(found, shape_of(value))
 
     assert found == shape
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_numbers_that_json_does_not_have_are_no_text(tmp_path: Path, number: str) -> None:
+    rows = [
+        f'{{"sample_id": "{name}", "query": "q", "response": "r", "contexts": ["c"], "{name}": {number}}}'
+        for name in ("query", "response", "system", "label", "sample_id", "contexts")
+    ]
+    query, response, system, label, named, contexts = parse(write_lines(tmp_path / "a.jsonl", rows), "lines")
+
+    assert [one.error for one in (query, response, contexts)] == [
+        f"{name} is null" for name in ("query", "response", "contexts")
+    ]
+    assert (system.known["system"], label.known["label"]) == (None, None)
+    assert len(named.known["sample_id"]) == 32
+    assert [one.error for one in (system, label, named)] == [None] * 3
+
+
+def test_rows_without_an_id_that_data_frames_wrote_are_two_samples(tmp_path: Path) -> None:
+    rows = [json.dumps({**ROW, "query": query, "sample_id": float("nan")}) for query in ("a", "b")]
+    assert len({one.known["sample_id"] for one in parse(write_lines(tmp_path / "a.jsonl", rows), "lines")}) == 2
+
+
+def test_a_text_of_csv_stays_as_it_is(tmp_path: Path) -> None:
+    (sample,) = parse(write_csv(tmp_path / "a.csv", [{**ROW, "response": "NaN"}]), "csv")
+    assert sample.known["response"] == "NaN"
+
+
+def test_ids_of_samples_with_nan_in_a_carried_column_stay(tmp_path: Path) -> None:
+    (sample,) = parse(write_lines(tmp_path / "a.jsonl", [json.dumps({**ROW, "n": float("nan")})]), "lines")
+    assert sample.known["sample_id"] == "5e76259b6e37fb421083a42e896d2f32"
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "[Document(metadata={'source': 'a.pdf'}, page_content='The bridge.'), Document(page_content='b')]",
+        "[Document(page_content='cut",
+        "page_content='The bridge.' metadata={'source': 'a.pdf'}",
+        "[NodeWithScore(node=TextNode(id_='1', text='a'), score=0.5)]",
+        "[<langchain.Document object at 0x7f>]",
+        *("('a', 'b')", "('a',)", "(\"it's\", 'b')", "('a', 'cut", "{'a', 'b'}", "['a' 'b']", "['a'\n 'b']"),
+        *("['a', nan]", "deque(['a'])", "frozenset({'a'})", "[array(['a'], dtype=object)]", "{'page_content': 'a'}"),
+        "\"['a', 'b']\"",
+    ],
+)
+@pytest.mark.parametrize("name", ["contexts", "references", "ground_truth"])
+def test_what_python_wrote_is_an_error_of_the_row(cell: str, name: str) -> None:
+    values = {"query": "q", "response": "r", "contexts": ["c"], name: cell}
+    sample = to_sample(FileRecord(values), False, REQUIRED, ("references", "ground_truth"))
+    assert re.fullmatch(
+        rf"{name} is a Python list( of objects)?, not JSON; write the file again after df.*", sample.error or ""
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "('A', 'B') are its names.",
+            "(see 'a', 'b')",
+            "[1] One.",
+            "[text](http://a)",
+            "[Smith(2003)] says so.",
+            '"Yes."',
+        ),
+        *("foo(x='a')", "f(x) = ('a', 'b')", "'a', 'b'", "[foo('a')](url)", '"[1] One."'),
+    ],
+)
+def test_prose_with_brackets_is_one_context(text: str) -> None:
+    assert [one["text"] for one in sample_of(contexts=text).known["contexts"]] == [text]
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_json_in_json_is_read(times: int) -> None:
+    cell = '["a", {"id": "x", "text": "b"}]'
+    for _ in range(times):
+        cell = json.dumps(cell)
+    assert [one["text"] for one in sample_of(contexts=cell).known["contexts"]] == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["page_content", "pageContent", "content", "passage"])
+def test_the_text_of_a_context_may_have_another_name(name: str) -> None:
+    contexts = [{name: "a", "metadata": {"source": "a.pdf"}}, {"id": 0, name: "b"}]
+    assert [(one["id"], one["text"]) for one in sample_of(contexts=contexts).known["contexts"]] == [
+        ("1", "a"),
+        ("0", "b"),
+    ]
+
+
+def test_a_context_without_a_known_text_says_what_to_rename() -> None:
+    error = sample_of(contexts=[{"id": "1", "passage_text": "a"}]).error
+    assert error == "context 1 has no text; rename `passage_text` to `text`"
+    assert sample_of(contexts=[{"content": "a", "body": "b"}]).error == (
+        "context 1 has no text; rename `content` or `body` to `text`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (bytes.fromhex("d67c5028049e499d8ab41d39abf4ea57"), "d67c5028-049e-499d-8ab4-1d39abf4ea57"),
+        (bytes(16), "00000000-0000-0000-0000-000000000000"),
+        (b"\xff\x00", "ff00"),
+        ("é-1".encode(), "é-1"),
+        (b"sixteen-letters!", "sixteen-letters!"),
+    ],
+)
+def test_bytes_are_an_id(given: bytes, shown: str) -> None:
+    sample = sample_of(sample_id=given, system=given, contexts=[{"id": given, "text": "c"}])
+    assert [sample.known["sample_id"], sample.known["system"], sample.known["contexts"][0]["id"]] == [shown] * 3
+
+
+@pytest.mark.parametrize("kind", [pa.binary(16), pa.binary(), pa.uuid()])
+def test_uuids_of_parquet_are_text(tmp_path: Path, kind: pa.DataType) -> None:
+    raw = bytes.fromhex("d67c5028049e499d8ab41d39abf4ea57")
+    table = pa.table({"sample_id": pa.array([raw], kind), "query": ["q"], "response": ["r"], "contexts": [["c"]]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert parse(str(tmp_path / "a.parquet"), "parquet")[0].known["sample_id"] == "d67c5028-049e-499d-8ab4-1d39abf4ea57"

@@ -235,3 +235,67 @@ def test_results_of_ragchecker_are_unnested(tmp_path: Path) -> None:
 def test_what_is_no_file_of_ragchecker_is_one_line(tmp_path: Path, text: str) -> None:
     with pytest.raises(UnreadableFileError, match="no JSON object with a list `results`"):
         results_of(tmp_path / "a.json", text)
+
+
+def read_all(path: Path) -> list[FileRecord]:
+    kind = json_kind(str(path))
+    return list(READERS[kind](Unit(0, str(path), kind)))
+
+
+@pytest.mark.parametrize("indent", [1, 2, "\t"])
+@pytest.mark.parametrize("between", ["\n", "", ",\n", "\r\n\r\n"])
+def test_objects_over_several_lines_are_rows(tmp_path: Path, indent: Any, between: str) -> None:
+    rows = [{**ROW, "n": n, "more": {"a": [1, {"b": "}{"}]}} for n in range(3)]
+    path = tmp_path / "a.json"
+    path.write_bytes(between.join(json.dumps(row, indent=indent) for row in rows).encode())
+
+    found = read_all(path)
+
+    assert [dict(one.values) for one in found] == rows
+    assert [one.row for one in found] == [1, 2, 3]
+
+
+def test_objects_that_are_cut_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(f"{json.dumps(ROW, indent=2)}\n{json.dumps(ROW, indent=2)[:-3]}")
+    with pytest.raises(UnreadableFileError, match="element 2 of the JSON array is broken or cut"):
+        read_all(path)
+
+
+def test_commas_of_a_lost_array_are_no_part_of_its_rows(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f"{json.dumps({**ROW, 'n': n})},\n" for n in range(2)))
+    assert [one.values["n"] for one in read_all(path)] == [0, 1]
+    path.write_text(f"[{json.dumps(ROW)},\n {json.dumps(ROW)},\n]")
+    assert [one.problem for one in read_all(path)] == [None, None]
+
+
+@pytest.mark.parametrize("mark", ";,|\t")
+@pytest.mark.parametrize("quote", ['"', ""])
+def test_the_line_of_excel_names_the_delimiter(tmp_path: Path, mark: str, quote: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"{quote}sep={mark}{quote}\nquery{mark}response\n1,5;2{mark}b\n".replace("1,5;2", '"1,5;2"'))
+
+    header, found = csv_header(str(path))
+
+    assert (header, found) == (["query", "response"], mark)
+    (record,) = READERS["csv"](Unit(0, str(path), "csv", delimiter=found))
+    assert (dict(record.values), record.row) == ({"query": "1,5;2", "response": "b"}, 3)
+
+
+def test_quotes_that_spark_wrote_have_their_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('query,response\n"Who said \\"open\\"?","He said \\"open\\", twice."\n')
+    (record,) = READERS["csv"](Unit(0, str(path), "csv"))
+    assert record.problem == "broken CSV quoting; write quotes doubled (of Spark: option('escape', '\"'))"
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le"])
+def test_utf_16_without_a_mark_is_told(tmp_path: Path, name: str, encoding: str) -> None:
+    path = tmp_path / name
+    path.write_bytes((json.dumps(ROW) if name == "a.jsonl" else "query,response\nq,r\n").encode(encoding))
+    with pytest.raises(
+        UnreadableFileError, match="has NUL characters; give its encoding, such as --encoding utf-16-le"
+    ):
+        csv_header(str(path)) if name == "a.csv" else json_kind(str(path))
