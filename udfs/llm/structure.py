@@ -115,12 +115,12 @@ class Parameters:
         extra = {name: value for name, value in stage.extra_body.items() if name not in self.dropped}
         if stage.rated and RATING.intersection(self.dropped):
             extra["logprobs"] = False
-        own = {name: None for name in ("temperature", "top_p") if name in self.dropped}
         chat = stage.api == "chat"
         bounds = [bound for bound in (stage.max_tokens, self.max_tokens) if bound is not None]
         return replace(
             stage,
-            **own,
+            temperature=None if "temperature" in self.dropped else stage.temperature,
+            top_p=None if "top_p" in self.dropped else stage.top_p,
             extra_body=extra,
             max_tokens=min(bounds) if stage.max_tokens is not None else None,
             limit_name=(self.limit_name or stage.limit_name) if chat else stage.limit_name,

@@ -17,7 +17,7 @@ from untold.udfs.stages.coverage_lines import (
     statement_lines,
 )
 from untold.udfs.stages.definitions import Unparsable
-from untold.udfs.stages.final_answers import CORRECTS, final_answer, texts_of
+from untold.udfs.stages.final_answers import CORRECTS, final_answer
 from untold.udfs.stages.lists import AFTERWORDS, LONGEST_REMARK, breaks_off, is_heading
 from untold.udfs.stages.reading import (
     Line,
@@ -30,7 +30,7 @@ from untold.udfs.stages.reading import (
     without_emphasis,
 )
 from untold.udfs.stages.records import Cell, Record, Value, content_of, read_records, read_tables, unwrapped
-from untold.udfs.stages.repeated_tags import next_turn, past_echoes
+from untold.udfs.stages.repeated_tags import next_turn, past_echoes, texts_of
 from untold.udfs.stages.sources import EMPHASIS, OPENERS, last_bracket, numbers_of, split_sources
 
 _COVERED, _UNCOVERED, _PARTIAL = "covered", "uncovered", "partially covered"

@@ -13,7 +13,7 @@ from untold.udfs.stages.lists import breaks_off
 from untold.udfs.stages.non_answers import is_refusal
 from untold.udfs.stages.reading import first_turn, from_first_item, split_marker, unfenced, without_heading
 from untold.udfs.stages.records import beside_json, is_call, is_markup, without_wrapping
-from untold.udfs.stages.repeated_tags import moved, next_turn
+from untold.udfs.stages.repeated_tags import moved, next_turn, texts_of
 
 Row = TypeVar("Row", bound=Mapping[str, Any])
 Parse: TypeAlias = Callable[[str, Mapping[str, Any]], Row]
@@ -186,8 +186,3 @@ def _with_breaks(text: str, own: Sequence[str]) -> str:
     bare = text.strip()
     written_out = "\\n" in bare and "\n" not in bare and not _HAS_JSON.search(bare)
     return text.replace("\\n", " \n") if written_out and not any("\\n" in each for each in own) else text
-
-
-def texts_of(values: Any) -> Iterator[str]:
-    for value in values:
-        yield from (str(each) for each in (value if isinstance(value, (list, tuple)) else [value]) if each)

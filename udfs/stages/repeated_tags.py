@@ -53,7 +53,7 @@ def past_echoes(parse: Callable[[str, Mapping[str, Any]], Row]) -> Callable[[str
         escaped = list(find_escaped(completion))
         if not tags and not escaped:
             return parse(completion, variables)
-        texts = list(_texts_of(variables.values()))
+        texts = list(texts_of(variables.values()))
         own = {found["name"].lower() for text in texts for found in _TAG.finditer(text)}
         edits = [_without(found) for found in tags if found["name"].lower() not in own]
         edits += [edit for edit in escaped if any(edit[2] in text for text in texts)]
@@ -75,7 +75,7 @@ def next_turn(text: str, variables: Mapping[str, Any]) -> tuple[int, bool] | Non
     if "<" not in text and "instruction:" not in folded and not any(map(folded.__contains__, _ROLES)):
         return None
     found = [each for each in islice(_TURN.finditer(text), _MOST_TURNS) if each.start() > begin]
-    own = "\n".join(_texts_of(variables.values())) if found else ""
+    own = "\n".join(texts_of(variables.values())) if found else ""
     names = {name for name in variables if name in TAGS} | {name[:-1] for name in variables}.difference(_ITEMS)
     found = [each for each in found if each["tag"] is None or (each["tag"].lower() in names and not _is_own(each, own))]
     found = [each for each in found if each[0].strip() not in own]
@@ -94,7 +94,7 @@ def _is_own(tag: re.Match[str], own: str) -> bool:
     return inside.strip() in own or not behind[1:].strip()
 
 
-def _texts_of(values: Any) -> Iterator[str]:
+def texts_of(values: Any) -> Iterator[str]:
     """All texts, those in lists included."""
     texts = (text for value in values for text in (value if isinstance(value, (list, tuple)) else [value]))
     return (text for text in texts if isinstance(text, str))

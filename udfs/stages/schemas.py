@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from untold.udfs.ratings import SCALE
-from untold.udfs.stages.final_answers import texts_of
 from untold.udfs.stages.reading import first_turn
+from untold.udfs.stages.repeated_tags import texts_of
 
 Schema = Mapping[str, Any]
 
