@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from untold.jobs.asking.endpoint import RunEndpoint, explain_refusal
+from untold.jobs.asking.endpoint import RunEndpoint, check_network, explain_refusal
+from untold.jobs.run.refusals import EnvironmentVariableError
 from untold.jobs.settings.model import LlmSettings, Settings
 
 
@@ -35,3 +38,48 @@ def test_a_refusal_over_the_key_says_how_to_name_one(error: str, variable: str |
 
 def test_another_refusal_is_left_as_it_is() -> None:
     assert explain_refusal("HTTP 404 (model_not_found)", [None]) == "HTTP 404 (model_not_found)"
+
+
+REMOTE, LOOPBACK = "https://judge.example/v1", "http://127.0.0.1:8000/v1"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(None, "cannot be read (No such file or directory)"), ("no PEM", "holds no certificates")]
+)
+@pytest.mark.parametrize("address", [REMOTE, LOOPBACK])
+def test_certificates_that_cannot_be_used_are_named_with_their_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str, content: str | None, reason: str
+) -> None:
+    path = tmp_path / "authority.pem"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setenv("SSL_CERT_FILE", str(path))
+    with pytest.raises(EnvironmentVariableError) as raised:
+        check_network([address])
+    assert str(raised.value) == f"SSL_CERT_FILE names {path}, which {reason}; correct the path, or unset SSL_CERT_FILE"
+
+
+def test_a_folder_of_certificates_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "none"))
+    with pytest.raises(EnvironmentVariableError, match=r"SSL_CERT_DIR names .*, which is no folder"):
+        check_network([REMOTE])
+
+
+@pytest.mark.parametrize("variable", ["ALL_PROXY", "all_proxy", "HTTPS_PROXY"])
+def test_a_proxy_of_an_unknown_kind_is_named_without_its_address(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "socks://user:secret@proxy.example:1080")
+    with pytest.raises(EnvironmentVariableError) as raised:
+        check_network([LOOPBACK, REMOTE])
+    said = str(raised.value)
+    assert said.startswith(f"{variable} names a proxy of the kind socks://")
+    assert "secret" not in said
+    # Calls within this machine pass no proxy
+    check_network([LOOPBACK])
+
+
+@pytest.mark.parametrize("proxy", ["http://proxy.example:3128", "proxy.example:3128"])
+def test_proxies_of_http_are_used(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    check_network([REMOTE])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import importlib
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +15,17 @@ from pyspark.errors import IllegalArgumentException
 from pyspark.sql import SparkSession
 
 from tests.fakes.disks import SmallDisk
-from untold.jobs.run.refusals import UnwritableError, check_writable, explain, root_cause
+from untold.jobs.run.refusals import (
+    OPEN_FILES,
+    RAY_SOCKET_BYTES,
+    SOCKET_PATH_BYTES,
+    EnvironmentVariableError,
+    UnwritableError,
+    check_socket_folder,
+    check_writable,
+    explain,
+    root_cause,
+)
 from untold.udfs.storage import Place
 
 
@@ -191,3 +203,33 @@ def test_a_python_that_a_worker_lacks_is_named(spark: SparkSession, monkeypatch:
     assert str(explain(error)).startswith(
         "a worker of Spark cannot start ./environment/bin/python: No such file or directory; install Python there"
     )
+
+
+def test_a_temporary_folder_that_is_too_long_for_sockets_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    fits = "/" + "x" * (SOCKET_PATH_BYTES - RAY_SOCKET_BYTES - 1)
+    check_socket_folder(fits)
+    with pytest.raises(EnvironmentVariableError, match=r"TMPDIR is too long for the sockets of Ray.* set RAY_TMPDIR"):
+        check_socket_folder(f"{fits}x")
+
+
+def limited(files: int, hard: int) -> subprocess.CompletedProcess[str]:
+    """Check the limit of open files in a process that has these limits and may not raise the hard one."""
+    code = f"""
+import os, resource
+from untold.jobs.run.refusals import check_open_files
+resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {hard}))
+os.setuid(65534) if os.getuid() == 0 else None
+check_open_files()
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_the_soft_limit_of_open_files_is_raised() -> None:
+    assert limited(256, 4096).stdout.strip() == str(OPEN_FILES)
+
+
+def test_a_hard_limit_of_open_files_that_is_too_low_is_named() -> None:
+    ended = limited(256, 256)
+    assert (ended.returncode, "the limit of open files is 256 (ulimit -n)" in ended.stderr) == (1, True)

@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
+import subprocess
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,11 +49,17 @@ def call(base_url: str, *, key: str | None = None, timeout: float = 5.0, stage: 
 
 
 def call_raw(
-    response: bytes, *, key: str | None = None, timeout: float = 5.0, times: int = 1, **sent: Mapping[str, Any]
+    response: bytes,
+    *,
+    key: str | None = None,
+    timeout: float = 5.0,
+    times: int = 1,
+    tls: ssl.SSLContext | None = None,
+    **sent: Mapping[str, Any],
 ) -> tuple[Answer, bytes]:
     """Calls to a server that sends these bytes and hangs up: the last answer, and what the server received.
 
-    Prompts of several calls differ in length.
+    Prompts of several calls differ in length. `tls`: the server speaks HTTPS.
     """
     received = bytearray()
 
@@ -61,9 +70,9 @@ def call_raw(
         writer.close()
 
     async def ask() -> Answer:
-        listener = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = listener.sockets[0].getsockname()[1]
-        endpoint = Endpoint(f"http://127.0.0.1:{port}/v1", key, connections=1, timeout=timeout, **sent)
+        listener = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+        port, scheme = listener.sockets[0].getsockname()[1], "https" if tls else "http"
+        endpoint = Endpoint(f"{scheme}://127.0.0.1:{port}/v1", key, connections=1, timeout=timeout, **sent)
         try:
             for number in range(1, times + 1):
                 answer = await endpoint.call("chat", request_body(STAGE, PROMPT, {"query": PROMPT_TEXT * number}))
@@ -355,6 +364,20 @@ LEAKS = {
 
 
 @pytest.mark.parametrize("error", LEAKS.values(), ids=LEAKS.keys())
+def test_a_certificate_is_trusted_by_its_file_on_loopback_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    host = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(cert), *host]
+    subprocess.run(words, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    unknown, _ = call_raw(http(200, completion()), tls=context)
+    assert (unknown.refused, unknown.about) == (True, ("certificate",))
+    monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+    assert call_raw(http(200, completion()), tls=context)[0].error_type is None
+
+
 @pytest.mark.parametrize("status", [400, 401, 404, 429, 500])
 def test_errors_repeat_nothing_that_was_sent(status: int, error: Any) -> None:
     answer, _ = call_raw(http(status, json.dumps({"error": error}).encode()), key=KEY)
