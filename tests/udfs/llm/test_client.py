@@ -345,6 +345,20 @@ def test_the_package_s_own_account_goes_with_its_key(monkeypatch: pytest.MonkeyP
     assert [value for value in ("org-1", "proj-2", "header-4") if value.encode() not in received] == []
 
 
+def test_a_certificate_is_trusted_by_its_file_on_loopback_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    host = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(cert), *host]
+    subprocess.run(words, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    unknown, _ = call_raw(http(200, completion()), tls=context)
+    assert (unknown.refused, unknown.about) == (True, ("certificate",))
+    monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+    assert call_raw(http(200, completion()), tls=context)[0].error_type is None
+
+
 def test_proxies_are_ignored_on_the_loopback_interface(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
@@ -364,20 +378,6 @@ LEAKS = {
 
 
 @pytest.mark.parametrize("error", LEAKS.values(), ids=LEAKS.keys())
-def test_a_certificate_is_trusted_by_its_file_on_loopback_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    host = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
-    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(cert), *host]
-    subprocess.run(words, check=True, capture_output=True)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
-    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
-    unknown, _ = call_raw(http(200, completion()), tls=context)
-    assert (unknown.refused, unknown.about) == (True, ("certificate",))
-    monkeypatch.setenv("SSL_CERT_FILE", str(cert))
-    assert call_raw(http(200, completion()), tls=context)[0].error_type is None
-
-
 @pytest.mark.parametrize("status", [400, 401, 404, 429, 500])
 def test_errors_repeat_nothing_that_was_sent(status: int, error: Any) -> None:
     answer, _ = call_raw(http(status, json.dumps({"error": error}).encode()), key=KEY)
