@@ -10,9 +10,10 @@ import pytest
 from tests.jobs.settings.cases import load
 from untold.jobs.asking.findings import Findings
 from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.plan import completion_limit
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.structure import Finding
+from untold.udfs.llm.structure import Finding, Parameters
 
 
 def settings_of(**llm: Any) -> Settings:
@@ -94,3 +95,32 @@ def test_stages_that_send_no_schema() -> None:
 def test_the_embedded_model_has_no_schema() -> None:
     assert load(endpoint="local").settings.llm.structured == "off"
     assert load("llm.base_url=http://h", "llm.model=m", "llm.structured=off").settings.llm.structured == "off"
+
+
+def test_refused_parameters_are_kept_beside_the_store_for_every_start(tmp_path: Path) -> None:
+    settings = settings_of()
+    findings, stage = Findings(settings, str(tmp_path)), bound("rate_importance", settings)
+    refused = Parameters(dropped=("temperature",))
+    assert findings.adapt(stage, refused) == ["m: temperature is not supported; sent without it"]
+    assert findings.goes_alone(stage)
+    # A second refusal adds to the first one, and only the new line is reported
+    renamed = Parameters(limit_name="max_completion_tokens")
+    assert findings.adapt(findings.applied(stage), renamed) == [
+        "m: max_tokens is not supported; sent as max_completion_tokens"
+    ]
+    later = Findings(settings, str(tmp_path))
+    sent = later.applied(stage).decoding
+    assert (set(sent), later.applied(stage)) == ({"top_p", "max_completion_tokens"}, findings.applied(stage))
+    assert later.described([stage]) == {"m": refused.merged(renamed).lines()}
+    for other in (settings_of(model="n"), settings_of(base_url="http://other.example/v1")):
+        known = Findings(other, str(tmp_path))
+        assert known.applied(bound("rate_importance", other)) == bound("rate_importance", other)
+
+
+def test_a_plan_counts_the_room_that_reasoning_takes(tmp_path: Path) -> None:
+    settings = settings_of()
+    findings, stage = Findings(settings, str(tmp_path)), bound("check_coverage", settings)
+    before = completion_limit(stage)
+    findings.adapt(stage, Parameters(reasoning_tokens=768))
+    assert completion_limit(Findings(settings, str(tmp_path)).applied(stage)) == before + 768
+    assert completion_limit(bound("check_coverage", settings_of(reasoning_tokens=100))) == before + 100
