@@ -57,7 +57,7 @@ class Delivery:
         beside: Sequence[Batch] = (),
     ) -> None:
         definition = definition_of(job.stage.name)
-        self._script = script_of(job.stage, definition.parse, definition.form)
+        self._script = script_of(job.stage, definition.accept, definition.form)
         self._spooled, self._job, self._api, self._how, self._watch = spooled, job, api, how, watch
         self._ledger = spooled.ledger()
         Place(job.directory).make_folder()

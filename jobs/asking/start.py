@@ -169,7 +169,7 @@ class Start:
         stored = None
         if lasting > 0 and not sent and ending.reason is None:
             stored = f"{amount(lasting, 'stored failure')} of earlier starts: not sent again without --retry-failed"
-        lines = [*missed, *explain_dead_stages(dead, errors), stored, ending.explain(self.request.command)]
+        lines = [*missed, stored, *explain_dead_stages(dead, errors), ending.explain(self.request.command)]
         return "\n".join(line for line in lines if line) or None
 
 

@@ -125,7 +125,7 @@ class AnsweringActor:
         writer = SegmentWriter(assignment.directory, work.name, settings.flush, journal)
         definition = definition_of(work.stage.name)
         channels = open_channels(work, self._lender.lends)
-        self._asker = Asker(work, definition.parse, channels, writer, definition.form)
+        self._asker = Asker(work, definition.accept, channels, writer, definition.form)
         self._asker.start()
         self._watch = self._watch or asyncio.create_task(self._end_with_raylet())
         # What is loaded by now stays to the end, and no collection need walk it again: with a pool of workers instead

@@ -132,9 +132,9 @@ def _parse(
     if completion is None:
         return {"error_type": UNASKED}
     try:
-        variables = {name: row.get(name) for name in definition.variables}
-        output, leaked = without_leaked(definition.parse(completion, row), definition.items, variables, names)
-        read = read_as(completion, definition.schema if structured else None, definition.form, row)
+        variables = {name: row[name] for name in definition.variables if name in row}
+        output, leaked = without_leaked(definition.parse(completion, variables), definition.items, variables, names)
+        read = read_as(completion, definition.schema if structured else None, definition.form, variables)
         found = {**output, LEAKED: leaked, "read_as": read}
         if not definition.rated:
             return found

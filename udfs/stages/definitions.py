@@ -55,7 +55,8 @@ class StageDefinition:
     `llm.max_tokens=auto`: a list, or reasoning before an answer, takes more than a label.
     `items` are the lists of the output that hold what the model found, the texts first: of these, items of the
     template's own examples are dropped. `schema` is that of a completion as JSON
-    (`udfs.stages.schemas`), None where it is free text; `form` is what the template asks for.
+    (`udfs.stages.schemas`), None where it is free text; `form` is what the template asks for. `read_alone`: results are
+    read without the variables, as the texts of millions of pairs are not joined to their labels.
     """
 
     name: str
@@ -72,6 +73,11 @@ class StageDefinition:
     example: Mapping[str, Any] = field(default_factory=dict, hash=False)
     schema: Mapping[str, Any] | None = field(default=None, hash=False)
     form: Form | None = None
+    read_alone: bool = False
+
+    def accept(self, completion: str, variables: Mapping[str, Any]) -> Any:
+        """Return the row of a completion as results are read from the store; raises as `parse`."""
+        return self.parse(completion, {} if self.read_alone else variables)
 
     @property
     def examples(self) -> dict[str, Any] | None:

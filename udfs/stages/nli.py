@@ -247,6 +247,7 @@ CLASSIFY_RELATION = StageDefinition(
     schema=record(relation=one_of(RELATIONS)),
     form=label_of(RELATIONS),
     figures=Figures(WRITTEN, completion=Line(12.0)),
+    read_alone=True,
 )
 CLASSIFY_RELATIONS = StageDefinition(
     "classify_relations",
