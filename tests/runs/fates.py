@@ -24,7 +24,9 @@ ERRORS = {
     "finish": "bad_finish",
     **dict.fromkeys(("nan", "zero", "drop"), "bad_body"),
 }
-ASKED_ONCE = {"http_400", "http_403", "http_408"}
+ASKED_ONCE = {"http_400", "http_403"}
+# A status that is retried within the run
+RETRIED = 408
 PASSING = {"http_408", "http_500", "connection", "timeout", "bad_body", "bad_finish"}
 
 
@@ -66,4 +68,5 @@ def fate_of(payload: Mapping[str, Any], rules: Sequence[Row]) -> Fate:
             continue
         attempts += 1
         if attempts == ATTEMPTS:
-            return Fate(ERRORS[str(deed)], calls, limited)
+            retried = deeds.get("status") == RETRIED
+            return Fate(f"http_{RETRIED}" if retried else ERRORS[str(deed)], calls, limited)

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from tests.fakes.lookups import LOOKUPS
 from tests.fakes.model_server import ModelServer
-from tests.runs.fates import ASKED_ONCE, ERRORS, PASSING, fate_of
+from tests.runs.fates import ASKED_ONCE, ERRORS, PASSING, RETRIED, fate_of
 from tests.runs.harness import Ended, Row, read_table
 
 SHARE = 0.01
@@ -21,7 +21,7 @@ _ALWAYS: Sequence[Any] = ({"status": 500}, "html", *({"status": status} for stat
 _SAID: Sequence[Any] = ("empty", "length", "filter", {"finish": "error"}, "no_usage")
 _VECTORS = ("nan", "zero", "drop")
 # Connections and timeouts of a machine under load come of no rule
-_SEEN = {*ERRORS.values(), "filtered", *ASKED_ONCE} - {"timeout", "connection"}
+_SEEN = {*ERRORS.values(), "filtered", *ASKED_ONCE, f"http_{RETRIED}"} - {"timeout", "connection"}
 
 Request = tuple[str, str]  # a stage and its variables
 SampleT = TypeVar("SampleT")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.model_server import ModelServer
-from tests.runs.fates import ASKED_ONCE, ATTEMPTS, ERRORS, PASSING, Fate, fate_of, key_of
+from tests.runs.fates import ASKED_ONCE, ATTEMPTS, ERRORS, PASSING, RETRIED, Fate, fate_of, key_of
 from tests.runs.harness import (
     Row,
     expected_statements,
@@ -153,7 +153,7 @@ def test_every_fault_is_accounted_for(run_here: RunHere, case: Case) -> None:
     assert ended.code == 4, ended.err
     expected = expect(case.samples, RULES)
     seen = {fate.error_type for fate in expected.fates.values()}
-    assert seen == {None, *ERRORS.values(), "filtered", *ASKED_ONCE}
+    assert seen == {None, *ERRORS.values(), "filtered", *ASKED_ONCE, f"http_{RETRIED}"}
     assert _failed(case.output) == expected.failures
     failed = {sample_id for sample_id, _, _ in expected.failures}
     _check_samples(case, failed)
