@@ -35,7 +35,7 @@ from untold.jobs.run.session import task_slots
 from untold.jobs.run.terminal import Page, table, wrapped
 from untold.jobs.score import score
 from untold.jobs.settings.model import Settings, prices_for
-from untold.jobs.study.markdown import markdown_table
+from untold.jobs.study.report import markdown_table
 from untold.jobs.summary.rows import SCORE
 from untold.jobs.tables import CALIBRATION
 from untold.udfs.llm.keys import Stage

@@ -21,10 +21,9 @@ from untold.jobs.run.terminal import amount
 from untold.jobs.run.workspace import Workspace
 from untold.jobs.score import score
 from untold.jobs.study import agreement, nuggets_study
-from untold.jobs.study.agreement import read_rows
+from untold.jobs.study.agreement import add_overlap, find_points, read_rows, resample_labels
 from untold.jobs.study.annotations import Restate, write_sheet
 from untold.jobs.study.averages import has_answered
-from untold.jobs.study.claims_report import render as render_claims
 from untold.jobs.study.claims_study import DATASET as CLAIMS
 from untold.jobs.study.claims_study import (
     ClaimVerdicts,
@@ -34,6 +33,7 @@ from untold.jobs.study.claims_study import (
     read_claims,
     read_verdicts,
 )
+from untold.jobs.study.claims_study import render as render_claims
 from untold.jobs.study.coverage_items import ItemVerdicts
 from untold.jobs.study.coverage_rows import DATASET as COVERAGE
 from untold.jobs.study.coverage_study import NEEDS, CoverageItems, CoveragePlan, label_items, write_study
@@ -42,12 +42,10 @@ from untold.jobs.study.meta_evaluation import MetaEvaluationOutcome as MetaEvalu
 from untold.jobs.study.meta_evaluation import MetaEvaluationRequest as MetaEvaluationRequest
 from untold.jobs.study.meta_evaluation import Sheet as Sheet
 from untold.jobs.study.meta_evaluation import StudyEndpoint as StudyEndpoint
+from untold.jobs.study.meta_evaluation import all_costs, asker, check_prompts, compare_labels, verify_endpoints
 from untold.jobs.study.meta_evaluation import endpoint_of as endpoint_of
 from untold.jobs.study.nuggets_study import DATASET as NUGGETS
-from untold.jobs.study.prompt_pairs import check_prompts, compare_labels
 from untold.jobs.study.report import draw, render, with_published
-from untold.jobs.study.response_labels import add_overlap, find_points, resample_labels
-from untold.jobs.study.study_endpoints import all_costs, asker, verify_endpoints
 from untold.jobs.study.study_inputs import (
     MetaEvaluationError,
     ScoreTables,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import date
 
 from untold.jobs.lakehouse.base import Lake, LakehouseError
-from untold.jobs.settings.storage import LakehouseSettings
+from untold.jobs.settings.sections import LakehouseSettings
 from untold.udfs.errors import require
 from untold.udfs.storage import Place
 

@@ -14,7 +14,7 @@ from untold.jobs.metrics.views import View
 from untold.jobs.retrieval.sources import stages_of_knowledge
 from untold.jobs.settings.fields import Section
 from untold.jobs.settings.model import Settings
-from untold.jobs.settings.profiles import explain_profile
+from untold.jobs.settings.templates import explain_profile
 from untold.udfs.stages.figures import Figures
 
 Tables = Mapping[str, DataFrame]

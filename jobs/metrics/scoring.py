@@ -25,7 +25,7 @@ from untold.jobs.metrics.scores import score_columns, unknown_measures
 from untold.jobs.run.output import with_added
 from untold.jobs.run.session import is_connect, spark_schema
 from untold.jobs.settings.model import LlmSettings, Settings, delivery_for
-from untold.jobs.settings.spending import BudgetSettings
+from untold.jobs.settings.sections import BudgetSettings
 from untold.jobs.tables import ORDER, RESULT_TABLES
 from untold.udfs.llm.keys import Stage
 from untold.udfs.retrieval.catalog import Catalog

@@ -11,8 +11,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from untold.jobs.settings.delivery import undeliverable
-from untold.jobs.settings.endpoints import EndpointSettings
 from untold.jobs.settings.environment import read_environment
 from untold.jobs.settings.layers import (
     Assignment,
@@ -28,13 +26,39 @@ from untold.jobs.settings.model import (
     STAGE_NAMES,
     Settings,
     SettingsError,
+    api_for,
+    delivery_for,
     merge_patch,
     prices_for,
     settings_model,
 )
-from untold.jobs.settings.profiles import profile_layer, profile_names
+from untold.jobs.settings.sections import EndpointSettings
+from untold.jobs.settings.templates import profile_layer, profile_names
 from untold.udfs.hints import near_misses
 from untold.udfs.retrieval.local_models import MINILM
+
+
+def undeliverable(settings: Settings, origins: Mapping[str, Assignment], *, embedded: bool) -> Iterator[str]:
+    """A line for each setting that asks an endpoint for batches which cannot take them; `origins` of the settings."""
+    llm = settings.llm
+    reasons = {
+        "the embedded model": embedded,
+        "several llm.endpoints": bool(llm.endpoints),
+        f"llm.answering={llm.answering}": llm.answering != "process",
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    asking = {f"stages.{name}.delivery": stage.delivery for name, stage in settings.stages.items()}
+    for key, delivery in {"llm.delivery": llm.delivery, **asking}.items():
+        if reason and delivery == "batch":
+            where = origins[key if key in origins else "stages"].where
+            yield problem_line(key, delivery, where, f"must be calls with {reason}")
+    batched = [name for name in STAGE_NAMES if delivery_for(settings, name) == "batch"]
+    form, where = settings.batch.format, origins["batch.format"].where
+    if batched and form == "files" and settings.batch.folder is None:
+        yield problem_line("batch.format", form, where, "needs batch.folder, a folder of the requests and results")
+    if form not in ("auto", "openai") and any(api_for(settings, name) != "chat" for name in batched):
+        yield problem_line("batch.format", form, where, "has batches of chat completions alone: set llm.api to chat")
+
 
 # What belongs to an address and is wrong at any other: a system with an endpoint of its own inherits none of it
 _OF_ENDPOINTS = frozenset(
