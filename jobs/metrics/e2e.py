@@ -18,7 +18,7 @@ from untold.jobs.metrics.scores import is_blank, score_columns, status_of
 from untold.jobs.metrics.settings import E2eSettings
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.conflict_sides import SIDES, find_sides
+from untold.udfs.facts.answers import SIDES, find_sides
 
 NAME = "e2e"
 STAGE = "evaluate_coverage"

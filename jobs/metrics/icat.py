@@ -33,10 +33,21 @@ from untold.jobs.metrics.settings import IcatSettings
 from untold.jobs.run.output import absolute
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.aspect_coverage import ASPECTS, CONCLUDED, COVERAGE, FACT, ICAT, choose_aspects, conclude_samples
+from untold.udfs.facts.aspect_coverage import (
+    ANNOTATIONS,
+    ASPECTS,
+    CONCLUDED,
+    COVERAGE,
+    FACT,
+    ICAT,
+    QrelsError,
+    annotated_documents,
+    choose_aspects,
+    conclude_samples,
+    digest_of_qrels,
+)
 from untold.udfs.facts.aspect_coverage import CLAIMS as COUNT
 from untold.udfs.facts.claim_verdicts import CLAIMS, SUPPORTED, number_claims
-from untold.udfs.facts.qrels import ANNOTATIONS, QrelsError, annotated_documents, digest_of_qrels
 
 NAME = "icat"
 # In the order in which they are asked; claims are judged between the last two

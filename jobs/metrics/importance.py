@@ -25,8 +25,7 @@ from untold.jobs.metrics.verified_claims import verify_claims
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.claim_verdicts import CLAIMS, WINDOWS, number_claims, window_batches
-from untold.udfs.facts.importance_measures import F1, PRECISION, RECALL, WEIGHTED
-from untold.udfs.facts.importance_rows import CONCLUDED, conclude_batches
+from untold.udfs.facts.importance_measures import CONCLUDED, F1, PRECISION, RECALL, WEIGHTED, conclude_batches
 from untold.udfs.samples.conversion import EITHER
 
 CLAIMS_OF_SAMPLE = "array<struct<position: long, text: string, verdict: string>>"

@@ -46,7 +46,7 @@ from untold.jobs.retrieval.sources import assumed_results
 from untold.jobs.retrieval.vectors import STAGE as EMBED
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.atoms import SAMPLE_ATOMS, gather_atoms
+from untold.udfs.facts.nodes import SAMPLE_ATOMS, gather_atoms
 from untold.udfs.facts.pairs import LEFT_OUT, leave_out
 
 NAME = "nli"

@@ -44,19 +44,23 @@ from untold.jobs.retrieval.vectors import OUTCOME
 from untold.jobs.run.output import absolute
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.nugget_files import GIVEN, OF_TOPIC, TOPIC, digest_of_nuggets, given_nuggets
 from untold.udfs.facts.nugget_measures import (
     CONCLUDED,
+    GIVEN,
     MEASURES,
     NUGGETS,
+    OF_TOPIC,
     OF_VITAL,
     OKAY,
     RANKED,
     STRICT_VITAL,
     SUPPORT,
+    TOPIC,
     VITAL,
     VITAL_NUGGETS,
     conclude_batches,
+    digest_of_nuggets,
+    given_nuggets,
     rank_batches,
 )
 from untold.udfs.samples.conversion import EITHER

@@ -21,8 +21,17 @@ from untold.jobs.metrics.scores import JUDGED, is_blank, measure_rows, measured_
 from untold.jobs.metrics.settings import RagSettings
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.rag_checks import CONCLUDED, OWNERS, claim_owners, conclude_checks
-from untold.udfs.facts.rag_measures import CLAIMS, F1, PUBLISHED, TRUTH_CLAIMS, names_of_measures
+from untold.udfs.facts.rag_measures import (
+    CLAIMS,
+    CONCLUDED,
+    F1,
+    OWNERS,
+    PUBLISHED,
+    TRUTH_CLAIMS,
+    claim_owners,
+    conclude_checks,
+    names_of_measures,
+)
 from untold.udfs.samples.checks import RESPONSE, SIDES, TRUTH
 
 NAME = "rag"

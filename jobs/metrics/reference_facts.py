@@ -22,7 +22,7 @@ from untold.jobs.metrics.shared_evidence import Evidence, Owners, complete_alone
 from untold.jobs.retrieval.vectors import STAGE as EMBED
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.importance_rows import RANKED, rank_batches
+from untold.udfs.facts.importance_measures import RANKED, rank_batches
 from untold.udfs.facts.reference_facts import (
     FACTS,
     FOUND,

@@ -14,7 +14,7 @@ from untold.jobs.metrics.base import Tools
 from untold.jobs.retrieval.vectors import OUTCOME
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.evidence import EVIDENCE, choose_evidence, chunk_evidence
+from untold.udfs.facts.passages import EVIDENCE, choose_evidence, chunk_evidence
 from untold.udfs.retrieval.ranking import decimals_of
 
 # Half of a sha2-256: no two texts of a billion have one

@@ -48,7 +48,7 @@ from untold.jobs.tables import (
     SUBSET,
     TIERS,
 )
-from untold.udfs.facts.missed_references import MISSES, miss_batches
+from untold.udfs.recall.concluding import MISSES, miss_batches
 from untold.udfs.retrieval.embedding import find_model
 from untold.udfs.retrieval.local_models import LocalModelFileError, ModelFiles
 from untold.udfs.statistics.item_agreement import fleiss_kappa

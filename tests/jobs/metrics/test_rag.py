@@ -21,8 +21,7 @@ from untold.jobs.inputs.samples import CONTEXTS, OPTIONAL_TYPES
 from untold.jobs.metrics.rag import score
 from untold.jobs.metrics.rag_lines import faults_of
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.rag_checks import VERDICTS
-from untold.udfs.facts.rag_measures import FAULTS, PUBLISHED
+from untold.udfs.facts.rag_measures import FAULTS, PUBLISHED, VERDICTS
 from untold.udfs.samples.checks import normalise_checks, normalise_ground_truth
 from untold.udfs.samples.conversion import normalise_contexts
 from untold.udfs.samples.file_records import Unit

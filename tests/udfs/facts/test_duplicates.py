@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from untold.udfs.facts.claim_verdicts import distinct_texts
-from untold.udfs.facts.duplicates import (
+from untold.udfs.facts.reference_facts import (
     APART,
     Class,
     Vectors,
