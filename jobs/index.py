@@ -16,9 +16,8 @@ from untold.jobs.asking.start import Outcome, Start, open_endpoint, open_start
 from untold.jobs.inputs.request import RunRequest
 from untold.jobs.inputs.samples import fingerprint
 from untold.jobs.inputs.texts import Texts, read_corpus
-from untold.jobs.retrieval.catalogs import cache_of, catalog_in
 from untold.jobs.retrieval.making import CorpusError, Made, Maker
-from untold.jobs.retrieval.vectors import STAGE
+from untold.jobs.retrieval.sources import STAGE, cache_of, catalog_in
 from untold.jobs.run.output import shown
 from untold.jobs.run.progress import Display
 from untold.jobs.run.session import spark_schema

@@ -29,8 +29,7 @@ from untold.graph.views import (
     sources_graph,
 )
 from untold.jobs.metrics import METRICS
-from untold.jobs.metrics.source_lines import Line
-from untold.jobs.metrics.views import Row, SampleRows, View, count, required
+from untold.jobs.metrics.views import Line, Row, SampleRows, View, count, required
 from untold.jobs.results import Run, UnreadableRunError, open_run
 from untold.jobs.summary.failed_requests import describe_failures
 from untold.udfs.hints import did_you_mean, near_misses

@@ -73,7 +73,7 @@ class Assumptions:
     results: Mapping[str, Mapping[str, Column]]
     # Stages that may be asked less than is counted, as under nli.skip_implied, where answers say what is implied
     at_most: frozenset[str] = frozenset()
-    # From the figures of its stages to what `results` are in the mean (`untold.jobs.metrics.likely`); without, these
+    # From the figures of its stages to what `results` are in the mean (`untold.jobs.metrics.contexts`); without, these
     # are what is expected too
     likely: Callable[[Mapping[str, Figures]], Mapping[str, Mapping[str, Column]]] | None = None
 

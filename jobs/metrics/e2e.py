@@ -12,8 +12,13 @@ from untold.jobs.metrics.base import Assumptions, Bounds, Metric, Tables, Tools
 from untold.jobs.metrics.conflicts import MEASURES, conflict_measures, conflict_rows
 from untold.jobs.metrics.conflicts import SIDES as SIDES_OF
 from untold.jobs.metrics.contexts import STAGE as SUMMARISE
-from untold.jobs.metrics.contexts import assumed_summaries, gather_contexts, is_ready, stages_with_contexts
-from untold.jobs.metrics.likely import likely_summaries
+from untold.jobs.metrics.contexts import (
+    assumed_summaries,
+    gather_contexts,
+    is_ready,
+    likely_summaries,
+    stages_with_contexts,
+)
 from untold.jobs.metrics.scores import is_blank, score_columns, status_of
 from untold.jobs.metrics.settings import E2eSettings
 from untold.jobs.run.session import spark_schema

@@ -16,7 +16,21 @@ from untold.jobs.asking.results import incomplete_samples, leave_complete
 from untold.jobs.metrics import conflicts
 from untold.jobs.metrics.audits import MEASURES, audit_measures, correct, count_audited, pool_audits
 from untold.jobs.metrics.base import Assumptions, Bounds, Metric, Tables, Tools
-from untold.jobs.metrics.contexts import MARK, assumed_summaries, gather_contexts, stages_with_contexts
+from untold.jobs.metrics.contexts import (
+    MARK,
+    Likely,
+    assumed_summaries,
+    gather_contexts,
+    likely_ratings,
+    likely_summaries,
+    made_up,
+    rewritten,
+    size_of_things,
+    stages_with_contexts,
+    tokens_of,
+    value_of,
+    whole,
+)
 from untold.jobs.metrics.contexts import STAGE as SUMMARISE
 from untold.jobs.metrics.graphs import GRAPH_TABLES, Judged, conclude, different_texts, graph_nodes, in_order, passages
 from untold.jobs.metrics.judging import (
@@ -30,20 +44,9 @@ from untold.jobs.metrics.judging import (
     stage_of,
     stages_of,
 )
-from untold.jobs.metrics.likely import (
-    Likely,
-    likely_ratings,
-    likely_summaries,
-    made_up,
-    rewritten,
-    size_of_things,
-    tokens_of,
-    value_of,
-    whole,
-)
 from untold.jobs.metrics.settings import NliSettings
+from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.retrieval.sources import assumed_results
-from untold.jobs.retrieval.vectors import STAGE as EMBED
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.nodes import SAMPLE_ATOMS, gather_atoms

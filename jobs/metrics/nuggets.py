@@ -12,23 +12,25 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import failure_rows, has_failed, is_unasked
+from untold.jobs.asking.store import is_transient
 from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
-from untold.jobs.metrics.contexts import MARK, assumed_summaries, stages_with_contexts
-from untold.jobs.metrics.graphs import LONGEST_ATOM
-from untold.jobs.metrics.grounded_claims import covered_statements
-from untold.jobs.metrics.likely import (
+from untold.jobs.metrics.contexts import (
+    MARK,
     Likely,
+    assumed_summaries,
     likely_summaries,
     made_up,
     numbers,
     size_of_things,
+    stages_with_contexts,
     tokens_of,
     value_of,
     whole,
 )
-from untold.jobs.metrics.nugget_labels import ask_labels
-from untold.jobs.metrics.nugget_lines import NuggetView
+from untold.jobs.metrics.graphs import LONGEST_ATOM
+from untold.jobs.metrics.grounded_claims import covered_statements
 from untold.jobs.metrics.reference_facts import find_texts
+from untold.jobs.metrics.sample_lines import NuggetView
 from untold.jobs.metrics.scores import JUDGED, is_blank, measure_rows, measured_scores, status_of
 from untold.jobs.metrics.settings import NuggetsSettings
 from untold.jobs.metrics.shared_evidence import (
@@ -40,7 +42,7 @@ from untold.jobs.metrics.shared_evidence import (
     incomplete_owners,
     owners_failures,
 )
-from untold.jobs.retrieval.vectors import OUTCOME
+from untold.jobs.retrieval.sources import OUTCOME
 from untold.jobs.run.output import absolute
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
@@ -64,6 +66,47 @@ from untold.udfs.facts.nugget_measures import (
     rank_batches,
 )
 from untold.udfs.samples.conversion import EITHER
+
+LISTED = 10
+
+
+def ask_labels(tools: Tools, stage: str, rows: DataFrame, key: str) -> DataFrame:
+    """Columns `key`, number, label, and those of `OUTCOME`: a row for each listed nugget.
+
+    A nugget without a clear label is asked about again, in a list with the others of its key, then alone, as each of a
+    list is that failed for a lasting reason. What fails alone has no label.
+
+    rows: `key`, listed array<struct<number, text, ...>>, and the other variables of the stage.
+    """
+    first = _ask(tools, stage, rows, key, LISTED)
+    is_open = F.col("label").isNull() & F.col("error_type").isNull()
+    second = _ask(tools, stage, _again(tools, rows, first.where(is_open), key), key, LISTED)
+    both = first.where(~is_open).unionByName(second)
+    has_lasted = F.col("error_type").isNull() | (has_failed() & ~is_transient())
+    is_alone = F.col("label").isNull() & (F.col("size") > 1) & has_lasted
+    third = _ask(tools, stage, _again(tools, rows, both.where(is_alone), key), key, 1)
+    return both.where(~is_alone).unionByName(third).drop("size")
+
+
+def _ask(tools: Tools, stage: str, rows: DataFrame, key: str, size: int) -> DataFrame:
+    """The labels, and `size`: of how many nuggets the list was."""
+    starts = F.filter(F.sequence(F.lit(1), F.size("listed") + 1, F.lit(size)), lambda start: start <= F.size("listed"))
+    lists = rows.withColumn("start", F.explode(starts)).withColumn("listed", F.slice("listed", F.col("start"), size))
+    named = lists.withColumns({"numbers": F.col("listed.number"), "nuggets": F.col("listed.text")})
+    answered = tools.ask(stage, named.drop("listed", "start"), carry=(key, "numbers"))
+    placed = answered.select(
+        key, "labels", *OUTCOME, F.size("numbers").alias("size"), F.posexplode("numbers").alias("place", "number")
+    )
+    return placed.select(key, "number", F.get("labels", F.col("place")).alias("label"), "size", *OUTCOME)
+
+
+def _again(tools: Tools, rows: DataFrame, wanted: DataFrame, key: str) -> DataFrame:
+    """The rows with those of their nuggets alone that are wanted; none of the others."""
+    by_key = wanted.groupBy(key).agg(F.collect_set("number").alias("wanted"))
+    again = F.filter("listed", lambda one: F.array_contains("wanted", one["number"]))
+    joined = rows.join(by_key, on=key, how="inner")
+    return tools.keep(joined.withColumn("listed", again).drop("wanted"), "labels-to-ask-again")
+
 
 NAME = "nuggets"
 # In the order in which they are asked

@@ -19,7 +19,7 @@ from untold.jobs.metrics.contexts import STAGE as SUMMARISE
 from untold.jobs.metrics.contexts import summarise_contexts
 from untold.jobs.metrics.grounded_claims import chunk_name
 from untold.jobs.metrics.shared_evidence import Evidence, Owners, complete_alone, incomplete_owners
-from untold.jobs.retrieval.vectors import STAGE as EMBED
+from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.importance_measures import RANKED, rank_batches

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import failure_rows, has_failed, incomplete_samples
 from untold.jobs.metrics.base import Tools
-from untold.jobs.retrieval.vectors import OUTCOME
+from untold.jobs.retrieval.sources import OUTCOME
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.passages import EVIDENCE, choose_evidence, chunk_evidence

@@ -1,10 +1,11 @@
-"""The page of a report: a template filled in with figures, and the data, style and script that it carries."""
+"""Render the page of a report: its opening sentences, figures, data, style and script, by a template."""
 
 from __future__ import annotations
 
 import os
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from html import escape
@@ -18,15 +19,196 @@ from markupsafe import Markup
 
 from untold.jobs.report import figures
 from untold.jobs.report.answers import MOST_DETAILED, Answers
-from untold.jobs.report.reliance import opening, reliance
+from untold.jobs.report.figures import cost_of, counts_of, total, usage_rows
 from untold.jobs.report.sources import PART, Sources, open_sources
 from untold.jobs.report.texts import CONTEXT, DETAILED, RESPONSE, STATEMENT, Packed, pack
-from untold.jobs.results import Run
+from untold.jobs.results import Run, UnreadableRunError, open_run
+from untold.jobs.run.terminal import amount
 from untold.jobs.summary.diagnoses import describe_faults
 from untold.jobs.summary.ranking import CHANCE
 from untold.udfs.errors import UserError
 from untold.udfs.redaction import redact
 from untold.udfs.storage import Place
+
+GOOD, NOTE, WARNING = "good", "note", "warning"
+Sentence = tuple[str, str]
+# Shares of requests, or of samples, from which a reader has to look at what failed
+FEW, MANY = 0.01, 0.05
+# Scored samples of which a mean says little
+SMALL = 30
+ENDS = {
+    "budget": "ended by its budget",
+    "outage": "ended because the endpoint was out",
+    "spooled": "waits for a spool to be answered",
+    "batched": "waits for batches",
+    "interrupted": "was interrupted",
+    "failed": "failed",
+}
+AGREEMENT = ("kappa", "lmr", "accuracy", "auc", "spearman", "macro_f1")
+
+
+def opening(sources: Sources) -> list[str]:
+    """What was scored by which judge, when, and what it cost."""
+    counts, systems = counts_of(sources), {name for _, name in sources.labels if name is not None}
+    of_systems = f" of {amount(len(systems), 'system')}" if systems else ""
+    of_systems += f" in {len(sources.runs)} runs" if len(sources.runs) > 1 else ""
+    answers, were = amount(sum(sources.sizes), "answer"), "was" if sum(sources.sizes) == 1 else "were"
+    scored = f"{answers}{of_systems} {were} scored by {_list(counts) or 'no metric'}"
+    dates = sorted(start["ended_at"][:10] for run in sources.runs for start in run.manifest.get("starts", ()))
+    when = f" The last start ended on {dates[-1]}." if dates else ""
+    return [f"{scored}. The judge is {_judges(sources)}.{when}", *_outcomes(counts), _costs(sources)]
+
+
+def _outcomes(counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    for metric, row in counts.items():
+        undefined = f", {row['undefined']:,} had nothing to state" if row["undefined"] else ""
+        yield f"{metric}: {row['scored']:,} of {row['n']:,} have a score{undefined}, {row['failed']:,} failed."
+
+
+def _judges(sources: Sources) -> str:
+    if any(run.manifest.get("embedded_model") for run in sources.runs):
+        return "the embedded model"
+    vectors = {((run.manifest.get("settings") or {}).get("embeddings") or {}).get("model") for run in sources.runs}
+    return (
+        _list(sorted({name for run in sources.runs for name in run.manifest.get("models", ())} - vectors)) or "unknown"
+    )
+
+
+def _costs(sources: Sources) -> str:
+    """Cost and tokens of all starts, a sentence."""
+    totals = [run.manifest.get("totals") or {} for run in sources.runs]
+    tokens = int(total(totals, "prompt_tokens") + total(totals, "completion_tokens"))
+    used = f"{int(total(totals, 'calls')):,} calls and {tokens:,} tokens"
+    known = [cost for cost in cost_of(sources) if cost is not None]
+    if not known:
+        return f"It took {used}; the cost is unknown, as no price is set."
+    size = sum(size for size, cost in zip(sources.sizes, cost_of(sources), strict=True) if cost is not None)
+    return f"It cost {sum(known):,.4f}, or {sum(known) / max(size, 1):.6f} a sample, for {used}."
+
+
+def reliance(sources: Sources) -> list[Sentence]:
+    """Whether the figures can be relied on: level and sentence, warnings first."""
+    counts = counts_of(sources)
+    parts = (
+        _ends(sources),
+        _embedded(sources),
+        _failed(counts),
+        _small(counts),
+        _read_loosely(sources),
+        _silent(sources),
+    )
+    found = [sentence for part in (*parts, _people(sources)) for sentence in part]
+    return sorted(found, key=lambda sentence: (WARNING, NOTE, GOOD).index(sentence[0]))
+
+
+def _ends(sources: Sources) -> Iterator[Sentence]:
+    for name, run in zip(sources.names, sources.runs, strict=True):
+        if run.status in ENDS:
+            yield WARNING, f"The run {name} {ENDS[run.status]}: its figures are of a part of the samples."
+
+
+def _embedded(sources: Sources) -> Iterator[Sentence]:
+    if any(run.manifest.get("embedded_model") for run in sources.runs):
+        yield WARNING, "The judge is the embedded demo model, which is not a judge to rely on."
+
+
+def _failed(counts: Mapping[str, Mapping[str, int]]) -> Iterator[Sentence]:
+    if not any(row["failed"] for row in counts.values()):
+        yield GOOD, "No sample failed."
+    for metric, row in counts.items():
+        share = row["failed"] / max(row["n"], 1)
+        if not row["failed"]:
+            continue
+        told = (
+            f"{row['failed']:,} of {row['n']:,} samples ({share:.1%}) have no score under {metric}, because requests "
+        )
+        yield (
+            WARNING if share > MANY else NOTE,
+            f"{told}failed. They are not in its means; bounds say what they could change.",
+        )
+
+
+def _small(counts: Mapping[str, Mapping[str, int]]) -> Iterator[Sentence]:
+    few = [f"{metric} {row['scored']:,}" for metric, row in counts.items() if row["scored"] < SMALL]
+    if few:
+        yield NOTE, f"Few samples have a score ({', '.join(few)}), so that intervals are rough."
+
+
+def _read_loosely(sources: Sources) -> Iterator[Sentence]:
+    """How many completions could not be read."""
+    rows = usage_rows(sources)
+    requests = total(rows, "requests") - total(rows, "unasked")
+    lost = {name: int(total(rows, name)) for name in ("unparsable", "refused", "truncated", "empty")}
+    if not requests:
+        return
+    share = sum(lost.values()) / requests
+    told = ", ".join(f"{count:,} {name}" for name, count in lost.items() if count)
+    if told:
+        yield (WARNING if share > FEW else NOTE), f"{share:.1%} of the judge's completions are of no use ({told})."
+    else:
+        yield GOOD, f"Every completion that came could be read ({int(requests):,} requests)."
+
+
+def _silent(sources: Sources) -> Iterator[Sentence]:
+    """Where systems differ in how many of their answers have a score."""
+    for place, rows in enumerate(sources.summaries):
+        for row in rows:
+            rate = row.get("answer_rate")
+            if row["level"] == "system" and rate is not None and rate < 1:
+                yield (
+                    NOTE,
+                    f"{sources.labels[place, row['system']]} has a score under {row['metric']} for {rate:.0%} of the "
+                    "answers with something to state; its mean is of these alone.",
+                )
+
+
+def _people(sources: Sources) -> Iterator[Sentence]:
+    """What studies say of how far the judge agrees with people."""
+    rows = [row for study in _studies(sources) for row in study.table("meta_evaluation").to_pylist()]
+    metrics = {*counts_of(sources)}
+    judges = {None, *(name for run in sources.runs for name in run.manifest.get("models", ()))}
+    own = [row for row in rows if row["metric"] in metrics and row["measure"] in AGREEMENT and row["value"] is not None]
+    for row in sorted(own, key=lambda row: (row["metric"], row["model"] or "", AGREEMENT.index(row["measure"])))[:8]:
+        ends = "" if row["ci_low"] is None else f" (95 % interval {row['ci_low']:.2f} to {row['ci_high']:.2f})"
+        under = f", {row['convention']} convention" if row["convention"] else ""
+        by = f"{row['metric']} by {row['model'] or 'this judge'} on {row['dataset']}"
+        other = "" if row["model"] in judges else " This judge goes by another name."
+        told = f"{by}: {row['measure']} {row['value']:.2f}{ends}, n = {row['n']:,}{under}"
+        yield NOTE, f"Agreement with people, {told}.{other}"
+    if not own:
+        yield (
+            NOTE,
+            "Nothing here says how far this judge agrees with people. untold meta-evaluate measures it; give its "
+            "output to untold report beside the others.",
+        )
+
+
+def _studies(sources: Sources) -> Iterable[Run]:
+    """The studies that were given, and those that a run is a part of, or that its store lies in."""
+    yield from sources.studies
+    seen = {study.place.uri for study in sources.studies}
+    for run in sources.runs:
+        store = (run.manifest.get("settings") or {}).get("store")
+        above = [run.place.uri, run.place.uri.rpartition("/runs/")[0], (store or "").rstrip("/").rpartition("/")[0]]
+        for directory in filter(None, above):
+            if directory in seen:
+                continue
+            seen.add(directory)
+            with suppress(UnreadableRunError, OSError):
+                study = open_run(Place(directory).spark)
+                if "meta_evaluation" in study.tables:
+                    yield study
+
+
+def _list(names: Iterable[str]) -> str:
+    """Names as a sentence has them.
+
+    >>> _list(["a", "b", "c"])
+    'a, b and c'
+    """
+    *head, last = [*names] or [""]
+    return f"{', '.join(head)} and {last}" if head else last
+
 
 TEMPLATE = "report.html"
 SCRIPTS = ("page.js", "words.js", "graph.js", "sample.js", "answers.js", "beside.js", "start.js")

@@ -13,10 +13,10 @@ from pyspark.sql import functions as F
 from tests.fakes.facts import roll
 from tests.fakes.questions import SWAPPED
 from tests.jobs.metrics.scripted import Row, ScriptedTools, rows_of
-from untold.jobs.metrics.comparing import COMPARE, COMPARE_LISTS, _sizes, compare_answers
 from untold.jobs.metrics.grounded_claims import ground_claims
 from untold.jobs.metrics.icat import stages
 from untold.jobs.metrics.judging import CLASSIFY, CLASSIFY_LISTS
+from untold.jobs.metrics.qa import COMPARE, COMPARE_LISTS, _sizes, compare_answers
 from untold.jobs.metrics.settings import QaSettings
 from untold.jobs.metrics.shared_evidence import GIVEN, Evidence, Owners
 from untold.jobs.metrics.verified_claims import VERIFY, verify_claims

@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tests.fakes.lookups import vector_of
+from untold.jobs.retrieval.knowledge import Searcher, distinct_queries
 from untold.jobs.retrieval.making import Made, Maker
-from untold.jobs.retrieval.searching import Searcher, distinct_queries
 from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.retrieval import IndexSettings
 from untold.udfs.retrieval.catalog import Catalog
