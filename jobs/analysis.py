@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from untold.jobs.results import Run, connect_tables, quoted
+from untold.jobs.summary.dated_scores import CHANGES
 from untold.jobs.summary.ranking import (
     DECIMALS,
     SYSTEM_COLUMNS,
@@ -24,7 +25,6 @@ from untold.jobs.summary.ranking import (
     wanted_metrics,
 )
 from untold.jobs.summary.rows import FAILED_STATUSES, GRID, MAX_DISTINCT, SCORE, SCORE_OR_ZERO
-from untold.jobs.summary.trend_tables import CHANGES
 from untold.jobs.summary.trends import date_of, find_trend
 from untold.jobs.tables import SUMMARY
 from untold.udfs.errors import UserError

@@ -26,8 +26,7 @@ from untold.jobs.tables import FAILURES
 from untold.udfs.redaction import redact
 from untold.udfs.retrieval.building import is_begun
 from untold.udfs.retrieval.catalog import COARSE, DEAD, SHARDS, Catalog
-from untold.udfs.retrieval.shard_files import shard_folder
-from untold.udfs.retrieval.shards import is_whole
+from untold.udfs.retrieval.shards import is_whole, shard_folder
 from untold.udfs.storage import Place
 
 TABLES = ("failures", "usage")

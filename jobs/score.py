@@ -43,8 +43,8 @@ from untold.jobs.run.terminal import amount, page_of, print_lines
 from untold.jobs.run.workspace import Counted, LostRowsError
 from untold.jobs.settings.model import Settings
 from untold.jobs.summary import aggregate
+from untold.jobs.summary.aggregate import measure_repeats, repeatability_lines, widened
 from untold.jobs.summary.leaning import leaning_rows, read_counts
-from untold.jobs.summary.repeatability import measure_repeats, repeatability_lines, widened
 from untold.jobs.summary.rows import COLUMN_OF_STATUS
 from untold.jobs.summary.run_summary import end_of_run
 from untold.jobs.tables import ORDER, REPEATABILITY, RESULT_TABLES

@@ -31,7 +31,7 @@ from untold.graph.views import (
 from untold.jobs.metrics import METRICS
 from untold.jobs.metrics.views import Line, Row, SampleRows, View, count, required
 from untold.jobs.results import Run, UnreadableRunError, open_run
-from untold.jobs.summary.failed_requests import describe_failures
+from untold.jobs.summary.diagnoses import describe_failures
 from untold.udfs.hints import did_you_mean, near_misses
 from untold.udfs.storage import Place
 

@@ -25,7 +25,7 @@ from untold.udfs.statistics.confusion import accuracy, kappa, macro_f1
 from untold.udfs.statistics.correlation import correlate
 from untold.udfs.statistics.intervals import FloatArray, IntArray
 from untold.udfs.statistics.item_agreement import fleiss_kappa, item_averages, krippendorff_alpha
-from untold.udfs.statistics.totals import auc, score_counts, total_interval
+from untold.udfs.statistics.question_resampling import auc, score_counts, total_interval
 
 DATASET = "coverage"
 BY_SAMPLE, BY_QUERY, BY_ITEM = "sample", "query", "item"

@@ -23,7 +23,7 @@ from untold.udfs.hints import shorten
 from untold.udfs.statistics.confusion import accuracy, kappa
 from untold.udfs.statistics.correlation import correlate
 from untold.udfs.statistics.intervals import FloatArray, IntArray, bca_interval
-from untold.udfs.statistics.totals import total_interval
+from untold.udfs.statistics.question_resampling import total_interval
 
 DATASET = METRIC = "nuggets"
 READS = ("query_id", "references")

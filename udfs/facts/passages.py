@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from untold.udfs.recall.segmentation import sentences
-from untold.udfs.retrieval.chunks import chunk_id, chunk_text
+from untold.udfs.retrieval.cutting import chunk_id, chunk_text
 from untold.udfs.texts import count_words, sentence_ends
 
 # No sentence runs over one

@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from untold.udfs.retrieval.dense import plain_search, use_one_thread
 from untold.udfs.retrieval.ranking import Hit, decimals_of, depth_of, fuse_rankings, rank_hits
-from untold.udfs.retrieval.terms import Bm25, Statistics, Terms, TermsBuilder
-from untold.udfs.retrieval.tokens import tokenise
+from untold.udfs.retrieval.terms import Bm25, Statistics, Terms, TermsBuilder, tokenise
 
 RANKED = pa.schema(
     [

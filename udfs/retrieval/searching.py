@@ -13,10 +13,8 @@ import pyarrow.dataset as ds
 from untold.udfs.retrieval import dense
 from untold.udfs.retrieval.dense import Integers, Probing
 from untold.udfs.retrieval.ranking import Hit, decimals_of, depth_of, fuse_rankings, rank_hits
-from untold.udfs.retrieval.shard_files import open_shard
-from untold.udfs.retrieval.shards import DamagedShardError, Shard, groups_by, rows_of
-from untold.udfs.retrieval.terms import Bm25, Statistics
-from untold.udfs.retrieval.tokens import tokenise
+from untold.udfs.retrieval.shards import DamagedShardError, Shard, groups_by, open_shard, rows_of
+from untold.udfs.retrieval.terms import Bm25, Statistics, tokenise
 from untold.udfs.storage import Place
 
 RETRIEVERS = ("dense", "bm25", "hybrid")

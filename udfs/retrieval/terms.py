@@ -19,6 +19,18 @@ import numpy.typing as npt
 import pyarrow as pa
 from scipy.sparse import csr_array
 
+from untold.udfs.texts import compatible, tokens_in
+
+
+def tokenise(text: str) -> list[str]:
+    """The tokens of a text in its compatible form, case folded; in scripts without spaces each two neighbours.
+
+    >>> tokenise("The \ufb01rst Stra\u00dfe")
+    ['the', 'first', 'strasse']
+    """
+    return tokens_in(compatible(text).casefold())
+
+
 # As Lucene has them
 K1, B = 1.2, 0.75
 # Where a query's postings are fewer than this share of the chunks, they are summed without a number for every chunk

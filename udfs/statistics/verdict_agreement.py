@@ -11,7 +11,7 @@ import numpy as np
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
 from untold.udfs.statistics.confusion import accuracy, kappa, macro_f1, table_interval
 from untold.udfs.statistics.intervals import FloatArray, IntArray, Interval, clustered_bca_interval, wilson_interval
-from untold.udfs.statistics.totals import total_interval
+from untold.udfs.statistics.question_resampling import total_interval
 
 VERDICTS = (SUPPORTED, CONTRADICTED, NOT_SUPPORTED)
 MEASURES = {"accuracy": accuracy, "kappa": kappa, "macro_f1": macro_f1}

@@ -22,7 +22,7 @@ from pyiceberg.utils.config import Config
 from tests.fakes.object_store import BUCKET, ObjectStore
 from untold.jobs.inputs.files import find_files, inspect_files
 from untold.jobs.lakehouse.base import Lake, LakehouseError
-from untold.jobs.lakehouse.outputs import open_lake
+from untold.jobs.lakehouse.inputs import open_lake
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.output import Output
 from untold.jobs.settings.sections import LakehouseSettings
