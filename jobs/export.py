@@ -29,7 +29,7 @@ from untold.udfs.facts.rag_measures import CLAIMS, GROUPS, PUBLISHED, TRUTH_CLAI
 from untold.udfs.hints import aside, near_misses
 from untold.udfs.samples.checks import FIELDS, RESPONSE, SIDES, TRUTH
 from untold.udfs.samples.values import text_of
-from untold.udfs.sheets.spreadsheets import guard
+from untold.udfs.sheets.formulas import guard
 from untold.udfs.storage import Place
 
 BATCH_ROWS = 1000

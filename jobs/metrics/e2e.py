@@ -8,9 +8,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import failure_rows, has_failed, is_unasked
-from untold.jobs.metrics.base import Assumptions, Bounds, Metric, Tables, Tools
-from untold.jobs.metrics.conflicts import MEASURES, conflict_measures, conflict_rows
-from untold.jobs.metrics.conflicts import SIDES as SIDES_OF
+from untold.jobs.metrics.base import Assumptions, Bounds, Metric, Tables, Tools, is_blank, score_columns, status_of
 from untold.jobs.metrics.contexts import STAGE as SUMMARISE
 from untold.jobs.metrics.contexts import (
     assumed_summaries,
@@ -19,7 +17,8 @@ from untold.jobs.metrics.contexts import (
     likely_summaries,
     stages_with_contexts,
 )
-from untold.jobs.metrics.scores import is_blank, score_columns, status_of
+from untold.jobs.metrics.graphs import MEASURES, conflict_measures, conflict_rows
+from untold.jobs.metrics.graphs import SIDES as SIDES_OF
 from untold.jobs.metrics.settings import E2eSettings
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings

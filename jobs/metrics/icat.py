@@ -12,7 +12,17 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import failure_rows, has_failed, incomplete_samples, is_unasked, leave_complete
-from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
+from untold.jobs.metrics.base import (
+    JUDGED,
+    Assumptions,
+    Metric,
+    Tables,
+    Tools,
+    is_blank,
+    measure_rows,
+    measured_scores,
+    status_of,
+)
 from untold.jobs.metrics.contexts import MARK, Likely, made_up, numbers, size_of_things, tokens_of, value_of, whole
 from untold.jobs.metrics.graphs import LONGEST_ATOM, different_texts
 from untold.jobs.metrics.grounded_claims import (
@@ -28,7 +38,6 @@ from untold.jobs.metrics.grounded_claims import (
 )
 from untold.jobs.metrics.judging import CLASSIFY_LISTS
 from untold.jobs.metrics.sample_lines import ClaimView
-from untold.jobs.metrics.scores import JUDGED, is_blank, measure_rows, measured_scores, status_of
 from untold.jobs.metrics.settings import IcatSettings
 from untold.jobs.run.output import absolute
 from untold.jobs.run.session import spark_schema

@@ -15,14 +15,23 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.requests import Rows
 from untold.jobs.asking.results import failure_rows, has_failed, incomplete_samples, is_unasked
-from untold.jobs.metrics.base import Assumptions, Bounds, Metric, Tables, Tools
+from untold.jobs.metrics.base import (
+    JUDGED,
+    Assumptions,
+    Bounds,
+    Metric,
+    Tables,
+    Tools,
+    measure_rows,
+    measured_scores,
+    status_of,
+)
 from untold.jobs.metrics.contexts import MARK, Likely, made_up, size_of_things, tokens_of, value_of, whole
 from untold.jobs.metrics.graphs import different_texts
 from untold.jobs.metrics.grounded_claims import claim_id, covered_statements
+from untold.jobs.metrics.reference_facts import without_unwanted
 from untold.jobs.metrics.sample_lines import ReferenceView
-from untold.jobs.metrics.scores import JUDGED, measure_rows, measured_scores, status_of
 from untold.jobs.metrics.settings import LongrecallSettings
-from untold.jobs.metrics.shared_evidence import without_unwanted
 from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.retrieval.sources import assumed_results
 from untold.jobs.run.session import spark_schema

@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import incomplete_samples, leave_complete
-from untold.jobs.metrics import conflicts
+from untold.jobs.metrics import graphs
 from untold.jobs.metrics.audits import MEASURES, audit_measures, correct, count_audited, pool_audits
 from untold.jobs.metrics.base import Assumptions, Bounds, Metric, Tables, Tools
 from untold.jobs.metrics.contexts import (
@@ -297,7 +297,7 @@ def _graphs(atoms: DataFrame, owners: DataFrame, relations: DataFrame) -> tuple[
 
 def unknown_bounds(settings: Settings) -> Bounds:
     """The measures of conflicts, and those of an audit, where there is one."""
-    return {**conflicts.MEASURES, **(MEASURES if is_audited(settings.nli) else {})}
+    return {**graphs.MEASURES, **(MEASURES if is_audited(settings.nli) else {})}
 
 
 METRIC = Metric(

@@ -13,7 +13,17 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import failure_rows, has_failed, is_unasked
 from untold.jobs.asking.store import is_transient
-from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
+from untold.jobs.metrics.base import (
+    JUDGED,
+    Assumptions,
+    Metric,
+    Tables,
+    Tools,
+    is_blank,
+    measure_rows,
+    measured_scores,
+    status_of,
+)
 from untold.jobs.metrics.contexts import (
     MARK,
     Likely,
@@ -29,19 +39,18 @@ from untold.jobs.metrics.contexts import (
 )
 from untold.jobs.metrics.graphs import LONGEST_ATOM
 from untold.jobs.metrics.grounded_claims import covered_statements
-from untold.jobs.metrics.reference_facts import find_texts
-from untold.jobs.metrics.sample_lines import NuggetView
-from untold.jobs.metrics.scores import JUDGED, is_blank, measure_rows, measured_scores, status_of
-from untold.jobs.metrics.settings import NuggetsSettings
-from untold.jobs.metrics.shared_evidence import (
+from untold.jobs.metrics.reference_facts import (
     Evidence,
     Owners,
     complete_alone,
     find_evidence,
     find_owners,
+    find_texts,
     incomplete_owners,
     owners_failures,
 )
+from untold.jobs.metrics.sample_lines import NuggetView
+from untold.jobs.metrics.settings import NuggetsSettings
 from untold.jobs.retrieval.sources import OUTCOME
 from untold.jobs.run.output import absolute
 from untold.jobs.run.session import spark_schema

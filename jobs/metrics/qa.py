@@ -14,7 +14,6 @@ from pyspark.sql import functions as F
 from untold.jobs.asking.requests import Rows
 from untold.jobs.asking.results import incomplete_samples, leave_complete
 from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
-from untold.jobs.metrics.conflicts import MEASURES
 from untold.jobs.metrics.contexts import (
     MARK,
     Likely,
@@ -31,7 +30,16 @@ from untold.jobs.metrics.contexts import (
     whole,
 )
 from untold.jobs.metrics.contexts import STAGE as SUMMARISE
-from untold.jobs.metrics.graphs import GRAPH_TABLES, Judged, conclude, different_texts, graph_nodes, in_order, passages
+from untold.jobs.metrics.graphs import (
+    GRAPH_TABLES,
+    MEASURES,
+    Judged,
+    conclude,
+    different_texts,
+    graph_nodes,
+    in_order,
+    passages,
+)
 from untold.jobs.metrics.judging import LIST, ask_in_lists, cut_in_lists, listed_pairs, texts_of_items
 from untold.jobs.metrics.settings import QaSettings
 from untold.jobs.run.session import spark_schema

@@ -17,11 +17,10 @@ from untold.jobs.asking.results import invalid_rows
 from untold.jobs.asking.runner import StageRunner
 from untold.jobs.asking.turns import Turns
 from untold.jobs.inputs.drawing import Draw
-from untold.jobs.metrics.base import Metric, Tables
+from untold.jobs.metrics.base import Metric, Tables, score_columns, unknown_measures
 from untold.jobs.metrics.condensing import Condenser
 from untold.jobs.metrics.contexts import STAGE as SUMMARISE
 from untold.jobs.metrics.contexts import summarise_contexts
-from untold.jobs.metrics.scores import score_columns, unknown_measures
 from untold.jobs.run.output import with_added
 from untold.jobs.run.session import is_connect, spark_schema
 from untold.jobs.settings.model import LlmSettings, Settings, delivery_for

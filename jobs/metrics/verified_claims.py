@@ -15,7 +15,7 @@ from untold.jobs.asking.results import has_failed, is_unasked
 from untold.jobs.metrics.base import Tools
 from untold.jobs.metrics.grounded_claims import ENTAILMENT, chunk_name, claim_id, judge_lists
 from untold.jobs.metrics.judging import CLASSIFY_LISTS
-from untold.jobs.metrics.shared_evidence import Evidence, Owners
+from untold.jobs.metrics.reference_facts import Evidence, Owners
 from untold.jobs.retrieval.sources import OUTCOME, query_key
 from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.run.session import spark_schema

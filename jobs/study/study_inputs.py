@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from untold.jobs.inputs.files import find_files, inspect_files
-from untold.jobs.metrics.conflicts import COVERAGE, ONE_SIDED
+from untold.jobs.metrics.graphs import COVERAGE, ONE_SIDED
 from untold.jobs.results import find_table, open_run
 from untold.jobs.run.manifest import NAME
 from untold.jobs.run.session import spark_schema

@@ -13,9 +13,8 @@ import pyarrow as pa
 from untold.jobs.results import Run, connect_tables, quoted
 from untold.jobs.summary.ranking import DECIMALS
 from untold.jobs.summary.rows import COLUMN_OF_STATUS, SCORE, SCORE_OR_ZERO
-from untold.udfs.statistics.changes import Change, resamples_for
 from untold.udfs.statistics.intervals import clustered_bca_interval, wilson_interval
-from untold.udfs.statistics.permutation import Clusters
+from untold.udfs.statistics.permutation import Change, Clusters, resamples_for
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

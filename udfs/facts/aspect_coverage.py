@@ -113,6 +113,7 @@ ASPECTS = pa.schema([("sample_id", pa.string()), ("aspects", pa.list_(ASPECT))])
 MEASURE = pa.struct(
     [("measure", pa.string()), ("value", pa.float64()), ("value_low", pa.float64()), ("value_high", pa.float64())]
 )
+COUNTS = [*((name, pa.int64()) for name in ("covered", "uncovered", "unjudged")), ("empty", pa.bool_())]
 _STATEMENT = pa.struct(
     [
         ("number", pa.int64()),
@@ -127,10 +128,7 @@ CONCLUDED = pa.schema(
         ("sample_id", pa.string()),
         ("measures", pa.list_(MEASURE)),
         ("statements", pa.list_(_STATEMENT)),
-        ("covered", pa.int64()),
-        ("uncovered", pa.int64()),
-        ("unjudged", pa.int64()),
-        ("empty", pa.bool_()),
+        *COUNTS,
     ]
 )
 
@@ -152,6 +150,14 @@ class Bounded:
     value: float | None
     low: float | None
     high: float | None
+
+
+def measure_list(measures: Mapping[str, Bounded]) -> list[dict[str, Any]]:
+    """Return the rows of `MEASURE`, one per measure."""
+    return [
+        {"measure": name, "value": one.value, "value_low": one.low, "value_high": one.high}
+        for name, one in measures.items()
+    ]
 
 
 def icat_score(fact: float | None, coverage: float | None, beta: float) -> float | None:
@@ -267,10 +273,7 @@ def _conclude(row: Mapping[str, Any], beta: float, *, by_documents: bool) -> dic
     measures = measures_of(grounded, unjudged, len(claims), covered, len(aspects), beta)
     return {
         "sample_id": row["sample_id"],
-        "measures": [
-            {"measure": name, "value": one.value, "value_low": one.low, "value_high": one.high}
-            for name, one in measures.items()
-        ],
+        "measures": measure_list(measures),
         "statements": [
             {**aspect, "number": number, "covered": bool(positions), "claims": positions}
             for number, (aspect, positions) in enumerate(zip(aspects, covering, strict=True), start=1)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from untold.udfs.facts.aspect_coverage import Bounded
+from untold.udfs.facts.aspect_coverage import COUNTS, MEASURE, Bounded, measure_list
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
 
 PRECISION, RECALL, WEIGHTED, F1 = "precision", "recall", "weighted_recall", "f1"
@@ -206,19 +206,13 @@ RANKED_FACT = pa.struct(
     ]
 )
 RANKED = pa.schema([("owner", pa.string()), ("facts", pa.list_(RANKED_FACT)), ("rated", pa.bool_())])
-_MEASURE = pa.struct(
-    [("measure", pa.string()), ("value", pa.float64()), ("value_low", pa.float64()), ("value_high", pa.float64())]
-)
 _COVERED = pa.struct([("number", pa.int64()), ("covered", pa.bool_()), ("claims", pa.list_(pa.int64()))])
 CONCLUDED = pa.schema(
     [
         ("sample_id", pa.string()),
-        ("measures", pa.list_(_MEASURE)),
+        ("measures", pa.list_(MEASURE)),
         ("coverage", pa.list_(_COVERED)),
-        ("covered", pa.int64()),
-        ("uncovered", pa.int64()),
-        ("unjudged", pa.int64()),
-        ("empty", pa.bool_()),
+        *COUNTS,
     ]
 )
 Row = Mapping[str, Any]
@@ -290,10 +284,7 @@ def _conclude(row: Row, ks: Sequence[int]) -> dict[str, Any]:
     measures = measures_of(verdicts, None if claims is None else len(claims), facts, ks, rated=bool(row["rated"]))
     return {
         "sample_id": row["sample_id"],
-        "measures": [
-            {"measure": name, "value": one.value, "value_low": one.low, "value_high": one.high}
-            for name, one in measures.items()
-        ],
+        "measures": measure_list(measures),
         "coverage": coverage,
         "covered": sum(fact.covered is True for fact in facts),
         "uncovered": sum(fact.covered is False for fact in facts),

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from untold.udfs.errors import UserError
-from untold.udfs.facts.aspect_coverage import MEASURE, Bounded
+from untold.udfs.facts.aspect_coverage import MEASURE, Bounded, measure_list
 from untold.udfs.samples.batches import in_batches
 from untold.udfs.samples.file_records import READ_ERRORS
 from untold.udfs.samples.files import open_text
@@ -222,10 +222,7 @@ def _concluded(row: Row, score: str) -> dict[str, Any]:
     covered = [one["covered"] for one in kept]
     return {
         "sample_id": row["sample_id"],
-        "measures": [
-            {"measure": name, "value": one.value, "value_low": one.low, "value_high": one.high}
-            for name, one in measures.items()
-        ],
+        "measures": measure_list(measures),
         "statements": statements,
         "covered": covered.count(True),
         "uncovered": covered.count(False),

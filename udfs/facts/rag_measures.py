@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from untold.udfs.facts.aspect_coverage import MEASURE, Bounded
+from untold.udfs.facts.aspect_coverage import COUNTS, MEASURE, Bounded, measure_list
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPORTED, distinct_texts
 from untold.udfs.facts.importance_measures import UNDEFINED, f1_of
 from untold.udfs.samples.batches import in_batches
@@ -249,8 +249,7 @@ CONCLUDED = pa.schema(
         ("statements", pa.list_(_STATEMENT)),
         ("claims", pa.list_(_CLAIM)),
         ("contexts", pa.list_(_CONTEXT)),
-        *((name, pa.int64()) for name in ("covered", "uncovered", "unjudged")),
-        ("empty", pa.bool_()),
+        *COUNTS,
     ]
 )
 
@@ -313,10 +312,7 @@ def _conclude(sample: Mapping[str, Any]) -> dict[str, Any]:
     covered = [_known(flag) for flag in truth.stated]
     return {
         "sample_id": sample["sample_id"],
-        "measures": [
-            {"measure": name, "value": one.value, "value_low": one.low, "value_high": one.high}
-            for name, one in measures.items()
-        ],
+        "measures": measure_list(measures),
         "statements": [
             {"number": number, "text": text, "covered": said, "sources": _entailing(row, names), "relation": relation}
             for number, (text, said, row, relation) in enumerate(

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from untold.udfs.facts.aspect_coverage import COUNTS, MEASURE
 from untold.udfs.facts.nodes import normalise
 from untold.udfs.recall.candidate_pairs import LEXICAL, PAIR, SEMANTIC
 from untold.udfs.recall.sample_facts import batches_of, rows_of
@@ -61,19 +62,13 @@ _STATEMENT = pa.struct(
     ]
 )
 _CANDIDATE = pa.struct([*PAIR, ("chosen", pa.bool_())])
-_MEASURE = pa.struct(
-    [("measure", pa.string()), ("value", pa.float64()), ("value_low", pa.float64()), ("value_high", pa.float64())]
-)
 CONCLUDED = pa.schema(
     [
         ("sample_id", pa.string()),
         ("statements", pa.list_(_STATEMENT)),
         ("candidates", pa.list_(_CANDIDATE)),
-        ("measures", pa.list_(_MEASURE)),
-        ("covered", pa.int64()),
-        ("uncovered", pa.int64()),
-        ("unjudged", pa.int64()),
-        ("empty", pa.bool_()),
+        ("measures", pa.list_(MEASURE)),
+        *COUNTS,
         ("unasked", pa.bool_()),
     ]
 )

@@ -17,8 +17,8 @@ from untold.jobs.metrics.grounded_claims import ground_claims
 from untold.jobs.metrics.icat import stages
 from untold.jobs.metrics.judging import CLASSIFY, CLASSIFY_LISTS
 from untold.jobs.metrics.qa import COMPARE, COMPARE_LISTS, _sizes, compare_answers
+from untold.jobs.metrics.reference_facts import GIVEN, Evidence, Owners
 from untold.jobs.metrics.settings import QaSettings
-from untold.jobs.metrics.shared_evidence import GIVEN, Evidence, Owners
 from untold.jobs.metrics.verified_claims import VERIFY, verify_claims
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
