@@ -40,8 +40,8 @@ from untold.jobs.summary.rows import SCORE
 from untold.jobs.tables import CALIBRATION
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.usage import Usage
-from untold.udfs.statistics.form_agreement import compare_rankings, kappa_by_query, limits_of_agreement
 from untold.udfs.statistics.intervals import Interval, clustered_bca_interval
+from untold.udfs.statistics.item_agreement import compare_rankings, kappa_by_query, limits_of_agreement
 from untold.udfs.storage import Place
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ from untold.jobs.run.terminal import amount
 from untold.jobs.run.workspace import Workspace
 from untold.jobs.score import score
 from untold.jobs.study import agreement, nuggets_study
-from untold.jobs.study.agreement import add_overlap, find_points, read_rows, resample_labels
+from untold.jobs.study.agreement import add_overlap, find_points, has_answered, read_rows, resample_labels
 from untold.jobs.study.annotations import Restate, write_sheet
-from untold.jobs.study.averages import has_answered
 from untold.jobs.study.claims_study import DATASET as CLAIMS
 from untold.jobs.study.claims_study import (
     ClaimVerdicts,

@@ -27,10 +27,10 @@ from untold.jobs.inputs.samples import (
     write_samples,
 )
 from untold.jobs.metrics import METRICS, digests_of, joined, needs_of, optional_of, retrieves, stages_of
-from untold.jobs.metrics.audits import MISS_RATE, SCORE_AUDITED
 from untold.jobs.metrics.base import Metric, Tables, tell_profile
 from untold.jobs.metrics.condensing import check_graphframes
 from untold.jobs.metrics.graphs import SIDES
+from untold.jobs.metrics.judging import MISS_RATE, SCORE_AUDITED
 from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.metrics.scoring import count_stages, repeated_samples, salted_stages, score_samples
 from untold.jobs.results import open_run

@@ -14,7 +14,6 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import incomplete_samples, leave_complete
 from untold.jobs.metrics import graphs
-from untold.jobs.metrics.audits import MEASURES, audit_measures, correct, count_audited, pool_audits
 from untold.jobs.metrics.base import Assumptions, Bounds, Metric, Tables, Tools
 from untold.jobs.metrics.contexts import (
     MARK,
@@ -38,8 +37,13 @@ from untold.jobs.metrics.judging import (
     CLASSIFY_LISTS,
     ENTAIL,
     JUDGED,
+    MEASURES,
+    audit_measures,
+    correct,
+    count_audited,
     is_audited,
     judge_pairs,
+    pool_audits,
     sieve_of,
     stage_of,
     stages_of,

@@ -39,7 +39,7 @@ from untold.udfs.facts.reference_facts import (
     merge_near,
     pair_near,
 )
-from untold.udfs.retrieval.ranking import decimals_of
+from untold.udfs.retrieval.terms import decimals_of
 
 # Half of a sha2-256: no two texts of a billion have one
 KEY_CHARACTERS = 32

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from untold.graph.views import one_line
-from untold.udfs.facts.words import words_of
 from untold.udfs.hints import shorten
 from untold.udfs.recall.forms import match_form, shown_form
 from untold.udfs.recall.segmentation import sentences
+from untold.udfs.texts import words_of
 
 # A line's text, what stands before it, and what stands before the lines that it is wrapped to
 Line = tuple[str, str, str]

@@ -22,9 +22,8 @@ from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError
 from untold.udfs.retrieval import searching
 from untold.udfs.retrieval.catalog import Catalog
-from untold.udfs.retrieval.contexts import RANKED, rank_contexts
 from untold.udfs.retrieval.dense import Probing
-from untold.udfs.retrieval.searching import FREQUENCIES, HITS, MERGED, READ, Searching
+from untold.udfs.retrieval.searching import FREQUENCIES, HITS, MERGED, RANKED, READ, Searching, rank_contexts
 
 
 class SearchError(UserError):

@@ -35,7 +35,7 @@ from untold.udfs.facts.claim_verdicts import NOT_SUPPORTED
 from untold.udfs.hints import aside, near_misses, shorten
 from untold.udfs.samples.adapters import Adapter
 from untold.udfs.samples.labelled_claims import CLAIM_FORMATS, NEEDS, PLAIN
-from untold.udfs.statistics.verdict_agreement import (
+from untold.udfs.statistics.item_agreement import (
     MEASURES,
     VERDICTS,
     constant_label,

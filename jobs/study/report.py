@@ -204,7 +204,7 @@ def render(
 def render_averages(rows: Sequence[Row]) -> str:
     """The report of several data sets together as Markdown: LMR of each, averages, and their spread over models.
 
-    rows: of `meta_evaluation`, as `untold.jobs.study.averages.average_rows` gives them behind those of each data set.
+    rows: of `meta_evaluation`, as `untold.jobs.study.agreement.average_rows` gives them behind those of each data set.
     """
     lines = [
         [

@@ -26,12 +26,12 @@ from untold.jobs.summary.ranking import Rows, check_runs, wanted_metrics
 from untold.jobs.summary.rows import SCORE, SCORE_OR_ZERO, SILENT
 from untold.jobs.tables import SAMPLES, SCORES
 from untold.udfs.errors import UserError
-from untold.udfs.facts.words import words_of
 from untold.udfs.hints import aside, near_misses
 from untold.udfs.retrieval.embedding import find_model, normalised, open_embedder
 from untold.udfs.retrieval.local_models import MINILM
 from untold.udfs.statistics.prediction_powered import Moments, Stratum, Weighed, weigh_strata
 from untold.udfs.storage import Place
+from untold.udfs.texts import words_of
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

@@ -19,9 +19,9 @@ from scipy.cluster.hierarchy import fcluster, linkage
 
 from untold.udfs.facts.nodes import Node, normalise
 from untold.udfs.facts.passages import cut_passages
-from untold.udfs.facts.words import say_same_words, words_of
-from untold.udfs.retrieval.ranking import COSINE_DECIMALS
+from untold.udfs.retrieval.terms import COSINE_DECIMALS
 from untold.udfs.samples.batches import in_batches
+from untold.udfs.texts import say_same_words, words_of
 
 # Beyond any distance of two vectors, as a cosine is at least -1
 APART = 2.0

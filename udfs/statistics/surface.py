@@ -9,7 +9,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from untold.udfs.facts.words import words_of
+from untold.udfs.texts import words_of
 
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 SURFACE = (*ROUGE, "bleu", "meteor")

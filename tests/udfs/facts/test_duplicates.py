@@ -25,7 +25,7 @@ from untold.udfs.facts.reference_facts import (
     near_pairs,
     pair_distances,
 )
-from untold.udfs.facts.words import say_same_words
+from untold.udfs.texts import say_same_words
 
 
 def random_vectors(seed: int, size: int, dimension: int = 4) -> Vectors:
