@@ -15,15 +15,8 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.calling import RELATION
 from untold.jobs.asking.results import has_failed, is_unasked
+from untold.jobs.metrics import judging
 from untold.jobs.metrics.base import Tools
-from untold.jobs.metrics.judging import (
-    CLASSIFY,
-    CLASSIFY_LISTS,
-    ask_in_lists,
-    cut_in_lists,
-    listed_pairs,
-    texts_of_items,
-)
 from untold.jobs.retrieval.sources import query_key
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
@@ -38,8 +31,8 @@ def grounding_stage(settings: Settings, *, in_lists: bool = False) -> str:
     if in_lists and settings.grounding.verifier != RELATION:
         raise UserError("icat.judgement=lists asks a model, and grounding.verifier is a classifier; set one of the two")
     if in_lists:
-        return CLASSIFY_LISTS
-    return CLASSIFY if settings.grounding.verifier == RELATION else "classify_entailment"
+        return judging.CLASSIFY_LISTS
+    return judging.CLASSIFY if settings.grounding.verifier == RELATION else "classify_entailment"
 
 
 def ground(pairs: DataFrame, tools: Tools, settings: Settings, carry: Iterable[str] = ()) -> DataFrame:
@@ -50,7 +43,7 @@ def ground(pairs: DataFrame, tools: Tools, settings: Settings, carry: Iterable[s
     """
     stage, kept = grounding_stage(settings), tuple(carry)
     judged = tools.ask(stage, pairs, carry=kept)
-    if stage == CLASSIFY:
+    if stage == judging.CLASSIFY:
         judged = judged.withColumn("probability", F.lit(None).cast("double"))
         grounds = F.col("relation") == ENTAILMENT
     else:
@@ -141,16 +134,16 @@ def judge_lists(pairs: DataFrame, tools: Tools, size: int) -> DataFrame:
     def ask(again: DataFrame | None, size: int) -> DataFrame:
         left = pairs if again is None else pairs.join(again, on=[*CLAIM, "chunk_id"], how="left_semi")
         claim = F.struct(F.col("hypothesis").alias("text"), *of_claim)
-        lists = cut_in_lists(left, ("owner", "chunk_id", "premise"), claim, size)
+        lists = judging.cut_in_lists(left, ("owner", "chunk_id", "premise"), claim, size)
         claims = F.transform("items", lambda one: one.dropFields("text")).alias("claims")
-        shown = lists.select("owner", "chunk_id", claims, "premise", texts_of_items().alias("hypotheses"))
-        found = tools.ask(CLASSIFY_LISTS, shown, carry=("owner", "chunk_id", "claims"))
+        shown = lists.select("owner", "chunk_id", claims, "premise", judging.texts_of_items().alias("hypotheses"))
+        found = tools.ask(judging.CLASSIFY_LISTS, shown, carry=("owner", "chunk_id", "claims"))
         columns = ("request_id", "relation", "error_type", "error", "listed")
-        return listed_pairs(found, "claims", "claim").select("owner", "chunk_id", "claim.*", *columns)
+        return judging.listed_pairs(found, "claims", "claim").select("owner", "chunk_id", "claim.*", *columns)
 
     grounds = (F.col("relation") == ENTAILMENT).alias("grounded")
     unknown = F.lit(None).cast("double").alias("probability")
-    judged = ask_in_lists(ask, size)
+    judged = judging.ask_in_lists(ask, size)
     return judged.select(*JUDGED, "request_id", "relation", unknown, grounds, "error_type", "error")
 
 

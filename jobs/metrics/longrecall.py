@@ -15,17 +15,7 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.requests import Rows
 from untold.jobs.asking.results import failure_rows, has_failed, incomplete_samples, is_unasked
-from untold.jobs.metrics.base import (
-    JUDGED,
-    Assumptions,
-    Bounds,
-    Metric,
-    Tables,
-    Tools,
-    measure_rows,
-    measured_scores,
-    status_of,
-)
+from untold.jobs.metrics import base
 from untold.jobs.metrics.contexts import MARK, Likely, made_up, size_of_things, tokens_of, value_of, whole
 from untold.jobs.metrics.graphs import different_texts
 from untold.jobs.metrics.grounded_claims import claim_id, covered_statements
@@ -36,29 +26,9 @@ from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.retrieval.sources import assumed_results
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.recall import concluding
-from untold.udfs.recall.candidate_pairs import (
-    OPEN,
-    PREPARED,
-    SHOWN,
-    TEXTS,
-    find_by_vectors,
-    open_texts,
-    prepare_samples,
-    shown_by_words,
-)
+from untold.udfs.recall import candidate_pairs, concluding, sample_facts
 from untold.udfs.recall.candidates import Thresholds
 from untold.udfs.recall.concluding import BASELINES, CONCLUDED, GENERATED, HOLISTIC, RECALL, conclude_samples
-from untold.udfs.recall.sample_facts import (
-    CUT,
-    FREE,
-    REFERENCES,
-    RESPONSE,
-    Options,
-    add_extracted,
-    cut_samples,
-    free_sides,
-)
 from untold.udfs.retrieval.local_models import MINILM
 
 NAME = "longrecall"
@@ -79,22 +49,22 @@ class RecallFindings:
     asked: Mapping[str, Sequence[DataFrame]]
 
 
-def unknown_bounds(settings: Settings) -> Bounds:
+def unknown_bounds(settings: Settings) -> base.Bounds:
     """Of a sample of which nothing is known: shares may be anything, and counts have no upper end."""
     shares = dict.fromkeys((RECALL, *settings.longrecall.baselines), (0.0, 1.0))
     return {**shares, **dict.fromkeys((concluding.REFERENCES, GENERATED), (None, None))}
 
 
-def make_tables(samples: DataFrame, found: RecallFindings, settings: Settings) -> Tables:
+def make_tables(samples: DataFrame, found: RecallFindings, settings: Settings) -> base.Tables:
     """The tables of `TABLES`, from samples (columns of the table `samples`)."""
     judged = _with_status(samples, found)
-    known = judged.where(F.col("status").isin(*JUDGED))
+    known = judged.where(F.col("status").isin(*base.JUDGED))
     lost = [failure_rows(NAME, stage, rows) for stage, asked in found.asked.items() for rows in asked]
     return {
         "statements": covered_statements(known, NAME, "anchor", "found_by", *BASELINES),
         # Dropped are the facts beyond `longrecall.max_facts`
-        "scores": measured_scores(judged, NAME, RECALL, F.col("dropped")),
-        "measures": measure_rows(judged, NAME, unknown_bounds(settings)),
+        "scores": base.measured_scores(judged, NAME, RECALL, F.col("dropped")),
+        "measures": base.measure_rows(judged, NAME, unknown_bounds(settings)),
         "claims": _claim_rows(found.prepared),
         "candidates": _candidate_rows(known),
         # A stage that is asked twice may need one request for two references
@@ -114,7 +84,7 @@ def _with_status(samples: DataFrame, found: RecallFindings) -> DataFrame:
         .join(found.incomplete, on="sample_id", how="left")
     )
     waiting = F.col("waiting") | F.col("unasked")
-    status = status_of(lost=F.col("lost"), waiting=waiting, empty=F.col("empty"), partial=F.col("unjudged") > 0)
+    status = base.status_of(lost=F.col("lost"), waiting=waiting, empty=F.col("empty"), partial=F.col("unjudged") > 0)
     return joined.withColumn("status", status)
 
 
@@ -174,14 +144,14 @@ class StageSizes:
     whole: Sizes
 
 
-def assume(settings: Settings) -> Assumptions:
+def assume(settings: Settings) -> base.Assumptions:
     """As many facts as texts can have, and all references open after each step."""
     results: dict[str, Mapping[str, Column]] = {
         "extract_claims": {"claims": different_texts(WORDS_OF_A_FACT)},
         EMBED: assumed_results()[EMBED],
         **_judged(),
     }
-    return Assumptions(settings, results, likely=_likely)
+    return base.Assumptions(settings, results, likely=_likely)
 
 
 def _judged() -> dict[str, Mapping[str, Column]]:
@@ -209,16 +179,20 @@ def sizes_of(facts: DataFrame, samples: DataFrame, top_k: int) -> StageSizes:
 
     In each step a reference is one request at most, whichever stage has it: with one candidate or with several.
     """
-    side = {name: F.col(f"facts.{name}") for name in (RESPONSE, REFERENCES)}
+    side = {name: F.col(f"facts.{name}") for name in (sample_facts.RESPONSE, sample_facts.REFERENCES)}
     count = {name: F.greatest(F.coalesce(F.size(column), F.lit(0)), F.lit(0)) for name, column in side.items()}
     longest = {name: F.coalesce(F.array_max(_bytes(column)), F.lit(0)) for name, column in side.items()}
     total = {name: F.aggregate(_bytes(column), F.lit(0), lambda sum_, one: sum_ + one) for name, column in side.items()}
-    references = count[REFERENCES]
+    references = count[sample_facts.REFERENCES]
     shown = {
-        "match_one": (count[RESPONSE] >= 1, longest[REFERENCES] + longest[RESPONSE]),
+        "match_one": (
+            count[sample_facts.RESPONSE] >= 1,
+            longest[sample_facts.REFERENCES] + longest[sample_facts.RESPONSE],
+        ),
         "match_many": (
-            (count[RESPONSE] >= 2) & F.lit(top_k >= 2),
-            longest[REFERENCES] + longest[RESPONSE] * F.least(count[RESPONSE], F.lit(top_k)),
+            (count[sample_facts.RESPONSE] >= 2) & F.lit(top_k >= 2),
+            longest[sample_facts.REFERENCES]
+            + longest[sample_facts.RESPONSE] * F.least(count[sample_facts.RESPONSE], F.lit(top_k)),
         ),
     }
     make = partial(_sizes, facts)
@@ -228,8 +202,8 @@ def sizes_of(facts: DataFrame, samples: DataFrame, top_k: int) -> StageSizes:
         }
         for step in SHARES
     }
-    both = (references > 0) & (count[RESPONSE] > 0)
-    texts = make(both, references + count[RESPONSE], F.greatest(*longest.values()), 1.0)
+    both = (references > 0) & (count[sample_facts.RESPONSE] > 0)
+    texts = make(both, references + count[sample_facts.RESPONSE], F.greatest(*longest.values()), 1.0)
     with_query = facts.join(samples.select("sample_id", "query"), on="sample_id", how="inner")
     prompt = _sizes(with_query, both, F.lit(1), F.octet_length("query") + sum(total.values(), F.lit(0)), 1.0)
     return StageSizes(steps["by_words"], texts, steps["by_vectors"], prompt)
@@ -272,12 +246,12 @@ def stages(settings: Settings) -> tuple[str, ...]:
     return (*extract, *resolve, ONE, MANY, EMBED, *((WHOLE,) if HOLISTIC in given.baselines else ()))
 
 
-def options_of(settings: Settings) -> Options:
+def options_of(settings: Settings) -> sample_facts.Options:
     """What the rules go by under these settings."""
     given, embeddings = settings.longrecall, settings.embeddings
     embedded = embeddings.base_url is None and embeddings.model == MINILM
     cosine = MINILM_COSINE if embedded else PUBLISHED_COSINE
-    return Options(
+    return sample_facts.Options(
         given.segmentation,
         given.anchor_words,
         given.max_facts,
@@ -291,7 +265,7 @@ def options_of(settings: Settings) -> Options:
 class _Asking:
     """Asks the stages of a run, and keeps their results by stage: what failed is looked for in them."""
 
-    tools: Tools
+    tools: base.Tools
     results: dict[str, list[DataFrame]] = field(default_factory=dict)
 
     def ask(self, stage: str, rows: DataFrame, carry: tuple[str, ...], sizes: Sizes | None = None) -> DataFrame:
@@ -309,7 +283,7 @@ class _Asking:
         return samples.select("sample_id", F.lit(False).alias("lost"), F.lit(False).alias("waiting")).limit(0)
 
 
-def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
+def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tables:
     """Scores valid samples (columns of the table `samples`): the tables of `TABLES`. Methods, section 13.
 
     A sample whose facts were lost on the way is not judged any further; a judgement that was lost leaves a score with
@@ -319,10 +293,12 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     facts = _facts(samples, asking, options, stages(settings))
     incomplete = asking.incomplete(samples)
     sizes = sizes_of(facts, samples, settings.longrecall.top_k)
-    prepare = partial(prepare_samples, options=options)
+    prepare = partial(candidate_pairs.prepare_samples, options=options)
     complete = facts.join(incomplete.select("sample_id"), on="sample_id", how="left_anti")
-    prepared = tools.keep(complete.mapInArrow(prepare, spark_schema(PREPARED)), "prepared")
-    shown = tools.keep(prepared.mapInArrow(shown_by_words, spark_schema(SHOWN)), "shown-by-words")
+    prepared = tools.keep(complete.mapInArrow(prepare, spark_schema(candidate_pairs.PREPARED)), "prepared")
+    shown = tools.keep(
+        prepared.mapInArrow(candidate_pairs.shown_by_words, spark_schema(candidate_pairs.SHOWN)), "shown-by-words"
+    )
     by_words = _match(shown, asking, sizes.by_words)
     judged = tools.keep(_join_lists(prepared, by_words, "outcomes", "number", *_OUTCOME), "judged-by-words")
     near = tools.keep(_near(judged, asking, options, sizes.texts), "shown-by-vectors")
@@ -338,10 +314,10 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     return make_tables(samples, RecallFindings(incomplete, prepared, concluded, asking.results), settings)
 
 
-def _facts(samples: DataFrame, asking: _Asking, options: Options, asked: tuple[str, ...]) -> DataFrame:
+def _facts(samples: DataFrame, asking: _Asking, options: sample_facts.Options, asked: tuple[str, ...]) -> DataFrame:
     """The columns of `CUT`, and resolved array<struct<side, facts>>: a row a sample, as far as nothing was lost."""
     rows = samples.select("sample_id", "response", "references")
-    cut = rows.mapInArrow(partial(cut_samples, options=options), spark_schema(CUT))
+    cut = rows.mapInArrow(partial(sample_facts.cut_samples, options=options), spark_schema(sample_facts.CUT))
     if EXTRACT in asked:
         cut = _extracted(asking.tools.keep(cut, "cut"), asking, options)
     cut = asking.tools.keep(cut, "facts")
@@ -349,17 +325,17 @@ def _facts(samples: DataFrame, asking: _Asking, options: Options, asked: tuple[s
         return cut.withColumn("resolved", F.lit(None).cast(_UNRESOLVED))
     # The other side of a sample that has lost one would be resolved in vain
     complete = cut.join(asking.incomplete(samples).select("sample_id"), on="sample_id", how="left_anti")
-    sides = complete.mapInArrow(free_sides, spark_schema(FREE))
+    sides = complete.mapInArrow(sample_facts.free_sides, spark_schema(sample_facts.FREE))
     resolved = asking.ask(RESOLVE, sides, ("sample_id", "side"))
     return _join_lists(cut, resolved, "resolved", "side", "facts")
 
 
-def _extracted(cut: DataFrame, asking: _Asking, options: Options) -> DataFrame:
+def _extracted(cut: DataFrame, asking: _Asking, options: sample_facts.Options) -> DataFrame:
     """The columns of `CUT`, with the facts of those sides that a model has to cut."""
     sides = cut.select("sample_id", F.inline("to_extract"))
     extracted = asking.ask(EXTRACT, sides, ("sample_id", "side"))
     joined = _join_lists(cut, extracted, "extracted", "side", "claims")
-    return joined.mapInArrow(partial(add_extracted, options=options), spark_schema(CUT))
+    return joined.mapInArrow(partial(sample_facts.add_extracted, options=options), spark_schema(sample_facts.CUT))
 
 
 def _join_lists(rows: DataFrame, others: DataFrame, name: str, *columns: str) -> DataFrame:
@@ -390,13 +366,15 @@ def _outcomes(answered: DataFrame, chosen: Column) -> DataFrame:
     return answered.select("sample_id", "number", chosen.alias("chosen"), *flags)
 
 
-def _near(judged: DataFrame, asking: _Asking, options: Options, sizes: Sizes) -> DataFrame:
+def _near(judged: DataFrame, asking: _Asking, options: sample_facts.Options, sizes: Sizes) -> DataFrame:
     """The columns of `OPEN`: the references that words left open, each with its candidates by vectors."""
-    texts = judged.mapInArrow(open_texts, spark_schema(TEXTS))
+    texts = judged.mapInArrow(candidate_pairs.open_texts, spark_schema(candidate_pairs.TEXTS))
     embedded = asking.ask(EMBED, texts, ("sample_id", "kind", "number"), sizes)
     embedded = embedded.withColumn("waiting", is_unasked())
     joined = _join_lists(judged, embedded, "embedded", "kind", "number", "vector", "waiting")
-    return joined.mapInArrow(partial(find_by_vectors, options=options), spark_schema(OPEN))
+    return joined.mapInArrow(
+        partial(candidate_pairs.find_by_vectors, options=options), spark_schema(candidate_pairs.OPEN)
+    )
 
 
 def _gather(judged: DataFrame, near: DataFrame, outcomes: DataFrame) -> DataFrame:
@@ -421,7 +399,7 @@ def _holistic(samples: DataFrame, prepared: DataFrame, asking: _Asking, sizes: S
     return answered.select("sample_id", F.col("candidates").alias("holistic"))
 
 
-METRIC = Metric(
+METRIC = base.Metric(
     name=NAME,
     stages=stages,
     score=score,

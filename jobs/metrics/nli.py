@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import incomplete_samples, leave_complete
-from untold.jobs.metrics import graphs
+from untold.jobs.metrics import graphs, judging
 from untold.jobs.metrics.base import Assumptions, Bounds, Metric, Tables, Tools
 from untold.jobs.metrics.contexts import (
     MARK,
@@ -32,22 +32,6 @@ from untold.jobs.metrics.contexts import (
 )
 from untold.jobs.metrics.contexts import STAGE as SUMMARISE
 from untold.jobs.metrics.graphs import GRAPH_TABLES, Judged, conclude, different_texts, graph_nodes, in_order, passages
-from untold.jobs.metrics.judging import (
-    CLASSIFY,
-    CLASSIFY_LISTS,
-    ENTAIL,
-    JUDGED,
-    MEASURES,
-    audit_measures,
-    correct,
-    count_audited,
-    is_audited,
-    judge_pairs,
-    pool_audits,
-    sieve_of,
-    stage_of,
-    stages_of,
-)
 from untold.jobs.metrics.settings import NliSettings
 from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.retrieval.sources import assumed_results
@@ -65,7 +49,7 @@ WORDS_OF_AN_ATOM = 2
 
 def stages(settings: Settings) -> tuple[str, ...]:
     """The stages that the metric asks, in order."""
-    return stages_with_contexts(settings, EXTRACT, REVISE, RATE, *stages_of(settings.nli))
+    return stages_with_contexts(settings, EXTRACT, REVISE, RATE, *judging.stages_of(settings.nli))
 
 
 def assume(settings: Settings) -> Assumptions:
@@ -85,18 +69,18 @@ def assume(settings: Settings) -> Assumptions:
     }
     at_once = settings.model_copy(update={NAME: settings.nli.model_copy(update={"skip_implied": False})})
     cascaded = settings.nli.classifies
-    fewer = settings.nli.skip_implied or sieve_of(settings.nli).needs_vectors or cascaded
-    at_most = frozenset({stage_of(settings.nli)}) if fewer else frozenset[str]()
+    fewer = settings.nli.skip_implied or judging.sieve_of(settings.nli).needs_vectors or cascaded
+    at_most = frozenset({judging.stage_of(settings.nli)}) if fewer else frozenset[str]()
     return Assumptions(at_once, results, at_most, partial(_likely, settings))
 
 
 def _judged() -> dict[str, Mapping[str, Column]]:
     """What judging gives in a plan: of a list a relation for each hypothesis, as none is asked again."""
     return {
-        CLASSIFY: {"relation": F.lit(None)},
+        judging.CLASSIFY: {"relation": F.lit(None)},
         # Nothing is certain, so that the model is asked of all
-        ENTAIL: {"relation": F.lit("neutral"), "certainty": F.lit(0.0)},
-        CLASSIFY_LISTS: {"relations": F.transform("targets", lambda _: F.lit("neutral"))},
+        judging.ENTAIL: {"relation": F.lit("neutral"), "certainty": F.lit(0.0)},
+        judging.CLASSIFY_LISTS: {"relations": F.transform("targets", lambda _: F.lit("neutral"))},
         EMBED: assumed_results()[EMBED],
     }
 
@@ -136,19 +120,19 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     incomplete = incomplete_samples(extracted, revised, rated)
     atoms = tools.keep(_gather_atoms(extracted, revised, rated, incomplete, settings), "atoms")
     owners = tools.keep(add_owners(atoms, settings.nli.max_pairs_per_sample), "owners")
-    judged = judge_pairs(owners, tools, settings.nli)
+    judged = judging.judge_pairs(owners, tools, settings.nli)
     relations = tools.keep(_relations_of_samples(owners, judged), "relations")
     graphs = _graphs(atoms, owners, relations)
     condensed = tools.condense(*graphs)
     asked = {SUMMARISE: contexts, EXTRACT: extracted, REVISE: revised, RATE: rated}
-    asked[stage_of(settings.nli)] = relations
+    asked[judging.stage_of(settings.nli)] = relations
     found = Judged(prepared, incomplete, owners, atoms, relations, condensed, asked)
     tables = conclude(NAME, samples, found, tools)
-    if not is_audited(settings.nli):
+    if not judging.is_audited(settings.nli):
         return tables
-    corrections = correct(relations, graphs, condensed, tools, settings.nli.audit)
-    counts = count_audited(judged, owners)
-    audited = audit_measures(NAME, tables["scores"], counts, corrections)
+    corrections = judging.correct(relations, graphs, condensed, tools, settings.nli.audit)
+    counts = judging.count_audited(judged, owners)
+    audited = judging.audit_measures(NAME, tables["scores"], counts, corrections)
     return {**tables, "measures": tables["measures"].unionByName(audited)}
 
 
@@ -265,7 +249,7 @@ def _relations_of_samples(owners: DataFrame, judged: DataFrame) -> DataFrame:
     """
     shared = owners.select("sample_id", F.col("contexts_owner").alias("owner"))
     own = owners.select("sample_id", F.col("response_owner").alias("owner"))
-    return judged.join(shared.unionByName(own), on="owner", how="inner").select("sample_id", *JUDGED[1:])
+    return judged.join(shared.unionByName(own), on="owner", how="inner").select("sample_id", *judging.JUDGED[1:])
 
 
 def _graphs(atoms: DataFrame, owners: DataFrame, relations: DataFrame) -> tuple[DataFrame, DataFrame]:
@@ -301,7 +285,7 @@ def _graphs(atoms: DataFrame, owners: DataFrame, relations: DataFrame) -> tuple[
 
 def unknown_bounds(settings: Settings) -> Bounds:
     """The measures of conflicts, and those of an audit, where there is one."""
-    return {**graphs.MEASURES, **(MEASURES if is_audited(settings.nli) else {})}
+    return {**graphs.MEASURES, **(judging.MEASURES if judging.is_audited(settings.nli) else {})}
 
 
 METRIC = Metric(
@@ -313,5 +297,5 @@ METRIC = Metric(
     tables=GRAPH_TABLES,
     settings=("summarise_contexts", NAME, "thresholds", "graph"),
     unknown=unknown_bounds,
-    pooled=partial(pool_audits, metric=NAME),
+    pooled=partial(judging.pool_audits, metric=NAME),
 )

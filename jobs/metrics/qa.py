@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.requests import Rows
 from untold.jobs.asking.results import incomplete_samples, leave_complete
+from untold.jobs.metrics import graphs
 from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
 from untold.jobs.metrics.contexts import (
     MARK,
@@ -30,16 +31,6 @@ from untold.jobs.metrics.contexts import (
     whole,
 )
 from untold.jobs.metrics.contexts import STAGE as SUMMARISE
-from untold.jobs.metrics.graphs import (
-    GRAPH_TABLES,
-    MEASURES,
-    Judged,
-    conclude,
-    different_texts,
-    graph_nodes,
-    in_order,
-    passages,
-)
 from untold.jobs.metrics.judging import LIST, ask_in_lists, cut_in_lists, listed_pairs, texts_of_items
 from untold.jobs.metrics.settings import QaSettings
 from untold.jobs.run.session import spark_schema
@@ -218,10 +209,10 @@ def stages(settings: Settings) -> tuple[str, ...]:
 
 def assume(settings: Settings) -> Assumptions:
     """As many questions and answers as a text can have, all of them kept: ratings and confidences are the highest."""
-    answers = different_texts(WORDS_OF_AN_ANSWER)
+    answers = graphs.different_texts(WORDS_OF_AN_ANSWER)
     results = {
         **assumed_summaries(),
-        MINE: {"questions": F.concat(F.array("query"), different_texts(WORDS_OF_A_QUESTION))},
+        MINE: {"questions": F.concat(F.array("query"), graphs.different_texts(WORDS_OF_A_QUESTION))},
         REFINE: {
             "questions": F.transform("questions", lambda text: F.concat(text, F.lit(MARK))),
             "ratings": F.transform("questions", lambda _: F.lit(5.0)),
@@ -277,7 +268,7 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     """
     contexts = tools.contexts()
     prepared = gather_contexts(contexts)
-    texts = passages(samples, prepared)
+    texts = graphs.passages(samples, prepared)
     of_response = settings.qa.questions == "all"
     to_mine = texts if of_response else texts.where(F.col("position").isNotNull())
     mined = tools.ask(MINE, to_mine, carry=("sample_id", "position", "context_id"))
@@ -287,12 +278,14 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     incomplete = incomplete_samples(mined, refined, answered)
     atoms = tools.keep(_gather_answers(answered, passed, settings.thresholds.confidence), "atoms")
     relations = tools.keep(compare_answers(atoms, tools, settings.qa), "relations")
-    condensed = tools.condense(graph_nodes(atoms), _edges(relations))
+    condensed = tools.condense(graphs.graph_nodes(atoms), _edges(relations))
     # No cap on pairs of answers: only those to one question are paired
     with_graph = atoms.where(F.col("contexts") > 0).select("sample_id", F.lit(0).alias("left_out"))
     asked = {SUMMARISE: contexts, MINE: mined, REFINE: refined, ANSWER: answered}
     asked[stage_of(settings.qa)] = relations
-    return conclude(NAME, samples, Judged(prepared, incomplete, with_graph, atoms, relations, condensed, asked), tools)
+    return graphs.conclude(
+        NAME, samples, graphs.Judged(prepared, incomplete, with_graph, atoms, relations, condensed, asked), tools
+    )
 
 
 def _questions_to_refine(mined: DataFrame, samples: DataFrame) -> DataFrame:
@@ -301,7 +294,7 @@ def _questions_to_refine(mined: DataFrame, samples: DataFrame) -> DataFrame:
     They are refined together, as those of different texts may be one question; equal ones are given once.
     """
     queries = samples.select("sample_id", "query")
-    gathered = leave_complete(mined, mined).groupBy("sample_id").agg(in_order("questions"))
+    gathered = leave_complete(mined, mined).groupBy("sample_id").agg(graphs.in_order("questions"))
     rows = gathered.join(queries, on="sample_id", how="inner").select("sample_id", "query", "passages")
     distinct = rows.mapInArrow(gather_questions, spark_schema(SAMPLE_QUESTIONS))
     return distinct.where(F.size("questions") > 0)
@@ -329,7 +322,7 @@ def _gather_answers(answered: DataFrame, passed: DataFrame, threshold: float) ->
 
     threshold: `thresholds.confidence`, 1 to 5.
     """
-    gathered = leave_complete(answered, answered).groupBy("sample_id").agg(in_order("answers", "confidences"))
+    gathered = leave_complete(answered, answered).groupBy("sample_id").agg(graphs.in_order("answers", "confidences"))
     rows = gathered.join(passed, on="sample_id", how="inner").select("sample_id", "questions", "passages")
     return rows.mapInArrow(partial(gather_answers, metric=NAME, threshold=threshold), spark_schema(SAMPLE_NODES))
 
@@ -351,7 +344,7 @@ METRIC = Metric(
     score=score,
     assume=assume,
     sections={NAME: QaSettings},
-    tables=GRAPH_TABLES,
+    tables=graphs.GRAPH_TABLES,
     settings=("summarise_contexts", NAME, "thresholds", "graph"),
-    unknown=MEASURES,
+    unknown=graphs.MEASURES,
 )

@@ -9,21 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
-from untold.jobs.settings.fields import (
-    A_VARIABLE,
-    AN_ADDRESS,
-    Address,
-    Amount,
-    Count,
-    PathText,
-    Positive,
-    Section,
-    Share,
-    StorageOptions,
-    Text,
-    VariableName,
-    merge_patch,
-)
+from untold.jobs.settings import fields
 from untold.udfs.schemes import environment_of
 
 # The client sends these itself: it could not read what comes of others
@@ -34,7 +20,7 @@ _VALUE = "text, or {env: NAME} for the value of an environment variable"
 
 def _without_nulls(value: object) -> object:
     """A null removes what a layer below set."""
-    return merge_patch({}, value) if isinstance(value, Mapping) else value
+    return fields.merge_patch({}, value) if isinstance(value, Mapping) else value
 
 
 def _sendable(value: dict[str, Any]) -> dict[str, Any]:
@@ -57,7 +43,7 @@ def _headers(value: dict[str, Any]) -> dict[str, Any]:
 
 
 Sent = Annotated[
-    dict[str, str | int | dict[Literal["env"], VariableName]],
+    dict[str, str | int | dict[Literal["env"], fields.VariableName]],
     BeforeValidator(_without_nulls),
     AfterValidator(_sendable),
 ]
@@ -65,7 +51,7 @@ Headers = Annotated[Sent, AfterValidator(_headers)]
 A_SENT: Any = {"allowed": f"a mapping of names to {_VALUE}"}
 
 
-class SendingSettings(Section):
+class SendingSettings(fields.Section):
     """What is sent with every request beside its body. It is no part of a request's id."""
 
     extra_headers: Headers = Field(
@@ -81,15 +67,15 @@ class SendingSettings(Section):
 class EndpointSettings(SendingSettings):
     """One of several endpoints. What it leaves out is as in `llm.*`; an explicit null is no limit, key or price."""
 
-    base_url: Address
-    model: Text | None = None
-    api_key_env: VariableName | None = None
-    requests_per_minute: Positive | None = None
-    tokens_per_minute: Positive | None = None
-    max_concurrency: Count | None = None
-    price_per_million_prompt_tokens: Amount | None = None
-    price_per_million_completion_tokens: Amount | None = None
-    weight: Positive = 1.0
+    base_url: fields.Address
+    model: fields.Text | None = None
+    api_key_env: fields.VariableName | None = None
+    requests_per_minute: fields.Positive | None = None
+    tokens_per_minute: fields.Positive | None = None
+    max_concurrency: fields.Count | None = None
+    price_per_million_prompt_tokens: fields.Amount | None = None
+    price_per_million_completion_tokens: fields.Amount | None = None
+    weight: fields.Positive = 1.0
 
     @property
     def identity(self) -> tuple[str | None, ...]:
@@ -124,7 +110,7 @@ Delivery = Literal["calls", "batch"]
 BatchFormat = Literal["auto", "openai", "azure", "mistral", "together", "groq", "anthropic", "files"]
 
 
-class BatchSettings(Section):
+class BatchSettings(fields.Section):
     """Batches of requests, where `llm.delivery` asks for them. None of it changes a result."""
 
     ADVANCED: ClassVar[frozenset[str]] = frozenset(
@@ -136,20 +122,22 @@ class BatchSettings(Section):
         description="Form of the endpoint's batches; auto is by the host of its address, and openai for hosts that are "
         "not known; files are for vLLM's run-batch",
     )
-    folder: PathText | None = Field(
+    folder: fields.PathText | None = Field(
         default=None, description="Folder of the requests and results of batch.format=files"
     )
-    requests: Count = Field(default=50_000, description="Maximum requests of a batch")
-    bytes: Count = Field(default=200_000_000, description="Maximum bytes of a batch's file")
-    discount: Share = Field(default=0.5, description="What a batch costs, as a share of the price of its calls")
-    queue: Count | None = Field(
+    requests: fields.Count = Field(default=50_000, description="Maximum requests of a batch")
+    bytes: fields.Count = Field(default=200_000_000, description="Maximum bytes of a batch's file")
+    discount: fields.Share = Field(default=0.5, description="What a batch costs, as a share of the price of its calls")
+    queue: fields.Count | None = Field(
         default=None, description="Maximum prompt tokens in batches that are not done; null is what the endpoint says"
     )
-    poll_seconds: Positive = Field(default=30.0, description="Seconds before batches are looked at again, at first")
-    longest_poll_seconds: Positive = Field(
+    poll_seconds: fields.Positive = Field(
+        default=30.0, description="Seconds before batches are looked at again, at first"
+    )
+    longest_poll_seconds: fields.Positive = Field(
         default=600.0, description="Longest wait between two looks, to which each wait grows by half"
     )
-    settle_seconds: Amount = Field(
+    settle_seconds: fields.Amount = Field(
         default=60.0,
         description="Seconds for which a batch whose creation was not answered is looked for before it is created anew",
     )
@@ -158,7 +146,7 @@ class BatchSettings(Section):
     )
 
 
-class BudgetSettings(Section):
+class BudgetSettings(fields.Section):
     """What one start may spend, retries included; None is without end.
 
     Once it is used up nothing more is asked, and the run ends resumable (docs/contract.md, "Exit codes").
@@ -168,39 +156,45 @@ class BudgetSettings(Section):
     max_tokens: Annotated[int, Field(ge=0)] | None = Field(
         default=None, description="Maximum prompt and completion tokens of a start"
     )
-    max_cost: Amount | None = Field(default=None, description="Maximum cost of a start, in the currency of the prices")
+    max_cost: fields.Amount | None = Field(
+        default=None, description="Maximum cost of a start, in the currency of the prices"
+    )
 
 
-class LakehouseSettings(Section):
+class LakehouseSettings(fields.Section):
     """Where `--output-format delta` and `iceberg` have the tables of all dates."""
 
-    path: PathText | None = Field(default=None, description="Folder of Delta tables, path or URI: PATH/scores, ...")
-    catalog: Text | None = Field(
+    path: fields.PathText | None = Field(
+        default=None, description="Folder of Delta tables, path or URI: PATH/scores, ..."
+    )
+    catalog: fields.Text | None = Field(
         default=None, description="Name of an Iceberg catalog that .pyiceberg.yaml or PYICEBERG_CATALOG__* configures"
     )
-    namespace: Text | None = Field(default=None, description="Namespace of the Iceberg tables")
+    namespace: fields.Text | None = Field(default=None, description="Namespace of the Iceberg tables")
 
 
-class StorageSettings(Section):
+class StorageSettings(fields.Section):
     """How file systems are opened. None of it changes a result, so that it may differ from start to start."""
 
     ADVANCED: ClassVar[frozenset[str]] = frozenset({"packages", "options"})
 
-    endpoint: Address | None = Field(
+    endpoint: fields.Address | None = Field(
         default=None,
         description="Address of an S3-compatible store; null is AWS, or what AWS_ENDPOINT_URL says",
-        json_schema_extra=AN_ADDRESS,
+        json_schema_extra=fields.AN_ADDRESS,
     )
-    region: Text | None = Field(default=None, description="Region of S3; null is that of AWS_REGION, or of the bucket")
+    region: fields.Text | None = Field(
+        default=None, description="Region of S3; null is that of AWS_REGION, or of the bucket"
+    )
     path_style: bool | None = Field(
         default=None, description="Whether S3 has the bucket in the path; null says yes where there is an endpoint"
     )
     anonymous: bool = Field(default=False, description="Whether s3 and gs are read without credentials")
-    packages: Literal["auto"] | list[Text] = Field(
+    packages: Literal["auto"] | list[fields.Text] = Field(
         default="auto",
         description="Maven coordinates of what Spark needs for object stores; auto fits the Spark in use, [] is none",
     )
-    options: StorageOptions = Field(
+    options: fields.StorageOptions = Field(
         default_factory=dict,
         description="pyarrow's options of s3, gs and abfss; NAME_env names the variable that holds NAME",
     )
@@ -211,10 +205,10 @@ class StorageSettings(Section):
         return environment_of(self.model_dump(exclude_defaults=True, exclude={"packages"}))
 
 
-class SparkSettings(Section):
+class SparkSettings(fields.Section):
     """The Spark session. None of it changes a result, so that it may differ from start to start."""
 
-    master: Text | None = Field(default="local[*]", description="Spark master; null leaves it to the launcher")
+    master: fields.Text | None = Field(default="local[*]", description="Spark master; null leaves it to the launcher")
     conf: dict[str, str] = Field(
         default_factory=dict, description="Spark configuration over conf/spark-defaults.conf, by Spark's own names"
     )
@@ -224,48 +218,48 @@ class SparkSettings(Section):
     )
 
 
-class RaySettings(Section):
+class RaySettings(fields.Section):
     """The Ray cluster. Limits hold within one: two local ones share nothing (docs/contract.md, "Limits")."""
 
-    address: Text | None = Field(default=None, description="Address of a Ray cluster; null starts a local one")
+    address: fields.Text | None = Field(default=None, description="Address of a Ray cluster; null starts a local one")
     runtime_env: dict[str, Any] = Field(
         default_factory=dict, description="Ray's runtime_env of the actors, such as `untold package` prints it"
     )
 
 
-class NightlySettings(Section):
+class NightlySettings(fields.Section):
     """What `untold nightly` does besides what `untold score` does."""
 
-    budget_month: Amount | None = Field(
+    budget_month: fields.Amount | None = Field(
         default=None,
         description="Maximum cost of all starts of a calendar month (UTC), in the currency of the prices",
     )
-    sentinel: PathText | None = Field(
+    sentinel: fields.PathText | None = Field(
         default=None,
         description="File of answers that each night scores anew, so that `untold trend` sees when the judge moves",
     )
 
 
-class TrendSettings(Section):
+class TrendSettings(fields.Section):
     """What `untold trend` takes for a fall."""
 
-    fall: Share = Field(
+    fall: fields.Share = Field(
         default=0.05,
         description="By how much a system's mean or answer rate falls beyond chance, so that `untold trend --alert` "
         "ends with 4",
     )
 
 
-class NotifySettings(Section):
+class NotifySettings(fields.Section):
     """Who is told how a command ended: `score`, `nightly` and `trend --alert` post JSON without any text of samples."""
 
-    url: Address | None = Field(
+    url: fields.Address | None = Field(
         default=None,
         description="Address that gets a JSON message when a run ended or failed",
-        json_schema_extra=AN_ADDRESS,
+        json_schema_extra=fields.AN_ADDRESS,
     )
-    key_env: VariableName | None = Field(
+    key_env: fields.VariableName | None = Field(
         default=None,
         description="Name of the environment variable with the key that signs the message (HMAC SHA-256)",
-        json_schema_extra=A_VARIABLE,
+        json_schema_extra=fields.A_VARIABLE,
     )

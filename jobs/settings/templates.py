@@ -14,21 +14,13 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
 
+from untold.jobs.settings import model
 from untold.jobs.settings.layers import Layer, open_text, read_yaml
-from untold.jobs.settings.model import (
-    STAGE_NAMES,
-    Prompts,
-    Settings,
-    SettingsError,
-    StageSettings,
-    api_for,
-    decoding_for,
-)
 from untold.udfs.schemes import scheme_of
 from untold.udfs.stages.definitions import SUFFIXES
 
 # A value of `prompts`, and the folder of its templates
-PUBLISHED: Prompts = "published"
+PUBLISHED: model.Prompts = "published"
 
 
 @dataclass(frozen=True)
@@ -40,10 +32,10 @@ class Template:
     origin: str
 
 
-def template_of(stage: str, settings: Settings) -> Template:
+def template_of(stage: str, settings: model.Settings) -> Template:
     """The template of a stage under the settings, as `find_template`."""
-    own = settings.stages.get(stage, StageSettings()).prompts
-    return find_template(stage, api_for(settings, stage), settings.prompts_dir, own or settings.prompts)
+    own = settings.stages.get(stage, model.StageSettings()).prompts
+    return find_template(stage, model.api_for(settings, stage), settings.prompts_dir, own or settings.prompts)
 
 
 def stages_that_differ() -> frozenset[str]:
@@ -51,7 +43,7 @@ def stages_that_differ() -> frozenset[str]:
     return frozenset(file.name.split(".")[0] for file in _shipped().joinpath(PUBLISHED).iterdir())
 
 
-def find_template(stage: str, api: str, prompts_dir: str | None, prompts: Prompts = "ours") -> Template:
+def find_template(stage: str, api: str, prompts_dir: str | None, prompts: model.Prompts = "ours") -> Template:
     """The template of a stage: a file of `prompts_dir` in either form, else the shipped one of the wanted form.
 
     Of the shipped ones that with the published duty where `prompts` wants that and the stage has one of its own.
@@ -63,7 +55,7 @@ def find_template(stage: str, api: str, prompts_dir: str | None, prompts: Prompt
     other = "completions" if api == "chat" else "chat"
     if prompts_dir is not None:
         if _kind_of(prompts_dir) != "folder":
-            raise SettingsError(f"prompts_dir: {prompts_dir} is not a folder")
+            raise model.SettingsError(f"prompts_dir: {prompts_dir} is not a folder")
         for form in (api, other):
             file = f"{prompts_dir.rstrip('/')}/{stage}{SUFFIXES[form]}"
             if _kind_of(file) == "file":
@@ -72,7 +64,7 @@ def find_template(stage: str, api: str, prompts_dir: str | None, prompts: Prompt
     places = [f"{PUBLISHED}/{name}", name] if prompts == PUBLISHED else [name]
     place = next((place for place in places if _shipped().joinpath(*place.split("/")).is_file()), None)
     if place is None:
-        raise SettingsError(
+        raise model.SettingsError(
             f"stages.{stage}.api: there is no template {name} for {api}; write one in prompts_dir, or use {other}"
         )
     source = _shipped().joinpath(*place.split("/")).read_text(encoding="utf-8")
@@ -99,7 +91,9 @@ def _read(path: str) -> str:
         with open_text(path) as file:
             return file.read()
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"prompts_dir: {path} cannot be read as UTF-8 text ({type(error).__name__})") from error
+        raise model.SettingsError(
+            f"prompts_dir: {path} cannot be read as UTF-8 text ({type(error).__name__})"
+        ) from error
 
 
 _BY_STAGE = ("temperature", "top_p")
@@ -117,7 +111,7 @@ def profile_layer(name: str) -> Layer:
     return read_yaml(text, f"conf/profiles/{name}.yaml")
 
 
-def explain_profile(settings: Settings, stages: Iterable[str], uses: Callable[[str], bool]) -> str | None:
+def explain_profile(settings: model.Settings, stages: Iterable[str], uses: Callable[[str], bool]) -> str | None:
     """A line that says what of a run is not as its profile has it; None without a profile.
 
     `stages` are those that the run asks, and `uses` says whether its results depend on a setting, by dotted key.
@@ -125,7 +119,7 @@ def explain_profile(settings: Settings, stages: Iterable[str], uses: Callable[[s
     if settings.profile is None:
         return None
     wanted = {one.key: one.value for one in profile_layer(settings.profile).assignments}
-    asked = [name for name in stages if name in STAGE_NAMES]
+    asked = [name for name in stages if name in model.STAGE_NAMES]
     of_all = {"prompts"} if stages_that_differ() & set(asked) else set()
     keys = [key for key in wanted if key.startswith("llm.") or key in of_all or uses(key)]
     changed = [_difference(key, value_of(settings, key), wanted[key]) for key in keys]
@@ -137,7 +131,7 @@ def explain_profile(settings: Settings, stages: Iterable[str], uses: Callable[[s
     )
 
 
-def value_of(settings: Settings, key: str) -> Any:
+def value_of(settings: model.Settings, key: str) -> Any:
     """The value of a setting by its dotted key."""
     return reduce(getattr, key.split("."), settings)
 
@@ -147,9 +141,9 @@ def _difference(key: str, value: Any, wanted: Any) -> str | None:
     return None if given == wanted else f"{key}={json.dumps(given)} (was {json.dumps(wanted)})"
 
 
-def _of_stage(settings: Settings, stage: str, wanted: Mapping[str, Any]) -> Iterator[str | None]:
+def _of_stage(settings: model.Settings, stage: str, wanted: Mapping[str, Any]) -> Iterator[str | None]:
     """What differs for one stage alone: decoding that overrides that of all, and its template."""
-    own, decoding = settings.stages.get(stage), decoding_for(settings, stage)
+    own, decoding = settings.stages.get(stage), model.decoding_for(settings, stage)
     for name in _BY_STAGE:
         if own is not None and name in own.model_fields_set:
             yield _difference(f"stages.{stage}.{name}", getattr(decoding, name), wanted[f"llm.{name}"])

@@ -27,17 +27,7 @@ from untold.jobs.study.label_points import (
     predicted_label,
 )
 from untold.jobs.study.report import AVERAGE, PUBLISHED_CONVENTION, PUBLISHED_SPREADS, with_published
-from untold.udfs.statistics.confusion import (
-    CONVENTIONS,
-    FAILED,
-    LABELS,
-    MEASURES,
-    OUTCOMES,
-    OVERLAP_FIELDS,
-    PREDICTIONS,
-    overlap_batches,
-    under_convention,
-)
+from untold.udfs.statistics import confusion
 from untold.udfs.statistics.intervals import (
     IntArray,
     Interval,
@@ -58,7 +48,7 @@ from untold.udfs.statistics.question_resampling import (
 __all__ = ["DATASETS", "LMR"]
 
 # The order of rows in the table `meta_evaluation`
-ALL_MEASURES = (LMR, STRICT, LAX, *MEASURES, *LABEL_BASELINES)
+ALL_MEASURES = (LMR, STRICT, LAX, *confusion.MEASURES, *LABEL_BASELINES)
 GROUP = ("model", "metric", "convention", "measure")
 COMPARED_UNDER = "mismatch"  # the convention of the table `comparisons`
 # Distinct tables of a question that the driver resamples itself; five answers to a question have at most 4,368
@@ -138,10 +128,11 @@ def count_tables(scores: DataFrame, samples: DataFrame, *, clustered: bool) -> D
     other.
     """
     judged = scores.join(samples.select("sample_id", "query", "label"), on="sample_id", how="inner")
-    outcome = F.when(F.col("failed"), FAILED).otherwise(predicted_label())
+    outcome = F.when(F.col("failed"), confusion.FAILED).otherwise(predicted_label())
     unit = F.coalesce("query", "sample_id") if clustered else F.col("sample_id")
     cells = [
-        F.count_if((F.col("label") == label) & (F.col("outcome") == name)) for label, name in product(LABELS, OUTCOMES)
+        F.count_if((F.col("label") == label) & (F.col("outcome") == name))
+        for label, name in product(confusion.LABELS, confusion.OUTCOMES)
     ]
     tables = judged.withColumn("outcome", outcome).groupBy("model", "metric", unit.alias("unit"))
     return (
@@ -193,7 +184,7 @@ def confusion_table(resampled: Resampled) -> IntArray:
 
     Under `mismatch`, the first convention, which neither drops a row nor makes a label of an undefined score.
     """
-    return under_convention(resampled.table, CONVENTIONS[0])
+    return confusion.under_convention(resampled.table, confusion.CONVENTIONS[0])
 
 
 def point_intervals(
@@ -246,8 +237,8 @@ def table_intervals(tables: Mapping[tuple[str, str], Resampled]) -> dict[Key, Ag
     found: dict[Key, AgreementRows] = {}
     for (model, metric), resampled in tables.items():
         rows = int(resampled.table.sum())
-        for convention, name in product(CONVENTIONS, MEASURES):
-            n = int(under_convention(resampled.table, convention).sum())
+        for convention, name in product(confusion.CONVENTIONS, confusion.MEASURES):
+            n = int(confusion.under_convention(resampled.table, convention).sum())
             found[model, metric, convention, name] = AgreementRows(resampled.interval(convention, name), n, rows - n)
     return found
 
@@ -260,7 +251,7 @@ def agreement_rows(
     What a model has no scores of has no row. value and limits are None where the measure is undefined.
     """
     rows = []
-    for metric, model, convention, measure in product(metrics, models, CONVENTIONS, ALL_MEASURES):
+    for metric, model, convention, measure in product(metrics, models, confusion.CONVENTIONS, ALL_MEASURES):
         owner = (None, None) if measure in LABEL_BASELINES else (model, metric)
         if (model, metric, convention, LMR) in found and (*owner, convention, measure) in found:
             names = {"dataset": dataset, "metric": metric, "model": model, "convention": convention, "measure": measure}
@@ -312,8 +303,8 @@ def confusion_cells(tables: Mapping[tuple[str, str], IntArray]) -> list[dict[str
     return [
         {"model": model, "metric": metric, "label": label, "predicted": predicted, "count": int(table[row, column])}
         for (model, metric), table in sorted(tables.items())
-        for row, label in enumerate(LABELS)
-        for column, predicted in enumerate(PREDICTIONS)
+        for row, label in enumerate(confusion.LABELS)
+        for column, predicted in enumerate(confusion.PREDICTIONS)
     ]
 
 
@@ -326,9 +317,9 @@ def read_rows(counted: DataFrame) -> list[dict[str, Any]]:
 
 def add_overlap(samples: DataFrame) -> DataFrame:
     """sample_id, query, label string, overlap double: what the words of the response cover, `overlap_score`."""
-    fields = samples.sparkSession.createDataFrame(pa.schema(OVERLAP_FIELDS).empty_table()).schema
+    fields = samples.sparkSession.createDataFrame(pa.schema(confusion.OVERLAP_FIELDS).empty_table()).schema
     columns = samples.select("sample_id", "query", "response", "contexts", "label")
-    return columns.mapInArrow(overlap_batches, fields)
+    return columns.mapInArrow(confusion.overlap_batches, fields)
 
 
 def find_points(scores: DataFrame, samples: DataFrame, shares: DataFrame | None, dataset: Dataset) -> DataFrame:
@@ -342,7 +333,7 @@ def find_points(scores: DataFrame, samples: DataFrame, shares: DataFrame | None,
         return points
     counts = {row["label"]: row["count"] for row in samples.groupBy("label").count().collect()}
     # Ties go to the first label
-    constant = max(LABELS, key=lambda label: counts.get(label, 0))
+    constant = max(confusion.LABELS, key=lambda label: counts.get(label, 0))
     return points.unionByName(baseline_points(samples, constant))
 
 

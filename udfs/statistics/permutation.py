@@ -13,19 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import chdtri, stdtr
 
-from untold.udfs.statistics.intervals import (
-    CELLS_IN_MEMORY,
-    MAX_CELLS,
-    SAME,
-    Cells,
-    FloatArray,
-    Interval,
-    clustered_bca_interval,
-    cut_cells,
-    joint_bca_interval,
-    mean_of_counts,
-    sort_counts,
-)
+from untold.udfs.statistics import intervals
 
 # Sums, sizes and counts of questions, of one length
 Clusters = tuple[ArrayLike, ArrayLike, ArrayLike]
@@ -60,18 +48,24 @@ def paired_permutation_test(
     """
     if resamples < 1:
         raise ValueError(f"resamples must be at least 1, not {resamples}")
-    distinct, rows = sort_counts(differences, counts)
-    difference = mean_of_counts(distinct, rows)
+    distinct, rows = intervals.sort_counts(differences, counts)
+    difference = intervals.mean_of_counts(distinct, rows)
     if difference is None:
         return PairedTest(0, None, None)
     n = int(rows.sum())
     if not distinct.any():
         return PairedTest(n, difference, 1.0)
-    sizes, alike = sort_counts(np.abs(distinct), np.where(distinct == 0, 0, rows))
+    sizes, alike = intervals.sort_counts(np.abs(distinct), np.where(distinct == 0, 0, rows))
     exact = n < resamples.bit_length()  # 2 ** n <= resamples
-    null = _every_sum(np.repeat(sizes, alike)) if exact else _drawn_sums(cut_cells(sizes, alike), resamples, seed)
+    null = (
+        _every_sum(np.repeat(sizes, alike))
+        if exact
+        else _drawn_sums(intervals.cut_cells(sizes, alike), resamples, seed)
+    )
     # The null distribution is symmetric: with the observed sum taken as positive, swapped systems have one p-value.
-    p_value = _two_sided(null, abs(math.fsum(distinct * rows)), SAME * math.fsum(sizes * alike), adjustment=1 - exact)
+    p_value = _two_sided(
+        null, abs(math.fsum(distinct * rows)), intervals.SAME * math.fsum(sizes * alike), adjustment=1 - exact
+    )
     return PairedTest(n, difference, p_value)
 
 
@@ -110,10 +104,10 @@ def unpaired_permutation_test(first: Clusters, second: Clusters, *, seed: int, r
     deviations = sums - sizes * (math.fsum(sums * counts) / sum(samples))
     observed = math.fsum((deviations * counts)[own])
     difference = observed * (1 / samples[0] + 1 / samples[1])
-    tie = SAME * math.fsum(np.abs(sums) * counts)
+    tie = intervals.SAME * math.fsum(np.abs(sums) * counts)
     if np.abs(deviations).max() <= tie:
         return PairedTest(sum(samples), difference, 1.0)
-    cells = cut_cells(*sort_counts(deviations, counts))
+    cells = intervals.cut_cells(*intervals.sort_counts(deviations, counts))
     null = _drawn_groups(cells, int(counts[own].sum()), resamples, seed)
     return PairedTest(sum(samples), difference, _two_sided(null, observed, tie, adjustment=1))
 
@@ -149,7 +143,7 @@ def adjust_p_values(p_values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-def _every_sum(sizes: FloatArray) -> FloatArray:
+def _every_sum(sizes: intervals.FloatArray) -> intervals.FloatArray:
     """The sums under every choice of signs: float64[2 ** n]."""
     sums = np.zeros(1)
     for size in sizes:
@@ -157,12 +151,12 @@ def _every_sum(sizes: FloatArray) -> FloatArray:
     return sums
 
 
-def _drawn_sums(cells: Cells, resamples: int, seed: int) -> FloatArray:
+def _drawn_sums(cells: intervals.Cells, resamples: int, seed: int) -> intervals.FloatArray:
     """The sums under random signs: float64[resamples]."""
     random = np.random.default_rng(seed)
     sums = np.empty(resamples)
     sizes = np.hypot(cells.means, np.sqrt(cells.variances))
-    step = max(1, CELLS_IN_MEMORY // cells.counts.size)
+    step = max(1, intervals.CELLS_IN_MEMORY // cells.counts.size)
     for start in range(0, resamples, step):
         part = slice(start, min(start + step, resamples))
         positive = random.binomial(cells.counts, 0.5, size=(part.stop - part.start, cells.counts.size))
@@ -170,11 +164,11 @@ def _drawn_sums(cells: Cells, resamples: int, seed: int) -> FloatArray:
     return sums
 
 
-def _drawn_groups(cells: Cells, size: int, resamples: int, seed: int) -> FloatArray:
+def _drawn_groups(cells: intervals.Cells, size: int, resamples: int, seed: int) -> intervals.FloatArray:
     """The sums of random groups of so many questions: float64[resamples]."""
     random = np.random.default_rng(seed)
     sums = np.empty(resamples)
-    step = max(1, CELLS_IN_MEMORY // cells.counts.size)
+    step = max(1, intervals.CELLS_IN_MEMORY // cells.counts.size)
     for start in range(0, resamples, step):
         part = slice(start, min(start + step, resamples))
         drawn = random.multivariate_hypergeometric(cells.counts, size, part.stop - part.start, method="marginals")
@@ -182,7 +176,7 @@ def _drawn_groups(cells: Cells, size: int, resamples: int, seed: int) -> FloatAr
     return sums
 
 
-def _two_sided(null: FloatArray, observed: float, tie: float, *, adjustment: int) -> float:
+def _two_sided(null: intervals.FloatArray, observed: float, tie: float, *, adjustment: int) -> float:
     """Sums within `tie` of the observed one equal it, whatever their last bits."""
     larger = np.count_nonzero(null >= observed - tie)
     smaller = np.count_nonzero(null <= observed + tie)
@@ -215,7 +209,7 @@ def find_shifts(means: ArrayLike, errors: ArrayLike, *, points: int) -> list[int
 
     seen = NORMAL_MAD * float(np.median(steps))
     expected = float(np.median(np.asarray(errors, dtype=np.float64)))
-    noise = max(seen, expected, SAME * float(steps.max())) / np.sqrt(2)
+    noise = max(seen, expected, intervals.SAME * float(steps.max())) / np.sqrt(2)
     # The linear kernel has the cost of squared distances, by PELT in C
     search = KernelCPD(kernel="linear", min_size=LEAST).fit(values / noise)
     return [int(place) for place in search.predict(pen=float(chdtri(1, CHANCE / points)))[:-1]]
@@ -269,14 +263,14 @@ class Change:
         return PairedTest(test.n, test.difference, min(test.p_value, tail))
 
 
-def interval_of(*changes: Change, seed: int) -> Interval:
+def interval_of(*changes: Change, seed: int) -> intervals.Interval:
     """The sum of independent changes with its BCa interval: of a change and another one negated their difference."""
     parts = [part for change in changes for part in change.parts]
     draws = resamples_for(*parts)
     if len(parts) == 1:
-        return clustered_bca_interval(*parts[0], seed=seed, resamples=draws)
-    mean = joint_bca_interval(parts, seed=seed, resamples=draws)
-    return Interval(*(None if one is None else one * len(parts) for one in (mean.mean, mean.low, mean.high)))
+        return intervals.clustered_bca_interval(*parts[0], seed=seed, resamples=draws)
+    mean = intervals.joint_bca_interval(parts, seed=seed, resamples=draws)
+    return intervals.Interval(*(None if one is None else one * len(parts) for one in (mean.mean, mean.low, mean.high)))
 
 
 def resamples_for(*parts: Clusters) -> int:
@@ -285,7 +279,7 @@ def resamples_for(*parts: Clusters) -> int:
     >>> resamples_for(([0.5], [1], [12]))
     10000
     """
-    return 2_000 if any(np.size(counts) > MAX_CELLS for _, _, counts in parts) else 10_000
+    return 2_000 if any(np.size(counts) > intervals.MAX_CELLS for _, _, counts in parts) else 10_000
 
 
 def p_of_error(difference: float, error: float, freedom: int) -> float:
