@@ -1,4 +1,7 @@
-"""What a text of any script is made of: its canonical signs, its words and tokens, and where its sentences end."""
+"""What a text of any script is made of: its canonical signs, its words and tokens, and where its sentences end.
+
+Two statements say the same words whatever their order: a change of meaning rarely leaves these in place.
+"""
 
 from __future__ import annotations
 

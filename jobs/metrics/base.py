@@ -44,7 +44,7 @@ class Tools(Protocol):
         """
 
     def contexts(self) -> DataFrame:
-        """What `jobs.metrics.contexts` gives: the contexts, condensed where the settings say so. Asked once a run."""
+        """What `jobs.metrics.summaries` gives: the contexts, condensed where the settings say so. Asked once a run."""
 
     def retrieve(self, rows: DataFrame, k: int | None = None) -> DataFrame:
         """Looks queries up as `knowledge.*` says: the columns of `rows`, and those of a hit, a row a hit.
@@ -78,7 +78,7 @@ class Assumptions:
     results: Mapping[str, Mapping[str, Column]]
     # Stages that may be asked less than is counted, as under nli.skip_implied, where answers say what is implied
     at_most: frozenset[str] = frozenset()
-    # From the figures of its stages to what `results` are in the mean (`untold.jobs.metrics.contexts`); without, these
+    # From the figures of its stages to what `results` are in the mean (`untold.jobs.metrics.summaries`); without, these
     # are what is expected too
     likely: Callable[[Mapping[str, Figures]], Mapping[str, Mapping[str, Column]]] | None = None
 

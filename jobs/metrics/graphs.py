@@ -16,7 +16,7 @@ from untold.graph.distributed import Condensed
 from untold.graph.views import CONTRADICTIONS
 from untold.jobs.asking.results import failure_rows, is_unasked
 from untold.jobs.metrics.base import Bounds, Tables, Tools, measure_rows, score_columns, status_of
-from untold.jobs.metrics.contexts import MARK, is_ready
+from untold.jobs.metrics.summaries import MARK, is_ready
 from untold.udfs.facts.nodes import ANSWER_FORM
 
 NUMBER, COVERAGE, ONE_SIDED = "conflicts", "conflict_coverage", "one_sided"

@@ -2,6 +2,7 @@
 
 A claim is asked about once, however many samples state it: it is known by its text's hash (`claim_key`) and by its
 `owner`, the sample where chunks are of the sample's own contexts, and nobody where all samples share what is looked in.
+A text grounds a claim by pairs or lists of a model, or by a classifier (methods, section 10).
 """
 
 from __future__ import annotations

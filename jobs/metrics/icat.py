@@ -13,11 +13,11 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import failure_rows, has_failed, incomplete_samples, is_unasked, leave_complete
 from untold.jobs.metrics import base, grounded_claims
-from untold.jobs.metrics.contexts import MARK, Likely, made_up, numbers, size_of_things, tokens_of, value_of, whole
 from untold.jobs.metrics.graphs import LONGEST_ATOM, different_texts
 from untold.jobs.metrics.judging import CLASSIFY_LISTS
 from untold.jobs.metrics.sample_lines import ClaimView
 from untold.jobs.metrics.settings import IcatSettings
+from untold.jobs.metrics.summaries import MARK, Likely, made_up, numbers, size_of_things, tokens_of, value_of, whole
 from untold.jobs.run.output import absolute
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings

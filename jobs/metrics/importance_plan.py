@@ -8,8 +8,13 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from untold.jobs.metrics.base import Assumptions
-from untold.jobs.metrics.contexts import STAGE as SUMMARISE
-from untold.jobs.metrics.contexts import (
+from untold.jobs.metrics.graphs import different_texts
+from untold.jobs.metrics.grounded_claims import ENTAILMENT
+from untold.jobs.metrics.judging import CLASSIFY_LISTS
+from untold.jobs.metrics.reference_facts import EXTRACT as EXTRACT_FACTS
+from untold.jobs.metrics.reference_facts import RATE, RELATE
+from untold.jobs.metrics.summaries import STAGE as SUMMARISE
+from untold.jobs.metrics.summaries import (
     Likely,
     all_highest,
     assumed_summaries,
@@ -20,11 +25,6 @@ from untold.jobs.metrics.contexts import (
     value_of,
     whole,
 )
-from untold.jobs.metrics.graphs import different_texts
-from untold.jobs.metrics.grounded_claims import ENTAILMENT
-from untold.jobs.metrics.judging import CLASSIFY_LISTS
-from untold.jobs.metrics.reference_facts import EXTRACT as EXTRACT_FACTS
-from untold.jobs.metrics.reference_facts import RATE, RELATE
 from untold.jobs.metrics.verified_claims import VERIFY, verifying_stage
 from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.retrieval.sources import assumed_results

@@ -1,6 +1,8 @@
 """How relations are had: pairs all at once or in waves, or lists of a premise's hypotheses; before that, a classifier.
 
 What nli asks belongs to owners: distinct sets of context atoms, and samples (`jobs.metrics.nli.add_owners`).
+Lists hold one text and those that it is compared with. Audits count what a filter or a classifier of pairs missed, and
+correct scores by it.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from untold.graph.condensation import FIRST_CONTEXTS, OTHER_CONTEXTS, OTHER_RESPONSES, RESPONSE_ENDS, choose_by_wave
 from untold.graph.distributed import Condensed
-from untold.graph.waves import FIRST_CONTEXTS, OTHER_CONTEXTS, OTHER_RESPONSES, RESPONSE_ENDS, choose_by_wave
 from untold.jobs.asking.requests import Lists, Pairs
 from untold.jobs.asking.results import has_failed, is_unasked
 from untold.jobs.asking.store import is_transient
@@ -219,7 +221,7 @@ def _again(owners: DataFrame, pairs: DataFrame, tools: Tools) -> DataFrame:
 
 
 def _judge_in_waves(owners: DataFrame, tools: Tools, settings: NliSettings, vectors: DataFrame | None) -> DataFrame:
-    """In three waves, each of which leaves out what the earlier ones imply (`untold.graph.waves`)."""
+    """In three waves, each of which leaves out what the earlier ones imply (`untold.graph.condensation`)."""
     of_contexts = partial(_owners_of_contexts, owners)
     of_responses = partial(_owners_of_responses, owners)
 
@@ -266,7 +268,7 @@ def _owners_of_contexts(owners: DataFrame, part: str) -> DataFrame:
     """One owner a distinct set of context atoms: the input of `generate_pairs`.
 
     Any sample's texts will do, for the key of a set is made from its texts. `first` and `known` are null where nothing
-    is known yet (`untold.graph.waves.choose_by_wave`).
+    is known yet (`untold.graph.condensation.choose_by_wave`).
     """
     texts = F.slice("texts", F.lit(1), F.col("contexts").cast("int"))
     return (

@@ -2,6 +2,7 @@
 
 Each reference is held against the few of the response's facts that are nearest: by words first, and where none of these
 entails it by vectors.
+A plan assumes as many facts as texts can have, and none that is covered.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from pyspark.sql import functions as F
 from untold.jobs.asking.requests import Rows
 from untold.jobs.asking.results import failure_rows, has_failed, incomplete_samples, is_unasked
 from untold.jobs.metrics import base
-from untold.jobs.metrics.contexts import MARK, Likely, made_up, size_of_things, tokens_of, value_of, whole
 from untold.jobs.metrics.graphs import different_texts
 from untold.jobs.metrics.grounded_claims import claim_id, covered_statements
 from untold.jobs.metrics.reference_facts import without_unwanted
 from untold.jobs.metrics.sample_lines import ReferenceView
 from untold.jobs.metrics.settings import LongrecallSettings
+from untold.jobs.metrics.summaries import MARK, Likely, made_up, size_of_things, tokens_of, value_of, whole
 from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.retrieval.sources import assumed_results
 from untold.jobs.run.session import spark_schema

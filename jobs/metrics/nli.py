@@ -13,24 +13,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import incomplete_samples, leave_complete
-from untold.jobs.metrics import graphs, judging
+from untold.jobs.metrics import graphs, judging, summaries
 from untold.jobs.metrics.base import Assumptions, Bounds, Metric, Tables, Tools
-from untold.jobs.metrics.contexts import (
-    MARK,
-    Likely,
-    assumed_summaries,
-    gather_contexts,
-    likely_ratings,
-    likely_summaries,
-    made_up,
-    rewritten,
-    size_of_things,
-    stages_with_contexts,
-    tokens_of,
-    value_of,
-    whole,
-)
-from untold.jobs.metrics.contexts import STAGE as SUMMARISE
 from untold.jobs.metrics.graphs import GRAPH_TABLES, Judged, conclude, different_texts, graph_nodes, in_order, passages
 from untold.jobs.metrics.settings import NliSettings
 from untold.jobs.retrieval.sources import STAGE as EMBED
@@ -49,7 +33,7 @@ WORDS_OF_AN_ATOM = 2
 
 def stages(settings: Settings) -> tuple[str, ...]:
     """The stages that the metric asks, in order."""
-    return stages_with_contexts(settings, EXTRACT, REVISE, RATE, *judging.stages_of(settings.nli))
+    return summaries.stages_with_contexts(settings, EXTRACT, REVISE, RATE, *judging.stages_of(settings.nli))
 
 
 def assume(settings: Settings) -> Assumptions:
@@ -61,9 +45,9 @@ def assume(settings: Settings) -> Assumptions:
     unit_type = F.lit(settings.nli.unit_types[0]).alias("unit_type")
     atoms = F.transform(different_texts(WORDS_OF_AN_ATOM), lambda text: F.struct(text.alias("text"), unit_type))
     results = {
-        **assumed_summaries(),
+        **summaries.assumed_summaries(),
         EXTRACT: {"atoms": atoms},
-        REVISE: {"atoms": F.transform("statements", lambda text: F.concat(text, F.lit(MARK)))},
+        REVISE: {"atoms": F.transform("statements", lambda text: F.concat(text, F.lit(summaries.MARK)))},
         RATE: {"ratings": F.transform("statements", lambda _: F.lit(5.0)), "weighted": F.lit(True)},
         **_judged(),
     }
@@ -85,21 +69,21 @@ def _judged() -> dict[str, Mapping[str, Column]]:
     }
 
 
-def _likely(settings: Settings, figures: Likely) -> dict[str, Mapping[str, Column]]:
+def _likely(settings: Settings, figures: summaries.Likely) -> dict[str, Mapping[str, Column]]:
     """As many atoms as the figures have of a text, of which as many are relevant."""
     unit_type = F.lit(settings.nli.unit_types[0]).alias("unit_type")
-    of_text, of_both = tokens_of("text"), tokens_of("text", "statements")
-    count = whole(value_of(figures[EXTRACT].things, of_text), "text")
-    texts = made_up(count, size_of_things(figures[EXTRACT], of_text), "text")
+    of_text, of_both = summaries.tokens_of("text"), summaries.tokens_of("text", "statements")
+    count = summaries.whole(summaries.value_of(figures[EXTRACT].things, of_text), "text")
+    texts = summaries.made_up(count, summaries.size_of_things(figures[EXTRACT], of_text), "text")
     # What has statements to revise has some after it; equal ones of several texts are one node, here of one text alone
-    nodes = value_of(figures[REVISE].things, of_both) * figures[REVISE].distinct
-    revised = F.greatest(whole(nodes, "text", "statements"), F.lit(1))
+    nodes = summaries.value_of(figures[REVISE].things, of_both) * figures[REVISE].distinct
+    revised = F.greatest(summaries.whole(nodes, "text", "statements"), F.lit(1))
     passing = figures[RATE].passing(settings.thresholds.relevance)
     return {
-        **likely_summaries(figures),
+        **summaries.likely_summaries(figures),
         EXTRACT: {"atoms": F.transform(texts, lambda text: F.struct(text.alias("text"), unit_type))},
-        REVISE: {"atoms": rewritten("statements", revised)},
-        RATE: {"ratings": likely_ratings("statements", passing), "weighted": F.lit(True)},
+        REVISE: {"atoms": summaries.rewritten("statements", revised)},
+        RATE: {"ratings": summaries.likely_ratings("statements", passing), "weighted": F.lit(True)},
         **_judged(),
     }
 
@@ -111,7 +95,7 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     of what follows and gets its status from `incomplete`; a relation that failed leaves a score with bounds.
     """
     contexts = tools.contexts()
-    prepared = gather_contexts(contexts)
+    prepared = summaries.gather_contexts(contexts)
     texts = passages(samples, prepared)
     extracted = tools.ask(EXTRACT, texts, carry=("sample_id", "query", "position", "context_id", "text"))
     to_revise = _statements_to_revise(extracted, settings.nli.unit_types)
@@ -124,7 +108,7 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     relations = tools.keep(_relations_of_samples(owners, judged), "relations")
     graphs = _graphs(atoms, owners, relations)
     condensed = tools.condense(*graphs)
-    asked = {SUMMARISE: contexts, EXTRACT: extracted, REVISE: revised, RATE: rated}
+    asked = {summaries.STAGE: contexts, EXTRACT: extracted, REVISE: revised, RATE: rated}
     asked[judging.stage_of(settings.nli)] = relations
     found = Judged(prepared, incomplete, owners, atoms, relations, condensed, asked)
     tables = conclude(NAME, samples, found, tools)

@@ -1,5 +1,7 @@
 """Nuggets (Pradeep et al. 2025, AutoNuggetizer; docs/methods.md, section 17): what an answer should state, which of it
 is vital, and how much of it the response supports.
+
+Labels are asked for ten nuggets a request; what a completion leaves open is asked again as relations of lists are.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import failure_rows, has_failed, is_unasked
 from untold.jobs.asking.store import is_transient
-from untold.jobs.metrics import base, contexts, reference_facts
+from untold.jobs.metrics import base, reference_facts, summaries
 from untold.jobs.metrics.graphs import LONGEST_ATOM
 from untold.jobs.metrics.grounded_claims import covered_statements
 from untold.jobs.metrics.sample_lines import NuggetView
@@ -81,7 +83,7 @@ _NUGGET = "array<struct<reference_id: string, text: string, importance: string, 
 def stages(settings: Settings) -> tuple[str, ...]:
     """The stages that the metric may ask, in order. Given nuggets need no stage before the last two."""
     own = (CREATE, RATE, ASSIGN)
-    return contexts.stages_with_contexts(settings, *own) if settings.knowledge.source == "contexts" else own
+    return summaries.stages_with_contexts(settings, *own) if settings.knowledge.source == "contexts" else own
 
 
 def needs(settings: Settings) -> tuple[str, ...]:
@@ -101,9 +103,9 @@ def assume(settings: Settings) -> base.Assumptions:
     """As many nuggets as there may be, all vital, and a clear label for each."""
     query = F.substring("query", 1, LONGEST_ATOM)
     most = F.transform(
-        contexts.numbers(F.lit(settings.nuggets.most)), lambda number: F.concat(number, F.lit(contexts.MARK), query)
+        summaries.numbers(F.lit(settings.nuggets.most)), lambda number: F.concat(number, F.lit(summaries.MARK), query)
     )
-    results = {**contexts.assumed_summaries(), CREATE: {"nuggets": most}, **_labelled()}
+    results = {**summaries.assumed_summaries(), CREATE: {"nuggets": most}, **_labelled()}
     return base.Assumptions(
         settings, {name: results[name] for name in stages(settings)}, likely=partial(_likely, settings)
     )
@@ -120,14 +122,14 @@ def _all(label: str) -> Column:
     return F.transform("nuggets", lambda _: F.lit(label))
 
 
-def _likely(settings: Settings, figures: contexts.Likely) -> dict[str, Mapping[str, Column]]:
+def _likely(settings: Settings, figures: summaries.Likely) -> dict[str, Mapping[str, Column]]:
     """As many nuggets as the figures have."""
-    tokens = contexts.tokens_of("query", "texts")
+    tokens = summaries.tokens_of("query", "texts")
     count = F.least(
-        contexts.whole(contexts.value_of(figures[CREATE].things, tokens), "query"), F.lit(settings.nuggets.most)
+        summaries.whole(summaries.value_of(figures[CREATE].things, tokens), "query"), F.lit(settings.nuggets.most)
     )
-    created = contexts.made_up(count, contexts.size_of_things(figures[CREATE], tokens), "query")
-    return {**contexts.likely_summaries(figures), CREATE: {"nuggets": created}, **_labelled()}
+    created = summaries.made_up(count, summaries.size_of_things(figures[CREATE], tokens), "query")
+    return {**summaries.likely_summaries(figures), CREATE: {"nuggets": created}, **_labelled()}
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Q&A comprehensiveness (Dejl et al. 2025; docs/methods.md, sections 3 and 5): questions, answers, their fact graph.
 
 `nodes` are numbers within a sample: the answers with a context source first. An answer belongs to one question.
+Answers to one question are compared in pairs, or an answer with a list of others.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from untold.jobs.asking.requests import Rows
 from untold.jobs.asking.results import incomplete_samples, leave_complete
 from untold.jobs.metrics import graphs
 from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
-from untold.jobs.metrics.contexts import (
+from untold.jobs.metrics.judging import LIST, ask_in_lists, cut_in_lists, listed_pairs, texts_of_items
+from untold.jobs.metrics.settings import QaSettings
+from untold.jobs.metrics.summaries import (
     MARK,
     Likely,
     all_highest,
@@ -30,9 +33,7 @@ from untold.jobs.metrics.contexts import (
     value_of,
     whole,
 )
-from untold.jobs.metrics.contexts import STAGE as SUMMARISE
-from untold.jobs.metrics.judging import LIST, ask_in_lists, cut_in_lists, listed_pairs, texts_of_items
-from untold.jobs.metrics.settings import QaSettings
+from untold.jobs.metrics.summaries import STAGE as SUMMARISE
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.answers import PAIRS, SAMPLE_QUESTIONS, gather_answers, gather_questions, pair_answers

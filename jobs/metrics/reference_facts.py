@@ -17,9 +17,9 @@ from untold.graph.condensation import condense_batches
 from untold.jobs.asking.requests import Rows
 from untold.jobs.asking.results import failure_rows, has_failed, incomplete_samples
 from untold.jobs.metrics.base import Tools
-from untold.jobs.metrics.contexts import STAGE as SUMMARISE
-from untold.jobs.metrics.contexts import summarise_contexts
 from untold.jobs.metrics.grounded_claims import chunk_name
+from untold.jobs.metrics.summaries import STAGE as SUMMARISE
+from untold.jobs.metrics.summaries import summarise_contexts
 from untold.jobs.retrieval.sources import OUTCOME
 from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.run.session import spark_schema

@@ -19,8 +19,8 @@ from untold.jobs.asking.turns import Turns
 from untold.jobs.inputs.drawing import Draw
 from untold.jobs.metrics.base import Metric, Tables, score_columns, unknown_measures
 from untold.jobs.metrics.condensing import Condenser
-from untold.jobs.metrics.contexts import STAGE as SUMMARISE
-from untold.jobs.metrics.contexts import summarise_contexts
+from untold.jobs.metrics.summaries import STAGE as SUMMARISE
+from untold.jobs.metrics.summaries import summarise_contexts
 from untold.jobs.run.output import with_added
 from untold.jobs.run.session import is_connect, spark_schema
 from untold.jobs.settings.model import LlmSettings, Settings, delivery_for

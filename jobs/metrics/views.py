@@ -1,4 +1,7 @@
-"""How `untold show` presents a sample: the lines that all metrics share, and what a metric adds to them."""
+"""How `untold show` presents a sample: the lines that all metrics share, and what a metric adds to them.
+
+Among these are the sentences of contexts that state a statement.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One layer of settings at a time: a YAML file, the environment, `--set`; every key and problem with its origin."""
+"""One layer of settings at a time: a YAML file, the environment, `--set`; every key and problem with its origin.
+
+YAML is read as version 1.2 within bounds: no small text stands for more than settings could be.
+"""
 
 from __future__ import annotations
 

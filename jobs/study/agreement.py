@@ -1,4 +1,7 @@
-"""How far scores agree with people, from counts of points: means, intervals, and metrics compared; methods, 6 and 7."""
+"""How far scores agree with people, from counts of points: means, intervals, and metrics compared; methods, 6 and 7.
+
+Averages over data sets, and their spread over models, are rows of several meta-evaluations in, rows out.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +30,7 @@ from untold.jobs.study.label_points import (
     predicted_label,
 )
 from untold.jobs.study.report import AVERAGE, PUBLISHED_CONVENTION, PUBLISHED_SPREADS, with_published
-from untold.udfs.statistics import confusion
-from untold.udfs.statistics.intervals import (
-    IntArray,
-    Interval,
-    bca_interval,
-    clustered_bca_interval,
-    joint_bca_interval,
-)
+from untold.udfs.statistics import confusion, intervals
 from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
 from untold.udfs.statistics.question_resampling import (
     SHAPE,
@@ -61,7 +57,7 @@ Key = tuple[str | None, str | None, str, str]
 class AgreementRows:
     """A measure with its interval, over how many units, and how many comparisons it leaves out."""
 
-    interval: Interval
+    interval: intervals.Interval
     n: int
     left_out: int = 0
 
@@ -179,7 +175,7 @@ def _resample_in_spark(counted: DataFrame, seed: int) -> Resampled:
     return join_sums((row.asDict() for row in parts), np.array(table).reshape(SHAPE), questions)
 
 
-def confusion_table(resampled: Resampled) -> IntArray:
+def confusion_table(resampled: Resampled) -> intervals.IntArray:
     """int64[3, 4], labels by predictions; failed scores are undefined.
 
     Under `mismatch`, the first convention, which neither drops a row nor makes a label of an undefined score.
@@ -205,10 +201,10 @@ def _interval(rows: Sequence[Mapping[str, Any]], scale: int, seed: int) -> Agree
     sums, sizes, counts = unit_counts(rows, scale)
     left_out = sum(row["left_out"] for row in rows)
     if max(sizes) > 1:
-        interval = clustered_bca_interval(sums, sizes, counts, seed=seed)
+        interval = intervals.clustered_bca_interval(sums, sizes, counts, seed=seed)
     else:
         # sizes are 0 or 1 here: a unit without points has no weight
-        interval = bca_interval(sums, np.multiply(sizes, counts), seed=seed)
+        interval = intervals.bca_interval(sums, np.multiply(sizes, counts), seed=seed)
     return AgreementRows(interval, int(np.dot(sizes, counts)), left_out)
 
 
@@ -298,7 +294,7 @@ def compare_metrics(
     ]
 
 
-def confusion_cells(tables: Mapping[tuple[str, str], IntArray]) -> list[dict[str, Any]]:
+def confusion_cells(tables: Mapping[tuple[str, str], intervals.IntArray]) -> list[dict[str, Any]]:
     """The confusion tables as rows, for readers of the manifest: model, metric, label, predicted, count."""
     return [
         {"model": model, "metric": metric, "label": label, "predicted": predicted, "count": int(table[row, column])}
@@ -397,7 +393,7 @@ def _average(owner: Owner, sets: Sequence[Sequence[Row]], seed: int) -> dict[str
 
     n and left_out are sums over the data sets. The interval resamples each data set by itself, as they are independent.
     """
-    interval = joint_bca_interval([unit_counts(rows, rows[0]["scale"]) for rows in sets], seed=seed)
+    interval = intervals.joint_bca_interval([unit_counts(rows, rows[0]["scale"]) for rows in sets], seed=seed)
     return {
         "dataset": AVERAGE,
         **dict(zip(("metric", "model", "convention"), owner, strict=True)),

@@ -97,7 +97,7 @@ def evaluation_rows(
 ) -> list[Row]:
     """The rows of the table `meta_evaluation`: by metric and model correlations and covered items, baselines, kappa.
 
-    rows: of the table `coverage`; more: rows of single items (`jobs.study.itemwise`) and of models, which come last.
+    rows: of the table `coverage`; more: rows of single items and of models, which come last.
     With `clustered`, intervals resample queries, and correlations stand by query too:
     of the means of each query's samples.
     """

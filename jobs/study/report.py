@@ -1,4 +1,7 @@
-"""The report of a meta-evaluation: its tables as Markdown, and the figure. Rows in, text and bytes out."""
+"""The report of a meta-evaluation: its tables as Markdown, and the figure. Rows in, text and bytes out.
+
+Its sections, tables and numbers in Markdown serve the reports of other studies too.
+"""
 
 from __future__ import annotations
 

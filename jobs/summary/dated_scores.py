@@ -1,4 +1,7 @@
-"""Scores by date on one machine: a row a scored sample in DuckDB, beyond memory on disk, counted by SQL."""
+"""Scores by date on one machine: a row a scored sample in DuckDB, beyond memory on disk, counted by SQL.
+
+Columns of the tables of a trend are only ever added, and are nullable.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The sums that a mean over all samples is estimated from, of what only a part was judged by (methods, section 8).
 
 DuckDB sums both runs up by query in one pass over their scores; what is left is a few sums by system.
+Proxies need no judge: scores of a file, and how far responses share words or vectors with what they rest on.
 """
 
 from __future__ import annotations

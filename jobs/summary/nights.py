@@ -1,4 +1,7 @@
-"""Outputs of many dates side by side: what each found and cost, and from which date on figures are of another kind."""
+"""Outputs of many dates side by side: what each found and cost, and from which date on figures are of another kind.
+
+Figures of a run are also written as Prometheus and OpenMetrics read them (`--metrics-file`).
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Methods, section 17. An assignment that was lost is unjudged: values are over the rest, and bounds over every way it
 could come out.
+Nuggets by topic are read as nuggetizer writes them: JSON Lines of qid, query and nuggets (text, importance,
+assignment).
 """
 
 from __future__ import annotations

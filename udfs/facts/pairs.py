@@ -3,6 +3,7 @@
 2 * R * C + C * (C - 1) ordered pairs a sample (methods, section 2): response -> context, context -> response and
 context -> context, never response -> response. Those of contexts alone belong to a distinct set of context atoms and
 are made once for it, however many samples share it.
+A sieve takes pairs for neutral without a judgement; a few of these are judged all the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What searches an index on Spark's workers: a task is a shard, its hits are merged by query, and then read."""
+"""What searches an index on Spark's workers: a task is a shard, its hits are merged by query, and then read.
+
+A sample's own contexts are searched too: a few chunks, all compared, a sample at a time.
+"""
 
 from __future__ import annotations
 

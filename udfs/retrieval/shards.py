@@ -5,6 +5,8 @@ SHARD/places.arrow     for each chunk its id, the number of its text, its length
 SHARD/dense.faiss      one vector a distinct text, by number
 SHARD/terms.arrow      postings (`untold.udfs.retrieval.terms.POSTINGS`); mapped
 SHARD/shard.json       what the others have to be: counts, and each file's size and digest; written last
+
+Shards on a local disk are read as they are, others by way of a copy on this machine.
 """
 
 from __future__ import annotations

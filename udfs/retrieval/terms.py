@@ -2,6 +2,7 @@
 
 Robertson and Zaragoza 2009 in the form of Lucene (Kamphuis et al. 2020): a term weighs
 ln(1 + (N - df + .5) / (df + .5)) * tf / (tf + k1 * (1 - b + b * length / mean length)), summed over the query's tokens.
+Tokens are words without case, no stop words, no stems. Hits of several shards, or of two retrievers, become one list.
 """
 
 from __future__ import annotations

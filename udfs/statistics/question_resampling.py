@@ -13,15 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike
 
-from untold.udfs.statistics.confusion import (
-    CONVENTIONS,
-    MEASURES,
-    OUTCOMES,
-    Measure,
-    resampled_interval,
-    under_convention,
-)
-from untold.udfs.statistics.confusion import LABELS as ROWS
+from untold.udfs.statistics import confusion
 from untold.udfs.statistics.intervals import (
     CELLS_IN_MEMORY,
     SAME,
@@ -131,13 +123,13 @@ def _resampled(statistic: Statistic, rows: IntArray, alike: IntArray, resamples:
     return np.concatenate(found)
 
 
-SHAPE = (len(ROWS), len(OUTCOMES))
-CELLS = len(ROWS) * len(OUTCOMES)
+SHAPE = (len(confusion.LABELS), len(confusion.OUTCOMES))
+CELLS = len(confusion.LABELS) * len(confusion.OUTCOMES)
 RESAMPLES = 10_000  # methods, section 7
 # What every measure needs of the questions left out one at a time: the sums of three powers of its change
 POWERS = (1, 2, 3)
 SUMS_FIELDS = (("drawn", pa.binary()), ("powers", pa.list_(pa.float64())))
-FORMS = tuple(product(CONVENTIONS, MEASURES))
+FORMS = tuple(product(confusion.CONVENTIONS, confusion.MEASURES))
 Form = tuple[str, str]
 
 
@@ -154,10 +146,10 @@ class Resampled:
 
     def interval(self, convention: str, measure: str, *, confidence: float = 0.95) -> Interval:
         """The measure under the convention, and its BCa interval; degenerate as `table_interval`."""
-        return resampled_interval(
-            MEASURES[measure],
-            under_convention(self.table, convention),
-            partial(under_convention, self.drawn, convention),
+        return confusion.resampled_interval(
+            confusion.MEASURES[measure],
+            confusion.under_convention(self.table, convention),
+            partial(confusion.under_convention, self.drawn, convention),
             self.accelerations[convention, measure],
             confidence,
         )
@@ -201,9 +193,9 @@ def _weigh(weights: IntArray, cells: IntArray) -> IntArray:
 def _changes(form: Form, table: IntArray, tables: IntArray) -> FloatArray:
     """By how much the measure changes where a question of each table is left out: float64[k]."""
     convention, name = form
-    measure: Measure = MEASURES[name]
-    changes: FloatArray = measure(under_convention(table, convention)) - measure(
-        under_convention(table - tables, convention)
+    measure: confusion.Measure = confusion.MEASURES[name]
+    changes: FloatArray = measure(confusion.under_convention(table, convention)) - measure(
+        confusion.under_convention(table - tables, convention)
     )
     return changes
 
