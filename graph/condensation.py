@@ -3,10 +3,11 @@
 Dejl et al. 2025; methods, section 5. Strongly connected components that hold a context node are the statements; those
 that a response node reaches are covered; the basis are the uncovered ones that no other uncovered one reaches.
 
-Waves say which pairs to ask when, so that what earlier answers imply need not be asked: a pair whose premise already
-reaches its hypothesis along judged entailments changes no component, no coverage and no basis. Of the pairs between
-contexts, the first wave asks about half, one direction of each; the second asks what these do not imply, and relates
-response atoms to the ends of the graph so far, where one entailment implies most others; the third asks what is left.
+Waves order the requests, because earlier answers imply later ones: a pair whose premise already reaches its hypothesis
+along judged entailments changes no component, no coverage and no basis. The first wave asks one direction of each pair
+between contexts, about half of these pairs. The second wave asks the pairs that the first does not imply, and relates
+response atoms to the ends of the graph so far, because one entailment there implies most others. The third wave asks
+the rest.
 """
 
 from __future__ import annotations

@@ -13,9 +13,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import incomplete_samples, leave_complete
-from untold.jobs.metrics import graphs, judging, summaries
+from untold.jobs.metrics import judging, summaries
 from untold.jobs.metrics.base import Assumptions, Bounds, Metric, Tables, Tools
 from untold.jobs.metrics.graphs import GRAPH_TABLES, Judged, conclude, different_texts, graph_nodes, in_order, passages
+from untold.jobs.metrics.graphs import MEASURES as CONFLICTS
 from untold.jobs.metrics.settings import NliSettings
 from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.retrieval.sources import assumed_results
@@ -269,7 +270,7 @@ def _graphs(atoms: DataFrame, owners: DataFrame, relations: DataFrame) -> tuple[
 
 def unknown_bounds(settings: Settings) -> Bounds:
     """The measures of conflicts, and those of an audit, where there is one."""
-    return {**graphs.MEASURES, **(judging.MEASURES if judging.is_audited(settings.nli) else {})}
+    return {**CONFLICTS, **(judging.MEASURES if judging.is_audited(settings.nli) else {})}
 
 
 METRIC = Metric(
