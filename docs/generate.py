@@ -19,8 +19,7 @@ from untold.jobs.cli.values import known_formats, question_formats
 from untold.jobs.metrics import METRICS
 from untold.jobs.settings.loading import describe, preset_names
 from untold.jobs.settings.model import Settings
-from untold.jobs.settings.profiles import profile_names
-from untold.jobs.settings.templates import find_template, stages_that_differ
+from untold.jobs.settings.templates import find_template, profile_names, stages_that_differ
 from untold.udfs.samples.adapters import FORMATS, Adapter
 from untold.udfs.samples.labelled_claims import CLAIM_FORMATS
 from untold.udfs.stages import STAGES

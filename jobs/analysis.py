@@ -13,18 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from untold.jobs.results import Run, connect_tables, quoted
-from untold.jobs.summary.ranking import (
-    DECIMALS,
-    SYSTEM_COLUMNS,
-    Rows,
-    check_runs,
-    compare_scores,
-    names_of,
-    wanted_measures,
-    wanted_metrics,
-)
+from untold.jobs.summary import ranking
+from untold.jobs.summary.dated_scores import CHANGES
 from untold.jobs.summary.rows import FAILED_STATUSES, GRID, MAX_DISTINCT, SCORE, SCORE_OR_ZERO
-from untold.jobs.summary.trend_tables import CHANGES
 from untold.jobs.summary.trends import date_of, find_trend
 from untold.jobs.tables import SUMMARY
 from untold.udfs.errors import UserError
@@ -33,7 +24,7 @@ from untold.udfs.hints import aside, near_misses
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-SYSTEMS = pa.schema([SUMMARY.field(name) for name in SYSTEM_COLUMNS])
+SYSTEMS = pa.schema([SUMMARY.field(name) for name in ranking.SYSTEM_COLUMNS])
 # Two systems of a metric, the better one first, over the questions that both have a score for
 DIFFERENCES = pa.schema(
     [
@@ -78,10 +69,10 @@ def compare_runs(
 
     Raises CompareError for runs that cannot be compared.
     """
-    wanted = wanted_measures(check_runs(runs), measures)
-    scores = _DuckScores(_judged(runs, wanted_metrics(runs, metrics), wanted))
+    wanted = ranking.wanted_measures(ranking.check_runs(runs), measures)
+    scores = _DuckScores(_judged(runs, ranking.wanted_metrics(runs, metrics), wanted))
     how = {"cluster": cluster, "measured": bool(wanted)}
-    found = compare_scores(scores, runs, seed=seed, notify=notify, undefined=undefined, **how)
+    found = ranking.compare_scores(scores, runs, seed=seed, notify=notify, undefined=undefined, **how)
     schemas = {"systems": SYSTEMS, "comparisons": DIFFERENCES}
     return {name: pa.Table.from_pylist(rows, schemas[name]) for name, rows in found.items()}
 
@@ -91,7 +82,7 @@ def differences_by_query(runs: Sequence[Run], n: int | None = 20, metrics: Seque
 
     `first` sorts before `second`; equal differences stand in the order of metrics and queries.
     """
-    database = _judged(check_runs(runs), wanted_metrics(runs, metrics))
+    database = _judged(ranking.check_runs(runs), ranking.wanted_metrics(runs, metrics))
     return _rows(
         database,
         f"""with means as (
@@ -253,7 +244,7 @@ def changes(runs: Sequence[Run], metrics: Sequence[str] | None = None, seed: int
 
     Dates that a break of comparability parts are not compared.
     """
-    wanted = wanted_metrics(check_runs(runs), metrics)
+    wanted = ranking.wanted_metrics(ranking.check_runs(runs), metrics)
     found = [row for row in find_trend(runs, seed=seed).steps if row["metric"] in wanted]
     return pa.Table.from_pylist(found, CHANGES)
 
@@ -265,7 +256,7 @@ def trend(runs: Sequence[Run]) -> pa.Table:
     """
     rows = [
         {"date": date_of(run), "output": name, **row}
-        for run, name in zip(runs, names_of(runs), strict=True)
+        for run, name in zip(runs, ranking.names_of(runs), strict=True)
         for row in (run.summary().to_pylist() if "summary" in run.tables else ())
     ]
     columns = [field for field in SUMMARY if field.name != "level"]
@@ -279,7 +270,7 @@ class _DuckScores:
 
     database: DuckDBPyConnection
 
-    def count_values(self) -> Rows:
+    def count_values(self) -> ranking.Rows:
         return self._collect(
             "metric, system, status, measure",
             "value",
@@ -287,7 +278,7 @@ class _DuckScores:
                 unpivot include nulls (value for measure in (score, score_low, score_high, score_zero))""",
         )
 
-    def count_differences(self, score: str, *, cluster: bool) -> Rows:
+    def count_differences(self, score: str, *, cluster: bool) -> ranking.Rows:
         self._hash_questions()
         own = "sum(difference) as difference, count(*) as size" if cluster else "difference, 1 as size"
         return self._collect(
@@ -304,7 +295,7 @@ class _DuckScores:
                 {"group by metric, first, second, query" if cluster else ""}""",
         )
 
-    def count_clusters(self, score: str) -> Rows:
+    def count_clusters(self, score: str) -> ranking.Rows:
         self._hash_questions()
         return self._collect(
             "metric, system, size",
@@ -342,7 +333,7 @@ class _DuckScores:
                 select output, sample_id, md5_number(query) as query, question from asked"""
         )
 
-    def _collect(self, keys: str, value: str, rows: str) -> Rows:
+    def _collect(self, keys: str, value: str, rows: str) -> ranking.Rows:
         """How often each value of a query's rows occurs: the keys, the value and count; rounded where they are many.
 
         Millions of rows are first looked at for how many of them differ, in little memory.
@@ -373,7 +364,7 @@ def _judged(
     query and contexts, null where the sample has none.
     """
     database = _connect(runs, "samples", "scores", "statements", *(["measures"] if measures else []))
-    names = ", ".join(map(quoted, names_of(runs)))
+    names = ", ".join(map(quoted, ranking.names_of(runs)))
     system = f"coalesce(system, [{names}][output + 1])"
     where = "" if metrics is None else f"where metric in ({_listed(metrics)})"
     name = "concat_ws('.', metric, measure)" if measures else "metric"
@@ -408,7 +399,7 @@ def _rows(database: DuckDBPyConnection, query: str, n: int | None = None) -> pa.
 
 def _rounded(value: str) -> str:
     """A value without the decimals that depend on the order of a sum."""
-    return f"round({value}, {DECIMALS})"
+    return f"round({value}, {ranking.DECIMALS})"
 
 
 def _correlation(x: str, y: str) -> str:

@@ -35,13 +35,13 @@ from untold.jobs.run.session import task_slots
 from untold.jobs.run.terminal import Page, table, wrapped
 from untold.jobs.score import score
 from untold.jobs.settings.model import Settings, prices_for
-from untold.jobs.study.markdown import markdown_table
+from untold.jobs.study.report import markdown_table
 from untold.jobs.summary.rows import SCORE
 from untold.jobs.tables import CALIBRATION
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.usage import Usage
-from untold.udfs.statistics.form_agreement import compare_rankings, kappa_by_query, limits_of_agreement
 from untold.udfs.statistics.intervals import Interval, clustered_bca_interval
+from untold.udfs.statistics.item_agreement import compare_rankings, kappa_by_query, limits_of_agreement
 from untold.udfs.storage import Place
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 from untold.jobs.results import Run, open_run
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.output import Output
-from untold.jobs.study.averages import average_rows, has_answered, missing_averages
+from untold.jobs.study.agreement import average_rows, has_answered, missing_averages
 from untold.jobs.study.report import AVERAGE, render_averages
 from untold.jobs.tables import META_EVALUATION
 from untold.udfs.errors import UserError

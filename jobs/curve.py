@@ -20,17 +20,7 @@ from untold.jobs.metrics.views import count
 from untold.jobs.results import Run, open_run
 from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import print_lines
-from untold.jobs.summary.bands import (
-    Rows,
-    check_measured,
-    count_distinct,
-    draw_bands,
-    draw_legend,
-    read_measured,
-    show_lines,
-    title_of,
-    write_lines,
-)
+from untold.jobs.summary import bands
 from untold.jobs.tables import CONTEXTS_USED, RECALL_CURVE
 from untold.udfs.statistics.intervals import bca_interval
 
@@ -67,17 +57,17 @@ def curve(spark: SparkSession, request: CurveRequest) -> list[dict[str, Any]]:
     that has ended.
     """
     run = open_run(request.output)
-    values = _collect(count_distinct(_read_values(spark, run), "value"))
+    values = _collect(bands.count_distinct(_read_values(spark, run), "value"))
     scored = {row["metric"] for row in run.manifest.get("summary", ())}
-    check_measured(values, run, RAG if RAG in scored and METRIC not in scored else METRIC)
+    bands.check_measured(values, run, RAG if RAG in scored and METRIC not in scored else METRIC)
     rows = list(curve_rows(values, request.seed))
-    write_lines(request.output, TABLE, rows, RECALL_CURVE, draw_curve)
+    bands.write_lines(request.output, TABLE, rows, RECALL_CURVE, draw_curve)
     return rows
 
 
 def _read_values(spark: SparkSession, run: Run) -> DataFrame:
     """Columns system, measure, value: a row a defined recall at some k of a sample."""
-    measures, systems = read_measured(spark, run, METRIC)
+    measures, systems = bands.read_measured(spark, run, METRIC)
     at_k = F.col("measure").rlike(f"^(?:{_AT_K.pattern})$") & F.col("value").isNotNull()
     facts = measures.where(at_k).join(systems, on="sample_id", how="inner").select("system", "measure", "value")
     return facts.unionByName(_recalled(spark, run)) if CONTEXTS in run.tables else facts
@@ -97,7 +87,7 @@ def _recalled(spark: SparkSession, run: Run) -> DataFrame:
     ks = F.explode(F.sequence(F.lit(1), F.lit(most))).alias("k")
     new = F.transform(F.slice("contexts", 1, F.col("k").cast("int")), lambda one: one["new"])
     recalled = F.aggregate(new, F.lit(0).cast("long"), lambda total, one: total + one)
-    _, systems = read_measured(spark, run, RAG)
+    _, systems = bands.read_measured(spark, run, RAG)
     shares = by_sample.where(F.col("claims") > 0).select("*", ks).withColumn("value", recalled / F.col("claims"))
     named = shares.where(F.col("value").isNotNull()).withColumn("measure", F.concat(F.lit("claim_recall@"), "k"))
     return named.join(systems, on="sample_id", how="inner").select("system", "measure", "value")
@@ -142,19 +132,19 @@ def draw_curve(rows: Sequence[Mapping[str, Any]], form: str) -> bytes:
         rankings = [*of_facts, *({OF_CONTEXTS} & shown)]
         panels = figure.subplots(1, len(rankings), sharey=True, squeeze=False)[0]
         for axes, ranking in zip(panels, rankings, strict=True):
-            draw_bands(axes, [row for row in rows if row["ranking"] == ranking], "k", systems)
+            bands.draw_bands(axes, [row for row in rows if row["ranking"] == ranking], "k", systems)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.set(xlabel="k", ylim=(0, 1), title=ranking)
         panels[0].set_ylabel("recall at k (mean, 95 % interval)")
-        draw_legend(figure, systems)
+        bands.draw_legend(figure, systems)
         what = "Recall of the k most important facts" if of_facts else "Claim recall of the first k contexts"
-        figure.suptitle(title_of(what, systems))
+        figure.suptitle(bands.title_of(what, systems))
         return save_figure(figure, form)
 
 
-def show_curve(rows: Rows, output: str) -> None:
+def show_curve(rows: bands.Rows, output: str) -> None:
     """Prints the table and where it and the pictures are, and how many contexts are enough."""
-    show_lines(rows, output, TABLE, {"ranking": "", "k": "d"})
+    bands.show_lines(rows, output, TABLE, {"ranking": "", "k": "d"})
     of_contexts = [row for row in rows if row["ranking"] == OF_CONTEXTS and row["system"] is None]
     if of_contexts:
         best = max(row["mean"] for row in of_contexts)

@@ -25,8 +25,7 @@ import pyarrow.parquet as pq
 from untold.jobs.results import Run, UnreadableRunError, batches_of
 from untold.jobs.run.terminal import amount
 from untold.udfs.errors import UserError, require
-from untold.udfs.facts.rag_checks import VERDICTS
-from untold.udfs.facts.rag_measures import CLAIMS, GROUPS, PUBLISHED, TRUTH_CLAIMS
+from untold.udfs.facts.rag_measures import CLAIMS, GROUPS, PUBLISHED, TRUTH_CLAIMS, VERDICTS
 from untold.udfs.hints import aside, near_misses
 from untold.udfs.samples.checks import FIELDS, RESPONSE, SIDES, TRUTH
 from untold.udfs.samples.values import text_of

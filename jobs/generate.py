@@ -29,8 +29,8 @@ from untold.jobs.run.progress import Course, Display
 from untold.jobs.run.terminal import page_of, print_lines, table
 from untold.jobs.settings.loading import Resolved
 from untold.jobs.settings.model import Settings
-from untold.jobs.settings.profiles import explain_profile
 from untold.jobs.settings.systems import SystemsError
+from untold.jobs.settings.templates import explain_profile
 from untold.jobs.tables import FAILURES, USAGE
 from untold.udfs.llm.keys import Stage
 from untold.udfs.redaction import redact

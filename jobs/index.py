@@ -16,9 +16,8 @@ from untold.jobs.asking.start import Outcome, Start, open_endpoint, open_start
 from untold.jobs.inputs.request import RunRequest
 from untold.jobs.inputs.samples import fingerprint
 from untold.jobs.inputs.texts import Texts, read_corpus
-from untold.jobs.retrieval.catalogs import cache_of, catalog_in
 from untold.jobs.retrieval.making import CorpusError, Made, Maker
-from untold.jobs.retrieval.vectors import STAGE
+from untold.jobs.retrieval.sources import STAGE, cache_of, catalog_in
 from untold.jobs.run.output import shown
 from untold.jobs.run.progress import Display
 from untold.jobs.run.session import spark_schema
@@ -27,8 +26,7 @@ from untold.jobs.tables import FAILURES
 from untold.udfs.redaction import redact
 from untold.udfs.retrieval.building import is_begun
 from untold.udfs.retrieval.catalog import COARSE, DEAD, SHARDS, Catalog
-from untold.udfs.retrieval.shard_files import shard_folder
-from untold.udfs.retrieval.shards import is_whole
+from untold.udfs.retrieval.shards import is_whole, shard_folder
 from untold.udfs.storage import Place
 
 TABLES = ("failures", "usage")

@@ -20,20 +20,9 @@ from untold.jobs.run.session import open_session
 from untold.jobs.run.terminal import amount
 from untold.jobs.run.workspace import Workspace
 from untold.jobs.score import score
-from untold.jobs.study import agreement, nuggets_study
-from untold.jobs.study.agreement import read_rows
+from untold.jobs.study import agreement, claims_study, nuggets_study, study_inputs
+from untold.jobs.study.agreement import add_overlap, find_points, has_answered, read_rows, resample_labels
 from untold.jobs.study.annotations import Restate, write_sheet
-from untold.jobs.study.averages import has_answered
-from untold.jobs.study.claims_report import render as render_claims
-from untold.jobs.study.claims_study import DATASET as CLAIMS
-from untold.jobs.study.claims_study import (
-    ClaimVerdicts,
-    LabelledClaims,
-    evaluation_rows,
-    label_claims,
-    read_claims,
-    read_verdicts,
-)
 from untold.jobs.study.coverage_items import ItemVerdicts
 from untold.jobs.study.coverage_rows import DATASET as COVERAGE
 from untold.jobs.study.coverage_study import NEEDS, CoverageItems, CoveragePlan, label_items, write_study
@@ -42,22 +31,10 @@ from untold.jobs.study.meta_evaluation import MetaEvaluationOutcome as MetaEvalu
 from untold.jobs.study.meta_evaluation import MetaEvaluationRequest as MetaEvaluationRequest
 from untold.jobs.study.meta_evaluation import Sheet as Sheet
 from untold.jobs.study.meta_evaluation import StudyEndpoint as StudyEndpoint
+from untold.jobs.study.meta_evaluation import all_costs, asker, check_prompts, compare_labels, verify_endpoints
 from untold.jobs.study.meta_evaluation import endpoint_of as endpoint_of
 from untold.jobs.study.nuggets_study import DATASET as NUGGETS
-from untold.jobs.study.prompt_pairs import check_prompts, compare_labels
 from untold.jobs.study.report import draw, render, with_published
-from untold.jobs.study.response_labels import add_overlap, find_points, resample_labels
-from untold.jobs.study.study_endpoints import all_costs, asker, verify_endpoints
-from untold.jobs.study.study_inputs import (
-    MetaEvaluationError,
-    ScoreTables,
-    check_samples,
-    describe_repeats,
-    read_score_tables,
-    read_source_shares,
-    view_of,
-    with_views,
-)
 from untold.jobs.tables import COMPARISONS, FALSE_NEGATIVES, MATCH_COUNTS, META_EVALUATION, SUBSET, TIERS
 from untold.jobs.tables import COVERAGE as COVERAGE_TABLE
 from untold.udfs.samples.conversion import REQUIRED
@@ -113,7 +90,7 @@ def _meta_evaluate(output: Output, request: MetaEvaluationRequest, display: Disp
     found = _read(steps.spark, request)
     show_invalid(found, display)
     samples = steps.keep(found.samples, "samples")
-    prepare = {COVERAGE: _study_coverage, CLAIMS: _study_claims, NUGGETS: _study_nuggets}.get(
+    prepare = {COVERAGE: _study_coverage, claims_study.DATASET: _study_claims, NUGGETS: _study_nuggets}.get(
         request.dataset, _study_labels
     )
     study = prepare(output, steps, request, samples, display)
@@ -131,8 +108,8 @@ def _meta_evaluate(output: Output, request: MetaEvaluationRequest, display: Disp
 
 def _read(spark: SparkSession, request: MetaEvaluationRequest) -> Samples:
     """The input of a study, as samples."""
-    if request.dataset == CLAIMS:
-        return read_claims(spark, request.input, request.layout, request.limit, request.draw, request.read)
+    if request.dataset == claims_study.DATASET:
+        return claims_study.read_claims(spark, request.input, request.layout, request.limit, request.draw, request.read)
     if request.dataset == NUGGETS:
         return request.read_columns(spark, NEEDS, nuggets_study.READS)
     return request.read_columns(spark, NEEDS if request.dataset == COVERAGE else REQUIRED)
@@ -142,23 +119,28 @@ def _study_claims(
     output: Output, steps: Workspace, request: MetaEvaluationRequest, samples: DataFrame, display: Display
 ) -> _Study:
     """Verdicts on claims against labels of these. Raises MetaEvaluationError for labels that cannot be used."""
-    labelled = label_claims(request.input, samples)
-    claims = LabelledClaims(labelled.about, steps.keep(labelled.rows, "claims"))
+    labelled = claims_study.label_claims(request.input, samples)
+    claims = claims_study.LabelledClaims(labelled.about, steps.keep(labelled.rows, "claims"))
     return _Study(
         partial(verify_endpoints, request, claims, display),
-        partial(read_verdicts, claims, request.runs, request.metrics),
+        partial(claims_study.read_verdicts, claims, request.runs, request.metrics),
         partial(_write_claims, output, request, claims),
     )
 
 
 def _write_claims(
-    output: Output, request: MetaEvaluationRequest, claims: LabelledClaims, verdicts: ClaimVerdicts
+    output: Output,
+    request: MetaEvaluationRequest,
+    claims: claims_study.LabelledClaims,
+    verdicts: claims_study.ClaimVerdicts,
 ) -> tuple[str, dict[str, Any]]:
     """Writes everything but the runs and the report, as `_write_report`."""
-    rows = evaluation_rows(claims, verdicts, clustered=request.cluster, seed=request.settings.statistics.seed)
+    rows = claims_study.evaluation_rows(
+        claims, verdicts, clustered=request.cluster, seed=request.settings.statistics.seed
+    )
     output.write_rows("meta_evaluation", rows, META_EVALUATION)
     metrics = sorted({metric for names in verdicts.metrics.values() for metric in names})
-    return render_claims(rows, clustered=request.cluster, notes=()), {"metrics": metrics}
+    return claims_study.render(rows, clustered=request.cluster, notes=()), {"metrics": metrics}
 
 
 def _study_nuggets(
@@ -189,7 +171,7 @@ def _study_labels(
 ) -> _Study:
     """Scores against labels of whole responses, or against instances. Raises MetaEvaluationError for those."""
     dataset = DATASETS[request.dataset]
-    check_samples(request.input, samples, labelled=dataset.has_labels, by_source=dataset.by_source)
+    study_inputs.check_samples(request.input, samples, labelled=dataset.has_labels, by_source=dataset.by_source)
     return _Study(
         partial(_score_endpoints, request, display),
         partial(_read_scores, request, samples),
@@ -226,7 +208,7 @@ def _check_models(endpoints: Sequence[StudyEndpoint]) -> None:
         # Without case: some file systems do not tell it
         other = by_folder.setdefault(endpoint.folder.lower(), endpoint.model)
         if endpoint is not next(one for one in endpoints if one.folder.lower() == endpoint.folder.lower()):
-            raise MetaEvaluationError(
+            raise study_inputs.MetaEvaluationError(
                 f"two endpoints have the models `{other}` and `{endpoint.model}`, and one folder for both; "
                 "give each endpoint a model of its own (llm.model of a preset file)"
             )
@@ -313,16 +295,20 @@ def _score_request(request: MetaEvaluationRequest, endpoint: StudyEndpoint) -> S
     return ScoreRequest(**request.shared() | own, metrics=request.metrics, embedded=endpoint.embedded)
 
 
-def _read_scores(request: MetaEvaluationRequest, samples: DataFrame) -> ScoreTables:
+def _read_scores(request: MetaEvaluationRequest, samples: DataFrame) -> study_inputs.ScoreTables:
     """The scores of all models, checked against the samples."""
     ids = samples.select("sample_id")
     spark = samples.sparkSession
-    found = read_score_tables(spark, request.runs, request.metrics, ids, request.input, request.judged)
-    return with_views(spark, found, request.runs) if DATASETS[request.dataset].has_labels else found
+    found = study_inputs.read_score_tables(spark, request.runs, request.metrics, ids, request.input, request.judged)
+    return study_inputs.with_views(spark, found, request.runs) if DATASETS[request.dataset].has_labels else found
 
 
 def _write_report(
-    output: Output, steps: Workspace, request: MetaEvaluationRequest, samples: DataFrame, scores: ScoreTables
+    output: Output,
+    steps: Workspace,
+    request: MetaEvaluationRequest,
+    samples: DataFrame,
+    scores: study_inputs.ScoreTables,
 ) -> tuple[str, dict[str, Any]]:
     """Writes everything but the runs; gives the report and what the manifest says of it.
 
@@ -332,7 +318,7 @@ def _write_report(
     dataset, seed = DATASETS[request.dataset], request.settings.statistics.seed
     metrics, models = request.metrics or _all_metrics(scores), list(request.runs)
     labelled = steps.keep(add_overlap(samples)) if dataset.has_labels else samples
-    shares = steps.keep(read_source_shares(steps.spark, request.runs)) if dataset.by_source else None
+    shares = steps.keep(study_inputs.read_source_shares(steps.spark, request.runs)) if dataset.by_source else None
     points = steps.keep(find_points(scores.scores, labelled, shares, dataset))
     counted = read_rows(agreement.count_units(points, clustered=request.cluster))
     found = agreement.point_intervals(counted, dataset.scales, seed=seed)
@@ -340,10 +326,10 @@ def _write_report(
     found |= agreement.table_intervals(tables)
     # For the report alone; intervals are of the resamples in `tables`
     confusions = {key: agreement.confusion_table(table) for key, table in tables.items()}
-    views = [view_of(metric) for metric in metrics]
+    views = [study_inputs.view_of(metric) for metric in metrics]
     rows = with_published(agreement.agreement_rows(request.dataset, [*metrics, *views], models, found))
     if request.scores and not has_answered(rows):
-        raise MetaEvaluationError(
+        raise study_inputs.MetaEvaluationError(
             f"nothing to evaluate: no sample of {request.input} has a score in {', '.join(request.runs.values())}; "
             "the table failures of each says why, untold score --retry-failed asks again"
         )
@@ -354,7 +340,7 @@ def _write_report(
         compared, request.prompt_pairs, request.dataset, dataset.scales[LMR], clustered=request.cluster, seed=seed
     )
     costs = all_costs(request)
-    note = None if request.cluster else describe_repeats(points)
+    note = None if request.cluster else study_inputs.describe_repeats(points)
     report = render(rows, comparisons, confusions, costs, clustered=request.cluster, note=note)
     output.write_rows("meta_evaluation", rows, META_EVALUATION)
     averaged = [row for row in counted if row["metric"] not in views]
@@ -389,13 +375,13 @@ def _restater(request: MetaEvaluationRequest, sheet: Sheet, display: Display) ->
 
 def _refuse_to_restate(_: DataFrame) -> DataFrame:
     """Raises MetaEvaluationError: sheets without qa never come here."""
-    raise MetaEvaluationError(
+    raise study_inputs.MetaEvaluationError(
         "--annotation-sheet restates the answers of qa as statements, and no endpoint is set: "
         "--set llm.base_url=http://HOST/v1 --set llm.model=NAME, or leave qa out of --metric"
     )
 
 
-def _all_metrics(scores: ScoreTables) -> tuple[str, ...]:
+def _all_metrics(scores: study_inputs.ScoreTables) -> tuple[str, ...]:
     """The metrics that any model has, sorted."""
     return tuple(sorted({name for names in scores.metrics.values() for name in names}))
 

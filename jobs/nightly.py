@@ -24,7 +24,6 @@ from untold.jobs.run.session import SMALL_BYTES
 from untold.jobs.run.terminal import amount, page_of, print_lines
 from untold.jobs.score import has_ended, score, show_summary
 from untold.jobs.settings.model import Settings
-from untold.jobs.summary.metrics_text import metrics_text
 from untold.jobs.summary.nights import (
     DATE,
     SENTINEL_FOLDER,
@@ -32,6 +31,7 @@ from untold.jobs.summary.nights import (
     breaks_of,
     cost_within,
     describe_break,
+    metrics_text,
     read_nights,
     row_of,
     table_of,

@@ -118,8 +118,7 @@ class Run(results.Run):
             UntoldError: The runs or labels do not go together.
         """
         from untold.jobs.estimate import estimate
-        from untold.jobs.summary.estimating import EstimateRequest
-        from untold.jobs.summary.proxies import open_proxy
+        from untold.jobs.summary.estimating import EstimateRequest, open_proxy
         from untold.jobs.tables import ESTIMATES
 
         path, notes = None if labels is None else os.fspath(labels), list[str]()

@@ -22,11 +22,10 @@ from untold.jobs.asking.requests import Requests, Rows
 from untold.jobs.inputs.samples import SampleError, Samples, show_invalid
 from untold.jobs.metrics import METRICS, digests_of, stages_of
 from untold.jobs.metrics.base import Assumptions, Metric, tell_profile
-from untold.jobs.metrics.contexts import summarise_contexts
 from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.metrics.scoring import repeated_samples, salted_stages
-from untold.jobs.retrieval.sources import assumed_hits, assumed_results, context_chunks, stages_of_knowledge
-from untold.jobs.retrieval.vectors import STAGE
+from untold.jobs.metrics.summaries import summarise_contexts
+from untold.jobs.retrieval.sources import STAGE, assumed_hits, assumed_results, context_chunks, stages_of_knowledge
 from untold.jobs.run.progress import Display
 from untold.jobs.run.session import open_session
 from untold.jobs.settings.model import Settings, prices_for

@@ -27,10 +27,10 @@ from untold.jobs.inputs.samples import (
     write_samples,
 )
 from untold.jobs.metrics import METRICS, digests_of, joined, needs_of, optional_of, retrieves, stages_of
-from untold.jobs.metrics.audits import MISS_RATE, SCORE_AUDITED
 from untold.jobs.metrics.base import Metric, Tables, tell_profile
 from untold.jobs.metrics.condensing import check_graphframes
-from untold.jobs.metrics.conflicts import SIDES
+from untold.jobs.metrics.graphs import SIDES
+from untold.jobs.metrics.judging import MISS_RATE, SCORE_AUDITED
 from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.metrics.scoring import count_stages, repeated_samples, salted_stages, score_samples
 from untold.jobs.results import open_run
@@ -44,8 +44,8 @@ from untold.jobs.run.terminal import amount, page_of, print_lines
 from untold.jobs.run.workspace import Counted, LostRowsError
 from untold.jobs.settings.model import Settings
 from untold.jobs.summary import aggregate
+from untold.jobs.summary.aggregate import measure_repeats, repeatability_lines, widened
 from untold.jobs.summary.leaning import leaning_rows, read_counts
-from untold.jobs.summary.repeatability import measure_repeats, repeatability_lines, widened
 from untold.jobs.summary.rows import COLUMN_OF_STATUS
 from untold.jobs.summary.run_summary import end_of_run
 from untold.jobs.tables import ORDER, REPEATABILITY, RESULT_TABLES

@@ -21,10 +21,8 @@ from untold.jobs.inputs.request import RunRequest
 from untold.jobs.inputs.samples import fingerprint
 from untold.jobs.inputs.texts import read_queries
 from untold.jobs.results import place_of_table
-from untold.jobs.retrieval.catalogs import cache_of, check_model, open_catalog
-from untold.jobs.retrieval.searching import Searcher, SearchError, distinct_queries
-from untold.jobs.retrieval.sources import query_key
-from untold.jobs.retrieval.vectors import STAGE
+from untold.jobs.retrieval.knowledge import Searcher, SearchError, distinct_queries
+from untold.jobs.retrieval.sources import STAGE, cache_of, check_model, open_catalog, query_key
 from untold.jobs.run.output import shown
 from untold.jobs.run.progress import Display
 from untold.jobs.run.terminal import amount, print_lines

@@ -17,22 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from untold.graph.views import (
-    DRAWN_RELATIONS,
-    FORMATS,
-    Graph,
-    claims_graph,
-    condensed_graph,
-    one_line,
-    order_statements,
-    raw_graph,
-    sources_graph,
-)
+from untold.graph import views
 from untold.jobs.metrics import METRICS
-from untold.jobs.metrics.source_lines import Line
-from untold.jobs.metrics.views import Row, SampleRows, View, count, required
+from untold.jobs.metrics.views import Line, Row, SampleRows, View, count, required
 from untold.jobs.results import Run, UnreadableRunError, open_run
-from untold.jobs.summary.failed_requests import describe_failures
+from untold.jobs.summary.diagnoses import describe_failures
 from untold.udfs.hints import did_you_mean, near_misses
 from untold.udfs.storage import Place
 
@@ -87,15 +76,15 @@ def _draw(shown: View, place: str, form: str, *, raw: bool) -> list[str]:
         _print(["no picture: there is nothing to draw"])
         return []
     _write(place, draw_graph(graph, form=form, title=_title(shown), response=_of_sample(shown, "response")))
-    _print([f"picture: {one_line(place)}"])
+    _print([f"picture: {views.one_line(place)}"])
     return [place]
 
 
 def _form(picture: str | None) -> str:
     """The picture's form by the ending of its name, SVG without one. Raises ShowError for another ending."""
-    form = PurePosixPath(picture).suffix[1:].lower() if picture else FORMATS[0]
-    if form not in FORMATS:
-        endings = " or ".join(f".{name}" for name in FORMATS)
+    form = PurePosixPath(picture).suffix[1:].lower() if picture else views.FORMATS[0]
+    if form not in views.FORMATS:
+        endings = " or ".join(f".{name}" for name in views.FORMATS)
         raise ShowError(f"--picture {picture}: the name has to end in {endings}")
     return form
 
@@ -117,7 +106,7 @@ def _read(run: Run, request: ShowRequest) -> list[View]:
         raise ShowError(_unknown_sample(run, sample_id))
     if request.metric is not None and request.metric not in scores:
         raise ShowError(
-            f"--metric {request.metric}: the sample was scored by {', '.join(map(one_line, sorted(scores)))}"
+            f"--metric {request.metric}: the sample was scored by {', '.join(map(views.one_line, sorted(scores)))}"
         )
     sample = next(iter(_rows(run, "samples", sample_id, columns=["query", "response", "contexts"])), None)
     wanted = sorted(scores) if request.metric is None else [request.metric]
@@ -132,10 +121,10 @@ def _read_metric(run: Run, sample_id: str, score: Row, sample: Row | None) -> Vi
     rows = SampleRows(
         score=score,
         sample=sample,
-        statements=order_statements(_rows(run, "statements", sample_id, of_metric)),
+        statements=views.order_statements(_rows(run, "statements", sample_id, of_metric)),
         atoms=_rows(run, "atoms", sample_id, of_metric),
         # Most pairs are neutral, and a sample may have millions
-        relations=_rows(run, "relations", sample_id, of_metric & ds.field("relation").isin(DRAWN_RELATIONS)),
+        relations=_rows(run, "relations", sample_id, of_metric & ds.field("relation").isin(views.DRAWN_RELATIONS)),
         conflicts=_rows(run, "conflicts", sample_id, of_metric),
         failures=_rows(run, "failures", sample_id, of_metric),
         claims=_rows(run, "claims", sample_id, of_metric),
@@ -189,19 +178,19 @@ def _ids(table: pa.Table) -> list[str]:
 
 def _quote(name: str) -> str:
     """An id in quotes, cut, on one line and without signs that a terminal obeys."""
-    shown = one_line(name[: 2 * SHOWN_LENGTH])
+    shown = views.one_line(name[: 2 * SHOWN_LENGTH])
     return f"'{shown if len(shown) <= SHOWN_LENGTH else shown[:SHOWN_LENGTH] + '…'}'"
 
 
-def make_graph(shown: View, *, raw: bool) -> Graph:
+def make_graph(shown: View, *, raw: bool) -> views.Graph:
     """The graph of a sample: of its statements, of its atoms (`raw`), or where there are none of its contexts."""
     rows = shown.rows
     if rows.atoms:
-        make = raw_graph if raw else condensed_graph
+        make = views.raw_graph if raw else views.condensed_graph
         return make(rows.atoms, rows.relations, rows.statements)
     if rows.claims:
-        return claims_graph(required(rows.statements), rows.claims)
-    return sources_graph(rows.statements, (rows.sample or {}).get("contexts") or ())
+        return views.claims_graph(required(rows.statements), rows.claims)
+    return views.sources_graph(rows.statements, (rows.sample or {}).get("contexts") or ())
 
 
 def describe(shown: View) -> list[str]:
@@ -216,8 +205,8 @@ def describe(shown: View) -> list[str]:
 
 def _heading(score: Row) -> str:
     """What is shown: sample, metric and the system, where there is one."""
-    system = f", system {one_line(score['system'])}" if score["system"] is not None else ""
-    return f"sample {one_line(score['sample_id'])}, metric {one_line(score['metric'])}{system}"
+    system = f", system {views.one_line(score['system'])}" if score["system"] is not None else ""
+    return f"sample {views.one_line(score['sample_id'])}, metric {views.one_line(score['metric'])}{system}"
 
 
 def _of_sample(shown: View, column: str) -> str | None:
@@ -230,7 +219,7 @@ def _text_lines(shown: View, column: str) -> Iterator[str]:
     text = _of_sample(shown, column)
     if text is None:
         return
-    lines = [one_line(line) for line in text.splitlines() if line.strip()] or ["(empty)"]
+    lines = [views.one_line(line) for line in text.splitlines() if line.strip()] or ["(empty)"]
     for number, line in enumerate(lines):
         yield from _wrap(line, "  " if number else f"{column}: ", "  ")
 
@@ -250,7 +239,7 @@ def _score_line(shown: View) -> str:
     counts = f", {score['covered'] or 0:,} covered, {score['uncovered'] or 0:,} missing" if value != "none" else ""
     unjudged = f", {count(score['unjudged'], shown.unjudged)} unjudged" if score["unjudged"] else ""
     dropped = f", {score['dropped']:,} {shown.dropped}" if score.get("dropped") else ""
-    return f"score: {value}{bounds} ({one_line(score['status'])}){counts}{unjudged}{dropped}"
+    return f"score: {value}{bounds} ({views.one_line(score['status'])}){counts}{unjudged}{dropped}"
 
 
 def _number(value: float | None) -> str:

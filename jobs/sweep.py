@@ -15,17 +15,7 @@ from pyspark.sql import functions as F
 
 from untold.graph.drawing import STYLE, save_figure
 from untold.jobs.results import Run, open_run
-from untold.jobs.summary.bands import (
-    Rows,
-    check_measured,
-    count_distinct,
-    draw_bands,
-    draw_legend,
-    read_measured,
-    show_lines,
-    title_of,
-    write_lines,
-)
+from untold.jobs.summary import bands
 from untold.jobs.tables import BETA_SWEEP
 from untold.udfs.facts.aspect_coverage import COVERAGE, FACT, icat_score
 from untold.udfs.statistics.intervals import bca_interval
@@ -53,17 +43,17 @@ def sweep(spark: SparkSession, request: SweepRequest) -> list[dict[str, Any]]:
     metric, and UnreadableRunError for what is no output of a run that has ended.
     """
     run = open_run(request.output)
-    pairs = _collect(count_distinct(_read_values(spark, run), "fact", "coverage"))
-    check_measured(pairs, run, METRIC)
+    pairs = _collect(bands.count_distinct(_read_values(spark, run), "fact", "coverage"))
+    bands.check_measured(pairs, run, METRIC)
     systems = sorted(pairs, key=lambda system: (system is not None, system or ""))
     rows = [row for system in systems for row in sweep_rows(system, pairs[system], request.betas, request.seed)]
-    write_lines(request.output, TABLE, rows, BETA_SWEEP, draw_sweep)
+    bands.write_lines(request.output, TABLE, rows, BETA_SWEEP, draw_sweep)
     return rows
 
 
 def _read_values(spark: SparkSession, run: Run) -> DataFrame:
     """Columns system, fact, coverage: a row a sample that has both measures."""
-    measures, systems = read_measured(spark, run, METRIC)
+    measures, systems = bands.read_measured(spark, run, METRIC)
     values = [F.max(F.when(F.col("measure") == name, F.col("value"))).alias(name) for name in (FACT, COVERAGE)]
     measured = measures.groupBy("sample_id").agg(*values)
     both = measured.join(systems, on="sample_id", how="inner").where(
@@ -101,16 +91,16 @@ def draw_sweep(rows: Sequence[Mapping[str, Any]], form: str) -> bytes:
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         systems = list(dict.fromkeys(row["system"] for row in rows))
-        draw_bands(axes, rows, "beta", systems)
+        bands.draw_bands(axes, rows, "beta", systems)
         axes.set_xscale("log", base=2)
         # Matplotlib's own labels of powers are mathematics, which is off for the sake of names
         axes.xaxis.set_major_formatter(lambda beta, _: f"{beta:g}")
-        title = title_of("ICAT by the weight of coverage", systems)
+        title = bands.title_of("ICAT by the weight of coverage", systems)
         axes.set(xlabel="beta", ylabel="ICAT (mean, 95 % interval)", ylim=(0, 1), title=title)
-        draw_legend(figure, systems)
+        bands.draw_legend(figure, systems)
         return save_figure(figure, form)
 
 
-def show_sweep(rows: Rows, output: str) -> None:
+def show_sweep(rows: bands.Rows, output: str) -> None:
     """Prints the table and where it and the pictures are."""
-    show_lines(rows, output, TABLE, {"beta": "g"})
+    bands.show_lines(rows, output, TABLE, {"beta": "g"})

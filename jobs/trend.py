@@ -18,9 +18,8 @@ import pyarrow.parquet as pq
 from untold.jobs.inputs.files import NoInputError, find_files
 from untold.jobs.results import MANIFEST, Run, UnreadableRunError, open_run
 from untold.jobs.run.terminal import Page, amount, table, wrapped
-from untold.jobs.summary.dated_scores import ANSWER_RATE, OVERALL
+from untold.jobs.summary.dated_scores import ANSWER_RATE, CHANGES, MOVED, OVERALL, TREND
 from untold.jobs.summary.rows import interval_text, mean_text
-from untold.jobs.summary.trend_tables import CHANGES, MOVED, TREND
 from untold.jobs.summary.trends import Trend, date_of, describe_finding, find_trend
 from untold.udfs.errors import UserError
 from untold.udfs.sheets.formulas import guard

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from untold.jobs.asking.job import Job
-from untold.jobs.settings.endpoints import EndpointSettings
 from untold.jobs.settings.model import LlmSettings, Settings, delivery_for, prices_at, prices_for
+from untold.jobs.settings.sections import EndpointSettings
 from untold.udfs.llm.batch_hosts import format_at
 from untold.udfs.llm.calls import CallSettings
 from untold.udfs.llm.keys import CLASSIFYING, LOCAL, SEVERAL_ROWS, Stage

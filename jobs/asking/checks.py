@@ -22,8 +22,7 @@ from untold.udfs.llm.retrying import address_setting
 from untold.udfs.llm.retrying import remedy_of as refusal_remedy
 from untold.udfs.llm.script import key_header_of, script_of
 from untold.udfs.redaction import redact
-from untold.udfs.retrieval.embedding import Embedder, find_model
-from untold.udfs.retrieval.entailment import Classifier, find_classifier
+from untold.udfs.retrieval.embedding import Classifier, Embedder, find_classifier, find_model
 from untold.udfs.retrieval.local_models import MINILM, LocalModelFileError
 from untold.udfs.stages import LOOKUPS
 

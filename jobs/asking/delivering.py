@@ -19,7 +19,7 @@ from untold.jobs.asking.batch_jobs import Batch, BatchJob, Ledger, Line, Room, f
 from untold.jobs.asking.batch_lines import Left, Lines, digest_and_size
 from untold.jobs.asking.batch_watch import EndedError, Patience, Watch
 from untold.jobs.asking.job import Job, Outcome
-from untold.jobs.settings.spending import BatchSettings
+from untold.jobs.settings.sections import BatchSettings
 from untold.udfs.llm.batch_api import HIDDEN, QUEUE_FULL, BatchApi, BatchError, Look, NotYetError, Sent
 from untold.udfs.llm.batch_results import Judged, Results, download
 from untold.udfs.llm.calls import Answer, Request

@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 from untold.jobs.asking.calling import classifiers_of, is_address
 from untold.jobs.settings.model import Settings, SettingsError
 from untold.udfs.llm.keys import CLASSIFYING, Stage
-from untold.udfs.retrieval.embedding import find_model, prefixes_template
-from untold.udfs.retrieval.entailment import CLASSES, find_classifier, relations_of
+from untold.udfs.retrieval.embedding import CLASSES, find_classifier, find_model, prefixes_template, relations_of
 from untold.udfs.stages import LOOKUPS
 
 # Below it the other classes together may be likelier, of which a single number says nothing

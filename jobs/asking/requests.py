@@ -13,8 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from untold.jobs.run.session import fields_of, spark_schema
-from untold.udfs.facts.pairs import LISTS, PAIRS, ask_all, generate_lists, generate_pairs
-from untold.udfs.facts.sieves import Sieve
+from untold.udfs.facts.pairs import LISTS, PAIRS, Sieve, ask_all, generate_lists, generate_pairs
 from untold.udfs.llm.keys import Stage
 from untold.udfs.stages.arrow import TOKENS, add_request_ids
 

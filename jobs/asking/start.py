@@ -27,7 +27,7 @@ from untold.jobs.run.terminal import amount
 from untold.jobs.run.workspace import Counted, Workspace
 from untold.jobs.settings.model import STAGE_NAMES, Settings
 from untold.jobs.summary.aggregate import most_frequent_errors
-from untold.jobs.summary.failed_requests import dead_stages, explain_dead_stages
+from untold.jobs.summary.diagnoses import dead_stages, explain_dead_stages
 from untold.jobs.tables import FAILURES, ORDER, USAGE
 from untold.udfs.llm.keys import Stage
 

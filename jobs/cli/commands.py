@@ -107,7 +107,7 @@ def _run_score(
     from untold.jobs.run.reports import facts_of
     from untold.jobs.run.session import end_archive
     from untold.jobs.score import score, show_summary
-    from untold.jobs.summary.metrics_text import metrics_text
+    from untold.jobs.summary.nights import metrics_text
 
     with display:
         outcome = score(request, display).held_to(bars)

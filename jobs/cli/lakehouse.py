@@ -33,7 +33,7 @@ def with_tables(request: ScoreRequest, options: Options) -> ScoreRequest:
     request = replace(request, since=options.since, refresh=options.since is not None, day=options.date)
     if options.output_format == "parquet":
         return request
-    from untold.jobs.lakehouse.outputs import open_lake
+    from untold.jobs.lakehouse.inputs import open_lake
     from untold.jobs.run.manifest import read_manifest
 
     earlier = None if options.overwrite or options.date else read_manifest(request.output)

@@ -164,8 +164,7 @@ def _sample_size(options: Options) -> int:
 
 def _estimated(options: Options) -> EstimateRequest:
     from untold.jobs.results import open_run
-    from untold.jobs.summary.estimating import EstimateRequest
-    from untold.jobs.summary.proxies import open_proxy
+    from untold.jobs.summary.estimating import EstimateRequest, open_proxy
 
     run = open_run(options.run)
     return EstimateRequest(

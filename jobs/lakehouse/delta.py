@@ -14,19 +14,7 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction
 
-from untold.jobs.lakehouse.base import (
-    DATE,
-    DATE_FIELD,
-    DataFile,
-    Lake,
-    LakehouseError,
-    NoTableError,
-    TableFile,
-    TableVersion,
-    in_partition,
-    repeated,
-    telling,
-)
+from untold.jobs.lakehouse import base
 from untold.udfs.object_stores import store_config
 from untold.udfs.schemes import STORES
 from untold.udfs.storage import Place
@@ -34,23 +22,25 @@ from untold.udfs.storage import Place
 CHECK = "check the path, its rights, and storage.*"
 
 
-def read_version(path: str, version: str | datetime | None, wanted: Mapping[str, str]) -> TableVersion:
+def read_version(path: str, version: str | datetime | None, wanted: Mapping[str, str]) -> base.TableVersion:
     """The files of a table, or of a partition of it, at a version (`v12`), as it was at a time, or as it is.
 
     Raises LakehouseError for what cannot be read as Parquet alone, NoTableError where there is no table.
     """
     place = Place(path).spark
-    with telling(f"delta:{path}", CHECK):
+    with base.telling(f"delta:{path}", CHECK):
         try:
             table = DeltaTable(place, storage_options=_options(place))
         except TableNotFoundError as error:
-            raise NoTableError(f"delta:{path}: no Delta table; check the path, a version is @v12 or a time") from error
+            raise base.NoTableError(
+                f"delta:{path}: no Delta table; check the path, a version is @v12 or a time"
+            ) from error
         _load(table, path, version)
         files = [_file(place, row) for row in _rows(pa.table(table.get_add_actions(flatten=False)))]
         parts = [{name: str(value.as_py()) for name, value in file.constants.items()} for file in files]
-        chosen = in_partition(f"delta:{path}", zip(files, parts, strict=True), wanted)
+        chosen = base.in_partition(f"delta:{path}", zip(files, parts, strict=True), wanted)
         _check_readable(table, path, chosen)
-    return TableVersion(f"v{table.version()}", chosen)
+    return base.TableVersion(f"v{table.version()}", chosen)
 
 
 def _rows(actions: pa.Table) -> list[dict[str, Any]]:
@@ -62,11 +52,11 @@ def _rows(actions: pa.Table) -> list[dict[str, Any]]:
     return rows
 
 
-def _file(place: str, row: Mapping[str, Any]) -> TableFile:
+def _file(place: str, row: Mapping[str, Any]) -> base.TableFile:
     path, seconds = unquote(row["path"]), row["modification_time"] / 1000
     # A clone names the files of another table whole
     whole = Place(path).spark if "://" in path else f"{place}/{path}"
-    return TableFile(whole, row["size_bytes"], seconds, row.get("constants", {}))
+    return base.TableFile(whole, row["size_bytes"], seconds, row.get("constants", {}))
 
 
 def _load(table: DeltaTable, path: str, version: str | datetime | None) -> None:
@@ -74,31 +64,31 @@ def _load(table: DeltaTable, path: str, version: str | datetime | None) -> None:
     newest = table.version()
     if isinstance(version, str):
         if (number := int(version.removeprefix("v"))) > newest:
-            raise LakehouseError(f"delta:{path}@{version}: the newest version is v{newest}")
+            raise base.LakehouseError(f"delta:{path}@{version}: the newest version is v{newest}")
         table.load_as_version(number)
     elif version is not None:
         # The first version is what it would go to for any time before that
         if table.history()[-1]["timestamp"] > version.timestamp() * 1000:
-            raise LakehouseError(f"delta:{path}@{version.isoformat()}: the table is younger; give a later time")
+            raise base.LakehouseError(f"delta:{path}@{version.isoformat()}: the table is younger; give a later time")
         table.load_as_version(version)
 
 
-def _check_readable(table: DeltaTable, path: str, files: Sequence[TableFile]) -> None:
+def _check_readable(table: DeltaTable, path: str, files: Sequence[base.TableFile]) -> None:
     """Raises LakehouseError where the rows of the table are not those of these files, under their names there."""
     mode = table.metadata().configuration.get("delta.columnMapping.mode", "none")
     if mode != "none":
-        raise LakehouseError(
+        raise base.LakehouseError(
             f"delta:{path}: columns have other names in its files (delta.columnMapping.mode={mode}), which are not "
             "read; write a copy without column mapping, and give that"
         )
     if "deletionVectors" in (table.protocol().reader_features or []) and _has_vectors(table, files):
-        raise LakehouseError(
+        raise base.LakehouseError(
             f"delta:{path}: deletion vectors mark rows of its files as deleted, which are not read; rewrite the files "
             "first: REORG TABLE ... APPLY (PURGE)"
         )
 
 
-def _has_vectors(table: DeltaTable, files: Sequence[TableFile]) -> bool:
+def _has_vectors(table: DeltaTable, files: Sequence[base.TableFile]) -> bool:
     """Whether rows of these files are marked as deleted; a name of a file is that of no other."""
     names = {file.path.rpartition("/")[2] for file in files}
     marked = pa.table(table.deletion_vectors()).column("filepath").to_pylist()
@@ -106,7 +96,7 @@ def _has_vectors(table: DeltaTable, files: Sequence[TableFile]) -> bool:
 
 
 @dataclass(frozen=True)
-class DeltaLake(Lake):
+class DeltaLake(base.Lake):
     """Delta tables below a folder: `place/scores`, `place/statements`, ...
 
     Files lie in their table's folder: `deltalake` reads no other, as a path of an add action is taken as relative.
@@ -117,7 +107,7 @@ class DeltaLake(Lake):
     def folder(self, name: str, schema: pa.Schema) -> str:
         with self._telling(name):
             self._table(name, schema)
-        return f"{self._path(name)}/{DATE}={self.date}"
+        return f"{self._path(name)}/{base.DATE}={self.date}"
 
     def extend(self, name: str, schema: pa.Schema) -> None:
         with self._telling(name):
@@ -129,28 +119,28 @@ class DeltaLake(Lake):
             if new := [field for field in wanted.fields if field.name not in there]:
                 table.alter.add_columns(new)
 
-    def commit(self, name: str, files: Sequence[DataFile]) -> int:
+    def commit(self, name: str, files: Sequence[base.DataFile]) -> int:
         with self._telling(name):
-            return repeated(lambda: self._commit(name, files), CommitFailedError)
+            return base.repeated(lambda: self._commit(name, files), CommitFailedError)
 
-    def _commit(self, name: str, files: Sequence[DataFile]) -> int:
+    def _commit(self, name: str, files: Sequence[base.DataFile]) -> int:
         table = self._table(name)
         table.create_write_transaction(
             [self._added(name, file) for file in files],
             "overwrite",
             table.schema(),
-            [DATE],
-            partition_filters=[(DATE, "=", self.date.isoformat())],
+            [base.DATE],
+            partition_filters=[(base.DATE, "=", self.date.isoformat())],
         )
         table.update_incremental()
         return int(table.version())
 
-    def _added(self, name: str, file: DataFile) -> AddAction:
+    def _added(self, name: str, file: base.DataFile) -> AddAction:
         relative = str(file.entry.place).removeprefix(f"{self._path(name)}/")
         return AddAction(
             path=quote(relative, safe="/="),
             size=file.entry.size,
-            partition_values={DATE: self.date.isoformat()},
+            partition_values={base.DATE: self.date.isoformat()},
             modification_time=int(file.entry.modified * 1000),
             data_change=True,
             stats=json.dumps({"numRecords": file.rows}),
@@ -164,14 +154,14 @@ class DeltaLake(Lake):
         except TableNotFoundError:
             if schema is None:
                 raise
-        columns = Schema.from_arrow(schema.append(DATE_FIELD))
-        return DeltaTable.create(path, columns, "ignore", partition_by=[DATE], storage_options=_options(path))
+        columns = Schema.from_arrow(schema.append(base.DATE_FIELD))
+        return DeltaTable.create(path, columns, "ignore", partition_by=[base.DATE], storage_options=_options(path))
 
     def _path(self, name: str) -> str:
         return f"{self.place}/{name}"
 
     def _telling(self, name: str) -> Any:
-        return telling(self._path(name), CHECK)
+        return base.telling(self._path(name), CHECK)
 
 
 def _options(path: str) -> dict[str, str]:

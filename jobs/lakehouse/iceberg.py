@@ -21,19 +21,7 @@ from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.typedef import Record
 from pyiceberg.types import IcebergType
 
-from untold.jobs.lakehouse.base import (
-    DATE,
-    DATE_FIELD,
-    DataFile,
-    Lake,
-    LakehouseError,
-    NoTableError,
-    TableFile,
-    TableVersion,
-    in_partition,
-    repeated,
-    telling,
-)
+from untold.jobs.lakehouse import base
 from untold.udfs.storage import Place
 
 CHECK = "check the name, and the catalog in .pyiceberg.yaml or PYICEBERG_CATALOG__*"
@@ -48,24 +36,24 @@ FIELD_ID = b"PARQUET:field_id"
 EPOCH = date(1970, 1, 1)
 
 
-def read_version(name: str, version: str | datetime | None, wanted: Mapping[str, str]) -> TableVersion:
+def read_version(name: str, version: str | datetime | None, wanted: Mapping[str, str]) -> base.TableVersion:
     """The files of `CATALOG.NAMESPACE.TABLE`, or of a partition, at a snapshot's id, as it was at a time, or as it is.
 
     Raises LakehouseError for what cannot be read as Parquet alone, NoTableError where there is no table.
     """
-    with telling(f"iceberg:{name}", CHECK):
+    with base.telling(f"iceberg:{name}", CHECK):
         try:
             table = _catalog_of(name).load_table(name.partition(".")[2])
         except NoSuchTableError as error:
-            raise NoTableError(f"iceberg:{name}: no such table; {CHECK}") from error
+            raise base.NoTableError(f"iceberg:{name}: no such table; {CHECK}") from error
         snapshot = _snapshot(table, name, version)
         scan = table.scan(snapshot_id=snapshot)
         schema, specs = scan.projection(), table.specs()
         columns = index_name_by_id(schema)
         parted = ((task, _parts(task, specs, schema)) for task in scan.plan_files())
-        tasks = in_partition(f"iceberg:{name}", parted, wanted)
+        tasks = base.in_partition(f"iceberg:{name}", parted, wanted)
         _check_readable(name, tasks, schema)
-    return TableVersion(str(snapshot), [_file(task, specs, schema, columns) for task in tasks])
+    return base.TableVersion(str(snapshot), [_file(task, specs, schema, columns) for task in tasks])
 
 
 def _catalog_of(name: str) -> Catalog:
@@ -77,36 +65,36 @@ def _snapshot(table: Table, name: str, version: str | datetime | None) -> int:
     if isinstance(version, datetime):
         found = table.snapshot_as_of_timestamp(int(version.timestamp() * 1000))
         if found is None:
-            raise LakehouseError(f"iceberg:{name}@{version.isoformat()}: the table is younger; give a later time")
+            raise base.LakehouseError(f"iceberg:{name}@{version.isoformat()}: the table is younger; give a later time")
     elif version is not None:
         found = table.snapshot_by_id(int(version))
         if found is None:
-            raise LakehouseError(f"iceberg:{name}@{version}: no such snapshot; it may have expired")
+            raise base.LakehouseError(f"iceberg:{name}@{version}: no such snapshot; it may have expired")
     else:
         found = table.current_snapshot()
         if found is None:
-            raise NoTableError(f"iceberg:{name}: no rows in it yet")
+            raise base.NoTableError(f"iceberg:{name}: no rows in it yet")
     return found.snapshot_id
 
 
 def _check_readable(name: str, tasks: Sequence[FileScanTask], schema: Schema) -> None:
     """Raises LakehouseError where the rows of the table are not those of its files."""
     if any(task.delete_files for task in tasks):
-        raise LakehouseError(
+        raise base.LakehouseError(
             f"iceberg:{name}: delete files mark rows of its files as deleted, which are not read; rewrite the files "
             "first: CALL ... rewrite_data_files with delete-file-threshold 1"
         )
     if any(task.file.file_format != FileFormat.PARQUET for task in tasks):
-        raise LakehouseError(f"iceberg:{name}: it has files that are no Parquet; rewrite them as Parquet")
+        raise base.LakehouseError(f"iceberg:{name}: it has files that are no Parquet; rewrite them as Parquet")
     if defaults := [field.name for field in schema.fields if field.initial_default is not None]:
-        raise LakehouseError(
+        raise base.LakehouseError(
             f"iceberg:{name}: `{defaults[0]}` has a default for older files, which is not read; rewrite its files"
         )
 
 
 def _file(
     task: FileScanTask, specs: Mapping[int, PartitionSpec], schema: Schema, columns: Mapping[int, str]
-) -> TableFile:
+) -> base.TableFile:
     """A file with the values of columns that its table is partitioned by as they are: it need not have them."""
     types = schema_to_pyarrow(schema)
     constants = {}
@@ -115,7 +103,7 @@ def _file(
             column = columns[part.source_id]
             constants[column] = pa.scalar(task.file.partition[position], types.field(column).type)
     path = Place(task.file.file_path).spark
-    return TableFile(path, task.file.file_size_in_bytes, constants=constants, names=columns)
+    return base.TableFile(path, task.file.file_size_in_bytes, constants=constants, names=columns)
 
 
 def _parts(task: FileScanTask, specs: Mapping[int, PartitionSpec], schema: Schema) -> dict[str, str]:
@@ -139,7 +127,7 @@ def differing_column(file: pa.Schema, names: Mapping[int, str]) -> str | None:
 
 
 @dataclass(frozen=True)
-class IcebergLake(Lake):
+class IcebergLake(base.Lake):
     """Iceberg tables of a namespace: `CATALOG.NAMESPACE.scores`, `CATALOG.NAMESPACE.statements`, ..."""
 
     FORMAT: ClassVar[str] = "iceberg"
@@ -147,7 +135,7 @@ class IcebergLake(Lake):
     def folder(self, name: str, schema: pa.Schema) -> str:
         with self._telling(name):
             location = Place(self._table(name, schema).location()).spark
-        return f"{location.rstrip('/')}/data/{DATE}={self.date}"
+        return f"{location.rstrip('/')}/data/{base.DATE}={self.date}"
 
     def extend(self, name: str, schema: pa.Schema) -> None:
         with self._telling(name):
@@ -162,13 +150,13 @@ class IcebergLake(Lake):
                 if _type_in(there, field) != (known := there.find_field(field.name).field_type):
                     raise self.other_type(name, field, known)
 
-    def commit(self, name: str, files: Sequence[DataFile]) -> int:
+    def commit(self, name: str, files: Sequence[base.DataFile]) -> int:
         with self._telling(name):
-            return repeated(lambda: self._commit(name, files), CommitFailedException, ValidationException)
+            return base.repeated(lambda: self._commit(name, files), CommitFailedException, ValidationException)
 
-    def _commit(self, name: str, files: Sequence[DataFile]) -> int:
+    def _commit(self, name: str, files: Sequence[base.DataFile]) -> int:
         table = self._catalog.load_table(self._identifier(name))
-        earlier = [task.file for task in table.scan(f"{DATE} = '{self.date}'").plan_files()]
+        earlier = [task.file for task in table.scan(f"{base.DATE} = '{self.date}'").plan_files()]
         if earlier or files:
             with table.transaction() as change, change.update_snapshot().overwrite() as update:
                 for one in earlier:
@@ -178,7 +166,7 @@ class IcebergLake(Lake):
         snapshot = table.current_snapshot()
         return -1 if snapshot is None else snapshot.snapshot_id
 
-    def _added(self, file: DataFile, spec: int) -> IcebergFile:
+    def _added(self, file: base.DataFile, spec: int) -> IcebergFile:
         unknown: dict[str, Any] = dict.fromkeys(("sort_order_id", "equality_ids", "key_metadata", "split_offsets"))
         return IcebergFile.from_args(
             content=DataFileContent.DATA,
@@ -197,9 +185,9 @@ class IcebergLake(Lake):
         if self._catalog.table_exists(identifier):
             return self._catalog.load_table(identifier)
         self._catalog.create_namespace_if_not_exists(identifier.rpartition(".")[0])
-        with self._catalog.create_table_transaction(identifier, schema.append(DATE_FIELD)) as change:
+        with self._catalog.create_table_transaction(identifier, schema.append(base.DATE_FIELD)) as change:
             with change.update_spec() as update:
-                update.add_identity(DATE)
+                update.add_identity(base.DATE)
             change.set_properties(_mapping(change.table_metadata.schema()))
         return self._catalog.load_table(identifier)
 
@@ -211,7 +199,7 @@ class IcebergLake(Lake):
         return f"{self.place.partition('.')[2]}.{name}"
 
     def _telling(self, name: str) -> Any:
-        return telling(f"{self.place}.{name}", CHECK)
+        return base.telling(f"{self.place}.{name}", CHECK)
 
 
 def _type_in(table: Schema, column: pa.Field[Any]) -> IcebergType | None:

@@ -1,14 +1,41 @@
-"""Tables as inputs: `delta:PATH[?COLUMN=VALUE][@VERSION]` and `iceberg:CATALOG.DB.TABLE[...]`, at one version."""
+"""Tables as inputs and outputs: `delta:PATH[?COLUMN=VALUE][@VERSION]`, `iceberg:...`, and `--output-format`."""
 
 from __future__ import annotations
 
 import os
 import re
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import NamedTuple
 
-from untold.jobs.lakehouse.base import LakehouseError, TableVersion
+from untold.jobs.lakehouse.base import Lake, LakehouseError, TableVersion
+from untold.jobs.settings.sections import LakehouseSettings
 from untold.udfs.errors import require
+from untold.udfs.storage import Place
+
+FORMATS = ("parquet", "delta", "iceberg")
+
+
+def open_lake(format: str, settings: LakehouseSettings, day: date) -> Lake | None:
+    """The tables that `--output-format` names; None for `parquet`. Raises LakehouseError where a setting is missing."""
+    if format == "delta":
+        require("--output-format delta", "lakehouse", "deltalake")
+        if settings.path is None:
+            raise LakehouseError("--output-format delta needs lakehouse.path: --set lakehouse.path=DIR")
+        from untold.jobs.lakehouse.delta import DeltaLake
+
+        return DeltaLake(Place(settings.path).spark, day)
+    if format == "iceberg":
+        require("--output-format iceberg", "lakehouse", "pyiceberg")
+        if settings.catalog is None or settings.namespace is None:
+            raise LakehouseError(
+                "--output-format iceberg needs lakehouse.catalog and lakehouse.namespace: "
+                "--set lakehouse.catalog=NAME --set lakehouse.namespace=NAME"
+            )
+        from untold.jobs.lakehouse.iceberg import IcebergLake
+
+        return IcebergLake(f"{settings.catalog}.{settings.namespace}", day)
+    return None
+
 
 # How a version is written that is no time
 _VERSIONS = {"delta": re.compile(r"v\d+"), "iceberg": re.compile(r"\d+")}

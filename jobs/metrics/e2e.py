@@ -8,17 +8,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import failure_rows, has_failed, is_unasked
-from untold.jobs.metrics.base import Assumptions, Bounds, Metric, Tables, Tools
-from untold.jobs.metrics.conflicts import MEASURES, conflict_measures, conflict_rows
-from untold.jobs.metrics.conflicts import SIDES as SIDES_OF
-from untold.jobs.metrics.contexts import STAGE as SUMMARISE
-from untold.jobs.metrics.contexts import assumed_summaries, gather_contexts, is_ready, stages_with_contexts
-from untold.jobs.metrics.likely import likely_summaries
-from untold.jobs.metrics.scores import is_blank, score_columns, status_of
+from untold.jobs.metrics import summaries
+from untold.jobs.metrics.base import Assumptions, Bounds, Metric, Tables, Tools, is_blank, score_columns, status_of
+from untold.jobs.metrics.graphs import MEASURES, conflict_measures, conflict_rows
+from untold.jobs.metrics.graphs import SIDES as SIDES_OF
 from untold.jobs.metrics.settings import E2eSettings
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.conflict_sides import SIDES, find_sides
+from untold.udfs.facts.answers import SIDES, find_sides
 
 NAME = "e2e"
 STAGE = "evaluate_coverage"
@@ -27,7 +24,7 @@ LIST, COVER = "list_conflicts", "cover_sides"
 
 def stages(settings: Settings) -> tuple[str, ...]:
     """The stages that the metric asks, in order."""
-    return stages_with_contexts(settings, STAGE, *((LIST, COVER) if settings.e2e.conflicts else ()))
+    return summaries.stages_with_contexts(settings, STAGE, *((LIST, COVER) if settings.e2e.conflicts else ()))
 
 
 def assume(settings: Settings) -> Assumptions:
@@ -42,9 +39,9 @@ def assume(settings: Settings) -> Assumptions:
     }
     return Assumptions(
         settings,
-        {**assumed_summaries(), **judgement},
+        {**summaries.assumed_summaries(), **judgement},
         frozenset({COVER}),
-        likely=lambda figures: {**likely_summaries(figures), **judgement},
+        likely=lambda figures: {**summaries.likely_summaries(figures), **judgement},
     )
 
 
@@ -56,10 +53,10 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     methods, section 4.
     """
     contexts = tools.contexts()
-    prepared = gather_contexts(contexts)
+    prepared = summaries.gather_contexts(contexts)
     judged = tools.ask(STAGE, rows_to_judge(samples, prepared), carry=("sample_id", "context_ids"))
     statements = read_statements(judged)
-    failures = failure_rows(NAME, SUMMARISE, contexts).unionByName(failure_rows(NAME, STAGE, judged))
+    failures = failure_rows(NAME, summaries.STAGE, contexts).unionByName(failure_rows(NAME, STAGE, judged))
     scores = _score_samples(samples, prepared, judged, statements)
     tables = {"statements": statements, "scores": scores, "failures": failures}
     return {**tables, **_find_conflicts(samples, prepared, judged, tables, tools)} if settings.e2e.conflicts else tables
@@ -74,7 +71,7 @@ def _find_conflicts(
     the others are asked for together. A blank response covers none of them, unasked.
     """
     texts = F.col("kept.summary").alias("contexts"), F.col("kept.context_id").alias("context_ids")
-    several = prepared.where(is_ready() & (F.size("kept") > 1)).select("sample_id", *texts)
+    several = prepared.where(summaries.is_ready() & (F.size("kept") > 1)).select("sample_id", *texts)
     queries = samples.select("sample_id", "query").join(several, on="sample_id", how="inner")
     listed = tools.ask(LIST, queries, carry=("sample_id", "context_ids"))
     known = judged.where(F.col("error_type").isNull()).select("sample_id", "statements")
@@ -130,7 +127,7 @@ def rows_to_judge(samples: DataFrame, prepared: DataFrame) -> DataFrame:
     """Columns sample_id, context_ids, query, contexts list of texts, response: the samples that can be judged."""
     return (
         samples.select("sample_id", "query", "response")
-        .join(prepared.where(is_ready()), on="sample_id", how="inner")
+        .join(prepared.where(summaries.is_ready()), on="sample_id", how="inner")
         .select(
             "sample_id",
             F.col("kept.context_id").alias("context_ids"),

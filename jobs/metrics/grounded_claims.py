@@ -2,25 +2,57 @@
 
 A claim is asked about once, however many samples state it: it is known by its text's hash (`claim_key`) and by its
 `owner`, the sample where chunks are of the sample's own contexts, and nobody where all samples share what is looked in.
+A text grounds a claim by pairs or lists of a model, or by a classifier (methods, section 10).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from untold.jobs.asking.calling import RELATION
 from untold.jobs.asking.results import has_failed, is_unasked
+from untold.jobs.metrics import judging
 from untold.jobs.metrics.base import Tools
-from untold.jobs.metrics.grounding import ENTAILMENT, ground
-from untold.jobs.metrics.judging import CLASSIFY_LISTS
-from untold.jobs.metrics.lists import ask_in_lists, cut_in_lists, listed_pairs, texts_of_items
 from untold.jobs.retrieval.sources import query_key
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
+from untold.udfs.errors import UserError
 from untold.udfs.facts.claim_verdicts import VERDICTS, judge_claims, waves_of
+
+ENTAILMENT = "entailment"
+
+
+def grounding_stage(settings: Settings, *, in_lists: bool = False) -> str:
+    """The stage that `grounding.verifier` asks. Raises UserError for lists of a classifier, which judges pairs."""
+    if in_lists and settings.grounding.verifier != RELATION:
+        raise UserError("icat.judgement=lists asks a model, and grounding.verifier is a classifier; set one of the two")
+    if in_lists:
+        return judging.CLASSIFY_LISTS
+    return judging.CLASSIFY if settings.grounding.verifier == RELATION else "classify_entailment"
+
+
+def ground(pairs: DataFrame, tools: Tools, settings: Settings, carry: Iterable[str] = ()) -> DataFrame:
+    """Judges pairs of columns premise and hypothesis: `carry`, request_id, relation, probability, grounded, errors.
+
+    probability is that of entailment, null from `classify_relation`; there the relation `entailment` grounds, else a
+    probability of at least `grounding.threshold`. All three are null where error_type is not.
+    """
+    stage, kept = grounding_stage(settings), tuple(carry)
+    judged = tools.ask(stage, pairs, carry=kept)
+    if stage == judging.CLASSIFY:
+        judged = judged.withColumn("probability", F.lit(None).cast("double"))
+        grounds = F.col("relation") == ENTAILMENT
+    else:
+        grounds = F.col("probability") >= settings.grounding.threshold
+    return judged.select(
+        *kept, "request_id", "relation", "probability", grounds.alias("grounded"), "error_type", "error"
+    )
+
 
 CLAIM = ("owner", "claim_key")
 # What is known of a pair that is to be judged
@@ -103,16 +135,16 @@ def judge_lists(pairs: DataFrame, tools: Tools, size: int) -> DataFrame:
     def ask(again: DataFrame | None, size: int) -> DataFrame:
         left = pairs if again is None else pairs.join(again, on=[*CLAIM, "chunk_id"], how="left_semi")
         claim = F.struct(F.col("hypothesis").alias("text"), *of_claim)
-        lists = cut_in_lists(left, ("owner", "chunk_id", "premise"), claim, size)
+        lists = judging.cut_in_lists(left, ("owner", "chunk_id", "premise"), claim, size)
         claims = F.transform("items", lambda one: one.dropFields("text")).alias("claims")
-        shown = lists.select("owner", "chunk_id", claims, "premise", texts_of_items().alias("hypotheses"))
-        found = tools.ask(CLASSIFY_LISTS, shown, carry=("owner", "chunk_id", "claims"))
+        shown = lists.select("owner", "chunk_id", claims, "premise", judging.texts_of_items().alias("hypotheses"))
+        found = tools.ask(judging.CLASSIFY_LISTS, shown, carry=("owner", "chunk_id", "claims"))
         columns = ("request_id", "relation", "error_type", "error", "listed")
-        return listed_pairs(found, "claims", "claim").select("owner", "chunk_id", "claim.*", *columns)
+        return judging.listed_pairs(found, "claims", "claim").select("owner", "chunk_id", "claim.*", *columns)
 
     grounds = (F.col("relation") == ENTAILMENT).alias("grounded")
     unknown = F.lit(None).cast("double").alias("probability")
-    judged = ask_in_lists(ask, size)
+    judged = judging.ask_in_lists(ask, size)
     return judged.select(*JUDGED, "request_id", "relation", unknown, grounds, "error_type", "error")
 
 

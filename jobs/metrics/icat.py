@@ -12,31 +12,17 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import failure_rows, has_failed, incomplete_samples, is_unasked, leave_complete
-from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
-from untold.jobs.metrics.claim_lines import ClaimView
-from untold.jobs.metrics.contexts import MARK
+from untold.jobs.metrics import base, grounded_claims
 from untold.jobs.metrics.graphs import LONGEST_ATOM, different_texts
-from untold.jobs.metrics.grounded_claims import (
-    Grounded,
-    chunk_rows,
-    claim_failures,
-    claim_rows,
-    covered_statements,
-    evidence_rows,
-    ground_claims,
-)
-from untold.jobs.metrics.grounding import ENTAILMENT, grounding_stage
 from untold.jobs.metrics.judging import CLASSIFY_LISTS
-from untold.jobs.metrics.likely import Likely, made_up, numbers, size_of_things, tokens_of, value_of, whole
-from untold.jobs.metrics.scores import JUDGED, is_blank, measure_rows, measured_scores, status_of
+from untold.jobs.metrics.sample_lines import ClaimView
 from untold.jobs.metrics.settings import IcatSettings
+from untold.jobs.metrics.summaries import MARK, Likely, made_up, numbers, size_of_things, tokens_of, value_of, whole
 from untold.jobs.run.output import absolute
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.aspect_coverage import ASPECTS, CONCLUDED, COVERAGE, FACT, ICAT, choose_aspects, conclude_samples
-from untold.udfs.facts.aspect_coverage import CLAIMS as COUNT
+from untold.udfs.facts import aspect_coverage
 from untold.udfs.facts.claim_verdicts import CLAIMS, SUPPORTED, number_claims
-from untold.udfs.facts.qrels import ANNOTATIONS, QrelsError, annotated_documents, digest_of_qrels
 
 NAME = "icat"
 # In the order in which they are asked; claims are judged between the last two
@@ -44,8 +30,8 @@ EXTRACT, GENERATE, ALIGN = ("extract_claims", "generate_aspects", "align_claims"
 TABLES = ("statements", "scores", "measures", "claims", "evidence", "chunks", "failures")
 # Of a sample of which nothing is known: rates may be anything, and a count has no upper end
 UNKNOWN: Mapping[str, tuple[float | None, float | None]] = {
-    **dict.fromkeys((FACT, COVERAGE, ICAT), (0.0, 1.0)),
-    COUNT: (None, None),
+    **dict.fromkeys((aspect_coverage.FACT, aspect_coverage.COVERAGE, aspect_coverage.ICAT), (0.0, 1.0)),
+    aspect_coverage.CLAIMS: (None, None),
 }
 # A claim takes two words at least, so that no text has more claims than half its words
 WORDS_OF_A_CLAIM = 2
@@ -61,7 +47,7 @@ def stages(settings: Settings) -> tuple[str, ...]:
 
 def verifying_stage(settings: Settings) -> str:
     """The stage that holds claims against chunks. Raises UserError for lists of a classifier."""
-    return grounding_stage(settings, in_lists=settings.icat.judgement == "lists")
+    return grounded_claims.grounding_stage(settings, in_lists=settings.icat.judgement == "lists")
 
 
 def needs(settings: Settings) -> tuple[str, ...]:
@@ -75,11 +61,11 @@ def digests(settings: Settings) -> dict[str, str]:
     if settings.icat.variant != "m":
         return {}
     if settings.icat.qrels is None:
-        raise QrelsError("icat.qrels: not set, and icat.variant is m: --set icat.qrels=FILE")
-    return {"icat.qrels": digest_of_qrels(absolute(settings.icat.qrels))}
+        raise aspect_coverage.QrelsError("icat.qrels: not set, and icat.variant is m: --set icat.qrels=FILE")
+    return {"icat.qrels": aspect_coverage.digest_of_qrels(absolute(settings.icat.qrels))}
 
 
-def assume(settings: Settings) -> Assumptions:
+def assume(settings: Settings) -> base.Assumptions:
     """As many claims as a text can have, each judged with all its chunks and grounded, so that all are aligned.
 
     With `icat.early_stop` a run may ask fewer relations than are counted, so that stage is given as a bound.
@@ -90,14 +76,14 @@ def assume(settings: Settings) -> Assumptions:
     results = {EXTRACT: {"claims": different_texts(WORDS_OF_A_CLAIM)}, GENERATE: {"aspects": names}}
     at_once = settings.model_copy(update={NAME: settings.icat.model_copy(update={"early_stop": False})})
     at_most = frozenset({verifier}) if settings.icat.early_stop else frozenset[str]()
-    return Assumptions(at_once, results | _judged(verifier), at_most, partial(_likely, settings))
+    return base.Assumptions(at_once, results | _judged(verifier), at_most, partial(_likely, settings))
 
 
 def _judged(verifier: str) -> dict[str, Mapping[str, Column]]:
     """What judging and aligning give in a plan: nothing is asked of the one that follows from the other's answer."""
     return {
-        verifier: {"relation": F.lit(ENTAILMENT), "probability": F.lit(1.0)},
-        CLASSIFY_LISTS: {"relations": F.transform("hypotheses", lambda _: F.lit(ENTAILMENT))},
+        verifier: {"relation": F.lit(grounded_claims.ENTAILMENT), "probability": F.lit(1.0)},
+        CLASSIFY_LISTS: {"relations": F.transform("hypotheses", lambda _: F.lit(grounded_claims.ENTAILMENT))},
         ALIGN: {"evidence": F.array()},
     }
 
@@ -124,13 +110,13 @@ class _Found:
 
     claims: DataFrame
     incomplete: DataFrame
-    grounded: Grounded
+    grounded: grounded_claims.Grounded
     concluded: DataFrame
     aligned: DataFrame | None
     asked: Mapping[str, DataFrame]
 
 
-def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
+def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tables:
     """Scores valid samples (columns of the table `samples`): the tables of `TABLES`.
 
     Samarinas et al. 2025; methods, section 11. A sample whose claims or aspects were lost is not looked up any further;
@@ -148,7 +134,9 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     )
     known = claims.join(incomplete.select("sample_id"), on="sample_id", how="left_anti")
     size = settings.icat.list_size if settings.icat.judgement == "lists" else None
-    grounded = ground_claims(known, tools, settings, early_stop=settings.icat.early_stop, list_size=size)
+    grounded = grounded_claims.ground_claims(
+        known, tools, settings, early_stop=settings.icat.early_stop, list_size=size
+    )
     gathered = tools.keep(_gather(questions, aspects, _annotated(grounded.claims, questions, settings)), "gathered")
     aligned = None
     if ALIGN in stages(settings):
@@ -160,7 +148,7 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
 
 def _responses(samples: DataFrame) -> DataFrame:
     """Columns sample_id, text. A blank response says nothing and is not asked for; its aspects are."""
-    return samples.where(~is_blank("response")).select("sample_id", F.col("response").alias("text"))
+    return samples.where(~base.is_blank("response")).select("sample_id", F.col("response").alias("text"))
 
 
 def _questions(samples: DataFrame, variant: str) -> DataFrame:
@@ -186,7 +174,7 @@ def _aspects(questions: DataFrame, generated: DataFrame | None, most: int) -> Da
     else:
         found = generated.select("sample_id", F.col("aspects").alias("generated"))
         rows = questions.select("sample_id", "given").join(found, on="sample_id", how="left")
-    return rows.mapInArrow(partial(choose_aspects, most=most), spark_schema(ASPECTS))
+    return rows.mapInArrow(partial(aspect_coverage.choose_aspects, most=most), spark_schema(aspect_coverage.ASPECTS))
 
 
 def _annotated(claims: DataFrame, questions: DataFrame, settings: Settings) -> DataFrame:
@@ -198,7 +186,7 @@ def _annotated(claims: DataFrame, questions: DataFrame, settings: Settings) -> D
         return claims.withColumn("subtopics", F.lit(None).cast("array<string>"))
     path = absolute(str(settings.icat.qrels))
     files = claims.sparkSession.createDataFrame([(path,)], "path string")
-    annotations = files.mapInArrow(annotated_documents, spark_schema(ANNOTATIONS))
+    annotations = files.mapInArrow(aspect_coverage.annotated_documents, spark_schema(aspect_coverage.ANNOTATIONS))
     by_document = annotations.groupBy("topic", F.col("document").alias("document_id")).agg(
         F.collect_set("subtopic").alias("subtopics")
     )
@@ -244,22 +232,26 @@ def _conclude(gathered: DataFrame, aligned: DataFrame | None, settings: Settings
         rows = rows.withColumn("evidence", F.lit(None).cast("array<array<int>>"))
     else:
         rows = rows.join(aligned.select("sample_id", "evidence"), on="sample_id", how="left")
-    conclude = partial(conclude_samples, beta=settings.icat.beta, by_documents=settings.icat.variant == "m")
-    concluded = rows.mapInArrow(conclude, spark_schema(CONCLUDED))
+    conclude = partial(
+        aspect_coverage.conclude_samples, beta=settings.icat.beta, by_documents=settings.icat.variant == "m"
+    )
+    concluded = rows.mapInArrow(conclude, spark_schema(aspect_coverage.CONCLUDED))
     return concluded.join(gathered.select("sample_id", "waiting"), on="sample_id", how="left")
 
 
-def _tables(samples: DataFrame, found: _Found, verifier: str) -> Tables:
+def _tables(samples: DataFrame, found: _Found, verifier: str) -> base.Tables:
     judged = _with_status(samples, found)
     asked = [failure_rows(NAME, stage, rows) for stage, rows in found.asked.items()]
     return {
-        "statements": covered_statements(judged.where(F.col("status").isin(*JUDGED)), NAME),
-        "scores": measured_scores(judged, NAME, ICAT, F.lit(0)),
-        "measures": measure_rows(judged, NAME, UNKNOWN),
-        "claims": claim_rows(NAME, found.claims, found.grounded.claims),
-        "evidence": evidence_rows(NAME, found.grounded),
-        "chunks": chunk_rows(found.grounded.hits),
-        "failures": reduce(DataFrame.unionByName, [*asked, claim_failures(NAME, verifier, found.grounded)]),
+        "statements": grounded_claims.covered_statements(judged.where(F.col("status").isin(*base.JUDGED)), NAME),
+        "scores": base.measured_scores(judged, NAME, aspect_coverage.ICAT, F.lit(0)),
+        "measures": base.measure_rows(judged, NAME, UNKNOWN),
+        "claims": grounded_claims.claim_rows(NAME, found.claims, found.grounded.claims),
+        "evidence": grounded_claims.evidence_rows(NAME, found.grounded),
+        "chunks": grounded_claims.chunk_rows(found.grounded.hits),
+        "failures": reduce(
+            DataFrame.unionByName, [*asked, grounded_claims.claim_failures(NAME, verifier, found.grounded)]
+        ),
     }
 
 
@@ -279,11 +271,11 @@ def _with_status(samples: DataFrame, found: _Found) -> DataFrame:
         flags = found.aligned.select("sample_id", has_failed().alias("unaligned"), is_unasked().alias("not_aligned"))
         joined = joined.join(flags, on="sample_id", how="left")
         lost, waiting = lost | F.col("unaligned"), waiting | F.col("not_aligned")
-    status = status_of(lost=lost, waiting=waiting, empty=F.col("empty"), partial=F.col("unjudged") > 0)
+    status = base.status_of(lost=lost, waiting=waiting, empty=F.col("empty"), partial=F.col("unjudged") > 0)
     return joined.withColumn("status", status)
 
 
-METRIC = Metric(
+METRIC = base.Metric(
     name=NAME,
     stages=stages,
     score=score,
@@ -295,7 +287,7 @@ METRIC = Metric(
     retrieves=True,
     reads=("query_id", "aspects"),
     unknown=UNKNOWN,
-    zeroed=(FACT, COVERAGE, ICAT),
+    zeroed=(aspect_coverage.FACT, aspect_coverage.COVERAGE, aspect_coverage.ICAT),
     digests=digests,
     view=ClaimView,
 )

@@ -12,21 +12,25 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.requests import Rows
 from untold.jobs.asking.results import has_failed, is_unasked
-from untold.jobs.metrics.base import Metric, Tables, Tools
-from untold.jobs.metrics.fact_lines import FactView
+from untold.jobs.metrics.base import Metric, Tables, Tools, is_blank
 from untold.jobs.metrics.importance_plan import CHECK, assume, extracting_stage, stages, stages_of_facts
 from untold.jobs.metrics.importance_pooled import pool_measures
 from untold.jobs.metrics.importance_tables import NAME, ImportanceFindings, make_tables, unknown_bounds
-from untold.jobs.metrics.reference_facts import ReferenceFacts, find_reference_facts
-from untold.jobs.metrics.scores import is_blank
+from untold.jobs.metrics.reference_facts import (
+    Owners,
+    ReferenceFacts,
+    find_evidence,
+    find_owners,
+    find_reference_facts,
+    without_unwanted,
+)
+from untold.jobs.metrics.sample_lines import FactView
 from untold.jobs.metrics.settings import ImportanceSettings
-from untold.jobs.metrics.shared_evidence import Owners, find_evidence, find_owners, without_unwanted
 from untold.jobs.metrics.verified_claims import verify_claims
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.claim_verdicts import CLAIMS, WINDOWS, number_claims, window_batches
-from untold.udfs.facts.importance_measures import F1, PRECISION, RECALL, WEIGHTED
-from untold.udfs.facts.importance_rows import CONCLUDED, conclude_batches
+from untold.udfs.facts.importance_measures import CONCLUDED, F1, PRECISION, RECALL, WEIGHTED, conclude_batches
 from untold.udfs.samples.conversion import EITHER
 
 CLAIMS_OF_SAMPLE = "array<struct<position: long, text: string, verdict: string>>"

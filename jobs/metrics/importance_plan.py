@@ -8,14 +8,16 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from untold.jobs.metrics.base import Assumptions
-from untold.jobs.metrics.contexts import STAGE as SUMMARISE
-from untold.jobs.metrics.contexts import assumed_summaries
 from untold.jobs.metrics.graphs import different_texts
-from untold.jobs.metrics.grounding import ENTAILMENT
+from untold.jobs.metrics.grounded_claims import ENTAILMENT
 from untold.jobs.metrics.judging import CLASSIFY_LISTS
-from untold.jobs.metrics.likely import (
+from untold.jobs.metrics.reference_facts import EXTRACT as EXTRACT_FACTS
+from untold.jobs.metrics.reference_facts import RATE, RELATE
+from untold.jobs.metrics.summaries import STAGE as SUMMARISE
+from untold.jobs.metrics.summaries import (
     Likely,
     all_highest,
+    assumed_summaries,
     likely_summaries,
     made_up,
     size_of_things,
@@ -23,11 +25,9 @@ from untold.jobs.metrics.likely import (
     value_of,
     whole,
 )
-from untold.jobs.metrics.reference_facts import EXTRACT as EXTRACT_FACTS
-from untold.jobs.metrics.reference_facts import RATE, RELATE
 from untold.jobs.metrics.verified_claims import VERIFY, verifying_stage
+from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.retrieval.sources import assumed_results
-from untold.jobs.retrieval.vectors import STAGE as EMBED
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.claim_verdicts import SUPPORTED
 

@@ -10,13 +10,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import failure_rows, has_failed
-from untold.jobs.metrics.base import Tables
+from untold.jobs.metrics.base import JUDGED, Tables, measure_rows, measured_scores, status_of
 from untold.jobs.metrics.grounded_claims import CLAIM, chunk_name, claim_id, claim_rows
-from untold.jobs.metrics.reference_facts import ReferenceFacts
-from untold.jobs.metrics.scores import JUDGED, measure_rows, measured_scores, status_of
-from untold.jobs.metrics.shared_evidence import Evidence, Owners, owners_failures
+from untold.jobs.metrics.reference_facts import Evidence, Owners, ReferenceFacts, owners_failures
 from untold.jobs.metrics.verified_claims import CHUNK, Verified, evidence_rows
-from untold.jobs.retrieval.vectors import OUTCOME
+from untold.jobs.retrieval.sources import OUTCOME
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.importance_measures import CLAIMS, FACTS, WEIGHTED, names_of_measures
 

@@ -2,42 +2,232 @@
 
 Each reference is held against the few of the response's facts that are nearest: by words first, and where none of these
 entails it by vectors.
+A plan assumes as many facts as texts can have, and none that is covered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.asking.requests import Rows
-from untold.jobs.asking.results import has_failed, incomplete_samples, is_unasked
-from untold.jobs.metrics.base import Metric, Tables, Tools
-from untold.jobs.metrics.candidate_lines import ReferenceView
-from untold.jobs.metrics.longrecall_plan import Sizes, assume, sizes_of
-from untold.jobs.metrics.longrecall_tables import NAME, TABLES, RecallFindings, make_tables, unknown_bounds
+from untold.jobs.asking.results import failure_rows, has_failed, incomplete_samples, is_unasked
+from untold.jobs.metrics import base
+from untold.jobs.metrics.graphs import different_texts
+from untold.jobs.metrics.grounded_claims import claim_id, covered_statements
+from untold.jobs.metrics.reference_facts import without_unwanted
+from untold.jobs.metrics.sample_lines import ReferenceView
 from untold.jobs.metrics.settings import LongrecallSettings
-from untold.jobs.metrics.shared_evidence import without_unwanted
-from untold.jobs.retrieval.vectors import STAGE as EMBED
+from untold.jobs.metrics.summaries import MARK, Likely, made_up, size_of_things, tokens_of, value_of, whole
+from untold.jobs.retrieval.sources import STAGE as EMBED
+from untold.jobs.retrieval.sources import assumed_results
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.recall.candidate_pairs import (
-    OPEN,
-    PREPARED,
-    SHOWN,
-    TEXTS,
-    find_by_vectors,
-    open_texts,
-    prepare_samples,
-    shown_by_words,
-)
+from untold.udfs.recall import candidate_pairs, concluding, sample_facts
 from untold.udfs.recall.candidates import Thresholds
-from untold.udfs.recall.concluding import CONCLUDED, HOLISTIC, conclude_samples
-from untold.udfs.recall.sample_facts import CUT, FREE, Options, add_extracted, cut_samples, free_sides
+from untold.udfs.recall.concluding import BASELINES, CONCLUDED, GENERATED, HOLISTIC, RECALL, conclude_samples
 from untold.udfs.retrieval.local_models import MINILM
+
+NAME = "longrecall"
+TABLES = ("statements", "scores", "measures", "claims", "candidates", "failures")
+
+
+@dataclass(frozen=True)
+class RecallFindings:
+    """What the metric has found out about its samples, before tables are made of it.
+
+    incomplete: what `incomplete_samples` gives; prepared: the columns of `udfs.recall.candidate_pairs.PREPARED`;
+    concluded: those of `CONCLUDED`; asked: by stage its results, each with the column sample_id.
+    """
+
+    incomplete: DataFrame
+    prepared: DataFrame
+    concluded: DataFrame
+    asked: Mapping[str, Sequence[DataFrame]]
+
+
+def unknown_bounds(settings: Settings) -> base.Bounds:
+    """Of a sample of which nothing is known: shares may be anything, and counts have no upper end."""
+    shares = dict.fromkeys((RECALL, *settings.longrecall.baselines), (0.0, 1.0))
+    return {**shares, **dict.fromkeys((concluding.REFERENCES, GENERATED), (None, None))}
+
+
+def make_tables(samples: DataFrame, found: RecallFindings, settings: Settings) -> base.Tables:
+    """The tables of `TABLES`, from samples (columns of the table `samples`)."""
+    judged = _with_status(samples, found)
+    known = judged.where(F.col("status").isin(*base.JUDGED))
+    lost = [failure_rows(NAME, stage, rows) for stage, asked in found.asked.items() for rows in asked]
+    return {
+        "statements": covered_statements(known, NAME, "anchor", "found_by", *BASELINES),
+        # Dropped are the facts beyond `longrecall.max_facts`
+        "scores": base.measured_scores(judged, NAME, RECALL, F.col("dropped")),
+        "measures": base.measure_rows(judged, NAME, unknown_bounds(settings)),
+        "claims": _claim_rows(found.prepared),
+        "candidates": _candidate_rows(known),
+        # A stage that is asked twice may need one request for two references
+        "failures": reduce(DataFrame.unionByName, lost).distinct(),
+    }
+
+
+def _with_status(samples: DataFrame, found: RecallFindings) -> DataFrame:
+    """sample_id, system, status, dropped, and the columns of `CONCLUDED`: a row a sample (docs/contract.md, "Scores").
+
+    Left joins: a sample that lacks nothing is not in `incomplete`, and one that does was not concluded.
+    """
+    joined = (
+        samples.select("sample_id", "system")
+        .join(found.concluded, on="sample_id", how="left")
+        .join(found.prepared.select("sample_id", "dropped"), on="sample_id", how="left")
+        .join(found.incomplete, on="sample_id", how="left")
+    )
+    waiting = F.col("waiting") | F.col("unasked")
+    status = base.status_of(lost=F.col("lost"), waiting=waiting, empty=F.col("empty"), partial=F.col("unjudged") > 0)
+    return joined.withColumn("status", status)
+
+
+def _claim_rows(prepared: DataFrame) -> DataFrame:
+    """The table `claims`: the generated facts, which nobody verifies."""
+    return prepared.select("sample_id", F.inline("generated")).select(
+        "sample_id",
+        F.lit(NAME).alias("metric"),
+        claim_id(NAME).alias("claim_id"),
+        "position",
+        "text",
+        "anchor",
+        F.lit(None).cast("string").alias("verdict"),
+        F.array().cast("array<string>").alias("evidence"),
+    )
+
+
+def _candidate_rows(known: DataFrame) -> DataFrame:
+    """The table `candidates`: each pair that a stage of entailment was shown, and whether it was chosen."""
+    return known.select("sample_id", F.inline("candidates")).select(
+        "sample_id",
+        F.lit(NAME).alias("metric"),
+        claim_id(NAME, "number").alias("statement_id"),
+        claim_id(NAME).alias("claim_id"),
+        *("step", "rank", "jaccard", "lcs", "cosine", "chosen"),
+    )
+
+
+# A fact takes two words at least, so that no text has more than half its words
+WORDS_OF_A_FACT = 2
+# Of 399 references of K-QA, beside answers cut by sentences: for how many words find one candidate or several, and then
+# vectors of the embedded model
+SHARES = {
+    "by_words": {"match_one": 32 / 399, "match_many": 3 / 399},
+    "by_vectors": {"match_one": 53 / 399, "match_many": 293 / 399},
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many requests there are where answers that nobody has decide that, as of `jobs.asking.requests.Requests`.
+
+    Frames of requests and bytes, at most and in the mean.
+    """
+
+    bound: DataFrame
+    likely: DataFrame
+
+
+@dataclass(frozen=True)
+class StageSizes:
+    """The sizes of what is asked once the facts are known: of entailment by stage, of vectors, of the one prompt."""
+
+    by_words: Mapping[str, Sizes]
+    texts: Sizes
+    by_vectors: Mapping[str, Sizes]
+    whole: Sizes
+
+
+def assume(settings: Settings) -> base.Assumptions:
+    """As many facts as texts can have, and all references open after each step."""
+    results: dict[str, Mapping[str, Column]] = {
+        "extract_claims": {"claims": different_texts(WORDS_OF_A_FACT)},
+        EMBED: assumed_results()[EMBED],
+        **_judged(),
+    }
+    return base.Assumptions(settings, results, likely=_likely)
+
+
+def _judged() -> dict[str, Mapping[str, Column]]:
+    """A resolved fact is a new text; nothing is covered, so that all references are looked for in both ways."""
+    return {
+        "resolve_coreference": {"facts": F.transform("facts", lambda text: F.concat(text, F.lit(MARK)))},
+        "match_one": {"matched": F.lit(False)},
+        "match_many": {"candidates": F.array().cast("array<int>")},
+        "match_holistic": {"candidates": F.transform("references", lambda _: F.array().cast("array<int>"))},
+    }
+
+
+def _likely(figures: Likely) -> dict[str, Mapping[str, Column]]:
+    """As many facts as the figures have of a text."""
+    found: dict[str, Mapping[str, Column]] = dict(_judged())
+    if "extract_claims" in figures:
+        extract, tokens = figures["extract_claims"], tokens_of("text")
+        count = whole(value_of(extract.things, tokens), "text")
+        found["extract_claims"] = {"claims": made_up(count, size_of_things(extract, tokens), "text")}
+    return found
+
+
+def sizes_of(facts: DataFrame, samples: DataFrame, top_k: int) -> StageSizes:
+    """The sizes by the facts of each sample (columns of `untold.udfs.recall.sample_facts.CUT`) and its query.
+
+    In each step a reference is one request at most, whichever stage has it: with one candidate or with several.
+    """
+    side = {name: F.col(f"facts.{name}") for name in (sample_facts.RESPONSE, sample_facts.REFERENCES)}
+    count = {name: F.greatest(F.coalesce(F.size(column), F.lit(0)), F.lit(0)) for name, column in side.items()}
+    longest = {name: F.coalesce(F.array_max(_bytes(column)), F.lit(0)) for name, column in side.items()}
+    total = {name: F.aggregate(_bytes(column), F.lit(0), lambda sum_, one: sum_ + one) for name, column in side.items()}
+    references = count[sample_facts.REFERENCES]
+    shown = {
+        "match_one": (
+            count[sample_facts.RESPONSE] >= 1,
+            longest[sample_facts.REFERENCES] + longest[sample_facts.RESPONSE],
+        ),
+        "match_many": (
+            (count[sample_facts.RESPONSE] >= 2) & F.lit(top_k >= 2),
+            longest[sample_facts.REFERENCES]
+            + longest[sample_facts.RESPONSE] * F.least(count[sample_facts.RESPONSE], F.lit(top_k)),
+        ),
+    }
+    make = partial(_sizes, facts)
+    steps = {
+        step: {
+            stage: make(possible, references, size, SHARES[step][stage]) for stage, (possible, size) in shown.items()
+        }
+        for step in SHARES
+    }
+    both = (references > 0) & (count[sample_facts.RESPONSE] > 0)
+    texts = make(both, references + count[sample_facts.RESPONSE], F.greatest(*longest.values()), 1.0)
+    with_query = facts.join(samples.select("sample_id", "query"), on="sample_id", how="inner")
+    prompt = _sizes(with_query, both, F.lit(1), F.octet_length("query") + sum(total.values(), F.lit(0)), 1.0)
+    return StageSizes(steps["by_words"], texts, steps["by_vectors"], prompt)
+
+
+def _bytes(facts: Column) -> Column:
+    """The lengths of facts, with what stands between their parts."""
+
+    def length(fact: Column) -> Column:
+        before = (
+            F.coalesce(F.octet_length(F.nullif(fact[part], F.lit(""))) + 2, F.lit(0)) for part in ("under", "anchor")
+        )
+        return sum(before, F.octet_length(fact["evidence"]))
+
+    return F.transform(facts, length)
+
+
+def _sizes(facts: DataFrame, possible: Column, requests: Column, size: Column, share: float) -> Sizes:
+    """`requests` of this size where one is possible; of these, in the mean, that share."""
+    most = F.when(possible, requests).otherwise(F.lit(0))
+    usual = whole(most * share, F.col("sample_id")) if share < 1 else most
+    return Sizes(*(facts.select(number.alias("requests"), size.alias("bytes")) for number in (most, usual)))
+
 
 EXTRACT, RESOLVE, ONE, MANY, WHOLE = (
     *("extract_claims", "resolve_coreference", "match_one", "match_many", "match_holistic"),
@@ -57,12 +247,12 @@ def stages(settings: Settings) -> tuple[str, ...]:
     return (*extract, *resolve, ONE, MANY, EMBED, *((WHOLE,) if HOLISTIC in given.baselines else ()))
 
 
-def options_of(settings: Settings) -> Options:
+def options_of(settings: Settings) -> sample_facts.Options:
     """What the rules go by under these settings."""
     given, embeddings = settings.longrecall, settings.embeddings
     embedded = embeddings.base_url is None and embeddings.model == MINILM
     cosine = MINILM_COSINE if embedded else PUBLISHED_COSINE
-    return Options(
+    return sample_facts.Options(
         given.segmentation,
         given.anchor_words,
         given.max_facts,
@@ -76,7 +266,7 @@ def options_of(settings: Settings) -> Options:
 class _Asking:
     """Asks the stages of a run, and keeps their results by stage: what failed is looked for in them."""
 
-    tools: Tools
+    tools: base.Tools
     results: dict[str, list[DataFrame]] = field(default_factory=dict)
 
     def ask(self, stage: str, rows: DataFrame, carry: tuple[str, ...], sizes: Sizes | None = None) -> DataFrame:
@@ -94,7 +284,7 @@ class _Asking:
         return samples.select("sample_id", F.lit(False).alias("lost"), F.lit(False).alias("waiting")).limit(0)
 
 
-def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
+def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tables:
     """Scores valid samples (columns of the table `samples`): the tables of `TABLES`. Methods, section 13.
 
     A sample whose facts were lost on the way is not judged any further; a judgement that was lost leaves a score with
@@ -104,10 +294,12 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     facts = _facts(samples, asking, options, stages(settings))
     incomplete = asking.incomplete(samples)
     sizes = sizes_of(facts, samples, settings.longrecall.top_k)
-    prepare = partial(prepare_samples, options=options)
+    prepare = partial(candidate_pairs.prepare_samples, options=options)
     complete = facts.join(incomplete.select("sample_id"), on="sample_id", how="left_anti")
-    prepared = tools.keep(complete.mapInArrow(prepare, spark_schema(PREPARED)), "prepared")
-    shown = tools.keep(prepared.mapInArrow(shown_by_words, spark_schema(SHOWN)), "shown-by-words")
+    prepared = tools.keep(complete.mapInArrow(prepare, spark_schema(candidate_pairs.PREPARED)), "prepared")
+    shown = tools.keep(
+        prepared.mapInArrow(candidate_pairs.shown_by_words, spark_schema(candidate_pairs.SHOWN)), "shown-by-words"
+    )
     by_words = _match(shown, asking, sizes.by_words)
     judged = tools.keep(_join_lists(prepared, by_words, "outcomes", "number", *_OUTCOME), "judged-by-words")
     near = tools.keep(_near(judged, asking, options, sizes.texts), "shown-by-vectors")
@@ -123,10 +315,10 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     return make_tables(samples, RecallFindings(incomplete, prepared, concluded, asking.results), settings)
 
 
-def _facts(samples: DataFrame, asking: _Asking, options: Options, asked: tuple[str, ...]) -> DataFrame:
+def _facts(samples: DataFrame, asking: _Asking, options: sample_facts.Options, asked: tuple[str, ...]) -> DataFrame:
     """The columns of `CUT`, and resolved array<struct<side, facts>>: a row a sample, as far as nothing was lost."""
     rows = samples.select("sample_id", "response", "references")
-    cut = rows.mapInArrow(partial(cut_samples, options=options), spark_schema(CUT))
+    cut = rows.mapInArrow(partial(sample_facts.cut_samples, options=options), spark_schema(sample_facts.CUT))
     if EXTRACT in asked:
         cut = _extracted(asking.tools.keep(cut, "cut"), asking, options)
     cut = asking.tools.keep(cut, "facts")
@@ -134,17 +326,17 @@ def _facts(samples: DataFrame, asking: _Asking, options: Options, asked: tuple[s
         return cut.withColumn("resolved", F.lit(None).cast(_UNRESOLVED))
     # The other side of a sample that has lost one would be resolved in vain
     complete = cut.join(asking.incomplete(samples).select("sample_id"), on="sample_id", how="left_anti")
-    sides = complete.mapInArrow(free_sides, spark_schema(FREE))
+    sides = complete.mapInArrow(sample_facts.free_sides, spark_schema(sample_facts.FREE))
     resolved = asking.ask(RESOLVE, sides, ("sample_id", "side"))
     return _join_lists(cut, resolved, "resolved", "side", "facts")
 
 
-def _extracted(cut: DataFrame, asking: _Asking, options: Options) -> DataFrame:
+def _extracted(cut: DataFrame, asking: _Asking, options: sample_facts.Options) -> DataFrame:
     """The columns of `CUT`, with the facts of those sides that a model has to cut."""
     sides = cut.select("sample_id", F.inline("to_extract"))
     extracted = asking.ask(EXTRACT, sides, ("sample_id", "side"))
     joined = _join_lists(cut, extracted, "extracted", "side", "claims")
-    return joined.mapInArrow(partial(add_extracted, options=options), spark_schema(CUT))
+    return joined.mapInArrow(partial(sample_facts.add_extracted, options=options), spark_schema(sample_facts.CUT))
 
 
 def _join_lists(rows: DataFrame, others: DataFrame, name: str, *columns: str) -> DataFrame:
@@ -175,13 +367,15 @@ def _outcomes(answered: DataFrame, chosen: Column) -> DataFrame:
     return answered.select("sample_id", "number", chosen.alias("chosen"), *flags)
 
 
-def _near(judged: DataFrame, asking: _Asking, options: Options, sizes: Sizes) -> DataFrame:
+def _near(judged: DataFrame, asking: _Asking, options: sample_facts.Options, sizes: Sizes) -> DataFrame:
     """The columns of `OPEN`: the references that words left open, each with its candidates by vectors."""
-    texts = judged.mapInArrow(open_texts, spark_schema(TEXTS))
+    texts = judged.mapInArrow(candidate_pairs.open_texts, spark_schema(candidate_pairs.TEXTS))
     embedded = asking.ask(EMBED, texts, ("sample_id", "kind", "number"), sizes)
     embedded = embedded.withColumn("waiting", is_unasked())
     joined = _join_lists(judged, embedded, "embedded", "kind", "number", "vector", "waiting")
-    return joined.mapInArrow(partial(find_by_vectors, options=options), spark_schema(OPEN))
+    return joined.mapInArrow(
+        partial(candidate_pairs.find_by_vectors, options=options), spark_schema(candidate_pairs.OPEN)
+    )
 
 
 def _gather(judged: DataFrame, near: DataFrame, outcomes: DataFrame) -> DataFrame:
@@ -206,7 +400,7 @@ def _holistic(samples: DataFrame, prepared: DataFrame, asking: _Asking, sizes: S
     return answered.select("sample_id", F.col("candidates").alias("holistic"))
 
 
-METRIC = Metric(
+METRIC = base.Metric(
     name=NAME,
     stages=stages,
     score=score,

@@ -13,40 +13,16 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import incomplete_samples, leave_complete
-from untold.jobs.metrics import conflicts
-from untold.jobs.metrics.audits import MEASURES, audit_measures, correct, count_audited, pool_audits
+from untold.jobs.metrics import judging, summaries
 from untold.jobs.metrics.base import Assumptions, Bounds, Metric, Tables, Tools
-from untold.jobs.metrics.contexts import MARK, assumed_summaries, gather_contexts, stages_with_contexts
-from untold.jobs.metrics.contexts import STAGE as SUMMARISE
 from untold.jobs.metrics.graphs import GRAPH_TABLES, Judged, conclude, different_texts, graph_nodes, in_order, passages
-from untold.jobs.metrics.judging import (
-    CLASSIFY,
-    CLASSIFY_LISTS,
-    ENTAIL,
-    JUDGED,
-    is_audited,
-    judge_pairs,
-    sieve_of,
-    stage_of,
-    stages_of,
-)
-from untold.jobs.metrics.likely import (
-    Likely,
-    likely_ratings,
-    likely_summaries,
-    made_up,
-    rewritten,
-    size_of_things,
-    tokens_of,
-    value_of,
-    whole,
-)
+from untold.jobs.metrics.graphs import MEASURES as CONFLICTS
 from untold.jobs.metrics.settings import NliSettings
+from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.retrieval.sources import assumed_results
-from untold.jobs.retrieval.vectors import STAGE as EMBED
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.atoms import SAMPLE_ATOMS, gather_atoms
+from untold.udfs.facts.nodes import SAMPLE_ATOMS, gather_atoms
 from untold.udfs.facts.pairs import LEFT_OUT, leave_out
 
 NAME = "nli"
@@ -58,7 +34,7 @@ WORDS_OF_AN_ATOM = 2
 
 def stages(settings: Settings) -> tuple[str, ...]:
     """The stages that the metric asks, in order."""
-    return stages_with_contexts(settings, EXTRACT, REVISE, RATE, *stages_of(settings.nli))
+    return summaries.stages_with_contexts(settings, EXTRACT, REVISE, RATE, *judging.stages_of(settings.nli))
 
 
 def assume(settings: Settings) -> Assumptions:
@@ -70,45 +46,45 @@ def assume(settings: Settings) -> Assumptions:
     unit_type = F.lit(settings.nli.unit_types[0]).alias("unit_type")
     atoms = F.transform(different_texts(WORDS_OF_AN_ATOM), lambda text: F.struct(text.alias("text"), unit_type))
     results = {
-        **assumed_summaries(),
+        **summaries.assumed_summaries(),
         EXTRACT: {"atoms": atoms},
-        REVISE: {"atoms": F.transform("statements", lambda text: F.concat(text, F.lit(MARK)))},
+        REVISE: {"atoms": F.transform("statements", lambda text: F.concat(text, F.lit(summaries.MARK)))},
         RATE: {"ratings": F.transform("statements", lambda _: F.lit(5.0)), "weighted": F.lit(True)},
         **_judged(),
     }
     at_once = settings.model_copy(update={NAME: settings.nli.model_copy(update={"skip_implied": False})})
     cascaded = settings.nli.classifies
-    fewer = settings.nli.skip_implied or sieve_of(settings.nli).needs_vectors or cascaded
-    at_most = frozenset({stage_of(settings.nli)}) if fewer else frozenset[str]()
+    fewer = settings.nli.skip_implied or judging.sieve_of(settings.nli).needs_vectors or cascaded
+    at_most = frozenset({judging.stage_of(settings.nli)}) if fewer else frozenset[str]()
     return Assumptions(at_once, results, at_most, partial(_likely, settings))
 
 
 def _judged() -> dict[str, Mapping[str, Column]]:
     """What judging gives in a plan: of a list a relation for each hypothesis, as none is asked again."""
     return {
-        CLASSIFY: {"relation": F.lit(None)},
+        judging.CLASSIFY: {"relation": F.lit(None)},
         # Nothing is certain, so that the model is asked of all
-        ENTAIL: {"relation": F.lit("neutral"), "certainty": F.lit(0.0)},
-        CLASSIFY_LISTS: {"relations": F.transform("targets", lambda _: F.lit("neutral"))},
+        judging.ENTAIL: {"relation": F.lit("neutral"), "certainty": F.lit(0.0)},
+        judging.CLASSIFY_LISTS: {"relations": F.transform("targets", lambda _: F.lit("neutral"))},
         EMBED: assumed_results()[EMBED],
     }
 
 
-def _likely(settings: Settings, figures: Likely) -> dict[str, Mapping[str, Column]]:
+def _likely(settings: Settings, figures: summaries.Likely) -> dict[str, Mapping[str, Column]]:
     """As many atoms as the figures have of a text, of which as many are relevant."""
     unit_type = F.lit(settings.nli.unit_types[0]).alias("unit_type")
-    of_text, of_both = tokens_of("text"), tokens_of("text", "statements")
-    count = whole(value_of(figures[EXTRACT].things, of_text), "text")
-    texts = made_up(count, size_of_things(figures[EXTRACT], of_text), "text")
+    of_text, of_both = summaries.tokens_of("text"), summaries.tokens_of("text", "statements")
+    count = summaries.whole(summaries.value_of(figures[EXTRACT].things, of_text), "text")
+    texts = summaries.made_up(count, summaries.size_of_things(figures[EXTRACT], of_text), "text")
     # What has statements to revise has some after it; equal ones of several texts are one node, here of one text alone
-    nodes = value_of(figures[REVISE].things, of_both) * figures[REVISE].distinct
-    revised = F.greatest(whole(nodes, "text", "statements"), F.lit(1))
+    nodes = summaries.value_of(figures[REVISE].things, of_both) * figures[REVISE].distinct
+    revised = F.greatest(summaries.whole(nodes, "text", "statements"), F.lit(1))
     passing = figures[RATE].passing(settings.thresholds.relevance)
     return {
-        **likely_summaries(figures),
+        **summaries.likely_summaries(figures),
         EXTRACT: {"atoms": F.transform(texts, lambda text: F.struct(text.alias("text"), unit_type))},
-        REVISE: {"atoms": rewritten("statements", revised)},
-        RATE: {"ratings": likely_ratings("statements", passing), "weighted": F.lit(True)},
+        REVISE: {"atoms": summaries.rewritten("statements", revised)},
+        RATE: {"ratings": summaries.likely_ratings("statements", passing), "weighted": F.lit(True)},
         **_judged(),
     }
 
@@ -120,7 +96,7 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     of what follows and gets its status from `incomplete`; a relation that failed leaves a score with bounds.
     """
     contexts = tools.contexts()
-    prepared = gather_contexts(contexts)
+    prepared = summaries.gather_contexts(contexts)
     texts = passages(samples, prepared)
     extracted = tools.ask(EXTRACT, texts, carry=("sample_id", "query", "position", "context_id", "text"))
     to_revise = _statements_to_revise(extracted, settings.nli.unit_types)
@@ -129,19 +105,19 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     incomplete = incomplete_samples(extracted, revised, rated)
     atoms = tools.keep(_gather_atoms(extracted, revised, rated, incomplete, settings), "atoms")
     owners = tools.keep(add_owners(atoms, settings.nli.max_pairs_per_sample), "owners")
-    judged = judge_pairs(owners, tools, settings.nli)
+    judged = judging.judge_pairs(owners, tools, settings.nli)
     relations = tools.keep(_relations_of_samples(owners, judged), "relations")
     graphs = _graphs(atoms, owners, relations)
     condensed = tools.condense(*graphs)
-    asked = {SUMMARISE: contexts, EXTRACT: extracted, REVISE: revised, RATE: rated}
-    asked[stage_of(settings.nli)] = relations
+    asked = {summaries.STAGE: contexts, EXTRACT: extracted, REVISE: revised, RATE: rated}
+    asked[judging.stage_of(settings.nli)] = relations
     found = Judged(prepared, incomplete, owners, atoms, relations, condensed, asked)
     tables = conclude(NAME, samples, found, tools)
-    if not is_audited(settings.nli):
+    if not judging.is_audited(settings.nli):
         return tables
-    corrections = correct(relations, graphs, condensed, tools, settings.nli.audit)
-    counts = count_audited(judged, owners)
-    audited = audit_measures(NAME, tables["scores"], counts, corrections)
+    corrections = judging.correct(relations, graphs, condensed, tools, settings.nli.audit)
+    counts = judging.count_audited(judged, owners)
+    audited = judging.audit_measures(NAME, tables["scores"], counts, corrections)
     return {**tables, "measures": tables["measures"].unionByName(audited)}
 
 
@@ -258,7 +234,7 @@ def _relations_of_samples(owners: DataFrame, judged: DataFrame) -> DataFrame:
     """
     shared = owners.select("sample_id", F.col("contexts_owner").alias("owner"))
     own = owners.select("sample_id", F.col("response_owner").alias("owner"))
-    return judged.join(shared.unionByName(own), on="owner", how="inner").select("sample_id", *JUDGED[1:])
+    return judged.join(shared.unionByName(own), on="owner", how="inner").select("sample_id", *judging.JUDGED[1:])
 
 
 def _graphs(atoms: DataFrame, owners: DataFrame, relations: DataFrame) -> tuple[DataFrame, DataFrame]:
@@ -294,7 +270,7 @@ def _graphs(atoms: DataFrame, owners: DataFrame, relations: DataFrame) -> tuple[
 
 def unknown_bounds(settings: Settings) -> Bounds:
     """The measures of conflicts, and those of an audit, where there is one."""
-    return {**conflicts.MEASURES, **(MEASURES if is_audited(settings.nli) else {})}
+    return {**CONFLICTS, **(judging.MEASURES if judging.is_audited(settings.nli) else {})}
 
 
 METRIC = Metric(
@@ -306,5 +282,5 @@ METRIC = Metric(
     tables=GRAPH_TABLES,
     settings=("summarise_contexts", NAME, "thresholds", "graph"),
     unknown=unknown_bounds,
-    pooled=partial(pool_audits, metric=NAME),
+    pooled=partial(judging.pool_audits, metric=NAME),
 )

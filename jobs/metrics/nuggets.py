@@ -1,5 +1,7 @@
 """Nuggets (Pradeep et al. 2025, AutoNuggetizer; docs/methods.md, section 17): what an answer should state, which of it
 is vital, and how much of it the response supports.
+
+Labels are asked for ten nuggets a request; what a completion leaves open is asked again as relations of lists are.
 """
 
 from __future__ import annotations
@@ -12,61 +14,67 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import failure_rows, has_failed, is_unasked
-from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
-from untold.jobs.metrics.contexts import MARK, assumed_summaries, stages_with_contexts
+from untold.jobs.asking.store import is_transient
+from untold.jobs.metrics import base, reference_facts, summaries
 from untold.jobs.metrics.graphs import LONGEST_ATOM
 from untold.jobs.metrics.grounded_claims import covered_statements
-from untold.jobs.metrics.likely import (
-    Likely,
-    likely_summaries,
-    made_up,
-    numbers,
-    size_of_things,
-    tokens_of,
-    value_of,
-    whole,
-)
-from untold.jobs.metrics.nugget_labels import ask_labels
-from untold.jobs.metrics.nugget_lines import NuggetView
-from untold.jobs.metrics.reference_facts import find_texts
-from untold.jobs.metrics.scores import JUDGED, is_blank, measure_rows, measured_scores, status_of
+from untold.jobs.metrics.sample_lines import NuggetView
 from untold.jobs.metrics.settings import NuggetsSettings
-from untold.jobs.metrics.shared_evidence import (
-    Evidence,
-    Owners,
-    complete_alone,
-    find_evidence,
-    find_owners,
-    incomplete_owners,
-    owners_failures,
-)
-from untold.jobs.retrieval.vectors import OUTCOME
+from untold.jobs.retrieval.sources import OUTCOME
 from untold.jobs.run.output import absolute
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.nugget_files import GIVEN, OF_TOPIC, TOPIC, digest_of_nuggets, given_nuggets
-from untold.udfs.facts.nugget_measures import (
-    CONCLUDED,
-    MEASURES,
-    NUGGETS,
-    OF_VITAL,
-    OKAY,
-    RANKED,
-    STRICT_VITAL,
-    SUPPORT,
-    VITAL,
-    VITAL_NUGGETS,
-    conclude_batches,
-    rank_batches,
-)
+from untold.udfs.facts import nugget_measures
 from untold.udfs.samples.conversion import EITHER
+
+LISTED = 10
+
+
+def ask_labels(tools: base.Tools, stage: str, rows: DataFrame, key: str) -> DataFrame:
+    """Columns `key`, number, label, and those of `OUTCOME`: a row for each listed nugget.
+
+    A nugget without a clear label is asked about again, in a list with the others of its key, then alone, as each of a
+    list is that failed for a lasting reason. What fails alone has no label.
+
+    rows: `key`, listed array<struct<number, text, ...>>, and the other variables of the stage.
+    """
+    first = _ask(tools, stage, rows, key, LISTED)
+    is_open = F.col("label").isNull() & F.col("error_type").isNull()
+    second = _ask(tools, stage, _again(tools, rows, first.where(is_open), key), key, LISTED)
+    both = first.where(~is_open).unionByName(second)
+    has_lasted = F.col("error_type").isNull() | (has_failed() & ~is_transient())
+    is_alone = F.col("label").isNull() & (F.col("size") > 1) & has_lasted
+    third = _ask(tools, stage, _again(tools, rows, both.where(is_alone), key), key, 1)
+    return both.where(~is_alone).unionByName(third).drop("size")
+
+
+def _ask(tools: base.Tools, stage: str, rows: DataFrame, key: str, size: int) -> DataFrame:
+    """The labels, and `size`: of how many nuggets the list was."""
+    starts = F.filter(F.sequence(F.lit(1), F.size("listed") + 1, F.lit(size)), lambda start: start <= F.size("listed"))
+    lists = rows.withColumn("start", F.explode(starts)).withColumn("listed", F.slice("listed", F.col("start"), size))
+    named = lists.withColumns({"numbers": F.col("listed.number"), "nuggets": F.col("listed.text")})
+    answered = tools.ask(stage, named.drop("listed", "start"), carry=(key, "numbers"))
+    placed = answered.select(
+        key, "labels", *OUTCOME, F.size("numbers").alias("size"), F.posexplode("numbers").alias("place", "number")
+    )
+    return placed.select(key, "number", F.get("labels", F.col("place")).alias("label"), "size", *OUTCOME)
+
+
+def _again(tools: base.Tools, rows: DataFrame, wanted: DataFrame, key: str) -> DataFrame:
+    """The rows with those of their nuggets alone that are wanted; none of the others."""
+    by_key = wanted.groupBy(key).agg(F.collect_set("number").alias("wanted"))
+    again = F.filter("listed", lambda one: F.array_contains("wanted", one["number"]))
+    joined = rows.join(by_key, on=key, how="inner")
+    return tools.keep(joined.withColumn("listed", again).drop("wanted"), "labels-to-ask-again")
+
 
 NAME = "nuggets"
 # In the order in which they are asked
 CREATE, RATE, ASSIGN = ("create_nuggets", "rate_nuggets", "assign_nuggets")
 # Of a sample of which nothing is known: shares may be anything, and counts have no upper end
 UNKNOWN: Mapping[str, tuple[float | None, float | None]] = {
-    name: (None, None) if name in (NUGGETS, VITAL_NUGGETS) else (0.0, 1.0) for name in MEASURES
+    name: (None, None) if name in (nugget_measures.NUGGETS, nugget_measures.VITAL_NUGGETS) else (0.0, 1.0)
+    for name in nugget_measures.MEASURES
 }
 OF_NUGGETS = ("weight", "rank", "kept", "importance", "support")
 _NUGGET = "array<struct<reference_id: string, text: string, importance: string, weight: double>>"
@@ -75,7 +83,7 @@ _NUGGET = "array<struct<reference_id: string, text: string, importance: string, 
 def stages(settings: Settings) -> tuple[str, ...]:
     """The stages that the metric may ask, in order. Given nuggets need no stage before the last two."""
     own = (CREATE, RATE, ASSIGN)
-    return stages_with_contexts(settings, *own) if settings.knowledge.source == "contexts" else own
+    return summaries.stages_with_contexts(settings, *own) if settings.knowledge.source == "contexts" else own
 
 
 def needs(settings: Settings) -> tuple[str, ...]:
@@ -88,31 +96,40 @@ def needs(settings: Settings) -> tuple[str, ...]:
 def digests(settings: Settings) -> dict[str, str]:
     """The digest of the file of nuggets, where there is one. Raises NuggetsError for a file that cannot be used."""
     file = settings.nuggets.file
-    return {} if file is None else {"nuggets.file": digest_of_nuggets(absolute(file))}
+    return {} if file is None else {"nuggets.file": nugget_measures.digest_of_nuggets(absolute(file))}
 
 
-def assume(settings: Settings) -> Assumptions:
+def assume(settings: Settings) -> base.Assumptions:
     """As many nuggets as there may be, all vital, and a clear label for each."""
     query = F.substring("query", 1, LONGEST_ATOM)
-    most = F.transform(numbers(F.lit(settings.nuggets.most)), lambda number: F.concat(number, F.lit(MARK), query))
-    results = {**assumed_summaries(), CREATE: {"nuggets": most}, **_labelled()}
-    return Assumptions(settings, {name: results[name] for name in stages(settings)}, likely=partial(_likely, settings))
+    most = F.transform(
+        summaries.numbers(F.lit(settings.nuggets.most)), lambda number: F.concat(number, F.lit(summaries.MARK), query)
+    )
+    results = {**summaries.assumed_summaries(), CREATE: {"nuggets": most}, **_labelled()}
+    return base.Assumptions(
+        settings, {name: results[name] for name in stages(settings)}, likely=partial(_likely, settings)
+    )
 
 
 def _labelled() -> dict[str, Mapping[str, Column]]:
-    return {stage: {"labels": _all(label)} for stage, label in ((RATE, VITAL), (ASSIGN, SUPPORT))}
+    return {
+        stage: {"labels": _all(label)}
+        for stage, label in ((RATE, nugget_measures.VITAL), (ASSIGN, nugget_measures.SUPPORT))
+    }
 
 
 def _all(label: str) -> Column:
     return F.transform("nuggets", lambda _: F.lit(label))
 
 
-def _likely(settings: Settings, figures: Likely) -> dict[str, Mapping[str, Column]]:
+def _likely(settings: Settings, figures: summaries.Likely) -> dict[str, Mapping[str, Column]]:
     """As many nuggets as the figures have."""
-    tokens = tokens_of("query", "texts")
-    count = F.least(whole(value_of(figures[CREATE].things, tokens), "query"), F.lit(settings.nuggets.most))
-    created = made_up(count, size_of_things(figures[CREATE], tokens), "query")
-    return {**likely_summaries(figures), CREATE: {"nuggets": created}, **_labelled()}
+    tokens = summaries.tokens_of("query", "texts")
+    count = F.least(
+        summaries.whole(summaries.value_of(figures[CREATE].things, tokens), "query"), F.lit(settings.nuggets.most)
+    )
+    created = summaries.made_up(count, summaries.size_of_things(figures[CREATE], tokens), "query")
+    return {**summaries.likely_summaries(figures), CREATE: {"nuggets": created}, **_labelled()}
 
 
 @dataclass(frozen=True)
@@ -123,32 +140,32 @@ class _Found:
     number, label and the errors of `OUTCOME`; concluded: the columns of `CONCLUDED`.
     """
 
-    owners: Owners
-    evidence: Evidence
+    owners: reference_facts.Owners
+    evidence: reference_facts.Evidence
     incomplete: DataFrame
     of_owners: Mapping[str, DataFrame]
     assigned: DataFrame
     concluded: DataFrame
 
 
-def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
+def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tables:
     """Scores valid samples (columns of the table `samples`): the tables of `METRIC`.
 
     Responses to one query share nuggets and their importance. A sample whose nuggets or ratings were lost is not judged
     any further; an assignment that was lost leaves values with bounds.
     """
     samples = _with_file(samples, settings)
-    owners = find_owners(samples, tools, settings)
+    owners = reference_facts.find_owners(samples, tools, settings)
     given = owners.owners.where(F.col("given").isNotNull())
-    mined = Owners(owners.owned, owners.owners.where(F.col("given").isNull()))
-    evidence = find_evidence(mined, tools, settings, documents=None)
-    texts, asked = find_texts(mined.owners, evidence, tools, settings)
+    mined = reference_facts.Owners(owners.owned, owners.owners.where(F.col("given").isNull()))
+    evidence = reference_facts.find_evidence(mined, tools, settings, documents=None)
+    texts, asked = reference_facts.find_texts(mined.owners, evidence, tools, settings)
     searched = [] if evidence.hits is None else [evidence.hits]
-    known = incomplete_owners(*searched, *asked.values()) if searched or asked else None
+    known = reference_facts.incomplete_owners(*searched, *asked.values()) if searched or asked else None
     created, asked[CREATE] = _create(texts, known, mined.owners, tools, settings)
     nuggets = tools.keep(created.unionByName(_given(given, settings)), "nuggets")
     asked[RATE] = ask_labels(tools, RATE, _to_rate(nuggets), "owner")
-    incomplete = tools.keep(incomplete_owners(*searched, *asked.values()), "incomplete-owners")
+    incomplete = tools.keep(reference_facts.incomplete_owners(*searched, *asked.values()), "incomplete-owners")
     ranked = tools.keep(_rank(nuggets, asked[RATE], settings), "ranked-nuggets")
     shared = samples.join(owners.owned, on="sample_id", how="inner").join(ranked, on="owner", how="inner")
     assigned = tools.keep(ask_labels(tools, ASSIGN, _to_assign(shared), "sample_id"), "assigned")
@@ -161,10 +178,15 @@ def _with_file(samples: DataFrame, settings: Settings) -> DataFrame:
     if settings.nuggets.file is None:
         return samples
     path = samples.sparkSession.createDataFrame([(absolute(settings.nuggets.file),)], "path string")
-    joined = samples.join(path.mapInArrow(given_nuggets, spark_schema(GIVEN)), on="query_id", how="left")
+    joined = samples.join(
+        path.mapInArrow(nugget_measures.given_nuggets, spark_schema(nugget_measures.GIVEN)), on="query_id", how="left"
+    )
     own = ("references",) if "references" in samples.columns else ()
-    replaced = {"query": F.coalesce(TOPIC, "query"), "references": F.coalesce(OF_TOPIC, *own)}
-    return joined.withColumns(replaced).drop(TOPIC, OF_TOPIC)
+    replaced = {
+        "query": F.coalesce(nugget_measures.TOPIC, "query"),
+        "references": F.coalesce(nugget_measures.OF_TOPIC, *own),
+    }
+    return joined.withColumns(replaced).drop(nugget_measures.TOPIC, nugget_measures.OF_TOPIC)
 
 
 def _given(owners: DataFrame, settings: Settings) -> DataFrame:
@@ -173,7 +195,7 @@ def _given(owners: DataFrame, settings: Settings) -> DataFrame:
 
     def one(item: Column) -> Column:
         weight = item["weight"]
-        by_weight = F.when(weight >= least, VITAL).when(weight < least, OKAY)
+        by_weight = F.when(weight >= least, nugget_measures.VITAL).when(weight < least, nugget_measures.OKAY)
         importance = F.coalesce(item["importance"], by_weight).alias("importance")
         return F.struct(
             item["reference_id"].alias("reference_id"), item["text"].alias("text"), importance, weight.alias("weight")
@@ -183,7 +205,7 @@ def _given(owners: DataFrame, settings: Settings) -> DataFrame:
 
 
 def _create(
-    texts: DataFrame, incomplete: DataFrame | None, owners: DataFrame, tools: Tools, settings: Settings
+    texts: DataFrame, incomplete: DataFrame | None, owners: DataFrame, tools: base.Tools, settings: Settings
 ) -> tuple[DataFrame, DataFrame]:
     """owner, query, nuggets of those owners whose windows were all answered; and the results of all windows.
 
@@ -206,7 +228,9 @@ def _create(
         answered = tools.ask(CREATE, rows, carry=("owner",))
         rounds.append(answered)
         updated = F.slice(F.array_distinct("nuggets"), 1, own.most).alias("updated")
-        joined = complete_alone(state, answered).join(answered.select("owner", updated), on="owner", how="left")
+        joined = reference_facts.complete_alone(state, answered).join(
+            answered.select("owner", updated), on="owner", how="left"
+        )
         state = tools.keep(
             joined.withColumn("nuggets", F.coalesce("updated", "nuggets")).drop("updated"), "created-nuggets"
         )
@@ -237,14 +261,16 @@ def _to_rate(nuggets: DataFrame) -> DataFrame:
 def _rank(nuggets: DataFrame, rated: DataFrame, settings: Settings) -> DataFrame:
     """The columns of `RANKED`, a row an owner of whom all is known."""
     by_owner = rated.groupBy("owner").agg(F.collect_list(F.struct("number", "label")).alias("rated"))
-    both = complete_alone(nuggets.drop("query"), rated).join(by_owner, on="owner", how="left")
-    return both.mapInArrow(partial(rank_batches, keep=settings.nuggets.keep), spark_schema(RANKED))
+    both = reference_facts.complete_alone(nuggets.drop("query"), rated).join(by_owner, on="owner", how="left")
+    return both.mapInArrow(
+        partial(nugget_measures.rank_batches, keep=settings.nuggets.keep), spark_schema(nugget_measures.RANKED)
+    )
 
 
 def _to_assign(shared: DataFrame) -> DataFrame:
     """sample_id, query, response, listed: the nuggets that count. A blank response supports none, unasked."""
     kept = F.filter("nuggets", lambda one: one["kept"])
-    return shared.where(~is_blank("response")).select("sample_id", "query", "response", kept.alias("listed"))
+    return shared.where(~base.is_blank("response")).select("sample_id", "query", "response", kept.alias("listed"))
 
 
 def _conclude(shared: DataFrame, assigned: DataFrame, settings: Settings) -> DataFrame:
@@ -252,24 +278,27 @@ def _conclude(shared: DataFrame, assigned: DataFrame, settings: Settings) -> Dat
     by_sample = assigned.groupBy("sample_id").agg(
         F.collect_list(F.struct("number", "label")).alias("assigned"), F.max(is_unasked()).alias("unassigned")
     )
-    rows = shared.select("sample_id", is_blank("response").alias("blank"), "nuggets").join(
+    rows = shared.select("sample_id", base.is_blank("response").alias("blank"), "nuggets").join(
         by_sample, on="sample_id", how="left"
     )
-    conclude = partial(conclude_batches, score=settings.nuggets.score)
-    concluded = rows.drop("unassigned").mapInArrow(conclude, spark_schema(CONCLUDED))
+    conclude = partial(nugget_measures.conclude_batches, score=settings.nuggets.score)
+    concluded = rows.drop("unassigned").mapInArrow(conclude, spark_schema(nugget_measures.CONCLUDED))
     return concluded.join(by_sample.select("sample_id", "unassigned"), on="sample_id", how="left")
 
 
-def _tables(samples: DataFrame, found: _Found, settings: Settings) -> Tables:
+def _tables(samples: DataFrame, found: _Found, settings: Settings) -> base.Tables:
     judged = _with_status(samples, found)
-    failures = [owners_failures(NAME, found.owners.owned, found.of_owners), failure_rows(NAME, ASSIGN, found.assigned)]
+    failures = [
+        reference_facts.owners_failures(NAME, found.owners.owned, found.of_owners),
+        failure_rows(NAME, ASSIGN, found.assigned),
+    ]
     if found.evidence.hits is not None:
         searches = found.owners.owned.join(found.evidence.hits.where(has_failed()), on="owner", how="inner")
         failures.append(searches.select("sample_id", F.lit(NAME).alias("metric"), "stage", *OUTCOME).distinct())
     return {
-        "statements": covered_statements(judged.where(F.col("status").isin(*JUDGED)), NAME, *OF_NUGGETS),
-        "scores": measured_scores(judged, NAME, settings.nuggets.score, F.col("left_out")),
-        "measures": measure_rows(judged, NAME, UNKNOWN),
+        "statements": covered_statements(judged.where(F.col("status").isin(*base.JUDGED)), NAME, *OF_NUGGETS),
+        "scores": base.measured_scores(judged, NAME, settings.nuggets.score, F.col("left_out")),
+        "measures": base.measure_rows(judged, NAME, UNKNOWN),
         "failures": reduce(DataFrame.unionByName, failures),
     }
 
@@ -283,11 +312,11 @@ def _with_status(samples: DataFrame, found: _Found) -> DataFrame:
         .join(found.concluded, on="sample_id", how="left")
     )
     waiting = F.col("waiting") | F.col("unassigned")
-    status = status_of(lost=F.col("lost"), waiting=waiting, empty=F.col("empty"), partial=F.col("unjudged") > 0)
+    status = base.status_of(lost=F.col("lost"), waiting=waiting, empty=F.col("empty"), partial=F.col("unjudged") > 0)
     return joined.withColumn("status", status)
 
 
-METRIC = Metric(
+METRIC = base.Metric(
     name=NAME,
     stages=stages,
     score=score,
@@ -300,7 +329,7 @@ METRIC = Metric(
     looks_in=None,
     reads=("query_id", "references"),
     unknown=UNKNOWN,
-    zeroed=(STRICT_VITAL, OF_VITAL),
+    zeroed=(nugget_measures.STRICT_VITAL, nugget_measures.OF_VITAL),
     digests=digests,
     dropped="nuggets beyond nuggets.keep, which were left out",
     view=NuggetView,

@@ -1,6 +1,7 @@
 """Q&A comprehensiveness (Dejl et al. 2025; docs/methods.md, sections 3 and 5): questions, answers, their fact graph.
 
 `nodes` are numbers within a sample: the answers with a context source first. An answer belongs to one question.
+Answers to one question are compared in pairs, or an answer with a list of others.
 """
 
 from __future__ import annotations
@@ -11,29 +12,188 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from untold.jobs.asking.requests import Rows
 from untold.jobs.asking.results import incomplete_samples, leave_complete
+from untold.jobs.metrics import graphs
 from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
-from untold.jobs.metrics.comparing import assumed_comparisons, compare_answers, stage_of
-from untold.jobs.metrics.conflicts import MEASURES
-from untold.jobs.metrics.contexts import MARK, assumed_summaries, gather_contexts, stages_with_contexts
-from untold.jobs.metrics.contexts import STAGE as SUMMARISE
-from untold.jobs.metrics.graphs import GRAPH_TABLES, Judged, conclude, different_texts, graph_nodes, in_order, passages
-from untold.jobs.metrics.likely import (
+from untold.jobs.metrics.judging import LIST, ask_in_lists, cut_in_lists, listed_pairs, texts_of_items
+from untold.jobs.metrics.settings import QaSettings
+from untold.jobs.metrics.summaries import (
+    MARK,
     Likely,
     all_highest,
+    assumed_summaries,
+    gather_contexts,
     likely_summaries,
     made_up,
     rewritten,
     size_of_things,
+    stages_with_contexts,
     tokens_of,
     value_of,
     whole,
 )
-from untold.jobs.metrics.settings import QaSettings
+from untold.jobs.metrics.summaries import STAGE as SUMMARISE
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.answers import SAMPLE_QUESTIONS, gather_answers, gather_questions
+from untold.udfs.facts.answers import PAIRS, SAMPLE_QUESTIONS, gather_answers, gather_questions, pair_answers
 from untold.udfs.facts.nodes import SAMPLE_NODES
+from untold.udfs.facts.pairs import MODEL
+
+COMPARE, COMPARE_LISTS = "compare_answers", "compare_many"
+PAIR = ("sample_id", "source", "target")
+LISTED = ("sample_id", "head", "listed_nodes")
+SWAPPED = {"first_implies_second": "second_implies_first", "second_implies_first": "first_implies_second"}
+
+
+def assumed_comparisons() -> dict[str, Mapping[str, Column]]:
+    """What comparing gives in a plan: a relation for each answer of a list, as none is asked again."""
+    return {
+        COMPARE: {"relation": F.lit(None)},
+        COMPARE_LISTS: {"relations": F.transform("others", lambda _: F.lit("neutral"))},
+    }
+
+
+def stage_of(settings: QaSettings) -> str:
+    """The stage that compares answers."""
+    return COMPARE_LISTS if settings.judgement == "lists" else COMPARE
+
+
+def compare_answers(atoms: DataFrame, tools: Tools, settings: QaSettings) -> DataFrame:
+    """Columns sample_id, source, target, judged_by, request_id, relation, error_type, error: pairs asked and settled.
+
+    atoms: rows of `SAMPLE_NODES`. judged_by and request_id are null for what was settled without the model.
+    """
+    pairs = tools.keep(_pairs(atoms, resolve=settings.quantity_tool == "resolve"), "pairs")
+    # A pair of plain quantities that the resolver settled needs no model, and has no request
+    to_ask = pairs.where(F.col("settled").isNull())
+    in_lists = settings.judgement == "lists"
+    sizes = partial(_sizes, size=settings.list_size if in_lists else None)
+    requests = partial(Rows, bound=sizes(_most_answers(atoms)), likely=sizes(_likely_answers(atoms)))
+
+    def ask(again: DataFrame | None, size: int) -> DataFrame:
+        if again is None:
+            return _ask_lists(tools, requests(_lists(to_ask, size), LISTED))
+        left = tools.keep(to_ask.join(again, on=list(PAIR), how="left_semi"), "open-pairs")
+        return _ask_lists(tools, Rows(_lists(left, size), LISTED))
+
+    compared = ask_in_lists(ask, settings.list_size) if in_lists else tools.ask(COMPARE, requests(to_ask, PAIR))
+    return _relations(compared.withColumn("judged_by", F.lit(LIST if in_lists else MODEL)), pairs)
+
+
+def _lists(pairs: DataFrame, size: int) -> DataFrame:
+    """Columns of `LISTED`, question, answer, others: the answers that each head is held against, in code point order.
+
+    listed_nodes: of each other answer its node, and whether the head is the pair's first.
+    """
+    leads = F.col("head") == F.col("source")
+    other = F.struct(
+        F.when(leads, F.col("second")).otherwise(F.col("first")).alias("text"),
+        F.when(leads, F.col("target")).otherwise(F.col("source")).alias("node"),
+        leads.alias("leads"),
+    )
+    answer = F.when(leads, F.col("first")).otherwise(F.col("second"))
+    lists = cut_in_lists(pairs.withColumn("answer", answer), ("sample_id", "head", "question", "answer"), other, size)
+    nodes = F.transform("items", lambda one: F.struct(one["node"].alias("node"), one["leads"].alias("leads")))
+    return lists.select(
+        "sample_id", "head", nodes.alias("listed_nodes"), "question", "answer", texts_of_items().alias("others")
+    )
+
+
+def _ask_lists(tools: Tools, lists: Rows) -> DataFrame:
+    """The columns of `PAIR`, request_id, relation, error_type, error, and listed: of how many others the list was."""
+    pairs = listed_pairs(tools.ask(COMPARE_LISTS, lists), "listed_nodes", "other")
+    leads, head, other = F.col("other.leads"), F.col("head"), F.col("other.node")
+    # Of the head to the other, and the table has it of the first to the second
+    relation = F.col("relation")
+    swapped = F.coalesce(*(F.when(relation == one, F.lit(turned)) for one, turned in SWAPPED.items()), relation)
+    return pairs.select(
+        "sample_id",
+        F.when(leads, head).otherwise(other).alias("source"),
+        F.when(leads, other).otherwise(head).alias("target"),
+        "request_id",
+        F.when(leads, relation).otherwise(swapped).alias("relation"),
+        "error_type",
+        "error",
+        "listed",
+    )
+
+
+def _pairs(atoms: DataFrame, *, resolve: bool) -> DataFrame:
+    """Rows of `PAIRS`: the answers to compare, each unordered pair to one question once.
+
+    With `resolve`, `settled` is the relation of two plain quantities that can be told without the model; else null.
+    """
+    in_graph = F.filter("atoms", lambda atom: atom["node"].isNotNull())
+    nodes = F.transform(
+        in_graph, lambda atom: F.struct(*(atom[name].alias(name) for name in ("node", "question", "text", "context")))
+    )
+    rows = atoms.where(F.col("contexts") > 0).select("sample_id", nodes.alias("nodes"))
+    return rows.mapInArrow(partial(pair_answers, resolve=resolve), spark_schema(PAIRS))
+
+
+def _most_answers(atoms: DataFrame) -> DataFrame:
+    """Columns contexts, responses, longest, asked: of a sample, were all its answers to one question, and how long.
+
+    For a plan after unanswered questions. longest and asked: bytes of the longest answer and question.
+    """
+    longest = F.array_max(F.transform("atoms", lambda atom: F.octet_length(atom["text"])))
+    asked = F.array_max(F.transform("atoms", lambda atom: F.octet_length(atom["question"])))
+    some = atoms.where(F.col("contexts") > 0)
+    return some.select("contexts", "responses", longest.alias("longest"), asked.alias("asked"))
+
+
+def _likely_answers(atoms: DataFrame) -> DataFrame:
+    """The same of each question, were no other answers to come."""
+    nodes = atoms.where(F.col("contexts") > 0).select("sample_id", F.explode("atoms").alias("atom"))
+    return (
+        nodes.where(F.col("atom.node").isNotNull())
+        .groupBy("sample_id", F.col("atom.question").alias("question"))
+        .agg(
+            F.count_if("atom.context").alias("contexts"),
+            F.count_if(~F.col("atom.context")).alias("responses"),
+            F.max(F.octet_length("atom.text")).alias("longest"),
+        )
+        .withColumn("asked", F.octet_length("question"))
+    )
+
+
+def _sizes(answers: DataFrame, size: int | None) -> DataFrame:
+    """Columns requests, bytes: how many requests compare the answers to a question, and how long each is at most.
+
+    C·(C − 1) / 2 + C·R pairs of C answers of contexts and R others. In lists of n, an answer of contexts is held
+    against those behind it, ⌈1 / n⌉ + ... + ⌈(C − 1) / n⌉, and each other one against all C.
+    """
+    contexts, responses = F.col("contexts"), F.col("responses")
+    if size is None:
+        requests = contexts * (contexts - 1) / 2 + contexts * responses
+        shown: Column = F.lit(2)
+    else:
+        whole = F.floor((contexts - 1) / size)
+        among = size * whole * (whole + 1) / 2 + (contexts - 1 - size * whole) * (whole + 1)
+        requests = F.greatest(among, F.lit(0)) + responses * F.ceil(contexts / size)
+        shown = F.lit(1) + F.least(F.lit(size), contexts)
+    length = shown * F.col("longest") + F.col("asked")
+    return answers.select(requests.cast("long").alias("requests"), length.alias("bytes"))
+
+
+def _relations(compared: DataFrame, pairs: DataFrame) -> DataFrame:
+    """Columns sample_id, source, target, judged_by, request_id, relation, error_type, error: pairs asked and settled.
+
+    judged_by and request_id are null for what was settled without the model.
+    """
+    nothing = [F.lit(None).cast("string").alias(name) for name in ("error_type", "error")]
+    settled = pairs.where(F.col("settled").isNotNull()).select(
+        "sample_id",
+        "source",
+        "target",
+        F.lit(None).cast("string").alias("judged_by"),
+        F.lit(None).cast("string").alias("request_id"),
+        F.col("settled").alias("relation"),
+        *nothing,
+    )
+    return compared.select(*settled.columns).unionByName(settled)
+
 
 NAME = "qa"
 # In the order in which they are asked
@@ -50,10 +210,10 @@ def stages(settings: Settings) -> tuple[str, ...]:
 
 def assume(settings: Settings) -> Assumptions:
     """As many questions and answers as a text can have, all of them kept: ratings and confidences are the highest."""
-    answers = different_texts(WORDS_OF_AN_ANSWER)
+    answers = graphs.different_texts(WORDS_OF_AN_ANSWER)
     results = {
         **assumed_summaries(),
-        MINE: {"questions": F.concat(F.array("query"), different_texts(WORDS_OF_A_QUESTION))},
+        MINE: {"questions": F.concat(F.array("query"), graphs.different_texts(WORDS_OF_A_QUESTION))},
         REFINE: {
             "questions": F.transform("questions", lambda text: F.concat(text, F.lit(MARK))),
             "ratings": F.transform("questions", lambda _: F.lit(5.0)),
@@ -109,7 +269,7 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     """
     contexts = tools.contexts()
     prepared = gather_contexts(contexts)
-    texts = passages(samples, prepared)
+    texts = graphs.passages(samples, prepared)
     of_response = settings.qa.questions == "all"
     to_mine = texts if of_response else texts.where(F.col("position").isNotNull())
     mined = tools.ask(MINE, to_mine, carry=("sample_id", "position", "context_id"))
@@ -119,12 +279,14 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     incomplete = incomplete_samples(mined, refined, answered)
     atoms = tools.keep(_gather_answers(answered, passed, settings.thresholds.confidence), "atoms")
     relations = tools.keep(compare_answers(atoms, tools, settings.qa), "relations")
-    condensed = tools.condense(graph_nodes(atoms), _edges(relations))
+    condensed = tools.condense(graphs.graph_nodes(atoms), _edges(relations))
     # No cap on pairs of answers: only those to one question are paired
     with_graph = atoms.where(F.col("contexts") > 0).select("sample_id", F.lit(0).alias("left_out"))
     asked = {SUMMARISE: contexts, MINE: mined, REFINE: refined, ANSWER: answered}
     asked[stage_of(settings.qa)] = relations
-    return conclude(NAME, samples, Judged(prepared, incomplete, with_graph, atoms, relations, condensed, asked), tools)
+    return graphs.conclude(
+        NAME, samples, graphs.Judged(prepared, incomplete, with_graph, atoms, relations, condensed, asked), tools
+    )
 
 
 def _questions_to_refine(mined: DataFrame, samples: DataFrame) -> DataFrame:
@@ -133,7 +295,7 @@ def _questions_to_refine(mined: DataFrame, samples: DataFrame) -> DataFrame:
     They are refined together, as those of different texts may be one question; equal ones are given once.
     """
     queries = samples.select("sample_id", "query")
-    gathered = leave_complete(mined, mined).groupBy("sample_id").agg(in_order("questions"))
+    gathered = leave_complete(mined, mined).groupBy("sample_id").agg(graphs.in_order("questions"))
     rows = gathered.join(queries, on="sample_id", how="inner").select("sample_id", "query", "passages")
     distinct = rows.mapInArrow(gather_questions, spark_schema(SAMPLE_QUESTIONS))
     return distinct.where(F.size("questions") > 0)
@@ -161,7 +323,7 @@ def _gather_answers(answered: DataFrame, passed: DataFrame, threshold: float) ->
 
     threshold: `thresholds.confidence`, 1 to 5.
     """
-    gathered = leave_complete(answered, answered).groupBy("sample_id").agg(in_order("answers", "confidences"))
+    gathered = leave_complete(answered, answered).groupBy("sample_id").agg(graphs.in_order("answers", "confidences"))
     rows = gathered.join(passed, on="sample_id", how="inner").select("sample_id", "questions", "passages")
     return rows.mapInArrow(partial(gather_answers, metric=NAME, threshold=threshold), spark_schema(SAMPLE_NODES))
 
@@ -183,7 +345,7 @@ METRIC = Metric(
     score=score,
     assume=assume,
     sections={NAME: QaSettings},
-    tables=GRAPH_TABLES,
+    tables=graphs.GRAPH_TABLES,
     settings=("summarise_contexts", NAME, "thresholds", "graph"),
-    unknown=MEASURES,
+    unknown=graphs.MEASURES,
 )

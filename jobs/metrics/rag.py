@@ -11,18 +11,16 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import failure_rows, incomplete_samples, is_unasked
 from untold.jobs.inputs.samples import OPTIONAL_TYPES
-from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
+from untold.jobs.metrics import base
 from untold.jobs.metrics.graphs import different_texts
 from untold.jobs.metrics.grounded_claims import claim_id, claim_rows
 from untold.jobs.metrics.judging import judge_lists
-from untold.jobs.metrics.likely import Likely, made_up, size_of_things, tokens_of, value_of, whole
-from untold.jobs.metrics.rag_lines import RagView
-from untold.jobs.metrics.scores import JUDGED, is_blank, measure_rows, measured_scores, status_of
+from untold.jobs.metrics.sample_lines import RagView
 from untold.jobs.metrics.settings import RagSettings
+from untold.jobs.metrics.summaries import Likely, made_up, size_of_things, tokens_of, value_of, whole
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.rag_checks import CONCLUDED, OWNERS, claim_owners, conclude_checks
-from untold.udfs.facts.rag_measures import CLAIMS, F1, PUBLISHED, TRUTH_CLAIMS, names_of_measures
+from untold.udfs.facts import rag_measures
 from untold.udfs.samples.checks import RESPONSE, SIDES, TRUTH
 
 NAME = "rag"
@@ -32,14 +30,15 @@ TABLES = ("statements", "scores", "measures", "claims", "contexts_used", "failur
 WORDS_OF_A_CLAIM = 2
 # Of a sample of which nothing is known: rates may be anything, and counts have no upper end
 UNKNOWN: Mapping[str, tuple[float | None, float | None]] = {
-    name: (None, None) if name in (CLAIMS, TRUTH_CLAIMS) else (0.0, 1.0) for name in names_of_measures()
+    name: (None, None) if name in (rag_measures.CLAIMS, rag_measures.TRUTH_CLAIMS) else (0.0, 1.0)
+    for name in rag_measures.names_of_measures()
 }
 
 
-def assume(settings: Settings) -> Assumptions:
+def assume(settings: Settings) -> base.Assumptions:
     """As many claims as a text can have, each held against all texts; no list is asked again."""
     results = {EXTRACT: {"claims": different_texts(WORDS_OF_A_CLAIM)}, **_judged()}
-    return Assumptions(settings, results, likely=_likely)
+    return base.Assumptions(settings, results, likely=_likely)
 
 
 def _judged() -> dict[str, Mapping[str, Column]]:
@@ -53,7 +52,7 @@ def _likely(figures: Likely) -> dict[str, Mapping[str, Column]]:
     return {EXTRACT: {"claims": made_up(count, size_of_things(figures[EXTRACT], tokens), "text")}, **_judged()}
 
 
-def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
+def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tables:
     """Scores valid samples (columns of the table `samples`): the tables of `TABLES`.
 
     Ru et al. 2024; methods, section 16. A sample whose claims were lost is not checked; a relation that was lost leaves
@@ -63,7 +62,7 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     extracted = tools.ask(EXTRACT, _texts(brought), carry=("sample_id", "side"))
     incomplete = incomplete_samples(extracted)
     gathered = _gather(brought, extracted, incomplete)
-    owners = tools.keep(gathered.mapInArrow(claim_owners, spark_schema(OWNERS)), "owners")
+    owners = tools.keep(gathered.mapInArrow(rag_measures.claim_owners, spark_schema(rag_measures.OWNERS)), "owners")
     judged = tools.keep(judge_lists(owners, tools, CHECK, settings.rag.joint), "judged")
     checked = _of_samples(owners, judged)
     concluded = tools.keep(_conclude(gathered, checked), "concluded")
@@ -89,7 +88,7 @@ def _texts(brought: DataFrame) -> DataFrame:
         for side in SIDES
     ]
     rows = brought.select("sample_id", F.inline(F.array(*sides)))
-    return rows.where(F.col("wanted") & ~is_blank("text")).select("sample_id", "side", "text")
+    return rows.where(F.col("wanted") & ~base.is_blank("text")).select("sample_id", "side", "text")
 
 
 def _gather(brought: DataFrame, extracted: DataFrame, incomplete: DataFrame) -> DataFrame:
@@ -118,20 +117,20 @@ def _conclude(gathered: DataFrame, checked: DataFrame) -> DataFrame:
     )
     named = F.transform("contexts", lambda one: F.struct(one["id"].alias("id")))
     rows = gathered.withColumn("contexts", named).drop("response").join(by_sample, on="sample_id", how="left")
-    concluded = rows.drop("waiting").mapInArrow(conclude_checks, spark_schema(CONCLUDED))
+    concluded = rows.drop("waiting").mapInArrow(rag_measures.conclude_checks, spark_schema(rag_measures.CONCLUDED))
     return concluded.join(by_sample.select("sample_id", "waiting"), on="sample_id", how="left")
 
 
 def _tables(
     samples: DataFrame, extracted: DataFrame, incomplete: DataFrame, checked: DataFrame, concluded: DataFrame
-) -> Tables:
+) -> base.Tables:
     judged = _with_status(samples, incomplete, concluded)
-    known = judged.where(F.col("status").isin(*JUDGED))
+    known = judged.where(F.col("status").isin(*base.JUDGED))
     stated = known.select("sample_id", F.inline("claims"))
     return {
         "statements": _statement_rows(known),
-        "scores": measured_scores(judged, NAME, F1, F.lit(0)),
-        "measures": measure_rows(judged, NAME, UNKNOWN),
+        "scores": base.measured_scores(judged, NAME, rag_measures.F1, F.lit(0)),
+        "measures": base.measure_rows(judged, NAME, UNKNOWN),
         "claims": claim_rows(NAME, stated.select("sample_id", "position", "text"), stated),
         "contexts_used": known.select("sample_id", F.lit(NAME).alias("metric"), F.inline("contexts")),
         "failures": failure_rows(NAME, EXTRACT, extracted).unionByName(failure_rows(NAME, CHECK, checked)),
@@ -146,7 +145,7 @@ def _with_status(samples: DataFrame, incomplete: DataFrame, concluded: DataFrame
         .join(incomplete.withColumnRenamed("waiting", "unasked"), on="sample_id", how="left")
     )
     waiting = F.col("unasked") | F.col("waiting")
-    status = status_of(lost=F.col("lost"), waiting=waiting, empty=F.col("empty"), partial=F.col("unjudged") > 0)
+    status = base.status_of(lost=F.col("lost"), waiting=waiting, empty=F.col("empty"), partial=F.col("unjudged") > 0)
     return joined.withColumn("status", status)
 
 
@@ -166,7 +165,7 @@ def _statement_rows(known: DataFrame) -> DataFrame:
     )
 
 
-METRIC = Metric(
+METRIC = base.Metric(
     name=NAME,
     stages=lambda _: STAGES,
     score=score,
@@ -177,6 +176,6 @@ METRIC = Metric(
     needs=("query", "response", "contexts", "ground_truth"),
     reads=("ground_truth", "claim_checks"),
     unknown=UNKNOWN,
-    undefined_zero=PUBLISHED,
+    undefined_zero=rag_measures.PUBLISHED,
     view=RagView,
 )

@@ -17,15 +17,14 @@ from untold.jobs.asking.results import invalid_rows
 from untold.jobs.asking.runner import StageRunner
 from untold.jobs.asking.turns import Turns
 from untold.jobs.inputs.drawing import Draw
-from untold.jobs.metrics.base import Metric, Tables
+from untold.jobs.metrics.base import Metric, Tables, score_columns, unknown_measures
 from untold.jobs.metrics.condensing import Condenser
-from untold.jobs.metrics.contexts import STAGE as SUMMARISE
-from untold.jobs.metrics.contexts import summarise_contexts
-from untold.jobs.metrics.scores import score_columns, unknown_measures
+from untold.jobs.metrics.summaries import STAGE as SUMMARISE
+from untold.jobs.metrics.summaries import summarise_contexts
 from untold.jobs.run.output import with_added
 from untold.jobs.run.session import is_connect, spark_schema
 from untold.jobs.settings.model import LlmSettings, Settings, delivery_for
-from untold.jobs.settings.spending import BudgetSettings
+from untold.jobs.settings.sections import BudgetSettings
 from untold.jobs.tables import ORDER, RESULT_TABLES
 from untold.udfs.llm.keys import Stage
 from untold.udfs.retrieval.catalog import Catalog

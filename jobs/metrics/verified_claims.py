@@ -13,17 +13,15 @@ from pyspark.sql import functions as F
 
 from untold.jobs.asking.results import has_failed, is_unasked
 from untold.jobs.metrics.base import Tools
-from untold.jobs.metrics.grounded_claims import chunk_name, claim_id, judge_lists
-from untold.jobs.metrics.grounding import ENTAILMENT
+from untold.jobs.metrics.grounded_claims import ENTAILMENT, chunk_name, claim_id, judge_lists
 from untold.jobs.metrics.judging import CLASSIFY_LISTS
-from untold.jobs.metrics.shared_evidence import Evidence, Owners
-from untold.jobs.retrieval.sources import query_key
-from untold.jobs.retrieval.vectors import OUTCOME
-from untold.jobs.retrieval.vectors import STAGE as EMBED
+from untold.jobs.metrics.reference_facts import Evidence, Owners
+from untold.jobs.retrieval.sources import OUTCOME, query_key
+from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, CONTRADICTION, NOT_SUPPORTED, SUPPORTED
-from untold.udfs.retrieval.contexts import RANKED, rank_contexts
+from untold.udfs.retrieval.searching import RANKED, rank_contexts
 
 VERIFY = "verify_claim"
 CLAIM = ("owner", "claim_key")

@@ -1,26 +1,257 @@
-"""The answers of a report: a sample's texts, and for each metric its statements, claims, graph and failures."""
+"""Collect the answers of a report: texts, statements, claims, graph, failures, equal points and completions."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import pyarrow.dataset as ds
+from rapidfuzz import fuzz, process
 
-from untold.graph.views import DRAWN_RELATIONS, order_statements
+from untold.graph.views import CONTRADICTIONS, DRAWN_RELATIONS, ENTAILMENTS, order_statements
+from untold.graph.views import Row as GraphRow
+from untold.jobs.asking.snapshots import VERSION, list_folder
 from untold.jobs.metrics.views import told_conflict
-from untold.jobs.report.facts import MAX_EDGES, MAX_NODES, fact_edges
-from untold.jobs.report.points import Points
 from untold.jobs.report.sources import Key, Sources
 from untold.jobs.report.texts import CONTEXT, DETAILED, RESPONSE, Texts, columns_of, compact, rounded
-from untold.jobs.report.words import judges_words
-from untold.jobs.results import batches_of
+from untold.jobs.results import Run, batches_of
 from untold.jobs.tables import ATOMS, CLAIMS, CONFLICTS, FAILURES, SCORES, STATEMENTS
+from untold.udfs.llm.keys import request_id
+from untold.udfs.recall.forms import match_form, shown_form
 from untold.udfs.redaction import redact
+from untold.udfs.stages import STAGES
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.storage import Place
+
+# More nodes and lines are not told apart on any screen
+MAX_NODES, MAX_EDGES = 150, 1_000
+ENTAILS, CONTRADICTS = 0, 1
+Edge = tuple[int, int, int]
+
+
+def fact_edges(
+    statements: Sequence[GraphRow], atoms: Iterable[GraphRow], relations: Iterable[GraphRow]
+) -> tuple[list[GraphRow], list[Edge]]:
+    """The atoms that are in no statement, and the relations as (from, to, kind).
+
+    Nodes are numbered: statements as given, then those atoms. Relations within a statement, and what is neither
+    entailment nor contradiction, give nothing; kind is `ENTAILS` or `CONTRADICTS`, and a contradiction has no
+    direction. The graph is the condensation that `untold show` draws.
+    """
+    numbers = {row["statement_id"]: number for number, row in enumerate(statements)}
+    kept = [row for row in atoms if row.get("kept") is not False]
+    alone = sorted((row for row in kept if row["statement_id"] not in numbers), key=lambda row: row["atom_id"])
+    places = {row["atom_id"]: numbers[row["statement_id"]] for row in kept if row["statement_id"] in numbers}
+    places |= {row["atom_id"]: len(numbers) + place for place, row in enumerate(alone)}
+    edges: set[Edge] = set()
+    for row in relations:
+        first, second = places.get(row["premise_id"]), places.get(row["hypothesis_id"])
+        if first is not None and second is not None and first != second:
+            edges.update(_edges(first, second, row["relation"]))
+    return alone, sorted(edges)
+
+
+def _edges(first: int, second: int, relation: str) -> Iterable[Edge]:
+    forth, back = ENTAILMENTS.get(relation, (False, False))
+    if forth:
+        yield first, second, ENTAILS
+    if back:
+        yield second, first, ENTAILS
+    if relation in CONTRADICTIONS:
+        yield min(first, second), max(first, second), CONTRADICTS
+
+
+# Of 100, how alike the words of two statements are at least, in any order: a judge words one anew for each answer
+ALIKE = 75
+# Points of a query that a further statement is held against
+MOST_COMPARED = 300
+
+
+@dataclass
+class _Query:
+    """The points of a query under a metric: by their exact form, and in order the forms and sources they began with."""
+
+    known: dict[str, int] = field(default_factory=dict)
+    forms: list[str] = field(default_factory=list)
+    sources: list[frozenset[str]] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+
+
+class Points:
+    """Points, by the number of the text of their first statement.
+
+    Statements are one point where their reference, or one of their texts, is the same. Statements without other
+    wordings (`members` null) are also one where their words are alike, they name the same numbers, and share a source.
+    """
+
+    def __init__(self) -> None:
+        self._queries: dict[tuple[str, str], _Query] = defaultdict(_Query)
+
+    def number(self, metric: str, query: str, statement: Mapping[str, Any], text: int) -> int:
+        """The point of a statement of an answer to the query, which is its own text where it is the first."""
+        own = self._queries[metric, query]
+        reference = statement["reference_id"]
+        texts = [statement["text"] or "", *(statement["members"] or ())]
+        forms = [f"#{reference}"] if reference is not None else [match_form(shown_form(text)) for text in texts]
+        found = next((own.known[form] for form in forms if form in own.known), None)
+        sources = frozenset(statement["sources"] or ())
+        if found is None and reference is None and statement["members"] is None:
+            found = _alike(own, forms[0], sources)
+        if found is None:
+            found = text
+            own.forms.append(forms[0])
+            own.sources.append(sources)
+            own.numbers.append(found)
+        for form in forms:
+            own.known.setdefault(form, found)
+        return found
+
+
+def _alike(own: _Query, form: str, sources: frozenset[str]) -> int | None:
+    """The point whose words are most alike; None where none is alike enough."""
+    scored = process.extract(form, own.forms[:MOST_COMPARED], scorer=fuzz.token_sort_ratio, score_cutoff=ALIKE, limit=3)
+    for other, _, place in scored:
+        there = own.sources[place]
+        if _numbers(other) == _numbers(form) and (not sources or not there or sources & there):
+            return own.numbers[place]
+    return None
+
+
+def _numbers(form: str) -> list[str]:
+    return sorted(re.findall(r"\d+", form))
+
+
+SUMMARISE, JUDGE, EXTRACT, ALIGN = "summarise_context", "evaluate_coverage", "extract_claims", "align_claims"
+# The stages that see a whole answer, or all of its claims, in the order in which they are asked
+WROTE = {
+    "e2e": (JUDGE,),
+    "nli": ("extract_atoms",),
+    "icat": (EXTRACT, ALIGN),
+    "importance": (EXTRACT,),
+    "longrecall": (EXTRACT,),
+    "rag": (EXTRACT,),
+}
+Variables = Mapping[str, Any]
+Words = dict[str, list[tuple[str, str]]]
+"""By metric the stages that saw the answer, and what the judge wrote for each."""
+
+
+def judges_words(sources: Sources, among: Collection[Key]) -> dict[Key, Words]:
+    """What judges wrote of these samples' answers, as far as the stores still have it."""
+    samples = dict(sources.rows("samples", ("query", "response", "contexts"), among=among))
+    asked = {stage for run in sources.runs for stage in run.manifest.get("identity", {}).get("stages") or ()}
+    if ALIGN in asked:
+        supported = sources.rows(
+            "claims", ("metric", "claim_id", "text", "verdict"), ds.field("verdict") == "supported", among
+        )
+        _add_texts(samples, "claims", supported)
+        _add_texts(samples, "aspects", sources.rows("statements", ("metric", "statement_id", "text"), None, among))
+    rows: dict[int, dict[Key, Variables]] = defaultdict(dict)
+    for key, row in samples.items():
+        rows[key[0]][key] = row
+    found: dict[Key, Words] = defaultdict(dict)
+    for place, own in rows.items():
+        store, metrics = _Store(sources.runs[place]), sources.runs[place].manifest.get("metrics", ())
+        # A store that is gone, or that this machine does not reach, takes no figure from the report
+        with suppress(OSError, ValueError):
+            written = {stage: store.written(stage, own) for metric in metrics for stage in WROTE.get(metric, ())}
+            for metric, key in product(metrics, own):
+                texts = [(stage, written[stage][key]) for stage in WROTE.get(metric, ()) if key in written[stage]]
+                if texts:
+                    found[key][metric] = texts
+    return found
+
+
+def _add_texts(samples: Mapping[Key, dict[str, Any]], name: str, rows: Iterable[tuple[Key, Variables]]) -> None:
+    """The texts of `icat` by sample, in the order in which their ids are numbered."""
+    texts: dict[Key, dict[int, str]] = defaultdict(dict)
+    for key, row in rows:
+        if row["metric"] == "icat":
+            own_id = row["claim_id"] if name == "claims" else row["statement_id"]
+            texts[key][int(own_id.rpartition(":")[2])] = row["text"]
+    for key, row in samples.items():
+        row[name] = [text for _, text in sorted(texts[key].items())]
+
+
+class _Store:
+    """The completions of one run."""
+
+    def __init__(self, run: Run) -> None:
+        self._stages: Mapping[str, str] = run.manifest.get("identity", {}).get("stages") or {}
+        self._models = run.manifest.get("models") or []
+        self._summarised = run.manifest.get("identity", {}).get("results", {}).get("summarise_contexts")
+        store = (run.manifest.get("settings") or {}).get("store")
+        self._place = (Place(store) if store else run.place / "completions") / VERSION
+
+    def written(self, stage: str, samples: Mapping[Key, Variables]) -> dict[Key, str]:
+        """By sample what the judge wrote for a stage."""
+        if stage not in self._stages or not self._place.entries():
+            return {}
+        if stage == JUDGE:
+            return self._answers(stage, self._judged(samples))
+        if stage == ALIGN:
+            names = ("query", "aspects", "claims")
+            return self._answers(stage, {key: {name: row[name] for name in names} for key, row in samples.items()})
+        return self._answers(stage, {key: {"text": row["response"]} for key, row in samples.items()})
+
+    def _judged(self, samples: Mapping[Key, Variables]) -> dict[Key, Variables]:
+        """What the end-to-end judge was shown: contexts, or their summaries."""
+        summaries = self._summaries(samples.values()) if self._summarised else {}
+        asked: dict[Key, Variables] = {}
+        for key, row in samples.items():
+            texts = [one["text"] for one in row["contexts"] or ()]
+            kept = [summaries.get((row["query"], text), text) for text in texts]
+            contexts = [text for text in kept if text is not None]
+            asked[key] = {"query": row["query"], "contexts": contexts, "response": row["response"]}
+        return asked
+
+    def _summaries(self, rows: Iterable[Mapping[str, Any]]) -> dict[Any, str | None]:
+        """By query and text of a context its summary; None for one that says nothing of the query."""
+        places = {(row["query"], one["text"]) for row in rows for one in row["contexts"] or ()}
+        asked = {place: {"query": place[0], "text": place[1]} for place in places}
+        found = {}
+        for place, text in self._answers(SUMMARISE, asked).items():
+            with suppress(Unparsable):
+                found[place] = STAGES[SUMMARISE].parse(text, asked[place])["summary"]
+        return found
+
+    def _answers(self, stage: str, asked: Mapping[Any, Variables]) -> dict[Any, str]:
+        """By place the text of the completion, whether the judge was asked with or without a schema."""
+        found: dict[Any, str] = {}
+        for folder in self._folders(stage):
+            digest = folder.name.rpartition("-")[2]
+            ids = {place: request_id(digest, variables) for place, variables in asked.items() if place not in found}
+            texts = self._texts(folder, set(ids.values()))
+            found |= {place: texts[name] for place, name in ids.items() if name in texts}
+        return found
+
+    def _texts(self, folder: Place, ids: Collection[str]) -> dict[str, str]:
+        """By request the text of its completion, of models that judged this run."""
+        files = [(folder / name).arrow for name in list_folder(str(folder)).live()]
+        if not files or not ids:
+            return {}
+        rows = ds.dataset([path for _, path in files], filesystem=files[0][0], format="parquet")
+        wanted = ds.field("request_id").isin(sorted(ids)) & ds.field("error_type").is_null()
+        if self._models:
+            wanted &= ds.field("model").isin(self._models)
+        found = rows.to_table(columns=["request_id", "text"], filter=wanted)
+        return {row["request_id"]: row["text"] for row in found.to_pylist() if row["text"] is not None}
+
+    def _folders(self, stage: str) -> list[Place]:
+        """The folders of a stage, that of the run's own digest first."""
+        named = f"{stage}-{self._stages[stage]}" if stage in self._stages else ""
+        there = [entry.place for entry in self._place.entries() if entry.kind == "folder"]
+        own = [place for place in there if place.name.rpartition("-")[0] == stage]
+        return sorted(own, key=lambda place: (place.name != named, place.name))
+
 
 Row = dict[str, Any]
-Place = tuple[Key, str]
+SampleMetric = tuple[Key, str]
 """A sample under a metric."""
 
 # Of more samples, graphs, evidence and the judge's words are of the worst so many
@@ -111,7 +342,7 @@ class Answers:
         }
         # Of samples that the run has no row of
         places[None] = {}
-        rows: dict[Place, list[Row]] = defaultdict(list)
+        rows: dict[SampleMetric, list[Row]] = defaultdict(list)
         for key, row in self.sources.rows("statements", STATEMENTS.names[1:]):
             if key in found and row["metric"] in found[key]["metrics"]:
                 sources = [places[found[key].get("contexts")].get(name, name) for name in row["sources"] or ()]
@@ -198,7 +429,7 @@ class Answers:
         return found
 
 
-def _places(found: Mapping[Key, Row]) -> Iterator[Place]:
+def _places(found: Mapping[Key, Row]) -> Iterator[SampleMetric]:
     """Every sample under each of its metrics."""
     return ((key, metric) for key, row in found.items() for metric in row["metrics"])
 

@@ -1,10 +1,12 @@
-"""The page of a report: a template filled in with figures, and the data, style and script that it carries."""
+"""Render the page of a report: its opening sentences, figures of systems, data, style and script, by a template."""
 
 from __future__ import annotations
 
 import os
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from html import escape
@@ -16,17 +18,339 @@ import pyarrow as pa
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
-from untold.jobs.report import figures
+from untold.jobs.analysis import changes, compare_runs, distribution, left_out
 from untold.jobs.report.answers import MOST_DETAILED, Answers
-from untold.jobs.report.reliance import opening, reliance
-from untold.jobs.report.sources import PART, Sources, open_sources
+from untold.jobs.report.sources import PART, Sources, open_sources, rows_of
 from untold.jobs.report.texts import CONTEXT, DETAILED, RESPONSE, STATEMENT, Packed, pack
-from untold.jobs.results import Run
+from untold.jobs.results import Run, UnreadableRunError, open_run
+from untold.jobs.run.manifest import by_stage
+from untold.jobs.run.terminal import amount
 from untold.jobs.summary.diagnoses import describe_faults
-from untold.jobs.summary.ranking import CHANCE
+from untold.jobs.summary.ranking import CHANCE, CompareError
+from untold.jobs.summary.run_summary import count_failures
+from untold.jobs.summary.trends import date_of, describe_finding
 from untold.udfs.errors import UserError
 from untold.udfs.redaction import redact
 from untold.udfs.storage import Place
+
+Row = dict[str, Any]
+# Bars of a distribution, from 0 to 1
+BARS = 20
+# Pairs of systems of a metric, and statements that are left out, that a report lists
+PAIRS, LEFT_OUT = 40, 30
+# The last dates that its trend shows
+DATES = 31
+
+
+def system_rows(sources: Sources) -> dict[str, list[Row]]:
+    """By metric the rows of the tables `summary`, best mean first: their columns, `label` and `bars`.
+
+    The row of all samples comes first where a run has several systems, and stands for the run where it has none.
+    """
+    found: dict[str, list[Row]] = defaultdict(list)
+    for place, rows in enumerate(sources.summaries):
+        bars = _distributions(sources, place)
+        systems = Counter(row["metric"] for row in rows if row["level"] == "system")
+        for row in rows:
+            several = row["level"] == "overall" and systems[row["metric"]]
+            # One system is all of its run, and runs beside each other have no row in common
+            if several and (several == 1 or len(sources.runs) > 1):
+                continue
+            label = "all systems" if several else sources.labels[place, row["system"]]
+            counts = bars[row["metric"], row["system"]]
+            found[row["metric"]].append({**row, "label": label, "run": place, "all": bool(several), "bars": counts})
+    return {metric: sorted(rows, key=_best_first) for metric, rows in sorted(found.items())}
+
+
+def _best_first(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return not row["all"], row["mean"] is None, -(row["mean"] or 0.0), row["label"]
+
+
+def _distributions(sources: Sources, place: int) -> dict[tuple[str, str | None], list[int]]:
+    """How many scores lie in each of `BARS` parts from 0 to 1, by metric and system, and by metric alone as None."""
+    found: dict[tuple[str, str | None], list[int]] = defaultdict(lambda: [0] * BARS)
+    for row in distribution([sources.runs[place]], BARS).to_pylist():
+        for system in (None, row["system"]):
+            found[row["metric"], system][round(row["low"] * BARS)] += row["count"]
+    return found
+
+
+def difference_rows(sources: Sources) -> tuple[dict[str, list[Row]], str | None]:
+    """By metric the pairs of systems, as `untold compare` has them; else how each changed from run to run by date.
+
+    Where neither can be had, why. Of many pairs those of the least p are left.
+    """
+    try:
+        rows = compare_runs(sources.runs)["comparisons"].to_pylist()
+    except CompareError as error:
+        # The same systems answered the same questions in several runs
+        if len({date_of(run) for run in sources.runs}) < max(2, len(sources.runs)):
+            return {}, str(error)
+        changed = changes(sources.runs).to_pylist() if sources.trend is None else sources.trend.steps
+        names = (("first", "date"), ("second", "before"))
+        rows = [row | {name: f"{row['system']}, {row[date]}" for name, date in names} for row in changed]
+    found: dict[str, list[Row]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: (row["p_value"] is None, row["p_value"] or 0)):
+        if len(found[row["metric"]]) < PAIRS:
+            found[row["metric"]].append(row)
+    return found, None
+
+
+def trend_rows(sources: Sources) -> tuple[dict[str, list[Row]], list[str]]:
+    """By metric the means of the last dates, and the lines about what changed; nothing where the runs have no dates."""
+    found = sources.trend
+    if found is None:
+        return {}, []
+    last = set(found.dates[-DATES:])
+    rows: dict[str, list[Row]] = defaultdict(list)
+    for row in found.shown:
+        if row["date"] in last:
+            rows[row["metric"]].append({**row, "label": row["system"] or f"({row['level']})"})
+    return rows, [describe_finding(row) for row in found.findings]
+
+
+def left_out_rows(sources: Sources) -> list[Row]:
+    """The statements that most answers to a query miss, as `untold.Run.left_out` has them."""
+    return [row for row in left_out(sources.runs, n=LEFT_OUT).to_pylist() if row["responses"] > 1]
+
+
+def measure_rows(sources: Sources) -> list[Row]:
+    """The rows of the tables `measures_summary` with `label`; a run with several systems has theirs alone."""
+    found = []
+    for place, run in enumerate(sources.runs):
+        rows = rows_of(run, "measures_summary")
+        systems = {(row["metric"], row["measure"]) for row in rows if row["level"] == "system"}
+        shown = [row for row in rows if row["level"] == "system" or (row["metric"], row["measure"]) not in systems]
+        found += [{**row, "label": sources.labels.get((place, row["system"]), row["system"])} for row in shown]
+    return sorted(found, key=lambda row: (row["metric"], row["measure"], row["label"] or ""))
+
+
+def failure_rows(sources: Sources) -> list[Row]:
+    """Failed requests by run, stage and kind, most first: count, and sample_id and error of one."""
+    found = []
+    for place, run in enumerate(sources.runs):
+        if "failures" in run.tables:
+            rows = count_failures(run.dataset("failures"))
+            found += [{**row, "run": place, "error": redact(row["error"] or "")} for row in rows]
+    return sorted(found, key=lambda row: -row["count"])
+
+
+def usage_rows(sources: Sources) -> list[Row]:
+    """The rows of the tables `usage`, one a stage, with `run`, and `tokens`."""
+    found = []
+    for place, run in enumerate(sources.runs):
+        for row in by_stage(rows_of(run, "usage")):
+            tokens = (row["prompt_tokens"] or 0) + (row["completion_tokens"] or 0)
+            found.append({**row, "run": place, "tokens": tokens})
+    return found
+
+
+def total(rows: Iterable[Mapping[str, Any]], name: str) -> float:
+    """The sum of a column, nulls as 0."""
+    return sum(row.get(name) or 0 for row in rows)
+
+
+def cost_of(sources: Sources) -> list[float | None]:
+    """By run what all its starts cost; None without a price."""
+    return [(run.manifest.get("totals") or {}).get("cost") for run in sources.runs]
+
+
+def costs_a_sample(sources: Sources) -> list[float | None]:
+    """By run its cost over its samples; None without a price."""
+    found = zip(cost_of(sources), sources.sizes, strict=True)
+    return [None if cost is None or not size else cost / size for cost, size in found]
+
+
+def counts_of(sources: Sources) -> dict[str, Row]:
+    """By metric how many samples were scored, undefined and failed, over all runs."""
+    rows = [row for own in sources.summaries for row in own if row["level"] == "overall"]
+    names = ("n", "scored", "undefined", "failed")
+    metrics = sorted({row["metric"] for row in rows})
+    return {
+        one: {name: int(total((row for row in rows if row["metric"] == one), name)) for name in names}
+        for one in metrics
+    }
+
+
+GOOD, NOTE, WARNING = "good", "note", "warning"
+Sentence = tuple[str, str]
+# Shares of requests, or of samples, from which a reader has to look at what failed
+FEW, MANY = 0.01, 0.05
+# Scored samples of which a mean says little
+SMALL = 30
+ENDS = {
+    "budget": "ended by its budget",
+    "outage": "ended because the endpoint was out",
+    "spooled": "waits for a spool to be answered",
+    "batched": "waits for batches",
+    "interrupted": "was interrupted",
+    "failed": "failed",
+}
+AGREEMENT = ("kappa", "lmr", "accuracy", "auc", "spearman", "macro_f1")
+
+
+def opening(sources: Sources) -> list[str]:
+    """What was scored by which judge, when, and what it cost."""
+    counts, systems = counts_of(sources), {name for _, name in sources.labels if name is not None}
+    of_systems = f" of {amount(len(systems), 'system')}" if systems else ""
+    of_systems += f" in {len(sources.runs)} runs" if len(sources.runs) > 1 else ""
+    answers, were = amount(sum(sources.sizes), "answer"), "was" if sum(sources.sizes) == 1 else "were"
+    scored = f"{answers}{of_systems} {were} scored by {_list(counts) or 'no metric'}"
+    dates = sorted(start["ended_at"][:10] for run in sources.runs for start in run.manifest.get("starts", ()))
+    when = f" The last start ended on {dates[-1]}." if dates else ""
+    return [f"{scored}. The judge is {_judges(sources)}.{when}", *_outcomes(counts), _costs(sources)]
+
+
+def _outcomes(counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    for metric, row in counts.items():
+        undefined = f", {row['undefined']:,} had nothing to state" if row["undefined"] else ""
+        yield f"{metric}: {row['scored']:,} of {row['n']:,} have a score{undefined}, {row['failed']:,} failed."
+
+
+def _judges(sources: Sources) -> str:
+    if any(run.manifest.get("embedded_model") for run in sources.runs):
+        return "the embedded model"
+    vectors = {((run.manifest.get("settings") or {}).get("embeddings") or {}).get("model") for run in sources.runs}
+    return (
+        _list(sorted({name for run in sources.runs for name in run.manifest.get("models", ())} - vectors)) or "unknown"
+    )
+
+
+def _costs(sources: Sources) -> str:
+    """Cost and tokens of all starts, a sentence."""
+    totals = [run.manifest.get("totals") or {} for run in sources.runs]
+    tokens = int(total(totals, "prompt_tokens") + total(totals, "completion_tokens"))
+    used = f"{int(total(totals, 'calls')):,} calls and {tokens:,} tokens"
+    known = [cost for cost in cost_of(sources) if cost is not None]
+    if not known:
+        return f"It took {used}; the cost is unknown, as no price is set."
+    size = sum(size for size, cost in zip(sources.sizes, cost_of(sources), strict=True) if cost is not None)
+    return f"It cost {sum(known):,.4f}, or {sum(known) / max(size, 1):.6f} a sample, for {used}."
+
+
+def reliance(sources: Sources) -> list[Sentence]:
+    """Whether the figures can be relied on: level and sentence, warnings first."""
+    counts = counts_of(sources)
+    parts = (
+        _ends(sources),
+        _embedded(sources),
+        _failed(counts),
+        _small(counts),
+        _read_loosely(sources),
+        _silent(sources),
+    )
+    found = [sentence for part in (*parts, _people(sources)) for sentence in part]
+    return sorted(found, key=lambda sentence: (WARNING, NOTE, GOOD).index(sentence[0]))
+
+
+def _ends(sources: Sources) -> Iterator[Sentence]:
+    for name, run in zip(sources.names, sources.runs, strict=True):
+        if run.status in ENDS:
+            yield WARNING, f"The run {name} {ENDS[run.status]}: its figures are of a part of the samples."
+
+
+def _embedded(sources: Sources) -> Iterator[Sentence]:
+    if any(run.manifest.get("embedded_model") for run in sources.runs):
+        yield WARNING, "The judge is the embedded demo model, which is not a judge to rely on."
+
+
+def _failed(counts: Mapping[str, Mapping[str, int]]) -> Iterator[Sentence]:
+    if not any(row["failed"] for row in counts.values()):
+        yield GOOD, "No sample failed."
+    for metric, row in counts.items():
+        share = row["failed"] / max(row["n"], 1)
+        if not row["failed"]:
+            continue
+        told = (
+            f"{row['failed']:,} of {row['n']:,} samples ({share:.1%}) have no score under {metric}, because requests "
+        )
+        yield (
+            WARNING if share > MANY else NOTE,
+            f"{told}failed. They are not in its means; bounds say what they could change.",
+        )
+
+
+def _small(counts: Mapping[str, Mapping[str, int]]) -> Iterator[Sentence]:
+    few = [f"{metric} {row['scored']:,}" for metric, row in counts.items() if row["scored"] < SMALL]
+    if few:
+        yield NOTE, f"Few samples have a score ({', '.join(few)}), so that intervals are rough."
+
+
+def _read_loosely(sources: Sources) -> Iterator[Sentence]:
+    """How many completions could not be read."""
+    rows = usage_rows(sources)
+    requests = total(rows, "requests") - total(rows, "unasked")
+    lost = {name: int(total(rows, name)) for name in ("unparsable", "refused", "truncated", "empty")}
+    if not requests:
+        return
+    share = sum(lost.values()) / requests
+    told = ", ".join(f"{count:,} {name}" for name, count in lost.items() if count)
+    if told:
+        yield (WARNING if share > FEW else NOTE), f"{share:.1%} of the judge's completions are of no use ({told})."
+    else:
+        yield GOOD, f"Every completion that came could be read ({int(requests):,} requests)."
+
+
+def _silent(sources: Sources) -> Iterator[Sentence]:
+    """Where systems differ in how many of their answers have a score."""
+    for place, rows in enumerate(sources.summaries):
+        for row in rows:
+            rate = row.get("answer_rate")
+            if row["level"] == "system" and rate is not None and rate < 1:
+                yield (
+                    NOTE,
+                    f"{sources.labels[place, row['system']]} has a score under {row['metric']} for {rate:.0%} of the "
+                    "answers with something to state; its mean is of these alone.",
+                )
+
+
+def _people(sources: Sources) -> Iterator[Sentence]:
+    """What studies say of how far the judge agrees with people."""
+    rows = [row for study in _studies(sources) for row in study.table("meta_evaluation").to_pylist()]
+    metrics = {*counts_of(sources)}
+    judges = {None, *(name for run in sources.runs for name in run.manifest.get("models", ()))}
+    own = [row for row in rows if row["metric"] in metrics and row["measure"] in AGREEMENT and row["value"] is not None]
+    for row in sorted(own, key=lambda row: (row["metric"], row["model"] or "", AGREEMENT.index(row["measure"])))[:8]:
+        ends = "" if row["ci_low"] is None else f" (95 % interval {row['ci_low']:.2f} to {row['ci_high']:.2f})"
+        under = f", {row['convention']} convention" if row["convention"] else ""
+        by = f"{row['metric']} by {row['model'] or 'this judge'} on {row['dataset']}"
+        other = "" if row["model"] in judges else " This judge goes by another name."
+        told = f"{by}: {row['measure']} {row['value']:.2f}{ends}, n = {row['n']:,}{under}"
+        yield NOTE, f"Agreement with people, {told}.{other}"
+    if not own:
+        yield (
+            NOTE,
+            "Nothing here says how far this judge agrees with people. untold meta-evaluate measures it; give its "
+            "output to untold report beside the others.",
+        )
+
+
+def _studies(sources: Sources) -> Iterable[Run]:
+    """The studies that were given, and those that a run is a part of, or that its store lies in."""
+    yield from sources.studies
+    seen = {study.place.uri for study in sources.studies}
+    for run in sources.runs:
+        store = (run.manifest.get("settings") or {}).get("store")
+        above = [run.place.uri, run.place.uri.rpartition("/runs/")[0], (store or "").rstrip("/").rpartition("/")[0]]
+        for directory in filter(None, above):
+            if directory in seen:
+                continue
+            seen.add(directory)
+            with suppress(UnreadableRunError, OSError):
+                study = open_run(Place(directory).spark)
+                if "meta_evaluation" in study.tables:
+                    yield study
+
+
+def _list(names: Iterable[str]) -> str:
+    """Names as a sentence has them.
+
+    >>> _list(["a", "b", "c"])
+    'a, b and c'
+    """
+    *head, last = [*names] or [""]
+    return f"{', '.join(head)} and {last}" if head else last
+
 
 TEMPLATE = "report.html"
 SCRIPTS = ("page.js", "words.js", "graph.js", "sample.js", "answers.js", "beside.js", "start.js")
@@ -76,10 +400,10 @@ def _fill(sources: Sources, data: Packed) -> str:
     style, script = _read("report.css"), "\n".join(map(_read, SCRIPTS))
     allowed = f"script-src {_digest(script)}; style-src {_digest(style)}"
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
-    systems = figures.system_rows(sources)
-    differences, reason = figures.difference_rows(sources)
-    costs = figures.costs_a_sample(sources)
-    dated, findings = figures.trend_rows(sources)
+    systems = system_rows(sources)
+    differences, reason = difference_rows(sources)
+    costs = costs_a_sample(sources)
+    dated, findings = trend_rows(sources)
     page: str = _template().render(
         policy=policy,
         version=version("untold"),
@@ -101,12 +425,12 @@ def _fill(sources: Sources, data: Packed) -> str:
         priced=len(costs) > 1 and any(cost is not None for cost in costs),
         dated=dated,
         findings=findings,
-        measures=figures.measure_rows(sources),
+        measures=measure_rows(sources),
         diagnoses=[line for run in sources.runs for line in describe_faults(run)],
         shown=_shown(sources, data),
-        left_out=figures.left_out_rows(sources),
-        failures=figures.failure_rows(sources),
-        usage=figures.usage_rows(sources),
+        left_out=left_out_rows(sources),
+        failures=failure_rows(sources),
+        usage=usage_rows(sources),
     )
     return page
 

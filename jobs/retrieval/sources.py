@@ -1,22 +1,85 @@
-"""Which source of knowledge a run looks facts up in, and what that asks; imports nothing that searches."""
+"""The source of knowledge of a run, indexes by their folders, and the stage that embeds texts. Imports no search."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import tempfile
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.retrieval.catalogs import UnusableIndexError, check_model, open_catalog
-from untold.jobs.retrieval.vectors import OUTCOME, STAGE
+from untold.jobs.run.manifest import read_manifest
 from untold.jobs.run.output import absolute
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.jobs.settings.retrieval import IndexSettings
+from untold.udfs.errors import UserError
 from untold.udfs.llm.keys import Stage
-from untold.udfs.retrieval.catalog import Catalog
+from untold.udfs.retrieval.catalog import Catalog, read_catalog
 from untold.udfs.retrieval.cutting import CONTEXT_CHUNKS, chunk_contexts
+
+
+class UnusableIndexError(UserError):
+    """A folder that is no index to search in. The message says what to do."""
+
+
+def catalog_in(manifest: Mapping[str, Any] | None) -> Catalog | None:
+    """The index that a manifest names; None for a build that never came to its end."""
+    plain = None if manifest is None else manifest.get("index")
+    return None if plain is None else read_catalog(plain)
+
+
+def open_catalog(index: str) -> Catalog:
+    """The index of a folder, as it was when it was last whole: one that is grown meanwhile stays searchable.
+
+    Raises UnusableIndexError where there is none.
+    """
+    manifest = read_manifest(index)
+    if manifest is None:
+        raise UnusableIndexError(f"{index} holds no index; make one with: untold index --input CORPUS --output {index}")
+    try:
+        found = catalog_in(manifest)
+    except (KeyError, TypeError) as error:
+        raise UnusableIndexError(f"{index}/manifest.json is damaged; make the index anew with --overwrite") from error
+    if found is None:
+        raise UnusableIndexError(f"{index} holds no whole index; start untold index again, it goes on where it was")
+    return found
+
+
+def check_model(index: str, catalog: Catalog, model: str) -> None:
+    """Raises UnusableIndexError for vectors of another model, which could be compared with nothing."""
+    if catalog.making.model != model:
+        raise UnusableIndexError(
+            f"{index} was made with another embedding model or other settings of it; "
+            "set embeddings.* as they were, or search with --retriever bm25"
+        )
+
+
+def cache_of(settings: Settings) -> str:
+    """Where each machine keeps copies of shards that lie on no local disk."""
+    return settings.index.cache or os.path.join(tempfile.gettempdir(), "untold-index")
+
+
+STAGE = "embed_text"
+# What asking gives beside the vector
+OUTCOME = ("request_id", "error_type", "error")
+
+
+# What asks a stage for rows, and which columns are carried: `untold.jobs.metrics.base.Tools.ask`, or that of a runner
+Ask = Callable[[str, DataFrame, tuple[str, ...]], DataFrame]
+
+
+def embed(ask: Ask, rows: DataFrame, kind: str, key: str) -> DataFrame:
+    """Columns `key`, vector array<float> of length 1, request_id, error_type, error.
+
+    rows: `key` and text; kind: `query` for what is looked for, `document` for what is looked in.
+    """
+    wanted = rows.select(key, "text", F.lit(kind).alias("kind"))
+    return ask(STAGE, wanted, (key,)).select(key, "vector", *OUTCOME)
+
 
 WEB = "web_search"
 # Half of a sha2-256: no two texts of a billion have one

@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Any
 from urllib.request import Request, urlopen
 
-from untold.jobs.settings.nightly import NotifySettings
+from untold.jobs.settings.sections import NotifySettings
 from untold.udfs.redaction import without_secrets
 from untold.udfs.storage import Place
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from untold.jobs.settings.delivery import undeliverable
-from untold.jobs.settings.endpoints import EndpointSettings
+from untold.jobs.settings import model
 from untold.jobs.settings.environment import read_environment
 from untold.jobs.settings.layers import (
     Assignment,
@@ -23,25 +22,40 @@ from untold.jobs.settings.layers import (
     read_overrides,
     read_yaml,
 )
-from untold.jobs.settings.model import (
-    PRICES,
-    STAGE_NAMES,
-    Settings,
-    SettingsError,
-    merge_patch,
-    prices_for,
-    settings_model,
-)
-from untold.jobs.settings.profiles import profile_layer, profile_names
+from untold.jobs.settings.sections import EndpointSettings
+from untold.jobs.settings.templates import profile_layer, profile_names
 from untold.udfs.hints import near_misses
 from untold.udfs.retrieval.local_models import MINILM
+
+
+def undeliverable(settings: model.Settings, origins: Mapping[str, Assignment], *, embedded: bool) -> Iterator[str]:
+    """A line for each setting that asks an endpoint for batches which cannot take them; `origins` of the settings."""
+    llm = settings.llm
+    reasons = {
+        "the embedded model": embedded,
+        "several llm.endpoints": bool(llm.endpoints),
+        f"llm.answering={llm.answering}": llm.answering != "process",
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    asking = {f"stages.{name}.delivery": stage.delivery for name, stage in settings.stages.items()}
+    for key, delivery in {"llm.delivery": llm.delivery, **asking}.items():
+        if reason and delivery == "batch":
+            where = origins[key if key in origins else "stages"].where
+            yield problem_line(key, delivery, where, f"must be calls with {reason}")
+    batched = [name for name in model.STAGE_NAMES if model.delivery_for(settings, name) == "batch"]
+    form, where = settings.batch.format, origins["batch.format"].where
+    if batched and form == "files" and settings.batch.folder is None:
+        yield problem_line("batch.format", form, where, "needs batch.folder, a folder of the requests and results")
+    if form not in ("auto", "openai") and any(model.api_for(settings, name) != "chat" for name in batched):
+        yield problem_line("batch.format", form, where, "has batches of chat completions alone: set llm.api to chat")
+
 
 # What belongs to an address and is wrong at any other: a system with an endpoint of its own inherits none of it
 _OF_ENDPOINTS = frozenset(
     f"llm.{name}"
     for name in (
         *("endpoint", "base_url", "model", "api_key_env", "local_model", "endpoints", "extra_headers", "extra_query"),
-        *PRICES,
+        *model.PRICES,
     )
 )
 _SENT = (".extra_headers", ".extra_query")
@@ -54,7 +68,7 @@ _NOT_INSTALLED = (
 )
 
 
-class NoEndpointError(SettingsError):
+class NoEndpointError(model.SettingsError):
     """No setting names an endpoint, no key variable is set, and the embedded model is not installed.
 
     The first error of a person who has just installed: the message names all three ways on.
@@ -68,7 +82,7 @@ class Resolved:
     A setting that `sources` does not have is a default of the code's.
     """
 
-    settings: Settings
+    settings: model.Settings
     sources: Mapping[str, str]
     embedded: bool
 
@@ -79,7 +93,7 @@ def describe(*, advanced: bool | None = None) -> list[tuple[str, str, str, str]]
     The page of settings of the documentation is these rows. `advanced`: only those that are, or only those that are not
     (`Section.ADVANCED`).
     """
-    first = f"stages.{STAGE_NAMES[0]}."
+    first = f"stages.{model.STAGE_NAMES[0]}."
     rows = []
     for known in known_settings().values():
         overrides = known.key.startswith("stages.")
@@ -133,7 +147,7 @@ def _beneath(system: Layer | None, layer: Layer, endpoint: frozenset[str] = froz
     if system is None:
         return layer
     own = {one.key.removeprefix("llm.") for one in system.assignments}
-    replaced = {f"stages.{stage}.{name}" for stage in STAGE_NAMES for name in own}
+    replaced = {f"stages.{stage}.{name}" for stage in model.STAGE_NAMES for name in own}
     replaced |= endpoint if "endpoint" in own else set()
     return replace(layer, assignments=[one for one in layer.assignments if one.key not in replaced])
 
@@ -207,7 +221,7 @@ def _withhold_keys(given: _Merged, merged: _Merged) -> None:
             merged.sources[key] = merged.sources[address]
 
 
-def _validated(merged: _Merged, problems: list[str]) -> Settings | None:
+def _validated(merged: _Merged, problems: list[str]) -> model.Settings | None:
     """The settings of merged values; None where `problems` got a line for each value that a field does not take."""
     nested: dict[str, Any] = {"stages": {}}
     for key, value in merged.values.items():
@@ -215,9 +229,9 @@ def _validated(merged: _Merged, problems: list[str]) -> Settings | None:
         *parents, name = key.split(".")
         for parent in parents:
             section = section.setdefault(parent, {})
-        section[name] = merge_patch({}, value) if key == "spark.conf" and isinstance(value, dict) else value
+        section[name] = model.merge_patch({}, value) if key == "spark.conf" and isinstance(value, dict) else value
     try:
-        return settings_model().model_validate(nested)
+        return model.settings_model().model_validate(nested)
     except ValidationError as error:
         found: dict[str, str] = {}
         for one in error.errors(include_url=False):
@@ -326,7 +340,7 @@ def _redirect(layer: Layer, given: _Merged, environ: Mapping[str, str]) -> None:
 
 
 def _incomplete(
-    settings: Settings, merged: _Merged, preset: str | None, environ: Mapping[str, str], needs_key: bool
+    settings: model.Settings, merged: _Merged, preset: str | None, environ: Mapping[str, str], needs_key: bool
 ) -> Iterator[str]:
     """What an endpoint that is not the embedded model lacks.
 
@@ -348,12 +362,12 @@ def _incomplete(
     if needs_key and from_preset and not environ.get(llm.api_key_env or ""):
         variable = f"{llm.api_key_env}: not set in the environment" if llm.api_key_env else "llm.api_key_env: not set"
         yield f"{variable}, and {whose} needs its key (llm.api_key_env)"
-    unpriced = {stage for stage in STAGE_NAMES if not prices_for(settings, stage).complete}
+    unpriced = {stage for stage in model.STAGE_NAMES if not model.prices_for(settings, stage).complete}
     for section in [f"stages.{name}" for name in sorted(unpriced)] if unpriced <= settings.stages.keys() else ["llm"]:
-        yield from _unpriced(settings, merged, f"needs {' and '.join(f'{section}.{name}' for name in PRICES)}")
+        yield from _unpriced(settings, merged, f"needs {' and '.join(f'{section}.{name}' for name in model.PRICES)}")
 
 
-def _unpriced(settings: Settings, merged: _Merged, need: str) -> Iterator[str]:
+def _unpriced(settings: model.Settings, merged: _Merged, need: str) -> Iterator[str]:
     """A line for each bound of cost that is set, which lacks a price to count by."""
     bounds = {"budget.max_cost": settings.budget.max_cost, "nightly.budget_month": settings.nightly.budget_month}
     for key, value in bounds.items():
@@ -361,7 +375,7 @@ def _unpriced(settings: Settings, merged: _Merged, need: str) -> Iterator[str]:
             yield problem_line(key, value, merged.origins[key].where, need)
 
 
-def _incomplete_lookups(settings: Settings, merged: _Merged) -> Iterator[str]:
+def _incomplete_lookups(settings: model.Settings, merged: _Merged) -> Iterator[str]:
     """What the endpoint for embeddings lacks: a model of its own, and a price where cost is bounded."""
     embeddings = settings.embeddings
     if embeddings.base_url is None:
@@ -372,7 +386,7 @@ def _incomplete_lookups(settings: Settings, merged: _Merged) -> Iterator[str]:
         yield from _unpriced(settings, merged, "needs embeddings.price_per_million_tokens")
 
 
-def load_given(config: str | None, overrides: Sequence[str], environ: Mapping[str, str]) -> Settings:
+def load_given(config: str | None, overrides: Sequence[str], environ: Mapping[str, str]) -> model.Settings:
     """What a user sets and nothing else, for what goes on under settings of its own. No endpoint need be set.
 
     Raises `SettingsError`, one line a problem.
@@ -382,7 +396,7 @@ def load_given(config: str | None, overrides: Sequence[str], environ: Mapping[st
     problems = [problem for layer in layers for problem in layer.problems]
     settings = _validated(_merge(layers), problems)
     if problems or settings is None:
-        raise SettingsError("\n".join(problems))
+        raise model.SettingsError("\n".join(problems))
     return settings
 
 
@@ -450,5 +464,5 @@ def load_settings(
     if problems == [_NO_ENDPOINT]:
         raise NoEndpointError(_NO_ENDPOINT)
     if problems or settings is None:
-        raise SettingsError("\n".join(problems))
+        raise model.SettingsError("\n".join(problems))
     return Resolved(settings, merged.sources, choice.embedded)

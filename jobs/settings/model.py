@@ -20,7 +20,6 @@ from untold.jobs.metrics.settings import (
     RagSettings,
     package_sections,
 )
-from untold.jobs.settings.endpoints import ENDPOINTS, Endpoints, SendingSettings
 from untold.jobs.settings.fields import (
     A_VARIABLE,
     AN_ADDRESS,
@@ -39,7 +38,6 @@ from untold.jobs.settings.fields import (
     VariableName,
 )
 from untold.jobs.settings.fields import merge_patch as merge_patch
-from untold.jobs.settings.nightly import NightlySettings, NotifySettings, TrendSettings
 from untold.jobs.settings.retrieval import (
     ClassifierSettings,
     EmbeddingSettings,
@@ -48,10 +46,21 @@ from untold.jobs.settings.retrieval import (
     KnowledgeSettings,
     SearchSettings,
 )
-from untold.jobs.settings.spending import BatchSettings, BudgetSettings, Delivery
-from untold.jobs.settings.storage import LakehouseSettings, StorageSettings
-from untold.jobs.settings.storage import RaySettings as RaySettings
-from untold.jobs.settings.storage import SparkSettings as SparkSettings
+from untold.jobs.settings.sections import (
+    ENDPOINTS,
+    BatchSettings,
+    BudgetSettings,
+    Delivery,
+    Endpoints,
+    LakehouseSettings,
+    NightlySettings,
+    NotifySettings,
+    SendingSettings,
+    StorageSettings,
+    TrendSettings,
+)
+from untold.jobs.settings.sections import RaySettings as RaySettings
+from untold.jobs.settings.sections import SparkSettings as SparkSettings
 from untold.udfs.errors import UserError
 from untold.udfs.llm.usage import Prices, dearest
 from untold.udfs.stages import LOOKUPS, STAGES

@@ -9,28 +9,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from untold.jobs.settings.fields import (
-    A_VARIABLE,
-    AN_ADDRESS,
-    Address,
-    Amount,
-    Count,
-    ExtraBody,
-    PathText,
-    Positive,
-    Probability,
-    Section,
-    Text,
-    VariableName,
-    merge_patch,
-)
+from untold.jobs.settings import fields
 
 # Where and how fast an endpoint is asked; what is left out of an output's identity
 _OF_THE_WAY = frozenset({"base_url", "api_key_env", "requests_per_minute", "max_concurrency"})
 BRAVE_URL = "https://api.search.brave.com/res/v1/web/search"
 
 
-class EmbeddingSettings(Section):
+class EmbeddingSettings(fields.Section):
     """The embedding model: of an endpoint where `base_url` is set, else of files, run within Spark's tasks.
 
     model, extra_body, the prefixes and, of a local model, pooling and max_tokens are part of a vector's id.
@@ -39,22 +25,22 @@ class EmbeddingSettings(Section):
     NO_RESULT: ClassVar[frozenset[str]] = _OF_THE_WAY | {"batch", "tokens_per_minute", "price_per_million_tokens"}
     ADVANCED: ClassVar[frozenset[str]] = frozenset({"batch", "pooling", "max_tokens"})
 
-    base_url: Address | None = Field(
+    base_url: fields.Address | None = Field(
         default=None,
         description="Address of an OpenAI-compatible API for embeddings, /v1 included; null runs a local model",
-        json_schema_extra=AN_ADDRESS,
+        json_schema_extra=fields.AN_ADDRESS,
     )
-    api_key_env: VariableName | None = Field(
+    api_key_env: fields.VariableName | None = Field(
         default=None,
         description="Name of the environment variable that holds the key of embeddings.base_url; null sends none",
-        json_schema_extra=A_VARIABLE,
+        json_schema_extra=fields.A_VARIABLE,
     )
-    model: Text = Field(
+    model: fields.Text = Field(
         default="minilm",
         description="Model name as the endpoint knows it; without one, minilm or a folder with model.onnx and "
         "tokenizer.json",
     )
-    extra_body: ExtraBody = Field(
+    extra_body: fields.ExtraBody = Field(
         default_factory=dict, description="Fields merged into every request for embeddings, such as dimensions"
     )
     # The largest that services of the kind take is 2,048; a batch is also what one fault asks again
@@ -67,14 +53,14 @@ class EmbeddingSettings(Section):
     max_tokens: Annotated[int, Field(ge=3)] = Field(
         default=256, description="Tokens of a text that a local model reads; the rest is cut off"
     )
-    requests_per_minute: Positive | None = Field(
+    requests_per_minute: fields.Positive | None = Field(
         default=None, description="Maximum HTTP requests for embeddings a minute; null is no limit"
     )
-    tokens_per_minute: Positive | None = Field(
+    tokens_per_minute: fields.Positive | None = Field(
         default=None, description="Maximum tokens of embeddings a minute; null is no limit"
     )
-    max_concurrency: Count = Field(default=16, description="Maximum concurrent HTTP requests for embeddings")
-    price_per_million_tokens: Amount | None = Field(
+    max_concurrency: fields.Count = Field(default=16, description="Maximum concurrent HTTP requests for embeddings")
+    price_per_million_tokens: fields.Amount | None = Field(
         default=None, description="Price of a million tokens embedded, in the currency of budget.max_cost"
     )
 
@@ -85,39 +71,39 @@ class EmbeddingSettings(Section):
         own = sorted({"input", "encoding_format"} & value.keys())
         if own:
             raise ValueError(f"a mapping without {', '.join(own)}, which Untold sends itself")
-        return merge_patch({}, value)
+        return fields.merge_patch({}, value)
 
 
-class SearchSettings(Section):
+class SearchSettings(fields.Section):
     """The web search. `model` and `edition` are part of a search's id; all else may differ from start to start."""
 
     NO_RESULT: ClassVar[frozenset[str]] = _OF_THE_WAY | {"price_per_thousand_requests"}
     ADVANCED: ClassVar[frozenset[str]] = frozenset({"edition"})
 
-    base_url: Address = Field(
+    base_url: fields.Address = Field(
         default=BRAVE_URL,
         description="Address of the web search, path included",
         json_schema_extra={"allowed": "an http:// or https:// address"},
     )
-    api_key_env: VariableName | None = Field(
+    api_key_env: fields.VariableName | None = Field(
         default="BRAVE_API_KEY",
         description="Name of the environment variable that holds the key of search.base_url; null sends none",
-        json_schema_extra=A_VARIABLE,
+        json_schema_extra=fields.A_VARIABLE,
     )
     model: Literal["brave"] = Field(default="brave", description="API of the web search; brave is the only one")
-    edition: Text | None = Field(
+    edition: fields.Text | None = Field(
         default=None, description="Any text; another one searches anew what was searched under the last"
     )
-    requests_per_minute: Positive | None = Field(
+    requests_per_minute: fields.Positive | None = Field(
         default=60.0, description="Maximum web searches a minute; null is no limit"
     )
-    max_concurrency: Count = Field(default=8, description="Maximum concurrent web searches")
-    price_per_thousand_requests: Amount | None = Field(
+    max_concurrency: fields.Count = Field(default=8, description="Maximum concurrent web searches")
+    price_per_thousand_requests: fields.Amount | None = Field(
         default=None, description="Price of a thousand searches, in the currency of budget.max_cost"
     )
 
 
-class ClassifierSettings(Section):
+class ClassifierSettings(fields.Section):
     """How a server that classifies pairs is asked, where nli.classifier_url or grounding.verifier is its address.
 
     Its answers depend on model, labels and separator, which are part of their ids.
@@ -129,13 +115,13 @@ class ClassifierSettings(Section):
     )
     ADVANCED: ClassVar[frozenset[str]] = frozenset({"batch"})
 
-    api_key_env: VariableName | None = Field(
+    api_key_env: fields.VariableName | None = Field(
         default=None,
         description="Name of the environment variable that holds the key of nli.classifier_url; null sends none",
-        json_schema_extra=A_VARIABLE,
+        json_schema_extra=fields.A_VARIABLE,
     )
-    model: Text | None = Field(default=None, description="Model name as the endpoint knows it")
-    labels: tuple[Text, ...] | None = Field(
+    model: fields.Text | None = Field(default=None, description="Model name as the endpoint knows it")
+    labels: tuple[fields.Text, ...] | None = Field(
         default=None,
         # Not strict: YAML has lists and no tuples
         strict=False,
@@ -150,35 +136,35 @@ class ClassifierSettings(Section):
     )
     # What text-embeddings-inference takes unless it is told otherwise
     batch: Annotated[int, Field(ge=1, le=2048)] = Field(default=32, description="Maximum pairs of one HTTP request")
-    requests_per_minute: Positive | None = Field(
+    requests_per_minute: fields.Positive | None = Field(
         default=None, description="Maximum HTTP requests for classes a minute; null is no limit"
     )
-    tokens_per_minute: Positive | None = Field(
+    tokens_per_minute: fields.Positive | None = Field(
         default=None, description="Maximum tokens of classified pairs a minute; null is no limit"
     )
-    max_concurrency: Count = Field(default=16, description="Maximum concurrent HTTP requests for classes")
-    price_per_million_tokens: Amount | None = Field(
+    max_concurrency: fields.Count = Field(default=16, description="Maximum concurrent HTTP requests for classes")
+    price_per_million_tokens: fields.Amount | None = Field(
         default=None, description="Price of a million tokens classified, in the currency of budget.max_cost"
     )
 
 
-class GroundingSettings(Section):
+class GroundingSettings(fields.Section):
     """What says whether a text entails a claim: methods, section 10."""
 
     ADVANCED: ClassVar[frozenset[str]] = frozenset({"threshold"})
 
-    verifier: Text = Field(
+    verifier: fields.Text = Field(
         default="relation",
         description="relation asks the stage classify_relation; else a folder with model.onnx, tokenizer.json and "
         "config.json of a classifier, run within tasks, or the address of a server that classifies pairs "
         "(nli.classifier_url)",
     )
-    threshold: Probability = Field(
+    threshold: fields.Probability = Field(
         default=0.5, description="Minimum probability of entailment at which a classifier grounds a claim"
     )
 
 
-class IndexSettings(Section):
+class IndexSettings(fields.Section):
     """How a corpus is cut, embedded and spread over shards, and how far a search looks: methods, section 10.
 
     chunk_words, chunk_overlap, codec and nprobe change what is found. The number of shards
@@ -188,22 +174,22 @@ class IndexSettings(Section):
     NO_RESULT: ClassVar[frozenset[str]] = frozenset({"chunks_per_shard", "cache"})
     ADVANCED: ClassVar[frozenset[str]] = frozenset({"chunks_per_shard", "exact_chunks", "codec", "nprobe", "cache"})
 
-    chunk_words: Count = Field(default=128, description="Maximum words of a chunk")
+    chunk_words: fields.Count = Field(default=128, description="Maximum words of a chunk")
     chunk_overlap: Annotated[int, Field(ge=0)] = Field(
         default=32,
         description="Words that a chunk shares with the next one",
         json_schema_extra={"allowed": "an integer >= 0 and less than index.chunk_words"},
     )
     # 1.5 GB of vectors of 384 numbers: what one task builds in memory
-    chunks_per_shard: Count = Field(default=1_000_000, description="Maximum chunks of a shard")
-    exact_chunks: Count = Field(
+    chunks_per_shard: fields.Count = Field(default=1_000_000, description="Maximum chunks of a shard")
+    exact_chunks: fields.Count = Field(
         default=50_000, description="Maximum chunks of an exact search; more are searched by inverted lists"
     )
     codec: Literal["flat", "fp16", "sq8"] = Field(
         default="flat", description="How vectors in lists are kept: as they are, in half, or in a quarter of the bytes"
     )
-    nprobe: Count = Field(default=256, description="Inverted lists that a search visits")
-    cache: Text | None = Field(
+    nprobe: fields.Count = Field(default=256, description="Inverted lists that a search visits")
+    cache: fields.Text | None = Field(
         default=None,
         description="Folder on each machine for copies of shards that lie on no local disk; null is one of the "
         "system's temporary folder",
@@ -218,7 +204,7 @@ class IndexSettings(Section):
         return value
 
 
-class KnowledgeSettings(Section):
+class KnowledgeSettings(fields.Section):
     """Where metrics look facts up: methods, section 10.
 
     The path of an index is no part of an output's identity; its digest is.
@@ -231,11 +217,13 @@ class KnowledgeSettings(Section):
         description="Where facts are looked up: an index, the web, or the sample's own contexts; null is an index "
         "where knowledge.index names one, else the contexts",
     )
-    index: PathText | None = Field(default=None, description="Path or URI of the index, for knowledge.source index")
+    index: fields.PathText | None = Field(
+        default=None, description="Path or URI of the index, for knowledge.source index"
+    )
     retriever: Literal["dense", "bm25", "hybrid"] = Field(
         default="dense", description="By vectors, by words, or by both rankings fused"
     )
-    top_k: Count = Field(default=10, description="Chunks that are looked up for a query")
+    top_k: fields.Count = Field(default=10, description="Chunks that are looked up for a query")
 
     @model_validator(mode="before")
     @classmethod

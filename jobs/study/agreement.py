@@ -1,7 +1,11 @@
-"""How far scores agree with people, from counts of points: means, intervals, and metrics compared; methods, 6 and 7."""
+"""How far scores agree with people, from counts of points: means, intervals, and metrics compared; methods, 6 and 7.
+
+Averages over data sets, and their spread over models, are rows of several meta-evaluations in, rows out.
+"""
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,17 +19,18 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from untold.jobs.study.label_points import DATASETS, LABEL_BASELINES, LAX, LMR, STRICT, predicted_label
-from untold.udfs.statistics.confusion import (
-    CONVENTIONS,
-    FAILED,
-    LABELS,
-    MEASURES,
-    OUTCOMES,
-    PREDICTIONS,
-    under_convention,
+from untold.jobs.study.label_points import (
+    DATASETS,
+    LABEL_BASELINES,
+    LAX,
+    LMR,
+    STRICT,
+    Dataset,
+    baseline_points,
+    predicted_label,
 )
-from untold.udfs.statistics.intervals import IntArray, Interval, bca_interval, clustered_bca_interval
+from untold.jobs.study.report import AVERAGE, PUBLISHED_CONVENTION, PUBLISHED_SPREADS, with_published
+from untold.udfs.statistics import confusion, intervals
 from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
 from untold.udfs.statistics.question_resampling import (
     SHAPE,
@@ -39,7 +44,7 @@ from untold.udfs.statistics.question_resampling import (
 __all__ = ["DATASETS", "LMR"]
 
 # The order of rows in the table `meta_evaluation`
-ALL_MEASURES = (LMR, STRICT, LAX, *MEASURES, *LABEL_BASELINES)
+ALL_MEASURES = (LMR, STRICT, LAX, *confusion.MEASURES, *LABEL_BASELINES)
 GROUP = ("model", "metric", "convention", "measure")
 COMPARED_UNDER = "mismatch"  # the convention of the table `comparisons`
 # Distinct tables of a question that the driver resamples itself; five answers to a question have at most 4,368
@@ -52,7 +57,7 @@ Key = tuple[str | None, str | None, str, str]
 class AgreementRows:
     """A measure with its interval, over how many units, and how many comparisons it leaves out."""
 
-    interval: Interval
+    interval: intervals.Interval
     n: int
     left_out: int = 0
 
@@ -119,10 +124,11 @@ def count_tables(scores: DataFrame, samples: DataFrame, *, clustered: bool) -> D
     other.
     """
     judged = scores.join(samples.select("sample_id", "query", "label"), on="sample_id", how="inner")
-    outcome = F.when(F.col("failed"), FAILED).otherwise(predicted_label())
+    outcome = F.when(F.col("failed"), confusion.FAILED).otherwise(predicted_label())
     unit = F.coalesce("query", "sample_id") if clustered else F.col("sample_id")
     cells = [
-        F.count_if((F.col("label") == label) & (F.col("outcome") == name)) for label, name in product(LABELS, OUTCOMES)
+        F.count_if((F.col("label") == label) & (F.col("outcome") == name))
+        for label, name in product(confusion.LABELS, confusion.OUTCOMES)
     ]
     tables = judged.withColumn("outcome", outcome).groupBy("model", "metric", unit.alias("unit"))
     return (
@@ -169,12 +175,12 @@ def _resample_in_spark(counted: DataFrame, seed: int) -> Resampled:
     return join_sums((row.asDict() for row in parts), np.array(table).reshape(SHAPE), questions)
 
 
-def confusion_table(resampled: Resampled) -> IntArray:
+def confusion_table(resampled: Resampled) -> intervals.IntArray:
     """int64[3, 4], labels by predictions; failed scores are undefined.
 
     Under `mismatch`, the first convention, which neither drops a row nor makes a label of an undefined score.
     """
-    return under_convention(resampled.table, CONVENTIONS[0])
+    return confusion.under_convention(resampled.table, confusion.CONVENTIONS[0])
 
 
 def point_intervals(
@@ -195,10 +201,10 @@ def _interval(rows: Sequence[Mapping[str, Any]], scale: int, seed: int) -> Agree
     sums, sizes, counts = unit_counts(rows, scale)
     left_out = sum(row["left_out"] for row in rows)
     if max(sizes) > 1:
-        interval = clustered_bca_interval(sums, sizes, counts, seed=seed)
+        interval = intervals.clustered_bca_interval(sums, sizes, counts, seed=seed)
     else:
         # sizes are 0 or 1 here: a unit without points has no weight
-        interval = bca_interval(sums, np.multiply(sizes, counts), seed=seed)
+        interval = intervals.bca_interval(sums, np.multiply(sizes, counts), seed=seed)
     return AgreementRows(interval, int(np.dot(sizes, counts)), left_out)
 
 
@@ -227,8 +233,8 @@ def table_intervals(tables: Mapping[tuple[str, str], Resampled]) -> dict[Key, Ag
     found: dict[Key, AgreementRows] = {}
     for (model, metric), resampled in tables.items():
         rows = int(resampled.table.sum())
-        for convention, name in product(CONVENTIONS, MEASURES):
-            n = int(under_convention(resampled.table, convention).sum())
+        for convention, name in product(confusion.CONVENTIONS, confusion.MEASURES):
+            n = int(confusion.under_convention(resampled.table, convention).sum())
             found[model, metric, convention, name] = AgreementRows(resampled.interval(convention, name), n, rows - n)
     return found
 
@@ -241,7 +247,7 @@ def agreement_rows(
     What a model has no scores of has no row. value and limits are None where the measure is undefined.
     """
     rows = []
-    for metric, model, convention, measure in product(metrics, models, CONVENTIONS, ALL_MEASURES):
+    for metric, model, convention, measure in product(metrics, models, confusion.CONVENTIONS, ALL_MEASURES):
         owner = (None, None) if measure in LABEL_BASELINES else (model, metric)
         if (model, metric, convention, LMR) in found and (*owner, convention, measure) in found:
             names = {"dataset": dataset, "metric": metric, "model": model, "convention": convention, "measure": measure}
@@ -288,13 +294,13 @@ def compare_metrics(
     ]
 
 
-def confusion_cells(tables: Mapping[tuple[str, str], IntArray]) -> list[dict[str, Any]]:
+def confusion_cells(tables: Mapping[tuple[str, str], intervals.IntArray]) -> list[dict[str, Any]]:
     """The confusion tables as rows, for readers of the manifest: model, metric, label, predicted, count."""
     return [
         {"model": model, "metric": metric, "label": label, "predicted": predicted, "count": int(table[row, column])}
         for (model, metric), table in sorted(tables.items())
-        for row, label in enumerate(LABELS)
-        for column, predicted in enumerate(PREDICTIONS)
+        for row, label in enumerate(confusion.LABELS)
+        for column, predicted in enumerate(confusion.PREDICTIONS)
     ]
 
 
@@ -303,3 +309,126 @@ def read_rows(counted: DataFrame) -> list[dict[str, Any]]:
     table: pa.Table = counted.toArrow()
     rows: list[dict[str, Any]] = table.to_pylist()
     return rows
+
+
+def add_overlap(samples: DataFrame) -> DataFrame:
+    """sample_id, query, label string, overlap double: what the words of the response cover, `overlap_score`."""
+    fields = samples.sparkSession.createDataFrame(pa.schema(confusion.OVERLAP_FIELDS).empty_table()).schema
+    columns = samples.select("sample_id", "query", "response", "contexts", "label")
+    return columns.mapInArrow(confusion.overlap_batches, fields)
+
+
+def find_points(scores: DataFrame, samples: DataFrame, shares: DataFrame | None, dataset: Dataset) -> DataFrame:
+    """Points of the scores, and with labels those of the baselines; the constant is the most frequent label.
+
+    samples: label and overlap of each where the data set has labels; shares: of `read_source_shares`, where its points
+    are by source.
+    """
+    points = dataset.find_points(scores, samples, shares)
+    if not dataset.has_labels:
+        return points
+    counts = {row["label"]: row["count"] for row in samples.groupBy("label").count().collect()}
+    # Ties go to the first label
+    constant = max(confusion.LABELS, key=lambda label: counts.get(label, 0))
+    return points.unionByName(baseline_points(samples, constant))
+
+
+def resample_labels(
+    scores: DataFrame, samples: DataFrame, dataset: Dataset, *, clustered: bool, seed: int
+) -> dict[tuple[str, str], Resampled]:
+    """By (model, metric) the confusion table with its resamples; none for a data set without labels.
+
+    They are drawn from counts of questions that look alike, not from samples, so that memory does not grow with these.
+    """
+    if not dataset.has_labels:
+        return {}
+    return resample_tables(count_tables(scores, samples, clustered=clustered), seed=seed)
+
+
+SPREAD = "lmr_spread"
+Row = Mapping[str, Any]
+Owner = tuple[str, str, str]  # metric, model, convention
+
+
+def average_rows(counts: Iterable[Row], *, seed: int) -> list[dict[str, Any]]:
+    """Rows of `meta_evaluation`: the average LMR of each metric and model, then its spread over models.
+
+    counts: rows of `match_counts`. A metric of a model is averaged where every data set has it: every data set counts
+    the same, and the interval is joint over all of them. The spread is the standard deviation over at least two models,
+    of no model. Dejl et al. 2025; methods, section 6.
+    """
+    by_owner = _by_owner(counts)
+    datasets = sorted({dataset for found in by_owner.values() for dataset in found})
+    whole = {owner: found for owner, found in by_owner.items() if len(found) == len(datasets)}
+    averages = [_average(owner, [found[name] for name in datasets], seed) for owner, found in sorted(whole.items())]
+    return with_published(averages) + _spreads(averages)
+
+
+def has_answered(rows: Iterable[Row]) -> bool:
+    """Whether rows of `meta_evaluation` are of scores that did not all fail: only `zero` leaves failed ones out."""
+    return any(row["value"] is not None for row in rows if (row["measure"], row["convention"]) == (LMR, "zero"))
+
+
+def missing_averages(counts: Iterable[Row]) -> list[tuple[str, str, list[str]]]:
+    """Metric, model and the data sets that lack it, of what cannot be averaged.
+
+    An average over fewer data sets would be of another measure, and stand beside the others as if it were not.
+    """
+    found = {(metric, model): set(sets) for (metric, model, _), sets in _by_owner(counts).items()}
+    datasets = set[str]().union(*found.values())
+    return [(*owner, sorted(datasets - sets)) for owner, sets in sorted(found.items()) if sets != datasets]
+
+
+def _by_owner(counts: Iterable[Row]) -> dict[Owner, dict[str, list[Row]]]:
+    """By metric, model and convention, then by data set: its rows of LMR. Other measures have no average."""
+    by_owner: dict[Owner, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in counts:
+        if row["measure"] == LMR:
+            by_owner[row["metric"], row["model"], row["convention"]][row["dataset"]].append(row)
+    return by_owner
+
+
+def _average(owner: Owner, sets: Sequence[Sequence[Row]], seed: int) -> dict[str, Any]:
+    """A row of `meta_evaluation` of the data set `average`: the mean over data sets of their means.
+
+    n and left_out are sums over the data sets. The interval resamples each data set by itself, as they are independent.
+    """
+    interval = intervals.joint_bca_interval([unit_counts(rows, rows[0]["scale"]) for rows in sets], seed=seed)
+    return {
+        "dataset": AVERAGE,
+        **dict(zip(("metric", "model", "convention"), owner, strict=True)),
+        "measure": LMR,
+        **interval.columns(),
+        "n": sum(row["size"] * row["count"] for rows in sets for row in rows),
+        "left_out": sum(row["left_out"] for rows in sets for row in rows),
+    }
+
+
+def _spreads(averages: Iterable[Row]) -> list[dict[str, Any]]:
+    """The standard deviation (n - 1) of the averages over models, by metric and convention, without an interval.
+
+    n counts models. The published figure is of five models under the convention `published`, and stands there alone.
+    """
+    values: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in averages:
+        # A model whose average is undefined says nothing of the spread
+        if row["value"] is not None:
+            values[row["metric"], row["convention"]].append(row["value"])
+    return [
+        {
+            "dataset": AVERAGE,
+            "metric": metric,
+            "model": None,
+            "convention": convention,
+            "measure": SPREAD,
+            "value": statistics.stdev(found),
+            "ci_low": None,
+            "ci_high": None,
+            "n": len(found),
+            "left_out": None,
+            "published": PUBLISHED_SPREADS.get(metric) if convention == PUBLISHED_CONVENTION else None,
+        }
+        for (metric, convention), found in sorted(values.items())
+        # One model has no spread; 0 would look like agreement
+        if len(found) > 1
+    ]

@@ -1,36 +1,117 @@
-"""A study of claims: verdicts on claims against what people say of them, to tables and a report; methods, section 6."""
+"""Study verdicts on claims against people's labels, from the calls to the report; methods, section 6."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
+from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from untold.jobs.asking.endpoint import RunEndpoint
+from untold.jobs.asking.engines import open_engines
+from untold.jobs.asking.process import AnsweringError
+from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.asking.reach import Reach, reached_places
 from untold.jobs.asking.results import has_failed
+from untold.jobs.asking.runner import StageRunner
 from untold.jobs.inputs.drawing import Draw
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, SampleError
 from untold.jobs.inputs.samples import Samples, read_rows
+from untold.jobs.run.outcome import Ending
+from untold.jobs.run.output import store_of
+from untold.jobs.run.progress import Display
 from untold.jobs.run.terminal import amount
-from untold.jobs.run.workspace import write_parquet
+from untold.jobs.run.workspace import Workspace, write_parquet
+from untold.jobs.settings.model import Settings
 from untold.jobs.study.agreement import read_rows as rows_of
+from untold.jobs.study.report import Row, by_owner, interval, number, section
 from untold.jobs.study.study_inputs import SHOWN, MetaEvaluationError, raise_all, read_columns
-from untold.jobs.study.study_stages import StageAsker
 from untold.jobs.tables import META_EVALUATION
 from untold.udfs.facts.claim_verdicts import NOT_SUPPORTED
 from untold.udfs.hints import aside, near_misses, shorten
 from untold.udfs.samples.adapters import Adapter
 from untold.udfs.samples.labelled_claims import CLAIM_FORMATS, NEEDS, PLAIN
-from untold.udfs.statistics.verdict_agreement import (
+from untold.udfs.statistics.item_agreement import (
+    MEASURES,
     VERDICTS,
     constant_label,
     labels_of,
     supported_share,
     verdict_intervals,
 )
+
+RESTATE = "restate_answer"
+# Hidden from readers of tables, which pass over names that begin with an underscore
+WORK = "_asking"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a stage gave: the columns asked for, how the asking ended, and the rows of the table `usage`."""
+
+    rows: DataFrame
+    ending: Ending
+    usage: Sequence[Mapping[str, Any]] = field(default=())
+
+
+@dataclass(frozen=True)
+class StageAsker:
+    """Asks by the endpoint of some settings. Completions are kept as those of any run, by `store` or in `output`.
+
+    `command` is how to start the run again that asks.
+    """
+
+    settings: Settings
+    embedded: bool
+    output: str
+    display: Display
+    wait: bool = True
+    retry_failed: bool = False
+    command: str = ""
+
+    def ask(self, stage: str, rows: DataFrame, carry: Sequence[str], columns: Sequence[str]) -> Answers:
+        """Answers a stage for rows: the columns of `carry`, then those of `columns` out of the stage's results.
+
+        What `jobs.asking.runner.StageRunner.ask` says of rows holds; where the asking ended early, some are unasked,
+        and what was answered is kept for the next start.
+        """
+        settings, note = self.settings, self.display.note
+        workspace = Workspace(rows.sparkSession, f"{self.output}/{WORK}")
+        workspace.remove()
+        run, retry = uuid4().hex[:12], self.retry_failed
+        with (
+            RunEndpoint(settings, embedded=self.embedded, wait=self.wait, notify=note) as endpoint,
+            open_engines(settings, self.display, run, wait=self.wait, retry_failed=retry) as engines,
+        ):
+            stages = {stage: bind_stage(stage, settings, embedded_model=endpoint.model_sha256)}
+            store = store_of(settings, self.output)
+            places = reached_places(self.output, workspace.folder, store)
+            reach = Reach(rows.sparkSession, places, note=note)
+            reach.check_executors()
+            runner = StageRunner(engines, settings, stages, endpoint, workspace, store, reach=reach)
+            try:
+                asked = runner.ask(stage, rows, carry=tuple(carry))
+                # The rows lie in the working folder, which goes before anybody reads them
+                found = asked.select(*carry, *columns).localCheckpoint()
+                return Answers(found, runner.ending, runner.usage)
+            finally:
+                workspace.remove()
+
+    def restate(self, pairs: DataFrame) -> DataFrame:
+        """Columns question, answer, statement, error_type from question, answer: the stage `restate_answer`.
+
+        A pair that failed has no statement and an error_type. Raises AnsweringError where the asking ended early.
+        Methods, section 6.
+        """
+        given = self.ask(RESTATE, pairs, ("question", "answer"), ("statement", "error_type"))
+        if given.ending.reason is not None:
+            raise AnsweringError(given.ending.explain(self.command))
+        return given.rows
+
 
 DATASET = "claims"
 STAGE = "verify_claim"
@@ -252,3 +333,48 @@ def _shares(rows: Sequence[Any], people: Sequence[Any], column: str, seed: int) 
         measure = SHARE if system is None else f"{SHARE}:{system}"
         found.append({"measure": measure, "n": n, "left_out": size - n} | one.columns())
     return found
+
+
+# Min et al. 2023, of the human labels that are public; ours have to be the same where those are the input
+PUBLISHED_SHARES = {"ChatGPT": 0.6537, "InstructGPT": 0.5158, "PerplexityAI": 0.8642}
+
+
+def render(rows: Sequence[Row], *, clustered: bool, notes: Sequence[str]) -> str:
+    """The report as Markdown. rows: of the table `meta_evaluation`, of one study. Names from outside are escaped."""
+    units = "whole queries" if clustered else "single claims"
+    parts = [
+        "# Meta-evaluation on claims",
+        f"Intervals: 95 % BCa, 10,000 resamples of {units}. Where no label is `contradicted`, a verdict of it counts "
+        "as `not_supported`. Claims without a verdict are left out.",
+        *[f"Note: {note}." for note in notes],
+        _measure_table(rows),
+        _share_table(rows),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _measure_table(rows: Sequence[Row]) -> str:
+    """A line a metric of a model, and one for the constant label."""
+    lines = [
+        [metric, model or "(baseline)", f"{own['accuracy']['n']:,}", f"{own['accuracy']['left_out']:,}"]
+        + [interval(own[name], 4) for name in MEASURES]
+        for (metric, model), own in by_owner(rows, MEASURES).items()
+    ]
+    return section("Verdicts", "", ["metric", "model", "n", "left out", *MEASURES], lines)
+
+
+def _share_table(rows: Sequence[Row]) -> str:
+    """A line a system: what share of its claims people, and each metric of a model, call supported."""
+    owners = list(dict.fromkeys((row["metric"], row["model"]) for row in rows if row["metric"] != CONSTANT))
+    owners.sort(key=lambda owner: owner[0] != PEOPLE)
+    by_key = {(row["measure"], row["metric"], row["model"]): row for row in rows}
+    measures = dict.fromkeys(row["measure"] for row in rows if row["measure"].startswith(SHARE))
+    lines = []
+    for measure in measures:
+        system = measure.partition(":")[2]
+        found = [by_key.get((measure, *owner)) for owner in owners]
+        shown = ["-" if row is None else interval(row, 4) for row in found]
+        lines.append([system or "all", *shown, number(PUBLISHED_SHARES.get(system), 4)])
+    names = [PEOPLE if metric == PEOPLE else f"{metric} of {model}" for metric, model in owners]
+    note = "Of all claims, pooled. Published: FActScore's human labels (Min et al. 2023), S / (S + NS)."
+    return section("Supported", note, ["system", *names, "published"], lines)

@@ -1,22 +1,27 @@
-"""A study of coverage: labelled items, verdicts on them and baselines, to tables and a report; methods, section 6."""
+"""Study coverage: labelled items, verdicts on them, baselines and methods, to tables and a report; methods, section 6.
+
+A method is a metric under a model, or a baseline (LongRecall). References are rows here, but what comes to the driver
+are counts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from untold.jobs.metrics import METRICS
 from untold.jobs.run.output import Output
-from untold.jobs.run.session import task_slots
+from untold.jobs.run.session import spark_schema, task_slots
 from untold.jobs.run.terminal import amount
 from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.model import Settings
 from untold.jobs.study import coverage_rows
 from untold.jobs.study.agreement import read_rows
-from untold.jobs.study.compared_methods import count_tiers, draw_items, kappas_of_models, read_misses
 from untold.jobs.study.coverage_items import (
     ITEM,
     ItemVerdicts,
@@ -29,15 +34,215 @@ from untold.jobs.study.coverage_items import (
     similarity_baselines,
 )
 from untold.jobs.study.coverage_report import IMPORTANCE, CoverageFindings, render
-from untold.jobs.study.itemwise import annotator_rows, overlap_rows, weight_rows
-from untold.jobs.study.meta_evaluation import StudyEndpoint
-from untold.jobs.study.prompt_pairs import compare_items
+from untold.jobs.study.coverage_rows import annotator_rows, overlap_rows, weight_rows
+from untold.jobs.study.meta_evaluation import StudyEndpoint, compare_items
 from untold.jobs.study.report import Cost
-from untold.jobs.study.run_tables import read_means
-from untold.jobs.tables import COMPARISONS, COVERAGE, FALSE_NEGATIVES, META_EVALUATION, SUBSET, TIERS
+from untold.jobs.study.study_inputs import read_means, read_table
+from untold.jobs.tables import (
+    CANDIDATES,
+    CLAIMS,
+    COMPARISONS,
+    COVERAGE,
+    FALSE_NEGATIVES,
+    META_EVALUATION,
+    SUBSET,
+    TIERS,
+)
+from untold.udfs.recall.concluding import MISSES, miss_batches
 from untold.udfs.retrieval.embedding import find_model
 from untold.udfs.retrieval.local_models import LocalModelFileError, ModelFiles
-from untold.udfs.statistics.tiers import Subset
+from untold.udfs.statistics.item_agreement import fleiss_kappa
+from untold.udfs.statistics.tiers import Subset, all_tiers, quotas_of, shortages, tier_of
+
+CALLS = ["calling", "known"]
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """References by tier: how many of each, in the order of reports, and how many some method says nothing of.
+
+    items: sample_id, reference_id, tier, a row a reference that all methods judged.
+    """
+
+    counts: Mapping[str, int]
+    unknown: int
+    items: DataFrame
+
+
+def count_tiers(verdicts: ItemVerdicts, items: DataFrame) -> Tiers:
+    """The tiers of all items. items: sample_id, reference_id; one that no method judged is unknown."""
+    methods = [method.name for method in verdicts.methods]
+    calls = _calls(verdicts, items)
+    patterns = read_rows(calls.groupBy(*CALLS).agg(F.count("*").alias("count")))
+    whole = [row for row in patterns if row["known"] == len(methods)]
+    counts = dict.fromkeys(all_tiers(methods), 0)
+    tiers = []
+    for row in whole:
+        tier = tier_of({name: name in row["calling"] for name in methods})
+        counts[tier] += row["count"]
+        tiers.append((row["calling"], row["known"], tier))
+    named = F.broadcast(items.sparkSession.createDataFrame(tiers, "calling array<string>, known long, tier string"))
+    unknown = sum(row["count"] for row in patterns) - sum(counts.values())
+    return Tiers(counts, unknown, calls.join(named, on=CALLS, how="inner").select(*ITEM, "tier"))
+
+
+def _calls(verdicts: ItemVerdicts, items: DataFrame) -> DataFrame:
+    """sample_id, reference_id, calling array<string> (the methods that call it covered, sorted), known long."""
+    names = F.create_map(
+        *[F.lit(text) for one in verdicts.methods for text in (f"{one.metric}\n{one.model}", one.name)]
+    )
+    method = names[F.concat_ws("\n", "metric", "model")]
+    given = verdicts.rows.where("covered IS NOT NULL").groupBy(*ITEM)
+    says = given.agg(
+        F.array_sort(F.collect_list(F.when(F.col("covered"), method))).alias("calling"),
+        F.count("*").alias("known"),
+    )
+    none = F.array().cast("array<string>")
+    joined = items.select(*ITEM).join(says, on=ITEM, how="left")
+    return joined.select(
+        *ITEM, F.coalesce("calling", none).alias("calling"), F.coalesce("known", F.lit(0)).alias("known")
+    )
+
+
+def draw_items(tiers: Tiers, subset: Subset, methods: Sequence[str], seed: int) -> tuple[DataFrame, list[str]]:
+    """sample_id, reference_id, tier of the references of a subset, and lines on tiers that have fewer than wanted.
+
+    Within a tier, those with the least hashes of seed, sample_id and reference_id.
+    """
+    counts = {name: tiers.counts.get(name, 0) for name in all_tiers(methods)}
+    quotas = quotas_of(subset, counts, methods)
+    key = F.sha2(F.concat_ws(":", F.lit(str(seed)), "sample_id", "reference_id"), 256)
+    place = F.row_number().over(Window.partitionBy("tier").orderBy(key, *ITEM))
+    wanted = F.broadcast(tiers.items.sparkSession.createDataFrame(list(quotas.items()), "tier string, quota long"))
+    ranked = tiers.items.withColumn("place", place).join(wanted, on="tier", how="inner")
+    short = shortages(subset, quotas, counts)
+    notes = [
+        f"{subset} is short: {have:,} references of {name}, {want:,} wanted" for name, (have, want) in short.items()
+    ]
+    return ranked.where(F.col("place") <= F.col("quota")).select(*ITEM, "tier"), notes
+
+
+def read_misses(
+    verdicts: ItemVerdicts, places: Mapping[str, str], samples: DataFrame, judged: DataFrame
+) -> list[dict[str, Any]]:
+    """The rows of the table `false_negatives`: method, fn, fn_candidate, fn_entailment.
+
+    fn: items that people call covered, and the method does not. Of these fn_candidate are those of which nothing (with
+    `covered_by`: none of that) was shown to a stage of entailment, fn_entailment the others; null for methods that show
+    no candidates. samples: of `read_items`; judged: of `judge_items`; places: by model its output.
+    """
+    missed = verdicts.rows.join(judged.where("said").select(*ITEM), on=ITEM, how="inner").where("NOT covered")
+    counted = {
+        (row["metric"], row["model"]): row["count"] for row in missed.groupBy("metric", "model").count().collect()
+    }
+    split = _split_misses(verdicts, places, samples, missed)
+    rows = []
+    for one in verdicts.methods:
+        parts = split.get(one.name)
+        rows.append(
+            {
+                "method": one.name,
+                "fn": counted.get((one.metric, one.model), 0),
+                "fn_candidate": None if parts is None else parts.get(False, 0),
+                "fn_entailment": None if parts is None else parts.get(True, 0),
+            }
+        )
+    return rows
+
+
+def _split_misses(
+    verdicts: ItemVerdicts, places: Mapping[str, str], samples: DataFrame, missed: DataFrame
+) -> dict[str, dict[bool, int]]:
+    """By method with candidates: how many of its misses had something shown, and how many had not."""
+    found, frames = {}, []
+    covering = samples.select("sample_id", F.explode("items").alias("item")).select(
+        "sample_id", F.col("item.id").alias("reference_id"), "item.covered_by"
+    )
+    for one in verdicts.methods:
+        shown = _read_shown(samples, one.metric, places[one.model])
+        if shown is None:
+            continue
+        found[one.name] = dict[bool, int]()
+        own = missed.where((F.col("metric") == one.metric) & (F.col("model") == one.model)).select(*ITEM)
+        both = own.join(shown, on=ITEM, how="left").join(covering, on=ITEM, how="left")
+        frames.append(both.select(F.lit(one.name).alias("method"), "shown", "covered_by"))
+    if frames:
+        told = reduce(DataFrame.unionByName, frames).mapInArrow(miss_batches, spark_schema(MISSES))
+        for row in told.groupBy("method", "was_shown").count().collect():
+            found[row["method"]][row["was_shown"]] = row["count"]
+    return found
+
+
+def _read_shown(samples: DataFrame, metric: str, place: str) -> DataFrame | None:
+    """sample_id, reference_id, shown array<string>: texts that a stage was shown for a reference; None without a table.
+
+    An anchor's fact is shown as `anchor: text`, and either is its text here.
+    """
+    if metric not in METRICS or "candidates" not in METRICS[metric].tables:
+        return None
+    spark = samples.sparkSession
+    tables = [
+        read_table(spark, place, name, schema) for name, schema in (("candidates", CANDIDATES), ("claims", CLAIMS))
+    ]
+    statements = read_table(spark, place, "statements", None)
+    if tables[0] is None or tables[1] is None or statements is None or "statement_id" not in statements.columns:
+        return None
+    candidates, claims = (frame.where(F.col("metric") == metric) for frame in tables if frame is not None)
+    names = statements.where(F.col("metric") == metric).select("sample_id", "statement_id", "reference_id")
+    texts = claims.select("sample_id", "claim_id", F.explode(_texts_of_claim()).alias("text"))
+    pairs = candidates.select("sample_id", "statement_id", "claim_id").distinct()
+    shown = pairs.join(names, on=["sample_id", "statement_id"], how="inner")
+    told = shown.join(texts, on=["sample_id", "claim_id"], how="inner").groupBy(*ITEM)
+    return told.agg(F.collect_set("text").alias("shown"))
+
+
+def _texts_of_claim() -> Column:
+    whole = F.concat_ws(": ", "anchor", "text")
+    return F.array_distinct(F.array(F.col("text"), whole))
+
+
+def kappas_of_models(verdicts: ItemVerdicts, judged: DataFrame) -> list[dict[str, Any]]:
+    """For each metric of several models, Fleiss' kappa of these and of the two majorities: rows of `meta_evaluation`.
+
+    Models are raters of the items that all of them judged; the majorities are theirs and that of the annotators, where
+    both have one. n: items compared, left_out: the others.
+    """
+    counts: dict[str, int] = {}
+    for names in verdicts.metrics.values():
+        for metric in names:
+            counts[metric] = counts.get(metric, 0) + 1
+    several = {metric: count for metric, count in counts.items() if count > 1}
+    if not several:
+        return []
+    given = verdicts.rows.where(F.col("metric").isin(*several)).groupBy("metric", *ITEM)
+    votes = given.agg(F.count_if("covered").alias("yes"), F.count_if(~F.col("covered")).alias("no")).join(
+        judged.select(*ITEM, "said"), on=ITEM, how="inner"
+    )
+    rows = read_rows(votes.groupBy("metric", "yes", "no", "said").agg(F.count("*").alias("count")))
+    items = judged.count()
+    return [row for metric, count in several.items() for row in _kappa_rows(metric, count, items, rows)]
+
+
+def _kappa_rows(metric: str, models: int, items: int, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    own = [row for row in rows if row["metric"] == metric]
+    raters = [(row["yes"], row["no"]) for row in own if row["yes"] + row["no"] == models for _ in range(row["count"])]
+    majorities = [
+        (row["said"] + (row["yes"] > row["no"]), (not row["said"]) + (row["yes"] < row["no"]))
+        for row in own
+        if row["said"] is not None and row["yes"] != row["no"]
+        for _ in range(row["count"])
+    ]
+    return [
+        {
+            "metric": metric,
+            "measure": name,
+            "value": fleiss_kappa(table),
+            "n": len(table),
+            "left_out": items - len(table),
+        }
+        for name, table in (("fleiss_kappa_models", raters), ("fleiss_kappa_majorities", majorities))
+    ]
+
 
 # All that a study reads of a sample, beside its items
 NEEDS = ("query", "response")

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from scipy.stats import kendalltau
 
 from untold.jobs.study.coverage_rows import BY_ITEM, BY_QUERY, DIGITS
-from untold.jobs.study.markdown import by_owner, interval, section
+from untold.jobs.study.report import by_owner, interval, section
 from untold.jobs.study.study_inputs import MetaEvaluationError, read_columns
 from untold.jobs.tables import META_EVALUATION
 from untold.udfs.facts.nugget_measures import SUPPORTS, Nugget, measures_of
@@ -23,7 +23,7 @@ from untold.udfs.hints import shorten
 from untold.udfs.statistics.confusion import accuracy, kappa
 from untold.udfs.statistics.correlation import correlate
 from untold.udfs.statistics.intervals import FloatArray, IntArray, bca_interval
-from untold.udfs.statistics.totals import total_interval
+from untold.udfs.statistics.question_resampling import total_interval
 
 DATASET = METRIC = "nuggets"
 READS = ("query_id", "references")

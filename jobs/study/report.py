@@ -1,9 +1,12 @@
-"""The report of a meta-evaluation: its tables as Markdown, and the figure. Rows in, text and bytes out."""
+"""The report of a meta-evaluation: its tables as Markdown, and the figure. Rows in, text and bytes out.
+
+Its sections, tables and numbers in Markdown serve the reports of other studies too.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -16,10 +19,56 @@ from matplotlib.figure import Figure
 from untold.graph.drawing import STYLE, save_figure
 from untold.graph.views import FORMATS, one_line
 from untold.jobs.run.terminal import Page, table
-from untold.jobs.study.markdown import Row, interval, markdown_cell, markdown_table, number, section
 from untold.udfs.llm.tokens import shown_tokens
 from untold.udfs.statistics.confusion import CONVENTIONS, LABELS, PREDICTIONS
 from untold.udfs.statistics.intervals import IntArray
+
+Row = Mapping[str, Any]
+
+
+def section(heading: str, note: str, heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A heading, a note and a table; empty where there are no lines."""
+    parts = [f"## {heading}", note, markdown_table(heads, lines)]
+    return "\n\n".join(filter(None, parts)) if lines else ""
+
+
+def markdown_table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A Markdown table of cells that are escaped."""
+    rows = [heads, ["---"] * len(heads), *lines]
+    return "\n".join(f"| {' | '.join(map(markdown_cell, row))} |" for row in rows)
+
+
+def markdown_cell(cell: str) -> str:
+    """A cell that neither ends the line nor the column, whatever name a model or a metric has."""
+    return one_line(cell).replace("|", "\\|")
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A value, `-` where there is none; a whole number with its thousands apart.
+
+    >>> number(0.25), number(1200), number(None)
+    ('0.250', '1,200', '-')
+    """
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}f}"
+
+
+def interval(row: Row, digits: int = 3) -> str:
+    """A row's value with its interval where that is known; `-` where it is undefined."""
+    if row["value"] is None or row["ci_low"] is None:
+        return number(row["value"], digits)
+    return f"{row['value']:.{digits}f} [{row['ci_low']:.{digits}f}, {row['ci_high']:.{digits}f}]"
+
+
+def by_owner(rows: Iterable[Row], measures: Container[str]) -> dict[tuple[str, str | None], dict[str, Row]]:
+    """By metric and model, in the order of the rows, those of these measures by measure."""
+    found: dict[tuple[str, str | None], dict[str, Row]] = {}
+    for row in rows:
+        if row["measure"] in measures:
+            found.setdefault((row["metric"], row["model"]), {})[row["measure"]] = row
+    return found
+
 
 Values = dict[str, Row]
 
@@ -158,7 +207,7 @@ def render(
 def render_averages(rows: Sequence[Row]) -> str:
     """The report of several data sets together as Markdown: LMR of each, averages, and their spread over models.
 
-    rows: of `meta_evaluation`, as `untold.jobs.study.averages.average_rows` gives them behind those of each data set.
+    rows: of `meta_evaluation`, as `untold.jobs.study.agreement.average_rows` gives them behind those of each data set.
     """
     lines = [
         [

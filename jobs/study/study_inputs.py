@@ -1,30 +1,55 @@
-"""What a meta-evaluation stands on, checked: labelled samples, and tables of scores that are of exactly these."""
+"""Read and check the inputs of a meta-evaluation: labelled samples, and tables of scores of exactly these samples."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import Any
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from untold.jobs.inputs.files import find_files, inspect_files
-from untold.jobs.metrics.conflicts import COVERAGE, ONE_SIDED
+from untold.jobs.metrics.graphs import COVERAGE, ONE_SIDED
 from untold.jobs.results import find_table, open_run
 from untold.jobs.run.manifest import NAME
 from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import amount
-from untold.jobs.study.run_tables import read_table
 from untold.jobs.summary.rows import FAILED_STATUSES
-from untold.jobs.tables import ATOMS, MEASURES, STATEMENTS
+from untold.jobs.tables import ATOMS, MEASURES, MEASURES_SUMMARY, STATEMENTS
 from untold.udfs.errors import UserError
 from untold.udfs.hints import aside, near_misses, shorten
 from untold.udfs.samples.adapters import CONFLICTBANK_CLAIMS, CONFLICTBANK_SETS
 from untold.udfs.statistics.confusion import LABELS
 from untold.udfs.storage import Place
+
+
+def read_table(spark: SparkSession, place: str, name: str, schema: pa.Schema | None) -> DataFrame | None:
+    """A table of an output; None where the folder has none, as one that holds verdicts alone.
+
+    schema: that of the table, None for that of its files. Whoever reads it has opened the output before.
+    """
+    found = find_table(place, name)
+    if found is None:
+        return None
+    return read_parquet(spark, found.spark, schema=schema)
+
+
+def read_means(spark: SparkSession, places: Mapping[str, str], metric: str) -> dict[str, dict[str, float | None]]:
+    """By model, the means of a metric's measures over all samples of its output; none of a folder without them."""
+    found: dict[str, dict[str, float | None]] = {}
+    for model, place in places.items():
+        table = read_table(spark, place, "measures_summary", MEASURES_SUMMARY)
+        if table is not None:
+            own = table.where((F.col("metric") == metric) & (F.col("level") == "overall"))
+            rows: list[Any] = own.select("measure", "mean").collect()
+            found[model] = {row["measure"]: row["mean"] for row in rows}
+    return found
+
 
 # Columns that scores from anywhere must have; `status` is read where there is one
 REQUIRED = ("sample_id", "metric", "score")

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.metrics.conflicts import COVERAGE, MEASURES, NUMBER, ONE_SIDED, SIDES
+from untold.jobs.metrics.graphs import COVERAGE, MEASURES, NUMBER, ONE_SIDED, SIDES
 from untold.jobs.run.terminal import Page, table
 from untold.jobs.summary.rows import interval_text, mean_text
 from untold.udfs.statistics.intervals import clustered_bca_interval

@@ -26,10 +26,8 @@ from untold.jobs.summary.dated_scores import (
 )
 from untold.jobs.summary.nights import SENTINEL_FOLDER, breaks_of, describe_break
 from untold.jobs.summary.ranking import CHANCE, is_unlikely
-from untold.udfs.statistics.changes import Change, interval_of, p_of_error
 from untold.udfs.statistics.intervals import Interval
-from untold.udfs.statistics.permutation import adjust_p_values
-from untold.udfs.statistics.shifts import find_shifts
+from untold.udfs.statistics.permutation import Change, adjust_p_values, find_shifts, interval_of, p_of_error
 from untold.udfs.storage import FOOTERS_AT_ONCE
 
 STEP, SHIFT = "step", "shift"

@@ -9,7 +9,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 
 from tests.benchmarks.figures import Figure, Options
-from untold.udfs.facts.duplicates import Vectors, merge_by_words
+from untold.udfs.facts.reference_facts import Vectors, merge_by_words
 
 # As many as a query may have (importance.max_facts), of the embedded model's dimension
 FACTS, DIMENSION = 5_000, 384

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.figures import Figure, Options
-from untold.udfs.retrieval.chunks import chunk_id, chunk_text
-from untold.udfs.retrieval.contexts import RANKERS
+from untold.udfs.retrieval.cutting import chunk_id, chunk_text
 from untold.udfs.retrieval.dense import use_one_thread
 from untold.udfs.retrieval.embedding import find_model, normalised, open_embedder
-from untold.udfs.retrieval.ranking import FUSION_DEPTH, Hit, fuse_rankings
+from untold.udfs.retrieval.searching import RANKERS
+from untold.udfs.retrieval.terms import FUSION_DEPTH, Hit, fuse_rankings
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("UNTOLD_DATA", ROOT.parent / "shared" / "data")) / "realsumm"

@@ -19,7 +19,7 @@ from tests.fakes.expected import count_requests, expected_nli
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
 from tests.runs.harness import SETTINGS
-from untold.graph.waves import FIRST_CONTEXTS, OTHER_CONTEXTS, OTHER_RESPONSES, RESPONSE_ENDS, choose_by_wave
+from untold.graph.condensation import FIRST_CONTEXTS, OTHER_CONTEXTS, OTHER_RESPONSES, RESPONSE_ENDS, choose_by_wave
 from untold.udfs.facts.pairs import between
 
 STAGE = "classify_relation"
@@ -131,7 +131,7 @@ def _skipped(shared: int, skipped: dict[str, int]) -> list[Figure]:
 
 
 def _simulated() -> list[Figure]:
-    """No jobs: `untold.graph.waves` on made-up judgements. Nothing but entailments can be implied."""
+    """No jobs: `untold.graph.condensation` on made-up judgements. Nothing but entailments can be implied."""
     figures = []
     for paraphrases in PARAPHRASES:
         for overlooked in (0.0, OVERLOOKED):

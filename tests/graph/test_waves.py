@@ -9,13 +9,16 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from untold.graph.condensation import Classes, Nodes, count_statements, find_classes
-from untold.graph.waves import (
+from untold.graph.condensation import (
     FIRST_CONTEXTS,
     OTHER_CONTEXTS,
     OTHER_RESPONSES,
     RESPONSE_ENDS,
+    Classes,
+    Nodes,
     choose_by_wave,
+    count_statements,
+    find_classes,
     reachable,
 )
 

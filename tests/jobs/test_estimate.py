@@ -20,8 +20,7 @@ from untold.jobs.cli.main import main
 from untold.jobs.estimate import estimate, needed
 from untold.jobs.inputs.drawing import allocate
 from untold.jobs.results import Run, open_run
-from untold.jobs.summary.estimating import EstimateError, EstimateRequest
-from untold.jobs.summary.proxies import open_proxy, share_vectors
+from untold.jobs.summary.estimating import EstimateError, EstimateRequest, open_proxy, share_vectors
 from untold.udfs.errors import UserError
 
 Floats = NDArray[np.float64]

@@ -22,7 +22,7 @@ from untold.jobs.study.study_inputs import MetaEvaluationError
 from untold.jobs.tables import META_EVALUATION
 from untold.udfs.samples import factscore
 from untold.udfs.samples.file_records import Unit
-from untold.udfs.statistics.verdict_agreement import VERDICTS
+from untold.udfs.statistics.item_agreement import VERDICTS
 
 
 def write_claims(folder: Path) -> Rows:

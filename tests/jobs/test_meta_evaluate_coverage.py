@@ -34,8 +34,7 @@ from untold.jobs.run.manifest import OutputError
 from untold.jobs.settings.model import Settings
 from untold.jobs.study.study_inputs import MetaEvaluationError
 from untold.jobs.tables import COVERAGE, META_EVALUATION
-from untold.udfs.retrieval.embedding import find_model
-from untold.udfs.retrieval.token_states import BERTSCORE
+from untold.udfs.retrieval.embedding import BERTSCORE, find_model
 from untold.udfs.samples.file_records import Unit
 from untold.udfs.samples.realsumm import read_system
 from untold.udfs.statistics.surface import SURFACE

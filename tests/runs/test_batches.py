@@ -26,7 +26,7 @@ from tests.runs.here import RunHere
 from untold.jobs.asking.batch_jobs import batch_jobs
 from untold.jobs.asking.runner import StageRunner
 from untold.jobs.settings.model import Settings
-from untold.jobs.settings.spending import BudgetSettings
+from untold.jobs.settings.sections import BudgetSettings
 
 SAMPLES = make_samples(20)
 BATCH: dict[str, Any] = {

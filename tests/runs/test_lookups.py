@@ -25,7 +25,7 @@ from untold.jobs.asking.process import AnsweringProcess
 from untold.jobs.asking.prompts import bind_stage
 from untold.jobs.asking.runner import StageRunner
 from untold.jobs.asking.spool import Spool
-from untold.jobs.metrics.grounding import ground, grounding_stage
+from untold.jobs.metrics.grounded_claims import ground, grounding_stage
 from untold.jobs.settings.model import Settings
 from untold.udfs.retrieval.embedding import normalised
 

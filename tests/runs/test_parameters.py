@@ -95,10 +95,10 @@ def test_a_context_window_that_cuts_prompts_is_named(run_here: RunHere, server: 
 def test_failures_of_an_earlier_start_are_named_with_the_option_that_sends_them(
     run_here: RunHere, server: ModelServer, tmp_path: Path
 ) -> None:
-    server.configure(answer="e2e", rules=[{"when": {"contains": "What of 1?"}, "do": "filter"}])
+    server.configure(answer="e2e", rules=[{"when": {"stage": "evaluate_coverage"}, "do": "filter"}])
     path = write_samples(tmp_path / "samples.jsonl", make_samples(3))
     first = run_here(server, path, tmp_path / "out")
-    assert (first.code, "--retry-failed" in first.err) == (4, False), first.err
+    assert (first.code, "earlier starts" in first.err) == (4, False), first.err
     calls = server.count()
     again = run_here(server, path, tmp_path / "out")
     assert (again.code, server.count()) == (4, calls)

@@ -12,7 +12,7 @@ from tests.runs.harness import Run, canonical, count_distinct, make_samples, rea
 from tests.runs.here import RunHere
 from untold.jobs.asking.engine_checks import check_spark
 from untold.jobs.settings.model import Settings, SparkSettings
-from untold.jobs.settings.storage import StorageSettings
+from untold.jobs.settings.sections import StorageSettings
 from untold.udfs.storage import Place
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.embeddings import bad_body, place_of, shares, usage_of_texts
 from untold.udfs.llm.keys import LOCAL, Stage
 from untold.udfs.llm.responses import read_status, status_in, valid_utf8
-from untold.udfs.retrieval.entailment import relation_of
+from untold.udfs.retrieval.embedding import relation_of
 
 # Single precision, and servers that round: what is farther from 1 are no probabilities of classes
 _SLACK = 0.01

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.responses import Reader
-from untold.udfs.retrieval.entailment import TOO_LONG, Classifier, find_for
+from untold.udfs.retrieval.embedding import TOO_LONG, Classifier, find_for
 
 
 class LocalClassifier:

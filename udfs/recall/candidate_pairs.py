@@ -1,6 +1,7 @@
 """Facts of a sample held against each other: what is shown to the stages of entailment, by words and then by vectors.
 
-Methods, section 13. A sample's facts meet within one row, and only candidates leave it.
+Methods, section 13. A sample's facts meet within one row, and only candidates leave it. The published
+baselines ask no model: they look for what of a reference stands verbatim in a generated fact.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from untold.udfs.recall import sample_facts
 from untold.udfs.recall.candidates import (
     Candidate,
     Form,
@@ -22,11 +24,77 @@ from untold.udfs.recall.candidates import (
     without_near_duplicates,
 )
 from untold.udfs.recall.list_facts import Fact
-from untold.udfs.recall.rows import Row, batches_of, rows_of, sliced
-from untold.udfs.recall.sample_facts import REFERENCES, RESPONSE, NamedFact, Options, resolved_sides
 from untold.udfs.recall.segmentation import distinct_facts
-from untold.udfs.recall.substrings import contained, share_common
 from untold.udfs.samples.batches import in_batches
+
+Numbers = NDArray[np.int64]
+# Of the reference's length, what a common substring has to have for it to count as recalled
+LEAST_SHARE = 0.4
+# Stands in no text in its shown form
+_END = "\0"
+
+
+def contained(texts: Sequence[str], generated: Sequence[str]) -> list[bool]:
+    """ARecall: whether each text is a substring of some generated one; all in their form for matching."""
+    haystack = _END.join(generated)
+    return [bool(text) and text in haystack for text in texts]
+
+
+def share_common(references: Sequence[str], generated: Sequence[str], least: float = LEAST_SHARE) -> list[bool]:
+    """ERecall: whether the longest common substring with some generated text has that share of a reference's length.
+
+    All in their form for matching. That is so where one of the reference's substrings of the least length that counts
+    stands in a generated text. Substrings are numbered, equal ones alike, for doubling lengths (Karp, Miller and
+    Rosenberg 1972), and one of any length is the two numbers of its beginning and its end: no text is slow.
+
+    >>> share_common(["the old harbour", "a new bridge"], ["they saw the old pier"])
+    [True, False]
+    """
+    before = _END.join(generated) + _END
+    text = before + _END.join(references)
+    starts = np.cumsum([len(before), *(len(one) + 1 for one in references)])[:-1]
+    lengths = [_least_length(len(one), least) for one in references]
+    found = [False] * len(references)
+    for size, numbers in _numbered(text, max(lengths, default=0)):
+        for place, length in enumerate(lengths):
+            if size <= length < 2 * size:
+                last = int(starts[place]) + len(references[place]) - length
+                found[place] = _has_common(numbers, length - size, len(before) - length, int(starts[place]), last)
+    return found
+
+
+def _least_length(length: int, least: float) -> int:
+    """The least substring of a text of that length that has its share; 0 for an empty text, which has none."""
+    # Of the quotient, as 0.4 * 5 is more than 2
+    return next((size for size in range(max(1, int(least * length)), length + 1) if size / length >= least), 0)
+
+
+def _numbered(text: str, longest: int) -> Iterator[tuple[int, Numbers]]:
+    """For the lengths 1, 2, 4, ... up to `longest` the substrings' numbers, by where they begin."""
+    numbers = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4").astype(np.int64)
+    size = 1
+    while size <= longest:
+        yield size, numbers
+        if 2 * size > longest:
+            return
+        pairs = numbers[:-size] * (int(numbers.max(initial=0)) + 1) + numbers[size:]
+        numbers = np.unique(pairs, return_inverse=True)[1]
+        size *= 2
+
+
+def _has_common(numbers: Numbers, offset: int, ends: int, start: int, last: int) -> bool:
+    """Whether a substring that begins from `start` to `last` is one that begins before `ends`, at most.
+
+    Substrings are those whose beginning has one of `numbers` and whose end, `offset` further on, another.
+    """
+    own = np.arange(start, last + 1)
+    wanted = np.zeros(int(numbers.max(initial=0)) + 1, dtype=np.bool_)
+    wanted[numbers[own]] = True
+    others = np.flatnonzero(wanted[numbers[: max(0, ends)]])
+    base = len(wanted)
+    mine, theirs = (numbers[some] * base + numbers[some + offset] for some in (own, others))
+    return bool(np.isin(mine, theirs).any())
+
 
 LEXICAL, SEMANTIC = "lexical", "semantic"
 # Vectors are single-precision: beyond these, cosines that are equal differ by the order of their sums alone
@@ -98,18 +166,18 @@ OPEN = pa.schema(
 )
 
 
-def prepare_samples(batches: Iterable[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
+def prepare_samples(batches: Iterable[pa.RecordBatch], options: sample_facts.Options) -> Iterator[pa.RecordBatch]:
     """Rows of `PREPARED`, a row a sample: distinct facts, baselines that ask no model, and candidates by words.
 
     batches: the columns of `CUT`, and resolved list<struct<side, facts list<string>>>, null where nothing was asked.
     """
-    return batches_of((_prepare(row, options) for row in rows_of(batches)), PREPARED)
+    return sample_facts.batches_of((_prepare(row, options) for row in sample_facts.rows_of(batches)), PREPARED)
 
 
-def _prepare(row: Mapping[str, Any], options: Options) -> dict[str, Any]:
-    sides = resolved_sides(row)
-    references = _distinct(sides[REFERENCES] or [])
-    response = sides[RESPONSE]
+def _prepare(row: Mapping[str, Any], options: sample_facts.Options) -> dict[str, Any]:
+    sides = sample_facts.resolved_sides(row)
+    references = _distinct(sides[sample_facts.REFERENCES] or [])
+    response = sides[sample_facts.RESPONSE]
     generated = None if response is None else _distinct_generated([one.fact for one in response], options)
     forms = [form_of(one.fact) for one in references]
     stated = [form_of(fact) for fact in generated or ()]
@@ -133,22 +201,22 @@ def _prepare(row: Mapping[str, Any], options: Options) -> dict[str, Any]:
     }
 
 
-def _distinct(references: Sequence[NamedFact]) -> list[NamedFact]:
+def _distinct(references: Sequence[sample_facts.NamedFact]) -> list[sample_facts.NamedFact]:
     """The references, equal ones once: no threshold may move how many there are.
 
     Those that were cut out of one text are numbered from 1, before any is dropped.
     """
     ids = {id(one.fact): one.id or str(place) for place, one in enumerate(references, start=1)}
-    return [NamedFact(fact, ids[id(fact)]) for fact in distinct_facts(one.fact for one in references)]
+    return [sample_facts.NamedFact(fact, ids[id(fact)]) for fact in distinct_facts(one.fact for one in references)]
 
 
-def _distinct_generated(facts: Sequence[Fact], options: Options) -> list[Fact]:
+def _distinct_generated(facts: Sequence[Fact], options: sample_facts.Options) -> list[Fact]:
     similarity = options.thresholds.token_similarity
     return without_near_duplicates(distinct_facts(facts), options.duplicate_similarity, similarity)
 
 
 def _reference_rows(
-    references: Sequence[NamedFact], forms: Sequence[Form], stated: Sequence[Form]
+    references: Sequence[sample_facts.NamedFact], forms: Sequence[Form], stated: Sequence[Form]
 ) -> list[dict[str, Any]]:
     texts = [form.text for form in stated]
     arecall = contained([form.anchor or form.text for form in forms], texts)
@@ -173,7 +241,7 @@ def _pair(number: int, step: str, rank: int, one: Candidate) -> dict[str, Any]:
 
 def shown_by_words(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Rows of `SHOWN`, one for each reference that words found candidates for; from rows of `PREPARED`."""
-    return in_batches((one for row in rows_of(batches) for one in _shown_by_words(row)), SHOWN)
+    return in_batches((one for row in sample_facts.rows_of(batches) for one in _shown_by_words(row)), SHOWN)
 
 
 def _shown_by_words(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -200,7 +268,7 @@ def open_texts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
     batches: the columns of `PREPARED`, and outcomes list<OUTCOME>, null where nothing was shown.
     """
-    return in_batches((one for row in rows_of(batches) for one in _open_texts(row)), TEXTS)
+    return in_batches((one for row in sample_facts.rows_of(batches) for one in _open_texts(row)), TEXTS)
 
 
 def _open_texts(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -222,7 +290,7 @@ def open_references(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [one for one in row["references"] if one["number"] not in settled]
 
 
-def find_by_vectors(batches: Iterable[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
+def find_by_vectors(batches: Iterable[pa.RecordBatch], options: sample_facts.Options) -> Iterator[pa.RecordBatch]:
     """Rows of `OPEN`, one for each open reference of samples with generated facts.
 
     batches: the columns of `PREPARED`, outcomes as of `open_texts`, and embedded list<struct<kind, number, vector,
@@ -235,8 +303,8 @@ def find_by_vectors(batches: Iterable[pa.RecordBatch], options: Options) -> Iter
 Embedded = dict[tuple[str, int], tuple[NDArray[np.float32] | None, bool]]
 
 
-def _rows_with_vectors(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Row, Embedded]]:
-    for batch in sliced(batches):
+def _rows_with_vectors(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[sample_facts.Row, Embedded]]:
+    for batch in sample_facts.sliced(batches):
         # Vectors stay arrays: as Python's numbers they would take twenty times the memory
         vectors = _vectors(batch.column("embedded"))
         yield from zip(batch.drop_columns(["embedded"]).to_pylist(), vectors, strict=True)
@@ -256,7 +324,9 @@ def _vectors(column: pa.ListArray) -> Iterator[Embedded]:
         }
 
 
-def _find_by_vectors(row: Mapping[str, Any], embedded: Embedded, options: Options) -> Iterator[dict[str, Any]]:
+def _find_by_vectors(
+    row: Mapping[str, Any], embedded: Embedded, options: sample_facts.Options
+) -> Iterator[dict[str, Any]]:
     references, generated = open_references(row), row["generated"] or []
     if not references or not generated:
         return

@@ -1,19 +1,48 @@
 """LongRecall of a sample: which references are covered, by what and found how, measures and bounds (section 13).
 
 R = |covered| / |references|. A reference that a lost request leaves open is unjudged: values are over the others, and
-the bounds have all of these uncovered, or covered.
+the bounds have all of these uncovered, or covered. A covered reference was missed if nothing that covers it
+was shown to a stage of entailment, or if the stage said no.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from untold.udfs.facts.aspect_coverage import COUNTS, MEASURE
+from untold.udfs.facts.nodes import normalise
 from untold.udfs.recall.candidate_pairs import LEXICAL, PAIR, SEMANTIC
-from untold.udfs.recall.rows import batches_of, rows_of
+from untold.udfs.recall.sample_facts import batches_of, rows_of
+
+MISSES = pa.schema([("method", pa.string()), ("was_shown", pa.bool_())])
+
+
+def was_shown(shown: Collection[str], covered_by: Collection[str] | None) -> bool:
+    """Whether an entailment stage saw some of the facts that cover a reference; any fact, where none are named.
+
+    Facts are the same where they are equal after normalisation (`untold.udfs.facts.nodes.normalise`).
+
+    >>> was_shown(["Bees fly."], ["bees fly"]), was_shown(["Bees fly."], ["Bees sting."]), was_shown([], None)
+    (True, False, False)
+    """
+    if covered_by is None:
+        return bool(shown)
+    return not {normalise(text) for text in shown}.isdisjoint(map(normalise, covered_by))
+
+
+def miss_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The columns of `MISSES` of method, and of shown and covered_by, both list<string> or null."""
+    for batch in batches:
+        rows = [
+            {"method": row["method"], "was_shown": was_shown(row["shown"] or (), row["covered_by"])}
+            for row in batch.to_pylist()
+        ]
+        yield pa.RecordBatch.from_pylist(rows, MISSES)
+
 
 RECALL, ARECALL, ERECALL, HOLISTIC, REFERENCES, GENERATED = (
     *("recall", "arecall", "erecall", "holistic", "references", "generated"),
@@ -33,19 +62,13 @@ _STATEMENT = pa.struct(
     ]
 )
 _CANDIDATE = pa.struct([*PAIR, ("chosen", pa.bool_())])
-_MEASURE = pa.struct(
-    [("measure", pa.string()), ("value", pa.float64()), ("value_low", pa.float64()), ("value_high", pa.float64())]
-)
 CONCLUDED = pa.schema(
     [
         ("sample_id", pa.string()),
         ("statements", pa.list_(_STATEMENT)),
         ("candidates", pa.list_(_CANDIDATE)),
-        ("measures", pa.list_(_MEASURE)),
-        ("covered", pa.int64()),
-        ("uncovered", pa.int64()),
-        ("unjudged", pa.int64()),
-        ("empty", pa.bool_()),
+        ("measures", pa.list_(MEASURE)),
+        *COUNTS,
         ("unasked", pa.bool_()),
     ]
 )

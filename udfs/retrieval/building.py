@@ -12,16 +12,19 @@ import pyarrow as pa
 from untold.udfs.retrieval import dense
 from untold.udfs.retrieval.catalog import COARSE, DEAD, MAKING, Making
 from untold.udfs.retrieval.cutting import CHUNKS
-from untold.udfs.retrieval.shard_files import coarse_of, open_shard, place_to_write, shard_folder
 from untold.udfs.retrieval.shards import (
     DamagedShardError,
     ShardFacts,
     ShardName,
     ShardWriter,
+    coarse_of,
     groups_by,
     is_whole,
+    open_shard,
+    place_to_write,
     read_facts,
     rows_of,
+    shard_folder,
     write_dead,
 )
 from untold.udfs.storage import Place

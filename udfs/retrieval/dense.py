@@ -16,8 +16,7 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from untold.udfs.retrieval.ranking import COSINE_DECIMALS
-from untold.udfs.retrieval.terms import best_first
+from untold.udfs.retrieval.terms import COSINE_DECIMALS, best_first
 
 CODECS = {"flat": "Flat", "fp16": "SQfp16", "sq8": "SQ8"}
 # Of a list's training: FAISS warns below 39 vectors a centroid

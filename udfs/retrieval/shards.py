@@ -5,6 +5,8 @@ SHARD/places.arrow     for each chunk its id, the number of its text, its length
 SHARD/dense.faiss      one vector a distinct text, by number
 SHARD/terms.arrow      postings (`untold.udfs.retrieval.terms.POSTINGS`); mapped
 SHARD/shard.json       what the others have to be: counts, and each file's size and digest; written last
+
+Shards on a local disk are read as they are, others by way of a copy on this machine.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -27,10 +30,10 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from untold.udfs.errors import UserError
+from untold.udfs.retrieval.catalog import COARSE, DEAD, SHARDS
 from untold.udfs.retrieval.cutting import CHUNKS
 from untold.udfs.retrieval.dense import Dense, Integers, open_index, write_index
-from untold.udfs.retrieval.terms import Terms, TermsBuilder
-from untold.udfs.retrieval.tokens import tokenise
+from untold.udfs.retrieval.terms import Terms, TermsBuilder, tokenise
 from untold.udfs.storage import Place, sync_folder
 
 FORMAT = 1
@@ -383,3 +386,69 @@ def groups_by(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[
     """For each run of one value of a column: the value, and its rows as they come."""
     for value, parts in groupby(split_by(batches, column), key=itemgetter(0)):
         yield value, (part for _, part in parts)
+
+
+def shard_folder(index: str, name: str) -> str:
+    """The folder of a shard, path or URI."""
+    return f"{index}/{SHARDS}/{name}"
+
+
+def open_shard(index: str, name: str, tombstones: str | None, cache: str) -> Shard:
+    """A shard with its tombstones; of an index that is not on a local disk, a copy of it in `cache`.
+
+    A copy is made once: a shard of one name never changes. Raises DamagedShardError.
+    """
+    dead = read_dead(_local_file(f"{index}/{DEAD}/{tombstones}", cache)) if tombstones else None
+    return Shard(local_folder(shard_folder(index, name), cache), dead)
+
+
+def local_folder(uri: str, cache: str) -> str:
+    """A folder on this machine's disk with the files of `uri`."""
+    source = Place(uri)
+    if source.local is not None:
+        return source.local
+    place = os.path.join(cache, source.name)
+    if not os.path.isdir(place):
+        aside = os.path.join(cache, f".{source.name}-{uuid4().hex[:8]}")
+        Place(aside).make_folder()
+        try:
+            source.copy(Place(aside))
+            move_folder(aside, place)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    return place
+
+
+def _local_file(uri: str, cache: str) -> str:
+    """A file on this machine's disk with the bytes of `uri`, whose name is of its content."""
+    source = Place(uri)
+    if source.local is not None:
+        return source.local
+    place = Place(cache) / source.name
+    if place.entry().kind is None:
+        place.put_if_absent(source.read_bytes())
+    return str(place)
+
+
+@contextmanager
+def coarse_of(index: str) -> Iterator[str]:
+    """A local file with the empty index that every shard of an index begins as, for the time of a `with` block."""
+    with tempfile.TemporaryDirectory(prefix="untold-") as folder:
+        yield _local_file(f"{index}/{COARSE}", folder)
+
+
+@contextmanager
+def place_to_write(index: str, name: str) -> Iterator[str]:
+    """A local folder name under which a shard may be written; once the block ends it is where it belongs.
+
+    On an object store nothing can be renamed: what says that a shard is whole is copied last.
+    """
+    place = Place(shard_folder(index, name))
+    if place.local is not None:
+        yield place.local
+        return
+    with tempfile.TemporaryDirectory(prefix="untold-") as folder:
+        made = Place(folder) / name
+        yield str(made)
+        for entry in sorted(made.entries(), key=lambda entry: (entry.name == FACTS_FILE, entry.name)):
+            entry.place.copy(place / entry.name)

@@ -15,8 +15,15 @@ import pyarrow as pa
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.records import Completion, completions_table
 from untold.udfs.llm.segments import write_file
-from untold.udfs.retrieval.embedding import embedding_inputs, find_model, flaw, open_embedder
-from untold.udfs.retrieval.entailment import TOO_LONG, find_for, open_classifier
+from untold.udfs.retrieval.embedding import (
+    TOO_LONG,
+    embedding_inputs,
+    find_for,
+    find_model,
+    flaw,
+    open_classifier,
+    open_embedder,
+)
 from untold.udfs.retrieval.local_models import check_files
 
 # Enough that many are of one length and run together (local_models), few enough that a flush is never late for long

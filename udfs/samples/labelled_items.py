@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from untold.udfs.retrieval.embedding import BERTSCORE, TokenScorer
 from untold.udfs.retrieval.local_models import ModelFiles
-from untold.udfs.retrieval.token_states import BERTSCORE, TokenScorer
 from untold.udfs.samples.items import items_of_json
 from untold.udfs.statistics.surface import SURFACE, surface_scores, word_overlap
 

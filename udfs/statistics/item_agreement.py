@@ -1,15 +1,27 @@
-"""What people say of items against what a metric says of them: majorities, precision, recall, F1, kappa and alpha."""
+"""Agreement of a metric with people on items and verdicts, and of two forms of a metric: kappa, alpha, F1, rankings."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from untold.udfs.statistics.intervals import IntArray, Interval, bca_interval, clustered_bca_interval
+from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
+from untold.udfs.statistics.confusion import accuracy, kappa, macro_f1, resampled_interval, table_interval
+from untold.udfs.statistics.intervals import (
+    FloatArray,
+    IntArray,
+    Interval,
+    acceleration_of,
+    bca_interval,
+    clustered_bca_interval,
+    wilson_interval,
+)
+from untold.udfs.statistics.question_resampling import total_interval
 
 MEASURES = ("precision", "recall", "f1")
 AVERAGES = ("macro", "micro")
@@ -118,3 +130,207 @@ def _owners(clusters: Sequence[str]) -> tuple[IntArray, int]:
     """int64[samples], the cluster of each as a number from 0, and how many clusters there are."""
     names, owner = np.unique(np.asarray(clusters, dtype=object).astype(str), return_inverse=True)
     return owner.astype(np.int64), len(names)
+
+
+VERDICTS = (SUPPORTED, CONTRADICTED, NOT_SUPPORTED)
+VERDICT_MEASURES = {"accuracy": accuracy, "kappa": kappa, "macro_f1": macro_f1}
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class VerdictLabels:
+    """The labels that claims have, of `VERDICTS`, in their order.
+
+    Where none is `contradicted`, people did not tell it from `not_supported`, and a verdict of it is one of these.
+    """
+
+    names: tuple[str, ...]
+
+    def place_of(self, verdict: str) -> int:
+        """The column of a verdict in a confusion table; behind all labels where no claim has it.
+
+        >>> both = VerdictLabels(("supported", "not_supported"))
+        >>> [both.place_of(one) for one in VERDICTS], VerdictLabels(("supported",)).place_of("not_supported")
+        ([0, 1, 1], 1)
+        """
+        if verdict == CONTRADICTED and CONTRADICTED not in self.names:
+            verdict = NOT_SUPPORTED
+        return self.names.index(verdict) if verdict in self.names else len(self.names)
+
+    def table(self, rows: Iterable[Row]) -> IntArray:
+        """int64[k, k + 1], claims by label and verdict; rows: label, verdict (null ones are passed over), count."""
+        table = np.zeros((len(self.names), len(self.names) + 1), dtype=np.int64)
+        for row in rows:
+            if row["verdict"] is not None:
+                table[self.names.index(row["label"]), self.place_of(row["verdict"])] += row["count"]
+        return table
+
+
+def labels_of(rows: Iterable[Row]) -> VerdictLabels:
+    """The labels of rows of label and count."""
+    given = {row["label"] for row in rows if row["count"]}
+    return VerdictLabels(tuple(name for name in VERDICTS if name in given))
+
+
+def constant_label(rows: Iterable[Row]) -> str:
+    """The most frequent label of rows of label and count, the first of `VERDICTS` of equals."""
+    counts = dict.fromkeys(VERDICTS, 0)
+    for row in rows:
+        counts[row["label"]] += row["count"]
+    return max(VERDICTS, key=lambda name: counts[name])
+
+
+def verdict_intervals(rows: Sequence[Row], labels: VerdictLabels, *, seed: int) -> dict[str, Interval]:
+    """By name of `VERDICT_MEASURES`, over all claims. rows: unit, label, verdict, count.
+
+    A unit is a cluster of claims (those of one answer), resampled as a whole; where it is None claims are resampled one
+    by one, and the interval of accuracy is Wilson's. Methods, sections 6 and 7.
+    """
+    if any(row["unit"] is None for row in rows) or not rows:
+        table = labels.table(rows)
+        found = {name: table_interval(measure, table, seed=seed) for name, measure in VERDICT_MEASURES.items()}
+        return {**found, "accuracy": wilson_interval(int(np.trace(table)), int(table.sum()))}
+    by_unit: dict[str, list[Row]] = {}
+    for row in rows:
+        by_unit.setdefault(row["unit"], []).append(row)
+    tables = np.stack([labels.table(own) for own in by_unit.values()])
+    shape = tables.shape[1:]
+    found = {}
+    for name, measure in VERDICT_MEASURES.items():
+
+        def of_counts(totals: IntArray, measure: Any = measure) -> FloatArray:
+            values: FloatArray = measure(totals.reshape(*totals.shape[:-1], *shape))
+            return values
+
+        found[name] = total_interval(of_counts, tables.reshape(len(tables), -1), seed=seed)
+    return found
+
+
+def supported_share(rows: Sequence[Row], column: str, *, seed: int) -> tuple[Interval, int]:
+    """The share of claims whose `column` (label or verdict) is supported, pooled, and how many have one.
+
+    rows and units as `verdict_intervals`. Of labels it is the published precision of human labels, S / (S + NS).
+    """
+    sums: dict[str | None, list[int]] = {}
+    for row in rows:
+        if row[column] is not None:
+            counts = sums.setdefault(row["unit"], [0, 0])
+            counts[0] += row["count"] * (row[column] == SUPPORTED)
+            counts[1] += row["count"]
+    size = sum(own for _, own in sums.values())
+    if None in sums:
+        supported = sum(one for one, _ in sums.values())
+        return wilson_interval(supported, size), size
+    above, below = ([counts[place] for counts in sums.values()] for place in (0, 1))
+    return clustered_bca_interval(above, below, seed=seed), size
+
+
+# Standard deviations on both sides of the mean within which 95 % of a normal distribution lies
+SPREAD = 1.959963984540054
+
+
+def kappa_by_query(tables: ArrayLike, *, seed: int, confidence: float = 0.95, resamples: int = 2_000) -> Interval:
+    """Cohen's kappa of verdicts with its BCa interval over queries; the limits are kappa where no query disagrees.
+
+    tables: int64[queries, k, k or more], the confusion table of each query, as `kappa` takes it.
+    """
+    cells = np.asarray(tables, dtype=np.int64)
+    total, number = cells.sum(axis=0), len(cells)
+    observed = kappa(total)
+    changes = np.nan_to_num(observed - kappa(total - cells))
+    influence = changes - changes.mean() if number else changes
+    if not np.isnan(observed) and not influence.any():
+        return Interval(*(float(observed),) * 3)
+
+    def draw() -> IntArray:
+        weights = np.random.default_rng(seed).multinomial(number, np.full(number, 1 / number), size=resamples)
+        tables: IntArray = np.tensordot(weights, cells, axes=1)
+        return tables
+
+    acceleration = acceleration_of(influence, np.ones(number, np.int64)) if number > 1 else None
+    return resampled_interval(kappa, total, draw, acceleration, confidence)
+
+
+def limits_of_agreement(
+    sums: ArrayLike,
+    squares: ArrayLike,
+    sizes: ArrayLike,
+    *,
+    seed: int,
+    confidence: float = 0.95,
+    resamples: int = 2_000,
+) -> tuple[Interval, Interval]:
+    """Limits within which 95 % of differences lie, mean ± 1.96 standard deviations: the lower and the upper one.
+
+    sums, squares: float64[queries], of a query's differences and of their squares; sizes: int64[queries], how many they
+    are. Each has the percentile interval of whole queries resampled. None for fewer than two differences. Bland and
+    Altman 1986.
+    """
+    columns = np.stack([np.asarray(one, dtype=np.float64) for one in (sums, squares, sizes)], axis=1)
+    number = len(columns)
+    if number == 0 or columns[:, 2].sum() < 2:
+        return (Interval(None, None, None),) * 2
+    weights = np.random.default_rng(seed).multinomial(number, np.full(number, 1 / number), size=resamples)
+    total, square, count = np.concatenate([columns.sum(axis=0)[None], weights @ columns]).T
+    with np.errstate(invalid="ignore", divide="ignore"):
+        spread = SPREAD * np.sqrt(np.maximum(square - total**2 / count, 0) / (count - 1))
+        limits = total / count + np.outer((-1, 1), spread)
+    ends = [np.nanquantile(one[1:], [(1 - confidence) / 2, (1 + confidence) / 2]) for one in limits]
+    lower, upper = (Interval(float(one[0]), *map(float, end)) for one, end in zip(limits, ends, strict=True))
+    return lower, upper
+
+
+@dataclass(frozen=True)
+class RankingAgreement:
+    """`tau`: Kendall's tau-b of the systems' means; `changes`: share of resamples whose best system is another's."""
+
+    tau: Interval
+    same_winner: bool
+    changes: float
+
+
+def compare_rankings(
+    sums: ArrayLike, sizes: ArrayLike, *, seed: int, confidence: float = 0.95, resamples: int = 2_000
+) -> RankingAgreement | None:
+    """Rankings of systems by two measures, from what each query adds to their means.
+
+    sums: float64[2, queries, systems], the sum of each measure over a query's samples of a system; sizes:
+    int64[queries, systems], how many they are. The interval is the percentile interval of whole queries resampled.
+    None for fewer than two systems with samples.
+    """
+    scores, counts = np.asarray(sums, dtype=np.float64), np.asarray(sizes, dtype=np.float64)
+    known = counts.sum(axis=0) > 0
+    scores, counts = scores[:, :, known], counts[:, known]
+    if counts.shape[1] < 2:
+        return None
+    number = len(counts)
+    weights = np.random.default_rng(seed).multinomial(number, np.full(number, 1 / number), size=resamples)
+    means = _means(scores, counts, np.concatenate([np.ones((1, number)), weights]))
+    taus = _taus(*means)
+    # A system that a resample lacks does not win in it
+    winners = np.where(np.isnan(means), -np.inf, means).argmax(axis=2)
+    drawn = taus[1:][~np.isnan(taus[1:])]
+    limits = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2]) if drawn.size else [None, None]
+    low, high = (None if limit is None else float(limit) for limit in limits)
+    tau = None if np.isnan(taus[0]) else float(taus[0])
+    changed = winners[0] != winners[1]
+    return RankingAgreement(Interval(tau, low, high), not changed[0], float(changed[1:].mean()))
+
+
+def _means(scores: FloatArray, counts: FloatArray, weights: FloatArray) -> FloatArray:
+    """The mean of each measure and system in each resample, float64[2, resamples, systems]; NaN without samples."""
+    below = weights @ counts
+    with np.errstate(invalid="ignore", divide="ignore"):
+        # Sums of other orders differ in their last bits, and equal means have to tie
+        found: FloatArray = np.round(np.stack([weights @ one for one in scores]) / below, 12)
+    return found
+
+
+def _taus(first: FloatArray, second: FloatArray) -> FloatArray:
+    """Kendall's tau-b of the systems in each resample, NaN where a measure ties all of them."""
+    places = np.triu_indices(first.shape[1], 1)
+    one, other = (np.sign(means[:, places[0]] - means[:, places[1]]) for means in (first, second))
+    one, other = np.nan_to_num(one), np.nan_to_num(other)
+    below = np.sqrt((one**2).sum(axis=1) * (other**2).sum(axis=1))
+    found: FloatArray = np.divide((one * other).sum(axis=1), below, out=np.full(len(one), np.nan), where=below > 0)
+    return found

@@ -9,7 +9,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from untold.udfs.facts.words import words_of
+from untold.udfs.texts import words_of
 
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 SURFACE = (*ROUGE, "bleu", "meteor")
@@ -51,7 +51,7 @@ def _rouge() -> Any:
 
 
 def word_overlap(fact: str, response: str) -> float | None:
-    """The share of a fact's distinct words (`udfs.facts.words.words_of`) that stand in the response; None without any.
+    """The share of a fact's distinct words (`udfs.texts.words_of`) that stand in the response; None without any.
 
     >>> word_overlap("The Seine is a river in France.", "A river of Europe is the Seine.")
     0.6666666666666666

@@ -21,7 +21,7 @@ from untold.jobs.asking.batch_jobs import BatchJob, batch_spool
 from untold.jobs.asking.batch_watch import Watch
 from untold.jobs.asking.delivering import Delivery
 from untold.jobs.asking.job import Job, Outcome
-from untold.jobs.settings.spending import BatchSettings
+from untold.jobs.settings.sections import BatchSettings
 from untold.udfs.llm.batch_api import BatchApi, BatchError, Look, Sent, line_of
 from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.keys import Stage

@@ -28,7 +28,7 @@ from untold.jobs.asking.calling import call_settings, runs_in_tasks
 from untold.jobs.asking.job import Job
 from untold.jobs.asking.lookups import bind_lookup
 from untold.jobs.settings.model import Settings
-from untold.udfs.retrieval.entailment import Classifier, find_classifier
+from untold.udfs.retrieval.embedding import Classifier, find_classifier
 from untold.udfs.retrieval.local_models import ON_PROCESSORS
 
 pytestmark = pytest.mark.slow

@@ -14,9 +14,9 @@ from untold.jobs.calibrate import _Used, calibration_lines, report_of
 from untold.jobs.cli.forms import FORMS, PUBLISHED, folder_of, read_form, requests_of, unpriced_models
 from untold.jobs.cli.main import UNTOLD, main
 from untold.jobs.run.terminal import Page
-from untold.jobs.settings.endpoints import EndpointSettings
 from untold.jobs.settings.layers import known_settings
 from untold.jobs.settings.model import LlmSettings, Settings, SettingsError
+from untold.jobs.settings.sections import EndpointSettings
 from untold.jobs.tables import CALIBRATION
 from untold.udfs.llm.usage import Usage
 

@@ -22,10 +22,10 @@ from pyiceberg.utils.config import Config
 from tests.fakes.object_store import BUCKET, ObjectStore
 from untold.jobs.inputs.files import find_files, inspect_files
 from untold.jobs.lakehouse.base import Lake, LakehouseError
-from untold.jobs.lakehouse.outputs import open_lake
+from untold.jobs.lakehouse.inputs import open_lake
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.output import Output
-from untold.jobs.settings.storage import LakehouseSettings
+from untold.jobs.settings.sections import LakehouseSettings
 from untold.jobs.tables import RESULT_TABLES
 from untold.udfs.errors import UserError
 from untold.udfs.storage import Place

@@ -21,7 +21,7 @@ from untold.jobs.asking.requests import Requests, Rows
 from untold.jobs.asking.results import result_schema
 from untold.jobs.inputs.samples import OPTIONAL_TYPES
 from untold.jobs.metrics.condensing import Condenser
-from untold.jobs.metrics.contexts import summarise_contexts
+from untold.jobs.metrics.summaries import summarise_contexts
 from untold.jobs.retrieval.sources import FOUND
 from untold.jobs.tables import RESULT_TABLES
 from untold.udfs.llm.keys import Stage

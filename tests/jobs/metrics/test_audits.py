@@ -14,7 +14,7 @@ from tests.fakes.expected import Options, expected_nli
 from tests.fakes.facts import relate_text, roll, sentences
 from tests.fakes.world import worlds
 from tests.runs.harness import Row
-from untold.udfs.facts.sieves import Sieve
+from untold.udfs.facts.pairs import Sieve
 from untold.udfs.llm.keys import Stage, request_id
 from untold.udfs.statistics.intervals import bca_interval, clopper_pearson_interval, clustered_bca_interval
 

@@ -34,7 +34,7 @@ from untold.jobs.inputs.samples import read_samples
 from untold.jobs.metrics import e2e, nli, qa
 from untold.jobs.metrics.base import Tables
 from untold.jobs.metrics.condensing import Condenser
-from untold.jobs.metrics.conflicts import SIDES
+from untold.jobs.metrics.graphs import SIDES
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.model import Settings

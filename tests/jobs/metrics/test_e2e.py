@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from untold.jobs.metrics import e2e
 from untold.jobs.metrics.base import Tables
-from untold.jobs.metrics.contexts import summarise_contexts
+from untold.jobs.metrics.summaries import summarise_contexts
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.jobs.tables import SAMPLES

@@ -10,7 +10,7 @@ import pytest
 from untold.jobs.metrics import METRICS, digests_of, needs_of, optional_of, stages_of
 from untold.jobs.run.manifest import differences, identify
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.qrels import QrelsError
+from untold.udfs.facts.aspect_coverage import QrelsError
 
 
 def settings_for(**given: Any) -> Settings:

@@ -13,18 +13,18 @@ from pyspark.sql import functions as F
 from tests.fakes.facts import roll
 from tests.fakes.questions import SWAPPED
 from tests.jobs.metrics.scripted import Row, ScriptedTools, rows_of
-from untold.jobs.metrics.comparing import COMPARE, COMPARE_LISTS, _sizes, compare_answers
 from untold.jobs.metrics.grounded_claims import ground_claims
 from untold.jobs.metrics.icat import stages
 from untold.jobs.metrics.judging import CLASSIFY, CLASSIFY_LISTS
+from untold.jobs.metrics.qa import COMPARE, COMPARE_LISTS, _sizes, compare_answers
+from untold.jobs.metrics.reference_facts import GIVEN, Evidence, Owners
 from untold.jobs.metrics.settings import QaSettings
-from untold.jobs.metrics.shared_evidence import GIVEN, Evidence, Owners
 from untold.jobs.metrics.verified_claims import VERIFY, verify_claims
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError
-from untold.udfs.facts.evidence import EVIDENCE
 from untold.udfs.facts.nodes import SAMPLE_NODES
+from untold.udfs.facts.passages import EVIDENCE
 from untold.udfs.stages.nli import RELATIONS
 from untold.udfs.stages.qa import RELATIONS as COMPARISONS
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from untold.jobs.metrics.source_lines import stating_lines, stating_sentence
+from untold.jobs.metrics.views import stating_lines, stating_sentence
 
 CONTEXT = "Osk was founded in 1187. The mill of Osk closed in 1950. It is old."
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from untold.graph.views import condensed_graph
-from untold.jobs.report.facts import CONTRADICTS, ENTAILS, fact_edges
+from untold.jobs.report.answers import CONTRADICTS, ENTAILS, fact_edges
 
 STATEMENTS = [{"statement_id": name, "text": name, "covered": False} for name in ("s1", "s2")]
 

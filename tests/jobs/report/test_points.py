@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from untold.jobs.report.points import Points
+from untold.jobs.report.answers import Points
 
 
 def statement(

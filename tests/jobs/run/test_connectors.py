@@ -11,7 +11,7 @@ from untold.jobs.run import connectors
 from untold.jobs.run.connectors import connector_options, hadoop_version, package_jars, with_packages
 from untold.jobs.run.session import session_options
 from untold.jobs.settings.model import Settings, SparkSettings
-from untold.jobs.settings.storage import StorageSettings
+from untold.jobs.settings.sections import StorageSettings
 from untold.udfs.schemes import STORES
 
 S3A = "spark.hadoop.fs.s3a."
@@ -57,7 +57,7 @@ def test_spark_finds_the_classes_of_every_store_among_its_packages() -> None:
     program = (
         "from untold.jobs.run.session import open_session\n"
         "from untold.jobs.settings.model import Settings, SparkSettings\n"
-        "from untold.jobs.settings.storage import StorageSettings\n"
+        "from untold.jobs.settings.sections import StorageSettings\n"
         f"storage = StorageSettings(packages={[*STORES]})\n"
         "jvm = open_session(Settings(storage=storage, spark=SparkSettings(master='local[1]')))._jvm\n"
         "loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()\n"

@@ -13,7 +13,7 @@ import pytest
 
 from untold.jobs.cli.main import main
 from untold.jobs.run.reports import SIGNATURE, Report, reporting
-from untold.jobs.settings.nightly import NotifySettings
+from untold.jobs.settings.sections import NotifySettings
 
 
 class Hook:

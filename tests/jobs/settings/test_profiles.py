@@ -12,7 +12,7 @@ from untold.jobs.metrics import METRICS
 from untold.jobs.metrics.base import tell_profile
 from untold.jobs.settings.loading import load_settings
 from untold.jobs.settings.model import Settings, result_settings
-from untold.jobs.settings.profiles import profile_layer, profile_names, value_of
+from untold.jobs.settings.templates import profile_layer, profile_names, value_of
 
 PROFILE = "profile=published"
 

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from untold.jobs.study import agreement
 from untold.jobs.study import label_points as points
-from untold.jobs.study.response_labels import add_overlap
+from untold.jobs.study.agreement import add_overlap
 from untold.udfs.statistics.confusion import FAILED as FAILED_OUTCOME
 from untold.udfs.statistics.confusion import LABELS, OUTCOMES, match_label, predict_label
 from untold.udfs.statistics.intervals import Interval

@@ -8,8 +8,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from untold.jobs.settings.model import LlmSettings, Prompts, Settings
-from untold.jobs.study.meta_evaluation import MetaEvaluationRequest, StudyEndpoint, endpoint_of
-from untold.jobs.study.prompt_pairs import check_prompts, compare_items, compare_labels
+from untold.jobs.study.meta_evaluation import (
+    MetaEvaluationRequest,
+    StudyEndpoint,
+    check_prompts,
+    compare_items,
+    compare_labels,
+    endpoint_of,
+)
 from untold.jobs.study.report import find_published, prompts_table
 from untold.jobs.study.study_inputs import MetaEvaluationError
 from untold.udfs.statistics.permutation import adjust_p_values, paired_permutation_test

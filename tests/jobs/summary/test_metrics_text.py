@@ -7,7 +7,7 @@ from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics
 
 from tests.jobs.summary.test_nights import MEAN
-from untold.jobs.summary.metrics_text import metrics_text
+from untold.jobs.summary.nights import metrics_text
 
 NAME = 'model "a"\\b\nc'
 USAGE = {

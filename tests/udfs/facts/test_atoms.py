@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from untold.udfs.facts.atoms import gather_atoms
-from untold.udfs.facts.nodes import normalise
+from untold.udfs.facts.nodes import gather_atoms, normalise
 
 Unit = tuple[str, str]
 

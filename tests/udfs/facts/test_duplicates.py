@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from untold.udfs.facts.claim_verdicts import distinct_texts
-from untold.udfs.facts.duplicates import (
+from untold.udfs.facts.reference_facts import (
     APART,
     Class,
     Vectors,
@@ -25,7 +25,7 @@ from untold.udfs.facts.duplicates import (
     near_pairs,
     pair_distances,
 )
-from untold.udfs.facts.words import say_same_words
+from untold.udfs.texts import say_same_words
 
 
 def random_vectors(seed: int, size: int, dimension: int = 4) -> Vectors:

@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.udfs.facts.test_reference_facts import CLASSES, PASSAGES, RATING, VECTORS, one
-from untold.udfs.facts.importance_measures import RANKINGS
-from untold.udfs.facts.importance_rows import CONCLUDED, RANKED, conclude_batches, rank_batches
+from untold.udfs.facts.importance_measures import CONCLUDED, RANKED, RANKINGS, conclude_batches, rank_batches
 from untold.udfs.facts.reference_facts import FACTS, gather_facts, merge_classes, merge_near
 
 # What texts may state, and in how many forms each: of a statement in the same words, which are near each other

@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from untold.udfs.facts.missed_references import MISSES, miss_batches, was_shown
+from untold.udfs.recall.concluding import MISSES, miss_batches, was_shown
 
 TEXTS = st.lists(st.sampled_from(["Bees fly.", "bees fly", "Bees sting", "“Bees sting”", "Honey"]), max_size=4)
 FACTS = {"Bees fly.": 1, "bees fly": 1, "Bees sting": 2, "“Bees sting”": 2, "Honey": 3}

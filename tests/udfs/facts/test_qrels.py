@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from untold.udfs.facts.qrels import Annotation, QrelsError, digest_of_qrels, read_qrels
+from untold.udfs.facts.aspect_coverage import Annotation, QrelsError, digest_of_qrels, read_qrels
 
 ROWS = [("1", "2", "clueweb-1", "1"), ("1", "3", "clueweb-1", "0"), ("7", "1", "doc-b", "2"), ("7", "1", "doc-c", "-2")]
 RELEVANT = [Annotation("1", "2", "clueweb-1"), Annotation("7", "1", "doc-b")]

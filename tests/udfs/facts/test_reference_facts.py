@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from untold.udfs.facts.importance_rows import rank_batches
+from untold.udfs.facts.importance_measures import rank_batches
 from untold.udfs.facts.reference_facts import (
     FACTS,
     FOUND,

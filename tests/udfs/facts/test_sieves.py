@@ -12,8 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.udfs.facts.test_pairs import STAGE, owner
-from untold.udfs.facts.pairs import LISTS, PAIRS, ask_again, ask_all, generate_lists, generate_pairs
-from untold.udfs.facts.sieves import Sieve, content_words, is_audited
+from untold.udfs.facts.pairs import (
+    LISTS,
+    PAIRS,
+    Sieve,
+    ask_again,
+    ask_all,
+    content_words,
+    generate_lists,
+    generate_pairs,
+    is_audited,
+)
 from untold.udfs.llm.keys import Stage
 
 LISTED = Stage("classify_relations", ("premise", "hypotheses"), "m", "{{ premise }} {{ hypotheses }}")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rapidfuzz.distance import Indel
 
-from untold.udfs.facts.words import FUNCTION_WORDS, say_same_words, words_of
+from untold.udfs.texts import FUNCTION_WORDS, say_same_words, words_of
 
 WORDS = st.lists(
     st.sampled_from(["benefit", "benefits", "occur", "occurs", "weeks", "week", "not", "1912", "1913", "the", "of"]),

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tests.linear import assert_linear
 from untold.udfs.recall.forms import shown_form
 from untold.udfs.recall.list_facts import Fact, fact_of
-from untold.udfs.recall.list_items import is_list, read_list
-from untold.udfs.recall.segmentation import cut
+from untold.udfs.recall.segmentation import cut, is_list, read_list
 
 
 def items_of(text: str) -> tuple[str, ...]:

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rapidfuzz.distance import Indel
 
-from untold.udfs.recall.matching import size_of_matching
-from untold.udfs.recall.overlap import jaccard, number_tokens
+from untold.udfs.recall.overlap import jaccard, number_tokens, size_of_matching
 
 Sets = list[frozenset[str]]
 WORDS = st.text(alphabet="abc", min_size=1, max_size=7)
@@ -99,7 +98,7 @@ def test_a_matching_is_a_maximum_one_by_either_way(edges: list[list[int]], plain
     graph = nx.Graph([(("left", left), ("right", right)) for left, rights in enumerate(edges) for right in rights])
     wanted = len(nx.max_weight_matching(graph, maxcardinality=True))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("untold.udfs.recall.matching._PLAIN_NODES", plain)
+        patched.setattr("untold.udfs.recall.overlap._PLAIN_NODES", plain)
         assert size_of_matching(edges) == wanted
 
 

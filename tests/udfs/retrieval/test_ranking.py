@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from untold.udfs.retrieval.ranking import Hit, decimals_of, fuse_rankings, rank_hits
+from untold.udfs.retrieval.terms import Hit, decimals_of, fuse_rankings, rank_hits
 
 HITS = st.dictionaries(st.text("a\u00e9\U0001f600#0", min_size=1, max_size=3), st.sampled_from([0.0, 0.5, 1.0]))
 

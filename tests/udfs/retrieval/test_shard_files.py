@@ -6,8 +6,7 @@ from pathlib import Path
 
 from tests.fakes.object_store import BUCKET, ObjectStore
 from untold.udfs.retrieval.catalog import COARSE, SHARDS
-from untold.udfs.retrieval.shard_files import coarse_of, local_folder, place_to_write, shard_folder
-from untold.udfs.retrieval.shards import FACTS_FILE
+from untold.udfs.retrieval.shards import FACTS_FILE, coarse_of, local_folder, place_to_write, shard_folder
 
 INDEX = f"s3://{BUCKET}/index"
 

@@ -14,8 +14,7 @@ import pytest
 from untold.udfs.retrieval import shards
 from untold.udfs.retrieval.dense import Probing, make_exact, use_one_thread, write_index
 from untold.udfs.retrieval.shards import DamagedShardError, Shard, ShardName, ShardWriter, groups_by, is_whole
-from untold.udfs.retrieval.terms import Bm25, Statistics
-from untold.udfs.retrieval.tokens import tokenise
+from untold.udfs.retrieval.terms import Bm25, Statistics, tokenise
 
 TEXTS = ["the first chunk", "another one", "the first chunk", "last of all"]
 

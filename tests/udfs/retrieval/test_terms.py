@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from untold.udfs.retrieval.terms import Bm25, Statistics, Terms, TermsBuilder
-from untold.udfs.retrieval.tokens import tokenise
+from untold.udfs.retrieval.terms import Bm25, Statistics, Terms, TermsBuilder, tokenise
 
 Chunk = list[str]
 WORDS = st.lists(st.sampled_from(["a", "b", "c", "dd", "\u00e9", "ß"]), max_size=8)

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.udfs.retrieval.onnx_files import SPECIAL, write_lookup, write_tokenizer
-from untold.udfs.retrieval.embedding import find_model
-from untold.udfs.retrieval.token_states import BERTSCORE, TokenScorer
+from untold.udfs.retrieval.embedding import BERTSCORE, TokenScorer, find_model
 
 WORDS = ["bees", "make", "honey", "water", "boils"]
 STATES = np.random.default_rng(8).normal(size=(len(SPECIAL) + len(WORDS), 3)).astype(np.float32)

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from untold.udfs.statistics.changes import Change, interval_of
 from untold.udfs.statistics.intervals import FloatArray
-from untold.udfs.statistics.shifts import find_shifts
+from untold.udfs.statistics.permutation import Change, find_shifts, interval_of
 
 
 def part(rows: FloatArray) -> tuple[FloatArray, list[int], list[int]]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau
 
-from untold.udfs.statistics.form_agreement import compare_rankings, kappa_by_query, limits_of_agreement
+from untold.udfs.statistics.item_agreement import compare_rankings, kappa_by_query, limits_of_agreement
 
 
 def test_tau_is_that_of_the_systems_means() -> None:

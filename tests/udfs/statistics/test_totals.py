@@ -11,7 +11,7 @@ from statsmodels.stats.inter_rater import cohens_kappa
 
 from untold.udfs.statistics.confusion import accuracy, kappa, macro_f1
 from untold.udfs.statistics.intervals import FloatArray, IntArray
-from untold.udfs.statistics.totals import auc, score_counts, total_interval
+from untold.udfs.statistics.question_resampling import auc, score_counts, total_interval
 
 RESAMPLING_NOISE = 0.25  # in standard errors, of a limit of 10,000 resamples
 TABLES = st.lists(st.lists(st.integers(0, 9), min_size=4, max_size=4), min_size=1, max_size=5)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from statsmodels.stats.inter_rater import cohens_kappa
 
 from untold.udfs.statistics.intervals import clustered_bca_interval, wilson_interval
-from untold.udfs.statistics.verdict_agreement import (
+from untold.udfs.statistics.item_agreement import (
     VERDICTS,
     constant_label,
     labels_of,
