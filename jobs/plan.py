@@ -396,4 +396,7 @@ def completion_limit(stage: Stage) -> int:
         return 0
     sent = (stage.decoding.get(name) for name in COMPLETION_LIMITS)
     limit = next((limit for limit in sent if isinstance(limit, int)), None)
-    return UNLIMITED_COMPLETION_TOKENS if limit is None else limit + stage.reasoning_tokens
+    if limit is None:
+        return UNLIMITED_COMPLETION_TOKENS
+    room = limit + stage.reasoning_tokens
+    return min(room, stage.most_tokens or room)

@@ -32,8 +32,9 @@ class Stage:
     not in the key. `structured` is how a schema is sent (`form`) and the stage's own (`schema`); None sends none.
     `salt` is not sent: with another one the same requests have other keys, and are asked anew. `limit_name`: the
     parameter that carries `max_tokens`. `system_role`: the role of the system turn; `user` merges it into the first
-    user turn. `window`: the context window in tokens, which bounds prompt and completion together. `reasoning_tokens`:
-    tokens added to the limit for reasoning; they are not in the key.
+    user turn. `window`: the context window in tokens, which bounds prompt and completion together; `most_tokens`: the
+    largest limit that the endpoint accepts. `reasoning_tokens`: tokens added to the limit for reasoning; they are not
+    in the key.
 
     >>> stage = Stage("rate", ("query", "text"), model="a-model", template="{{ query }} {{ text }}")
     >>> stage.request_id({"query": "q", "text": "t"}) == stage.request_id({"text": "t", "query": "q", "row": 7})
@@ -57,6 +58,7 @@ class Stage:
     limit_name: str = MAX_TOKENS
     system_role: str = SYSTEM
     window: int | None = None
+    most_tokens: int | None = None
     reasoning_tokens: int = 0
 
     @cached_property
@@ -81,6 +83,7 @@ class Stage:
             "salt": self.salt,
             "system": None if self.system_role == SYSTEM else self.system_role,
             "window": self.window,
+            "most_tokens": self.most_tokens,
         }
         return _hash(canonical_json(identity))
 

@@ -21,7 +21,7 @@ LONGEST_RETRY_AFTER = 3600.0
 # No tokenizer has tokens of so many bytes on average: if fewer tokens are reported, the server cut the prompt
 LEAST_BYTES_OF_A_TOKEN = 12
 # No model reasons longer in one completion
-MOST_REASONING_TOKENS = 2**20
+MOST_REASONING_TOKENS = 2**17
 # A shorter prompt fits into every context window
 LEAST_BYTES_OF_A_PROMPT = 1000
 QUOTA = "insufficient_quota"

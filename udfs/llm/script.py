@@ -173,9 +173,11 @@ def request_body(
     for name in (MAX_TOKENS, MAX_COMPLETION_TOKENS):
         if name in body:
             body[name] = limit or body[name] + max(reasoning_tokens, stage.reasoning_tokens)
+            bounds = [stage.most_tokens or body[name]]
             if stage.window and not limit:
                 prompt_tokens = len(_encoded(body)) // BYTES_OF_A_TOKEN
-                body[name] = min(body[name], max(stage.window - prompt_tokens, stage.window // LEAST_SHARE))
+                bounds.append(max(stage.window - prompt_tokens, stage.window // LEAST_SHARE))
+            body[name] = min(body[name], *bounds)
     return _encoded(body)
 
 

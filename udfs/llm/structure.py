@@ -116,13 +116,12 @@ class Parameters:
         if stage.rated and RATING.intersection(self.dropped):
             extra["logprobs"] = False
         chat = stage.api == "chat"
-        bounds = [bound for bound in (stage.max_tokens, self.max_tokens) if bound is not None]
         return replace(
             stage,
             temperature=None if "temperature" in self.dropped else stage.temperature,
             top_p=None if "top_p" in self.dropped else stage.top_p,
             extra_body=extra,
-            max_tokens=min(bounds) if stage.max_tokens is not None else None,
+            most_tokens=self.max_tokens or stage.most_tokens,
             limit_name=(self.limit_name or stage.limit_name) if chat else stage.limit_name,
             system_role=(self.system_role or stage.system_role) if chat else stage.system_role,
             window=self.window or stage.window,

@@ -66,9 +66,10 @@ def _smaller(stage: Stage, answer: Answer) -> Parameters | None:
         return Parameters(window=answer.window)
     if stage.max_tokens is None:
         return None
-    if answer.most_tokens and LEAST_TOKENS <= answer.most_tokens < stage.max_tokens:
+    sent = stage.most_tokens or stage.max_tokens + stage.reasoning_tokens
+    if answer.most_tokens and LEAST_TOKENS <= answer.most_tokens < sent:
         return Parameters(max_tokens=answer.most_tokens)
-    half = stage.max_tokens // 2
+    half = sent // 2
     return Parameters(max_tokens=half) if half >= LEAST_HALF else None
 
 
@@ -92,7 +93,8 @@ class Trial:
 
         One request with an empty completion says nothing; two do.
         """
-        if self._may_adapt and not completed and (refused := refused_parameters(self._stage, answer)):
+        refused = refused_parameters(self._stage, answer) if self._may_adapt and not completed else None
+        if refused is not None and refused.changes(self._stage):
             self.parameters, self.over = refused, True
             return
         first = self.pending and answer.error_type == "empty" and self._empty in (None, request.request_id)

@@ -220,6 +220,15 @@ def test_the_limit_leaves_room_for_reasoning_which_is_not_in_the_key() -> None:
     assert body_of(stage, limit=9000)["max_tokens"] == 9000
 
 
+def test_the_limit_with_room_for_reasoning_stays_within_the_models_own_limit() -> None:
+    stage = replace(CHAT, reasoning_tokens=512)
+    message = "max_tokens is too large: 4608. This model supports at most 4096 completion tokens."
+    refused = refused_parameters(stage, error(message=message))
+    assert refused == Parameters(max_tokens=4096)
+    assert body_of(refused.applied(stage))["max_tokens"] == 4096
+    assert refused.changes(stage)
+
+
 def test_the_limit_is_the_rest_of_the_context_window() -> None:
     prompt_bytes = len(json.dumps(body_of(CHAT), separators=(",", ":")))
     assert body_of(replace(CHAT, window=4096))["max_tokens"] == 4096 - prompt_bytes // 3
