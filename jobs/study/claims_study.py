@@ -36,7 +36,7 @@ from untold.udfs.hints import aside, near_misses, shorten
 from untold.udfs.samples.adapters import Adapter
 from untold.udfs.samples.labelled_claims import CLAIM_FORMATS, NEEDS, PLAIN
 from untold.udfs.statistics.item_agreement import (
-    MEASURES,
+    VERDICT_MEASURES,
     VERDICTS,
     constant_label,
     labels_of,
@@ -357,10 +357,10 @@ def _measure_table(rows: Sequence[Row]) -> str:
     """A line a metric of a model, and one for the constant label."""
     lines = [
         [metric, model or "(baseline)", f"{own['accuracy']['n']:,}", f"{own['accuracy']['left_out']:,}"]
-        + [interval(own[name], 4) for name in MEASURES]
-        for (metric, model), own in by_owner(rows, MEASURES).items()
+        + [interval(own[name], 4) for name in VERDICT_MEASURES]
+        for (metric, model), own in by_owner(rows, VERDICT_MEASURES).items()
     ]
-    return section("Verdicts", "", ["metric", "model", "n", "left out", *MEASURES], lines)
+    return section("Verdicts", "", ["metric", "model", "n", "left out", *VERDICT_MEASURES], lines)
 
 
 def _share_table(rows: Sequence[Row]) -> str:
