@@ -157,7 +157,7 @@ def _leaks(manifest: Mapping[str, Any]) -> Iterator[str]:
 def _cut_prompts(manifest: Mapping[str, Any]) -> Iterator[str]:
     """Warn of prompts that the endpoint cut: their completions are about a part of the text."""
     rows = by_stage(manifest["starts"][-1].get("usage", []))
-    found = {row["stage"]: (row.get("cut_prompts") or 0, row["calls"]) for row in rows}
+    found = {row["stage"]: (row.get("cut_prompts") or 0, row.get("calls") or 0) for row in rows}
     stages = ", ".join(f"{stage} {cut:,} of {calls:,}" for stage, (cut, calls) in found.items() if cut)
     if stages:
         yield (
