@@ -12,10 +12,7 @@ from functools import cache, lru_cache
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-import numpy as np
 from rapidfuzz.distance import Indel
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import maximum_bipartite_matching
 
 TESTED_SCRIPTS = (
     *("Latin", "Cyrillic", "Greek", "Arabic", "Hebrew", "Devanagari", "Hangul"),
@@ -240,5 +237,10 @@ def _pair_off(first: Sequence[str], second: Sequence[str]) -> bool:
     # Most differ in a word that is like none: that is plain without a matching
     if not all(map(any, alike)):
         return False
+    # Not at the top: commands that only show templates import this module, and SciPy takes a second
+    import numpy as np
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import maximum_bipartite_matching
+
     matched = maximum_bipartite_matching(csr_array(np.array(alike)), perm_type="column")
     return bool((matched >= 0).all())

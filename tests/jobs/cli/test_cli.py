@@ -391,6 +391,7 @@ def error_classes() -> list[type[BaseException]]:
 
 # What these tell is turned into an error of their caller, which knows where the fault lies
 TURNED = {
+    "RowError",
     "BoundError",
     "UnreadableFileError",
     "UndecodableError",

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[3]
         ("untold schema summ", ["summary"]),
         ("untold score --form", ["--format"]),
         ("untold score --format rag", ["ragas", "ragchecker"]),
-        ("untold doctor --endpoint open", ["openai", "openrouter"]),
+        ("untold doctor --endpoint open", ["openai", "openai-reasoning", "openrouter"]),
         ("untold export run --to p", ["parquet"]),
         ("untold completion z", ["zsh"]),
     ],

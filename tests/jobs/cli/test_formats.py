@@ -21,7 +21,17 @@ def test_a_declared_data_set_is_an_option_wherever_its_rows_are_of_use(monkeypat
 
 def test_the_shipped_data_sets() -> None:
     data_sets = {"eli5_category", "trec_web", "expertqa", "qampari", "romqa", "longfact", "trec_rag_nuggets", "rubrics"}
-    tools = {"ragas", "trec_rag", "huggingface", "langsmith", "langfuse", "phoenix", "mlflow", "openai_evals"}
+    tools = {
+        "ragas",
+        "trec_rag",
+        "huggingface",
+        "langsmith",
+        "langfuse",
+        "phoenix",
+        "mlflow",
+        "openai_evals",
+        "deepeval",
+    }
     assert set(question_formats()) == data_sets | tools
     assert {"ragchecker", "trec_rag_answers", *tools} <= set(known_formats())
     assert study_formats() == ["realsumm", "k_qa", "k_qa_questions", "expertqa", "trec_rag_nuggets", "factscore"]
