@@ -358,7 +358,7 @@ def load(options: Options, *, system: Layer | None = None, demo: bool = False, a
     Which layer wins is said by `untold.jobs.settings.loading.load_settings`. Raises what it raises.
     """
     from untold.jobs.asking import local_model
-    from untold.jobs.settings.loading import NoEndpointError, load_settings
+    from untold.jobs.settings.loading import NoEndpointError, UnservedModelError, load_settings
 
     try:
         resolved = load_settings(
@@ -372,7 +372,7 @@ def load(options: Options, *, system: Layer | None = None, demo: bool = False, a
             asks=asks,
             local_installed=local_model.installed,
         )
-    except NoEndpointError:
+    except (NoEndpointError, UnservedModelError):
         # A wrong path is the simpler error, and is shown first
         _require_local_input(options)
         raise

@@ -68,6 +68,13 @@ _NOT_INSTALLED = (
 )
 
 
+_UNSERVED = "has no endpoint that serves it: set llm.base_url or llm.endpoint (--endpoint), or OPENAI_API_KEY"
+
+
+class UnservedModelError(model.SettingsError):
+    """A model is set, and no endpoint that serves it."""
+
+
 class NoEndpointError(model.SettingsError):
     """No setting names an endpoint, no key variable is set, and the embedded model is not installed.
 
@@ -322,8 +329,7 @@ def _embedded_by_default(given: _Merged, demo: bool, local_installed: Callable[[
         choice.layer.problems.append(_NOT_INSTALLED if demo else _NO_ENDPOINT)
     elif given.given("llm.model"):
         where = given.origins["llm.model"].where
-        problem = "has no endpoint that serves it: set llm.base_url or llm.endpoint (--endpoint), or OPENAI_API_KEY"
-        choice.layer.problems.append(problem_line("llm.model", given.values["llm.model"], where, problem))
+        choice.layer.problems.append(problem_line("llm.model", given.values["llm.model"], where, _UNSERVED))
     return choice
 
 
@@ -463,6 +469,8 @@ def load_settings(
         problems += undeliverable(settings, merged.origins, embedded=choice.embedded)
     if problems == [_NO_ENDPOINT]:
         raise NoEndpointError(_NO_ENDPOINT)
+    if len(problems) == 1 and problems[0].endswith(_UNSERVED):
+        raise UnservedModelError(problems[0])
     if problems or settings is None:
         raise model.SettingsError("\n".join(problems))
     return Resolved(settings, merged.sources, choice.embedded)
