@@ -135,7 +135,7 @@ def test_a_corpus_of_no_use_is_one_line(
 def test_a_corpus_of_failures_alone_is_written_as_failures(
     run_here: RunHere, server: ModelServer, tmp_path: Path, row: dict[str, Any], stage: str, told: str
 ) -> None:
-    server.configure(rules=[{"when": {"contains": "poison"}, "do": {"status": 400}}])
+    server.configure(rules=[{"when": {"contains": "poison"}, "do": "zero"}])
     place = tmp_path / "index"
     ended = index(run_here, server, write_rows(tmp_path / "corpus.jsonl", [row]), place)
     assert ended.code == 4, ended.err

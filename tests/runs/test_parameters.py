@@ -39,7 +39,7 @@ def test_a_model_that_reasons_scores_all_samples(
     ended = run_here(server, path, tmp_path / "one", "--metric", metric, settings=settings)
     assert ended.code == 0, ended.err
     statuses = {row["status"] for row in read_table(tmp_path / "one", "scores")}
-    assert statuses <= {"ok", "undefined"}
+    assert statuses <= {"ok", "no_statements"}
     assert "fake-model: max_tokens is not supported; sent as max_completion_tokens" in ended.err
     assert "fake-model: temperature is not supported; sent without it" in ended.err
     (found,) = json.loads((store / "parameters.json").read_text()).values()
