@@ -10,19 +10,8 @@ from functools import lru_cache
 # whoever changes it here has to change a byte of every template that uses the filter too.
 TAGS: tuple[str, ...] = (
     *("query", "text", "context", "response", "statement", "question", "answer", "premise", "hypothesis"),
-    *(
-        "first",
-        "second",
-        "aspect",
-        "claim",
-        "fact",
-        "evidence",
-        "reference",
-        "candidate",
-        "nugget",
-        "other",
-        "sentence",
-    ),
+    *("first", "second", "aspect", "claim", "fact", "evidence", "reference", "candidate", "nugget", "other"),
+    "sentence",
 )
 # White space, and signs that show nothing
 _GAP = r"[\s\u00ad\u200b-\u200f\u2060-\u2064\ufeff]{0,9}"
