@@ -199,8 +199,7 @@ def check_endpoint(settings: Settings, base_url: str, about: str = "") -> Iterat
     where = f"{about or settings.llm.model} at {plain_url(base_url)}"
     if warning := clear_text_warning(base_url):
         yield Finding(WARN, "encryption", warning)
-    dropped = Parameters()
-    answer, dropped = _call(settings, base_url, GREETING, dropped, rated=False)
+    answer, dropped = _call(settings, base_url, GREETING, Parameters(), rated=False)
     if answer.error_type not in ANSWERED:
         yield Finding(FAIL, "endpoint", f"{where}: {answer.error}; {remedy_of(answer, settings)}")
         yield Finding(WARN, "log-probabilities", "not checked: the endpoint gave no completion")

@@ -16,7 +16,7 @@ from typing import Any
 
 from untold.udfs.llm.batches import attempts_of_halves, gather, halve, may_hide_a_culprit, spend, split_answered
 from untold.udfs.llm.calls import Answer, Progress, Request, Units, Work
-from untold.udfs.llm.channels import Channel, Channels, Slots
+from untold.udfs.llm.channels import Channel, Channels, Slots, Waiters
 from untold.udfs.llm.keys import SEVERAL_ROWS
 from untold.udfs.llm.pacing import CompletionSizes
 from untold.udfs.llm.queues import SharedQueue, group_of
@@ -38,7 +38,6 @@ from untold.udfs.llm.structure import Parameters
 from untold.udfs.llm.tools import MAX_ROUNDS, exchange, run_tool, trace
 from untold.udfs.llm.trial import Trial
 from untold.udfs.llm.usage import NOTHING_USED, Usage
-from untold.udfs.llm.waiters import Waiters
 from untold.udfs.stages.schemas import Form
 
 # How often to look whether something is to be written, so that a unit which ends is on the disk a tenth later.
@@ -307,7 +306,8 @@ class Asker:
             request.limited += 1
         verdict = judge(request, answer, self._settings.max_attempts, free=free)
         if is_rejection(answer) and verdict.limit is None and channel.waits_for_completion and request.rows == 1:
-            channel.reject(request, answer, now)
+            channel.rejected.append((request, answer))
+            channel.rejected_at = now
         else:
             self._carry_out(channel, request, answer, verdict)
         for each in self._channels:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from math import ceil, floor
@@ -24,6 +25,39 @@ Lend = Callable[[Report], Awaitable[Lease]]
 FIRST_OUTAGE_SECONDS = 60.0
 # A budget is held by a limiter of its own where several endpoints spend it, which limits nothing else
 NO_LIMITS = Limits(max_concurrency=10**9)
+
+
+class Waiters:
+    """Workers without a slot or a request, woken one by one.
+
+    One, not all: with hundreds of workers, each slot would be hundreds of turns of the loop for one call.
+    """
+
+    def __init__(self) -> None:
+        self._sleepers: deque[asyncio.Future[None]] = deque()
+        self._alarm: asyncio.TimerHandle | None = None
+
+    async def wait(self) -> None:
+        """Until it is this worker's turn to look again."""
+        sleeper = asyncio.get_running_loop().create_future()
+        self._sleepers.append(sleeper)
+        await sleeper
+
+    def wake(self) -> None:
+        """Wakes one worker, which wakes the next one where there is more to do."""
+        while self._sleepers:
+            sleeper = self._sleepers.popleft()
+            # One that was cancelled while it slept cannot pass the turn on.
+            if not sleeper.done():
+                sleeper.set_result(None)
+                return
+
+    def wake_after(self, seconds: float) -> None:
+        """Wakes one worker when the next slot's time comes."""
+        loop = asyncio.get_running_loop()
+        # One alarm is enough: a worker that wakes sets the next, for the slot that is first by then.
+        if self._alarm is None or self._alarm.cancelled() or self._alarm.when() <= loop.time():
+            self._alarm = loop.call_later(seconds, self.wake)
 
 
 class Slots:
@@ -129,11 +163,6 @@ class Channel(Slots):
     def may_try(self) -> bool:
         """Return True unless as many requests are rejected, or in flight beside rejected ones, as end the run."""
         return not self.rejected or len(self.rejected) + self.in_flight < DOUBTS_IN_A_ROW
-
-    def reject(self, request: Request, answer: Answer, now: float) -> None:
-        """Hold a rejected request until it is known whether all are rejected."""
-        self.rejected.append((request, answer))
-        self.rejected_at = now
 
     @property
     def held_rows(self) -> int:

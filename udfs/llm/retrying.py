@@ -16,22 +16,20 @@ from untold.udfs.llm.trial import LEAST_TOKENS
 
 # The error of a completion that could not be read and after which its request was asked again: a row of its own
 ASKED_AGAIN = "asked_again"
+# Conflicts of the moment: OpenAI's own client retries these statuses too
+RETRIED_STATUSES = ("http_408", "http_409", "http_425")
 # Failures with a passing reason: the next start of a run asks these again. All others last.
 PASSING_TYPES = (
     "timeout",
     "connection",
     "bad_body",
     "bad_finish",
-    "http_408",
-    "http_409",
-    "http_425",
+    *RETRIED_STATUSES,
     "http_429",
     ASKED_AGAIN,
 )
 PASSING_PREFIX = "http_5"
 
-# Conflicts of the moment: OpenAI's own client retries these statuses too
-RETRIED_STATUSES = frozenset({"http_408", "http_409", "http_425"})
 # Unusable answers that the same start asks for again, up to `llm.max_attempts`; no 4xx but 429 is among them.
 ASK_AGAIN = frozenset({"unparsable", "refused", "empty", "truncated", "bad_body", "bad_finish"})
 # Those that speak of the endpoint's state rather than of chance: asked again after a wait.
@@ -57,13 +55,11 @@ _LEARN = "a run with llm.answering=process and llm.delivery=calls learns how to 
 _REMEDIES = {
     "temperature": f"set llm.temperature to null, or to a value that the model accepts; {_LEARN}",
     "top_p": f"set llm.top_p to null; {_LEARN}",
-    "logprobs": f"set llm.extra_body to {{logprobs: false}}; {_LEARN}",
-    "top_logprobs": f"set llm.extra_body to {{logprobs: false}}; {_LEARN}",
+    **dict.fromkeys(("logprobs", "top_logprobs"), f"set llm.extra_body to {{logprobs: false}}; {_LEARN}"),
     "seed": "remove seed from llm.extra_body",
     "max_tokens": f"lower llm.max_tokens; {_LEARN}",
     "max_completion_tokens": f"name the limit in llm.extra_body and set llm.max_tokens to null; {_LEARN}",
-    "system": f"the model accepts no system turn; {_LEARN}",
-    "developer": f"the model accepts no system turn; {_LEARN}",
+    **dict.fromkeys(("system", "developer"), f"the model accepts no system turn; {_LEARN}"),
     "response_format": NO_SCHEMA,
     "tools": NO_TOOLS,
     "context": "the prompt does not fit into the context window: lower llm.max_tokens, summarise or shorten the "
