@@ -353,29 +353,35 @@ RUN_FLAGS = [
 
 
 def load(options: Options, *, system: Layer | None = None, demo: bool = False, asks: bool = True) -> Resolved:
-    """The settings of a command line, of a system where one is given; a command that asks nothing needs no key.
+    """Return the settings of a command line; `asks=False` needs no key.
 
-    Which layer wins is said by `untold.jobs.settings.loading.load_settings`. Raises what it raises.
+    `load_settings` says which layer wins. Raises its errors, and NoInputError if the input is missing too.
     """
-    from untold.jobs.asking import local_model
-    from untold.jobs.settings.loading import NoEndpointError, UnservedModelError, load_settings
+    from untold.jobs.settings.loading import NoEndpointError, UnservedModelError
 
     try:
-        resolved = load_settings(
-            options.config,
-            options.overrides,
-            options.endpoint,
-            os.environ,
-            profile=options.profile,
-            system=system,
-            demo=demo,
-            asks=asks,
-            local_installed=local_model.installed,
-        )
+        return _load(options, system, demo, asks)
     except (NoEndpointError, UnservedModelError):
         # A wrong path is the simpler error, and is shown first
         _require_local_input(options)
         raise
+
+
+def _load(options: Options, system: Layer | None, demo: bool, asks: bool) -> Resolved:
+    from untold.jobs.asking import local_model
+    from untold.jobs.settings.loading import load_settings
+
+    resolved = load_settings(
+        options.config,
+        options.overrides,
+        options.endpoint,
+        os.environ,
+        profile=options.profile,
+        system=system,
+        demo=demo,
+        asks=asks,
+        local_installed=local_model.installed,
+    )
     # A command looks at its paths before all else, and starts processes that do
     os.environ.update(resolved.settings.storage.environment)
     if remote := [text for text in _texts(options) if scheme_of(text) in STORES]:
@@ -407,7 +413,7 @@ def load_or_none(options: Options, *, asks: bool = True) -> Resolved | None:
     from untold.jobs.settings.loading import NoEndpointError
 
     try:
-        return load(options, asks=asks)
+        return _load(options, None, False, asks)
     except NoEndpointError:
         return None
 
