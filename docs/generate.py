@@ -21,7 +21,7 @@ from untold.jobs.settings.loading import describe, preset_names
 from untold.jobs.settings.model import Settings
 from untold.jobs.settings.templates import find_template, profile_names, stages_that_differ
 from untold.udfs.samples.adapters import FORMATS, Adapter
-from untold.udfs.samples.labelled_claims import CLAIM_FORMATS
+from untold.udfs.samples.labelled import CLAIM_FORMATS
 from untold.udfs.stages import STAGES
 
 ROOT = Path(__file__).resolve().parent.parent

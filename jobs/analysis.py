@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from untold.jobs.results import Run, connect_tables, quoted
+from untold.jobs.run_tables import Run, connect_tables, quoted
 from untold.jobs.summary import ranking
 from untold.jobs.summary.dated_scores import CHANGES
-from untold.jobs.summary.rows import FAILED_STATUSES, GRID, MAX_DISTINCT, SCORE, SCORE_OR_ZERO
+from untold.jobs.summary.ranking import FAILED_STATUSES, GRID, MAX_DISTINCT, SCORE, SCORE_OR_ZERO
 from untold.jobs.summary.trends import date_of, find_trend
 from untold.jobs.tables import SUMMARY
 from untold.udfs.errors import UserError
-from untold.udfs.hints import aside, near_misses
+from untold.udfs.registry import aside, near_misses
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

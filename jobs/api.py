@@ -1,11 +1,4 @@
-"""The Python API: a session that scores and plans, for notebooks and scripts.
-
-import untold
-
-with untold.Session(settings={"llm.model": "gpt-4.1-mini"}) as session:
-    run = session.score(frame, metrics=["e2e"], columns={"query": "question"})
-    run.summary()
-"""
+"""The Python API: a session that scores and plans, with progress bars in notebooks."""
 
 from __future__ import annotations
 
@@ -13,11 +6,13 @@ import json
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from html import escape
 from itertools import count
 from threading import Lock, current_thread, main_thread
 from time import monotonic
@@ -25,29 +20,73 @@ from typing import Any, Self, TypedDict, Unpack
 
 from pyspark.sql import SparkSession
 
-from untold.jobs.asking import local_model
-from untold.jobs.asking.engines import Held
-from untold.jobs.asking.process import KeptProcess
-from untold.jobs.inputs.drawing import Draw
+from untold.jobs.inference.backends import local_model
+from untold.jobs.inference.backends.process import KeptProcess
+from untold.jobs.inference.stage.engines import Held
 from untold.jobs.inputs.files import ReadOptions
 from untold.jobs.inputs.frames import write_frame
+from untold.jobs.inputs.sampling import Draw
 from untold.jobs.metrics import check_metrics
 from untold.jobs.metrics.request import ScoreRequest
-from untold.jobs.notebook import notebook_bars
-from untold.jobs.opened import Run, open_run
 from untold.jobs.plan import plan
-from untold.jobs.results import html_table
-from untold.jobs.run.interrupts import Interrupts
+from untold.jobs.run.outcome import Interrupts
 from untold.jobs.run.output import absolute
-from untold.jobs.run.progress import Display, Pace
 from untold.jobs.run.session import is_connect, open_session, spark_defaults
+from untold.jobs.run.terminal import Display, Pace, clock
+from untold.jobs.run_analysis import Run, open_run
+from untold.jobs.run_tables import html_table
 from untold.jobs.score import score
 from untold.jobs.settings.layers import known_settings
 from untold.jobs.settings.loading import load_settings
 from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError
-from untold.udfs.hints import aside, near_misses
 from untold.udfs.redaction import redact
+from untold.udfs.registry import aside, near_misses
+
+# A redraw is a message to the browser
+REDRAW_SECONDS = 0.5
+
+
+def notebook_bars() -> Callable[[Mapping[str, Any]], None] | None:
+    """Draws progress events in the notebook that this process is the kernel of; None where it is none."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    # A terminal's IPython shows no HTML
+    return _Bars(ipython.display).draw if ipython is not None and hasattr(shell, "kernel") else None
+
+
+class _Bars:
+    """The bars of one call, in one output that is rewritten."""
+
+    def __init__(self, display: Any) -> None:
+        self._html = display.HTML
+        self._handle = display.display(self._html(""), display_id=True)
+        self._lines: dict[str, str] = {}
+        self._drawn = 0.0
+
+    def draw(self, event: Mapping[str, Any]) -> None:
+        """Takes an event as `Session.score` tells it."""
+        if "note" in event:
+            self._lines[f"note {len(self._lines)}"] = f"<div>{escape(event['note'])}</div>"
+        else:
+            self._lines[event["stage"]] = _bar(event)
+        done = event.get("done") == event.get("total")
+        if done or monotonic() - self._drawn >= REDRAW_SECONDS:
+            self._drawn = monotonic()
+            self._handle.update(self._html("".join(self._lines.values())))
+
+
+def _bar(event: Mapping[str, Any]) -> str:
+    """A stage's line: its bar, its calls, its cost, and the time that is left of it."""
+    done, total = event["done"], event.get("total")
+    parts = [f"{done:,} / {total:,}" if total else "starting", f"{event.get('calls', 0):,} calls"]
+    if event.get("cost") is not None:
+        parts.append(f"cost {event['cost']:.4f}")
+    if event.get("left") is not None:
+        parts.append(f"{clock(event['left'])} left")
+    bar = f'<progress value="{done}" max="{total or 1}"></progress>'
+    return f"<div>{bar} {escape(event['stage'])}: {', '.join(parts)}</div>"
+
 
 # Sessions that started Spark themselves and have not ended: the last one stops it
 _STARTED: set[Session] = set()

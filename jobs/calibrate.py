@@ -19,24 +19,23 @@ from matplotlib import style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from untold.graph.drawing import STYLE, save_figure
+from untold.graph.plotting import STYLE, save_figure
 from untold.graph.views import FORMATS, one_line
-from untold.jobs.asking.calling import calls_for, hours_at, runs_in_tasks
-from untold.jobs.asking.engines import open_held
-from untold.jobs.asking.prompts import bind_stage
-from untold.jobs.asking.snapshots import VERSION, list_folder
-from untold.jobs.asking.uses import list_uses
+from untold.jobs.inference.stage.bindings import bind_stage
+from untold.jobs.inference.stage.call_settings import calls_for, hours_at, runs_in_tasks
+from untold.jobs.inference.stage.engines import open_held
+from untold.jobs.inference.store.compaction import VERSION, list_folder
+from untold.jobs.inference.store.completion_references import list_uses
 from untold.jobs.metrics.request import ScoreRequest
-from untold.jobs.results import Run, connect_tables, open_run
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
 from untold.jobs.run.output import Output, shown
-from untold.jobs.run.progress import Display
 from untold.jobs.run.session import task_slots
-from untold.jobs.run.terminal import Page, table, wrapped
+from untold.jobs.run.terminal import Display, Page, table, wrapped
+from untold.jobs.run_tables import Run, connect_tables, open_run
 from untold.jobs.score import score
 from untold.jobs.settings.model import Settings, prices_for
 from untold.jobs.study.report import markdown_table
-from untold.jobs.summary.rows import SCORE
+from untold.jobs.summary.ranking import SCORE
 from untold.jobs.tables import CALIBRATION
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.usage import Usage

@@ -1,34 +1,41 @@
-"""Outputs of `untold score` to a ranking of systems, with intervals and paired tests (methods, sections 7 and 8)."""
+"""Rank systems with intervals and paired tests, and estimate means from a judged part (methods, sections 7 and 8)."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
+from itertools import combinations, groupby
 from typing import Any
 
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from untold.jobs.results import Run, open_run
 from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import Page, amount, table, wrapped
+from untold.jobs.run_tables import Run, open_run
 from untold.jobs.summary.aggregate import collect_counts, count_values, score_or_zero
+from untold.jobs.summary.estimating import EstimateError, EstimateRequest, Group, read_groups
 from untold.jobs.summary.ranking import (
     CHANCE,
     DECIMALS,
+    FAILED_STATUSES,
+    MAX_DISTINCT,
     UNDEFINED,
     Rows,
     check_runs,
     compare_scores,
+    interval_text,
     is_unlikely,
     names_of,
     wanted_measures,
     wanted_metrics,
 )
-from untold.jobs.summary.rows import FAILED_STATUSES, MAX_DISTINCT, interval_text
-from untold.jobs.tables import MEASURES, SAMPLES, SCORES
+from untold.jobs.tables import ESTIMATES, MEASURES, SAMPLES, SCORES
+from untold.udfs.statistics.permutation import adjust_p_values
+from untold.udfs.statistics.prediction_powered import samples_needed
 
 PAIR_HEADS = ("metric", "first", "second", "n", "diff.", "95 % interval", "p", "p adj.")
 
@@ -62,7 +69,7 @@ def compare(
     `notify` says where that is not so.
 
     Only counts of distinct values reach the driver; where these are more than `max_distinct`, values are rounded to
-    multiples of 1 / `untold.jobs.summary.rows.GRID`. Raises CompareError for outputs that cannot be compared,
+    multiples of 1 / `untold.jobs.summary.ranking.GRID`. Raises CompareError for outputs that cannot be compared,
     UnreadableRunError for what is no output. Methods, sections 7 and 8.
     """
     runs = check_runs([open_run(output) for output in outputs])
@@ -243,3 +250,188 @@ def _pair_cells(row: Mapping[str, Any]) -> list[str]:
 def _number(value: float | None, form: str) -> str:
     """A number in this form, `-` where there is none."""
     return "-" if value is None else format(value, form)
+
+
+TABLE = "estimates"
+# A proxy that weighs less adds nothing; nor does one that is worth fewer judged samples than these, as a share
+LEAST_WEIGHT, LEAST_GAIN = 0.05, 1.05
+SHOWN_NAMES = 3
+ESTIMATE_HEADS = ("metric", "proxy", "first", "second", "judged", "diff.", "95 % interval", "p", "p adj.")
+NEEDED_COLUMNS = ("metric", "proxy", "level", "system", "n", "judged")
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """`means`: rows of the table `estimates` of one system or of all; `differences`: those of two systems."""
+
+    means: Rows
+    differences: Rows
+
+
+def estimate(request: EstimateRequest, notify: Callable[[str], None] = lambda _: None) -> Estimates:
+    """The mean of each metric over all samples, all together, by system, and as differences of two systems.
+
+    `notify` says what an estimate rests on: samples without a score, a proxy that adds nothing. Raises EstimateError
+    and CompareError for runs and labels that do not go together.
+    """
+    if request.proxy is None and request.labels is None:
+        raise EstimateError("give --proxy, cheap scores of all samples, or --labels, or both")
+    groups = read_groups(request, notify)
+    for line in _useless(groups):
+        notify(line)
+    differences: Rows = []
+    for _, own in groupby(groups, key=lambda group: group.pair):
+        systems = [group for group in own if group.system is not None]
+        ranked = sorted(systems, key=lambda group: -group.moments.mean)
+        rows = [_row(one.less(other)) for one, other in combinations(ranked, 2)]
+        adjusted = adjust_p_values([row["p_value"] for row in rows])
+        differences += [{**row, "p_adjusted": value} for row, value in zip(rows, adjusted, strict=True)]
+    return Estimates([_row(group) for group in groups], differences)
+
+
+def needed(request: EstimateRequest, half_width: float, notify: Callable[[str], None] = lambda _: None) -> Rows:
+    """How many samples have to be judged for intervals of this half width, by the variances of a pilot.
+
+    metric, proxy, level, system, n, judged, half_width, needed: null where all n are too few.
+    """
+    return [
+        {
+            **{name: value for name, value in _row(group).items() if name in NEEDED_COLUMNS},
+            "half_width": half_width,
+            "needed": samples_needed(group.moments, group.judged, group.rest, half_width),
+        }
+        for group in read_groups(request, notify)
+    ]
+
+
+def write_estimates(request: EstimateRequest, found: Estimates, output: str, *, overwrite: bool = False) -> None:
+    """Writes the table `estimates` into an output of its own."""
+    from untold.jobs.run.outcome import Ending
+    from untold.jobs.run.output import Output
+
+    runs = {"run": request.run, "proxy": request.everything}
+    given: dict[str, str | None] = {name: run.directory for name, run in runs.items()}
+    given |= {"labels": request.labels, "undefined": request.undefined}
+    of = [run.manifest.get("identity", {}) for run in runs.values()]
+    identity = {
+        "dataset": "estimate",
+        "input": json.dumps([of, given["labels"], given["undefined"]], sort_keys=True),
+        "metrics": sorted({row["metric"] for row in found.means}),
+    }
+    with Output(output, (TABLE,), overwrite, inputs=[run.directory for run in runs.values()]) as place:
+        place.claim(identity)
+        place.begin({}, input=given)
+        place.write_rows(TABLE, [*found.means, *found.differences], ESTIMATES)
+        place.end(Ending())
+
+
+def estimate_lines(found: Estimates, page: Page, *, every: bool = False) -> Iterator[str]:
+    """The estimates as lines, then the differences beyond chance, or all."""
+    heads = (
+        "metric",
+        "proxy",
+        "system",
+        "n",
+        "judged",
+        "mean",
+        "95 % interval",
+        "judged alone",
+        "95 % interval",
+        "worth",
+    )
+    cells = [
+        [
+            *(row["metric"], row["proxy"], row["system"] or "all", f"{row['n']:,}", f"{row['judged']:,}"),
+            *(_figure(row["mean"]), _limits(row, "ci"), _figure(row["plain_mean"]), _limits(row, "plain")),
+            "-" if row["effective"] is None else f"{row['effective']:,.0f}",
+        ]
+        for row in found.means
+    ]
+    yield from table(heads, cells, page, names=3)
+    yield from wrapped("worth: judged samples whose plain mean would have an interval as narrow", page)
+    shown = [row for row in found.differences if every or is_unlikely(row)]
+    if shown:
+        cells = [
+            [
+                *(row["metric"], row["proxy"], row["system"], row["second"], f"{row['judged']:,}"),
+                *(_figure(row["mean"], "+.3f"), _limits(row, "ci", "+.3f")),
+                *(_figure(row[name], ".4f") for name in ("p_value", "p_adjusted")),
+            ]
+            for row in shown
+        ]
+        yield from ("", *table(ESTIMATE_HEADS, cells, page, names=4))
+    if hidden := len(found.differences) - len(shown):
+        pairs = amount(hidden, "pair does not differ", "pairs do not differ")
+        yield from ("", *wrapped(f"{pairs} by more than chance (p adj. < {CHANCE}); --all or --json shows all", page))
+
+
+def needed_lines(rows: Rows, page: Page) -> Iterator[str]:
+    """How many samples have to be judged, as lines."""
+    cells = [
+        [
+            *(row["metric"], row["proxy"], row["system"] or "all", f"{row['n']:,}", f"{row['judged']:,}"),
+            "not enough" if row["needed"] is None else f"{row['needed']:,}",
+        ]
+        for row in rows
+    ]
+    yield from table(("metric", "proxy", "system", "n", "judged", "needed"), cells, page, names=3)
+    yield from wrapped(f"needed: judged samples for a 95 % interval of +-{rows[0]['half_width']:g}", page)
+
+
+def _figure(value: float | None, form: str = ".3f") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _limits(row: Mapping[str, Any], name: str, form: str = ".3f") -> str:
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    return "-" if low is None else f"{low:{form}} .. {high:{form}}"
+
+
+def _row(group: Group) -> dict[str, Any]:
+    """A row of the table `estimates`, its p-value not yet adjusted."""
+    moments, metric_and_proxy = group.moments, dict(zip(("metric", "proxy"), group.pair, strict=True))
+    weight = moments.weight
+    plain, found = moments.interval(0), moments.interval(weight)
+    level = "difference" if group.second else "system" if group.system else "overall"
+    variance = moments.variance_at(weight)
+    row = {
+        **metric_and_proxy,
+        "level": level,
+        "system": group.system,
+        "second": group.second,
+        "n": group.judged + group.rest,
+        "judged": group.judged,
+        "undefined": group.undefined,
+        "failed": group.failed,
+        **found.columns("mean"),
+        "plain_mean": plain.mean,
+        "plain_low": plain.low,
+        "plain_high": plain.high,
+        "weight": weight,
+        "effective": round(group.judged * moments.variance / variance, 6) if variance else None,
+        "p_value": moments.p_value() if group.second else None,
+    }
+    # The last bits depend on the order in which threads sum up
+    return {name: round(value, DECIMALS) if isinstance(value, float) else value for name, value in row.items()}
+
+
+def _useless(groups: Sequence[Group]) -> Iterator[str]:
+    """A line for each proxy that adds nothing to some means."""
+    for (metric, proxy), own in groupby(groups, key=lambda group: group.pair):
+        poor = [group for group in own if proxy is not None and _adds_nothing(group)]
+        if poor:
+            names = [group.system or "all samples" for group in poor]
+            more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+            why = f"its weight is {poor[0].moments.weight:.2f}" if poor[0].rest else "every sample is judged"
+            yield (
+                f"{metric}: the proxy {proxy} adds nothing to the mean of {', '.join(names[:SHOWN_NAMES])}{more} "
+                f"({why}); that of the judged samples alone is as good"
+            )
+
+
+def _adds_nothing(group: Group) -> bool:
+    """Whether the proxy hardly counts, or narrows no interval."""
+    moments, weight = group.moments, group.moments.weight
+    return moments.variance > 0 and (
+        weight < LEAST_WEIGHT or moments.variance < LEAST_GAIN * moments.variance_at(weight)
+    )

@@ -15,17 +15,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from untold.jobs.asking import local_model
-from untold.jobs.asking.prompts import bind_stage
-from untold.jobs.asking.store import stage_folder
+from untold.jobs.inference.backends import local_model
+from untold.jobs.inference.stage.bindings import bind_stage
+from untold.jobs.inference.store.store import stage_folder
 from untold.jobs.metrics.request import ScoreRequest
-from untold.jobs.results import Run, UnreadableRunError, open_run
 from untold.jobs.run.terminal import page_of, print_lines, table
+from untold.jobs.run_tables import Run, UnreadableRunError, open_run
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.aspect_coverage import FACT, ICAT
 from untold.udfs.facts.claim_verdicts import SUPPORTED
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.tokens import shown_tokens
+from untold.udfs.llm.usage import shown_tokens
 from untold.udfs.stages import STAGES
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.storage import read_lines

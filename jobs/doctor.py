@@ -17,13 +17,24 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from untold.jobs.asking import local_model
-from untold.jobs.asking.checks import CALL_SECONDS, FAIL, OK, WARN, Finding, check_lookups, plain_url, remedy_of
-from untold.jobs.asking.endpoint import addresses_of, check_network, clear_text_warning
-from untold.jobs.asking.engine_checks import RAY_JOBS, check_ray, check_spark
-from untold.jobs.asking.prompts import checked_template
+from untold.jobs.inference.backends import local_model
+from untold.jobs.inference.stage.bindings import checked_template
+from untold.jobs.inference.stage.call_settings import addresses_of, check_network, clear_text_warning
+from untold.jobs.inference.stage.checks import (
+    CALL_SECONDS,
+    FAIL,
+    OK,
+    RAY_JOBS,
+    WARN,
+    Finding,
+    check_lookups,
+    check_ray,
+    check_spark,
+    plain_url,
+    remedy_of,
+)
 from untold.jobs.run.cache import cache_dir
-from untold.jobs.run.refusals import EnvironmentVariableError
+from untold.jobs.run.error_messages import EnvironmentVariableError
 from untold.jobs.run.session import JavaError, check_java
 from untold.jobs.run.terminal import page_of, print_lines
 from untold.jobs.settings.loading import NoEndpointError, Resolved
@@ -31,11 +42,10 @@ from untold.jobs.settings.model import AUTO, Settings, SettingsError
 from untold.udfs.errors import UserError
 from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.client import Endpoint
-from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.keys import Parameters, Stage
+from untold.udfs.llm.retrying import refused_parameters
 from untold.udfs.llm.script import request_body
-from untold.udfs.llm.structure import Parameters
 from untold.udfs.llm.templates import compile_prompt
-from untold.udfs.llm.trial import refused_parameters
 from untold.udfs.stages import STAGES
 from untold.udfs.storage import Place
 

@@ -22,14 +22,14 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from untold.jobs.results import Run, UnreadableRunError, batches_of
 from untold.jobs.run.terminal import amount
+from untold.jobs.run_tables import Run, UnreadableRunError, batches_of
 from untold.udfs.errors import UserError, require
 from untold.udfs.facts.rag_measures import CLAIMS, GROUPS, PUBLISHED, TRUTH_CLAIMS, VERDICTS
-from untold.udfs.hints import aside, near_misses
-from untold.udfs.samples.checks import FIELDS, RESPONSE, SIDES, TRUTH
+from untold.udfs.registry import aside, near_misses
+from untold.udfs.samples.items import FIELDS, RESPONSE, SIDES, TRUTH
 from untold.udfs.samples.values import text_of
-from untold.udfs.sheets.formulas import guard
+from untold.udfs.sheets import guard
 from untold.udfs.storage import Place
 
 BATCH_ROWS = 1000
@@ -161,7 +161,7 @@ def write_xlsx(run: Run, file: IO[bytes]) -> None:
         raise UserError(
             f"{run.directory}: {samples:,} samples, and a worksheet has {XLSX_ROWS:,} rows; export --to csv or parquet"
         )
-    from untold.udfs.sheets.spreadsheets import stream_xlsx
+    from untold.udfs.sheets import stream_xlsx
 
     names = wide_schema(run).names
     rows = ([row.get(name) for name in names] for row in wide_rows(run))

@@ -14,22 +14,20 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.endpoint import RunEndpoint
-from untold.jobs.asking.prompts import bind_stage
-from untold.jobs.asking.results import has_failed, invalid_rows, is_unasked
-from untold.jobs.asking.runner import StageRunner
-from untold.jobs.asking.start import Outcome, Start, open_endpoint, open_start
+from untold.jobs.inference.stage.bindings import bind_stage
+from untold.jobs.inference.stage.call_settings import RunEndpoint
+from untold.jobs.inference.stage.requests import has_failed, invalid_rows, is_unasked
+from untold.jobs.inference.stage.runner import StageRunner
+from untold.jobs.inference.stage.start import Outcome, Start, open_endpoint, open_start
 from untold.jobs.inputs.questions import read_questions
 from untold.jobs.inputs.request import RunRequest
 from untold.jobs.inputs.samples import SampleError, Samples, column_named, fingerprint, show_invalid
-from untold.jobs.results import place_of_table
 from untold.jobs.run import manifest
 from untold.jobs.run.output import shown
-from untold.jobs.run.progress import Course, Display
-from untold.jobs.run.terminal import page_of, print_lines, table
-from untold.jobs.settings.loading import Resolved
+from untold.jobs.run.terminal import Course, Display, page_of, print_lines, table
+from untold.jobs.run_tables import place_of_table
+from untold.jobs.settings.loading import Resolved, SystemsError
 from untold.jobs.settings.model import Settings
-from untold.jobs.settings.systems import SystemsError
 from untold.jobs.settings.templates import explain_profile
 from untold.jobs.tables import FAILURES, USAGE
 from untold.udfs.llm.keys import Stage

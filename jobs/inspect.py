@@ -28,9 +28,9 @@ from untold.jobs.run.terminal import Page, amount, cut, table, visible, wrapped
 from untold.udfs.samples.adapters import FORMATS, Adapter
 from untold.udfs.samples.batches import Tally, Wanted, expanded, reader_of, samples_of
 from untold.udfs.samples.conversion import KNOWN, OPTIONAL, REQUIRED, Sample
+from untold.udfs.samples.data_sets import RESULTS
 from untold.udfs.samples.file_records import READ_ERRORS, READERS, UnreadableFileError, describe_break
 from untold.udfs.samples.files import compression_of, open_file
-from untold.udfs.samples.ragchecker import RESULTS
 
 SHOWN_ROWS = 3
 SHOWN_PROBLEMS = 5

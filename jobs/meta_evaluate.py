@@ -1,7 +1,9 @@
-"""Metrics against what people said: `untold meta-evaluate`. Dejl et al. 2025; methods, sections 6 and 7."""
+"""Compare metrics with human labels, for one data set or several (Dejl et al. 2025; methods, sections 6 and 7)."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,13 +17,21 @@ from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.run.manifest import Identity
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
 from untold.jobs.run.output import Output, shown, store_of
-from untold.jobs.run.progress import Display
 from untold.jobs.run.session import open_session
-from untold.jobs.run.terminal import amount
+from untold.jobs.run.terminal import Display, amount
 from untold.jobs.run.workspace import Workspace
+from untold.jobs.run_tables import Run, open_run
 from untold.jobs.score import score
 from untold.jobs.study import agreement, claims_study, nuggets_study, study_inputs
-from untold.jobs.study.agreement import add_overlap, find_points, has_answered, read_rows, resample_labels
+from untold.jobs.study.agreement import (
+    add_overlap,
+    average_rows,
+    find_points,
+    has_answered,
+    missing_averages,
+    read_rows,
+    resample_labels,
+)
 from untold.jobs.study.annotations import Restate, write_sheet
 from untold.jobs.study.coverage_items import ItemVerdicts
 from untold.jobs.study.coverage_rows import DATASET as COVERAGE
@@ -34,9 +44,10 @@ from untold.jobs.study.meta_evaluation import StudyEndpoint as StudyEndpoint
 from untold.jobs.study.meta_evaluation import all_costs, asker, check_prompts, compare_labels, verify_endpoints
 from untold.jobs.study.meta_evaluation import endpoint_of as endpoint_of
 from untold.jobs.study.nuggets_study import DATASET as NUGGETS
-from untold.jobs.study.report import draw, render, with_published
+from untold.jobs.study.report import AVERAGE, draw, render, render_averages, with_published
 from untold.jobs.tables import COMPARISONS, FALSE_NEGATIVES, MATCH_COUNTS, META_EVALUATION, SUBSET, TIERS
 from untold.jobs.tables import COVERAGE as COVERAGE_TABLE
+from untold.udfs.errors import UserError
 from untold.udfs.samples.conversion import REQUIRED
 from untold.udfs.storage import Place
 
@@ -391,3 +402,89 @@ def _remove_report(output: Output) -> None:
     output.remove(TABLES)
     for form in ("md", *FIGURES):
         (Place(output.place) / f"{REPORT}.{form}").remove()
+
+
+TABLE = "meta_evaluation"
+COMBINED_REPORT = f"{TABLE}.md"
+# match_counts is what intervals over data sets are made of: means and limits alone cannot be joined
+NEEDED = (TABLE, "match_counts")
+# What two studies may not both have: it would count twice
+KEYS = ("dataset", "metric", "model")
+
+
+class CombineError(UserError):
+    """Outputs that cannot be combined. The message says which, and what to do."""
+
+
+def combine_studies(
+    studies: Sequence[str],
+    output: str,
+    *,
+    seed: int,
+    overwrite: bool = False,
+    notify: Callable[[str], None] = lambda _: None,
+) -> str:
+    """Writes the table `meta_evaluation` and the report of several outputs of meta-evaluate together; gives the report.
+
+    The table has the LMR rows of each, then the averages over data sets and their spread over models. Raises
+    CombineError for what is no finished meta-evaluation and for two that have the same metric of a model on one data
+    set, UnreadableRunError for what is no output.
+    """
+    runs = [_open(study) for study in studies]
+    _check_once(runs)
+    # Baselines are of no model, and of no interest as averages
+    counts = [row for run in runs for row in _rows(run, "match_counts") if row["model"] is not None]
+    for metric, model, missing in missing_averages(counts):
+        notify(f"{metric} of {model} has no average: it was not evaluated on {', '.join(missing)}")
+    given = [row for run in runs for row in _rows(run, TABLE) if row["measure"] == "lmr"]
+    averages = average_rows(counts, seed=seed)
+    if not has_answered(averages):
+        raise CombineError(
+            "nothing to average: no metric of a model has an LMR on all data sets of these studies; "
+            "see their reports, and evaluate again what failed"
+        )
+    rows = given + averages
+    report = render_averages(rows)
+    # All is computed first, so that a study that cannot be combined leaves no output behind
+    with Output(output, (TABLE,), overwrite) as target:
+        target.claim({"dataset": AVERAGE, "input": _fingerprint(runs), "statistics": {"seed": seed}})
+        target.begin({}, counts={"studies": len(runs)})
+        target.write_rows(TABLE, rows, META_EVALUATION)
+        (Place(output) / COMBINED_REPORT).write_bytes(report.encode())
+        target.end(Ending())
+    return report
+
+
+def _open(study: str) -> Run:
+    """The run of a study. Raises CombineError unless it is a finished meta-evaluation."""
+    run = open_run(study)
+    missing = [name for name in NEEDED if name not in run.tables]
+    if missing or run.manifest.get("status") != "finished":
+        raise CombineError(
+            f"{study}: not a finished output of untold meta-evaluate ({' and '.join(missing) or 'it has not ended'}); "
+            "give other outputs, or evaluate it again"
+        )
+    return run
+
+
+def _fingerprint(runs: Sequence[Run]) -> str:
+    """32 hex characters of what the studies are of."""
+    identities = [run.manifest.get("identity", {}) for run in runs]
+    return hashlib.blake2b(json.dumps(identities, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _rows(run: Run, table: str) -> list[dict[str, Any]]:
+    """The rows of a table of a study; these are small, a few for a metric, model and measure."""
+    rows: list[dict[str, Any]] = run.table(table).to_pylist()
+    return rows
+
+
+def _check_once(runs: Sequence[Run]) -> None:
+    """Raises CombineError where two studies have the same metric of a model on one data set."""
+    owners: dict[tuple[str, ...], str] = {}
+    for run in runs:
+        for owner in sorted({tuple(row[key] for key in KEYS) for row in _rows(run, TABLE)}):
+            other = owners.setdefault(owner, run.directory)
+            if other != run.directory:
+                dataset, metric, model = owner
+                raise CombineError(f"{other} and {run.directory} both have {metric} of {model} on {dataset}; give one")

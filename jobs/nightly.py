@@ -10,18 +10,17 @@ from datetime import UTC, date, datetime
 from functools import cached_property
 from typing import Any
 
-from untold.jobs.asking.engines import Held, open_held
-from untold.jobs.asking.start import Outcome, missed_of
-from untold.jobs.asking.store import SPARK_ERRORS
+from untold.jobs.inference.stage.engines import Held, open_held
+from untold.jobs.inference.stage.start import Outcome, missed_of
+from untold.jobs.inference.store.store import SPARK_ERRORS
 from untold.jobs.inputs.checking import adapter_of, listed_files
 from untold.jobs.inputs.files import NoInputError, count_bytes, listing_of
 from untold.jobs.metrics.request import ScoreRequest
+from untold.jobs.run.error_messages import explain, root_cause
 from untold.jobs.run.manifest import read_manifest
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, LEFT, Ending
-from untold.jobs.run.progress import Display
-from untold.jobs.run.refusals import explain, root_cause
 from untold.jobs.run.session import SMALL_BYTES
-from untold.jobs.run.terminal import amount, page_of, print_lines
+from untold.jobs.run.terminal import Display, amount, page_of, print_lines
 from untold.jobs.score import has_ended, score, show_summary
 from untold.jobs.settings.model import Settings
 from untold.jobs.summary.nights import (
@@ -37,7 +36,7 @@ from untold.jobs.summary.nights import (
     table_of,
     write_nights,
 )
-from untold.jobs.summary.rows import mean_text
+from untold.jobs.summary.ranking import mean_text
 from untold.udfs.errors import UserError
 from untold.udfs.redaction import redact
 

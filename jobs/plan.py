@@ -12,13 +12,21 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from untold.graph.distributed import Condensed
-from untold.jobs.asking import local_model
-from untold.jobs.asking.calling import calls_for, hours_at, runs_in_tasks
-from untold.jobs.asking.counting import Asked, Asking, Counted, Lookup, Outputs, Tallies, keep
-from untold.jobs.asking.findings import Findings
-from untold.jobs.asking.likely import read_figures
-from untold.jobs.asking.prompts import bind_stage
-from untold.jobs.asking.requests import Requests, Rows
+from untold.jobs.inference.backends import local_model
+from untold.jobs.inference.stage.bindings import bind_stage
+from untold.jobs.inference.stage.call_settings import calls_for, hours_at, runs_in_tasks
+from untold.jobs.inference.stage.expected_usage import (
+    Asked,
+    Asking,
+    Counted,
+    Lookup,
+    Outputs,
+    Tallies,
+    keep,
+    read_figures,
+)
+from untold.jobs.inference.stage.requests import Requests, Rows
+from untold.jobs.inference.stage.schema_support import Findings
 from untold.jobs.inputs.samples import SampleError, Samples, show_invalid
 from untold.jobs.metrics import METRICS, digests_of, stages_of
 from untold.jobs.metrics.base import Assumptions, Metric, tell_profile
@@ -26,13 +34,12 @@ from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.metrics.scoring import repeated_samples, salted_stages
 from untold.jobs.metrics.summaries import summarise_contexts
 from untold.jobs.retrieval.sources import STAGE, assumed_hits, assumed_results, context_chunks, stages_of_knowledge
-from untold.jobs.run.progress import Display
 from untold.jobs.run.session import open_session
+from untold.jobs.run.terminal import Display
 from untold.jobs.settings.model import Settings, prices_for
 from untold.udfs.llm.keys import Stage
 from untold.udfs.stages import LOOKUPS
-from untold.udfs.stages.definitions import MAX_TOKENS
-from untold.udfs.stages.figures import Figures
+from untold.udfs.stages.definitions import MAX_TOKENS, Figures
 
 # Names under which a limit is sent; the first counts where both are
 COMPLETION_LIMITS = ("max_completion_tokens", "max_tokens")
@@ -54,7 +61,7 @@ def plan(
     completion_tokens, at most; cost, None without a price, and batch_cost, what batches would cost; hours at the
     limits, None without a limit, and of batches a day. Beside these expected_requests, expected_prompt_tokens,
     expected_completion_tokens and expected_cost: what is likely, by the means of the store, else by the shipped figures
-    (`untold.jobs.asking.likely`). Raises what `untold score` raises for samples, settings and templates.
+    (`untold.jobs.inference.stage.expected_usage`). Raises what `untold score` raises for samples, settings and templates.
     """
     settings = request.settings
     sha256 = _embedded_sha256(settings) if request.embedded else None

@@ -19,14 +19,14 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from untold.graph.drawing import STYLE
+from untold.graph.plotting import STYLE
 from untold.graph.views import one_line
 from untold.jobs import analysis
-from untold.jobs.results import Run
+from untold.jobs.run_tables import Run
 from untold.jobs.summary.dated_scores import OVERALL, SENTINEL
 from untold.jobs.summary.ranking import is_unlikely
 from untold.jobs.summary.trends import Trend, find_trend
-from untold.udfs.hints import shorten
+from untold.udfs.registry import shorten
 
 # Okabe and Ito's colours, which colour-blind people tell apart, in the order in which systems take them
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"

@@ -15,12 +15,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from untold.jobs.asking.pruning import Pruned, find_unneeded, prune_folder
-from untold.jobs.asking.snapshots import VERSION
-from untold.jobs.asking.uses import Use, folder_of_uses, list_uses
+from untold.jobs.inference.store.compaction import VERSION
+from untold.jobs.inference.store.completion_references import (
+    Pruned,
+    Use,
+    find_unneeded,
+    folder_of_uses,
+    list_uses,
+    prune_folder,
+)
 from untold.jobs.inputs.files import NoInputError, find_files
+from untold.jobs.run.locks import lock_folder
 from untold.jobs.run.manifest import NAME, read_manifest
-from untold.jobs.run.object_locks import lock_folder
 from untold.jobs.run.output import absolute, store_of
 from untold.jobs.run.terminal import Page, table
 from untold.jobs.settings.model import Settings

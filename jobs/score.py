@@ -12,11 +12,11 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.endpoint import RunEndpoint
-from untold.jobs.asking.engines import Held
-from untold.jobs.asking.prompts import bind_stage
-from untold.jobs.asking.runner import StageRunner
-from untold.jobs.asking.start import Outcome, Start, failure_counts, open_endpoint, open_start
+from untold.jobs.inference.stage.bindings import bind_stage
+from untold.jobs.inference.stage.call_settings import RunEndpoint
+from untold.jobs.inference.stage.engines import Held
+from untold.jobs.inference.stage.runner import StageRunner
+from untold.jobs.inference.stage.start import Outcome, Start, failure_counts, open_endpoint, open_start
 from untold.jobs.inputs.samples import (
     SampleError,
     Samples,
@@ -33,21 +33,20 @@ from untold.jobs.metrics.graphs import SIDES
 from untold.jobs.metrics.judging import MISS_RATE, SCORE_AUDITED
 from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.metrics.scoring import count_stages, repeated_samples, salted_stages, score_samples
-from untold.jobs.results import open_run
 from untold.jobs.retrieval.sources import open_knowledge
 from untold.jobs.run import manifest
-from untold.jobs.run.lineage import lineage, span
+from untold.jobs.run.notifications import lineage, span
 from untold.jobs.run.output import Output, shown
-from untold.jobs.run.progress import Course, Display
 from untold.jobs.run.session import read_parquet
-from untold.jobs.run.terminal import amount, page_of, print_lines
+from untold.jobs.run.terminal import Course, Display, amount, page_of, print_lines
 from untold.jobs.run.workspace import Counted, LostRowsError
+from untold.jobs.run_tables import open_run
 from untold.jobs.settings.model import Settings
 from untold.jobs.summary import aggregate
 from untold.jobs.summary.aggregate import measure_repeats, repeatability_lines, widened
-from untold.jobs.summary.leaning import leaning_rows, read_counts
-from untold.jobs.summary.rows import COLUMN_OF_STATUS
+from untold.jobs.summary.ranking import COLUMN_OF_STATUS
 from untold.jobs.summary.run_summary import end_of_run
+from untold.jobs.summary.source_preference import leaning_rows, read_counts
 from untold.jobs.tables import ORDER, REPEATABILITY, RESULT_TABLES
 from untold.udfs.llm.keys import Stage
 from untold.udfs.redaction import redact

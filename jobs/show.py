@@ -20,9 +20,9 @@ import pyarrow.dataset as ds
 from untold.graph import views
 from untold.jobs.metrics import METRICS
 from untold.jobs.metrics.views import Line, Row, SampleRows, View, count, required
-from untold.jobs.results import Run, UnreadableRunError, open_run
-from untold.jobs.summary.diagnoses import describe_failures
-from untold.udfs.hints import did_you_mean, near_misses
+from untold.jobs.run_tables import Run, UnreadableRunError, open_run
+from untold.jobs.summary.run_summary import describe_failures
+from untold.udfs.registry import did_you_mean, near_misses
 from untold.udfs.storage import Place
 
 NEAR_IDS = 10_000  # sample ids that near misses are looked for among: a run may have millions
@@ -69,7 +69,7 @@ def show(request: ShowRequest) -> list[str]:
 def _draw(shown: View, place: str, form: str, *, raw: bool) -> list[str]:
     """Writes the picture of a sample and says where it is; empty where there is nothing to draw."""
     # Here, as texts are shown without the libraries of pictures
-    from untold.graph.drawing import draw_graph
+    from untold.graph.plotting import draw_graph
 
     graph = make_graph(shown, raw=raw)
     if not graph:

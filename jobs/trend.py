@@ -16,13 +16,13 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from untold.jobs.inputs.files import NoInputError, find_files
-from untold.jobs.results import MANIFEST, Run, UnreadableRunError, open_run
 from untold.jobs.run.terminal import Page, amount, table, wrapped
+from untold.jobs.run_tables import MANIFEST, Run, UnreadableRunError, open_run
 from untold.jobs.summary.dated_scores import ANSWER_RATE, CHANGES, MOVED, OVERALL, TREND
-from untold.jobs.summary.rows import interval_text, mean_text
+from untold.jobs.summary.ranking import interval_text, mean_text
 from untold.jobs.summary.trends import Trend, date_of, describe_finding, find_trend
 from untold.udfs.errors import UserError
-from untold.udfs.sheets.formulas import guard
+from untold.udfs.sheets import guard
 from untold.udfs.storage import FOOTERS_AT_ONCE, Place
 
 # Dates that a terminal shows; the files have all

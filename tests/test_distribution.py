@@ -38,13 +38,13 @@ for package in (untold.jobs, untold.graph, untold.udfs):
 """
 # Parts that import their libraries when they are first used
 USE_LIBRARIES = """
-from untold.udfs.facts.passages import cut_passages
+from untold.udfs.facts.claim_verdicts import cut_passages
 from untold.udfs.quantities import compare_quantities
-from untold.udfs.statistics.surface import surface_scores
+from untold.udfs.samples.labelled import surface_scores
 print(*cut_passages("Dr. Mill left. She came.", 3), sep="|")
 print(compare_quantities("14,800 km", "8,000 nmi").outcome, surface_scores("a b", "a b")["rouge1"])
 """
-# A Ray on loopback alone, of a Python without untold (untold.jobs.asking.local_ray says how)
+# A Ray on loopback alone, of a Python without untold (untold.jobs.inference.backends.actor_pool says how)
 A_HEAD = """
 import os, sys
 os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled", RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")

@@ -15,11 +15,11 @@ from untold.jobs.cli.main import INTERRUPTED, MENDABLE, WRONG_USE
 from untold.jobs.metrics import METRICS
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY
 from untold.jobs.settings.loading import describe
-from untold.jobs.summary.rows import COLUMN_OF_STATUS
+from untold.jobs.summary.ranking import COLUMN_OF_STATUS
 from untold.jobs.tables import TABLES
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
 from untold.udfs.stages import STAGES
-from untold.udfs.stages.figures import Line
+from untold.udfs.stages.definitions import Line
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("methods", "architecture", "contract")

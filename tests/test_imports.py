@@ -17,7 +17,7 @@ FOLDERS = ("jobs", "udfs", "graph", "conf")
 RANKS = {
     "untold.jobs.cli": 0,
     "untold.jobs.api": 0,
-    "untold.jobs.opened": 0,
+    "untold.jobs.run_analysis": 0,
     "untold.jobs.study": 2,
     # Loaded with the settings
     "untold.jobs.metrics.settings": 4,
@@ -30,9 +30,9 @@ RANKS = {
     "untold.jobs.retrieval": 3,
     "untold.jobs.settings": 4,
     "untold.jobs.tables": 4,
-    "untold.jobs.results": 4,
+    "untold.jobs.run_tables": 4,
     "untold.jobs.report": 2,
-    "untold.jobs.notebook": 1,
+    "untold.jobs.api": 1,
     "untold.jobs.analysis": 3,
     "untold.jobs.plots": 2,
 }

@@ -18,7 +18,7 @@ from tests.notebooks import NAMES, Cells, execute, path_of, read, text_of
 from tests.runs.harness import write_samples
 from tests.runs.here import RunHere
 from tests.runs.icat_jobs import embedder
-from untold.jobs.results import UnreadableRunError, open_run
+from untold.jobs.run_tables import UnreadableRunError, open_run
 
 STRING, LONG, DOUBLE = pa.string(), pa.int64(), pa.float64()
 CONTEXTS = pa.list_(pa.struct([("id", STRING), ("text", STRING)]))

@@ -26,7 +26,7 @@ from tests.runs.cluster import SHARED_RAY, SharedCluster
 from tests.runs.harness import write_foreign_modules
 from tests.runs.here import RunHere
 from untold.jobs.cli.commands import COMMANDS
-from untold.jobs.results import open_run
+from untold.jobs.run_tables import open_run
 from untold.jobs.settings.layers import read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent

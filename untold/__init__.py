@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from untold import plots as plots
     from untold.jobs.api import Plan as Plan
     from untold.jobs.api import Session as Session
-    from untold.jobs.opened import Run as Run
-    from untold.jobs.opened import demo_output as demo_output
-    from untold.jobs.opened import open_run as open_run
-    from untold.jobs.opened import open_runs as open_runs
+    from untold.jobs.run_analysis import Run as Run
+    from untold.jobs.run_analysis import demo_output as demo_output
+    from untold.jobs.run_analysis import open_run as open_run
+    from untold.jobs.run_analysis import open_runs as open_runs
     from untold.udfs.errors import UserError as UntoldError
 
 _WHERE = {
     "Plan": ("untold.jobs.api", "Plan"),
     "Session": ("untold.jobs.api", "Session"),
-    "Run": ("untold.jobs.opened", "Run"),
+    "Run": ("untold.jobs.run_analysis", "Run"),
     "UntoldError": ("untold.udfs.errors", "UserError"),
-    "demo_output": ("untold.jobs.opened", "demo_output"),
-    "open_run": ("untold.jobs.opened", "open_run"),
-    "open_runs": ("untold.jobs.opened", "open_runs"),
+    "demo_output": ("untold.jobs.run_analysis", "demo_output"),
+    "open_run": ("untold.jobs.run_analysis", "open_run"),
+    "open_runs": ("untold.jobs.run_analysis", "open_runs"),
 }
 __all__ = ["Plan", "Run", "Session", "UntoldError", "__version__", "demo_output", "open_run", "open_runs", "plots"]
 

@@ -7,7 +7,7 @@ async function readData() {
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
 }
 
-// Statements stand in the data as columns, for they pack better so (jobs/report/texts.py).
+// Statements stand in the data as columns, for they pack better so (jobs/report/sources.py).
 function unfold(columns, contexts) {
   const sum = (steps) => { let at = 0; return steps.map((step) => (at += step)); };
   const texts = sum(columns.text), points = columns.point ? sum(columns.point) : texts;

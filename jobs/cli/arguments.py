@@ -1,8 +1,4 @@
-"""What the subcommands share: the form of a command, and options that several of them have.
-
-Whatever needs an engine, a model or a reader of settings is imported where it is used, so that `untold --help` and a
-mistyped flag cost no second of waiting.
-"""
+"""The options that several subcommands share, and the class of a subcommand."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, date, datetime
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +30,7 @@ from untold.jobs.cli.values import (
     path,
     preset_names,
     setting_keys,
+    version,
     with_hint,
     words_of,
 )
@@ -41,13 +39,14 @@ from untold.udfs.redaction import redact
 from untold.udfs.schemes import STORES, scheme_of
 
 if TYPE_CHECKING:
-    from untold.jobs.inputs.drawing import Draw
     from untold.jobs.inputs.files import ReadOptions
+    from untold.jobs.inputs.sampling import Draw
     from untold.jobs.metrics.request import ScoreRequest
     from untold.jobs.settings.layers import Layer
     from untold.jobs.settings.loading import Resolved
     from untold.jobs.settings.model import Settings
     from untold.udfs.samples.adapters import Adapter
+
 
 # In the context's meta, which every context of one command line shares
 DEBUG = "untold.debug"
@@ -194,7 +193,7 @@ def _show_all(ctx: click.Context, _: click.Parameter, given: bool) -> None:
 
 def _warn_of_variables() -> None:
     """Names the variables of the environment that look like ours and set nothing, a line each."""
-    from untold.jobs.settings.environment import unknown_variables
+    from untold.jobs.settings.layers import unknown_variables
 
     for line in unknown_variables(os.environ):
         print(redact(f"untold: warning: {line}"), file=sys.stderr)
@@ -275,7 +274,7 @@ def draw_of(options: Options, settings: Settings) -> Draw | None:
 
     None without `--random`. The same seed draws the same rows, whatever the partitioning.
     """
-    from untold.jobs.inputs.drawing import Draw
+    from untold.jobs.inputs.sampling import Draw
 
     rows, seed = (getattr(options, name, None) for name in ("random", "seed"))
     stratify: tuple[str, ...] = getattr(options, "stratify", None) or ()
@@ -368,7 +367,7 @@ def load(options: Options, *, system: Layer | None = None, demo: bool = False, a
 
 
 def _load(options: Options, system: Layer | None, demo: bool, asks: bool) -> Resolved:
-    from untold.jobs.asking import local_model
+    from untold.jobs.inference.backends import local_model
     from untold.jobs.settings.loading import load_settings
 
     resolved = load_settings(
@@ -454,7 +453,7 @@ def scored(
 
 def run_job(job: Callable[..., Any], request: Any, show: Callable[[Any, Any], None]) -> int:
     """Runs a job and tells how it ended; gives its exit code. `show` takes the outcome and the request."""
-    from untold.jobs.run.progress import Display
+    from untold.jobs.run.terminal import Display
 
     with Display() as display:
         outcome = job(request, display)
@@ -473,3 +472,33 @@ def tell_outcome(show: Callable[[], None], message: str | None) -> None:
         sys.stdout.flush()
         for line in (message or "").splitlines():
             print(redact(f"untold: {line}"), file=sys.stderr)
+
+
+LAKEHOUSE_OPTIONS = [
+    Option(
+        "--output-format",
+        "NAME",
+        "parquet, or delta or iceberg: the tables are also those of their date in a lakehouse (parquet)",
+        read=one_of(("parquet", "delta", "iceberg")),
+        default="parquet",
+    ),
+    Option("--since", "VERSION", "with --input delta:PATH: a version (v12) whose rows are scored", read=version),
+]
+
+
+def with_tables(request: ScoreRequest, options: Options) -> ScoreRequest:
+    """The request with the tables that its own are added to, and the version that it goes on from.
+
+    The date of the tables is `--date`, else that of the first start, which the output's manifest knows. Raises
+    LakehouseError.
+    """
+    request = replace(request, since=options.since, refresh=options.since is not None, day=options.date)
+    if options.output_format == "parquet":
+        return request
+    from untold.jobs.lakehouse.inputs import open_lake
+    from untold.jobs.run.manifest import read_manifest
+
+    earlier = None if options.overwrite or options.date else read_manifest(request.output)
+    known = (earlier or {}).get("lakehouse", {}).get("date")
+    day = options.date or (date.fromisoformat(known) if known else datetime.now(UTC).date())
+    return replace(request, lake=open_lake(options.output_format, request.settings.lakehouse, day))

@@ -1,24 +1,22 @@
-"""The subcommands: their arguments, and how these become what a job is asked to do.
-
-Jobs are imported within the functions, after the JVM was sent on its way: `--help` and wrong use wait for no engine.
-"""
+"""The subcommands and their options, and the tables that `untold plan` prints."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from untold.jobs.cli.arguments import (
     FAIL_UNDER,
+    LAKEHOUSE_OPTIONS,
     METRICS_FILE,
     READ_OPTIONS,
     RUN_FLAGS,
@@ -38,24 +36,25 @@ from untold.jobs.cli.arguments import (
     settings_options,
     settings_without_endpoint,
     tell_outcome,
+    with_tables,
 )
 from untold.jobs.cli.data import COMMANDS as DATA
+from untold.jobs.cli.data import INDEX_COMMANDS as LOOKUPS
+from untold.jobs.cli.data import SPOOL_COMMANDS as SPOOLS
 from untold.jobs.cli.forms import COMMANDS as FORMS
 from untold.jobs.cli.forms import FORMS_OPTION, plan_forms
-from untold.jobs.cli.lakehouse import LAKEHOUSE_OPTIONS, with_tables
 from untold.jobs.cli.meta_evaluation import COMMANDS as META_EVALUATION
 from untold.jobs.cli.nightly import COMMANDS as NIGHTS
-from untold.jobs.cli.retrieval import COMMANDS as LOOKUPS
-from untold.jobs.cli.spool import COMMANDS as SPOOLS
 from untold.jobs.cli.studies import COMMANDS as STUDIES
 from untold.jobs.cli.values import completes, count, day, one_of, with_hint
 from untold.udfs.errors import require
 
 if TYPE_CHECKING:
     from untold.jobs.metrics.request import ScoreRequest
-    from untold.jobs.run.progress import Display
-    from untold.jobs.run.reports import Report
+    from untold.jobs.run.notifications import Report
+    from untold.jobs.run.terminal import Display, Page
     from untold.jobs.settings.model import Settings
+
 
 DEMO_OUTPUTS = {"e2e": "untold-demo", "icat": "untold-demo-icat"}
 
@@ -70,8 +69,8 @@ def _begin_spark(request: ScoreRequest, display: Display, *, archives: bool = Fa
 
 def _begin_ray(request: ScoreRequest) -> None:
     """Starts the answering process likewise, where the output has no run yet: something is sure to be asked."""
-    from untold.jobs.asking.engines import calls_endpoint
-    from untold.jobs.asking.process import begin_process
+    from untold.jobs.inference.backends.process import begin_process
+    from untold.jobs.inference.stage.engines import calls_endpoint
     from untold.jobs.run.manifest import OutputError, read_manifest
 
     # What is wrong with a manifest is told where it counts
@@ -83,10 +82,10 @@ def _begin_ray(request: ScoreRequest) -> None:
 def _score(options: Options) -> int:
     """Samples to statements, scores and a summary."""
     least = bars_of(options)
-    from untold.jobs.run.progress import Display
+    from untold.jobs.run.terminal import Display
 
     request = with_tables(score_request(options, load(options)), options)
-    from untold.jobs.run.reports import reporting
+    from untold.jobs.run.notifications import reporting
 
     notify, facts = request.settings.notify, {"command": "score", "output": request.output}
     with reporting(notify, options.metrics_file, Display().note, **facts) as report, Display() as display:
@@ -104,7 +103,7 @@ def _run_score(
     report: Report | None = None,
 ) -> int:
     """Runs the main job and tells how it ended, and which means are below their bars."""
-    from untold.jobs.run.reports import facts_of
+    from untold.jobs.run.notifications import facts_of
     from untold.jobs.run.session import end_archive
     from untold.jobs.score import score, show_summary
     from untold.jobs.summary.nights import metrics_text
@@ -121,8 +120,7 @@ def _run_score(
 
 def _plan(options: Options) -> int:
     """What `untold score` with the same options would ask, by metric and stage; it needs no key."""
-    from untold.jobs.run.progress import Display
-    from untold.jobs.run.terminal import page_of, print_lines
+    from untold.jobs.run.terminal import Display, page_of, print_lines
 
     if options.forms:
         return plan_forms(options)
@@ -130,8 +128,7 @@ def _plan(options: Options) -> int:
     request.check()
     with Display() as display:
         _begin_spark(request, display)
-        from untold.jobs.asking.capacity import cluster_of
-        from untold.jobs.cli.plan_table import plan_lines
+        from untold.jobs.inference.stage.expected_usage import cluster_of
         from untold.jobs.plan import plan
 
         rows = plan(request, display)
@@ -151,7 +148,7 @@ def _demo(options: Options) -> int:
     from untold.jobs.demo import demo_settings, show_expected, showing_results
     from untold.jobs.inputs.files import AS_THEY_ARE
     from untold.jobs.run.output import absolute
-    from untold.jobs.run.progress import Display
+    from untold.jobs.run.terminal import Display
 
     # A real folder, also where the package is read from a zip
     with as_file(files("untold.conf").joinpath("demo")) as folder:
@@ -195,7 +192,7 @@ def _report(options: Options) -> int:
     """Runs as one HTML file; starts no engine."""
     from untold.graph.views import one_line
     from untold.jobs.report.page import write_report
-    from untold.jobs.results import open_run
+    from untold.jobs.run_tables import open_run
 
     report = write_report([open_run(run) for run in dict.fromkeys(options.runs)], options.html)
     print(f"report: {one_line(options.html)} ({len(report.html.encode()) / 1e6:.1f} MB); open it in a browser")
@@ -206,8 +203,8 @@ def _open(options: Options) -> int:
     """What a run has, or the output that ships with the package, and how to go on; starts no engine."""
     if (options.run is None) == (not options.demo):
         raise click.UsageError("give RUN or --demo")
-    from untold.jobs.opened import demo_output, lines_of, open_run
     from untold.jobs.run.terminal import print_lines
+    from untold.jobs.run_analysis import demo_output, lines_of, open_run
 
     print_lines(lines_of(open_run(options.run or demo_output())))
     return 0
@@ -226,7 +223,7 @@ def _condense(options: Options) -> int:
     )
     from untold.jobs.inputs.checking import check_input
     from untold.jobs.run.output import absolute
-    from untold.jobs.run.progress import Display
+    from untold.jobs.run.terminal import Display
 
     settings = settings_without_endpoint(options)
     output = absolute(options.output)
@@ -440,3 +437,90 @@ COMMANDS: dict[str, click.Command] = {
         names=_stage_names,
     ),
 }
+
+
+POSSIBLE = ("requests", "reused", "prompt_tokens", "completion_tokens", "cost", "hours")
+EXPECTED = ("expected_requests", "expected_prompt_tokens", "expected_completion_tokens", "expected_cost")
+CLUSTER = ("cluster_hours", "files", "bytes", "store_requests", "machines")
+CLUSTER_HEADS = ("hours", "files", "bytes", "store requests", "machines")
+CLUSTER_NOTE = (
+    "Cluster: the expected requests on these machines, at the limits or at the measured speed, whichever is slower; "
+    "files and bytes of completions, and the requests to an object store that write and read them. Machines: how many "
+    "are worth having, - where no limit ends what more of them gain."
+)
+HEADS = ("requests", "tokens in", "tokens out", "cost")
+AMOUNTS = ("cost", "hours", "expected_cost", "cluster_hours")
+NOTES = (
+    "=: exact, <=: at most. Tokens, cost and hours are of the requests still to be asked (requests - reused), without "
+    "retries. Tokens in are estimated, tokens out are at most. Expected: by the means of the store's completions, else "
+    "by the figures of docs/methods.md, section 9. -: no price or no limit is set."
+)
+WIDEST = 100
+Row = Mapping[str, Any]
+
+
+def plan_lines(rows: Sequence[Row], page: Page) -> list[str]:
+    """The plan as two tables with their totals: what is possible, and what is expected."""
+    from untold.jobs.run.terminal import Page, table, wrapped
+
+    whole = [*rows, _total(rows)]
+    names = [[row["metric"], row["stage"]] for row in whole]
+    possible = [[*name, *_possible(row)] for name, row in zip(names, whole, strict=True)]
+    expected = [[*name, *_numbers(row, EXPECTED)] for name, row in zip(names, whole, strict=True)]
+    head, *tail = HEADS
+    return [
+        "possible",
+        *table(["metric", "stage", head, "reused", *tail, "hours"], possible, page, names=2),
+        "",
+        "expected",
+        *table(["metric", "stage", *HEADS], expected, page, names=2),
+        "",
+        *_by_batches(whole),
+        *(_on_cluster(whole, page) if CLUSTER[0] in rows[0] else []),
+        *wrapped(NOTES, Page(min(page.width or WIDEST, WIDEST))),
+    ]
+
+
+def _by_batches(rows: Sequence[Row]) -> list[str]:
+    """What batches would cost, and how many rounds of them there are; nothing without prices."""
+    from untold.jobs.run.terminal import amount
+    from untold.udfs.stages import LOOKUPS
+
+    *stages, total = rows
+    if total["batch_cost"] is None:
+        return []
+    # Stages of several metrics are asked one after the other too
+    asked = {row["stage"] for row in stages if row["requests"] > row["reused"] and row["batch_cost"] is not None}
+    within = amount(len(asked.difference(LOOKUPS)), "round of batches", "rounds of batches")
+    cost = f"cost {total['batch_cost']:,.2f} at most"
+    return [f"by batches (llm.delivery=batch): {cost}, {within}, each within 24 hours", ""]
+
+
+def _on_cluster(rows: Sequence[Row], page: Page) -> list[str]:
+    """What the stages take on the machines, and what its columns say."""
+    from untold.jobs.run.terminal import Page, table, wrapped
+
+    cells = [[row["metric"], row["stage"], *_numbers(row, CLUSTER)] for row in rows]
+    head = table(["metric", "stage", *CLUSTER_HEADS], cells, page, names=2)
+    return ["cluster", *head, "", *wrapped(CLUSTER_NOTE, Page(min(page.width or WIDEST, WIDEST))), ""]
+
+
+def _possible(row: Row) -> list[str]:
+    """The numbers of a row: `=` before an exact number of requests, `<=` before an upper bound."""
+    requests, *others = _numbers(row, POSSIBLE)
+    return [f"{'=' if row['exact'] else '<='} {requests}", *others]
+
+
+def _numbers(row: Row, names: Sequence[str]) -> list[str]:
+    """Counts in full, amounts with two decimals, `-` for what is not known."""
+    return ["-" if row[name] is None else format(row[name], ",.2f" if name in AMOUNTS else ",") for name in names]
+
+
+def _total(rows: Sequence[Row]) -> dict[str, Any]:
+    """The sums of all rows; stages are asked one after the other, so hours add up too."""
+    names = (*POSSIBLE, "batch_cost", *EXPECTED, *(CLUSTER if CLUSTER[0] in rows[0] else ()))
+    known = {name: [row[name] for row in rows if row[name] is not None] for name in names}
+    sums = {name: sum(values) if values else None for name, values in known.items()}
+    # One stage after the other has all machines
+    most = {"machines": max(known["machines"], default=None)} if "machines" in known else {}
+    return {"metric": "total", "stage": "", "exact": all(row["exact"] for row in rows), **sums, **most}

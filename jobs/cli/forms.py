@@ -144,8 +144,7 @@ def _calibrate(options: Options) -> int:
     from untold.jobs.calibrate import CalibrateRequest, Form, calibrate, calibration_lines
     from untold.jobs.cli.arguments import tell_outcome
     from untold.jobs.run.output import absolute
-    from untold.jobs.run.progress import Display
-    from untold.jobs.run.terminal import page_of, print_lines
+    from untold.jobs.run.terminal import Display, page_of, print_lines
 
     forms = [Form(name, settings, request) for name, (settings, request) in found.items()]
     forms[0].request.check()
@@ -172,8 +171,7 @@ def plan_forms(options: Options) -> int:
     found = requests_of(options, options.metric[0], asks=False)
     from untold.jobs.api import Plan
     from untold.jobs.plan import plan
-    from untold.jobs.run.progress import Display
-    from untold.jobs.run.terminal import page_of, print_lines, table
+    from untold.jobs.run.terminal import Display, page_of, print_lines, table
 
     rows: list[dict[str, Any]] = []
     with Display() as display:

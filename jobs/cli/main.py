@@ -147,6 +147,6 @@ def _describe(error: BaseException, command: str) -> list[str]:
         return [f"interrupted; what was answered is kept, continue with: {command}"]
     if isinstance(error, UserError):
         return str(error).splitlines()
-    from untold.jobs.run.refusals import explain, root_cause
+    from untold.jobs.run.error_messages import explain, root_cause
 
     return [explain(error) or f"{root_cause(error)[:LONGEST]}; --debug shows more"]

@@ -11,6 +11,7 @@ import click
 
 from untold.jobs.cli.arguments import (
     FAIL_UNDER,
+    LAKEHOUSE_OPTIONS,
     METRICS_FILE,
     RUN_FLAGS,
     Argument,
@@ -25,8 +26,8 @@ from untold.jobs.cli.arguments import (
     settings_options,
     settings_without_endpoint,
     tell_outcome,
+    with_tables,
 )
-from untold.jobs.cli.lakehouse import LAKEHOUSE_OPTIONS, with_tables
 from untold.jobs.cli.values import age, day, one_of
 
 ORDERS = ("newest", "oldest")
@@ -43,8 +44,8 @@ def _nightly(options: Options) -> int:
     for name in ("input", "output"):
         if DATE not in getattr(options, name):
             raise click.UsageError(f"--{name} needs {DATE}, which stands for the date: 'nights/{DATE}'")
-    from untold.jobs.run.progress import Display
-    from untold.jobs.run.reports import reporting
+    from untold.jobs.run.notifications import reporting
+    from untold.jobs.run.terminal import Display
 
     night = with_tables(score_request(options, load(options)), options)
     if dates is None:
@@ -119,11 +120,10 @@ def _prune(options: Options) -> int:
 def _trend(options: Options) -> int:
     """Outputs of many dates to what changed and by whom; 4 where an alert is asked for and a system fell."""
     settings = settings_without_endpoint(options)
+    from untold.jobs.run.notifications import reporting
     from untold.jobs.run.outcome import FAILED_TOO_MANY
     from untold.jobs.run.output import absolute
-    from untold.jobs.run.progress import Display
-    from untold.jobs.run.reports import reporting
-    from untold.jobs.run.terminal import page_of, print_lines
+    from untold.jobs.run.terminal import Display, page_of, print_lines
     from untold.jobs.trend import trend, trend_lines
 
     output, fall = absolute(options.output), settings.trend.fall

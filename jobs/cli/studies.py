@@ -49,7 +49,7 @@ def _generate(options: Options) -> int:
     if (options.format == CONTEXTS_APART) != (options.contexts is not None):
         raise click.UsageError(f"--format {CONTEXTS_APART} and --contexts go together: give both, or neither")
     # Only here: wrong use is told before the engines are imported
-    from untold.jobs.settings.systems import load_systems
+    from untold.jobs.settings.loading import load_systems
 
     systems = load_systems(options.systems, lambda layer: load(options, system=layer))
     read = _check_questions(options)
@@ -69,7 +69,7 @@ def _check_questions(options: Options) -> ReadOptions:
     """How the questions are read. Raises what `check_samples` raises, for the file of their contexts too."""
     from untold.jobs.inputs.checking import adapter_of, check_input
     from untold.jobs.inputs.questions import QUESTION
-    from untold.udfs.samples.eli5 import CONTEXTS, QUESTIONS
+    from untold.udfs.samples.adapters import CONTEXTS, QUESTIONS
 
     if options.contexts is None:
         adapter = adapter_of(options.format)
@@ -84,9 +84,8 @@ def _compare(options: Options) -> int:
     """Outputs of `untold score` to a ranking. Asks nothing, so it needs no endpoint."""
     from untold.jobs.compare import compare, comparison_lines
     from untold.jobs.run.output import absolute
-    from untold.jobs.run.progress import Display
     from untold.jobs.run.session import open_session
-    from untold.jobs.run.terminal import page_of, print_lines
+    from untold.jobs.run.terminal import Display, page_of, print_lines
 
     settings = settings_without_endpoint(options)
     with Display() as display:
@@ -120,9 +119,9 @@ def _compare(options: Options) -> int:
 
 def _combine_studies(options: Options) -> int:
     """Averages of several outputs of `untold meta-evaluate`; prints the report. Asks nothing."""
-    from untold.jobs.combine_studies import combine_studies
+    from untold.jobs.meta_evaluate import combine_studies
     from untold.jobs.run.output import absolute
-    from untold.jobs.run.progress import Display
+    from untold.jobs.run.terminal import Display
 
     settings = settings_without_endpoint(options)
     with Display() as display:
@@ -139,7 +138,7 @@ def _combine_studies(options: Options) -> int:
 
 def _estimate(options: Options) -> int:
     """The mean over all samples, from dear scores of a part and cheap ones of all. Starts no engine."""
-    from untold.jobs.estimate import estimate, estimate_lines, write_estimates
+    from untold.jobs.compare import estimate, estimate_lines, write_estimates
 
     request = _estimated(options)
     found = estimate(request, _note)
@@ -155,7 +154,7 @@ def _estimate(options: Options) -> int:
 
 def _sample_size(options: Options) -> int:
     """How many samples have to be judged for intervals of one width, by a pilot. Starts no engine."""
-    from untold.jobs.estimate import needed, needed_lines
+    from untold.jobs.compare import needed, needed_lines
 
     rows = needed(_estimated(options), options.half_width, _note)
     _print(options, rows, needed_lines, rows)
@@ -163,7 +162,7 @@ def _sample_size(options: Options) -> int:
 
 
 def _estimated(options: Options) -> EstimateRequest:
-    from untold.jobs.results import open_run
+    from untold.jobs.run_tables import open_run
     from untold.jobs.summary.estimating import EstimateRequest, open_proxy
 
     run = open_run(options.run)
@@ -200,7 +199,7 @@ def _sweep(options: Options) -> int:
 
 def _curve(options: Options) -> int:
     """Recall at k of an output against k, as a table and a plot."""
-    from untold.jobs.curve import CurveRequest, curve, show_curve
+    from untold.jobs.sweep import CurveRequest, curve, show_curve
 
     return _over_measures(options, CurveRequest, curve, show_curve)
 
@@ -210,8 +209,8 @@ def _over_measures(
 ) -> int:
     """A table and a plot of what a run has measured. Asks nothing, so it needs no endpoint."""
     from untold.jobs.run.output import absolute
-    from untold.jobs.run.progress import Display
     from untold.jobs.run.session import open_session
+    from untold.jobs.run.terminal import Display
 
     settings = settings_without_endpoint(options)
     output = absolute(options.run)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from untold.udfs.hints import did_you_mean, near_misses
+from untold.udfs.registry import did_you_mean, near_misses
 from untold.udfs.schemes import complaint_of
 
 Names = Callable[[], Iterable[str]]
@@ -132,7 +132,7 @@ def question_formats() -> Sequence[str]:
 
 def claim_formats() -> Sequence[str]:
     """The names of the data sets of labelled claims."""
-    from untold.udfs.samples.labelled_claims import CLAIM_FORMATS, PLAIN
+    from untold.udfs.samples.labelled import CLAIM_FORMATS, PLAIN
 
     return [name for name in CLAIM_FORMATS if name != PLAIN]
 

@@ -22,9 +22,9 @@ from untold.jobs.inputs.files import (
     inspect_files,
     raise_problems,
 )
-from untold.udfs.hints import aside, near_misses
+from untold.udfs.registry import aside, near_misses
 from untold.udfs.samples.adapters import FORMATS, Adapter, needed
-from untold.udfs.samples.batches import Tally, columns_of, expanded, reader_of
+from untold.udfs.samples.batches import Names, Tally, columns_of, expanded, given, reader_of
 from untold.udfs.samples.conversion import EITHER, KNOWN, OPTIONAL, OTHER_NAMES, QUESTION_ID, REQUIRED
 from untold.udfs.samples.file_records import (
     MAX_COLUMNS,
@@ -36,7 +36,6 @@ from untold.udfs.samples.file_records import (
     describe_break,
 )
 from untold.udfs.samples.files import encoding_of
-from untold.udfs.samples.plain import Names, given
 from untold.udfs.samples.tool_files import BAR, DEEPEVAL
 
 # Of an input of thousands of files the first tell what there is to tell before a start

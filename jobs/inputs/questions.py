@@ -7,13 +7,12 @@ from dataclasses import replace
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from untold.jobs.inputs.drawing import Draw
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions
 from untold.jobs.inputs.samples import CONTEXTS as CONTEXTS_TYPE
 from untold.jobs.inputs.samples import OPTIONAL_TYPES, SHOWN_INVALID, SampleError, Samples, column_named, read_rows
-from untold.udfs.samples.adapters import FORMATS
+from untold.jobs.inputs.sampling import Draw
+from untold.udfs.samples.adapters import CONTEXTS, FORMATS, QUESTIONS
 from untold.udfs.samples.conversion import OF_ANSWERS
-from untold.udfs.samples.eli5 import CONTEXTS, QUESTIONS
 
 # What a question needs that brings its contexts
 QUESTION = ("query", "contexts")

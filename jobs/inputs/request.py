@@ -9,9 +9,9 @@ from typing import Any, Self
 
 from pyspark.sql import SparkSession
 
-from untold.jobs.inputs.drawing import Draw, shown_draw
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, count_bytes
 from untold.jobs.inputs.samples import Samples, read_samples
+from untold.jobs.inputs.sampling import Draw, shown_draw
 from untold.jobs.lakehouse.base import Lake
 from untold.jobs.lakehouse.inputs import location_of, pinned, table_named
 from untold.jobs.run.manifest import read_manifest

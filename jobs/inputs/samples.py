@@ -1,8 +1,4 @@
-"""Readers and adapters: files of samples -> the samples table. `untold.udfs.samples` reads, on workers.
-
-One pass over the input reads, checks and hashes every row; what it gives is kept on the workers' disks, since the type
-of a column carried along is known only at the end of the last file.
-"""
+"""Read files of samples into the samples table, and locate rows in their files."""
 
 from __future__ import annotations
 
@@ -22,27 +18,67 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from untold.jobs.inputs.checking import adapter_of, check_columns, check_names, describe_left_out, input_files
-from untold.jobs.inputs.column_types import carried_types
-from untold.jobs.inputs.drawing import Draw, shown_draw
 from untold.jobs.inputs.files import (
     AS_THEY_ARE,
+    FileFacts,
     InputFile,
     NoInputError,
     ReadOptions,
     SampleError,
+    carried_types,
     listing_of,
     plan_units,
 )
-from untold.jobs.inputs.row_positions import Parts, read_parts, with_row
-from untold.jobs.run.progress import Display
+from untold.jobs.inputs.sampling import Draw, shown_draw
 from untold.jobs.run.session import read_parquet
-from untold.jobs.run.terminal import amount
+from untold.jobs.run.terminal import Display, amount
 from untold.udfs.samples.adapters import FORMATS, Adapter, needed
 from untold.udfs.samples.batches import Wanted, read_batches, type_batches
-from untold.udfs.samples.checks import FIELDS
 from untold.udfs.samples.conversion import KNOWN, QUESTION_ID, REQUIRED, is_question
-from untold.udfs.samples.items import ASPECT_FIELDS, REFERENCE_FIELDS
+from untold.udfs.samples.file_records import undecodable
+from untold.udfs.samples.items import ASPECT_FIELDS, FIELDS, REFERENCE_FIELDS
 from untold.udfs.texts import TESTED_SCRIPTS
+
+STARTS = "file int, block long, path string, rows_before long, numbers_before long"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the parts of an input tell: facts by file, and of each part where it begins (`STARTS` without the path).
+
+    `rows_before`: rows of its file before it, blank lines counted; `numbers_before`: records of all files before it.
+    """
+
+    facts: Mapping[int, FileFacts]
+    starts: Sequence[tuple[int, int, int, int]]
+
+
+def read_parts(found: Sequence[str]) -> Parts:
+    """The facts of all parts (`untold.udfs.samples.batches.Tally.facts`), put together by file."""
+    merged: dict[int, FileFacts] = {}
+    starts: list[tuple[int, int, int, int]] = []
+    lines: dict[int, int] = {}
+    records = 0
+    # Sorted, so that which of two problems is shown does not depend on which task was first
+    for plain in sorted(map(json.loads, found), key=lambda each: (each["file"], each["block"])):
+        file, problem = plain["file"], plain["problem"]
+        before = lines.get(file, 0)
+        starts.append((file, plain["block"], before, records))
+        lines[file], records = before + plain["lines"], records + plain["rows"]
+        if plain["undecodable"] is not None:
+            line, encoding = plain["undecodable"]
+            problem = undecodable(before + line, encoding)
+        facts = FileFacts(frozenset(plain["columns"]), plain["shapes"], plain["rows"], problem)
+        merged[file] = merged.get(file, FileFacts()).merge(facts)
+    return Parts(merged, starts)
+
+
+def with_row(places: DataFrame, parts: Parts, files: Sequence[InputFile]) -> DataFrame:
+    """The places (file, block, n) with the columns of `STARTS`, and `row`, which is 1-based in the file."""
+    starts = [(file, block, files[file].path, *before) for file, block, *before in parts.starts]
+    known = F.broadcast(places.sparkSession.createDataFrame(starts, STARTS))
+    return places.join(known, on=["file", "block"], how="left").withColumn("row", F.col("rows_before") + F.col("n"))
+
 
 __all__ = ["FORMATS", "SampleError", "Samples", "fingerprint", "read_samples", "show_invalid"]
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from untold.jobs.metrics.settings import GROUP
 from untold.udfs.errors import UserError
-from untold.udfs.hints import did_you_mean, near_misses
-from untold.udfs.registry import Registry
+from untold.udfs.registry import Registry, did_you_mean, near_misses
 
 if TYPE_CHECKING:
     from untold.jobs.metrics.base import Metric

@@ -14,13 +14,13 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.graph.distributed import Condensed
-from untold.jobs.asking.requests import Requests
+from untold.jobs.inference.stage.requests import Requests
 from untold.jobs.metrics.views import View
 from untold.jobs.retrieval.sources import stages_of_knowledge
 from untold.jobs.settings.fields import Section
 from untold.jobs.settings.model import Settings
 from untold.jobs.settings.templates import explain_profile
-from untold.udfs.stages.figures import Figures
+from untold.udfs.stages.definitions import Figures
 
 Tables = Mapping[str, DataFrame]
 """By name, the rows that a metric gives of tables of `untold.jobs.tables`."""

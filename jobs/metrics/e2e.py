@@ -7,7 +7,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.results import failure_rows, has_failed, is_unasked
+from untold.jobs.inference.stage.requests import failure_rows, has_failed, is_unasked
 from untold.jobs.metrics import summaries
 from untold.jobs.metrics.base import Assumptions, Bounds, Metric, Tables, Tools, is_blank, score_columns, status_of
 from untold.jobs.metrics.graphs import MEASURES, conflict_measures, conflict_rows
@@ -15,7 +15,7 @@ from untold.jobs.metrics.graphs import SIDES as SIDES_OF
 from untold.jobs.metrics.settings import E2eSettings
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.answers import SIDES, find_sides
+from untold.udfs.facts.nodes import SIDES, find_sides
 
 NAME = "e2e"
 STAGE = "evaluate_coverage"

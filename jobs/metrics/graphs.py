@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from untold.graph.distributed import Condensed
 from untold.graph.views import CONTRADICTIONS
-from untold.jobs.asking.results import failure_rows, is_unasked
+from untold.jobs.inference.stage.requests import failure_rows, is_unasked
 from untold.jobs.metrics.base import Bounds, Tables, Tools, measure_rows, score_columns, status_of
 from untold.jobs.metrics.summaries import MARK, is_ready
 from untold.udfs.facts.nodes import ANSWER_FORM

@@ -14,8 +14,8 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.calling import RELATION
-from untold.jobs.asking.results import has_failed, is_unasked
+from untold.jobs.inference.stage.call_settings import RELATION
+from untold.jobs.inference.stage.requests import has_failed, is_unasked
 from untold.jobs.metrics import judging
 from untold.jobs.metrics.base import Tools
 from untold.jobs.retrieval.sources import query_key

@@ -11,18 +11,24 @@ from functools import partial, reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.results import failure_rows, has_failed, incomplete_samples, is_unasked, leave_complete
+from untold.jobs.inference.stage.requests import (
+    failure_rows,
+    has_failed,
+    incomplete_samples,
+    is_unasked,
+    leave_complete,
+)
 from untold.jobs.metrics import base, grounded_claims
 from untold.jobs.metrics.graphs import LONGEST_ATOM, different_texts
 from untold.jobs.metrics.judging import CLASSIFY_LISTS
-from untold.jobs.metrics.sample_lines import ClaimView
 from untold.jobs.metrics.settings import IcatSettings
 from untold.jobs.metrics.summaries import MARK, Likely, made_up, numbers, size_of_things, tokens_of, value_of, whole
+from untold.jobs.metrics.views import ClaimView
 from untold.jobs.run.output import absolute
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts import aspect_coverage
-from untold.udfs.facts.claim_verdicts import CLAIMS, SUPPORTED, number_claims
+from untold.udfs.facts.claim_verdicts import CLAIM_SCHEMA, SUPPORTED, number_claims
 
 NAME = "icat"
 # In the order in which they are asked; claims are judged between the last two
@@ -130,7 +136,7 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     incomplete = incomplete_samples(*asked.values())
     aspects = tools.keep(_aspects(questions, asked.get(GENERATE), settings.icat.aspects), "aspects")
     claims = tools.keep(
-        extracted.select("sample_id", "claims").mapInArrow(number_claims, spark_schema(CLAIMS)), "claims"
+        extracted.select("sample_id", "claims").mapInArrow(number_claims, spark_schema(CLAIM_SCHEMA)), "claims"
     )
     known = claims.join(incomplete.select("sample_id"), on="sample_id", how="left_anti")
     size = settings.icat.list_size if settings.icat.judgement == "lists" else None

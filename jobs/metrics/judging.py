@@ -16,9 +16,8 @@ from pyspark.sql import functions as F
 
 from untold.graph.condensation import FIRST_CONTEXTS, OTHER_CONTEXTS, OTHER_RESPONSES, RESPONSE_ENDS, choose_by_wave
 from untold.graph.distributed import Condensed
-from untold.jobs.asking.requests import Lists, Pairs
-from untold.jobs.asking.results import has_failed, is_unasked
-from untold.jobs.asking.store import is_transient
+from untold.jobs.inference.stage.requests import Lists, Pairs, has_failed, is_unasked
+from untold.jobs.inference.store.store import is_transient
 from untold.jobs.metrics.base import Bounds, Tools
 from untold.jobs.metrics.settings import NliSettings
 from untold.jobs.retrieval.sources import STAGE as EMBED

@@ -14,20 +14,19 @@ from functools import partial, reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.requests import Rows
-from untold.jobs.asking.results import failure_rows, has_failed, incomplete_samples, is_unasked
+from untold.jobs.inference.stage.requests import Rows, failure_rows, has_failed, incomplete_samples, is_unasked
 from untold.jobs.metrics import base
 from untold.jobs.metrics.graphs import different_texts
 from untold.jobs.metrics.grounded_claims import claim_id, covered_statements
 from untold.jobs.metrics.reference_facts import without_unwanted
-from untold.jobs.metrics.sample_lines import ReferenceView
 from untold.jobs.metrics.settings import LongrecallSettings
 from untold.jobs.metrics.summaries import MARK, Likely, made_up, size_of_things, tokens_of, value_of, whole
+from untold.jobs.metrics.views import ReferenceView
 from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.retrieval.sources import assumed_results
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.recall import candidate_pairs, concluding, sample_facts
+from untold.udfs.recall import concluding, sample_facts
 from untold.udfs.recall.candidates import Thresholds
 from untold.udfs.recall.concluding import BASELINES, CONCLUDED, GENERATED, HOLISTIC, RECALL, conclude_samples
 from untold.udfs.retrieval.local_models import MINILM
@@ -294,12 +293,10 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     facts = _facts(samples, asking, options, stages(settings))
     incomplete = asking.incomplete(samples)
     sizes = sizes_of(facts, samples, settings.longrecall.top_k)
-    prepare = partial(candidate_pairs.prepare_samples, options=options)
+    prepare = partial(concluding.prepare_samples, options=options)
     complete = facts.join(incomplete.select("sample_id"), on="sample_id", how="left_anti")
-    prepared = tools.keep(complete.mapInArrow(prepare, spark_schema(candidate_pairs.PREPARED)), "prepared")
-    shown = tools.keep(
-        prepared.mapInArrow(candidate_pairs.shown_by_words, spark_schema(candidate_pairs.SHOWN)), "shown-by-words"
-    )
+    prepared = tools.keep(complete.mapInArrow(prepare, spark_schema(concluding.PREPARED)), "prepared")
+    shown = tools.keep(prepared.mapInArrow(concluding.shown_by_words, spark_schema(concluding.SHOWN)), "shown-by-words")
     by_words = _match(shown, asking, sizes.by_words)
     judged = tools.keep(_join_lists(prepared, by_words, "outcomes", "number", *_OUTCOME), "judged-by-words")
     near = tools.keep(_near(judged, asking, options, sizes.texts), "shown-by-vectors")
@@ -369,13 +366,11 @@ def _outcomes(answered: DataFrame, chosen: Column) -> DataFrame:
 
 def _near(judged: DataFrame, asking: _Asking, options: sample_facts.Options, sizes: Sizes) -> DataFrame:
     """The columns of `OPEN`: the references that words left open, each with its candidates by vectors."""
-    texts = judged.mapInArrow(candidate_pairs.open_texts, spark_schema(candidate_pairs.TEXTS))
+    texts = judged.mapInArrow(concluding.open_texts, spark_schema(concluding.TEXTS))
     embedded = asking.ask(EMBED, texts, ("sample_id", "kind", "number"), sizes)
     embedded = embedded.withColumn("waiting", is_unasked())
     joined = _join_lists(judged, embedded, "embedded", "kind", "number", "vector", "waiting")
-    return joined.mapInArrow(
-        partial(candidate_pairs.find_by_vectors, options=options), spark_schema(candidate_pairs.OPEN)
-    )
+    return joined.mapInArrow(partial(concluding.find_by_vectors, options=options), spark_schema(concluding.OPEN))
 
 
 def _gather(judged: DataFrame, near: DataFrame, outcomes: DataFrame) -> DataFrame:

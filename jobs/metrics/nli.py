@@ -12,7 +12,7 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.results import incomplete_samples, leave_complete
+from untold.jobs.inference.stage.requests import incomplete_samples, leave_complete
 from untold.jobs.metrics import judging, summaries
 from untold.jobs.metrics.base import Assumptions, Bounds, Metric, Tables, Tools
 from untold.jobs.metrics.graphs import GRAPH_TABLES, Judged, conclude, different_texts, graph_nodes, in_order, passages

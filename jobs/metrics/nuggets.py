@@ -13,13 +13,13 @@ from functools import partial, reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.results import failure_rows, has_failed, is_unasked
-from untold.jobs.asking.store import is_transient
+from untold.jobs.inference.stage.requests import failure_rows, has_failed, is_unasked
+from untold.jobs.inference.store.store import is_transient
 from untold.jobs.metrics import base, reference_facts, summaries
 from untold.jobs.metrics.graphs import LONGEST_ATOM
 from untold.jobs.metrics.grounded_claims import covered_statements
-from untold.jobs.metrics.sample_lines import NuggetView
 from untold.jobs.metrics.settings import NuggetsSettings
+from untold.jobs.metrics.views import NuggetView
 from untold.jobs.retrieval.sources import OUTCOME
 from untold.jobs.run.output import absolute
 from untold.jobs.run.session import spark_schema

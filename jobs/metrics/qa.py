@@ -12,8 +12,7 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.requests import Rows
-from untold.jobs.asking.results import incomplete_samples, leave_complete
+from untold.jobs.inference.stage.requests import Rows, incomplete_samples, leave_complete
 from untold.jobs.metrics import graphs
 from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
 from untold.jobs.metrics.judging import LIST, ask_in_lists, cut_in_lists, listed_pairs, texts_of_items
@@ -36,8 +35,14 @@ from untold.jobs.metrics.summaries import (
 from untold.jobs.metrics.summaries import STAGE as SUMMARISE
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.answers import PAIRS, SAMPLE_QUESTIONS, gather_answers, gather_questions, pair_answers
-from untold.udfs.facts.nodes import SAMPLE_NODES
+from untold.udfs.facts.nodes import (
+    PAIRS,
+    SAMPLE_NODES,
+    SAMPLE_QUESTIONS,
+    gather_answers,
+    gather_questions,
+    pair_answers,
+)
 from untold.udfs.facts.pairs import MODEL
 
 COMPARE, COMPARE_LISTS = "compare_answers", "compare_many"

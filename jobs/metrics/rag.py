@@ -9,19 +9,19 @@ from collections.abc import Mapping
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.results import failure_rows, incomplete_samples, is_unasked
+from untold.jobs.inference.stage.requests import failure_rows, incomplete_samples, is_unasked
 from untold.jobs.inputs.samples import OPTIONAL_TYPES
 from untold.jobs.metrics import base
 from untold.jobs.metrics.graphs import different_texts
 from untold.jobs.metrics.grounded_claims import claim_id, claim_rows
 from untold.jobs.metrics.judging import judge_lists
-from untold.jobs.metrics.sample_lines import RagView
 from untold.jobs.metrics.settings import RagSettings
 from untold.jobs.metrics.summaries import Likely, made_up, size_of_things, tokens_of, value_of, whole
+from untold.jobs.metrics.views import RagView
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts import rag_measures
-from untold.udfs.samples.checks import RESPONSE, SIDES, TRUTH
+from untold.udfs.samples.items import RESPONSE, SIDES, TRUTH
 
 NAME = "rag"
 EXTRACT, CHECK = STAGES = ("extract_claims", "check_claims")

@@ -14,8 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.graph.condensation import condense_batches
-from untold.jobs.asking.requests import Rows
-from untold.jobs.asking.results import failure_rows, has_failed, incomplete_samples
+from untold.jobs.inference.stage.requests import Rows, failure_rows, has_failed, incomplete_samples
 from untold.jobs.metrics.base import Tools
 from untold.jobs.metrics.grounded_claims import chunk_name
 from untold.jobs.metrics.summaries import STAGE as SUMMARISE
@@ -24,8 +23,8 @@ from untold.jobs.retrieval.sources import OUTCOME
 from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
+from untold.udfs.facts.claim_verdicts import EVIDENCE, choose_evidence, chunk_evidence
 from untold.udfs.facts.importance_measures import RANKED, rank_batches
-from untold.udfs.facts.passages import EVIDENCE, choose_evidence, chunk_evidence
 from untold.udfs.facts.reference_facts import (
     FACTS,
     FOUND,

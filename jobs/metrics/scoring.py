@@ -12,11 +12,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from untold.graph.distributed import Condensed
-from untold.jobs.asking.requests import Requests
-from untold.jobs.asking.results import invalid_rows
-from untold.jobs.asking.runner import StageRunner
-from untold.jobs.asking.turns import Turns
-from untold.jobs.inputs.drawing import Draw
+from untold.jobs.inference.stage.engines import Turns
+from untold.jobs.inference.stage.requests import Requests, invalid_rows
+from untold.jobs.inference.stage.runner import StageRunner
+from untold.jobs.inputs.sampling import Draw
 from untold.jobs.metrics.base import Metric, Tables, score_columns, unknown_measures
 from untold.jobs.metrics.condensing import Condenser
 from untold.jobs.metrics.summaries import STAGE as SUMMARISE
@@ -61,7 +60,7 @@ class RunTools:
     def retrieve(self, rows: DataFrame, k: int | None = None) -> DataFrame:
         """By the settings `knowledge.*`."""
         # Only where a metric looks something up: FAISS is loaded with it
-        from untold.jobs.retrieval.knowledge import Knowledge
+        from untold.jobs.retrieval.sources import Knowledge
 
         knowledge = Knowledge(self.runner.settings, self.runner.workspace, self.ask, self.samples, self.catalog)
         return knowledge.retrieve(rows, k)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.results import has_failed, is_unasked
+from untold.jobs.inference.stage.requests import has_failed, is_unasked
 from untold.jobs.settings.model import Settings
-from untold.udfs.llm.tokens import BYTES_OF_A_TOKEN
-from untold.udfs.stages.figures import Figures, Line
+from untold.udfs.llm.usage import BYTES_OF_A_TOKEN
+from untold.udfs.stages.definitions import Figures, Line
 
 STAGE = "summarise_context"
 # Keeps what stands in for an answer from being taken for a text that the store knows

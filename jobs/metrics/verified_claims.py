@@ -11,7 +11,7 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.results import has_failed, is_unasked
+from untold.jobs.inference.stage.requests import has_failed, is_unasked
 from untold.jobs.metrics.base import Tools
 from untold.jobs.metrics.grounded_claims import ENTAILMENT, chunk_name, claim_id, judge_lists
 from untold.jobs.metrics.judging import CLASSIFY_LISTS

@@ -15,14 +15,13 @@ from rapidfuzz import fuzz, process
 
 from untold.graph.views import CONTRADICTIONS, DRAWN_RELATIONS, ENTAILMENTS, order_statements
 from untold.graph.views import Row as GraphRow
-from untold.jobs.asking.snapshots import VERSION, list_folder
+from untold.jobs.inference.store.compaction import VERSION, list_folder
 from untold.jobs.metrics.views import told_conflict
-from untold.jobs.report.sources import Key, Sources
-from untold.jobs.report.texts import CONTEXT, DETAILED, RESPONSE, Texts, columns_of, compact, rounded
-from untold.jobs.results import Run, batches_of
+from untold.jobs.report.sources import CONTEXT, DETAILED, RESPONSE, Key, Sources, Texts, columns_of, compact, rounded
+from untold.jobs.run_tables import Run, batches_of
 from untold.jobs.tables import ATOMS, CLAIMS, CONFLICTS, FAILURES, SCORES, STATEMENTS
 from untold.udfs.llm.keys import request_id
-from untold.udfs.recall.forms import match_form, shown_form
+from untold.udfs.recall.fact_texts import match_form, shown_form
 from untold.udfs.redaction import redact
 from untold.udfs.stages import STAGES
 from untold.udfs.stages.definitions import Unparsable

@@ -20,14 +20,23 @@ from markupsafe import Markup
 
 from untold.jobs.analysis import changes, compare_runs, distribution, left_out
 from untold.jobs.report.answers import MOST_DETAILED, Answers
-from untold.jobs.report.sources import PART, Sources, open_sources, rows_of
-from untold.jobs.report.texts import CONTEXT, DETAILED, RESPONSE, STATEMENT, Packed, pack
-from untold.jobs.results import Run, UnreadableRunError, open_run
+from untold.jobs.report.sources import (
+    CONTEXT,
+    DETAILED,
+    PART,
+    RESPONSE,
+    STATEMENT,
+    Packed,
+    Sources,
+    open_sources,
+    pack,
+    rows_of,
+)
 from untold.jobs.run.manifest import by_stage
 from untold.jobs.run.terminal import amount
-from untold.jobs.summary.diagnoses import describe_faults
+from untold.jobs.run_tables import Run, UnreadableRunError, open_run
 from untold.jobs.summary.ranking import CHANCE, CompareError
-from untold.jobs.summary.run_summary import count_failures
+from untold.jobs.summary.run_summary import count_failures, describe_faults
 from untold.jobs.summary.trends import date_of, describe_finding
 from untold.udfs.errors import UserError
 from untold.udfs.redaction import redact

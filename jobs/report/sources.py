@@ -1,10 +1,13 @@
-"""The runs of a report: what their systems are called, which samples it shows, and the rows of these."""
+"""The runs, samples and texts of a report, each text stored once and cut to the bytes of the page."""
 
 from __future__ import annotations
 
+import base64
+import gzip
 import heapq
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any
@@ -13,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from untold.jobs.results import Run, UnreadableRunError, batches_of, lowest_scores
+from untold.jobs.run_tables import Run, UnreadableRunError, batches_of, lowest_scores
 from untold.jobs.summary.ranking import names_of
 from untold.jobs.summary.trends import Trend, find_trend, named_date
 from untold.jobs.tables import RESULT_TABLES
@@ -141,3 +144,146 @@ def _drawn(run: Run, count: int) -> list[str]:
 
 def _hash(text: str) -> bytes:
     return blake2b(text.encode(), digest_size=8).digest()
+
+
+# Characters of one text, and of all: beyond these a text is cut while it is read, so that memory stays bounded
+LONGEST, MOST, SHORT = 200_000, 60_000_000, 300
+# Bytes of the data in the page: it has 5 MB in all, and its figures, style and script take some 0.1 MB
+BUDGET = 4_750_000
+# Up to so many bytes the data stands in the page as it is; beyond, it is packed
+PLAIN = 1_500_000
+# Characters that texts of weight 1 are cut to, the first that fits: each is two thirds of the one before
+LIMITS = tuple(int(LONGEST * (2 / 3) ** step) for step in range(31))
+# What a text is worth beside others: so many times the characters are left of it. A detailed answer's are left last
+CONTEXT, RESPONSE, STATEMENT, DETAILED = 1, 8, 8, 4
+
+
+@dataclass
+class Texts:
+    """Distinct texts by number, in the order in which they came."""
+
+    texts: list[str] = field(default_factory=list)
+    weights: list[int] = field(default_factory=list)
+    # Characters of those that were cut while they were read
+    lengths: dict[int, int] = field(default_factory=dict)
+    _known: dict[tuple[str, int], int] = field(default_factory=dict)
+    _size: int = 0
+
+    def add(self, text: str | None, weight: int = STATEMENT) -> int | None:
+        """The number of a text; None for none."""
+        return None if text is None else self.number(text, weight)
+
+    def number(self, text: str, weight: int = STATEMENT) -> int:
+        """The number of a text."""
+        kept = text[: LONGEST if self._size < MOST else SHORT]
+        # Long texts may begin alike
+        key = (kept, hash(text))
+        number = self._known.setdefault(key, len(self.texts))
+        if number == len(self.texts):
+            self.texts.append(kept)
+            self.weights.append(weight)
+            self._size += len(kept)
+            if len(kept) < len(text):
+                self.lengths[number] = len(text)
+        self.weights[number] = max(weight, self.weights[number])
+        return number
+
+    def cut(self, limit: int) -> dict[str, Any]:
+        """`texts`, none longer than the limit times its weight, and `lengths` of those that are cut, by number."""
+        pairs = list(zip(self.texts, self.weights, strict=True))
+        longer = {number: len(text) for number, (text, weight) in enumerate(pairs) if len(text) > limit * weight}
+        return {"texts": [text[: limit * weight] for text, weight in pairs], "lengths": {**longer, **self.lengths}}
+
+    def size(self, limit: int) -> int:
+        """The characters that are left under a limit."""
+        return sum(min(len(text), limit * weight) for text, weight in zip(self.texts, self.weights, strict=True))
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Data as it stands in the page: JSON, or where that is large `packed` by gzip and base64.
+
+    `limit`: the characters that texts of weight 1 are cut to, None where no text is cut.
+    """
+
+    text: str
+    packed: bool
+    limit: int | None
+
+
+def pack(data: Mapping[str, Any], texts: Texts, budget: int = BUDGET) -> Packed:
+    """The data with its texts, cut by the least of `LIMITS` that is found to fit the budget, or by the last."""
+    found = _pack(data, texts, LIMITS[0], budget)
+    if len(found.text) <= budget:
+        return found
+    figures = len(_gzip(_json(data)))
+    # Packing takes a second: limits that leave too much, by what the last try's texts took, are passed over
+    share = (len(found.text) - figures) / texts.size(LIMITS[0])
+    for limit in LIMITS[1:]:
+        if limit != LIMITS[-1] and figures + share * texts.size(limit) > budget:
+            continue
+        found = _pack(data, texts, limit, budget)
+        if len(found.text) <= budget:
+            break
+        share = (len(found.text) - figures) / texts.size(limit)
+    return found
+
+
+def _pack(data: Mapping[str, Any], texts: Texts, limit: int, budget: int) -> Packed:
+    found = texts.cut(limit)
+    written, told = _json({**data, **found}), limit if found["lengths"] else None
+    if len(written) <= min(PLAIN, budget):
+        return Packed(written, False, told)
+    return Packed(_gzip(written), True, told)
+
+
+def _gzip(text: str) -> str:
+    return base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 6, mtime=0)).decode()
+
+
+def _json(value: Any) -> str:
+    """JSON that no element of a page can end or begin in: `<` and what else HTML reads is escaped."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
+
+
+def compact(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row without what is null or empty.
+
+    >>> compact({"a": 0, "b": None, "c": [], "d": False})
+    {'a': 0, 'd': False}
+    """
+    return {name: value for name, value in row.items() if value is not None and value != [] and value != {}}
+
+
+def rounded(value: float | None, digits: int = 4) -> float | None:
+    """A number with few digits; None for null and for what is no number."""
+    return None if value is None or value != value else round(value, digits)
+
+
+def columns_of(statements: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Statements as columns, which pack to a third: `text` and `point` by their steps, `is` a sign each, and `more`.
+
+    Signs are 1 covered, 0 missing, b missing and in the basis, ? not judged. `point` is left out where each is its own
+    text, `more` where nothing else is known of any.
+
+    >>> columns_of([{"text": 7, "point": 7, "covered": True}, {"text": 9, "point": 9, "covered": None, "rank": 2}])
+    {'text': [7, 2], 'is': '1?', 'more': [{}, {'rank': 2}]}
+    """
+    texts, points = [row["text"] for row in statements], [row["point"] for row in statements]
+    own = ("text", "point", "covered", "in_basis")
+    more = [compact({name: value for name, value in row.items() if name not in own}) for row in statements]
+    found = {"text": _steps(texts), "is": "".join(map(_sign, statements))}
+    return found | ({"point": _steps(points)} if points != texts else {}) | ({"more": more} if any(more) else {})
+
+
+def _steps(numbers: Sequence[int]) -> list[int]:
+    return [number - before for number, before in zip(numbers, [0, *numbers], strict=False)]
+
+
+def _sign(row: Mapping[str, Any]) -> str:
+    if row["covered"] is None:
+        return "?"
+    return "1" if row["covered"] else "b" if row.get("in_basis") else "0"

@@ -1,30 +1,115 @@
-"""Locks on folders: who holds one, from which host and process, and whether it is still there.
-
-On one machine the operating system decides: a lock of its own is held for the holder's life, across containers, and
-goes with the process however that ends. Between machines, whose locks may not see each other on a shared disk, the
-file `_lock` decides: its holder writes it anew every 30 seconds, and is taken to be gone after five minutes. Object
-stores have a lock of their own (`untold.jobs.run.object_locks`).
-"""
+"""Locks on local folders and object stores, and the processes that hold them."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import socket
+import subprocess
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from time import monotonic, sleep, time
 from typing import Any, Self
+from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
-from untold.jobs.run.processes import Process, this_process
 from untold.udfs.errors import UserError
+from untold.udfs.object_stores import Root, Written
 from untold.udfs.storage import Place, naming
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process for all machines: the host's name, the boot of its kernel, PID namespace, number and start time."""
+
+    host: str
+    boot: str
+    namespace: str
+    pid: int
+    started: str
+
+    @property
+    def shares_kernel(self) -> bool:
+        """Whether it runs, or ran, under the kernel of this process: on this machine since it was last started."""
+        return self.boot == boot_id()
+
+    @property
+    def is_alive(self) -> bool | None:
+        """Whether it lives; None where its number means nothing here: on another machine, in another container."""
+        if not self.shares_kernel or self.namespace != pid_namespace():
+            return None
+        return start_time(self.pid) == self.started and not _is_zombie(self.pid)
+
+
+def this_process(pid: int | None = None) -> Process:
+    """The process of that number on this machine, its caller's own by default."""
+    number = os.getpid() if pid is None else pid
+    return Process(socket.gethostname(), boot_id(), pid_namespace(), number, start_time(number))
+
+
+@cache
+def boot_id() -> str:
+    """What is the same for all containers of a machine and new with each of its starts; else the host's name.
+
+    A host's name alone is no identity: clones of a machine and containers share names, and a machine keeps its own.
+    """
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    # macOS has no /proc
+    return _first_line("sysctl", "-n", "kern.bootsessionuuid") or socket.gethostname()
+
+
+def pid_namespace() -> str:
+    """Within which process numbers mean what they mean here; empty where the system has no such thing."""
+    with suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return ""
+
+
+def start_time(pid: int) -> str:
+    """When the process of that number began, as the system tells it; empty where there is no such process.
+
+    On Linux clock ticks since the boot, elsewhere the line of `ps`: to be compared with what this gave before, no more.
+    """
+    fields = _stat_fields(pid)
+    if fields is not None:
+        # The 22nd field of proc(5), of which the first two are cut off
+        return fields[19] if fields else ""
+    return _first_line("ps", "-o", "lstart=", "-p", str(pid))
+
+
+def _is_zombie(pid: int) -> bool:
+    """Whether a process has ended and nobody has asked for its exit code yet; it holds no locks any more."""
+    return (_stat_fields(pid) or [""])[0] == "Z"
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat from the third on, its state; [] for no such process, None without /proc.
+
+    They are counted after the last bracket: the second, the program's name in brackets, may hold anything.
+    """
+    if not os.path.exists("/proc/self/stat"):
+        return None
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _first_line(*command: str) -> str:
+    """The first line that a command of the system prints; empty where there is no such command."""
+    with suppress(OSError):
+        shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        return shown.strip().partition("\n")[0]
+    return ""
+
 
 # Ten beats may be missed, to a paused machine or a disk that hangs, before another takes over what costs money
 HEARTBEAT_SECONDS = 30.0
@@ -254,3 +339,131 @@ def wait_for(helpers: tuple[Process, ...]) -> None:
     until = monotonic() + HELPER_SECONDS
     while any(helper.is_alive for helper in helpers) and monotonic() < until:
         sleep(LOOK_SECONDS / 10)
+
+
+NAME = "_lock"
+# Whether a root keeps conditions, once it was tried
+_TRIED: dict[Root, bool] = {}
+
+
+class UnlockableError(UserError):
+    """A folder that runs cannot lock. The message says why and what to do."""
+
+
+class ObjectLock(Lock):
+    """A lock on a folder of an object store.
+
+    The object says run, process, how often it was taken (`epoch`) and written since (`beat`), and whether it was given
+    back (`ended`); it stays, so that epochs only grow.
+    """
+
+    # Each look is a request
+    _look_seconds = 2.0
+
+    def __init__(self, folder: str, run: str, *, wait: bool, notify: Callable[[str], None] = lambda _: None) -> None:
+        super().__init__(folder, run, wait=wait, notify=notify)
+        self._place = Place(folder) / NAME
+        self._tag: Mapping[str, Any] | None = None
+        self._epoch = self._beats = 0
+        self._renewed_at = 0.0
+
+    @property
+    def lost(self) -> bool:
+        """Whether another run took the folder over: asked of the store where no beat has come through for a while."""
+        if not self._lost and monotonic() - self._renewed_at > 2 * HEARTBEAT_SECONDS:
+            self._renew()
+        return self._lost
+
+    def _is_lost(self) -> bool:
+        return self._lost
+
+    def _take(self) -> Holder | None:
+        while True:
+            found = self._place.read_written()
+            plain = _read(found)
+            if found is not None and not plain.get("ended"):
+                holder = holder_of(found.content)
+                if not self._is_gone(holder, found):
+                    return holder
+                # What the killed run's helpers have answered is paid for: they write it before anybody asks again
+                wait_for(holder.helpers)
+            self._epoch = int(plain.get("epoch", 0)) + 1
+            tag = self._place.put_if(self._content(), found.tag if found else None)
+            if tag is not None:
+                self._tag, self._renewed_at = tag, monotonic()
+                return None
+
+    def _is_gone(self, holder: Holder, found: Written) -> bool:
+        """Whether a holder has ended: a process of this machine by itself, another by its silence."""
+        alive = holder.process.is_alive
+        return not alive if alive is not None else self._now() - found.modified > STALE_SECONDS
+
+    def _now(self) -> float:
+        """The time by the store's clock, in seconds since 1970."""
+        probe = Place(f"{self._place}-{self._run}")
+        probe.write_bytes(b"")
+        written = probe.read_written()
+        probe.remove()
+        return written.modified if written else 0.0
+
+    def _write(self) -> None:
+        tag = self._place.put_if(self._content(), self._tag)
+        self._lost = tag is None
+        if tag is not None:
+            self._tag, self._renewed_at = tag, monotonic()
+
+    def _release(self) -> None:
+        # A store that does not answer finds the holder silent in five minutes
+        with suppress(OSError):
+            if not self._lost:
+                self._place.put_if(self._content(ended=True), self._tag)
+
+    def _content(self, *, ended: bool = False) -> bytes:
+        self._beats += 1
+        return json.dumps({**self._described(), "epoch": self._epoch, "beat": self._beats, "ended": ended}).encode()
+
+
+def lock_folder(folder: str, run: str, *, wait: bool, notify: Callable[[str], None] = lambda _: None) -> Lock:
+    """The lock of a folder, to be entered. Raises UnlockableError where its file system has none."""
+    check_lockable(folder)
+    place = Place(folder)
+    if place.local is not None:
+        return FolderLock(place.local, run, wait=wait, notify=notify)
+    return ObjectLock(folder, run, wait=wait, notify=notify)
+
+
+def check_lockable(folder: str) -> None:
+    """Raises UnlockableError where runs cannot lock a folder."""
+    if not is_lockable(folder):
+        raise UnlockableError(
+            f"{folder} cannot be locked: two writes of one new file both succeed there, so runs cannot see each other; "
+            "start one run at a time on it, with --no-lock"
+        )
+
+
+def is_lockable(folder: str) -> bool:
+    """Whether runs can lock a folder: not on HDFS, and not on object stores that know no conditions."""
+    place = Place(folder)
+    return place.local is not None or (place.has_conditions and _keeps_conditions(place))
+
+
+def _keeps_conditions(place: Place) -> bool:
+    """Whether a store refuses to create an object twice, and to change one that was changed meanwhile."""
+    root, _ = place.root
+    if root not in _TRIED:
+        probe = place / f"{NAME}-{uuid4().hex[:12]}"
+        first = probe.put_if(b"1", None)
+        try:
+            creates_once = probe.put_if(b"2", None) is None
+            _TRIED[root] = creates_once and bool(probe.put_if(b"3", first)) and probe.put_if(b"4", first) is None
+        finally:
+            probe.remove()
+    return _TRIED[root]
+
+
+def _read(found: Written | None) -> dict[str, Any]:
+    """What a lock says; nothing where there is none, or where it is damaged."""
+    with suppress(ValueError):
+        plain = json.loads(found.content) if found else {}
+        return plain if isinstance(plain, dict) else {}
+    return {}

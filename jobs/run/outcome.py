@@ -1,10 +1,14 @@
-"""How a start of a run ended: why it stopped asking, its exit code, and the line that says how to go on."""
+"""The end of an attempt: signals, the reason, the exit code and the last line."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import current_thread, main_thread
+from types import FrameType
 from typing import Any
 
 from untold.jobs.run.terminal import amount
@@ -102,3 +106,48 @@ def missed_too_often(audits: Iterable[Mapping[str, Any]], bars: Mapping[str, flo
         for row in audits
         if row["measure"] == "miss_rate" and (bar := bars.get(row["metric"])) is not None and row["ci_high"] > bar
     ]
+
+
+class Interrupts:
+    """Remembers that the run was asked to end. `requested` is looked at between pieces of work.
+
+    The first signal only sets it, and `say`s so; the second raises KeyboardInterrupt wherever the main thread is.
+    """
+
+    def __init__(self, say: Callable[[str], None] = lambda _: None) -> None:
+        self.requested = False
+        self._say = say
+        self._waiting = False
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """For waits that have nothing to put in order: here the first signal raises KeyboardInterrupt."""
+        self._waiting = True
+        try:
+            # A signal that came before the wait is not to be waited for again
+            if self.requested:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._waiting = False
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Takes over SIGINT and SIGTERM while the context lasts. Only the main thread can: in others nothing changes.
+
+        Enter it after the Spark session was opened, which sets handlers of its own.
+        """
+        numbers = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()
+        before = {number: signal.signal(number, self._note) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        """The handler of both signals."""
+        again, self.requested = self.requested, True
+        if again or self._waiting:
+            raise KeyboardInterrupt
+        self._say("Stopping; press Ctrl-C again to stop now")

@@ -20,15 +20,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from untold.jobs.lakehouse.base import Lake
-from untold.jobs.results import place_of_table
 from untold.jobs.run import manifest
 from untold.jobs.run.folders import check_folders
-from untold.jobs.run.locks import Lock
+from untold.jobs.run.locks import Lock, check_lockable, is_lockable, lock_folder
 from untold.jobs.run.manifest import Added, Identity
-from untold.jobs.run.object_locks import check_lockable, is_lockable, lock_folder
 from untold.jobs.run.outcome import LEFT, Ending
 from untold.jobs.run.session import is_local, read_parquet, spark_schema
 from untold.jobs.run.workspace import Counted, Workspace, check_rows, write_parquet
+from untold.jobs.run_tables import place_of_table
 from untold.jobs.settings.model import Settings
 from untold.jobs.tables import ADDED, SORTED_BY_FILE, TABLES
 from untold.udfs.redaction import without_secrets

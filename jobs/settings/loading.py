@@ -1,8 +1,9 @@
-"""Layers of settings resolved into one `Settings`, and the endpoint that answers where none is set."""
+"""Resolve layers into one `Settings`, the endpoint, and the systems of a study."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -12,19 +13,21 @@ from typing import Any
 from pydantic import ValidationError
 
 from untold.jobs.settings import model
-from untold.jobs.settings.environment import read_environment
 from untold.jobs.settings.layers import (
     Assignment,
     Layer,
     known_settings,
     problem_line,
+    read_environment,
     read_file,
     read_overrides,
+    read_systems,
     read_yaml,
 )
+from untold.jobs.settings.model import SettingsError
 from untold.jobs.settings.sections import EndpointSettings
 from untold.jobs.settings.templates import profile_layer, profile_names
-from untold.udfs.hints import near_misses
+from untold.udfs.registry import near_misses
 from untold.udfs.retrieval.local_models import MINILM
 
 
@@ -474,3 +477,60 @@ def load_settings(
     if problems or settings is None:
         raise model.SettingsError("\n".join(problems))
     return Resolved(settings, merged.sources, choice.embedded)
+
+
+# A colon ends the question's id in a sample's id
+_NAME = re.compile(r"[^\s:\x00-\x1f\x7f]([^:\x00-\x1f\x7f]*[^\s:\x00-\x1f\x7f])?")
+
+
+class SystemsError(SettingsError):
+    """A file of systems that cannot be used: one line a problem, naming the system, the key and what is allowed.
+
+    Raised before any system is asked, with the problems of all of them.
+    """
+
+
+def load_systems(path: str, load: Callable[[Layer], Resolved]) -> dict[str, Resolved]:
+    """By system, in the order of their names: the settings that the YAML file `path` gives over those of the run.
+
+    The file maps a system's name to settings of `llm.*`, without the prefix; `endpoint` names a preset of its own:
+
+        large: {model: gpt-5}
+        local: {endpoint: local}
+
+    `load` gives the settings of a run with a layer above all others. Raises SystemsError, all problems at once.
+    """
+    layers = read_systems(path)
+    problems = [problem for name, layer in layers.items() for problem in _problems_of(path, name, layer)]
+    if problems:
+        raise SystemsError("\n".join(problems))
+    loaded: dict[str, Resolved] = {}
+    refused: dict[str, list[str]] = {}
+    for name in sorted(layers):
+        try:
+            loaded[name] = load(layers[name])
+        except SettingsError as error:
+            refused[name] = str(error).splitlines()
+    if refused:
+        raise SystemsError("\n".join(_describe(refused, path)))
+    return loaded
+
+
+def _problems_of(path: str, name: str, layer: Layer) -> list[str]:
+    """What is wrong with the file or a system's name; what is wrong with its settings shows when they are loaded."""
+    if not name and layer.problems:
+        return layer.problems
+    if _NAME.fullmatch(name):
+        return []
+    shown = " ".join(name.split())
+    return [f"{path}: `{shown}` cannot name a system: give text without a colon, line breaks or spaces around it"]
+
+
+def _describe(refused: Mapping[str, list[str]], path: str) -> list[str]:
+    """The problems of all systems, each with the system's name where it does not say itself whose it is."""
+    lines = [
+        line if f"{path} system {name}" in line else f"{path} system {name}: {line}"
+        for name, problems in refused.items()
+        for line in problems
+    ]
+    return list(dict.fromkeys(lines))

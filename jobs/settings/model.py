@@ -38,23 +38,21 @@ from untold.jobs.settings.fields import (
     VariableName,
 )
 from untold.jobs.settings.fields import merge_patch as merge_patch
-from untold.jobs.settings.retrieval import (
-    ClassifierSettings,
-    EmbeddingSettings,
-    GroundingSettings,
-    IndexSettings,
-    KnowledgeSettings,
-    SearchSettings,
-)
 from untold.jobs.settings.sections import (
     ENDPOINTS,
     BatchSettings,
     BudgetSettings,
+    ClassifierSettings,
     Delivery,
+    EmbeddingSettings,
     Endpoints,
+    GroundingSettings,
+    IndexSettings,
+    KnowledgeSettings,
     LakehouseSettings,
     NightlySettings,
     NotifySettings,
+    SearchSettings,
     SendingSettings,
     StorageSettings,
     TrendSettings,

@@ -1,6 +1,6 @@
 """The human study: blinded sheets of a run's samples for people to judge, and the report on filled ones.
 
-Dejl et al. 2025; methods, section 6. What a sheet looks like is `untold.udfs.sheets.blinding`'s.
+Dejl et al. 2025; methods, section 6. What a sheet looks like is `untold.udfs.blinding`'s.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ import pyarrow.dataset as ds
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from untold.jobs.results import Run, open_run
 from untold.jobs.run import manifest
 from untold.jobs.run.session import read_parquet
+from untold.jobs.run_tables import Run, open_run
 from untold.jobs.tables import HUMAN_STUDY
-from untold.udfs.facts.nodes import ANSWER_FORM
-from untold.udfs.llm.segments import write_file
-from untold.udfs.sheets.blinding import (
+from untold.udfs.blinding import (
     ERROR_TYPES,
     AnnotationError,
     DrawnSample,
@@ -33,7 +31,9 @@ from untold.udfs.sheets.blinding import (
     read_annotations,
     summarise_study,
 )
-from untold.udfs.sheets.spreadsheets import read_rows, to_csv, to_xlsx
+from untold.udfs.facts.nodes import ANSWER_FORM
+from untold.udfs.llm.segments import write_file
+from untold.udfs.sheets import read_rows, to_csv, to_xlsx
 from untold.udfs.statistics.confusion import LABELS
 from untold.udfs.storage import Place, PlaceError
 

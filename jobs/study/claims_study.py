@@ -11,20 +11,19 @@ from uuid import uuid4
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.endpoint import RunEndpoint
-from untold.jobs.asking.engines import open_engines
-from untold.jobs.asking.process import AnsweringError
-from untold.jobs.asking.prompts import bind_stage
-from untold.jobs.asking.reach import Reach, reached_places
-from untold.jobs.asking.results import has_failed
-from untold.jobs.asking.runner import StageRunner
-from untold.jobs.inputs.drawing import Draw
+from untold.jobs.inference.backends.cluster_checks import Reach, reached_places
+from untold.jobs.inference.backends.process import AnsweringError
+from untold.jobs.inference.stage.bindings import bind_stage
+from untold.jobs.inference.stage.call_settings import RunEndpoint
+from untold.jobs.inference.stage.engines import open_engines
+from untold.jobs.inference.stage.requests import has_failed
+from untold.jobs.inference.stage.runner import StageRunner
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, SampleError
 from untold.jobs.inputs.samples import Samples, read_rows
+from untold.jobs.inputs.sampling import Draw
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.output import store_of
-from untold.jobs.run.progress import Display
-from untold.jobs.run.terminal import amount
+from untold.jobs.run.terminal import Display, amount
 from untold.jobs.run.workspace import Workspace, write_parquet
 from untold.jobs.settings.model import Settings
 from untold.jobs.study.agreement import read_rows as rows_of
@@ -32,9 +31,9 @@ from untold.jobs.study.report import Row, by_owner, interval, number, section
 from untold.jobs.study.study_inputs import SHOWN, MetaEvaluationError, raise_all, read_columns
 from untold.jobs.tables import META_EVALUATION
 from untold.udfs.facts.claim_verdicts import NOT_SUPPORTED
-from untold.udfs.hints import aside, near_misses, shorten
+from untold.udfs.registry import aside, near_misses, shorten
 from untold.udfs.samples.adapters import Adapter
-from untold.udfs.samples.labelled_claims import CLAIM_FORMATS, NEEDS, PLAIN
+from untold.udfs.samples.labelled import CLAIM_FORMATS, NEEDS, PLAIN
 from untold.udfs.statistics.item_agreement import (
     VERDICT_MEASURES,
     VERDICTS,

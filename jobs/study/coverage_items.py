@@ -15,10 +15,10 @@ from untold.jobs.metrics import METRICS
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run.terminal import amount
 from untold.jobs.study.study_inputs import SHOWN, MetaEvaluationError, raise_all, read_columns
-from untold.udfs.hints import aside, near_misses, shorten
 from untold.udfs.recall.concluding import ARECALL, BASELINES, ERECALL
+from untold.udfs.registry import aside, near_misses, shorten
 from untold.udfs.retrieval.local_models import ModelFiles
-from untold.udfs.samples.labelled_items import ITEMS, baseline_batches, baseline_names, baseline_schema, item_batches
+from untold.udfs.samples.labelled import ITEMS, baseline_batches, baseline_names, baseline_schema, item_batches
 
 # The columns of samples that may hold the items, the first that is there
 SOURCES = ("aspects", "references")

@@ -19,8 +19,8 @@ from untold.jobs.run.session import spark_schema
 from untold.jobs.study.agreement import read_rows
 from untold.jobs.study.coverage_items import ITEM, ItemVerdicts
 from untold.jobs.tables import META_EVALUATION
-from untold.udfs.samples.k_qa import MUST_HAVE, NICE_TO_HAVE
-from untold.udfs.samples.labelled_items import OVERLAPS, overlap_batches
+from untold.udfs.samples.data_sets import MUST_HAVE, NICE_TO_HAVE
+from untold.udfs.samples.labelled import OVERLAPS, overlap_batches
 from untold.udfs.statistics.confusion import accuracy, kappa, macro_f1
 from untold.udfs.statistics.correlation import correlate
 from untold.udfs.statistics.intervals import FloatArray, IntArray

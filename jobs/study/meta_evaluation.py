@@ -13,13 +13,12 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.endpoint import DEMO_LABEL
+from untold.jobs.inference.stage.call_settings import DEMO_LABEL
 from untold.jobs.inputs.request import RunRequest
 from untold.jobs.metrics import METRICS, stages_of
 from untold.jobs.run import manifest
 from untold.jobs.run.outcome import FAILED_TOO_MANY
-from untold.jobs.run.progress import Display
-from untold.jobs.run.terminal import amount
+from untold.jobs.run.terminal import Display, amount
 from untold.jobs.settings.model import Prompts, Settings
 from untold.jobs.settings.templates import stages_that_differ, template_of
 from untold.jobs.study.agreement import compare_metrics, count_differences, read_rows
@@ -29,8 +28,8 @@ from untold.jobs.study.coverage_rows import DATASET as COVERAGE
 from untold.jobs.study.nuggets_study import DATASET as NUGGETS
 from untold.jobs.study.report import Cost
 from untold.jobs.study.study_inputs import MetaEvaluationError
+from untold.udfs.statistics.item_agreement import Subset
 from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
-from untold.udfs.statistics.tiers import Subset
 
 RUNS = "runs"
 

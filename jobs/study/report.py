@@ -16,10 +16,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from untold.graph.drawing import STYLE, save_figure
+from untold.graph.plotting import STYLE, save_figure
 from untold.graph.views import FORMATS, one_line
 from untold.jobs.run.terminal import Page, table
-from untold.udfs.llm.tokens import shown_tokens
+from untold.udfs.llm.usage import shown_tokens
 from untold.udfs.statistics.confusion import CONVENTIONS, LABELS, PREDICTIONS
 from untold.udfs.statistics.intervals import IntArray
 

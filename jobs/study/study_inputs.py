@@ -15,14 +15,14 @@ from pyspark.sql import types as T
 
 from untold.jobs.inputs.files import find_files, inspect_files
 from untold.jobs.metrics.graphs import COVERAGE, ONE_SIDED
-from untold.jobs.results import find_table, open_run
 from untold.jobs.run.manifest import NAME
 from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import amount
-from untold.jobs.summary.rows import FAILED_STATUSES
+from untold.jobs.run_tables import find_table, open_run
+from untold.jobs.summary.ranking import FAILED_STATUSES
 from untold.jobs.tables import ATOMS, MEASURES, MEASURES_SUMMARY, STATEMENTS
 from untold.udfs.errors import UserError
-from untold.udfs.hints import aside, near_misses, shorten
+from untold.udfs.registry import aside, near_misses, shorten
 from untold.udfs.samples.adapters import CONFLICTBANK_CLAIMS, CONFLICTBANK_SETS
 from untold.udfs.statistics.confusion import LABELS
 from untold.udfs.storage import Place

@@ -15,12 +15,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.run.terminal import amount
-from untold.jobs.summary.ranking import DECIMALS, Row, Rows
-from untold.jobs.summary.rows import (
+from untold.jobs.summary.ranking import (
     COLUMN_OF_STATUS,
+    DECIMALS,
     GRID,
     MAX_DISTINCT,
     Counts,
+    Row,
+    Rows,
     answer_columns,
     interval_of_counts,
     summarise_counts,

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from untold.jobs.results import Run, connect_tables, quoted
-from untold.jobs.summary.ranking import DECIMALS
-from untold.jobs.summary.rows import COLUMN_OF_STATUS, SCORE, SCORE_OR_ZERO
+from untold.jobs.run_tables import Run, connect_tables, quoted
+from untold.jobs.summary.ranking import COLUMN_OF_STATUS, DECIMALS, SCORE, SCORE_OR_ZERO
 from untold.udfs.statistics.intervals import clustered_bca_interval, wilson_interval
 from untold.udfs.statistics.permutation import Change, Clusters, resamples_for
 

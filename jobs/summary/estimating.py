@@ -21,13 +21,12 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from untold.jobs.results import Run, connect_tables, open_run
 from untold.jobs.run.terminal import amount
-from untold.jobs.summary.ranking import Rows, check_runs, wanted_metrics
-from untold.jobs.summary.rows import SCORE, SCORE_OR_ZERO, SILENT
+from untold.jobs.run_tables import Run, connect_tables, open_run
+from untold.jobs.summary.ranking import SCORE, SCORE_OR_ZERO, SILENT, Rows, check_runs, wanted_metrics
 from untold.jobs.tables import SAMPLES, SCORES
 from untold.udfs.errors import UserError
-from untold.udfs.hints import aside, near_misses
+from untold.udfs.registry import aside, near_misses
 from untold.udfs.retrieval.embedding import find_model, normalised, open_embedder
 from untold.udfs.retrieval.local_models import MINILM
 from untold.udfs.statistics.prediction_powered import Moments, Stratum, Weighed, weigh_strata

@@ -16,7 +16,7 @@ from typing import Any
 from untold.jobs.metrics import METRICS
 from untold.jobs.run.manifest import Added, OutputError, by_stage, differences, read_manifest, seconds_of
 from untold.jobs.run.terminal import Page, table
-from untold.jobs.summary.rows import interval_text, mean_text
+from untold.jobs.summary.ranking import interval_text, mean_text
 from untold.udfs.stages import LOOKUPS
 from untold.udfs.storage import FOOTERS_AT_ONCE, Place
 

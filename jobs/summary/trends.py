@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import hypot
 from typing import Any
 
-from untold.jobs.results import Run, UnreadableRunError, open_run
+from untold.jobs.run_tables import Run, UnreadableRunError, open_run
 from untold.jobs.summary.dated_scores import (
     ANSWER_RATE,
     FAILED_SHARE,

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 from tests.benchmarks.embedding import GOAL, REPETITIONS, answer, facts
 from tests.benchmarks.figures import Figure, Options
 from tests.udfs.retrieval.onnx_files import save
-from untold.jobs.asking.lookups import bind_lookup
+from untold.jobs.inference.stage.bindings import bind_lookup
 from untold.jobs.settings.model import Settings
 from untold.udfs.retrieval.embedding import MOST_TOKENS
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 
 from tests.benchmarks.figures import Figure, Options
-from untold.jobs.asking.lookups import bind_lookup
+from untold.jobs.inference.stage.bindings import bind_lookup
 from untold.jobs.settings.model import Settings
 from untold.udfs.retrieval.embedding import find_model
 from untold.udfs.retrieval.tasks import answer_in_task

@@ -21,9 +21,8 @@ from tests.benchmarks.running import Ran, run_night
 from tests.benchmarks.samples import bound_stage, read_variables, write_samples
 from tests.fakes.answers import coverage_text
 from tests.fakes.model_server import ModelServer
-from untold.jobs.asking.compaction import compact_folder
-from untold.jobs.asking.snapshots import list_folder
-from untold.jobs.asking.store import open_reading, stage_folder, states_of_requests
+from untold.jobs.inference.store.compaction import compact_folder, list_folder
+from untold.jobs.inference.store.store import open_reading, stage_folder, states_of_requests
 from untold.jobs.run.session import open_session
 from untold.jobs.settings.model import Settings, SparkSettings
 from untold.udfs.llm.segments import write_file

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from tests.benchmarks.figures import Figure, Options
 from tests.benchmarks.running import ROOT, run_command
 from tests.benchmarks.watching import JVM, PYTHON_WORKERS, Look, peak_bytes
-from untold.jobs.asking.requests import Pairs
+from untold.jobs.inference.stage.requests import Pairs
 from untold.jobs.metrics.condensing import Condenser
 from untold.jobs.run.session import open_session, spark_schema
 from untold.jobs.run.workspace import Workspace

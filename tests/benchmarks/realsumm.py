@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.figures import Figure, Options
-from untold.udfs.retrieval.cutting import chunk_id, chunk_text
+from untold.udfs.retrieval.catalog import chunk_id, chunk_text
 from untold.udfs.retrieval.dense import use_one_thread
 from untold.udfs.retrieval.embedding import find_model, normalised, open_embedder
 from untold.udfs.retrieval.searching import RANKERS

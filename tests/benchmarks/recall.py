@@ -14,10 +14,8 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from tests.benchmarks.figures import Figure, Options
-from untold.udfs.recall.candidates import Form, Thresholds, form_of, lexical_candidates
-from untold.udfs.recall.forms import match_form, shown_form, tokens_of
-from untold.udfs.recall.list_facts import Fact
-from untold.udfs.recall.overlap import number_tokens
+from untold.udfs.recall.candidates import Form, Thresholds, form_of, lexical_candidates, number_tokens
+from untold.udfs.recall.fact_texts import Fact, match_form, shown_form, tokens_of
 
 REPETITIONS = 3
 # The facts of a sample as the paper's sets have them, of a sentence's length, and a tenth of them misspelt

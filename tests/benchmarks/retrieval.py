@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tests.benchmarks.figures import Figure, Options
-from untold.udfs.retrieval.cutting import CHUNKS, chunk_text
+from untold.udfs.retrieval.catalog import CHUNKS, chunk_text
 from untold.udfs.retrieval.dense import (
     Dense,
     Probing,

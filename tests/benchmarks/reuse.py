@@ -17,7 +17,7 @@ from tests.benchmarks.running import Ran, run_job
 from tests.benchmarks.samples import bound_stage, write_samples
 from tests.fakes.answers import coverage_text
 from tests.fakes.model_server import ModelServer
-from untold.jobs.asking.store import stage_folder
+from untold.jobs.inference.store.store import stage_folder
 from untold.jobs.tables import COMPLETIONS
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.segments import write_file

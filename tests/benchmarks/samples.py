@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.settings.loading import load_settings
 from untold.udfs.llm.keys import Stage
 

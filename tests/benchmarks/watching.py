@@ -85,7 +85,11 @@ def role_of(command: Sequence[str]) -> str:
         return ACTOR
     if command[0].startswith("ray::LimiterActor"):
         return LIMITER
-    roles = {"untold": DRIVER, "tests.benchmarks.comparing": DRIVER, "untold.jobs.asking.answering": ANSWERING}
+    roles = {
+        "untold": DRIVER,
+        "tests.benchmarks.comparing": DRIVER,
+        "untold.jobs.inference.backends.actor_driver": ANSWERING,
+    }
     roles |= dict.fromkeys((DAEMON, "pyspark.daemon"), PYTHON_WORKERS)
     return next((role for module, role in roles.items() if module in command), OTHER)
 

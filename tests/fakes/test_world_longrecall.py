@@ -26,8 +26,7 @@ from tests.fakes.world import worlds
 from tests.fakes.world_longrecall import VARIANTS, LongRecallWorld, Saying, longrecall_worlds
 from untold.udfs.llm.templates import compile_prompt
 from untold.udfs.recall.candidates import Thresholds, form_of, lexical_candidates
-from untold.udfs.recall.forms import match_form, shown_form
-from untold.udfs.recall.list_facts import Fact
+from untold.udfs.recall.fact_texts import Fact, match_form, shown_form
 from untold.udfs.recall.segmentation import cut
 from untold.udfs.stages import STAGES
 

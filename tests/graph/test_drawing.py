@@ -15,8 +15,8 @@ from matplotlib.patches import FancyArrowPatch
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from untold.graph import drawing
-from untold.graph.drawing import draw_graph, make_figure
+from untold.graph import plotting
+from untold.graph.plotting import draw_graph, make_figure
 from untold.graph.views import condensed_graph, one_line, order_statements, raw_graph, sources_graph
 
 HOSTILE = {
@@ -209,7 +209,7 @@ def test_no_half_of_a_picture_is_empty(count: int, words: int) -> None:
     graph, beside = (axes.get_window_extent() for axes in figure.axes)
     written = [text.get_window_extent() for text in figure.axes[1].texts]
     lowest, rightmost = min(box.y0 for box in written), max(box.x1 for box in written)
-    least = drawing.LOWEST_LINES * drawing.LINE_INCHES * figure.dpi
+    least = plotting.LOWEST_LINES * plotting.LINE_INCHES * figure.dpi
     assert max(graph.height, beside.y1 - lowest) < 2 * max(least, min(graph.height, beside.y1 - lowest))
     assert rightmost - beside.x0 > beside.width / 2
 
@@ -220,13 +220,13 @@ def test_a_label_fits_its_node() -> None:
     labels = [text for text in figure.axes[0].texts if text.get_text()]
     assert "10.12" in {text.get_text() for text in labels}
     widest = max(text.get_window_extent().width for text in labels)
-    assert widest / figure.dpi * 72 < drawing.NODE_SIZE**0.5
+    assert widest / figure.dpi * 72 < plotting.NODE_SIZE**0.5
 
 
 @pytest.mark.filterwarnings("ignore:Glyph .* missing from font")
 def test_a_picture_says_where_its_machine_lacks_a_font() -> None:
     def lacks(text: str) -> bool:
-        return drawing._lacks_glyphs(make_figure(condensed_graph([], [], [statement("s", covered=True, text=text)])))
+        return plotting._lacks_glyphs(make_figure(condensed_graph([], [], [statement("s", covered=True, text=text)])))
 
     assert lacks("of no script: \U0010fff0")
     assert not lacks("Ångström, Москва, Αθήνα")
@@ -300,7 +300,7 @@ def test_signs_of_mathematics_are_shown_as_written() -> None:
 def test_long_texts_are_wrapped_and_cut() -> None:
     graph = condensed_graph([], [], [statement("s", covered=True, text="word " * 2_000)])
     lines = texts_of(draw_graph(graph)).splitlines()
-    assert sum(line.count("word") for line in lines) <= drawing.TEXT_LENGTH / 5
+    assert sum(line.count("word") for line in lines) <= plotting.TEXT_LENGTH / 5
     assert any("…" in line for line in lines)
 
 
@@ -344,7 +344,7 @@ def test_every_text_node_and_edge_lies_within_the_figure(statements: int, words:
     assert all(is_within(text.get_window_extent(renderer), figure.bbox) for text in texts)
     axes = figure.axes[0]  # cuts off what lies beyond it
     nodes = [node for group in axes.findobj(PathCollection) for node in node_boxes(group)]
-    assert len(nodes) == min(len(graph), drawing.MAX_NODES)
+    assert len(nodes) == min(len(graph), plotting.MAX_NODES)
     assert all(is_within(node, axes.bbox) for node in nodes)
     arrows = axes.findobj(FancyArrowPatch)
     assert arrows
@@ -370,8 +370,8 @@ def test_one_line_is_what_a_terminal_and_xml_can_show(text: str) -> None:
 
 
 def test_a_picture_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "MAX_NODES", 30)
-    monkeypatch.setattr(drawing, "MAX_EDGES", 50)
+    monkeypatch.setattr(plotting, "MAX_NODES", 30)
+    monkeypatch.setattr(plotting, "MAX_EDGES", 50)
     names = [f"s{number}" for number in range(40)]
     atoms = [atom(name, "context", name) for name in names]
     pairs = [relation(first, second, "entailment") for first in names for second in names if first != second]

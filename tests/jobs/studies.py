@@ -20,8 +20,8 @@ from untold.jobs.meta_evaluate import (
     endpoint_of,
     meta_evaluate,
 )
-from untold.jobs.results import open_run
-from untold.jobs.run.progress import Display
+from untold.jobs.run.terminal import Display
+from untold.jobs.run_tables import open_run
 from untold.jobs.settings.model import LlmSettings, Settings
 from untold.udfs.statistics.confusion import match_label
 

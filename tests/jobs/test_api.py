@@ -25,7 +25,7 @@ import untold
 from tests.fakes.model_server import ModelServer
 from tests.runs.cluster import SHARED_RAY, SharedCluster
 from untold.jobs import api
-from untold.jobs.notebook import notebook_bars
+from untold.jobs.api import notebook_bars
 
 PROMPTS = str(Path(__file__).parents[1] / "fakes" / "prompts")
 CITIES = ("Lyon", "Turin", "Osaka")

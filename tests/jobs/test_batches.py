@@ -9,8 +9,8 @@ import pytest
 
 from tests.fakes.model_server import ModelServer
 from tests.jobs.asking.batched import ROWS, deliver, left_job, rows_of
-from untold.jobs.asking.batch_jobs import BatchJob
-from untold.jobs.batches import Listed, NoBatchesError, batches
+from untold.jobs.answer import Listed, NoBatchesError, batches
+from untold.jobs.inference.backends.batch_jobs import BatchJob
 from untold.udfs.llm.batch_api import BatchError, Look, OpenAiBatches
 from untold.udfs.llm.calls import Answer
 

@@ -10,7 +10,7 @@ import pytest
 from tests.jobs.report.outputs import sample, score, statement, write_output
 from tests.runs.calibrated import assert_agreement
 from untold.jobs.calibrate import _agreement
-from untold.jobs.results import open_run
+from untold.jobs.run_tables import open_run
 
 # Only whether a claim is supported is held against another form
 VERDICTS = ("supported", "contradicted", "not_supported")

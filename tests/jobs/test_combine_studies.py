@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from untold.jobs.cli.main import main
-from untold.jobs.combine_studies import CombineError, combine_studies
-from untold.jobs.results import open_run
+from untold.jobs.meta_evaluate import CombineError, combine_studies
 from untold.jobs.run.manifest import OutputError
+from untold.jobs.run_tables import open_run
 from untold.jobs.tables import MATCH_COUNTS, META_EVALUATION
 from untold.udfs.statistics.intervals import joint_bca_interval
 

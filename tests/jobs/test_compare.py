@@ -19,8 +19,8 @@ from scipy.stats import false_discovery_control, permutation_test
 from untold.jobs.analysis import compare_runs
 from untold.jobs.cli.main import main
 from untold.jobs.compare import compare, comparison_lines, count_clusters, count_differences
-from untold.jobs.results import UnreadableRunError, open_run
 from untold.jobs.run.terminal import Page
+from untold.jobs.run_tables import UnreadableRunError, open_run
 from untold.jobs.summary.aggregate import collect_counts
 from untold.jobs.summary.ranking import CompareError
 from untold.jobs.tables import MEASURES, MEASURES_SUMMARY, SAMPLES, SCORES

@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 
 from untold.jobs.condense import TABLES, CondenseRequest, RelationsError, condense
 from untold.jobs.inputs.files import SampleError
-from untold.jobs.results import open_run
 from untold.jobs.run.manifest import OutputError
+from untold.jobs.run_tables import open_run
 from untold.jobs.settings.model import GraphSettings, Settings
 
 Rows = list[dict[str, Any]]

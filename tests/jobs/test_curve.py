@@ -11,10 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from untold.jobs.curve import CurveRequest, curve, draw_curve
-from untold.jobs.results import UnreadableRunError, open_run
 from untold.jobs.run.manifest import FORMAT
-from untold.jobs.summary.bands import UnmeasuredError
+from untold.jobs.run_tables import UnreadableRunError, open_run
+from untold.jobs.sweep import CurveRequest, UnmeasuredError, curve, draw_curve
 from untold.jobs.tables import MEASURES, SCORES
 
 # sample, system, recall at 5 and at 20 by each ranking

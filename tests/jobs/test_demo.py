@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from untold.jobs.asking import local_model
-from untold.jobs.results import open_run
+from untold.jobs.inference.backends import local_model
+from untold.jobs.run_tables import open_run
 
 pytestmark = [
     pytest.mark.slow,

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from untold.jobs.asking.prompts import bind_stage
 from untold.jobs.demo import demo_settings, show_expected
+from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.templates import compile_prompt
 

@@ -17,8 +17,6 @@ import pytest
 from tests.fakes.classifier import LABELS, SEPARATOR
 from tests.fakes.model_server import ModelServer
 from untold.jobs import doctor
-from untold.jobs.asking.checks import check_lookups
-from untold.jobs.asking.endpoint import clear_text_warning
 from untold.jobs.doctor import (
     Finding,
     check_disk,
@@ -29,6 +27,8 @@ from untold.jobs.doctor import (
     examine,
     plain_url,
 )
+from untold.jobs.inference.stage.call_settings import clear_text_warning
+from untold.jobs.inference.stage.checks import check_lookups
 from untold.jobs.settings.loading import NoEndpointError, Resolved, load_settings
 from untold.jobs.settings.model import LlmSettings, RaySettings, Settings, SettingsError, SparkSettings
 

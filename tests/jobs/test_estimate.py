@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 import untold
 from untold.jobs.cli.main import main
-from untold.jobs.estimate import estimate, needed
-from untold.jobs.inputs.drawing import allocate
-from untold.jobs.results import Run, open_run
+from untold.jobs.compare import estimate, needed
+from untold.jobs.inputs.sampling import allocate
+from untold.jobs.run_tables import Run, open_run
 from untold.jobs.summary.estimating import EstimateError, EstimateRequest, open_proxy, share_vectors
 from untold.udfs.errors import UserError
 

@@ -25,7 +25,7 @@ from untold import open_run
 from untold.jobs import export as exports
 from untold.jobs.cli.main import main
 from untold.jobs.export import BATCH_ROWS, export, figures, parameters, wide_rows, wide_schema
-from untold.jobs.results import UnreadableRunError
+from untold.jobs.run_tables import UnreadableRunError
 from untold.jobs.tables import RESULT_TABLES
 from untold.udfs.errors import UserError
 from untold.udfs.facts.rag_measures import PUBLISHED

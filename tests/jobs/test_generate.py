@@ -15,16 +15,15 @@ from pyspark.sql import SparkSession
 from tests.fakes.model_server import ModelServer
 from tests.runs.harness import PROMPTS
 from tests.sample_files import write_csv, write_lines, write_parquet
-from untold.jobs.asking.prompts import bind_stage
 from untold.jobs.cli.main import main
 from untold.jobs.generate import GenerateRequest, generate, make_failures, make_samples
-from untold.jobs.inputs.drawing import Draw
+from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inputs.questions import read_questions
 from untold.jobs.inputs.samples import SampleError, Samples
-from untold.jobs.run.progress import Display
-from untold.jobs.settings.loading import Resolved, load_settings
+from untold.jobs.inputs.sampling import Draw
+from untold.jobs.run.terminal import Display
+from untold.jobs.settings.loading import Resolved, SystemsError, load_settings, load_systems
 from untold.jobs.settings.model import Settings, decoding_for
-from untold.jobs.settings.systems import SystemsError, load_systems
 from untold.udfs.llm.templates import compile_prompt
 
 QUESTION = {"query": "q", "contexts": ["a", {"id": "x", "text": "b"}]}

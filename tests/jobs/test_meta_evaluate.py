@@ -28,8 +28,8 @@ from untold.jobs.cli.main import main
 from untold.jobs.meta_evaluate import (
     MetaEvaluationRequest,
 )
-from untold.jobs.results import open_run
 from untold.jobs.run.manifest import OutputError
+from untold.jobs.run_tables import open_run
 from untold.jobs.settings.model import Settings
 from untold.jobs.tables import COMPARISONS, MEASURES, META_EVALUATION
 from untold.udfs.statistics.confusion import LABELS

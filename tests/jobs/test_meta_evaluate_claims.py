@@ -17,10 +17,10 @@ from tests.jobs.studies import Rows, ask, rows_of, run
 from tests.sample_files import write_lines
 from untold.jobs.cli.main import main
 from untold.jobs.inputs.samples import SampleError
-from untold.jobs.results import open_run
+from untold.jobs.run_tables import open_run
 from untold.jobs.study.study_inputs import MetaEvaluationError
 from untold.jobs.tables import META_EVALUATION
-from untold.udfs.samples import factscore
+from untold.udfs.samples import labelled
 from untold.udfs.samples.file_records import Unit
 from untold.udfs.statistics.item_agreement import VERDICTS
 
@@ -132,7 +132,7 @@ def test_what_cannot_be_used_is_refused(spark: SparkSession, tmp_path: Path) -> 
 
 def test_factscore_has_the_precision_of_its_labels(spark: SparkSession, data: Path, tmp_path: Path) -> None:
     file = data / "factscore_human" / "ChatGPT.jsonl"
-    claims = [dict(record.values) for record in factscore.read_claims(Unit(0, str(file), ""))]
+    claims = [dict(record.values) for record in labelled.read_claims(Unit(0, str(file), ""))]
     stored = [{"claim_id": claim["sample_id"], "verdict": claim["label"]} for claim in claims]
     places = {"people": write_verdicts(tmp_path / "m", stored)}
     request = ask(tmp_path, places, dataset="claims", format="factscore", input=str(data / "factscore_human"))

@@ -29,15 +29,15 @@ from tests.jobs.studies import Rows, ask, rows_of, run
 from tests.sample_files import write_lines
 from untold.jobs.cli.main import main
 from untold.jobs.meta_evaluate import MetaEvaluationRequest
-from untold.jobs.results import open_run
 from untold.jobs.run.manifest import OutputError
+from untold.jobs.run_tables import open_run
 from untold.jobs.settings.model import Settings
 from untold.jobs.study.study_inputs import MetaEvaluationError
 from untold.jobs.tables import COVERAGE, META_EVALUATION
 from untold.udfs.retrieval.embedding import BERTSCORE, find_model
+from untold.udfs.samples.data_sets import read_system
 from untold.udfs.samples.file_records import Unit
-from untold.udfs.samples.realsumm import read_system
-from untold.udfs.statistics.surface import SURFACE
+from untold.udfs.samples.labelled import SURFACE
 
 FACTS = ["bees make honey", "bees sting people", "honey never spoils", "queens lay eggs"]
 SCIPY = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}

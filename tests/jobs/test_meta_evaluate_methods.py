@@ -21,12 +21,12 @@ from tests.jobs.studies import Rows, ask, rows_of, run
 from tests.sample_files import write_lines
 from untold.jobs.cli.main import main
 from untold.jobs.meta_evaluate import MetaEvaluationRequest
-from untold.jobs.results import open_run
+from untold.jobs.run_tables import open_run
 from untold.jobs.settings.model import Settings
 from untold.jobs.tables import CANDIDATES, CLAIMS, FALSE_NEGATIVES, STATEMENTS, SUBSET, TIERS
+from untold.udfs.samples.data_sets import read_answers
 from untold.udfs.samples.file_records import Unit
-from untold.udfs.samples.k_qa import read_answers
-from untold.udfs.statistics.tiers import Subset, largest_remainder
+from untold.udfs.statistics.item_agreement import Subset, largest_remainder
 
 MODELS = ("gpt", "llama")
 METHODS = ("longrecall:gpt", "arecall", "holistic:gpt", "longrecall:llama", "holistic:llama")

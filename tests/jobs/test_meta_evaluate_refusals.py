@@ -26,8 +26,8 @@ from untold.jobs.meta_evaluate import (
     MetaEvaluationRequest,
     meta_evaluate,
 )
-from untold.jobs.results import UnreadableRunError
-from untold.jobs.run.progress import Display
+from untold.jobs.run.terminal import Display
+from untold.jobs.run_tables import UnreadableRunError
 from untold.jobs.study.study_inputs import MetaEvaluationError
 
 

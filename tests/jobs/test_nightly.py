@@ -14,7 +14,7 @@ from untold.jobs import nightly as nights
 from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.nightly import NightlyRequest, nightly
 from untold.jobs.run.manifest import write_manifest
-from untold.jobs.run.progress import Display
+from untold.jobs.run.terminal import Display
 from untold.jobs.settings.model import Settings
 
 AUDIT = {"metric": "nli", "measure": "miss_rate", "defined": 500, "ci_high": 0.04}

@@ -11,7 +11,7 @@ import pytest
 import untold
 from tests.jobs.test_analysis import write_run
 from untold.jobs.cli.main import main
-from untold.jobs.opened import PYTHON_LINES
+from untold.jobs.run_analysis import PYTHON_LINES
 
 SHIPPED = ("results", "meta_evaluation", *(f"nightly/2026-11-{day}" for day in range(16, 21)))
 

@@ -13,14 +13,11 @@ import pytest
 
 from tests.fakes.object_store import BUCKET, ObjectStore
 from tests.jobs.asking.completions import names_in, read_rows, row, write
-from untold.jobs.asking.compaction import KEEP_SECONDS, compact_folder
-from untold.jobs.asking.pruning import prune_folder
-from untold.jobs.asking.snapshots import find_whole, list_folder
-from untold.jobs.asking.uses import list_uses, note_use, wait_for_prune
 from untold.jobs.cli.main import main
+from untold.jobs.inference.store.compaction import KEEP_SECONDS, compact_folder, find_whole, list_folder
+from untold.jobs.inference.store.completion_references import list_uses, note_use, prune_folder, wait_for_prune
 from untold.jobs.prune import PruneError, PruneRequest, prune
-from untold.jobs.run.locks import LockedError
-from untold.jobs.run.object_locks import lock_folder
+from untold.jobs.run.locks import LockedError, lock_folder
 from untold.jobs.tables import COMPLETIONS
 from untold.udfs.llm.segments import write_file
 from untold.udfs.llm.store_files import Unneeded

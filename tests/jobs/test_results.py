@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from untold.jobs.results import batches_of, first_rows
+from untold.jobs.run_tables import batches_of, first_rows
 
 SCHEMA = pa.schema([("name", pa.string()), ("score", pa.float64()), ("texts", pa.list_(pa.string()))])
 ROWS = st.fixed_dictionaries(

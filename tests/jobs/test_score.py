@@ -11,7 +11,7 @@ from untold.jobs.metrics import METRICS
 from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.run.manifest import Added, Identity, OutputError, differences, identify
 from untold.jobs.run.outcome import Ending, below_bars
-from untold.jobs.run.progress import Display
+from untold.jobs.run.terminal import Display
 from untold.jobs.score import score
 from untold.jobs.settings.model import GraphSettings, LlmSettings, NliSettings, Settings, StageSettings
 from untold.udfs.llm.keys import Stage

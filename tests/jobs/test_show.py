@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from untold.jobs.results import UnreadableRunError
+from untold.jobs.run_tables import UnreadableRunError
 from untold.jobs.show import NEAR_IDS, ShowError, ShowRequest, show
 from untold.jobs.tables import RELATIONS, RESULT_TABLES
 

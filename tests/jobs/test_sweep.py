@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from untold.jobs.cli.values import weights
-from untold.jobs.results import UnreadableRunError, open_run
 from untold.jobs.run.manifest import FORMAT
-from untold.jobs.summary.bands import UnmeasuredError
-from untold.jobs.sweep import BETAS, SweepRequest, draw_sweep, sweep, sweep_rows
+from untold.jobs.run_tables import UnreadableRunError, open_run
+from untold.jobs.sweep import BETAS, SweepRequest, UnmeasuredError, draw_sweep, sweep, sweep_rows
 from untold.jobs.tables import MEASURES, SCORES
 
 # sample, system, s_fact, s_coverage

@@ -67,8 +67,8 @@ def main() -> None:
     import ray
     from ray.cluster_utils import Cluster
 
-    from untold.jobs.asking.local_ray import OBJECT_STORE_BYTES, _keep_to_loopback, start_ray
-    from untold.udfs.llm.lending import NAMESPACE
+    from untold.jobs.inference.backends.actor_pool import OBJECT_STORE_BYTES, _keep_to_loopback, start_ray
+    from untold.udfs.llm.limiter_actor import NAMESPACE
 
     if sys.argv[1:]:
         _keep_to_loopback()

@@ -17,16 +17,16 @@ from pyspark.sql import SparkSession
 
 from tests.runs.cluster import SHARED_RAY, SharedCluster
 from tests.runs.harness import Ended, clean_environment, words_of
-from untold.jobs.asking import process
-from untold.jobs.asking.endpoint import RunEndpoint
-from untold.jobs.asking.engines import Engines
-from untold.jobs.asking.process import AnsweringProcess, ProcessWhenNeeded
-from untold.jobs.asking.prompts import bind_stage
-from untold.jobs.asking.runner import StageRunner
 from untold.jobs.cli.main import main
-from untold.jobs.run.interrupts import Interrupts
-from untold.jobs.run.progress import Display
+from untold.jobs.inference.backends import process
+from untold.jobs.inference.backends.process import AnsweringProcess, ProcessWhenNeeded
+from untold.jobs.inference.stage.bindings import bind_stage
+from untold.jobs.inference.stage.call_settings import RunEndpoint
+from untold.jobs.inference.stage.engines import Engines
+from untold.jobs.inference.stage.runner import StageRunner
+from untold.jobs.run.outcome import Interrupts
 from untold.jobs.run.session import SHOW_JVM
+from untold.jobs.run.terminal import Display
 from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.model import RaySettings, Settings
 

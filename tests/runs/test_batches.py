@@ -23,8 +23,8 @@ from tests.runs.harness import (
     write_samples,
 )
 from tests.runs.here import RunHere
-from untold.jobs.asking.batch_jobs import batch_jobs
-from untold.jobs.asking.runner import StageRunner
+from untold.jobs.inference.backends.batch_jobs import batch_jobs
+from untold.jobs.inference.stage.runner import StageRunner
 from untold.jobs.settings.model import Settings
 from untold.jobs.settings.sections import BudgetSettings
 

@@ -19,7 +19,7 @@ from tests.runs import connect
 from tests.runs.cluster import SHARED_RAY, SharedCluster
 from tests.runs.harness import PROMPTS, WAIT_SECONDS, clean_environment
 from tests.runs.here import RunHere
-from untold.jobs.results import open_run
+from untold.jobs.run_tables import open_run
 
 SCRIPT = str(Path(connect.__file__))
 TABLES = ("samples", "atoms", "relations", "statements", "claims", "measures", "scores", "failures", "summary")

@@ -31,7 +31,7 @@ from tests.runs.harness import (
     write_samples,
 )
 from tests.runs.here import RunHere
-from untold.jobs.asking.snapshots import find_whole, list_folder
+from untold.jobs.inference.store.compaction import find_whole, list_folder
 from untold.jobs.tables import ORDER
 
 IN_FLIGHT = 4
@@ -207,7 +207,7 @@ def test_an_answering_process_that_is_killed_as_a_segment_is_written_ends_the_ru
     run = job.start(stop_at=SEGMENT)
     wait_for(run, job.note.exists)
     below = run.tree()[1:]
-    kill_processes([process for process in below if "untold.jobs.asking.answering" in process.cmdline()])
+    kill_processes([process for process in below if "untold.jobs.inference.backends.actor_driver" in process.cmdline()])
     ended = run.wait()
     kill_processes(below)
     paid_twice = unwritten_at_a_stop(job)

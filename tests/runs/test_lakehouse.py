@@ -25,8 +25,8 @@ from tests.runs.harness import Ended, Row, count_distinct, make_samples, read_ma
 from tests.runs.here import RunHere
 from untold.jobs.lakehouse.delta import DeltaLake
 from untold.jobs.lakehouse.iceberg import IcebergLake
-from untold.jobs.results import open_run
 from untold.jobs.run.output import Output
+from untold.jobs.run_tables import open_run
 from untold.jobs.tables import RESULT_TABLES
 
 SAMPLES = make_samples(20)

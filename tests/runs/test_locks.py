@@ -24,8 +24,7 @@ from tests.runs.harness import (
     write_samples,
 )
 from tests.runs.here import RunHere
-from untold.jobs.run.locks import Holder
-from untold.jobs.run.processes import Process
+from untold.jobs.run.locks import Holder, Process
 
 NEXT = Holder("next", Process("another-host", "another-boot", "", 1234, "99"))
 IN_FLIGHT = 2

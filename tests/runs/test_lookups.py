@@ -19,12 +19,12 @@ from tests.fakes.model_server import ModelServer
 from tests.runs.harness import PROMPTS, WAIT_SECONDS, kill_processes, most_within, start_worker, times
 from tests.runs.here import RunHere
 from tests.udfs.retrieval.onnx_files import SPECIAL, write_classifier, write_lookup, write_tokenizer
-from untold.jobs.asking.calling import call_settings
-from untold.jobs.asking.job import Job, Outcome
-from untold.jobs.asking.process import AnsweringProcess
-from untold.jobs.asking.prompts import bind_stage
-from untold.jobs.asking.runner import StageRunner
-from untold.jobs.asking.spool import Spool
+from untold.jobs.inference.backends.job import Job, Outcome
+from untold.jobs.inference.backends.process import AnsweringProcess
+from untold.jobs.inference.backends.spool import Spool
+from untold.jobs.inference.stage.bindings import bind_stage
+from untold.jobs.inference.stage.call_settings import call_settings
+from untold.jobs.inference.stage.runner import StageRunner
 from untold.jobs.metrics.grounded_claims import ground, grounding_stage
 from untold.jobs.settings.model import Settings
 from untold.udfs.retrieval.embedding import normalised

@@ -42,7 +42,7 @@ from tests.runs.worlds import (
     with_kinds,
 )
 from tests.udfs.retrieval.onnx_files import write_classifier
-from untold.jobs.asking.lookups import bind_lookup
+from untold.jobs.inference.stage.bindings import bind_lookup
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.pairs import content_words, is_audited
 from untold.udfs.retrieval.embedding import Classifier, find_classifier

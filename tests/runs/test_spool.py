@@ -25,13 +25,13 @@ from tests.runs.harness import (
     write_samples,
 )
 from tests.runs.here import RunHere
-from untold.jobs.asking.runner import StageRunner
-from untold.jobs.asking.snapshots import list_folder
-from untold.jobs.asking.spool import Spool, SpooledJob
+from untold.jobs.inference.backends.spool import Spool, SpooledJob
+from untold.jobs.inference.stage.runner import StageRunner
+from untold.jobs.inference.store.compaction import list_folder
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.units import read_request_ids
 from untold.udfs.llm.usage import Usage
-from untold.udfs.reach import Visit, visit
+from untold.udfs.node_report import Visit, visit
 
 SAMPLES = make_samples(40)
 KEY = "sk-a-key-that-no-spool-has-1234567890"

@@ -31,7 +31,7 @@ from tests.runs.harness import (
     write_samples,
 )
 from tests.runs.here import RunHere
-from untold.jobs.asking.snapshots import list_folder
+from untold.jobs.inference.store.compaction import list_folder
 
 NOWHERE = "http://127.0.0.1:9/v1"
 SECRET = "a-key-that-nobody-may-read"

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tests.linear import assert_linear
 from untold.udfs.recall.candidates import form_of, likeness
-from untold.udfs.recall.forms import negations_of, shown_form
-from untold.udfs.recall.list_facts import Fact
+from untold.udfs.recall.fact_texts import Fact, negations_of, shown_form
 from untold.udfs.recall.segmentation import sentences
 from untold.udfs.texts import (
     TESTED_SCRIPTS,

@@ -17,7 +17,7 @@ from untold.udfs.facts.aspect_coverage import COUNTS, MEASURE, Bounded, measure_
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPORTED, distinct_texts
 from untold.udfs.facts.importance_measures import UNDEFINED, f1_of
 from untold.udfs.samples.batches import in_batches
-from untold.udfs.samples.checks import RESPONSE, SIDES, TRUTH, given_claims, given_relations
+from untold.udfs.samples.items import RESPONSE, SIDES, TRUTH, given_claims, given_relations
 
 ENTAILMENT, CONTRADICTION, NEUTRAL = "entailment", "contradiction", "neutral"
 Relation = str | None

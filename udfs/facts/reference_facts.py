@@ -17,8 +17,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.cluster.hierarchy import fcluster, linkage
 
+from untold.udfs.facts.claim_verdicts import cut_passages
 from untold.udfs.facts.nodes import Node, normalise
-from untold.udfs.facts.passages import cut_passages
 from untold.udfs.retrieval.terms import COSINE_DECIMALS
 from untold.udfs.samples.batches import in_batches
 from untold.udfs.texts import say_same_words, words_of

@@ -10,17 +10,15 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from untold.udfs.llm.asking import Asker
 from untold.udfs.llm.calls import CallSettings, Progress, Work
 from untold.udfs.llm.channels import NO_LIMITS, Channel, Channels, Lend, Slots
-from untold.udfs.llm.journal import Journal, journal_folder, replay
 from untold.udfs.llm.keys import LOCAL, Stage
-from untold.udfs.llm.lending import Lender, limiter_name
 from untold.udfs.llm.limiter import Budget
-from untold.udfs.llm.local_classifier import LocalClassifier
-from untold.udfs.llm.records import COMPLETIONS
+from untold.udfs.llm.limiter_actor import Lender, limiter_name
+from untold.udfs.llm.pair_classifier import LocalClassifier
+from untold.udfs.llm.request_loop import Asker
 from untold.udfs.llm.script import key_header_of
-from untold.udfs.llm.segments import SegmentWriter, write_file
+from untold.udfs.llm.segments import COMPLETIONS, Journal, SegmentWriter, journal_folder, replay, write_file
 from untold.udfs.llm.units import read_requests
 from untold.udfs.llm.usage import Usage, dearest
 from untold.udfs.stages import definition_of

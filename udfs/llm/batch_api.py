@@ -19,8 +19,7 @@ from openai import (
 )
 
 from untold.udfs.llm.calls import BEARER, PATHS, Answer, CallSettings, is_loopback
-from untold.udfs.llm.client import BROKEN_STREAMS, read_connection_error
-from untold.udfs.llm.headers import NOTHING, sent_beside
+from untold.udfs.llm.client import BROKEN_STREAMS, NOTHING, read_connection_error, sent_beside
 from untold.udfs.llm.responses import read_status, status_in
 
 PURPOSE: Final = "batch"

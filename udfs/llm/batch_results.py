@@ -12,7 +12,6 @@ from typing import Any
 from untold.udfs.llm.batch_api import HIDDEN, BatchApi, BatchError, Look, json_of
 from untold.udfs.llm.calls import Answer, CallSettings, Request
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.records import Completion, completion_of
 from untold.udfs.llm.responses import read_status, status_in
 from untold.udfs.llm.retrying import (
     ASKED_AGAIN,
@@ -25,6 +24,7 @@ from untold.udfs.llm.retrying import (
     remedy_of,
 )
 from untold.udfs.llm.script import Script, failed
+from untold.udfs.llm.segments import Completion, completion_of
 from untold.udfs.llm.tools import MAX_ROUNDS, exchange, run_tool, trace
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 

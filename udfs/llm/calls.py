@@ -1,4 +1,4 @@
-"""How an endpoint is called, what came of a call, and what an asker knows of its work and of each request."""
+"""Settings, results and progress of calls to an endpoint."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.keys import Finding, Parameters, Stage
 from untold.udfs.llm.limiter import Budget, Limits
-from untold.udfs.llm.structure import Finding, Parameters
 from untold.udfs.llm.tools import ToolCall
 from untold.udfs.llm.usage import NOTHING_USED, Prices, Usage, sum_costs
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
 
 _OPEN_THINKING, _CLOSED_THINKING = "<think>", "</think>"
 # The header that a key is sent in, where an API has no other
@@ -305,3 +305,26 @@ def is_loopback(url: str) -> bool:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+# Names of hosts, or their ends, that have no other form
+_HOSTS = {
+    ".openai.azure.com": "azure",
+    ".cognitiveservices.azure.com": "azure",
+    ".services.ai.azure.com": "azure",
+    "api.mistral.ai": "mistral",
+    "api.together.xyz": "together",
+    "api.together.ai": "together",
+    "api.groq.com": "groq",
+    "api.anthropic.com": "anthropic",
+}
+
+
+def format_at(base_url: str) -> str:
+    """The form of batches at an address: that of its maker where the host says who that is, else OpenAI's.
+
+    >>> format_at("https://api.mistral.ai/v1"), format_at("http://localhost:8000/v1")
+    ('mistral', 'openai')
+    """
+    host = urlsplit(base_url).hostname or ""
+    return next((name for end, name in _HOSTS.items() if f".{host}".endswith(f".{end.lstrip('.')}")), "openai")

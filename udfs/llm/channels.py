@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from untold.udfs.llm.calls import Answer, Request, Work
 from untold.udfs.llm.limiter import Lease, Limits, Report
-from untold.udfs.llm.local_classifier import LocalClassifier
 from untold.udfs.llm.pacing import Pacing
+from untold.udfs.llm.pair_classifier import LocalClassifier
 from untold.udfs.llm.retrying import DOUBTS_IN_A_ROW, Standing
 from untold.udfs.llm.usage import NOTHING_USED, Tally, Usage
 

@@ -1,4 +1,4 @@
-"""One call to an OpenAI-compatible endpoint: bytes out, an `Answer` in. No retry, no wait, no limit."""
+"""Make one call to an OpenAI-compatible endpoint. No retry, no wait, no limit."""
 
 from __future__ import annotations
 
@@ -10,19 +10,41 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from multidict import CIMultiDict
-from openai import VERSION, APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient
+from openai import VERSION, APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, Omit, OpenAI
 from yarl import URL
 
-from untold.udfs.llm.calls import BEARER, PATHS, Answer, is_loopback
-from untold.udfs.llm.headers import sent_beside
+from untold.udfs.llm.calls import BEARER, PATHS, Answer, is_loopback, sent_values
 from untold.udfs.llm.keys import CLASSIFYING
 from untold.udfs.llm.responses import Reader, read_completion, read_status
-from untold.udfs.llm.tokens import estimate_tokens
-from untold.udfs.llm.usage import Usage
+from untold.udfs.llm.usage import Usage, estimate_tokens
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def sent_beside(
+    client: OpenAI | AsyncOpenAI,
+    api_key: str | None,
+    key_header: str = BEARER,
+    headers: Mapping[str, Any] = NOTHING,
+    query: Mapping[str, Any] = NOTHING,
+) -> Any:
+    """The options of openai's client that send headers and parameters with a call, as `Endpoint` says."""
+    unsent = [] if api_key and key_header == BEARER else [BEARER]
+    if unsent or api_key != os.environ.get("OPENAI_API_KEY"):
+        unsent += ["OpenAI-Organization", "OpenAI-Project", *client._custom_headers]
+    sent: dict[str, Any] = {name: Omit() for name in dict.fromkeys(unsent)}
+    if api_key and key_header != BEARER:
+        sent[key_header] = api_key
+    own = sent_values(headers).items()
+    # Under the client's own name, or both would be sent
+    sent |= {BEARER if name.lower() == BEARER.lower() else name: value for name, value in own}
+    return ({"headers": sent} if sent else {}) | ({"params": sent_values(query)} if query else {})
+
 
 if TYPE_CHECKING:
     import httpx2 as httpx

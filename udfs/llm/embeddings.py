@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.responses import read_status, read_usage, status_in, valid_utf8
-from untold.udfs.llm.tokens import estimate_tokens
-from untold.udfs.llm.usage import Usage
+from untold.udfs.llm.usage import Usage, estimate_tokens
 from untold.udfs.retrieval.embedding import flaw
 
 

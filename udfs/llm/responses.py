@@ -12,9 +12,8 @@ from time import time
 from typing import Any, TypeGuard
 
 from untold.udfs.llm.calls import Answer
-from untold.udfs.llm.tokens import estimate_tokens
 from untold.udfs.llm.tools import read_tool_calls
-from untold.udfs.llm.usage import Usage
+from untold.udfs.llm.usage import Usage, estimate_tokens
 
 # An endpoint may ask for a year; a run that is to wait longer than this is one to start again.
 LONGEST_RETRY_AFTER = 3600.0

@@ -9,18 +9,25 @@ from functools import partial
 from typing import Any, Protocol
 
 from untold.udfs.llm.calls import BEARER, Answer, Request
-from untold.udfs.llm.classifying import classifying_body, pair_texts, read_classes
 from untold.udfs.llm.embeddings import embedding_body, read_embeddings
-from untold.udfs.llm.keys import CLASSIFYING, LOCAL, MAX_COMPLETION_TOKENS, MAX_TOKENS, SYSTEM, Stage
+from untold.udfs.llm.keys import (
+    CLASSIFYING,
+    LOCAL,
+    MAX_COMPLETION_TOKENS,
+    MAX_TOKENS,
+    SYSTEM,
+    SchemaFields,
+    Stage,
+    schema_fields,
+)
+from untold.udfs.llm.pair_classifier import classifying_body, pair_texts, read_classes
 from untold.udfs.llm.responses import Reader, read_completion, read_status, status_in
-from untold.udfs.llm.structure import SchemaFields, schema_fields
 from untold.udfs.llm.templates import Prompt, compile_prompt
-from untold.udfs.llm.tokens import estimate_tokens
 from untold.udfs.llm.tools import MAX_ROUNDS
+from untold.udfs.llm.usage import estimate_tokens
 from untold.udfs.retrieval.embedding import embedding_inputs
-from untold.udfs.retrieval.search import PROVIDERS, NoHitsError, Provider
-from untold.udfs.stages.definitions import Unparsable
-from untold.udfs.stages.schemas import Form, filled
+from untold.udfs.stages.definitions import Form, Unparsable, filled
+from untold.udfs.stages.lookups import PROVIDERS, NoHitsError, Provider
 
 TOP_LOGPROBS = 10
 # A cautious estimate of a prompt's tokens, beside a context window

@@ -1,23 +1,120 @@
-"""Completions as Parquet segments: append-only files that appear whole or not at all."""
+"""Write completions to Parquet segments: append-only files, with a journal on the node's disk until they are stored."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import fcntl
+import json
 import os
-from contextlib import suppress
+import struct
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from operator import attrgetter
+from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from untold.udfs.llm.records import Completion, completions_table
+from untold.udfs.llm.calls import Answer, Request
 from untold.udfs.llm.retrying import ASKED_AGAIN
 from untold.udfs.llm.store_files import DamagedError, read_fields
+from untold.udfs.ratings import read_alternatives
 from untold.udfs.storage import Place
 
 if TYPE_CHECKING:
-    from untold.udfs.llm.journal import Journal
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+ALTERNATIVE = pa.struct(
+    [
+        ("offset", pa.int32()),
+        ("top", pa.list_(pa.struct([("token", pa.string()), ("logprob", pa.float64())]))),
+    ]
+)
+
+
+# A column's type stands beside its field, so that no second list can be in another order.
+_TEXT, _COUNT = {"type": pa.string()}, {"type": pa.int64()}
+
+
+@dataclass(slots=True)
+class Completion:
+    """A row of `completions`: what was paid for, and what came of it.
+
+    The fields are the columns, in order. They are on the disks of whoever has a store: only ever add one, at the end.
+    Nobody changes a row; a class that forbids it takes four times as long to make one.
+    """
+
+    request_id: str = field(metadata=_TEXT)
+    text: str | None = field(default=None, metadata=_TEXT)
+    finish_reason: str | None = field(default=None, metadata=_TEXT)
+    tool_trace: str | None = field(default=None, metadata=_TEXT)
+    alternatives: list[dict[str, Any]] | None = field(default=None, metadata={"type": pa.list_(ALTERNATIVE)})
+    model: str | None = field(default=None, metadata=_TEXT)
+    prompt_tokens: int | None = field(default=None, metadata=_COUNT)
+    cached_prompt_tokens: int | None = field(default=None, metadata=_COUNT)
+    completion_tokens: int | None = field(default=None, metadata=_COUNT)
+    tokens_estimated: bool | None = field(default=None, metadata={"type": pa.bool_()})
+    attempts: int | None = field(default=None, metadata={"type": pa.int32()})
+    seconds: float | None = field(default=None, metadata={"type": pa.float64()})
+    answered_at: datetime | None = field(default=None, metadata={"type": pa.timestamp("us", tz="UTC")})
+    error_type: str | None = field(default=None, metadata=_TEXT)
+    error: str | None = field(default=None, metadata=_TEXT)
+    run_id: str | None = field(default=None, metadata=_TEXT)
+    vector: NDArray[np.float32] | None = field(default=None, metadata={"type": pa.list_(pa.float32())})
+    endpoint: str | None = field(default=None, metadata=_TEXT)
+
+    @property
+    def size(self) -> int:
+        """Roughly its bytes."""
+        # Numbers, names and times are some 200 bytes; the text, or the vector, is the rest
+        vector = 0 if self.vector is None else self.vector.nbytes
+        return len(self.text or "") + vector + len(self.request_id) + 200
+
+
+COMPLETIONS = pa.schema([(item.name, item.metadata["type"]) for item in fields(Completion)])
+
+
+def completion_of(
+    request: Request, answer: Answer, *, rated: bool, run: str, endpoint: str | None = None
+) -> Completion:
+    """The row that a request ends with, answered by an endpoint; `rated` keeps the alternatives at its digits."""
+    return Completion(
+        request_id=request.request_id,
+        text=answer.text,
+        finish_reason=answer.finish_reason,
+        tool_trace=json.dumps(request.trace, ensure_ascii=False) if request.trace else None,
+        alternatives=read_alternatives(answer.text, answer.logprobs) if rated and answer.text else None,
+        model=answer.model,
+        prompt_tokens=request.usage.prompt_tokens,
+        cached_prompt_tokens=request.usage.cached_prompt_tokens,
+        completion_tokens=request.usage.completion_tokens,
+        tokens_estimated=request.usage.estimated,
+        attempts=request.calls,
+        seconds=monotonic() - request.first_sent if request.first_sent else None,
+        answered_at=datetime.now(UTC),
+        error_type=answer.error_type,
+        error=answer.error,
+        run_id=run,
+        vector=answer.vector,
+        endpoint=endpoint,
+    )
+
+
+def completions_table(rows: Sequence[Completion]) -> pa.Table:
+    """The rows as a table with the schema `COMPLETIONS`."""
+    columns = [pa.array(map(attrgetter(column.name), rows), column.type) for column in COMPLETIONS]
+    return pa.table(columns, schema=COMPLETIONS)
+
 
 FLUSH_BYTES = 8 * 2**20
 # Half of what may be unwritten: the other half goes on being collected while these are written.
@@ -182,3 +279,163 @@ def read_ids(directory: str, prefix: str) -> set[str]:
                 rows = read_fields(entry.place, "request_id", "error_type")
                 ids.update(row["request_id"] for row in rows if row.get("error_type") != ASKED_AGAIN)
     return ids
+
+
+SUFFIX = ".journal"
+_HEAD = struct.Struct(">II")
+_COLUMNS = tuple(column.name for column in fields(Completion))
+
+
+def journal_folder(folder: str) -> Path:
+    """The folder of journals: the one that is named, else one of this user in the node's temporary folder."""
+    path = Path(folder or f"{tempfile.gettempdir()}/untold-journal-{os.getuid()}")
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not folder and path.lstat().st_uid != os.getuid():
+        raise PermissionError(f"{path} is another user's: name a folder by llm.journal")
+    return path
+
+
+class Journal:
+    """The journal of one writer of segments: a file for those rows that the next segment takes, and older ones.
+
+    Not for several threads, but for `sync`. `broken`: its disk is full or failed, and it takes no more; `dirty`: `sync`
+    has something to do.
+    """
+
+    def __init__(self, folder: Path, directory: str, prefix: str) -> None:
+        self._folder, self._directory, self._prefix = folder, directory, prefix
+        self._number = 0
+        self._older: list[IO[bytes]] = []
+        self._file = self._begin()
+        self.dirty = False
+        self.broken = False
+
+    def append(self, row: Completion) -> None:
+        """Writes a row, which outlives this process from here on, and a power cut after `sync`."""
+        if self.broken:
+            return
+        record = _record(_plain(row))
+        with self._breaking():
+            self.broken = self._file.write(record) < len(record)
+            self.dirty = True
+
+    def sync(self) -> None:
+        """Syncs what was appended since the last time, to the file before this one too."""
+        self.dirty = False
+        # A file may be closed meanwhile: its rows are in the store
+        with self._breaking(), suppress(ValueError):
+            for file in (*self._older[-1:], self._file):
+                os.fsync(file.fileno())
+
+    def rotate(self) -> int:
+        """Begins another file; gives how many files have the rows before."""
+        with self._breaking():
+            new = self._begin()
+            self._older.append(self._file)
+            self._file = new
+        return len(self._older)
+
+    def forget(self, count: int) -> None:
+        """Removes the oldest files, whose rows are in the store."""
+        for file in self._older[:count]:
+            _remove(file)
+        del self._older[:count]
+
+    def close(self, *, keep: bool) -> None:
+        """Lets go of the files; `keep` leaves them, and their rows, to the next actor of this node."""
+        for file in (*self._older, self._file):
+            file.close() if keep else _remove(file)
+
+    @contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """Ends the journal where its disk fails: the store is written all the more often, and the run goes on."""
+        try:
+            yield
+        except OSError:
+            self.broken = True
+
+    def _begin(self) -> IO[bytes]:
+        self._number += 1
+        path = self._folder / f"{self._prefix}-{self._number:06d}{SUFFIX}"
+        aside = path.with_suffix(".new")
+        file = open(aside, "wb", buffering=0)  # noqa: SIM115
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(_record({"directory": self._directory, "segment": f"{self._prefix}-j{self._number:06d}.parquet"}))
+        # Under its name only once it is locked, so that nobody takes it for a dead writer's
+        aside.rename(path)
+        return file
+
+
+def read_journal(content: bytes) -> Iterator[dict[str, Any]]:
+    """The records of a journal, up to the first that is torn: what a power cut or a full disk left of it."""
+    at = 0
+    while len(head := content[at : at + _HEAD.size]) == _HEAD.size:
+        size, check = _HEAD.unpack(head)
+        body = content[at + _HEAD.size : at + _HEAD.size + size]
+        if len(body) < size or zlib.crc32(body) != check:
+            return
+        yield json.loads(body)
+        at += _HEAD.size + size
+
+
+def replay(folder: Path, directory: str, write: Callable[[str, pa.Table], None]) -> list[str]:
+    """Writes what dead writers left of a stage's folder into it, and removes their journals; gives the segments.
+
+    write: writes a table as a whole file. Raises OSError where the folder cannot be written.
+    """
+    written = []
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        with _open_left(path) as file:
+            first, *rows = ([*read_journal(file.read())] if file else []) or [{}]
+            if first.get("directory") == directory:
+                segment = f"{directory}/{first['segment']}"
+                if rows:
+                    write(segment, completions_table([_completion(row) for row in rows]))
+                    written.append(segment)
+                path.unlink()
+    return written
+
+
+@contextmanager
+def _open_left(path: Path) -> Iterator[IO[bytes] | None]:
+    """A journal whose writer is dead, locked; None where it lives, or another actor replays it."""
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(open(path, "rb"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (FileNotFoundError, BlockingIOError):
+            yield None
+        else:
+            yield file
+
+
+def _record(value: Mapping[str, Any]) -> bytes:
+    body = json.dumps(value).encode()
+    return _HEAD.pack(len(body), zlib.crc32(body)) + body
+
+
+def _plain(row: Completion) -> dict[str, Any]:
+    """The fields that a row has, as JSON; a vector by its bytes."""
+    plain = {name: value for name in _COLUMNS if (value := getattr(row, name)) is not None}
+    if row.answered_at is not None:
+        plain["answered_at"] = row.answered_at.isoformat()
+    if row.vector is not None:
+        plain["vector"] = base64.b64encode(row.vector.astype("<f4").tobytes()).decode()
+    return plain
+
+
+def _completion(plain: dict[str, Any]) -> Completion:
+    """The row of `_plain`. Fields of a later version are left out."""
+    known = {name: plain[name] for name in _COLUMNS if name in plain}
+    if "answered_at" in known:
+        known["answered_at"] = datetime.fromisoformat(known["answered_at"])
+    if "vector" in known:
+        known["vector"] = np.frombuffer(base64.b64decode(known["vector"]), dtype="<f4")
+    return Completion(**known)
+
+
+def _remove(file: IO[bytes]) -> None:
+    """Removes a file of ours before its lock ends with it."""
+    with suppress(FileNotFoundError):
+        os.unlink(Path(file.name).with_suffix(SUFFIX))
+    file.close()

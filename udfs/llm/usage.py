@@ -1,4 +1,4 @@
-"""What calls used and cost: one record that adds up, and the prices of an endpoint."""
+"""Count the tokens and the cost of calls, and estimate tokens before an endpoint counts them."""
 
 from __future__ import annotations
 
@@ -183,3 +183,25 @@ def dearest(prices: Sequence[Prices]) -> Prices:
         return None if None in values else max(values)
 
     return Prices(most("prompt"), most("completion"), most("thousand_calls"))
+
+
+# Usual for English text. Where scripts take fewer, estimates are low until calls are booked with the endpoint's counts
+BYTES_OF_A_TOKEN = 4
+
+
+def estimate_tokens(size: int) -> int:
+    """A rough count of tokens for so many UTF-8 bytes.
+
+    >>> estimate_tokens(400)
+    101
+    """
+    return size // BYTES_OF_A_TOKEN + 1
+
+
+def shown_tokens(tokens: float, *, estimated: bool) -> str:
+    """A count of tokens for a person; `~` marks one that no endpoint counted.
+
+    >>> shown_tokens(1200, estimated=True)
+    '~1,200'
+    """
+    return f"{'~' if estimated else ''}{tokens:,.0f}"

@@ -1,9 +1,4 @@
-"""LongRecall of a sample: which references are covered, by what and found how, measures and bounds (section 13).
-
-R = |covered| / |references|. A reference that a lost request leaves open is unjudged: values are over the others, and
-the bounds have all of these uncovered, or covered. A covered reference was missed if nothing that covers it
-was shown to a stage of entailment, or if the stage said no.
-"""
+"""Pair the facts of a sample for entailment, and conclude its covered references and bounds (methods, section 13)."""
 
 from __future__ import annotations
 
@@ -11,12 +6,365 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from untold.udfs.facts.aspect_coverage import COUNTS, MEASURE
 from untold.udfs.facts.nodes import normalise
-from untold.udfs.recall.candidate_pairs import LEXICAL, PAIR, SEMANTIC
+from untold.udfs.recall import sample_facts
+from untold.udfs.recall.candidates import (
+    Candidate,
+    Form,
+    form_of,
+    form_of_texts,
+    lexical_candidates,
+    semantic_candidates,
+    without_near_duplicates,
+)
+from untold.udfs.recall.fact_texts import Fact
 from untold.udfs.recall.sample_facts import batches_of, rows_of
+from untold.udfs.recall.segmentation import distinct_facts
+from untold.udfs.samples.batches import in_batches
+
+Numbers = NDArray[np.int64]
+# Of the reference's length, what a common substring has to have for it to count as recalled
+LEAST_SHARE = 0.4
+# Stands in no text in its shown form
+_END = "\0"
+
+
+def contained(texts: Sequence[str], generated: Sequence[str]) -> list[bool]:
+    """ARecall: whether each text is a substring of some generated one; all in their form for matching."""
+    haystack = _END.join(generated)
+    return [bool(text) and text in haystack for text in texts]
+
+
+def share_common(references: Sequence[str], generated: Sequence[str], least: float = LEAST_SHARE) -> list[bool]:
+    """ERecall: whether the longest common substring with some generated text has that share of a reference's length.
+
+    All in their form for matching. That is so where one of the reference's substrings of the least length that counts
+    stands in a generated text. Substrings are numbered, equal ones alike, for doubling lengths (Karp, Miller and
+    Rosenberg 1972), and one of any length is the two numbers of its beginning and its end: no text is slow.
+
+    >>> share_common(["the old harbour", "a new bridge"], ["they saw the old pier"])
+    [True, False]
+    """
+    before = _END.join(generated) + _END
+    text = before + _END.join(references)
+    starts = np.cumsum([len(before), *(len(one) + 1 for one in references)])[:-1]
+    lengths = [_least_length(len(one), least) for one in references]
+    found = [False] * len(references)
+    for size, numbers in _numbered(text, max(lengths, default=0)):
+        for place, length in enumerate(lengths):
+            if size <= length < 2 * size:
+                last = int(starts[place]) + len(references[place]) - length
+                found[place] = _has_common(numbers, length - size, len(before) - length, int(starts[place]), last)
+    return found
+
+
+def _least_length(length: int, least: float) -> int:
+    """The least substring of a text of that length that has its share; 0 for an empty text, which has none."""
+    # Of the quotient, as 0.4 * 5 is more than 2
+    return next((size for size in range(max(1, int(least * length)), length + 1) if size / length >= least), 0)
+
+
+def _numbered(text: str, longest: int) -> Iterator[tuple[int, Numbers]]:
+    """For the lengths 1, 2, 4, ... up to `longest` the substrings' numbers, by where they begin."""
+    numbers = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4").astype(np.int64)
+    size = 1
+    while size <= longest:
+        yield size, numbers
+        if 2 * size > longest:
+            return
+        pairs = numbers[:-size] * (int(numbers.max(initial=0)) + 1) + numbers[size:]
+        numbers = np.unique(pairs, return_inverse=True)[1]
+        size *= 2
+
+
+def _has_common(numbers: Numbers, offset: int, ends: int, start: int, last: int) -> bool:
+    """Whether a substring that begins from `start` to `last` is one that begins before `ends`, at most.
+
+    Substrings are those whose beginning has one of `numbers` and whose end, `offset` further on, another.
+    """
+    own = np.arange(start, last + 1)
+    wanted = np.zeros(int(numbers.max(initial=0)) + 1, dtype=np.bool_)
+    wanted[numbers[own]] = True
+    others = np.flatnonzero(wanted[numbers[: max(0, ends)]])
+    base = len(wanted)
+    mine, theirs = (numbers[some] * base + numbers[some + offset] for some in (own, others))
+    return bool(np.isin(mine, theirs).any())
+
+
+LEXICAL, SEMANTIC = "lexical", "semantic"
+# Vectors are single-precision: beyond these, cosines that are equal differ by the order of their sums alone
+_DECIMALS = 6
+# Kinds of texts, in the words of `embed_text`
+QUERY, DOCUMENT = "query", "document"
+
+PAIR = pa.struct(
+    [
+        ("number", pa.int64()),  # of the reference, from 1
+        ("position", pa.int64()),  # of the generated fact, from 1
+        ("step", pa.string()),
+        ("rank", pa.int64()),  # from 1
+        ("jaccard", pa.float64()),
+        ("lcs", pa.float64()),
+        ("cosine", pa.float64()),
+    ]
+)
+REFERENCE = pa.struct(
+    [
+        ("number", pa.int64()),
+        ("id", pa.string()),
+        ("text", pa.string()),
+        ("anchor", pa.string()),
+        ("arecall", pa.bool_()),
+        ("erecall", pa.bool_()),
+    ]
+)
+GENERATED_FACT = pa.struct([("position", pa.int64()), ("text", pa.string()), ("anchor", pa.string())])
+# generated: null where the response was not cut
+PREPARED = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("references", pa.list_(REFERENCE)),
+        ("generated", pa.list_(GENERATED_FACT)),
+        ("pairs", pa.list_(PAIR)),
+        ("dropped", pa.int64()),
+    ]
+)
+# What became of the references that words found candidates for
+OUTCOME = pa.struct(
+    [("number", pa.int64()), ("chosen", pa.list_(pa.int64())), ("lost", pa.bool_()), ("waiting", pa.bool_())]
+)
+# One request: a reference and its candidates by rank
+SHOWN = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("number", pa.int64()),
+        ("positions", pa.list_(pa.int64())),
+        ("reference", pa.string()),
+        ("candidates", pa.list_(pa.string())),
+    ]
+)
+# A text that candidates by vectors are found by: a reference or a generated fact, by its number
+TEXTS = pa.schema([("sample_id", pa.string()), ("kind", pa.string()), ("number", pa.int64()), ("text", pa.string())])
+# A reference that words left open. pairs: none where nothing is near enough; lost: a vector that might have found more
+# is missing; waiting: it was never asked for, and the pairs are not known
+OPEN = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("number", pa.int64()),
+        ("pairs", pa.list_(PAIR)),
+        ("positions", pa.list_(pa.int64())),
+        ("reference", pa.string()),
+        ("candidates", pa.list_(pa.string())),
+        ("lost", pa.bool_()),
+        ("waiting", pa.bool_()),
+    ]
+)
+
+
+def prepare_samples(batches: Iterable[pa.RecordBatch], options: sample_facts.Options) -> Iterator[pa.RecordBatch]:
+    """Rows of `PREPARED`, a row a sample: distinct facts, baselines that ask no model, and candidates by words.
+
+    batches: the columns of `CUT`, and resolved list<struct<side, facts list<string>>>, null where nothing was asked.
+    """
+    return sample_facts.batches_of((_prepare(row, options) for row in sample_facts.rows_of(batches)), PREPARED)
+
+
+def _prepare(row: Mapping[str, Any], options: sample_facts.Options) -> dict[str, Any]:
+    sides = sample_facts.resolved_sides(row)
+    references = _distinct(sides[sample_facts.REFERENCES] or [])
+    response = sides[sample_facts.RESPONSE]
+    generated = None if response is None else _distinct_generated([one.fact for one in response], options)
+    forms = [form_of(one.fact) for one in references]
+    stated = [form_of(fact) for fact in generated or ()]
+    candidates = lexical_candidates(forms, stated, options.thresholds)
+    found = [
+        _pair(number, LEXICAL, rank, one)
+        for number, ranked in enumerate(candidates, start=1)
+        for rank, one in enumerate(ranked, start=1)
+    ]
+    return {
+        "sample_id": row["sample_id"],
+        "references": _reference_rows(references, forms, stated),
+        "generated": None
+        if generated is None
+        else [
+            {"position": position, "text": fact.text, "anchor": fact.anchor}
+            for position, fact in enumerate(generated, start=1)
+        ],
+        "pairs": found,
+        "dropped": row["dropped"],
+    }
+
+
+def _distinct(references: Sequence[sample_facts.NamedFact]) -> list[sample_facts.NamedFact]:
+    """The references, equal ones once: no threshold may move how many there are.
+
+    Those that were cut out of one text are numbered from 1, before any is dropped.
+    """
+    ids = {id(one.fact): one.id or str(place) for place, one in enumerate(references, start=1)}
+    return [sample_facts.NamedFact(fact, ids[id(fact)]) for fact in distinct_facts(one.fact for one in references)]
+
+
+def _distinct_generated(facts: Sequence[Fact], options: sample_facts.Options) -> list[Fact]:
+    similarity = options.thresholds.token_similarity
+    return without_near_duplicates(distinct_facts(facts), options.duplicate_similarity, similarity)
+
+
+def _reference_rows(
+    references: Sequence[sample_facts.NamedFact], forms: Sequence[Form], stated: Sequence[Form]
+) -> list[dict[str, Any]]:
+    texts = [form.text for form in stated]
+    arecall = contained([form.anchor or form.text for form in forms], texts)
+    erecall = share_common([form.text for form in forms], texts)
+    return [
+        {
+            "number": number,
+            "id": one.id,
+            "text": one.fact.text,
+            "anchor": one.fact.anchor,
+            "arecall": by_anchor,
+            "erecall": by_substring,
+        }
+        for number, (one, by_anchor, by_substring) in enumerate(zip(references, arecall, erecall, strict=True), start=1)
+    ]
+
+
+def _pair(number: int, step: str, rank: int, one: Candidate) -> dict[str, Any]:
+    known = {"jaccard": one.jaccard, "lcs": one.lcs, "cosine": one.cosine}
+    return {"number": number, "position": one.place + 1, "step": step, "rank": rank, **known}
+
+
+def shown_by_words(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows of `SHOWN`, one for each reference that words found candidates for; from rows of `PREPARED`."""
+    return in_batches((one for row in sample_facts.rows_of(batches) for one in _shown_by_words(row)), SHOWN)
+
+
+def _shown_by_words(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    texts = {one["position"]: one["text"] for one in row["generated"] or ()}
+    by_number = positions_by_number(row["pairs"])
+    for one in row["references"]:
+        positions = by_number.get(one["number"])
+        if positions:
+            candidates = [texts[position] for position in positions]
+            request = {"number": one["number"], "reference": one["text"]}
+            yield {"sample_id": row["sample_id"], **request, "positions": positions, "candidates": candidates}
+
+
+def positions_by_number(pairs: Iterable[Mapping[str, Any]]) -> dict[int, list[int]]:
+    """The positions of the candidates of each reference, by rank."""
+    found: dict[int, list[int]] = {}
+    for pair in sorted(pairs, key=lambda pair: (pair["number"], pair["rank"])):
+        found.setdefault(pair["number"], []).append(pair["position"])
+    return found
+
+
+def open_texts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows of `TEXTS`: the references that words left open, and beside them all generated facts.
+
+    batches: the columns of `PREPARED`, and outcomes list<OUTCOME>, null where nothing was shown.
+    """
+    return in_batches((one for row in sample_facts.rows_of(batches) for one in _open_texts(row)), TEXTS)
+
+
+def _open_texts(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    references = open_references(row)
+    if not references or not row["generated"]:
+        return
+    for one in references:
+        yield {"sample_id": row["sample_id"], "kind": QUERY, "number": one["number"], "text": one["text"]}
+    for one in row["generated"]:
+        yield {"sample_id": row["sample_id"], "kind": DOCUMENT, "number": one["position"], "text": one["text"]}
+
+
+def open_references(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The references that nothing was shown for, or nothing of what was shown covers.
+
+    One whose request failed is none of them: nobody knows whether it is covered already.
+    """
+    settled = {one["number"] for one in row["outcomes"] or () if one["lost"] or one["waiting"] or one["chosen"]}
+    return [one for one in row["references"] if one["number"] not in settled]
+
+
+def find_by_vectors(batches: Iterable[pa.RecordBatch], options: sample_facts.Options) -> Iterator[pa.RecordBatch]:
+    """Rows of `OPEN`, one for each open reference of samples with generated facts.
+
+    batches: the columns of `PREPARED`, outcomes as of `open_texts`, and embedded list<struct<kind, number, vector,
+    waiting>>: of each text its vector of length 1, null where it could not be had.
+    """
+    found = (one for row, vectors in _rows_with_vectors(batches) for one in _find_by_vectors(row, vectors, options))
+    return in_batches(found, OPEN)
+
+
+Embedded = dict[tuple[str, int], tuple[NDArray[np.float32] | None, bool]]
+
+
+def _rows_with_vectors(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[sample_facts.Row, Embedded]]:
+    for batch in sample_facts.sliced(batches):
+        # Vectors stay arrays: as Python's numbers they would take twenty times the memory
+        vectors = _vectors(batch.column("embedded"))
+        yield from zip(batch.drop_columns(["embedded"]).to_pylist(), vectors, strict=True)
+
+
+def _vectors(column: pa.ListArray) -> Iterator[Embedded]:
+    """By kind and number the vector and whether it waits, a row at a time."""
+    for row in column:
+        if row.values is None:
+            yield {}
+            continue
+        kinds, numbers, waiting = (row.values.field(name).to_pylist() for name in ("kind", "number", "waiting"))
+        vectors = row.values.field("vector")
+        yield {
+            (kind, number): (one.values.to_numpy(zero_copy_only=False) if one.is_valid else None, waits)
+            for kind, number, waits, one in zip(kinds, numbers, waiting, vectors, strict=True)
+        }
+
+
+def _find_by_vectors(
+    row: Mapping[str, Any], embedded: Embedded, options: sample_facts.Options
+) -> Iterator[dict[str, Any]]:
+    references, generated = open_references(row), row["generated"] or []
+    if not references or not generated:
+        return
+    stated = [form_of_texts(one["text"], one["anchor"]) for one in generated]
+    documents = [embedded.get((DOCUMENT, one["position"]), (None, True)) for one in generated]
+    missing = [vector is None for vector, _ in documents]
+    dimension = next((len(vector) for vector, _ in embedded.values() if vector is not None), 0)
+    matrix = _stacked([vector for vector, _ in documents], dimension)
+    waiting = any(waits for _, waits in documents)
+    blocked = positions_by_number(row["pairs"])
+    texts = {one["position"]: one["text"] for one in generated}
+    for one in references:
+        vector, waits = embedded.get((QUERY, one["number"]), (None, True))
+        before = {position - 1 for position in blocked.get(one["number"], ())}
+        unseen = vector is None or any(lost and place not in before for place, lost in enumerate(missing))
+        pairs: list[dict[str, Any]] = []
+        if vector is not None and not (waits or waiting):
+            cosines = np.round(matrix @ vector.astype(np.float64), _DECIMALS)
+            form = form_of_texts(one["text"], one["anchor"])
+            ranked = semantic_candidates(form, stated, cosines, before, options.thresholds, options.cosine)
+            pairs = [_pair(one["number"], SEMANTIC, rank, each) for rank, each in enumerate(ranked, start=1)]
+        yield {
+            "sample_id": row["sample_id"],
+            "number": one["number"],
+            "pairs": pairs,
+            "positions": [pair["position"] for pair in pairs],
+            "reference": one["text"],
+            "candidates": [texts[pair["position"]] for pair in pairs],
+            "lost": unseen and not (waits or waiting),
+            "waiting": waits or waiting,
+        }
+
+
+def _stacked(vectors: Sequence[NDArray[np.float32] | None], dimension: int) -> NDArray[np.float64]:
+    """float[vectors, dimension], NaN where one is missing: so are its inner products."""
+    missing = np.full(dimension, np.nan)
+    return np.array([missing if one is None else one.astype(np.float64) for one in vectors])
+
 
 MISSES = pa.schema([("method", pa.string()), ("was_shown", pa.bool_())])
 

@@ -12,8 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from untold.udfs.recall.candidates import Thresholds
-from untold.udfs.recall.forms import match_form, shown_form
-from untold.udfs.recall.list_facts import Fact
+from untold.udfs.recall.fact_texts import Fact, match_form, shown_form
 from untold.udfs.recall.segmentation import Choice, Segmentation, choose_segmentation, cut, free_facts
 from untold.udfs.samples.batches import in_batches
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from typing import Literal
 
-from untold.udfs.recall.forms import match_form, shown_form
-from untold.udfs.recall.list_facts import Fact, fact_of, name_of
+from untold.udfs.recall.fact_texts import Fact, fact_of, match_form, name_of, shown_form
 from untold.udfs.texts import sentence_ends, with_breaks, without_struck
 
 # Two lines that begin like items make a list

@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from untold.udfs.retrieval import dense
-from untold.udfs.retrieval.catalog import COARSE, DEAD, MAKING, Making
-from untold.udfs.retrieval.cutting import CHUNKS
+from untold.udfs.retrieval.catalog import CHUNKS, COARSE, DEAD, MAKING, Making
 from untold.udfs.retrieval.shards import (
     DamagedShardError,
     ShardFacts,

@@ -30,8 +30,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from untold.udfs.errors import UserError
-from untold.udfs.retrieval.catalog import COARSE, DEAD, SHARDS
-from untold.udfs.retrieval.cutting import CHUNKS
+from untold.udfs.retrieval.catalog import CHUNKS, COARSE, DEAD, SHARDS
 from untold.udfs.retrieval.dense import Dense, Integers, open_index, write_index
 from untold.udfs.retrieval.terms import Terms, TermsBuilder, tokenise
 from untold.udfs.storage import Place, sync_folder

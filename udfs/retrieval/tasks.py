@@ -13,8 +13,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.records import Completion, completions_table
-from untold.udfs.llm.segments import write_file
+from untold.udfs.llm.segments import Completion, completions_table, write_file
 from untold.udfs.retrieval.embedding import (
     TOO_LONG,
     embedding_inputs,

@@ -1,4 +1,4 @@
-"""Adapters: other layouts of files, and the records that their rows stand for."""
+"""Adapt the rows of other file formats to samples."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from untold.udfs.samples import expertqa, k_qa, list_questions, ragchecker, realsumm, tool_files, traces, trec_web
+from untold.udfs.samples import data_sets, tool_files
 from untold.udfs.samples.file_records import READERS, FileRecord, Unit
+from untold.udfs.samples.values import canonical, text_of
 
 LINES = "*.jsonl"
 WIKICONTRADICT_CONTEXTS = ("context1_self_contained", "context2_self_contained")
@@ -162,8 +163,8 @@ def _samples_of(
     return Adapter(None, _as_read, files, read, by_row=False, uses=("questions",), marks=marks)
 
 
-def _traces_of(spans: Callable[[traces.Values], Iterable[traces.Span]], *marks: tuple[str, ...]) -> Adapter:
-    return _samples_of(traces.FILES, partial(traces.read_traces, spans), marks)
+def _traces_of(spans: Callable[[tool_files.Values], Iterable[tool_files.Span]], *marks: tuple[str, ...]) -> Adapter:
+    return _samples_of(tool_files.FILES, partial(tool_files.read_traces, spans), marks)
 
 
 _CONFLICTBANK_COLUMNS = ("question", *CONFLICTBANK_CONTEXTS.values(), *CONFLICTBANK_CLAIMS.values())
@@ -179,15 +180,17 @@ FORMATS: dict[str, Adapter] = {
     # Two evaluations an instance, from which what each source states is read; or ten, each context by itself too
     "conflictbank": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, ("all",)), uses=("labels",)),
     "conflictbank_alone": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, CONFLICTBANK_SETS)),
-    "realsumm": Adapter((), _as_read, realsumm.LABELS, realsumm.read_system, uses=("items",)),
-    "k_qa": Adapter((), _as_read, k_qa.FILES, k_qa.read_answers, uses=("items",), marks=(k_qa.COLUMNS,)),
+    "realsumm": Adapter((), _as_read, data_sets.LABEL_FILES, data_sets.read_system, uses=("items",)),
+    "k_qa": Adapter(
+        (), _as_read, data_sets.K_QA_FILES, data_sets.read_answers, uses=("items",), marks=(data_sets.COLUMNS,)
+    ),
     # Their folders hold a licence and other files beside the rows
-    "k_qa_questions": Adapter(k_qa.QUESTIONS, k_qa.questions, LINES, read_lines, uses=("items",)),
-    "expertqa": Adapter(expertqa.REQUIRED, expertqa.answers, LINES, read_lines, uses=("questions", "items")),
+    "k_qa_questions": Adapter(data_sets.QUESTIONS, data_sets.questions, LINES, read_lines, uses=("items",)),
+    "expertqa": Adapter(data_sets.REQUIRED, data_sets.answers, LINES, read_lines, uses=("questions", "items")),
     # Queries with their aspects or references; responses are whoever's answers them
-    "trec_web": Adapter((), _as_read, trec_web.TOPICS, trec_web.read_topics, by_row=False, uses=("questions",)),
-    "qampari": Adapter(list_questions.QAMPARI, list_questions.qampari, by_row=False, uses=("questions",)),
-    "romqa": Adapter(list_questions.ROMQA, list_questions.romqa, by_row=False, uses=("questions",)),
+    "trec_web": Adapter((), _as_read, data_sets.TOPICS, data_sets.read_topics, by_row=False, uses=("questions",)),
+    "qampari": Adapter(data_sets.QAMPARI, data_sets.qampari, by_row=False, uses=("questions",)),
+    "romqa": Adapter(data_sets.ROMQA, data_sets.romqa, by_row=False, uses=("questions",)),
     "longfact": Adapter(
         ("prompt",),
         _longfact,
@@ -227,18 +230,18 @@ FORMATS: dict[str, Adapter] = {
     ),
     "rubrics": Adapter(("rubrics",), tool_files.rubrics, by_row=False, uses=("questions",), names=tool_files.RUBRICS),
     "huggingface": _samples_of(tool_files.ARROW, tool_files.read_arrow),
-    "langsmith": _traces_of(traces.langsmith, ("run_type", "inputs"), ("inputs", "outputs")),
+    "langsmith": _traces_of(tool_files.langsmith, ("run_type", "inputs"), ("inputs", "outputs")),
     "langfuse": _traces_of(
-        traces.langfuse,
+        tool_files.langfuse,
         ("observations",),
         ("traceId", "input"),
         ("trace_id", "parent_observation_id"),
         ("id", "input", "output", "timestamp"),
     ),
-    "phoenix": _traces_of(traces.phoenix, ("context.trace_id",), ("context", "span_kind", "attributes")),
-    "mlflow": _traces_of(traces.mlflow, ("info", "data"), ("trace_id", "request", "response")),
+    "phoenix": _traces_of(tool_files.phoenix, ("context.trace_id",), ("context", "span_kind", "attributes")),
+    "mlflow": _traces_of(tool_files.mlflow, ("info", "data"), ("trace_id", "request", "response")),
     "openai_evals": _traces_of(
-        traces.openai_evals,
+        tool_files.openai_evals,
         ("spec",),
         ("sample_id", "type", "data"),
         ("item", "sample"),
@@ -247,6 +250,38 @@ FORMATS: dict[str, Adapter] = {
     ),
     # Last, as others have a column of that name
     "ragchecker": Adapter(
-        (), _as_read, ragchecker.FILES, ragchecker.read_results, by_row=False, marks=((ragchecker.RESULTS,),)
+        (), _as_read, data_sets.RAGCHECKER_FILES, data_sets.read_results, by_row=False, marks=((data_sets.RESULTS,),)
     ),
 }
+
+
+CARRIED = ("category", "selftext")
+
+
+def _question(record: FileRecord, _: int) -> list[FileRecord]:
+    """A question: its title is the query. What elaborates on it (selftext) is carried along, and no part of it."""
+    return [_named(record, {"query": record.values.get("title"), **_some(record.values, CARRIED)})]
+
+
+def _contexts(record: FileRecord, _: int) -> list[FileRecord]:
+    """The contexts of a question, and nothing else of their row."""
+    return [_named(record, _some(record.values, ("contexts",)))]
+
+
+def _some(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Those of the named values that there are; what is absent stays absent, and is not null."""
+    return {name: values[name] for name in names if name in values}
+
+
+def _named(record: FileRecord, values: Mapping[str, Any]) -> FileRecord:
+    """The values as a record named by the q_id of the record that they are from."""
+    if record.problem:
+        return record
+    name = text_of(record.values.get("q_id"))
+    if not name:
+        return FileRecord(problem="q_id is null or empty", raw=canonical(record.values))
+    return FileRecord({**values, "sample_id": name})
+
+
+QUESTIONS = Adapter(required=("q_id", "title"), expand=_question)
+CONTEXTS = Adapter(required=("q_id", "contexts"), expand=_contexts)

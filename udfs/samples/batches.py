@@ -1,4 +1,4 @@
-"""The pass over the input on Spark's workers: batches of units -> batches of what is in them, and of these as typed."""
+"""Read an input on Spark's workers: batches of units to batches of samples or of plain columns."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from untold.udfs.samples.file_records import (
     describe_break,
     renamed,
 )
-from untold.udfs.samples.shapes import Shape, merge_shapes, shape_of
-from untold.udfs.samples.values import as_type
+from untold.udfs.samples.values import Shape, as_type, merge_shapes, shape_of, text_of
 
 # Kinds of files whose columns have one type each: items may be JSON in a column of text.
 ITEMS_ARE_TEXT = ("csv", "parquet")
@@ -163,7 +162,7 @@ class Tally:
                 yield _named(unit, record, columns)
 
     def facts(self, unit: Unit, columns: Iterable[str], shapes: Mapping[str, Shape]) -> str:
-        """The facts of a unit as JSON, as `untold.jobs.inputs.row_positions` reads them."""
+        """The facts of a unit as JSON, as `untold.jobs.inputs.samples` reads them."""
         undecodable = (self.broken.line, self.broken.encoding) if isinstance(self.broken, UndecodableError) else None
         facts = {
             "file": unit.file,
@@ -201,3 +200,54 @@ def in_batches(
             chunk = []
     if chunk:
         yield pa.RecordBatch.from_pylist(chunk, schema)
+
+
+Names = Mapping[str, Sequence[str]]
+"""Columns by the names that they may have in a file, the first found counting: `{"text": ("text", "contents")}`."""
+
+
+def read_plain(
+    batches: Iterable[pa.RecordBatch], names: Names, columns: Mapping[str, str], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """A row a record, and a row of facts a unit. What cannot be read on is a fact, not an exception.
+
+    Columns of `schema`: file, block, n (the place, as `udfs.samples.batches.read_batches` has it), number (of the
+    record in its unit), those of `names` as text, problem (of a record that could not be read), facts. `columns`: what
+    a file calls ours.
+    """
+    for batch in batches:
+        for row in batch.to_pylist():
+            yield from in_batches(_plain_rows(Unit(**row), names, columns), schema)
+
+
+def _plain_rows(unit: Unit, names: Names, renaming: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """The rows of a unit, then that of its facts."""
+    place = {"file": unit.file, "block": unit.start}
+    columns: set[str] = set()
+    tally = Tally()
+    try:
+        for record in tally.rows(unit, READERS_OF_PARTS[unit.kind], renaming):
+            columns.update(record.values)
+            # As it grows: a file whose keys are data would fill the memory before its end
+            check_width(len(columns))
+            told = {"n": tally.row, "number": tally.rows_read, "problem": record.problem}
+            yield {**place, **told, **_texts(record, names)}
+    except (UnreadableFileError, *READ_ERRORS) as error:
+        tally.broken = error
+    yield {**place, "n": tally.row, "facts": tally.facts(unit, columns | given(names, columns), {})}
+
+
+def given(names: Names, columns: Iterable[str]) -> set[str]:
+    """Which of the columns are there, under whatever of their names.
+
+    >>> given({"text": ("text", "contents"), "url": ("url",)}, ["contents"])
+    {'text'}
+    """
+    there = set(columns)
+    return {name for name, others in names.items() if there.intersection(others)}
+
+
+def _texts(record: FileRecord, names: Names) -> dict[str, str | None]:
+    """The columns of a record as text; null where it has none, or nothing under any of their names."""
+    values = record.values
+    return {name: next((text_of(values[one]) for one in names[name] if one in values), None) for name in names}

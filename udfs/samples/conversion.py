@@ -12,9 +12,15 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, cast
 
-from untold.udfs.samples.checks import check_contexts, normalise_checks, normalise_ground_truth
 from untold.udfs.samples.file_records import FileRecord
-from untold.udfs.samples.items import named_texts, normalise_aspects, normalise_references
+from untold.udfs.samples.items import (
+    check_contexts,
+    named_texts,
+    normalise_aspects,
+    normalise_checks,
+    normalise_ground_truth,
+    normalise_references,
+)
 from untold.udfs.samples.values import ENCODER, canonical, finite, id_of, load_json, text_of, without_surrogates
 
 KNOWN = ("sample_id", "query", "response", "contexts", "system", "label")

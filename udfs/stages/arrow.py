@@ -12,17 +12,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from untold.udfs.facts.nodes import normalise
-from untold.udfs.llm.classifying import pair_texts
 from untold.udfs.llm.keys import CLASSIFYING, Stage
+from untold.udfs.llm.pair_classifier import pair_texts
 from untold.udfs.llm.templates import compile_prompt
-from untold.udfs.llm.tokens import estimate_tokens
+from untold.udfs.llm.usage import estimate_tokens
 from untold.udfs.ratings import weigh
 from untold.udfs.retrieval.embedding import embedding_inputs, normalised
 from untold.udfs.stages import LOOKUPS, definition_of
-from untold.udfs.stages.definitions import StageDefinition, Unparsable
-from untold.udfs.stages.figures import Thing
-from untold.udfs.stages.leaks import example_names, without_leaked
-from untold.udfs.stages.schemas import read_as
+from untold.udfs.stages.definitions import StageDefinition, Thing, Unparsable, read_as
+from untold.udfs.stages.non_answers import example_names, without_leaked
 
 LEAKED = "leaked_example"
 TOKENS = "tokens"  # the estimated tokens of a request's prompt

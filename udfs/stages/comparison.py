@@ -12,12 +12,10 @@ from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.labels import BOXED
 from untold.udfs.stages.lists import whole
-from untold.udfs.stages.numbered import Numbered
-from untold.udfs.stages.numbered_labels import read_numbered_labels
+from untold.udfs.stages.numbered import Numbered, read_numbered_labels
 from untold.udfs.stages.rated import matching_key
-from untold.udfs.stages.reading import is_drawing, letters, split_marker, strip_thinking
+from untold.udfs.stages.reading import is_drawing, letters, past_echoes, split_marker, strip_thinking
 from untold.udfs.stages.records import Record, read_records
-from untold.udfs.stages.repeated_tags import past_echoes
 
 RELATIONS = ("equivalent", "first_implies_second", "second_implies_first", "contradictory", "neutral")
 

@@ -9,16 +9,24 @@ from typing import Any
 import pyarrow as pa
 
 from untold.udfs.facts.nodes import normalise
-from untold.udfs.stages.definitions import StageDefinition, Unparsable
-from untold.udfs.stages.figures import WRITTEN, Figures, Line
+from untold.udfs.stages.definitions import (
+    TEXT,
+    WRITTEN,
+    Figures,
+    Line,
+    StageDefinition,
+    Unparsable,
+    lines_of,
+    listed,
+    number_of,
+    one_of,
+    record,
+)
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.lists import rows_of, says_none
-from untold.udfs.stages.numbered import Numbered, cells_of, known_numbers
-from untold.udfs.stages.numbered_labels import read_numbered_labels
-from untold.udfs.stages.reading import strip_thinking, unfenced
+from untold.udfs.stages.numbered import Numbered, cells_of, known_numbers, read_numbered_labels
+from untold.udfs.stages.reading import past_echoes, strip_thinking, unfenced
 from untold.udfs.stages.records import Record, Value, is_empty_list, json_at_line_starts, read_records, unwrapped
-from untold.udfs.stages.repeated_tags import past_echoes
-from untold.udfs.stages.schemas import TEXT, lines_of, listed, number_of, one_of, record
 
 COVERED, UNCOVERED = "covered", "uncovered"
 SIDE = [("text", pa.string()), ("sources", pa.list_(pa.int32()))]

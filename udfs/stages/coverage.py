@@ -7,13 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from untold.udfs.stages.coverage_lines import (
+from untold.udfs.stages.cited_lines import (
     BEGINS_NONE,
+    EMPHASIS,
     NOTHING,
+    OPENERS,
     Sourced,
     is_nothing,
     is_partly,
+    last_bracket,
+    numbers_of,
     sourced_lines,
+    split_sources,
     statement_lines,
 )
 from untold.udfs.stages.definitions import Unparsable
@@ -25,13 +30,14 @@ from untold.udfs.stages.reading import (
     collapsed,
     is_none,
     letters,
+    next_turn,
+    past_echoes,
     split_marker,
     strip_thinking,
+    texts_of,
     without_emphasis,
 )
 from untold.udfs.stages.records import Cell, Record, Value, content_of, read_records, read_tables, unwrapped
-from untold.udfs.stages.repeated_tags import next_turn, past_echoes, texts_of
-from untold.udfs.stages.sources import EMPHASIS, OPENERS, last_bracket, numbers_of, split_sources
 
 _COVERED, _UNCOVERED, _PARTIAL = "covered", "uncovered", "partially covered"
 # The headings that models write for the two lists, alone (`_SHORT`) or with the word for what is listed (`_LONG`)

@@ -1,17 +1,78 @@
-"""What a stage is before settings are bound to it: name, variables, and how its completion is read."""
+"""Define a stage without settings: name, variables, schema, parser, and the sizes that a plan expects of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from untold.udfs.stages.figures import Figures, Reader
+from untold.udfs.ratings import SCALE
+from untold.udfs.stages.reading import first_turn, texts_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from untold.udfs.stages.schemas import Form
+
+RATINGS = (1.0, 2.0, 3.0, 4.0, 5.0)
+
+
+class Thing(NamedTuple):
+    """One of what a completion yields: its text, with all that tells it apart, and its rating if the stage rates."""
+
+    text: str
+    rating: float = RATINGS[-1]
+
+
+# Reads the things of a completion without the variables of its request, which no store holds. Raises Unparsable.
+Reader = Callable[[str], Sequence[Thing]]
+RECORDED, FACTSCORE, WRITTEN = "recorded judges", "FActScore", "completions written by hand"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A quantity of a request that grows with the tokens of its variables.
+
+    >>> Line(3.0, slope=0.5).at(10.0)
+    8.0
+    """
+
+    base: float = 0.0
+    slope: float = 0.0
+
+    def at(self, tokens: float) -> float:
+        """Its value for variables of so many tokens."""
+        return self.base + self.slope * tokens
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Means over the requests of a stage.
+
+    `completion`: tokens of the answer; `things`: how many of what it is asked for it yields (atoms, questions, answers;
+    of a summary 1, where the text says something). `ratings`: the share of things by rating, 1 to 5. `distinct`: the
+    share of things that are left where equal texts are one, as they are one node of a graph. `calls` and
+    `prompt_tokens`, those of all calls, are known from a store alone: without, the prompts are rendered and counted.
+    """
+
+    source: str
+    completion: Line
+    things: Line = Line()
+    ratings: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 1.0)
+    distinct: float = 1.0
+    calls: float = 1.0
+    prompt_tokens: float | None = None
+
+    def passing(self, threshold: float) -> float:
+        """The share of things that are rated at least so high.
+
+        >>> Figures("", Line(), ratings=(0.1, 0.2, 0.1, 0.2, 0.4)).passing(3.5)
+        0.6
+        """
+        shares = zip(RATINGS, self.ratings, strict=True)
+        return round(sum(share for rating, share in shares if rating >= threshold), 6)
+
 
 Parser = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 # What templates are tried with before anything is asked, by the names that the shipped stages have for variables
@@ -97,3 +158,112 @@ class StageDefinition:
         weighted = [pa.field("weighted", pa.bool_())] if self.rated else []
         read_as = [pa.field("read_as", pa.string())] if self.form else []
         return pa.schema([*self.output, *weighted, *read_as])
+
+
+Schema = Mapping[str, Any]
+
+# How a completion was read: as JSON of the schema, in the form of methods, section 9, or in another without doubt
+SCHEMA, FORM, LENIENT = READ_AS = ("schema", "form", "lenient")
+REASONING = "reasoning"
+# OpenAI takes 1,000 values in one schema; beyond these, numbers are a range
+MOST_NUMBERS = 250
+
+TEXT: Schema = {"type": "string"}
+RATING: Schema = {"type": "integer", "enum": list(map(int, SCALE))}
+# Endpoints want every field; a model that has thought already leaves it null
+THOUGHTS: Schema = {"type": ["string", "null"]}
+
+
+def record(**fields: Schema) -> Schema:
+    """An object with these fields, in this order, and no others."""
+    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+
+
+def listed(item: Schema) -> Schema:
+    """A list of such items."""
+    return {"type": "array", "items": item}
+
+
+def one_of(labels: Sequence[str]) -> Schema:
+    """One of these texts."""
+    return {"type": "string", "enum": list(labels)}
+
+
+def number_of(variable: str) -> Schema:
+    """The number, from 1, of one of the texts of a variable."""
+    return {"type": "integer", "enum": variable}
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form that a template asks for: in words for a model, and what matches a completion; None matches any text."""
+
+    words: str
+    pattern: re.Pattern[str] | None = None
+
+
+def lines_of(pattern: str, line: str, each: str = "one line for each:") -> Form:
+    """The form with one item a line, which the pattern matches and `line` shows, or a lone `None`."""
+    return Form(f"{each} `{line}`", re.compile(rf"(?:{pattern})(?:\n+(?:{pattern}))*|None"))
+
+
+def label_of(labels: Sequence[str]) -> Form:
+    """The form that is one of these labels and nothing else."""
+    return Form(f"one of {', '.join(labels)}", re.compile("|".join(map(re.escape, labels))))
+
+
+def filled(schema: Schema, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of one request.
+
+    >>> filled(number_of("claims"), {"claims": ["Water is wet.", "Ice is cold."]})
+    {'type': 'integer', 'enum': [1, 2]}
+    """
+    variable = schema.get("enum")
+    if isinstance(variable, str):
+        return {"type": "integer", **_numbers(len(variables.get(variable) or ()))}
+    return {name: filled(value, variables) if isinstance(value, Mapping) else value for name, value in schema.items()}
+
+
+def lists_in(schema: Schema) -> Iterator[str]:
+    """The variables on whose lengths `filled` depends."""
+    variable = schema.get("enum")
+    if isinstance(variable, str):
+        yield variable
+    for value in schema.values():
+        if isinstance(value, Mapping):
+            yield from lists_in(value)
+
+
+def _numbers(count: int) -> dict[str, Any]:
+    """The numbers from 1; a range in place of too many, or of none, which no schema may list."""
+    if 0 < count <= MOST_NUMBERS:
+        return {"enum": list(range(1, count + 1))}
+    return {"minimum": 1, "maximum": max(count, 1)}
+
+
+def without_reasoning(schema: Schema) -> Schema:
+    """The schema for a model that thinks before it answers."""
+    fields = {name: field for name, field in schema["properties"].items() if name != REASONING}
+    return record(**fields)
+
+
+def read_as(completion: str, schema: Schema | None, form: Form | None, variables: Mapping[str, Any]) -> str:
+    """One of `READ_AS`, for a completion that a stage's parser can read. A stage without a form takes any text.
+
+    schema: the one that was sent; None for none.
+    """
+    answer = first_turn(completion, list(texts_of(variables.values()))).strip()
+    if schema is not None and answer.startswith("{") and _fits(answer, filled(schema, variables)):
+        return SCHEMA
+    pattern = form.pattern if form else None
+    return FORM if pattern is None or pattern.fullmatch(answer) else LENIENT
+
+
+def _fits(answer: str, schema: Mapping[str, Any]) -> bool:
+    # Not at the top: it takes a tenth of a second, and most completions are no JSON
+    from jsonschema import Draft202012Validator
+
+    try:
+        return bool(Draft202012Validator(schema).is_valid(json.loads(answer)))
+    except (ValueError, RecursionError):
+        return False

@@ -9,24 +9,34 @@ from typing import Any
 import pyarrow as pa
 
 from untold.udfs.stages.coverage import parse_coverage
-from untold.udfs.stages.definitions import StageDefinition, Unparsable
-from untold.udfs.stages.figures import RECORDED, Figures, Line, Thing
-from untold.udfs.stages.final_answers import final_text
+from untold.udfs.stages.definitions import (
+    RECORDED,
+    TEXT,
+    THOUGHTS,
+    Figures,
+    Form,
+    Line,
+    StageDefinition,
+    Thing,
+    Unparsable,
+    listed,
+    number_of,
+    record,
+)
+from untold.udfs.stages.final_answers import final_text, recorded_text, unframed, untagged
 from untold.udfs.stages.non_answers import says_absent
-from untold.udfs.stages.prose import recorded_text, unframed, untagged
 from untold.udfs.stages.reading import (
     collapsed,
     is_fence,
     is_none,
     is_rule,
+    past_echoes,
     split_marker,
     strip_thinking,
     unfenced,
     without_emphasis,
     without_ticks,
 )
-from untold.udfs.stages.repeated_tags import past_echoes
-from untold.udfs.stages.schemas import TEXT, THOUGHTS, Form, listed, number_of, record
 
 SUMMARY_SCHEMA = pa.schema([pa.field("summary", pa.string())])
 STATEMENT_TYPE = pa.struct(

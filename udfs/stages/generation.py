@@ -9,21 +9,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from untold.udfs.stages.definitions import StageDefinition, Unparsable
-from untold.udfs.stages.figures import WRITTEN, Figures, Line
-from untold.udfs.stages.final_answers import final_text
-from untold.udfs.stages.prose import recorded_text, unframed, untagged
+from untold.udfs.stages.definitions import TEXT, WRITTEN, Figures, Form, Line, StageDefinition, Unparsable, record
+from untold.udfs.stages.final_answers import final_text, recorded_text, unframed, untagged
 from untold.udfs.stages.reading import (
     collapsed,
     is_drawing,
+    past_echoes,
     split_marker,
     strip_thinking,
     unfenced,
     without_emphasis,
     without_ticks,
 )
-from untold.udfs.stages.repeated_tags import past_echoes
-from untold.udfs.stages.schemas import TEXT, Form, record
 
 ANSWER_SCHEMA = pa.schema([pa.field("answer", pa.string())])
 RESTATED_SCHEMA = pa.schema([pa.field("statement", pa.string())])

@@ -1,4 +1,4 @@
-"""The stages of NLI comprehensiveness (Dejl et al. 2025; methods, section 2) and how they are read."""
+"""The stages of NLI comprehensiveness (Dejl et al. 2025; methods, section 2)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,28 @@ from typing import Any
 import pyarrow as pa
 
 from untold.udfs.ratings import SCALE, Digit
-from untold.udfs.stages.definitions import StageDefinition, Unparsable
-from untold.udfs.stages.figures import FACTSCORE, WRITTEN, Figures, Line, Thing
+from untold.udfs.stages.definitions import (
+    FACTSCORE,
+    RATING,
+    TEXT,
+    WRITTEN,
+    Figures,
+    Line,
+    StageDefinition,
+    Thing,
+    Unparsable,
+    label_of,
+    lines_of,
+    listed,
+    number_of,
+    one_of,
+    record,
+)
 from untold.udfs.stages.final_answers import final_answer
+from untold.udfs.stages.labels import labels_of, read_label
+from untold.udfs.stages.numbered import Numbered, read_numbered_labels
 from untold.udfs.stages.rated import is_known, is_named, match_lines, matching_key, rank, rating_pattern, read_digit
-from untold.udfs.stages.reading import answer_span, split_marker
+from untold.udfs.stages.reading import answer_span, past_echoes, split_marker
 from untold.udfs.stages.records import (
     NUMBER_NAMES,
     RATING_NAMES,
@@ -27,13 +44,55 @@ from untold.udfs.stages.records import (
     read_records,
     unwrapped,
 )
-from untold.udfs.stages.relations import LIST_VARIABLES, parse_relation, parse_relations
-from untold.udfs.stages.relations import RELATIONS as RELATIONS
-from untold.udfs.stages.relations import VARIABLES as RELATION_VARIABLES
-from untold.udfs.stages.repeated_tags import past_echoes
-from untold.udfs.stages.schemas import RATING, TEXT, label_of, lines_of, listed, number_of, one_of, record
 from untold.udfs.stages.units import UNIT_TYPES as UNIT_TYPES
 from untold.udfs.stages.units import parse_atoms, parse_revised
+
+RELATIONS = ("entailment", "contradiction", "neutral")
+RELATION_VARIABLES = ("premise", "hypothesis")
+LIST_VARIABLES = ("premise", "hypotheses")
+
+# What stands beside a hypothesis's number: `Hypothesis 3`, `h3`
+_NUMBER_WORDS = re.compile(
+    r"(?<![^\W_])(?:hypothes[ei]s|statements?|claims?|nos?|numbers?|ids?|h)(?![^\W\d_])", re.IGNORECASE
+)
+
+# `certain`, `impossible` and `open` are the words by which other prompts explain the labels
+_LABELS = labels_of(
+    {
+        "entailment": r"entail(?:ment|s|ed|ing)?|certain",
+        "contradiction": r"contradict(?:ion|s|ed|ing|ory)?|impossible",
+        "neutral": r"neutral|open",
+    },
+    hedged=r"(?:partial|weak|near|possible|apparent|likely)[\s_-](?:entailment|contradiction)",
+    inputs=RELATION_VARIABLES,
+    positive="entailment",
+    neither="neutral",
+    opposites=("entailment", "contradiction"),
+)
+
+
+@final_answer
+def parse_relation(completion: str, variables: Mapping[str, Any]) -> dict[str, str]:
+    """`relation`: the one of `RELATIONS` that is the answer, as `read_label` finds it; what neither entails nor
+    contradicts is neutral. Raises `Unparsable` where that is none or several.
+    """
+    own = [str(variables.get(name) or "") for name in RELATION_VARIABLES]
+    return {"relation": read_label(completion, _LABELS, own)}
+
+
+@final_answer
+def parse_relations(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
+    """`relations`: one of `RELATIONS` for each of `hypotheses`, in their order, as `read_numbered_labels` finds them.
+
+    None where a hypothesis has no clear relation or several. Raises `Unparsable` where none has one.
+    """
+    hypotheses, premise = variables["hypotheses"], str(variables.get("premise") or "")
+
+    def read(text: str, number: int) -> str:
+        return read_label(text, _LABELS, (premise, hypotheses[number - 1]))
+
+    return {"relations": read_numbered_labels(completion, Numbered(hypotheses, _NUMBER_WORDS), read)}
+
 
 ATOM_TYPE = pa.struct([pa.field("text", pa.string()), pa.field("unit_type", pa.string())])
 ATOMS_SCHEMA = pa.schema([pa.field("atoms", pa.list_(ATOM_TYPE))])

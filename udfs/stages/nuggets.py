@@ -13,15 +13,24 @@ import pyarrow as pa
 from untold.udfs.facts.nugget_measures import NOT_SUPPORT, OKAY, PARTIAL, SUPPORT, SUPPORTS, VITAL
 from untold.udfs.samples.items import IMPORTANCES
 from untold.udfs.stages.claims import CLAIM_NAMES, labelled_answer, listed_texts, recorded_texts
-from untold.udfs.stages.definitions import StageDefinition, Unparsable
-from untold.udfs.stages.figures import WRITTEN, Figures, Line, Thing
+from untold.udfs.stages.definitions import (
+    TEXT,
+    WRITTEN,
+    Figures,
+    Line,
+    StageDefinition,
+    Thing,
+    Unparsable,
+    lines_of,
+    listed,
+    number_of,
+    one_of,
+    record,
+)
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.labels import Labels, labels_of, read_label
-from untold.udfs.stages.numbered import Numbered
-from untold.udfs.stages.numbered_labels import read_numbered_labels
-from untold.udfs.stages.reading import unfenced
-from untold.udfs.stages.repeated_tags import past_echoes
-from untold.udfs.stages.schemas import TEXT, lines_of, listed, number_of, one_of, record
+from untold.udfs.stages.numbered import Numbered, read_numbered_labels
+from untold.udfs.stages.reading import past_echoes, unfenced
 
 NUGGETS_SCHEMA = pa.schema([pa.field("nuggets", pa.list_(pa.string()))])
 # In the order of the variable `nuggets`; null where a nugget has no clear label or several

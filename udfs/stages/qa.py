@@ -15,8 +15,23 @@ from untold.udfs.llm.tools import COMPARE_QUANTITIES
 from untold.udfs.ratings import Digit
 from untold.udfs.stages.comparison import RELATIONS as RELATIONS
 from untold.udfs.stages.comparison import parse_comparison, parse_comparisons
-from untold.udfs.stages.definitions import StageDefinition, Unparsable
-from untold.udfs.stages.figures import WRITTEN, Figures, Line, Thing
+from untold.udfs.stages.definitions import (
+    RATING,
+    TEXT,
+    THOUGHTS,
+    WRITTEN,
+    Figures,
+    Form,
+    Line,
+    StageDefinition,
+    Thing,
+    Unparsable,
+    lines_of,
+    listed,
+    number_of,
+    one_of,
+    record,
+)
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.lists import whole
 from untold.udfs.stages.non_answers import UNKNOWN_WORDS, says_absent
@@ -35,6 +50,7 @@ from untold.udfs.stages.reading import (
     collapsed,
     is_drawing,
     is_none,
+    past_echoes,
     split_marker,
 )
 from untold.udfs.stages.records import (
@@ -48,8 +64,6 @@ from untold.udfs.stages.records import (
     read_records,
     unwrapped,
 )
-from untold.udfs.stages.repeated_tags import past_echoes
-from untold.udfs.stages.schemas import RATING, TEXT, THOUGHTS, Form, lines_of, listed, number_of, one_of, record
 
 QUESTIONS_SCHEMA = pa.schema([pa.field("questions", pa.list_(pa.string()))])
 REFINED_SCHEMA = QUESTIONS_SCHEMA.append(pa.field("ratings", pa.list_(pa.float64())))

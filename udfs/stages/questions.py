@@ -19,6 +19,7 @@ from untold.udfs.stages.reading import (
     is_drawing,
     is_none,
     letters,
+    past_echoes,
     split_marker,
     strip_thinking,
     unfenced,
@@ -34,7 +35,6 @@ from untold.udfs.stages.records import (
     read_records,
     unwrapped,
 )
-from untold.udfs.stages.repeated_tags import past_echoes
 
 # `Q1:`, `**Question:**`
 _QUESTION_LABEL = re.compile(r"[*_]{0,2}(?:question|q)\s?\d{0,3}[*_]{0,2}\s?[:：.)](?:[*_]{1,2}(?=\s))?\s*", re.I)

@@ -12,7 +12,16 @@ from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.labels import behind_correction
 from untold.udfs.stages.numbered import Numbered, cells_of, known_numbers, number_in, without_words
-from untold.udfs.stages.reading import is_fence, is_none, is_rule, letters, split_marker, strip_thinking, without_ticks
+from untold.udfs.stages.reading import (
+    is_fence,
+    is_none,
+    is_rule,
+    letters,
+    past_echoes,
+    split_marker,
+    strip_thinking,
+    without_ticks,
+)
 from untold.udfs.stages.records import (
     Cell,
     Record,
@@ -23,7 +32,6 @@ from untold.udfs.stages.records import (
     read_records,
     unwrapped,
 )
-from untold.udfs.stages.repeated_tags import past_echoes
 
 # What stands beside a number: `Candidate 3`, `candidates 1 and 2`, `C1`
 CANDIDATE_WORDS = re.compile(

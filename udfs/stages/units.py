@@ -10,7 +10,7 @@ from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.lists import AFTERWORDS, is_heading, is_nested, list_items, read_rows, rows_of, says_none, whole
 from untold.udfs.stages.rated import matching_key
-from untold.udfs.stages.reading import Line, is_drawing, is_none, letters, without_emphasis, without_ticks
+from untold.udfs.stages.reading import Line, is_drawing, is_none, letters, past_echoes, without_emphasis, without_ticks
 from untold.udfs.stages.records import (
     STATEMENT_NAMES,
     Cell,
@@ -21,7 +21,6 @@ from untold.udfs.stages.records import (
     read_records,
     unwrapped,
 )
-from untold.udfs.stages.repeated_tags import past_echoes
 
 UNIT_TYPES = ("Fact", "Claim", "Instruction", "Data Format", "Meta Statement", "Question", "Other")
 

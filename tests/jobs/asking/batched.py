@@ -17,10 +17,9 @@ from tests.fakes.batches import Batch as FakeBatch
 from tests.fakes.batches import FakeBatches, LostError
 from tests.fakes.replies import completion_body
 from tests.udfs.llm.askers import SETTINGS, STAGE, requests
-from untold.jobs.asking.batch_jobs import BatchJob, batch_spool
-from untold.jobs.asking.batch_watch import Watch
-from untold.jobs.asking.delivering import Delivery
-from untold.jobs.asking.job import Job, Outcome
+from untold.jobs.inference.backends.batch_jobs import BatchJob, Watch, batch_spool
+from untold.jobs.inference.backends.batch_submission import Delivery
+from untold.jobs.inference.backends.job import Job, Outcome
 from untold.jobs.settings.sections import BatchSettings
 from untold.udfs.llm.batch_api import BatchApi, BatchError, Look, Sent, line_of
 from untold.udfs.llm.calls import Answer

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from untold.jobs.asking.snapshots import Whole, find_whole
+from untold.jobs.inference.store.compaction import Whole, find_whole
 from untold.jobs.tables import COMPLETIONS
 from untold.udfs.llm.segments import write_file
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.jobs.asking.completions import break_pages, failed, names_in, row, write
-from untold.jobs.asking.answered import answered_ids
+from untold.jobs.inference.store.compaction import answered_ids
 
 
 def write_requests(folder: Path, ids: list[str]) -> Path:

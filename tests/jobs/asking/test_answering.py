@@ -22,17 +22,16 @@ from tests.fakes.disks import SmallDisk
 from tests.fakes.model_server import ModelServer
 from tests.fakes.object_store import BUCKET, ObjectStore
 from tests.udfs.llm.askers import SETTINGS, STAGE, requests, rows_in
-from untold.jobs.asking import pool
-from untold.jobs.asking.answering import Answering
-from untold.jobs.asking.job import Job, Outcome
-from untold.jobs.asking.local_ray import start_ray, visit_nodes
-from untold.jobs.asking.probing import ReachError, check_nodes
-from untold.udfs.llm import lending
-from untold.udfs.llm.journal import Journal, journal_folder
-from untold.udfs.llm.lending import ACTOR, NAMESPACE
+from untold.jobs.inference.backends import actor_pool
+from untold.jobs.inference.backends.actor_driver import Answering
+from untold.jobs.inference.backends.actor_pool import start_ray, visit_nodes
+from untold.jobs.inference.backends.cluster_checks import ReachError, check_nodes
+from untold.jobs.inference.backends.job import Job, Outcome
+from untold.udfs.llm import limiter_actor
 from untold.udfs.llm.limiter import Budget, Limiter, Limits, Report
-from untold.udfs.llm.records import Completion
-from untold.udfs.reach import Visit
+from untold.udfs.llm.limiter_actor import ACTOR, NAMESPACE
+from untold.udfs.llm.segments import Completion, Journal, journal_folder
+from untold.udfs.node_report import Visit
 
 Event = Mapping[str, Any]
 
@@ -147,13 +146,13 @@ def test_an_actor_that_does_not_start_is_replaced(
             sleep(600)
 
     def actors_of() -> Iterator[Any]:
-        monkeypatch.setattr(pool, "START_SECONDS", 0.5)
+        monkeypatch.setattr(actor_pool, "START_SECONDS", 0.5)
         yield ray.remote(Sleeper).options(num_cpus=0).remote()
-        monkeypatch.setattr(pool, "START_SECONDS", 300.0)
-        yield make(*pool.living_nodes())
+        monkeypatch.setattr(actor_pool, "START_SECONDS", 300.0)
+        yield make(*actor_pool.living_nodes())
 
-    make, found = pool.new_actor, actors_of()
-    monkeypatch.setattr(pool, "new_actor", lambda node: next(found))
+    make, found = actor_pool.new_actor, actors_of()
+    monkeypatch.setattr(actor_pool, "new_actor", lambda node: next(found))
     assert answered(job_of(server, tmp_path, 5)).usage.done == 5
 
 
@@ -169,11 +168,11 @@ def test_an_actor_that_does_not_answer_is_replaced(
 
     def stop_the_first(event: Event) -> None:
         if not stopped and event["usage"]["done"] >= 10:
-            monkeypatch.setattr(pool, "ANSWER_SECONDS", 3.0)
+            monkeypatch.setattr(actor_pool, "ANSWER_SECONDS", 3.0)
             stopped.append(driver.pool.workers[0].handle._ray_actor_id)
             os.kill(pid_of(driver.pool.workers[0].handle), signal.SIGSTOP)
         elif stopped and driver.pool.workers and driver.pool.workers[0].handle._ray_actor_id != stopped[0]:
-            monkeypatch.setattr(pool, "ANSWER_SECONDS", 60.0)
+            monkeypatch.setattr(actor_pool, "ANSWER_SECONDS", 60.0)
 
     driver = Answering(job, lambda: None, stop_the_first, idle=idle)
     outcome = driver.run()
@@ -269,18 +268,18 @@ def _report(number: int = 1) -> Report:
 
 
 def test_a_lease_that_does_not_come_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lending, "LEASE_SECONDS", 0.05)
+    monkeypatch.setattr(limiter_actor, "LEASE_SECONDS", 0.05)
     opened = iter((_Handle(answers=False), _Handle()))
-    monkeypatch.setattr(lending, "open_limiters", lambda: next(opened))
-    assert len(asyncio.run(lending.Lender(["limiter"]).lease("limiter", _report())).times) == 1
+    monkeypatch.setattr(limiter_actor, "open_limiters", lambda: next(opened))
+    assert len(asyncio.run(limiter_actor.Lender(["limiter"]).lease("limiter", _report())).times) == 1
 
 
 def test_reports_that_come_while_one_is_under_way_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     limiters, names = _Handle(), [f"limiter {number}" for number in range(20)]
-    monkeypatch.setattr(lending, "open_limiters", lambda: limiters)
+    monkeypatch.setattr(limiter_actor, "open_limiters", lambda: limiters)
 
     async def ask() -> list[list[int]]:
-        lender = lending.Lender(names)
+        lender = limiter_actor.Lender(names)
         turns = [await asyncio.gather(*(lend(_report(number)) for lend in lender.lends)) for number in (1, 2)]
         return [[len(lease.times) for lease in turn] for turn in turns]
 
@@ -290,10 +289,10 @@ def test_reports_that_come_while_one_is_under_way_go_together(monkeypatch: pytes
 
 def test_one_that_gives_up_takes_no_lease_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
     limiters = _Handle()
-    monkeypatch.setattr(lending, "open_limiters", lambda: limiters)
+    monkeypatch.setattr(limiter_actor, "open_limiters", lambda: limiters)
 
     async def ask() -> list[int]:
-        lender = lending.Lender(["a", "b", "c"])
+        lender = limiter_actor.Lender(["a", "b", "c"])
         first, second, third = (asyncio.create_task(lend(_report())) for lend in lender.lends)
         await asyncio.sleep(0.005)
         first.cancel()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from untold.jobs.asking.calling import count_actors
+from untold.jobs.inference.stage.call_settings import count_actors
 from untold.jobs.settings.model import LlmSettings, RaySettings, Settings
 
 
@@ -26,6 +26,6 @@ from untold.jobs.settings.model import LlmSettings, RaySettings, Settings
 def test_where_no_limit_binds_the_concurrency_says_how_many_actors_call(
     llm: dict[str, Any], address: str | None, actors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("untold.jobs.asking.calling.usable_cores", lambda: 3)
+    monkeypatch.setattr("untold.jobs.inference.stage.call_settings.usable_cores", lambda: 3)
     settings = Settings(llm=LlmSettings(**llm), ray=RaySettings(address=address))
     assert count_actors(settings) == actors

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from untold.jobs.asking.capacity import (
+from untold.jobs.inference.stage.expected_usage import (
     CALLS_PER_SECOND_AND_CORE,
     CLASSIFIED_PAIRS_PER_SECOND_AND_CORE,
     EMBEDDED_TEXTS_PER_SECOND_AND_CORE,

@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.jobs.asking.completions import break_pages, names_in, read_rows, row, segments_of, write
-from untold.jobs.asking import compaction
-from untold.jobs.asking.compaction import compact_folder, run_merges
-from untold.jobs.asking.snapshots import find_whole, list_folder
+from untold.jobs.inference.store import compaction
+from untold.jobs.inference.store.compaction import compact_folder, find_whole, list_folder, run_merges
 from untold.jobs.tables import COMPLETIONS
 from untold.udfs.llm.segments import write_file
 from untold.udfs.llm.store_files import Described, Merge
@@ -183,7 +182,7 @@ sys.path.insert(0, ".")
 from pathlib import Path
 from time import time
 from uuid import uuid4
-from untold.jobs.asking.compaction import compact_folder
+from untold.jobs.inference.store.compaction import compact_folder
 from tests.jobs.asking.completions import row, write
 folder, day = Path(sys.argv[1]), 0.0
 while True:

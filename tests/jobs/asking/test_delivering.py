@@ -36,12 +36,11 @@ from tests.jobs.asking.batched import (
 from tests.udfs.llm.askers import SETTINGS, STAGE, all_rows_in, ask, requests
 from tests.udfs.llm.test_asking_tools import FAR, FAR_TOO, NEAR, QUESTION
 from tests.udfs.llm.test_asking_tools import STAGE as COMPARING
-from untold.jobs.asking import batch_watch
-from untold.jobs.asking.batch_jobs import Batch, BatchJob, Line, Room, fill, parts
-from untold.jobs.asking.batch_watch import Watch
-from untold.jobs.asking.batching import BatchAnswerer, WaitingError
-from untold.jobs.asking.delivering import Delivery
-from untold.jobs.asking.job import Outcome
+from untold.jobs.inference.backends import batch_jobs
+from untold.jobs.inference.backends.batch_backend import BatchAnswerer, WaitingError
+from untold.jobs.inference.backends.batch_jobs import Batch, BatchJob, Line, Room, Watch, fill, parts
+from untold.jobs.inference.backends.batch_submission import Delivery
+from untold.jobs.inference.backends.job import Outcome
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.batch_api import BatchError, Look, OpenAiBatches, Sent
 from untold.udfs.llm.calls import Answer
@@ -398,7 +397,7 @@ def test_an_outage_counts_from_its_first_fault(root: Path, monkeypatch: pytest.M
             return super().look(batch)
 
     clock = iter(range(0, 10**9, 1000))
-    monkeypatch.setattr(batch_watch, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(batch_jobs, "monotonic", lambda: float(next(clock)))
     for faults, reason in (((False, True, False), None), ((False, True, True), "outage")):
         job, api = left_job(root), Away(FakeBatches(Endpoint(), delay=0.05))
         api.outages = iter(faults)

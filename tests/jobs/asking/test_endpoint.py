@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from untold.jobs.asking.endpoint import RunEndpoint, check_network, explain_refusal
-from untold.jobs.run.refusals import EnvironmentVariableError
+from untold.jobs.inference.stage.call_settings import RunEndpoint, check_network, explain_refusal
+from untold.jobs.run.error_messages import EnvironmentVariableError
 from untold.jobs.settings.model import LlmSettings, Settings
 
 

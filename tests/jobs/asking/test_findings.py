@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from tests.jobs.settings.cases import load
-from untold.jobs.asking.findings import Findings
-from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.inference.stage.bindings import bind_stage
+from untold.jobs.inference.stage.schema_support import Findings
 from untold.jobs.plan import completion_limit
 from untold.jobs.settings.model import Settings
-from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.structure import Finding, Parameters
+from untold.udfs.llm.keys import Finding, Parameters, Stage
 
 
 def settings_of(**llm: Any) -> Settings:

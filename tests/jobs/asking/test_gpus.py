@@ -22,11 +22,11 @@ from tests.jobs.asking.test_nodes import STORE_BYTES
 from tests.runs.cluster import SHARED_RAY
 from tests.udfs.llm.askers import rows_in
 from tests.udfs.retrieval.onnx_files import write_classifier
-from untold.jobs.asking import local_ray
-from untold.jobs.asking.answering import Answering, explain
-from untold.jobs.asking.calling import call_settings, runs_in_tasks
-from untold.jobs.asking.job import Job
-from untold.jobs.asking.lookups import bind_lookup
+from untold.jobs.inference.backends import actor_pool
+from untold.jobs.inference.backends.actor_driver import Answering, explain
+from untold.jobs.inference.backends.job import Job
+from untold.jobs.inference.stage.bindings import bind_lookup
+from untold.jobs.inference.stage.call_settings import call_settings, runs_in_tasks
 from untold.jobs.settings.model import Settings
 from untold.udfs.retrieval.embedding import Classifier, find_classifier
 from untold.udfs.retrieval.local_models import ON_PROCESSORS
@@ -40,11 +40,11 @@ TOO_LONG = ("bees", "honey " * 600)
 @pytest.fixture(scope="module")
 def one_gpu() -> Iterator[None]:
     with patch.dict(os.environ, SHARED_RAY):
-        local_ray._keep_to_loopback()
+        actor_pool._keep_to_loopback()
         cluster = Cluster()
         options = {"num_cpus": 1, "num_gpus": 1, "object_store_memory": STORE_BYTES, "include_dashboard": False}
         cluster.add_node(node_ip_address="127.0.0.1", **options)
-        local_ray.start_ray(cluster.address)
+        actor_pool.start_ray(cluster.address)
         yield
         ray.shutdown()
         cluster.shutdown()

@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from untold.jobs.asking.likely import FROM_STORE, read_figures
-from untold.jobs.asking.prompts import bind_stage
-from untold.jobs.asking.store import stage_folder
+from untold.jobs.inference.stage.bindings import bind_stage
+from untold.jobs.inference.stage.expected_usage import FROM_STORE, read_figures
+from untold.jobs.inference.store.store import stage_folder
 from untold.jobs.settings.model import LlmSettings, Settings
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.records import Completion, completions_table
-from untold.udfs.llm.segments import write_file
+from untold.udfs.llm.segments import Completion, completions_table, write_file
 from untold.udfs.stages import STAGES
-from untold.udfs.stages.figures import Line
+from untold.udfs.stages.definitions import Line
 
 EXTRACT, RATE, CLASSIFY = "extract_atoms", "rate_relevance", "classify_relation"
 

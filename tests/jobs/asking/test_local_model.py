@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from untold.jobs.asking import local_model
-from untold.jobs.asking.local_model import (
+from untold.jobs.inference.backends import local_model
+from untold.jobs.inference.backends.local_model import (
     LocalModelError,
     LocalServer,
     ModelFile,
@@ -31,7 +31,7 @@ from untold.jobs.run.cache import cache_dir
 
 OWNER = """
 import sys, time
-from untold.jobs.asking.local_model import LocalServer, model_file
+from untold.jobs.inference.backends.local_model import LocalServer, model_file
 server = LocalServer(model_file(None))
 server.start()
 print(server.base_url, server.pid, flush=True)

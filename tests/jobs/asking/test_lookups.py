@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from tests.udfs.retrieval.onnx_files import write_classifier, write_lookup, write_tokenizer
-from untold.jobs.asking.calling import call_settings, calls_for, count_actors, with_given
-from untold.jobs.asking.endpoint import RunEndpoint
-from untold.jobs.asking.job import Job
-from untold.jobs.asking.lookups import bind_lookup
-from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.inference.backends.job import Job
+from untold.jobs.inference.stage.bindings import bind_lookup, bind_stage
+from untold.jobs.inference.stage.call_settings import RunEndpoint, call_settings, calls_for, count_actors, with_given
 from untold.jobs.plan import cost_and_hours
 from untold.jobs.settings.loading import load_given
 from untold.jobs.settings.model import Settings, SettingsError

@@ -19,9 +19,9 @@ from ray.cluster_utils import Cluster
 from tests.fakes.model_server import ModelServer
 from tests.jobs.asking.test_answering import Event, job_of
 from tests.runs.cluster import SHARED_RAY
-from untold.jobs.asking import local_ray
-from untold.jobs.asking.answering import Answering
-from untold.jobs.asking.pool import Actor, living_nodes, new_actor, next_node
+from untold.jobs.inference.backends import actor_pool
+from untold.jobs.inference.backends.actor_driver import Answering
+from untold.jobs.inference.backends.actor_pool import Actor, living_nodes, new_actor, next_node
 from untold.udfs.llm.segments import read_ids
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ class Nodes:
     def __init__(self) -> None:
         self._cluster = Cluster()
         self._nodes = [self.add(include_dashboard=False), self.add(), self.add()]
-        local_ray.start_ray(self._cluster.address)
+        actor_pool.start_ray(self._cluster.address)
 
     def add(self, **options: Any) -> Any:
         return self._cluster.add_node(
@@ -55,7 +55,7 @@ class Nodes:
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
     with patch.dict(os.environ, SHARED_RAY):
-        local_ray._keep_to_loopback()
+        actor_pool._keep_to_loopback()
         nodes = Nodes()
         yield nodes
         nodes.close()

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from untold.jobs.asking import pool
-from untold.jobs.asking.pool import Deaths
+from untold.jobs.inference.backends import actor_pool
+from untold.jobs.inference.backends.actor_pool import Deaths
 
 DEATH = RuntimeError("out of\n  memory")
 
@@ -18,7 +18,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(pool, "monotonic", clock)
+    monkeypatch.setattr(actor_pool, "monotonic", clock)
     return clock
 
 

@@ -9,10 +9,10 @@ import psutil
 import pytest
 
 from tests.udfs.llm.askers import SETTINGS, STAGE
-from untold.jobs.asking import local_ray, process
-from untold.jobs.asking.job import Job
-from untold.jobs.asking.process import AnsweringError, AnsweringProcess, ProcessWhenNeeded, begin_process
-from untold.jobs.run.interrupts import Interrupts
+from untold.jobs.inference.backends import actor_pool, process
+from untold.jobs.inference.backends.job import Job
+from untold.jobs.inference.backends.process import AnsweringError, AnsweringProcess, ProcessWhenNeeded, begin_process
+from untold.jobs.run.outcome import Interrupts
 from untold.jobs.settings.model import RaySettings
 from untold.udfs.errors import UserError
 
@@ -41,21 +41,21 @@ def test_an_address_of_a_client_that_is_not_installed_is_refused(monkeypatch: py
 
 
 def test_a_ray_that_a_busy_machine_does_not_start_in_time_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    failing = [Exception("The current node timed out during startup")] * (local_ray.STARTS - 1)
+    failing = [Exception("The current node timed out during startup")] * (actor_pool.STARTS - 1)
     started: list[str] = []
 
     def init(address: str, **_: object) -> None:
         started.append(address)
-        given = local_ray.parameter.RayParams()
+        given = actor_pool.parameter.RayParams()
         assert (given.no_monitor, given.include_log_monitor) == (True, False)
         if failing:
             raise failing.pop()
 
-    monkeypatch.setattr(local_ray.ray, "init", init)
-    monkeypatch.setattr(local_ray, "_keep_to_loopback", lambda: None)
-    local_ray.start_ray(None)
-    assert started == ["local"] * local_ray.STARTS
-    assert not local_ray.parameter.RayParams().no_monitor
-    failing.extend([Exception("The current node timed out during startup")] * local_ray.STARTS)
+    monkeypatch.setattr(actor_pool.ray, "init", init)
+    monkeypatch.setattr(actor_pool, "_keep_to_loopback", lambda: None)
+    actor_pool.start_ray(None)
+    assert started == ["local"] * actor_pool.STARTS
+    assert not actor_pool.parameter.RayParams().no_monitor
+    failing.extend([Exception("The current node timed out during startup")] * actor_pool.STARTS)
     with pytest.raises(Exception, match="timed out"):
-        local_ray.start_ray(None)
+        actor_pool.start_ray(None)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from untold.jobs.asking.prompts import SUFFIXES, bind_stage, checked_template, order_of_prompt
+from untold.jobs.inference.stage.bindings import SUFFIXES, bind_stage, checked_template, order_of_prompt
 from untold.jobs.settings.model import LlmSettings, Prompts, Settings, SettingsError, StageSettings
 from untold.jobs.settings.templates import find_template, stages_that_differ, template_of
 from untold.udfs.llm.templates import PromptError, check_variables, compile_prompt, split_turns

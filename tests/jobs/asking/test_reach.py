@@ -13,11 +13,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.jobs.executions import counted_executions
-from untold.jobs.asking import reach
-from untold.jobs.asking.local_ray import start_ray
-from untold.jobs.asking.probing import ReachError, compare_versions, probing
-from untold.jobs.asking.reach import Reach
-from untold.udfs.reach import Visit, silent, versions, visit, within
+from untold.jobs.inference.backends import cluster_checks
+from untold.jobs.inference.backends.actor_pool import start_ray
+from untold.jobs.inference.backends.cluster_checks import Reach, ReachError, compare_versions, probing
+from untold.udfs.node_report import Visit, silent, versions, visit, within
 
 OWN = {"python": "3.11.7", "untold": "0.1.0", "pyspark": "4.0.1", "numpy": "2.1"}
 
@@ -123,12 +122,12 @@ def test_executors_are_asked_by_one_execution_and_a_local_spark_not_at_all(
         machines.check_executors()
     assert found == [0]
     assert not (tmp_path / "_work").exists()
-    monkeypatch.setattr(reach, "is_local", lambda _: False)
+    monkeypatch.setattr(cluster_checks, "is_local", lambda _: False)
     machines = Reach(spark, machines.places, machines.files)
     with counted_executions(spark) as found:
         machines.check_executors()
         machines.check_executors()
     assert found == [1]
-    monkeypatch.setattr(reach, "digest_of", lambda _: "another")
+    monkeypatch.setattr(cluster_checks, "digest_of", lambda _: "another")
     with pytest.raises(ReachError, match=r"manifest.json is not shared by the executor on .*: it reads another file"):
         Reach(spark, machines.places, machines.files).check_executors()

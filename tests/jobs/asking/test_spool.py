@@ -12,9 +12,9 @@ import pytest
 
 from tests.jobs.asking.completions import failed, names_in, row, write
 from tests.udfs.llm.askers import SETTINGS, STAGE
-from untold.jobs.asking.calling import with_given
-from untold.jobs.asking.job import Job
-from untold.jobs.asking.spool import Spool, SpooledJob, SpoolError, open_spool
+from untold.jobs.inference.backends.job import Job
+from untold.jobs.inference.backends.spool import Spool, SpooledJob, SpoolError, open_spool
+from untold.jobs.inference.stage.call_settings import with_given
 from untold.jobs.run.locks import LockedError
 from untold.jobs.settings.loading import load_given
 from untold.jobs.settings.model import SettingsError

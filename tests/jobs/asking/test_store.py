@@ -12,9 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.jobs.asking.completions import break_pages, failed, names_in, row, segments_of, write
-from untold.jobs.asking.compaction import KEEP_SECONDS, compact_folder
-from untold.jobs.asking.snapshots import Whole, list_folder
-from untold.jobs.asking.store import (
+from untold.jobs.inference.store.compaction import KEEP_SECONDS, Whole, compact_folder, list_folder
+from untold.jobs.inference.store.store import (
     PAUSES,
     Reading,
     StoreError,
@@ -183,7 +182,7 @@ def test_a_file_that_is_away_for_a_moment_is_read_again(spark: SparkSession, tmp
 def test_what_cannot_be_read_though_nothing_is_damaged_is_one_clear_error(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("untold.jobs.asking.store.PAUSES", [0.0] * len(PAUSES))
+    monkeypatch.setattr("untold.jobs.inference.store.store.PAUSES", [0.0] * len(PAUSES))
     path = write(tmp_path, "a.parquet", [row("r", text="good")])
 
     def act(reading: Reading) -> set[str]:
@@ -241,8 +240,8 @@ def test_a_compacted_store_is_read_from_its_merged_files_alone(spark: SparkSessi
 
 
 def test_much_is_merged_by_the_workers(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("untold.jobs.asking.store.BYTES_HERE", 0)
-    monkeypatch.setattr("untold.jobs.asking.store.run_merges", None)
+    monkeypatch.setattr("untold.jobs.inference.store.store.BYTES_HERE", 0)
+    monkeypatch.setattr("untold.jobs.inference.store.store.run_merges", None)
     size = segments_of(tmp_path, "run1", 16)[0].stat().st_size
     before = best(spark, tmp_path)
     compact(spark, str(tmp_path), file_bytes=3 * size)

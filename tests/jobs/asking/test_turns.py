@@ -12,7 +12,7 @@ from time import sleep
 
 import pytest
 
-from untold.jobs.asking.turns import Turns
+from untold.jobs.inference.stage.engines import Turns
 
 LONG = 10.0
 

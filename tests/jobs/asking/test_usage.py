@@ -7,8 +7,8 @@ from dataclasses import replace
 from pyspark.sql import SparkSession
 
 from tests.jobs.executions import counted_executions
-from untold.jobs.asking.prompts import bind_stage
-from untold.jobs.asking.usage import Account, Asked
+from untold.jobs.inference.stage.bindings import bind_stage
+from untold.jobs.inference.stage.usage import Account, Asked
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.usage import Usage
 

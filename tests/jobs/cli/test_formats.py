@@ -6,7 +6,7 @@ import pytest
 
 from untold.jobs.cli.values import known_formats, question_formats, studied, study_formats
 from untold.udfs.samples.adapters import FORMATS, Adapter
-from untold.udfs.samples.labelled_claims import CLAIM_FORMATS
+from untold.udfs.samples.labelled import CLAIM_FORMATS
 
 
 def test_a_declared_data_set_is_an_option_wherever_its_rows_are_of_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import click
 import pytest
 
-from untold.jobs.asking.prompts import bind_stage
 from untold.jobs.calibrate import _Used, calibration_lines, report_of
 from untold.jobs.cli.forms import FORMS, PUBLISHED, folder_of, read_form, requests_of, unpriced_models
 from untold.jobs.cli.main import UNTOLD, main
+from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.run.terminal import Page
 from untold.jobs.settings.layers import known_settings
 from untold.jobs.settings.model import LlmSettings, Settings, SettingsError

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from tests.sample_files import write_lines
-from untold.jobs.inputs.drawing import Draw, allocate
 from untold.jobs.inputs.samples import SampleError, fingerprint, read_samples
+from untold.jobs.inputs.sampling import Draw, allocate
 from untold.udfs.errors import UserError
 
 

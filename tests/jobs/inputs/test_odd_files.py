@@ -15,11 +15,10 @@ from pyspark.sql import SparkSession
 from tests.sample_files import ROW, write_csv, write_lines
 from untold.jobs.cli.main import main
 from untold.jobs.condense import CondenseRequest, condense
-from untold.jobs.inputs.columns import UnreadableTableError, read_table
 from untold.jobs.inputs.files import ReadOptions, SampleError
 from untold.jobs.inputs.samples import fingerprint, read_samples, show_invalid
-from untold.jobs.inputs.texts import read_corpus, read_queries
-from untold.jobs.run.progress import Display
+from untold.jobs.inputs.texts import UnreadableTableError, read_corpus, read_queries, read_table
+from untold.jobs.run.terminal import Display
 from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.model import LlmSettings, Settings
 from untold.udfs.samples.conversion import KNOWN

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.jobs.executions import counted_executions
 from tests.sample_files import HOSTILE, ROW, write_csv, write_lines, write_parquet
 from untold.jobs.inputs.samples import SampleError, fingerprint, read_samples, show_untested, write_samples
-from untold.jobs.run.progress import Display
+from untold.jobs.run.terminal import Display
 
 
 def by_query(samples: DataFrame) -> dict[str, dict[str, Any]]:

@@ -18,16 +18,16 @@ from untold.jobs.cli.arguments import Options
 from untold.jobs.cli.main import main
 from untold.jobs.cli.studies import _check_questions
 from untold.jobs.inputs.checking import check_input, head_unit, input_files
-from untold.jobs.inputs.columns import read_table
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, SampleError
 from untold.jobs.inputs.questions import read_questions
 from untold.jobs.inputs.samples import fingerprint, read_samples
+from untold.jobs.inputs.texts import read_table
 from untold.jobs.inspect import inspect, inspection_lines
 from untold.jobs.run.terminal import Page, width_of
 from untold.udfs.samples.adapters import FORMATS
 from untold.udfs.samples.batches import Tally, Wanted, expanded, reader_of, samples_of
 from untold.udfs.samples.conversion import OPTIONAL, REQUIRED, Sample
-from untold.udfs.samples.traces import ASKED, ASKING, documents_in, find_text
+from untold.udfs.samples.tool_files import ASKED, ASKING, documents_in, find_text
 
 EXPORTS = Path(__file__).parent / "exports"
 EVEREST = ("How high is Mount Everest?", "8,848 metres, by a survey of 1955.")

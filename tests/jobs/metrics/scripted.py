@@ -17,8 +17,7 @@ from pyspark.sql import types as T
 
 from tests.fakes.answers import Said, world
 from untold.graph.distributed import Condensed
-from untold.jobs.asking.requests import Requests, Rows
-from untold.jobs.asking.results import result_schema
+from untold.jobs.inference.stage.requests import Requests, Rows, result_schema
 from untold.jobs.inputs.samples import OPTIONAL_TYPES
 from untold.jobs.metrics.condensing import Condenser
 from untold.jobs.metrics.summaries import summarise_contexts

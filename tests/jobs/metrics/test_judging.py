@@ -13,7 +13,7 @@ from tests.fakes.expected import Expected, Options, expected_nli
 from tests.fakes.facts import careless_lines, relation_lines
 from tests.fakes.world import worlds
 from tests.jobs.metrics.scripted import ScriptedTools, rows_of
-from untold.jobs.asking.requests import Lists
+from untold.jobs.inference.stage.requests import Lists
 from untold.jobs.metrics.judging import CLASSIFY_LISTS, judge_pairs
 from untold.jobs.metrics.nli import add_owners
 from untold.jobs.metrics.settings import NliSettings

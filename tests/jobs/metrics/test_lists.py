@@ -23,8 +23,8 @@ from untold.jobs.metrics.verified_claims import VERIFY, verify_claims
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError
+from untold.udfs.facts.claim_verdicts import EVIDENCE
 from untold.udfs.facts.nodes import SAMPLE_NODES
-from untold.udfs.facts.passages import EVIDENCE
 from untold.udfs.stages.nli import RELATIONS
 from untold.udfs.stages.qa import RELATIONS as COMPARISONS
 

@@ -19,13 +19,13 @@ from tests.fakes.facts import relate_text, roll
 from tests.jobs.metrics.scripted import Row, ScriptedTools, rows_of
 from untold.jobs.inputs.samples import CONTEXTS, OPTIONAL_TYPES
 from untold.jobs.metrics.rag import score
-from untold.jobs.metrics.sample_lines import faults_of
+from untold.jobs.metrics.views import faults_of
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.rag_measures import FAULTS, PUBLISHED, VERDICTS
-from untold.udfs.samples.checks import normalise_checks, normalise_ground_truth
 from untold.udfs.samples.conversion import normalise_contexts
+from untold.udfs.samples.data_sets import read_results
 from untold.udfs.samples.file_records import Unit
-from untold.udfs.samples.ragchecker import read_results
+from untold.udfs.samples.items import normalise_checks, normalise_ground_truth
 from untold.udfs.stages.arrow import UNASKED
 
 WORLDS, JOINT = 220, 3

@@ -15,7 +15,7 @@ import pytest
 
 from tests.fakes.model_server import ModelServer
 from tests.runs.harness import SETTINGS
-from untold.jobs.results import open_run
+from untold.jobs.run_tables import open_run
 
 TOY = Path(__file__).with_name("toy.py")
 ENTRY_POINTS = "[untold.stages]\nlist_words = toy:LIST_WORDS\n\n[untold.metrics]\nwords = toy:WORDS\n"

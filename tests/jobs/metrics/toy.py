@@ -8,7 +8,7 @@ from pydantic import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.asking.results import failure_rows, has_failed, is_unasked
+from untold.jobs.inference.stage.requests import failure_rows, has_failed, is_unasked
 from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools, score_columns, status_of
 from untold.jobs.metrics.views import View
 from untold.jobs.settings.fields import Count, Section

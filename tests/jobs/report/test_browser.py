@@ -14,7 +14,7 @@ import pytest
 
 from tests.jobs.report.outputs import HARM, TURNED, WORD, sample, score, statement, write_output
 from untold.jobs.api import open_run
-from untold.jobs.report import texts
+from untold.jobs.report import sources
 from untold.jobs.report.page import make_report
 
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -287,7 +287,7 @@ def test_nothing_is_asked_of_a_network_and_no_error_is_logged(opened: Reader) ->
 def test_a_packed_report_opens_from_disk_or_says_what_it_needs(
     reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(texts, "PLAIN", 0)
+    monkeypatch.setattr(sources, "PLAIN", 0)
     file = tmp_path / "packed.html"
     file.write_text(make_report([open_run(write_output(tmp_path / "out", TABLES))]), encoding="utf-8")
     assert 'type="application/gzip"' in file.read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from untold.jobs.api import open_run
 from untold.jobs.cli.main import main
 from untold.jobs.report import sources
 from untold.jobs.report.page import ReportError, make_report, write_report
-from untold.jobs.results import UnreadableRunError
+from untold.jobs.run_tables import UnreadableRunError
 
 TABLES: dict[str, list[dict[str, Any]]] = {
     "samples": [sample("s1"), sample("s2", system="b", response="It has 12 bells."), sample("s3", "Why?", "No.")],

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from untold.jobs.report.texts import CONTEXT, DETAILED, STATEMENT, Texts, columns_of, pack
+from untold.jobs.report.sources import CONTEXT, DETAILED, STATEMENT, Texts, columns_of, pack
 
 
 def test_equal_texts_are_stored_once() -> None:

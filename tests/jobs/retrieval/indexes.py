@@ -14,12 +14,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tests.fakes.lookups import vector_of
-from untold.jobs.retrieval.knowledge import Searcher, distinct_queries
-from untold.jobs.retrieval.making import Made, Maker
+from untold.jobs.retrieval.index_build import Made, Maker
+from untold.jobs.retrieval.sources import Searcher, distinct_queries
 from untold.jobs.run.workspace import Workspace
-from untold.jobs.settings.retrieval import IndexSettings
-from untold.udfs.retrieval.catalog import Catalog
-from untold.udfs.retrieval.cutting import chunk_id, chunk_text
+from untold.jobs.settings.sections import IndexSettings
+from untold.udfs.retrieval.catalog import Catalog, chunk_id, chunk_text
 from untold.udfs.retrieval.dense import Probing
 from untold.udfs.retrieval.terms import tokenise
 

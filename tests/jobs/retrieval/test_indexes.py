@@ -12,8 +12,8 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from tests.jobs.retrieval.indexes import POISON, Indexes, ask, best_words, chunks_of, make_corpus, names_of, nearest
-from untold.jobs.retrieval.knowledge import Searcher, SearchError
-from untold.jobs.retrieval.making import CorpusError
+from untold.jobs.retrieval.index_build import CorpusError
+from untold.jobs.retrieval.sources import Searcher, SearchError
 from untold.jobs.run.workspace import Workspace
 from untold.udfs.retrieval.catalog import Catalog, Making, ShardEntry
 from untold.udfs.retrieval.dense import count_lists

@@ -11,11 +11,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tests.jobs.retrieval.indexes import POISON, SETTINGS, Indexes, ask, make_corpus, names_of, nearest
-from untold.jobs.retrieval.knowledge import Knowledge
-from untold.jobs.retrieval.sources import FOUND, UnusableIndexError, assumed_hits, open_knowledge, stages_of_knowledge
+from untold.jobs.retrieval.sources import (
+    FOUND,
+    Knowledge,
+    UnusableIndexError,
+    assumed_hits,
+    open_knowledge,
+    stages_of_knowledge,
+)
 from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.model import Settings
-from untold.jobs.settings.retrieval import KnowledgeSettings
+from untold.jobs.settings.sections import KnowledgeSettings
 
 CONTEXTS = {
     "s1": {"1": "bees make honey in the ice42 of spring", "b": "the sea is salt"},

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.jobs.run.test_reports import Hook
-from untold.jobs.run.lineage import lineage, span
+from untold.jobs.run.notifications import lineage, span
 
 FINISHED = {"status": "finished", "tables": {"scores": "scores", "usage": "usage"}, "rows": {"scores": 3, "usage": 1}}
 

@@ -17,9 +17,9 @@ RACERS = 8
 ROUNDS = 10
 RACE = """
 import sys
-from untold.jobs.asking.snapshots import Snapshot, write_snapshot
+from untold.jobs.inference.store.compaction import Snapshot, write_snapshot
 from untold.jobs.run.locks import LockedError
-from untold.jobs.run.object_locks import lock_folder
+from untold.jobs.run.locks import lock_folder
 
 name, folder = sys.argv[1:]
 for line in sys.stdin:

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from untold.jobs.run import locks
-from untold.jobs.run.locks import FolderLock, Holder, LockedError, LostLockError, read_holder
-from untold.jobs.run.processes import Process, this_process
+from untold.jobs.run.locks import FolderLock, Holder, LockedError, LostLockError, Process, read_holder, this_process
 
 ROOT = Path(__file__).resolve().parents[3]
 ELSEWHERE = Process("another-host", "another-boot", "pid:[1]", 1234, "99")

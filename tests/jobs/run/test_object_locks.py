@@ -11,11 +11,9 @@ import pytest
 
 from tests.fakes.object_store import BUCKET, Fault, ObjectStore
 from tests.jobs.run.test_locks import ELSEWHERE, dead_process
-from untold.jobs.run import object_locks
-from untold.jobs.run.locks import Holder, LockedError, LostLockError
-from untold.jobs.run.object_locks import UnlockableError, lock_folder
+from untold.jobs.run import locks
+from untold.jobs.run.locks import Holder, LockedError, LostLockError, Process, UnlockableError, lock_folder
 from untold.jobs.run.output import Output
-from untold.jobs.run.processes import Process
 
 FOLDER = f"s3://{BUCKET}/store"
 KEY = "store/_lock"
@@ -74,7 +72,7 @@ def test_a_run_whose_lock_another_took_over_loses_it_with_its_next_beat(
         put_lock(object_store, ELSEWHERE)
         assert not lock.lost
         # As if it had stood still
-        monkeypatch.setattr(object_locks, "HEARTBEAT_SECONDS", -1.0)
+        monkeypatch.setattr(locks, "HEARTBEAT_SECONDS", -1.0)
         with pytest.raises(LostLockError, match="another run took over"):
             lock.check()
     assert said(object_store)["run"] == "other"

@@ -14,11 +14,11 @@ from pyspark.sql import SparkSession
 
 from tests.fakes.object_store import BUCKET, ObjectStore
 from tests.runs.harness import snapshot
-from untold.jobs.results import open_run
 from untold.jobs.run.manifest import Added
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.output import Output
 from untold.jobs.run.workspace import Workspace
+from untold.jobs.run_tables import open_run
 from untold.udfs.storage import Place
 
 TABLES = ("samples", "scores")

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from untold.jobs.run import progress
-from untold.jobs.run.interrupts import Interrupts
-from untold.jobs.run.progress import CLEAR, Course, Display, Pace, describe, fit
-from untold.jobs.run.terminal import width_of
+from untold.jobs.run import terminal
+from untold.jobs.run.outcome import Interrupts
+from untold.jobs.run.terminal import CLEAR, Course, Display, Pace, describe, fit, width_of
 
 
 class Terminal(StringIO):
@@ -89,7 +88,7 @@ def test_without_a_terminal_there_are_plain_lines() -> None:
 
 def test_without_a_terminal_lines_are_seconds_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(progress, "monotonic", lambda: now)
+    monkeypatch.setattr(terminal, "monotonic", lambda: now)
     stream = StringIO()
     display = Display(stream)
     display.start("s")
@@ -236,7 +235,7 @@ def test_the_pace_follows_an_endpoint_that_became_slower() -> None:
 
 def test_a_pause_that_the_endpoint_asks_for_is_a_part_of_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now, stream = 0.0, Terminal()
-    monkeypatch.setattr(progress, "monotonic", lambda: now)
+    monkeypatch.setattr(terminal, "monotonic", lambda: now)
     display = Display(stream)
     display.start("s")
     display.show({**event(done=0), "in_flight": 1})

@@ -15,7 +15,7 @@ from pyspark.errors import IllegalArgumentException
 from pyspark.sql import SparkSession
 
 from tests.fakes.disks import SmallDisk
-from untold.jobs.run.refusals import (
+from untold.jobs.run.error_messages import (
     OPEN_FILES,
     RAY_SOCKET_BYTES,
     SOCKET_PATH_BYTES,
@@ -217,7 +217,7 @@ def limited(files: int, hard: int) -> subprocess.CompletedProcess[str]:
     """Check the limit of open files in a process that has these limits and may not raise the hard one."""
     code = f"""
 import os, resource
-from untold.jobs.run.refusals import check_open_files
+from untold.jobs.run.error_messages import check_open_files
 resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {hard}))
 os.setuid(65534) if os.getuid() == 0 else None
 check_open_files()

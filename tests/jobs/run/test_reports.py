@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from untold.jobs.cli.main import main
-from untold.jobs.run.reports import SIGNATURE, Report, reporting
+from untold.jobs.run.notifications import SIGNATURE, Report, reporting
 from untold.jobs.settings.sections import NotifySettings
 
 

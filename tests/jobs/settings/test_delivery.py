@@ -7,9 +7,9 @@ import json
 import pytest
 
 from tests.jobs.settings.cases import SERVER, load, problems
-from untold.jobs.asking.calling import call_settings
-from untold.jobs.asking.engines import calls_endpoint
-from untold.jobs.asking.prompts import bind_stage
+from untold.jobs.inference.stage.bindings import bind_stage
+from untold.jobs.inference.stage.call_settings import call_settings
+from untold.jobs.inference.stage.engines import calls_endpoint
 from untold.jobs.settings.model import STAGE_NAMES, delivery_for, prices_for, result_settings
 from untold.udfs.llm.usage import Prices
 

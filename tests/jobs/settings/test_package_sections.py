@@ -10,8 +10,8 @@ import pytest
 from tests.jobs.metrics.toy import ToySettings
 from tests.jobs.settings.cases import SERVER, load
 from untold.jobs.settings import layers, model
-from untold.jobs.settings.environment import unknown_variables
 from untold.jobs.settings.fields import Count, Section
+from untold.jobs.settings.layers import unknown_variables
 from untold.jobs.settings.loading import describe
 from untold.jobs.settings.model import Settings, SettingsError, result_settings, settings_model
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from tests.fakes.object_store import BUCKET, ObjectStore
 from tests.jobs.settings.cases import KEY, SERVER, load, problems, value_of, write
 from untold.jobs.cli.main import main
-from untold.jobs.settings.environment import unknown_variables
 from untold.jobs.settings.fields import Section
-from untold.jobs.settings.layers import known_settings, read_systems, read_yaml
+from untold.jobs.settings.layers import known_settings, read_systems, read_yaml, unknown_variables
 from untold.jobs.settings.loading import describe
 from untold.jobs.settings.model import (
     Settings,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.jobs.settings.cases import load
-from untold.jobs.asking.calling import call_settings, hours_of, limits_of, price, with_given
-from untold.jobs.asking.job import Job, job_from_json, job_to_json
-from untold.jobs.asking.prompts import bind_stage
-from untold.jobs.asking.spool import Spool, SpoolError
+from untold.jobs.inference.backends.job import Job, job_from_json, job_to_json
+from untold.jobs.inference.backends.spool import Spool, SpoolError
+from untold.jobs.inference.stage.bindings import bind_stage
+from untold.jobs.inference.stage.call_settings import call_settings, hours_of, limits_of, price, with_given
 from untold.jobs.run.output import shown
 from untold.jobs.settings.loading import load_given
 from untold.jobs.settings.model import Settings, SettingsError, prices_for

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from untold.jobs.cli.main import main
-from untold.jobs.results import UnreadableRunError, open_run
+from untold.jobs.run_tables import UnreadableRunError, open_run
 from untold.jobs.study.annotations import (
     HUMAN_STUDY,
     SheetCounts,
@@ -21,8 +21,8 @@ from untold.jobs.study.annotations import (
     write_sheet,
 )
 from untold.jobs.tables import ATOMS, SAMPLES, SCORES, STATEMENTS
-from untold.udfs.sheets.blinding import AnnotationError, order_metrics
-from untold.udfs.sheets.spreadsheets import SpreadsheetError, read_rows, to_csv, to_xlsx
+from untold.udfs.blinding import AnnotationError, order_metrics
+from untold.udfs.sheets import SpreadsheetError, read_rows, to_csv, to_xlsx
 
 METRICS = ("e2e", "nli", "qa")
 FILES = ("annotation_key.csv", "annotation_sheet.csv", "annotation_sheet.xlsx")

@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from untold.jobs.summary.aggregate import summarise, summarise_measures, with_query_intervals
-from untold.jobs.summary.rows import GRID
+from untold.jobs.summary.ranking import GRID
 from untold.jobs.tables import SUMMARY
 from untold.udfs.statistics.intervals import bca_interval, clustered_bca_interval, wilson_interval
 

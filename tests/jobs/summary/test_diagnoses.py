@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from untold.jobs.results import Run, open_run
-from untold.jobs.summary.diagnoses import describe_faults, describe_means
+from untold.jobs.run_tables import Run, open_run
+from untold.jobs.summary.run_summary import describe_faults, describe_means
 from untold.jobs.tables import RESULT_TABLES
 
 MEASURES = {"a": {"not_retrieved": 0.5, "hallucination": 0.0}, "b": {"not_retrieved": 0.25, "hallucination": 0.125}}

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from untold.jobs.asking.start import Outcome
+from untold.jobs.inference.stage.start import Outcome
 from untold.jobs.metrics.request import ScoreRequest
-from untold.jobs.results import open_run
 from untold.jobs.run.terminal import Page, width_of
+from untold.jobs.run_tables import open_run
 from untold.jobs.score import show_summary
 from untold.jobs.settings.model import Settings
 from untold.jobs.summary.run_summary import DRAWN_COLUMNS, _summary, end_of_run

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from untold.udfs.facts.answers import BATCH_ROWS, gather_answers, gather_questions, pair_answers
-from untold.udfs.facts.nodes import normalise
+from untold.udfs.facts.nodes import BATCH_ROWS, gather_answers, gather_questions, normalise, pair_answers
 
 QUESTIONS = ["Where?", "When?"]
 Answered = Sequence[tuple[str, float]]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from untold.udfs.facts.answers import find_sides
+from untold.udfs.facts.nodes import find_sides
 
 
 def side(text: str, *sources: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from untold.udfs.facts.passages import cut_passages
+from untold.udfs.facts.claim_verdicts import cut_passages
 
 SENTENCES = st.lists(
     st.builds(

@@ -13,15 +13,15 @@ import pyarrow.parquet as pq
 
 from tests.fakes.model_server import ModelServer
 from untold.udfs.llm.actors import limiters_of, open_channels
-from untold.udfs.llm.asking import Asker
 from untold.udfs.llm.calls import CallSettings, Progress, Work
 from untold.udfs.llm.channels import Channel, Channels
 from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Lease, Limiter, Limits, Report
+from untold.udfs.llm.request_loop import Asker
 from untold.udfs.llm.retrying import ASKED_AGAIN
 from untold.udfs.llm.segments import SegmentWriter
-from untold.udfs.stages.schemas import Form
+from untold.udfs.stages.definitions import Form
 
 STAGE = Stage(
     name="summarise_context",

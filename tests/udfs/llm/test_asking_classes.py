@@ -16,14 +16,14 @@ from tests.fakes.classifier import LABELS, SEPARATOR, FakeClassifier
 from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import SETTINGS, InProcess, Run, ask, never_unparsable, rows_in
 from tests.udfs.retrieval.onnx_files import write_classifier
-from untold.jobs.asking.lookups import bind_lookup
+from untold.jobs.inference.stage.bindings import bind_lookup
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.actors import open_channels
-from untold.udfs.llm.asking import Asker
 from untold.udfs.llm.calls import Progress, Work
-from untold.udfs.llm.classifying import read_classes
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Limiter
+from untold.udfs.llm.pair_classifier import read_classes
+from untold.udfs.llm.request_loop import Asker
 from untold.udfs.llm.segments import SegmentWriter
 from untold.udfs.retrieval.embedding import Classifier, find_classifier
 from untold.udfs.retrieval.local_models import ON_PROCESSORS, LocalModelFileError

@@ -18,7 +18,7 @@ import pytest
 from tests.fakes.disks import SmallDisk
 from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import SETTINGS, Run, requests, rows_in
-from untold.udfs.llm import asking, segments
+from untold.udfs.llm import request_loop, segments
 from untold.udfs.llm.calls import Progress
 
 SOON = 20.0
@@ -147,7 +147,7 @@ def test_a_stop_while_a_lease_is_wanted_ends(server: ModelServer, tmp_path: Path
 def test_stops_under_load_end_and_lose_nothing(
     server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: int
 ) -> None:
-    monkeypatch.setattr(asking, "CLOSE_SECONDS", SOON)
+    monkeypatch.setattr(request_loop, "CLOSE_SECONDS", SOON)
     random = Random(1)
 
     async def run(folder: Path) -> None:

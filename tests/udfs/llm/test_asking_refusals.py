@@ -14,8 +14,7 @@ from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import SETTINGS, Run, ask, requests, rows_in
 from untold.udfs.llm.calls import CallSettings, Progress
 from untold.udfs.llm.limiter import Budget, Lease, Limits, Report
-from untold.udfs.llm.tokens import estimate_tokens
-from untold.udfs.llm.usage import Prices
+from untold.udfs.llm.usage import Prices, estimate_tokens
 
 NO_CREDIT = {"status": 402, "error": {"message": "Insufficient credits", "code": 402}}
 NO_QUOTA = {"status": 429, "error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}

@@ -17,7 +17,7 @@ from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Budget, Limits
 from untold.udfs.llm.usage import Prices
-from untold.udfs.retrieval.search import hits_of
+from untold.udfs.stages.lookups import hits_of
 
 STAGE = Stage("web_search", ("query", "count"), "brave", "", api="search")
 QUERY = "What is known of the home of Ada Mill & others?"

@@ -20,10 +20,8 @@ from tests.udfs.llm.askers import SETTINGS, STAGE
 from tests.udfs.llm.test_asking_tools import FAR, FAR_TOO, NEAR, QUESTION
 from tests.udfs.llm.test_asking_tools import STAGE as COMPARING
 from untold.udfs.llm.batch_api import BatchApi, BatchError, NotYetError, Sent
-from untold.udfs.llm.batch_files import FileBatches
-from untold.udfs.llm.batch_formats import FORMATS, open_batches
-from untold.udfs.llm.batch_hosts import format_at
-from untold.udfs.llm.calls import CallSettings
+from untold.udfs.llm.batch_formats import FORMATS, FileBatches, open_batches
+from untold.udfs.llm.calls import CallSettings, format_at
 from untold.udfs.llm.message_batches import completion_of_message, params_of, result_line
 
 # Where the fake server has each

@@ -19,7 +19,7 @@ from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.script import request_body
 from untold.udfs.llm.templates import compile_prompt
-from untold.udfs.llm.tokens import estimate_tokens
+from untold.udfs.llm.usage import estimate_tokens
 
 KEY = "sk-proj-0123456789abcdefghijklmnop"
 PROMPT_TEXT = "confidential-prompt-text"

@@ -11,9 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from untold.udfs.llm.journal import SUFFIX, Journal, journal_folder, read_journal, replay
-from untold.udfs.llm.records import Completion, completions_table
-from untold.udfs.llm.segments import SegmentWriter, write_file
+from untold.udfs.llm.segments import (
+    SUFFIX,
+    Completion,
+    Journal,
+    SegmentWriter,
+    completions_table,
+    journal_folder,
+    read_journal,
+    replay,
+    write_file,
+)
 
 ROW = Completion(
     "r1",

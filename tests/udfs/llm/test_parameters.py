@@ -14,11 +14,11 @@ from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import SETTINGS, STAGE, ask, requests, rows_in
 from tests.udfs.llm.test_asking_refusals import ask_until, is_refused
 from untold.udfs.llm.calls import Answer, Progress
+from untold.udfs.llm.keys import Parameters
 from untold.udfs.llm.responses import read_completion, read_status
+from untold.udfs.llm.retrying import refused_parameters
 from untold.udfs.llm.script import request_body
-from untold.udfs.llm.structure import Parameters
 from untold.udfs.llm.templates import compile_prompt
-from untold.udfs.llm.trial import refused_parameters
 
 CHAT = replace(STAGE, top_p=1.0, max_tokens=4096, template="=== system\nJudge.\n=== user\n{{ query }} {{ text }}")
 RATED = replace(CHAT, name="rate_relevance", rated=True)

@@ -11,12 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from untold.jobs.tables import COMPLETIONS
-from untold.udfs.llm.records import Completion, completions_table
 from untold.udfs.llm.segments import (
     FLUSH_ROWS,
     MOST_BYTES,
     MOST_ROWS,
+    Completion,
     SegmentWriter,
+    completions_table,
     read_ids,
     write_file,
 )

@@ -14,10 +14,9 @@ import pytest
 from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import Run, all_rows_in, ask, rows_in
 from untold.udfs.llm.calls import Progress
-from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.keys import Finding, SchemaFields, Stage, schema_fields
 from untold.udfs.llm.responses import read_completion, read_status
 from untold.udfs.llm.script import request_body
-from untold.udfs.llm.structure import Finding, SchemaFields, schema_fields
 from untold.udfs.llm.templates import compile_prompt
 from untold.udfs.stages import STAGES
 

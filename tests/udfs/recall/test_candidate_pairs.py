@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from untold.udfs.recall.candidate_pairs import DOCUMENT, OUTCOME, PREPARED, QUERY, find_by_vectors
+from untold.udfs.recall.concluding import DOCUMENT, OUTCOME, PREPARED, QUERY, find_by_vectors
 from untold.udfs.recall.sample_facts import Options
 
 EMBEDDED = pa.struct(

@@ -17,8 +17,7 @@ from untold.udfs.recall.candidates import (
     semantic_candidates,
     without_near_duplicates,
 )
-from untold.udfs.recall.forms import shown_form
-from untold.udfs.recall.list_facts import Fact
+from untold.udfs.recall.fact_texts import Fact, shown_form
 
 THRESHOLDS = Thresholds()
 WORDS = ["harbour", "harbor", "harbours", "bridge", "bridges", "old", "gold", "not", "1962", "1963", "in"]

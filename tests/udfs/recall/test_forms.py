@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from untold.udfs.recall.forms import match_form, negations_of, numbers_of, shown_form, tokens_of
+from untold.udfs.recall.fact_texts import match_form, negations_of, numbers_of, shown_form, tokens_of
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from untold.udfs.recall.candidate_pairs import share_common
 from untold.udfs.recall.candidates import Form, Thresholds, form_of, lexical_candidates
-from untold.udfs.recall.forms import shown_form
-from untold.udfs.recall.list_facts import Fact
+from untold.udfs.recall.concluding import share_common
+from untold.udfs.recall.fact_texts import Fact, shown_form
 from untold.udfs.recall.segmentation import cut, distinct_facts
 from untold.udfs.retrieval.embedding import find_model, normalised, open_embedder
 

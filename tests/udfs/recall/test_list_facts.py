@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.linear import assert_linear
-from untold.udfs.recall.forms import shown_form
-from untold.udfs.recall.list_facts import Fact, fact_of
+from untold.udfs.recall.fact_texts import Fact, fact_of, shown_form
 from untold.udfs.recall.segmentation import cut, is_list, read_list
 
 

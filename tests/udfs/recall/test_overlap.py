@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rapidfuzz.distance import Indel
 
-from untold.udfs.recall.overlap import jaccard, number_tokens, size_of_matching
+from untold.udfs.recall.candidates import jaccard, number_tokens, size_of_matching
 
 Sets = list[frozenset[str]]
 WORDS = st.text(alphabet="abc", min_size=1, max_size=7)
@@ -58,8 +58,8 @@ def test_working_arrays_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatc
     words = ["".join(generator.choice(list("abc"), 5)) for _ in range(300)]
     sets = [frozenset(generator.choice(words, 12)) for _ in range(20)]
     whole = number_tokens(sets, 0.8).jaccard(range(8), range(8, 20), 0.1)
-    monkeypatch.setattr("untold.udfs.recall.overlap._CELLS", 40)
-    monkeypatch.setattr("untold.udfs.recall.overlap._ROWS", 7)
+    monkeypatch.setattr("untold.udfs.recall.candidates._CELLS", 40)
+    monkeypatch.setattr("untold.udfs.recall.candidates._ROWS", 7)
     assert np.array_equal(number_tokens(sets, 0.8).jaccard(range(8), range(8, 20), 0.1), whole)
     assert (whole > 0.1).any()
 
@@ -98,7 +98,7 @@ def test_a_matching_is_a_maximum_one_by_either_way(edges: list[list[int]], plain
     graph = nx.Graph([(("left", left), ("right", right)) for left, rights in enumerate(edges) for right in rights])
     wanted = len(nx.max_weight_matching(graph, maxcardinality=True))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("untold.udfs.recall.overlap._PLAIN_NODES", plain)
+        patched.setattr("untold.udfs.recall.candidates._PLAIN_NODES", plain)
         assert size_of_matching(edges) == wanted
 
 

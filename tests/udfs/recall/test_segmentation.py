@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from untold.udfs.recall.list_facts import Fact
+from untold.udfs.recall.fact_texts import Fact
 from untold.udfs.recall.segmentation import choose_segmentation, cut, distinct_facts, sentences
 
 LIST = "They are:\n- Agnès Varda\n- Jean-Luc Godard (Breathless)"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from untold.udfs.recall.candidate_pairs import contained, share_common
+from untold.udfs.recall.concluding import contained, share_common
 
 TEXTS = st.lists(st.text(alphabet="ab ", max_size=25) | st.text(max_size=12), max_size=4)
 

@@ -16,16 +16,16 @@ from tests.fakes.expected_longrecall import ExpectedRecall, expect
 from tests.fakes.lookups import vector_of
 from tests.fakes.recall import entails, extracted, minimal_subset, resolve_all
 from tests.fakes.world_longrecall import longrecall_worlds
-from untold.udfs.recall.candidate_pairs import (
+from untold.udfs.recall.candidates import Thresholds
+from untold.udfs.recall.concluding import (
     OUTCOME,
     PREPARED,
+    conclude_samples,
     find_by_vectors,
     open_texts,
     prepare_samples,
     shown_by_words,
 )
-from untold.udfs.recall.candidates import Thresholds
-from untold.udfs.recall.concluding import conclude_samples
 from untold.udfs.recall.sample_facts import CUT, Options, add_extracted, cut_samples, free_sides
 from untold.udfs.recall.segmentation import cut
 from untold.udfs.samples.items import normalise_references

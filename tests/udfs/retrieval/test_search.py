@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from untold.udfs.retrieval.search import Brave, NoHitsError, hits_of
+from untold.udfs.stages.lookups import Brave, NoHitsError, hits_of
 
 
 @given(st.lists(st.text(min_size=1, max_size=120), max_size=80).map(" ".join))

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.lookups import vector_of
-from untold.udfs.retrieval import building, cutting, searching
+from untold.udfs.retrieval import building, catalog, searching
 from untold.udfs.retrieval.catalog import Making
 from untold.udfs.retrieval.dense import Probing
 from untold.udfs.retrieval.searching import Searching
@@ -37,7 +37,7 @@ def with_vectors(chunks: Iterable[Mapping[str, Any]], shards: int) -> pa.RecordB
         vector = np.array(vector_of(row["text"]), np.float32)
         row["vector"] = (vector / np.linalg.norm(vector)).tolist()
     rows.sort(key=lambda row: (row["shard"], row["chunk_id"]))
-    schema = pa.schema([("shard", pa.int32()), *cutting.CHUNKS, ("vector", pa.list_(pa.float32()))])
+    schema = pa.schema([("shard", pa.int32()), *catalog.CHUNKS, ("vector", pa.list_(pa.float32()))])
     return pa.RecordBatch.from_pylist(rows, schema)
 
 
@@ -45,7 +45,7 @@ def make(index: Path, documents: Mapping[str, str], shards: int, making: Making 
     """Writes an index; gives the rows of its shards."""
     rows = [{"document_id": name, "content": text, "text": text} for name, text in documents.items()]
     given = [pa.RecordBatch.from_pylist(rows, ROW)] if rows else []
-    batch = with_vectors(table_of(cutting.chunk_documents(given, making.words, making.overlap)), shards)
+    batch = with_vectors(table_of(catalog.chunk_documents(given, making.words, making.overlap)), shards)
     list(building.write_coarse([batch], str(index), making, batch.num_rows))
     halves = [batch.slice(0, batch.num_rows // 2), batch.slice(batch.num_rows // 2)]
     names = {row["shard"]: row["name"] for row in table_of(building.name_shards(halves, str(making)))}

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.udfs.retrieval.onnx_files import SPECIAL, write_classifier, write_lookup, write_tokenizer
-from untold.jobs.asking.lookups import bind_lookup
+from untold.jobs.inference.stage.bindings import bind_lookup
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.records import COMPLETIONS
+from untold.udfs.llm.segments import COMPLETIONS
 from untold.udfs.retrieval import tasks
 from untold.udfs.retrieval.embedding import MOST_TOKENS
 from untold.udfs.retrieval.local_models import LocalModelFileError

@@ -16,14 +16,13 @@ import pytest
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from untold.jobs.inputs.column_types import carried_types
+from untold.jobs.inputs.files import carried_types
 from untold.jobs.inputs.samples import KNOWN_FIELDS, READ_FIELDS, _output_names
-from untold.udfs.samples.adapters import FORMATS, Adapter
+from untold.udfs.samples.adapters import CONTEXTS, FORMATS, QUESTIONS, Adapter
 from untold.udfs.samples.batches import Wanted, read_batches, type_batches
 from untold.udfs.samples.conversion import KNOWN, OPTIONAL, REQUIRED
-from untold.udfs.samples.eli5 import CONTEXTS, QUESTIONS
 from untold.udfs.samples.file_records import Unit
-from untold.udfs.samples.labelled_claims import CLAIM_FORMATS
+from untold.udfs.samples.labelled import CLAIM_FORMATS
 
 BROKEN: Sequence[Any] = (
     *(None, math.nan, -math.inf, True, 0, -1, 10**30, 1e308, "", " ", "x\ud800", "NaN", "2025-03-01"),

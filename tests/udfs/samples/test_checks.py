@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from untold.udfs.samples.checks import normalise_checks, normalise_ground_truth
 from untold.udfs.samples.conversion import Sample, to_sample
 from untold.udfs.samples.file_records import FileRecord
+from untold.udfs.samples.items import normalise_checks, normalise_ground_truth
 
 CHECKS = {
     "response_claims": ["Bees fly.", ["Ice", "floats"]],

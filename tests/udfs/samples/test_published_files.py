@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 from statsmodels.stats.inter_rater import fleiss_kappa as kappa_of_statsmodels
 
-from untold.udfs.samples import expertqa, factscore, list_questions
+from untold.udfs.samples import data_sets, labelled
+from untold.udfs.samples.data_sets import QUERY, questions, read_answers, read_system, read_topics
 from untold.udfs.samples.file_records import READERS, FileRecord, Unit, UnreadableFileError
-from untold.udfs.samples.k_qa import questions, read_answers
-from untold.udfs.samples.labelled_claims import CLAIM_FORMATS
-from untold.udfs.samples.realsumm import QUERY, read_system
-from untold.udfs.samples.trec_web import read_topics
+from untold.udfs.samples.labelled import CLAIM_FORMATS
 from untold.udfs.statistics.item_agreement import fleiss_kappa
 
 TOPICS = """<?xml version="1.0"?>
@@ -196,7 +194,7 @@ def read_lines(folder: Path) -> list[FileRecord]:
 
 def test_expertqa_has_its_answers_its_references_and_its_claims(data: Path) -> None:
     rows = read_lines(data / "expertqa")
-    samples = [sample.values for row, record in enumerate(rows) for sample in expertqa.answers(record, row)]
+    samples = [sample.values for row, record in enumerate(rows) for sample in data_sets.answers(record, row)]
     assert len(rows) == len(samples) == 885
     distinct = {sample["sample_id"]: sample for sample in samples}
     assert len(distinct) == 479
@@ -207,7 +205,7 @@ def test_expertqa_has_its_answers_its_references_and_its_claims(data: Path) -> N
     claims = {
         claim.values["sample_id"]: claim.values
         for row, record in enumerate(rows)
-        for claim in expertqa.claims(record, row)
+        for claim in data_sets.claims(record, row)
     }
     labels = Counter(claim["label"] for claim in claims.values())
     assert labels == {"supported": 1587, "not_supported": 590}
@@ -217,7 +215,7 @@ def test_expertqa_has_its_answers_its_references_and_its_claims(data: Path) -> N
 def test_factscore_has_its_published_precision(data: Path) -> None:
     shares = {}
     for file in sorted((data / "factscore_human").glob("*.jsonl")):
-        claims = [record.values for record in factscore.read_claims(Unit(0, str(file), ""))]
+        claims = [record.values for record in labelled.read_claims(Unit(0, str(file), ""))]
         assert len({claim["sample_id"] for claim in claims}) == len(claims)
         shares[claims[0]["system"]] = round(mean([claim["label"] == "supported" for claim in claims]), 4)
     assert shares == {"ChatGPT": 0.6537, "InstructGPT": 0.5158, "PerplexityAI": 0.8642}
@@ -284,7 +282,7 @@ ROMQA = {
     ("expand", "row", "expected"),
     [
         (
-            list_questions.qampari,
+            data_sets.qampari,
             QAMPARI,
             {
                 "sample_id": "7__wikidata_simple__dev",
@@ -302,7 +300,7 @@ ROMQA = {
             },
         ),
         (
-            list_questions.romqa,
+            data_sets.romqa,
             ROMQA,
             {
                 "sample_id": 12,

@@ -17,7 +17,7 @@ from tests.sample_files import HOSTILE, ROW, write_csv, write_lines, write_parqu
 from untold.udfs.samples import file_records
 from untold.udfs.samples.conversion import EITHER, REQUIRED, Sample, to_sample
 from untold.udfs.samples.file_records import READERS, FileRecord, Unit, UnreadableFileError, json_kind
-from untold.udfs.samples.shapes import merge_shapes, shape_of
+from untold.udfs.samples.values import merge_shapes, shape_of
 
 
 def parse(path: str, kind: str) -> list[Sample]:

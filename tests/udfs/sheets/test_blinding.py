@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from untold.udfs.sheets.blinding import (
+from untold.udfs.blinding import (
     ERROR_TYPES,
     KEY_COLUMNS,
     SHEET_COLUMNS,
@@ -24,7 +24,7 @@ from untold.udfs.sheets.blinding import (
     read_annotations,
     summarise_study,
 )
-from untold.udfs.sheets.spreadsheets import read_rows, to_csv, to_xlsx
+from untold.udfs.sheets import read_rows, to_csv, to_xlsx
 
 METRICS = ("e2e", "nli", "qa")
 KEY = [

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openpyxl import Workbook, load_workbook
 
-from untold.udfs.sheets.spreadsheets import (
+from untold.udfs.sheets import (
     CUT,
     FORMULA,
     MAX_CELL,

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from untold.udfs.stages import STAGES
-from untold.udfs.stages.definitions import Unparsable
-from untold.udfs.stages.figures import FACTSCORE, RATINGS, RECORDED, WRITTEN, Figures, Line
+from untold.udfs.stages.definitions import FACTSCORE, RATINGS, RECORDED, WRITTEN, Figures, Line, Unparsable
 
 FOLDER = Path(__file__).parents[1] / "completions"
 HIGHEST = RATINGS[-1]

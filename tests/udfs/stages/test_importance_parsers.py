@@ -21,9 +21,9 @@ from untold.udfs.stages.importance import (
     EXTRACT_FACTS,
     EXTRACT_VERIFIABLE_CLAIMS,
     RATE_IMPORTANCE,
+    VERDICTS,
     VERIFY_CLAIM,
 )
-from untold.udfs.stages.verdicts import VERDICTS
 
 RATED = '[{"id": 1, "relevance": 4, "salience": 2}, {"id": 2, "relevance": 5, "salience": 3}]'
 COVERED = '{"label": "COVERED", "evidence_claim_ids": [1]}'

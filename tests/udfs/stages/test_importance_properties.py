@@ -12,8 +12,7 @@ from tests.linear import assert_linear
 from tests.udfs.stages.importance_read import IMPORTANCE, covering, facts, ratings, verdict
 from untold.udfs.ratings import Digit, weigh
 from untold.udfs.stages.definitions import StageDefinition, Unparsable
-from untold.udfs.stages.importance import CHECK_COVERAGE, EXTRACT_FACTS, RATE_IMPORTANCE, VERIFY_CLAIM
-from untold.udfs.stages.verdicts import VERDICTS
+from untold.udfs.stages.importance import CHECK_COVERAGE, EXTRACT_FACTS, RATE_IMPORTANCE, VERDICTS, VERIFY_CLAIM
 
 characters = st.one_of(
     st.sampled_from("[](){}*-•`_#:.,|\"' 195aéA中"),

@@ -13,7 +13,7 @@ from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.templates import split_turns
 from untold.udfs.stages import STAGES
 from untold.udfs.stages.arrow import reading_of
-from untold.udfs.stages.leaks import example_names, without_leaked
+from untold.udfs.stages.non_answers import example_names, without_leaked
 
 CONF = Path(__file__).parents[3] / "conf"
 TEMPLATES = sorted(CONF.glob("**/*.jinja"))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from untold.udfs.llm.escaping import TAGS, as_data
 from untold.udfs.ratings import Digit
 from untold.udfs.stages import STAGES
-from untold.udfs.stages.repeated_tags import past_echoes
+from untold.udfs.stages.reading import past_echoes
 
 PROMPTS = Path(__file__).parents[3] / "conf"
 WORDS = st.text(st.characters(categories=("Lu", "Ll")), min_size=1, max_size=9).map(lambda word: f"{word} is so")

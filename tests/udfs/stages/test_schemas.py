@@ -18,10 +18,10 @@ from untold.udfs.facts.nugget_measures import SUPPORTS
 from untold.udfs.ratings import Digit
 from untold.udfs.samples.items import IMPORTANCES
 from untold.udfs.stages import STAGES
+from untold.udfs.stages.definitions import MOST_NUMBERS, filled, read_as, without_reasoning
+from untold.udfs.stages.importance import VERDICTS
 from untold.udfs.stages.nli import RELATIONS, UNIT_TYPES
 from untold.udfs.stages.qa import RELATIONS as COMPARISONS
-from untold.udfs.stages.schemas import MOST_NUMBERS, filled, read_as, without_reasoning
-from untold.udfs.stages.verdicts import VERDICTS
 
 WORDS = ("harbour", "lighthouse", "1874", "Ada Fenn", "zwölf Türme", "ferry", "salt", "5 km", "北塔")
 TEXTS = st.lists(st.sampled_from(WORDS), min_size=2, max_size=5).map(lambda words: f"The {' and '.join(words)} stands")

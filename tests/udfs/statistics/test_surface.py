@@ -12,7 +12,7 @@ from nltk.translate.meteor_score import exact_match, single_meteor_score, stem_m
 from rouge_score.rouge_scorer import RougeScorer
 from sacrebleu import sentence_bleu
 
-from untold.udfs.statistics.surface import ROUGE, SURFACE, surface_scores
+from untold.udfs.samples.labelled import ROUGE, SURFACE, surface_scores
 
 WORDS = st.sampled_from(["the", "bees", "make", "making", "honey", "Honey,", "in", "Straße", "hives.", "12", "\n"])
 TEXTS = st.lists(WORDS, max_size=14).map(" ".join)

@@ -1,0 +1,292 @@
+"""The backends that carry out the requests of a stage: the actor process, Spark's tasks, or a spool."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from time import monotonic
+from typing import Any, Protocol
+from uuid import uuid4
+
+import pyarrow.parquet as pq
+from pyspark import InheritableThread
+from pyspark.sql import DataFrame
+
+from untold.jobs.inference.backends.cluster_checks import Reach
+from untold.jobs.inference.backends.job import Job, Outcome
+from untold.jobs.inference.backends.process import AnsweringError
+from untold.jobs.inference.stage.bindings import order_of_prompt
+from untold.jobs.inference.stage.call_settings import (
+    RunEndpoint,
+    batch_of,
+    call_settings,
+    count_actors,
+    explain_refusal,
+    section_of,
+)
+from untold.jobs.inference.stage.engines import Engines
+from untold.jobs.run.error_messages import explain, root_cause
+from untold.jobs.run.locks import Lock
+from untold.jobs.run.session import read_parquet, spark_schema, task_slots
+from untold.jobs.run.workspace import Workspace, write_parquet
+from untold.jobs.settings.model import Settings
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.units import UNIT_BYTES, UNIT_ROWS
+from untold.udfs.llm.usage import Usage
+from untold.udfs.retrieval.tasks import COUNTS, answer_in_task
+from untold.udfs.storage import Place
+
+# So that the last unit is a small part of an actor's work, and no actor waits long for the slowest
+UNITS_OF_AN_ACTOR = 4
+# Requests that one task of Spark writes for the actors
+REQUESTS_OF_A_TASK = 10_000
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """Requests of a stage that are to be answered into its folder of the store, which `lock` holds.
+
+    `rows`: request_id and the stage's variables, one row each; `count`: how many, or more. `spent`: by this start, on
+    the budget. `answered_before`: whether the endpoint ever answered this run. `show` takes events of progress. What
+    `tries_schema`, `may_drop_schema` and `may_adapt` are, `Job` says.
+    """
+
+    stage: Stage
+    folder: str
+    rows: DataFrame
+    count: int
+    lock: Lock | None
+    show: Callable[[Mapping[str, Any]], None]
+    spent: Usage = field(default_factory=Usage)
+    answered_before: bool = False
+    tries_schema: bool = False
+    may_drop_schema: bool = False
+    may_adapt: bool = False
+
+    def is_lost(self) -> bool:
+        """Whether another run took the folder over."""
+        return self.lock is not None and self.lock.lost
+
+    def write(self, settings: Settings, path: str) -> None:
+        """Writes one row a request, in files of one unit of work; more where their texts are long.
+
+        Without dictionaries, for the sizes in their footers are then those of the rows in memory (`list_units`).
+        """
+        unit = self._rows_of_a_unit(settings)
+        # In the order of the prompt, so that a common beginning of prompts is asked together: prompt caches then hit
+        keys = (*order_of_prompt(self.stage), "request_id")
+        # By number alone: what Spark would choose varies with cores, and each task's last unit is a short one
+        tasks = -(-self.count // REQUESTS_OF_A_TASK)
+        ordered = self.rows.repartitionByRange(tasks, *keys).sortWithinPartitions(*keys)
+        options = {"maxRecordsPerFile": unit, "parquet.enable.dictionary": False, "parquet.block.size": UNIT_BYTES}
+        write_parquet(ordered, path, **options)
+
+    def _rows_of_a_unit(self, settings: Settings) -> int:
+        """As many as the architecture allows, less where actors would stand idle; whole calls where one has several."""
+        actors = count_actors(settings, self.stage.api)
+        rows = max(1, min(UNIT_ROWS, -(-self.count // (UNITS_OF_AN_ACTOR * actors))))
+        batch = batch_of(settings, self.stage.api)
+        return min(-(-rows // batch), max(1, UNIT_ROWS // batch)) * batch
+
+    def job(self, settings: Settings, base_url: str, **places: Any) -> Job:
+        """The requests as a job of `places`: requests, directory, run, and what else a job has."""
+        return Job(
+            stage=self.stage,
+            settings=call_settings(settings, self.stage, base_url, places["directory"]),
+            actors=count_actors(settings, self.stage.api),
+            answered_before=self.answered_before,
+            tries_schema=self.tries_schema,
+            may_drop_schema=self.may_drop_schema,
+            may_adapt=self.may_adapt,
+            **places,
+        )
+
+
+class Answerer(Protocol):
+    """Answers requests of stages."""
+
+    def prepare(self, stage: Stage) -> None:
+        """Gets ready for a stage, before its folder is locked: runs that waited in other orders would block."""
+
+    def answer(self, unanswered: Unanswered) -> Outcome:
+        """Has requests answered, or ends early for the outcome's reason. Raises AnsweringError for what broke it."""
+
+
+@contextmanager
+def shown(engines: Engines, stage: Stage) -> Iterator[None]:
+    """Shows the stage from the start of its answering to its end."""
+    engines.display.start(stage.name)
+    try:
+        yield
+    finally:
+        engines.display.end()
+
+
+@dataclass
+class ProcessAnswerer:
+    """Has requests answered by the process beside the driver."""
+
+    engines: Engines
+    settings: Settings
+    endpoint: RunEndpoint
+    workspace: Workspace
+    reach: Reach | None = None
+    _base_url: str = field(default="", init=False)
+
+    def prepare(self, stage: Stage) -> None:
+        """Starts the server of the embedded model, where that is asked."""
+        self._base_url = self.endpoint.base_url(stage.api)
+
+    def answer(self, unanswered: Unanswered) -> Outcome:
+        """By a job that the process gets; the outcome of a refusal says what to do about a key.
+
+        Raises ReachError, before anything is asked, where a machine does not reach what the run writes.
+        """
+        if self.reach is not None:
+            self.reach.check_executors()
+            if self.settings.ray.address:
+                self.reach.check_nodes(self.engines.process)
+        requests = self.workspace.path(f"{unanswered.stage.name}-units")
+        unanswered.write(self.settings, requests)
+        process, lock = self.engines.process.open(), unanswered.lock
+        if lock is not None:
+            lock.add_process(process.pid)
+        job = unanswered.job(
+            self.settings,
+            self._base_url,
+            requests=requests,
+            directory=unanswered.folder,
+            run=self.engines.run,
+            spent=unanswered.spent,
+        )
+        with shown(self.engines, unanswered.stage):
+            if lock is not None:
+                # The last look before money is spent
+                lock.check()
+            if not process.ready:
+                self.engines.display.status("starting Ray")
+            outcome = process.answer(job, unanswered.show, unanswered.is_lost)
+        return self._explained(outcome, unanswered.stage)
+
+    def _explained(self, outcome: Outcome, stage: Stage) -> Outcome:
+        """The outcome, with what to do where the endpoint refused the run."""
+        if outcome.reason != "refused":
+            return outcome
+        section = section_of(stage.api)
+        each = self.settings.llm.each if section == "llm" else [getattr(self.settings, section)]
+        keys = [one.api_key_env for one in each]
+        return replace(outcome, error=explain_refusal(str(outcome.error), keys, section))
+
+
+# Rows of a task: half a minute to a few minutes of work, so that the last ones do not run alone for long
+TASK_ROWS = 2000
+LOOK_SECONDS = 0.5
+# Reading the footers of all new files costs more than looking whether the work has ended
+COUNT_SECONDS = 5.0
+# What Python workers raise reaches the driver as text, with a traceback around it
+_ERROR = re.compile(r"LocalModelFileError: ([^\n]+)")
+
+
+@dataclass
+class TaskAnswerer:
+    """Has requests answered by local models within Spark's tasks. Nothing is called, and nothing is paid for."""
+
+    engines: Engines
+    settings: Settings
+    workspace: Workspace
+
+    def prepare(self, stage: Stage) -> None:
+        """There is nothing to start."""
+
+    def answer(self, unanswered: Unanswered) -> Outcome:
+        """By one Spark job, which an interrupt or a lost lock cancels."""
+        requests = self.workspace.path(f"{unanswered.stage.name}-units")
+        unanswered.write(self.settings, requests)
+        with shown(self.engines, unanswered.stage):
+            run = _TaskRun(self.engines, self.settings, unanswered, requests)
+            finished = run.answer()
+        if not finished and unanswered.lock is not None:
+            unanswered.lock.check()
+        return Outcome(None if finished else "interrupted")
+
+
+class _TaskRun:
+    """One answering of a stage's requests by tasks."""
+
+    def __init__(self, engines: Engines, settings: Settings, unanswered: Unanswered, requests: str) -> None:
+        self._engines, self._spark, self._run = engines, engines.spark, engines.run
+        self._unanswered, self._stage, self._folder = unanswered, unanswered.stage, unanswered.folder
+        self._requests = requests
+        self._flush = call_settings(settings, self._stage, "", self._folder).flush
+        self._tag = f"untold-{uuid4().hex}"
+        self._error: BaseException | None = None
+        self._counted: dict[str, int] = {}
+        # What an earlier asking of the stage in this start wrote
+        self._earlier = 0
+        # Rows and failures, once all tasks have ended
+        self._done: tuple[int, int] | None = None
+
+    def answer(self) -> bool:
+        """Answers all, or ends early; whether it finished.
+
+        Raises AnsweringError in one line where a model cannot be used on a worker, or the tasks fail otherwise.
+        """
+        Place(self._folder).make_folder()
+        self._earlier = self._rows_written()
+        total, show = self._unanswered.count, self._unanswered.show
+        began = told = monotonic()
+        thread = InheritableThread(target=self._work, args=(total,), session=self._spark)
+        thread.start()
+        cancelled = False
+        while thread.is_alive():
+            thread.join(LOOK_SECONDS)
+            if not cancelled and (self._engines.interrupts.requested or self._unanswered.is_lost()):
+                cancelled = True
+                self._spark.interruptTag(self._tag)
+            if monotonic() - told >= COUNT_SECONDS:
+                show(self._progress(total, began))
+                told = monotonic()
+        show(self._progress(total, began))
+        if self._error is not None and not cancelled:
+            raise AnsweringError(self._explain(self._error)) from self._error
+        return not cancelled
+
+    def _work(self, total: int) -> None:
+        """The Spark job, in a thread of its own, so that signals are heard meanwhile."""
+        try:
+            self._spark.addTag(self._tag)
+            frame = read_parquet(self._spark, self._requests)
+            # Files of requests are small and would all be one task's; each core should have one
+            tasks = max(-(-total // TASK_ROWS), min(task_slots(self._spark), total))
+            answer = partial(answer_in_task, stage=self._stage, folder=self._folder, run=self._run, flush=self._flush)
+            counts = frame.repartition(tasks).mapInArrow(answer, spark_schema(COUNTS)).collect()
+            self._done = sum(row["done"] for row in counts), sum(row["failed"] for row in counts)
+        except BaseException as error:
+            self._error = error
+
+    def _progress(self, total: int, began: float) -> dict[str, Any]:
+        """How far it is, by the files written so far, as the answering process tells it."""
+        # Files count a task that ran twice twice; until the end that is near enough
+        done, failed = self._done or (min(self._rows_written() - self._earlier, total), 0)
+        usage = Usage(done=done, failed=failed, seconds=monotonic() - began)
+        return {"stage": self._stage.name, "total": total, "usage": asdict(usage)}
+
+    def _rows_written(self) -> int:
+        """The rows in this run's files; the footer of each is read once."""
+        prefix = f"{self._run}-{self._stage.name}-task-"
+        for entry in Place(self._folder).entries():
+            name = entry.name
+            if name.startswith(prefix) and name.endswith(".parquet") and name not in self._counted:
+                with entry.place.open() as file:
+                    self._counted[name] = pq.read_metadata(file).num_rows
+        return sum(self._counted.values())
+
+    def _explain(self, error: BaseException) -> str:
+        """One line: what a model's files lack, else what a disk refused or the worker said."""
+        found = _ERROR.search(str(error))
+        if found:
+            return found[1].strip()
+        return f"{self._stage.name} failed within Spark's tasks ({explain(error) or root_cause(error)})"

@@ -1,0 +1,484 @@
+"""Answers a job by batches of its endpoint: cut, upload, create, look, read, and again. Imports no pyspark.
+
+Every step is in the job's ledger before the next begins. What a killed start may have begun and not noted (an upload, a
+batch) is looked for by its name before it is done again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from time import monotonic, sleep, time
+from typing import IO
+
+import pyarrow.parquet as pq
+
+from untold.jobs.inference.backends.batch_jobs import (
+    Batch,
+    BatchJob,
+    EndedError,
+    Ledger,
+    Left,
+    Line,
+    Lines,
+    Patience,
+    Room,
+    Watch,
+    digest_and_size,
+    fill,
+    fingerprint,
+    left_of,
+    parts,
+)
+from untold.jobs.inference.backends.job import Job, Outcome
+from untold.jobs.settings.sections import BatchSettings
+from untold.udfs.llm.batch_api import HIDDEN, QUEUE_FULL, BatchApi, BatchError, Look, NotYetError, Sent
+from untold.udfs.llm.batch_results import Judged, Results, download
+from untold.udfs.llm.calls import Answer, Request
+from untold.udfs.llm.pacing import CompletionSizes
+from untold.udfs.llm.retrying import is_passing, remedy_of
+from untold.udfs.llm.script import script_of
+from untold.udfs.llm.segments import COMPLETIONS, completions_table
+from untold.udfs.llm.units import UNIT_ROWS
+from untold.udfs.llm.usage import NOTHING_USED, Usage
+from untold.udfs.stages import definition_of
+from untold.udfs.storage import Place
+
+LOOK_SECONDS = 0.2
+SLOWER = 1.5
+# How often incomplete results are downloaded before they are believed
+DOWNLOADS = 3
+LARGEST_QUEUE = 2**50
+# What is answered so was not done, which of other passing errors nobody knows
+NOT_DONE = ("http_429",)
+# What is removed already
+GONE = ("http_404", "http_410")
+INFINITE = float("inf")
+
+
+class Delivery:
+    """The batches of one job, whose lock is held. `beside`: other batches that the endpoint has, to be paid for too."""
+
+    def __init__(
+        self,
+        spooled: BatchJob,
+        job: Job,
+        api: BatchApi,
+        how: BatchSettings,
+        watch: Watch,
+        beside: Sequence[Batch] = (),
+    ) -> None:
+        definition = definition_of(job.stage.name)
+        self._script = script_of(job.stage, definition.accept, definition.form)
+        self._spooled, self._job, self._api, self._how, self._watch = spooled, job, api, how, watch
+        self._ledger = spooled.ledger()
+        Place(job.directory).make_folder()
+        self._rows = sum(spooled.units.values())
+        self._beside = tuple(beside)
+        self._sizes = CompletionSizes(job.stage.max_tokens)
+        self._lines = Lines(spooled, job, api, self._script, self._sizes)
+        self._key = fingerprint(os.environ.get(job.settings.api_key_env or "", ""), spooled.name)
+        # What may have been uploaded or created, though nothing says so
+        self._doubtful = {batch.name for batch in self._ledger.batches if batch.id is None}
+        self._foreign: set[str] = set()
+        self._own: set[str] = set()
+        self._done: dict[str, int] = {}
+        self._completed = job.answered_before
+        # What keeps batches from being sent: the budget, or the endpoint's queue until the next pause
+        self._short = self._full = False
+        self._patience = Patience(job.settings.outage)
+        self._told: set[str] = set()
+        self._wait = how.poll_seconds
+        self._used = NOTHING_USED
+
+    @property
+    def used(self) -> Usage:
+        """What came of the batches that this start has read, with its cost."""
+        return self._job.settings.priced(self._used)
+
+    def run(self, *, submit: bool = True, poll: bool = True) -> Outcome:
+        """Answers the job, and closes it; without `poll` it only looks once.
+
+        Without `submit` it makes no batch, and gives back what no endpoint has: another job asks that. The reason is
+        None where nothing is left to wait for, `batched` where batches go on.
+        """
+        try:
+            self._clear()
+            if submit:
+                self._recut()
+            else:
+                # Before any look: what is given back must not be cut by this job later, however this start ends
+                self._note(replace(self._ledger, cut=self._rows))
+            while True:
+                while self._advance(submit=submit):
+                    if not self._full:
+                        self._wait = self._how.poll_seconds
+                    self._report()
+                self._report()
+                if not submit:
+                    self._note(replace(self._ledger, batches=tuple(self._kept)))
+                if not self._goes_on(submit=submit):
+                    # What is left is in batches of other keys
+                    if self._ledger.batches:
+                        return Outcome("batched", usage=self.used)
+                    self._spooled.close()
+                    return Outcome(usage=self.used)
+                # Room that other jobs take is given back once these are looked at
+                if not poll or (self._beside_in_flight and not self._awaited):
+                    return Outcome("batched", usage=self.used)
+                self._pause()
+        except EndedError as ended:
+            if ended.reason == "interrupted" and self._awaited:
+                ids = ", ".join(str(batch.id) for batch in self._awaited)
+                self._watch.note(f"these batches go on, and the next start takes their answers: {ids}")
+            return Outcome(ended.reason, ended.error, self.used)
+
+    @property
+    def _kept(self) -> list[Batch]:
+        """The batches that an endpoint has, or may have."""
+        doubtful = self._doubtful | self._foreign
+        return [batch for batch in self._ledger.batches if batch.id is not None or batch.name in doubtful]
+
+    @property
+    def _awaited(self) -> list[Batch]:
+        """The batches that this start waits for."""
+        return [batch for batch in self._ledger.in_flight if batch.name not in self._foreign]
+
+    @property
+    def _beside_in_flight(self) -> bool:
+        return any(batch.id is not None for batch in self._beside)
+
+    def _goes_on(self, *, submit: bool) -> bool:
+        """Whether there is something to wait for. Raises where the budget leaves nothing to do."""
+        left = [batch for batch in self._ledger.batches if batch.name not in self._foreign]
+        if self._awaited or not submit:
+            return bool(left)
+        if self._short:
+            raise EndedError("budget")
+        return bool(left) or self._ledger.cut < self._rows
+
+    def _check_stopped(self) -> None:
+        if reason := self._watch.stopped():
+            raise EndedError(reason)
+
+    def _advance(self, *, submit: bool) -> bool:
+        """One step of each batch, and batches of what is in none; whether anything moved."""
+        moved = self._short = False
+        for batch in self._ledger.batches:
+            self._check_stopped()
+            if batch.name in self._foreign or batch not in self._ledger.batches:
+                continue
+            may_submit = batch.id is None and submit and self._fits(batch)
+            if batch.id is not None or may_submit or batch.name in self._doubtful:
+                moved |= self._step(batch, submit=may_submit)
+        while submit and (new := self._cut()) is not None:
+            self._check_stopped()
+            if self._step(new, submit=True):
+                moved = True
+            elif self._patience.faults:
+                break
+        return moved
+
+    def _step(self, batch: Batch, *, submit: bool) -> bool:
+        """The next thing to do for a batch; whether it was done."""
+        if self._patience.is_held:
+            return False
+        try:
+            if batch.id is None:
+                moved = self._submit(batch, create=submit)
+            else:
+                look = self._api.look(batch.id)
+                self._done[batch.name] = look.done
+                if look.ended:
+                    self._read(batch, look)
+                moved = look.ended
+        except BatchError as error:
+            # Of a look: files of results that are gone are no error
+            if batch.id is not None and error.answer.error_type in HIDDEN:
+                self._pass_over(batch)
+            else:
+                self._patience.bear(error.answer)
+                if error.answer.error_type not in NOT_DONE:
+                    self._doubtful.add(batch.name)
+            return False
+        except NotYetError as reason:
+            moved = False
+            self._tell(f"batch {batch.name} of {self._job.stage.name}: {reason}")
+        self._patience.hear()
+        return moved
+
+    def _tell(self, line: str) -> None:
+        """Says it once."""
+        if line not in self._told:
+            self._told.add(line)
+            self._watch.note(line)
+
+    def _pass_over(self, batch: Batch) -> None:
+        """Leaves alone what another key has made."""
+        self._foreign.add(batch.name)
+        shown = batch.id or batch.name
+        self._watch.note(
+            f"batch {shown} is not visible with this key and is passed over: start with the key that made it"
+        )
+
+    def _fits(self, batch: Batch) -> bool:
+        """Whether a batch that is cut can be submitted beside those in flight."""
+        if self._full:
+            return False
+        room = self._room([one for one in self._ledger.in_flight if one.name != batch.name])
+        line = Line(1, batch.tokens, batch.most, self._lines.cost(batch.requests, batch.tokens, batch.most))
+        if batch.requests > room.requests or not fill([line], replace(room, requests=1)):
+            self._short = True
+            return False
+        return batch.tokens <= room.queue or not (self._ledger.in_flight or self._beside_in_flight)
+
+    def _cut(self) -> Batch | None:
+        """A batch of the next rows, noted before it is sent; None where nothing is left, or nothing fits now."""
+        ledger, queue = self._ledger, self._queue
+        if ledger.cut >= self._rows or self._full:
+            return None
+        room = self._room(ledger.batches, self._how.requests)
+        if (ledger.in_flight or self._beside_in_flight) and room.queue < queue / 2:
+            return None
+        rest = Batch("", ledger.cut, self._rows, 0, 0, 0)
+        lines = fill((self._lines.line(body) for _, body in self._lines.bodies(rest)), room)
+        if not lines:
+            self._short = True
+            return None
+        end = ledger.cut + len(lines)
+        batch = self._batch_of(f"{ledger.made + 1:06d}", ledger.cut, end, lines)
+        self._note(replace(ledger.with_batch(batch), cut=end, made=ledger.made + 1))
+        return batch
+
+    def _batch_of(self, name: str, first: int, end: int, lines: list[Line], *, part: bool = False) -> Batch:
+        sent = sum(line.bytes > 0 for line in lines)
+        tokens, most = sum(line.prompt for line in lines), sum(line.most for line in lines)
+        return Batch(name, first, end, sent, tokens, most, part, self._key)
+
+    @property
+    def _queue(self) -> float:
+        """How many tokens may wait at the endpoint."""
+        return min(self._how.queue or INFINITE, self._ledger.queue or INFINITE)
+
+    def _room(self, own: Sequence[Batch], most_requests: float = INFINITE) -> Room:
+        """What is left for a batch beside those of the job, and of other jobs, that will be paid for."""
+        reserved = (*own, *self._beside)
+        budget, spent = self._job.settings.budget, self._job.spent + self.used
+        calls, most = sum(batch.requests for batch in reserved), sum(batch.most for batch in reserved)
+        cost = sum(self._lines.cost(batch.requests, batch.tokens, batch.most) for batch in reserved)
+        waiting = sum(batch.tokens for batch in reserved if batch.id is not None)
+        return Room(
+            requests=min(most_requests, left_of(budget.max_calls, spent.calls + calls)),
+            bytes=min(self._how.bytes, self._api.most_bytes),
+            queue=self._queue - waiting,
+            tokens=left_of(budget.max_tokens, spent.tokens + most),
+            cost=left_of(budget.max_cost, (spent.cost or 0.0) + cost),
+        )
+
+    def _submit(self, batch: Batch, *, create: bool) -> bool:
+        """Uploads and creates a batch, each unless it is done already; whether the endpoint has it now."""
+        # A file is noted before a batch of it is created
+        doubtful = batch.name in self._doubtful and batch.file is not None
+        look = self._api.find_batch(self._sent(batch)) if doubtful else None
+        if look is None and doubtful and batch.key != self._key:
+            self._pass_over(batch)
+            return False
+        if look is None and doubtful and time() - batch.asked < self._how.settle_seconds:
+            # A batch may be created and not yet be in the list
+            return False
+        if look is None and not create:
+            self._doubtful.discard(batch.name)
+            return False
+        if look is None:
+            if not batch.requests:
+                self._read(batch, Look("", "completed"))
+                return True
+            batch = replace(self._uploaded(batch) if batch.file is None else batch, asked=time())
+            look = self._create(batch)
+        self._note(self._ledger.with_batch(replace(batch, id=look.id)))
+        self._doubtful.discard(batch.name)
+        self._own.add(batch.name)
+        hint = f"; {look.hint}" if look.hint else ""
+        self._watch.note(f"batch {look.id}: {batch.requests:,} requests of {self._job.stage.name}{hint}")
+        return True
+
+    def _create(self, batch: Batch) -> Look:
+        """Creates a batch, which is noted before; an endpoint that refuses has not."""
+        self._note(self._ledger.with_batch(batch))
+        try:
+            return self._api.create(self._sent(batch))
+        except BatchError as error:
+            if error.answer.refused or not is_passing(error.answer.error_type):
+                self._note(self._ledger.with_batch(replace(batch, asked=0.0)))
+            raise
+
+    def _sent(self, batch: Batch) -> Sent:
+        """A batch as the endpoint gets it."""
+        job = self._job
+        return Sent(
+            name=f"{self._spooled.name}/{batch.name}",
+            file=str(batch.file),
+            api=job.stage.api,
+            more={"run": job.run, "stage": job.stage.name, "digest": batch.digest},
+            since=batch.asked,
+            requests=batch.requests,
+            open=partial(self._lines.open, batch),
+            others=frozenset(str(one.id) for one in (*self._ledger.in_flight, *self._beside)),
+        )
+
+    def _uploaded(self, batch: Batch) -> Batch:
+        """The batch with its file at the endpoint, found or uploaded."""
+        with self._lines.open(batch) as file:
+            digest, size = digest_and_size(file)
+            name = f"untold-{self._spooled.name}-{batch.name}.jsonl"
+            known = self._api.find_file(name, size) if batch.name in self._doubtful else None
+            return replace(batch, file=known or self._api.upload(name, file), digest=digest, key=self._key)
+
+    def _read(self, batch: Batch, look: Look) -> None:
+        """Takes what came of a batch: rows for the store, and what is left to batches to come."""
+        stage, settings, run = self._job.stage, self._job.settings, self._job.run
+        judged = Judged(stage, settings, self._script, run, self._completed)
+        left: list[Left] = []
+
+        def write(file: IO[bytes]) -> None:
+            with pq.ParquetWriter(file, COMPLETIONS, compression="zstd", write_page_checksum=True) as writer:
+                for number, (request, body) in enumerate(self._lines.bodies(batch), start=1):
+                    self._take(request, body, look, results, judged)
+                    if number % UNIT_ROWS == 0:
+                        writer.write_table(completions_table(judged.take_rows()))
+                        left.extend(map(self._lines.left, judged.take_again()))
+                judged.end()
+                writer.write_table(completions_table(judged.take_rows()))
+                left.extend(map(self._lines.left, judged.take_again()))
+
+        with self._download(batch, look) as results:
+            Place(f"{self._job.directory}/{run}-{batch.name}.parquet").write_whole(write)
+        self._completed |= judged.completed
+        self._pace(batch, look)
+        # What is at the endpoint is removed once this is noted
+        files = () if self._job.settings.keep_files else (batch.file, *look.results)
+        self._replace(batch, left, judged.used, tuple(filter(None, files)))
+        self._clear()
+        if look.id:
+            answered = judged.used.done - judged.used.failed
+            self._watch.note(f"batch {look.id} {look.status}: {answered:,} answered, {len(left):,} to be asked again")
+        if look.refusal is not None:
+            judged.refusal = f"{look.refusal.error}; {remedy_of(look.refusal)}"
+        # What ended an earlier start may be mended by now
+        if judged.refusal and batch.name in self._own:
+            raise EndedError("refused", judged.refusal)
+        came = judged.used.done or judged.used.calls > judged.used.rate_limited
+        self._patience.read(came=bool(came) or not look.id or look.code == QUEUE_FULL)
+
+    def _download(self, batch: Batch, look: Look) -> Results:
+        """What came of a batch. Where less came than the endpoint has counted, it is downloaded again."""
+        least = look.done or (batch.requests if look.status == "completed" else 0)
+        for _ in range(DOWNLOADS - 1):
+            results, whole = download(self._api, look)
+            if whole and results.count >= least:
+                return results
+            results.close()
+            self._pause(longer=False)
+            self._check_stopped()
+        results, whole = download(self._api, look)
+        if not whole or results.count < least:
+            self._watch.note(f"batch {look.id}: its results are incomplete; what they lack is asked again")
+        return results
+
+    def _take(self, request: Request, body: bytes | None, look: Look, results: Results, judged: Judged) -> None:
+        """What came of one request."""
+        if body is None:
+            failure = self._script.render(request)[1]
+            judged.record(request, failure or Answer(error_type="template"))
+            return
+        if look.status == "completed" and request.request_id not in results:
+            judged.miss(request)
+            return
+        answer = results.answer(request, self._script, len(body))
+        if answer is None:
+            judged.again.append(request)
+            return
+        if answer.text is not None:
+            self._sizes.remember(answer.usage.completion_tokens)
+        judged.hear(request, answer)
+
+    def _pace(self, batch: Batch, look: Look) -> None:
+        """Takes what a batch says of the endpoint's queue: a full one is halved, and grows while batches complete."""
+        queue = self._ledger.queue
+        if look.code == QUEUE_FULL:
+            self._full = True
+            others = sum(one.tokens for one in self._ledger.in_flight if one.name != batch.name)
+            queue = max(others, batch.tokens // 2, 1)
+        elif queue and look.id and look.status == "completed":
+            queue = min(2 * queue, self._how.queue or LARGEST_QUEUE)
+        self._ledger = replace(self._ledger, queue=queue)
+
+    @property
+    def _limits(self) -> Room:
+        return Room(self._how.requests, min(self._how.bytes, self._api.most_bytes), self._queue)
+
+    def _recut(self) -> None:
+        """Cuts what no endpoint has seen again where limits are lower by now."""
+        for batch in self._ledger.batches:
+            if batch.id is None and batch.file is None:
+                left = [self._lines.left(request) for request, _ in self._lines.bodies(batch)]
+                if len(parts([line for *_, line in left], self._limits)) > 1:
+                    self._replace(batch, left)
+
+    def _clear(self) -> None:
+        """Removes the files of batches that were read."""
+        for file in self._ledger.leftovers:
+            try:
+                self._api.remove(file)
+            except BatchError as error:
+                if error.answer.error_type not in GONE:
+                    self._watch.note(f"file {file} stays at the endpoint: {error}")
+        # Written with what is noted next: what is removed twice is gone
+        self._ledger = replace(self._ledger, leftovers=())
+
+    def _replace(self, batch: Batch, left: list[Left], used: Usage = NOTHING_USED, files: tuple[str, ...] = ()) -> None:
+        """Puts batches of what is left of a batch in its place: in one write with what that used, and with its files.
+
+        What is left of others and not sent yet is cut along, for it may have been cut to a smaller queue.
+        """
+        ledger = self._ledger
+        waiting = [one for one in ledger.batches if one.part and one.file is None and one.name not in self._doubtful]
+        gone = [batch, *(one for one in waiting if one.name != batch.name)]
+        left = left + [self._lines.left(request) for one in gone[1:] for request, _ in self._lines.bodies(one)]
+        first, end = min(one.first for one in gone), max(one.end for one in gone)
+        new, made = [], ledger.made
+        for places in parts([line for *_, line in left], self._limits):
+            made += 1
+            own = left[places.start : places.stop]
+            self._spooled.write_rest(f"{made:06d}", {request_id: known for request_id, known, _ in own})
+            new.append(self._batch_of(f"{made:06d}", first, end, [line for *_, line in own], part=True))
+        names = {one.name for one in gone}
+        kept = [one for one in ledger.batches if one.name not in names]
+        self._done.pop(batch.name, None)
+        self._used += used
+        leftovers = (*ledger.leftovers, *files)
+        self._note(replace(ledger, batches=(*kept, *new), made=made, used=ledger.used + used, leftovers=leftovers))
+
+    def _note(self, ledger: Ledger) -> None:
+        """What is known from here on, whatever happens to this process."""
+        self._spooled.write_ledger(ledger)
+        self._ledger = ledger
+
+    def _report(self) -> None:
+        """Tells how far the job is."""
+        in_flight = sum(batch.requests for batch in self._ledger.in_flight)
+        done = sum(self._done.get(batch.name, 0) for batch in self._ledger.in_flight)
+        usage = asdict(self.used)
+        event = {"event": "progress", "stage": self._job.stage.name, "total": self._rows, "usage": usage}
+        self._watch.show(event | {"in_flight": max(0, in_flight - done)})
+
+    def _pause(self, *, longer: bool = True) -> None:
+        """Waits before the next look, each time `longer`, and for what the endpoint asked for; a stop ends it."""
+        until = max(monotonic() + self._wait, self._patience.held_until)
+        if longer:
+            self._wait = min(SLOWER * self._wait, self._how.longest_poll_seconds)
+        while (left := until - monotonic()) > 0 and not self._watch.stopped():
+            sleep(min(left, LOOK_SECONDS))
+        self._full &= not longer

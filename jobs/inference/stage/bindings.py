@@ -1,0 +1,186 @@
+"""Bind stages to settings: model, template and decoding, checked before the first call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from untold.jobs.inference.stage.call_settings import classifiers_of, is_address
+from untold.jobs.settings.model import Decoding, Settings, SettingsError, decoding_for
+from untold.jobs.settings.templates import Template, template_of
+from untold.udfs.llm.keys import CLASSIFYING, OWN_FIELDS, Stage
+from untold.udfs.llm.templates import check_variables, compile_prompt, order_of_variables, try_prompt
+from untold.udfs.retrieval.embedding import CLASSES, find_classifier, find_model, prefixes_template, relations_of
+from untold.udfs.stages import LOOKUPS, STAGES
+from untold.udfs.stages.definitions import SUFFIXES as SUFFIXES
+from untold.udfs.stages.definitions import StageDefinition
+
+# Below it the other classes together may be likelier, of which a single number says nothing
+EVEN = 0.5
+
+
+def bind_lookup(name: str, settings: Settings) -> Stage:
+    """A stage of `LOOKUPS` with all that its digest is made of.
+
+    Raises SettingsError, or LocalModelFileError where a local model is not there, before anything is asked.
+    """
+    return _BINDINGS[name](settings)
+
+
+def bind_embedding(settings: Settings) -> Stage:
+    """`embed_text`: of a local model, its files stand for its name, and how they are used is part of the key."""
+    given = settings.embeddings
+    local: Mapping[str, Any] = {}
+    sha256 = None
+    if given.base_url is None:
+        files = find_model(given.model)
+        sha256 = files.sha256
+        local = {"pooling": given.pooling, "max_tokens": given.max_tokens, "tokenizer": files.tokenizer_sha256}
+    return Stage(
+        name="embed_text",
+        variables=LOOKUPS["embed_text"].variables,
+        model=given.model,
+        template=prefixes_template(given.query_prefix, given.document_prefix),
+        api="embeddings",
+        model_key=f"sha256:{sha256}" if sha256 else None,
+        extra_body=local or given.extra_body,
+    )
+
+
+def bind_search(settings: Settings) -> Stage:
+    """`web_search`: with the edition, so that another one searches anew."""
+    given = settings.search
+    if settings.budget.max_cost is not None and given.price_per_thousand_requests is None:
+        raise SettingsError("budget.max_cost: a web search needs search.price_per_thousand_requests")
+    edition = {} if given.edition is None else {"edition": given.edition}
+    variables = LOOKUPS["web_search"].variables
+    return Stage("web_search", variables, given.model, template="", api="search", extra_body=edition)
+
+
+def bind_entailment(settings: Settings) -> Stage:
+    """`classify_entailment`: the classifier that `grounding.verifier` or `nli` names, in a folder or of a server."""
+    named = classifiers_of(settings)
+    if not named:
+        raise SettingsError("grounding.verifier: relation asks the stage classify_relation; name a classifier's folder")
+    if len(named) > 1:
+        raise SettingsError("nli.classifier and grounding.verifier: one run has one classifier; name the same one")
+    folder = named[0]
+    if is_address(folder):
+        return _bind_server(folder, settings)
+    found = find_classifier(folder)
+    return Stage(
+        name="classify_entailment",
+        variables=LOOKUPS["classify_entailment"].variables,
+        model=folder,
+        template="",
+        api="local",
+        model_key=f"sha256:{found.files.sha256}",
+        extra_body={"tokenizer": found.files.tokenizer_sha256, "relations": list(found.relations)},
+    )
+
+
+def _bind_server(address: str, settings: Settings) -> Stage:
+    """`classify_entailment` of a server. Raises SettingsError, one line a setting that its API needs."""
+    given, api = settings.classifier, urlsplit(address).path.rstrip("/").rpartition("/")[2]
+    lacking = list(_lacking(api, settings))
+    if lacking:
+        raise SettingsError("\n".join(lacking))
+    try:
+        relations = relations_of(given.labels) if given.labels and api != "score" else ()
+    except ValueError as error:
+        raise SettingsError(f"classifier.labels: {error}; call the classes {CLASSES}") from None
+    return Stage(
+        name="classify_entailment",
+        variables=LOOKUPS["classify_entailment"].variables,
+        model=str(given.model),
+        template=(given.separator or "") if api == "classify" else "",
+        api=api,
+        extra_body={"relations": list(relations)},
+    )
+
+
+def _lacking(api: str, settings: Settings) -> Iterator[str]:
+    """What an API needs of the settings and does not have."""
+    given, certain = settings.classifier, settings.nli.certain
+    if api not in CLASSIFYING:
+        yield "nli.classifier_url: must end in /classify, /predict or /score"
+    if given.model is None:
+        yield "classifier.model: not set; --set classifier.model=NAME"
+    if api == "classify" and not given.labels:
+        yield "classifier.labels: /classify needs the names of the classes in order"
+    if api == "classify" and given.separator is None:
+        yield "classifier.separator: /classify takes single texts; name what joins a pair, such as </s></s>"
+    if api == "score" and settings.nli.classifier_url and (certain or 0.0) < EVEN:
+        yield f"nli.certain: must be at least {EVEN} with /score, which tells the probability of entailment alone"
+    if settings.budget.max_cost is not None and given.price_per_million_tokens is None:
+        yield "budget.max_cost: a server that classifies needs classifier.price_per_million_tokens"
+
+
+_BINDINGS: Mapping[str, Callable[[Settings], Stage]] = {
+    "embed_text": bind_embedding,
+    "web_search": bind_search,
+    "classify_entailment": bind_entailment,
+}
+
+
+def bind_stage(name: str, settings: Settings, *, embedded_model: str | None = None) -> Stage:
+    """The stage with its model, template and decoding: all that its digest is made of (docs/architecture.md,
+    "Requests and their keys"). `embedded_model` is the sha256 of a local model's file, which stands for its name.
+
+    Raises SettingsError, PromptError or LocalModelFileError for what cannot be used, before anything is asked.
+    """
+    if name in LOOKUPS:
+        return bind_lookup(name, settings)
+    definition = STAGES[name]
+    decoding = decoding_for(settings, name)
+    template = checked_template(name, settings)
+    tools = definition.tools if settings.offers_tools and template.api == "chat" else ()
+    return Stage(
+        name=name,
+        variables=definition.variables,
+        model=decoding.model or "local",
+        template=template.source,
+        api=template.api,
+        model_key=f"sha256:{embedded_model}" if embedded_model else None,
+        temperature=decoding.temperature,
+        top_p=decoding.top_p,
+        max_tokens=decoding.max_tokens,
+        extra_body=decoding.extra_body,
+        # Plain completions have no way to call a tool
+        tools=tools,
+        rated=definition.rated,
+        structured=None if tools else _structured(definition, decoding),
+        salt=decoding.salt,
+        reasoning_tokens=settings.llm.reasoning_tokens,
+    )
+
+
+def _structured(definition: StageDefinition, decoding: Decoding) -> dict[str, Any] | None:
+    """How the stage's schema is sent; None for free text, for plain completions, and where the user sends a form.
+
+    Nor does a stage with tools send one: some endpoints refuse both together, others then call no tool.
+    """
+    own = not OWN_FIELDS.isdisjoint(decoding.extra_body)
+    if definition.schema is None or decoding.structured == "off" or decoding.api != "chat" or own:
+        return None
+    form = "json_schema" if decoding.structured == "auto" else decoding.structured
+    return {"form": form, "schema": definition.schema}
+
+
+def checked_template(name: str, settings: Settings) -> Template:
+    """The template of a stage, compiled and filled in once. Raises SettingsError or PromptError where that fails."""
+    definition = STAGES[name]
+    template = template_of(name, settings)
+    prompt = compile_prompt(template.source, api=template.api, name=template.origin)
+    check_variables(template.source, definition.variables, api=template.api, name=template.origin)
+    if definition.examples is not None:
+        try_prompt(prompt, definition.examples, template.origin)
+    return template
+
+
+def order_of_prompt(stage: Stage) -> tuple[str, ...]:
+    """The variables of a stage in the order in which its prompts have them; of a lookup, which has none, their own."""
+    if stage.name in LOOKUPS:
+        return stage.variables
+    return order_of_variables(stage.template, stage.variables, api=stage.api)

@@ -1,0 +1,405 @@
+"""The settings of a stage's calls: address, limits, prices and actors, and the embedded model's server."""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import fields, replace
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from untold.jobs.inference.backends import local_model
+from untold.jobs.inference.backends.job import Job
+from untold.jobs.run.error_messages import EnvironmentVariableError
+from untold.jobs.settings.model import LlmSettings, Settings, delivery_for, prices_at, prices_for
+from untold.jobs.settings.sections import EndpointSettings
+from untold.udfs.llm.calls import CallSettings, format_at, is_loopback
+from untold.udfs.llm.keys import CLASSIFYING, LOCAL, SEVERAL_ROWS, Stage
+from untold.udfs.llm.limiter import Budget, Limits
+from untold.udfs.llm.usage import Usage
+from untold.udfs.node_report import usable_cores
+from untold.udfs.storage import Place
+
+# Measured on slow cores: 2,500 calls a second at best, less with long prompts and slow disks
+REQUESTS_PER_SECOND_AND_ACTOR = 1000
+# So many calls of a tenth of a second each keep an actor busy
+PLACES_OF_AN_ACTOR = 128
+MINUTES_PER_HOUR = SECONDS_PER_MINUTE = 60
+# Within which an endpoint answers a batch
+BATCH_HOURS = 24.0
+
+# Fields of `CallSettings` by the names that they have in `llm.*`
+_TIMES = {
+    "timeout": "timeout_seconds",
+    "deadline": "deadline_seconds",
+    "flush": "flush_seconds",
+    "max_attempts": "max_attempts",
+}
+
+Section = Literal["llm", "embeddings", "search", "classifier"]
+RELATION = "relation"
+
+
+def section_of(api: str) -> Section:
+    """The section of the settings that names the endpoint of an API."""
+    if api in (LOCAL, *CLASSIFYING):
+        return "classifier"
+    if api == "embeddings":
+        return "embeddings"
+    return "search" if api == "search" else "llm"
+
+
+def classifiers_of(settings: Settings) -> list[str]:
+    """The classifiers that the settings name, each once: folders, or addresses of servers (`is_address`)."""
+    named = (settings.grounding.verifier, settings.nli.classifier, settings.nli.classifier_url)
+    return [one for one in dict.fromkeys(named) if one and one != RELATION]
+
+
+def is_address(classifier: str) -> bool:
+    """Whether a classifier is a server's."""
+    return classifier.startswith(("http://", "https://"))
+
+
+def address_of(settings: Settings, section: str) -> str | None:
+    """The address of the endpoint that a section of the settings is about; None where it names none."""
+    if section == "classifier":
+        return next(filter(is_address, classifiers_of(settings)), None)
+    address: str | None = getattr(settings, section).base_url
+    return address
+
+
+def batch_of(settings: Settings, api: str) -> int:
+    """The most rows of one HTTP request."""
+    return getattr(settings, section_of(api)).batch if api in SEVERAL_ROWS else 1
+
+
+def runs_in_tasks(stage: Stage, settings: Settings) -> bool:
+    """Whether a stage is answered by a model within Spark's tasks, and calls nobody."""
+    if stage.api == LOCAL:
+        return settings.nli.classifier_gpus is None
+    return stage.api == "embeddings" and settings.embeddings.base_url is None
+
+
+def call_settings(settings: Settings, stage: Stage, base_url: str, store_path: str) -> CallSettings:
+    """How the endpoint is called for a stage, from the settings.
+
+    Nothing of it is in a request's id: two starts of one run may differ in all of it. Minutes become seconds. Times,
+    attempts and writing are those of `llm.*` for every endpoint.
+    """
+    llm, budget, section = settings.llm, settings.budget, section_of(stage.api)
+    own = getattr(settings, section)
+    journal = journal_of(llm.journal, store_path)
+    # A killed run asks again what came within one interval, but for what is in a journal; on object stores each write
+    # is paid for and takes longer
+    remote_flush = 10.0 if journal is None else 30.0
+    flush = llm.flush_seconds or (1.0 if Place(store_path).local is not None else remote_flush)
+    calls = CallSettings(
+        base_url=base_url,
+        api_key_env=own.api_key_env,
+        timeout=llm.timeout_seconds,
+        deadline=llm.deadline_seconds,
+        outage=llm.outage_minutes * 60,
+        max_attempts=llm.max_attempts,
+        flush=flush,
+        journal=journal,
+        prices=prices_for(settings, stage.name),
+        limits=limits_of(settings, stage.api),
+        budget=Budget(budget.max_calls, budget.max_tokens, budget.max_cost),
+        batch=batch_of(settings, stage.api),
+        section=section,
+        gpus=(settings.nli.classifier_gpus or 0.0) if stage.api == LOCAL else 0.0,
+        headers=getattr(own, "extra_headers", {}),
+        query=getattr(own, "extra_query", {}),
+        batch_format=format_at(base_url) if settings.batch.format == "auto" else settings.batch.format,
+        batch_folder=settings.batch.folder,
+        keep_files=settings.batch.keep_files,
+    )
+    return replace(calls, endpoints=tuple(_endpoints(settings, stage, calls))) if section == "llm" else calls
+
+
+def _endpoints(settings: Settings, stage: Stage, calls: CallSettings) -> Iterator[CallSettings]:
+    """How each of several endpoints is called; none where there is one alone.
+
+    A model that a stage has of its own goes by one name everywhere.
+    """
+    named = _names(settings.llm.endpoints)
+    for given, own, name in zip(settings.llm.endpoints, settings.llm.each, named, strict=False):
+        yield replace(
+            calls,
+            base_url=given.base_url,
+            name=name,
+            api_key_env=own.api_key_env,
+            model=given.model if stage.model == settings.llm.model else None,
+            weight=given.weight,
+            prices=prices_at(own, settings, stage.name),
+            limits=_limits(own),
+            headers=own.extra_headers,
+            query=own.extra_query,
+        )
+
+
+def _names(endpoints: Sequence[EndpointSettings]) -> list[str | None]:
+    """What each endpoint goes by where its address is not enough: model and key, or its place where these are alike.
+
+    What is sent beside its requests is not shown.
+    """
+    known = [(one.base_url, one.model, one.api_key_env) for one in endpoints]
+    addresses = [address for address, *_ in known]
+    names: list[str | None] = []
+    for place, (address, *own) in enumerate(known, start=1):
+        alike = known.count(known[place - 1]) > 1
+        more = ", ".join(filter(None, (*own, f"number {place}" if alike else None)))
+        names.append(f"{address} ({more})" if addresses.count(address) > 1 and more else None)
+    return names
+
+
+def journal_of(folder: str | None, store_path: str) -> str | None:
+    """The folder of `llm.journal` as actors take it: empty for the node's own, None for no journal.
+
+    >>> journal_of(None, "s3://bucket/store"), journal_of(None, "/data/store"), journal_of("off", "s3://bucket/store")
+    ('', None, None)
+    """
+    if folder is None:
+        return "" if Place(store_path).local is None else None
+    return None if folder == "off" else folder
+
+
+def with_given(job: Job, given: Settings) -> Job:
+    """A job under settings that are given beside it: address, key, times, limits, budget and actors.
+
+    Only what was set counts (`load_given`). The key of the job's address goes to no other address.
+    """
+    section, llm = getattr(given, job.settings.section), given.llm
+    named = llm.model_fields_set
+    changed: dict[str, Any] = {
+        "limits": _with_set(job.settings.limits, section),
+        "budget": _with_set(job.settings.budget, given.budget),
+    }
+    changed |= {own: getattr(llm, name) for own, name in _TIMES.items() if name in named}
+    if "journal" in named:
+        changed["journal"] = journal_of(llm.journal, job.directory)
+    if "outage_minutes" in named:
+        changed["outage"] = llm.outage_minutes * 60
+    address = _given_address(given, job.settings.section)
+    if address not in (None, job.settings.base_url):
+        changed |= {"base_url": address, "api_key_env": None, "headers": {}, "query": {}, "endpoints": ()}
+    if "api_key_env" in section.model_fields_set:
+        changed["api_key_env"] = section.api_key_env
+    sent = {"headers": "extra_headers", "query": "extra_query"}
+    changed |= {own: getattr(section, name) for own, name in sent.items() if name in section.model_fields_set}
+    calls = replace(job.settings, **changed)
+    if section is llm and llm.endpoints:
+        # Under what is given beside them, and else under what the first of the job has
+        calls, first = replace(calls, endpoints=()), job.settings.each[0]
+        base = vars(_with_set(first.limits, llm)) | {
+            "price_per_million_prompt_tokens": first.prices.prompt,
+            "price_per_million_completion_tokens": first.prices.completion,
+        }
+        known = given.model_copy(update={"llm": llm.model_copy(update=base | {"model": llm.model or job.stage.model})})
+        calls = replace(calls, endpoints=tuple(_endpoints(known, job.stage, calls)))
+    elif calls.endpoints:
+        own_limits = {name: value for name, value in changed.items() if name not in ("limits", "endpoints")}
+        each = (replace(one, **own_limits, limits=_with_set(one.limits, section)) for one in calls.endpoints)
+        calls = replace(calls, endpoints=tuple(each))
+    actors = llm.actors if "actors" in named and llm.actors else job.actors
+    return replace(job, settings=calls, actors=actors)
+
+
+def _given_address(given: Settings, section: str) -> str | None:
+    """The address that was set, which may be a default of the code's no more."""
+    is_set = section == "classifier" or "base_url" in getattr(given, section).model_fields_set
+    return address_of(given, section) if is_set else None
+
+
+def _with_set(value: Any, section: BaseModel) -> Any:
+    """Limits or a budget, with what a section of the settings sets of it."""
+    known = {item.name for item in fields(value)} & section.model_fields_set
+    return replace(value, **{name: getattr(section, name) for name in known})
+
+
+def price(settings: Settings, stage: Stage, usage: Usage) -> Usage:
+    """What the calls of a stage used, with its cost: of several endpoints each has its own prices."""
+    if section_of(stage.api) != "llm" or not settings.llm.endpoints:
+        return prices_for(settings, stage.name).priced(usage)
+    calls = CallSettings("")
+    return replace(calls, endpoints=tuple(_endpoints(settings, stage, calls))).priced(usage)
+
+
+def limits_of(settings: Settings, api: str) -> Limits:
+    """The limits of an API's endpoint, of several the limits of all together; of a search, tokens have none."""
+    section = section_of(api)
+    each = [_limits(own) for own in (settings.llm.each if section == "llm" else [getattr(settings, section)])]
+    requests, tokens = ([getattr(one, name) for one in each] for name in ("requests_per_minute", "tokens_per_minute"))
+    places = sum(one.max_concurrency for one in each)
+    return Limits(None if None in requests else sum(requests), None if None in tokens else sum(tokens), places)
+
+
+def _limits(own: Any) -> Limits:
+    """The limits that a section of the settings has."""
+    return Limits(own.requests_per_minute, getattr(own, "tokens_per_minute", None), own.max_concurrency)
+
+
+def count_actors(settings: Settings, api: str = "chat") -> int:
+    """`llm.actors`, or one for each thousand requests a second of the limit: with 60,001 requests a minute two.
+
+    Without a limit, one for each 128 concurrent requests: on one machine no more than its cores.
+    """
+    if settings.llm.actors:
+        return settings.llm.actors
+    limits = limits_of(settings, api)
+    if limits.requests_per_minute or limits.tokens_per_minute:
+        return max(1, -(-int(limits.requests_per_minute or 0) // (60 * REQUESTS_PER_SECOND_AND_ACTOR)))
+    wanted = -(-limits.max_concurrency // PLACES_OF_AN_ACTOR)
+    return wanted if settings.ray.address else min(wanted, usable_cores())
+
+
+def calls_for(settings: Settings, stage: Stage, requests: int) -> int:
+    """How many HTTP requests so many requests of a stage take, if none fails."""
+    return -(-requests // batch_of(settings, stage.api))
+
+
+def hours_at(settings: Settings, stage: Stage, calls: float, tokens: float, seconds: float = 0.0) -> float | None:
+    """Hours of a stage's calls at its endpoints: those of `hours_of`, and of batches a day."""
+    if delivery_for(settings, stage.name) == "batch":
+        return BATCH_HOURS if calls else 0.0
+    return hours_of(limits_of(settings, stage.api), calls, tokens, seconds)
+
+
+def hours_of(limits: Limits | LlmSettings, requests: float, tokens: float, seconds: float = 0.0) -> float | None:
+    """Hours that the limits alone would take for so many requests and tokens; None where there is no limit.
+
+    The slowest limit counts: 60 requests of 2,000 tokens at 60 requests and 60,000 tokens a minute take two minutes,
+    which are 0.033 hours. seconds: what the endpoint takes for them one after the other, where that is known, of which
+    `max_concurrency` requests go at a time.
+    """
+    limited = ((requests, limits.requests_per_minute), (tokens, limits.tokens_per_minute))
+    minutes = [amount / limit for amount, limit in limited if limit is not None]
+    minutes += [seconds / limits.max_concurrency / SECONDS_PER_MINUTE] if seconds else []
+    return max(minutes) / MINUTES_PER_HOUR if minutes else None
+
+
+# Some endpoints say 403 where others say 401; the client writes either as this
+_ABOUT_KEYS = re.compile(r"HTTP 40[13]\b")
+DEMO_LABEL = "embedded demo model"
+
+
+def key_remedy(variable: str | None, section: str = "llm") -> str:
+    """What to do about the key where the endpoint of a section of the settings asks for another, or for any.
+
+    It names the variable of the key and says whether that is set, never what is in it.
+    """
+    name = f"{section}.api_key_env"
+    if variable is None:
+        return f"no key was sent: none is named for this address; name its variable with --set {name}=NAME"
+    known = "is set" if os.environ.get(variable) else "is not set"
+    return f"check the key: {variable} ({name}) {known}"
+
+
+def explain_refusal(error: str, keys: Iterable[str | None], section: str = "llm") -> str:
+    """What endpoints that refuse a run said, and what to do where it is about the key; `keys` are their variables."""
+    remedies = dict.fromkeys(key_remedy(variable, section) for variable in keys)
+    return f"{error}: {'; '.join(remedies)}" if _ABOUT_KEYS.search(error) else error
+
+
+def check_network(addresses: Iterable[str]) -> None:
+    """Raise EnvironmentVariableError for certificates or a proxy that no client of these addresses can use."""
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        path = os.environ.get(name)
+        if path and (reason := _unusable_authorities(name, path)):
+            raise EnvironmentVariableError(f"{name} names {path}, {reason}; correct the path, or unset {name}")
+    if all(is_loopback(address) for address in addresses):
+        return
+    for name in ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY"):
+        for variable in (name, name.lower()):
+            scheme, separator, _ = os.environ.get(variable, "").partition("://")
+            if separator and scheme.lower() not in ("http", "https"):
+                raise EnvironmentVariableError(
+                    f"{variable} names a proxy of the kind {scheme}://, which is not supported; set it to an http:// "
+                    f"proxy, or unset {variable}"
+                )
+
+
+def _unusable_authorities(name: str, path: str) -> str | None:
+    """Return the reason why a file or a folder of certificates cannot be used."""
+    if name == "SSL_CERT_DIR":
+        return None if os.path.isdir(path) else "which is no folder"
+    try:
+        ssl.create_default_context(cafile=path)
+    except ssl.SSLError:
+        return "which holds no certificates"
+    except OSError as error:
+        return f"which cannot be read ({error.strerror or type(error).__name__})"
+    return None
+
+
+def addresses_of(settings: Settings) -> list[str]:
+    """Return the addresses that a run under these settings may call."""
+    llm = [str(one.base_url) for one in settings.llm.each if one.base_url]
+    return llm + [address for name in ("embeddings", "search", "classifier") if (address := address_of(settings, name))]
+
+
+def clear_text_warning(base_url: str | None) -> str | None:
+    """What to say of an address that is called over a network without encryption; None for any other."""
+    if base_url is None or not base_url.startswith("http://") or is_loopback(base_url):
+        return None
+    return f"{base_url} is not encrypted: others on the network can read texts and key; use https:// if you can"
+
+
+class RunEndpoint:
+    """Gives the base URL of a run. The embedded server starts at the first call of `base_url` and ends with `close`.
+
+    Making one reads the model's file where it is not known yet, for its sha256 is part of every request's id. `wait`:
+    whether it waits for another run's server on this machine. Raises LocalModelError where the model cannot be used.
+    Raises EnvironmentVariableError for certificates or a proxy that no client can use.
+    """
+
+    def __init__(self, settings: Settings, *, embedded: bool, wait: bool, notify: Callable[[str], None]) -> None:
+        self._settings, self._wait, self._notify = settings, wait, notify
+        self._stack = ExitStack()
+        self._base_url = settings.llm.each[0].base_url
+        self._told: set[str] = set()
+        check_network(addresses_of(settings))
+        self._file = local_model.model_file(settings.llm.local_model) if embedded else None
+
+    @property
+    def model_sha256(self) -> str | None:
+        """The sha256 of the embedded model's file; None for an address."""
+        return self._file.sha256 if self._file else None
+
+    def base_url(self, api: str = "chat") -> str:
+        """The address to call for an API, of several the first; "" for a local model, which has none.
+
+        The first time it says where texts and key would go in clear text.
+        """
+        if api == LOCAL:
+            return ""
+        section = section_of(api)
+        address = self._base_url if section == "llm" else address_of(self._settings, section)
+        if section not in self._told:
+            self._told.add(section)
+            for one in self._settings.llm.each if section == "llm" else [None]:
+                if warning := clear_text_warning(one.base_url if one else address):
+                    self._notify(warning)
+        if section != "llm":
+            assert isinstance(address, str)
+            return address
+        # Only now: it holds more than a GB of memory, and a run whose store has everything asks nothing
+        if self._base_url is None:
+            assert self._file is not None
+            server = local_model.LocalServer(self._file, wait=self._wait, notice=self._notify)
+            self._base_url = self._stack.enter_context(server).base_url
+        return self._base_url
+
+    def close(self) -> None:
+        """Ends the embedded server, if one was started."""
+        self._stack.close()
+
+    def __enter__(self) -> RunEndpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,263 @@
+"""The requests of a stage, from rows or pairs or lists of texts, and the columns of its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial, reduce
+from operator import add
+from typing import Any, Protocol
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from untold.jobs.run.session import fields_of, spark_schema
+from untold.jobs.tables import FAILURES
+from untold.udfs.facts.pairs import LISTS, PAIRS, Sieve, ask_all, generate_lists, generate_pairs
+from untold.udfs.llm.keys import Stage
+from untold.udfs.stages import definition_of
+from untold.udfs.stages.arrow import LEAKED, TOKENS, UNASKED, add_request_ids
+
+STRING = T.StringType()
+_ROW = "request_row"
+
+
+class Requests(Protocol):
+    """Requests of a stage before they are looked up.
+
+    `carry`: the columns that survive into the results. `bound`: where the requests would be too many to plan with, a
+    frame of the columns requests and bytes: how many there can be, and how long the variables of each are together;
+    `likely`, another such frame, how many there are if what they are made of is as likely as it is made up.
+    `made_of`: the stages of whose answers they are made; where none is named, of those of all that were asked before.
+    `all_asked`: whether every row has a request.
+    """
+
+    @property
+    def carry(self) -> tuple[str, ...]: ...
+
+    @property
+    def bound(self) -> DataFrame | None: ...
+
+    @property
+    def likely(self) -> DataFrame | None: ...
+
+    @property
+    def made_of(self) -> tuple[str, ...]: ...
+
+    @property
+    def all_asked(self) -> bool: ...
+
+    def identify(self, stage: Stage, *, measured: bool = False) -> DataFrame:
+        """The columns of `carry`, request_id (null: nothing to ask), and what `texts_of` needs.
+
+        `measured`: and tokens, the estimated tokens of their prompts, where the rows themselves hold the texts.
+        """
+
+    def texts_of(self, stage: Stage, identified: DataFrame, wanted: DataFrame) -> DataFrame:
+        """request_id and the stage's variables: one row for each request of `wanted` (column request_id)."""
+
+    def readable(self, stage: Stage, identified: DataFrame) -> DataFrame:
+        """The rows with those of the stage's variables that its parser cannot do without."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A request a row: columns named after the stage's variables are its variables."""
+
+    frame: DataFrame
+    carry: tuple[str, ...]
+    bound: DataFrame | None = None
+    likely: DataFrame | None = None
+    made_of: tuple[str, ...] = ()
+    all_asked: bool = True
+
+    def identify(self, stage: Stage, *, measured: bool = False) -> DataFrame:
+        """The rows with request_id and their texts, and a number by which the same row is found again."""
+        others = [name for name in stage.variables if name not in self.carry]
+        ordered = self.frame.select(*self.carry, *others)
+        added = [T.StructField("request_id", STRING), *([T.StructField(TOKENS, T.LongType())] if measured else [])]
+        schema = T.StructType([*fields_of(ordered, ordered.columns), *added])
+        keyed = ordered.mapInArrow(partial(add_request_ids, stage=stage, measured=measured), schema)
+        # Requests are told apart by the number of one of their rows, so that no text is shuffled to find them
+        return keyed.withColumn(_ROW, F.monotonically_increasing_id())
+
+    def texts_of(self, stage: Stage, identified: DataFrame, wanted: DataFrame) -> DataFrame:
+        """The texts of the first row of each wanted request."""
+        first = identified.groupBy("request_id").agg(F.min(_ROW).alias(_ROW))
+        rows = first.join(wanted, on="request_id", how="left_semi").select(_ROW)
+        return identified.join(rows, on=_ROW, how="left_semi").select("request_id", *stage.variables)
+
+    def readable(self, stage: Stage, identified: DataFrame) -> DataFrame:
+        """The rows as they are: they have all variables."""
+        return identified
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of the texts of `owners`, as `untold.udfs.facts.pairs.generate_pairs` makes them: owner, source, target.
+
+    Rows of pairs carry numbers alone; texts join the missing requests. A pair that `choose` calls implied, or that the
+    sieve takes, has no request.
+    """
+
+    owners: DataFrame
+    choose: Callable[..., Any] = ask_all
+    sieve: Sieve = field(default_factory=Sieve)
+    carry: tuple[str, ...] = ("owner", "source", "target", "judged_by")
+    made_of: tuple[str, ...] = ()
+
+    @property
+    def all_asked(self) -> bool:
+        """Whether no pair is left out as implied or filtered."""
+        return self.choose is ask_all and not self.sieve
+
+    @cached_property
+    def bound(self) -> DataFrame:
+        """2 * R * C + C * (C - 1) pairs an owner, each as long as with its two longest texts."""
+        pairs = F.col("to_contexts") + F.col("between_contexts") + F.col("to_responses")
+        longest = F.array_max(F.transform("texts", lambda text: F.octet_length(text)))
+        return self.owners.select(pairs.alias("requests"), (2 * longest).alias("bytes"))
+
+    @property
+    def likely(self) -> DataFrame:
+        """The same formula: it holds for any numbers of texts."""
+        return self.bound
+
+    def identify(self, stage: Stage, *, measured: bool = False) -> DataFrame:
+        """The columns of `PAIRS`: numbers and request_id, no texts to measure."""
+        pairs = partial(generate_pairs, stage=stage, choose=self.choose, sieve=self.sieve)
+        return self.owners.mapInArrow(pairs, spark_schema(PAIRS))
+
+    def texts_of(self, stage: Stage, identified: DataFrame, wanted: DataFrame) -> DataFrame:
+        """The texts of one pair of each wanted request, by their places in the owner's `texts`."""
+        return self._with_texts(stage, self._least(identified, wanted)).select("request_id", *stage.variables)
+
+    def readable(self, stage: Stage, identified: DataFrame) -> DataFrame:
+        """The rows as they are: a label is read without the texts."""
+        return identified
+
+    def _least(self, identified: DataFrame, wanted: DataFrame) -> DataFrame:
+        """One row of each wanted request: request_id and the columns of `carry`."""
+        # Equal texts of several owners are one request: any of its rows has them, the least is the same every time
+        least = F.min(F.struct(*self.carry)).alias("least")
+        rows = identified.join(wanted, on="request_id", how="left_semi").groupBy("request_id").agg(least)
+        return rows.select("request_id", "least.*")
+
+    def _with_texts(self, stage: Stage, rows: DataFrame) -> DataFrame:
+        """The rows with the stage's variables."""
+        owned = rows.join(self.owners.select("owner", "texts"), on="owner", how="inner")
+        first, second = stage.variables
+        columns = {first: _text_at(F.col("source")), second: self._second()}
+        return owned.withColumns(columns).drop("texts")
+
+    def _second(self) -> Column:
+        """The stage's second variable, of rows with `texts`."""
+        return _text_at(F.col("target"))
+
+
+def _text_at(place: Column) -> Column:
+    return F.get("texts", place.cast("int"))
+
+
+@dataclass(frozen=True)
+class Lists(Pairs):
+    """The same pairs in lists: a source, and at most `size` of its targets of one kind."""
+
+    carry: tuple[str, ...] = ("owner", "source", "targets", "judged_by")
+    size: int = 1
+
+    @property
+    def all_asked(self) -> bool:
+        """A pair that is not asked is in no list, but for filtered ones."""
+        return not self.sieve
+
+    @cached_property
+    def bound(self) -> DataFrame:
+        """As many lists as each source of a kind has: R·⌈C / n⌉ + C·⌈(C − 1) / n⌉ + C·⌈R / n⌉."""
+        contexts, texts = F.col("contexts"), F.size("texts")
+        kinds = {"to_contexts": contexts, "between_contexts": contexts - 1, "to_responses": texts - contexts}
+        lists = [
+            F.ceil(F.col(kind) / F.greatest(width, F.lit(1))) * F.ceil(width / self.size)
+            for kind, width in kinds.items()
+        ]
+        longest = F.array_max(F.transform("texts", lambda text: F.octet_length(text)))
+        shown = F.lit(1) + F.least(F.lit(self.size), texts)
+        return self.owners.select(reduce(add, lists).alias("requests"), (shown * longest).alias("bytes"))
+
+    def identify(self, stage: Stage, *, measured: bool = False) -> DataFrame:
+        """The columns of `LISTS`: numbers and request_id, no texts to measure."""
+        lists = partial(generate_lists, stage=stage, choose=self.choose, size=self.size, sieve=self.sieve)
+        return self.owners.mapInArrow(lists, spark_schema(LISTS))
+
+    def readable(self, stage: Stage, identified: DataFrame) -> DataFrame:
+        """The rows with premise and hypotheses: how many there are, and what their texts are, tells what is said."""
+        return self._with_texts(stage, identified)
+
+    def _second(self) -> Column:
+        return F.transform("targets", _text_at)
+
+
+def result_schema(stage: Stage, identified: DataFrame, carry: Sequence[str]) -> T.StructType:
+    """What asking a stage gives: the columns of `carry`, and those of `untold.udfs.stages.arrow.reading_of`."""
+    definition = definition_of(stage.name)
+    output = spark_schema(definition.results)
+    errors = [T.StructField(name, STRING) for name in ("error_type", "error")]
+    leaked = [T.StructField(LEAKED, T.LongType())] if definition.items else []
+    return T.StructType([*fields_of(identified, (*carry, "request_id")), *output.fields, *errors, *leaked])
+
+
+def without_requests(identified: DataFrame, schema: T.StructType, carry: Sequence[str]) -> DataFrame:
+    """The rows that have no request, as results: everything but the columns of `carry` is null."""
+    nulls = [F.lit(None).cast(field.dataType).alias(field.name) for field in schema.fields[len(carry) :]]
+    return identified.where(F.col("request_id").isNull()).select(*carry, *nulls)
+
+
+def has_failed() -> Column:
+    """Whether a row of a stage's results was asked for and not got: a row of the table `failures`."""
+    return F.col("error_type").isNotNull() & (F.col("error_type") != UNASKED)
+
+
+def is_unasked() -> Column:
+    """Whether a row of a stage's results was never asked for, because the run ended first."""
+    return F.col("error_type").eqNullSafe(UNASKED)
+
+
+def failure_rows(metric: str, stage: str, asked: DataFrame) -> DataFrame:
+    """The rows of the table `failures` from a stage's results, which have the column sample_id.
+
+    One a sample and request, however many of its rows need that; a request that was never asked is no failure.
+    """
+    return (
+        asked.where(has_failed())
+        .select(
+            "sample_id", F.lit(metric).alias("metric"), F.lit(stage).alias("stage"), "request_id", "error_type", "error"
+        )
+        .distinct()
+    )
+
+
+def invalid_rows(invalid: DataFrame, metric: str | None = None) -> DataFrame:
+    """The rows of the table `failures` for rows of the input that cannot be used (sample_id, error)."""
+    known = {"metric": F.lit(metric), "stage": F.lit("input"), "error_type": F.lit("invalid_input")}
+    own = {**known, "request_id": F.lit(None), "sample_id": F.col("sample_id"), "error": F.col("error")}
+    return invalid.select(*[own[name].cast("string").alias(name) for name in FAILURES.names])
+
+
+def incomplete_samples(*asked: DataFrame) -> DataFrame:
+    """Columns sample_id, lost, waiting: the samples that a stage failed, or was not asked, for.
+
+    Both may be true of one sample. The frames of `asked` have the columns sample_id and error_type; a sample that is
+    not in the result is complete.
+    """
+    flags = [
+        rows.where(F.col("error_type").isNotNull()).select("sample_id", has_failed().alias("lost")) for rows in asked
+    ]
+    together = reduce(DataFrame.unionByName, flags)
+    return together.groupBy("sample_id").agg(F.max("lost").alias("lost"), F.max(~F.col("lost")).alias("waiting"))
+
+
+def leave_complete(rows: DataFrame, asked: DataFrame) -> DataFrame:
+    """Rows whose samples have no unanswered requests; the others' would be paid for in vain."""
+    incomplete = asked.where(F.col("error_type").isNotNull()).select("sample_id").distinct()
+    return rows.join(incomplete, on="sample_id", how="left_anti")

@@ -1,0 +1,325 @@
+"""Runs a stage over a DataFrame: look up, answer, read. Each step is materialised as Parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from threading import Lock
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from untold.jobs.inference.backends.backends import Answerer, ProcessAnswerer, TaskAnswerer, Unanswered
+from untold.jobs.inference.backends.batch_backend import BatchAnswerer, WaitingError
+from untold.jobs.inference.backends.cluster_checks import Reach
+from untold.jobs.inference.backends.job import Outcome, tell_left_out
+from untold.jobs.inference.backends.local_model import LocalModelError
+from untold.jobs.inference.backends.process import AnsweringError
+from untold.jobs.inference.backends.spool_backend import RayJobAnswerer, SpoolAnswerer
+from untold.jobs.inference.stage.call_settings import RunEndpoint, address_of, price, runs_in_tasks, section_of
+from untold.jobs.inference.stage.engines import Engines, Turns
+from untold.jobs.inference.stage.requests import Requests, Rows, without_requests
+from untold.jobs.inference.stage.schema_support import Findings
+from untold.jobs.inference.stage.usage import Account, Asked
+from untold.jobs.inference.store.completion_references import note_use, wait_for_prune
+from untold.jobs.inference.store.store import Found, Results, StageStore
+from untold.jobs.run.locks import Lock as FolderLock
+from untold.jobs.run.locks import LockedError
+from untold.jobs.run.notifications import span
+from untold.jobs.run.outcome import LEFT, Ending
+from untold.jobs.run.terminal import amount
+from untold.jobs.run.workspace import Workspace
+from untold.jobs.settings.model import Settings, delivery_for
+from untold.udfs.llm.keys import UNTRIED, Finding, Stage
+from untold.udfs.llm.usage import NOTHING_USED, Usage
+
+
+@dataclass
+class StageRunner:
+    """Asks stages of one run under some settings. It stops asking, and only reads what is known, once it `ended`.
+
+    `store` is where completions are kept, `answered_before` whether an earlier start of the run was answered, and
+    `earlier` are starts that this one goes on with (`Output.spooled_runs`). `ended`: a reason of `Ending`, or None.
+    """
+
+    engines: Engines
+    settings: Settings
+    stages: Mapping[str, Stage]
+    endpoint: RunEndpoint
+    workspace: Workspace
+    store: str
+    answered_before: bool = False
+    earlier: Collection[str] = ()
+    # The machines of the start; None where nothing is known of them
+    reach: Reach | None = None
+    ended: str | None = None
+    error: str | None = None
+    lost: int = 0
+    account: Account = field(default_factory=Account)
+    # One stage is asked at a time, whatever is done beside it
+    turns: Turns = field(default_factory=Turns)
+    _locks: dict[str, Lock] = field(default_factory=dict)
+    _stores: dict[str, StageStore] = field(default_factory=dict)
+    _warned_of_ratings: bool = False
+    _left_out: set[str] = field(default_factory=set)
+
+    @property
+    def usage(self) -> list[dict[str, Any]]:
+        """The rows of the table `usage` so far, one a stage."""
+        return self.account.rows
+
+    @property
+    def models(self) -> set[str | None]:
+        """The names of the models that answered, now or before."""
+        return self.account.models
+
+    @property
+    def parameters(self) -> dict[str, list[str]]:
+        """Return the lines about parameters that endpoints refuse, by model."""
+        return self._findings.described(self.stages.values())
+
+    @property
+    def damaged_files(self) -> int:
+        """How many files of the store were moved aside."""
+        return sum(one.damaged for one in self._stores.values())
+
+    @property
+    def ending(self) -> Ending:
+        """Why it stopped asking, if it did."""
+        where = self.store if self.ended == "batched" else self._spool.spool.path
+        return Ending(self.ended, self.error, self.account.spent.calls, self.lost, where)
+
+    def follow(self, before: StageRunner) -> None:
+        """Goes on behind another runner of the start: with one budget, and not at all where that ended for good."""
+        self.account.spent = before.account.spent
+        if before.ended not in LEFT:
+            self.ended, self.error = before.ended, before.error
+
+    def ask(self, name: str, rows: DataFrame | Requests, carry: Iterable[str] = ()) -> DataFrame:
+        """The stage's results: the columns of `carry`, request_id, the stage's output, error_type, error.
+
+        Of a frame, columns named after the stage's variables are its variables; other requests say themselves what they
+        carry. A row whose request was not asked has the error_type `unasked`; one without a request has nulls. Nothing
+        that goes wrong with the endpoint raises: it ends the asking (`ended`). Raises StoreError where the store cannot
+        be read.
+        """
+        # Two metrics that ask the same stage pay once for what both need
+        with (
+            self._locks.setdefault(name, Lock()),
+            span(f"stage {name}", metric=self.engines.display.course.metric),
+        ):
+            return self._ask_stage(name, rows, carry)
+
+    def _ask_stage(self, name: str, rows: DataFrame | Requests, carry: Iterable[str]) -> DataFrame:
+        display = self.engines.display
+        display.course.begin(name)
+        display.status(f"{display.course.describe(name)}: looking up stored answers")
+        requests = Rows(rows, tuple(carry)) if isinstance(rows, DataFrame) else rows
+        asking = self._identify(name, requests)
+        results = self._ask(asking)
+        while results is None:
+            asking = replace(self._identify(name, requests), usage=asking.usage)
+            results = self._ask(asking)
+        usage = price(self.settings, asking.stage, asking.usage)
+        self.account.add(Asked(asking.stage, results.rows, asking.reused or 0, usage, self._address(asking.stage)))
+        if requests.all_asked:
+            return results.rows
+        return results.rows.unionByName(without_requests(asking.identified, results.rows.schema, requests.carry))
+
+    def _address(self, stage: Stage) -> str | None:
+        """The endpoint that the settings name for a stage; None for several, and for what is no endpoint."""
+        section = section_of(stage.api)
+        several = section == "llm" and self.settings.llm.endpoints
+        return None if several or stage.api == "local" else address_of(self.settings, section)
+
+    def _identify(self, name: str, requests: Requests) -> _Asking:
+        """The stage as its endpoint can be asked, and its requests with their ids."""
+        waits = self._spool.is_used or self._batches.delivers(name)
+        if waits and self._findings.tries(self.stages[name]):
+            # Nobody waits for the first answer
+            self.engines.display.note(self._findings.learn(self.stages[name], Finding(UNTRIED)))
+        stage = self._findings.applied(self.stages[name])
+        # Pairs are many: a list of all of them is none that comes along
+        column = "request_id" if isinstance(requests, Rows) else None
+        identified = self.workspace.keep(requests.identify(stage), f"{name}-requests", column=column)
+        store = self._store_of(stage)
+        # Before they are looked up: what a run counts on is not removed meanwhile
+        ids = self.workspace.values(identified, "request_id")
+        note_use(self.store, self.engines.run, f"{stage.name}-{stage.digest}", ids)
+        if self.engines.lock:
+            wait_for_prune(self.store, self.engines.run, wait=self.engines.wait, notify=self.engines.display.note)
+        return _Asking(stage, store, requests, identified)
+
+    @cached_property
+    def _findings(self) -> Findings:
+        return Findings(self.settings, self.store)
+
+    @cached_property
+    def _spool(self) -> SpoolAnswerer:
+        answerer = RayJobAnswerer if self.settings.llm.answering == "ray-job" else SpoolAnswerer
+        return answerer(self.engines, self.settings, self.endpoint, self.store, self.earlier)
+
+    @cached_property
+    def _batches(self) -> BatchAnswerer:
+        given = (self.engines, self.settings, self.endpoint, self.store, self.earlier)
+        return BatchAnswerer(*given, rounds=sum(delivery_for(self.settings, name) == "batch" for name in self.stages))
+
+    def _store_of(self, stage: Stage) -> StageStore:
+        """The stage's folder of the store, one object a run: it tells of damage once."""
+        if stage.digest not in self._stores:
+            self._stores[stage.digest] = StageStore(self.store, stage, self.engines, self.workspace, self.earlier)
+        return self._stores[stage.digest]
+
+    def _answerer_of(self, stage: Stage) -> Answerer:
+        """What answers a stage under the settings."""
+        if runs_in_tasks(stage, self.settings):
+            return TaskAnswerer(self.engines, self.settings, self.workspace)
+        if self._batches.delivers(stage.name):
+            return self._batches
+        if self._spool.is_used:
+            return self._spool
+        return ProcessAnswerer(self.engines, self.settings, self.endpoint, self.workspace, self.reach)
+
+    def _ask(self, asking: _Asking) -> Results | None:
+        """Looks up, answers and reads until no file of the folder turned out to be damaged on the way.
+
+        None where the endpoint does not take the stage's schema as it was sent: the requests are others.
+        """
+        with self._ending_early():
+            for spool in (self._spool, self._batches):
+                asking.usage += spool.collect(asking.stage, asking.store)
+        while True:
+            asking.look_up()
+            self.turns.take(partial(self._answer_for, self.engines.display.course.metric, asking))
+            if self._findings.applied(asking.stage).digest != asking.stage.digest:
+                return None
+            before = asking.store.damaged
+            results = asking.store.read(asking.requests, asking.identified)
+            self.account.note_models(section_of(asking.stage.api), results.models)
+            if asking.store.damaged == before or self.ended:
+                self._check(asking, results)
+                return results
+            # A page was damaged that looking up did not read: what was in its file has to be asked again
+
+    def _answer_for(self, metric: str, asking: _Asking) -> None:
+        """Has the missing requests of a metric answered; what goes wrong ends the asking."""
+        self.engines.display.course.enter(metric)
+        with self._ending_early():
+            self._answer_missing(asking)
+
+    @contextmanager
+    def _ending_early(self) -> Iterator[None]:
+        """What goes wrong in it ends the asking, and is `error`."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if not self.engines.interrupts.requested:
+                raise
+            self.ended = "interrupted"
+        except WaitingError as error:
+            self.ended, self.error = error.outcome.reason, error.outcome.error
+        except (AnsweringError, LockedError, LocalModelError) as error:
+            # A process that is told to stop before it took its job up ends without a word
+            self.ended = "interrupted" if self.engines.interrupts.requested else "broken"
+            self.error = str(error)
+
+    def _answer_missing(self, asking: _Asking) -> None:
+        """Has the missing requests answered as the one spender of the stage's folder, unless asking has ended."""
+        if self.engines.interrupts.requested:
+            self.ended = self.ended or "interrupted"
+        # Another stage may have found meanwhile how the endpoint is to be asked
+        if self.ended or self._findings.applied(asking.stage).digest != asking.stage.digest:
+            return
+        if not asking.found.missing:
+            asking.store.compact_leftovers()
+            return
+        answerer = self._answerer_of(asking.stage)
+        with self.engines.interrupts.waiting():
+            answerer.prepare(asking.stage)
+        with asking.store.locked() as lock:
+            if asking.store.has_changed(asking.found):
+                asking.look_up()
+            if asking.found.missing:
+                self._answer(asking, answerer, lock)
+                asking.store.compact()
+
+    def _answer(self, asking: _Asking, answerer: Answerer, lock: FolderLock | None) -> None:
+        """Has them answered; what that used counts even where it ends with an error."""
+        stage, section = asking.stage, section_of(asking.stage.api)
+        last = NOTHING_USED
+
+        def show(event: Mapping[str, Any]) -> None:
+            nonlocal last
+            last = Usage.of(event["usage"])
+            self.engines.display.show(event)
+            tell_left_out(event, self._left_out, self.engines.display.note)
+
+        unanswered = Unanswered(
+            stage,
+            asking.store.folder,
+            asking.store.missing(asking.requests, asking.identified, asking.found),
+            asking.found.missing,
+            lock,
+            show,
+            self.account.spent,
+            # What one endpoint answered says nothing of the others; earlier starts tell of the language model's
+            section in self.account.sections or (section == "llm" and self.answered_before),
+            self._findings.goes_alone(stage),
+            self._findings.may_drop(stage),
+            answerer is not self._spool and answerer is not self._batches,
+        )
+        try:
+            self._end(answerer.answer(unanswered), stage)
+        finally:
+            asking.usage += last
+            self.account.spent += last
+
+    def _end(self, outcome: Outcome, stage: Stage) -> None:
+        """Takes how an answering ended."""
+        self.account.note_models(section_of(stage.api), outcome.models)
+        self.lost += outcome.lost
+        if outcome.finding is not None:
+            self.engines.display.note(self._findings.learn(stage, outcome.finding))
+        if outcome.parameters is not None:
+            for line in self._findings.adapt(stage, outcome.parameters):
+                self.engines.display.note(line)
+        if outcome.reason != "restructured":
+            self._findings.settle(stage)
+        if outcome.reason not in (None, "restructured"):
+            self.ended, self.error = outcome.reason, outcome.error
+
+    def _check(self, asking: _Asking, results: Results) -> None:
+        """Ends the run where answers were paid for and cannot be read; says once that ratings are not weighted.
+
+        Asking on would pay for the same again. A rating without probabilities is the digit that was written alone.
+        """
+        if results.unasked and not self.ended:
+            self.ended = "broken"
+            self.error = f"cannot read {amount(results.unasked, 'completion')} back from {asking.store.folder}"
+        if results.unweighted and not self._warned_of_ratings:
+            self._warned_of_ratings = True
+            self.engines.display.note("the endpoint returns no log-probabilities: ratings are not probability-weighted")
+
+
+@dataclass
+class _Asking:
+    """A stage while it is asked: its requests with their ids, what the store has of them, what the asking used.
+
+    `reused`: how many the store had answers of; None before the first look.
+    """
+
+    stage: Stage
+    store: StageStore
+    requests: Requests
+    identified: DataFrame
+    found: Found = field(init=False)
+    reused: int | None = None
+    usage: Usage = field(default_factory=Usage)
+
+    def look_up(self) -> None:
+        """Looks what the store has now; what was answered by this asking is not reused, what was lost neither."""
+        self.found = self.store.look_up(self.requests, self.identified)
+        ok = max(0, self.found.ok - (self.usage.done - self.usage.failed))
+        self.reused = ok if self.reused is None else min(self.reused, ok)

@@ -1,0 +1,1 @@
+"""The completion store: append-only Parquet files, one folder per stage."""

@@ -1,0 +1,124 @@
+"""Some rows of an input at random, by hash: the same for one seed, and stable when rows are added."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from untold.jobs.inputs.files import SampleError
+from untold.udfs.errors import UserError
+from untold.udfs.registry import aside, near_misses
+
+# Of more strata a manifest has no list
+SHOWN_STRATA = 1_000
+
+
+class DrawError(UserError):
+    """A draw that cannot be made. The message says what to give instead."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """So many rows of the input, those with the least hashes of seed and id: a row that is added displaces one at most.
+
+    With `stratify`, the rows with one value of these columns are a stratum, and each stratum has its share of the draw,
+    at least one row. A row of a known data set, with the answers or claims that it holds, is drawn as a whole.
+    """
+
+    rows: int
+    seed: int
+    stratify: tuple[str, ...] = ()
+
+    def among(self, ids: DataFrame, *, whole_rows: bool = False) -> Column:
+        """Whether a sample_id is drawn of those in `ids` (column sample_id). `whole_rows`: ids begin with `<row>-`.
+
+        One action: it looks for the greatest of the least hashes, with which any row can be told by itself.
+        """
+        key = self._key(F.substring_index("sample_id", "-", 1) if whole_rows else F.col("sample_id"))
+        least = ids.select(key.alias("key")).distinct().orderBy("key").limit(self.rows)
+        last = least.agg(F.max("key")).collect()[0][0]
+        return key <= F.lit(last)
+
+    def keep(self, rows: DataFrame) -> DataFrame:
+        """Return the drawn rows, by their sample_id. Raises DrawError and SampleError as `by_stratum` does."""
+        if self.stratify:
+            return rows.join(self.by_stratum(rows).ids, on="sample_id", how="left_semi")
+        return rows.where(self.among(rows))
+
+    def by_stratum(self, strata: DataFrame) -> Drawn:
+        """The draw of samples in `strata`: sample_id and the columns of `stratify`, a row a sample.
+
+        Raises DrawError where there are more strata than rows to draw, SampleError for a column that `strata` lacks.
+        """
+        for name in self.stratify:
+            if name not in strata.columns:
+                near = aside(near_misses(name, strata.columns))
+                raise SampleError(f"stratify: no column `{name}`{near}; there are {', '.join(strata.columns)}")
+        values = F.struct(*(F.col(f"`{name.replace('`', '``')}`") for name in self.stratify))
+        named = strata.select("sample_id", F.to_json(values, {"ignoreNullFields": "false"}).alias("stratum"))
+        counted = named.groupBy("stratum").agg(F.count("*").alias("of")).orderBy("stratum").limit(self.rows + 1)
+        found = counted.collect()
+        if len(found) > self.rows:
+            raise DrawError(
+                f"{self.rows:,} random rows are fewer than the strata by {', '.join(self.stratify)}; "
+                "draw more, or stratify by fewer columns"
+            )
+        shares = allocate([row["of"] for row in found], self.rows)
+        allocated = [(row["stratum"], share) for row, share in zip(found, shares, strict=True)]
+        quotas = strata.sparkSession.createDataFrame(allocated, "stratum string, quota long")
+        rank = F.row_number().over(Window.partitionBy("stratum").orderBy(self._key(F.col("sample_id")), "sample_id"))
+        ranked = named.join(F.broadcast(quotas), on="stratum", how="inner").withColumn("rank", rank)
+        ids = ranked.where(F.col("rank") <= F.col("quota")).select("sample_id").persist(StorageLevel.DISK_ONLY)
+        listed = [
+            {**json.loads(row["stratum"]), "rows": share, "of": row["of"]}
+            for row, share in zip(found, shares, strict=True)
+        ]
+        return Drawn(ids, sum(shares), listed if len(listed) <= SHOWN_STRATA else [])
+
+    def _key(self, row: Column) -> Column:
+        # A hash and not a random number: it needs no order of the rows, and partitioning changes nothing
+        return F.sha2(F.concat_ws(":", F.lit(str(self.seed)), row), 256)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What was drawn by strata: `ids` (column sample_id), how many, and of each stratum its values, rows and of."""
+
+    ids: DataFrame
+    rows: int
+    strata: list[dict[str, Any]] = field(default_factory=list)
+
+
+def allocate(counts: Sequence[int], rows: int) -> list[int]:
+    """How many of `rows` each stratum gets: in proportion to its count, at least one, at most all of it.
+
+    rows: at least the number of strata.
+
+    >>> allocate([900, 90, 10, 1], 20)
+    [17, 1, 1, 1]
+    """
+    whole = sum(counts)
+    if rows >= whole:
+        return list(counts)
+    wanted = [rows * count / whole for count in counts]
+    given = [max(1, int(share)) for share in wanted]
+    while (left := rows - sum(given)) != 0:
+        step = 1 if left > 0 else -1
+        open_strata = [at for at, count in enumerate(counts) if 1 <= given[at] + step <= count]
+        furthest = max(open_strata, key=lambda at: step * (wanted[at] - given[at]))
+        given[furthest] += step
+    return given
+
+
+def shown_draw(draw: Draw | None) -> dict[str, Any] | None:
+    """The draw as a manifest shows it; None where every row is taken."""
+    if draw is None:
+        return None
+    by = {"stratify": list(draw.stratify)} if draw.stratify else {}
+    return {"rows": draw.rows, "seed": draw.seed, **by}

@@ -1,0 +1,341 @@
+"""How notebooks and scripts read what a run wrote: `open_run(DIR)`, without Spark, wherever pyarrow reads.
+
+run = untold.open_run("out")
+run.summary().to_pylist()
+run.dataset("scores").head(10)  # a table may be larger than memory
+run.sql("select system, avg(score) from scores group by system")
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from untold.jobs.tables import RESULT_TABLES, TABLES
+from untold.udfs.errors import UserError
+from untold.udfs.registry import did_you_mean, near_misses
+from untold.udfs.storage import Place, PlaceError
+
+if TYPE_CHECKING:
+    import duckdb
+    import pandas
+
+MANIFEST = "manifest.json"
+# Of tables whose rows are short: a sixteenth of what Arrow has, for a process keeps for long what it read at a time
+BATCH_ROWS = 2**13
+# Characters that DuckDB takes for a pattern of paths
+_PATTERN = re.compile(r"[*?\[]")
+
+
+class UnreadableRunError(UserError):
+    """A directory that holds no run that can be read, or a table that the run does not have."""
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """The output of one run: its manifest and its tables, without Spark; `untold.Run` has more. Made by `open_run`."""
+
+    directory: str
+    manifest: Mapping[str, Any]
+
+    @property
+    def place(self) -> Place:
+        """Its directory, the same in every process."""
+        return Place(Place(self.directory).spark)
+
+    @property
+    def status(self) -> str:
+        """How the run ended: `finished`, `budget`, `outage`, `interrupted` or `failed`; `running` if it has not."""
+        return str(self.manifest["status"])
+
+    @property
+    def _ended(self) -> bool:
+        return self.manifest.get("status") not in (None, "running")
+
+    @property
+    def usage(self) -> list[dict[str, Any]]:
+        """What the last start asked and used, a row a stage and endpoint: the table `usage`."""
+        return cast(list[dict[str, Any]], self.table("usage").to_pylist())
+
+    @cached_property
+    def tables(self) -> tuple[str, ...]:
+        """The names of the tables present, sorted."""
+        folders = {entry.name for entry in self.place.entries() if entry.kind == "folder"}
+        named = set(self.manifest.get("tables") or ())
+        # Of a run that ended the manifest tells; on an object store each look is three requests
+        known = named if self.place.local is None and self._ended else set()
+        found = (name for name in folders | named if not _hidden(name))
+        return tuple(sorted(name for name in found if name in known or self._files(name)))
+
+    def path_of(self, name: str) -> Place:
+        """The folder of a table, which need not be there."""
+        return place_of_table(str(self.place), self.manifest, name)
+
+    def dataset(self, name: str) -> ds.Dataset:
+        """The table as a `pyarrow.dataset.Dataset`, for tables larger than memory.
+
+        Its schema is the union of its files' schemas. Raises `UnreadableRunError` for a table that is not there.
+        """
+        files = [] if _hidden(name) or "/" in name else self._files(name)
+        if not files:
+            near = did_you_mean(near_misses(name, self.tables, most=3), quote="")
+            hint = near or f"it has {', '.join(self.tables) or 'none'}"
+            raise UnreadableRunError(f"{self.directory}: no table {name!r}; {hint}")
+        factory = ds.FileSystemDatasetFactory(self.path_of(name).arrow[0], files, ds.ParquetFileFormat())
+        return factory.finish(factory.inspect())
+
+    def table(self, name: str) -> pa.Table:
+        """The whole table in memory, with the columns of the contract. Raises as `dataset`."""
+        return self.dataset(name).to_table()
+
+    def summary(self) -> pa.Table:
+        """The table `summary`, sorted: for each metric the row of all samples first, then one a system."""
+        return self.table("summary").sort_by([("metric", "ascending"), ("level", "ascending"), ("system", "ascending")])
+
+    def pandas(self, name: str) -> pandas.DataFrame:
+        """The whole table as a pandas frame. Raises as `dataset`."""
+        return self.table(name).to_pandas()
+
+    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
+        """The rows of a SELECT over all tables, by DuckDB, which reads only what the query needs.
+
+        `.df()` makes it a pandas frame, `.pl()` a polars one, `.arrow()` an Arrow reader.
+        """
+        return self._database.sql(query)
+
+    def sample(self, sample_id: str) -> dict[str, list[dict[str, Any]]]:
+        """The rows of one sample by table: `samples`, `scores`, `statements`, `failures` and the others that have some.
+
+        Raises UnreadableRunError for an id that the run does not have.
+        """
+        found = {}
+        for name in self.tables:
+            rows = self.dataset(name)
+            if "sample_id" in rows.schema.names:
+                found[name] = rows.to_table(filter=ds.field("sample_id") == sample_id).to_pylist()
+        if not found.get("samples"):
+            raise UnreadableRunError(f"{self.directory}: no sample {sample_id!r}")
+        return {name: rows for name, rows in found.items() if rows}
+
+    def missing(self, n: int = 10) -> pa.Table:
+        """The n samples that leave out most, by metric: sample_id, metric, system, score, uncovered, missing.
+
+        `missing` lists the texts of the statements that are not covered.
+        """
+        columns = ["sample_id", "metric", "system", "score", "uncovered"]
+        order = [("uncovered", "descending"), ("sample_id", "ascending"), ("metric", "ascending")]
+        worst = first_rows(self.dataset("scores"), n, columns, order, ds.field("uncovered") > 0)
+        texts: dict[tuple[str, str], list[str]] = defaultdict(list)
+        chosen = ds.field("sample_id").isin(worst["sample_id"].combine_chunks()) & ~ds.field("covered")
+        left_out = self.dataset("statements").to_table(columns=["sample_id", "metric", "text"], filter=chosen)
+        for row in left_out.to_pylist():
+            texts[row["sample_id"], row["metric"]].append(row["text"])
+        of_rows = [sorted(texts[row["sample_id"], row["metric"]]) for row in worst.to_pylist()]
+        return worst.append_column("missing", pa.array(of_rows, pa.list_(pa.string())))
+
+    def __repr__(self) -> str:
+        return f"<Run {self.place.name}: {self.status}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of a run: its status and its summary."""
+        shown = ["metric", "system", "n", "scored", "undefined", "failed", "mean", "ci_low", "ci_high"]
+        summary = self.summary().to_pylist() if "summary" in self.tables else []
+        rows = [{name: row[name] for name in shown} | {"system": row["system"] or "all"} for row in summary]
+        # Without its folder: a notebook that is passed on need not say where it was run
+        return f"<p>{escape(self.place.name)}: {escape(self.status)}</p>{html_table(rows)}"
+
+    @cached_property
+    def _database(self) -> duckdb.DuckDBPyConnection:
+        """A database in memory whose views are the tables, those that a run can have and this one has not too."""
+        return connect_tables([self], {*self.tables, *RESULT_TABLES})
+
+    def select_from(self, database: duckdb.DuckDBPyConnection, name: str) -> str:
+        """SQL of all rows of a table, with the columns of the contract first; without rows where the run has none.
+
+        DuckDB reads local files by itself, which takes a tenth of the time, and others through Arrow.
+        """
+        columns, rows = TABLES.get(name), None
+        # Most tables of a run are empty, as its manifest tells once it has ended; to open one is four requests
+        empty = columns is not None and self._ended and self.manifest.get("rows", {}).get(name) == 0
+        files = self._files(name) if name in self.tables and not empty else []
+        if any(_PATTERN.search(file) for file in files) or (files and self.path_of(name).local is None):
+            rows = f"from {_named(database, self.dataset(name))}"
+            # Which Arrow's scans cannot take: DuckDB ends some joins with "not supported in PyArrow Scans"
+            database.execute("set disabled_optimizers = 'join_filter_pushdown'")
+        elif files:
+            listed = ", ".join(quoted(file) for file in files)
+            rows = f"from read_parquet([{listed}], union_by_name = true, hive_partitioning = false)"
+        nothing = None if columns is None else f"from {_without_rows(database, name, columns)}"
+        return " union all by name ".join(part for part in (nothing, rows) if part is not None)
+
+    def _files(self, name: str) -> list[str]:
+        """The Parquet files of a table for Arrow, sorted, so that its rows have one order."""
+        files = [entry.place for entry in self.path_of(name).entries() if entry.kind == "file"]
+        # Spark leaves _SUCCESS and checksums beside its files
+        return sorted(file.arrow[1] for file in files if file.name.endswith(".parquet") and not _hidden(file.name))
+
+
+def open_run(directory: str | os.PathLike[str], *, allow_running: bool = False) -> Run:
+    """The run whose output is `directory`: a local path or a URI, as `untold.udfs.storage.Place` knows them.
+
+    Raises `UnreadableRunError` where there is no readable manifest.json, and where its status is `running` unless
+    `allow_running`: the tables beside such a manifest may be missing, half written or those of an earlier start.
+    """
+    place = os.fspath(directory)
+    run = Run(place, _read_manifest(place))
+    # A killed run leaves this status too: it could not write another
+    if run.manifest.get("status") == "running" and not allow_running:
+        raise UnreadableRunError(
+            f"{place}: the run has not ended, or was killed; wait for it or start it again "
+            "(in Python, allow_running=True reads what is there)"
+        )
+    return run
+
+
+def connect_tables(runs: Sequence[Run], names: Iterable[str], *, numbered: bool = False) -> duckdb.DuckDBPyConnection:
+    """A database in memory whose views are these tables; `numbered`: with `output`, the run's place from 0.
+
+    What a query holds beyond its memory, DuckDB keeps in the temporary folder.
+    """
+    import duckdb
+
+    database = duckdb.connect(config={"temp_directory": os.path.join(tempfile.gettempdir(), f"untold-{os.getpid()}")})
+    database.execute("create schema without_rows")
+    for name in names:
+        parts = [run.select_from(database, name) for run in runs]
+        if numbered:
+            parts = [f"select {place} as output, * from ({part})" for place, part in enumerate(parts)]
+        database.execute(f'create view "{name}" as {" union all by name ".join(parts)}')
+    return database
+
+
+def quoted(text: str) -> str:
+    """A text as SQL writes it.
+
+    >>> quoted("it's")
+    "'it''s'"
+    """
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _named(database: duckdb.DuckDBPyConnection, rows: pa.Table | ds.Dataset) -> str:
+    """A name by which SQL finds Arrow's rows."""
+    name = f"arrow_{id(rows)}"
+    database.register(name, rows)
+    return name
+
+
+def _without_rows(database: duckdb.DuckDBPyConnection, name: str, columns: pa.Schema) -> str:
+    """The name of a table of the database with these columns."""
+    rows = _named(database, columns.empty_table())
+    database.execute(f"create table if not exists without_rows.{name} as from {rows}")
+    database.unregister(rows)
+    return f"without_rows.{name}"
+
+
+def place_of_table(directory: str, manifest: Mapping[str, Any], name: str) -> Place:
+    """A table's folder as the manifest names it: within the output, or elsewhere in a lakehouse.
+
+    >>> str(place_of_table("out", {"tables": {"scores": "scores/3f0c"}}, "scores"))
+    'out/scores/3f0c'
+    >>> str(place_of_table("out", {"tables": {"scores": "/lake/scores/date=2026-11-20/3f0c"}}, "scores"))
+    '/lake/scores/date=2026-11-20/3f0c'
+    """
+    path = str((manifest.get("tables") or {}).get(name, name))
+    return Place(path) if path.startswith("/") or "://" in path else Place(directory) / path
+
+
+def find_table(directory: str, name: str) -> Place | None:
+    """The folder of a table of an output, or of a folder of tables without a manifest; None where there is none."""
+    try:
+        manifest = _read_manifest(directory)
+    except UnreadableRunError:
+        manifest = {}
+    found = place_of_table(directory, manifest, name)
+    return found if found.entry().kind == "folder" else None
+
+
+def _read_manifest(place: str) -> dict[str, Any]:
+    """The manifest. Raises UnreadableRunError where there is none, or nothing that can be read as one."""
+    try:
+        manifest = json.loads((Place(Place(place).spark) / MANIFEST).read_bytes())
+    except PlaceError as error:
+        raise UnreadableRunError(str(error)) from error
+    except FileNotFoundError as error:
+        raise UnreadableRunError(
+            f"{place}: no {MANIFEST}, so this is not the output of a run; give the directory that --output named"
+        ) from error
+    except (ValueError, OSError) as error:
+        raise UnreadableRunError(f"{place}: {MANIFEST} cannot be read ({type(error).__name__})") from error
+    if not isinstance(manifest, dict):
+        raise UnreadableRunError(f"{place}: {MANIFEST} holds no JSON object")
+    return manifest
+
+
+def first_rows(
+    rows: ds.Dataset, n: int, columns: Sequence[str], order: Sequence[tuple[str, str]], where: ds.Expression
+) -> pa.Table:
+    """The first n rows in an order. Keeps n rows at a time, as a table may be large."""
+    first = pa.schema([rows.schema.field(name) for name in columns]).empty_table()
+    for batch in batches_of(rows, columns, where):
+        both = pa.concat_tables([first, pa.Table.from_batches([batch])])
+        first = both.take(pc.select_k_unstable(both, k=n, sort_keys=list(order)))
+    return first
+
+
+def lowest_scores(scores: ds.Dataset, n: int) -> pa.Table:
+    """The n lowest scores under any metric: score, sample_id, metric."""
+    columns = ["score", "sample_id", "metric"]
+    return first_rows(scores, n, columns, [(name, "ascending") for name in columns], ds.field("score").is_valid())
+
+
+def batches_of(
+    rows: ds.Dataset, columns: Sequence[str], where: ds.Expression | None = None, most: int = BATCH_ROWS
+) -> Iterator[pa.RecordBatch]:
+    """Columns of a table in batches of at most so many rows, null where a file lacks one; `where` is about the columns.
+
+    One batch is decoded at a time, in this thread: a scan of the data set decodes whole row groups, in threads of which
+    each keeps what it freed.
+    """
+    schema = pa.schema([rows.schema.field(name) for name in columns])
+    for fragment in rows.get_fragments():
+        # Not the row groups whose statistics say that no row of theirs is wanted
+        wanted = fragment if where is None else fragment.subset(where, rows.schema)
+        groups = [group.id for group in wanted.row_groups]
+        with (
+            fragment.filesystem.open_input_file(fragment.path) as stream,
+            pq.ParquetFile(stream, metadata=fragment.metadata, pre_buffer=False) as file,
+        ):
+            there = set(columns) & set(file.schema_arrow.names)
+            for batch in file.iter_batches(most, row_groups=groups, columns=[*there], use_threads=False):
+                of_schema = [
+                    batch[field.name].cast(field.type) if field.name in there else pa.nulls(len(batch), field.type)
+                    for field in schema
+                ]
+                found = pa.RecordBatch.from_arrays(of_schema, schema=schema)
+                yield found if where is None else found.filter(where)
+
+
+def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as an HTML table, values escaped, missing ones empty."""
+    import pandas
+
+    return str(pandas.DataFrame(list(rows)).to_html(index=False, na_rep="", float_format="{:.3f}".format, border=0))
+
+
+def _hidden(name: str) -> bool:
+    """Whether readers pass over it: Spark's own files, working folders, and what is not yet whole."""
+    return name.startswith(("_", "."))

@@ -1,0 +1,162 @@
+"""The paths, cores, versions and reachable folders of a Python process on a machine of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib.metadata import PackageNotFoundError, requires, version
+from time import sleep
+from typing import Any, TypedDict
+from uuid import uuid4
+
+import pyarrow as pa
+
+from untold.udfs.errors import UserError
+from untold.udfs.llm.store_files import digest_of
+from untold.udfs.storage import Place
+
+DRIVER = "driver"
+# A disk or an object store that needs longer for a file of 32 bytes is of no use to a run
+PLACE_SECONDS = 10.0
+# Each task holds its core so long that the others get the other cores, and so the other executors
+HOLD_SECONDS = 0.5
+
+
+class Visit(TypedDict):
+    """`machine`: what messages call it; `file`: the name of the file that it left; `problems`: by place.
+
+    `silence`: why it cannot say anything; empty where it could.
+    """
+
+    machine: str
+    silence: str
+    file: str
+    problems: dict[str, str]
+    versions: dict[str, str]
+
+
+def visit(machine: str, folders: Mapping[str, str], files: Mapping[str, str], nonce: str) -> Visit:
+    """Tries the folder of each place, and the files by their digests, within `PLACE_SECONDS` each."""
+    name = uuid4().hex
+    tried = {place: within(partial(_try, Place(folder), nonce, name)) for place, folder in folders.items()}
+    read = {path: within(partial(_compare, path, digest)) for path, digest in files.items()}
+    problems = {place: problem for place, problem in (tried | read).items() if problem is not None}
+    return {"machine": machine, "silence": "", "file": name, "problems": problems, "versions": versions()}
+
+
+def silent(machine: str, reason: str) -> Visit:
+    """The report of a machine that gave none."""
+    return {"machine": machine, "silence": reason, "file": "", "problems": {}, "versions": {}}
+
+
+def visit_in_task(
+    batches: Iterator[pa.RecordBatch], folders: Mapping[str, str], files: Mapping[str, str], nonce: str
+) -> Iterator[pa.RecordBatch]:
+    """The visit of the executor that runs this task, as rows of executor and report."""
+    for _ in batches:
+        sleep(HOLD_SECONDS)
+    # Each executor has folders of its own, and Python workers no other name for it
+    executor = os.environ.get("SPARK_LOCAL_DIRS", str(os.getppid()))
+    report = visit(f"the executor on {socket.gethostname()}", folders, files, nonce)
+    yield pa.RecordBatch.from_pylist([{"executor": executor, "report": json.dumps(report)}])
+
+
+def within(act: Callable[[], Any], seconds: float = PLACE_SECONDS) -> str | None:
+    """Why an access failed, in a few words, or that it took too long; None where all went well."""
+    found: list[str | None] = []
+
+    def run() -> None:
+        try:
+            act()
+            found.append(None)
+        except Exception as error:
+            number = error.errno if isinstance(error, OSError) else None
+            said = str(error) if isinstance(error, UserError | ValueError) else type(error).__name__
+            found.append(os.strerror(number) if number else said)
+
+    # A daemon: an access that hangs must not keep the process
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found[0] if found else f"no answer within {seconds:g} s"
+
+
+def _try(folder: Place, nonce: str, name: str) -> None:
+    """Reads what the driver wrote; writes, lists, reads and removes a file, and leaves another."""
+    if DRIVER not in {entry.name for entry in folder.entries()}:
+        raise ValueError("it does not see what the driver wrote there")
+    own, content = folder / f"{name}-own", nonce.encode()
+    own.write_bytes(content)
+    listed = {entry.name for entry in folder.entries()}
+    if own.name not in listed or not (own.read_bytes() == content == (folder / DRIVER).read_bytes()):
+        raise ValueError("it reads something else than was written there")
+    own.remove()
+    (folder / name).write_bytes(content)
+
+
+def _compare(path: str, digest: str) -> None:
+    if digest_of(Place(path)) != digest:
+        raise ValueError("it reads another file than the driver does")
+
+
+def versions() -> dict[str, str]:
+    """The versions here of Python, of untold, and of what it needs, by name; what is not installed is left out."""
+    found = {"python": platform.python_version(), **_installed(["untold", *_needed()])}
+    # Spark's own copy on a worker was not installed by anybody
+    pyspark = sys.modules.get("pyspark")
+    return {**({"pyspark": pyspark.__version__} if pyspark else {}), **found}
+
+
+def _needed() -> Sequence[str]:
+    try:
+        lines = requires("untold") or []
+    except PackageNotFoundError:
+        return []
+    return [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in lines if "extra ==" not in line]
+
+
+def _installed(names: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def standard_library() -> list[str]:
+    """The folders of the standard library, in the order of `sys.path`."""
+    library = os.path.dirname(os.__file__)
+    return [path for path in sys.path if path.startswith(library) and "-packages" not in path]
+
+
+def prefer_standard_library() -> None:
+    """Puts the standard library first in `sys.path` and drops the working directory, which `python -m` adds."""
+    standard = standard_library()
+    if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
+        del sys.path[0]
+    sys.path[:] = [*standard, *(path for path in sys.path if path not in standard)]
+
+
+def python_environment() -> dict[str, str]:
+    """This process's environment for a Python process of ours: PYTHONPATH names the standard library first.
+
+    Its folders are absolute: processes are started in other folders.
+    """
+    named = os.environ.get("PYTHONPATH")
+    folders = [os.path.abspath(path) for path in (named or "").split(os.pathsep)]
+    first = {} if named is None else {"PYTHONPATH": os.pathsep.join([*standard_library(), *folders])}
+    return {**os.environ, **first}
+
+
+def usable_cores() -> int:
+    """The cores that this process may use, which are fewer than the machine's where it was given a part of them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,389 @@
+"""Adapters of published data sets."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+from xml.etree import ElementTree
+
+from untold.udfs.registry import aside, near_misses
+from untold.udfs.samples.file_records import READERS, FileRecord, RowError, Unit, UnreadableFileError, read_text
+from untold.udfs.samples.files import open_text
+from untold.udfs.samples.items import FIELDS
+from untold.udfs.samples.values import canonical, load_json, text_of
+
+REQUIRED = ("question", "answers")
+# A claim is worth repeating where it says something on the question, and is true
+RELEVANT = ("Very relevant", "A bit relevant")
+CORRECT = ("Definitely correct", "Probably correct")
+VERDICTS = {"Complete": "supported", "Partial": "not_supported", "Incomplete": "not_supported"}
+# 64 bits: no two answers of a billion have one id
+ID_CHARACTERS = 16
+
+
+def answers(record: FileRecord, _: int) -> list[FileRecord]:
+    """The answers of a row as samples, their relevant and correct claims as references.
+
+    Contexts are the distinct texts of evidence of all claims, `field` is the expert's. A reference's id is its claim's
+    place in the answer, from 1. What was answered before is the response; `untold generate` answers anew.
+    """
+    return [record] if record.problem else [_sample(record.values, *one) for one in _answers(record.values)]
+
+
+def claims(record: FileRecord, _: int) -> list[FileRecord]:
+    """The claims of a row that have evidence and were judged against it: claim, evidence, label.
+
+    Support that is Complete is `supported`, Partial and Incomplete are `not_supported`. sample_id is that of the
+    answer, and the claim's place in it.
+    """
+    if record.problem:
+        return [record]
+    return [
+        FileRecord(
+            {
+                "sample_id": f"{_answer_id(record.values, system)}-{place}",
+                "query_id": _answer_id(record.values, system),
+                "query": record.values.get("question"),
+                "system": system,
+                "claim": claim.get("claim_string"),
+                "evidence": claim["evidence"],
+                "label": VERDICTS[claim["support"]],
+            }
+        )
+        for system, answer in _answers(record.values)
+        for place, claim in _claims(answer)
+        if claim.get("evidence") and claim.get("support") in VERDICTS
+    ]
+
+
+def _answers(values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    given = values.get("answers")
+    if not given or not isinstance(given, dict) or not all(isinstance(answer, dict) for answer in given.values()):
+        raise RowError("`answers` needs one object per system; correct it")
+    yield from given.items()
+
+
+def _claims(answer: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The claims of an answer, numbered from 1."""
+    for place, claim in enumerate(answer.get("claims") or [], start=1):
+        if isinstance(claim, dict):
+            yield place, claim
+
+
+def _answer_id(values: Mapping[str, Any], system: str) -> str:
+    """The id of an answer: rows have none, and one row stands in several files."""
+    text = canonical([text_of(values.get("question")), system])
+    return hashlib.sha256(text.encode()).hexdigest()[:ID_CHARACTERS]
+
+
+def _sample(values: Mapping[str, Any], system: str, answer: Mapping[str, Any]) -> FileRecord:
+    evidence = [text for _, claim in _claims(answer) for text in claim.get("evidence") or []]
+    references = [
+        {"id": str(place), "text": claim.get("claim_string")}
+        for place, claim in _claims(answer)
+        if claim.get("informativeness") in RELEVANT and claim.get("correctness") in CORRECT
+    ]
+    metadata = values.get("metadata")
+    return FileRecord(
+        {
+            "sample_id": _answer_id(values, system),
+            "query": values.get("question"),
+            "response": answer.get("answer_string"),
+            "contexts": list(dict.fromkeys(evidence)),
+            "system": system,
+            "field": metadata.get("field") if isinstance(metadata, dict) else None,
+            "references": references,
+        }
+    )
+
+
+K_QA_FILES = "*.csv"
+LABEL_COLUMNS = ("label_0", "label_1", "label_2")
+COLUMNS = ("Question", "llm_x", "answer", "claim", "category_x", *LABEL_COLUMNS)
+MUST_HAVE, NICE_TO_HAVE = "Must_have", "Nice_to_have"
+# A statement that an answer has to give counts in full, one that would be nice to have half
+WEIGHTS = {MUST_HAVE: 1.0, NICE_TO_HAVE: 0.5}
+QUESTIONS = ("Question", "Free_form_answer", MUST_HAVE, NICE_TO_HAVE)
+
+
+def read_answers(unit: Unit) -> Iterator[FileRecord]:
+    """The answers of a file, each with its statements as references and their kinds as `reference_types`.
+
+    sample_id is `<n>-<llm_x>`, n the question in order of appearance, from 0. A row that is broken is a record of its
+    own, and so is an answer with a statement of another kind. Raises UnreadableFileError where a column is missing.
+    """
+    questions: dict[Any, int] = {}
+    for is_broken, records in groupby(READERS["csv"](unit), key=lambda record: record.problem is not None):
+        if is_broken:
+            yield from records
+            continue
+        for (question, system, response), own in groupby(records, key=_answer):
+            number = questions.setdefault(question, len(questions))
+            rows = list(own)
+            values = [record.values for record in rows]
+            answer = _k_qa_record(f"{number}-{system}", str(number), question, response, system, values)
+            yield replace(answer, row=rows[0].row)
+
+
+def questions(record: FileRecord, row: int) -> list[FileRecord]:
+    """A question with a physician's answer, and the statements of both kinds as references, yet to be weighed.
+
+    sample_id is the row, from 0; `reference_types` says which statement is of which kind.
+    """
+    if record.problem:
+        return [record]
+    values = record.values
+    given = [(kind, text) for kind in WEIGHTS for text in values.get(kind) or []]
+    return [
+        FileRecord(
+            {
+                "sample_id": str(row),
+                "query": values.get("Question"),
+                "response": values.get("Free_form_answer"),
+                "contexts": [],
+                "references": [{"id": str(place), "text": text} for place, (_, text) in enumerate(given, start=1)],
+                "reference_types": [kind for kind, _ in given],
+            }
+        )
+    ]
+
+
+def _answer(record: FileRecord) -> tuple[Any, ...]:
+    """Question, system and answer of a row. Raises UnreadableFileError where one of the columns is missing."""
+    values = record.values
+    missing = [name for name in COLUMNS if name not in values]
+    if missing:
+        parts = ", ".join(f"`{name}`{aside(near_misses(name, values))}" for name in missing)
+        raise UnreadableFileError(f"no column {parts}; give NLI_medical_annotator.csv as it is published")
+    return tuple(values[name] for name in COLUMNS[:3])
+
+
+def _k_qa_record(
+    name: str, number: str, question: Any, response: Any, system: Any, rows: Sequence[Mapping[str, Any]]
+) -> FileRecord:
+    references = []
+    for place, row in enumerate(rows, start=1):
+        if row["category_x"] not in WEIGHTS:
+            return FileRecord(problem=f"statement {place} is neither {' nor '.join(WEIGHTS)}", raw=name)
+        labels = [row[label] for label in LABEL_COLUMNS]
+        weight = WEIGHTS[row["category_x"]]
+        references.append({"id": str(place), "text": row["claim"], "weight": weight, "labels": labels})
+    return FileRecord(
+        {
+            "sample_id": name,
+            "query_id": number,
+            "query": question,
+            "response": response,
+            "contexts": [],
+            "system": system,
+            "references": references,
+            "reference_types": [row["category_x"] for row in rows],
+        }
+    )
+
+
+QAMPARI = ("qid", "question_text", "answer_list")
+ROMQA = ("id", "question", "candidates")
+
+
+def qampari(record: FileRecord, _: int) -> list[FileRecord]:
+    """The question with its answers as references: the anchor is the answer, the text its proof."""
+    if record.problem:
+        return [record]
+    values = record.values
+    answers = [
+        _reference(one.get("aid"), one.get("answer_text"), _texts(one.get("proof"), "proof_text"))
+        for one in _objects(values.get("answer_list"))
+    ]
+    return [_question(values.get("qid"), values.get("question_text"), answers)]
+
+
+def romqa(record: FileRecord, _: int) -> list[FileRecord]:
+    """The question with the answers among its candidates as references: anchor the answer, text its evidence.
+
+    An answer that is in `complete_answer` alone has no evidence and is a reference too.
+    """
+    if record.problem:
+        return [record]
+    values = record.values
+    answers = {
+        one.get("uri"): _reference(one.get("uri"), one.get("text"), _texts(one.get("evidence"), "text"))
+        for one in _objects(values.get("candidates"))
+        if one.get("is_answer") is True
+    }
+    for one in _objects(values.get("complete_answer")):
+        answers.setdefault(one.get("uri"), _reference(one.get("uri"), one.get("text"), []))
+    return [_question(values.get("id"), values.get("question"), list(answers.values()))]
+
+
+def _reference(name: Any, answer: Any, proof: list[str]) -> dict[str, Any]:
+    """An answer without proof is its own text, and has no anchor beside it."""
+    return {"id": name, "anchor": answer if proof else None, "text": " ".join(proof) or answer}
+
+
+def _question(name: Any, query: Any, references: list[dict[str, Any]]) -> FileRecord:
+    """Contexts are the proofs, each with its answer before it: whoever writes an answer from them can know it all."""
+    proofs = [f"{one['anchor']}: {one['text']}" for one in references if one["anchor"]]
+    named = {"sample_id": name, "query_id": name}
+    return FileRecord({**named, "query": query, "contexts": list(dict.fromkeys(proofs)), "references": references})
+
+
+def _objects(value: Any) -> Iterable[Mapping[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _texts(value: Any, name: str) -> list[str]:
+    """The distinct texts of a list of objects, in its order."""
+    found = [one.get(name) for one in _objects(value)]
+    return list(dict.fromkeys(text for text in found if isinstance(text, str) and text.strip()))
+
+
+LABEL_FILES = "*/labels/*.label"
+# The data set has no questions; what all its systems were asked to do
+QUERY = "Summarise the article."
+_OF_ARTICLES = ("ids.txt", "documents.txt", "SCUs.txt")
+
+
+def read_system(unit: Unit) -> Iterator[FileRecord]:
+    """The summaries of the system whose labels a unit is, each with its article as context, and its facts.
+
+    Facts are aspects and references alike: both are what a summary ought to cover.
+
+    Raises UnreadableFileError where the files beside it have another number of lines, OSError where one is missing.
+    """
+    folder, system = _place(unit.path)
+    names = [f"{folder}/{name}" for name in _OF_ARTICLES]
+    names += [f"{folder}/summaries/{system}.summary", unit.path]
+    columns = [_lines(name) for name in names]
+    for name, lines in zip(names, columns, strict=True):
+        if len(lines) != len(columns[0]):
+            raise UnreadableFileError(
+                f"{name} has {len(lines):,} lines and {names[0]} {len(columns[0]):,}; give the data set whole"
+            )
+    for row in zip(*columns, strict=True):
+        yield _realsumm_record(system, *row)
+
+
+def _place(path: str) -> tuple[str, str]:
+    """The folder of the data set, and the system.
+
+    >>> _place("data/realsumm/labels/abs_bart_out.label")
+    ('data/realsumm', 'abs_bart_out')
+    """
+    folder, _, name = path.rpartition("/labels/")
+    return folder, name.removesuffix(".label")
+
+
+def _lines(path: str) -> list[str]:
+    # Split by line feeds alone: an article may hold other ends of lines
+    with open_text(path, newline="\n") as stream:
+        return [line.rstrip("\r\n") for line in stream]
+
+
+def _realsumm_record(system: str, article: str, document: str, facts: str, summary: str, labels: str) -> FileRecord:
+    texts, marks = facts.split("\t"), labels.split("\t")
+    if len(texts) != len(marks):
+        return FileRecord(
+            problem=f"{len(marks)} labels where its article has {len(texts)} facts", raw=f"{article} {system}"
+        )
+    items = [
+        {"id": str(place), "text": text, "labels": [mark]}
+        for place, (text, mark) in enumerate(zip(texts, marks, strict=True), start=1)
+    ]
+    return FileRecord(
+        {
+            "sample_id": f"{article}-{system}",
+            "query_id": article,
+            "query": QUERY,
+            "response": summary,
+            "contexts": [{"id": "article", "text": document}],
+            "system": system,
+            "aspects": items,
+            "references": items,
+        }
+    )
+
+
+TOPICS = "*topics.web.*"
+
+
+def read_topics(unit: Unit) -> Iterator[FileRecord]:
+    """The topics of a file as questions: a topic's description is the query. Raises UnreadableFileError for no XML.
+
+    Two topics of 2014 have an empty description: the words that people searched with are their query. Types are carried
+    as they are written, whatever they are: the files hold some that their own DTD does not know.
+    """
+    text = read_text(unit)
+    try:
+        root = ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        line, _ = error.position
+        raise UnreadableFileError(f"no XML of topics (line {line}); give the files of NIST as they are") from error
+    for topic in root.iter("topic"):
+        yield _trec_web_record(topic)
+
+
+def _trec_web_record(topic: ElementTree.Element) -> FileRecord:
+    number, subtopics, words = topic.get("number"), topic.findall("subtopic"), _text(topic.find("query"))
+    if not number:
+        return FileRecord(problem="a topic without a number", raw=ElementTree.tostring(topic, encoding="unicode"))
+    return FileRecord(
+        {
+            "sample_id": number,
+            "query_id": number,
+            "query": _text(topic.find("description")) or words,
+            "topic": words,
+            "topic_type": topic.get("type"),
+            "aspects": [{"id": one.get("number"), "text": _text(one)} for one in subtopics],
+            "aspect_types": [one.get("type") for one in subtopics],
+        }
+    )
+
+
+def _text(element: ElementTree.Element | None) -> str | None:
+    """The text of an element on one line, as its line breaks are the file's."""
+    return None if element is None else " ".join("".join(element.itertext()).split())
+
+
+RAGCHECKER_FILES = "*.json*"
+RESULTS = "results"
+
+
+def read_results(unit: Unit) -> Iterator[FileRecord]:
+    """The results of a file as samples: `retrieved_context` as contexts, `gt_answer` as references and ground truth.
+
+    Raises UnreadableFileError for a file that is no object with a list of results.
+    """
+    text = read_text(unit)
+    try:
+        value = load_json(text)
+    except (ValueError, RecursionError):
+        value = None
+    results = value.get(RESULTS) if isinstance(value, dict) else None
+    if not isinstance(results, list):
+        raise UnreadableFileError("no JSON object with a list `results`; give a file of RAGChecker as it is")
+    for row, result in enumerate(results, start=1):
+        yield _ragchecker_record(result, row)
+
+
+def _ragchecker_record(result: Any, row: int) -> FileRecord:
+    if not isinstance(result, dict):
+        return FileRecord(problem="no JSON object", raw=canonical(result), row=row)
+    values = dict(result)
+    contexts, answer = values.pop("retrieved_context", None), values.pop("gt_answer", None)
+    checks = {name: values.pop(name) for fields in FIELDS.values() for name in fields if name in values}
+    given = {"contexts": _contexts(contexts), "references": answer, "ground_truth": answer}
+    named = {"sample_id": values["query_id"]} if values.get("query_id") not in (None, "") else {}
+    return FileRecord({**named, **values, **given, **({"claim_checks": checks} if checks else {})}, row=row)
+
+
+def _contexts(passages: Any) -> Any:
+    """The passages named by their documents; by their places where two are of one document."""
+    if not isinstance(passages, list) or not all(isinstance(one, Mapping) for one in passages):
+        return passages
+    names = [one.get("doc_id") for one in passages]
+    named = len(set(map(str, names))) == len(names)
+    return [{"id": name if named else None, "text": one.get("text")} for name, one in zip(names, passages, strict=True)]

@@ -1,0 +1,239 @@
+"""Read claims and items with human labels as samples, and measure the word overlap of responses and items."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import PurePosixPath
+from typing import Any
+
+import pyarrow as pa
+
+from untold.udfs.retrieval.embedding import BERTSCORE, TokenScorer
+from untold.udfs.retrieval.local_models import ModelFiles
+from untold.udfs.samples import data_sets
+from untold.udfs.samples.adapters import LINES, Adapter, read_lines
+from untold.udfs.samples.file_records import READERS, FileRecord, Unit, UnreadableFileError, converted
+from untold.udfs.samples.items import items_of_json
+from untold.udfs.samples.values import canonical, finite, load_json
+from untold.udfs.texts import words_of
+
+FILES = "*.jsonl"
+VERDICTS = {"S": "supported", "NS": "not_supported"}
+
+
+def read_claims(unit: Unit) -> Iterator[FileRecord]:
+    """The facts of a model's biographies that are supported or not: claim, evidence, label.
+
+    sample_id is `<row>-<model>-<place>`, the row from 0 and the place among the biography's facts from 1. There is no
+    evidence: Wikipedia's texts are no part of the data set. Irrelevant facts are no claims on the topic, as published.
+    Raises UnreadableFileError where rows have no annotations.
+    """
+    system = PurePosixPath(unit.path).stem
+    for row, record in enumerate(READERS["lines"](replace(unit, kind="lines"))):
+        if record.problem:
+            yield record
+        elif "annotations" not in record.values:
+            raise UnreadableFileError("no `annotations`; give the human data of FActScore as it is published")
+        else:
+            name = f"{row}-{system}"
+            for claim in converted(partial(_claims, name, system), record):
+                yield replace(claim, row=record.row)
+
+
+def _claims(name: str, system: str, record: FileRecord) -> Iterator[FileRecord]:
+    values = record.values
+    sentences = values["annotations"] or []
+    facts = [fact for sentence in sentences for fact in sentence.get("human-atomic-facts") or []]
+    for place, fact in enumerate(facts, start=1):
+        if fact.get("label") in VERDICTS:
+            yield FileRecord(
+                {
+                    "sample_id": f"{name}-{place}",
+                    "query_id": name,
+                    "query": values.get("input"),
+                    "system": system,
+                    "claim": fact.get("text"),
+                    "evidence": [],
+                    "label": VERDICTS[fact["label"]],
+                }
+            )
+
+
+# What claims need once they are samples; what a claim was said in answer to nobody reads
+NEEDS = ("response", "contexts")
+COLUMNS = ("claim", "evidence", "label")
+
+
+def _as_sample(record: FileRecord, _: int = 0) -> list[FileRecord]:
+    """A row of claim, evidence and label as a sample; one without a claim or a label is a problem of its own."""
+    if record.problem:
+        return [record]
+    values = dict(record.values)
+    claim, evidence = values.pop("claim", None), values.pop("evidence", None)
+    missing = [name for name, value in (("claim", claim), ("label", values.get("label"))) if finite(value) is None]
+    if missing:
+        return [FileRecord(problem=f"{' and '.join(missing)} is null", raw=canonical(record.values))]
+    return [FileRecord({**values, "response": claim, "contexts": _texts(evidence)})]
+
+
+def _texts(evidence: Any) -> Any:
+    """Evidence as a list: a list or JSON of one as it is, one text as its only element, nothing as the empty list.
+
+    >>> _texts("one text"), _texts('["a", "b"]'), _texts(None)
+    (['one text'], ['a', 'b'], [])
+    """
+    if finite(evidence) is None:
+        return []
+    if not isinstance(evidence, str):
+        return evidence
+    try:
+        read = load_json(evidence)
+    except (ValueError, RecursionError):
+        return [evidence]
+    return read if isinstance(read, list) else [evidence]
+
+
+def _each(expand: Callable[[FileRecord, int], list[FileRecord]], record: FileRecord, row: int) -> list[FileRecord]:
+    return [sample for claim in expand(record, row) for sample in _as_sample(claim)]
+
+
+PLAIN = "claims"
+CLAIM_FORMATS: dict[str, Adapter] = {
+    PLAIN: Adapter(COLUMNS, _as_sample, by_row=False, optional=("sample_id", "query_id", "query", "system")),
+    "expertqa": Adapter(data_sets.REQUIRED, partial(_each, data_sets.claims), LINES, read_lines),
+    "factscore": Adapter((), _as_sample, FILES, read_claims),
+}
+"""Layouts of labelled claims."""
+
+
+ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+SURFACE = (*ROUGE, "bleu", "meteor")
+_WORD = re.compile(r"\w+")
+
+
+class _NoSynonyms:
+    """A WordNet without a word in it: METEOR matches exactly and by stems, and needs no corpus to be downloaded."""
+
+    def synsets(self, word: str) -> list[Any]:
+        return []
+
+
+def surface_scores(response: str, reference: str) -> dict[str, float]:
+    """By name of `SURFACE` how alike they are, from 0 to 1, BLEU from 0 to 100.
+
+    ROUGE's F without stemmer (rouge-score; `rougeLsum` takes lines for sentences), BLEU of the one sentence (sacrebleu,
+    its defaults), METEOR of case-folded `\\w+` tokens (nltk). A response or a reference without a word is 0.
+    """
+    if not (_WORD.search(response) and _WORD.search(reference)):
+        return dict.fromkeys(SURFACE, 0.0)
+    # Here, as together they take a second, which only this needs
+    from nltk.translate.meteor_score import single_meteor_score
+    from sacrebleu import sentence_bleu
+
+    rouge = _rouge().score(reference, response)
+    return {
+        **{name: float(rouge[name].fmeasure) for name in ROUGE},
+        "bleu": float(sentence_bleu(response, [reference]).score),
+        "meteor": float(single_meteor_score(_words(reference), _words(response), wordnet=_NoSynonyms())),
+    }
+
+
+@lru_cache(maxsize=1)
+def _rouge() -> Any:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer(list(ROUGE), use_stemmer=False)
+
+
+def word_overlap(fact: str, response: str) -> float | None:
+    """The share of a fact's distinct words (`udfs.texts.words_of`) that stand in the response; None without any.
+
+    >>> word_overlap("The Seine is a river in France.", "A river of Europe is the Seine.")
+    0.6666666666666666
+    """
+    words = words_of(fact)
+    return len(words & words_of(response)) / len(words) if words else None
+
+
+def _words(text: str) -> list[str]:
+    """The tokens that METEOR aligns.
+
+    >>> _words("Straße, No. 1")
+    ['strasse', 'no', '1']
+    """
+    return _WORD.findall(text.casefold())
+
+
+_TEXTS = pa.list_(pa.string())
+_ITEM = pa.struct([("id", pa.string()), ("text", pa.string()), ("labels", _TEXTS), ("covered_by", _TEXTS)])
+ITEMS = pa.schema([("sample_id", pa.string()), ("items", pa.list_(_ITEM)), ("error", pa.string())])
+OVERLAPS = pa.schema([("sample_id", pa.string()), ("reference_id", pa.string()), ("overlap", pa.float64())])
+
+
+def baseline_names(model: ModelFiles | None) -> tuple[str, ...]:
+    """The baselines that can be had, with a local embedding model or without."""
+    return SURFACE if model is None else (*SURFACE, *BERTSCORE)
+
+
+def baseline_schema(names: Iterable[str]) -> pa.Schema:
+    """The columns of `baseline_batches`: sample_id, then a double a baseline."""
+    return pa.schema([("sample_id", pa.string()), *((name, pa.float64()) for name in names)])
+
+
+def item_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The columns of `ITEMS` of sample_id and items, JSON text; error says why a row's items are null."""
+    for batch in batches:
+        yield pa.RecordBatch.from_pylist([_items_row(row) for row in batch.to_pylist()], ITEMS)
+
+
+def _items_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        items = items_of_json(row["items"])
+    except ValueError as error:
+        return {"sample_id": row["sample_id"], "error": str(error)}
+    shown = [
+        {"id": one.id, "text": one.text, "labels": one.labels or (), "covered_by": one.covered_by} for one in items
+    ]
+    return {"sample_id": row["sample_id"], "items": shown}
+
+
+def overlap_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The columns of `OVERLAPS` of sample_id, response and items, a row an item: how its words are in the response."""
+    for batch in batches:
+        rows = [
+            {
+                "sample_id": row["sample_id"],
+                "reference_id": item["id"],
+                "overlap": word_overlap(item["text"], row["response"]),
+            }
+            for row in batch.to_pylist()
+            for item in (row["items"] or ())
+            if row["response"] is not None
+        ]
+        yield pa.RecordBatch.from_pylist(rows, OVERLAPS)
+
+
+def baseline_batches(batches: Iterable[pa.RecordBatch], model: ModelFiles | None) -> Iterator[pa.RecordBatch]:
+    """The columns of `baseline_schema` of sample_id, response and reference, both text; a null response is all null."""
+    names = baseline_names(model)
+    for batch in batches:
+        rows = [_baseline_row(row, names, model) for row in batch.to_pylist()]
+        yield pa.RecordBatch.from_pylist(rows, baseline_schema(names))
+
+
+def _baseline_row(row: Mapping[str, Any], names: tuple[str, ...], model: ModelFiles | None) -> dict[str, Any]:
+    response, reference = row["response"], row["reference"]
+    if response is None:
+        return {"sample_id": row["sample_id"], **dict.fromkeys(names)}
+    found = surface_scores(response, reference)
+    states = {} if model is None else _scorer(model).score(response, reference)
+    return {"sample_id": row["sample_id"], **found, **states}
+
+
+@lru_cache(maxsize=1)
+def _scorer(model: ModelFiles) -> TokenScorer:
+    """One that a worker process keeps, so that its next task opens none."""
+    return TokenScorer(model)

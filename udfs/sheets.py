@@ -1,0 +1,205 @@
+"""Write rows to CSV and XLSX for people to fill in, and read them. No text becomes a formula."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import IO, Any
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
+
+from openpyxl import Workbook, load_workbook
+from openpyxl.cell import WriteOnlyCell
+from openpyxl.styles import Alignment, Font
+from openpyxl.utils import get_column_letter
+from openpyxl.worksheet.worksheet import Worksheet
+from openpyxl.writer.excel import ExcelWriter
+
+from untold.udfs.errors import UserError
+
+# Full-width forms included; the apostrophes make guarding reversible
+FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+
+
+def guard(text: str) -> str:
+    """The text with an apostrophe before it where a spreadsheet would take it for a formula.
+
+    >>> guard("=1+1"), guard("'=1+1"), guard("plain")
+    ("'=1+1", "''=1+1", 'plain')
+    """
+    return f"'{text}" if FORMULA.match(text) else text
+
+
+def unguard(text: str) -> str:
+    """The text that `guard` was given.
+
+    >>> unguard(guard("=1+1")), unguard("'quoted'")
+    ('=1+1', "'quoted'")
+    """
+    return text[1:] if text.startswith("'") and FORMULA.match(text) else text
+
+
+Cell = str | int | float | None
+Table = Sequence[Sequence[Cell]]
+
+MAX_CELL = 32_767  # UTF-16 units that Excel takes in a cell
+CUT = " [... cut: the whole text is in the CSV]"
+# The least and the greatest width of a column, in characters: a number, and a line of text that can be read.
+WIDTHS = (8, 60)
+NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+ESCAPE_OF_XLSX = re.compile("_(?=x[0-9A-Fa-f]{4}_)")
+DELIMITERS = ",;\t"
+# The first day that an archive of ZIP can be dated.
+UNDATED = datetime(1980, 1, 1)
+
+
+class SpreadsheetError(UserError):
+    """A file that is no spreadsheet that can be read. The message says what to do."""
+
+
+def to_csv(rows: Table) -> bytes:
+    """The rows as CSV: UTF-8 with a byte order mark (Excel asks for one), commas, texts whole and guarded."""
+    stream = io.StringIO(newline="")
+    writer = csv.writer(stream)
+    for row in rows:
+        writer.writerow([guard(cell) if isinstance(cell, str) else cell for cell in row])
+    return stream.getvalue().encode("utf-8-sig")
+
+
+def to_xlsx(sheets: Mapping[str, Table]) -> bytes:
+    """The tables, each with its header first, as the worksheets of a workbook; equal tables give equal bytes.
+
+    Texts are string cells, never formulas. What Excel cannot hold is replaced (control characters) or cut with a mark
+    (more than `MAX_CELL`).
+    """
+    workbook = Workbook()
+    workbook.properties.created = workbook.properties.modified = UNDATED
+    workbook.remove(workbook.worksheets[0])
+    for title, rows in sheets.items():
+        _fill(workbook.create_sheet(title), rows)
+    stream = io.BytesIO()
+    ExcelWriter(workbook, ZipFile(stream, "w", ZIP_DEFLATED)).save()
+    return _undated(stream.getvalue())
+
+
+def stream_xlsx(file: IO[bytes], title: str, rows: Iterable[Sequence[Any]]) -> None:
+    """Writes rows, the header first, as a workbook of one worksheet; a row at a time, of any number.
+
+    Texts are as `to_xlsx` has them; numbers and truth values are what they are, and any other value is text.
+    """
+    workbook = Workbook(write_only=True)
+    sheet = workbook.create_sheet(title)
+    sheet.freeze_panes = "A2"
+    for row in rows:
+        sheet.append([_streamed(sheet, value) for value in row])
+    workbook.save(file)
+
+
+def _streamed(sheet: Any, value: Any) -> Any:
+    """A value as a cell that is written at once."""
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    text = str(value)
+    cell = WriteOnlyCell(sheet, excel_text(text))
+    if text:
+        cell.data_type = "s"
+        cell.quotePrefix = bool(FORMULA.match(text))
+    return cell
+
+
+def read_rows(name: str, content: bytes) -> list[list[str]]:
+    """All rows of a CSV or of an XLSX's first worksheet, as texts, the header first; `name` says by its ending which.
+
+    CSV may be separated by commas, semicolons or tabs, and be UTF-8, UTF-16 with its mark, or an older encoding of one
+    byte a letter. Raises SpreadsheetError for another ending and for what cannot be read.
+    """
+    readers = {".csv": _read_csv, ".xlsx": _read_xlsx}
+    ending = name[name.rfind(".") :].lower() if "." in name else ""
+    if ending not in readers:
+        raise SpreadsheetError(f"{name}: the name has to end in {' or '.join(readers)}")
+    try:
+        return readers[ending](content)
+    except Exception as error:  # openpyxl raises whatever the first broken part leads to
+        raise SpreadsheetError(
+            f"{name}: cannot be read as {ending[1:].upper()} ({type(error).__name__}); save it again as {ending}"
+        ) from error
+
+
+def _fill(sheet: Worksheet, rows: Table) -> None:
+    """Writes a table into a worksheet: the header stays in sight, columns are as wide as their longest line needs."""
+    sheet.freeze_panes = "A2"
+    for number, row in enumerate(rows, start=1):
+        for column, value in enumerate(row, start=1):
+            _set_cell(sheet, number, column, value)
+    for column, cells in enumerate(zip(*rows, strict=True), start=1):
+        longest = max(len(line) for cell in cells for line in str(cell).split("\n"))
+        sheet.column_dimensions[get_column_letter(column)].width = min(max(longest + 2, WIDTHS[0]), WIDTHS[1])
+
+
+def _set_cell(sheet: Worksheet, row: int, column: int, value: Cell) -> None:
+    """Writes a value; texts wrap, as most are longer than their column."""
+    cell = sheet.cell(row, column)
+    cell.alignment = Alignment(wrap_text=True, vertical="top")
+    if row == 1:
+        cell.font = Font(bold=True)
+    cell.value = excel_text(value) if isinstance(value, str) else value
+    if isinstance(value, str) and value:
+        cell.data_type = "s"  # also for what begins with =
+        # A type is forgotten when somebody edits the cell, this is not
+        cell.quotePrefix = bool(FORMULA.match(value))
+
+
+def excel_text(text: str) -> str:
+    """The text as a cell can hold it: line feeds alone, no control characters, no more than `MAX_CELL`."""
+    lines = NOT_XML.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
+    # Excel counts UTF-16 units, two for a character beyond the first plane; half of one at the cut is dropped.
+    units = lines.encode("utf-16-le")
+    if len(units) > 2 * MAX_CELL:
+        lines = units[: 2 * (MAX_CELL - len(CUT))].decode("utf-16-le", "ignore") + CUT
+    # XLSX reads _x0041_ as A: an underscore before such a code is written as its own escape.
+    return ESCAPE_OF_XLSX.sub("_x005F_", lines)
+
+
+def _undated(archive: bytes) -> bytes:
+    """The same archive without the time at which each part was written."""
+    stream = io.BytesIO()
+    with ZipFile(io.BytesIO(archive)) as dated, ZipFile(stream, "w") as undated:
+        for name in dated.namelist():
+            undated.writestr(ZipInfo(name), dated.read(name), ZIP_DEFLATED)
+    return stream.getvalue()
+
+
+def _read_csv(content: bytes) -> list[list[str]]:
+    """The rows of a CSV, without the guards of texts, whatever separates its cells."""
+    text = _decode(content)
+    limit = csv.field_size_limit(sys.maxsize)
+    try:
+        split = {mark: csv.reader(io.StringIO(text, newline=""), delimiter=mark) for mark in DELIMITERS}
+        # By the header: spreadsheets write semicolons or tabs where the comma is for decimals.
+        delimiter = max(DELIMITERS, key=lambda mark: len(next(split[mark], [])))
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        return [[unguard(cell) for cell in row] for row in reader]
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _decode(content: bytes) -> str:
+    """The text of a file: by its mark, as UTF-8, else as Latin-1, in which every byte is a character."""
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return content.decode("utf-16")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return content.decode("latin-1")
+
+
+def _read_xlsx(content: bytes) -> list[list[str]]:
+    """The rows of the first worksheet; of a formula its last value, of an empty cell the empty text."""
+    workbook = load_workbook(io.BytesIO(content), read_only=True, data_only=True)
+    sheet = workbook.worksheets[0]
+    sheet.reset_dimensions()  # what the file says of its size may be wrong
+    return [["" if cell is None else str(cell) for cell in row] for row in sheet.iter_rows(values_only=True)]

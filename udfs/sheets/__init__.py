@@ -1,1 +1,0 @@
-"""Sheets that people fill in."""
