@@ -23,7 +23,7 @@ Walk = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _NO_IDS = np.zeros(0, dtype=np.int64)
 
 
-class Workspace(Protocol):
+class StepStore(Protocol):
     """Where results of steps are computed: lineage ends there, so that plans do not grow with the rounds.
 
     It is a protocol, because where to keep a step belongs to a run, which this package does not know.
@@ -40,7 +40,7 @@ class Workspace(Protocol):
 class Walker:
     """Walks the edges of a graph of any size. `limit`: the most edges that one task takes."""
 
-    workspace: Workspace
+    workspace: StepStore
     limit: int
 
     def spread(self, seeds: DataFrame, edges: DataFrame, size: int) -> DataFrame:
@@ -253,7 +253,7 @@ class Condensation:
     """
 
     components: Components
-    workspace: Workspace
+    workspace: StepStore
     limit: int
 
     @property

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from untold.jobs.run_tables import Run, connect_tables, quoted
+from untold.jobs.run_tables import RunTables, connect_tables, quoted
 from untold.jobs.summary import ranking
 from untold.jobs.summary.dated_scores import CHANGES
 from untold.jobs.summary.ranking import FAILED_STATUSES, GRID, MAX_DISTINCT, SCORE, SCORE_OR_ZERO
 from untold.jobs.summary.trends import date_of, find_trend
 from untold.jobs.tables import SUMMARY
-from untold.udfs.errors import UserError
-from untold.udfs.registry import aside, near_misses
+from untold.udfs.errors import UserError, aside, near_misses
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -56,7 +55,7 @@ _SAME_TEXT = r"rtrim(lower(trim(regexp_replace(text, '\s+', ' ', 'g'))), '.')"
 
 
 def compare_runs(
-    runs: Sequence[Run],
+    runs: Sequence[RunTables],
     *,
     metrics: Sequence[str] | None = None,
     measures: Sequence[str] | None = None,
@@ -77,7 +76,9 @@ def compare_runs(
     return {name: pa.Table.from_pylist(rows, schemas[name]) for name, rows in found.items()}
 
 
-def differences_by_query(runs: Sequence[Run], n: int | None = 20, metrics: Sequence[str] | None = None) -> pa.Table:
+def differences_by_query(
+    runs: Sequence[RunTables], n: int | None = 20, metrics: Sequence[str] | None = None
+) -> pa.Table:
     """The n questions in which two systems differ most, or all: metric, query, first, second, their scores, difference.
 
     `first` sorts before `second`; equal differences stand in the order of metrics and queries.
@@ -97,7 +98,7 @@ def differences_by_query(runs: Sequence[Run], n: int | None = 20, metrics: Seque
     )
 
 
-def agreement(runs: Sequence[Run]) -> pa.Table:
+def agreement(runs: Sequence[RunTables]) -> pa.Table:
     """How alike two metrics judge the samples that both have a score for: first, second, n, spearman, pearson.
 
     Coefficients are null where a side is constant. The difference is of the means of the first less the second.
@@ -118,7 +119,7 @@ def agreement(runs: Sequence[Run]) -> pa.Table:
     )
 
 
-def distribution(runs: Sequence[Run], bins: int = 10) -> pa.Table:
+def distribution(runs: Sequence[RunTables], bins: int = 10) -> pa.Table:
     """How many samples have which score: metric, system, low, high, count, share of the system's; empty bins left out.
 
     The last bin holds its upper limit too.
@@ -133,7 +134,7 @@ def distribution(runs: Sequence[Run], bins: int = 10) -> pa.Table:
     )
 
 
-def statuses(runs: Sequence[Run]) -> pa.Table:
+def statuses(runs: Sequence[RunTables]) -> pa.Table:
     """What became of samples: metric, system, status, count, share of the system's."""
     return _rows(
         _judged(runs),
@@ -143,7 +144,7 @@ def statuses(runs: Sequence[Run]) -> pa.Table:
     )
 
 
-def costs(runs: Sequence[Run]) -> pa.Table:
+def costs(runs: Sequence[RunTables]) -> pa.Table:
     """What the last start of each run used, by stage and model, the dearest first: requests, tokens, cost, share.
 
     `cost` is in the currency of the prices set, and null without a price; `cost_of_thousand` is of 1,000 samples.
@@ -163,7 +164,7 @@ def costs(runs: Sequence[Run]) -> pa.Table:
 
 
 def left_out(
-    runs: Sequence[Run], by: str = "statement", n: int | None = 20, metrics: Sequence[str] | None = None
+    runs: Sequence[RunTables], by: str = "statement", n: int | None = 20, metrics: Sequence[str] | None = None
 ) -> pa.Table:
     """What answers leave out most, the n first rows or all (docs/contract.md, "Analysis").
 
@@ -209,7 +210,7 @@ _LEFT_OUT = {
 
 
 def topics(
-    runs: Sequence[Run], n: int = 10, metrics: Sequence[str] | None = None, *, statements: int = MOST_STATEMENTS
+    runs: Sequence[RunTables], n: int = 10, metrics: Sequence[str] | None = None, *, statements: int = MOST_STATEMENTS
 ) -> pa.Table:
     """What left out statements are about, by vectors of the embedded model: topic, statements, missed, queries, more.
 
@@ -239,7 +240,7 @@ def topics(
     return pa.Table.from_pylist(sorted(found, key=lambda row: -row["missed"]), TOPICS)
 
 
-def changes(runs: Sequence[Run], metrics: Sequence[str] | None = None, seed: int = 0) -> pa.Table:
+def changes(runs: Sequence[RunTables], metrics: Sequence[str] | None = None, seed: int = 0) -> pa.Table:
     """How each system changed from one date to the next: columns of `CHANGES`; p is adjusted over those of a metric.
 
     Dates that a break of comparability parts are not compared.
@@ -249,7 +250,7 @@ def changes(runs: Sequence[Run], metrics: Sequence[str] | None = None, seed: int
     return pa.Table.from_pylist(found, CHANGES)
 
 
-def trend(runs: Sequence[Run]) -> pa.Table:
+def trend(runs: Sequence[RunTables]) -> pa.Table:
     """The summaries of runs by their dates: date, output, and the columns of `summary` but for its level.
 
     A run's date is the one in its folder's name (`nightly/2026-11-20`), else that on which it started.
@@ -356,7 +357,7 @@ class _DuckScores:
 
 
 def _judged(
-    runs: Sequence[Run], metrics: Iterable[str] | None = None, measures: Sequence[str] = ()
+    runs: Sequence[RunTables], metrics: Iterable[str] | None = None, measures: Sequence[str] = ()
 ) -> DuckDBPyConnection:
     """A database with `judged`, the scores with their systems' names, and `asked`, what each sample asks.
 
@@ -388,7 +389,7 @@ def _listed(texts: Iterable[str]) -> str:
     return f"select unnest([{', '.join(map(quoted, texts))}]::varchar[])"
 
 
-def _connect(runs: Sequence[Run], *names: str) -> DuckDBPyConnection:
+def _connect(runs: Sequence[RunTables], *names: str) -> DuckDBPyConnection:
     return connect_tables(runs, names, numbered=True)
 
 

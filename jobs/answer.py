@@ -13,13 +13,21 @@ from uuid import uuid4
 import ray
 from ray.exceptions import RayError
 
-from untold.jobs.inference.backends.actor_driver import Answering, explain
+from untold.jobs.inference.backends.actor_driver import ActorDriver, explain
 from untold.jobs.inference.backends.actor_pool import Actor, start_ray, visit_nodes
 from untold.jobs.inference.backends.batch_jobs import FOLDER, Batch, BatchJob, Watch, batch_jobs
-from untold.jobs.inference.backends.batch_submission import Delivery
+from untold.jobs.inference.backends.batch_submission import BatchSubmitter
 from untold.jobs.inference.backends.cluster_checks import check_nodes
-from untold.jobs.inference.backends.job import Job, Outcome, tell_left_out
-from untold.jobs.inference.backends.spool import JOBS, Spool, SpooledJob, SpoolError, open_spool
+from untold.jobs.inference.backends.job import (
+    JOBS,
+    Job,
+    JobOutcome,
+    Spool,
+    SpooledJob,
+    SpoolError,
+    open_spool,
+    tell_left_out,
+)
 from untold.jobs.inference.stage.call_settings import explain_refusal, with_given
 from untold.jobs.inference.store.compaction import answered_ids
 from untold.jobs.run.locks import LockedError
@@ -33,7 +41,7 @@ from untold.udfs.llm.batch_api import HIDDEN, BatchApi, BatchError
 from untold.udfs.llm.batch_formats import open_batches
 from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.usage import NOTHING_USED, Usage
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 
 @dataclass(frozen=True)
@@ -64,8 +72,8 @@ def answer(request: AnswerRequest, display: Display) -> AnswerOutcome:
     Answers lie beside their requests until the run that left these is started again. A start after a kill goes on where
     the last one was. Several may work on one spool at once, each on other jobs.
     """
-    spool = open_spool(Place(request.spool).spark)
-    worker = _Worker(request, display, Interrupts(display.note))
+    spool = open_spool(StoragePath(request.spool).spark)
+    worker = _SpoolWorker(request, display, Interrupts(display.note))
     if any(job.is_open for job in spool.jobs()):
         display.status("starting Ray")
         address = request.ray_address or request.given.ray.address
@@ -86,7 +94,7 @@ def answer(request: AnswerRequest, display: Display) -> AnswerOutcome:
 
 
 @dataclass
-class _Worker:
+class _SpoolWorker:
     """One start. `used`: by stage; the budget holds for all of them together."""
 
     request: AnswerRequest
@@ -117,7 +125,7 @@ class _Worker:
                 return False
             if spooled.is_open:
                 self._answer(spooled, is_lost)
-            elif not Place(spooled.completions).entries():
+            elif not StoragePath(spooled.completions).entries():
                 # The run has taken all of it meanwhile, and the lock has made the folder anew
                 spooled.place.remove()
         return True
@@ -142,11 +150,11 @@ class _Worker:
 
         self.display.start(job.stage.name)
         try:
-            Place(job.directory).make_folder()
+            StoragePath(job.directory).make_folder()
             answered = answered_ids(
                 job.requests, job.directory, self.display.note, retry_failed=self.request.retry_failed
             )
-            outcome = Answering(job, stopped, show, idle=self._idle, answered=answered).run()
+            outcome = ActorDriver(job, stopped, show, idle=self._idle, answered=answered).run()
         except (RayError, RuntimeError, OSError) as error:
             raise SpoolError(f"{spooled.place} could not be answered: {explain(error)}") from error
         finally:
@@ -158,7 +166,7 @@ class _Worker:
         if outcome.reason is None:
             spooled.close()
 
-    def _end(self, job: Job, outcome: Outcome) -> None:
+    def _end(self, job: Job, outcome: JobOutcome) -> None:
         """Counts what a job used, and takes how it ended."""
         stage, section = job.stage.name, job.settings.section
         self.used[stage] = self.used.get(stage, NOTHING_USED) + outcome.usage
@@ -197,7 +205,7 @@ class NoBatchesError(UserError):
 
 
 @dataclass(frozen=True)
-class Listed:
+class BatchListing:
     """A batch as its endpoint shows it: `status` is `not submitted` without one, or why it cannot be seen."""
 
     batch: str
@@ -210,7 +218,7 @@ class Listed:
 
 def batches(
     folder: str, act: str, note: Callable[[str], None], ids: Sequence[str] = (), api_key_env: str | None = None
-) -> list[Listed]:
+) -> list[BatchListing]:
     """What is at endpoints for a store, or the store of an output, after it was fetched or cancelled where asked.
 
     ids: those to cancel, by default all. What has ended, or the endpoint does not show, is forgotten where its id is
@@ -222,7 +230,7 @@ def batches(
     known = {batch.id or batch.name for job in jobs for batch in job.ledger().batches}
     if missing := sorted(set(ids) - known):
         raise NoBatchesError(f"{store} has no batch {missing[0]}; it has {', '.join(sorted(known)) or 'none'}")
-    found: list[Listed] = []
+    found: list[BatchListing] = []
     failed: list[str] = []
     for job in jobs:
         read = job.read()
@@ -233,7 +241,9 @@ def batches(
                     if act == "fetch":
                         watch = Watch(lambda: None, lambda _: None, note)
                         given = Settings().batch
-                        Delivery(job, replace(read, settings=settings), api, given, watch).run(submit=False, poll=False)
+                        BatchSubmitter(job, replace(read, settings=settings), api, given, watch).run(
+                            submit=False, poll=False
+                        )
                     else:
                         failed += _cancel(job, api, ids)
             found += _listed(job, api)
@@ -247,23 +257,23 @@ def _store_at(folder: str) -> str:
     manifest = read_manifest(folder)
     named = ((manifest or {}).get("settings") or {}).get("store")
     store = folder if manifest is None else store_of(Settings(store=named), folder)
-    if (Place(store) / FOLDER / JOBS).entry().kind != "folder":
+    if (StoragePath(store) / FOLDER / JOBS).entry().kind != "folder":
         raise NoBatchesError(f"{folder}: no batches in it; give the output of a run, or its store")
     return store
 
 
-def _listed(job: BatchJob, api: BatchApi) -> Iterator[Listed]:
+def _listed(job: BatchJob, api: BatchApi) -> Iterator[BatchListing]:
     """The batches of a job, by a look at each."""
     for batch in job.ledger().batches:
         known = batch.id or batch.name, job.read().stage.name, job.read().run, batch.requests
         if batch.id is None:
-            yield Listed(*known, "not submitted")
+            yield BatchListing(*known, "not submitted")
             continue
         try:
             look = api.look(batch.id)
-            yield Listed(*known, look.status, look.done)
+            yield BatchListing(*known, look.status, look.done)
         except BatchError as error:
-            yield Listed(*known, _why(error.answer))
+            yield BatchListing(*known, _why(error.answer))
 
 
 def _why(answer: Answer) -> str:
@@ -306,7 +316,7 @@ def _forget(job: BatchJob, batch: Batch) -> None:
     job.write_ledger(replace(ledger, batches=(*others, new), made=ledger.made + 1))
 
 
-def show_batches(found: Sequence[Listed], act: str) -> None:
+def show_batches(found: Sequence[BatchListing], act: str) -> None:
     """Prints a line a batch, and what comes next."""
     if not found:
         print("No batches")

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from untold.jobs.inference.backends import local_model
 from untold.jobs.inference.backends.process import KeptProcess
-from untold.jobs.inference.stage.engines import Held
+from untold.jobs.inference.stage.engines import SharedEngines
 from untold.jobs.inputs.files import ReadOptions
 from untold.jobs.inputs.frames import write_frame
 from untold.jobs.inputs.sampling import Draw
@@ -39,9 +39,8 @@ from untold.jobs.score import score
 from untold.jobs.settings.layers import known_settings
 from untold.jobs.settings.loading import load_settings
 from untold.jobs.settings.model import Settings
-from untold.udfs.errors import UserError
+from untold.udfs.errors import UserError, aside, near_misses
 from untold.udfs.redaction import redact
-from untold.udfs.registry import aside, near_misses
 
 # A redraw is a message to the browser
 REDRAW_SECONDS = 0.5
@@ -231,7 +230,7 @@ class Session:
                 poll=poll,
                 command="the same call",
             )
-            outcome = score(request, display, Held(self._spark, self._process))
+            outcome = score(request, display, SharedEngines(self._spark, self._process))
         if outcome.exit_code == INTERRUPTED:
             raise KeyboardInterrupt
         found = open_run(request.output)

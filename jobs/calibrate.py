@@ -31,7 +31,7 @@ from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
 from untold.jobs.run.output import Output, shown
 from untold.jobs.run.session import task_slots
 from untold.jobs.run.terminal import Display, Page, table, wrapped
-from untold.jobs.run_tables import Run, connect_tables, open_run
+from untold.jobs.run_tables import RunTables, connect_tables, open_run
 from untold.jobs.score import score
 from untold.jobs.settings.model import Settings, prices_for
 from untold.jobs.study.report import markdown_table
@@ -41,7 +41,7 @@ from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.usage import Usage
 from untold.udfs.statistics.intervals import Interval, clustered_bca_interval
 from untold.udfs.statistics.item_agreement import compare_rankings, kappa_by_query, limits_of_agreement
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -52,7 +52,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Form:
+class Variant:
     """A set of settings, as `KEY=VALUE`, and what scores the samples under it."""
 
     name: str
@@ -64,7 +64,7 @@ class Form:
 class CalibrateRequest:
     """What `untold calibrate` is asked: the forms of one metric, the published one first."""
 
-    forms: Sequence[Form]
+    forms: Sequence[Variant]
     output: str
     # A form is recommended where the lower end of its kappa is no lower
     kappa: float = 0.95
@@ -102,7 +102,7 @@ def calibrate(request: CalibrateRequest, display: Display) -> Calibrated:
             cores = task_slots(held.spark)
         rows = measure(request, cores)
         output.write_rows(TABLE, rows, CALIBRATION)
-        Place(f"{request.output}/{REPORT}").write_bytes(report_of(rows, request.kappa).encode())
+        StoragePath(f"{request.output}/{REPORT}").write_bytes(report_of(rows, request.kappa).encode())
         _draw(rows, request)
         output.end(Ending())
     return Calibrated(0, rows)
@@ -132,7 +132,7 @@ def _price(row: Row, by: str) -> float:
     return float(row["cost"] if by == "cost" else row["prompt_tokens"] + row["completion_tokens"])
 
 
-def _costs(form: Form, run: Run, cores: int) -> Row:
+def _costs(form: Variant, run: RunTables, cores: int) -> Row:
     """What a form needs, whether this run or another one of the store asked it; local models need seconds alone."""
     drawn = run.manifest["counts"]["samples"]
     whole = ((run.manifest.get("input") or {}).get("draw") or {}).get("of") or drawn
@@ -181,7 +181,7 @@ class _Used:
         )
 
 
-def _used(run: Run, store: str, stage: Stage, digest: str, settings: Settings) -> _Used:
+def _used(run: RunTables, store: str, stage: Stage, digest: str, settings: Settings) -> _Used:
     """What a stage of a run used; several requests of one call have its seconds together."""
     noted = [
         use for use in list_uses(store) if use.run == run.manifest["run"] and use.stage.startswith(f"{stage.name}-")
@@ -190,7 +190,7 @@ def _used(run: Run, store: str, stage: Stage, digest: str, settings: Settings) -
     folder = max(noted, key=lambda use: use.at).stage if noted else f"{stage.name}-{digest}"
     asked = (one for use in noted if use.stage == folder for batch in use.ids() for one in batch)
     wanted = pa.array(sorted(set(asked)), pa.string())
-    sums = _sum_completions(Place(store) / VERSION / folder, wanted)
+    sums = _sum_completions(StoragePath(store) / VERSION / folder, wanted)
     if runs_in_tasks(stage, settings):
         return _Used(stage, Usage(seconds=sums["seconds"]), 0, in_tasks=True)
     attempts = sums["attempts"]
@@ -204,7 +204,7 @@ def _used(run: Run, store: str, stage: Stage, digest: str, settings: Settings) -
     return _Used(stage, prices_for(settings, stage.name).priced(usage), len(wanted), in_tasks=False)
 
 
-def _sum_completions(folder: Place, wanted: pa.Array) -> dict[str, float]:
+def _sum_completions(folder: StoragePath, wanted: pa.Array) -> dict[str, float]:
     """prompt_tokens, completion_tokens, attempts and seconds of the stored rows of these requests.
 
     A request that was asked again has a row an answer, each with its own tokens, and attempts and seconds up to it.
@@ -221,7 +221,7 @@ def _sum_completions(folder: Place, wanted: pa.Array) -> dict[str, float]:
     return {name: pc.sum(by_request[f"{name}_{how}"]).as_py() or 0.0 for name, how in each.items()}
 
 
-def _agreement(runs: Sequence[Run], metric: str, seed: int) -> Row:
+def _agreement(runs: Sequence[RunTables], metric: str, seed: int) -> Row:
     """How far a form agrees with the published one: verdicts, scores, and the ranking of systems."""
     database = connect_tables(runs, ("samples", "scores", "relations", "statements", "claims"), numbered=True)
     database.execute(
@@ -329,7 +329,7 @@ def _draw(rows: Sequence[Row], request: CalibrateRequest) -> None:
             axes.set(
                 xlabel="tokens", ylabel="kappa (95 % interval)", title="Forms by what they cost and how far they agree"
             )
-            (Place(request.output) / f"{TABLE}.{form}").write_bytes(save_figure(figure, form))
+            (StoragePath(request.output) / f"{TABLE}.{form}").write_bytes(save_figure(figure, form))
 
 
 HEADS = ("form", "requests", "tokens", "cost", "seconds", "kappa", "95 % interval", "difference", "tau-b")

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import Page, amount, table, wrapped
-from untold.jobs.run_tables import Run, open_run
+from untold.jobs.run_tables import RunTables, open_run
 from untold.jobs.summary.aggregate import collect_counts, count_values, score_or_zero
 from untold.jobs.summary.estimating import EstimateError, EstimateRequest, Group, read_groups
 from untold.jobs.summary.ranking import (
@@ -120,7 +120,7 @@ class _SparkScores:
 
 
 def _read_scores(
-    spark: SparkSession, runs: Sequence[Run], metrics: Sequence[str], measures: Sequence[str] = ()
+    spark: SparkSession, runs: Sequence[RunTables], metrics: Sequence[str], measures: Sequence[str] = ()
 ) -> DataFrame:
     """Columns of `scores`, output (its place among the runs) and question, null where the sample is invalid."""
     names = names_of(runs)
@@ -131,7 +131,9 @@ def _read_scores(
     return reduce(DataFrame.unionByName, frames)
 
 
-def _read_run(spark: SparkSession, run: Run, name: str, metrics: Sequence[str], measures: Sequence[str]) -> DataFrame:
+def _read_run(
+    spark: SparkSession, run: RunTables, name: str, metrics: Sequence[str], measures: Sequence[str]
+) -> DataFrame:
     """The scores of an output with the query and the question of their sample: columns of `scores`, query, question.
 
     question: a hash of query and contexts, null where the sample has none. name: the system of samples that have none.

@@ -15,18 +15,17 @@ from untold.jobs.inputs.samples import fingerprint
 from untold.jobs.inputs.texts import UnreadableTableError, as_text, describe_unreadable, read_table
 from untold.jobs.metrics.condensing import Condensed, Condenser
 from untold.jobs.run import manifest
+from untold.jobs.run.folders import Workspace
 from untold.jobs.run.manifest import OutputError
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.output import Output, shown
 from untold.jobs.run.session import open_session
 from untold.jobs.run.terminal import amount, page_of, print_lines, table
-from untold.jobs.run.workspace import Workspace
 from untold.jobs.run_tables import find_table
 from untold.jobs.settings.model import Settings
 from untold.jobs.tables import ATOMS, ORDER, SCORES, STATEMENTS
-from untold.udfs.errors import UserError
+from untold.udfs.errors import UserError, aside, near_misses, shorten
 from untold.udfs.redaction import redact
-from untold.udfs.registry import aside, near_misses, shorten
 
 METRIC = "condense"
 # Relations that are an edge from premise to hypothesis, and those that are one the other way; the rest are known and

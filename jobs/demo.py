@@ -20,7 +20,7 @@ from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.store.store import stage_folder
 from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.run.terminal import page_of, print_lines, table
-from untold.jobs.run_tables import Run, UnreadableRunError, open_run
+from untold.jobs.run_tables import RunTables, UnreadableRunError, open_run
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.aspect_coverage import FACT, ICAT
 from untold.udfs.facts.claim_verdicts import SUPPORTED
@@ -89,7 +89,7 @@ class Spent:
 
 
 @dataclass
-class _Answers:
+class _DemoJudgements:
     """The judgements of the demo's samples, as they arrive in the store. `waiting`: request id -> sample.
 
     It reads the store's files beside the run, by name and each once, and knows nothing of snapshots: what compaction
@@ -133,7 +133,7 @@ def showing_results(request: ScoreRequest, say: Callable[[str], None]) -> Iterat
     settings, embedded = request.settings, request.embedded
     sha256 = local_model.model_file(settings.llm.local_model).sha256 if embedded else None
     stage = bind_stage(STAGE, settings, embedded_model=sha256)
-    answers = _Answers(Path(stage_folder(request.store, stage)), _requests(Path(request.input), stage))
+    answers = _DemoJudgements(Path(stage_folder(request.store, stage)), _requests(Path(request.input), stage))
     known = sum(1 for _ in answers.take())
     say(describe_work(len(answers.waiting), known, local_model.threads() if embedded else None))
     # What earlier starts read is no part of this one
@@ -162,7 +162,7 @@ def _requests(samples: Path, stage: Stage) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _keep_showing(answers: _Answers, say: Callable[[str], None], ended: Event, timed: bool) -> None:
+def _keep_showing(answers: _DemoJudgements, say: Callable[[str], None], ended: Event, timed: bool) -> None:
     """Says what is new in the store until the end, in a thread beside the run; `timed`: and how long the rest takes."""
     last = False
     while not last:
@@ -224,7 +224,7 @@ def show_expected(output: str, folder: Path, metric: str) -> None:
 _Found = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
 
 
-def _by_sample(run: Run, name: str) -> dict[str, list[Mapping[str, Any]]]:
+def _by_sample(run: RunTables, name: str) -> dict[str, list[Mapping[str, Any]]]:
     found = defaultdict(list)
     for row in run.table(name).to_pylist():
         found[row["sample_id"]].append(row)

@@ -26,7 +26,7 @@ from untold.jobs.inference.stage.checks import (
     OK,
     RAY_JOBS,
     WARN,
-    Finding,
+    CheckResult,
     check_lookups,
     check_ray,
     check_spark,
@@ -47,7 +47,7 @@ from untold.udfs.llm.retrying import refused_parameters
 from untold.udfs.llm.script import request_body
 from untold.udfs.llm.templates import compile_prompt
 from untold.udfs.stages import STAGES
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 # python_requires of setup.py
 OLDEST_PYTHON = (3, 11)
@@ -79,14 +79,14 @@ def examine(load: Callable[[], Resolved]) -> int:
     return 1 if failed else 0
 
 
-def _findings(load: Callable[[], Resolved]) -> Iterator[Finding]:
+def _findings(load: Callable[[], Resolved]) -> Iterator[CheckResult]:
     """The findings in the order in which one thing needs the other, each as soon as it is known."""
     resolved, problem = _load(load)
     settings = resolved.settings if resolved else Settings()
     yield _check_python()
     java = _within("Java", QUICK_SECONDS, _check_java)
     yield java
-    spark = check_spark(settings) if java.state == OK else Finding(WARN, "Spark", "not checked: it needs Java")
+    spark = check_spark(settings) if java.state == OK else CheckResult(WARN, "Spark", "not checked: it needs Java")
     yield spark
     ray = check_ray(settings)
     yield ray
@@ -99,7 +99,7 @@ def _findings(load: Callable[[], Resolved]) -> Iterator[Finding]:
             yield from _check_model(resolved)
             yield from check_lookups(settings)
         except EnvironmentVariableError as error:
-            yield Finding(FAIL, "network", str(error))
+            yield CheckResult(FAIL, "network", str(error))
     store = _within("store", QUICK_SECONDS, partial(check_store, settings.store))
     # The nodes behind a job server look for themselves, in the job
     untried = [one.about for one in (spark, ray) if one.state != OK or one.about == RAY_JOBS]
@@ -109,51 +109,51 @@ def _findings(load: Callable[[], Resolved]) -> Iterator[Finding]:
     yield from check_disk(settings.store)
 
 
-def _load(load: Callable[[], Resolved]) -> tuple[Resolved | None, Finding | None]:
+def _load(load: Callable[[], Resolved]) -> tuple[Resolved | None, CheckResult | None]:
     """The settings, or the finding that says what they lack. Without an endpoint the machine can still be checked."""
     try:
         return load(), None
     # Before SettingsError, of which it is one
     except NoEndpointError as error:
-        return None, Finding(WARN, "endpoint", str(error))
+        return None, CheckResult(WARN, "endpoint", str(error))
     except SettingsError as error:
-        return None, Finding(FAIL, "settings", "; ".join(str(error).splitlines()))
+        return None, CheckResult(FAIL, "settings", "; ".join(str(error).splitlines()))
 
 
-def _within(about: str, seconds: float, check: Callable[[], Finding]) -> Finding:
+def _within(about: str, seconds: float, check: Callable[[], CheckResult]) -> CheckResult:
     """The check's finding, or a failure where it breaks or takes longer; it then goes on until this process ends."""
-    found: list[Finding] = []
+    found: list[CheckResult] = []
 
     def run() -> None:
         try:
             found.append(check())
         except Exception as error:
-            found.append(Finding(FAIL, about, f"the check broke ({type(error).__name__}); please report it"))
+            found.append(CheckResult(FAIL, about, f"the check broke ({type(error).__name__}); please report it"))
 
     # A daemon, so that a check that hangs does not keep the process
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
-    return found[0] if found else Finding(FAIL, about, f"no result within {seconds:g} s; see what it waits for")
+    return found[0] if found else CheckResult(FAIL, about, f"no result within {seconds:g} s; see what it waits for")
 
 
-def _check_python() -> Finding:
+def _check_python() -> CheckResult:
     """Whether this Python is one that the project runs on."""
     text = f"{platform.python_version()} at {sys.executable}"
     if sys.version_info[:2] < OLDEST_PYTHON:
-        return Finding(FAIL, "Python", f"{text}; install Python {'.'.join(map(str, OLDEST_PYTHON))} or newer")
-    return Finding(OK, "Python", text)
+        return CheckResult(FAIL, "Python", f"{text}; install Python {'.'.join(map(str, OLDEST_PYTHON))} or newer")
+    return CheckResult(OK, "Python", text)
 
 
-def _check_java() -> Finding:
+def _check_java() -> CheckResult:
     """Whether there is a Java that Spark runs on."""
     try:
-        return Finding(OK, "Java", check_java())
+        return CheckResult(OK, "Java", check_java())
     except JavaError as error:
-        return Finding(FAIL, "Java", str(error))
+        return CheckResult(FAIL, "Java", str(error))
 
 
-def check_templates(settings: Settings) -> Iterator[Finding]:
+def check_templates(settings: Settings) -> Iterator[CheckResult]:
     """Whether every stage's template can be filled in; a finding for each that cannot."""
     wrong = 0
     for stage in STAGES:
@@ -161,12 +161,12 @@ def check_templates(settings: Settings) -> Iterator[Finding]:
             checked_template(stage, settings)
         except UserError as error:
             wrong += 1
-            yield Finding(FAIL, "template", str(error))
+            yield CheckResult(FAIL, "template", str(error))
     if not wrong:
-        yield Finding(OK, "templates", f"all {len(STAGES)} can be filled in")
+        yield CheckResult(OK, "templates", f"all {len(STAGES)} can be filled in")
 
 
-def _check_model(resolved: Resolved) -> Iterator[Finding]:
+def _check_model(resolved: Resolved) -> Iterator[CheckResult]:
     """The endpoint, or the embedded model, and whether it gives log-probabilities.
 
     The embedded model is started for the calls, unless its file would have to be made first, or another run has the
@@ -181,7 +181,7 @@ def _check_model(resolved: Resolved) -> Iterator[Finding]:
     if file is None:
         gigabytes = f"{MODEL_BYTES / 1e9:.1f} GB"
         where = cache_dir()
-        yield Finding(OK, "endpoint", f"embedded model; its file ({gigabytes}) is made in {where} at the first run")
+        yield CheckResult(OK, "endpoint", f"embedded model; its file ({gigabytes}) is made in {where} at the first run")
         return
     try:
         model = local_model.model_file(settings.llm.local_model)
@@ -189,7 +189,7 @@ def _check_model(resolved: Resolved) -> Iterator[Finding]:
             yield from check_endpoint(settings, server.base_url, about="embedded model")
     except local_model.LocalModelError as error:
         state = WARN if "in use by another run" in str(error) else FAIL
-        yield Finding(state, "endpoint", str(error))
+        yield CheckResult(state, "endpoint", str(error))
 
 
 def _assembled_file(settings: Settings) -> Path | None:
@@ -200,7 +200,7 @@ def _assembled_file(settings: Settings) -> Path | None:
     return path if path.is_file() else None
 
 
-def check_endpoint(settings: Settings, base_url: str, about: str = "") -> Iterator[Finding]:
+def check_endpoint(settings: Settings, base_url: str, about: str = "") -> Iterator[CheckResult]:
     """Two calls of `TINY_TOKENS`: whether the endpoint answers, and whether it gives log-probabilities.
 
     The second is left out where the first fails. `about` names the model where the settings do not. An address without
@@ -208,22 +208,24 @@ def check_endpoint(settings: Settings, base_url: str, about: str = "") -> Iterat
     """
     where = f"{about or settings.llm.model} at {plain_url(base_url)}"
     if warning := clear_text_warning(base_url):
-        yield Finding(WARN, "encryption", warning)
+        yield CheckResult(WARN, "encryption", warning)
     answer, dropped = _call(settings, base_url, GREETING, Parameters(), rated=False)
     if answer.error_type not in ANSWERED:
-        yield Finding(FAIL, "endpoint", f"{where}: {answer.error}; {remedy_of(answer, settings)}")
-        yield Finding(WARN, "log-probabilities", "not checked: the endpoint gave no completion")
+        yield CheckResult(FAIL, "endpoint", f"{where}: {answer.error}; {remedy_of(answer, settings)}")
+        yield CheckResult(WARN, "log-probabilities", "not checked: the endpoint gave no completion")
         return
-    yield Finding(OK, "endpoint", where)
+    yield CheckResult(OK, "endpoint", where)
     rated, dropped = _call(settings, base_url, RATING, dropped, rated=True)
     if lines := dropped.lines():
-        yield Finding(OK, "parameters", "; ".join(lines))
+        yield CheckResult(OK, "parameters", "; ".join(lines))
     if rated.error_type not in ANSWERED:
-        yield Finding(WARN, "log-probabilities", f"asking for them fails ({rated.error}): rated stages would fail here")
+        yield CheckResult(
+            WARN, "log-probabilities", f"asking for them fails ({rated.error}): rated stages would fail here"
+        )
     elif has_alternatives(rated.logprobs, settings.llm.api):
-        yield Finding(OK, "log-probabilities", "given; ratings are weighted by probability")
+        yield CheckResult(OK, "log-probabilities", "given; ratings are weighted by probability")
     else:
-        yield Finding(WARN, "log-probabilities", f"not given; {NO_RATINGS}")
+        yield CheckResult(WARN, "log-probabilities", f"not given; {NO_RATINGS}")
 
 
 def _call(
@@ -286,26 +288,26 @@ def has_alternatives(logprobs: Any, api: str) -> bool:
     return any(isinstance(token, Mapping) and token.get("top_logprobs") for token in tokens)
 
 
-def check_store(store: str | None) -> Finding:
+def check_store(store: str | None) -> CheckResult:
     """Whether a file can be written, renamed (on local disks), read and deleted where completions are kept.
 
     A store that does not exist yet is tried in the nearest folder above it. Object stores have no rename, and files
     there are written under their final names.
     """
     if store is None:
-        return Finding(OK, "store", "none is set: each output keeps its own completions")
+        return CheckResult(OK, "store", "none is set: each output keeps its own completions")
     where = plain_url(store)
     try:
-        place = Place(store)
-        _try_file(place if place.local is None else Place(str(_existing(Path(place.local)))))
+        place = StoragePath(store)
+        _try_file(place if place.local is None else StoragePath(str(_existing(Path(place.local)))))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
         remedy = "check the path, its rights and credentials, or set store to another"
-        return Finding(FAIL, "store", f"{where}: a file cannot be written, read and deleted ({reason}); {remedy}")
-    return Finding(OK, "store", where)
+        return CheckResult(FAIL, "store", f"{where}: a file cannot be written, read and deleted ({reason}); {remedy}")
+    return CheckResult(OK, "store", where)
 
 
-def _try_file(folder: Place) -> None:
+def _try_file(folder: StoragePath) -> None:
     """Writes, renames on a local disk, reads and deletes a file. Raises OSError where one of these fails.
 
     A content that comes back changed is such a failure.
@@ -326,16 +328,16 @@ def _existing(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
 
-def check_disk(store: str | None) -> Iterator[Finding]:
+def check_disk(store: str | None) -> Iterator[CheckResult]:
     """The free space of the temporary folder, and of the store's or the current one; GB are of 10^9 bytes."""
     places = {"temporary folder": Path(tempfile.gettempdir())}
     if store is None:
         places["current folder"] = Path.cwd()
-    elif (local := Place(store).local) is not None:
+    elif (local := StoragePath(store).local) is not None:
         places["store"] = _existing(Path(local))
     for name, path in places.items():
         free = shutil.disk_usage(path).free
         text = f"{free / 1e9:,.1f} GB free in the {name} {path}"
         if free < LOW_DISK_BYTES:
             text += f"; less than {LOW_DISK_BYTES / 1e9:g} GB may not last a run: make room, or use another folder"
-        yield Finding(OK if free >= LOW_DISK_BYTES else WARN, "disk", text)
+        yield CheckResult(OK if free >= LOW_DISK_BYTES else WARN, "disk", text)

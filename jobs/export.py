@@ -23,14 +23,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from untold.jobs.run.terminal import amount
-from untold.jobs.run_tables import Run, UnreadableRunError, batches_of
-from untold.udfs.errors import UserError, require
+from untold.jobs.run_tables import RunTables, UnreadableRunError, batches_of
+from untold.udfs.errors import UserError, aside, near_misses, require
 from untold.udfs.facts.rag_measures import CLAIMS, GROUPS, PUBLISHED, TRUTH_CLAIMS, VERDICTS
-from untold.udfs.registry import aside, near_misses
 from untold.udfs.samples.items import FIELDS, RESPONSE, SIDES, TRUTH
 from untold.udfs.samples.values import text_of
-from untold.udfs.sheets import guard
-from untold.udfs.storage import Place
+from untold.udfs.sheets import escape_formula
+from untold.udfs.storage import StoragePath
 
 BATCH_ROWS = 1000
 GROUP_ROWS = 10_000
@@ -52,7 +51,7 @@ RELATION_OF = {verdict: relation for relation, verdict in VERDICTS.items()}
 Row = dict[str, Any]
 
 
-def wide_schema(run: Run) -> pa.Schema:
+def wide_schema(run: RunTables) -> pa.Schema:
     """The columns of a wide row: those of samples but the long ones, then `<metric>_<column>` by metric.
 
     Lists and objects become text, as JSON; `<metric>_missing` has a statement a line.
@@ -68,12 +67,12 @@ def wide_schema(run: Run) -> pa.Schema:
     return pa.schema([*of_samples, *of_metrics])
 
 
-def metrics_of(run: Run) -> list[str]:
+def metrics_of(run: RunTables) -> list[str]:
     """The metrics of a run, in the order of its summary."""
     return list(dict.fromkeys(run.summary()["metric"].to_pylist()))
 
 
-def wide_rows(run: Run) -> Iterator[Row]:
+def wide_rows(run: RunTables) -> Iterator[Row]:
     """The samples in their order, each with the scores of its metrics and what it leaves out.
 
     Raises UnreadableRunError for tables that are not sorted by sample_id.
@@ -97,7 +96,7 @@ def wide_rows(run: Run) -> Iterator[Row]:
         yield row
 
 
-def _rows(run: Run, table: str, columns: Sequence[str]) -> Iterator[Row]:
+def _rows(run: RunTables, table: str, columns: Sequence[str]) -> Iterator[Row]:
     """The rows of a table in its order, null where it lacks a column. Raises UnreadableRunError where ids descend."""
     last, rows = "", run.dataset(table)
     there = [name for name in columns if name in rows.schema.names]
@@ -125,19 +124,19 @@ class _Beside:
         return list(self._found) if self._name == name else []
 
 
-def write_csv(run: Run, file: IO[bytes], *, mark: bool = True) -> None:
+def write_csv(run: RunTables, file: IO[bytes], *, mark: bool = True) -> None:
     """CSV in UTF-8, with a byte order mark, which Excel asks for. A text that would be a formula gets an apostrophe."""
     schema = wide_schema(run)
     text = io.TextIOWrapper(file, encoding="utf-8-sig" if mark else "utf-8", newline="")
     writer = csv.writer(text)
-    writer.writerow(map(guard, schema.names))
+    writer.writerow(map(escape_formula, schema.names))
     for row in wide_rows(run):
         cells = (row.get(name) for name in schema.names)
-        writer.writerow([guard(cell) if isinstance(cell, str) else cell for cell in cells])
+        writer.writerow([escape_formula(cell) if isinstance(cell, str) else cell for cell in cells])
     text.detach()
 
 
-def write_lines(run: Run, file: IO[bytes]) -> None:
+def write_lines(run: RunTables, file: IO[bytes]) -> None:
     """JSON Lines with all columns in every row."""
     names = wide_schema(run).names
     for row in wide_rows(run):
@@ -145,7 +144,7 @@ def write_lines(run: Run, file: IO[bytes]) -> None:
         file.write(f"{line}\n".encode("utf-8", "replace"))
 
 
-def write_parquet(run: Run, file: IO[bytes]) -> None:
+def write_parquet(run: RunTables, file: IO[bytes]) -> None:
     """Parquet, in row groups of `GROUP_ROWS` samples."""
     schema, rows = wide_schema(run), wide_rows(run)
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
@@ -153,7 +152,7 @@ def write_parquet(run: Run, file: IO[bytes]) -> None:
             writer.write_batch(pa.RecordBatch.from_pylist(chunk, schema))
 
 
-def write_xlsx(run: Run, file: IO[bytes]) -> None:
+def write_xlsx(run: RunTables, file: IO[bytes]) -> None:
     """A worksheet. Raises UserError for more samples than one holds."""
     require("export --to xlsx", "study", "openpyxl")
     samples = run.dataset("samples").count_rows()
@@ -168,7 +167,7 @@ def write_xlsx(run: Run, file: IO[bytes]) -> None:
     stream_xlsx(file, "scores", chain([names], rows))
 
 
-def write_measures(run: Run, file: IO[bytes]) -> None:
+def write_measures(run: RunTables, file: IO[bytes]) -> None:
     """Lines of TREC, `qid measure value`: scores and measures of each sample, then `all` with their means.
 
     The qid is the query_id where each sample of a system has one of its own, else the sample_id; white space becomes
@@ -179,7 +178,7 @@ def write_measures(run: Run, file: IO[bytes]) -> None:
         _write_measures(run, file, system)
 
 
-def pooled_systems(run: Run) -> list[str]:
+def pooled_systems(run: RunTables) -> list[str]:
     """The systems of a run of which several answer one topic, each of them once; else none."""
     if not {"query_id", "system"} <= set(run.dataset("samples").schema.names):
         return []
@@ -191,7 +190,7 @@ def pooled_systems(run: Run) -> list[str]:
     return [system for (system,) in run.sql("select distinct system from samples order by system").fetchall()]
 
 
-def _write_measures(run: Run, file: IO[bytes], system: str | None) -> None:
+def _write_measures(run: RunTables, file: IO[bytes], system: str | None) -> None:
     """The lines of one of the pooled systems; of all samples where it is None."""
     qid, names = _qid_column(run) if system is None else "query_id", _names_of_lines(run)
     if system is not None:
@@ -213,7 +212,7 @@ def _write_measures(run: Run, file: IO[bytes], system: str | None) -> None:
             file.write(_measure("all", names[row["metric"], row.get("measure")], row["mean"]))
 
 
-def _qid_column(run: Run) -> str:
+def _qid_column(run: RunTables) -> str:
     """The column of samples that names them: query_id where each has one of its own."""
     if "query_id" not in run.dataset("samples").schema.names:
         return "sample_id"
@@ -221,14 +220,14 @@ def _qid_column(run: Run) -> str:
     return "query_id" if rows == topics else "sample_id"
 
 
-def _means(run: Run, system: str | None = None) -> list[Row]:
+def _means(run: RunTables, system: str | None = None) -> list[Row]:
     """The rows of `summary` and of `measures_summary` of a system; over all samples where it is None."""
     tables = [run.summary(), *([run.table("measures_summary")] if "measures_summary" in run.tables else [])]
     level = "overall" if system is None else "system"
     return [row for table in tables for row in table.to_pylist() if (row["level"], row["system"]) == (level, system)]
 
 
-def _names_of_lines(run: Run) -> dict[tuple[str, str | None], str]:
+def _names_of_lines(run: RunTables) -> dict[tuple[str, str | None], str]:
     """What a line of a metric, or of its measure, is called: with its metric in front where two have one name."""
     lines = [(row["metric"], row.get("measure")) for row in _means(run)]
     counts = Counter(measure or metric for metric, measure in lines)
@@ -246,7 +245,7 @@ def _without_spaces(name: str) -> str:
     return re.sub(r"\s", "_", name)
 
 
-def write_ragchecker(run: Run, file: IO[bytes]) -> None:
+def write_ragchecker(run: RunTables, file: IO[bytes]) -> None:
     """RAGChecker's JSON: samples with claims, relations and measures, then means in per cent, undefined ones as 0.
 
     Raises UserError for a run without the metric rag.
@@ -266,7 +265,7 @@ def write_ragchecker(run: Run, file: IO[bytes]) -> None:
     file.write(f'\n],\n"metrics": {json.dumps(means)}}}\n'.encode())
 
 
-def _ragchecker_results(run: Run) -> Iterator[Row]:
+def _ragchecker_results(run: RunTables) -> Iterator[Row]:
     """The samples in their order, in RAGChecker's form. A list that lacks a relation is null: it is asked anew then."""
     columns = {
         "claims": ("position", "text", "verdict"),
@@ -310,7 +309,7 @@ def _labels(relations: Iterable[str | None]) -> list[str] | None:
     return None if None in known else [relation.capitalize() for relation in known if relation]
 
 
-def write_nuggets(run: Run, file: IO[bytes]) -> None:
+def write_nuggets(run: RunTables, file: IO[bytes]) -> None:
     """JSON Lines as nuggetizer writes them: the kept nuggets of each response, with their assignments.
 
     A response without some assignment is left out, since readers take the list for the whole (`note_of`).
@@ -339,7 +338,7 @@ def write_nuggets(run: Run, file: IO[bytes]) -> None:
         file.write(f"{json.dumps(line, ensure_ascii=False)}\n".encode("utf-8", "replace"))
 
 
-WRITERS: Mapping[str, Callable[[Run, IO[bytes]], None]] = {
+WRITERS: Mapping[str, Callable[[RunTables, IO[bytes]], None]] = {
     "csv": write_csv,
     "xlsx": write_xlsx,
     "parquet": write_parquet,
@@ -353,7 +352,7 @@ MLFLOW = "mlflow"
 TEXTS = ("csv", "jsonl", TREC, "ragchecker", "trec_rag_nuggets")
 
 
-def export(run: Run, to: str, output: str) -> list[str]:
+def export(run: RunTables, to: str, output: str) -> list[str]:
     """Writes a run in one of `WRITERS` to a file, which appears whole; gives its path.
 
     `trec` has a file for each of `pooled_systems`, `run.<system>.txt` beside run.txt, as tools for runs read one of a
@@ -363,7 +362,7 @@ def export(run: Run, to: str, output: str) -> list[str]:
         raise UserError(f"no form {to!r}{aside(near_misses(to, WRITERS))}; there are {', '.join(WRITERS)}")
     systems = pooled_systems(run) if to == TREC else []
     if not systems:
-        Place(output).write_whole(lambda file: WRITERS[to](run, file))
+        StoragePath(output).write_whole(lambda file: WRITERS[to](run, file))
         return [output]
     folder, slash, name = output.rpartition("/")
     stem, ending = os.path.splitext(name)
@@ -372,11 +371,11 @@ def export(run: Run, to: str, output: str) -> list[str]:
         plain = re.sub(r"[^\w.-]", "_", system)
         path = _distinct(f"{stem}.{plain}", paths)
         paths[path] = f"{folder}{slash}{path}{ending}"
-        Place(paths[path]).write_whole(partial(_write_measures, run, system=system))
+        StoragePath(paths[path]).write_whole(partial(_write_measures, run, system=system))
     return list(paths.values())
 
 
-def note_of(run: Run, to: str) -> str | None:
+def note_of(run: RunTables, to: str) -> str | None:
     """What a reader of this form of the run should know."""
     if to == TREC:
         return "lines are qid, measure, value; what is undefined has none"
@@ -388,7 +387,7 @@ def note_of(run: Run, to: str) -> str | None:
     return f"{have} left out, some nugget of which has no assignment; --retry-failed asks again" if lost else None
 
 
-def log_to_mlflow(run: Run) -> tuple[str, str]:
+def log_to_mlflow(run: RunTables) -> tuple[str, str]:
     """Logs a run as one of MLflow: parameters, figures of its summary, and its report where one lies in the output.
 
     MLflow's own variables say where (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME). Gives the ids of experiment and
@@ -406,7 +405,7 @@ def log_to_mlflow(run: Run) -> tuple[str, str]:
     return started.info.experiment_id, started.info.run_id
 
 
-def parameters(run: Run) -> dict[str, str]:
+def parameters(run: RunTables) -> dict[str, str]:
     """What a run is of: metrics, models, samples, input and how it ended."""
     manifest = run.manifest
     given = manifest.get("input") or {}
@@ -422,7 +421,7 @@ def parameters(run: Run) -> dict[str, str]:
     return {name: value[:PARAMETER_CHARACTERS] for name, value in found.items() if value}
 
 
-def figures(run: Run) -> dict[str, float]:
+def figures(run: RunTables) -> dict[str, float]:
     """The figures of a run's summary, `<metric>.<figure>` over all samples and `<metric>.<figure>.<system>` by system.
 
     With calls, tokens and cost of all starts. Names have the characters that MLflow takes.

@@ -24,7 +24,7 @@ from untold.jobs.inputs.request import RunRequest
 from untold.jobs.inputs.samples import SampleError, Samples, column_named, fingerprint, show_invalid
 from untold.jobs.run import manifest
 from untold.jobs.run.output import shown
-from untold.jobs.run.terminal import Course, Display, page_of, print_lines, table
+from untold.jobs.run.terminal import Display, RunProgress, page_of, print_lines, table
 from untold.jobs.run_tables import place_of_table
 from untold.jobs.settings.loading import Resolved, SystemsError
 from untold.jobs.settings.model import Settings
@@ -64,7 +64,7 @@ class _System:
 
 
 @dataclass(frozen=True)
-class _Answers:
+class _SystemAnswers:
     """What a system gave: sample_id of the question, request_id, answer, error_type, error."""
 
     system: _System
@@ -170,7 +170,7 @@ def _begin(run: _Generating, found: Samples, content: str) -> None:
     )
 
 
-def _ask_systems(run: _Generating, questions: DataFrame) -> list[_Answers]:
+def _ask_systems(run: _Generating, questions: DataFrame) -> list[_SystemAnswers]:
     """The answers of one system after the other; where one ends the run, those after it are not asked."""
     # Prompts show texts alone; ids go back to the samples through the question
     texts = F.transform("contexts", lambda context: context["text"])
@@ -180,14 +180,14 @@ def _ask_systems(run: _Generating, questions: DataFrame) -> list[_Answers]:
     if run.request.closed_book:
         texts = F.lit(None).cast("array<string>")
     rows = questions.select("sample_id", "query", texts.alias("contexts"))
-    answers: list[_Answers] = []
+    answers: list[_SystemAnswers] = []
     display = run.start.display
-    display.course = Course(len(run.systems))
+    display.course = RunProgress(len(run.systems))
     for system in run.systems:
         display.note(f"system {system.name}: {system.stage.model}")
         display.course.enter(system.name)
         runner = _runner(run, system, answers[-1].runner if answers else None)
-        answers.append(_Answers(system, runner, runner.ask(STAGE, rows, carry=("sample_id",))))
+        answers.append(_SystemAnswers(system, runner, runner.ask(STAGE, rows, carry=("sample_id",))))
         # A local model's server gives its memory back before the next one starts
         system.endpoint.close()
     return answers
@@ -216,7 +216,7 @@ def _has_answered(system: str, starts: Sequence[Mapping[str, Any]]) -> bool:
     return any(row["answered"] for start in starts for row in start["usage"] if row["system"] == system)
 
 
-def _finish(start: Start, questions: DataFrame, invalid: DataFrame, answers: Sequence[_Answers]) -> Outcome:
+def _finish(start: Start, questions: DataFrame, invalid: DataFrame, answers: Sequence[_SystemAnswers]) -> Outcome:
     """Writes the tables and ends the run."""
     samples = [make_samples(questions, one.rows, one.system.name) for one in answers]
     failures = [make_failures(one.rows, invalid, one.system.name) for one in answers]
@@ -260,7 +260,7 @@ def _sample_id(question_id: str, system: str) -> Any:
     return F.concat_ws(":", question_id, F.lit(system))
 
 
-def _count(answers: _Answers, counts: Mapping[str, Any]) -> dict[str, Any]:
+def _count(answers: _SystemAnswers, counts: Mapping[str, Any]) -> dict[str, Any]:
     """What became of a system's questions; a row that is no question has failed.
 
     system, model, questions, answered, failed, unasked: a row of the manifest and of what is shown.

@@ -21,8 +21,8 @@ from untold.jobs.inference.stage.runner import StageRunner
 from untold.jobs.inference.stage.start import Outcome, Start, open_endpoint, open_start
 from untold.jobs.inputs.request import RunRequest
 from untold.jobs.inputs.samples import fingerprint
-from untold.jobs.inputs.texts import Texts, read_corpus, read_queries
-from untold.jobs.retrieval.index_build import CorpusError, Made, Maker
+from untold.jobs.inputs.texts import TextRows, read_corpus, read_queries
+from untold.jobs.retrieval.index_build import CorpusError, IndexBuild, Maker
 from untold.jobs.retrieval.sources import (
     STAGE,
     Searcher,
@@ -34,10 +34,10 @@ from untold.jobs.retrieval.sources import (
     open_catalog,
     query_key,
 )
+from untold.jobs.run.folders import Counted
 from untold.jobs.run.output import shown
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run.terminal import Display, amount, print_lines
-from untold.jobs.run.workspace import Counted
 from untold.jobs.run_tables import place_of_table
 from untold.jobs.tables import FAILURES, HITS
 from untold.udfs.redaction import redact
@@ -46,7 +46,7 @@ from untold.udfs.retrieval.catalog import COARSE, DEAD, SHARDS, Catalog
 from untold.udfs.retrieval.dense import Probing
 from untold.udfs.retrieval.shards import is_whole, shard_folder
 from untold.udfs.stages.arrow import UNASKED
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 TABLES = ("failures", "usage")
 COMMAND = "index"
@@ -93,7 +93,7 @@ def _index(start: Start, runner: StageRunner) -> Outcome:
     return _finish(start, corpus, made, runner)
 
 
-def _is_whole_of(start: Start, corpus: Texts, before: Catalog, content: str) -> bool:
+def _is_whole_of(start: Start, corpus: TextRows, before: Catalog, content: str) -> bool:
     """Whether the index is whole and of this very corpus."""
     earlier = start.output.earlier or {}
     same = earlier["input"]["fingerprint"] == content and earlier["counts"]["invalid"] == corpus.invalid_count
@@ -103,14 +103,14 @@ def _is_whole_of(start: Start, corpus: Texts, before: Catalog, content: str) -> 
 
 def _is_whole(place: str, catalog: Catalog) -> bool:
     """Whether what every shard begins as, the shards and their tombstones are there."""
-    dead = [Place(place) / DEAD / shard.tombstones for shard in catalog.shards if shard.tombstones]
-    files = [Place(place) / COARSE, *dead]
+    dead = [StoragePath(place) / DEAD / shard.tombstones for shard in catalog.shards if shard.tombstones]
+    files = [StoragePath(place) / COARSE, *dead]
     if not is_begun(place, catalog.making) or not all(file.entry().kind == "file" for file in files):
         return False
     return all(is_whole(shard_folder(place, shard.name)) for shard in catalog.shards)
 
 
-def _make(maker: Maker, documents: DataFrame, corpus: Texts, before: Catalog | None) -> Made:
+def _make(maker: Maker, documents: DataFrame, corpus: TextRows, before: Catalog | None) -> IndexBuild:
     """The index. Where no document has a word, rows that are none still go into the table failures."""
     try:
         return maker.make(documents, corpus.row_count, before)
@@ -118,10 +118,10 @@ def _make(maker: Maker, documents: DataFrame, corpus: Texts, before: Catalog | N
         if not corpus.invalid_count:
             raise
         empty = documents.sparkSession.createDataFrame([], spark_schema(FAILURES))
-        return Made(None, empty, 0, nothing=str(error))
+        return IndexBuild(None, empty, 0, nothing=str(error))
 
 
-def _show_invalid(corpus: Texts, display: Display) -> None:
+def _show_invalid(corpus: TextRows, display: Display) -> None:
     """Says how many rows are no document, and why the first of them."""
     for line in corpus.notes:
         display.note(line)
@@ -132,7 +132,7 @@ def _show_invalid(corpus: Texts, display: Display) -> None:
             display.note(f"  {line}")
 
 
-def _begin(start: Start, corpus: Texts, before: Catalog | None, content: str) -> None:
+def _begin(start: Start, corpus: TextRows, before: Catalog | None, content: str) -> None:
     """Writes the manifest as `running`, still with the index as it was: that is searched until there is another."""
     counts = {"documents": corpus.row_count, "invalid": corpus.invalid_count, "duplicates": corpus.duplicates}
     kept = {} if before is None else {COMMAND: before.plain()}
@@ -141,7 +141,7 @@ def _begin(start: Start, corpus: Texts, before: Catalog | None, content: str) ->
     start.begin(shown(start.request.settings), **fields)
 
 
-def _finish(start: Start, corpus: Texts, made: Made, runner: StageRunner) -> Outcome:
+def _finish(start: Start, corpus: TextRows, made: IndexBuild, runner: StageRunner) -> Outcome:
     """Writes the tables, then the manifest with the index as it is now, and removes what it names no more."""
     invalid = invalid_rows(corpus.invalid.withColumnRenamed("id", "sample_id"))
     counts: dict[str, Any] = start.write_failures(made.failures.unionByName(invalid))
@@ -165,7 +165,7 @@ def remove_unnamed(place: str, catalog: Catalog) -> None:
         DEAD: {shard.tombstones for shard in catalog.shards},
     }
     for folder, names in named.items():
-        for entry in (Place(place) / folder).entries():
+        for entry in (StoragePath(place) / folder).entries():
             if entry.name not in names:
                 entry.place.remove()
 

@@ -26,7 +26,7 @@ from untold.jobs.inputs.checking import (
 from untold.jobs.inputs.files import InputFile, ReadOptions, SampleError, data_files, inspect_files
 from untold.jobs.run.terminal import Page, amount, cut, table, visible, wrapped
 from untold.udfs.samples.adapters import FORMATS, Adapter
-from untold.udfs.samples.batches import Tally, Wanted, expanded, reader_of, samples_of
+from untold.udfs.samples.batches import ColumnSelection, UnitProgress, expanded, reader_of, samples_of
 from untold.udfs.samples.conversion import KNOWN, OPTIONAL, REQUIRED, Sample
 from untold.udfs.samples.data_sets import RESULTS
 from untold.udfs.samples.file_records import READ_ERRORS, READERS, UnreadableFileError, describe_break
@@ -150,7 +150,7 @@ class _Head:
     """The first rows of files as samples."""
 
     def __init__(self, adapter: Adapter | None, options: ReadOptions) -> None:
-        self.wanted = Wanted(adapter, REQUIRED, OPTIONAL, dict(options.columns))
+        self.wanted = ColumnSelection(adapter, REQUIRED, OPTIONAL, dict(options.columns))
         self.samples: list[Sample] = []
         self.places: list[str] = []
         self.given: set[str] = set()
@@ -161,7 +161,7 @@ class _Head:
     def read(self, files: Sequence[InputFile]) -> None:
         """Takes up to `HEAD_ROWS` rows. Raises SampleError for a file that cannot be read on."""
         for number, file in enumerate(files):
-            tally, unit = Tally(), head_unit(file, number)
+            tally, unit = UnitProgress(), head_unit(file, number)
             try:
                 rows = tally.rows(unit, reader_of(unit, self.wanted.adapter), self.wanted.columns)
                 for record in islice(rows, max(HEAD_ROWS - len(self.samples), 0)):
@@ -258,7 +258,7 @@ def _count(files: Sequence[InputFile], adapter: Adapter | None, whole: Mapping[s
 
 def _count_records(file: InputFile, adapter: Adapter | None, most: int) -> int:
     """The records of a file that its reader gives, at most so many; of a file that breaks off those before."""
-    unit, tally = head_unit(file), Tally()
+    unit, tally = head_unit(file), UnitProgress()
     with suppress(UnreadableFileError, *READ_ERRORS):
         deque(islice(tally.rows(unit, reader_of(unit, adapter), {}), max(most, 0)), maxlen=0)
     return tally.rows_read

@@ -14,13 +14,13 @@ from pyspark.sql import functions as F
 
 from untold.jobs.inputs.samples import Samples, fingerprint, show_invalid
 from untold.jobs.metrics.request import ScoreRequest
+from untold.jobs.run.folders import Workspace
 from untold.jobs.run.manifest import Identity
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
 from untold.jobs.run.output import Output, shown, store_of
 from untold.jobs.run.session import open_session
 from untold.jobs.run.terminal import Display, amount
-from untold.jobs.run.workspace import Workspace
-from untold.jobs.run_tables import Run, open_run
+from untold.jobs.run_tables import RunTables, open_run
 from untold.jobs.score import score
 from untold.jobs.study import agreement, claims_study, nuggets_study, study_inputs
 from untold.jobs.study.agreement import (
@@ -49,7 +49,7 @@ from untold.jobs.tables import COMPARISONS, FALSE_NEGATIVES, MATCH_COUNTS, META_
 from untold.jobs.tables import COVERAGE as COVERAGE_TABLE
 from untold.udfs.errors import UserError
 from untold.udfs.samples.conversion import REQUIRED
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 REPORT = "meta_evaluation"
 TABLES = {
@@ -273,7 +273,7 @@ def _evaluate(
         output.end(Ending(ENDED.get(ended.exit_code, "broken")))
         return ended
     report, found = study.write(given or study.read())
-    (Place(request.output) / f"{REPORT}.md").write_bytes(report.encode())
+    (StoragePath(request.output) / f"{REPORT}.md").write_bytes(report.encode())
     if request.sheet is not None:
         _write_sheet(steps.spark, request, request.sheet, found["metrics"], display)
     output.end(Ending(), **found)
@@ -359,7 +359,7 @@ def _write_report(
     output.write_rows("match_counts", counts, MATCH_COUNTS)
     output.write_rows("comparisons", comparisons, COMPARISONS)
     for form in FIGURES:
-        (Place(request.output) / f"{REPORT}.{form}").write_bytes(draw(rows, form=form))
+        (StoragePath(request.output) / f"{REPORT}.{form}").write_bytes(draw(rows, form=form))
     return report, {"metrics": list(metrics), "confusion": agreement.confusion_cells(confusions)}
 
 
@@ -401,7 +401,7 @@ def _remove_report(output: Output) -> None:
     """Removes tables, report and figures of an earlier start: half of them beside new scores would be believed."""
     output.remove(TABLES)
     for form in ("md", *FIGURES):
-        (Place(output.place) / f"{REPORT}.{form}").remove()
+        (StoragePath(output.place) / f"{REPORT}.{form}").remove()
 
 
 TABLE = "meta_evaluation"
@@ -450,12 +450,12 @@ def combine_studies(
         target.claim({"dataset": AVERAGE, "input": _fingerprint(runs), "statistics": {"seed": seed}})
         target.begin({}, counts={"studies": len(runs)})
         target.write_rows(TABLE, rows, META_EVALUATION)
-        (Place(output) / COMBINED_REPORT).write_bytes(report.encode())
+        (StoragePath(output) / COMBINED_REPORT).write_bytes(report.encode())
         target.end(Ending())
     return report
 
 
-def _open(study: str) -> Run:
+def _open(study: str) -> RunTables:
     """The run of a study. Raises CombineError unless it is a finished meta-evaluation."""
     run = open_run(study)
     missing = [name for name in NEEDED if name not in run.tables]
@@ -467,19 +467,19 @@ def _open(study: str) -> Run:
     return run
 
 
-def _fingerprint(runs: Sequence[Run]) -> str:
+def _fingerprint(runs: Sequence[RunTables]) -> str:
     """32 hex characters of what the studies are of."""
     identities = [run.manifest.get("identity", {}) for run in runs]
     return hashlib.blake2b(json.dumps(identities, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def _rows(run: Run, table: str) -> list[dict[str, Any]]:
+def _rows(run: RunTables, table: str) -> list[dict[str, Any]]:
     """The rows of a table of a study; these are small, a few for a metric, model and measure."""
     rows: list[dict[str, Any]] = run.table(table).to_pylist()
     return rows
 
 
-def _check_once(runs: Sequence[Run]) -> None:
+def _check_once(runs: Sequence[RunTables]) -> None:
     """Raises CombineError where two studies have the same metric of a model on one data set."""
     owners: dict[tuple[str, ...], str] = {}
     for run in runs:

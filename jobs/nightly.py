@@ -10,8 +10,8 @@ from datetime import UTC, date, datetime
 from functools import cached_property
 from typing import Any
 
-from untold.jobs.inference.stage.engines import Held, open_held
-from untold.jobs.inference.stage.start import Outcome, missed_of
+from untold.jobs.inference.stage.engines import SharedEngines, open_held
+from untold.jobs.inference.stage.start import Outcome, miss_messages
 from untold.jobs.inference.store.store import SPARK_ERRORS
 from untold.jobs.inputs.checking import adapter_of, listed_files
 from untold.jobs.inputs.files import NoInputError, count_bytes, listing_of
@@ -21,7 +21,7 @@ from untold.jobs.run.manifest import read_manifest
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, LEFT, Ending
 from untold.jobs.run.session import SMALL_BYTES
 from untold.jobs.run.terminal import Display, amount, page_of, print_lines
-from untold.jobs.score import has_ended, score, show_summary
+from untold.jobs.score import is_complete, score, show_summary
 from untold.jobs.settings.model import Settings
 from untold.jobs.summary.nights import (
     DATE,
@@ -72,7 +72,7 @@ class NightlyRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Night:
+class DateResult:
     """What became of a date.
 
     `status`: `done` where nothing was left to do, `empty` without input, `refused` where it could not start, `waiting`
@@ -108,10 +108,10 @@ class Night:
 
 
 @dataclass(frozen=True)
-class Nights:
+class BackfillResult:
     """What became of all dates, in the order in which they were asked for."""
 
-    nights: Sequence[Night]
+    nights: Sequence[DateResult]
     breaks: Sequence[Mapping[str, Any]] = ()
     # The file about all dates, where some ran
     file: str | None = None
@@ -146,28 +146,28 @@ class Nights:
         return "\n".join(f"{night.date}: {line}" for night in told for line in str(night.message).splitlines())
 
 
-def nightly(request: NightlyRequest, display: Display) -> Nights:
+def nightly(request: NightlyRequest, display: Display) -> BackfillResult:
     """Scores those dates that are not done, in one start of Spark and Ray. What is wrong with one ends no other."""
     found = {day: _look(request, day) for day in request.dates}
     pending = {day: one for day, one in found.items() if isinstance(one, ScoreRequest)}
-    nights = {day: one for day, one in found.items() if isinstance(one, Night)}
+    nights = {day: one for day, one in found.items() if isinstance(one, DateResult)}
     if pending:
         nights |= {date.fromisoformat(night.date): night for night in _score_all(request, pending, display)}
     ended = [nights[day] for day in request.dates]
     ran = {night.date for night in ended if night.ran}
     if not ran:
-        return Nights(ended)
+        return BackfillResult(ended)
     known = read_nights(request.night.output)
     breaks = [one for one in breaks_of(known) if ran & {one["date"], one["before"]}]
-    return Nights(ended, breaks, write_nights(request.night.output, known))
+    return BackfillResult(ended, breaks, write_nights(request.night.output, known))
 
 
-def _look(request: NightlyRequest, day: date) -> Night | ScoreRequest:
+def _look(request: NightlyRequest, day: date) -> DateResult | ScoreRequest:
     """What is known of a date without an engine; its request where it has something to do."""
     asked, name = request.of(day), day.isoformat()
     try:
         earlier = None if asked.overwrite else read_manifest(asked.output)
-        ended = earlier is not None and has_ended(asked, earlier)
+        ended = earlier is not None and is_complete(asked, earlier)
         if earlier is not None and ended:
             changed = _input_changed(asked, earlier)
             if not (changed and request.refresh):
@@ -176,7 +176,7 @@ def _look(request: NightlyRequest, day: date) -> Night | ScoreRequest:
         _check_sentinel(asked, name)
     except NoInputError as error:
         if earlier is None and not request.require_input:
-            return Night(date=name, status="empty")
+            return DateResult(date=name, status="empty")
         return _refused(name, error)
     except UserError as error:
         return _refused(name, error)
@@ -216,13 +216,13 @@ def _input_changed(asked: ScoreRequest, earlier: Manifest) -> bool:
     return known is not None and known != listing_of(files)
 
 
-def _done(request: NightlyRequest, day: str, earlier: Manifest, changed: bool) -> Night:
+def _done(request: NightlyRequest, day: str, earlier: Manifest, changed: bool) -> DateResult:
     """A date that has nothing left to ask, with the exit code of its run."""
     settings = request.night.settings
-    missed = missed_of(earlier, settings)
+    missed = miss_messages(earlier, settings)
     code = Ending().exit_code(earlier["counts"]["statuses"], settings.fail_on_error, missed)
     ended = Outcome(exit_code=code, manifest=earlier, message="\n".join(missed) or None).held_to(request.bars)
-    return Night(
+    return DateResult(
         date=day,
         status="done",
         exit_code=ended.exit_code,
@@ -232,8 +232,8 @@ def _done(request: NightlyRequest, day: str, earlier: Manifest, changed: bool) -
     )
 
 
-def _refused(day: str, error: Exception) -> Night:
-    return Night(date=day, status="refused", exit_code=REFUSED, message=_told(error))
+def _refused(day: str, error: Exception) -> DateResult:
+    return DateResult(date=day, status="refused", exit_code=REFUSED, message=_told(error))
 
 
 def _told(error: Exception) -> str:
@@ -262,7 +262,7 @@ class _Month:
         """What the next night may cost; None without end."""
         return None if self.most is None else max(0.0, self.most - sum(self.costs.values()))
 
-    def add(self, night: Night) -> None:
+    def add(self, night: DateResult) -> None:
         """Counts a night that ran."""
         if self.most is not None and night.manifest:
             self.costs[night.date] = cost_within(self.name, night.manifest)
@@ -275,7 +275,7 @@ class _Month:
         return settings.model_copy(update={"budget": capped})
 
 
-def _score_all(request: NightlyRequest, pending: Mapping[date, ScoreRequest], display: Display) -> Iterator[Night]:
+def _score_all(request: NightlyRequest, pending: Mapping[date, ScoreRequest], display: Display) -> Iterator[DateResult]:
     """Scores dates one after the other, until one ends so that no other can go on."""
     month = _Month(request.night.output, request.night.settings.nightly.budget_month)
     waiting = iter(pending.items())
@@ -306,22 +306,24 @@ def _is_used_up(month: _Month, settings: Settings) -> bool:
     return others == (None, None) and (night.max_cost is None or (month.left or 0.0) < night.max_cost)
 
 
-def _month_used_up(month: _Month) -> Night:
+def _month_used_up(month: _Month) -> DateResult:
     spent = sum(month.costs.values())
     message = (
         f"nightly.budget_month is used up ({spent:,.4f} of {month.most:,.4f} in {month.name}); "
         "raise it, or start again next month"
     )
-    return Night(date="", status="waiting", exit_code=EXIT_CODES["budget"], message=message)
+    return DateResult(date="", status="waiting", exit_code=EXIT_CODES["budget"], message=message)
 
 
-def _wait(waiting: Iterator[tuple[date, ScoreRequest]], cause: Night) -> Iterator[Night]:
+def _wait(waiting: Iterator[tuple[date, ScoreRequest]], cause: DateResult) -> Iterator[DateResult]:
     """The dates that are left, which start again has to take up."""
     for day, _ in waiting:
-        yield Night(date=day.isoformat(), status="waiting", exit_code=cause.exit_code, message=cause.message)
+        yield DateResult(date=day.isoformat(), status="waiting", exit_code=cause.exit_code, message=cause.message)
 
 
-def _score_one(request: NightlyRequest, day: date, asked: ScoreRequest, display: Display, held: Held) -> Night:
+def _score_one(
+    request: NightlyRequest, day: date, asked: ScoreRequest, display: Display, held: SharedEngines
+) -> DateResult:
     name = day.isoformat()
     sentinel: Outcome | None = None
     try:
@@ -332,14 +334,14 @@ def _score_one(request: NightlyRequest, day: date, asked: ScoreRequest, display:
         outcome = score(_less(asked, sentinel), display, held).held_to(request.bars)
     except NoInputError as error:
         # Its files have no row, which their beginnings did not tell
-        return _refused(name, error) if request.require_input else Night(date=name, status="empty")
+        return _refused(name, error) if request.require_input else DateResult(date=name, status="empty")
     except (UserError, *SPARK_ERRORS) as error:
         return _refused(name, error)
     return _night(name, outcome, {**outcome.manifest, **({"sentinel": sentinel.manifest} if sentinel else {})})
 
 
-def _night(day: str, outcome: Outcome, manifest: Manifest) -> Night:
-    return Night(
+def _night(day: str, outcome: Outcome, manifest: Manifest) -> DateResult:
+    return DateResult(
         date=day,
         status="done" if outcome.unchanged else outcome.manifest["status"],
         exit_code=outcome.exit_code,
@@ -366,7 +368,7 @@ def _less(asked: ScoreRequest, sentinel: Outcome | None) -> ScoreRequest:
     return replace(asked, settings=settings)
 
 
-def show_nights(found: Nights, request: NightlyRequest) -> None:
+def show_nights(found: BackfillResult, request: NightlyRequest) -> None:
     """Prints a line a date, or of one that ran its summary, and of several the table of all."""
     nights = found.nights
     if len(nights) == 1 and nights[0].ran:
@@ -380,7 +382,7 @@ def show_nights(found: Nights, request: NightlyRequest) -> None:
     print_lines(map(redact, lines))
 
 
-def show_json(found: Nights, request: NightlyRequest) -> None:
+def show_json(found: BackfillResult, request: NightlyRequest) -> None:
     """Prints what became of the dates, and where figures break over all dates that there are, as JSON."""
     breaks = breaks_of(read_nights(request.night.output))
     content = {"exit_code": found.exit_code, "dates": [night.row for night in found.nights], "breaks": breaks}

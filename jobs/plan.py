@@ -16,11 +16,11 @@ from untold.jobs.inference.backends import local_model
 from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.stage.call_settings import calls_for, hours_at, runs_in_tasks
 from untold.jobs.inference.stage.expected_usage import (
-    Asked,
-    Asking,
-    Counted,
+    EarlierRequests,
+    ExpectedCall,
     Lookup,
     Outputs,
+    RepeatedCall,
     Tallies,
     keep,
     read_figures,
@@ -133,7 +133,7 @@ class Planner:
     retry_failed: bool = False
     tallies: Tallies = field(default_factory=Tallies)
     _planned: list[_Planned] = field(default_factory=list)
-    _before: Counted = field(default_factory=Counted)
+    _before: EarlierRequests = field(default_factory=EarlierRequests)
 
     def add(self, metric: Metric, samples: DataFrame, settings: Settings, name: str | None = None) -> None:
         """Plans a metric after those before it: what they would ask counts as reused. `name`: what its rows say."""
@@ -148,12 +148,14 @@ class Planner:
         figures: Mapping[str, Figures | None] = {}
         if open_stages:
             figures = read_figures(self.spark, self.store, self.stages)
-            before = Counted()
+            before = EarlierRequests()
             for planned in self._planned:
                 planned.likely = self._likely(planned, figures, before)
         return [row for planned in self._planned for row in one_a_stage(planned.rows(figures))]
 
-    def _likely(self, planned: _Planned, figures: Mapping[str, Figures | None], before: Counted) -> Sequence[Asking]:
+    def _likely(
+        self, planned: _Planned, figures: Mapping[str, Figures | None], before: EarlierRequests
+    ) -> Sequence[ExpectedCall]:
         """The askings of a metric were unanswered requests answered as usual.
 
         Up to the first stage with something to ask nothing is assumed, so that these are counted already.
@@ -173,8 +175,8 @@ class Planner:
         self,
         planned: _Planned,
         outputs: Outputs,
-        before: Counted,
-        given: Sequence[Asking] = (),
+        before: EarlierRequests,
+        given: Sequence[ExpectedCall] = (),
         figures: Mapping[str, Figures] | None = None,
     ) -> PlanningTools:
         lookup = Lookup(self.spark, self.tallies, self.store, self.retry_failed, before)
@@ -189,8 +191,8 @@ class _Planned:
     metric: Metric
     samples: DataFrame
     assumed: Assumptions
-    askings: Sequence[Asking] = ()
-    likely: Sequence[Asking] = ()
+    askings: Sequence[ExpectedCall] = ()
+    likely: Sequence[ExpectedCall] = ()
     # The askings before something was looked up; None where nothing is
     found_after: int | None = None
 
@@ -208,7 +210,7 @@ class _Planned:
             yield row | _expected(row, likely, figures.get(asking.stage.name), self.assumed.settings, exact)
             exact = exact and not asking.tally["missing"]
 
-    def _row(self, asking: Asking, exact: bool) -> dict[str, Any]:
+    def _row(self, asking: ExpectedCall, exact: bool) -> dict[str, Any]:
         """What is possible. Tokens are of the requests still to be asked: completions at their limit."""
         settings, to_ask, stage = self.assumed.settings, asking.tally["asked"], asking.stage
         tokens = {"prompt_tokens": asking.prompt_tokens, "completion_tokens": to_ask * completion_limit(stage)}
@@ -243,7 +245,7 @@ def one_a_stage(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _expected(
-    row: Mapping[str, Any], likely: Asking, figures: Figures | None, settings: Settings, exact: bool
+    row: Mapping[str, Any], likely: ExpectedCall, figures: Figures | None, settings: Settings, exact: bool
 ) -> dict[str, Any]:
     """What is likely of a row, and no more than what is possible; calls that fail and are made again come on top.
 
@@ -298,11 +300,11 @@ class PlanningTools:
     stages: Mapping[str, Stage]
     lookup: Lookup
     outputs: Outputs
-    given: Sequence[Asking] = ()
+    given: Sequence[ExpectedCall] = ()
     figures: Mapping[str, Figures] | None = None
-    askings: list[Asking] = field(default_factory=list)
+    askings: list[ExpectedCall] = field(default_factory=list)
 
-    def run(self) -> list[Asking]:
+    def run(self) -> list[ExpectedCall]:
         """The askings of the metric. The tables that it gives are frames nobody reads."""
         self.planned.metric.score(self.planned.samples, self, self.planned.assumed.settings)
         return self.askings
@@ -313,7 +315,7 @@ class PlanningTools:
         if samples not in known:
             summarise, place = self.planned.assumed.settings.summarise_contexts, len(self.askings)
             frame = summarise_contexts(samples, self.ask, summarise=summarise)
-            shared = [replace(asking, tally=Asked(asking.tally)) for asking in self.askings[place:]]
+            shared = [replace(asking, tally=RepeatedCall(asking.tally)) for asking in self.askings[place:]]
             known[samples] = shared, frame
             return frame
         askings, frame = known[samples]
@@ -361,7 +363,7 @@ class PlanningTools:
         self.lookup.before.add(asking)
         return asking.results(self.outputs[stage] if stage in self.outputs else assumed_results()[stage])
 
-    def _find(self, stage: Stage, requests: Requests) -> Asking:
+    def _find(self, stage: Stage, requests: Requests) -> ExpectedCall:
         """The asking, known beforehand, by a formula, or looked up.
 
         Pairs of made-up texts are not generated: their number follows from a formula, and may be billions.

@@ -22,11 +22,11 @@ from matplotlib.patches import Rectangle
 from untold.graph.plotting import STYLE
 from untold.graph.views import one_line
 from untold.jobs import analysis
-from untold.jobs.run_tables import Run
+from untold.jobs.run_tables import RunTables
 from untold.jobs.summary.dated_scores import OVERALL, SENTINEL
 from untold.jobs.summary.ranking import is_unlikely
 from untold.jobs.summary.trends import Trend, find_trend
-from untold.udfs.registry import shorten
+from untold.udfs.errors import shorten
 
 # Okabe and Ito's colours, which colour-blind people tell apart, in the order in which systems take them
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
@@ -85,7 +85,7 @@ def _drawn(draw: Callable[P, Picture]) -> Callable[P, Picture]:
 
 
 @_drawn
-def means(run: Run, *others: Run) -> Picture:
+def means(run: RunTables, *others: RunTables) -> Picture:
     """The mean of each system with its 95 % interval, a panel a metric."""
     rows = analysis.trend((run, *others)).to_pylist()
     rows = [row for row in rows if row["mean"] is not None and (row["system"] is not None or not _systems(rows))]
@@ -103,7 +103,7 @@ def means(run: Run, *others: Run) -> Picture:
 
 
 @_drawn
-def distribution(run: Run, *others: Run) -> Picture:
+def distribution(run: RunTables, *others: RunTables) -> Picture:
     """How the scores of each system are spread: a panel a metric and system, the share of its samples in tenths."""
     rows = analysis.distribution((run, *others), BINS).to_pylist()
     metrics, systems = (list(dict.fromkeys(row[name] for row in rows)) for name in ("metric", "system"))
@@ -125,7 +125,7 @@ def distribution(run: Run, *others: Run) -> Picture:
 
 
 @_drawn
-def differences(run: Run, *others: Run, metrics: Sequence[str] | None = None, **how: Any) -> Picture:
+def differences(run: RunTables, *others: RunTables, metrics: Sequence[str] | None = None, **how: Any) -> Picture:
     """How far two systems differ, with 95 % intervals; blue where adjusted p is below 0.05.
 
     `metrics` and `how` are arguments of `Run.compare`.
@@ -150,7 +150,7 @@ def differences(run: Run, *others: Run, metrics: Sequence[str] | None = None, **
 
 
 @_drawn
-def agreement(run: Run, *others: Run) -> Picture:
+def agreement(run: RunTables, *others: RunTables) -> Picture:
     """How alike metrics judge the same samples: Spearman's coefficient of each two, and the number of samples."""
     rows = analysis.agreement((run, *others)).to_pylist()
     names = list(dict.fromkeys(name for row in rows for name in (row["first"], row["second"])))
@@ -175,7 +175,7 @@ def agreement(run: Run, *others: Run) -> Picture:
 
 @_drawn
 def left_out(
-    run: Run, *others: Run, by: str = "statement", n: int = 10, metrics: Sequence[str] | None = None
+    run: RunTables, *others: RunTables, by: str = "statement", n: int = 10, metrics: Sequence[str] | None = None
 ) -> Picture:
     """What answers leave out most, by statement, query, source or system: the share that misses it."""
     rows = analysis.left_out((run, *others), by, n, metrics).to_pylist()
@@ -195,7 +195,7 @@ def _label(row: Mapping[str, Any], by: str, *, several: bool) -> str:
 
 
 @_drawn
-def statuses(run: Run, *others: Run) -> Picture:
+def statuses(run: RunTables, *others: RunTables) -> Picture:
     """What became of the samples of each metric and system, as shares."""
     rows = analysis.statuses((run, *others)).to_pylist()
     names = list(dict.fromkeys((row["metric"], row["system"]) for row in rows))[::-1]
@@ -220,7 +220,7 @@ def statuses(run: Run, *others: Run) -> Picture:
 
 
 @_drawn
-def costs(run: Run, *others: Run) -> Picture:
+def costs(run: RunTables, *others: RunTables) -> Picture:
     """What each stage of the last start cost; calls where no price is set."""
     rows = [row for row in analysis.costs((run, *others)).to_pylist() if row["calls"]]
     what = "cost" if any(row["cost"] for row in rows) else "calls"
@@ -229,7 +229,7 @@ def costs(run: Run, *others: Run) -> Picture:
     return _bars([row["stage"] for row in rows], [row[what] or 0 for row in rows], told, BLUE, f"{what} by stage")
 
 
-def trend(*runs: Run) -> Picture:
+def trend(*runs: RunTables) -> Picture:
     """The mean of each system over the dates of runs, with its 95 % interval, a panel a metric.
 
     Lines are cut where figures are not comparable; circles are changes beyond chance, grey is the sentinel.
@@ -270,7 +270,7 @@ def draw_trend(found: Trend) -> Picture:
 
 
 @_drawn
-def match_rates(run: Run, convention: str = "mismatch") -> Picture:
+def match_rates(run: RunTables, convention: str = "mismatch") -> Picture:
     """How often metrics match people's labels, with 95 % intervals, a panel a judge; the line needs no judge at all."""
     rows = [row for row in run.table("meta_evaluation").to_pylist() if row["convention"] == convention]
     by_model = _grouped([row for row in rows if row["measure"] == "lmr" and row["value"] is not None], "model")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from untold.jobs.inference.store.compaction import VERSION
 from untold.jobs.inference.store.completion_references import (
     Pruned,
-    Use,
+    ReferenceFile,
     find_unneeded,
     folder_of_uses,
     list_uses,
@@ -34,7 +34,7 @@ from untold.jobs.summary.nights import SENTINEL_FOLDER
 from untold.udfs.errors import UserError
 from untold.udfs.llm.store_files import Unneeded
 from untold.udfs.llm.units import RequestIds
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 _STAGE = re.compile(r"\w+-[0-9a-f]{32}")
 
@@ -60,7 +60,7 @@ def prune(request: PruneRequest) -> list[Pruned]:
     Without `apply` nothing changes. Raises LockedError where a run holds a stage's folder, before anything is removed,
     and PruneError for an output that is to be kept and does not say what it needs.
     """
-    stages = (Place(request.store) / VERSION).entries()
+    stages = (StoragePath(request.store) / VERSION).entries()
     folders = [str(entry.place) for entry in stages if _STAGE.fullmatch(entry.name)]
     if not folders:
         raise PruneError(f"{request.store}: no completions in it; give the store of runs, STORE in --set store=STORE")
@@ -74,14 +74,14 @@ def prune(request: PruneRequest) -> list[Pruned]:
         kept = _runs_of_outputs(request, {use.run for use in uses})
         stay = [use for use in uses if use.run in kept or use.at >= before.timestamp()]
         act = prune_folder if request.apply else find_unneeded
-        found = [act(folder, Unneeded(before, _ids_of(stay, Place(folder).name))) for folder in sorted(folders)]
+        found = [act(folder, Unneeded(before, _ids_of(stay, StoragePath(folder).name))) for folder in sorted(folders)]
         if request.apply:
             for run in {use.run for use in uses} - {use.run for use in stay}:
-                (Place(folder_of_uses(request.store)) / run).remove()
+                (StoragePath(folder_of_uses(request.store)) / run).remove()
     return found
 
 
-def _ids_of(uses: Iterable[Use], stage: str) -> RequestIds:
+def _ids_of(uses: Iterable[ReferenceFile], stage: str) -> RequestIds:
     """The requests of a stage that some run has noted. Raises PruneError where notes cannot be read."""
     ids: list[NDArray[np.bytes_]] = []
     for use in uses:

@@ -22,7 +22,7 @@ from untold.jobs import analysis, run_tables
 from untold.jobs.run.terminal import amount, page_of, table
 from untold.jobs.summary.trends import date_of
 from untold.udfs.errors import require
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +39,7 @@ PYTHON_LINES = (
 )
 
 
-class Run(run_tables.Run):
+class Run(run_tables.RunTables):
     """The output of one run: its manifest, its tables, and what they say. `open_run` and `Session.score` give one.
 
     Methods that take `others` are of this run and of these together.
@@ -55,7 +55,7 @@ class Run(run_tables.Run):
 
     def compare(
         self,
-        *others: run_tables.Run,
+        *others: run_tables.RunTables,
         metrics: Sequence[str] | None = None,
         measures: Sequence[str] | None = None,
         seed: int = 0,
@@ -84,13 +84,13 @@ class Run(run_tables.Run):
             runs, metrics=metrics, measures=measures, seed=seed, notify=_warn, cluster=cluster, undefined=undefined
         )
 
-    def differences(self, *others: run_tables.Run, **how: Any) -> pa.Table:
+    def differences(self, *others: run_tables.RunTables, **how: Any) -> pa.Table:
         """How far two systems differ, with 95 % intervals and adjusted p: `comparisons` of `compare`."""
         return self.compare(*others, **how)["comparisons"]
 
     def estimate(
         self,
-        proxy: run_tables.Run | str | None = None,
+        proxy: run_tables.RunTables | str | None = None,
         *,
         samples: str | os.PathLike[str] | None = None,
         labels: str | os.PathLike[str] | None = None,
@@ -131,30 +131,30 @@ class Run(run_tables.Run):
         return {name: pa.Table.from_pylist(own, ESTIMATES) for name, own in rows.items()}
 
     def differences_by_query(
-        self, *others: run_tables.Run, n: int | None = 20, metrics: Sequence[str] | None = None
+        self, *others: run_tables.RunTables, n: int | None = 20, metrics: Sequence[str] | None = None
     ) -> pa.Table:
         """The n queries in which two systems differ most, or all, with both scores."""
         return analysis.differences_by_query((self, *others), n, metrics)
 
-    def agreement(self, *others: run_tables.Run) -> pa.Table:
+    def agreement(self, *others: run_tables.RunTables) -> pa.Table:
         """How alike two metrics judge the same samples: Spearman's and Pearson's coefficients."""
         return analysis.agreement((self, *others))
 
-    def distribution(self, *others: run_tables.Run, bins: int = 10) -> pa.Table:
+    def distribution(self, *others: run_tables.RunTables, bins: int = 10) -> pa.Table:
         """How many samples have which score, by metric and system."""
         return analysis.distribution((self, *others), bins)
 
-    def statuses(self, *others: run_tables.Run) -> pa.Table:
+    def statuses(self, *others: run_tables.RunTables) -> pa.Table:
         """What became of samples, by metric and system."""
         return analysis.statuses((self, *others))
 
-    def costs(self, *others: run_tables.Run) -> pa.Table:
+    def costs(self, *others: run_tables.RunTables) -> pa.Table:
         """What the last start used, by stage and model, the dearest first."""
         return analysis.costs((self, *others))
 
     def left_out(
         self,
-        *others: run_tables.Run,
+        *others: run_tables.RunTables,
         by: str = "statement",
         n: int | None = 20,
         metrics: Sequence[str] | None = None,
@@ -162,15 +162,15 @@ class Run(run_tables.Run):
         """What answers leave out most, by `statement`, `query`, `source` or `system`: the n first rows, or all."""
         return analysis.left_out((self, *others), by, n, metrics)
 
-    def topics(self, *others: run_tables.Run, n: int = 10, metrics: Sequence[str] | None = None) -> pa.Table:
+    def topics(self, *others: run_tables.RunTables, n: int = 10, metrics: Sequence[str] | None = None) -> pa.Table:
         """What left out statements are about, in n groups by the vectors of the embedded model (`untold[local]`)."""
         return analysis.topics((self, *others), n, metrics)
 
-    def changes(self, *others: run_tables.Run, metrics: Sequence[str] | None = None, seed: int = 0) -> pa.Table:
+    def changes(self, *others: run_tables.RunTables, metrics: Sequence[str] | None = None, seed: int = 0) -> pa.Table:
         """How each system changed from one run's date to the next, with 95 % intervals and adjusted p."""
         return analysis.changes((self, *others), metrics, seed)
 
-    def trend(self, *others: run_tables.Run) -> pa.Table:
+    def trend(self, *others: run_tables.RunTables) -> pa.Table:
         """The summaries of runs by the dates in their folders' names."""
         return analysis.trend((self, *others))
 
@@ -186,7 +186,7 @@ class Run(run_tables.Run):
 
         export(self, to, os.fspath(output))
 
-    def report(self, file: str | os.PathLike[str] | None = None, *others: run_tables.Run) -> Report:
+    def report(self, file: str | os.PathLike[str] | None = None, *others: run_tables.RunTables) -> Report:
         """This run, beside others, as one HTML page: shown in the notebook, or written to the file.
 
         Raises:
@@ -224,7 +224,7 @@ def open_runs(folder: str | os.PathLike[str]) -> list[Run]:
 
     Folders without a manifest, and runs that have not ended, are left out. Raises UntoldError where none is left.
     """
-    folders = [entry.place for entry in Place(os.fspath(folder)).entries() if entry.kind == "folder"]
+    folders = [entry.place for entry in StoragePath(os.fspath(folder)).entries() if entry.kind == "folder"]
     found = []
     for place in folders:
         with suppress(run_tables.UnreadableRunError):

@@ -25,9 +25,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from untold.jobs.tables import RESULT_TABLES, TABLES
-from untold.udfs.errors import UserError
-from untold.udfs.registry import did_you_mean, near_misses
-from untold.udfs.storage import Place, PlaceError
+from untold.udfs.errors import UserError, did_you_mean, near_misses
+from untold.udfs.storage import PlaceError, StoragePath
 
 if TYPE_CHECKING:
     import duckdb
@@ -45,16 +44,16 @@ class UnreadableRunError(UserError):
 
 
 @dataclass(frozen=True, repr=False)
-class Run:
+class RunTables:
     """The output of one run: its manifest and its tables, without Spark; `untold.Run` has more. Made by `open_run`."""
 
     directory: str
     manifest: Mapping[str, Any]
 
     @property
-    def place(self) -> Place:
+    def place(self) -> StoragePath:
         """Its directory, the same in every process."""
-        return Place(Place(self.directory).spark)
+        return StoragePath(StoragePath(self.directory).spark)
 
     @property
     def status(self) -> str:
@@ -80,7 +79,7 @@ class Run:
         found = (name for name in folders | named if not _hidden(name))
         return tuple(sorted(name for name in found if name in known or self._files(name)))
 
-    def path_of(self, name: str) -> Place:
+    def path_of(self, name: str) -> StoragePath:
         """The folder of a table, which need not be there."""
         return place_of_table(str(self.place), self.manifest, name)
 
@@ -188,14 +187,14 @@ class Run:
         return sorted(file.arrow[1] for file in files if file.name.endswith(".parquet") and not _hidden(file.name))
 
 
-def open_run(directory: str | os.PathLike[str], *, allow_running: bool = False) -> Run:
-    """The run whose output is `directory`: a local path or a URI, as `untold.udfs.storage.Place` knows them.
+def open_run(directory: str | os.PathLike[str], *, allow_running: bool = False) -> RunTables:
+    """The run whose output is `directory`: a local path or a URI, as `untold.udfs.storage.StoragePath` knows them.
 
     Raises `UnreadableRunError` where there is no readable manifest.json, and where its status is `running` unless
     `allow_running`: the tables beside such a manifest may be missing, half written or those of an earlier start.
     """
     place = os.fspath(directory)
-    run = Run(place, _read_manifest(place))
+    run = RunTables(place, _read_manifest(place))
     # A killed run leaves this status too: it could not write another
     if run.manifest.get("status") == "running" and not allow_running:
         raise UnreadableRunError(
@@ -205,7 +204,9 @@ def open_run(directory: str | os.PathLike[str], *, allow_running: bool = False) 
     return run
 
 
-def connect_tables(runs: Sequence[Run], names: Iterable[str], *, numbered: bool = False) -> duckdb.DuckDBPyConnection:
+def connect_tables(
+    runs: Sequence[RunTables], names: Iterable[str], *, numbered: bool = False
+) -> duckdb.DuckDBPyConnection:
     """A database in memory whose views are these tables; `numbered`: with `output`, the run's place from 0.
 
     What a query holds beyond its memory, DuckDB keeps in the temporary folder.
@@ -246,7 +247,7 @@ def _without_rows(database: duckdb.DuckDBPyConnection, name: str, columns: pa.Sc
     return f"without_rows.{name}"
 
 
-def place_of_table(directory: str, manifest: Mapping[str, Any], name: str) -> Place:
+def place_of_table(directory: str, manifest: Mapping[str, Any], name: str) -> StoragePath:
     """A table's folder as the manifest names it: within the output, or elsewhere in a lakehouse.
 
     >>> str(place_of_table("out", {"tables": {"scores": "scores/3f0c"}}, "scores"))
@@ -255,10 +256,10 @@ def place_of_table(directory: str, manifest: Mapping[str, Any], name: str) -> Pl
     '/lake/scores/date=2026-11-20/3f0c'
     """
     path = str((manifest.get("tables") or {}).get(name, name))
-    return Place(path) if path.startswith("/") or "://" in path else Place(directory) / path
+    return StoragePath(path) if path.startswith("/") or "://" in path else StoragePath(directory) / path
 
 
-def find_table(directory: str, name: str) -> Place | None:
+def find_table(directory: str, name: str) -> StoragePath | None:
     """The folder of a table of an output, or of a folder of tables without a manifest; None where there is none."""
     try:
         manifest = _read_manifest(directory)
@@ -271,7 +272,7 @@ def find_table(directory: str, name: str) -> Place | None:
 def _read_manifest(place: str) -> dict[str, Any]:
     """The manifest. Raises UnreadableRunError where there is none, or nothing that can be read as one."""
     try:
-        manifest = json.loads((Place(Place(place).spark) / MANIFEST).read_bytes())
+        manifest = json.loads((StoragePath(StoragePath(place).spark) / MANIFEST).read_bytes())
     except PlaceError as error:
         raise UnreadableRunError(str(error)) from error
     except FileNotFoundError as error:

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.stage.call_settings import RunEndpoint
-from untold.jobs.inference.stage.engines import Held
+from untold.jobs.inference.stage.engines import SharedEngines
 from untold.jobs.inference.stage.runner import StageRunner
 from untold.jobs.inference.stage.start import Outcome, Start, failure_counts, open_endpoint, open_start
 from untold.jobs.inputs.samples import (
@@ -35,11 +35,11 @@ from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.metrics.scoring import count_stages, repeated_samples, salted_stages, score_samples
 from untold.jobs.retrieval.sources import open_knowledge
 from untold.jobs.run import manifest
+from untold.jobs.run.folders import Counted, LostRowsError
 from untold.jobs.run.notifications import lineage, span
 from untold.jobs.run.output import Output, shown
 from untold.jobs.run.session import read_parquet
-from untold.jobs.run.terminal import Course, Display, amount, page_of, print_lines
-from untold.jobs.run.workspace import Counted, LostRowsError
+from untold.jobs.run.terminal import Display, RunProgress, amount, page_of, print_lines
 from untold.jobs.run_tables import open_run
 from untold.jobs.settings.model import Settings
 from untold.jobs.summary import aggregate
@@ -60,7 +60,7 @@ FEW_SAMPLES = 200
 TABLES_AT_ONCE = 3
 
 
-def score(request: ScoreRequest, display: Display, held: Held | None = None) -> Outcome:
+def score(request: ScoreRequest, display: Display, held: SharedEngines | None = None) -> Outcome:
     """Runs the main job. Raises errors with one clear line for what a user can mend.
 
     Writes the tables of `RESULT_TABLES` and manifest.json into the output, completions into the store. Starting it
@@ -79,7 +79,7 @@ def score(request: ScoreRequest, display: Display, held: Held | None = None) -> 
     return outcome
 
 
-def _run(request: ScoreRequest, display: Display, held: Held | None) -> Outcome:
+def _run(request: ScoreRequest, display: Display, held: SharedEngines | None) -> Outcome:
     """The run of `score`, in its locked output."""
     settings = request.settings
     with (
@@ -102,7 +102,7 @@ def _run(request: ScoreRequest, display: Display, held: Held | None) -> Outcome:
             return _score(_Scoring(start, request, endpoint, stages))
 
 
-def has_ended(request: ScoreRequest, earlier: Mapping[str, Any]) -> bool:
+def is_complete(request: ScoreRequest, earlier: Mapping[str, Any]) -> bool:
     """Whether the output with this manifest leaves nothing to ask for the request, whatever became of its input.
 
     No engine starts for it. Raises OutputError where the output belongs to other settings, and what reading templates
@@ -189,7 +189,7 @@ def _score(run: _Scoring) -> Outcome:
         return unchanged
     _begin(run, found, content, changes)
     samples = _write_samples(start, found, content)
-    start.display.course = Course(count_stages(run.metrics, settings) * settings.llm.repeats)
+    start.display.course = RunProgress(count_stages(run.metrics, settings) * settings.llm.repeats)
     runner = start.runner(run.stages, run.endpoint)
     tables = score_samples(samples, found.invalid, run.metrics, runner, catalog, start.display.course.enter)
     repeats = list(_score_again(run, runner, samples, found, catalog))

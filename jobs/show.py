@@ -20,10 +20,10 @@ import pyarrow.dataset as ds
 from untold.graph import views
 from untold.jobs.metrics import METRICS
 from untold.jobs.metrics.views import Line, Row, SampleRows, View, count, required
-from untold.jobs.run_tables import Run, UnreadableRunError, open_run
+from untold.jobs.run_tables import RunTables, UnreadableRunError, open_run
 from untold.jobs.summary.run_summary import describe_failures
-from untold.udfs.registry import did_you_mean, near_misses
-from untold.udfs.storage import Place
+from untold.udfs.errors import did_you_mean, near_misses
+from untold.udfs.storage import StoragePath
 
 NEAR_IDS = 10_000  # sample ids that near misses are looked for among: a run may have millions
 SHOWN_IDS = 3
@@ -89,7 +89,7 @@ def _form(picture: str | None) -> str:
     return form
 
 
-def _open(output: str) -> Run:
+def _open(output: str) -> RunTables:
     """The run. Raises ShowError where it has not ended: its tables may be half written."""
     run = open_run(output, allow_running=True)
     if run.manifest.get("status") == "running":
@@ -97,7 +97,7 @@ def _open(output: str) -> Run:
     return run
 
 
-def _read(run: Run, request: ShowRequest) -> list[View]:
+def _read(run: RunTables, request: ShowRequest) -> list[View]:
     """What the run holds of the sample, a value for each metric shown, sorted. Raises ShowError for an unknown one."""
     # Words of a command line that are not UTF-8 hold lone surrogates, which Arrow refuses
     sample_id = request.sample.encode("utf-8", "replace").decode()
@@ -113,7 +113,7 @@ def _read(run: Run, request: ShowRequest) -> list[View]:
     return [_read_metric(run, sample_id, scores[metric], sample) for metric in wanted]
 
 
-def _read_metric(run: Run, sample_id: str, score: Row, sample: Row | None) -> View:
+def _read_metric(run: RunTables, sample_id: str, score: Row, sample: Row | None) -> View:
     """What the run holds of one sample under the metric of its score."""
     of_metric = ds.field("metric") == score["metric"]
     metric = METRICS.get(score["metric"])
@@ -140,7 +140,7 @@ def _read_metric(run: Run, sample_id: str, score: Row, sample: Row | None) -> Vi
 
 
 def _rows(
-    run: Run, table: str, sample_id: str, extra: pc.Expression | None = None, *, columns: list[str] | None = None
+    run: RunTables, table: str, sample_id: str, extra: pc.Expression | None = None, *, columns: list[str] | None = None
 ) -> list[dict[str, Any]]:
     """The rows of one sample; none where the run does not have the table. Only matching rows are kept in memory."""
     if table not in run.tables:
@@ -151,7 +151,7 @@ def _rows(
     return rows
 
 
-def _unknown_sample(run: Run, sample_id: str) -> str:
+def _unknown_sample(run: RunTables, sample_id: str) -> str:
     """The message for a sample that the run does not have, with ids that may have been meant.
 
     Near misses come from ids that contain the given one anywhere in the table, then from its first rows.
@@ -279,7 +279,7 @@ def _place(picture: str, score: Row, *, several: bool) -> str:
 def _write(place: str, picture: bytes) -> None:
     """Writes a picture. Raises ShowError where that cannot be done."""
     try:
-        Place(place).write_whole(lambda file: file.write(picture))
+        StoragePath(place).write_whole(lambda file: file.write(picture))
     except (OSError, pa.ArrowException) as error:
         raise ShowError(f"{place}: cannot be written ({type(error).__name__}); give another --picture") from error
 

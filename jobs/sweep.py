@@ -26,15 +26,14 @@ from untold.jobs.metrics.views import count
 from untold.jobs.run.output import Output
 from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import page_of, print_lines, table
-from untold.jobs.run_tables import Run, open_run
+from untold.jobs.run_tables import RunTables, open_run
 from untold.jobs.summary.aggregate import collect_counts
 from untold.jobs.summary.ranking import interval_text
 from untold.jobs.tables import BETA_SWEEP, CONTEXTS_USED, MEASURES, RECALL_CURVE, SCORES
-from untold.udfs.errors import UserError
+from untold.udfs.errors import UserError, shorten
 from untold.udfs.facts.aspect_coverage import COVERAGE, FACT, icat_score
-from untold.udfs.registry import shorten
 from untold.udfs.statistics.intervals import bca_interval
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 # Lines that are told apart by colour; of more systems the first are drawn, and the table has all
 COLOURS = (*(f"C{number}" for number in range(10)), "black", "gold")
@@ -47,7 +46,7 @@ class UnmeasuredError(UserError):
     """A run without the measures that are wanted. The message says what to do."""
 
 
-def read_measured(spark: SparkSession, run: Run, metric: str) -> tuple[DataFrame, DataFrame]:
+def read_measured(spark: SparkSession, run: RunTables, metric: str) -> tuple[DataFrame, DataFrame]:
     """The rows of a metric: of the table `measures`, and sample_id and system of `scores`.
 
     Raises UnmeasuredError where the run lacks one of these tables.
@@ -72,7 +71,7 @@ def _count(rows: DataFrame, values: Sequence[str], grid: int | None = None) -> D
     return rows.withColumns(rounded).groupBy(*rows.columns).agg(F.count("*").alias("count"))
 
 
-def check_measured(found: Mapping[Any, Any], run: Run, metric: str) -> None:
+def check_measured(found: Mapping[Any, Any], run: RunTables, metric: str) -> None:
     """Raises UnmeasuredError where nothing was found, which says whether the run has the metric."""
     if found:
         return
@@ -112,8 +111,8 @@ def show_lines(rows: Rows, output: str, name: str, over: Mapping[str, str]) -> N
     print_lines([*table(heads, cells, page_of(sys.stdout), names=names, texts=1), places])
 
 
-def _picture_place(output: str, name: str, form: str) -> Place:
-    return Place(output) / "pictures" / f"{name}.{form}"
+def _picture_place(output: str, name: str, form: str) -> StoragePath:
+    return StoragePath(output) / "pictures" / f"{name}.{form}"
 
 
 def draw_bands(axes: Axes, rows: Rows, over: str, systems: Sequence[str | None]) -> None:
@@ -177,7 +176,7 @@ def sweep(spark: SparkSession, request: SweepRequest) -> list[dict[str, Any]]:
     return rows
 
 
-def _read_values(spark: SparkSession, run: Run) -> DataFrame:
+def _read_values(spark: SparkSession, run: RunTables) -> DataFrame:
     """Columns system, fact, coverage: a row a sample that has both measures."""
     measures, systems = read_measured(spark, run, METRIC)
     values = [F.max(F.when(F.col("measure") == name, F.col("value"))).alias(name) for name in (FACT, COVERAGE)]
@@ -273,7 +272,7 @@ def curve(spark: SparkSession, request: CurveRequest) -> list[dict[str, Any]]:
     return rows
 
 
-def _read_curve_values(spark: SparkSession, run: Run) -> DataFrame:
+def _read_curve_values(spark: SparkSession, run: RunTables) -> DataFrame:
     """Columns system, measure, value: a row a defined recall at some k of a sample."""
     measures, systems = read_measured(spark, run, CURVE_METRIC)
     at_k = F.col("measure").rlike(f"^(?:{_AT_K.pattern})$") & F.col("value").isNotNull()
@@ -281,7 +280,7 @@ def _read_curve_values(spark: SparkSession, run: Run) -> DataFrame:
     return facts.unionByName(_recalled(spark, run)) if CONTEXTS in run.tables else facts
 
 
-def _recalled(spark: SparkSession, run: Run) -> DataFrame:
+def _recalled(spark: SparkSession, run: RunTables) -> DataFrame:
     """The same columns: the share of a sample's ground-truth claims that its first k contexts state, or all it has.
 
     A sample without such claims has no row, nor one of whose contexts something is not known.

@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 
 from untold.jobs.inputs.files import NoInputError, find_files
 from untold.jobs.run.terminal import Page, amount, table, wrapped
-from untold.jobs.run_tables import MANIFEST, Run, UnreadableRunError, open_run
+from untold.jobs.run_tables import MANIFEST, RunTables, UnreadableRunError, open_run
 from untold.jobs.summary.dated_scores import ANSWER_RATE, CHANGES, MOVED, OVERALL, TREND
 from untold.jobs.summary.ranking import interval_text, mean_text
 from untold.jobs.summary.trends import Trend, date_of, describe_finding, find_trend
 from untold.udfs.errors import UserError
-from untold.udfs.sheets import guard
-from untold.udfs.storage import FOOTERS_AT_ONCE, Place
+from untold.udfs.sheets import escape_formula
+from untold.udfs.storage import FOOTERS_AT_ONCE, StoragePath
 
 # Dates that a terminal shows; the files have all
 MOST_DATES = 14
@@ -35,7 +35,7 @@ class TrendError(UserError):
 
 
 @dataclass(frozen=True)
-class Found:
+class TrendResult:
     """A trend, the falls that an alert is about, and the files that it was written to."""
 
     trend: Trend
@@ -52,13 +52,13 @@ class Found:
 
 def trend(
     outputs: Sequence[str], output: str, *, by: str, fall: float, seed: int, notify: Callable[[str], None]
-) -> Found:
+) -> TrendResult:
     """Writes the trend of outputs, or of the outputs in folders, into a folder: tables, a picture and `trend.json`.
 
     `fall`: by how much a system has to fall to be among `falls`; `notify` hears what was left out. Raises TrendError
     where no output is one of a date, or the folder belongs to a run.
     """
-    if (Place(output) / MANIFEST).entry().kind:
+    if (StoragePath(output) / MANIFEST).entry().kind:
         raise TrendError(f"{output} belongs to a run; give another --output")
     runs = open_dated(outputs, notify)
     found = find_trend(runs, by=by, seed=seed)
@@ -70,14 +70,14 @@ def trend(
     tables = {"trend": (found.points, TREND), "changes": (found.changes, CHANGES), "moved": (found.moved, MOVED)}
     files = dict(file for name, (rows, schema) in tables.items() for file in _files_of(name, rows, schema))
     files |= _picture_of(found, notify)
-    written = Found(found, falls, [f"{output}/{name}" for name in (*files, "trend.json")])
+    written = TrendResult(found, falls, [f"{output}/{name}" for name in (*files, "trend.json")])
     files["trend.json"] = json.dumps(written.content, indent=1, ensure_ascii=False).encode() + b"\n"
     for name, content in files.items():
-        (Place(output) / name).write_bytes(content)
+        (StoragePath(output) / name).write_bytes(content)
     return written
 
 
-def open_dated(paths: Sequence[str], notify: Callable[[str], None]) -> list[Run]:
+def open_dated(paths: Sequence[str], notify: Callable[[str], None]) -> list[RunTables]:
     """The finished outputs with scores and a date that paths, globs and folders of outputs stand for.
 
     `notify` hears what else is there. Raises TrendError where none is left.
@@ -99,14 +99,14 @@ def open_dated(paths: Sequence[str], notify: Callable[[str], None]) -> list[Run]
 
 def _outputs(path: str) -> list[str]:
     """The outputs that a path stands for: itself, those of a glob, or those in a folder."""
-    path = Place(path).spark
+    path = StoragePath(path).spark
     for form in (f"{path}/{MANIFEST}", f"{path}/*/{MANIFEST}"):
         with suppress(NoInputError):
             return [file.path.rpartition("/")[0] for file in find_files(form)]
     return []
 
 
-def _open(place: str) -> tuple[Run | None, str | None]:
+def _open(place: str) -> tuple[RunTables | None, str | None]:
     """The run of an output, and why it has no part in a trend."""
     try:
         run = open_run(place)
@@ -119,7 +119,7 @@ def _open(place: str) -> tuple[Run | None, str | None]:
     return run, None if date_of(run) else "no date in its name"
 
 
-def _missing(runs: Iterable[Run]) -> Iterator[str]:
+def _missing(runs: Iterable[RunTables]) -> Iterator[str]:
     """A line for each metric that some dates have and others lack."""
     metrics: dict[str, set[str]] = {}
     for run in runs:
@@ -143,7 +143,7 @@ def _files_of(name: str, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -
     yield f"{name}.parquet", target.getvalue()
     for place, field in enumerate(schema):
         if field.type == pa.string():
-            texts = [None if text is None else guard(text) for text in found[field.name].to_pylist()]
+            texts = [None if text is None else escape_formula(text) for text in found[field.name].to_pylist()]
             found = found.set_column(place, field, pa.array(texts, pa.string()))
     target = BytesIO()
     pyarrow.csv.write_csv(found, target)
@@ -161,7 +161,7 @@ def _picture_of(found: Trend, notify: Callable[[str], None]) -> dict[str, bytes]
     return {"trend.png": target.getvalue()}
 
 
-def trend_lines(found: Found, fall: float, page: Page) -> Iterator[str]:
+def trend_lines(found: TrendResult, fall: float, page: Page) -> Iterator[str]:
     """The means of the last dates, what changed, and where all is written."""
     dates = found.trend.dates
     last = set(dates[-MOST_DATES:])

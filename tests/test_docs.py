@@ -19,7 +19,7 @@ from untold.jobs.summary.ranking import COLUMN_OF_STATUS
 from untold.jobs.tables import TABLES
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
 from untold.udfs.stages import STAGES
-from untold.udfs.stages.definitions import Line
+from untold.udfs.stages.definitions import LinearSize
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("methods", "architecture", "contract")
@@ -43,11 +43,11 @@ def test_stages_and_variables() -> None:
     assert documented == {name: ", ".join(stage.variables) for name, stage in STAGES.items()}
 
 
-def read_line(cell: str) -> Line:
+def read_line(cell: str) -> LinearSize:
     """`5 and 0.84 a token`, either part of it, or nothing."""
     slope = re.search(r"([\d.]+) a token", cell)
     base = re.match(r"([\d.]+)(?: and|$)", cell)
-    return Line(float(base[1]) if base else 0.0, float(slope[1]) if slope else 0.0)
+    return LinearSize(float(base[1]) if base else 0.0, float(slope[1]) if slope else 0.0)
 
 
 def test_shipped_figures() -> None:

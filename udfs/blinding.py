@@ -12,8 +12,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any, TypeVar
 
-from untold.udfs.errors import UserError
-from untold.udfs.registry import did_you_mean, near_misses, shorten
+from untold.udfs.errors import UserError, did_you_mean, near_misses, shorten
 from untold.udfs.sheets import Cell
 from untold.udfs.statistics.confusion import LABELS, match_label
 from untold.udfs.statistics.intervals import clustered_bca_interval

@@ -1,8 +1,12 @@
-"""The one base of errors that a user can mend."""
+"""Errors that a user can fix, suggestions for a misspelled name, and registries of named values."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
+from typing import Protocol, TypeVar
 
 
 class UserError(Exception):
@@ -21,3 +25,90 @@ def require(what: str, extra: str, *modules: str) -> None:
     missing = [module.replace("_", "-") for module in modules if find_spec(module) is None]
     if missing:
         raise UserError(f"{what} needs {', '.join(missing)}: pip install 'untold[{extra}]'")
+
+
+ALIKE = 0.6  # difflib's own threshold of similarity: a slip or two in a word of usual length
+LONGEST_SHOWN = 40
+
+
+def near_misses(word: str, known: Iterable[str], *, most: int = 1, cutoff: float = ALIKE) -> list[str]:
+    """The known words that are most like `word`, nearest first; case and outer spaces do not count.
+
+    `cutoff` is the least similarity, from 0 (anything) to 1 (the same).
+
+    >>> near_misses("Sampel_ID ", ["query", "sample_id"])
+    ['sample_id']
+    """
+    by_folded: dict[str, str] = {}
+    for name in known:
+        # Of names that differ by case alone, the first is offered.
+        by_folded.setdefault(name.strip().lower(), name)
+    return [by_folded[match] for match in get_close_matches(word.strip().lower(), by_folded, n=most, cutoff=cutoff)]
+
+
+def did_you_mean(near: Sequence[str], quote: str = "`") -> str:
+    """What is asked for these near misses, `did you mean a or b?`; empty where there are none.
+
+    >>> did_you_mean(["query", "response"])
+    'did you mean `query` or `response`?'
+    """
+    return f"did you mean {' or '.join(f'{quote}{name}{quote}' for name in near)}?" if near else ""
+
+
+def aside(near: Sequence[str]) -> str:
+    """The same in brackets behind a name, with the space before them, long names cut; empty where there are none.
+
+    >>> aside(["sample_id"])
+    ' (did you mean `sample_id`?)'
+    """
+    return f" ({did_you_mean([shorten(name) for name in near])})" if near else ""
+
+
+def shorten(name: str, most: int = LONGEST_SHOWN) -> str:
+    """The name, cut where it is longer than `most` characters: ids may be whole texts.
+
+    >>> shorten("a-long-name", 6)
+    'a-long…'
+    """
+    return name if len(name) <= most else f"{name[:most]}…"
+
+
+class Named(Protocol):
+    """What a registry holds: a value that says its own name, by which it is found."""
+
+    @property
+    def name(self) -> str: ...
+
+
+Value = TypeVar("Value", bound=Named)
+
+
+class Registry(Mapping[str, Value]):
+    """Values by name: our own, then those that other packages give as entry points of `group`.
+
+    These are loaded when they are looked up: what they load imports the modules that hold registries, and a process
+    that asks for one stage is spared what a metric of the same package needs. So are ours of `places`, each a name and
+    where it is, `module:NAME`. A name of ours is never another's.
+    """
+
+    def __init__(self, own: Iterable[Value], group: str, places: Mapping[str, str] | None = None) -> None:
+        self._values = {value.name: value for value in own}
+        ours = {name: EntryPoint(name, place, group) for name, place in (places or {}).items()}
+        others: dict[str, EntryPoint] = {point.name: point for point in entry_points(group=group)}
+        self._unloaded = {name: point for name, point in {**others, **ours}.items() if name not in self._values}
+        self._names = tuple(dict.fromkeys((*self._values, *ours, *self._unloaded)))
+
+    def __getitem__(self, name: str) -> Value:
+        if name not in self._values:
+            self._values[name] = self._unloaded[name].load()
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        # Mapping would look the value up, and so load it
+        return name in self._names

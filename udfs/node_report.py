@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from untold.udfs.errors import UserError
 from untold.udfs.llm.store_files import digest_of
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 DRIVER = "driver"
 # A disk or an object store that needs longer for a file of 32 bytes is of no use to a run
@@ -29,7 +29,7 @@ PLACE_SECONDS = 10.0
 HOLD_SECONDS = 0.5
 
 
-class Visit(TypedDict):
+class NodeReport(TypedDict):
     """`machine`: what messages call it; `file`: the name of the file that it left; `problems`: by place.
 
     `silence`: why it cannot say anything; empty where it could.
@@ -42,16 +42,16 @@ class Visit(TypedDict):
     versions: dict[str, str]
 
 
-def visit(machine: str, folders: Mapping[str, str], files: Mapping[str, str], nonce: str) -> Visit:
+def visit(machine: str, folders: Mapping[str, str], files: Mapping[str, str], nonce: str) -> NodeReport:
     """Tries the folder of each place, and the files by their digests, within `PLACE_SECONDS` each."""
     name = uuid4().hex
-    tried = {place: within(partial(_try, Place(folder), nonce, name)) for place, folder in folders.items()}
+    tried = {place: within(partial(_try, StoragePath(folder), nonce, name)) for place, folder in folders.items()}
     read = {path: within(partial(_compare, path, digest)) for path, digest in files.items()}
     problems = {place: problem for place, problem in (tried | read).items() if problem is not None}
     return {"machine": machine, "silence": "", "file": name, "problems": problems, "versions": versions()}
 
 
-def silent(machine: str, reason: str) -> Visit:
+def silent(machine: str, reason: str) -> NodeReport:
     """The report of a machine that gave none."""
     return {"machine": machine, "silence": reason, "file": "", "problems": {}, "versions": {}}
 
@@ -88,7 +88,7 @@ def within(act: Callable[[], Any], seconds: float = PLACE_SECONDS) -> str | None
     return found[0] if found else f"no answer within {seconds:g} s"
 
 
-def _try(folder: Place, nonce: str, name: str) -> None:
+def _try(folder: StoragePath, nonce: str, name: str) -> None:
     """Reads what the driver wrote; writes, lists, reads and removes a file, and leaves another."""
     if DRIVER not in {entry.name for entry in folder.entries()}:
         raise ValueError("it does not see what the driver wrote there")
@@ -102,7 +102,7 @@ def _try(folder: Place, nonce: str, name: str) -> None:
 
 
 def _compare(path: str, digest: str) -> None:
-    if digest_of(Place(path)) != digest:
+    if digest_of(StoragePath(path)) != digest:
         raise ValueError("it reads another file than the driver does")
 
 

@@ -64,7 +64,7 @@ class Root(NamedTuple):
     variables: tuple[tuple[str, str], ...]
 
 
-class Written(NamedTuple):
+class WrittenObject(NamedTuple):
     """An object's content, its time (seconds since 1970, by the store's clock), and a tag of this state."""
 
     content: bytes
@@ -161,12 +161,12 @@ def put(root: Root, path: str, content: bytes | IO[bytes]) -> None:
         open_store(root).put(path, content)
 
 
-def read(root: Root, path: str) -> Written | None:
+def read(root: Root, path: str) -> WrittenObject | None:
     """An object with what names its state; None where there is none. Raises OSError."""
 
-    def get() -> Written:
+    def get() -> WrittenObject:
         found = open_store(root).get(path)
-        return Written(bytes(found.bytes()), found.meta["last_modified"].timestamp(), _tag(found.meta))
+        return WrittenObject(bytes(found.bytes()), found.meta["last_modified"].timestamp(), _tag(found.meta))
 
     try:
         return _asked(get)

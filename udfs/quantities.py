@@ -144,7 +144,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class _Unit:
+class _RootUnit:
     """Root units are `scale` times the number plus `offset`; `dimensions` are the root units and their powers."""
 
     scale: Fraction
@@ -163,15 +163,15 @@ class _Quantity:
     decimal: Fraction
     digit: Fraction
     magnitude: Fraction
-    units: tuple[_Unit, ...]
+    units: tuple[_RootUnit, ...]
 
-    def scaled(self, unit: _Unit) -> _Unit:
+    def scaled(self, unit: _RootUnit) -> _RootUnit:
         """A reading with the magnitude word in it."""
         return replace(unit, scale=unit.scale * self.magnitude)
 
 
-_Factor = tuple[tuple[_Unit, ...], int]
-_NUMBER = _Unit(Fraction(1), frozenset({("number", Fraction(1))}))
+_Factor = tuple[tuple[_RootUnit, ...], int]
+_NUMBER = _RootUnit(Fraction(1), frozenset({("number", Fraction(1))}))
 
 
 def compare_quantities(first: str, second: str) -> Comparison:
@@ -210,14 +210,14 @@ def is_plain_quantity(text: str) -> bool:
     return not isinstance(quantity, str) and (quantity.units != (_NUMBER,) or quantity.magnitude != 1)
 
 
-def _pair_readings(one: _Quantity, other: _Quantity) -> Iterable[tuple[_Unit, _Unit]]:
+def _pair_readings(one: _Quantity, other: _Quantity) -> Iterable[tuple[_RootUnit, _RootUnit]]:
     """Every two readings that may be meant; a word that stands on both sides means the same on both."""
     if one.units == other.units:
         return zip(one.units, other.units, strict=True)
     return product(one.units, other.units)
 
 
-def _compare_readings(one: _Quantity, left: _Unit, other: _Quantity, right: _Unit) -> Outcome:
+def _compare_readings(one: _Quantity, left: _RootUnit, other: _Quantity, right: _RootUnit) -> Outcome:
     """What two quantities are to each other under one reading of each, which have the same dimensions."""
     left, right = one.scaled(left), other.scaled(right)
     if left == right:
@@ -237,7 +237,7 @@ def _compare_in_one_unit(one: _Quantity, other: _Quantity) -> Outcome:
     return "equal" if _agree(one.number, other.number, coarse) else _order(one.number, other.number)
 
 
-def _compare_across(one: _Quantity, left: _Unit, other: _Quantity, right: _Unit) -> Outcome:
+def _compare_across(one: _Quantity, left: _RootUnit, other: _Quantity, right: _RootUnit) -> Outcome:
     """The outcome for numbers of two units, in which trailing zeros may be rounding too."""
     # Each in the unit as written: what is near in one unit of temperature may not be in another
     there, back = _convert(one.number, left, right), _convert(other.number, right, left)
@@ -246,7 +246,7 @@ def _compare_across(one: _Quantity, left: _Unit, other: _Quantity, right: _Unit)
     return _order(there, other.number)
 
 
-def _convert(number: Fraction, unit: _Unit, target: _Unit) -> Fraction:
+def _convert(number: Fraction, unit: _RootUnit, target: _RootUnit) -> Fraction:
     """The number of the one unit in the other, by both units' zero points: exact, as all are fractions."""
     return (number * unit.scale + unit.offset - target.offset) / target.scale
 
@@ -262,7 +262,7 @@ def _order(one: Fraction, other: Fraction) -> Outcome:
     return "first_larger" if one > other else "second_larger"
 
 
-def _why_different(left: _Unit, right: _Unit) -> str:
+def _why_different(left: _RootUnit, right: _RootUnit) -> str:
     """Why two quantities without a common dimension cannot be compared."""
     if _NUMBER.dimensions in (left.dimensions, right.dimensions):
         return ONE_UNIT
@@ -302,7 +302,7 @@ def _split_magnitude(rest: str, magnitudes: dict[str, int]) -> tuple[int, str]:
     return (0, rest) if power is None else (power, others)
 
 
-def _number(match: re.Match[str], magnitude: Fraction, units: tuple[_Unit, ...]) -> _Quantity:
+def _number(match: re.Match[str], magnitude: Fraction, units: tuple[_RootUnit, ...]) -> _Quantity:
     """The quantity of a match, its number as an exact fraction of what is written."""
     digits = re.sub("[^0-9]", "", match["digits"])
     decimals = match["decimals"] or ""
@@ -312,18 +312,18 @@ def _number(match: re.Match[str], magnitude: Fraction, units: tuple[_Unit, ...])
     return _Quantity(number, decimal, decimal * 10**zeros, magnitude, units)
 
 
-def _read_units(text: str) -> tuple[_Unit, ...]:
+def _read_units(text: str) -> tuple[_RootUnit, ...]:
     """Every reading of a unit's text, none where it has none; a currency is a dimension of its own."""
     if not text:
         return (_NUMBER,)
     currency = _CURRENCIES.get(text.casefold())
     if currency:
-        return (_Unit(Fraction(1), frozenset({(currency, Fraction(1))})),)
+        return (_RootUnit(Fraction(1), frozenset({(currency, Fraction(1))})),)
     return _read_compound(text)
 
 
 @lru_cache(_CACHED_UNITS)
-def _read_compound(text: str) -> tuple[_Unit, ...]:
+def _read_compound(text: str) -> tuple[_RootUnit, ...]:
     """Every reading of a product of units; none if a part is unknown, or two have several readings."""
     factors: list[_Factor] = []
     for place, segment in enumerate(_PER.split(text)):
@@ -363,17 +363,17 @@ def _has_power(words: list[tuple[str, int]]) -> bool:
     return any(power != 1 for _, power in words)
 
 
-def _multiply(choice: tuple[tuple[_Unit, int], ...]) -> _Unit:
+def _multiply(choice: tuple[tuple[_RootUnit, int], ...]) -> _RootUnit:
     """The unit of a product; dimensions that cancel out are gone, so that km/m is a bare scale."""
     scale, dimensions = Fraction(1), defaultdict[str, Fraction](Fraction)
     for unit, power in choice:
         scale *= unit.scale**power
         for name, root_power in unit.dimensions:
             dimensions[name] += root_power * power
-    return _Unit(scale, frozenset((name, power) for name, power in dimensions.items() if power))
+    return _RootUnit(scale, frozenset((name, power) for name, power in dimensions.items() if power))
 
 
-def _read_phrase(phrase: str) -> tuple[_Unit, ...]:
+def _read_phrase(phrase: str) -> tuple[_RootUnit, ...]:
     """The readings of words joined by `_`: as written, in lower case, then in the singular."""
     lower = phrase.lower()
     forms = (phrase, lower, lower.removesuffix("s"))
@@ -398,16 +398,16 @@ def _find_name(word: str) -> str | None:
 
 
 @lru_cache(_CACHED_UNITS)
-def _root_unit(name: str) -> _Unit:
+def _root_unit(name: str) -> _RootUnit:
     """A unit by Pint's name for it. One that is not linear, such as the decibel, is comparable with itself alone."""
     try:
         with _lock:
             quantity: Any = _registry().Quantity
             zero, one = (quantity(Fraction(number), name).to_root_units() for number in (0, 1))
     except TypeError:
-        return _Unit(Fraction(1), frozenset({(name, Fraction(1))}))
+        return _RootUnit(Fraction(1), frozenset({(name, Fraction(1))}))
     dimensions = frozenset((root, Fraction(power)) for root, power in one.unit_items())
-    return _Unit(Fraction(one.magnitude - zero.magnitude), dimensions, Fraction(zero.magnitude))
+    return _RootUnit(Fraction(one.magnitude - zero.magnitude), dimensions, Fraction(zero.magnitude))
 
 
 @cache

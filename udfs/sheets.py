@@ -25,7 +25,7 @@ from untold.udfs.errors import UserError
 FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 
 
-def guard(text: str) -> str:
+def escape_formula(text: str) -> str:
     """The text with an apostrophe before it where a spreadsheet would take it for a formula.
 
     >>> guard("=1+1"), guard("'=1+1"), guard("plain")
@@ -35,7 +35,7 @@ def guard(text: str) -> str:
 
 
 def unguard(text: str) -> str:
-    """The text that `guard` was given.
+    """The text that `escape_formula` was given.
 
     >>> unguard(guard("=1+1")), unguard("'quoted'")
     ('=1+1', "'quoted'")
@@ -66,7 +66,7 @@ def to_csv(rows: Table) -> bytes:
     stream = io.StringIO(newline="")
     writer = csv.writer(stream)
     for row in rows:
-        writer.writerow([guard(cell) if isinstance(cell, str) else cell for cell in row])
+        writer.writerow([escape_formula(cell) if isinstance(cell, str) else cell for cell in row])
     return stream.getvalue().encode("utf-8-sig")
 
 

@@ -37,7 +37,7 @@ NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
 
 
 @dataclass(frozen=True)
-class Place:
+class StoragePath:
     """A file or folder: a local path, or the URI of one in a file system that Arrow knows. It need not exist.
 
     A path in a URI is taken as it stands: it may hold spaces, brackets and percent signs. Methods that reach the file
@@ -52,8 +52,8 @@ class Place:
     def __str__(self) -> str:
         return self.uri
 
-    def __truediv__(self, name: str) -> Place:
-        return Place(f"{self.uri.rstrip('/')}/{name}")
+    def __truediv__(self, name: str) -> StoragePath:
+        return StoragePath(f"{self.uri.rstrip('/')}/{name}")
 
     @property
     def name(self) -> str:
@@ -99,17 +99,17 @@ class Place:
         """Whether it lies in an object store, which writes on a condition and has no folders."""
         return self.local is None and self.root[0].scheme in STORES
 
-    def entry(self) -> Entry:
+    def entry(self) -> FileInfo:
         """What is there now."""
         system, path = self.arrow
         found = _entry(self, system.get_file_info(path))
         return found._replace(kind="folder") if self._is_marker(found) else found
 
-    def _is_marker(self, found: Entry) -> bool:
+    def _is_marker(self, found: FileInfo) -> bool:
         """Whether an object, as it was found, is the marker of a folder: empty, with others below its name."""
         return found.kind == "file" and not found.size and self.has_conditions and bool(self.entries())
 
-    def entries(self, *, recursive: bool = False, missing_ok: bool = True) -> list[Entry]:
+    def entries(self, *, recursive: bool = False, missing_ok: bool = True) -> list[FileInfo]:
         """What lies in a folder, in no order; nothing where there is no folder, or FileNotFoundError."""
         system, path = self.arrow
         found = system.get_file_info(fs.FileSelector(path, recursive=recursive, allow_not_found=missing_ok))
@@ -189,7 +189,7 @@ class Place:
         """Writes an object where there is none, or where it is as a tag says; its new tag, None where it is not so."""
         return object_stores.put_if(*self.root, content, tag)
 
-    def read_written(self) -> object_stores.Written | None:
+    def read_written(self) -> object_stores.WrittenObject | None:
         """An object with its time and its tag; None where there is none."""
         return object_stores.read(*self.root)
 
@@ -213,7 +213,7 @@ class Place:
             os.makedirs(folder, exist_ok=True)
             sync_folder(os.path.dirname(folder))
 
-    def move(self, target: Place) -> None:
+    def move(self, target: StoragePath) -> None:
         """Gives a file another name in its file system. Raises FileNotFoundError where there is none."""
         if self.has_conditions:
             # No store renames, and Arrow does it in three ways: of an Azure account without folders not at all
@@ -245,7 +245,7 @@ class Place:
                     raise
                 act(path)
 
-    def copy(self, target: Place) -> None:
+    def copy(self, target: StoragePath) -> None:
         """Copies a file, or what is in a folder, to a place that may be in another file system."""
         if self.entry().kind != "folder":
             self.copy_whole(target)
@@ -255,9 +255,9 @@ class Place:
         folders = {str(entry.place).rpartition("/")[0] for entry in found}
         for entry in found:
             if entry.kind == "file" and str(entry.place) not in folders:
-                entry.place.copy_whole(Place(f"{target}{str(entry.place).removeprefix(str(self))}"))
+                entry.place.copy_whole(StoragePath(f"{target}{str(entry.place).removeprefix(str(self))}"))
 
-    def copy_whole(self, target: Place) -> None:
+    def copy_whole(self, target: StoragePath) -> None:
         """Copies a file to a place that may be in another file system, where readers see all of it or nothing."""
         target._make_parent()
         with self.open() as source:
@@ -271,13 +271,13 @@ class Place:
 
     def _make_parent(self) -> None:
         if self.local is not None:
-            Place(os.path.dirname(self.local) or ".").make_folder()
+            StoragePath(os.path.dirname(self.local) or ".").make_folder()
 
 
-class Entry(NamedTuple):
+class FileInfo(NamedTuple):
     """What is at a place, of which kind; bytes of a file, and seconds since 1970, 0 where the file system says none."""
 
-    place: Place
+    place: StoragePath
     kind: Literal["file", "folder", "other"] | None
     size: int
     modified: float
@@ -327,8 +327,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
-def _entry(place: Place, info: fs.FileInfo) -> Entry:
-    return Entry(place, _KINDS.get(info.type, "other"), info.size or 0, (info.mtime_ns or 0) / 1e9)
+def _entry(place: StoragePath, info: fs.FileInfo) -> FileInfo:
+    return FileInfo(place, _KINDS.get(info.type, "other"), info.size or 0, (info.mtime_ns or 0) / 1e9)
 
 
 def _write_aside(

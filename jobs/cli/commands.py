@@ -51,7 +51,7 @@ from untold.udfs.errors import require
 
 if TYPE_CHECKING:
     from untold.jobs.metrics.request import ScoreRequest
-    from untold.jobs.run.notifications import Report
+    from untold.jobs.run.notifications import RunNotification
     from untold.jobs.run.terminal import Display, Page
     from untold.jobs.settings.model import Settings
 
@@ -100,7 +100,7 @@ def _run_score(
     request: ScoreRequest,
     display: Display,
     bars: Mapping[str, float] = MappingProxyType({}),
-    report: Report | None = None,
+    report: RunNotification | None = None,
 ) -> int:
     """Runs the main job and tells how it ended, and which means are below their bars."""
     from untold.jobs.run.notifications import facts_of

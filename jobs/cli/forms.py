@@ -141,12 +141,12 @@ def _calibrate(options: Options) -> int:
     """The same samples in several forms of a metric; says what each costs and errs, and recommends one."""
     options.random = options.random or SAMPLES
     found = requests_of(options, options.metric)
-    from untold.jobs.calibrate import CalibrateRequest, Form, calibrate, calibration_lines
+    from untold.jobs.calibrate import CalibrateRequest, Variant, calibrate, calibration_lines
     from untold.jobs.cli.arguments import tell_outcome
     from untold.jobs.run.output import absolute
     from untold.jobs.run.terminal import Display, page_of, print_lines
 
-    forms = [Form(name, settings, request) for name, (settings, request) in found.items()]
+    forms = [Variant(name, settings, request) for name, (settings, request) in found.items()]
     forms[0].request.check()
     with Display() as display:
         for line in unpriced_models(form.request for form in forms):

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from untold.udfs.registry import did_you_mean, near_misses
+from untold.udfs.errors import did_you_mean, near_misses
 from untold.udfs.schemes import complaint_of
 
 Names = Callable[[], Iterable[str]]

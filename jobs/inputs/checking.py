@@ -22,9 +22,9 @@ from untold.jobs.inputs.files import (
     inspect_files,
     raise_problems,
 )
-from untold.udfs.registry import aside, near_misses
+from untold.udfs.errors import aside, near_misses
 from untold.udfs.samples.adapters import FORMATS, Adapter, needed
-from untold.udfs.samples.batches import Names, Tally, columns_of, expanded, given, reader_of
+from untold.udfs.samples.batches import Names, UnitProgress, columns_of, expanded, given, reader_of
 from untold.udfs.samples.conversion import EITHER, KNOWN, OPTIONAL, OTHER_NAMES, QUESTION_ID, REQUIRED
 from untold.udfs.samples.file_records import (
     MAX_COLUMNS,
@@ -155,7 +155,7 @@ def _head(file: InputFile, adapter: Adapter | None, columns: Mapping[str, str]) 
     ours = adapter is not None and adapter.required is None
     if file.kind == "parquet" and not ours:
         return FileFacts(frozenset(file.types), rows=sum(file.row_groups))
-    found, tally, unit = set[str]() if ours else set(file.types), Tally(), head_unit(file)
+    found, tally, unit = set[str]() if ours else set(file.types), UnitProgress(), head_unit(file)
     first: FileRecord | None = None
     try:
         for record in islice(tally.rows(unit, reader_of(unit, adapter), columns), HEAD_ROWS):

@@ -45,7 +45,7 @@ from untold.udfs.samples.files import (
     is_remote,
 )
 from untold.udfs.samples.values import Shape, merge_columns
-from untold.udfs.storage import FOOTERS_AT_ONCE, Place, local_path
+from untold.udfs.storage import FOOTERS_AT_ONCE, StoragePath, local_path
 
 INTEGRAL = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 # What Spark writes to Parquet and reads back as it was; other types are carried as text
@@ -353,13 +353,13 @@ def _is_shown(name: str) -> bool:
 
 def _find_remote(uri: str) -> list[InputFile]:
     """The files of a URI or a glob in it, as URIs of the same scheme; what it names literally wins here too."""
-    found = Place(uri).entry()
+    found = StoragePath(uri).entry()
     if found.kind == "file":
         return [InputFile(uri, found.size, modified=found.modified)]
     base = uri if found.kind == "folder" else _before_wildcard(uri)
     return [
         InputFile(str(item.place), item.size, modified=item.modified)
-        for item in Place(base).entries(recursive=True)
+        for item in StoragePath(base).entries(recursive=True)
         if item.kind == "file"
         and all(_is_shown(part) for part in PurePosixPath(str(item.place)).relative_to(base).parts)
         and (base == uri or _matches(str(item.place), uri))
@@ -453,7 +453,7 @@ def plan_units(spark: SparkSession, files: list[InputFile], whole_files: bool) -
     """
     split = _bytes(str(spark.conf.get("spark.sql.files.maxPartitionBytes", "128m")))
     # Tasks run in another folder than the command
-    placed = [replace(file, path=Place(file.path).spark) for file in files]
+    placed = [replace(file, path=StoragePath(file.path).spark) for file in files]
     units = [
         astuple(unit) for number, file in enumerate(placed) for unit in _units_of(number, file, split, whole_files)
     ]

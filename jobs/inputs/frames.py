@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
 from untold.jobs.inputs.files import SampleError
-from untold.jobs.run.workspace import LostRowsError, write_parquet
+from untold.jobs.run.folders import LostRowsError, write_parquet
 from untold.udfs.samples.values import text_of, without_surrogates
 
 # pandas hands its index on as columns of these names

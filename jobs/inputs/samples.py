@@ -33,7 +33,7 @@ from untold.jobs.inputs.sampling import Draw, shown_draw
 from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import Display, amount
 from untold.udfs.samples.adapters import FORMATS, Adapter, needed
-from untold.udfs.samples.batches import Wanted, read_batches, type_batches
+from untold.udfs.samples.batches import ColumnSelection, read_batches, type_batches
 from untold.udfs.samples.conversion import KNOWN, QUESTION_ID, REQUIRED, is_question
 from untold.udfs.samples.file_records import undecodable
 from untold.udfs.samples.items import ASPECT_FIELDS, FIELDS, REFERENCE_FIELDS
@@ -54,7 +54,7 @@ class Parts:
 
 
 def read_parts(found: Sequence[str]) -> Parts:
-    """The facts of all parts (`untold.udfs.samples.batches.Tally.facts`), put together by file."""
+    """The facts of all parts (`untold.udfs.samples.batches.UnitProgress.facts`), put together by file."""
     merged: dict[int, FileFacts] = {}
     starts: list[tuple[int, int, int, int]] = []
     lines: dict[int, int] = {}
@@ -203,7 +203,7 @@ def read_rows(
     check_names(options.columns, adapter)
     files, left_out = input_files(path, adapter, options)
     units = plan_units(spark, files, whole_files=adapter is not None and adapter.whole_files)
-    found = _read(units, Wanted(adapter, tuple(required), tuple(optional), dict(options.columns)))
+    found = _read(units, ColumnSelection(adapter, tuple(required), tuple(optional), dict(options.columns)))
     facts = found.parts.facts
     check_columns(path, files, facts, needed(adapter, required), options.columns)
     if found.conflicts:
@@ -304,7 +304,7 @@ def changes_between(before: DataFrame, now: DataFrame) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenSamples:
     """The samples as they were written; what is told of them was taken while they were."""
 
     samples: DataFrame
@@ -313,7 +313,7 @@ class Written:
     untested: int
 
 
-def write_samples(found: Samples, path: str) -> Written:
+def write_samples(found: Samples, path: str) -> WrittenSamples:
     """Writes the samples sorted by id, so that the same input makes the same files."""
     seen, samples = Observation(), found.samples
     few = found.row_count <= ROWS_OF_A_TASK
@@ -324,7 +324,7 @@ def write_samples(found: Samples, path: str) -> Written:
     observed.write.mode("overwrite").parquet(path)
     written = read_parquet(samples.sparkSession, path, schema=samples.schema)
     *parts, untested = seen.get.values()
-    return Written(written, _digest(parts), untested)
+    return WrittenSamples(written, _digest(parts), untested)
 
 
 def _has_untested_text() -> Column:
@@ -339,7 +339,7 @@ def _has_untested_text() -> Column:
     return reduce(operator.or_, (F.coalesce(text, F.lit(False)) for text in texts))
 
 
-def show_untested(written: Written, display: Display) -> None:
+def show_untested(written: WrittenSamples, display: Display) -> None:
     """Says how many samples have a text in a script that the tests do not cover; nothing where there are none."""
     if written.untested:
         display.note(
@@ -370,7 +370,7 @@ def column_named(name: str) -> Column:
     return F.col("`" + name.replace("`", "``") + "`")
 
 
-def _read(units: DataFrame, wanted: Wanted) -> _Pass:
+def _read(units: DataFrame, wanted: ColumnSelection) -> _Pass:
     """Reads the files, once: what it found is kept, and everything that must be known of it is one row of sums."""
     schema = T.StructType(READ_FIELDS)
     read = partial(read_batches, wanted=wanted, schema=_arrow(units.sparkSession, schema))

@@ -12,8 +12,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from untold.jobs.inputs.files import SampleError
-from untold.udfs.errors import UserError
-from untold.udfs.registry import aside, near_misses
+from untold.udfs.errors import UserError, aside, near_misses
 
 # Of more strata a manifest has no list
 SHOWN_STRATA = 1_000

@@ -24,11 +24,11 @@ from untold.jobs.inputs.files import (
     plan_units,
 )
 from untold.jobs.inputs.samples import Parts, column_named, read_parts, with_row
+from untold.jobs.run.folders import Workspace
 from untold.jobs.run.session import read_parquet
-from untold.jobs.run.workspace import Workspace
 from untold.udfs.samples.batches import Names, read_plain
 from untold.udfs.samples.files import UTF_8, compression_of, cuts_lines
-from untold.udfs.storage import Place, literal_pattern
+from untold.udfs.storage import StoragePath, literal_pattern
 
 DOCUMENT = {
     "document_id": ("document_id", "id"),
@@ -47,7 +47,7 @@ CONTENT_CHARACTERS = 32
 
 
 @dataclass(frozen=True)
-class Texts:
+class TextRows:
     """What was read: `rows`, a row a distinct id, and `invalid`: id (may be null), error, with file and row.
 
     `rows` of a corpus: document_id, title, url, text, content (a hash of the other three); of queries: query_id, query.
@@ -63,7 +63,7 @@ class Texts:
     notes: Sequence[str] = ()
 
 
-def read_corpus(steps: Workspace, path: str, limit: int | None = None, options: ReadOptions = AS_THEY_ARE) -> Texts:
+def read_corpus(steps: Workspace, path: str, limit: int | None = None, options: ReadOptions = AS_THEY_ARE) -> TextRows:
     """The documents of a file, a folder or a glob. `limit`: the first so many by document_id.
 
     Raises SampleError for what cannot be read, a missing column, no document at all, and one id with two contents.
@@ -75,7 +75,7 @@ def read_corpus(steps: Workspace, path: str, limit: int | None = None, options: 
     return _checked(steps, path, replace(read, rows=named), "document_id", problem, limit)
 
 
-def read_queries(steps: Workspace, path: str, options: ReadOptions = AS_THEY_ARE) -> Texts:
+def read_queries(steps: Workspace, path: str, options: ReadOptions = AS_THEY_ARE) -> TextRows:
     """The queries of a file, a folder or a glob; one without an id has its number, from 1 over all files.
 
     Raises SampleError as `read_corpus`.
@@ -123,7 +123,7 @@ def _read(steps: Workspace, path: str, names: Names, required: Sequence[str], op
     return _Read(kept.where(F.col("facts").isNull()).drop("facts"), files, parts, left_out)
 
 
-def _checked(steps: Workspace, path: str, read: _Read, key: str, problem: Column, limit: int | None) -> Texts:
+def _checked(steps: Workspace, path: str, read: _Read, key: str, problem: Column, limit: int | None) -> TextRows:
     """The rows apart from those that are of no use. Raises SampleError for ids with two contents, and for no rows."""
     rows = read.rows.withColumn("problem", problem)
     sums = rows.groupBy(key, "problem").agg(
@@ -147,7 +147,7 @@ def _checked(steps: Workspace, path: str, read: _Read, key: str, problem: Column
     distinct = rows.where(good).select(*wanted)
     if counts["good"] > counts["distinct"]:
         distinct = distinct.dropDuplicates([key])
-    return Texts(
+    return TextRows(
         rows=distinct if limit is None else distinct.orderBy(key).limit(limit),
         invalid=_nothing(steps) if invalid is None else invalid.select(F.col(key).alias("id"), "error"),
         row_count=counts["distinct"] if limit is None else min(limit, counts["distinct"]),
@@ -270,8 +270,8 @@ def _read_kind(spark: SparkSession, files: Sequence[InputFile]) -> DataFrame:
     """Files of one form, each value as Spark reads it; JSON's and CSV's as text. A broken row fails the reading."""
     kind, encoding, delimiter, _ = _form(files[0])
     if kind == "parquet":
-        return read_parquet(spark, *(Place(file.path).spark for file in files), mergeSchema=True)
-    paths = [literal_pattern(Place(file.path).spark) for file in files]
+        return read_parquet(spark, *(StoragePath(file.path).spark for file in files), mergeSchema=True)
+    paths = [literal_pattern(StoragePath(file.path).spark) for file in files]
     charset = None if encoding == UTF_8 else encoding
     if kind == "csv":
         return spark.read.csv(

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from untold.udfs.errors import UserError
 from untold.udfs.llm.store_files import count_rows
 from untold.udfs.redaction import redact
-from untold.udfs.storage import Entry, Place
+from untold.udfs.storage import FileInfo, StoragePath
 
 # The column that tells the dates of a table apart; no file has it
 DATE = "date"
@@ -76,7 +76,7 @@ def in_partition(what: str, files: Iterable[tuple[File, Mapping[str, str]]], wan
 class DataFile(NamedTuple):
     """A file that is to be added to a table, with its rows."""
 
-    entry: Entry
+    entry: FileInfo
     rows: int
 
 
@@ -131,7 +131,7 @@ class Lake(ABC):
 
 def data_files(folder: str) -> list[DataFile]:
     """The Parquet files of a folder that have rows."""
-    found = [entry for entry in Place(folder).entries() if entry.name.endswith(".parquet")]
+    found = [entry for entry in StoragePath(folder).entries() if entry.name.endswith(".parquet")]
     rows = count_rows([entry.place for entry in found])
     return [DataFile(entry, number) for entry, number in zip(found, rows, strict=True) if number]
 

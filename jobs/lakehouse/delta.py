@@ -17,7 +17,7 @@ from deltalake.transaction import AddAction
 from untold.jobs.lakehouse import base
 from untold.udfs.object_stores import store_config
 from untold.udfs.schemes import STORES
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 CHECK = "check the path, its rights, and storage.*"
 
@@ -27,7 +27,7 @@ def read_version(path: str, version: str | datetime | None, wanted: Mapping[str,
 
     Raises LakehouseError for what cannot be read as Parquet alone, NoTableError where there is no table.
     """
-    place = Place(path).spark
+    place = StoragePath(path).spark
     with base.telling(f"delta:{path}", CHECK):
         try:
             table = DeltaTable(place, storage_options=_options(place))
@@ -55,7 +55,7 @@ def _rows(actions: pa.Table) -> list[dict[str, Any]]:
 def _file(place: str, row: Mapping[str, Any]) -> base.TableFile:
     path, seconds = unquote(row["path"]), row["modification_time"] / 1000
     # A clone names the files of another table whole
-    whole = Place(path).spark if "://" in path else f"{place}/{path}"
+    whole = StoragePath(path).spark if "://" in path else f"{place}/{path}"
     return base.TableFile(whole, row["size_bytes"], seconds, row.get("constants", {}))
 
 
@@ -166,7 +166,7 @@ class DeltaLake(base.Lake):
 
 def _options(path: str) -> dict[str, str]:
     """How `deltalake` opens an object store: as the settings say, where they speak of it."""
-    place = Place(path)
+    place = StoragePath(path)
     if place.local is not None or place.root[0].scheme not in STORES:
         return {}
     return {name: str(value) for name, value in store_config(place.root[0]).items()} | {"allow_http": "true"}

@@ -22,7 +22,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import IcebergType
 
 from untold.jobs.lakehouse import base
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 CHECK = "check the name, and the catalog in .pyiceberg.yaml or PYICEBERG_CATALOG__*"
 # By which readers know the columns of files without field ids, such as Spark's
@@ -102,7 +102,7 @@ def _file(
         if isinstance(part.transform, IdentityTransform) and part.source_id in columns:
             column = columns[part.source_id]
             constants[column] = pa.scalar(task.file.partition[position], types.field(column).type)
-    path = Place(task.file.file_path).spark
+    path = StoragePath(task.file.file_path).spark
     return base.TableFile(path, task.file.file_size_in_bytes, constants=constants, names=columns)
 
 
@@ -134,7 +134,7 @@ class IcebergLake(base.Lake):
 
     def folder(self, name: str, schema: pa.Schema) -> str:
         with self._telling(name):
-            location = Place(self._table(name, schema).location()).spark
+            location = StoragePath(self._table(name, schema).location()).spark
         return f"{location.rstrip('/')}/data/{base.DATE}={self.date}"
 
     def extend(self, name: str, schema: pa.Schema) -> None:
@@ -214,6 +214,6 @@ def _mapping(schema: Schema) -> dict[str, str]:
     return {MAPPING: create_mapping_from_schema(schema).model_dump_json()}
 
 
-def _uri(place: Place) -> str:
+def _uri(place: StoragePath) -> str:
     """A file as a manifest of Iceberg names it, for readers other than ours."""
     return f"file://{place.local}" if place.local is not None else str(place).replace("s3a://", "s3://", 1)

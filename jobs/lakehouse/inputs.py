@@ -10,7 +10,7 @@ from typing import NamedTuple
 from untold.jobs.lakehouse.base import Lake, LakehouseError, TableVersion
 from untold.jobs.settings.sections import LakehouseSettings
 from untold.udfs.errors import require
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 FORMATS = ("parquet", "delta", "iceberg")
 
@@ -23,7 +23,7 @@ def open_lake(format: str, settings: LakehouseSettings, day: date) -> Lake | Non
             raise LakehouseError("--output-format delta needs lakehouse.path: --set lakehouse.path=DIR")
         from untold.jobs.lakehouse.delta import DeltaLake
 
-        return DeltaLake(Place(settings.path).spark, day)
+        return DeltaLake(StoragePath(settings.path).spark, day)
     if format == "iceberg":
         require("--output-format iceberg", "lakehouse", "pyiceberg")
         if settings.catalog is None or settings.namespace is None:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from untold.jobs.metrics.settings import GROUP
-from untold.udfs.errors import UserError
-from untold.udfs.registry import Registry, did_you_mean, near_misses
+from untold.udfs.errors import Registry, UserError, did_you_mean, near_misses
 
 if TYPE_CHECKING:
     from untold.jobs.metrics.base import Metric

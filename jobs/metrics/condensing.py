@@ -16,11 +16,11 @@ from pyspark.sql import types as T
 from untold.graph.condensation import condense_batches
 from untold.graph.distributed import Components, Condensation, CondensationError
 from untold.graph.distributed import Condensed as Condensed
+from untold.jobs.run.folders import Workspace
 from untold.jobs.run.session import graphframes_jar, is_connect, nullable
-from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 # The newest build for Spark 4 and Scala 2.13 that is known; the session asks Maven for it only where settings say so
 COORDINATE = "io.graphframes:graphframes-spark4_2.13:0.12.2"
@@ -138,7 +138,7 @@ def _remedy() -> str:
 def _describe_missing(settings: Settings) -> str:
     """Why GraphFrames is needed and that its jar is missing: also where a setting names a file that is not there."""
     jar = graphframes_jar(settings)
-    gone = f" ({jar} is no file)" if jar and (path := Place(jar).local) and not os.path.isfile(path) else ""
+    gone = f" ({jar} is no file)" if jar and (path := StoragePath(jar).local) and not os.path.isfile(path) else ""
     return (
         f"GraphFrames is needed (graph.method {settings.graph.method}, graph.max_edges_in_task "
         f"{settings.graph.max_edges_in_task}) and its jar is not on Spark's class path{gone}; {_remedy()}"

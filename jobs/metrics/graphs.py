@@ -131,7 +131,7 @@ GRAPH_TABLES = ("atoms", "relations", "statements", "conflicts", "scores", "meas
 
 
 @dataclass(frozen=True)
-class Judged:
+class PairJudgements:
     """What a metric with fact graphs has found out about its samples, before tables are made of it.
 
     prepared: what `gather_contexts` gives; incomplete: what `incomplete_samples` gives; left_out: a row a sample with a
@@ -287,7 +287,7 @@ def _relation_rows(metric: str, atoms: DataFrame, relations: DataFrame) -> DataF
     )
 
 
-def _score_rows(metric: str, samples: DataFrame, found: Judged) -> DataFrame:
+def _score_rows(metric: str, samples: DataFrame, found: PairJudgements) -> DataFrame:
     """The table `scores`: a row a sample (docs/contract.md, "Scores" and "Bounds").
 
     Left joins, as what is missing says something: without `left_out` a sample has no graph, hence no statement, and
@@ -316,7 +316,7 @@ def _score_rows(metric: str, samples: DataFrame, found: Judged) -> DataFrame:
     return with_status.select(*score_columns(metric))
 
 
-def conclude(metric: str, samples: DataFrame, found: Judged, tools: Tools) -> Tables:
+def conclude(metric: str, samples: DataFrame, found: PairJudgements, tools: Tools) -> Tables:
     """The tables of a metric once its graphs are condensed: `GRAPH_TABLES`.
 
     `members` feed two tables and are kept; each failed request is told under the stage that asked it.

@@ -62,7 +62,7 @@ TEXT_CHARACTERS = 16
 
 
 @dataclass(frozen=True)
-class Grounded:
+class GroundedClaims:
     """What became of claims.
 
     claims: sample_id, position, text, owner, claim_key, verdict, evidence, document_id, unjudged, waiting; pairs:
@@ -77,7 +77,7 @@ class Grounded:
 
 def ground_claims(
     claims: DataFrame, tools: Tools, settings: Settings, *, early_stop: bool, list_size: int | None = None
-) -> Grounded:
+) -> GroundedClaims:
     """Looks claims up and has them judged. claims: sample_id, position, text; a text once a sample.
 
     list_size: a chunk is held against at most so many claims of a sample in one request; None for one.
@@ -92,7 +92,7 @@ def ground_claims(
     pairs = _judge_pairs(hits, tools, settings, early_stop=early_stop, list_size=list_size)
     verdicts = tools.keep(_verdicts(hits, pairs), "verdicts")
     judged = keyed.join(verdicts, on=list(CLAIM), how="left")
-    return Grounded(tools.keep(judged, "judged-claims"), pairs, hits)
+    return GroundedClaims(tools.keep(judged, "judged-claims"), pairs, hits)
 
 
 def chunk_name(source: str | None, chunk_id: Column | None = None, text: Column | None = None) -> Column:
@@ -204,7 +204,7 @@ def claim_rows(metric: str, claims: DataFrame, judged: DataFrame) -> DataFrame:
     )
 
 
-def evidence_rows(metric: str, found: Grounded) -> DataFrame:
+def evidence_rows(metric: str, found: GroundedClaims) -> DataFrame:
     """The table `evidence`: each pair that was to be judged, for every sample that states the claim."""
     stated = found.claims.select("sample_id", "position", *CLAIM)
     return stated.join(found.pairs, on=list(CLAIM), how="inner").select(
@@ -225,7 +225,7 @@ def chunk_rows(hits: DataFrame) -> DataFrame:
     return found.select("chunk_id", "document_id", "url", "text").dropDuplicates(["chunk_id"])
 
 
-def claim_failures(metric: str, stage: str, found: Grounded) -> DataFrame:
+def claim_failures(metric: str, stage: str, found: GroundedClaims) -> DataFrame:
     """The rows of `failures` of looking claims up and judging them (by `stage`), for every sample that states them."""
     columns = ("stage", "request_id", "error_type", "error")
     lookups = found.hits.where(has_failed()).select(*CLAIM, *columns)

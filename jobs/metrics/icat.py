@@ -107,7 +107,7 @@ def _likely(settings: Settings, figures: Likely) -> dict[str, Mapping[str, Colum
 
 
 @dataclass(frozen=True)
-class _Found:
+class _IcatResults:
     """What the metric has found out about its samples, before tables are made of it.
 
     claims: sample_id, position, text, all that were extracted; incomplete: what `incomplete_samples` gives; concluded:
@@ -116,7 +116,7 @@ class _Found:
 
     claims: DataFrame
     incomplete: DataFrame
-    grounded: grounded_claims.Grounded
+    grounded: grounded_claims.GroundedClaims
     concluded: DataFrame
     aligned: DataFrame | None
     asked: Mapping[str, DataFrame]
@@ -149,7 +149,9 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
         aligned = tools.ask(ALIGN, _to_align(gathered), carry=("sample_id",))
         asked[ALIGN] = aligned
     concluded = tools.keep(_conclude(gathered, aligned, settings), "concluded")
-    return _tables(samples, _Found(claims, incomplete, grounded, concluded, aligned, asked), verifying_stage(settings))
+    return _tables(
+        samples, _IcatResults(claims, incomplete, grounded, concluded, aligned, asked), verifying_stage(settings)
+    )
 
 
 def _responses(samples: DataFrame) -> DataFrame:
@@ -245,7 +247,7 @@ def _conclude(gathered: DataFrame, aligned: DataFrame | None, settings: Settings
     return concluded.join(gathered.select("sample_id", "waiting"), on="sample_id", how="left")
 
 
-def _tables(samples: DataFrame, found: _Found, verifier: str) -> base.Tables:
+def _tables(samples: DataFrame, found: _IcatResults, verifier: str) -> base.Tables:
     judged = _with_status(samples, found)
     asked = [failure_rows(NAME, stage, rows) for stage, rows in found.asked.items()]
     return {
@@ -261,7 +263,7 @@ def _tables(samples: DataFrame, found: _Found, verifier: str) -> base.Tables:
     }
 
 
-def _with_status(samples: DataFrame, found: _Found) -> DataFrame:
+def _with_status(samples: DataFrame, found: _IcatResults) -> DataFrame:
     """sample_id, system, status, and the columns of `CONCLUDED`: a row a sample (docs/contract.md, "Scores").
 
     Left joins, as what is missing says something: a sample that lacks nothing is not in `incomplete`, and one without

@@ -51,7 +51,14 @@ from untold.jobs.metrics.summaries import (
     value_of,
     whole,
 )
-from untold.jobs.metrics.verified_claims import CHUNK, VERIFY, Verified, evidence_rows, verify_claims, verifying_stage
+from untold.jobs.metrics.verified_claims import (
+    CHUNK,
+    VERIFY,
+    VerifiedClaims,
+    evidence_rows,
+    verify_claims,
+    verifying_stage,
+)
 from untold.jobs.metrics.views import FactView
 from untold.jobs.retrieval.sources import OUTCOME, assumed_results
 from untold.jobs.retrieval.sources import STAGE as EMBED
@@ -154,7 +161,7 @@ class ImportanceFindings:
     evidence: Evidence
     facts: ReferenceFacts
     claims: DataFrame
-    verified: Verified
+    verified: VerifiedClaims
     gathered: DataFrame
     concluded: DataFrame
     asked: Mapping[str, DataFrame]

@@ -21,7 +21,7 @@ from untold.jobs.inference.store.store import is_transient
 from untold.jobs.metrics.base import Bounds, Tools
 from untold.jobs.metrics.settings import NliSettings
 from untold.jobs.retrieval.sources import STAGE as EMBED
-from untold.udfs.facts.pairs import AUDIT, FILTERED, IMPLIED, MODEL, Choice, Sieve, ask_again, ask_all
+from untold.udfs.facts.pairs import AUDIT, FILTERED, IMPLIED, MODEL, Choice, PairFilter, ask_again, ask_all
 from untold.udfs.statistics.intervals import clopper_pearson_interval
 
 # What tells a relation that was asked for in a list (`relations.judged_by`)
@@ -80,7 +80,7 @@ PAIR = ["owner", "source", "target"]
 CLASSIFIER, NEUTRAL = "classifier", "neutral"
 EDGES = "array<struct<source: bigint, target: bigint>>"
 _ALL = "all"
-_NO_SIEVE = Sieve()
+_NO_SIEVE = PairFilter()
 
 
 def stage_of(settings: NliSettings) -> str:
@@ -94,9 +94,9 @@ def stages_of(settings: NliSettings) -> tuple[str, ...]:
     return (*vectors, *((ENTAIL,) if settings.classifies else ()), stage_of(settings))
 
 
-def sieve_of(settings: NliSettings) -> Sieve:
+def sieve_of(settings: NliSettings) -> PairFilter:
     """The filter of pairs, and the share of what it takes that is audited."""
-    return Sieve(settings.filter, settings.filter_cosine, settings.audit)
+    return PairFilter(settings.filter, settings.filter_cosine, settings.audit)
 
 
 def is_audited(settings: NliSettings) -> bool:
@@ -188,7 +188,7 @@ def judge_lists(
     tools: Tools,
     stage: str,
     size: int,
-    sieve: Sieve = _NO_SIEVE,
+    sieve: PairFilter = _NO_SIEVE,
     choose: Callable[..., Choice] = ask_all,
 ) -> DataFrame:
     """The columns of `JUDGED`: the pairs in lists of a premise's hypotheses (`ask_in_lists`), by a stage of these.

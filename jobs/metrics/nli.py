@@ -15,7 +15,15 @@ from pyspark.sql import functions as F
 from untold.jobs.inference.stage.requests import incomplete_samples, leave_complete
 from untold.jobs.metrics import judging, summaries
 from untold.jobs.metrics.base import Assumptions, Bounds, Metric, Tables, Tools
-from untold.jobs.metrics.graphs import GRAPH_TABLES, Judged, conclude, different_texts, graph_nodes, in_order, passages
+from untold.jobs.metrics.graphs import (
+    GRAPH_TABLES,
+    PairJudgements,
+    conclude,
+    different_texts,
+    graph_nodes,
+    in_order,
+    passages,
+)
 from untold.jobs.metrics.graphs import MEASURES as CONFLICTS
 from untold.jobs.metrics.settings import NliSettings
 from untold.jobs.retrieval.sources import STAGE as EMBED
@@ -111,7 +119,7 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     condensed = tools.condense(*graphs)
     asked = {summaries.STAGE: contexts, EXTRACT: extracted, REVISE: revised, RATE: rated}
     asked[judging.stage_of(settings.nli)] = relations
-    found = Judged(prepared, incomplete, owners, atoms, relations, condensed, asked)
+    found = PairJudgements(prepared, incomplete, owners, atoms, relations, condensed, asked)
     tables = conclude(NAME, samples, found, tools)
     if not judging.is_audited(settings.nli):
         return tables

@@ -133,7 +133,7 @@ def _likely(settings: Settings, figures: summaries.Likely) -> dict[str, Mapping[
 
 
 @dataclass(frozen=True)
-class _Found:
+class _NuggetResults:
     """What the metric has found out about its samples, before tables are made of it.
 
     incomplete: owner, lost, waiting; of_owners: by stage its results, with the column owner; assigned: sample_id,
@@ -170,7 +170,7 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     shared = samples.join(owners.owned, on="sample_id", how="inner").join(ranked, on="owner", how="inner")
     assigned = tools.keep(ask_labels(tools, ASSIGN, _to_assign(shared), "sample_id"), "assigned")
     concluded = tools.keep(_conclude(shared, assigned, settings), "concluded")
-    return _tables(samples, _Found(owners, evidence, incomplete, asked, assigned, concluded), settings)
+    return _tables(samples, _NuggetResults(owners, evidence, incomplete, asked, assigned, concluded), settings)
 
 
 def _with_file(samples: DataFrame, settings: Settings) -> DataFrame:
@@ -286,7 +286,7 @@ def _conclude(shared: DataFrame, assigned: DataFrame, settings: Settings) -> Dat
     return concluded.join(by_sample.select("sample_id", "unassigned"), on="sample_id", how="left")
 
 
-def _tables(samples: DataFrame, found: _Found, settings: Settings) -> base.Tables:
+def _tables(samples: DataFrame, found: _NuggetResults, settings: Settings) -> base.Tables:
     judged = _with_status(samples, found)
     failures = [
         reference_facts.owners_failures(NAME, found.owners.owned, found.of_owners),
@@ -303,7 +303,7 @@ def _tables(samples: DataFrame, found: _Found, settings: Settings) -> base.Table
     }
 
 
-def _with_status(samples: DataFrame, found: _Found) -> DataFrame:
+def _with_status(samples: DataFrame, found: _NuggetResults) -> DataFrame:
     """sample_id, system, status, and the columns of `CONCLUDED`: a row a sample (docs/contract.md, "Scores")."""
     joined = (
         samples.select("sample_id", "system")

@@ -290,7 +290,10 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     asked = {SUMMARISE: contexts, MINE: mined, REFINE: refined, ANSWER: answered}
     asked[stage_of(settings.qa)] = relations
     return graphs.conclude(
-        NAME, samples, graphs.Judged(prepared, incomplete, with_graph, atoms, relations, condensed, asked), tools
+        NAME,
+        samples,
+        graphs.PairJudgements(prepared, incomplete, with_graph, atoms, relations, condensed, asked),
+        tools,
     )
 
 

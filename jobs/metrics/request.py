@@ -15,7 +15,7 @@ from untold.jobs.inputs.samples import Samples
 from untold.jobs.lakehouse.inputs import read_table, table_named
 from untold.jobs.metrics import needs_of, optional_of
 from untold.jobs.run.manifest import read_manifest
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class ScoreRequest(RunRequest):
             raise SampleError("--since needs a Delta table: --input delta:PATH")
         scored = read_table(table._replace(version=since)).files
         earlier = read_manifest(self.output)
-        if scored and earlier is None and not Place(self.store).entries():
+        if scored and earlier is None and not StoragePath(self.store).entries():
             raise SampleError(
                 f"{self.output} has no run and {self.store} no completions, so that every row would be asked; "
                 "leave --since out"

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from untold.graph.distributed import Condensed
-from untold.jobs.inference.stage.engines import Turns
+from untold.jobs.inference.stage.engines import MainThreadExecutor
 from untold.jobs.inference.stage.requests import Requests, invalid_rows
 from untold.jobs.inference.stage.runner import StageRunner
 from untold.jobs.inputs.sampling import Draw
@@ -97,7 +97,7 @@ def score_samples(
         begin(metric.name)
         return _with_unusable(metric, metric.score(valid, tools, settings), unusable, settings)
 
-    runner.turns = Turns()
+    runner.turns = MainThreadExecutor()
     given = runner.turns.run([partial(score, metric) for metric in metrics], _at_once(runner, samples.sparkSession))
     runner.account.sort(runner.stages)
     names = [name for name in ORDER if any(name in tables for tables in given)]

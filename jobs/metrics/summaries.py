@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from untold.jobs.inference.stage.requests import has_failed, is_unasked
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.usage import BYTES_OF_A_TOKEN
-from untold.udfs.stages.definitions import Figures, Line
+from untold.udfs.stages.definitions import Figures, LinearSize
 
 STAGE = "summarise_context"
 # Keeps what stands in for an answer from being taken for a text that the store knows
@@ -94,7 +94,7 @@ def tokens_of(*variables: str) -> Column:
     return F.octet_length(joined) / BYTES_OF_A_TOKEN
 
 
-def value_of(line: Line, tokens: Column) -> Column:
+def value_of(line: LinearSize, tokens: Column) -> Column:
     """The line's value, never below 0."""
     return F.greatest(F.lit(line.base) + F.lit(line.slope) * tokens, F.lit(0.0))
 

@@ -34,7 +34,7 @@ SHOWN = (
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerifiedClaims:
     """What became of claims.
 
     claims: sample_id, position, text, owner, claim_key, verdict, judged, whether it is to have one, waiting, and shown,
@@ -48,7 +48,9 @@ class Verified:
     failures: DataFrame
 
 
-def verify_claims(claims: DataFrame, owners: Owners, evidence: Evidence, tools: Tools, settings: Settings) -> Verified:
+def verify_claims(
+    claims: DataFrame, owners: Owners, evidence: Evidence, tools: Tools, settings: Settings
+) -> VerifiedClaims:
     """Verifies the claims of samples (sample_id, position, text; a text once a sample) against their owners' evidence.
 
     Each is shown the `importance.evidence_chunks` chunks nearest to it, most similar first, or all of them in their
@@ -72,7 +74,7 @@ def verify_claims(claims: DataFrame, owners: Owners, evidence: Evidence, tools: 
     judged = keyed.join(_verdicts(ready, relations), on=list(CLAIM), how="left")
     chunks = ready.select(F.explode("shown").alias("one")).select(*(f"one.{name}" for name in CHUNK))
     failures = embedded.unionByName(_failed(asked, verifying_stage(settings)))
-    return Verified(tools.keep(judged, "verified-claims"), chunks, failures)
+    return VerifiedClaims(tools.keep(judged, "verified-claims"), chunks, failures)
 
 
 def verifying_stage(settings: Settings) -> str:
@@ -228,7 +230,7 @@ def _failed(asked: DataFrame, stage: str) -> DataFrame:
     return asked.where(has_failed()).select(*CLAIM, F.lit(stage).alias("stage"), *OUTCOME)
 
 
-def evidence_rows(metric: str, verified: Verified) -> DataFrame:
+def evidence_rows(metric: str, verified: VerifiedClaims) -> DataFrame:
     """The table `evidence`: each chunk that a claim was shown, with the claim's verdict."""
     shown = verified.claims.select("sample_id", "position", "verdict", F.explode("shown").alias("one"))
     return shown.select(

@@ -10,12 +10,12 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from untold.graph.views import one_line
+from untold.udfs.errors import shorten
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, SUPPORTED
 from untold.udfs.facts.nugget_measures import NOT_SUPPORT, PARTIAL, SUPPORT
 from untold.udfs.facts.rag_measures import FAULTS, HALLUCINATION, IN_IRRELEVANT, IN_RELEVANT, NOT_RETRIEVED, NOT_USED
 from untold.udfs.recall.fact_texts import match_form, shown_form
 from untold.udfs.recall.segmentation import sentences
-from untold.udfs.registry import shorten
 from untold.udfs.texts import words_of
 
 # A line's text, what stands before it, and what stands before the lines that it is wrapped to

@@ -17,15 +17,25 @@ from untold.graph.views import CONTRADICTIONS, DRAWN_RELATIONS, ENTAILMENTS, ord
 from untold.graph.views import Row as GraphRow
 from untold.jobs.inference.store.compaction import VERSION, list_folder
 from untold.jobs.metrics.views import told_conflict
-from untold.jobs.report.sources import CONTEXT, DETAILED, RESPONSE, Key, Sources, Texts, columns_of, compact, rounded
-from untold.jobs.run_tables import Run, batches_of
+from untold.jobs.report.sources import (
+    CONTEXT,
+    DETAILED,
+    RESPONSE,
+    Key,
+    ReportTexts,
+    Sources,
+    columns_of,
+    compact,
+    rounded,
+)
+from untold.jobs.run_tables import RunTables, batches_of
 from untold.jobs.tables import ATOMS, CLAIMS, CONFLICTS, FAILURES, SCORES, STATEMENTS
 from untold.udfs.llm.keys import request_id
 from untold.udfs.recall.fact_texts import match_form, shown_form
 from untold.udfs.redaction import redact
 from untold.udfs.stages import STAGES
 from untold.udfs.stages.definitions import Unparsable
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 # More nodes and lines are not told apart on any screen
 MAX_NODES, MAX_EDGES = 150, 1_000
@@ -81,7 +91,7 @@ class _Query:
     numbers: list[int] = field(default_factory=list)
 
 
-class Points:
+class StatementGroups:
     """Points, by the number of the text of their first statement.
 
     Statements are one point where their reference, or one of their texts, is the same. Statements without other
@@ -180,12 +190,12 @@ def _add_texts(samples: Mapping[Key, dict[str, Any]], name: str, rows: Iterable[
 class _Store:
     """The completions of one run."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunTables) -> None:
         self._stages: Mapping[str, str] = run.manifest.get("identity", {}).get("stages") or {}
         self._models = run.manifest.get("models") or []
         self._summarised = run.manifest.get("identity", {}).get("results", {}).get("summarise_contexts")
         store = (run.manifest.get("settings") or {}).get("store")
-        self._place = (Place(store) if store else run.place / "completions") / VERSION
+        self._place = (StoragePath(store) if store else run.place / "completions") / VERSION
 
     def written(self, stage: str, samples: Mapping[Key, Variables]) -> dict[Key, str]:
         """By sample what the judge wrote for a stage."""
@@ -229,7 +239,7 @@ class _Store:
             found |= {place: texts[name] for place, name in ids.items() if name in texts}
         return found
 
-    def _texts(self, folder: Place, ids: Collection[str]) -> dict[str, str]:
+    def _texts(self, folder: StoragePath, ids: Collection[str]) -> dict[str, str]:
         """By request the text of its completion, of models that judged this run."""
         files = [(folder / name).arrow for name in list_folder(str(folder)).live()]
         if not files or not ids:
@@ -241,7 +251,7 @@ class _Store:
         found = rows.to_table(columns=["request_id", "text"], filter=wanted)
         return {row["request_id"]: row["text"] for row in found.to_pylist() if row["text"] is not None}
 
-    def _folders(self, stage: str) -> list[Place]:
+    def _folders(self, stage: str) -> list[StoragePath]:
         """The folders of a stage, that of the run's own digest first."""
         named = f"{stage}-{self._stages[stage]}" if stage in self._stages else ""
         there = [entry.place for entry in self._place.entries() if entry.kind == "folder"]
@@ -263,11 +273,11 @@ PLAIN = ("covered", "in_basis", "claims", "anchor", "found_by", "rank", "kept", 
 RATINGS = ("relevance", "salience", "weight")
 
 
-class Answers:
+class ReportSamples:
     """The samples that a report shows, worst first; `texts` are theirs, `points` say which statements are alike."""
 
     def __init__(self, sources: Sources) -> None:
-        self.sources, self.texts, self.points = sources, Texts(), Points()
+        self.sources, self.texts, self.points = sources, ReportTexts(), StatementGroups()
         # The contexts of a query are those of its samples
         self.contexts: dict[tuple[tuple[str, int | None], ...], int] = {}
         self._questions: dict[str, int] = {}

@@ -19,7 +19,7 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from untold.jobs.analysis import changes, compare_runs, distribution, left_out
-from untold.jobs.report.answers import MOST_DETAILED, Answers
+from untold.jobs.report.answers import MOST_DETAILED, ReportSamples
 from untold.jobs.report.sources import (
     CONTEXT,
     DETAILED,
@@ -34,13 +34,13 @@ from untold.jobs.report.sources import (
 )
 from untold.jobs.run.manifest import by_stage
 from untold.jobs.run.terminal import amount
-from untold.jobs.run_tables import Run, UnreadableRunError, open_run
+from untold.jobs.run_tables import RunTables, UnreadableRunError, open_run
 from untold.jobs.summary.ranking import CHANCE, CompareError
 from untold.jobs.summary.run_summary import count_failures, describe_faults
 from untold.jobs.summary.trends import date_of, describe_finding
 from untold.udfs.errors import UserError
 from untold.udfs.redaction import redact
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 Row = dict[str, Any]
 # Bars of a distribution, from 0 to 1
@@ -334,7 +334,7 @@ def _people(sources: Sources) -> Iterator[Sentence]:
         )
 
 
-def _studies(sources: Sources) -> Iterable[Run]:
+def _studies(sources: Sources) -> Iterable[RunTables]:
     """The studies that were given, and those that a run is a part of, or that its store lies in."""
     yield from sources.studies
     seen = {study.place.uri for study in sources.studies}
@@ -346,7 +346,7 @@ def _studies(sources: Sources) -> Iterable[Run]:
                 continue
             seen.add(directory)
             with suppress(UnreadableRunError, OSError):
-                study = open_run(Place(directory).spark)
+                study = open_run(StoragePath(directory).spark)
                 if "meta_evaluation" in study.tables:
                     yield study
 
@@ -384,22 +384,22 @@ class Report:
         return f'<iframe srcdoc="{escape(self.html)}" {frame}></iframe>'
 
 
-def make_report(runs: Sequence[Run]) -> str:
+def make_report(runs: Sequence[RunTables]) -> str:
     """The report of one or several runs, an HTML page that asks no network.
 
     Raises UnreadableRunError for an output without scores.
     """
     sources = open_sources(runs)
-    answers = Answers(sources)
+    answers = ReportSamples(sources)
     return _fill(sources, pack(answers.data(), answers.texts))
 
 
-def write_report(runs: Sequence[Run], file: str | os.PathLike[str]) -> Report:
+def write_report(runs: Sequence[RunTables], file: str | os.PathLike[str]) -> Report:
     """Writes the report of runs into a file. Raises ReportError where it cannot be written, and as `make_report`."""
     report = Report(make_report(runs), os.fspath(file))
     page = report.html.encode("utf-8", "replace")
     try:
-        Place(os.fspath(file)).write_whole(lambda target: target.write(page))
+        StoragePath(os.fspath(file)).write_whole(lambda target: target.write(page))
     except (OSError, pa.ArrowException) as error:
         raise ReportError(f"{file}: cannot be written ({type(error).__name__}); give another --html FILE") from error
     return report

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from untold.jobs.run_tables import Run, UnreadableRunError, batches_of, lowest_scores
+from untold.jobs.run_tables import RunTables, UnreadableRunError, batches_of, lowest_scores
 from untold.jobs.summary.ranking import names_of
 from untold.jobs.summary.trends import Trend, find_trend, named_date
 from untold.jobs.tables import RESULT_TABLES
@@ -32,8 +32,8 @@ Key = tuple[int, str]
 class Sources:
     """Runs with scores, in the order given, and studies that say how far their judge agrees with people."""
 
-    runs: tuple[Run, ...]
-    studies: tuple[Run, ...] = ()
+    runs: tuple[RunTables, ...]
+    studies: tuple[RunTables, ...] = ()
 
     @cached_property
     def names(self) -> list[str]:
@@ -111,14 +111,14 @@ class Sources:
                     yield (place, row["sample_id"]), dict.fromkeys(columns) | row
 
 
-def rows_of(run: Run, name: str) -> list[dict[str, Any]]:
+def rows_of(run: RunTables, name: str) -> list[dict[str, Any]]:
     """The rows of a small table; none where the run lacks it. Columns that came after the run are null."""
     if name not in run.tables:
         return []
     return [dict.fromkeys(RESULT_TABLES[name].names) | row for row in run.table(name).to_pylist()]
 
 
-def open_sources(runs: Sequence[Run]) -> Sources:
+def open_sources(runs: Sequence[RunTables]) -> Sources:
     """The runs by what they hold. Raises UnreadableRunError where none has scores, or one has nothing for a report."""
     scored = tuple(run for run in runs if "scores" in run.tables)
     studies = tuple(run for run in runs if "scores" not in run.tables and "meta_evaluation" in run.tables)
@@ -130,7 +130,7 @@ def open_sources(runs: Sequence[Run]) -> Sources:
     return Sources(scored, studies)
 
 
-def _drawn(run: Run, count: int) -> list[str]:
+def _drawn(run: RunTables, count: int) -> list[str]:
     """Samples by a hash of their query, then of their id."""
     samples = run.dataset("samples")
 
@@ -159,7 +159,7 @@ CONTEXT, RESPONSE, STATEMENT, DETAILED = 1, 8, 8, 4
 
 
 @dataclass
-class Texts:
+class ReportTexts:
     """Distinct texts by number, in the order in which they came."""
 
     texts: list[str] = field(default_factory=list)
@@ -211,7 +211,7 @@ class Packed:
     limit: int | None
 
 
-def pack(data: Mapping[str, Any], texts: Texts, budget: int = BUDGET) -> Packed:
+def pack(data: Mapping[str, Any], texts: ReportTexts, budget: int = BUDGET) -> Packed:
     """The data with its texts, cut by the least of `LIMITS` that is found to fit the budget, or by the last."""
     found = _pack(data, texts, LIMITS[0], budget)
     if len(found.text) <= budget:
@@ -229,7 +229,7 @@ def pack(data: Mapping[str, Any], texts: Texts, budget: int = BUDGET) -> Packed:
     return found
 
 
-def _pack(data: Mapping[str, Any], texts: Texts, limit: int, budget: int) -> Packed:
+def _pack(data: Mapping[str, Any], texts: ReportTexts, limit: int, budget: int) -> Packed:
     found = texts.cut(limit)
     written, told = _json({**data, **found}), limit if found["lengths"] else None
     if len(written) <= min(PLAIN, budget):

@@ -16,14 +16,14 @@ from pyspark.sql import types as T
 
 from untold.jobs.inputs.samples import fingerprint
 from untold.jobs.retrieval.sources import STAGE, Ask, embed
+from untold.jobs.run.folders import Counted, Workspace
 from untold.jobs.run.session import spark_schema
-from untold.jobs.run.workspace import Counted, Workspace
 from untold.jobs.settings.sections import IndexSettings
 from untold.jobs.tables import FAILURES
 from untold.udfs.errors import UserError
 from untold.udfs.retrieval import building, catalog
 from untold.udfs.retrieval.building import BUILT, BURIED, LIVING, NAMED, Spread, describe_shard, starts_of
-from untold.udfs.retrieval.catalog import CHUNKS, Catalog, Making, ShardEntry, with_dead
+from untold.udfs.retrieval.catalog import CHUNKS, Catalog, IndexParameters, ShardEntry, with_dead
 from untold.udfs.retrieval.dense import TRAINED_ON, count_lists
 from untold.udfs.stages.arrow import UNASKED
 
@@ -32,7 +32,7 @@ DEAD_SHARE = 0.1
 
 
 @dataclass(frozen=True)
-class Kept:
+class IndexDiff:
     """What stays of an index: shards by name, how many chunks of each die now, and of each chunk whether it lives.
 
     `states`: name, position, document_id, stays. `damaged`: why some shards cannot stay, a line each.
@@ -49,13 +49,13 @@ class Kept:
         return sum(shard.chunks - shard.dead - self.dying.get(name, 0) for name, shard in self.shards.items())
 
 
-def find_kept(steps: Workspace, index: str, cache: str, before: Catalog | None, documents: DataFrame) -> Kept:
+def find_kept(steps: Workspace, index: str, cache: str, before: Catalog | None, documents: DataFrame) -> IndexDiff:
     """What of an index stays under these documents (document_id, content).
 
     Shards that are damaged do not stay, nor those of which `DEAD_SHARE` is dead: their documents are new again.
     """
     if before is None or not before.shards:
-        return Kept()
+        return IndexDiff()
     numbered = _number(steps, before.shards)
     shards = numbered.repartitionById(len(before.shards), "task").select("name", "tombstones")
     damage = Counted({"errors": F.collect_set("error")})
@@ -74,7 +74,7 @@ def find_kept(steps: Workspace, index: str, cache: str, before: Catalog | None, 
     if len(kept) < len(before.shards):
         states = steps.keep(_with_whole_documents(states, kept), "whole-documents")
         found = _count(states)
-    return Kept(kept, {name: found[name]["dying"] for name in kept}, states, tuple(sorted(damage["errors"])))
+    return IndexDiff(kept, {name: found[name]["dying"] for name in kept}, states, tuple(sorted(damage["errors"])))
 
 
 def _count(states: DataFrame) -> Mapping[str, Row]:
@@ -92,7 +92,7 @@ def _with_whole_documents(states: DataFrame, kept: Iterable[str]) -> DataFrame:
     return joined.withColumn("stays", stays).select(*states.columns)
 
 
-def without_kept(documents: DataFrame, kept: Kept) -> DataFrame:
+def exclude_unchanged(documents: DataFrame, kept: IndexDiff) -> DataFrame:
     """The documents that are in no shard that stays."""
     if kept.states is None:
         return documents
@@ -100,7 +100,7 @@ def without_kept(documents: DataFrame, kept: Kept) -> DataFrame:
     return documents.join(there.select("document_id").distinct(), on="document_id", how="left_anti")
 
 
-def bury(steps: Workspace, index: str, cache: str, kept: Kept) -> list[ShardEntry]:
+def write_tombstones(steps: Workspace, index: str, cache: str, kept: IndexDiff) -> list[ShardEntry]:
     """The shards that stay, with tombstones for what of them counts no more."""
     dying = {name for name, count in kept.dying.items() if count}
     if kept.states is None or not dying:
@@ -109,7 +109,7 @@ def bury(steps: Workspace, index: str, cache: str, kept: Kept) -> list[ShardEntr
     gone = kept.states.where(~F.col("stays") & _is_of(dying)).groupBy("name")
     positions = gone.agg(F.array_sort(F.collect_list("position")).alias("positions"))
     given = F.broadcast(before).join(positions, on="name", how="inner").repartitionById(len(dying), "task")
-    write = partial(building.bury, index=index, cache=cache)
+    write = partial(building.write_tombstones, index=index, cache=cache)
     written = given.select("name", "tombstones", "positions").mapInArrow(write, spark_schema(BURIED)).collect()
     buried = {row["name"]: with_dead(kept.shards[row["name"]], *row[1:]) for row in written}
     return [buried.get(name, shard) for name, shard in kept.shards.items()]
@@ -134,7 +134,7 @@ class CorpusError(UserError):
 
 
 @dataclass(frozen=True)
-class Made:
+class IndexBuild:
     """What became of a corpus: the index, and rows of `failures` of documents that are not in it.
 
     `catalog` None: asking for vectors ended before all were there, or there is nothing to search in, as `nothing` says
@@ -173,7 +173,7 @@ class Maker:
     ask: Ask
     cache: str
 
-    def make(self, documents: DataFrame, count: int, before: Catalog | None) -> Made:
+    def make(self, documents: DataFrame, count: int, before: Catalog | None) -> IndexBuild:
         """The index of so many documents (document_id, title, url, text, content), grown from the one before.
 
         Raises CorpusError for a corpus without a word.
@@ -182,24 +182,24 @@ class Maker:
             # Without what its shards began as none can be added; the same ones are found again by their names
             before = None
         kept = find_kept(self.steps, self.index, self.cache, before, documents)
-        chunks = self._cut(without_kept(documents, kept))
+        chunks = self._cut(exclude_unchanged(documents, kept))
         if before is not None and self._outgrows(before, kept, chunks):
             # Every vector moves into a list: no shard can stay, but nothing is embedded twice
-            before, kept, chunks = None, Kept(damaged=kept.damaged), self._cut(documents)
+            before, kept, chunks = None, IndexDiff(damaged=kept.damaged), self._cut(documents)
         new = self.steps.count(chunks)
         if not kept.chunks + new:
             raise CorpusError("no document of the corpus has a word: there is nothing to index")
         embedded = self._embed(chunks)
         if embedded.waiting:
-            return Made(None, embedded.failures, embedded.failed, damaged=kept.damaged)
+            return IndexBuild(None, embedded.failures, embedded.failed, damaged=kept.damaged)
         making = before.making if before is not None and kept.shards else self._begin(embedded)
         shards = {} if making is None else self._build(making, embedded)
-        found = {shard.name: shard for shard in bury(self.steps, self.index, self.cache, kept)} | shards
+        found = {shard.name: shard for shard in write_tombstones(self.steps, self.index, self.cache, kept)} | shards
         if making is None or not found:
             nothing = "no text of the corpus could be embedded: there is no index; see the table failures"
-            return Made(None, embedded.failures, embedded.failed, damaged=kept.damaged, nothing=nothing)
+            return IndexBuild(None, embedded.failures, embedded.failed, damaged=kept.damaged, nothing=nothing)
         catalog = Catalog(making, count - embedded.failed, tuple(found[name] for name in sorted(found)))
-        return Made(catalog, embedded.failures, embedded.failed, new, len(shards), kept.damaged)
+        return IndexBuild(catalog, embedded.failures, embedded.failed, new, len(shards), kept.damaged)
 
     def _cut(self, documents: DataFrame) -> DataFrame:
         """The chunks of documents: the columns of `CHUNKS`."""
@@ -207,7 +207,7 @@ class Maker:
         wanted = documents.select("document_id", "title", "url", "content", "text")
         return self.steps.keep(wanted.mapInArrow(cut, spark_schema(CHUNKS)), "chunks")
 
-    def _outgrows(self, before: Catalog, kept: Kept, chunks: DataFrame) -> bool:
+    def _outgrows(self, before: Catalog, kept: IndexDiff, chunks: DataFrame) -> bool:
         """Whether an exact index becomes one of lists."""
         return not before.making.lists and kept.chunks + self.steps.count(chunks) > self.settings.exact_chunks
 
@@ -225,7 +225,7 @@ class Maker:
         whole = self.steps.keep(chunks.join(documents, on="document_id", how="left_anti"), "whole")
         return _Embedded(whole, vectors, failures, documents.count(), counts["waiting"])
 
-    def _begin(self, embedded: _Embedded) -> Making | None:
+    def _begin(self, embedded: _Embedded) -> IndexParameters | None:
         """How a first build is made, and the file that every shard of it begins as; None without a vector."""
         total = self.steps.count(embedded.chunks)
         vectors = embedded.vectors.where(F.col("vector").isNotNull())
@@ -242,7 +242,7 @@ class Maker:
         codec = self.settings.codec if lists else "flat"
         training = fingerprint(drawn.select("text_id")) if lists else ""
         cut = (self.settings.chunk_words, self.settings.chunk_overlap)
-        making = Making(*cut, self.model, codec, lists, training, dimension=int(first[0]))
+        making = IndexParameters(*cut, self.model, codec, lists, training, dimension=int(first[0]))
         if not building.is_begun(self.index, making):
             write = partial(building.write_coarse, index=self.index, making=making, vectors=self.steps.count(drawn))
             if lists:
@@ -254,7 +254,7 @@ class Maker:
                 list(write([]))
         return making
 
-    def _build(self, making: Making, embedded: _Embedded) -> dict[str, ShardEntry]:
+    def _build(self, making: IndexParameters, embedded: _Embedded) -> dict[str, ShardEntry]:
         """The new shards by name; those that a killed build finished are taken as they are."""
         chunks = self.steps.keep(self._spread(embedded.chunks), "spread")
         spread = Spread(self.steps.count(chunks), self.settings.chunks_per_shard)

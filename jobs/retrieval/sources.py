@@ -14,10 +14,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.inference.stage.requests import has_failed
+from untold.jobs.run.folders import Counted, Workspace, write_parquet
 from untold.jobs.run.manifest import read_manifest
 from untold.jobs.run.output import absolute
 from untold.jobs.run.session import spark_schema
-from untold.jobs.run.workspace import Counted, Workspace, write_parquet
 from untold.jobs.settings.model import Settings
 from untold.jobs.settings.sections import IndexSettings
 from untold.udfs.errors import UserError
@@ -25,7 +25,7 @@ from untold.udfs.llm.keys import Stage
 from untold.udfs.retrieval import searching
 from untold.udfs.retrieval.catalog import CONTEXT_CHUNKS, Catalog, chunk_contexts, read_catalog
 from untold.udfs.retrieval.dense import Probing
-from untold.udfs.retrieval.searching import FREQUENCIES, HITS, MERGED, RANKED, READ, Searching, rank_contexts
+from untold.udfs.retrieval.searching import FREQUENCIES, HITS, MERGED, RANKED, READ, SearchTask, rank_contexts
 
 
 class UnusableIndexError(UserError):
@@ -191,7 +191,7 @@ class Searcher:
         document_id, title, url, text. Raises SearchError for a damaged shard, in its one line.
         """
         embedded, lost = self._embed(queries)
-        asked = Searching(
+        asked = SearchTask(
             index=self.index,
             cache=self.cache,
             queries=self._kept(embedded, "queries"),
@@ -222,7 +222,7 @@ class Searcher:
         asked = queries.join(vectors.where(has).select("query", "vector"), on="query", how="inner")
         return asked, vectors.where(~has).drop("vector")
 
-    def _frequencies(self, asked: Searching, queries: DataFrame) -> str:
+    def _frequencies(self, asked: SearchTask, queries: DataFrame) -> str:
         """Where it is written in how many living chunks each term of the queries is."""
         terms = queries.select("text").mapInArrow(searching.terms_of, "term string").distinct()
         path = self._kept(terms, "terms")

@@ -21,8 +21,8 @@ from uuid import uuid4
 from filelock import FileLock, Timeout
 
 from untold.udfs.errors import UserError
-from untold.udfs.object_stores import Root, Written
-from untold.udfs.storage import Place, naming
+from untold.udfs.object_stores import Root, WrittenObject
+from untold.udfs.storage import StoragePath, naming
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Lock(ABC):
         self.waited = False
 
     def __enter__(self) -> Self:
-        Place(self._folder).make_folder()
+        StoragePath(self._folder).make_folder()
         while (holder := self._take()) is not None:
             text = f"{self._folder} is in use by a run on {holder}"
             if not self._wait:
@@ -362,7 +362,7 @@ class ObjectLock(Lock):
 
     def __init__(self, folder: str, run: str, *, wait: bool, notify: Callable[[str], None] = lambda _: None) -> None:
         super().__init__(folder, run, wait=wait, notify=notify)
-        self._place = Place(folder) / NAME
+        self._place = StoragePath(folder) / NAME
         self._tag: Mapping[str, Any] | None = None
         self._epoch = self._beats = 0
         self._renewed_at = 0.0
@@ -393,14 +393,14 @@ class ObjectLock(Lock):
                 self._tag, self._renewed_at = tag, monotonic()
                 return None
 
-    def _is_gone(self, holder: Holder, found: Written) -> bool:
+    def _is_gone(self, holder: Holder, found: WrittenObject) -> bool:
         """Whether a holder has ended: a process of this machine by itself, another by its silence."""
         alive = holder.process.is_alive
         return not alive if alive is not None else self._now() - found.modified > STALE_SECONDS
 
     def _now(self) -> float:
         """The time by the store's clock, in seconds since 1970."""
-        probe = Place(f"{self._place}-{self._run}")
+        probe = StoragePath(f"{self._place}-{self._run}")
         probe.write_bytes(b"")
         written = probe.read_written()
         probe.remove()
@@ -426,7 +426,7 @@ class ObjectLock(Lock):
 def lock_folder(folder: str, run: str, *, wait: bool, notify: Callable[[str], None] = lambda _: None) -> Lock:
     """The lock of a folder, to be entered. Raises UnlockableError where its file system has none."""
     check_lockable(folder)
-    place = Place(folder)
+    place = StoragePath(folder)
     if place.local is not None:
         return FolderLock(place.local, run, wait=wait, notify=notify)
     return ObjectLock(folder, run, wait=wait, notify=notify)
@@ -443,11 +443,11 @@ def check_lockable(folder: str) -> None:
 
 def is_lockable(folder: str) -> bool:
     """Whether runs can lock a folder: not on HDFS, and not on object stores that know no conditions."""
-    place = Place(folder)
+    place = StoragePath(folder)
     return place.local is not None or (place.has_conditions and _keeps_conditions(place))
 
 
-def _keeps_conditions(place: Place) -> bool:
+def _keeps_conditions(place: StoragePath) -> bool:
     """Whether a store refuses to create an object twice, and to change one that was changed meanwhile."""
     root, _ = place.root
     if root not in _TRIED:
@@ -461,7 +461,7 @@ def _keeps_conditions(place: Place) -> bool:
     return _TRIED[root]
 
 
-def _read(found: Written | None) -> dict[str, Any]:
+def _read(found: WrittenObject | None) -> dict[str, Any]:
     """What a lock says; nothing where there is none, or where it is damaged."""
     with suppress(ValueError):
         plain = json.loads(found.content) if found else {}

@@ -17,7 +17,7 @@ from untold.udfs.errors import UserError
 from untold.udfs.llm.keys import Stage, canonical_json
 from untold.udfs.redaction import without_secrets
 from untold.udfs.stages import LOOKUPS
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 NAME = "manifest.json"
 # Raised where readers of the one before would misread the manifest; keys are only ever added
@@ -150,7 +150,7 @@ def versions() -> dict[str, str]:
 def read_manifest(output: str) -> dict[str, Any] | None:
     """The manifest of an output; None where there is none. Raises OutputError for one that cannot be read."""
     try:
-        manifest = json.loads((Place(output) / NAME).read_bytes())
+        manifest = json.loads((StoragePath(output) / NAME).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
@@ -161,7 +161,7 @@ def read_manifest(output: str) -> dict[str, Any] | None:
 def write_manifest(output: str, manifest: Mapping[str, Any]) -> None:
     """Writes the manifest without secrets, so that readers see the old one or the new one."""
     content = json.dumps(without_secrets(manifest), indent=2, ensure_ascii=False).encode("utf-8")
-    (Place(output) / NAME).write_bytes(content + b"\n")
+    (StoragePath(output) / NAME).write_bytes(content + b"\n")
 
 
 def sum_starts(manifest: Mapping[str, Any], name: str) -> Any:

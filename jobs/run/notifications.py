@@ -18,7 +18,7 @@ from untold.jobs.lakehouse.inputs import table_named
 from untold.jobs.settings.sections import NotifySettings
 from untold.udfs.redaction import without_secrets
 from untold.udfs.samples.files import is_remote
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 # By either of which OpenLineage's client knows where events go
 SWITCHES = ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG")
@@ -117,7 +117,7 @@ def dataset_of(path: str) -> tuple[str, str]:
     (('file', '/data/out/scores'), ('s3://bucket', 'out/scores'))
     """
     if not is_remote(path):
-        return "file", Place(path).spark
+        return "file", StoragePath(path).spark
     scheme, _, rest = path.replace("s3a://", "s3://", 1).partition("://")
     authority, _, name = rest.partition("/")
     return f"{scheme}://{authority.rpartition('@')[2]}", name or "/"
@@ -141,7 +141,7 @@ SECONDS = 10.0
 
 
 @dataclass
-class Report:
+class RunNotification:
     """What is told of a command: `facts` for the message, without any text of samples, and the file of metrics."""
 
     facts: dict[str, Any] = field(default_factory=dict)
@@ -157,12 +157,12 @@ def facts_of(manifest: Mapping[str, Any], exit_code: int) -> dict[str, Any]:
 @contextmanager
 def reporting(
     settings: NotifySettings, metrics_file: str | None, note: Callable[[str], None], **facts: Any
-) -> Iterator[Report]:
+) -> Iterator[RunNotification]:
     """Tells of the command within, however it ends; what it raises is told as `failed`, by its kind alone.
 
     Telling never fails the command: what could not be written or sent is a line.
     """
-    report = Report({**facts, "status": "failed", "exit_code": 1})
+    report = RunNotification({**facts, "status": "failed", "exit_code": 1})
     try:
         yield report
     except BaseException as error:
@@ -173,10 +173,12 @@ def reporting(
         _tell(report, settings, metrics_file, note)
 
 
-def _tell(report: Report, settings: NotifySettings, metrics_file: str | None, note: Callable[[str], None]) -> None:
+def _tell(
+    report: RunNotification, settings: NotifySettings, metrics_file: str | None, note: Callable[[str], None]
+) -> None:
     if metrics_file is not None and report.metrics is not None:
         try:
-            Place(metrics_file).write_bytes(report.metrics.encode())
+            StoragePath(metrics_file).write_bytes(report.metrics.encode())
         except (OSError, ValueError) as error:
             note(f"--metrics-file {metrics_file} could not be written ({_reason(error)})")
     if settings.url is not None:

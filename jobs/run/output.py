@@ -21,18 +21,17 @@ from pyspark.sql import functions as F
 
 from untold.jobs.lakehouse.base import Lake
 from untold.jobs.run import manifest
-from untold.jobs.run.folders import check_folders
+from untold.jobs.run.folders import Counted, Workspace, check_folders, check_rows, write_parquet
 from untold.jobs.run.locks import Lock, check_lockable, is_lockable, lock_folder
 from untold.jobs.run.manifest import Added, Identity
 from untold.jobs.run.outcome import LEFT, Ending
 from untold.jobs.run.session import is_local, read_parquet, spark_schema
-from untold.jobs.run.workspace import Counted, Workspace, check_rows, write_parquet
 from untold.jobs.run_tables import place_of_table
 from untold.jobs.settings.model import Settings
 from untold.jobs.tables import ADDED, SORTED_BY_FILE, TABLES
 from untold.udfs.redaction import without_secrets
 from untold.udfs.schemes import variables
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 WORK = "_work"
 # In it, tables that are yet to take the place of others
@@ -48,7 +47,7 @@ SUMMED = (
 
 def absolute(path: str) -> str:
     """A path that means the same in every process, to Spark and to Arrow; `~` is the user's home."""
-    return Place(path).spark
+    return StoragePath(path).spark
 
 
 def store_of(settings: Settings, output: str) -> str:
@@ -187,7 +186,7 @@ class Output:
     @property
     def _renames(self) -> bool:
         """Whether a table is a folder of one name, which those of a later start are put in the place of."""
-        return self.lake is None and Place(self.place).local is not None
+        return self.lake is None and StoragePath(self.place).local is not None
 
     @property
     def _folder(self) -> str:
@@ -257,7 +256,7 @@ class Output:
         Where tables of an earlier start stay, so does its manifest.
         """
         self.check_lock()
-        Place(self.place).make_folder()
+        StoragePath(self.place).make_folder()
         if self.lake is not None:
             # One after the other, and before anything is asked: catalogs may refuse, or race with themselves
             for name in self.tables:
@@ -298,19 +297,19 @@ class Output:
                 place_of_table(self.place, earlier, name).remove()
             return
         for name, path in self._tables.items():
-            for entry in (Place(self.place) / name).entries():
+            for entry in (StoragePath(self.place) / name).entries():
                 if path != f"{name}/{entry.name}":
                     entry.place.remove()
 
     def _replace_tables(self) -> None:
         """Puts the tables that were written aside in the place of the earlier ones."""
-        aside = Place(self._folder)
+        aside = StoragePath(self._folder)
         self._keeps = False
         # Killed from here on, it is as after any kill: the next start writes all tables anew, and asks nothing for it
         manifest.write_manifest(self.place, self.manifest)
         self.remove(self.tables)
         for name in self.tables:
-            (aside / name).move(Place(self.place) / name)
+            (aside / name).move(StoragePath(self.place) / name)
 
     def _add_tables(self, lake: Lake) -> None:
         """Adds the tables to those of a lakehouse, a commit each, `summary` last: a date that is there is whole."""
@@ -362,7 +361,7 @@ class Output:
         """The folder of steps. It takes most requests of a small run: an object store is the last choice."""
         if self.work:
             return steps_folder(self.place, absolute(self.work))
-        if Place(self.place).local is None and self.alone and is_local(spark):
+        if StoragePath(self.place).local is None and self.alone and is_local(spark):
             own = f"{tempfile.gettempdir()}/untold-{os.getuid()}"
             os.makedirs(own, mode=0o700, exist_ok=True)
             return steps_folder(self.place, own)
@@ -410,7 +409,7 @@ class Output:
             # Spark's files would stay beside it, whose names are new each time
             self.remove([name])
         values = [{column: row.get(column) for column in schema.names} for row in rows]
-        place = Place(self.table(name))
+        place = StoragePath(self.table(name))
         place.make_folder()
         self._rows[name] = len(values)
         table = pa.Table.from_pylist(values, schema=schema)
@@ -418,14 +417,14 @@ class Output:
 
     def _folders(self) -> set[str]:
         """The names of the folders of the output, by one listing."""
-        return {entry.name for entry in Place(self.place).entries() if entry.kind == "folder"}
+        return {entry.name for entry in StoragePath(self.place).entries() if entry.kind == "folder"}
 
     def remove(self, names: Iterable[str]) -> None:
         """Removes those tables of this start that are there."""
         self.check_lock()
         for name in names:
             if self.lake is None or name in self._tables:
-                Place(self.table(name)).remove()
+                StoragePath(self.table(name)).remove()
 
 
 def _sorted(rows: DataFrame, order: Sequence[str], *, few: bool, by_file: bool) -> DataFrame:

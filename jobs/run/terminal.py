@@ -244,7 +244,7 @@ MOST_RISES = 256
 
 
 @dataclass
-class Course:
+class RunProgress:
     """How far a run is in its stages. `total`: how many it has, 0 where that is not known."""
 
     total: int = 0
@@ -340,7 +340,7 @@ class Display:
         self._parts: Mapping[str, str] = {}
         self._waiting: str | None = None
         self._drawn = False
-        self.course = Course()
+        self.course = RunProgress()
 
     def __enter__(self) -> Display:
         return self
@@ -417,7 +417,9 @@ class Display:
             self._stream.flush()
 
 
-def describe(event: Mapping[str, Any], seconds: float, course: Course, left: float | None = None) -> dict[str, str]:
+def describe(
+    event: Mapping[str, Any], seconds: float, course: RunProgress, left: float | None = None
+) -> dict[str, str]:
     """The parts of the line for a progress event after so many seconds of the stage, by what they tell.
 
     left: the seconds until the stage is done.

@@ -13,8 +13,8 @@ import yaml
 
 from untold.jobs.settings.fields import Section
 from untold.jobs.settings.model import STAGE_NAMES, StageSettings, settings_model
+from untold.udfs.errors import near_misses
 from untold.udfs.redaction import is_secret_name
-from untold.udfs.registry import near_misses
 from untold.udfs.schemes import scheme_of
 
 NULL, TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
@@ -157,7 +157,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Assignment:
+class SettingAssignment:
     """One value that a layer gives: of the setting `key`, or of what is at `path` within it where it is a mapping.
 
     `origin` is the file, variable or option, `line` the 1-based line of a file.
@@ -181,7 +181,7 @@ class Layer:
 
     origin: str
     with_lines: bool = False
-    assignments: list[Assignment] = field(default_factory=list)
+    assignments: list[SettingAssignment] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def where(self, node: yaml.Node) -> tuple[str, int | None]:
@@ -331,7 +331,9 @@ def _assign(layer: Layer, name: str, node: yaml.Node, loader: yaml.SafeLoader) -
         known, path = located
         if any((known.key, path) == (one.key, one.path) for one in layer.assignments):
             layer.complain(name, {}, "set twice", node)
-        layer.assignments.append(Assignment(known.key, path, _value(known, path, node, loader), *layer.where(node)))
+        layer.assignments.append(
+            SettingAssignment(known.key, path, _value(known, path, node, loader), *layer.where(node))
+        )
     elif name in known_sections() or not name:
         _assign_section(layer, name, node, loader)
     else:
@@ -487,7 +489,7 @@ def read_overrides(overrides: Sequence[str], endpoint: str | None = None, profil
             layer.problems.append(problem_line(name.strip() or "''", {}, "--set", "--set needs KEY=VALUE"))
         layers.append(layer)
     short = (("--endpoint", "llm.endpoint", endpoint), ("--profile", "profile", profile))
-    given = [Assignment(key, (), value, option) for option, key, value in short if value is not None]
+    given = [SettingAssignment(key, (), value, option) for option, key, value in short if value is not None]
     return [*layers, *(Layer(one.origin, assignments=[one]) for one in given)]
 
 

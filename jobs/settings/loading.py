@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from untold.jobs.settings import model
 from untold.jobs.settings.layers import (
-    Assignment,
     Layer,
+    SettingAssignment,
     known_settings,
     problem_line,
     read_environment,
@@ -27,11 +27,13 @@ from untold.jobs.settings.layers import (
 from untold.jobs.settings.model import SettingsError
 from untold.jobs.settings.sections import EndpointSettings
 from untold.jobs.settings.templates import profile_layer, profile_names
-from untold.udfs.registry import near_misses
+from untold.udfs.errors import near_misses
 from untold.udfs.retrieval.local_models import MINILM
 
 
-def undeliverable(settings: model.Settings, origins: Mapping[str, Assignment], *, embedded: bool) -> Iterator[str]:
+def undeliverable(
+    settings: model.Settings, origins: Mapping[str, SettingAssignment], *, embedded: bool
+) -> Iterator[str]:
     """A line for each setting that asks an endpoint for batches which cannot take them; `origins` of the settings."""
     llm = settings.llm
     reasons = {
@@ -167,7 +169,7 @@ class _Merged:
     """Layers merged: the value of each setting, and which assignment it is from."""
 
     values: dict[str, Any]
-    origins: dict[str, Assignment]
+    origins: dict[str, SettingAssignment]
     sources: dict[str, str]
 
     def given(self, key: str) -> bool:
@@ -187,7 +189,7 @@ def _merge(layers: Iterable[Layer]) -> _Merged:
     return merged
 
 
-def _over(value: Any, one: Assignment) -> Any:
+def _over(value: Any, one: SettingAssignment) -> Any:
     """A setting's value once an assignment is over it. An explicit null empties a mapping; a stage's stays null."""
     if known_settings()[one.key].names is None:
         return one.value
@@ -338,14 +340,14 @@ def _embedded_by_default(given: _Merged, demo: bool, local_installed: Callable[[
 
 def _implied(preset: str, origin: str, *, embedded: bool) -> _Choice:
     """The choice of a preset that no setting names, set by a layer called `origin`."""
-    return _Choice(preset, Layer(origin, assignments=[Assignment("llm.endpoint", (), preset, origin)]), embedded)
+    return _Choice(preset, Layer(origin, assignments=[SettingAssignment("llm.endpoint", (), preset, origin)]), embedded)
 
 
 def _redirect(layer: Layer, given: _Merged, environ: Mapping[str, str]) -> None:
     """OPENAI_BASE_URL moves the preset openai where no setting gives an address."""
     address = environ.get("OPENAI_BASE_URL")
     if address and not given.given("llm.base_url"):
-        layer.assignments.append(Assignment("llm.base_url", (), address, "OPENAI_BASE_URL"))
+        layer.assignments.append(SettingAssignment("llm.base_url", (), address, "OPENAI_BASE_URL"))
 
 
 def _incomplete(

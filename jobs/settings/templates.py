@@ -80,9 +80,9 @@ def _kind_of(path: str) -> str | None:
     """Whether a path of a local disk or an object store is a file or a folder; None where there is nothing."""
     if scheme_of(path) is None:
         return "folder" if os.path.isdir(path) else "file" if os.path.isfile(path) else None
-    from untold.udfs.storage import Place
+    from untold.udfs.storage import StoragePath
 
-    return Place(path).entry().kind
+    return StoragePath(path).entry().kind
 
 
 def _read(path: str) -> str:

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from untold.jobs.run import manifest
 from untold.jobs.run.session import read_parquet
-from untold.jobs.run_tables import Run, open_run
+from untold.jobs.run_tables import RunTables, open_run
 from untold.jobs.tables import HUMAN_STUDY
 from untold.udfs.blinding import (
     ERROR_TYPES,
@@ -35,7 +35,7 @@ from untold.udfs.facts.nodes import ANSWER_FORM
 from untold.udfs.llm.segments import write_file
 from untold.udfs.sheets import read_rows, to_csv, to_xlsx
 from untold.udfs.statistics.confusion import LABELS
-from untold.udfs.storage import Place, PlaceError
+from untold.udfs.storage import PlaceError, StoragePath
 
 KEY = "annotation_key.csv"
 SHEET = "annotation_sheet"
@@ -70,8 +70,8 @@ def report_study(annotations: str, key: str, output: str, *, seed: int) -> str:
     rows = summarise_study(judgements, seed=seed)
     items = len({judgement.item for judgement in judgements})
     report = f"# Human study\n\n{items} samples, shares with 95 % intervals.\n\n{describe_study(rows)}\n"
-    (Place(output) / REPORT).write_bytes(report.encode())
-    table = Place(output) / TABLE
+    (StoragePath(output) / REPORT).write_bytes(report.encode())
+    table = StoragePath(output) / TABLE
     table.make_folder()
     write_file(str(table / "part-0.parquet"), pa.Table.from_pylist(rows, HUMAN_STUDY))
     if manifest.read_manifest(output) is None:
@@ -84,7 +84,7 @@ def report_study(annotations: str, key: str, output: str, *, seed: int) -> str:
 def _read(place: str) -> bytes:
     """The bytes of a file. Raises AnnotationError, without the error's text, where there is none that can be read."""
     try:
-        return Place(place).read_bytes()
+        return StoragePath(place).read_bytes()
     except (OSError, PlaceError) as error:
         raise AnnotationError(f"{place}: cannot be read ({type(error).__name__}); give a file that is there") from error
 
@@ -139,7 +139,7 @@ def _check_metrics(metrics: Sequence[str]) -> None:
         )
 
 
-def _draw(spark: SparkSession, runs: Mapping[str, Run], n: int, seed: int) -> list[Row]:
+def _draw(spark: SparkSession, runs: Mapping[str, RunTables], n: int, seed: int) -> list[Row]:
     """The drawn samples: rows of `find_drawable` in the order of the draw.
 
     samples are those of the first run: all runs are of one input. Raises AnnotationError where there are too few.
@@ -184,7 +184,7 @@ def find_drawable(samples: DataFrame, scores: DataFrame, metrics: Sequence[str],
 
 
 def _gather(
-    spark: SparkSession, runs: Mapping[str, Run], metrics: Sequence[str], samples: Sequence[Row], restate: Restate
+    spark: SparkSession, runs: Mapping[str, RunTables], metrics: Sequence[str], samples: Sequence[Row], restate: Restate
 ) -> tuple[list[DrawnSample], int]:
     """What the metrics gave for the samples, and how many questions with answers were restated.
 
@@ -208,7 +208,7 @@ def _gather(
     return [_drawn_sample(sample, outputs[sample["sample_id"]]) for sample in samples], len(restated)
 
 
-def _rows(runs: Mapping[str, Run], table: str, samples: Sequence[Row], metrics: Sequence[str]) -> list[Row]:
+def _rows(runs: Mapping[str, RunTables], table: str, samples: Sequence[Row], metrics: Sequence[str]) -> list[Row]:
     """The rows of the drawn samples under the metrics. Only these are kept in memory."""
     ids = [sample["sample_id"] for sample in samples]
     rows: list[Row] = []
@@ -269,10 +269,10 @@ def _write_draw(output: str, files: Mapping[str, bytes]) -> None:
     The key goes first because it says whose draw the others are: after a kill between two files, a second start finds
     it and completes the draw. A sheet may hold days of work. Raises AnnotationError where another draw's is in the way.
     """
-    present = [name for name in files if (Place(output) / name).entry().kind]
+    present = [name for name in files if (StoragePath(output) / name).entry().kind]
     if present and (KEY not in present or _read(f"{output}/{KEY}") != files[KEY]):
         raise AnnotationError(
             f"{output} holds {', '.join(present)} of another draw; move them away, or give another --output"
         )
     for name, content in files.items():
-        (Place(output) / name).put_if_absent(content)
+        (StoragePath(output) / name).put_if_absent(content)

@@ -11,7 +11,7 @@ from uuid import uuid4
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from untold.jobs.inference.backends.cluster_checks import Reach, reached_places
+from untold.jobs.inference.backends.cluster_checks import ClusterChecks, reached_places
 from untold.jobs.inference.backends.process import AnsweringError
 from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.stage.call_settings import RunEndpoint
@@ -21,17 +21,17 @@ from untold.jobs.inference.stage.runner import StageRunner
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, SampleError
 from untold.jobs.inputs.samples import Samples, read_rows
 from untold.jobs.inputs.sampling import Draw
+from untold.jobs.run.folders import Workspace, write_parquet
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.output import store_of
 from untold.jobs.run.terminal import Display, amount
-from untold.jobs.run.workspace import Workspace, write_parquet
 from untold.jobs.settings.model import Settings
 from untold.jobs.study.agreement import read_rows as rows_of
 from untold.jobs.study.report import Row, by_owner, interval, number, section
 from untold.jobs.study.study_inputs import SHOWN, MetaEvaluationError, raise_all, read_columns
 from untold.jobs.tables import META_EVALUATION
+from untold.udfs.errors import aside, near_misses, shorten
 from untold.udfs.facts.claim_verdicts import NOT_SUPPORTED
-from untold.udfs.registry import aside, near_misses, shorten
 from untold.udfs.samples.adapters import Adapter
 from untold.udfs.samples.labelled import CLAIM_FORMATS, NEEDS, PLAIN
 from untold.udfs.statistics.item_agreement import (
@@ -49,7 +49,7 @@ WORK = "_asking"
 
 
 @dataclass(frozen=True)
-class Answers:
+class StageRows:
     """What a stage gave: the columns asked for, how the asking ended, and the rows of the table `usage`."""
 
     rows: DataFrame
@@ -72,7 +72,7 @@ class StageAsker:
     retry_failed: bool = False
     command: str = ""
 
-    def ask(self, stage: str, rows: DataFrame, carry: Sequence[str], columns: Sequence[str]) -> Answers:
+    def ask(self, stage: str, rows: DataFrame, carry: Sequence[str], columns: Sequence[str]) -> StageRows:
         """Answers a stage for rows: the columns of `carry`, then those of `columns` out of the stage's results.
 
         What `jobs.asking.runner.StageRunner.ask` says of rows holds; where the asking ended early, some are unasked,
@@ -89,14 +89,14 @@ class StageAsker:
             stages = {stage: bind_stage(stage, settings, embedded_model=endpoint.model_sha256)}
             store = store_of(settings, self.output)
             places = reached_places(self.output, workspace.folder, store)
-            reach = Reach(rows.sparkSession, places, note=note)
+            reach = ClusterChecks(rows.sparkSession, places, note=note)
             reach.check_executors()
             runner = StageRunner(engines, settings, stages, endpoint, workspace, store, reach=reach)
             try:
                 asked = runner.ask(stage, rows, carry=tuple(carry))
                 # The rows lie in the working folder, which goes before anybody reads them
                 found = asked.select(*carry, *columns).localCheckpoint()
-                return Answers(found, runner.ending, runner.usage)
+                return StageRows(found, runner.ending, runner.usage)
             finally:
                 workspace.remove()
 

@@ -15,8 +15,8 @@ from untold.jobs.metrics import METRICS
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run.terminal import amount
 from untold.jobs.study.study_inputs import SHOWN, MetaEvaluationError, raise_all, read_columns
+from untold.udfs.errors import aside, near_misses, shorten
 from untold.udfs.recall.concluding import ARECALL, BASELINES, ERECALL
-from untold.udfs.registry import aside, near_misses, shorten
 from untold.udfs.retrieval.local_models import ModelFiles
 from untold.udfs.samples.labelled import ITEMS, baseline_batches, baseline_names, baseline_schema, item_batches
 

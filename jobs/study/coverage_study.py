@@ -15,10 +15,10 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from untold.jobs.metrics import METRICS
+from untold.jobs.run.folders import Workspace
 from untold.jobs.run.output import Output
 from untold.jobs.run.session import spark_schema, task_slots
 from untold.jobs.run.terminal import amount
-from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.model import Settings
 from untold.jobs.study import coverage_rows
 from untold.jobs.study.agreement import read_rows

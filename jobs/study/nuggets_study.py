@@ -18,8 +18,8 @@ from untold.jobs.study.coverage_rows import BY_ITEM, BY_QUERY, DIGITS
 from untold.jobs.study.report import by_owner, interval, section
 from untold.jobs.study.study_inputs import MetaEvaluationError, read_columns
 from untold.jobs.tables import META_EVALUATION
+from untold.udfs.errors import shorten
 from untold.udfs.facts.nugget_measures import SUPPORTS, Nugget, measures_of
-from untold.udfs.registry import shorten
 from untold.udfs.statistics.confusion import accuracy, kappa
 from untold.udfs.statistics.correlation import correlate
 from untold.udfs.statistics.intervals import FloatArray, IntArray, bca_interval

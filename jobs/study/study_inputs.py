@@ -21,11 +21,10 @@ from untold.jobs.run.terminal import amount
 from untold.jobs.run_tables import find_table, open_run
 from untold.jobs.summary.ranking import FAILED_STATUSES
 from untold.jobs.tables import ATOMS, MEASURES, MEASURES_SUMMARY, STATEMENTS
-from untold.udfs.errors import UserError
-from untold.udfs.registry import aside, near_misses, shorten
+from untold.udfs.errors import UserError, aside, near_misses, shorten
 from untold.udfs.samples.adapters import CONFLICTBANK_CLAIMS, CONFLICTBANK_SETS
 from untold.udfs.statistics.confusion import LABELS
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 
 def read_table(spark: SparkSession, place: str, name: str, schema: pa.Schema | None) -> DataFrame | None:
@@ -289,10 +288,10 @@ def table_files(place: str, name: str) -> list[str]:
     """
     table = find_table(place, name)
     # A folder of that name without a manifest is somebody's own, and has no run to ask
-    if table is not None and (Place(place) / NAME).entry().kind == "file":
+    if table is not None and (StoragePath(place) / NAME).entry().kind == "file":
         open_run(place)
     files = inspect_files(find_files(place if table is None else str(table)))
-    found = [Place(file.path).spark for file in files if file.kind == "parquet"]
+    found = [StoragePath(file.path).spark for file in files if file.kind == "parquet"]
     if not found:
         raise MetaEvaluationError(f"{place}: no Parquet in it; give an output of untold score, or a folder of Parquet")
     return found

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from untold.jobs.run_tables import Run, connect_tables, quoted
+from untold.jobs.run_tables import RunTables, connect_tables, quoted
 from untold.jobs.summary.ranking import COLUMN_OF_STATUS, DECIMALS, SCORE, SCORE_OR_ZERO
 from untold.udfs.statistics.intervals import clustered_bca_interval, wilson_interval
 from untold.udfs.statistics.permutation import Change, Clusters, resamples_for
@@ -89,7 +89,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Stretch:
+class DateRange:
     """Dates of one series, by their places, both ends included."""
 
     first: int
@@ -101,13 +101,13 @@ class DatedScores:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._runs: dict[int, list[tuple[Run, str]]] = {}
+        self._runs: dict[int, list[tuple[RunTables, str]]] = {}
         self._database: DuckDBPyConnection = connect_tables([], ())
         self._database.execute(
             "create table scored (place integer, series ubigint, sample ubigint, query ubigint, score double)"
         )
 
-    def add(self, place: int, runs: Sequence[tuple[Run, str]]) -> list[Row]:
+    def add(self, place: int, runs: Sequence[tuple[RunTables, str]]) -> list[Row]:
         """Keeps the scores of a date; its rows by level, metric and system: counts, means and intervals."""
         self._runs[place] = list(runs)
         self._database.execute(f"create or replace temp table now as {self._select(place)}")
@@ -126,7 +126,7 @@ class DatedScores:
         return [self._point(row, clusters) for row in self._rows(_POINTS)]
 
     def change(
-        self, level: str, metric: str, system: str | None, measure: str, later: Stretch, earlier: Stretch
+        self, level: str, metric: str, system: str | None, measure: str, later: DateRange, earlier: DateRange
     ) -> tuple[Change, str | None]:
         """What a series has in one stretch less what it has in another, and what pairs it: sample, query or nothing.
 
@@ -140,7 +140,7 @@ class DatedScores:
         signs = ((where[0], ""), (where[1], "-"))
         return Change([self._collect(_unpaired(one, sign)) for one, sign in signs]), None
 
-    def moved(self, metric: str, system: str, later: Stretch, earlier: Stretch, key: str) -> list[Row]:
+    def moved(self, metric: str, system: str, later: DateRange, earlier: DateRange, key: str) -> list[Row]:
         """The samples that moved most between two stretches, with their texts at the last date of the later one."""
         names = ", ".join(map(quoted, (SYSTEM, metric, system, MEAN)))
         where = [f"series = {_series(names)} and place between {one.first} and {one.last}" for one in (later, earlier)]
@@ -165,7 +165,7 @@ class DatedScores:
         """SQL of all scores of a date: level, metric, system, sample, query, status, score and score_zero."""
         return " union all ".join(self._select_run(run, level, more) for run, level in self._runs[place])
 
-    def _select_run(self, run: Run, level: str, more: str) -> str:
+    def _select_run(self, run: RunTables, level: str, more: str) -> str:
         scores, samples = (run.select_from(self._database, name) for name in ("scores", "samples"))
         return f"""select '{level}' as level, metric, coalesce(s.system, '{NAMELESS}') as system,
                 hash(sample_id, query) as sample, hash(coalesce(query, sample_id)) as query, status,

@@ -22,15 +22,14 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from untold.jobs.run.terminal import amount
-from untold.jobs.run_tables import Run, connect_tables, open_run
+from untold.jobs.run_tables import RunTables, connect_tables, open_run
 from untold.jobs.summary.ranking import SCORE, SCORE_OR_ZERO, SILENT, Rows, check_runs, wanted_metrics
 from untold.jobs.tables import SAMPLES, SCORES
-from untold.udfs.errors import UserError
-from untold.udfs.registry import aside, near_misses
+from untold.udfs.errors import UserError, aside, near_misses
 from untold.udfs.retrieval.embedding import find_model, normalised, open_embedder
 from untold.udfs.retrieval.local_models import MINILM
-from untold.udfs.statistics.prediction_powered import Moments, Stratum, Weighed, weigh_strata
-from untold.udfs.storage import Place
+from untold.udfs.statistics.prediction_powered import Moments, Stratum, StratumWeights, weigh_strata
+from untold.udfs.storage import StoragePath
 from untold.udfs.texts import words_of
 
 if TYPE_CHECKING:
@@ -61,15 +60,15 @@ class EstimateRequest:
     `labels` are of a part, and else its own. `undefined` is a key of `untold.jobs.summary.ranking.UNDEFINED`.
     """
 
-    run: Run
-    proxy: Run | None = None
+    run: RunTables
+    proxy: RunTables | None = None
     labels: str | None = None
     metrics: Sequence[str] | None = None
     proxy_metric: str | None = None
     undefined: str = "mean"
 
     @property
-    def everything(self) -> Run:
+    def everything(self) -> RunTables:
         """The run whose samples are all that a mean is of."""
         return self.run if self.proxy is None else self.proxy
 
@@ -158,7 +157,11 @@ def _weigh(strata: Rows) -> Rows:
         clustered = max(row["largest"] for row in own) > 1
         weighed = weigh_strata([Stratum(*(row[name] for name in names)) for row in own], clustered=clustered)
         found += [
-            {**row, "clustered": clustered, **{f"w_{name}": getattr(one, name) for name in Weighed.__annotations__}}
+            {
+                **row,
+                "clustered": clustered,
+                **{f"w_{name}": getattr(one, name) for name in StratumWeights.__annotations__},
+            }
             for row, one in zip(own, weighed, strict=True)
         ]
     return found
@@ -233,7 +236,7 @@ def _pair(request: EstimateRequest) -> list[tuple[str, str | None]]:
 
 def _read_labels(path: str) -> pa.Table:
     """sample_id and score of a file of labels. Raises EstimateError for a file that has no such columns."""
-    place, suffix = Place(path), suffix_of(path)
+    place, suffix = StoragePath(path), suffix_of(path)
     if suffix not in READERS:
         raise EstimateError(f"{path}: labels must be a file of {', '.join(READERS)}")
     try:
@@ -253,7 +256,7 @@ def _read_labels(path: str) -> pa.Table:
 
 def suffix_of(path: str) -> str:
     """The ending of a path, as `READERS` has it."""
-    return "." + Place(path).name.rpartition(".")[2].lower()
+    return "." + StoragePath(path).name.rpartition(".")[2].lower()
 
 
 def numbers_in(path: str, rows: pa.Table, name: str) -> pa.ChunkedArray:
@@ -360,7 +363,7 @@ Texts = Sequence[tuple[str, Sequence[str]]]
 
 
 @dataclass(frozen=True, repr=False)
-class ProxyRun(Run):
+class ProxyRun(RunTables):
     """Proxy scores in memory, in the place of a run that has them: its tables `samples` and `scores`."""
 
     frames: Mapping[str, pa.Table]
@@ -376,7 +379,7 @@ class ProxyRun(Run):
         return f"from proxy_{name}"
 
 
-def open_proxy(proxy: str, run: Run, samples: str | None = None) -> Run:
+def open_proxy(proxy: str, run: RunTables, samples: str | None = None) -> RunTables:
     """A proxy on all samples: `words` or `vectors` of their texts, a file of sample_id and score, or a run.
 
     samples: the file or folder of all samples, by default what `run` was drawn from; of a file of scores, which may
@@ -466,13 +469,13 @@ def _ids(rows: pa.Table) -> list[str]:
 
 def _read(path: str, needed: Sequence[str], hint: str) -> pa.Table:
     """The rows of a file, or of the Parquet files of a folder. Raises EstimateError."""
-    place = Place(path)
+    place = StoragePath(path)
     try:
         if suffix_of(path) in READERS:
             rows = READERS[suffix_of(path)](io.BytesIO(place.read_bytes()))
         else:
             files = sorted(str(one.place) for one in place.entries() if one.name.endswith(".parquet"))
-            rows = pa.concat_tables(READERS[".parquet"](io.BytesIO(Place(file).read_bytes())) for file in files)
+            rows = pa.concat_tables(READERS[".parquet"](io.BytesIO(StoragePath(file).read_bytes())) for file in files)
     except (OSError, pa.ArrowInvalid) as error:
         raise EstimateError(f"{path or 'no samples'}: cannot be read; {hint}") from error
     missing = [name for name in needed if name not in rows.column_names]

@@ -18,7 +18,7 @@ from untold.jobs.run.manifest import Added, OutputError, by_stage, differences, 
 from untold.jobs.run.terminal import Page, table
 from untold.jobs.summary.ranking import interval_text, mean_text
 from untold.udfs.stages import LOOKUPS
-from untold.udfs.storage import FOOTERS_AT_ONCE, Place
+from untold.udfs.storage import FOOTERS_AT_ONCE, StoragePath
 
 # What stands for the date, as YYYY-MM-DD, in the paths of an input and an output
 DATE = "{date}"
@@ -67,7 +67,7 @@ def _dates_of(pattern: str) -> list[str]:
     above, _, before = head.rpartition("/")
     after = tail.partition("/")[0].replace(DATE, "")
     found = []
-    for entry in Place(above).entries():
+    for entry in StoragePath(above).entries():
         day = entry.name.removeprefix(before).removesuffix(after)
         with suppress(ValueError):
             found.append(parse_date(day).isoformat())
@@ -137,7 +137,7 @@ def write_nights(pattern: str, nights: Mapping[str, Manifest]) -> str:
     """Writes the file about all dates and gives its path: the output's with `nightly` for the date, and `.json`."""
     path = f"{pattern.replace(DATE, 'nightly')}.json"
     content = {"dates": [row_of(day, night) for day, night in nights.items()], "breaks": breaks_of(nights)}
-    Place(path).write_bytes(json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
+    StoragePath(path).write_bytes(json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
     return path
 
 

@@ -12,9 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from untold.jobs.run.terminal import amount
-from untold.jobs.run_tables import Run, quoted
-from untold.udfs.errors import UserError
-from untold.udfs.registry import did_you_mean, near_misses
+from untold.jobs.run_tables import RunTables, quoted
+from untold.udfs.errors import UserError, did_you_mean, near_misses
 from untold.udfs.statistics.intervals import (
     Interval,
     bca_interval,
@@ -188,7 +187,7 @@ class CountedScores(Protocol):
 
 def compare_scores(
     scores: CountedScores,
-    runs: Sequence[Run],
+    runs: Sequence[RunTables],
     *,
     seed: int,
     notify: Callable[[str], None] = lambda _: None,
@@ -225,7 +224,7 @@ def compare_scores(
     return {"systems": systems, "comparisons": pairs}
 
 
-def check_runs(runs: Sequence[Run]) -> Sequence[Run]:
+def check_runs(runs: Sequence[RunTables]) -> Sequence[RunTables]:
     """The runs. Raises CompareError for one that is given twice or has no scores."""
     outputs = [run.directory for run in runs]
     twice = sorted({output for output in outputs if outputs.count(output) > 1})
@@ -236,7 +235,7 @@ def check_runs(runs: Sequence[Run]) -> Sequence[Run]:
     return runs
 
 
-def _check_tables(run: Run) -> None:
+def _check_tables(run: RunTables) -> None:
     missing = [name for name in ("samples", "scores") if name not in run.tables]
     if missing:
         score_it = f"score it: untold score --input {run.path_of('samples')}"
@@ -245,7 +244,7 @@ def _check_tables(run: Run) -> None:
         raise CompareError(f"{run.directory}: no table {tables}, so no output of untold score; {hint}")
 
 
-def wanted_metrics(runs: Sequence[Run], metrics: Sequence[str] | None) -> Sequence[str]:
+def wanted_metrics(runs: Sequence[RunTables], metrics: Sequence[str] | None) -> Sequence[str]:
     """The metrics to compare, all that the outputs have by default. Raises CompareError for one that none has."""
     known = sorted({name for run in runs for name in run.manifest.get("metrics", ())})
     unknown = [name for name in metrics or () if name not in known]
@@ -255,7 +254,7 @@ def wanted_metrics(runs: Sequence[Run], metrics: Sequence[str] | None) -> Sequen
     return metrics or known
 
 
-def wanted_measures(runs: Sequence[Run], measures: Sequence[str] | None) -> Sequence[str]:
+def wanted_measures(runs: Sequence[RunTables], measures: Sequence[str] | None) -> Sequence[str]:
     """The measures to compare in place of scores. Raises CompareError for one that no output has."""
     tables = [run.table("measures_summary") for run in runs if "measures_summary" in run.tables]
     known = sorted({name for table in tables for name in table["measure"].to_pylist()})
@@ -266,7 +265,7 @@ def wanted_measures(runs: Sequence[Run], measures: Sequence[str] | None) -> Sequ
     return measures or ()
 
 
-def names_of(runs: Sequence[Run]) -> list[str]:
+def names_of(runs: Sequence[RunTables]) -> list[str]:
     """What samples without a system are called: the name of the folder, the whole path where two have one name.
 
     `runs/a` and `runs/b` are a and b; `x/out` and `y/out` keep their paths.
@@ -275,7 +274,7 @@ def names_of(runs: Sequence[Run]) -> list[str]:
     return [name if short.count(name) == 1 else run.directory for name, run in zip(short, runs, strict=True)]
 
 
-def _judged_differently(runs: Sequence[Run]) -> Iterator[str]:
+def _judged_differently(runs: Sequence[RunTables]) -> Iterator[str]:
     """A line for every two outputs that were judged by different stages (model, decoding, template) or settings.
 
     Such outputs are compared all the same: what differs may be what is compared. Only stages that both have are looked
@@ -299,7 +298,7 @@ def _options(identity: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in results.items() if name not in ("stages", "statistics")}
 
 
-def _check_once(scores: CountedScores, runs: Sequence[Run]) -> None:
+def _check_once(scores: CountedScores, runs: Sequence[RunTables]) -> None:
     """Raises CompareError where a system has scores of one metric for one question in two outputs."""
     first = scores.find_twice() if len(runs) > 1 else None
     if first is not None:
@@ -310,7 +309,7 @@ def _check_once(scores: CountedScores, runs: Sequence[Run]) -> None:
         )
 
 
-def _check_scored(systems: Rows, runs: Sequence[Run], by: str) -> None:
+def _check_scored(systems: Rows, runs: Sequence[RunTables], by: str) -> None:
     """Raises CompareError where no system has the mean of that column."""
     if all(row[by] is None for row in systems):
         failed, undefined = (sum(row[name] for row in systems) for name in ("failed", "undefined"))

@@ -14,7 +14,7 @@ from untold.graph.views import one_line
 from untold.jobs.inference.stage.call_settings import DEMO_LABEL
 from untold.jobs.run.manifest import by_stage, seconds_of
 from untold.jobs.run.terminal import Page, amount, clock, table, visible, width_of, wrapped
-from untold.jobs.run_tables import Run, batches_of, first_rows, lowest_scores, quoted
+from untold.jobs.run_tables import RunTables, batches_of, first_rows, lowest_scores, quoted
 from untold.jobs.summary.ranking import interval_text, mean_text
 from untold.jobs.summary.source_preference import conflict_lines, leaning_lines
 from untold.jobs.tables import RESULT_TABLES
@@ -81,7 +81,7 @@ RAG = "rag"
 SHOWN = 10
 
 
-def describe_means(run: Run) -> list[str]:
+def describe_means(run: RunTables) -> list[str]:
     """The means over samples of the measures of rag in per cent, by the group that RAGChecker has them in.
 
     Where some are undefined, the mean with 0 for these stands behind.
@@ -91,7 +91,7 @@ def describe_means(run: Run) -> list[str]:
     return [f"{group}: {', '.join(map(_mean, own))}" for group, own in known.items() if own]
 
 
-def _measures(run: Run) -> dict[str, Mapping[str, Any]]:
+def _measures(run: RunTables) -> dict[str, Mapping[str, Any]]:
     """The summaries of the measures of rag over all samples, by name; none where the run did not score by it."""
     summary = run.table("measures_summary").to_pylist() if "measures_summary" in run.tables else []
     return {row["measure"]: row for row in summary if row["metric"] == RAG and row["level"] == "overall"}
@@ -104,7 +104,7 @@ def _mean(row: Mapping[str, Any]) -> str:
     return f"{row['measure']} {row['mean']:.1%}{zero}"
 
 
-def describe_faults(run: Run) -> list[str]:
+def describe_faults(run: RunTables) -> list[str]:
     """A sentence for each fault that samples of a run have, that of the most samples first.
 
     It says which half of the pipeline it is of, the measure that shows it, how many of the samples that it is defined
@@ -124,7 +124,7 @@ def describe_faults(run: Run) -> list[str]:
     return [*found, *lines[:SHOWN], *more] if found and len(lines) > 1 else found
 
 
-def _count_faults(run: Run) -> list[dict[str, Any]]:
+def _count_faults(run: RunTables) -> list[dict[str, Any]]:
     """measure, system, overall, samples, defined: how many samples have each fault, the most frequent ones first."""
     faults = ", ".join(quoted(name) for name in FAULTS)
     rows = run.sql(
@@ -138,7 +138,7 @@ def _count_faults(run: Run) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: (-row["samples"], places.index(row["measure"])))
 
 
-def _sentence(run: Run, row: Mapping[str, Any]) -> str:
+def _sentence(run: RunTables, row: Mapping[str, Any]) -> str:
     half, measure, what = FAULTS[row["measure"]]
     own = (ds.field("metric") == RAG) & (ds.field("measure") == row["measure"]) & (ds.field("value") > 0)
     order = [("value", "descending"), ("sample_id", "ascending")]
@@ -165,7 +165,9 @@ NOT_ASKED = "budget"  # the status, in the tables, of a sample that the run ende
 Unasked = Mapping[tuple[str, str | None], int]
 
 
-def end_of_run(run: Run, summary: Sequence[Row], counts: Mapping[str, Any], page: Page, *, embedded: bool) -> list[str]:
+def end_of_run(
+    run: RunTables, summary: Sequence[Row], counts: Mapping[str, Any], page: Page, *, embedded: bool
+) -> list[str]:
     """The lines at the end of a run.
 
     summary: rows of the table `summary`; counts: as the manifest has them. Scores of the embedded model are labelled as
@@ -299,7 +301,7 @@ def _cut_prompts(manifest: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _places(run: Run, worst: Sequence[Row], page: Page) -> Iterator[str]:
+def _places(run: RunTables, worst: Sequence[Row], page: Page) -> Iterator[str]:
     """Where the tables are, which of them hold rows, and the command that shows the worst sample."""
     yield redact(f"results: {run.directory}")
     rows = run.manifest["rows"]

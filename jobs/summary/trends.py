@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import hypot
 from typing import Any
 
-from untold.jobs.run_tables import Run, UnreadableRunError, open_run
+from untold.jobs.run_tables import RunTables, UnreadableRunError, open_run
 from untold.jobs.summary.dated_scores import (
     ANSWER_RATE,
     FAILED_SHARE,
@@ -22,7 +22,7 @@ from untold.jobs.summary.dated_scores import (
     SENTINEL,
     SYSTEM,
     DatedScores,
-    Stretch,
+    DateRange,
 )
 from untold.jobs.summary.nights import SENTINEL_FOLDER, breaks_of, describe_break
 from untold.jobs.summary.ranking import CHANCE, is_unlikely
@@ -94,13 +94,13 @@ class Trend:
         return [row for row in own if is_unlikely(row) or row["date"] == newest]
 
 
-def date_of(run: Run) -> str:
+def date_of(run: RunTables) -> str:
     """The date of a run, as `2026-11-20`: the one that is named (`named_date`), else the day of its start, or empty."""
     starts = [str(start["started_at"]) for start in run.manifest.get("starts", ())]
     return named_date(run) or "".join(_DATE.findall(" ".join(starts[:1]))[:1])
 
 
-def named_date(run: Run) -> str:
+def named_date(run: RunTables) -> str:
     """The date that the manifest of a run names, else the last one in its path; empty without one."""
     known = run.manifest.get("date") or run.manifest.get("lakehouse", {}).get("date")
     return str(known or "".join(_DATE.findall(str(run.place))[-1:]))
@@ -132,21 +132,21 @@ def _limits(row: Row) -> str:
     return f" ({row['ci_low']:+.3f} .. {row['ci_high']:+.3f}, n = {row['n']:,})"
 
 
-def find_trend(runs: Sequence[Run], *, by: str = "day", seed: int = 0) -> Trend:
+def find_trend(runs: Sequence[RunTables], *, by: str = "day", seed: int = 0) -> Trend:
     """The trend of runs over their dates, each with its sentinel where it has one; `by`: day or week."""
     breaks = _breaks(runs)
     cuts = sorted({row["date"] for row in breaks})
-    dated: dict[str, list[tuple[Run, str]]] = defaultdict(list)
+    dated: dict[str, list[tuple[RunTables, str]]] = defaultdict(list)
     ordered = sorted(runs, key=lambda one: (date_of(one), one.directory))
     with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
         sentinels = list(pool.map(open_sentinel, ordered))
     for run, sentinel in zip(ordered, sentinels, strict=True):
         own = [(run, SYSTEM), *([(sentinel, SENTINEL)] if sentinel else [])]
         dated[_label(date_of(run), by, cuts)] += own
-    return _Found(dict(dated), breaks, seed).trend()
+    return _TrendTables(dict(dated), breaks, seed).trend()
 
 
-def open_sentinel(run: Run) -> Run | None:
+def open_sentinel(run: RunTables) -> RunTables | None:
     """The output of the sentinel of a date; None where it has none that is finished."""
     try:
         found = open_run(str(run.place / SENTINEL_FOLDER))
@@ -164,7 +164,7 @@ def _label(day: str, by: str, cuts: Sequence[str]) -> str:
     return max([monday, *(cut for cut in cuts if cut <= day)])
 
 
-def _breaks(runs: Iterable[Run]) -> list[Row]:
+def _breaks(runs: Iterable[RunTables]) -> list[Row]:
     """From which dates on the figures of which metrics are not comparable with those before."""
     nights: dict[str, dict[str, Mapping[str, Any]]] = defaultdict(dict)
     for run in runs:
@@ -178,10 +178,10 @@ def _breaks(runs: Iterable[Run]) -> list[Row]:
     return [found[key] for key in sorted(found)]
 
 
-class _Found:
+class _TrendTables:
     """What is found over the dates of runs, from one reading of each."""
 
-    def __init__(self, dated: Mapping[str, Sequence[tuple[Run, str]]], breaks: list[Row], seed: int) -> None:
+    def __init__(self, dated: Mapping[str, Sequence[tuple[RunTables, str]]], breaks: list[Row], seed: int) -> None:
         self._dates, self._breaks, self._seed = sorted(dated), breaks, seed
         self._scores = DatedScores(seed)
         self._renewed = self._renewals(dated)
@@ -210,7 +210,7 @@ class _Found:
         changes = sorted((row for _, row, _, _ in found), key=_order)
         return Trend(points, changes, moved, self._breaks, self._findings([row for _, row, _, _ in unlikely]))
 
-    def _renewals(self, dated: Mapping[str, Sequence[tuple[Run, str]]]) -> list[str]:
+    def _renewals(self, dated: Mapping[str, Sequence[tuple[RunTables, str]]]) -> list[str]:
         """The dates from which on the sentinel has other samples."""
         inputs = [
             (name, run.manifest.get("identity", {}).get("input"))
@@ -237,7 +237,7 @@ class _Found:
         cuts += self._renewed if level == SENTINEL else []
         return 1 + sum(cut <= day for cut in set(cuts))
 
-    def _changes(self, series: Series) -> Iterator[tuple[Row, Stretch, Stretch]]:
+    def _changes(self, series: Series) -> Iterator[tuple[Row, DateRange, DateRange]]:
         """The steps and shifts of a series, not yet adjusted, with the dates that they are between."""
         stretches: dict[int, list[int]] = defaultdict(list)
         for place in sorted(series.means):
@@ -245,17 +245,20 @@ class _Found:
         for places in stretches.values():
             errors = []
             for before, place in pairwise(places):
-                later, earlier = Stretch(place, place), Stretch(before, before)
+                later, earlier = DateRange(place, place), DateRange(before, before)
                 change, key = self._change(series, later, earlier)
                 errors.append(change.error)
                 yield self._row(series, STEP, change, key, place, before), later, earlier
             shifts = find_shifts([series.means[place] for place in places], errors, points=self._family(series.measure))
             for start, middle, end in zip([0, *shifts], shifts, [*shifts[1:], len(places)], strict=False):
-                later, earlier = Stretch(places[middle], places[end - 1]), Stretch(places[start], places[middle - 1])
+                later, earlier = (
+                    DateRange(places[middle], places[end - 1]),
+                    DateRange(places[start], places[middle - 1]),
+                )
                 change, key = self._change(series, later, earlier)
                 yield self._row(series, SHIFT, change, key, places[middle], places[middle - 1]), later, earlier
 
-    def _change(self, series: Series, later: Stretch, earlier: Stretch) -> tuple[Change, str | None]:
+    def _change(self, series: Series, later: DateRange, earlier: DateRange) -> tuple[Change, str | None]:
         return self._scores.change(series.level, series.metric, series.system, series.measure, later, earlier)
 
     def _family(self, measure: str) -> int:
@@ -278,7 +281,7 @@ class _Found:
             "p_value": test.p_value,
         }
 
-    def _judged(self, series: Series, later: Stretch, earlier: Stretch) -> Row:
+    def _judged(self, series: Series, later: DateRange, earlier: DateRange) -> Row:
         """What of a change is the judge's own, by the sentinel between the same dates; nothing without one."""
         judge = self._judges.get((series.metric, series.measure))
         stretches = {self._stretch(series.metric, SENTINEL, self._dates[one]) for one in (later.first, earlier.last)}
@@ -297,7 +300,7 @@ class _Found:
             "net_p_value": p_of_error(net.mean or 0.0, hypot(own.error, moved.error), min(own.freedom, moved.freedom)),
         }
 
-    def _moved(self, series: Series, row: Row, later: Stretch, earlier: Stretch) -> list[Row]:
+    def _moved(self, series: Series, row: Row, later: DateRange, earlier: DateRange) -> list[Row]:
         if (row["level"], row["measure"]) != (SYSTEM, MEAN) or row["paired_by"] is None:
             return []
         named = {name: row[name] for name in ("kind", "date", "before")}
@@ -332,7 +335,7 @@ class _Found:
         return same and apart <= 1
 
 
-def _cost(runs: Iterable[tuple[Run, str]], level: str) -> float | None:
+def _cost(runs: Iterable[tuple[RunTables, str]], level: str) -> float | None:
     """What the outputs of a date cost, or its sentinels; None without a price."""
     own = [
         (run.manifest.get("totals") or {}).get("cost") for run, one in runs if (one == SENTINEL) == (level == SENTINEL)

@@ -22,7 +22,7 @@ from tests.fakes.versitygw import install, serve
 from untold.jobs.inference.store.store import stage_folder
 from untold.udfs.llm.segments import write_file
 from untold.udfs.schemes import environment_of
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 SAMPLES = 200
 STORED = 100_000
@@ -87,7 +87,7 @@ def _versitygw(program: Path, folder: Path) -> Iterator[Server]:
 
 def _fill(store: str, count: int, base_url: str) -> None:
     folder = stage_folder(store, bound_stage(base_url))
-    Place(folder).make_folder()
+    StoragePath(folder).make_folder()
     write_file(f"{folder}/earlier-0000.parquet", make_completions(range(count)))
 
 

@@ -16,8 +16,7 @@ from tokenizers import Tokenizer
 from tests.benchmarks.figures import Figure, Options
 from untold.jobs.inference.stage.bindings import bind_lookup
 from untold.jobs.settings.model import Settings
-from untold.udfs.retrieval.embedding import find_model
-from untold.udfs.retrieval.tasks import answer_in_task
+from untold.udfs.retrieval.embedding import answer_in_task, find_model
 
 REPETITIONS = 3
 CHUNKS, CHUNK_WORDS = 60, 128

@@ -26,8 +26,8 @@ from tests.benchmarks.running import ROOT, run_command
 from tests.benchmarks.watching import JVM, PYTHON_WORKERS, Look, peak_bytes
 from untold.jobs.inference.stage.requests import Pairs
 from untold.jobs.metrics.condensing import Condenser
+from untold.jobs.run.folders import Workspace
 from untold.jobs.run.session import open_session, spark_schema
-from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.pairs import MODEL, PAIRS, ask_all
 from untold.udfs.llm.keys import Stage

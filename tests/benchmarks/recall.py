@@ -14,7 +14,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from tests.benchmarks.figures import Figure, Options
-from untold.udfs.recall.candidates import Form, Thresholds, form_of, lexical_candidates, number_tokens
+from untold.udfs.recall.candidates import MatchText, Thresholds, form_of, lexical_candidates, number_tokens
 from untold.udfs.recall.fact_texts import Fact, match_form, shown_form, tokens_of
 
 REPETITIONS = 3
@@ -107,5 +107,5 @@ def candidates(sample: Sample) -> object:
     return lexical_candidates(references, generated, _THRESHOLDS)
 
 
-def _forms(texts: Sequence[str]) -> list[Form]:
+def _forms(texts: Sequence[str]) -> list[MatchText]:
     return [form_of(Fact(shown_form(text))) for text in texts]

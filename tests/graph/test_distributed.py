@@ -34,7 +34,7 @@ from tests.graph.standin import CoarseComponents, FineComponents, StuckComponent
 from untold.graph.condensation import condense_batches
 from untold.graph.distributed import Components, Condensation, CondensationError
 from untold.jobs.metrics.condensing import Condenser, GraphFramesComponents, GraphFramesError
-from untold.jobs.run.workspace import Workspace
+from untold.jobs.run.folders import Workspace
 from untold.jobs.settings.model import GraphSettings, Settings
 
 NODES = "graph string, node {}, context boolean, response boolean, frequency long"

@@ -9,9 +9,9 @@ import pytest
 
 from tests.fakes.model_server import ModelServer
 from tests.jobs.asking.batched import ROWS, deliver, left_job, rows_of
-from untold.jobs.answer import Listed, NoBatchesError, batches
+from untold.jobs.answer import BatchListing, NoBatchesError, batches
 from untold.jobs.inference.backends.batch_jobs import BatchJob
-from untold.udfs.llm.batch_api import BatchError, Look, OpenAiBatches
+from untold.udfs.llm.batch_api import BatchError, BatchStatus, OpenAiBatches
 from untold.udfs.llm.calls import Answer
 
 
@@ -26,7 +26,7 @@ def job(server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return job
 
 
-def run(job: BatchJob, act: str, *ids: str, key: str | None = None) -> list[Listed]:
+def run(job: BatchJob, act: str, *ids: str, key: str | None = None) -> list[BatchListing]:
     store = str(job.place).partition("/batches/")[0]
     return batches(store, act, lambda _: None, ids, key)
 
@@ -87,7 +87,7 @@ def test_a_batch_that_cannot_be_cancelled_keeps_no_other_from_it(
         run(job, "cancel")
     assert cancelled == ["batch_2", "batch_3"]
     # One that is about to end is left alone
-    monkeypatch.setattr(OpenAiBatches, "look", lambda _, batch: Look(batch, "finalizing"))
+    monkeypatch.setattr(OpenAiBatches, "look", lambda _, batch: BatchStatus(batch, "finalizing"))
     assert {one.status for one in run(job, "cancel")} == {"finalizing"}
     assert len(cancelled) == 2
 

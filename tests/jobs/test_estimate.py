@@ -19,7 +19,7 @@ import untold
 from untold.jobs.cli.main import main
 from untold.jobs.compare import estimate, needed
 from untold.jobs.inputs.sampling import allocate
-from untold.jobs.run_tables import Run, open_run
+from untold.jobs.run_tables import RunTables, open_run
 from untold.jobs.summary.estimating import EstimateError, EstimateRequest, open_proxy, share_vectors
 from untold.udfs.errors import UserError
 
@@ -39,7 +39,7 @@ def write_run(
     status: str = "failed",
     topic: Sequence[int] | None = None,
     **manifest: Any,
-) -> Run:
+) -> RunTables:
     """An output with these scores by metric, one a sample, of the samples that are kept; null ones have the status."""
     places = [place for place in range(len(queries)) if kept is None or kept[place]]
     ids = [f"s{place:07}" for place in places]
@@ -133,7 +133,7 @@ def test_intervals_hold_the_mean_as_often_as_they_say(tmp_path: Path, systems: i
     assert all(LEAST <= share <= MOST for share in found.values()), found
 
 
-def small_runs(folder: Path) -> tuple[Run, Run]:
+def small_runs(folder: Path) -> tuple[RunTables, RunTables]:
     """Forty judged samples of a thousand of two systems, and a proxy of all."""
     score, proxy, queries, systems = draw_world(3, 1_000, systems=2)
     shared: dict[str, Any] = {"queries": queries, "systems": systems}
@@ -246,7 +246,7 @@ def test_as_many_judged_samples_as_needed_give_the_width(tmp_path: Path, half_wi
     cheap = write_run(tmp_path / "cheap", {"nli": proxy.tolist()}, **shared)
     order = np.random.default_rng(1).permutation(4_000)
 
-    def judge(number: int) -> Run:
+    def judge(number: int) -> RunTables:
         chosen = np.isin(np.arange(4_000), order[:number]).tolist()
         return write_run(tmp_path / f"dear-{number}", {"nli": score.tolist()}, kept=chosen, **shared)
 
@@ -275,7 +275,7 @@ def test_the_command_says_how_many_are_needed(tmp_path: Path, capsys: pytest.Cap
     assert "must be a number above 0" in capsys.readouterr().err
 
 
-def write_texts(folder: Path, judged: int) -> tuple[Path, Run, Floats]:
+def write_texts(folder: Path, judged: int) -> tuple[Path, RunTables, Floats]:
     """All samples as Parquet, a run of the first ones, and what a person would say of each: the share of words told."""
     random = np.random.default_rng(7)
     words = [f"word{number}" for number in range(10)]

@@ -22,7 +22,7 @@ from untold.jobs.tables import COMPLETIONS
 from untold.udfs.llm.segments import write_file
 from untold.udfs.llm.store_files import Unneeded
 from untold.udfs.llm.units import RequestIds
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 STAGE = f"evaluate_coverage-{'0' * 32}"
 DAY = 24 * 3600.0
@@ -194,7 +194,7 @@ def killed_after(monkeypatch: pytest.MonkeyPatch, changes: int) -> Callable[[], 
         return act
 
     for name in ("write_whole", "put_if_absent", "remove"):
-        monkeypatch.setattr(Place, name, counted(getattr(Place, name)))
+        monkeypatch.setattr(StoragePath, name, counted(getattr(StoragePath, name)))
     return lambda: made
 
 

@@ -18,7 +18,7 @@ from tests.fakes.object_store import BUCKET, ObjectStore
 from tests.jobs.summary.test_trends import QUERIES, write_night
 from tests.jobs.test_analysis import write_run
 from untold.jobs.cli.main import main
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 HIGH, LOW = [0.7, 0.75, 0.8, 0.85] * 4, [0.4, 0.35, 0.45, 0.5] * 4
 Ended = tuple[int, str, str]
@@ -157,7 +157,7 @@ def test_the_output_of_a_run_is_not_written_into(nights: Path, capsys: pytest.Ca
 
 def test_an_object_store_has_a_trend_too(nights: Path, object_store: ObjectStore) -> None:
     root = f"s3://{BUCKET}"
-    Place(str(nights)).copy(Place(f"{root}/nightly"))
+    StoragePath(str(nights)).copy(StoragePath(f"{root}/nightly"))
     assert main(["trend", f"{root}/nightly/*", "--output", f"{root}/trend", "--alert"]) == 4
     content = json.loads(object_store.objects["trend/trend.json"])
     assert [(row["system"], row["date"], row["n"]) for row in content["falls"]] == [("=b", "2026-11-19", QUERIES)]

@@ -24,10 +24,10 @@ from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.stage.call_settings import RunEndpoint
 from untold.jobs.inference.stage.engines import Engines
 from untold.jobs.inference.stage.runner import StageRunner
+from untold.jobs.run.folders import Workspace
 from untold.jobs.run.outcome import Interrupts
 from untold.jobs.run.session import SHOW_JVM
 from untold.jobs.run.terminal import Display
-from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.model import RaySettings, Settings
 
 

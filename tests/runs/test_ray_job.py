@@ -17,8 +17,8 @@ from tests.fakes.model_server import ModelServer
 from tests.runs.cluster import SHARED_RAY, SharedCluster
 from tests.runs.harness import Run, canonical, make_samples, read_manifest, read_table, write_samples
 from tests.runs.here import RunHere
-from untold.jobs.inference.backends.spool import Spool
-from untold.jobs.inference.backends.spool_backend import RayJobAnswerer
+from untold.jobs.inference.backends.job import Spool
+from untold.jobs.inference.backends.spooled_backends import RayJobAnswerer
 from untold.udfs.errors import UserError
 
 SAMPLES = make_samples(20)

@@ -25,13 +25,13 @@ from tests.runs.harness import (
     write_samples,
 )
 from tests.runs.here import RunHere
-from untold.jobs.inference.backends.spool import Spool, SpooledJob
+from untold.jobs.inference.backends.job import Spool, SpooledJob
 from untold.jobs.inference.stage.runner import StageRunner
 from untold.jobs.inference.store.compaction import list_folder
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.units import read_request_ids
 from untold.udfs.llm.usage import Usage
-from untold.udfs.node_report import Visit, visit
+from untold.udfs.node_report import NodeReport, visit
 
 SAMPLES = make_samples(40)
 KEY = "sk-a-key-that-no-spool-has-1234567890"
@@ -245,7 +245,7 @@ def test_a_cluster_whose_nodes_do_not_share_the_spool_is_asked_nothing(
     with run_here.runner(tmp_path, spooling(server), "embed_text") as runner:
         embed(runner, ["a", "b"])
 
-    def visit_elsewhere(folders: Mapping[str, str], nonce: str) -> list[Visit]:
+    def visit_elsewhere(folders: Mapping[str, str], nonce: str) -> list[NodeReport]:
         return [visit("the Ray node n", dict.fromkeys(folders, f"{tmp_path}/other"), {}, nonce)]
 
     monkeypatch.setattr("untold.jobs.answer.start_ray", lambda *given: None)

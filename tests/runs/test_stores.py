@@ -13,7 +13,7 @@ from tests.runs.here import RunHere
 from untold.jobs.inference.stage.checks import check_spark
 from untold.jobs.settings.model import Settings, SparkSettings
 from untold.jobs.settings.sections import StorageSettings
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ def test_the_probe_of_doctor_reaches_a_store_by_all_that_a_run_uses(
         found = check_spark(Settings(store=f"{URIS[kind]}/a store%20", spark=spark, storage=storage))
         assert found.state == "ok", found.text
         # Spark and a server over a folder keep markers of folders
-        left = [e for e in Place(URIS[kind]).entries(recursive=True) if e.kind == "file" and e.size]
+        left = [e for e in StoragePath(URIS[kind]).entries(recursive=True) if e.kind == "file" and e.size]
         assert left == []
 
 
@@ -49,16 +49,16 @@ def test_a_run_over_an_object_store_gives_the_tables_of_a_local_one(
     with serve_store(kind, tmp_path / "store") as gateway:
         for name, value in gateway.variables.items():
             monkeypatch.setenv(name, value)
-        Place(str(samples)).copy(Place(f"{uri}/in/samples 1.jsonl"))
+        StoragePath(str(samples)).copy(StoragePath(f"{uri}/in/samples 1.jsonl"))
         flags = ["--input", f"{uri}/in/*.jsonl", "--output", output]
         spark = {f"spark.conf.{name}": value for name, value in gateway.spark.items()}
         for _ in range(2):
             run = Run(server, samples, tmp_path / "run", *flags, environment=gateway.variables, settings=spark)
             ended = run.wait()
             assert (ended.code, server.count()) == (0, count_distinct(rows)), ended.err
-        Place(output).copy(Place(str(tmp_path / "fetched")))
-        Place(output).remove()
-        assert [entry for entry in Place(output).entries(recursive=True) if entry.kind == "file"] == []
+        StoragePath(output).copy(StoragePath(str(tmp_path / "fetched")))
+        StoragePath(output).remove()
+        assert [entry for entry in StoragePath(output).entries(recursive=True) if entry.kind == "file"] == []
     assert read_manifest(tmp_path / "fetched")["status"] == "finished"
     assert run_here(server, samples, tmp_path / "local").code == 0
     assert canonical(tmp_path / "fetched") == canonical(tmp_path / "local")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from untold.udfs.registry import aside, did_you_mean, near_misses, shorten
+from untold.udfs.errors import aside, did_you_mean, near_misses, shorten
 
 KNOWN = ("sample_id", "query", "response", "contexts")
 ROOT = Path(__file__).parents[2]
@@ -53,4 +53,4 @@ def test_hints_are_made_in_one_place() -> None:
         for file in (ROOT / folder).rglob("*.py")
         if re.search(r"difflib|\"did you mean|[^`]did you mean \{", file.read_text(encoding="utf-8"))
     }
-    assert own == {"udfs/registry.py"}
+    assert own == {"udfs/errors.py"}

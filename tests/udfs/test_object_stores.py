@@ -19,7 +19,7 @@ import pytest
 from tests.fakes.object_store import BUCKET, DENIED, Fault, ObjectStore
 from untold.udfs import object_stores
 from untold.udfs.schemes import complaint_of, environment_of
-from untold.udfs.storage import Place, PlaceError
+from untold.udfs.storage import PlaceError, StoragePath
 
 PART_BYTES = 5 * 2**20
 
@@ -37,14 +37,14 @@ def silent() -> Iterator[str]:
 def test_a_scheme_that_is_not_known_is_no_local_folder(path: str) -> None:
     assert str(complaint_of(path)).startswith(f"{path}: unknown scheme {path.partition(':')[0]}:; give a local path")
     with pytest.raises(PlaceError, match="unknown scheme"):
-        Place(path).entry()
+        StoragePath(path).entry()
 
 
 def test_a_file_that_is_named_like_a_uri_is_a_file(tmp_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     os.makedirs("x:/out")
     assert complaint_of("x:/out") is None
-    assert Place("x:/out").entry().kind == "folder"
+    assert StoragePath("x:/out").entry().kind == "folder"
 
 
 def test_a_store_that_does_not_answer_is_named_after_the_deadline(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def test_a_store_that_does_not_answer_is_named_after_the_deadline(silent: str, m
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a secret")
     with pytest.raises(PlaceError, match=r"^s3://bucket: no answer within 1 seconds; check the network"):
-        Place("s3://bucket/out").entry()
+        StoragePath("s3://bucket/out").entry()
 
 
 def test_a_process_that_waits_for_a_store_ends_when_it_is_told(silent: str) -> None:
@@ -72,18 +72,18 @@ def test_a_process_that_waits_for_a_store_ends_when_it_is_told(silent: str) -> N
 @pytest.mark.usefixtures("object_store")
 def test_a_bucket_that_is_not_there_is_said_so() -> None:
     with pytest.raises(PlaceError, match=r"^s3://other: there is no such bucket"):
-        Place("s3://other/out").entry()
+        StoragePath("s3://other/out").entry()
 
 
 def test_nobody_at_the_address_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNTOLD_STORAGE__ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("UNTOLD_STORAGE__ANONYMOUS", "true")
     with pytest.raises(PlaceError, match=r"^s3://bucket: cannot be opened .*; check the address, the credentials"):
-        Place("s3://bucket/out").entry()
+        StoragePath("s3://bucket/out").entry()
 
 
 def test_a_store_that_asks_to_slow_down_gets_and_gives_every_byte(object_store: ObjectStore) -> None:
-    place = Place(f"s3://{BUCKET}/one")
+    place = StoragePath(f"s3://{BUCKET}/one")
     faults = chain.from_iterable(repeat([Fault(refused=True), Fault(refused=True), None]))
     object_store.fault = lambda method, key: next(faults) if key == "one" else None
     place.write_bytes(b"content")
@@ -94,7 +94,7 @@ def test_a_store_that_asks_to_slow_down_gets_and_gives_every_byte(object_store: 
 
 
 def test_an_answer_that_is_cut_is_asked_for_again(object_store: ObjectStore) -> None:
-    place = Place(f"s3://{BUCKET}/one")
+    place = StoragePath(f"s3://{BUCKET}/one")
     place.write_bytes(b"content" * 1000)
     faults = iter([Fault(cut=True), None, Fault(cut=True)])
     object_store.fault = lambda method, key: next(faults, None) if method == "GET" and key == "one" else None
@@ -106,7 +106,7 @@ def test_an_answer_that_is_cut_is_asked_for_again(object_store: ObjectStore) -> 
 def test_a_listing_that_breaks_off_at_the_first_look_is_asked_for_again(object_store: ObjectStore) -> None:
     faults = iter([Fault(cut=True)] * 3)
     object_store.fault = lambda method, key: next(faults, None) if not key else None
-    place = Place(f"s3://{BUCKET}/one")
+    place = StoragePath(f"s3://{BUCKET}/one")
     place.write_bytes(b"content")
     assert place.read_bytes() == b"content"
     assert next(faults, None) is None
@@ -114,7 +114,7 @@ def test_a_listing_that_breaks_off_at_the_first_look_is_asked_for_again(object_s
 
 def test_keys_that_may_not_list_the_bucket_read_and_write_what_they_may(object_store: ObjectStore) -> None:
     object_store.fault = lambda method, key: Fault(denied=True) if not key else None
-    place = Place(f"s3://{BUCKET}/one")
+    place = StoragePath(f"s3://{BUCKET}/one")
     place.write_bytes(b"content")
     assert place.read_bytes() == b"content"
 
@@ -126,11 +126,11 @@ def test_a_key_that_the_store_does_not_know_is_refused(
     monkeypatch.setattr("tests.fakes.object_store.DENIED", unknown)
     object_store.fault = lambda method, key: Fault(denied=True)
     with pytest.raises(PlaceError, match=r"^s3://bucket: cannot be opened .*; check the address, the credentials"):
-        Place(f"s3://{BUCKET}/one").read_bytes()
+        StoragePath(f"s3://{BUCKET}/one").read_bytes()
 
 
 def test_what_may_not_be_read_is_asked_for_once(object_store: ObjectStore) -> None:
-    place = Place(f"s3://{BUCKET}/one")
+    place = StoragePath(f"s3://{BUCKET}/one")
     place.write_bytes(b"content")
     object_store.fault = lambda method, key: Fault(denied=True) if key else None
     for act in (place.read_bytes, place.open, lambda: place.write_bytes(b"other")):
@@ -151,7 +151,7 @@ def test_hdfs_that_does_not_answer_is_named_after_the_deadline(monkeypatch: pyte
     monkeypatch.setattr(object_stores, "ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(object_stores.fs, "FileSystem", Silent)
     with pytest.raises(PlaceError, match=r"^hdfs://host: no answer within 0 seconds; check the network, the address"):
-        Place("hdfs://host/out").entry()
+        StoragePath("hdfs://host/out").entry()
 
 
 def test_a_large_object_that_breaks_off_leaves_nothing(object_store: ObjectStore) -> None:
@@ -161,17 +161,17 @@ def test_a_large_object_that_breaks_off_leaves_nothing(object_store: ObjectStore
                 raise ValueError("no more")
             return super().read(size)
 
-    root, path = Place(f"s3://{BUCKET}/large").root
+    root, path = StoragePath(f"s3://{BUCKET}/large").root
     with pytest.raises(OSError, match="no more"):
         object_stores.put(root, path, Broken(bytes(4 * PART_BYTES)))
     assert object_store.objects == {}
 
 
 def test_folders_are_copied_object_by_object(object_store: ObjectStore) -> None:
-    place = Place(f"s3://{BUCKET}/a")
+    place = StoragePath(f"s3://{BUCKET}/a")
     (place / "b c%20" / "one").write_bytes(b"one")
     (place / "two").write_bytes(b"two")
-    place.copy(Place(f"s3://{BUCKET}/copy"))
+    place.copy(StoragePath(f"s3://{BUCKET}/copy"))
     assert {key: content for key, content in object_store.objects.items() if key.startswith("copy/")} == {
         "copy/b c%20/one": b"one",
         "copy/two": b"two",
@@ -179,12 +179,12 @@ def test_folders_are_copied_object_by_object(object_store: ObjectStore) -> None:
 
 
 def test_an_object_is_moved_by_a_copy(object_store: ObjectStore) -> None:
-    place = Place(f"s3://{BUCKET}/a b%20")
+    place = StoragePath(f"s3://{BUCKET}/a b%20")
     place.write_bytes(b"one")
-    place.move(Place(f"s3://{BUCKET}/damaged/a b%20"))
+    place.move(StoragePath(f"s3://{BUCKET}/damaged/a b%20"))
     assert object_store.objects == {"damaged/a b%20": b"one"}
     with pytest.raises(FileNotFoundError):
-        place.move(Place(f"s3://{BUCKET}/other"))
+        place.move(StoragePath(f"s3://{BUCKET}/other"))
 
 
 def test_another_endpoint_of_google_or_azure_is_the_writers_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ def test_another_endpoint_of_google_or_azure_is_the_writers_too(monkeypatch: pyt
     found = []
     for options, uri in [(gs, "gs://b/x"), (azure, "abfs://box@one.dfs.example/x"), (cloud, "abfss://box@one.dfs.x/x")]:
         monkeypatch.setenv("UNTOLD_STORAGE__OPTIONS", environment_of({"options": options})["UNTOLD_STORAGE__OPTIONS"])
-        found.append(object_stores.store_config(Place(uri).root[0]))
+        found.append(object_stores.store_config(StoragePath(uri).root[0]))
     assert found == [
         {"base_url": "http://127.0.0.1:4443"},
         {"endpoint": "http://127.0.0.1:10000/one"},
@@ -207,17 +207,17 @@ def test_what_the_settings_say_opens_a_store(object_store: ObjectStore, monkeypa
         monkeypatch.delenv(name)
     # What AWS's own tools read serves where no setting says anything
     monkeypatch.setenv("AWS_ENDPOINT_URL", object_store.endpoint)
-    (Place(f"s3a://{BUCKET}/one")).write_bytes(b"one")
+    (StoragePath(f"s3a://{BUCKET}/one")).write_bytes(b"one")
     assert object_store.objects == {"one": b"one"}
 
 
 def test_a_folder_whose_marker_is_an_object_of_its_name_is_copied_and_removed_with_all_in_it(
     object_store: ObjectStore, tmp_path: Path
 ) -> None:
-    folder = Place(f"s3://{BUCKET}/store/folder")
+    folder = StoragePath(f"s3://{BUCKET}/store/folder")
     folder.write_bytes(b"")
     (folder / "part").write_bytes(b"content")
-    Place(f"s3://{BUCKET}/store").copy(Place(str(tmp_path / "copied")))
+    StoragePath(f"s3://{BUCKET}/store").copy(StoragePath(str(tmp_path / "copied")))
     assert [path.name for path in sorted((tmp_path / "copied").rglob("*"))] == ["folder", "part"]
     folder.remove()
-    assert [entry.place for entry in Place(f"s3://{BUCKET}/store").entries(recursive=True)] == []
+    assert [entry.place for entry in StoragePath(f"s3://{BUCKET}/store").entries(recursive=True)] == []

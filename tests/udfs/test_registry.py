@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from untold.udfs.registry import Registry
+from untold.udfs.errors import Registry
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import pytest
 from tests.fakes.object_store import BUCKET
 from untold.udfs.llm.segments import read_ids, write_file
 from untold.udfs.llm.store_files import count_rows
-from untold.udfs.storage import Place, PlaceError
+from untold.udfs.storage import PlaceError, StoragePath
 
 OPTIONS = "UNTOLD_STORAGE__OPTIONS"
 
@@ -43,7 +43,7 @@ class Calls:
 
 def test_content_is_synced_before_its_name_and_the_name_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls(monkeypatch)
-    (Place(str(tmp_path)) / "manifest.json").write_bytes(b"content")
+    (StoragePath(str(tmp_path)) / "manifest.json").write_bytes(b"content")
     (content, renamed, folder) = calls.seen
     assert content[0] == "sync"
     assert (Path(content[1]).parent, content[2]) == (tmp_path, 7)
@@ -55,8 +55,8 @@ def test_content_is_synced_before_its_name_and_the_name_after(tmp_path: Path, mo
 
 def test_the_names_of_new_folders_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls(monkeypatch)
-    Place(str(tmp_path / "v1" / "stage")).make_folder()
-    Place(str(tmp_path / "v1")).make_folder()
+    StoragePath(str(tmp_path / "v1" / "stage")).make_folder()
+    StoragePath(str(tmp_path / "v1")).make_folder()
     assert [where for _, where, _ in calls.seen] == [str(tmp_path), str(tmp_path / "v1")]
     assert (tmp_path / "v1" / "stage").is_dir()
 
@@ -67,7 +67,7 @@ def test_what_could_not_be_written_takes_no_room(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            (Place(str(tmp_path)) / "a").write_bytes(b"x" * 5000)
+            (StoragePath(str(tmp_path)) / "a").write_bytes(b"x" * 5000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
@@ -88,44 +88,44 @@ def test_what_could_not_be_written_takes_no_room(tmp_path: Path) -> None:
     ],
 )
 def test_a_place_is_local_or_a_uri_and_spark_has_its_own_word_for_it(uri: str, local: str | None, spark: str) -> None:
-    assert (Place(uri).local, Place(uri).spark) == (local, spark)
-    assert (Place(uri) / "scores").name == "scores"
-    assert (Place(uri) / "scores").spark == f"{spark}/scores"
+    assert (StoragePath(uri).local, StoragePath(uri).spark) == (local, spark)
+    assert (StoragePath(uri) / "scores").name == "scores"
+    assert (StoragePath(uri) / "scores").spark == f"{spark}/scores"
 
 
 def test_a_relative_place_is_the_same_in_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert (Place("out").spark, Place("~/out").spark) == (f"{tmp_path}/out", f"{tmp_path}/home/out")
+    assert (StoragePath("out").spark, StoragePath("~/out").spark) == (f"{tmp_path}/out", f"{tmp_path}/home/out")
 
 
 def test_a_scheme_that_nobody_knows_is_named() -> None:
     with pytest.raises(PlaceError, match=r"nope://bucket: unknown scheme nope:; give a local path"):
-        Place("nope://bucket/out").entries()
+        StoragePath("nope://bucket/out").entries()
 
 
 def test_a_key_that_is_not_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OPTIONS, '{"s3": {"region": "eu-west-1", "secret_key_env": "NOT_THERE"}}')
     with pytest.raises(PlaceError, match=r"storage\.options: the variable NOT_THERE is not set"):
-        Place("s3://bucket/out").entry()
+        StoragePath("s3://bucket/out").entry()
 
 
 def test_an_option_that_arrow_does_not_know_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OPTIONS, '{"s3": {"regoin": "eu-west-1"}}')
     with pytest.raises(PlaceError, match="regoin"):
-        Place("s3://bucket/out").entry()
+        StoragePath("s3://bucket/out").entry()
 
 
 @pytest.fixture(params=["local", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> StoragePath:
     """A folder that is not there yet, on a disk and on an object store."""
     if request.param == "local":
-        return Place(str(tmp_path / "out"))
+        return StoragePath(str(tmp_path / "out"))
     request.getfixturevalue("object_store")
-    return Place(f"s3://{BUCKET}/out")
+    return StoragePath(f"s3://{BUCKET}/out")
 
 
-def test_what_is_written_is_listed_read_and_removed(place: Place) -> None:
+def test_what_is_written_is_listed_read_and_removed(place: StoragePath) -> None:
     (place / "a b%20[x]" / "one.json").write_bytes(b"one")
     (place / "two.json").write_bytes(b"two")
     below = {str(entry.place): (entry.kind, entry.size) for entry in place.entries(recursive=True)}
@@ -138,7 +138,7 @@ def test_what_is_written_is_listed_read_and_removed(place: Place) -> None:
     assert place.entry().kind is None
 
 
-def test_what_is_not_there_is_nothing_or_an_error(place: Place) -> None:
+def test_what_is_not_there_is_nothing_or_an_error(place: StoragePath) -> None:
     assert (place.entry().kind, place.entries()) == (None, [])
     place.remove()
     with pytest.raises(FileNotFoundError):
@@ -147,14 +147,14 @@ def test_what_is_not_there_is_nothing_or_an_error(place: Place) -> None:
         (place / "one.json").read_bytes()
 
 
-def test_a_large_file_arrives_as_it_is(place: Place) -> None:
+def test_a_large_file_arrives_as_it_is(place: StoragePath) -> None:
     content = os.urandom(12 * 2**20)
     (place / "large").write_bytes(content)
     assert (place / "large").entry().size == len(content)
     assert (place / "large").read_bytes() == content
 
 
-def test_a_write_that_breaks_off_leaves_the_file_as_it_was(place: Place) -> None:
+def test_a_write_that_breaks_off_leaves_the_file_as_it_was(place: StoragePath) -> None:
     (place / "one").write_bytes(b"before")
 
     def break_off(file: IO[bytes]) -> None:
@@ -172,23 +172,23 @@ def test_a_pipe_takes_what_is_written_and_a_link_leads_on(tmp_path: Path) -> Non
     os.mkfifo(pipe)
     with ThreadPoolExecutor() as pool:
         read = pool.submit(pipe.read_bytes)
-        Place(str(pipe)).write_whole(lambda file: file.write(b"figures"))
+        StoragePath(str(pipe)).write_whole(lambda file: file.write(b"figures"))
         assert read.result() == b"figures"
     assert pipe.is_fifo()
     target.write_bytes(b"old")
     link.symlink_to(target)
-    Place(str(link)).write_whole(lambda file: file.write(b"new"))
+    StoragePath(str(link)).write_whole(lambda file: file.write(b"new"))
     assert (link.is_symlink(), target.read_bytes()) == (True, b"new")
 
 
-def test_what_is_put_where_there_is_something_changes_nothing(place: Place) -> None:
+def test_what_is_put_where_there_is_something_changes_nothing(place: StoragePath) -> None:
     assert [(place / "one").put_if_absent(content) for content in (b"first", b"second")] == [True, False]
     assert (place / "one").read_bytes() == b"first"
     assert [entry.name for entry in place.entries()] == ["one"]
 
 
 def test_of_many_who_put_one_file_at_once_one_does(tmp_path: Path) -> None:
-    place = Place(str(tmp_path / "out" / "one"))
+    place = StoragePath(str(tmp_path / "out" / "one"))
     contents = [bytes([65 + number]) * 10_000 for number in range(16)]
     with ThreadPoolExecutor(len(contents)) as pool:
         put = list(pool.map(place.put_if_absent, contents))
@@ -196,15 +196,15 @@ def test_of_many_who_put_one_file_at_once_one_does(tmp_path: Path) -> None:
     assert place.read_bytes() == contents[put.index(True)]
 
 
-def test_a_file_moves_and_is_copied(place: Place, tmp_path: Path) -> None:
+def test_a_file_moves_and_is_copied(place: StoragePath, tmp_path: Path) -> None:
     (place / "one").write_bytes(b"content")
     (place / "one").move(place / "two")
     assert [entry.name for entry in place.entries()] == ["two"]
-    (place / "two").copy(Place(str(tmp_path / "copy")))
+    (place / "two").copy(StoragePath(str(tmp_path / "copy")))
     assert (tmp_path / "copy").read_bytes() == b"content"
 
 
-def test_segments_and_snapshots_of_an_object_store_are_read_as_those_of_a_disk(place: Place) -> None:
+def test_segments_and_snapshots_of_an_object_store_are_read_as_those_of_a_disk(place: StoragePath) -> None:
     place.make_folder()
     write_file(str(place / "run-a-000001.parquet"), pa.table({"request_id": ["r1", "r2"]}))
     assert read_ids(str(place), "run-a") == {"r1", "r2"}
@@ -213,7 +213,7 @@ def test_segments_and_snapshots_of_an_object_store_are_read_as_those_of_a_disk(p
 
 @pytest.mark.usefixtures("object_store")
 def test_a_file_system_is_opened_once() -> None:
-    assert Place(f"s3://{BUCKET}/a").arrow[0] is Place(f"s3a://{BUCKET}/b").arrow[0]
+    assert StoragePath(f"s3://{BUCKET}/a").arrow[0] is StoragePath(f"s3a://{BUCKET}/b").arrow[0]
 
 
 _WRITER = """

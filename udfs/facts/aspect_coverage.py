@@ -144,7 +144,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Bounded:
+class BoundedValue:
     """A value, and what the unjudged part could make of it; None where it is undefined."""
 
     value: float | None
@@ -152,7 +152,7 @@ class Bounded:
     high: float | None
 
 
-def measure_list(measures: Mapping[str, Bounded]) -> list[dict[str, Any]]:
+def measure_list(measures: Mapping[str, BoundedValue]) -> list[dict[str, Any]]:
     """Return the rows of `MEASURE`, one per measure."""
     return [
         {"measure": name, "value": one.value, "value_low": one.low, "value_high": one.high}
@@ -175,7 +175,7 @@ def icat_score(fact: float | None, coverage: float | None, beta: float) -> float
     return (1 + square) * fact * coverage / (square * fact + coverage)
 
 
-def factuality(grounded: int, unjudged: int, claims: int) -> Bounded:
+def factuality(grounded: int, unjudged: int, claims: int) -> BoundedValue:
     """S_fact over the judged claims; |C_T| / |C| .. (|C_T| + u) / |C|. None without claims.
 
     Without a judged claim the value is None, and the bounds are 0 and 1.
@@ -184,31 +184,31 @@ def factuality(grounded: int, unjudged: int, claims: int) -> Bounded:
     Bounded(value=0.3333333333333333, low=0.25, high=0.5)
     """
     if not claims:
-        return Bounded(None, None, None)
+        return BoundedValue(None, None, None)
     judged = claims - unjudged
-    return Bounded(grounded / judged if judged else None, grounded / claims, (grounded + unjudged) / claims)
+    return BoundedValue(grounded / judged if judged else None, grounded / claims, (grounded + unjudged) / claims)
 
 
-def coverage_of(covered: int, unjudged: int, aspects: int) -> Bounded:
+def coverage_of(covered: int, unjudged: int, aspects: int) -> BoundedValue:
     """S_coverage, None without aspects; what is unjudged could cover everything, and takes nothing away.
 
     >>> coverage_of(1, 0, 4), coverage_of(1, 2, 4)
     (Bounded(value=0.25, low=0.25, high=0.25), Bounded(value=0.25, low=0.25, high=1.0))
     """
     if not aspects:
-        return Bounded(None, None, None)
+        return BoundedValue(None, None, None)
     value = covered / aspects
-    return Bounded(value, value, 1.0 if unjudged else value)
+    return BoundedValue(value, value, 1.0 if unjudged else value)
 
 
 def measures_of(
     grounded: int, unjudged: int, claims: int, covered: int, aspects: int, beta: float
-) -> dict[str, Bounded]:
+) -> dict[str, BoundedValue]:
     """The measures of a sample by name. ICAT grows in both of its parts, so that their bounds are its own."""
     fact, coverage = factuality(grounded, unjudged, claims), coverage_of(covered, unjudged, aspects)
     ends = [icat_score(getattr(fact, end), getattr(coverage, end), beta) for end in ("value", "low", "high")]
     number = float(claims)
-    return {FACT: fact, COVERAGE: coverage, ICAT: Bounded(*ends), CLAIMS: Bounded(number, number, number)}
+    return {FACT: fact, COVERAGE: coverage, ICAT: BoundedValue(*ends), CLAIMS: BoundedValue(number, number, number)}
 
 
 def first_aspects(texts: Iterable[str], most: int) -> list[str]:

@@ -107,13 +107,13 @@ def choose_evidence(
         rows = []
         for row in batch.to_pylist():
             hits = sorted(row["hits"] or (), key=lambda hit: (hit["rank"], hit["chunk_id"]))
-            chosen = hits if documents is None else of_best_documents(hits, documents, decimals)
+            chosen = hits if documents is None else hits_of_top_documents(hits, documents, decimals)
             chunks = [{name: hit[name] for name in ("chunk_id", "document_id", "url", "text")} for hit in chosen]
             rows.append({"owner": row["owner"], "chunks": chunks})
         yield pa.RecordBatch.from_pylist(rows, EVIDENCE)
 
 
-def of_best_documents(hits: Sequence[Hit], most: int, decimals: int | None = None) -> list[Hit]:
+def hits_of_top_documents(hits: Sequence[Hit], most: int, decimals: int | None = None) -> list[Hit]:
     """The hits of the best documents, document by document: each is as good as its best hit; ties by document_id.
 
     hits: chunk_id, document_id, similarity, best first; similarities are compared to so many decimals (None: all).

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from untold.udfs.facts.aspect_coverage import COUNTS, MEASURE, Bounded, measure_list
+from untold.udfs.facts.aspect_coverage import COUNTS, MEASURE, BoundedValue, measure_list
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
 
 PRECISION, RECALL, WEIGHTED, F1 = "precision", "recall", "weighted_recall", "f1"
@@ -25,7 +25,7 @@ RANKINGS = {"recall": "rank", "recall_relevance": "relevance_rank", "recall_sali
 # Decimals by which weights are compared: sums of expected scores differ behind them by how they are written
 WEIGHT_DECIMALS = 9
 LOWEST, HIGHEST = 1.0, 5.0
-UNDEFINED = Bounded(None, None, None)
+UNDEFINED = BoundedValue(None, None, None)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _places(facts: Sequence[RatedFact], key: Callable[[RatedFact], tuple[float, 
     return {place: rank for rank, place in enumerate(order, start=1)}
 
 
-def rates_of(verdicts: Sequence[str | None]) -> dict[str, Bounded]:
+def rates_of(verdicts: Sequence[str | None]) -> dict[str, BoundedValue]:
     """The shares of claims of each verdict, over the judged; None for an unjudged one. Undefined without claims.
 
     >>> rates_of(["supported", "contradicted", None, "supported"])["precision"]
@@ -108,22 +108,22 @@ def rates_of(verdicts: Sequence[str | None]) -> dict[str, Bounded]:
     }
 
 
-def recall_of(facts: Sequence[CheckedFact]) -> Bounded:
+def recall_of(facts: Sequence[CheckedFact]) -> BoundedValue:
     """C / F, undefined without facts."""
     return _share([fact.covered for fact in facts])
 
 
-def weighted_recall_of(facts: Sequence[CheckedFact]) -> Bounded:
+def weighted_recall_of(facts: Sequence[CheckedFact]) -> BoundedValue:
     """The share of the weight that is covered, undefined where there is none."""
     return _share([fact.covered for fact in facts], [fact.weight for fact in facts])
 
 
-def recall_at(facts: Sequence[CheckedFact], k: int, rank: str = "rank") -> Bounded:
+def recall_at(facts: Sequence[CheckedFact], k: int, rank: str = "rank") -> BoundedValue:
     """Recall over the first min(k, F) facts by an attribute of theirs; within these, all of what is unjudged counts."""
     return recall_of(sorted(facts, key=lambda fact: getattr(fact, rank))[:k])
 
 
-def _share(flags: Sequence[bool | None], weights: Sequence[float] | None = None) -> Bounded:
+def _share(flags: Sequence[bool | None], weights: Sequence[float] | None = None) -> BoundedValue:
     """The weighted share of what is true, over the judged; with the unjudged all against it, and all for it."""
     sized = list(zip(flags, weights or [1.0] * len(flags), strict=True))
 
@@ -134,7 +134,7 @@ def _share(flags: Sequence[bool | None], weights: Sequence[float] | None = None)
     whole, judged = total(True, False, None), total(True, False)
     if not whole:
         return UNDEFINED
-    return Bounded(total(True) / judged if judged else None, total(True) / whole, total(True, None) / whole)
+    return BoundedValue(total(True) / judged if judged else None, total(True) / whole, total(True, None) / whole)
 
 
 def f1_score(precision: float | None, recall: float | None) -> float | None:
@@ -148,10 +148,10 @@ def f1_score(precision: float | None, recall: float | None) -> float | None:
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
-def f1_of(precision: Bounded, recall: Bounded) -> Bounded:
+def f1_of(precision: BoundedValue, recall: BoundedValue) -> BoundedValue:
     """F1 of the values, of the lows and of the highs: it grows in both."""
     ends = [f1_score(getattr(precision, end), getattr(recall, end)) for end in ("value", "low", "high")]
-    return Bounded(*ends)
+    return BoundedValue(*ends)
 
 
 def measures_of(
@@ -161,7 +161,7 @@ def measures_of(
     ks: Iterable[int],
     *,
     rated: bool,
-) -> dict[str, Bounded]:
+) -> dict[str, BoundedValue]:
     """All measures of a sample by name.
 
     verdicts: of the claims; None where claims were not to be judged. claims: how many there are; None where that was
@@ -179,8 +179,8 @@ def measures_of(
     return {**rates, **found, **at_k, **counts}
 
 
-def _count(number: int | None) -> Bounded:
-    return UNDEFINED if number is None else Bounded(*[float(number)] * 3)
+def _count(number: int | None) -> BoundedValue:
+    return UNDEFINED if number is None else BoundedValue(*[float(number)] * 3)
 
 
 def names_of_measures(ks: Iterable[int]) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from untold.udfs.errors import UserError
-from untold.udfs.facts.aspect_coverage import MEASURE, Bounded, measure_list
+from untold.udfs.facts.aspect_coverage import MEASURE, BoundedValue, measure_list
 from untold.udfs.samples.batches import in_batches
 from untold.udfs.samples.file_records import READ_ERRORS
 from untold.udfs.samples.files import open_text
@@ -142,7 +142,7 @@ class Nugget:
         return WEIGHTS[self.importance] if self.weight is None else self.weight
 
 
-def measures_of(nuggets: Iterable[Nugget]) -> dict[str, Bounded]:
+def measures_of(nuggets: Iterable[Nugget]) -> dict[str, BoundedValue]:
     """The measures of a sample by name. What an answer should not state counts in `weighted` alone."""
     every = list(nuggets)
     wanted = [one for one in every if one.weighs >= 0]
@@ -153,12 +153,14 @@ def measures_of(nuggets: Iterable[Nugget]) -> dict[str, Bounded]:
         OF_VITAL: _share(vital, LENIENT),
         OF_ALL: _share(wanted, LENIENT),
         WEIGHTED: _share(every, LENIENT, [one.weighs for one in every]),
-        NUGGETS: Bounded(*[float(len(every))] * 3),
-        VITAL_NUGGETS: Bounded(*[float(len(vital))] * 3),
+        NUGGETS: BoundedValue(*[float(len(every))] * 3),
+        VITAL_NUGGETS: BoundedValue(*[float(len(vital))] * 3),
     }
 
 
-def _share(nuggets: Sequence[Nugget], credit: Mapping[str, float], weights: Sequence[float] | None = None) -> Bounded:
+def _share(
+    nuggets: Sequence[Nugget], credit: Mapping[str, float], weights: Sequence[float] | None = None
+) -> BoundedValue:
     """The credit of the judged over their positive weight, from 0 to 1; undefined where no weight is positive."""
     # Sums of the largest weights would overflow
     scale = LARGEST if max(map(abs, weights or ()), default=0.0) > LARGEST else 1.0
@@ -167,10 +169,10 @@ def _share(nuggets: Sequence[Nugget], credit: Mapping[str, float], weights: Sequ
     earned = fsum(weight * credit.get(one.support, 0.0) for one, weight in sized if one.support is not None)
     whole, unjudged = (fsum(weight for weight in each if weight > 0) for each in ([w for _, w in sized], lost))
     if not whole:
-        return Bounded(None, None, None)
+        return BoundedValue(None, None, None)
     judged = fsum(weight for one, weight in sized if weight > 0 and one.support is not None)
     against = fsum(weight for weight in lost if weight < 0)
-    return Bounded(
+    return BoundedValue(
         _within(earned / judged) if judged else None,
         _within((earned + against) / whole),
         _within((earned + unjudged) / whole),

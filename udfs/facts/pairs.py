@@ -50,7 +50,7 @@ def content_words(text: str) -> frozenset[str]:
 
 
 @dataclass(frozen=True)
-class Sieve:
+class PairFilter:
     """A filter of pairs: `none`, `words`, `vectors` or `either`, and the share of what it takes that is audited.
 
     `words` takes pairs that share no content word, `vectors` those whose cosine is below `cosine`; `either` takes what
@@ -144,7 +144,7 @@ LISTS = pa.schema(
 # What tells the relation of a pair: a model, a model though a filter takes it, other pairs, or a filter
 MODEL, AUDIT, IMPLIED, FILTERED = TELLERS = ("model", "audit", "implied", "filtered")
 Choice = Callable[[Places, Places], tuple[Flags, Flags]]
-_NO_SIEVE = Sieve()
+_NO_SIEVE = PairFilter()
 
 
 def ask_all(owner: Mapping[str, Any]) -> Choice:
@@ -163,7 +163,7 @@ def generate_pairs(
     batches: Iterator[pa.RecordBatch],
     stage: Stage,
     choose: Callable[[Mapping[str, Any]], Choice],
-    sieve: Sieve = _NO_SIEVE,
+    sieve: PairFilter = _NO_SIEVE,
 ) -> Iterator[pa.RecordBatch]:
     """The pairs of owners, for `mapInArrow`: rows of `PAIRS`.
 
@@ -180,7 +180,7 @@ def generate_lists(
     stage: Stage,
     choose: Callable[[Mapping[str, Any]], Choice],
     size: int,
-    sieve: Sieve = _NO_SIEVE,
+    sieve: PairFilter = _NO_SIEVE,
 ) -> Iterator[pa.RecordBatch]:
     """The same pairs as lists, for `mapInArrow`: rows of `LISTS`, the asked targets of a source, at most `size` in one.
 
@@ -206,7 +206,7 @@ def _joined(
             yield pa.concat_batches(waiting)
 
 
-def _pairs_of(owner: Mapping[str, Any], stage: Stage, choose: Choice, sieve: Sieve) -> Iterator[pa.RecordBatch]:
+def _pairs_of(owner: Mapping[str, Any], stage: Stage, choose: Choice, sieve: PairFilter) -> Iterator[pa.RecordBatch]:
     """The pairs of an owner in batches."""
     keys = PairKeys(stage, owner["texts"])
     for source, target, teller in _told(owner, choose, sieve):
@@ -214,7 +214,7 @@ def _pairs_of(owner: Mapping[str, Any], stage: Stage, choose: Choice, sieve: Sie
 
 
 def _lists_of(
-    owner: Mapping[str, Any], stage: Stage, choose: Choice, size: int, sieve: Sieve
+    owner: Mapping[str, Any], stage: Stage, choose: Choice, size: int, sieve: PairFilter
 ) -> Iterator[pa.RecordBatch]:
     """The lists of an owner in batches."""
     texts = owner["texts"]
@@ -247,7 +247,7 @@ def _id_of_list(stage: Stage, texts: Sequence[str], premise: int, hypotheses: Se
     return stage.request_id({first: texts[premise], second: [texts[place] for place in hypotheses]})
 
 
-def _told(owner: Mapping[str, Any], choose: Choice, sieve: Sieve) -> Iterator[tuple[Places, Places, Places]]:
+def _told(owner: Mapping[str, Any], choose: Choice, sieve: PairFilter) -> Iterator[tuple[Places, Places, Places]]:
     """The pairs (source, target) that have a row, in batches, and by number of `TELLERS` what tells their relations."""
     sift = sieve.of(owner)
     for source, target in _places_of(owner):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from untold.udfs.facts.aspect_coverage import COUNTS, MEASURE, Bounded, measure_list
+from untold.udfs.facts.aspect_coverage import COUNTS, MEASURE, BoundedValue, measure_list
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPORTED, distinct_texts
 from untold.udfs.facts.importance_measures import UNDEFINED, f1_of
 from untold.udfs.samples.batches import in_batches
@@ -49,17 +49,17 @@ SPLIT = (PRECISION, RECALL, CLAIM_RECALL, FAITHFULNESS)
 UNSTATED = "neutral"
 
 
-class Flag(NamedTuple):
+class BoundedBool(NamedTuple):
     """Whether something holds: whether it must, and whether it may."""
 
     low: bool
     high: bool
 
-    def __invert__(self) -> Flag:
-        return Flag(not self.high, not self.low)
+    def __invert__(self) -> BoundedBool:
+        return BoundedBool(not self.high, not self.low)
 
-    def __and__(self, other: Flag) -> Flag:
-        return Flag(self.low and other.low, self.high and other.high)
+    def __and__(self, other: BoundedBool) -> BoundedBool:
+        return BoundedBool(self.low and other.low, self.high and other.high)
 
     @property
     def known(self) -> bool:
@@ -68,7 +68,7 @@ class Flag(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Side:
+class ClaimSide:
     """The claims of a response or of its ground truth.
 
     whole: of each claim, how the other side's text relates to it; contexts: of each claim, how each context does.
@@ -83,33 +83,33 @@ class Side:
         return sum(one is None for row in (self.whole, *self.contexts) for one in row)
 
     @property
-    def stated(self) -> list[Flag]:
+    def stated(self) -> list[BoundedBool]:
         """Of each claim, whether the other side's text entails it."""
         return [is_entailed(one) for one in self.whole]
 
     @property
-    def found(self) -> list[Flag]:
+    def found(self) -> list[BoundedBool]:
         """Of each claim, whether some context entails it."""
         return [any_of(map(is_entailed, row)) for row in self.contexts]
 
 
-def is_entailed(relation: Relation) -> Flag:
+def is_entailed(relation: Relation) -> BoundedBool:
     """Whether a claim is entailed."""
-    return Flag(relation == ENTAILMENT, relation in (ENTAILMENT, None))
+    return BoundedBool(relation == ENTAILMENT, relation in (ENTAILMENT, None))
 
 
-def any_of(flags: Iterable[Flag]) -> Flag:
+def any_of(flags: Iterable[BoundedBool]) -> BoundedBool:
     """Whether one of them holds."""
     several = list(flags)
-    return Flag(any(flag.low for flag in several), any(flag.high for flag in several))
+    return BoundedBool(any(flag.low for flag in several), any(flag.high for flag in several))
 
 
-def relevant_contexts(truth: Side, contexts: int) -> list[Flag]:
+def relevant_contexts(truth: ClaimSide, contexts: int) -> list[BoundedBool]:
     """Of each context, whether it entails a claim of the ground truth."""
     return [any_of(is_entailed(row[place]) for row in truth.contexts) for place in range(contexts)]
 
 
-def share(flags: Sequence[Flag]) -> Bounded:
+def share(flags: Sequence[BoundedBool]) -> BoundedValue:
     """The share of what holds, over what is known; with the rest all against it, and all for it.
 
     >>> share([Flag(True, True), Flag(False, True), Flag(False, False), Flag(False, False)])
@@ -119,10 +119,10 @@ def share(flags: Sequence[Flag]) -> Bounded:
         return UNDEFINED
     known = [flag.low for flag in flags if flag.known]
     low, high = (sum(ends) / len(flags) for ends in zip(*flags, strict=True))
-    return Bounded(sum(known) / len(known) if known else None, low, high)
+    return BoundedValue(sum(known) / len(known) if known else None, low, high)
 
 
-def utilization(found: Sequence[Flag], stated: Sequence[Flag]) -> Bounded:
+def utilization(found: Sequence[BoundedBool], stated: Sequence[BoundedBool]) -> BoundedValue:
     """Of the claims that some context entails, the share that the response entails. Undefined without such claims.
 
     A claim that may be found lowers the share only where it may be left out, and raises it only where it may be stated.
@@ -136,14 +136,14 @@ def utilization(found: Sequence[Flag], stated: Sequence[Flag]) -> Bounded:
     left_out, used = sum(not said.low for said in maybe), sum(said.high for said in maybe)
     low = _ratio(sum(said.low for said in surely), len(surely) + left_out, 1.0)
     high = _ratio(sum(said.high for said in surely) + used, len(surely) + used, 0.0)
-    return Bounded(sum(known) / len(known) if known else None, low, high)
+    return BoundedValue(sum(known) / len(known) if known else None, low, high)
 
 
 def _ratio(part: int, whole: int, otherwise: float) -> float:
     return part / whole if whole else otherwise
 
 
-def measures_of(response: Side, truth: Side, contexts: int) -> dict[str, Bounded]:
+def measures_of(response: ClaimSide, truth: ClaimSide, contexts: int) -> dict[str, BoundedValue]:
     """All measures of a sample by name. Undefined is what RAGChecker sets to 0 because nothing can be divided.
 
     Of `noise_sensitivity_in_irrelevant` are claims that no relevant context entails; `not_retrieved` and `not_used` are
@@ -187,28 +187,28 @@ def measures_of(response: Side, truth: Side, contexts: int) -> dict[str, Bounded
         for kind, said in ((CONTRADICTED, _is_contradicted), (UNSTATED, _is_unstated))
     }
     counts = {CLAIMS: len(response.whole), TRUTH_CLAIMS: len(truth.whole)}
-    return {**found, **missed, **split, **{name: Bounded(*[float(count)] * 3) for name, count in counts.items()}}
+    return {**found, **missed, **split, **{name: BoundedValue(*[float(count)] * 3) for name, count in counts.items()}}
 
 
-def _both(first: Sequence[Flag], second: Sequence[Flag]) -> list[Flag]:
+def _both(first: Sequence[BoundedBool], second: Sequence[BoundedBool]) -> list[BoundedBool]:
     return [one & other for one, other in zip(first, second, strict=True)]
 
 
-def _is_contradicted(relations: Sequence[Relation]) -> Flag:
+def _is_contradicted(relations: Sequence[Relation]) -> BoundedBool:
     """Whether a text contradicts the claim, and none entails it."""
     no, said = ENTAILMENT not in relations, CONTRADICTION in relations
-    return Flag(no and said and None not in relations, no and (said or None in relations))
+    return BoundedBool(no and said and None not in relations, no and (said or None in relations))
 
 
-def _is_unstated(relations: Sequence[Relation]) -> Flag:
+def _is_unstated(relations: Sequence[Relation]) -> BoundedBool:
     """Whether no text entails or contradicts the claim."""
     high = not {ENTAILMENT, CONTRADICTION} & set(relations)
-    return Flag(high and None not in relations, high)
+    return BoundedBool(high and None not in relations, high)
 
 
 def names_of_measures() -> list[str]:
     """The measures that a sample has."""
-    return list(measures_of(Side([], []), Side([], []), 0))
+    return list(measures_of(ClaimSide([], []), ClaimSide([], []), 0))
 
 
 VERDICTS = {ENTAILMENT: SUPPORTED, CONTRADICTION: CONTRADICTED, NEUTRAL: NOT_SUPPORTED}
@@ -333,7 +333,7 @@ def _conclude(sample: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _side(sample: Mapping[str, Any], side: str, claims: int, contexts: int) -> Side:
+def _side(sample: Mapping[str, Any], side: str, claims: int, contexts: int) -> ClaimSide:
     """What the texts make of a side's claims: what was given, what was asked, else nothing, as of a blank text."""
     whole, retrieved = given_relations(sample["claim_checks"], side)
     rows: list[list[Relation]] = [[NEUTRAL] * (1 + contexts) for _ in range(claims)]
@@ -343,7 +343,7 @@ def _side(sample: Mapping[str, Any], side: str, claims: int, contexts: int) -> S
     for one in sample["judged"] or ():
         if one["side"] == side:
             rows[one["place"]][one["rank"]] = one["relation"]
-    return Side([row[0] for row in rows], [row[1:] for row in rows])
+    return ClaimSide([row[0] for row in rows], [row[1:] for row in rows])
 
 
 def _entailing(relations: Sequence[Relation], names: Sequence[str]) -> list[str]:
@@ -351,14 +351,14 @@ def _entailing(relations: Sequence[Relation], names: Sequence[str]) -> list[str]
     return [name for name, relation in zip(names, relations, strict=True) if relation == ENTAILMENT]
 
 
-def _known(flag: Flag) -> bool | None:
+def _known(flag: BoundedBool) -> bool | None:
     return flag.low if flag.known else None
 
 
-def _contexts(response: Side, truth: Side, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _contexts(response: ClaimSide, truth: ClaimSide, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     """What each context is worth, by rank; what depends on a relation that could not be had is null."""
     relevant = relevant_contexts(truth, len(names))
-    recalled = [Flag(False, False)] * len(truth.whole)
+    recalled = [BoundedBool(False, False)] * len(truth.whole)
     for place, name in enumerate(names):
         of_truth, of_response = ([row[place] for row in side.contexts] for side in (truth, response))
         stated = [is_entailed(one) for one in of_response]

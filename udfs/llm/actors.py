@@ -14,11 +14,11 @@ from untold.udfs.llm.calls import CallSettings, Progress, Work
 from untold.udfs.llm.channels import NO_LIMITS, Channel, Channels, Lend, Slots
 from untold.udfs.llm.keys import LOCAL, Stage
 from untold.udfs.llm.limiter import Budget
-from untold.udfs.llm.limiter_actor import Lender, limiter_name
-from untold.udfs.llm.pair_classifier import LocalClassifier
-from untold.udfs.llm.request_loop import Asker
+from untold.udfs.llm.limiter_actor import LimiterClient, limiter_name
+from untold.udfs.llm.request_loop import RequestLoop
 from untold.udfs.llm.script import key_header_of
 from untold.udfs.llm.segments import COMPLETIONS, Journal, SegmentWriter, journal_folder, replay, write_file
+from untold.udfs.llm.text_models import LocalClassifier
 from untold.udfs.llm.units import read_requests
 from untold.udfs.llm.usage import Usage, dearest
 from untold.udfs.stages import definition_of
@@ -88,11 +88,11 @@ class Started:
 
 
 class AnsweringActor:
-    """Answers units of work with one `Asker` a stage. Every method is short; the asking goes on between them."""
+    """Answers units of work with one `RequestLoop` a stage. Every method is short; the asking goes on between them."""
 
     def __init__(self) -> None:
-        self._asker: Asker | None = None
-        self._lender: Lender | None = None
+        self._asker: RequestLoop | None = None
+        self._lender: LimiterClient | None = None
         self._client = ""
         self._raylet = os.getppid()
         self._watch: asyncio.Task[None] | None = None
@@ -111,7 +111,7 @@ class AnsweringActor:
         Raises OSError where the folder of completions cannot be written: nothing has been paid for by then.
         """
         work, settings = assignment.work, assignment.work.settings
-        self._lender, self._client = Lender(assignment.limiters), work.name
+        self._lender, self._client = LimiterClient(assignment.limiters), work.name
         probe = f"{assignment.directory}/_probe-{work.name}"
         await self.load()
         await asyncio.to_thread(lambda: write_file(probe, COMPLETIONS.empty_table()))
@@ -123,7 +123,7 @@ class AnsweringActor:
         writer = SegmentWriter(assignment.directory, work.name, settings.flush, journal)
         definition = definition_of(work.stage.name)
         channels = open_channels(work, self._lender.lends)
-        self._asker = Asker(work, definition.accept, channels, writer, definition.form)
+        self._asker = RequestLoop(work, definition.accept, channels, writer, definition.form)
         self._asker.start()
         self._watch = self._watch or asyncio.create_task(self._end_with_raylet())
         # What is loaded by now stays to the end, and no collection need walk it again: with a pool of workers instead
@@ -169,7 +169,7 @@ class AnsweringActor:
         finally:
             os._exit(1)
 
-    def _running(self) -> Asker:
+    def _running(self) -> RequestLoop:
         """The asker. Raises RuntimeError before `start`."""
         if self._asker is None:
             raise RuntimeError("the actor was not started")

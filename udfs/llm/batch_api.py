@@ -47,7 +47,7 @@ class BatchError(Exception):
 
 
 @dataclass(frozen=True)
-class Look:
+class BatchStatus:
     """A batch as its endpoint shows it.
 
     `results`: the ids of its files, that of answers first. `done`: how many requests have ended. `code`: of the error
@@ -130,16 +130,16 @@ class BatchApi(Protocol):
     def upload(self, name: str, file: IO[bytes]) -> str:
         """Uploads requests; the id of the file."""
 
-    def find_batch(self, sent: Sent) -> Look | None:
+    def find_batch(self, sent: Sent) -> BatchStatus | None:
         """The batch that was created, if it was. Raises NotYetError where that is not known yet."""
 
-    def create(self, sent: Sent) -> Look:
+    def create(self, sent: Sent) -> BatchStatus:
         """Has the requests of a file answered. Raises NotYetError where the file is not ready."""
 
-    def look(self, batch: str) -> Look:
+    def look(self, batch: str) -> BatchStatus:
         """How far a batch is."""
 
-    def cancel(self, batch: str) -> Look:
+    def cancel(self, batch: str) -> BatchStatus:
         """Ends a batch; what is answered by then is kept."""
 
     def lines(self, file: str) -> Iterable[bytes]:
@@ -201,7 +201,7 @@ class OpenAiBatches:
             given: Any = (name, file, "application/jsonl")
             return self._client.files.create(file=given, purpose=self.purpose, **self._sent).id
 
-    def find_batch(self, sent: Sent) -> Look | None:
+    def find_batch(self, sent: Sent) -> BatchStatus | None:
         """By its metadata among all that the key sees, or by its file: some endpoints keep no metadata."""
         with heard():
             found = _once(self._client.batches.list(limit=100, **self._sent))
@@ -210,7 +210,7 @@ class OpenAiBatches:
             )
             return next(map(_look, own), None)
 
-    def create(self, sent: Sent) -> Look:
+    def create(self, sent: Sent) -> BatchStatus:
         """With the name among the metadata."""
         metadata = {NAME: sent.name, **sent.more}
         path: Any = self.path(sent.api)
@@ -221,12 +221,12 @@ class OpenAiBatches:
                 )
             )
 
-    def look(self, batch: str) -> Look:
+    def look(self, batch: str) -> BatchStatus:
         """As `BatchApi` says."""
         with heard():
             return _look(self._client.batches.retrieve(batch, **self._sent))
 
-    def cancel(self, batch: str) -> Look:
+    def cancel(self, batch: str) -> BatchStatus:
         """As `BatchApi` says."""
         with heard():
             return _look(self._client.batches.cancel(batch, **self._sent))
@@ -282,7 +282,7 @@ def _once(found: Iterable[Any]) -> Iterator[Any]:
         yield one
 
 
-def _look(batch: Any) -> Look:
+def _look(batch: Any) -> BatchStatus:
     """What the package has read; endpoints leave fields out. Raises TypeError for what is no batch."""
     if not isinstance(batch.id, str):
         raise TypeError
@@ -292,7 +292,7 @@ def _look(batch: Any) -> Look:
     done = (counts.completed or 0) + (counts.failed or 0) if counts else 0
     code = next((error.code for error in errors or () if error.code), None)
     status = str(batch.status).lower()
-    return Look(batch.id, SPELLINGS.get(status, status), tuple(filter(None, files)), done, code)
+    return BatchStatus(batch.id, SPELLINGS.get(status, status), tuple(filter(None, files)), done, code)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from untold.udfs.llm.batch_api import (
     WINDOW,
     BatchApi,
     BatchError,
-    Look,
+    BatchStatus,
     NotYetError,
     OpenAiBatches,
     Sent,
@@ -26,7 +26,7 @@ from untold.udfs.llm.batch_api import (
 )
 from untold.udfs.llm.calls import PATHS, Answer, CallSettings
 from untold.udfs.llm.message_batches import AnthropicBatches
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 _INPUT, _RESULTS, _CANCELLED = ".jsonl", ".results.jsonl", ".cancelled"
 
@@ -42,7 +42,7 @@ class FileBatches:
     most_bytes: ClassVar[int] = 2**40
 
     def __init__(self, settings: CallSettings) -> None:
-        self._folder = Place(settings.batch_folder or "")
+        self._folder = StoragePath(settings.batch_folder or "")
 
     def line(self, request_id: str, api: str, body: bytes) -> bytes:
         """As {custom_id, method, url, body}."""
@@ -58,30 +58,30 @@ class FileBatches:
         (self._folder / name).write_whole(lambda out: copyfileobj(file, out))
         return name
 
-    def find_batch(self, sent: Sent) -> Look | None:
+    def find_batch(self, sent: Sent) -> BatchStatus | None:
         """By its file."""
         return self.look(sent.file) if self.find_file(sent.file, 0) else None
 
-    def create(self, sent: Sent) -> Look:
+    def create(self, sent: Sent) -> BatchStatus:
         """Says what has to be run; the file is there."""
         with sent.open() as lines:
             model = json.loads(lines.readline())["body"]["model"]
         words = ["vllm", "run-batch", "-i", self._path(sent.file), "-o", self._path(_beside(sent.file, _RESULTS))]
-        return Look(sent.file, "in_progress", hint=f"run: {shlex.join([*words, '--model', model])}")
+        return BatchStatus(sent.file, "in_progress", hint=f"run: {shlex.join([*words, '--model', model])}")
 
-    def look(self, batch: str) -> Look:
+    def look(self, batch: str) -> BatchStatus:
         """By the lines that the results have. Raises BatchError where neither requests nor results are there."""
         results = _beside(batch, _RESULTS)
         done = self._count(results)
         found = (results,) if done is not None else ()
         if self._count(_beside(batch, _CANCELLED)) is not None:
-            return Look(batch, "cancelled", found, done or 0)
+            return BatchStatus(batch, "cancelled", found, done or 0)
         asked = self._count(batch)
         if asked is None and done is None:
             raise BatchError(Answer(error_type="http_404", error=f"{self._path(batch)} is not there"))
-        return Look(batch, "completed" if (done or 0) >= (asked or 0) else "in_progress", found, done or 0)
+        return BatchStatus(batch, "completed" if (done or 0) >= (asked or 0) else "in_progress", found, done or 0)
 
-    def cancel(self, batch: str) -> Look:
+    def cancel(self, batch: str) -> BatchStatus:
         """Takes the file of requests away."""
         (self._folder / _beside(batch, _CANCELLED)).write_bytes(b"")
         (self._folder / batch).remove()
@@ -110,7 +110,7 @@ class FileBatches:
         return sum(chunk.count(b"\n") for chunk in _chunks(place))
 
 
-def _chunks(place: Place) -> Iterator[bytes]:
+def _chunks(place: StoragePath) -> Iterator[bytes]:
     with place.open() as file:
         yield from iter(lambda: file.read(2**20), b"")
 
@@ -152,7 +152,7 @@ class AzureBatches(OpenAiBatches):
             body = json.dumps(renamed, ensure_ascii=False, separators=(",", ":")).encode()
         return super().line(request_id, api, body)
 
-    def create(self, sent: Sent) -> Look:
+    def create(self, sent: Sent) -> BatchStatus:
         """Once the file is processed: before, it is refused."""
         status = str(self._json("get", f"/files/{sent.file}").get("status")).lower()
         if status in ("error", "failed", "deleted"):
@@ -178,7 +178,7 @@ class GroqBatches(_ShortLists):
 
     most_bytes: ClassVar[int] = 100_000_000
 
-    def find_batch(self, sent: Sent) -> Look | None:
+    def find_batch(self, sent: Sent) -> BatchStatus | None:
         """By its metadata, or by its file."""
         found = self._json("get", "/batches")["data"]
         own = (one for one in found if _named(one) == sent.name or one["input_file_id"] == sent.file)
@@ -206,13 +206,13 @@ class MistralBatches(OpenAiBatches):
         """By its name and size."""
         return file_in(self._pages("/files", purpose=self.purpose), name, size)
 
-    def find_batch(self, sent: Sent) -> Look | None:
+    def find_batch(self, sent: Sent) -> BatchStatus | None:
         """By its metadata, or by its file."""
         found = self._pages("/batch/jobs")
         own = (one for one in found if _named(one) == sent.name or sent.file in one["input_files"])
         return next(map(self._look, own), None)
 
-    def create(self, sent: Sent) -> Look:
+    def create(self, sent: Sent) -> BatchStatus:
         """With the name among the metadata."""
         asked = {
             "input_files": [sent.file],
@@ -222,19 +222,19 @@ class MistralBatches(OpenAiBatches):
         }
         return self._look(self._json("post", "/batch/jobs", body=asked))
 
-    def look(self, batch: str) -> Look:
+    def look(self, batch: str) -> BatchStatus:
         """As `BatchApi` says."""
         return self._look(self._json("get", f"/batch/jobs/{batch}"))
 
-    def cancel(self, batch: str) -> Look:
+    def cancel(self, batch: str) -> BatchStatus:
         """As `BatchApi` says."""
         return self._look(self._json("post", f"/batch/jobs/{batch}/cancel"))
 
-    def _look(self, job: Mapping[str, Any]) -> Look:
+    def _look(self, job: Mapping[str, Any]) -> BatchStatus:
         files = tuple(filter(None, (job.get("output_file"), job.get("error_file"))))
         with heard():
             status = str(job["status"]).lower()
-            return Look(job["id"], self.statuses.get(status, status), files, job.get("completed_requests") or 0)
+            return BatchStatus(job["id"], self.statuses.get(status, status), files, job.get("completed_requests") or 0)
 
     def _pages(self, path: str, **params: Any) -> Iterator[dict[str, Any]]:
         """What a list has, page by page; some count from 0, and give no total."""
@@ -271,31 +271,31 @@ class TogetherBatches(_ShortLists):
         with heard():
             return str(answer["id"])
 
-    def find_batch(self, sent: Sent) -> Look | None:
+    def find_batch(self, sent: Sent) -> BatchStatus | None:
         """By its file."""
         own = (one for one in self._json("get", "/batches") if one.get("input_file_id") == sent.file)
         return next(map(_look_of_job, own), None)
 
-    def create(self, sent: Sent) -> Look:
+    def create(self, sent: Sent) -> BatchStatus:
         """Without a name: there are no metadata."""
         asked = {"endpoint": self.path(sent.api), "input_file_id": sent.file, "completion_window": WINDOW}
         with heard():
             return _look_of_job(self._json("post", "/batches", body=asked)["job"])
 
-    def look(self, batch: str) -> Look:
+    def look(self, batch: str) -> BatchStatus:
         """As `BatchApi` says."""
         return _look_of_job(self._json("get", f"/batches/{batch}"))
 
-    def cancel(self, batch: str) -> Look:
+    def cancel(self, batch: str) -> BatchStatus:
         """As `BatchApi` says."""
         return _look_of_job(self._json("post", f"/batches/{batch}/cancel"))
 
 
-def _look_of_job(job: Mapping[str, Any]) -> Look:
+def _look_of_job(job: Mapping[str, Any]) -> BatchStatus:
     """A batch of Together's, which says a share of what has ended, and no number."""
     files = tuple(filter(None, (job.get("output_file_id"), job.get("error_file_id"))))
     with heard():
-        return Look(job["id"], str(job["status"]).lower(), files)
+        return BatchStatus(job["id"], str(job["status"]).lower(), files)
 
 
 def _bare_line(request_id: str, body: bytes) -> bytes:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
-from untold.udfs.llm.batch_api import HIDDEN, BatchApi, BatchError, Look, json_of
+from untold.udfs.llm.batch_api import HIDDEN, BatchApi, BatchError, BatchStatus, json_of
 from untold.udfs.llm.calls import Answer, CallSettings, Request
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.responses import read_status, status_in
@@ -17,7 +17,7 @@ from untold.udfs.llm.retrying import (
     ASKED_AGAIN,
     NO_SCHEMA,
     NO_TOOLS,
-    Act,
+    RetryDecision,
     is_rejection,
     judge,
     next_limit,
@@ -47,7 +47,7 @@ def resumed(request_id: str, variables: Mapping[str, Any], known: Mapping[str, A
     return Request(request_id, variables, "", usage=usage, **fields)
 
 
-class Results:
+class BatchResults:
     """The results of a batch on this machine's disk, by request; the first of several counts.
 
     A line that cannot be read is none.
@@ -64,7 +64,7 @@ class Results:
                 self._places[named] = place, len(line)
                 place += len(line)
 
-    def __enter__(self) -> Results:
+    def __enter__(self) -> BatchResults:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -104,7 +104,7 @@ class Results:
         return read_status(status if isinstance(status, int) else 500, content, {})
 
 
-def download(api: BatchApi, look: Look) -> tuple[Results, bool]:
+def download(api: BatchApi, look: BatchStatus) -> tuple[BatchResults, bool]:
     """The results of a batch, and whether each file came to its end. A file that is gone is an empty one.
 
     Raises BatchError for what another try may mend.
@@ -121,11 +121,11 @@ def download(api: BatchApi, look: Look) -> tuple[Results, bool]:
                     raise
                 whole = False
 
-    return Results(lines()), whole
+    return BatchResults(lines()), whole
 
 
 @dataclass
-class Judged:
+class BatchOutcome:
     """What the answers of a batch mean, as `retrying.judge` says of those of calls.
 
     `rows` to write, requests to ask `again`, what was `used`, whether a completion came, and what speaks of the run:
@@ -174,11 +174,11 @@ class Judged:
         if verdict.afresh:
             self._begin_again(request, answer)
         request.bound(verdict.limit)
-        if verdict.act is Act.REFUSE:
+        if verdict.act is RetryDecision.REFUSE:
             self.refusal = self.refusal or f"{answer.error}; {remedy_of(answer)}"
-        if verdict.act is Act.HOLD:
+        if verdict.act is RetryDecision.HOLD:
             self.held.append((request, answer, remedy_of(answer)))
-        elif verdict.act is Act.RECORD:
+        elif verdict.act is RetryDecision.RECORD:
             self.record(request, answer)
         else:
             self.again.append(request)

@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from untold.udfs.llm.keys import Finding, Parameters, Stage
+from untold.udfs.llm.keys import Parameters, SchemaSupport, Stage
 from untold.udfs.llm.limiter import Budget, Limits
 from untold.udfs.llm.tools import ToolCall
 from untold.udfs.llm.usage import NOTHING_USED, Prices, Usage, sum_costs
@@ -197,7 +197,7 @@ class Progress:
     unwritten: int = 0
     trouble: str | None = None
     unwritable: bool = False
-    finding: Finding | None = None
+    finding: SchemaSupport | None = None
     parameters: Parameters | None = None
     tries_schema: bool = False
     left_out: tuple[str, ...] = ()

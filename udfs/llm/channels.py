@@ -11,16 +11,16 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from untold.udfs.llm.calls import Answer, Request, Work
-from untold.udfs.llm.limiter import Lease, Limits, Report
+from untold.udfs.llm.limiter import Lease, LimiterReport, Limits
 from untold.udfs.llm.pacing import Pacing
-from untold.udfs.llm.pair_classifier import LocalClassifier
-from untold.udfs.llm.retrying import DOUBTS_IN_A_ROW, Standing
-from untold.udfs.llm.usage import NOTHING_USED, Tally, Usage
+from untold.udfs.llm.retrying import DOUBTS_IN_A_ROW, EndpointHealth
+from untold.udfs.llm.text_models import LocalClassifier
+from untold.udfs.llm.usage import NOTHING_USED, Usage, UsageCounter
 
 if TYPE_CHECKING:
     from untold.udfs.llm.client import Endpoint
 
-Lend = Callable[[Report], Awaitable[Lease]]
+Lend = Callable[[LimiterReport], Awaitable[Lease]]
 # While nothing of the run has ever succeeded, a user waits and watches: a minute is long enough to tell.
 FIRST_OUTAGE_SECONDS = 60.0
 # A budget is held by a limiter of its own where several endpoints spend it, which limits nothing else
@@ -86,14 +86,14 @@ class Slots:
             self.needs_lease.set()
         return reserved
 
-    def report(self, usage: Usage, estimates: tuple[int, ...], in_flight: int) -> Report:
+    def report(self, usage: Usage, estimates: tuple[int, ...], in_flight: int) -> LimiterReport:
         """What is told with the next lease, but for what is news."""
         self._reports += 1
         spent = self.work.settings.priced(usage)
         report = self.pacing.report(self.work, spent, estimates, in_flight, monotonic())
         return replace(report, number=self._reports)
 
-    async def renew(self, report: Report) -> Lease:
+    async def renew(self, report: LimiterReport) -> Lease:
         """Reports to the limiter, takes the slots that it grants, and learns what it knows."""
         sent = monotonic()
         lease = await self.lend(report)
@@ -115,8 +115,8 @@ class Channel(Slots):
     def __init__(self, work: Work, client: Endpoint | LocalClassifier, lend: Lend) -> None:
         super().__init__(work, lend)
         self.client = client
-        self.standing = Standing(answered_ever=work.answered_before, completed=work.answered_before)
-        self.tally = Tally()
+        self.standing = EndpointHealth(answered_ever=work.answered_before, completed=work.answered_before)
+        self.tally = UsageCounter()
         self.models: set[str] = set()
         self.held: list[tuple[Request, Answer]] = []
         self.rejected: list[tuple[Request, Answer]] = []
@@ -247,7 +247,7 @@ class Channels:
         for slots in self.slots:
             slots.needs_lease.set()
 
-    def report(self, slots: Slots, estimates: tuple[int, ...]) -> Report:
+    def report(self, slots: Slots, estimates: tuple[int, ...]) -> LimiterReport:
         """What is told with the next lease, with all that is news since the last one."""
         if not isinstance(slots, Channel):
             return slots.report(self.used, estimates, self.in_flight)

@@ -184,7 +184,7 @@ class SchemaFields:
 
 
 @dataclass(frozen=True)
-class Finding:
+class SchemaSupport:
     """What an endpoint and its model make of a schema, by the first answer to a request that had one.
 
     `outcome`: `taken`, `ignored` (the answer is another text), `refused`, `broken` (it is empty, or stands where

@@ -55,7 +55,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Report:
+class LimiterReport:
     """What a client tells with every lease. Counts are since the last report unless said otherwise.
 
     `run` is one asking of a stage. `estimates`: tokens of the next calls it wants slots for. `number`: of the
@@ -147,7 +147,7 @@ class _Client:
 
 
 @dataclass
-class _Run:
+class _RunAccount:
     """What is known of a run: `committed` is what each of its clients, living or dead, spent or may spend."""
 
     began: float
@@ -200,9 +200,9 @@ class Limiter:
         self._answered_at = NEVER
         self._next_probe = NEVER
         self._clients: dict[str, _Client] = {}
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, _RunAccount] = {}
 
-    def lease(self, report: Report) -> Lease:
+    def lease(self, report: LimiterReport) -> Lease:
         """Takes a client's report and grants what the limits, the endpoint's state and the run's budget allow.
 
         Never waits and never raises: what cannot be granted is left out, and the client asks again.
@@ -239,10 +239,10 @@ class Limiter:
             self._clients[client].free()
         return next((run.committed[client] for run in self._runs.values() if client in run.committed), NOTHING_USED)
 
-    def _find(self, report: Report, now: float) -> tuple[_Client, _Run]:
+    def _find(self, report: LimiterReport, now: float) -> tuple[_Client, _RunAccount]:
         """The client and the run of a report, brought up to date with what it may spend."""
         client = self._clients.setdefault(report.client, _Client(now))
-        run = self._runs.setdefault(report.run, _Run(now, now))
+        run = self._runs.setdefault(report.run, _RunAccount(now, now))
         client.seen = run.seen = now
         run.committed[report.client] = report.spent + report.expects(report.held, report.held_tokens)
         run.spent_before = _more(run.spent_before, report.spent_before)
@@ -250,7 +250,7 @@ class Limiter:
             run.committed[name] = _more(run.committed.get(name, NOTHING_USED), spent)
         return client, run
 
-    def _recall(self, report: Report, now: float) -> None:
+    def _recall(self, report: LimiterReport, now: float) -> None:
         """Learns from a client what was forgotten with a restart."""
         # Later it would count for more than it is: tokens are given back meanwhile, and a pause that clients hand to
         # each other grows by the time that a report takes.
@@ -258,12 +258,12 @@ class Limiter:
             self._paused_until = max(self._paused_until, now + report.paused)
             self._next_token = max(self._next_token, now + min(report.tokens_ahead, FURTHEST_SLOT))
 
-    def _observe_run(self, report: Report, run: _Run) -> None:
+    def _observe_run(self, report: LimiterReport, run: _RunAccount) -> None:
         """Takes what a client tells of its run: a completion ends the row of doubts, whoever had them."""
         run.completed |= report.completed
         run.doubts = report.doubts if report.completed else run.doubts + report.doubts
 
-    def _observe(self, report: Report, now: float) -> None:
+    def _observe(self, report: LimiterReport, now: float) -> None:
         """Takes what a client tells of the endpoint: what it used, whether it was answered, limited, or could not reach
         it.
         """
@@ -286,7 +286,7 @@ class Limiter:
         elif now - self._stepped >= STEP_SECONDS:
             self._speed_up(report.limits, now)
 
-    def _slow_down(self, report: Report, now: float) -> None:
+    def _slow_down(self, report: LimiterReport, now: float) -> None:
         """After a 429, once a second: `SHRINK` times the rate, or of the calls a second that succeeded."""
         # The 429s of one moment come from calls that were sent at the old rate; each would shrink it again.
         if now - self._stepped < STEP_SECONDS:
@@ -318,7 +318,7 @@ class Limiter:
         rates = [rate for rate in (self._rate, _ceiling(limits)) if rate is not None]
         return min(rates) if rates else None
 
-    def _share_places(self, report: Report, client: _Client, now: float) -> int:
+    def _share_places(self, report: LimiterReport, client: _Client, now: float) -> int:
         """In-flight places: an equal share for everyone active, never more than is left by what others may hold.
 
         Until its next report a client may act by its last lease or by this one.
@@ -347,7 +347,7 @@ class Limiter:
             if now - run.seen >= FORGET_SECONDS:
                 del self._runs[name]
 
-    def _outage(self, report: Report, run: _Run, now: float) -> tuple[str | None, bool]:
+    def _outage(self, report: LimiterReport, run: _RunAccount, now: float) -> tuple[str | None, bool]:
         """`outage` where it has lasted, for this run, as long as the report allows; and whether calls are probes.
 
         429s alone are one where the last of them came that long after the first: a pause that the endpoint asked for
@@ -358,7 +358,9 @@ class Limiter:
         limited = 0.0 if self._limited_since is None else self._limited_at - max(self._limited_since, run.began)
         return ("outage" if max(away, limited) >= report.outage_seconds else None), probing
 
-    def _afford(self, report: Report, run: _Run, wanted: tuple[int, ...], now: float) -> tuple[tuple[int, ...], bool]:
+    def _afford(
+        self, report: LimiterReport, run: _RunAccount, wanted: tuple[int, ...], now: float
+    ) -> tuple[tuple[int, ...], bool]:
         """The leading calls that the run's budget still covers, and whether it is used up for good."""
         if report.budget == Budget():
             return wanted, False

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayActorError
 
-from untold.udfs.llm.limiter import Lease, Limiter, Report
+from untold.udfs.llm.limiter import Lease, Limiter, LimiterReport
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class LimiterActor:
         self._used = monotonic()
         threading.Thread(target=self._end_when_idle, daemon=True).start()
 
-    def lease(self, reports: Mapping[str, Report]) -> dict[str, Lease]:
+    def lease(self, reports: Mapping[str, LimiterReport]) -> dict[str, Lease]:
         """`Limiter.lease` of each name; whoever asks keeps the actor alive."""
         self._used = now = monotonic()
         return {name: self._limiter(name, now).lease(report) for name, report in reports.items()}
@@ -96,7 +96,7 @@ def open_limiters() -> Any:
     return ray.remote(LimiterActor).options(**options).remote()
 
 
-class Lender:
+class LimiterClient:
     """The limiters as those know them who ask for leases: where their actor was lost, a new one is made and asked.
 
     Reports that come while others are under way wait for these and go together: a message costs the actor a
@@ -106,10 +106,10 @@ class Lender:
     def __init__(self, names: Sequence[str]) -> None:
         self._names, self._actor = names, open_limiters()
         self._turn = asyncio.Lock()
-        self._reports: dict[str, Report] = {}
+        self._reports: dict[str, LimiterReport] = {}
         self._leases: dict[str, Lease] = {}
 
-    async def lease(self, name: str, report: Report) -> Lease:
+    async def lease(self, name: str, report: LimiterReport) -> Lease:
         """A lease of the limiter of that name, from the actor that there is now. Ends by being cancelled."""
         self._reports[name] = report
         try:

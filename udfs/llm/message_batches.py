@@ -15,7 +15,7 @@ from untold.udfs.llm.batch_api import (
     HIDDEN,
     SPELLINGS,
     BatchError,
-    Look,
+    BatchStatus,
     NotYetError,
     OpenAiBatches,
     Sent,
@@ -65,7 +65,7 @@ class AnthropicBatches(OpenAiBatches):
         """Sends nothing."""
         return name
 
-    def find_batch(self, sent: Sent) -> Look | None:
+    def find_batch(self, sent: Sent) -> BatchStatus | None:
         """By the ids of its results."""
         running = None
         for batch in self._since(sent.since - SKEW_SECONDS):
@@ -80,7 +80,7 @@ class AnthropicBatches(OpenAiBatches):
             raise NotYetError(f"batch {running} may be it, which shows once that has ended")
         return None
 
-    def create(self, sent: Sent) -> Look:
+    def create(self, sent: Sent) -> BatchStatus:
         """With all of its requests."""
         with sent.open() as lines, tempfile.TemporaryFile() as body:
             body.write(b'{"requests":[')
@@ -92,13 +92,13 @@ class AnthropicBatches(OpenAiBatches):
         with heard():
             return _look(created)
 
-    def look(self, batch: str) -> Look:
+    def look(self, batch: str) -> BatchStatus:
         """As `BatchApi` says."""
         found = self._json("get", f"{PATH}/{batch}")
         with heard():
             return _look(found)
 
-    def cancel(self, batch: str) -> Look:
+    def cancel(self, batch: str) -> BatchStatus:
         """As `BatchApi` says."""
         found = self._json("post", f"{PATH}/{batch}/cancel")
         with heard():
@@ -139,7 +139,7 @@ class AnthropicBatches(OpenAiBatches):
             return any(line.startswith(head) for line in lines)
 
 
-def _look(batch: Mapping[str, Any]) -> Look:
+def _look(batch: Mapping[str, Any]) -> BatchStatus:
     """A batch: `ended` is what became of its requests."""
     counts = batch["request_counts"]
     status = SPELLINGS.get(batch["processing_status"], batch["processing_status"])
@@ -147,7 +147,7 @@ def _look(batch: Mapping[str, Any]) -> Look:
         cut = {"cancelled": counts["canceled"], "expired": counts["expired"]}
         status = next((name for name, number in cut.items() if number), "completed")
     done = sum(counts.values()) - counts["processing"]
-    return Look(batch["id"], status, (batch["id"],) if batch.get("results_url") else (), done)
+    return BatchStatus(batch["id"], status, (batch["id"],) if batch.get("results_url") else (), done)
 
 
 def _time_of(moment: str) -> float:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from untold.udfs.llm.calls import Work
-from untold.udfs.llm.limiter import Lease, Report
+from untold.udfs.llm.limiter import Lease, LimiterReport
 from untold.udfs.llm.usage import Usage
 
 # A slot used later than this would crowd the next ones: a second's bound allows a tenth more than the rate.
@@ -136,7 +136,7 @@ class Pacing:
         room = max(1, self.places - in_flight) + 1 if self.strict else PREFETCH
         return max(0, min(waiting, room) - len(self._slots))
 
-    def report(self, work: Work, spent: Usage, estimates: tuple[int, ...], in_flight: int, now: float) -> Report:
+    def report(self, work: Work, spent: Usage, estimates: tuple[int, ...], in_flight: int, now: float) -> LimiterReport:
         """What is told with the next lease, but for the news; unused tokens are told once.
 
         `spent` has its cost. `ahead` says how far away the latest slot is that was ever leased, and `tokens_ahead` the
@@ -145,7 +145,7 @@ class Pacing:
         settings, unused = work.settings, self._unused_tokens
         self._unused_tokens = 0
         price = settings.prices.most_of_a_token
-        return Report(
+        return LimiterReport(
             client=work.name,
             run=work.asking,
             estimates=estimates,

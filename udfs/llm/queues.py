@@ -27,7 +27,7 @@ def gather(rows: Sequence[Request], size: int) -> Iterator[Request]:
         yield Request(members[0].request_id, members[0].variables, members[0].unit, members=members)
 
 
-def halve(request: Request, attempts: int) -> tuple[Request, Request]:
+def split(request: Request, attempts: int) -> tuple[Request, Request]:
     """Two requests for the halves of its rows, with the deadline that it has, as if `attempts` were used up.
 
     Its calls are theirs too: those that they make are no first attempts.

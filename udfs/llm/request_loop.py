@@ -23,9 +23,9 @@ from untold.udfs.llm.queues import (
     attempts_of_halves,
     gather,
     group_of,
-    halve,
     may_hide_a_culprit,
     spend,
+    split,
     split_answered,
 )
 from untold.udfs.llm.retrying import (
@@ -33,7 +33,7 @@ from untold.udfs.llm.retrying import (
     DOUBTS_IN_A_ROW,
     NO_SCHEMA,
     NO_TOOLS,
-    Act,
+    RetryDecision,
     Trial,
     Verdict,
     is_rejection,
@@ -44,7 +44,7 @@ from untold.udfs.llm.script import Parse, Prompting, Script, failed, script_of
 from untold.udfs.llm.segments import SegmentWriter, completion_of
 from untold.udfs.llm.tools import MAX_ROUNDS, exchange, run_tool, trace
 from untold.udfs.llm.usage import NOTHING_USED, Usage
-from untold.udfs.stages.definitions import Form
+from untold.udfs.stages.definitions import OutputFormat
 
 # How often to look whether something is to be written, so that a unit which ends is on the disk a tenth later.
 FLUSH_LOOK_SECONDS = 0.1
@@ -60,7 +60,7 @@ REASONING_STEP = 256
 CLOSE_SECONDS = 5.0
 
 
-class Asker:
+class RequestLoop:
     """Answers what it is fed, within what the limiters of its endpoints grant, and hands every result to `writer`.
 
     `writer` belongs to this asker. All of it runs in one event loop, so that no state needs a lock.
@@ -72,7 +72,7 @@ class Asker:
         parse: Parse,
         endpoints: Channels,
         writer: SegmentWriter,
-        form: Form | None = None,
+        form: OutputFormat | None = None,
     ) -> None:
         stage, settings = work.stage, work.settings
         self._work, self._stage, self._settings = work, stage, settings
@@ -329,11 +329,11 @@ class Asker:
         if verdict.afresh:
             self._begin_again(channel, request, answer)
         request.bound(verdict.limit)
-        if verdict.act is Act.REFUSE:
+        if verdict.act is RetryDecision.REFUSE:
             self._refuse(channel, request, answer, remedy_of(answer, self._settings.section))
-        elif verdict.act is Act.HOLD:
+        elif verdict.act is RetryDecision.HOLD:
             channel.held.append((request, answer))
-        elif verdict.act is Act.AGAIN:
+        elif verdict.act is RetryDecision.AGAIN:
             self._ask_again(channel, request, answer, verdict.wait)
         else:
             self._record(channel, request, answer)
@@ -434,7 +434,7 @@ class Asker:
         """Ends a request. One for several rows that a single row of them may have spoilt is asked in halves."""
         late = request.first_sent is None or monotonic() - request.first_sent >= self._settings.deadline
         if may_hide_a_culprit(request, answer) and not late:
-            for half in halve(request, attempts_of_halves(request, answer, self._settings.max_attempts)):
+            for half in split(request, attempts_of_halves(request, answer, self._settings.max_attempts)):
                 self._return(half)
             return
         for row in request.members or [request]:

@@ -18,8 +18,8 @@ from untold.udfs.llm.keys import (
     REFUSED,
     SYSTEM,
     TAKEN,
-    Finding,
     Parameters,
+    SchemaSupport,
     Stage,
 )
 from untold.udfs.llm.limiter import OUTAGE_FAULTS, Lease
@@ -34,19 +34,19 @@ LEAST_TOKENS = 16
 LEAST_HALF = 256
 
 
-def find(stage: Stage, answer: Answer, variables: Mapping[str, Any]) -> Finding | None:
+def find(stage: Stage, answer: Answer, variables: Mapping[str, Any]) -> SchemaSupport | None:
     """What an answer to a request with a schema says of the endpoint; None where that is nothing."""
     if stage.structured is None:
         return None
     if answer.about_schema:
-        return Finding(REFUSED)
+        return SchemaSupport(REFUSED)
     if answer.misplaced or answer.error_type == "empty":
-        return Finding(BROKEN)
+        return SchemaSupport(BROKEN)
     if answer.text is None:
         return None
     if read_as(answer.text, stage.structured["schema"], None, variables) != SCHEMA:
-        return Finding(IGNORED)
-    return Finding(TAKEN, answer.thinks, _weighs(stage, answer))
+        return SchemaSupport(IGNORED)
+    return SchemaSupport(TAKEN, answer.thinks, _weighs(stage, answer))
 
 
 def _weighs(stage: Stage, answer: Answer) -> bool | None:
@@ -98,7 +98,7 @@ class Trial:
     def __init__(self, stage: Stage, *, pending: bool, may_drop: bool, may_adapt: bool = False) -> None:
         self._stage, self._may_drop, self._may_adapt = stage, may_drop, may_adapt
         self.pending = pending
-        self.finding: Finding | None = None
+        self.finding: SchemaSupport | None = None
         self.parameters: Parameters | None = None
         self.over = False
         self._empty: str | None = None
@@ -241,7 +241,7 @@ def backoff(attempt: int) -> float:
     return min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.0)
 
 
-class Act(Enum):
+class RetryDecision(Enum):
     """What becomes of a request after an answer."""
 
     RECORD = "record"
@@ -258,7 +258,7 @@ class Verdict:
     `anew`: the request's deadline begins again. `limit`: the token limit of the next call, None for the same one.
     """
 
-    act: Act
+    act: RetryDecision
     wait: float = 0.0
     attempt: bool = False
     afresh: bool = False
@@ -266,7 +266,7 @@ class Verdict:
     limit: int | None = None
 
 
-_ANSWERED = Verdict(Act.RECORD, attempt=True)
+_ANSWERED = Verdict(RetryDecision.RECORD, attempt=True)
 
 
 def judge(request: Request, answer: Answer, max_attempts: int, *, free: bool) -> Verdict:
@@ -282,31 +282,37 @@ def judge(request: Request, answer: Answer, max_attempts: int, *, free: bool) ->
     if answer.refused:
         # Before all else: it speaks of the run, so that no rule about its row may apply.
         sure = kind in _SURE_REFUSALS or "certificate" in answer.about
-        return Verdict(Act.REFUSE if sure else Act.HOLD)
+        return Verdict(RetryDecision.REFUSE if sure else RetryDecision.HOLD)
     if kind is None:
         return _ANSWERED
     # Being limited says nothing about the request and uses up no attempt; its deadline goes on.
     if kind == "http_429":
-        return Verdict(Act.AGAIN, backoff(request.limited) if answer.retry_after is None else answer.retry_after)
+        return Verdict(
+            RetryDecision.AGAIN, backoff(request.limited) if answer.retry_after is None else answer.retry_after
+        )
     used_up = request.attempts + 1 >= max_attempts
     wait = backoff(request.attempts + 1)
     if is_fault(kind):
         if free:
             # The limiter lets single probes through meanwhile, so that a short wait here makes no flood.
-            return Verdict(Act.AGAIN, FIRST_BACKOFF, anew=True)
-        return Verdict(Act.RECORD if used_up else Act.AGAIN, max(wait, answer.retry_after or 0.0), attempt=True)
+            return Verdict(RetryDecision.AGAIN, FIRST_BACKOFF, anew=True)
+        return Verdict(
+            RetryDecision.RECORD if used_up else RetryDecision.AGAIN, max(wait, answer.retry_after or 0.0), attempt=True
+        )
     if kind in RETRIED_STATUSES and not used_up:
-        return Verdict(Act.AGAIN, max(wait, answer.retry_after or 0.0), attempt=True)
+        return Verdict(RetryDecision.AGAIN, max(wait, answer.retry_after or 0.0), attempt=True)
     limit = next_limit(answer, request.limit)
     if kind in ASK_AGAIN and not used_up:
-        return Verdict(Act.AGAIN, wait if kind in _AFTER_A_WAIT else 0.0, attempt=True, afresh=True, limit=limit)
+        return Verdict(
+            RetryDecision.AGAIN, wait if kind in _AFTER_A_WAIT else 0.0, attempt=True, afresh=True, limit=limit
+        )
     if limit and not used_up:
-        return Verdict(Act.AGAIN, attempt=True, limit=limit)
-    return Verdict(Act.RECORD, attempt=True)
+        return Verdict(RetryDecision.AGAIN, attempt=True, limit=limit)
+    return Verdict(RetryDecision.RECORD, attempt=True)
 
 
 @dataclass
-class News:
+class PendingReport:
     """What is to be told to the limiter with the next lease (`limiter.Report` says what each field means)."""
 
     successes: int = 0
@@ -320,7 +326,7 @@ class News:
 
 
 @dataclass
-class Standing:
+class EndpointHealth:
     """What an asker knows of its endpoint: whether it answers, refuses, or is away. Times by the asker's clock.
 
     `completed`: a completion came in this run, `completed_here`: in this stage of this start. `doubts`: errors about
@@ -334,7 +340,7 @@ class Standing:
     probing: bool = False
     doubts: int = 0
     doubts_of_all: int = 0
-    news: News = field(default_factory=News)
+    news: PendingReport = field(default_factory=PendingReport)
 
     def hear(self, request: Request, answer: Answer, now: float) -> bool:
         """Notes an answer. Whether it is a fault that is the endpoint's and costs the request no attempt."""
@@ -376,9 +382,9 @@ class Standing:
         self.completed_here |= lease.completed
         self.doubts_of_all = lease.doubts
 
-    def tell(self) -> News:
+    def tell(self) -> PendingReport:
         """What is new since this was last called."""
-        news, self.news = self.news, News()
+        news, self.news = self.news, PendingReport()
         return news
 
     def is_refused(self, in_flight: int) -> bool:

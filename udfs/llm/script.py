@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, Protocol
 
 from untold.udfs.llm.calls import BEARER, Answer, Request
-from untold.udfs.llm.embeddings import embedding_body, read_embeddings
 from untold.udfs.llm.keys import (
     CLASSIFYING,
     LOCAL,
@@ -20,13 +19,13 @@ from untold.udfs.llm.keys import (
     Stage,
     schema_fields,
 )
-from untold.udfs.llm.pair_classifier import classifying_body, pair_texts, read_classes
 from untold.udfs.llm.responses import Reader, read_completion, read_status, status_in
 from untold.udfs.llm.templates import Prompt, compile_prompt
+from untold.udfs.llm.text_models import classifying_body, embedding_body, pair_texts, read_classes, read_embeddings
 from untold.udfs.llm.tools import MAX_ROUNDS
 from untold.udfs.llm.usage import estimate_tokens
 from untold.udfs.retrieval.embedding import embedding_inputs
-from untold.udfs.stages.definitions import Form, Unparsable, filled
+from untold.udfs.stages.definitions import OutputFormat, Unparsable, filled
 from untold.udfs.stages.lookups import PROVIDERS, NoHitsError, Provider
 
 TOP_LOGPROBS = 10
@@ -54,13 +53,13 @@ class Script(Protocol):
         """The tokens that a body of so many bytes is taken to have before the endpoint says it."""
 
 
-def script_of(stage: Stage, parse: Parse, form: Form | None = None) -> Script:
+def script_of(stage: Stage, parse: Parse, form: OutputFormat | None = None) -> Script:
     """The script of a stage by its API; `form` is the one that its template asks for."""
     if stage.api == "embeddings":
         return Embedding(stage)
     if stage.api in (LOCAL, *CLASSIFYING):
         return Classifying(stage)
-    return Searching(stage) if stage.api == "search" else Prompting(stage, parse, form)
+    return WebSearchScript(stage) if stage.api == "search" else Prompting(stage, parse, form)
 
 
 def key_header_of(stage: Stage) -> str:
@@ -71,7 +70,7 @@ def key_header_of(stage: Stage) -> str:
 class Prompting:
     """A language model is given a prompt; its completion is read by the stage's parser."""
 
-    def __init__(self, stage: Stage, parse: Parse, form: Form | None) -> None:
+    def __init__(self, stage: Stage, parse: Parse, form: OutputFormat | None) -> None:
         self._stage, self._parse, self._form = stage, parse, form
         self._prompt: Prompt = compile_prompt(stage.template, api=stage.api, name=stage.name)
         self._fields = SchemaFields(stage)
@@ -279,7 +278,7 @@ def _rows_of(request: Request) -> list[Mapping[str, Any]]:
     return [member.variables for member in request.members]
 
 
-class Searching:
+class WebSearchScript:
     """A search service is asked for a query; its answer is kept as it came."""
 
     def __init__(self, stage: Stage) -> None:

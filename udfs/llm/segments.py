@@ -27,7 +27,7 @@ from untold.udfs.llm.calls import Answer, Request
 from untold.udfs.llm.retrying import ASKED_AGAIN
 from untold.udfs.llm.store_files import DamagedError, read_fields
 from untold.udfs.ratings import read_alternatives
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 if TYPE_CHECKING:
     import numpy as np
@@ -136,12 +136,12 @@ FLUSH_AHEAD = 0.75
 
 def write_file(uri: str, table: pa.Table) -> None:
     """Writes a Parquet file so that readers never see a part of it, and a power cut takes nothing of it back."""
-    Place(uri).write_whole(lambda file: pq.write_table(table, file, compression="zstd", write_page_checksum=True))
+    StoragePath(uri).write_whole(lambda file: pq.write_table(table, file, compression="zstd", write_page_checksum=True))
 
 
 def check_probe(uri: str) -> None:
     """Reads and removes what an actor wrote. Raises where this process does not see the actor's disk."""
-    probe = Place(uri)
+    probe = StoragePath(uri)
     try:
         with probe.open() as file:
             pq.read_schema(file)
@@ -273,7 +273,7 @@ def read_ids(directory: str, prefix: str) -> set[str]:
     A damaged segment holds none: what it was to hold has to be asked again. Raises OSError where one cannot be read.
     """
     ids: set[str] = set()
-    for entry in Place(directory).entries():
+    for entry in StoragePath(directory).entries():
         if entry.name.startswith(f"{prefix}-") and entry.name.endswith(".parquet"):
             with suppress(DamagedError):
                 rows = read_fields(entry.place, "request_id", "error_type")

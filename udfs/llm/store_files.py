@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from untold.udfs.llm.units import RequestIds
-from untold.udfs.storage import FOOTERS_AT_ONCE, Place
+from untold.udfs.storage import FOOTERS_AT_ONCE, StoragePath
 
 # Waits before each try at a file that cannot be read: a mount or an object store that stumbles is back within seconds.
 PAUSES = (0.0, 0.1, 1.0, 5.0)
@@ -43,7 +43,7 @@ class Described:
     digest: str
 
 
-def read_fields(place: Place, *names: str) -> list[dict[str, Any]]:
+def read_fields(place: StoragePath, *names: str) -> list[dict[str, Any]]:
     """The rows of a file, with those columns that it has. Raises DamagedError, or OSError where it cannot be read."""
     rows: list[dict[str, Any]] | None = _read(place, lambda file: pq.ParquetFile(file).read(list(names)).to_pylist())
     if rows is None:
@@ -51,7 +51,7 @@ def read_fields(place: Place, *names: str) -> list[dict[str, Any]]:
     return rows
 
 
-def count_rows(places: Iterable[Place]) -> list[int | None]:
+def count_rows(places: Iterable[StoragePath]) -> list[int | None]:
     """The rows of each file by its footer; None for one that is damaged.
 
     Raises OSError for one that cannot be read to its end, FileNotFoundError for one that is gone.
@@ -62,7 +62,7 @@ def count_rows(places: Iterable[Place]) -> list[int | None]:
         return list(pool.map(lambda place: _read(place, _rows_by_footer), places))
 
 
-def is_damaged(place: Place, digest: str | None = None) -> bool:
+def is_damaged(place: StoragePath, digest: str | None = None) -> bool:
     """Whether a file can be read and makes no sense, by reading all of it; or is not what its digest says.
 
     Raises OSError where it cannot be read.
@@ -72,7 +72,7 @@ def is_damaged(place: Place, digest: str | None = None) -> bool:
     return digest is not None and digest_of(place) != digest
 
 
-def digest_of(place: Place) -> str:
+def digest_of(place: StoragePath) -> str:
     """A hash of a file's bytes, 32 hex characters."""
     digest = blake2b(digest_size=16)
     with place.open() as file:
@@ -95,7 +95,7 @@ class Unneeded:
         return pa.array(young | (self.needed.places(ids) >= 0))
 
 
-def count_kept(place: Place, unneeded: Unneeded) -> tuple[int, int]:
+def count_kept(place: StoragePath, unneeded: Unneeded) -> tuple[int, int]:
     """The rows of a file, and how many of them stay. Raises DamagedError, or OSError where it cannot be read."""
 
     def count(file: Any) -> tuple[int, int]:
@@ -131,7 +131,7 @@ def merge_files(merge: Merge) -> Described:
     Columns are those of the schema, then what the files have beyond it: another version may have paid for that.
     Raises ValueError or OSError, and writes nothing, where a file is not whole.
     """
-    folder = Place(merge.folder)
+    folder = StoragePath(merge.folder)
     places = [folder / name for name in merge.names]
     footers = [_footer(place) for place in places]
     columns = _with_further(merge.schema, [footer.schema.to_arrow_schema() for footer in footers])
@@ -146,12 +146,12 @@ def merge_files(merge: Merge) -> Described:
     return Described(merge.target, rows, target.entry().size, digest_of(target))
 
 
-def _footer(place: Place) -> Any:
+def _footer(place: StoragePath) -> Any:
     with place.open() as file:
         return pq.read_metadata(file)
 
 
-def _copy_rows(places: Sequence[Place], schema: pa.Schema, stream: Any, unneeded: Unneeded | None) -> int:
+def _copy_rows(places: Sequence[StoragePath], schema: pa.Schema, stream: Any, unneeded: Unneeded | None) -> int:
     """Writes the rows of the files that are needed in their order to an open stream; how many there were."""
     written, size, held = 0, 0, [schema.empty_table()]
     # Checksums of pages are verified as they are read and written anew: a merge is no place where damage becomes
@@ -187,7 +187,7 @@ def _with_further(schema: pa.Schema, others: Sequence[pa.Schema]) -> pa.Schema:
     return pa.schema([*schema, *further.values()])
 
 
-def _read(place: Place, make: Callable[[Any], Given]) -> Given | None:
+def _read(place: StoragePath, make: Callable[[Any], Given]) -> Given | None:
     """What `make` gives of an open file; None where it fails twice on a file whose bytes can all be read.
 
     Only that is damage: a disk or a network that fails says nothing about the content, and may be well again soon.
@@ -210,7 +210,7 @@ def _read(place: Place, make: Callable[[Any], Given]) -> Given | None:
     return None
 
 
-def _has_readable_bytes(place: Place) -> bool:
+def _has_readable_bytes(place: StoragePath) -> bool:
     """Whether every byte of a file can be read, whatever it says."""
     try:
         digest_of(place)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from untold.udfs.storage import FOOTERS_AT_ONCE, Place
+from untold.udfs.storage import FOOTERS_AT_ONCE, StoragePath
 
 # One unit is lost from an actor's memory when it dies, and two wait in it: both bounds keep that small (2,000 requests
 # with contexts of 100 KB took 327 MB).
@@ -32,7 +32,7 @@ def list_units(requests: str, max_rows: int = UNIT_ROWS, max_bytes: int = UNIT_B
     None is over the bounds, but for a single row that is. Files without a byte or a row have no unit. Each file is
     opened once, several at a time.
     """
-    found = Place(requests).entries(recursive=True, missing_ok=False)
+    found = StoragePath(requests).entries(recursive=True, missing_ok=False)
     files = sorted(str(entry.place) for entry in found if entry.name.endswith(".parquet") and entry.size)
     with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
         cut = list(pool.map(lambda file: _cut(file, max_rows, max_bytes), files))
@@ -84,7 +84,7 @@ class RequestIds:
 
 def _cut(uri: str, max_rows: int, max_bytes: int) -> dict[str, int]:
     """The units of one file with their rows; none for a file without rows."""
-    with Place(uri).open() as file:
+    with StoragePath(uri).open() as file:
         footer = pq.read_metadata(file)
         if not footer.num_rows:
             return {}
@@ -124,7 +124,7 @@ def _bytes_of(footer: pq.FileMetaData) -> int:
 def _batches(unit: str, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
     """The rows of a unit, a few at a time; of the file, only row groups with rows of the unit are read."""
     uri, rows = _parse(unit)
-    with Place(uri).open() as opened:
+    with StoragePath(uri).open() as opened:
         file = pq.ParquetFile(opened)
         rows = range(file.metadata.num_rows) if rows is None else rows
         groups, at = _groups_of(file.metadata, rows)

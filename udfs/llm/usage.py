@@ -77,7 +77,7 @@ class Usage:
 NOTHING_USED = Usage()
 
 
-class Tally:
+class UsageCounter:
     """A usage that is counted up, several times a call: adding up records took a twentieth of an actor's time."""
 
     def __init__(self) -> None:

@@ -218,7 +218,7 @@ class Thresholds:
 
 
 @dataclass(frozen=True)
-class Form:
+class MatchText:
     """What a fact is matched by: the text and the tokens of it all, and of its anchor; None without one."""
 
     text: str
@@ -237,18 +237,18 @@ class Candidate:
     cosine: float | None = None
 
 
-def form_of(fact: Fact) -> Form:
+def form_of(fact: Fact) -> MatchText:
     """What a fact is matched by."""
     return form_of_texts(fact.text, fact.anchor)
 
 
-def form_of_texts(whole: str, anchor: str | None) -> Form:
+def form_of_texts(whole: str, anchor: str | None) -> MatchText:
     """What a fact of this full text is matched by, in their shown form both."""
     text, name = match_form(whole), match_form(anchor or "")
-    return Form(text, tokens_of(text), name or None, tokens_of(name))
+    return MatchText(text, tokens_of(text), name or None, tokens_of(name))
 
 
-def likeness(reference: Form, generated: Form, token_similarity: float) -> tuple[float, float]:
+def likeness(reference: MatchText, generated: MatchText, token_similarity: float) -> tuple[float, float]:
     """J and L of two facts: where both have anchors, the larger of the anchors' and the full texts'.
 
     >>> first, second = (form_of(Fact(text)) for text in ("The colour of the harbour", "the color of the harbor"))
@@ -258,14 +258,14 @@ def likeness(reference: Form, generated: Form, token_similarity: float) -> tuple
     return _words(reference, generated, token_similarity), _letters(reference, generated)
 
 
-def _words(reference: Form, generated: Form, token_similarity: float) -> float:
+def _words(reference: MatchText, generated: MatchText, token_similarity: float) -> float:
     whole = jaccard(reference.tokens, generated.tokens, token_similarity)
     if not (reference.anchor and generated.anchor):
         return whole
     return max(whole, jaccard(reference.anchor_tokens, generated.anchor_tokens, token_similarity))
 
 
-def _letters(reference: Form, generated: Form) -> float:
+def _letters(reference: MatchText, generated: MatchText) -> float:
     whole = LCSseq.normalized_similarity(reference.text, generated.text)
     if not (reference.anchor and generated.anchor):
         return whole
@@ -273,7 +273,7 @@ def _letters(reference: Form, generated: Form) -> float:
 
 
 def lexical_candidates(
-    references: Sequence[Form], generated: Sequence[Form], thresholds: Thresholds
+    references: Sequence[MatchText], generated: Sequence[MatchText], thresholds: Thresholds
 ) -> list[list[Candidate]]:
     """For each reference its candidates by rank: J, then L, descending, then the place; `top_k` of them at most."""
     if not generated:
@@ -297,7 +297,7 @@ def lexical_candidates(
     return found
 
 
-def _signs(references: Sequence[Form], generated: Sequence[Form], least: float) -> Values:
+def _signs(references: Sequence[MatchText], generated: Sequence[MatchText], least: float) -> Values:
     """L of each pair, exact where it is at least `least`, else anything below."""
     cutoff = max(0.0, least - SLACK)
 
@@ -315,7 +315,7 @@ def _signs(references: Sequence[Form], generated: Sequence[Form], least: float) 
 
 
 def _ranked(
-    reference: Form, generated: Sequence[Form], places: Sequence[int], words: Values, thresholds: Thresholds
+    reference: MatchText, generated: Sequence[MatchText], places: Sequence[int], words: Values, thresholds: Thresholds
 ) -> list[Candidate]:
     """The first `top_k` of the candidates at these places. words: J of each, where it makes a candidate."""
     candidates = []
@@ -329,8 +329,8 @@ def _ranked(
 
 
 def semantic_candidates(
-    reference: Form,
-    generated: Sequence[Form],
+    reference: MatchText,
+    generated: Sequence[MatchText],
     cosines: Values,
     blocked: Collection[int],
     thresholds: Thresholds,

@@ -1,14 +1,18 @@
-"""Cut texts into facts: as lists and tables, by sentences, or by what a model extracted (methods, section 13)."""
+"""Cut the response and the references of a sample into facts (methods, section 13)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise, zip_longest
-from typing import Literal
+from typing import Any, Literal
 
+import pyarrow as pa
+
+from untold.udfs.recall.candidates import Thresholds
 from untold.udfs.recall.fact_texts import Fact, fact_of, match_form, name_of, shown_form
+from untold.udfs.samples.batches import in_batches
 from untold.udfs.texts import sentence_ends, with_breaks, without_struck
 
 # Two lines that begin like items make a list
@@ -77,7 +81,7 @@ class ListItems:
 
 
 @dataclass(frozen=True)
-class _Line:
+class _SourceLine:
     """A line in its shown form, without its mark where it has one, and as it stands."""
 
     text: str
@@ -97,7 +101,7 @@ def read_list(text: str) -> ListItems:
     """
     plain = without_struck(with_breaks(text))
     lines = _lines(plain)
-    found = _Reader(max((len(line.text) for line in lines), default=0)).read(lines)
+    found = _LineReader(max((len(line.text) for line in lines), default=0)).read(lines)
     return found if len(found.items) >= FEWEST_ITEMS else _numbered_parts(plain) or found
 
 
@@ -111,7 +115,7 @@ def ends_with_colon(shown: str) -> bool:
     return shown.rstrip(_EMPHASIS).endswith(":")
 
 
-def _lines(text: str) -> list[_Line]:
+def _lines(text: str) -> list[_SourceLine]:
     lines = [(line, shown_form(line)) for line in text.splitlines()]
     counted = _count_from_a([found["letter"] for _, shown in lines if (found := _CAPITAL.match(shown))])
     return [_line(raw, shown, lettered=counted) for raw, shown in lines]
@@ -123,24 +127,24 @@ def _count_from_a(letters: Sequence[str]) -> bool:
     return letters[:1] == ["A"] and "B" in letters and steps
 
 
-def _line(raw: str, shown: str, *, lettered: bool) -> _Line:
+def _line(raw: str, shown: str, *, lettered: bool) -> _SourceLine:
     """The line, its mark told apart; `lettered`: whether capital letters are marks."""
     if _RULE.fullmatch(shown):
-        return _Line("", 0, False, "")
+        return _SourceLine("", 0, False, "")
     if headed := _HEADED.match(shown):
         # Above all others, so that the items below it are its own
         bold = "**" if headed["bold"] or shown.startswith("**") else ""
-        return _Line(bold + shown[headed.end() :], -_NESTED, True, raw)
+        return _SourceLine(bold + shown[headed.end() :], -_NESTED, True, raw)
     expanded = raw.expandtabs(_TAB) if raw[:1].isspace() else raw
     indent = len(expanded) - len(expanded.lstrip())
     if wide := _WIDE_MARK.match(raw):
-        return _Line(shown_form(raw[wide.end() :]), indent, True, raw)
+        return _SourceLine(shown_form(raw[wide.end() :]), indent, True, raw)
     mark = _MARK.match(shown) or (_CAPITAL.match(shown) if lettered else None)
-    return _Line(shown[mark.end() :] if mark else shown, indent, mark is not None, raw)
+    return _SourceLine(shown[mark.end() :] if mark else shown, indent, mark is not None, raw)
 
 
 @dataclass
-class _Reader:
+class _LineReader:
     """Reads lines into items and paragraphs."""
 
     # Of the longest line, in characters
@@ -150,7 +154,7 @@ class _Reader:
     open: list[ListItem] = field(default_factory=list)
     after_blank: bool = False
 
-    def read(self, lines: Sequence[_Line]) -> ListItems:
+    def read(self, lines: Sequence[_SourceLine]) -> ListItems:
         place = 0
         while place < len(lines):
             end = _end_of_table(lines, place)
@@ -163,14 +167,14 @@ class _Reader:
         parts = ("\n".join(part) if isinstance(part, list) else part for part in _without_remarks(self.parts))
         return ListItems(tuple(part for part in parts if (part.text if isinstance(part, ListItem) else part)))
 
-    def _add(self, line: _Line) -> None:
+    def _add(self, line: _SourceLine) -> None:
         if line.marked:
             self._begin(line)
         elif line.text and not self._continue(line):
             self._say(line)
         self.after_blank = not line.marked and not line.text
 
-    def _begin(self, line: _Line) -> None:
+    def _begin(self, line: _SourceLine) -> None:
         """Begins an item, below those that it is indented under."""
         while self.open and line.indent < self.open[-1].indent + _NESTED:
             self.open.pop()
@@ -180,7 +184,7 @@ class _Reader:
         self.open.append(ListItem([line.text], parents, line.indent))
         self.parts.append(self.open[-1])
 
-    def _continue(self, line: _Line) -> bool:
+    def _continue(self, line: _SourceLine) -> bool:
         """Whether a line is part of an open item: it is indented below it, or follows it and is no heading."""
         heading = is_heading(line.text) and not line.text[0].islower()
         if any(0 <= item.indent < line.indent for item in self.open):
@@ -203,7 +207,7 @@ class _Reader:
         wrapped = len(above) >= _WRAPPED and len(above) + len(text.split()[0]) >= self.width
         return text[0].islower() or (wrapped and not above.endswith(_ENDS))
 
-    def _say(self, line: _Line) -> None:
+    def _say(self, line: _SourceLine) -> None:
         """Adds a line of prose. A heading is none, and one with a colon takes its paragraph along."""
         self.open.clear()
         if self.after_blank or not self.parts or isinstance(self.parts[-1], ListItem):
@@ -233,7 +237,7 @@ def _without_remarks(parts: Sequence[ListItem | list[str]]) -> Iterator[ListItem
             yield part.tail
 
 
-def _end_of_table(lines: Sequence[_Line], start: int) -> int:
+def _end_of_table(lines: Sequence[_SourceLine], start: int) -> int:
     """Behind the last row of the table that begins with a line; `start` where none does."""
     if start + 1 >= len(lines) or "|" not in lines[start].raw or not _COLUMNS.fullmatch(lines[start + 1].raw.strip()):
         return start
@@ -360,3 +364,183 @@ def _pieces(line: str) -> Iterator[str]:
             yield piece[:cut_at]
             piece = piece[cut_at:]
         yield piece
+
+
+Row = dict[str, Any]
+# The 2,000 rows of one of Spark's batches, with 108 and 100 facts each, took 230 MB as Python's objects, so 35 MB
+_ROWS = 32
+
+
+def sliced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches in slices of few rows."""
+    return (batch.slice(start, _ROWS) for batch in batches for start in range(0, batch.num_rows, _ROWS))
+
+
+def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
+    """The rows of batches, few of them at a time as Python's objects."""
+    return (row for batch in sliced(batches) for row in batch.to_pylist())
+
+
+def batches_of(rows: Iterable[Row], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows, a row a sample, in batches of few."""
+    return in_batches(rows, schema, _ROWS)
+
+
+RESPONSE, REFERENCES = SIDES = ("response", "references")
+
+_FACT = pa.struct(
+    [*((name, pa.string()) for name in ("id", "anchor", "evidence", "under")), ("free", pa.bool_())],
+)
+# A sample whose sides are cut, or have yet to be: a null list of facts is not known. texts: what a side is cut out of,
+# null for given references; to_extract: the sides whose facts a model has to give; dropped: facts beyond the cap
+CUT = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("texts", pa.struct([(side, pa.string()) for side in SIDES])),
+        ("to_extract", pa.list_(pa.struct([("side", pa.string()), ("text", pa.string())]))),
+        ("facts", pa.struct([(side, pa.list_(_FACT)) for side in SIDES])),
+        ("dropped", pa.int64()),
+    ]
+)
+# A side whose facts were cut out of free text: these facts, in order
+FREE = pa.schema(
+    [("sample_id", pa.string()), ("side", pa.string()), ("text", pa.string()), ("facts", pa.list_(pa.string()))]
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The settings `longrecall.*` that rules go by; `cosine` is the one that null stands for."""
+
+    segmentation: Choice = "auto"
+    anchor_words: int = 10
+    max_facts: int = 2_000
+    duplicate_similarity: float = 0.9
+    cosine: float = 0.6
+    thresholds: Thresholds = field(default_factory=Thresholds)
+
+
+@dataclass(frozen=True)
+class NamedFact:
+    """A fact, and its id where it was given with one."""
+
+    fact: Fact
+    id: str | None = None
+
+    def to_row(self) -> dict[str, Any]:
+        """A value of a list of facts in `CUT`."""
+        return {"id": self.id, **asdict(self.fact)}
+
+
+Sides = dict[str, list[NamedFact] | None]
+"""By side its facts in order; None where they are not known."""
+
+
+def cut_samples(batches: Iterable[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
+    """Rows of `CUT`, a row a sample; from sample_id, response, references list<struct<id, text, anchor>>.
+
+    One reference without an id is a text that is yet to be cut. Where there are no references nothing is asked for.
+    """
+    return batches_of((_cut(row, options) for row in rows_of(batches)), CUT)
+
+
+def _cut(row: Mapping[str, Any], options: Options) -> dict[str, Any]:
+    given = row["references"]
+    text = given[0]["text"] if len(given) == 1 and given[0]["id"] is None else None
+    texts = {RESPONSE: row["response"], REFERENCES: text}
+    how = choose_segmentation(options.segmentation, row["response"], text)
+    facts: Sides = {side: _cut_side(texts[side] or "", how, options) for side in SIDES}
+    if text is None:
+        facts[REFERENCES] = [NamedFact(_given(one), one["id"]) for one in given]
+    facts, dropped = _limited(facts, options.max_facts)
+    open_sides = [side for side in SIDES if facts[side] is None and facts[REFERENCES] != []]
+    return {
+        "sample_id": row["sample_id"],
+        "texts": texts,
+        "to_extract": [{"side": side, "text": texts[side]} for side in open_sides],
+        "facts": _as_rows(facts),
+        "dropped": dropped,
+    }
+
+
+def _cut_side(text: str, how: Segmentation, options: Options) -> list[NamedFact] | None:
+    """The facts of a text; None where a model has to give them."""
+    if how == "atomic" and shown_form(text):
+        return None
+    return [NamedFact(fact) for fact in cut(text, how, options.anchor_words)]
+
+
+def _given(row: Mapping[str, Any]) -> Fact:
+    return Fact(shown_form(row["text"]), shown_form(row["anchor"] or "") or None)
+
+
+def _limited(facts: Sides, most: int) -> tuple[Sides, int]:
+    """The first facts of each side, and how many come after them. What has no form for matching is no fact."""
+    found: Sides = {}
+    dropped = 0
+    for side, own in facts.items():
+        said = None if own is None else [one for one in own if match_form(one.fact.text)]
+        found[side] = said if said is None else said[:most]
+        dropped += max(0, len(said or ()) - most)
+    return found, dropped
+
+
+def add_extracted(batches: Iterable[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
+    """Rows of `CUT` with the facts that were extracted.
+
+    batches: the columns of `CUT`, and extracted list<struct<side, claims list<string>>>, null where nothing was asked.
+    """
+    return batches_of((_add_extracted(row, options) for row in rows_of(batches)), CUT)
+
+
+def _add_extracted(row: Mapping[str, Any], options: Options) -> dict[str, Any]:
+    facts = _facts_of_side(row)
+    for one in row["extracted"] or ():
+        if one["claims"] is not None:
+            facts[one["side"]] = [NamedFact(fact) for fact in free_facts(one["claims"])]
+    facts, dropped = _limited(facts, options.max_facts)
+    return {**{name: row[name] for name in CUT.names}, "facts": _as_rows(facts), "dropped": row["dropped"] + dropped}
+
+
+def free_sides(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows of `FREE`: what was cut out of free text, where both sides have facts; from rows of `CUT`."""
+    return batches_of((side for row in rows_of(batches) for side in _free_sides(row)), FREE)
+
+
+def _free_sides(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    facts = _facts_of_side(row)
+    if not all(facts.values()):
+        return
+    for side, own in facts.items():
+        texts = [one.fact.text for one in own or () if one.fact.free]
+        if texts:
+            yield {"sample_id": row["sample_id"], "side": side, "text": row["texts"][side], "facts": texts}
+
+
+def resolved_sides(row: Mapping[str, Any]) -> Sides:
+    """The facts of both sides, those out of free text as they were resolved.
+
+    row: the columns of `CUT`, and resolved list<struct<side, facts list<string>>>, null where nothing was asked.
+    """
+    facts = _facts_of_side(row)
+    for one in row["resolved"] or ():
+        own = facts[one["side"]]
+        if own is not None and one["facts"] is not None:
+            resolved = iter(free_facts(one["facts"]))
+            facts[one["side"]] = [NamedFact(next(resolved)) if each.fact.free else each for each in own]
+    return facts
+
+
+def _facts_of_side(row: Mapping[str, Any]) -> Sides:
+    """The facts of both sides of a row of `CUT`."""
+    return {
+        side: None
+        if own is None
+        else [NamedFact(Fact(one["evidence"], one["anchor"], one["free"], one["under"]), one["id"]) for one in own]
+        for side, own in row["facts"].items()
+    }
+
+
+def _as_rows(facts: Sides) -> dict[str, list[dict[str, Any]] | None]:
+    """The column `facts` of `CUT`."""
+    return {side: None if own is None else [one.to_row() for one in own] for side, own in facts.items()}

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from untold.udfs.retrieval import dense
-from untold.udfs.retrieval.catalog import CHUNKS, COARSE, DEAD, MAKING, Making
+from untold.udfs.retrieval.catalog import CHUNKS, COARSE, DEAD, MAKING, IndexParameters
 from untold.udfs.retrieval.shards import (
     DamagedShardError,
     ShardFacts,
@@ -26,7 +26,7 @@ from untold.udfs.retrieval.shards import (
     shard_folder,
     write_dead,
 )
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 NAMED = pa.schema([("shard", pa.int32()), ("name", pa.string()), ("chunks", pa.int64())])
 BUILT = pa.schema(
@@ -87,7 +87,7 @@ def _described(name: str, facts: ShardFacts) -> dict[str, Any]:
 
 
 def write_coarse(
-    batches: Iterable[pa.RecordBatch], index: str, making: Making, vectors: int
+    batches: Iterable[pa.RecordBatch], index: str, making: IndexParameters, vectors: int
 ) -> Iterator[pa.RecordBatch]:
     """Writes the empty index that every shard begins as, trained on all vectors given where it has lists.
 
@@ -104,16 +104,16 @@ def write_coarse(
     else:
         made = dense.make_exact(making.dimension)
     content = dense.bytes_of(made)
-    (Place(index) / COARSE).write_bytes(content)
+    (StoragePath(index) / COARSE).write_bytes(content)
     # After it: a file whose making is not said is made again
-    (Place(index) / MAKING).write_bytes(str(making).encode())
+    (StoragePath(index) / MAKING).write_bytes(str(making).encode())
     yield pa.RecordBatch.from_pydict({"bytes": pa.array([len(content)], pa.int64())})
 
 
-def is_begun(index: str, making: Making) -> bool:
+def is_begun(index: str, making: IndexParameters) -> bool:
     """Whether what every shard begins as is there, and was made in this way."""
     try:
-        return (Place(index) / MAKING).read_bytes() == str(making).encode()
+        return (StoragePath(index) / MAKING).read_bytes() == str(making).encode()
     except OSError:
         return False
 
@@ -146,7 +146,7 @@ def _living_of(name: str, tombstones: str | None, index: str, cache: str) -> Ite
         yield rows.filter(pa.array(living[positions]))
 
 
-def bury(batches: Iterable[pa.RecordBatch], index: str, cache: str) -> Iterator[pa.RecordBatch]:
+def write_tombstones(batches: Iterable[pa.RecordBatch], index: str, cache: str) -> Iterator[pa.RecordBatch]:
     """Columns of `BURIED`: tombstones written for shards. batches: name, tombstones (those before), positions."""
     for batch in batches:
         for shard in batch.to_pylist():

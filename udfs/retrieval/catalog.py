@@ -31,7 +31,7 @@ class ShardEntry:
 
 
 @dataclass(frozen=True)
-class Making:
+class IndexParameters:
     """How the chunks of an index became what it is: any other value makes another shard of the same chunks.
 
     `model` is the identity of the embedding, `lists` 0 for an exact index, `training` a hash of what its lists were
@@ -54,7 +54,7 @@ class Making:
 class Catalog:
     """An index: how it was made, and its shards by name."""
 
-    making: Making
+    making: IndexParameters
     documents: int
     shards: tuple[ShardEntry, ...]
 
@@ -82,7 +82,7 @@ class Catalog:
 def read_catalog(plain: Mapping[str, Any]) -> Catalog:
     """A catalog from what `plain` gave. Raises KeyError or TypeError for anything else."""
     shards = tuple(ShardEntry(**shard) for shard in plain["shards"])
-    return Catalog(Making(**plain["making"]), plain["documents"], shards)
+    return Catalog(IndexParameters(**plain["making"]), plain["documents"], shards)
 
 
 def with_dead(shard: ShardEntry, tombstones: str, dead: int, dead_tokens: int) -> ShardEntry:

@@ -1,19 +1,24 @@
-"""Embed texts, compare texts by the states of their tokens, and classify entailment, by models within a task."""
+"""Embed texts and classify pairs by models in Spark's tasks."""
 
 from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
+from uuid import uuid4
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from untold.udfs.llm.keys import Stage, canonical_json
+from untold.udfs.llm.segments import Completion, completions_table, write_file
 from untold.udfs.retrieval.local_models import (
     MINILM,
     ON_PROCESSORS,
@@ -53,7 +58,7 @@ class Embedder:
         self._path = files.model
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """An array [texts, dimension] as the model gives them: not normalised (`normalised`), not checked (`flaw`)."""
+        """An array [texts, dimension] as the model gives them: not normalised (`normalised`), not checked (`vector_error`)."""
         vectors: NDArray[np.float32] | None = None
         for places, states in self._model.run(self._model.tokenizer.encode_batch(list(texts))):
             if states.ndim != 3:
@@ -87,7 +92,7 @@ def open_embedder(files: ModelFiles, pooling: Pooling, max_tokens: int) -> Embed
     return Embedder(files, pooling, max_tokens)
 
 
-def flaw(vector: NDArray[np.float32], dimension: int | None = None) -> str | None:
+def vector_error(vector: NDArray[np.float32], dimension: int | None = None) -> str | None:
     """What is wrong with a vector: not `dimension` long (any length but 0 where None), not finite, or zero.
 
     >>> flaw(np.zeros(2)), flaw(np.ones(1), dimension=2), flaw(np.ones(2))
@@ -284,3 +289,84 @@ def find_for(stage: Stage) -> ClassifierFiles:
 def open_classifier(found: ClassifierFiles) -> Classifier:
     """A classifier that a worker process keeps, so that its next task opens none."""
     return Classifier(found)
+
+
+# Enough that many are of one length and run together (local_models), few enough that a flush is never late for long
+GROUP_ROWS = 256
+# A vector of 384 numbers and its names are some 2 KB
+FILE_ROWS = 4096
+COUNTS = pa.schema([("done", pa.int64()), ("failed", pa.int64())])
+
+Row = Mapping[str, Any]
+Answers = Callable[[Sequence[Row]], Sequence[Completion]]
+
+
+def answer_in_task(
+    batches: Iterator[pa.RecordBatch], stage: Stage, folder: str, run: str, flush: float
+) -> Iterator[pa.RecordBatch]:
+    """Answers the requests of a partition (request_id and the stage's variables) and writes them into the folder.
+
+    Gives one row of `COUNTS` a batch. Files appear whole, every `flush` seconds: what a killed task had written is not
+    done again. A task that Spark runs twice writes the same answers twice, of which readers take one. Raises
+    LocalModelFileError where this worker has not the model that the stage's digest is of.
+    """
+    answers = _ANSWERING[stage.name](stage)
+    for batch in batches:
+        rows, done, failed, began = batch.to_pylist(), 0, 0, monotonic()
+        held: list[Completion] = []
+        for first in range(0, len(rows), GROUP_ROWS):
+            group, asked = rows[first : first + GROUP_ROWS], monotonic()
+            found = answers(group)
+            held += [replace(row, seconds=(monotonic() - asked) / len(group)) for row in found]
+            if len(held) >= FILE_ROWS or monotonic() - began >= flush or first + GROUP_ROWS >= len(rows):
+                done, failed = done + len(held), failed + sum(row.error_type is not None for row in held)
+                stamped = [_stamped(row, stage, run) for row in held]
+                # A name of its own: two attempts at one task may write at one time
+                write_file(f"{folder}/{run}-{stage.name}-task-{uuid4().hex}.parquet", completions_table(stamped))
+                held, began = [], monotonic()
+        yield pa.RecordBatch.from_pylist([{"done": done, "failed": failed}], COUNTS)
+
+
+def _stamped(row: Completion, stage: Stage, run: str) -> Completion:
+    """A row as it is stored: what answered it, when, and in which start."""
+    return replace(row, model=stage.model, attempts=1, answered_at=datetime.now(UTC), run_id=run)
+
+
+def _embedding(stage: Stage) -> Answers:
+    """Vectors by the model of `embeddings.model`; one with a flaw is `bad_body`, as from an endpoint."""
+    files = find_model(stage.model)
+    check_files(files, stage)
+    embedder = open_embedder(files, stage.extra_body["pooling"], stage.extra_body["max_tokens"])
+
+    def answers(rows: Sequence[Row]) -> list[Completion]:
+        vectors = embedder.embed(embedding_inputs(stage, rows))
+        found = []
+        for row, vector in zip(rows, vectors, strict=True):
+            wrong = vector_error(vector)
+            good = Completion(row["request_id"], vector=vector)
+            found.append(Completion(row["request_id"], error_type="bad_body", error=wrong) if wrong else good)
+        return found
+
+    return answers
+
+
+def _classifying(stage: Stage) -> Answers:
+    """Probabilities by the classifier of `grounding.verifier`, as JSON by relation."""
+    classifier = open_classifier(find_for(stage))
+
+    def answers(rows: Sequence[Row]) -> list[Completion]:
+        pairs = [(row["premise"], row["hypothesis"]) for row in rows]
+        return [
+            Completion(row["request_id"], text=json.dumps(one))
+            if one is not None
+            else Completion(row["request_id"], error_type="truncated", error=TOO_LONG)
+            for row, one in zip(rows, classifier.classify(pairs), strict=True)
+        ]
+
+    return answers
+
+
+_ANSWERING: Mapping[str, Callable[[Stage], Answers]] = {
+    "embed_text": _embedding,
+    "classify_entailment": _classifying,
+}

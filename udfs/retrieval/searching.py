@@ -28,7 +28,7 @@ from untold.udfs.retrieval.terms import (
     rank_hits,
     tokenise,
 )
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 RETRIEVERS = ("dense", "bm25", "hybrid")
 # So many queries are held by a task at once
@@ -60,7 +60,7 @@ READ = pa.schema([*list(MERGED)[:4], *((name, pa.string()) for name in (*TEXTS, 
 
 
 @dataclass(frozen=True)
-class Searching:
+class SearchTask:
     """What every task of a search knows. `queries`: Parquet of query (its key), text and vector, path or URI.
 
     `frequencies`: Parquet of term and frequency, for BM25. `tombstones` by the names of shards.
@@ -99,7 +99,7 @@ def terms_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict({"term": pa.array(sorted(terms), pa.string())})
 
 
-def count_terms(batches: Iterable[pa.RecordBatch], searching: Searching, terms: str) -> Iterator[pa.RecordBatch]:
+def count_terms(batches: Iterable[pa.RecordBatch], searching: SearchTask, terms: str) -> Iterator[pa.RecordBatch]:
     """Columns of `FREQUENCIES`: in how many living chunks of a shard (column name) each term of a file is."""
     for name in _names(batches):
         try:
@@ -113,7 +113,7 @@ def count_terms(batches: Iterable[pa.RecordBatch], searching: Searching, terms: 
             yield pa.RecordBatch.from_pylist([{"error": str(error)}], FREQUENCIES)
 
 
-def search_shards(batches: Iterable[pa.RecordBatch], searching: Searching) -> Iterator[pa.RecordBatch]:
+def search_shards(batches: Iterable[pa.RecordBatch], searching: SearchTask) -> Iterator[pa.RecordBatch]:
     """Columns of `HITS`: the k best of a shard (column name) for every query and retriever.
 
     A shard that is damaged is one row with `error` alone.
@@ -127,7 +127,7 @@ def search_shards(batches: Iterable[pa.RecordBatch], searching: Searching) -> It
             yield pa.RecordBatch.from_pylist([{"error": str(error)}], HITS)
 
 
-def _search_shard(name: str, searching: Searching, statistics: Statistics) -> Iterator[pa.RecordBatch]:
+def _search_shard(name: str, searching: SearchTask, statistics: Statistics) -> Iterator[pa.RecordBatch]:
     shard = searching.open(name)
     if "dense" in searching.retrievers:
         vectors = shard.dense()
@@ -192,7 +192,7 @@ def _merge(hits: Iterable[Mapping[str, Any]], k: int, *, fused: bool) -> list[Hi
     return fuse_rankings(rankings, k) if fused else [hit for ranking in rankings for hit in ranking][:k]
 
 
-def read_hits(batches: Iterable[pa.RecordBatch], searching: Searching) -> Iterator[pa.RecordBatch]:
+def read_hits(batches: Iterable[pa.RecordBatch], searching: SearchTask) -> Iterator[pa.RecordBatch]:
     """Columns of `READ`: hits with what their chunks say. batches: the columns of `MERGED`, sorted by shard."""
     for name, parts in groups_by(batches, "shard"):
         try:
@@ -212,7 +212,7 @@ def _texts_of(shard: Shard, hits: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=READ)
 
 
-def _statistics(searching: Searching) -> Statistics:
+def _statistics(searching: SearchTask) -> Statistics:
     """What BM25 knows of the whole corpus, as far as the queries ask."""
     found: dict[str, int] = {}
     if searching.frequencies is not None:
@@ -228,7 +228,7 @@ def _names(batches: Iterable[pa.RecordBatch]) -> Iterator[str]:
 
 def _read(path: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """The rows of a folder of Parquet, a bounded number at a time; batches without a row are left out."""
-    system, inner = Place(path).arrow
+    system, inner = StoragePath(path).arrow
     rows = ds.dataset(inner, filesystem=system, format="parquet")
     # Of no rows Spark may write no file, and then there is no column to read
     if not rows.files:

@@ -33,7 +33,7 @@ from untold.udfs.errors import UserError
 from untold.udfs.retrieval.catalog import CHUNKS, COARSE, DEAD, SHARDS
 from untold.udfs.retrieval.dense import Dense, Integers, open_index, write_index
 from untold.udfs.retrieval.terms import Terms, TermsBuilder, tokenise
-from untold.udfs.storage import Place, sync_folder
+from untold.udfs.storage import StoragePath, sync_folder
 
 FORMAT = 1
 CHUNKS_FILE, PLACES_FILE, DENSE_FILE, TERMS_FILE = "chunks.parquet", "places.arrow", "dense.faiss", "terms.arrow"
@@ -107,7 +107,7 @@ class ShardWriter:
         self._places: list[pa.RecordBatch] = []
 
     def __enter__(self) -> ShardWriter:
-        Place(self._aside).make_folder()
+        StoragePath(self._aside).make_folder()
         self._text_file = pq.ParquetWriter(
             self._path(CHUNKS_FILE), CHUNKS, compression="zstd", write_page_checksum=True
         )
@@ -149,7 +149,7 @@ class ShardWriter:
         files = {name: _describe_file(self._path(name), sync=True) for name in names}
         facts = ShardFacts(self._chunks, len(self._numbers), self._tokens, files)
         plain = json.dumps({"format": FORMAT, **asdict(facts)}, indent=1)
-        Place(self._path(FACTS_FILE)).write_bytes(plain.encode())
+        StoragePath(self._path(FACTS_FILE)).write_bytes(plain.encode())
         if not is_whole(self._folder):
             # No folder can be given the name of one that holds files
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -316,7 +316,7 @@ class Shard:
 
 def read_facts(folder: str) -> ShardFacts:
     """What a shard's folder says that it holds. Raises what reading raises where it says nothing that makes sense."""
-    plain = json.loads((Place(folder) / FACTS_FILE).read_bytes())
+    plain = json.loads((StoragePath(folder) / FACTS_FILE).read_bytes())
     if plain.pop("format") != FORMAT:
         raise ValueError("another format")
     files = {str(name): (int(size), str(digest)) for name, (size, digest) in plain.pop("files").items()}
@@ -330,7 +330,7 @@ def is_whole(folder: str) -> bool:
     """
     try:
         facts = read_facts(folder)
-        if (local := Place(folder).local) is not None:
+        if (local := StoragePath(folder).local) is not None:
             _check_files(local, facts)
     except _UNREADABLE:
         return False
@@ -351,7 +351,7 @@ def write_dead(folder: str, shard: str, positions: Integers) -> str:
     """Writes which chunks of a shard count no more; gives the name of the file, which is of its content too."""
     content = np.sort(positions).astype("<i4").tobytes()
     name = f"{shard}-{blake2b(content, digest_size=8).hexdigest()}"
-    (Place(folder) / name).write_bytes(content)
+    (StoragePath(folder) / name).write_bytes(content)
     return name
 
 
@@ -403,15 +403,15 @@ def open_shard(index: str, name: str, tombstones: str | None, cache: str) -> Sha
 
 def local_folder(uri: str, cache: str) -> str:
     """A folder on this machine's disk with the files of `uri`."""
-    source = Place(uri)
+    source = StoragePath(uri)
     if source.local is not None:
         return source.local
     place = os.path.join(cache, source.name)
     if not os.path.isdir(place):
         aside = os.path.join(cache, f".{source.name}-{uuid4().hex[:8]}")
-        Place(aside).make_folder()
+        StoragePath(aside).make_folder()
         try:
-            source.copy(Place(aside))
+            source.copy(StoragePath(aside))
             move_folder(aside, place)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
@@ -420,10 +420,10 @@ def local_folder(uri: str, cache: str) -> str:
 
 def _local_file(uri: str, cache: str) -> str:
     """A file on this machine's disk with the bytes of `uri`, whose name is of its content."""
-    source = Place(uri)
+    source = StoragePath(uri)
     if source.local is not None:
         return source.local
-    place = Place(cache) / source.name
+    place = StoragePath(cache) / source.name
     if place.entry().kind is None:
         place.put_if_absent(source.read_bytes())
     return str(place)
@@ -442,12 +442,12 @@ def place_to_write(index: str, name: str) -> Iterator[str]:
 
     On an object store nothing can be renamed: what says that a shard is whole is copied last.
     """
-    place = Place(shard_folder(index, name))
+    place = StoragePath(shard_folder(index, name))
     if place.local is not None:
         yield place.local
         return
     with tempfile.TemporaryDirectory(prefix="untold-") as folder:
-        made = Place(folder) / name
+        made = StoragePath(folder) / name
         yield str(made)
         for entry in sorted(made.entries(), key=lambda entry: (entry.name == FACTS_FILE, entry.name)):
             entry.place.copy(place / entry.name)

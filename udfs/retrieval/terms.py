@@ -173,7 +173,7 @@ class Terms:
 
     def postings(self, term: str) -> tuple[Integers, Integers]:
         """The chunks that have a term, the dead ones too, and how often; both empty for a term that no chunk has."""
-        row = bisect_left(_Texts(self._vocabulary), term)
+        row = bisect_left(_TextColumn(self._vocabulary), term)
         if row == len(self._vocabulary) or self._vocabulary[row].as_py() != term:
             return self._chunks[:0], self._counts[:0]
         here = slice(self._starts[row], self._starts[row + 1])
@@ -248,7 +248,7 @@ class Bm25:
         return found
 
 
-class _Texts(Sequence[str]):
+class _TextColumn(Sequence[str]):
     """A column of texts as a sequence: each is taken out when it is looked at, and none is kept."""
 
     def __init__(self, column: pa.Array) -> None:

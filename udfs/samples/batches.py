@@ -33,7 +33,7 @@ ITEMS_ARE_TEXT = ("csv", "parquet")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ColumnSelection:
     """What is wanted of each row: by an adapter or none, which columns, and what a file calls them (ours to theirs)."""
 
     adapter: Adapter | None = None
@@ -42,7 +42,9 @@ class Wanted:
     columns: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_batches(batches: Iterable[pa.RecordBatch], wanted: Wanted, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_batches(
+    batches: Iterable[pa.RecordBatch], wanted: ColumnSelection, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
     """A row a sample, and a row of facts a unit. What cannot be read on is a fact, not an exception.
 
     Columns: file, block, n, part (the place; `n` is the 1-based row of the unit, blank lines counted), content, error;
@@ -76,12 +78,12 @@ def _typed(rest: Sequence[Mapping[str, Any]], schema: pa.Schema, sources: Mappin
         yield pa.array([as_type(values.get(source), column.type) for values in rest], column.type)
 
 
-def _rows(unit: Unit, wanted: Wanted) -> Iterator[dict[str, Any]]:
+def _rows(unit: Unit, wanted: ColumnSelection) -> Iterator[dict[str, Any]]:
     """The rows of a unit as `read_batches` has them, then that of its facts."""
     types_are_known = unit.kind == "parquet" and wanted.adapter is None
     columns: set[str] = set()
     shapes: dict[str, Shape] = {}
-    tally, n, part = Tally(), 0, 0
+    tally, n, part = UnitProgress(), 0, 0
     # Rows that were read before a file breaks off are kept; what the break means is decided where all facts are known.
     try:
         for record in tally.rows(unit, reader_of(unit, wanted.adapter), wanted.columns):
@@ -124,7 +126,7 @@ def columns_of(adapter: Adapter | None, record: FileRecord, rows: Sequence[FileR
     return {name for one in found for name in one.values}
 
 
-def samples_of(unit: Unit, rows: Sequence[FileRecord], wanted: Wanted) -> list[Sample]:
+def samples_of(unit: Unit, rows: Sequence[FileRecord], wanted: ColumnSelection) -> list[Sample]:
     """The records of a unit as samples."""
     as_text = unit.kind in ITEMS_ARE_TEXT
 
@@ -141,7 +143,7 @@ def _packed(sample: Sample) -> bytes | None:
 
 
 @dataclass
-class Tally:
+class UnitProgress:
     """What is counted while a unit is read: its rows, where the last one began, and what broke it."""
 
     rows_read: int = 0
@@ -224,7 +226,7 @@ def _plain_rows(unit: Unit, names: Names, renaming: Mapping[str, str]) -> Iterat
     """The rows of a unit, then that of its facts."""
     place = {"file": unit.file, "block": unit.start}
     columns: set[str] = set()
-    tally = Tally()
+    tally = UnitProgress()
     try:
         for record in tally.rows(unit, READERS_OF_PARTS[unit.kind], renaming):
             columns.update(record.values)

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 from xml.etree import ElementTree
 
-from untold.udfs.registry import aside, near_misses
+from untold.udfs.errors import aside, near_misses
 from untold.udfs.samples.file_records import READERS, FileRecord, RowError, Unit, UnreadableFileError, read_text
 from untold.udfs.samples.files import open_text
 from untold.udfs.samples.items import FIELDS

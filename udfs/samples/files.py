@@ -13,7 +13,7 @@ from typing import IO, Any, cast
 
 import pyarrow as pa
 
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 # A read of an object store is a request: lines are taken from a megabyte at a time.
 BUFFER_BYTES = 1 << 20
@@ -59,7 +59,7 @@ def open_file(path: str) -> IO[bytes]:
     Raises OSError where there is none. Whoever opens it closes it.
     """
     if is_remote(path):
-        stream = cast(IO[bytes], io.BufferedReader(Place(path).open(), BUFFER_BYTES))
+        stream = cast(IO[bytes], io.BufferedReader(StoragePath(path).open(), BUFFER_BYTES))
     else:
         stream = open(path, "rb", BUFFER_BYTES)  # noqa: SIM115
     match compression_of(path):

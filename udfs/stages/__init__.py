@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from untold.udfs.registry import Registry
+from untold.udfs.errors import Registry
 
 if TYPE_CHECKING:
     from untold.udfs.stages.definitions import StageDefinition

@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 
 from untold.udfs.facts.nodes import normalise
 from untold.udfs.llm.keys import CLASSIFYING, Stage
-from untold.udfs.llm.pair_classifier import pair_texts
 from untold.udfs.llm.templates import compile_prompt
+from untold.udfs.llm.text_models import pair_texts
 from untold.udfs.llm.usage import estimate_tokens
 from untold.udfs.ratings import weigh
 from untold.udfs.retrieval.embedding import embedding_inputs, normalised
 from untold.udfs.stages import LOOKUPS, definition_of
-from untold.udfs.stages.definitions import StageDefinition, Thing, Unparsable, read_as
+from untold.udfs.stages.definitions import ExtractedItem, StageDefinition, Unparsable, read_as
 from untold.udfs.stages.non_answers import example_names, without_leaked
 
 LEAKED = "leaked_example"
@@ -43,7 +43,7 @@ def add_request_ids(
         yield pa.RecordBatch.from_arrays([*batch.columns, *columns.values()], [*batch.schema.names, *columns])
 
 
-def reading_of(stage: Stage, keys: tuple[str, ...]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def make_parser(stage: Stage, keys: tuple[str, ...]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """What makes results of completions: columns `keys`, request_id, the stage's results, error_type, error.
 
     Of a stage with `items` also leaked_example: how many were dropped, because they are of the template's examples.
@@ -90,7 +90,7 @@ def parse_completions(
     *,
     structured: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """Columns `keys`, request_id, the stage's results, error_type and error, and leaked_example (`reading_of`).
+    """Columns `keys`, request_id, the stage's results, error_type and error, and leaked_example (`make_parser`).
 
     A batch has the keys, what the stage's parser reads of its variables, request_id, text_of_completion, alternatives,
     error_type and error. A row without text and without error was not asked: error_type `unasked`.
@@ -160,7 +160,7 @@ def read_things(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([*map(batch.column, kept), *read], [*kept, "ratings", "texts"])
 
 
-def _read_things(stage: str, text: str | None) -> Sequence[Thing] | None:
+def _read_things(stage: str, text: str | None) -> Sequence[ExtractedItem] | None:
     read = definition_of(stage).things
     try:
         return None if read is None or text is None else read(text)

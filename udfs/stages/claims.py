@@ -21,7 +21,16 @@ from untold.udfs.stages.lists import (
     without_numbers,
     without_separators,
 )
-from untold.udfs.stages.reading import Line, answer_span, collapsed, is_drawing, is_fence, is_none, letters, past_echoes
+from untold.udfs.stages.reading import (
+    ParsedLine,
+    answer_span,
+    collapsed,
+    is_drawing,
+    is_fence,
+    is_none,
+    letters,
+    past_echoes,
+)
 from untold.udfs.stages.records import (
     Cell,
     Record,
@@ -157,7 +166,7 @@ def _no_claims(body: Sequence[int]) -> list[str]:
     return []
 
 
-def _end_of(rows: Sequence[Line], body: Sequence[int], personal: bool) -> int:
+def _end_of(rows: Sequence[ParsedLine], body: Sequence[int], personal: bool) -> int:
     """How many of the lines stand above a heading such as `Notes:`, or a last remark, further off than other lines."""
     end = next((number for number, place in enumerate(body) if letters(rows[place].text) in AFTERWORDS), len(body))
     gaps = [below - above for above, below in pairwise(body[:end])]
@@ -165,7 +174,7 @@ def _end_of(rows: Sequence[Line], body: Sequence[int], personal: bool) -> int:
     return end - 1 if apart and _speaks(rows[body[end - 1]].text, personal) else end
 
 
-def _is_item(rows: Sequence[Line], place: int, personal: bool) -> bool:
+def _is_item(rows: Sequence[ParsedLine], place: int, personal: bool) -> bool:
     """Whether a line is an item; a heading is none. Raises `Unparsable` where it may be something else."""
     text = rows[place].text
     if ends_with_colon(text) or text.startswith("#"):
@@ -179,12 +188,12 @@ def _is_item(rows: Sequence[Line], place: int, personal: bool) -> bool:
     return True
 
 
-def _is_partly_bold(items: Sequence[Line]) -> bool:
+def _is_partly_bold(items: Sequence[ParsedLine]) -> bool:
     """Whether some lines are all bold and others are not: headings, or items in bold type."""
     return len({row.text.startswith(_BOLD) and row.text.endswith(_BOLD) for row in items}) > 1
 
 
-def _is_wrapped(items: Sequence[Line]) -> bool:
+def _is_wrapped(items: Sequence[ParsedLine]) -> bool:
     """Whether a line may go on with the one above: indented further, or in lower case where that one does not end.
 
     Where no line has a full stop, lower case begins items too; `iPhone` and `pH` begin them always.
@@ -358,7 +367,7 @@ def _bulleted(text: str, personal: bool) -> list[str]:
     return items
 
 
-def _may_be_items(rows: Sequence[Line], personal: bool) -> Iterator[bool]:
+def _may_be_items(rows: Sequence[ParsedLine], personal: bool) -> Iterator[bool]:
     """Of each line without a bullet whether it may be an item: it is no heading, and does not speak of the list."""
     below: int | None = None
     for place, row in enumerate(rows):

@@ -12,7 +12,7 @@ from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.labels import BOXED
 from untold.udfs.stages.lists import whole
-from untold.udfs.stages.numbered import Numbered, read_numbered_labels
+from untold.udfs.stages.numbered import NumberedTexts, read_numbered_labels
 from untold.udfs.stages.rated import matching_key
 from untold.udfs.stages.reading import is_drawing, letters, past_echoes, split_marker, strip_thinking
 from untold.udfs.stages.records import Record, read_records
@@ -97,7 +97,7 @@ def parse_comparisons(completion: str, variables: Mapping[str, Any]) -> dict[str
 
     None where an answer has no clear relation or several. Raises `Unparsable` where none has one.
     """
-    numbered = Numbered(variables["others"], _NUMBER_WORDS)
+    numbered = NumberedTexts(variables["others"], _NUMBER_WORDS)
     return {"relations": read_numbered_labels(completion, numbered, _read_listed)}
 
 

@@ -13,7 +13,7 @@ from untold.udfs.stages.definitions import (
     TEXT,
     WRITTEN,
     Figures,
-    Line,
+    LinearSize,
     StageDefinition,
     Unparsable,
     lines_of,
@@ -24,7 +24,7 @@ from untold.udfs.stages.definitions import (
 )
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.lists import rows_of, says_none
-from untold.udfs.stages.numbered import Numbered, cells_of, known_numbers, read_numbered_labels
+from untold.udfs.stages.numbered import NumberedTexts, cells_of, known_numbers, read_numbered_labels
 from untold.udfs.stages.reading import past_echoes, strip_thinking, unfenced
 from untold.udfs.stages.records import Record, Value, is_empty_list, json_at_line_starts, read_records, unwrapped
 
@@ -73,7 +73,7 @@ def parse_conflicts(completion: str, variables: Mapping[str, Any]) -> dict[str, 
     """
     text = strip_thinking(completion)
     records = read_records(json_at_line_starts(text))
-    contexts = Numbered(variables["contexts"], _CONTEXT_WORDS)
+    contexts = NumberedTexts(variables["contexts"], _CONTEXT_WORDS)
     if records is None or is_empty_list(records):
         bare = unfenced(text)
         if records is None and not says_none(rows_of(bare)) and not _NO_CONFLICT.fullmatch(bare):
@@ -95,14 +95,14 @@ def parse_conflicts(completion: str, variables: Mapping[str, Any]) -> dict[str, 
     return {"conflicts": list(found.values()), "dropped": dropped}
 
 
-def _conflicts(values: tuple[Value, ...], contexts: Numbered) -> Iterator[dict[str, Any]]:
+def _conflicts(values: tuple[Value, ...], contexts: NumberedTexts) -> Iterator[dict[str, Any]]:
     for value in unwrapped(values, ("first",)):
         if not isinstance(value, Record):
             raise Unparsable("an element of the list is no object")
         yield {name: _side(value, name, contexts) for name in ("first", "second")}
 
 
-def _side(value: Record, name: str, contexts: Numbered) -> dict[str, Any]:
+def _side(value: Record, name: str, contexts: NumberedTexts) -> dict[str, Any]:
     text = value.cell((name, f"{name}statement"))
     if text is None:
         raise Unparsable("an object without two statements")
@@ -121,7 +121,7 @@ def parse_sides(completion: str, variables: Mapping[str, Any]) -> dict[str, list
 
     Raises `Unparsable` where one of them has no label, or several.
     """
-    labels = read_numbered_labels(completion, Numbered(variables["statements"], _STATEMENT_WORDS), _read_label)
+    labels = read_numbered_labels(completion, NumberedTexts(variables["statements"], _STATEMENT_WORDS), _read_label)
     if None in labels:
         raise Unparsable("a statement without a clear label")
     return {"covered": [label == COVERED for label in labels]}
@@ -156,7 +156,7 @@ LIST_CONFLICTS = StageDefinition(
         '{"first": "...", "first_sources": [n, ...], "second": "...", "second_sources": [n, ...]}',
         "one object on a line for each conflict:",
     ),
-    figures=Figures(WRITTEN, completion=Line(slope=1.03)),
+    figures=Figures(WRITTEN, completion=LinearSize(slope=1.03)),
     max_tokens=8_192,
 )
 COVER_SIDES = StageDefinition(
@@ -166,5 +166,5 @@ COVER_SIDES = StageDefinition(
     SIDES_SCHEMA,
     schema=record(labels=listed(record(id=number_of("statements"), label=one_of((COVERED, UNCOVERED))))),
     form=lines_of(rf"\d{{1,9}}: (?:{COVERED}|{UNCOVERED})", "n: label", "one line for each statement:"),
-    figures=Figures(WRITTEN, completion=Line(slope=0.4)),
+    figures=Figures(WRITTEN, completion=LinearSize(slope=0.4)),
 )

@@ -7,12 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from untold.udfs.stages.cited_lines import (
+from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.final_answers import CORRECTS, final_answer
+from untold.udfs.stages.lists import (
+    AFTERWORDS,
     BEGINS_NONE,
     EMPHASIS,
+    LONGEST_REMARK,
     NOTHING,
     OPENERS,
-    Sourced,
+    CitedLine,
+    breaks_off,
+    is_heading,
     is_nothing,
     is_partly,
     last_bracket,
@@ -21,11 +27,8 @@ from untold.udfs.stages.cited_lines import (
     split_sources,
     statement_lines,
 )
-from untold.udfs.stages.definitions import Unparsable
-from untold.udfs.stages.final_answers import CORRECTS, final_answer
-from untold.udfs.stages.lists import AFTERWORDS, LONGEST_REMARK, breaks_off, is_heading
 from untold.udfs.stages.reading import (
-    Line,
+    ParsedLine,
     answer_span,
     collapsed,
     is_none,
@@ -120,7 +123,7 @@ _KIND_FIELDS = ("covered", "status", "coverage", "iscovered", "label", "classifi
 _BEGINS_JSON = re.compile(r"^[ \t]{0,40}(?:\[\s{0,40})?\{\s{0,40}\"", re.MULTILINE)
 
 
-class _Item(NamedTuple):
+class _ListedStatement(NamedTuple):
     """A statement as one list gives it."""
 
     text: str
@@ -131,7 +134,7 @@ class _Item(NamedTuple):
 class _List:
     """What one list holds: its statements, how many items state no source, and whether it says that it is empty."""
 
-    items: list[_Item]
+    items: list[_ListedStatement]
     dropped: int = 0
     says_none: bool = False
 
@@ -154,7 +157,7 @@ def parse_coverage(completion: str, variables: Mapping[str, Any]) -> dict[str, A
     return _parse_any_form(completion, variables) if usual is None else {"statements": _distinct(*usual), "dropped": 0}
 
 
-def _usual_lists(completion: str, contexts: int) -> list[list[_Item]] | None:
+def _usual_lists(completion: str, contexts: int) -> list[list[_ListedStatement]] | None:
     """The items of both lists of a completion in the very form that the prompt asks for, else null.
 
     It saves most of the time that a reading takes, and reads what the long way reads: whatever that may take for more
@@ -168,11 +171,11 @@ def _usual_lists(completion: str, contexts: int) -> list[list[_Item]] | None:
     is_whole = not others or (answer_span(completion) == (0, len(completion)) and not next_turn(above, {}))
     if not is_whole or any(map(_heading, others)):
         return None
-    lists: list[list[_Item]] = []
+    lists: list[list[_ListedStatement]] = []
     for listed in both:
         folded = listed.casefold()
         is_doubtful = any(map(folded.__contains__, _DOUBTFUL))
-        items: list[_Item] = []
+        items: list[_ListedStatement] = []
         for line in listed.split("\n")[:-1] if listed != "None\n" else ():
             text, _, numbers = line[line.index(" ") + 1 :].rpartition(" [")
             sources = frozenset(number for each in numbers[:-1].split(", ") if (number := int(each)) <= contexts)
@@ -182,7 +185,7 @@ def _usual_lists(completion: str, contexts: int) -> list[list[_Item]] | None:
                 return None
             if is_doubtful and (_heading(line) or is_partly(text) or _LABEL.match(text) or _TOTAL.fullmatch(text)):
                 return None
-            items.append(_Item(text, sources))
+            items.append(_ListedStatement(text, sources))
         lists.append(items)
     return lists
 
@@ -284,7 +287,7 @@ def _named_heading(line: str) -> tuple[str, str] | None:
 def _stands_out(line: str) -> bool:
     """Whether a line is more of a heading than the item `- Covered`."""
     row = split_marker(line)
-    return not row.marked or is_heading([Line(row.text, False, 0)], 0)
+    return not row.marked or is_heading([ParsedLine(row.text, False, 0)], 0)
 
 
 def _read_section(lines: Sequence[str], contexts: int) -> _List:
@@ -325,7 +328,7 @@ def _read_list(lines: Sequence[str], contexts: int) -> _List:
     return found
 
 
-def _add_item(found: _List, loose: list[int], rows: Sequence[Sourced], place: int, end: int, contexts: int) -> None:
+def _add_item(found: _List, loose: list[int], rows: Sequence[CitedLine], place: int, end: int, contexts: int) -> None:
     """Adds the item in rows[place:end]; one unmarked and without source to `loose`, as how many items came before."""
     if not rows[place].line.marked and not rows[end - 1].closed and not rows[place].sources:
         loose.append(len(found.items))
@@ -342,7 +345,7 @@ def _last_below(loose: Sequence[int], items: int) -> int:
     return sum(before < items for before in loose)
 
 
-def _before_other_heading(rows: list[Sourced]) -> list[Sourced]:
+def _before_other_heading(rows: list[CitedLine]) -> list[CitedLine]:
     """The rows up to a heading that is another one than those of the lists or of groups of them."""
     lines = [row.line for row in rows]
     came = False
@@ -363,7 +366,7 @@ def _says_none(text: str) -> bool:
     return BEGINS_NONE.match(text) is not None or _NO_STATEMENTS.fullmatch(letters(text)) is not None
 
 
-def _is_group_label(rows: list[Sourced], place: int) -> bool:
+def _is_group_label(rows: list[CitedLine], place: int) -> bool:
     """`- Context 1:` above items that are indented further."""
     row = rows[place]
     if not row.line.marked or row.sources is not None or not row.text.rstrip(EMPHASIS).endswith(":"):
@@ -372,7 +375,7 @@ def _is_group_label(rows: list[Sourced], place: int) -> bool:
     return below.marked and below.indent > row.line.indent
 
 
-def _end_of_item(rows: list[Sourced], place: int) -> int:
+def _end_of_item(rows: list[CitedLine], place: int) -> int:
     """The place after the last line of the item, or note, that begins at `place`."""
     head = rows[place]
     end = place + 1
@@ -391,7 +394,7 @@ def _end_of_item(rows: list[Sourced], place: int) -> int:
     return indented if head.line.marked else place + 1
 
 
-def _joined(rows: Sequence[Sourced], contexts: int) -> _Item:
+def _joined(rows: Sequence[CitedLine], contexts: int) -> _ListedStatement:
     """The item that one line or several make: sources are those of the last bracket, labels and emphasis go."""
     if len(rows) == 1:
         text, sources = rows[0].text, rows[0].sources
@@ -401,7 +404,7 @@ def _joined(rows: Sequence[Sourced], contexts: int) -> _Item:
     if not rows[0].line.marked and bare != text:
         bare = split_marker(bare).text
     label = _LABEL.match(bare)
-    return _Item(bare[label.end() :] if label else bare, sources or frozenset())
+    return _ListedStatement(bare[label.end() :] if label else bare, sources or frozenset())
 
 
 def _recorded_lists(completion: str, contexts: int) -> list[_List] | None:
@@ -447,7 +450,7 @@ def _read_values(values: Sequence[Value], contexts: int) -> _List:
         if _ONLY_NONE.fullmatch(text) or (not sources and BEGINS_NONE.match(text)):
             found.says_none = True
         elif text and sources:
-            found.items.append(_Item(text, sources))
+            found.items.append(_ListedStatement(text, sources))
         else:
             found.dropped += 1
     return found
@@ -476,7 +479,7 @@ def _texts_of(value: Value) -> Iterator[str]:
             yield from [named.text] if named else []
 
 
-def _distinct(covered: Iterable[_Item], uncovered: Iterable[_Item]) -> list[dict[str, Any]]:
+def _distinct(covered: Iterable[_ListedStatement], uncovered: Iterable[_ListedStatement]) -> list[dict[str, Any]]:
     """Each text once, equals by collapsed white space; the first appearance keeps place and wording, covered wins."""
     found: dict[str, tuple[str, bool, set[int]]] = {}
     for is_covered, items in ((True, covered), (False, uncovered)):

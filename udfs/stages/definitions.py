@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 RATINGS = (1.0, 2.0, 3.0, 4.0, 5.0)
 
 
-class Thing(NamedTuple):
+class ExtractedItem(NamedTuple):
     """One of what a completion yields: its text, with all that tells it apart, and its rating if the stage rates."""
 
     text: str
@@ -26,12 +26,12 @@ class Thing(NamedTuple):
 
 
 # Reads the things of a completion without the variables of its request, which no store holds. Raises Unparsable.
-Reader = Callable[[str], Sequence[Thing]]
+Reader = Callable[[str], Sequence[ExtractedItem]]
 RECORDED, FACTSCORE, WRITTEN = "recorded judges", "FActScore", "completions written by hand"
 
 
 @dataclass(frozen=True)
-class Line:
+class LinearSize:
     """A quantity of a request that grows with the tokens of its variables.
 
     >>> Line(3.0, slope=0.5).at(10.0)
@@ -57,8 +57,8 @@ class Figures:
     """
 
     source: str
-    completion: Line
-    things: Line = Line()
+    completion: LinearSize
+    things: LinearSize = LinearSize()
     ratings: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 1.0)
     distinct: float = 1.0
     calls: float = 1.0
@@ -133,7 +133,7 @@ class StageDefinition:
     # A mapping has no hash, and the name tells stages apart
     example: Mapping[str, Any] = field(default_factory=dict, hash=False)
     schema: Mapping[str, Any] | None = field(default=None, hash=False)
-    form: Form | None = None
+    form: OutputFormat | None = None
     read_alone: bool = False
 
     def accept(self, completion: str, variables: Mapping[str, Any]) -> Any:
@@ -195,21 +195,21 @@ def number_of(variable: str) -> Schema:
 
 
 @dataclass(frozen=True)
-class Form:
+class OutputFormat:
     """The form that a template asks for: in words for a model, and what matches a completion; None matches any text."""
 
     words: str
     pattern: re.Pattern[str] | None = None
 
 
-def lines_of(pattern: str, line: str, each: str = "one line for each:") -> Form:
+def lines_of(pattern: str, line: str, each: str = "one line for each:") -> OutputFormat:
     """The form with one item a line, which the pattern matches and `line` shows, or a lone `None`."""
-    return Form(f"{each} `{line}`", re.compile(rf"(?:{pattern})(?:\n+(?:{pattern}))*|None"))
+    return OutputFormat(f"{each} `{line}`", re.compile(rf"(?:{pattern})(?:\n+(?:{pattern}))*|None"))
 
 
-def label_of(labels: Sequence[str]) -> Form:
+def label_of(labels: Sequence[str]) -> OutputFormat:
     """The form that is one of these labels and nothing else."""
-    return Form(f"one of {', '.join(labels)}", re.compile("|".join(map(re.escape, labels))))
+    return OutputFormat(f"one of {', '.join(labels)}", re.compile("|".join(map(re.escape, labels))))
 
 
 def filled(schema: Schema, variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def without_reasoning(schema: Schema) -> Schema:
     return record(**fields)
 
 
-def read_as(completion: str, schema: Schema | None, form: Form | None, variables: Mapping[str, Any]) -> str:
+def read_as(completion: str, schema: Schema | None, form: OutputFormat | None, variables: Mapping[str, Any]) -> str:
     """One of `READ_AS`, for a completion that a stage's parser can read. A stage without a form takes any text.
 
     schema: the one that was sent; None for none.

@@ -13,11 +13,11 @@ from untold.udfs.stages.definitions import (
     RECORDED,
     TEXT,
     THOUGHTS,
+    ExtractedItem,
     Figures,
-    Form,
-    Line,
+    LinearSize,
+    OutputFormat,
     StageDefinition,
-    Thing,
     Unparsable,
     listed,
     number_of,
@@ -46,7 +46,7 @@ COVERAGE_SCHEMA = pa.schema([pa.field("statements", pa.list_(STATEMENT_TYPE)), p
 
 _STATEMENT = record(statement=TEXT, sources=listed(number_of("contexts")))
 _LINES = r"(?:- .+ \[\d+(?:, ?\d+)*\]\s*|None\s*)?(?:- .+ \[\d+(?:, ?\d+)*\]\s*)*"
-_COVERAGE_FORM = Form(
+_COVERAGE_FORM = OutputFormat(
     "reasoning, then `[Covered statements]` and `[Uncovered statements]` on lines of their own, below each one line "
     "`- statement [1, 3]` for each of its statements",
     re.compile(rf"(?s:.*?)\[Covered statements\]\n\s*{_LINES}\[Uncovered statements\]\s*{_LINES}"),
@@ -142,10 +142,10 @@ def _without_label(text: str) -> str:
     return text[prefix.end() :].strip() if prefix else text
 
 
-def summaries_in(completion: str) -> list[Thing]:
+def summaries_in(completion: str) -> list[ExtractedItem]:
     """One thing where a text has a summary; none for `None`. Raises `Unparsable`."""
     summary = parse_summary(completion, {})["summary"]
-    return [] if summary is None else [Thing(summary)]
+    return [] if summary is None else [ExtractedItem(summary)]
 
 
 SUMMARISE_CONTEXT = StageDefinition(
@@ -154,8 +154,8 @@ SUMMARISE_CONTEXT = StageDefinition(
     parse_summary,
     SUMMARY_SCHEMA,
     schema=record(summary={"type": ["string", "null"]}),
-    form=Form("the summary alone, or the single word None"),
-    figures=Figures(RECORDED, completion=Line(slope=0.44), things=Line(0.99)),
+    form=OutputFormat("the summary alone, or the single word None"),
+    figures=Figures(RECORDED, completion=LinearSize(slope=0.44), things=LinearSize(0.99)),
     things=summaries_in,
 )
 EVALUATE_COVERAGE = StageDefinition(
@@ -166,7 +166,7 @@ EVALUATE_COVERAGE = StageDefinition(
     schema=record(reasoning=THOUGHTS, covered_statements=listed(_STATEMENT), uncovered_statements=listed(_STATEMENT)),
     form=_COVERAGE_FORM,
     # Lists of 0.64 tokens a token were recorded; the reasoning, which was not, names each statement once before
-    figures=Figures(RECORDED, completion=Line(slope=1.28)),
+    figures=Figures(RECORDED, completion=LinearSize(slope=1.28)),
     max_tokens=16_384,
     items=("statements",),
 )

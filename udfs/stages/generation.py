@@ -9,7 +9,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from untold.udfs.stages.definitions import TEXT, WRITTEN, Figures, Form, Line, StageDefinition, Unparsable, record
+from untold.udfs.stages.definitions import (
+    TEXT,
+    WRITTEN,
+    Figures,
+    LinearSize,
+    OutputFormat,
+    StageDefinition,
+    Unparsable,
+    record,
+)
 from untold.udfs.stages.final_answers import final_text, recorded_text, unframed, untagged
 from untold.udfs.stages.reading import (
     collapsed,
@@ -128,8 +137,8 @@ GENERATE_ANSWER = StageDefinition(
     ("query", "contexts"),
     parse_answer,
     ANSWER_SCHEMA,
-    form=Form("the answer alone"),
-    figures=Figures(WRITTEN, completion=Line(slope=0.81)),
+    form=OutputFormat("the answer alone"),
+    figures=Figures(WRITTEN, completion=LinearSize(slope=0.81)),
 )
 RESTATE_ANSWER = StageDefinition(
     "restate_answer",
@@ -137,6 +146,6 @@ RESTATE_ANSWER = StageDefinition(
     parse_restated,
     RESTATED_SCHEMA,
     schema=record(statement=TEXT),
-    form=Form("one statement on one line", re.compile(".+")),
-    figures=Figures(WRITTEN, completion=Line(slope=1.22)),
+    form=OutputFormat("one statement on one line", re.compile(".+")),
+    figures=Figures(WRITTEN, completion=LinearSize(slope=1.22)),
 )

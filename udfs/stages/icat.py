@@ -15,10 +15,10 @@ from untold.udfs.stages.definitions import (
     FACTSCORE,
     TEXT,
     WRITTEN,
+    ExtractedItem,
     Figures,
-    Line,
+    LinearSize,
     StageDefinition,
-    Thing,
     Unparsable,
     lines_of,
     listed,
@@ -31,7 +31,7 @@ from untold.udfs.stages.numbered import (
     CLAIM_NAMES,
     CLAIM_WORDS,
     EVIDENCE_NAMES,
-    Numbered,
+    NumberedTexts,
     cells_of,
     find_number,
     known_numbers,
@@ -64,7 +64,9 @@ _ASIDE = re.compile(r"\s{0,3}\((?P<text>[^()\n]{1,400})\)\s{0,3}\Z")
 _DIGIT = re.compile(r"\d")
 
 
-def read_aligned_lines(lines: Sequence[str], left: Numbered, right: Numbered) -> dict[int, frozenset[int]] | None:
+def read_aligned_lines(
+    lines: Sequence[str], left: NumberedTexts, right: NumberedTexts
+) -> dict[int, frozenset[int]] | None:
     """By known left number the right ones, of lines that all name both; None where the first line does not.
 
     A left side is a text or has a word beside its number: of two bare numbers nobody knows which is which. Raises
@@ -85,7 +87,7 @@ def _is_introduction(line: str) -> bool:
     return line.rstrip("*_ ").endswith((":", "：")) and not _DIGIT.search(line)
 
 
-def _sides(line: str, left: Numbered, right: Numbered) -> tuple[int, frozenset[int]] | None:
+def _sides(line: str, left: NumberedTexts, right: NumberedTexts) -> tuple[int, frozenset[int]] | None:
     """The left number of a line and the right ones; None for any other line. A text may have a colon of its own."""
     for between in islice(_BETWEEN.finditer(line), _MOST_BETWEEN):
         number = _left(line[: between.start()], left)
@@ -95,7 +97,7 @@ def _sides(line: str, left: Numbered, right: Numbered) -> tuple[int, frozenset[i
     return None
 
 
-def _left(said: str, left: Numbered) -> int | None:
+def _left(said: str, left: NumberedTexts) -> int | None:
     """The number that a left side names with a word or by its text, or both where they agree."""
     aside = _ASIDE.search(said)
     number = number_in(said[: aside.start()] if aside else said, left)
@@ -108,7 +110,7 @@ def _has_letters(said: str) -> bool:
     return any(map(str.isalpha, said))
 
 
-def _right(said: str, right: Numbered) -> frozenset[int] | None:
+def _right(said: str, right: NumberedTexts) -> frozenset[int] | None:
     """The numbers of a right side, none of `None` and `not covered`; None where it is no list of numbers."""
     if _NOT.fullmatch(said) or is_none(said) or said.strip() == "[]":
         return frozenset()
@@ -177,7 +179,7 @@ def read_alignment(completion: str, form: Alignment, lefts: Sequence[str], right
     `Unparsable` where there is no object, or one cannot be read.
     """
     text = strip_thinking(completion)
-    left, right = Numbered(lefts, form.left_words), Numbered(rights, form.right_words)
+    left, right = NumberedTexts(lefts, form.left_words), NumberedTexts(rights, form.right_words)
     records = read_records(json_at_line_starts(text))
     objects = list(_objects(records, form, left)) if records else []
     if objects and any(is_none(row.text) for row in rows_of(text.partition("{")[0])):
@@ -207,7 +209,7 @@ def _says_nothing(text: str, records: Records | None, form: Alignment) -> bool:
     return empty and not form.other_form.search(records.rest if records else text)
 
 
-def _objects(records: Records, form: Alignment, left: Numbered) -> Iterator[Record]:
+def _objects(records: Records, form: Alignment, left: NumberedTexts) -> Iterator[Record]:
     """The objects, one a left text. Raises `Unparsable` for what is none, and for one that stands there unread."""
     if "{" in records.rest:
         raise Unparsable("an object that cannot be read")
@@ -217,7 +219,7 @@ def _objects(records: Records, form: Alignment, left: Numbered) -> Iterator[Reco
         yield value
 
 
-def _without_map(values: Sequence[Value], form: Alignment, left: Numbered) -> list[Value]:
+def _without_map(values: Sequence[Value], form: Alignment, left: NumberedTexts) -> list[Value]:
     """The values; `{"1": [2, 3], "Topic 2": []}` is an object for each of its fields."""
     lone = values[0] if len(values) == 1 else None
     if not isinstance(lone, Record) or not lone.pairs or not all(_names_left(key, left) for key, _ in lone.pairs):
@@ -225,12 +227,12 @@ def _without_map(values: Sequence[Value], form: Alignment, left: Numbered) -> li
     return [Record(((form.left_names[0], Cell(key, 0)), (form.right_names[0], value))) for key, value in lone.pairs]
 
 
-def _names_left(key: str, left: Numbered) -> bool:
+def _names_left(key: str, left: NumberedTexts) -> bool:
     """Whether a field's name is the number or the text of a left text."""
     return lone_number(key, left) is not None or left.find(key) is not None
 
 
-def _left_number(value: Record, form: Alignment, left: Numbered) -> int:
+def _left_number(value: Record, form: Alignment, left: NumberedTexts) -> int:
     """The left number, of none where it is unknown. Raises `Unparsable` where number and text are two texts'."""
     cell, text = value.cell(form.left_names), value.cell(form.text_names)
     if cell is None:
@@ -241,7 +243,7 @@ def _left_number(value: Record, form: Alignment, left: Numbered) -> int:
     return number
 
 
-def _right_numbers(value: Record, form: Alignment, right: Numbered) -> set[int]:
+def _right_numbers(value: Record, form: Alignment, right: NumberedTexts) -> set[int]:
     """The known right numbers of an object. Raises `Unparsable` for what is none, and where the object denies them."""
     found = value.field(form.right_names)
     if found is None and any(_may_be_right(key, each, form) for key, each in value.pairs):
@@ -266,14 +268,14 @@ ASPECTS_SCHEMA = pa.schema([pa.field("aspects", pa.list_(pa.string()))])
 ALIGNMENT_SCHEMA = pa.schema([pa.field("evidence", pa.list_(pa.list_(pa.int32())))])
 
 
-def claims_in(completion: str) -> list[Thing]:
+def claims_in(completion: str) -> list[ExtractedItem]:
     """The claims. Raises `Unparsable`."""
-    return list(map(Thing, parse_claims(completion, {})["claims"]))
+    return list(map(ExtractedItem, parse_claims(completion, {})["claims"]))
 
 
-def aspects_in(completion: str) -> list[Thing]:
+def aspects_in(completion: str) -> list[ExtractedItem]:
     """The aspects. Raises `Unparsable`."""
-    return list(map(Thing, parse_aspects(completion, {})["aspects"]))
+    return list(map(ExtractedItem, parse_aspects(completion, {})["aspects"]))
 
 
 EXTRACT_CLAIMS = StageDefinition(
@@ -284,7 +286,7 @@ EXTRACT_CLAIMS = StageDefinition(
     schema=record(claims=listed(TEXT)),
     form=lines_of(r"(?![-*•] ).+", "claim"),
     # The same facts as those of `extract_atoms`, without a bullet and a type
-    figures=Figures(FACTSCORE, completion=Line(slope=1.73), things=Line(slope=0.158)),
+    figures=Figures(FACTSCORE, completion=LinearSize(slope=1.73), things=LinearSize(slope=0.158)),
     things=claims_in,
     max_tokens=8_192,
     items=("claims",),
@@ -297,7 +299,7 @@ GENERATE_ASPECTS = StageDefinition(
     schema=record(topics=listed(TEXT)),
     form=lines_of(r'\{"topic": ".+"\}', '{"topic": "..."}'),
     # A long query has no more aspects than a short one
-    figures=Figures(WRITTEN, completion=Line(64.0), things=Line(5.7)),
+    figures=Figures(WRITTEN, completion=LinearSize(64.0), things=LinearSize(5.7)),
     things=aspects_in,
     items=("aspects",),
 )
@@ -308,6 +310,6 @@ ALIGN_CLAIMS = StageDefinition(
     ALIGNMENT_SCHEMA,
     schema=record(covered=listed(record(topic_id=number_of("aspects"), evidence=listed(number_of("claims"))))),
     form=lines_of(r'\{"topic_id": \d+, "evidence": \[[\d, ]*\]\}', '{"topic_id": n, "evidence": [n, ...]}'),
-    figures=Figures(WRITTEN, completion=Line(slope=0.3)),
+    figures=Figures(WRITTEN, completion=LinearSize(slope=0.3)),
     max_tokens=8_192,
 )

@@ -19,11 +19,11 @@ from untold.udfs.stages.definitions import (
     RATING,
     TEXT,
     WRITTEN,
+    ExtractedItem,
     Figures,
-    Form,
-    Line,
+    LinearSize,
+    OutputFormat,
     StageDefinition,
-    Thing,
     Unparsable,
     label_of,
     lines_of,
@@ -38,7 +38,7 @@ from untold.udfs.stages.labels import labels_of, read_label
 from untold.udfs.stages.numbered import (
     CLAIM_WORDS,
     EVIDENCE_NAMES,
-    Numbered,
+    NumberedTexts,
     evidence_cells,
     listed_numbers,
     number_in,
@@ -97,7 +97,7 @@ def parse_covering(completion: str, variables: Mapping[str, Any]) -> dict[str, A
     where what is covered has no known claim, which nothing shows then, and where what is not covered has some.
     """
     text = strip_thinking(completion)
-    claims = Numbered(variables["claims"], CLAIM_WORDS)
+    claims = NumberedTexts(variables["claims"], CLAIM_WORDS)
     records = read_records(json_at_line_starts(text))
     if records and "{" in records.rest:
         raise Unparsable("an object that cannot be read")
@@ -120,7 +120,7 @@ def _labelled(value: Value) -> Iterator[Record]:
             yield from _labelled(each)
 
 
-def _read_object(value: Record, claims: Numbered) -> _Coverage:
+def _read_object(value: Record, claims: NumberedTexts) -> _Coverage:
     """What an object says. Raises `Unparsable` where its label is another one, or it has two."""
     labels = [value.cell((name,)) for name in _LABEL_NAMES]
     read = {_is_covered(label.text) for label in labels if label}
@@ -141,7 +141,7 @@ def _is_covered(label: str) -> bool:
     return not (found["denied"] or found["false"])
 
 
-def _known(cell: Cell, claims: Numbered) -> Iterator[int]:
+def _known(cell: Cell, claims: NumberedTexts) -> Iterator[int]:
     """The known numbers of `3`, `claim 3`, `1, 3` and `1-3`, or of the claim that is repeated."""
     number = number_in(cell.bare, claims)
     if number is not None and number in claims:
@@ -150,7 +150,7 @@ def _known(cell: Cell, claims: Numbered) -> Iterator[int]:
         yield from listed_numbers(cell.bare, claims) or ()
 
 
-def _read_lone_label(text: str, claims: Numbered) -> _Coverage:
+def _read_lone_label(text: str, claims: NumberedTexts) -> _Coverage:
     """What a completion without an object says. Raises `Unparsable` where that is no label, or several.
 
     Thoughts without a label may stand above the line of the label, or before it on the line where nothing is covered.
@@ -184,7 +184,7 @@ def _ends_denial(behind: str) -> bool:
     return _ENDS_LABEL.match(behind) is not None or _BY_NO_CLAIM.match(behind) is not None
 
 
-def _claims_behind(text: str, claims: Numbered) -> frozenset[int] | None:
+def _claims_behind(text: str, claims: NumberedTexts) -> frozenset[int] | None:
     """The claims that stand behind a label, as a list or in a sentence that takes none back; None for other texts."""
     label = _EVIDENCE_LABEL.match(text)
     plain = _BULLET.sub(", ", text[label.end() :] if label else text)
@@ -206,7 +206,7 @@ _LEADS = re.compile(r"[^\w\n]{0,6}(?:(?:fact|statement)[ _]?)?(?P<number>\d{1,6}
 
 
 @dataclass
-class _Block:
+class _FactRatings:
     """The ratings below or beside one fact, by scale."""
 
     fact: int
@@ -214,7 +214,7 @@ class _Block:
 
 
 def read_rated_lines(
-    text: str, scales: Mapping[str, str], facts: Numbered
+    text: str, scales: Mapping[str, str], facts: NumberedTexts
 ) -> dict[tuple[str, int], list[Digit | None]]:
     """By scale and number of a fact its ratings, as the lines have them that name the fact and those below it.
 
@@ -228,9 +228,9 @@ def read_rated_lines(
     return {(scale, block.fact): digits for block in blocks for scale, digits in block.said.items()}
 
 
-def _blocks(text: str, patterns: Mapping[str, re.Pattern[str]], facts: Numbered) -> Iterator[_Block]:
+def _blocks(text: str, patterns: Mapping[str, re.Pattern[str]], facts: NumberedTexts) -> Iterator[_FactRatings]:
     """The facts in the order of their lines; 0 stands for what is above the first."""
-    block, start = _Block(0), 0
+    block, start = _FactRatings(0), 0
     for line in text.split("\n"):
         end = start + len(line)
         found = [(scale, match) for scale, pattern in patterns.items() for match in pattern.finditer(text, start, end)]
@@ -241,7 +241,7 @@ def _blocks(text: str, patterns: Mapping[str, re.Pattern[str]], facts: Numbered)
             number = _named(text[start:first], text[last:end], facts)
             if number is not None:
                 yield block
-                block = _Block(number)
+                block = _FactRatings(number)
         if rated and block.fact not in facts:
             raise Unparsable("a rating of no fact")
         for scale, match in rated:
@@ -250,7 +250,7 @@ def _blocks(text: str, patterns: Mapping[str, re.Pattern[str]], facts: Numbered)
     yield block
 
 
-def _named(before: str, behind: str, facts: Numbered) -> int | None:
+def _named(before: str, behind: str, facts: NumberedTexts) -> int | None:
     """The fact that a line names before its ratings, or behind them where nothing stands before; None for none."""
     said = before.strip(_AROUND)
     if not matching_key(said):
@@ -272,7 +272,7 @@ _SCORE_NAMES = ("score", "rating", "value")
 _FACT_WORDS = re.compile(r"(?<![^\W_])(?:facts?|statements?|no|number|id|f)(?![^\W\d_])", re.IGNORECASE)
 
 
-class _Said(NamedTuple):
+class _ParsedRating(NamedTuple):
     """A rating of a fact, by its number, on a scale; the digit is null where it is no whole number from 1 to 5."""
 
     fact: int
@@ -288,7 +288,7 @@ def parse_importance(completion: str, variables: Mapping[str, Any]) -> dict[str,
     Objects with other ids, and other fields, are passed over. Raises `Unparsable` where a fact lacks a rating from 1 to
     5, or has two that differ.
     """
-    facts = Numbered(variables["facts"], _FACT_WORDS)
+    facts = NumberedTexts(variables["facts"], _FACT_WORDS)
     text = answer_in_place(completion)
     records = read_records(json_at_line_starts(text))
     said: defaultdict[tuple[str, int], list[Digit | None]] = defaultdict(list)
@@ -311,7 +311,7 @@ def _agreed(digits: Sequence[Digit | None], scale: str) -> Digit:
     return found[-1]
 
 
-def _ratings(value: Value, above: int, facts: Numbered) -> Iterator[_Said]:
+def _ratings(value: Value, above: int, facts: NumberedTexts) -> Iterator[_ParsedRating]:
     """The ratings of known facts within a value: of an object with an id of its own, else of that above it.
 
     `{"1": {...}}` and `{"id": 1, "ratings": {...}}` name the fact above its ratings; 0 is no fact.
@@ -324,19 +324,19 @@ def _ratings(value: Value, above: int, facts: Numbered) -> Iterator[_Said]:
         rated = {scale: value.field(names) for scale, names in SCALES.items()}
         found = {scale: each for scale, each in rated.items() if each is not None}
         if found and (known := fact or _worded(value, facts)) in facts:
-            yield from (_Said(known, scale, _digit(each)) for scale, each in found.items())
+            yield from (_ParsedRating(known, scale, _digit(each)) for scale, each in found.items())
         elif not found:
             for key, each in value.pairs:
                 yield from _ratings(each, number_in(key, facts) or fact, facts)
 
 
-def _numbered(value: Record, above: int, facts: Numbered) -> int:
+def _numbered(value: Record, above: int, facts: NumberedTexts) -> int:
     """The number of the fact that an object's id names, one of no fact where it is unknown; else the one above it."""
     cell = value.cell(_ID_NAMES)
     return above if cell is None else number_in(cell.bare, facts) or len(facts.texts) + 1
 
 
-def _worded(value: Record, facts: Numbered) -> int:
+def _worded(value: Record, facts: NumberedTexts) -> int:
     """The number of the fact that an object without an id repeats, else 0."""
     cell = value.cell(_TEXT_NAMES)
     return (number_in(cell.bare, facts) if cell else None) or 0
@@ -399,9 +399,9 @@ def parse_facts(completion: str, variables: Mapping[str, Any]) -> dict[str, list
     return {"facts": parse_claims(completion, variables)["claims"]}
 
 
-def facts_in(completion: str) -> list[Thing]:
+def facts_in(completion: str) -> list[ExtractedItem]:
     """The facts. Raises `Unparsable`."""
-    return list(map(Thing, parse_facts(completion, {})["facts"]))
+    return list(map(ExtractedItem, parse_facts(completion, {})["facts"]))
 
 
 EXTRACT_FACTS = StageDefinition(
@@ -412,7 +412,7 @@ EXTRACT_FACTS = StageDefinition(
     schema=record(facts=listed(TEXT)),
     form=lines_of("- .+", "- fact"),
     # The same facts as those of `extract_claims`, each behind a bullet
-    figures=Figures(FACTSCORE, completion=Line(slope=1.81), things=Line(slope=0.158)),
+    figures=Figures(FACTSCORE, completion=LinearSize(slope=1.81), things=LinearSize(slope=0.158)),
     things=facts_in,
     max_tokens=8_192,
     items=("facts",),
@@ -422,7 +422,7 @@ EXTRACT_VERIFIABLE_CLAIMS = replace(
     EXTRACT_CLAIMS,
     name="extract_verifiable_claims",
     variables=("query", "before", "sentence", "after"),
-    figures=Figures(FACTSCORE, completion=Line(slope=0.35), things=Line(slope=0.032)),
+    figures=Figures(FACTSCORE, completion=LinearSize(slope=0.35), things=LinearSize(slope=0.032)),
     example=dict.fromkeys(("before", "sentence", "after"), "Ada lives in Lyon."),
 )
 RATE_IMPORTANCE = StageDefinition(
@@ -431,12 +431,12 @@ RATE_IMPORTANCE = StageDefinition(
     parse_importance,
     IMPORTANCE_SCHEMA,
     schema=record(ratings=listed(record(id=number_of("facts"), relevance=RATING, salience=RATING))),
-    form=Form(
+    form=OutputFormat(
         'a JSON list of one {"id": n, "relevance": n, "salience": n} for each fact',
         re.compile(rf"\[\s*{_RATED}(?:,\s*{_RATED})*\s*\]"),
     ),
     rated=True,
-    figures=Figures(WRITTEN, completion=Line(slope=1.09)),
+    figures=Figures(WRITTEN, completion=LinearSize(slope=1.09)),
     max_tokens=8_192,
 )
 VERIFY_CLAIM = StageDefinition(
@@ -446,7 +446,7 @@ VERIFY_CLAIM = StageDefinition(
     VERDICT_SCHEMA,
     schema=record(verdict=one_of(VERDICTS)),
     form=label_of(VERDICTS),
-    figures=Figures(WRITTEN, completion=Line(14.0)),
+    figures=Figures(WRITTEN, completion=LinearSize(14.0)),
 )
 CHECK_COVERAGE = StageDefinition(
     "check_coverage",
@@ -454,9 +454,9 @@ CHECK_COVERAGE = StageDefinition(
     parse_covering,
     COVERING_SCHEMA,
     schema=record(label=one_of(("COVERED", "NOT_COVERED")), evidence_claim_ids=listed(number_of("claims"))),
-    form=Form(
+    form=OutputFormat(
         '{"label": "COVERED" or "NOT_COVERED", "evidence_claim_ids": [n, ...]}',
         re.compile(r'\{"label": "(?:NOT_)?COVERED", "evidence_claim_ids": \[[\d, ]*\]\}'),
     ),
-    figures=Figures(WRITTEN, completion=Line(16.0)),
+    figures=Figures(WRITTEN, completion=LinearSize(16.0)),
 )

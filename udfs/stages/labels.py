@@ -190,7 +190,7 @@ class _Kind(IntEnum):
 
 
 @dataclass(frozen=True)
-class _Said:
+class _ParsedLabel:
     """A label as one sentence gives it; null where the sentence gives none of them, as `partially supported` does."""
 
     label: str | None
@@ -246,7 +246,7 @@ def _denied(text: str, labels: Labels) -> str:
     raise Unparsable(f"none of {', '.join(labels.names)} is the answer")
 
 
-def _said_in(line: str, labels: Labels, below: str = "") -> Iterator[_Said]:
+def _said_in(line: str, labels: Labels, below: str = "") -> Iterator[_ParsedLabel]:
     """The labels that the sentences of a line give; `below` is the next line, which may take the last one back."""
     row = split_marker(line)
     if is_drawing(row):
@@ -256,16 +256,16 @@ def _said_in(line: str, labels: Labels, below: str = "") -> Iterator[_Said]:
         contrast = _CONTRASTS.match(following) is not None
         said = _said(sentence, labels, is_line=len(sentences) == 1)
         if said is not None:
-            yield _Said(None, said.kind) if contrast and said.label == labels.positive else said
+            yield _ParsedLabel(None, said.kind) if contrast and said.label == labels.positive else said
 
 
-def _said(sentence: str, labels: Labels, *, is_line: bool) -> _Said | None:
+def _said(sentence: str, labels: Labels, *, is_line: bool) -> _ParsedLabel | None:
     """The label that a sentence gives and says nothing else, but for a reason; None where it gives none."""
     if sentence.rstrip(" *_\"'`)").endswith(("?", "？")):
         return None
     alone = labels.alone.fullmatch(sentence)
     if alone:
-        return _Said(labels.of(alone), _Kind.ALONE if is_line else _Kind.NAMED)
+        return _ParsedLabel(labels.of(alone), _Kind.ALONE if is_line else _Kind.NAMED)
     for found in islice(labels.mention.finditer(sentence), _MOST_MENTIONS):
         before = sentence[: found.start()]
         kind = _kind_of(before)
@@ -275,7 +275,7 @@ def _said(sentence: str, labels: Labels, *, is_line: bool) -> _Said | None:
         if label is False or not _agrees(before, found[0], label == labels.positive):
             return None
         kind = _Kind.DENYING if found.lastgroup == "denying" else kind
-        return _Said(label or None, kind, not {"final", "overall"}.isdisjoint(_words(before)))
+        return _ParsedLabel(label or None, kind, not {"final", "overall"}.isdisjoint(_words(before)))
     return None
 
 

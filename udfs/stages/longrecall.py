@@ -14,8 +14,8 @@ from untold.udfs.stages.definitions import (
     TEXT,
     WRITTEN,
     Figures,
-    Form,
-    Line,
+    LinearSize,
+    OutputFormat,
     StageDefinition,
     Unparsable,
     label_of,
@@ -220,7 +220,7 @@ RESOLVE_COREFERENCE = StageDefinition(
     RESOLVED_SCHEMA,
     schema=record(facts=listed(record(id=number_of("facts"), fact=TEXT))),
     form=lines_of(r"\* .+", "* fact", "one line for each fact, in their order:"),
-    figures=Figures(WRITTEN, completion=Line(slope=0.82)),
+    figures=Figures(WRITTEN, completion=LinearSize(slope=0.82)),
     max_tokens=8_192,
 )
 MATCH_ONE = StageDefinition(
@@ -230,7 +230,7 @@ MATCH_ONE = StageDefinition(
     MATCH_SCHEMA,
     schema=record(label=one_of(("Match", "No Match"))),
     form=label_of(("Match", "No Match")),
-    figures=Figures(WRITTEN, completion=Line(12.0)),
+    figures=Figures(WRITTEN, completion=LinearSize(12.0)),
 )
 MATCH_MANY = StageDefinition(
     "match_many",
@@ -238,8 +238,8 @@ MATCH_MANY = StageDefinition(
     parse_subset,
     SUBSET_SCHEMA,
     schema=record(candidates=_CANDIDATES),
-    form=Form("a JSON list of the candidates' numbers, such as [1, 3], or []", re.compile(r"\[[\d, ]*\]")),
-    figures=Figures(WRITTEN, completion=Line(9.0)),
+    form=OutputFormat("a JSON list of the candidates' numbers, such as [1, 3], or []", re.compile(r"\[[\d, ]*\]")),
+    figures=Figures(WRITTEN, completion=LinearSize(9.0)),
 )
 MATCH_HOLISTIC = StageDefinition(
     "match_holistic",
@@ -248,6 +248,6 @@ MATCH_HOLISTIC = StageDefinition(
     HOLISTIC_SCHEMA,
     schema=record(entailed=listed(record(reference=number_of("references"), candidates=_CANDIDATES))),
     form=lines_of(r'\{"reference": \d+, "candidates": \[[\d, ]*\]\}', '{"reference": n, "candidates": [n, ...]}'),
-    figures=Figures(WRITTEN, completion=Line(slope=0.29)),
+    figures=Figures(WRITTEN, completion=LinearSize(slope=0.29)),
     max_tokens=8_192,
 )

@@ -16,10 +16,10 @@ from untold.udfs.stages.definitions import (
     RATING,
     TEXT,
     WRITTEN,
+    ExtractedItem,
     Figures,
-    Line,
+    LinearSize,
     StageDefinition,
-    Thing,
     Unparsable,
     label_of,
     lines_of,
@@ -30,7 +30,7 @@ from untold.udfs.stages.definitions import (
 )
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.labels import labels_of, read_label
-from untold.udfs.stages.numbered import Numbered, read_numbered_labels
+from untold.udfs.stages.numbered import NumberedTexts, read_numbered_labels
 from untold.udfs.stages.rated import is_known, is_named, match_lines, matching_key, rank, rating_pattern, read_digit
 from untold.udfs.stages.reading import answer_span, past_echoes, split_marker
 from untold.udfs.stages.records import (
@@ -91,7 +91,7 @@ def parse_relations(completion: str, variables: Mapping[str, Any]) -> dict[str, 
     def read(text: str, number: int) -> str:
         return read_label(text, _LABELS, (premise, hypotheses[number - 1]))
 
-    return {"relations": read_numbered_labels(completion, Numbered(hypotheses, _NUMBER_WORDS), read)}
+    return {"relations": read_numbered_labels(completion, NumberedTexts(hypotheses, _NUMBER_WORDS), read)}
 
 
 ATOM_TYPE = pa.struct([pa.field("text", pa.string()), pa.field("unit_type", pa.string())])
@@ -240,20 +240,22 @@ def _rated_text(text: str, begun: Sequence[str], known: set[str]) -> str:
     return next((each for each in meant if is_known(each, known)), text if matching_key(text) else joined)
 
 
-def atoms_in(completion: str) -> list[Thing]:
+def atoms_in(completion: str) -> list[ExtractedItem]:
     """The units that state something: Facts and Claims. Raises `Unparsable`."""
-    return [Thing(unit["text"]) for unit in parse_atoms(completion, {})["atoms"] if unit["unit_type"] in STATING]
+    return [
+        ExtractedItem(unit["text"]) for unit in parse_atoms(completion, {})["atoms"] if unit["unit_type"] in STATING
+    ]
 
 
-def revised_in(completion: str) -> list[Thing]:
+def revised_in(completion: str) -> list[ExtractedItem]:
     """The statements. Raises `Unparsable`."""
-    return list(map(Thing, parse_revised(completion, {})["atoms"]))
+    return list(map(ExtractedItem, parse_revised(completion, {})["atoms"]))
 
 
-def relevances_in(completion: str) -> list[Thing]:
+def relevances_in(completion: str) -> list[ExtractedItem]:
     """What is rated, whatever statements were given. Raises `Unparsable` where nothing is, or numbers stand for it."""
     rated = _rated_records(completion, set()) or list(_rated_lines(completion, set()))
-    things = [Thing(line.text, line.digit.value) for line in rated if line.digit]
+    things = [ExtractedItem(line.text, line.digit.value) for line in rated if line.digit]
     if all(map(_NUMBERED.fullmatch, (thing.text for thing in things))):
         raise Unparsable("no rating from 1 to 5 beside its statement")
     return things
@@ -266,7 +268,7 @@ EXTRACT_ATOMS = StageDefinition(
     ATOMS_SCHEMA,
     schema=record(atoms=listed(record(unit=TEXT, type=one_of(UNIT_TYPES)))),
     form=lines_of(rf"- .+: (?:{'|'.join(UNIT_TYPES)})", "- unit: Unit Type"),
-    figures=Figures(FACTSCORE, completion=Line(slope=2.05), things=Line(slope=0.158)),
+    figures=Figures(FACTSCORE, completion=LinearSize(slope=2.05), things=LinearSize(slope=0.158)),
     things=atoms_in,
     max_tokens=8_192,
     items=("atoms",),
@@ -279,7 +281,7 @@ REVISE_ATOMS = StageDefinition(
     schema=record(statements=listed(TEXT)),
     form=lines_of(r"\* .+", "* statement"),
     # The same facts as if revised: as many, beside the text and themselves
-    figures=Figures(FACTSCORE, completion=Line(slope=0.64), things=Line(slope=0.056)),
+    figures=Figures(FACTSCORE, completion=LinearSize(slope=0.64), things=LinearSize(slope=0.056)),
     things=revised_in,
     max_tokens=8_192,
     items=("atoms",),
@@ -293,7 +295,10 @@ RATE_RELEVANCE = StageDefinition(
     form=lines_of(r"\* .+ \[Relevance: [1-5]\]", "* statement [Relevance: n]"),
     rated=True,
     figures=Figures(
-        WRITTEN, completion=Line(slope=1.21), things=Line(slope=0.09), ratings=(0.34, 0.08, 0.03, 0.11, 0.44)
+        WRITTEN,
+        completion=LinearSize(slope=1.21),
+        things=LinearSize(slope=0.09),
+        ratings=(0.34, 0.08, 0.03, 0.11, 0.44),
     ),
     things=relevances_in,
     max_tokens=8_192,
@@ -305,7 +310,7 @@ CLASSIFY_RELATION = StageDefinition(
     RELATION_SCHEMA,
     schema=record(relation=one_of(RELATIONS)),
     form=label_of(RELATIONS),
-    figures=Figures(WRITTEN, completion=Line(12.0)),
+    figures=Figures(WRITTEN, completion=LinearSize(12.0)),
     read_alone=True,
 )
 CLASSIFY_RELATIONS = StageDefinition(
@@ -315,7 +320,7 @@ CLASSIFY_RELATIONS = StageDefinition(
     RELATIONS_SCHEMA,
     schema=record(relations=listed(record(id=number_of("hypotheses"), relation=one_of(RELATIONS)))),
     form=lines_of(rf"\d{{1,9}}: (?:{'|'.join(RELATIONS)})", "n: relation", "one line for each hypothesis:"),
-    figures=Figures(WRITTEN, completion=Line(slope=0.66)),
+    figures=Figures(WRITTEN, completion=LinearSize(slope=0.66)),
 )
 # The same for claims held against whole texts (Ru et al. 2024; methods, section 16): a few of them, however long these
-CHECK_CLAIMS = replace(CLASSIFY_RELATIONS, name="check_claims", figures=Figures(WRITTEN, completion=Line(23.0)))
+CHECK_CLAIMS = replace(CLASSIFY_RELATIONS, name="check_claims", figures=Figures(WRITTEN, completion=LinearSize(23.0)))

@@ -16,10 +16,10 @@ from untold.udfs.stages.claims import CLAIM_NAMES, labelled_answer, listed_texts
 from untold.udfs.stages.definitions import (
     TEXT,
     WRITTEN,
+    ExtractedItem,
     Figures,
-    Line,
+    LinearSize,
     StageDefinition,
-    Thing,
     Unparsable,
     lines_of,
     listed,
@@ -29,7 +29,7 @@ from untold.udfs.stages.definitions import (
 )
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.labels import Labels, labels_of, read_label
-from untold.udfs.stages.numbered import Numbered, read_numbered_labels
+from untold.udfs.stages.numbered import NumberedTexts, read_numbered_labels
 from untold.udfs.stages.reading import past_echoes, unfenced
 
 NUGGETS_SCHEMA = pa.schema([pa.field("nuggets", pa.list_(pa.string()))])
@@ -82,9 +82,9 @@ def parse_nuggets(completion: str, variables: Mapping[str, Any]) -> dict[str, li
     return {"nuggets": nuggets}
 
 
-def nuggets_in(completion: str) -> list[Thing]:
+def nuggets_in(completion: str) -> list[ExtractedItem]:
     """The nuggets. Raises `Unparsable`."""
-    return list(map(Thing, parse_nuggets(completion, {})["nuggets"]))
+    return list(map(ExtractedItem, parse_nuggets(completion, {})["nuggets"]))
 
 
 @final_answer
@@ -102,7 +102,7 @@ def parse_assignments(completion: str, variables: Mapping[str, Any]) -> dict[str
 def _numbered(completion: str, variables: Mapping[str, Any], labels: Labels) -> list[str | None]:
     nuggets = variables["nuggets"]
     return read_numbered_labels(
-        completion, Numbered(nuggets, _NUMBER_WORDS), lambda text, n: read_label(text, labels, nuggets[n - 1 : n])
+        completion, NumberedTexts(nuggets, _NUMBER_WORDS), lambda text, n: read_label(text, labels, nuggets[n - 1 : n])
     )
 
 
@@ -125,7 +125,7 @@ CREATE_NUGGETS = StageDefinition(
     NUGGETS_SCHEMA,
     schema=record(nuggets=listed(TEXT)),
     form=lines_of("- .+", "- nugget"),
-    figures=Figures(WRITTEN, completion=Line(slope=0.85), things=Line(slope=0.062)),
+    figures=Figures(WRITTEN, completion=LinearSize(slope=0.85), things=LinearSize(slope=0.062)),
     things=nuggets_in,
     items=("nuggets",),
     example={"most": 30},
@@ -135,12 +135,12 @@ RATE_NUGGETS = _labelling(
     ("query",),
     IMPORTANCES,
     parse=parse_ratings,
-    figures=Figures(WRITTEN, completion=Line(slope=0.37)),
+    figures=Figures(WRITTEN, completion=LinearSize(slope=0.37)),
 )
 ASSIGN_NUGGETS = _labelling(
     "assign_nuggets",
     ("query", "response"),
     SUPPORTS,
     parse=parse_assignments,
-    figures=Figures(WRITTEN, completion=Line(slope=0.34)),
+    figures=Figures(WRITTEN, completion=LinearSize(slope=0.34)),
 )

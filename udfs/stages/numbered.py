@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
-from untold.udfs.stages.cited_lines import numbers_of
 from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages.lists import numbers_of
 from untold.udfs.stages.rated import matching_key
 from untold.udfs.stages.reading import is_none, is_rule, strip_thinking
 from untold.udfs.stages.records import Cell, Record, Value, field_name, json_at_line_starts, read_records, unwrapped
@@ -37,7 +37,7 @@ _NO_EVIDENCE = re.compile(r"(?:null|n\s?/\s?a|[\W_]{0,20})", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Numbered:
+class NumberedTexts:
     """The texts that a prompt numbers from 1. `words` match what may stand beside a number, `Topic 3` and `C1`."""
 
     texts: Sequence[str]
@@ -58,7 +58,7 @@ class Numbered:
         return self._numbers.get(key) if key else None
 
 
-def find_number(text: str, numbered: Numbered) -> int:
+def find_number(text: str, numbered: NumberedTexts) -> int:
     """The number that a text is, or whose text it is; 0 where there is none. Raises `Unparsable` for another text."""
     found = number_in(text, numbered)
     if found is None:
@@ -66,7 +66,7 @@ def find_number(text: str, numbered: Numbered) -> int:
     return found
 
 
-def number_in(text: str, numbered: Numbered) -> int | None:
+def number_in(text: str, numbered: NumberedTexts) -> int | None:
     """The number that a text is, or whose text it is; None for any other text."""
     lone = lone_number(text, numbered)
     if lone is not None and lone in numbered:
@@ -80,7 +80,7 @@ def number_in(text: str, numbered: Numbered) -> int | None:
     return found
 
 
-def lone_number(text: str, numbered: Numbered) -> int | None:
+def lone_number(text: str, numbered: NumberedTexts) -> int | None:
     """The number that a text is, but for words such as `Topic`; 0 for one that is too long to be one of theirs.
 
     Raises `Unparsable` for 0: who counts from 0 means another text by every number.
@@ -93,7 +93,7 @@ def lone_number(text: str, numbered: Numbered) -> int | None:
     return int(found["digits"]) if not found["sign"] and len(found["digits"]) < 10 else 0
 
 
-def listed_numbers(text: str, numbered: Numbered) -> frozenset[int] | None:
+def listed_numbers(text: str, numbered: NumberedTexts) -> frozenset[int] | None:
     """The known numbers of `3`, `claim 3`, `1, 3` and `1-3`, all of `all`, none of `N/A`; None for another text."""
     if _NO_EVIDENCE.fullmatch(text) or is_none(text):
         return frozenset()
@@ -103,7 +103,7 @@ def listed_numbers(text: str, numbered: Numbered) -> frozenset[int] | None:
     return numbers_of(bare, len(numbered.texts)) if _LISTED_NUMBERS.fullmatch(bare) else None
 
 
-def known_numbers(text: str, numbered: Numbered) -> frozenset[int]:
+def known_numbers(text: str, numbered: NumberedTexts) -> frozenset[int]:
     """The known numbers of a text that lists some or is one, or the number of the text that it repeats.
 
     Raises `Unparsable` for another text.
@@ -137,7 +137,7 @@ def cells_of(value: Value | None, names: Sequence[str]) -> Iterator[Cell]:
         yield value
 
 
-def without_words(text: str, numbered: Numbered) -> str:
+def without_words(text: str, numbered: NumberedTexts) -> str:
     """The text without the words beside its numbers and without the signs around all of it."""
     return _WHOLE.sub(r"\1", numbered.words.sub(" ", text)).strip(_AROUND)
 
@@ -169,7 +169,7 @@ _PARTS = re.compile(r"[|:：→]|[^\S\n][-–—]{1,2}>?[^\S\n]")
 _CLOSING_TAG = re.compile(r"</\w{1,20}>")
 
 
-def read_numbered_labels(completion: str, numbered: Numbered, read: ReadLabel) -> list[str | None]:
+def read_numbered_labels(completion: str, numbered: NumberedTexts, read: ReadLabel) -> list[str | None]:
     """The label of each text, in their order; None where its number is missing, stands twice or has no clear label.
 
     Other numbers are passed over. A label without a number answers for a text that is alone. Raises `Unparsable` where
@@ -191,13 +191,13 @@ def read_numbered_labels(completion: str, numbered: Numbered, read: ReadLabel) -
     return labels
 
 
-def _may_be_texts(said: Set[int], numbered: Numbered) -> bool:
+def _may_be_texts(said: Set[int], numbered: NumberedTexts) -> bool:
     """Whether numbers that leave some out are themselves among the texts: `2` and `3` of the answers "2" and "3"."""
     is_whole = said >= set(range(1, len(numbered.texts) + 1))
     return bool(said) and not is_whole and all(numbered.find(str(number)) for number in said)
 
 
-def _numbered_texts(completion: str, numbered: Numbered) -> Iterator[tuple[int, str]]:
+def _numbered_texts(completion: str, numbered: NumberedTexts) -> Iterator[tuple[int, str]]:
     """What the completion says of each number: the cells of JSON or a table, else the lines that a number opens."""
     records = read_records(json_at_line_starts(completion))
     if records is None:
@@ -213,7 +213,7 @@ def _numbered_texts(completion: str, numbered: Numbered) -> Iterator[tuple[int, 
     yield from blocks or in_order
 
 
-def _recorded(value: Value | Sequence[Value], above: int, numbered: Numbered) -> Iterator[tuple[int, str]]:
+def _recorded(value: Value | Sequence[Value], above: int, numbered: NumberedTexts) -> Iterator[tuple[int, str]]:
     """The labels in objects: `{"id": 1, "relation": "neutral"}`, `{"1": "neutral"}` and `{"1": {"label": ...}}`."""
     if isinstance(value, Record):
         number = _named(value, numbered) or above
@@ -232,7 +232,7 @@ def _recorded(value: Value | Sequence[Value], above: int, numbered: Numbered) ->
             yield from _recorded(each, above, numbered)
 
 
-def _named(value: Record, numbered: Numbered) -> int:
+def _named(value: Record, numbered: NumberedTexts) -> int:
     """The number that an object names, by itself or by its text; 0 where it names none, or two that differ."""
     cells = [(key, each) for key, each in value.pairs if isinstance(each, Cell) and _names_number(key)]
     # The text "2" is not the second one
@@ -246,7 +246,7 @@ def _names_number(key: str) -> bool:
     return field_name(key) in _ID_NAMES or key.strip() == "#"
 
 
-def _blocks(text: str, numbered: Numbered) -> Iterator[tuple[int, str]]:
+def _blocks(text: str, numbered: NumberedTexts) -> Iterator[tuple[int, str]]:
     """The lines behind each number up to the next one, or to a blank line that follows more than the number."""
     number, lines = 0, [""]
     for line in text.split("\n"):
@@ -271,7 +271,7 @@ def _known(digits: str) -> int:
     return int(digits)
 
 
-def _without_text(behind: str, digits: str, numbered: Numbered) -> str:
+def _without_text(behind: str, digits: str, numbered: NumberedTexts) -> str:
     """What a line says behind a number, without the text of that number; nothing where it repeats that of another."""
     number, behind = int(digits), _CLOSING_TAG.sub(" : ", behind)
     if number not in numbered:

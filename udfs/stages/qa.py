@@ -20,11 +20,11 @@ from untold.udfs.stages.definitions import (
     TEXT,
     THOUGHTS,
     WRITTEN,
+    ExtractedItem,
     Figures,
-    Form,
-    Line,
+    LinearSize,
+    OutputFormat,
     StageDefinition,
-    Thing,
     Unparsable,
     lines_of,
     listed,
@@ -80,7 +80,7 @@ _ANSWERS_FORM = lines_of(
     "* question",
     "`A: answer [Confidence: n]`, several set apart by a bar, or `A: unknown`, each on the line below its question:",
 )
-_COMPARISON_FORM = Form(
+_COMPARISON_FORM = OutputFormat(
     f"a short reason, then on the last line `first - second [{' | '.join(RELATIONS).replace('_', ' ')}]`",
     # Each part is matched in one way alone: a long line without its label would else take the square of its length
     re.compile(rf"(?:.*\n)*+(?>.+? - )(?>.+ \[)(?:{'|'.join(RELATIONS).replace('_', ' ')})\]"),
@@ -129,7 +129,7 @@ _UNKNOWN_REMARK = re.compile(
 
 
 @dataclass(frozen=True)
-class _Block:
+class _QuestionBlock:
     """What is said to one question: its text as the completion gives it, and where its answers stand there."""
 
     question: str
@@ -138,7 +138,7 @@ class _Block:
 
 
 @dataclass(frozen=True)
-class _Answer:
+class _ParsedAnswer:
     """An answer as it is written, and its confidence: null where that is missing or out of scale."""
 
     text: str
@@ -175,12 +175,12 @@ def parse_answers(completion: str, variables: Mapping[str, Any]) -> dict[str, li
     }
 
 
-def _recorded_answers(completion: str, questions: Sequence[str]) -> list[tuple[str, list[_Answer]]]:
+def _recorded_answers(completion: str, questions: Sequence[str]) -> list[tuple[str, list[_ParsedAnswer]]]:
     """The questions of a JSON list or a table with their answers; none where it has no questions."""
     records = read_records(completion)
     if records is None:
         return []
-    found: list[tuple[str, list[_Answer]]] = []
+    found: list[tuple[str, list[_ParsedAnswer]]] = []
     for value in unwrapped(records.values, QUESTION_NAMES):
         question = _question_of(value, questions) if isinstance(value, Record) else None
         if question is not None and isinstance(value, Record):
@@ -204,30 +204,30 @@ def _question_of(value: Record, questions: Sequence[str]) -> str | None:
     return questions[int(number.bare) - 1]
 
 
-def _written_answers(completion: str, questions: Sequence[str]) -> list[tuple[str, list[_Answer]]]:
+def _written_answers(completion: str, questions: Sequence[str]) -> list[tuple[str, list[_ParsedAnswer]]]:
     """The questions of a completion in lines, each with its answers."""
     return [(block.question, _answers(completion, block)) for block in _blocks(completion, questions)]
 
 
-def _recorded_answer(value: Record) -> Iterator[_Answer]:
+def _recorded_answer(value: Record) -> Iterator[_ParsedAnswer]:
     """The answers of one object: in a list, or one beside its confidence; an empty list is `unknown`."""
     return _answers_of(value.field(("answers", "answer", "a")), value.field(CONFIDENCE_NAMES))
 
 
-def _answers_of(said: Value | None, confidence: Value | None) -> Iterator[_Answer]:
+def _answers_of(said: Value | None, confidence: Value | None) -> Iterator[_ParsedAnswer]:
     """The answers of a field: a text, a list, or objects, whose own confidence counts before the outer one."""
     if said == []:
-        yield _Answer("unknown", None)
+        yield _ParsedAnswer("unknown", None)
     for each in said if isinstance(said, list) else [said]:
         if isinstance(each, Record):
             own = each.field(CONFIDENCE_NAMES)
             yield from _answers_of(each.field(("answer", "text", "value", "a")), own or confidence)
         elif isinstance(each, Cell):
             text = "unknown" if each.text in ("null", "") else each.bare
-            yield _Answer(text, read_rating(confidence))
+            yield _ParsedAnswer(text, read_rating(confidence))
 
 
-def _blocks(completion: str, questions: Sequence[str]) -> list[_Block]:
+def _blocks(completion: str, questions: Sequence[str]) -> list[_QuestionBlock]:
     """The questions of a completion with what is said to each; numbered lines where none has its question.
 
     A lone question may be answered without being repeated.
@@ -246,7 +246,7 @@ def _blocks(completion: str, questions: Sequence[str]) -> list[_Block]:
     if not heads and len(questions) == 1:
         heads = [(offset, "", offset) for offset, line in lines if _ANSWER_LABEL.match(line)][:1]
     ends = [*(offset for offset, *_ in heads), len(completion)][1:]
-    return [_Block(question, start, end) for (_, question, start), end in zip(heads, ends, strict=True)]
+    return [_QuestionBlock(question, start, end) for (_, question, start), end in zip(heads, ends, strict=True)]
 
 
 def _followed_by_answers(lines: Sequence[tuple[int, str]]) -> Iterable[bool]:
@@ -280,12 +280,12 @@ def _question_in(line: str, known: Collection[str], longest: int, followed: bool
     return [(row.text, len(line))] if asks_or_marked and not find_ratings(line, _CONFIDENCE, 0, len(line)) else []
 
 
-def _answers(completion: str, block: _Block) -> list[_Answer]:
+def _answers(completion: str, block: _QuestionBlock) -> list[_ParsedAnswer]:
     """What is said to one question, `unknown` included; an empty text is nothing."""
     edges = [found.start() for found in _NEXT_ANSWER.finditer(completion, block.start, block.end)]
     starts, ends = [block.start, *(edge + 1 for edge in edges)], [*edges, block.end]
     labels = [_ANSWER_LABEL.match(completion, start, end) for start, end in zip(starts, ends, strict=True)]
-    answers: list[_Answer] = []
+    answers: list[_ParsedAnswer] = []
     for start, end, label in zip(starts, ends, labels, strict=True):
         start = label.end() if label else start
         ratings = find_ratings(completion, _CONFIDENCE, start, end)
@@ -296,7 +296,7 @@ def _answers(completion: str, block: _Block) -> list[_Answer]:
     return [answer for answer in answers if answer.text]
 
 
-def _rated_answers(completion: str, start: int, end: int, ratings: Sequence[Rating]) -> Iterator[_Answer]:
+def _rated_answers(completion: str, start: int, end: int, ratings: Sequence[Rating]) -> Iterator[_ParsedAnswer]:
     """The answers that end in ratings; of two without a separator between them the second has none that is clear."""
     for place, rating in enumerate(ratings):
         written = completion[start : rating.start]
@@ -304,26 +304,26 @@ def _rated_answers(completion: str, start: int, end: int, ratings: Sequence[Rati
         separator = _SEPARATOR.match(written) if place else None
         unknown, pipe, rest = written[separator.end() if separator else 0 :].partition("|")
         if pipe and _UNKNOWN.fullmatch(unknown):
-            yield _Answer("unknown", None)
+            yield _ParsedAnswer("unknown", None)
         else:
             rest = unknown + pipe + rest
         text = _answer_text(unopened(rest, completion[rating.end : min(end, rating.end + 2)]))
-        yield _Answer(text, rating.digit if separator or not place else None)
+        yield _ParsedAnswer(text, rating.digit if separator or not place else None)
     rest = completion[start:end]
     if rest.lstrip().startswith("|"):
         yield _unrated(rest.lstrip().strip("| \t\r\n"))
     elif len(ratings) == 1 and not written.strip(_AROUND_ANSWER):
-        yield _Answer(_answer_text(rest.partition("\n")[0].lstrip(" :-–—")), ratings[0].digit)
+        yield _ParsedAnswer(_answer_text(rest.partition("\n")[0].lstrip(" :-–—")), ratings[0].digit)
 
 
 def _says_unknown(text: str) -> bool:
     return _UNKNOWN.fullmatch(text) is not None or is_none(text) or says_absent(text)
 
 
-def _unrated(text: str) -> _Answer:
+def _unrated(text: str) -> _ParsedAnswer:
     """An answer without a confidence, which only `unknown` may be."""
     said = _UNKNOWN_REMARK.match(text) or _says_unknown(_answer_text(text))
-    return _Answer("unknown" if said else _answer_text(text), None)
+    return _ParsedAnswer("unknown" if said else _answer_text(text), None)
 
 
 def _answer_text(written: str) -> str:
@@ -333,7 +333,7 @@ def _answer_text(written: str) -> str:
     return whole(BEFORE_RATING.sub("", whole(text)))
 
 
-def _check_answers(said: Sequence[Sequence[_Answer]], any_strange: bool) -> None:
+def _check_answers(said: Sequence[Sequence[_ParsedAnswer]], any_strange: bool) -> None:
     """Raises `Unparsable` where a question has no answer, or an answer has no confidence or no question."""
     missing = sum(not answers for answers in said)
     if missing:
@@ -345,33 +345,35 @@ def _check_answers(said: Sequence[Sequence[_Answer]], any_strange: bool) -> None
         raise Unparsable("an answer to none of the questions")
 
 
-def _distinct(answers: Iterable[_Answer]) -> list[_Answer]:
+def _distinct(answers: Iterable[_ParsedAnswer]) -> list[_ParsedAnswer]:
     """The answers but for `unknown`, equal ones once as the first is written: nodes are made by the same form."""
-    distinct: dict[str, _Answer] = {}
+    distinct: dict[str, _ParsedAnswer] = {}
     for answer in answers:
         if not answer.unknown:
             distinct.setdefault(normalise(answer.text), answer)
     return list(distinct.values())
 
 
-def questions_in(completion: str) -> list[Thing]:
+def questions_in(completion: str) -> list[ExtractedItem]:
     """The questions. Raises `Unparsable`."""
-    return list(map(Thing, parse_questions(completion, {})["questions"]))
+    return list(map(ExtractedItem, parse_questions(completion, {})["questions"]))
 
 
-def refined_in(completion: str) -> list[Thing]:
+def refined_in(completion: str) -> list[ExtractedItem]:
     """The questions with their relevance. Raises `Unparsable`."""
     refined = parse_refined(completion, {})
-    return [Thing(text, digit.value) for text, digit in zip(refined["questions"], refined["ratings"], strict=True)]
+    return [
+        ExtractedItem(text, digit.value) for text, digit in zip(refined["questions"], refined["ratings"], strict=True)
+    ]
 
 
-def answers_in(completion: str) -> list[Thing]:
+def answers_in(completion: str) -> list[ExtractedItem]:
     """The answers with their confidence, each told apart by its question. Raises `Unparsable` where none is asked."""
     blocks = _recorded_answers(completion, ()) or _written_answers(completion, ())
     if not blocks:
         raise Unparsable("no question that is answered")
     return [
-        Thing(f"{matching_key(question)}: {answer.text}", answer.digit.value)
+        ExtractedItem(f"{matching_key(question)}: {answer.text}", answer.digit.value)
         for question, answers in blocks
         for answer in answers
         if answer.digit and not answer.unknown
@@ -385,7 +387,7 @@ MINE_QUESTIONS = StageDefinition(
     QUESTIONS_SCHEMA,
     schema=record(questions=listed(TEXT)),
     form=lines_of(r"\* .+", "* question"),
-    figures=Figures(WRITTEN, completion=Line(slope=1.18), things=Line(slope=0.076)),
+    figures=Figures(WRITTEN, completion=LinearSize(slope=1.18), things=LinearSize(slope=0.076)),
     things=questions_in,
     max_tokens=8_192,
     items=("questions",),
@@ -399,7 +401,10 @@ REFINE_QUESTIONS = StageDefinition(
     form=lines_of(r"\* .+ \[Relevance: [1-5]\]", "* question [Relevance: n]"),
     rated=True,
     figures=Figures(
-        WRITTEN, completion=Line(slope=0.91), things=Line(slope=0.053), ratings=(0.07, 0.11, 0.17, 0.29, 0.36)
+        WRITTEN,
+        completion=LinearSize(slope=0.91),
+        things=LinearSize(slope=0.053),
+        ratings=(0.07, 0.11, 0.17, 0.29, 0.36),
     ),
     things=refined_in,
     max_tokens=8_192,
@@ -414,7 +419,10 @@ ANSWER_QUESTIONS = StageDefinition(
     form=_ANSWERS_FORM,
     rated=True,
     figures=Figures(
-        WRITTEN, completion=Line(slope=0.94), things=Line(slope=0.045), ratings=(0.0, 0.01, 0.24, 0.11, 0.64)
+        WRITTEN,
+        completion=LinearSize(slope=0.94),
+        things=LinearSize(slope=0.045),
+        ratings=(0.0, 0.01, 0.24, 0.11, 0.64),
     ),
     things=answers_in,
     max_tokens=8_192,
@@ -427,7 +435,7 @@ COMPARE_ANSWERS = StageDefinition(
     schema=record(reasoning=THOUGHTS, relation=one_of(RELATIONS)),
     form=_COMPARISON_FORM,
     tools=(COMPARE_QUANTITIES,),
-    figures=Figures(WRITTEN, completion=Line(5.0, slope=0.84)),
+    figures=Figures(WRITTEN, completion=LinearSize(5.0, slope=0.84)),
     max_tokens=8_192,
 )
 COMPARE_MANY = StageDefinition(
@@ -439,5 +447,5 @@ COMPARE_MANY = StageDefinition(
     form=lines_of(
         rf"\d{{1,9}}: (?:{'|'.join(RELATIONS).replace('_', ' ')})", "n: relation", "one line for each other answer:"
     ),
-    figures=Figures(WRITTEN, completion=Line(slope=0.9)),
+    figures=Figures(WRITTEN, completion=LinearSize(slope=0.9)),
 )

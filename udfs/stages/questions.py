@@ -14,7 +14,7 @@ from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.lists import AFTERWORDS, is_heading, list_items, says_none, whole, without_numbers
 from untold.udfs.stages.rated import Rating, find_ratings, matching_key, rating_pattern
 from untold.udfs.stages.reading import (
-    Line,
+    ParsedLine,
     answer_span,
     is_drawing,
     is_none,
@@ -132,11 +132,11 @@ def answer_lines(completion: str) -> Iterator[tuple[int, str]]:
         offset += len(line) + 1
 
 
-def question_row(line: str) -> Line:
+def question_row(line: str) -> ParsedLine:
     """A line without its marker; `Q1:` is one too."""
     row = split_marker(line)
     label = _QUESTION_LABEL.match(row.text)
-    return Line(row.text[label.end() :], True, row.indent) if label else row
+    return ParsedLine(row.text[label.end() :], True, row.indent) if label else row
 
 
 def asks(text: str) -> bool:
@@ -144,9 +144,9 @@ def asks(text: str) -> bool:
     return text.rstrip(_AROUND_QUESTION).endswith(("?", "？")) or _ASKED.search(text[-_LONGEST_REMARK:]) is not None
 
 
-def _with_next(rows: Sequence[Line]) -> Iterator[tuple[Line, Line | None]]:
+def _with_next(rows: Sequence[ParsedLine]) -> Iterator[tuple[ParsedLine, ParsedLine | None]]:
     """Each row and the next one below it that is not blank."""
-    below: Line | None = None
+    below: ParsedLine | None = None
     pairs = []
     for row in reversed(rows):
         pairs.append((row, below))
@@ -154,7 +154,7 @@ def _with_next(rows: Sequence[Line]) -> Iterator[tuple[Line, Line | None]]:
     return reversed(pairs)
 
 
-def _is_heading(row: Line, below: Line | None) -> bool:
+def _is_heading(row: ParsedLine, below: ParsedLine | None) -> bool:
     """A list item that is no question: one above items that are indented further, or one that ends in a colon."""
     if not row.marked or asks(row.text) or below is None or not below.marked or _RELEVANCE.match(below.text):
         return False
@@ -218,14 +218,14 @@ def unopened(text: str, behind: str) -> str:
     return bare[1:] if mark and mark in "*_`" and bare.startswith(mark) and bare.count(mark) == 1 else text
 
 
-def _check_nesting(rows: Sequence[Line]) -> None:
+def _check_nesting(rows: Sequence[ParsedLine]) -> None:
     """Raises `Unparsable` where items below a question are its answers or remarks: indented further, and not asking."""
     for above, below in _with_next([row for row in rows if row.marked]):
         if below and below.indent > above.indent and asks(above.text) and not asks(below.text):
             raise Unparsable("what stands below a question is none")
 
 
-def _unlisted_questions(rows: Sequence[Line]) -> list[str]:
+def _unlisted_questions(rows: Sequence[ParsedLine]) -> list[str]:
     """The lines of a completion without list items where all but headings ask, at least two and evenly spaced.
 
     One question alone, or one that stands apart, may be put to whoever reads: `Shall I go on?`.

@@ -108,7 +108,7 @@ _LONGEST_NONE = 80  # characters, fence and quotation marks included
 
 
 @dataclass(frozen=True)
-class Line:
+class ParsedLine:
     """A line of a list: its text without marker, whether it had one, and by how many characters it was indented."""
 
     text: str
@@ -242,7 +242,7 @@ def is_rule(line: str) -> bool:
     return len(drawn) >= 3 and drawn[0] in _RULE_CHARACTERS and drawn.strip(drawn[0]) == ""
 
 
-def is_drawing(line: Line) -> bool:
+def is_drawing(line: ParsedLine) -> bool:
     """Whether a line says nothing: blank, a fence or a rule, one of spaced dashes included."""
     if line.marked:
         # The marker took a dash of a spaced rule: what is left of `- - -` is long enough again when tripled
@@ -277,7 +277,7 @@ def collapsed(text: str) -> str:
     return " ".join(text.split())
 
 
-def split_marker(line: str) -> Line:
+def split_marker(line: str) -> ParsedLine:
     """A line and its marker, a bullet or a number; one marker only, so that `- 1. FC Köln` keeps its number.
 
     A tick box or a tick behind the marker, and the `>` of a quotation before it, are decoration.
@@ -287,10 +287,10 @@ def split_marker(line: str) -> Line:
     if marker := _MARKER.match(text):
         inner = text[marker.end() :].strip().lstrip("\u200b\u2060")
         box = _CHECKBOX.match(inner)
-        return Line(without_ticks(inner[box.end() :] if box else inner), True, indent)
+        return ParsedLine(without_ticks(inner[box.end() :] if box else inner), True, indent)
     if bold := _BOLD_FROM_NUMBER.match(text):
-        return Line("**" + text[bold.end() :], True, indent)
-    return Line(text, False, indent)
+        return ParsedLine("**" + text[bold.end() :], True, indent)
+    return ParsedLine(text, False, indent)
 
 
 def _without_end(line: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.labels import behind_correction
-from untold.udfs.stages.numbered import Numbered, cells_of, known_numbers, number_in, without_words
+from untold.udfs.stages.numbered import NumberedTexts, cells_of, known_numbers, number_in, without_words
 from untold.udfs.stages.reading import (
     is_fence,
     is_none,
@@ -110,7 +110,7 @@ _NO_CANDIDATE = re.compile(
 
 
 @dataclass(frozen=True)
-class _Said:
+class _ParsedSubset:
     """A list in a completion: what it holds, whether it is the answer by its line, and whether that needs no word."""
 
     inside: str
@@ -133,7 +133,7 @@ def parse_subset(completion: str, variables: Mapping[str, Any]) -> dict[str, lis
     if _OTHERS.search(text):
         raise Unparsable("several lists of candidates")
     text = _ROW_OF_LISTS.sub(lambda row: f"[{', '.join(_DIGITS.findall(row[0]))}]", text)
-    numbered = Numbered(variables["candidates"], CANDIDATE_WORDS)
+    numbered = NumberedTexts(variables["candidates"], CANDIDATE_WORDS)
     found = _read(text, numbered)
     if found is None:
         raise Unparsable("no list of candidates")
@@ -142,14 +142,14 @@ def parse_subset(completion: str, variables: Mapping[str, Any]) -> dict[str, lis
     return {"candidates": sorted(found)}
 
 
-def _read(text: str, numbered: Numbered) -> frozenset[int] | None:
+def _read(text: str, numbered: NumberedTexts) -> frozenset[int] | None:
     found = _recorded(text, numbered)
     for read in (_listed, _bare, _none):
         found = read(text, numbered) if found is None else found
     return found
 
 
-def _corrected(behind: str, numbered: Numbered, before: frozenset[int]) -> frozenset[int]:
+def _corrected(behind: str, numbered: NumberedTexts, before: frozenset[int]) -> frozenset[int]:
     """What a correction says, or what was said before it where it says nothing else."""
     try:
         said = _read(behind, numbered) if behind.strip() else None
@@ -166,7 +166,7 @@ def _lists_of_numbers(text: str) -> list[str]:
     return [found[1] for found in _BRACKET.finditer(text) if _NUMBERS.fullmatch(found[1])]
 
 
-def _known(text: str, numbered: Numbered) -> frozenset[int]:
+def _known(text: str, numbered: NumberedTexts) -> frozenset[int]:
     """The known numbers of a text that lists some. Raises `Unparsable` where none is left of some."""
     known = frozenset(known_numbers(text, numbered))
     if not known and any(map(str.isdigit, text)):
@@ -174,7 +174,7 @@ def _known(text: str, numbered: Numbered) -> frozenset[int]:
     return known
 
 
-def _recorded(text: str, numbered: Numbered) -> frozenset[int] | None:
+def _recorded(text: str, numbered: NumberedTexts) -> frozenset[int] | None:
     """The candidates of an object, or of a list of objects or of texts; None where there is none of these.
 
     Raises `Unparsable` where it has none, and where another list beside it is the answer too.
@@ -194,7 +194,7 @@ def _is_named(value: Value) -> bool:
     return isinstance(value, Record) or (isinstance(value, list) and bool(value))
 
 
-def _of_records(records: Records, numbered: Numbered) -> frozenset[int]:
+def _of_records(records: Records, numbered: NumberedTexts) -> frozenset[int]:
     lone = records.values[0] if len(records.values) == 1 else None
     if isinstance(lone, Record) and lone.field(CANDIDATE_NAMES) is not None:
         found = _numbers_of(_listing_field(lone), numbered)
@@ -218,7 +218,7 @@ def _listing_field(record: Record) -> Value | None:
     return listing[0]
 
 
-def _numbers_of(value: Value | None, numbered: Numbered) -> frozenset[int]:
+def _numbers_of(value: Value | None, numbered: NumberedTexts) -> frozenset[int]:
     """The known numbers of a field; none for `null`. Raises `Unparsable` where none is left, and for lists in lists."""
     if isinstance(value, list) and len(value) > 1 and any(isinstance(each, list) for each in value):
         raise Unparsable("several lists of candidates")
@@ -246,7 +246,7 @@ def _is_chosen(element: Record) -> bool:
     return not said & _NO
 
 
-def _listed(text: str, numbered: Numbered) -> frozenset[int] | None:
+def _listed(text: str, numbered: NumberedTexts) -> frozenset[int] | None:
     """The last list that is the answer by its line; of lists without a word that differ and stand together, none is."""
     said = list(_lists(text, numbered))
     answers = [each for each in said if each.is_answer]
@@ -264,7 +264,7 @@ def _listed(text: str, numbered: Numbered) -> frozenset[int] | None:
     return _known(said[0].inside, numbered) if said else None
 
 
-def _lists(text: str, numbered: Numbered) -> Iterator[_Said]:
+def _lists(text: str, numbered: NumberedTexts) -> Iterator[_ParsedSubset]:
     """The lists that are answers by their lines, a lone `None` among them, and those that lead a line or a clause."""
     for found in _BRACKET.finditer(text):
         inside = _QUOTES.sub("", found[1])
@@ -274,11 +274,11 @@ def _lists(text: str, numbered: Numbered) -> Iterator[_Said]:
         before = _SENTENCE_END.split(line)[-1]
         begins, stated, reasoned = _begins_line(line), _states(before), _REASON.match(text, end) is not None
         if (begins or stated) and _ENDS_LINE.match(text, end):
-            yield _Said(inside, True, begins, found.start(), end)
+            yield _ParsedSubset(inside, True, begins, found.start(), end)
         elif stated and reasoned:
-            yield _Said(inside, True, False, found.start(), end)
+            yield _ParsedSubset(inside, True, False, found.start(), end)
         elif (begins and reasoned) or (_BEHIND.match(text, end) and not _OF_OTHERS.search(before)):
-            yield _Said(inside, False, begins, found.start(), end)
+            yield _ParsedSubset(inside, False, begins, found.start(), end)
 
 
 def _line_before(text: str, place: int) -> str:
@@ -302,7 +302,7 @@ def _states(before: str) -> bool:
     return plain or _STATING.search(label) is not None
 
 
-def _bare(text: str, numbered: Numbered) -> frozenset[int] | None:
+def _bare(text: str, numbered: NumberedTexts) -> frozenset[int] | None:
     """Numbers without brackets: all lines, the last line, or a lone sentence, `Candidates 1 and 3 entail it.`
 
     So is a lone line with a candidate's own text, behind its number or not.
@@ -328,7 +328,7 @@ def _introduces(lines: Sequence[str]) -> bool:
     return all(line.rstrip(" \t\r*_").endswith((":", "：")) for line in lines)
 
 
-def _line_of_numbers(line: str, numbered: Numbered) -> frozenset[int] | None:
+def _line_of_numbers(line: str, numbered: NumberedTexts) -> frozenset[int] | None:
     """The numbers of a line that is nothing else, behind a bullet and a word that says that it is the answer."""
     return None if _OF_LIST.search(line) else _listed_numbers(_without_label(line), numbered)
 
@@ -343,13 +343,13 @@ def _without_label(line: str) -> str:
     return bare.strip()
 
 
-def _listed_numbers(text: str, numbered: Numbered) -> frozenset[int] | None:
+def _listed_numbers(text: str, numbered: NumberedTexts) -> frozenset[int] | None:
     """The known numbers of a text that is a list of some; None for any other text."""
     bare = without_words(text, numbered)
     return _known(text, numbered) if _NUMBERS.fullmatch(bare) and any(map(str.isdigit, bare)) else None
 
 
-def _none(text: str, numbered: Numbered) -> frozenset[int] | None:
+def _none(text: str, numbered: NumberedTexts) -> frozenset[int] | None:
     """Nothing, where a line is a lone `None` or the first says that none of the candidates is one."""
     lines = [line.strip(_AROUND_LINE) for line in text.split("\n") if line.strip() and not is_fence(line)]
     lines = [without_ticks(_without_label(line).strip(_AROUND_LINE)) for line in lines]

@@ -10,7 +10,15 @@ from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.lists import AFTERWORDS, is_heading, is_nested, list_items, read_rows, rows_of, says_none, whole
 from untold.udfs.stages.rated import matching_key
-from untold.udfs.stages.reading import Line, is_drawing, is_none, letters, past_echoes, without_emphasis, without_ticks
+from untold.udfs.stages.reading import (
+    ParsedLine,
+    is_drawing,
+    is_none,
+    letters,
+    past_echoes,
+    without_emphasis,
+    without_ticks,
+)
 from untold.udfs.stages.records import (
     STATEMENT_NAMES,
     Cell,
@@ -112,7 +120,7 @@ def parse_revised(completion: str, variables: Mapping[str, Any]) -> dict[str, li
     return {"atoms": atoms}
 
 
-def _revised_items(rows: Sequence[Line], statements: Collection[str]) -> Iterator[str]:
+def _revised_items(rows: Sequence[ParsedLine], statements: Collection[str]) -> Iterator[str]:
     """The statements of the items of a list. Raises `Unparsable` where old ones may stand among the revised ones."""
     known = set(map(matching_key, statements))
     if any(_OLD_HEADING.match(letters(row.text)) for row in rows):
@@ -149,7 +157,7 @@ def _listed_texts(records: Records) -> Iterator[str]:
         yield cell.bare
 
 
-def _listed_units(records: Records | None, rows: Sequence[Line]) -> list[Unit]:
+def _listed_units(records: Records | None, rows: Sequence[ParsedLine]) -> list[Unit]:
     """The units of a JSON list or table of them, else those of the lines."""
     if records is None:
         return list(_grouped_units(rows))
@@ -189,7 +197,7 @@ def _units_by_type(record: Record) -> Iterator[Unit]:
                 yield text.bare, name
 
 
-def _grouped_units(rows: Sequence[Line]) -> Iterator[Unit]:
+def _grouped_units(rows: Sequence[ParsedLine]) -> Iterator[Unit]:
     """The units of the lines: under a heading that is a type, those without one of their own have that."""
     headings = [place for place in range(len(rows)) if _group_type(rows, place) or is_heading(rows, place)]
     starts = [place for place in headings if not _is_about_group(rows, place)]
@@ -205,14 +213,14 @@ def _grouped_units(rows: Sequence[Line]) -> Iterator[Unit]:
         yield from _units_of_type(below, kind) if kind else _units(below)
 
 
-def _is_about_group(rows: Sequence[Line], place: int) -> bool:
+def _is_about_group(rows: Sequence[ParsedLine], place: int) -> bool:
     """Whether a line directly below a type's heading speaks of it: `These can be verified:`."""
     row = rows[place]
     plain = row.text[:1].isalpha() and _type_name(row.text) is None and letters(row.text) not in AFTERWORDS
     return plain and not row.marked and place > 0 and _group_type(rows, place - 1) is not None
 
 
-def _group_type(rows: Sequence[Line], place: int) -> str | None:
+def _group_type(rows: Sequence[ParsedLine], place: int) -> str | None:
     """The type of the lines below, where a line is a heading of that name: `### Facts`, or `- Facts:` above others."""
     row = rows[place]
     name = _type_name(row.text)
@@ -222,7 +230,7 @@ def _group_type(rows: Sequence[Line], place: int) -> str | None:
     return name if below.marked and below is not row and below.indent > row.indent else None
 
 
-def _units_of_type(rows: Sequence[Line], kind: str) -> Iterator[Unit]:
+def _units_of_type(rows: Sequence[ParsedLine], kind: str) -> Iterator[Unit]:
     """The units in the lines under a heading that is a type; one with a type of its own keeps that."""
     items = [" ".join(item) for item in list_items(rows)]
     said = [row for row in rows if not is_drawing(row) and not is_none(row.text)]
@@ -233,7 +241,7 @@ def _units_of_type(rows: Sequence[Line], kind: str) -> Iterator[Unit]:
         yield whole(text), own
 
 
-def _units(rows: Sequence[Line]) -> Iterator[Unit]:
+def _units(rows: Sequence[ParsedLine]) -> Iterator[Unit]:
     """The (text, type) of each unit; a bulleted one goes on over unmarked lines until its type comes.
 
     Where no line has a bullet, a line without type belongs to the next one's unit, if one came before.

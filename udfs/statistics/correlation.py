@@ -35,7 +35,7 @@ class Correlation:
 
 
 @dataclass(frozen=True)
-class _Side:
+class _Measure:
     """One measure of the pairs: its values about their mean, and the distinct values that they are."""
 
     centred: FloatArray  # float64[n]
@@ -50,11 +50,11 @@ class _Side:
 
 
 @dataclass(frozen=True)
-class _Pairs:
+class _MeasurePairs:
     """Both measures, and the signs of all differences of pairs: 1 where they are concordant, -1 where discordant."""
 
-    first: _Side
-    second: _Side
+    first: _Measure
+    second: _Measure
     signs: NDArray[np.int8]  # [n, n]
 
 
@@ -127,17 +127,17 @@ def _from_scipy(name: str, x: FloatArray, y: FloatArray) -> tuple[float, float]:
     return float(found.statistic), float(found.pvalue)
 
 
-def _pair(x: FloatArray, y: FloatArray) -> _Pairs:
+def _pair(x: FloatArray, y: FloatArray) -> _MeasurePairs:
     signs = [np.sign(side[:, None] - side[None, :]).astype(np.int8) for side in (x, y)]
-    return _Pairs(_side(x), _side(y), signs[0] * signs[1])
+    return _MeasurePairs(_side(x), _side(y), signs[0] * signs[1])
 
 
-def _side(values: FloatArray) -> _Side:
+def _side(values: FloatArray) -> _Measure:
     order = np.argsort(values, kind="stable")
     new = np.diff(values[order], prepend=-np.inf) > 0
     group = np.empty(values.size, dtype=np.int64)
     group[order] = np.cumsum(new) - 1
-    return _Side(values - values.mean(), order, np.flatnonzero(new), group)
+    return _Measure(values - values.mean(), order, np.flatnonzero(new), group)
 
 
 def _drawn(owner: IntArray, resamples: int, seed: int) -> Iterator[FloatArray]:
@@ -161,12 +161,12 @@ def _left_out(owner: IntArray) -> Iterator[FloatArray]:
         yield (owner[None, :] != np.arange(start, min(start + step, number))[:, None]).astype(np.float64)
 
 
-def _over(pairs: _Pairs, weights: Iterator[FloatArray]) -> dict[str, FloatArray]:
+def _over(pairs: _MeasurePairs, weights: Iterator[FloatArray]) -> dict[str, FloatArray]:
     parts = [_all(pairs, some) for some in weights]
     return {name: np.concatenate([part[name] for part in parts]) for name in COEFFICIENTS}
 
 
-def _all(pairs: _Pairs, weights: FloatArray) -> dict[str, FloatArray]:
+def _all(pairs: _MeasurePairs, weights: FloatArray) -> dict[str, FloatArray]:
     """Every coefficient of each resample, float64[resamples], NaN where a side is constant.
 
     weights: float64[resamples, n], how often each pair is in it.
@@ -178,7 +178,7 @@ def _all(pairs: _Pairs, weights: FloatArray) -> dict[str, FloatArray]:
         return {name: np.where(constant, np.nan, of(pairs, weights, sizes)) for name, of in COEFFICIENTS.items()}
 
 
-def _pearson(pairs: _Pairs, weights: FloatArray, sizes: Sequence[FloatArray]) -> FloatArray:
+def _pearson(pairs: _MeasurePairs, weights: FloatArray, sizes: Sequence[FloatArray]) -> FloatArray:
     x, y = pairs.first.centred, pairs.second.centred
     total = weights.sum(axis=1)
     # Not matrix products: the last bits of BLAS depend on the number of its threads
@@ -190,7 +190,7 @@ def _pearson(pairs: _Pairs, weights: FloatArray, sizes: Sequence[FloatArray]) ->
     return pearson
 
 
-def _spearman(pairs: _Pairs, weights: FloatArray, sizes: Sequence[FloatArray]) -> FloatArray:
+def _spearman(pairs: _MeasurePairs, weights: FloatArray, sizes: Sequence[FloatArray]) -> FloatArray:
     """Pearson's r of mean ranks, which are whole or half numbers, so that all sums are exact."""
     middle = (weights.sum(axis=1, keepdims=True) + 1) / 2
     ranks = [np.cumsum(each, axis=1) - (each - 1) / 2 - middle for each in sizes]
@@ -200,7 +200,7 @@ def _spearman(pairs: _Pairs, weights: FloatArray, sizes: Sequence[FloatArray]) -
     return spearman
 
 
-def _kendall(pairs: _Pairs, weights: FloatArray, sizes: Sequence[FloatArray]) -> FloatArray:
+def _kendall(pairs: _MeasurePairs, weights: FloatArray, sizes: Sequence[FloatArray]) -> FloatArray:
     """tau-b: concordant less discordant pairs, over the geometric mean of the pairs that each side does not tie."""
     total = weights.sum(axis=1)
     # Sums of whole numbers up to the number of pairs: exact in 32 bits below 2^24, in any order that BLAS takes
@@ -231,7 +231,7 @@ def _limits(
     return float(low), float(high)
 
 
-COEFFICIENTS: Mapping[str, Callable[[_Pairs, FloatArray, Sequence[FloatArray]], FloatArray]] = {
+COEFFICIENTS: Mapping[str, Callable[[_MeasurePairs, FloatArray, Sequence[FloatArray]], FloatArray]] = {
     "pearson": _pearson,
     "spearman": _spearman,
     "kendall": _kendall,

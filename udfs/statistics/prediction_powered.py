@@ -89,7 +89,7 @@ class Stratum:
 
 
 @dataclass(frozen=True)
-class Weighed:
+class StratumWeights:
     """How the samples of a stratum count: the weight of each, and the means that they are centred by."""
 
     judged: float  # weight of the score of a judged sample
@@ -102,14 +102,14 @@ class Weighed:
     factor: float
 
 
-def weigh_strata(strata: Sequence[Stratum], *, clustered: bool) -> list[Weighed]:
+def weigh_strata(strata: Sequence[Stratum], *, clustered: bool) -> list[StratumWeights]:
     """How the samples of each stratum count, in proportion to the sizes of the strata.
 
     Strata with fewer than `LEAST_JUDGED` judged samples are centred together, and with the largest where they have too
     few together. A single stratum without clusters is as in `ppi_py.ppi_mean_ci`, which divides by n and not by n - 1.
     """
     whole, groups = sum(one.size for one in strata), _groups(strata)
-    found: dict[int, Weighed] = {}
+    found: dict[int, StratumWeights] = {}
     for places in groups:
         own = [strata[place] for place in places]
         share = sum(one.size for one in own) / whole
@@ -127,7 +127,7 @@ def weigh_strata(strata: Sequence[Stratum], *, clustered: bool) -> list[Weighed]
         factor = math.sqrt(free / (free - 1)) if free > 1 and (clustered or len(groups) > 1) else 1.0
         for place, of_judged, of_rest in zip(places, judged, rest, strict=True):
             shift = of_judged if any(rest) else 0.0
-            found[place] = Weighed(of_judged, shift, of_rest, score_mean, proxy_mean, rest_mean, factor)
+            found[place] = StratumWeights(of_judged, shift, of_rest, score_mean, proxy_mean, rest_mean, factor)
     return [found[place] for place in range(len(strata))]
 
 

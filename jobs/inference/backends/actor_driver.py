@@ -21,16 +21,16 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from untold.jobs.inference.backends.actor_pool import Actor, ActorPool, hire, start_ray, visit_nodes
-from untold.jobs.inference.backends.job import Job, Outcome, job_from_json
-from untold.udfs.llm.keys import Finding, Parameters
+from untold.jobs.inference.backends.actor_pool import Actor, ActorPool, start_first_actor, start_ray, visit_nodes
+from untold.jobs.inference.backends.job import Job, JobOutcome, job_from_json
+from untold.udfs.llm.keys import Parameters, SchemaSupport
 from untold.udfs.llm.segments import Completion, check_probe, completions_table, read_ids, write_file
 from untold.udfs.llm.store_files import read_fields
 from untold.udfs.llm.units import RequestIds, list_units, read_request_ids, read_requests
 from untold.udfs.llm.usage import Usage
 from untold.udfs.redaction import redact
 from untold.udfs.retrieval.local_models import LocalModelFileError
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 # At 2,500 calls a second at best an actor answers 500 between two looks: with twice that queued it never idles
 LOOK_SECONDS = 0.2
@@ -47,7 +47,7 @@ REFUSED_GRACE_SECONDS = 30.0
 ORPHAN_GRACE_SECONDS = 0.5
 
 
-class Answering:
+class ActorDriver:
     """Hands the units of a job to actors, takes back what those that die had not stored, and says how the job ended.
 
     `answered`: requests of the units that need no asking. `total`: how many need it.
@@ -74,7 +74,7 @@ class Answering:
         self._began = monotonic()
         self._told = 0.0
 
-    def run(self) -> Outcome:
+    def run(self) -> JobOutcome:
         """Answers everything, or ends early for a reason that the outcome names.
 
         Whatever happens, every actor is stopped: what it has answered is paid for, and is written before it goes.
@@ -90,7 +90,7 @@ class Answering:
         reason, error, lost = self._verdict(reason)
         self._report(force=True)
         models = tuple(sorted(self.pool.models))
-        return Outcome(reason, error, self.usage, models, lost, self._finding, self._parameters)
+        return JobOutcome(reason, error, self.usage, models, lost, self._finding, self._parameters)
 
     def _grace(self, reason: str | None) -> float:
         """Seconds that what is in flight gets to arrive; less once a user, or the end of its run, ends the waiting."""
@@ -99,7 +99,7 @@ class Answering:
         return REFUSED_GRACE_SECONDS if reason == "refused" else STOP_GRACE_SECONDS
 
     @property
-    def _finding(self) -> Finding | None:
+    def _finding(self) -> SchemaSupport | None:
         """What the endpoint makes of a schema, where an answer said it; what changes the asking counts first."""
         found = [state.finding for state in self.pool.states if state.finding]
         return max(found, key=lambda one: one.changes(self._job.stage), default=None)
@@ -155,7 +155,7 @@ class Answering:
     def _take_replayed(self) -> None:
         """Takes what actors of earlier starts had answered and came to the store by their journals."""
         for uri in self.pool.replayed:
-            rows = read_fields(Place(uri), "request_id", "error_type")
+            rows = read_fields(StoragePath(uri), "request_id", "error_type")
             self._stored |= RequestIds([row["request_id"] for row in rows if not row.get("error_type")])
         if self._stored:
             # A unit at a time: the ids of all requests may be many
@@ -332,8 +332,8 @@ class Control:
 def answer(job: Job, control: Control, idle: list[Actor]) -> None:
     """Answers a job for the process that sent it, and tells its outcome. Raises what broke it, which is told too."""
     try:
-        Place(job.directory).make_folder()
-        answering = Answering(job, control.reason, tell, idle)
+        StoragePath(job.directory).make_folder()
+        answering = ActorDriver(job, control.reason, tell, idle)
         outcome = answering.run()
     except (RayError, RuntimeError, OSError) as error:
         tell({"event": "broken", "error": explain(error)})
@@ -364,7 +364,7 @@ def main(ray: Mapping[str, Any]) -> None:
     start_ray(ray["address"], ray["runtime_env"])
     control.take_signals()
     tell({"event": "ready"})
-    idle = [hire()]
+    idle = [start_first_actor()]
     for job in control.jobs():
         answer(job, control, idle)
 

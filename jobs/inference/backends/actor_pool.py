@@ -25,7 +25,7 @@ from untold.udfs.llm.calls import Progress, Work
 from untold.udfs.llm.limiter_actor import NAMESPACE, open_limiters
 from untold.udfs.llm.segments import check_probe
 from untold.udfs.llm.usage import NOTHING_USED, Usage
-from untold.udfs.node_report import Visit, silent, visit
+from untold.udfs.node_report import NodeReport, silent, visit
 from untold.udfs.schemes import variables
 
 # An actor says how far it is in milliseconds, unless its node is gone or starved
@@ -51,7 +51,7 @@ CAUSE_CHARACTERS = 600
 GONE = (RayActorError, ActorUnavailableError, ActorUnschedulableError, GetTimeoutError)
 
 
-class Deaths:
+class ActorFailures:
     """The deaths of the last hour; a long run may see many in all."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Actor:
 
 
 @dataclass
-class Worker:
+class RunningActor:
     """An actor at work: what it was told, the units that it has not finished, and what it said last of itself.
 
     `probe` is the file that it wrote at its start; `feeds` are calls that hand it units and go on.
@@ -106,9 +106,9 @@ class Worker:
         return self.assignment.work.name
 
 
-def hire() -> Actor:
+def start_first_actor() -> Actor:
     """An actor for the first job, which loads what it needs while the job is made."""
-    node = next_node(living_nodes(), [])
+    node = next_node(alive_nodes(), [])
     actor = Actor(new_actor(node), node)
     actor.handle.load.remote()
     return actor
@@ -123,10 +123,10 @@ class ActorPool:
     """
 
     def __init__(self, job: Job, idle: list[Actor], wait_on: Callable[[], bool]) -> None:
-        self.workers: list[Worker] = []
+        self.workers: list[RunningActor] = []
         self.models: set[str] = set()
         self.replayed: list[str] = []
-        self.deaths = Deaths()
+        self.deaths = ActorFailures()
         self._job, self._idle, self._wait_on = job, idle, wait_on
         # A stage may be asked several times in a start: files of one asking would replace another's, and the limiter
         # would take its reports for old ones
@@ -146,7 +146,7 @@ class ActorPool:
         total = sum((state.usage for state in self.states), self._used_by_dead)
         return self._job.settings.priced(total)
 
-    def start(self, count: int, node: str | None = None) -> list[Worker]:
+    def start(self, count: int, node: str | None = None) -> list[RunningActor]:
         """Actors that are ready to ask: idle ones of an earlier stage, else new ones, started side by side.
 
         node: where a new one is to be, if that lives.
@@ -154,7 +154,7 @@ class ActorPool:
         workers = []
         check_gpus(self._job.settings.gpus * (len(self.workers) + count))
         for _ in range(count):
-            workers.append(Worker(self._assign(), self._take_idle() or self._new_actor(node)))
+            workers.append(RunningActor(self._assign(), self._take_idle() or self._new_actor(node)))
             self.workers.append(workers[-1])
         starting = [worker.handle.start.remote(worker.assignment) for worker in workers]
         for worker, probe in zip(workers, starting, strict=True):
@@ -167,7 +167,7 @@ class ActorPool:
             return None
         actor = self._idle.pop()
         taken = self._nodes_taken()
-        if actor.node not in taken or set(living_nodes()) <= {*taken}:
+        if actor.node not in taken or set(alive_nodes()) <= {*taken}:
             return actor
         ray.kill(actor.handle, no_restart=True)
         return None
@@ -180,7 +180,7 @@ class ActorPool:
         """An actor on the node, else where the fewest are. Nodes are looked up anew: some died, others were added."""
         if gpus := self._job.settings.gpus:
             return Actor(new_actor_with(gpus), "")  # wherever one is
-        nodes = living_nodes()
+        nodes = alive_nodes()
         if wanted not in nodes:
             wanted = next_node(nodes, self._nodes_taken(), failed)
         return Actor(new_actor(wanted), wanted)
@@ -204,7 +204,7 @@ class ActorPool:
         )
         return Assignment(work, limiters_of(job.settings, job.stage.model), job.directory)
 
-    def _await_start(self, worker: Worker, probe: Any) -> None:
+    def _await_start(self, worker: RunningActor, probe: Any) -> None:
         """Waits until the worker is ready: with another actor where its own dies or does not start.
 
         Where it cannot write, it tries again for as long as an endpoint may be away.
@@ -229,7 +229,7 @@ class ActorPool:
                 wait = min(LONGEST_WAIT, 2 * wait)
             probe = worker.handle.start.remote(worker.assignment)
 
-    def check(self) -> list[Worker]:
+    def check(self) -> list[RunningActor]:
         """Asks every worker how far it is. Returns those that died or do not answer, to be replaced.
 
         Raises what went wrong in a call that handed out a unit, and RuntimeError where too many died.
@@ -249,7 +249,7 @@ class ActorPool:
             self.models.update(worker.progress.models)
         return dead
 
-    def _record_death(self, worker: Worker, cause: Exception) -> None:
+    def _record_death(self, worker: RunningActor, cause: Exception) -> None:
         """Counts a death, and ends what may be left of the actor before anything that it had is handed out anew."""
         self.deaths.count(cause)
         if worker.progress is not None:
@@ -259,7 +259,7 @@ class ActorPool:
         # From here on it counts among the dead alone
         worker.progress = None
 
-    def _note_spending(self, worker: Worker) -> None:
+    def _note_spending(self, worker: RunningActor) -> None:
         """Remembers what a dead actor spent, and has the living remember it: a limiter that dies too forgets it."""
         spent = NOTHING_USED
         with suppress(RayError, GetTimeoutError):
@@ -273,7 +273,7 @@ class ActorPool:
                 # Before a new actor is started: until that takes its first lease, only these can tell
                 other.handle.remember.remote(self._spent_by_dead)
 
-    def replace(self, worker: Worker) -> None:
+    def replace(self, worker: RunningActor) -> None:
         """Starts another in the place of a dead worker, on its node while that lives: its journal is there."""
         place = self.workers.index(worker)
         self.workers.remove(worker)
@@ -319,7 +319,7 @@ class ActorPool:
                     self._idle.append(worker.actor)
 
 
-def living_nodes() -> list[str]:
+def alive_nodes() -> list[str]:
     """The ids of the nodes that take actors: the living ones with cores, which a head that is to run nothing lacks."""
     alive = [node for node in ray.nodes() if node["Alive"]]
     return [node["NodeID"] for node in alive if node["Resources"].get("CPU")] or [node["NodeID"] for node in alive]
@@ -451,7 +451,7 @@ def _reason(error: Exception) -> str:
     return text if text.startswith("Version mismatch") else type(error).__name__
 
 
-def visit_nodes(folders: Mapping[str, str], nonce: str) -> list[Visit]:
+def visit_nodes(folders: Mapping[str, str], nonce: str) -> list[NodeReport]:
     """What every node that is alive says of the folders (`untold.udfs.node_report`); any of them may get an actor."""
     visits = {}
     for node in ray.nodes():
@@ -463,9 +463,9 @@ def visit_nodes(folders: Mapping[str, str], nonce: str) -> list[Visit]:
     return [_report_of(reference, machine) for reference, machine in visits.items()]
 
 
-def _report_of(reference: Any, machine: str) -> Visit:
+def _report_of(reference: Any, machine: str) -> NodeReport:
     try:
-        report: Visit = ray.get(reference, timeout=0)
+        report: NodeReport = ray.get(reference, timeout=0)
         return report
     except GetTimeoutError:
         return silent(machine, f"no answer within {VISIT_SECONDS:g} s")

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from pyspark import InheritableThread
 from pyspark.sql import DataFrame
 
-from untold.jobs.inference.backends.cluster_checks import Reach
-from untold.jobs.inference.backends.job import Job, Outcome
+from untold.jobs.inference.backends.cluster_checks import ClusterChecks
+from untold.jobs.inference.backends.job import Job, JobOutcome
 from untold.jobs.inference.backends.process import AnsweringError
 from untold.jobs.inference.stage.bindings import order_of_prompt
 from untold.jobs.inference.stage.call_settings import (
@@ -29,15 +29,15 @@ from untold.jobs.inference.stage.call_settings import (
 )
 from untold.jobs.inference.stage.engines import Engines
 from untold.jobs.run.error_messages import explain, root_cause
+from untold.jobs.run.folders import Workspace, write_parquet
 from untold.jobs.run.locks import Lock
 from untold.jobs.run.session import read_parquet, spark_schema, task_slots
-from untold.jobs.run.workspace import Workspace, write_parquet
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.units import UNIT_BYTES, UNIT_ROWS
 from untold.udfs.llm.usage import Usage
-from untold.udfs.retrieval.tasks import COUNTS, answer_in_task
-from untold.udfs.storage import Place
+from untold.udfs.retrieval.embedding import COUNTS, answer_in_task
+from untold.udfs.storage import StoragePath
 
 # So that the last unit is a small part of an actor's work, and no actor waits long for the slowest
 UNITS_OF_AN_ACTOR = 4
@@ -46,7 +46,7 @@ REQUESTS_OF_A_TASK = 10_000
 
 
 @dataclass(frozen=True)
-class Unanswered:
+class PendingRequests:
     """Requests of a stage that are to be answered into its folder of the store, which `lock` holds.
 
     `rows`: request_id and the stage's variables, one row each; `count`: how many, or more. `spent`: by this start, on
@@ -105,13 +105,13 @@ class Unanswered:
         )
 
 
-class Answerer(Protocol):
+class Backend(Protocol):
     """Answers requests of stages."""
 
     def prepare(self, stage: Stage) -> None:
         """Gets ready for a stage, before its folder is locked: runs that waited in other orders would block."""
 
-    def answer(self, unanswered: Unanswered) -> Outcome:
+    def answer(self, unanswered: PendingRequests) -> JobOutcome:
         """Has requests answered, or ends early for the outcome's reason. Raises AnsweringError for what broke it."""
 
 
@@ -133,14 +133,14 @@ class ProcessAnswerer:
     settings: Settings
     endpoint: RunEndpoint
     workspace: Workspace
-    reach: Reach | None = None
+    reach: ClusterChecks | None = None
     _base_url: str = field(default="", init=False)
 
     def prepare(self, stage: Stage) -> None:
         """Starts the server of the embedded model, where that is asked."""
         self._base_url = self.endpoint.base_url(stage.api)
 
-    def answer(self, unanswered: Unanswered) -> Outcome:
+    def answer(self, unanswered: PendingRequests) -> JobOutcome:
         """By a job that the process gets; the outcome of a refusal says what to do about a key.
 
         Raises ReachError, before anything is asked, where a machine does not reach what the run writes.
@@ -171,7 +171,7 @@ class ProcessAnswerer:
             outcome = process.answer(job, unanswered.show, unanswered.is_lost)
         return self._explained(outcome, unanswered.stage)
 
-    def _explained(self, outcome: Outcome, stage: Stage) -> Outcome:
+    def _explained(self, outcome: JobOutcome, stage: Stage) -> JobOutcome:
         """The outcome, with what to do where the endpoint refused the run."""
         if outcome.reason != "refused":
             return outcome
@@ -201,7 +201,7 @@ class TaskAnswerer:
     def prepare(self, stage: Stage) -> None:
         """There is nothing to start."""
 
-    def answer(self, unanswered: Unanswered) -> Outcome:
+    def answer(self, unanswered: PendingRequests) -> JobOutcome:
         """By one Spark job, which an interrupt or a lost lock cancels."""
         requests = self.workspace.path(f"{unanswered.stage.name}-units")
         unanswered.write(self.settings, requests)
@@ -210,13 +210,13 @@ class TaskAnswerer:
             finished = run.answer()
         if not finished and unanswered.lock is not None:
             unanswered.lock.check()
-        return Outcome(None if finished else "interrupted")
+        return JobOutcome(None if finished else "interrupted")
 
 
 class _TaskRun:
     """One answering of a stage's requests by tasks."""
 
-    def __init__(self, engines: Engines, settings: Settings, unanswered: Unanswered, requests: str) -> None:
+    def __init__(self, engines: Engines, settings: Settings, unanswered: PendingRequests, requests: str) -> None:
         self._engines, self._spark, self._run = engines, engines.spark, engines.run
         self._unanswered, self._stage, self._folder = unanswered, unanswered.stage, unanswered.folder
         self._requests = requests
@@ -234,7 +234,7 @@ class _TaskRun:
 
         Raises AnsweringError in one line where a model cannot be used on a worker, or the tasks fail otherwise.
         """
-        Place(self._folder).make_folder()
+        StoragePath(self._folder).make_folder()
         self._earlier = self._rows_written()
         total, show = self._unanswered.count, self._unanswered.show
         began = told = monotonic()
@@ -277,7 +277,7 @@ class _TaskRun:
     def _rows_written(self) -> int:
         """The rows in this run's files; the footer of each is read once."""
         prefix = f"{self._run}-{self._stage.name}-task-"
-        for entry in Place(self._folder).entries():
+        for entry in StoragePath(self._folder).entries():
             name = entry.name
             if name.startswith(prefix) and name.endswith(".parquet") and name not in self._counted:
                 with entry.place.open() as file:

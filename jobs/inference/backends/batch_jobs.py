@@ -15,8 +15,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from untold.jobs.inference.backends.job import Job
-from untold.jobs.inference.backends.spool import Spool, SpooledJob
+from untold.jobs.inference.backends.job import Job, Spool, SpooledJob
 from untold.udfs.llm.batch_api import BatchApi
 from untold.udfs.llm.batch_results import remembered, resumed
 from untold.udfs.llm.calls import Answer, Request
@@ -25,7 +24,7 @@ from untold.udfs.llm.retrying import is_passing, remedy_of
 from untold.udfs.llm.script import Script
 from untold.udfs.llm.units import list_units, read_requests
 from untold.udfs.llm.usage import NOTHING_USED, Usage
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 FOLDER = "batches"
 LEDGER, REST, ASKED = "batches.json", "rest", "asked.parquet"
@@ -141,7 +140,7 @@ class BatchJob(SpooledJob):
         return str(note)
 
     @property
-    def _rest(self) -> Place:
+    def _rest(self) -> StoragePath:
         return self.place / REST
 
     def close(self) -> None:
@@ -168,7 +167,7 @@ def batch_jobs(store: str, prefix: str = "") -> list[BatchJob]:
 
 
 @dataclass(frozen=True)
-class Room:
+class BatchLimits:
     """What a batch may hold: requests, bytes, tokens of prompts; and tokens and cost of all, as the budget has left."""
 
     requests: float
@@ -179,7 +178,7 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Line:
+class RequestSize:
     """What a request takes of a batch: bytes, tokens of its prompt and of all, cost. Without bytes it is not sent."""
 
     bytes: int
@@ -188,13 +187,13 @@ class Line:
     cost: float
 
 
-def fill(lines: Iterable[Line], room: Room) -> list[Line]:
+def fill(lines: Iterable[RequestSize], room: BatchLimits) -> list[RequestSize]:
     """As many of the first lines as fit. The first always fits, unless the budget has no room for it.
 
     >>> len(fill([Line(10, 3, 5, 0.0)] * 9, Room(requests=5, bytes=42)))
     4
     """
-    taken: list[Line] = []
+    taken: list[RequestSize] = []
     size = prompt = most = requests = 0
     cost = 0.0
     for line in lines:
@@ -208,7 +207,7 @@ def fill(lines: Iterable[Line], room: Room) -> list[Line]:
     return taken
 
 
-def parts(lines: list[Line], room: Room) -> list[range]:
+def parts(lines: list[RequestSize], room: BatchLimits) -> list[range]:
     """All lines in as few batches as their order allows: the places of each.
 
     >>> parts([Line(10, 3, 5, 0.0)] * 5, Room(requests=2, bytes=100))
@@ -260,7 +259,7 @@ class EndedError(Exception):
         self.reason, self.error = reason, error
 
 
-class Patience:
+class OutageTracker:
     """What has gone wrong at an endpoint that may be away for `outage` seconds.
 
     `faults`: so many since it answered last. `held_until`: until when it asked to be left alone.
@@ -300,7 +299,7 @@ class Patience:
             raise EndedError("outage")
 
 
-Left = tuple[str, dict[str, Any], Line]
+Left = tuple[str, dict[str, Any], RequestSize]
 """What is kept of a request until it is in another batch: id, what is known of it, what it takes."""
 
 
@@ -320,15 +319,15 @@ class Lines:
             request = resumed(*row)
             yield request, self.script.render(request)[0]
 
-    def line(self, body: bytes | None) -> Line:
+    def line(self, body: bytes | None) -> RequestSize:
         """What a request takes of a batch. One that cannot be asked takes nothing."""
         if body is None:
-            return Line(0, 0, 0, 0.0)
+            return RequestSize(0, 0, 0, 0.0)
         prompt = self.script.tokens_of(len(body))
         most = prompt + self.sizes.expected
         # With an id as long as those of requests
         size = len(self.api.line("0" * 32, self.job.stage.api, body))
-        return Line(size, prompt, most, self.cost(1, prompt, most))
+        return RequestSize(size, prompt, most, self.cost(1, prompt, most))
 
     def left(self, request: Request) -> Left:
         """What is kept of a request."""

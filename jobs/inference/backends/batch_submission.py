@@ -18,13 +18,13 @@ import pyarrow.parquet as pq
 from untold.jobs.inference.backends.batch_jobs import (
     Batch,
     BatchJob,
+    BatchLimits,
     EndedError,
     Ledger,
     Left,
-    Line,
     Lines,
-    Patience,
-    Room,
+    OutageTracker,
+    RequestSize,
     Watch,
     digest_and_size,
     fill,
@@ -32,10 +32,10 @@ from untold.jobs.inference.backends.batch_jobs import (
     left_of,
     parts,
 )
-from untold.jobs.inference.backends.job import Job, Outcome
+from untold.jobs.inference.backends.job import Job, JobOutcome
 from untold.jobs.settings.sections import BatchSettings
-from untold.udfs.llm.batch_api import HIDDEN, QUEUE_FULL, BatchApi, BatchError, Look, NotYetError, Sent
-from untold.udfs.llm.batch_results import Judged, Results, download
+from untold.udfs.llm.batch_api import HIDDEN, QUEUE_FULL, BatchApi, BatchError, BatchStatus, NotYetError, Sent
+from untold.udfs.llm.batch_results import BatchOutcome, BatchResults, download
 from untold.udfs.llm.calls import Answer, Request
 from untold.udfs.llm.pacing import CompletionSizes
 from untold.udfs.llm.retrying import is_passing, remedy_of
@@ -44,7 +44,7 @@ from untold.udfs.llm.segments import COMPLETIONS, completions_table
 from untold.udfs.llm.units import UNIT_ROWS
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 from untold.udfs.stages import definition_of
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 LOOK_SECONDS = 0.2
 SLOWER = 1.5
@@ -58,7 +58,7 @@ GONE = ("http_404", "http_410")
 INFINITE = float("inf")
 
 
-class Delivery:
+class BatchSubmitter:
     """The batches of one job, whose lock is held. `beside`: other batches that the endpoint has, to be paid for too."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Delivery:
         self._script = script_of(job.stage, definition.accept, definition.form)
         self._spooled, self._job, self._api, self._how, self._watch = spooled, job, api, how, watch
         self._ledger = spooled.ledger()
-        Place(job.directory).make_folder()
+        StoragePath(job.directory).make_folder()
         self._rows = sum(spooled.units.values())
         self._beside = tuple(beside)
         self._sizes = CompletionSizes(job.stage.max_tokens)
@@ -88,7 +88,7 @@ class Delivery:
         self._completed = job.answered_before
         # What keeps batches from being sent: the budget, or the endpoint's queue until the next pause
         self._short = self._full = False
-        self._patience = Patience(job.settings.outage)
+        self._patience = OutageTracker(job.settings.outage)
         self._told: set[str] = set()
         self._wait = how.poll_seconds
         self._used = NOTHING_USED
@@ -98,7 +98,7 @@ class Delivery:
         """What came of the batches that this start has read, with its cost."""
         return self._job.settings.priced(self._used)
 
-    def run(self, *, submit: bool = True, poll: bool = True) -> Outcome:
+    def run(self, *, submit: bool = True, poll: bool = True) -> JobOutcome:
         """Answers the job, and closes it; without `poll` it only looks once.
 
         Without `submit` it makes no batch, and gives back what no endpoint has: another job asks that. The reason is
@@ -122,18 +122,18 @@ class Delivery:
                 if not self._goes_on(submit=submit):
                     # What is left is in batches of other keys
                     if self._ledger.batches:
-                        return Outcome("batched", usage=self.used)
+                        return JobOutcome("batched", usage=self.used)
                     self._spooled.close()
-                    return Outcome(usage=self.used)
+                    return JobOutcome(usage=self.used)
                 # Room that other jobs take is given back once these are looked at
                 if not poll or (self._beside_in_flight and not self._awaited):
-                    return Outcome("batched", usage=self.used)
+                    return JobOutcome("batched", usage=self.used)
                 self._pause()
         except EndedError as ended:
             if ended.reason == "interrupted" and self._awaited:
                 ids = ", ".join(str(batch.id) for batch in self._awaited)
                 self._watch.note(f"these batches go on, and the next start takes their answers: {ids}")
-            return Outcome(ended.reason, ended.error, self.used)
+            return JobOutcome(ended.reason, ended.error, self.used)
 
     @property
     def _kept(self) -> list[Batch]:
@@ -228,7 +228,7 @@ class Delivery:
         if self._full:
             return False
         room = self._room([one for one in self._ledger.in_flight if one.name != batch.name])
-        line = Line(1, batch.tokens, batch.most, self._lines.cost(batch.requests, batch.tokens, batch.most))
+        line = RequestSize(1, batch.tokens, batch.most, self._lines.cost(batch.requests, batch.tokens, batch.most))
         if batch.requests > room.requests or not fill([line], replace(room, requests=1)):
             self._short = True
             return False
@@ -252,7 +252,7 @@ class Delivery:
         self._note(replace(ledger.with_batch(batch), cut=end, made=ledger.made + 1))
         return batch
 
-    def _batch_of(self, name: str, first: int, end: int, lines: list[Line], *, part: bool = False) -> Batch:
+    def _batch_of(self, name: str, first: int, end: int, lines: list[RequestSize], *, part: bool = False) -> Batch:
         sent = sum(line.bytes > 0 for line in lines)
         tokens, most = sum(line.prompt for line in lines), sum(line.most for line in lines)
         return Batch(name, first, end, sent, tokens, most, part, self._key)
@@ -262,14 +262,14 @@ class Delivery:
         """How many tokens may wait at the endpoint."""
         return min(self._how.queue or INFINITE, self._ledger.queue or INFINITE)
 
-    def _room(self, own: Sequence[Batch], most_requests: float = INFINITE) -> Room:
+    def _room(self, own: Sequence[Batch], most_requests: float = INFINITE) -> BatchLimits:
         """What is left for a batch beside those of the job, and of other jobs, that will be paid for."""
         reserved = (*own, *self._beside)
         budget, spent = self._job.settings.budget, self._job.spent + self.used
         calls, most = sum(batch.requests for batch in reserved), sum(batch.most for batch in reserved)
         cost = sum(self._lines.cost(batch.requests, batch.tokens, batch.most) for batch in reserved)
         waiting = sum(batch.tokens for batch in reserved if batch.id is not None)
-        return Room(
+        return BatchLimits(
             requests=min(most_requests, left_of(budget.max_calls, spent.calls + calls)),
             bytes=min(self._how.bytes, self._api.most_bytes),
             queue=self._queue - waiting,
@@ -293,7 +293,7 @@ class Delivery:
             return False
         if look is None:
             if not batch.requests:
-                self._read(batch, Look("", "completed"))
+                self._read(batch, BatchStatus("", "completed"))
                 return True
             batch = replace(self._uploaded(batch) if batch.file is None else batch, asked=time())
             look = self._create(batch)
@@ -304,7 +304,7 @@ class Delivery:
         self._watch.note(f"batch {look.id}: {batch.requests:,} requests of {self._job.stage.name}{hint}")
         return True
 
-    def _create(self, batch: Batch) -> Look:
+    def _create(self, batch: Batch) -> BatchStatus:
         """Creates a batch, which is noted before; an endpoint that refuses has not."""
         self._note(self._ledger.with_batch(batch))
         try:
@@ -336,10 +336,10 @@ class Delivery:
             known = self._api.find_file(name, size) if batch.name in self._doubtful else None
             return replace(batch, file=known or self._api.upload(name, file), digest=digest, key=self._key)
 
-    def _read(self, batch: Batch, look: Look) -> None:
+    def _read(self, batch: Batch, look: BatchStatus) -> None:
         """Takes what came of a batch: rows for the store, and what is left to batches to come."""
         stage, settings, run = self._job.stage, self._job.settings, self._job.run
-        judged = Judged(stage, settings, self._script, run, self._completed)
+        judged = BatchOutcome(stage, settings, self._script, run, self._completed)
         left: list[Left] = []
 
         def write(file: IO[bytes]) -> None:
@@ -354,7 +354,7 @@ class Delivery:
                 left.extend(map(self._lines.left, judged.take_again()))
 
         with self._download(batch, look) as results:
-            Place(f"{self._job.directory}/{run}-{batch.name}.parquet").write_whole(write)
+            StoragePath(f"{self._job.directory}/{run}-{batch.name}.parquet").write_whole(write)
         self._completed |= judged.completed
         self._pace(batch, look)
         # What is at the endpoint is removed once this is noted
@@ -372,7 +372,7 @@ class Delivery:
         came = judged.used.done or judged.used.calls > judged.used.rate_limited
         self._patience.read(came=bool(came) or not look.id or look.code == QUEUE_FULL)
 
-    def _download(self, batch: Batch, look: Look) -> Results:
+    def _download(self, batch: Batch, look: BatchStatus) -> BatchResults:
         """What came of a batch. Where less came than the endpoint has counted, it is downloaded again."""
         least = look.done or (batch.requests if look.status == "completed" else 0)
         for _ in range(DOWNLOADS - 1):
@@ -387,7 +387,9 @@ class Delivery:
             self._watch.note(f"batch {look.id}: its results are incomplete; what they lack is asked again")
         return results
 
-    def _take(self, request: Request, body: bytes | None, look: Look, results: Results, judged: Judged) -> None:
+    def _take(
+        self, request: Request, body: bytes | None, look: BatchStatus, results: BatchResults, judged: BatchOutcome
+    ) -> None:
         """What came of one request."""
         if body is None:
             failure = self._script.render(request)[1]
@@ -404,7 +406,7 @@ class Delivery:
             self._sizes.remember(answer.usage.completion_tokens)
         judged.hear(request, answer)
 
-    def _pace(self, batch: Batch, look: Look) -> None:
+    def _pace(self, batch: Batch, look: BatchStatus) -> None:
         """Takes what a batch says of the endpoint's queue: a full one is halved, and grows while batches complete."""
         queue = self._ledger.queue
         if look.code == QUEUE_FULL:
@@ -416,8 +418,8 @@ class Delivery:
         self._ledger = replace(self._ledger, queue=queue)
 
     @property
-    def _limits(self) -> Room:
-        return Room(self._how.requests, min(self._how.bytes, self._api.most_bytes), self._queue)
+    def _limits(self) -> BatchLimits:
+        return BatchLimits(self._how.requests, min(self._how.bytes, self._api.most_bytes), self._queue)
 
     def _recut(self) -> None:
         """Cuts what no endpoint has seen again where limits are lower by now."""

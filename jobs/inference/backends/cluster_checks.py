@@ -14,13 +14,13 @@ from pyspark.sql import SparkSession
 from untold.jobs.inference.backends.process import ProcessWhenNeeded
 from untold.jobs.inference.store.store import SPARK_ERRORS
 from untold.jobs.run.error_messages import explain, root_cause
+from untold.jobs.run.folders import write_parquet
 from untold.jobs.run.output import WORK
 from untold.jobs.run.session import is_connect, is_local, read_parquet, task_slots
-from untold.jobs.run.workspace import write_parquet
 from untold.udfs.errors import UserError
 from untold.udfs.llm.store_files import digest_of
-from untold.udfs.node_report import DRIVER, Visit, versions, visit_in_task, within
-from untold.udfs.storage import Place
+from untold.udfs.node_report import DRIVER, NodeReport, versions, visit_in_task, within
+from untold.udfs.storage import StoragePath
 
 MACHINES_NAMED = 3
 SHARE = "give --output, store, work and llm.spool a place that all machines share"
@@ -29,13 +29,13 @@ INSTALL = "install untold on the workers as it is here, or use `untold package`"
 NOT_OF_ACTORS = frozenset({"pyspark", "graphframes-py"})
 
 
-class ReachError(UserError):
+class NodeCheckError(UserError):
     """Machines that do not reach a place of the run, or have other versions. The message has a line a problem."""
 
 
 def check_nodes(
     places: Mapping[str, str],
-    visit_nodes: Callable[[Mapping[str, str], str], Sequence[Visit]],
+    visit_nodes: Callable[[Mapping[str, str], str], Sequence[NodeReport]],
     note: Callable[[str], None],
 ) -> None:
     """Raises ReachError for what nodes of Ray do not reach; `visit_nodes` has them visit folders with a nonce."""
@@ -51,7 +51,7 @@ class Probe:
     nonce: str
 
     def check(
-        self, reports: Sequence[Visit], note: Callable[[str], None], not_needed: frozenset[str] = frozenset()
+        self, reports: Sequence[NodeReport], note: Callable[[str], None], not_needed: frozenset[str] = frozenset()
     ) -> None:
         """Raises ReachError for what machines did not reach, and for what they wrote and the driver does not see."""
         found = [(*problem, report["machine"]) for report in reports for problem in self._problems_of(report)]
@@ -61,9 +61,9 @@ class Probe:
         for line in differing:
             note(line)
         if lines or wrong:
-            raise ReachError("\n".join([*lines, *wrong]))
+            raise NodeCheckError("\n".join([*lines, *wrong]))
 
-    def _problems_of(self, report: Visit) -> Iterator[tuple[str, str]]:
+    def _problems_of(self, report: NodeReport) -> Iterator[tuple[str, str]]:
         """What stands before and behind the machine's name in a line."""
         if report["silence"]:
             return
@@ -76,8 +76,8 @@ class Probe:
 
     def _find(self, folder: str, name: str) -> None:
         """Raises ValueError where what a machine wrote cannot be seen."""
-        listed = {entry.name for entry in Place(folder).entries()}
-        if name not in listed or (Place(folder) / name).read_bytes() != self.nonce.encode():
+        listed = {entry.name for entry in StoragePath(folder).entries()}
+        if name not in listed or (StoragePath(folder) / name).read_bytes() != self.nonce.encode():
             raise ValueError("what it wrote there cannot be seen here")
 
 
@@ -91,21 +91,21 @@ def probing(places: Mapping[str, str]) -> Iterator[Probe]:
         yield Probe(folders, nonce)
     except BaseException:
         for folder in folders.values():
-            within(Place(folder).remove)
+            within(StoragePath(folder).remove)
         raise
-    _each(folders, Place.remove, "is written, and files cannot be removed")
+    _each(folders, StoragePath.remove, "is written, and files cannot be removed")
 
 
-def _each(folders: Mapping[str, str], act: Callable[[Place], None], what: str) -> None:
+def _each(folders: Mapping[str, str], act: Callable[[StoragePath], None], what: str) -> None:
     """Does something with every folder. Raises ReachError with a line for each that refuses."""
-    tried = {place: within(partial(act, Place(folder))) for place, folder in folders.items()}
+    tried = {place: within(partial(act, StoragePath(folder))) for place, folder in folders.items()}
     lines = [f"{place} {what} from here: {problem}" for place, problem in tried.items() if problem is not None]
     if lines:
-        raise ReachError("\n".join(f"{line}; see to its permissions and credentials" for line in lines))
+        raise NodeCheckError("\n".join(f"{line}; see to its permissions and credentials" for line in lines))
 
 
 def compare_versions(
-    own: Mapping[str, str], reports: Iterable[Visit], not_needed: frozenset[str] = frozenset()
+    own: Mapping[str, str], reports: Iterable[NodeReport], not_needed: frozenset[str] = frozenset()
 ) -> tuple[list[str], list[str]]:
     """The versions on machines that are wrong, and those that only differ, a line each.
 
@@ -148,7 +148,7 @@ ROUNDS = 5
 
 
 @dataclass
-class Reach:
+class ClusterChecks:
     """The machines of a start as they were looked at: Spark's executors, and Ray's nodes before the first request.
 
     `places`: folders that all write and read, by the names that messages have for them; `files`: those that executors
@@ -169,7 +169,7 @@ class Reach:
         where it writes before anything is asked.
         """
         local = is_local(self.spark)
-        remote = {place: folder for place, folder in self.places.items() if Place(folder).local is None}
+        remote = {place: folder for place, folder in self.places.items() if StoragePath(folder).local is None}
         if local:
             remote = {place: folder for place, folder in remote.items() if not folder.endswith(f"/{WORK}")}
         if self._executors and (local or _count_executors(self.spark) <= len(self._executors)):
@@ -187,11 +187,11 @@ class Reach:
             check_nodes(self.places, process.open().visit_nodes, self.note)
         self._nodes_known = True
 
-    def _visit_executors(self, probe: Probe) -> list[Visit]:
+    def _visit_executors(self, probe: Probe) -> list[NodeReport]:
         """What every executor says; each is asked by small tasks until all that Spark knows have answered."""
-        files = {path: digest_of(Place(path)) for path in self.files if Place(path).entry().kind == "file"}
+        files = {path: digest_of(StoragePath(path)) for path in self.files if StoragePath(path).entry().kind == "file"}
         visit = partial(visit_in_task, folders=probe.folders, files=files, nonce=probe.nonce)
-        found: dict[str, Visit] = {}
+        found: dict[str, NodeReport] = {}
         for _ in range(ROUNDS):
             tasks = task_slots(self.spark)
             rows = self.spark.range(0, tasks, 1, tasks).mapInArrow(visit, "executor string, report string").collect()
@@ -222,7 +222,7 @@ def _check_spark(spark: SparkSession, probe: Probe, places: Iterable[str]) -> No
             write_parquet(spark.range(1), path)
             read_parquet(spark, path).collect()
         except SPARK_ERRORS as error:
-            raise ReachError(
+            raise NodeCheckError(
                 f"{place}: Spark cannot write and read there ({explain(error) or root_cause(error)}); "
                 "check the settings storage and spark.conf"
             ) from error

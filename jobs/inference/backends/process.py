@@ -14,14 +14,14 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from untold.jobs.inference.backends.job import Job, Outcome, job_to_json
+from untold.jobs.inference.backends.job import Job, JobOutcome, job_to_json
 from untold.jobs.run.error_messages import check_address, check_socket_folder, check_writable
 from untold.jobs.run.outcome import Interrupts
 from untold.jobs.settings.model import RaySettings
 from untold.udfs.errors import UserError
-from untold.udfs.llm.keys import Finding, Parameters
+from untold.udfs.llm.keys import Parameters, SchemaSupport
 from untold.udfs.llm.usage import Usage
-from untold.udfs.node_report import Visit, python_environment
+from untold.udfs.node_report import NodeReport, python_environment
 
 LOOK_SECONDS = 0.2
 # The grace of the last requests (3 s), the last write and the end of Ray take seconds; a disk that hangs, for ever.
@@ -78,7 +78,7 @@ class AnsweringProcess:
         job: Job,
         show: Callable[[Mapping[str, Any]], None],
         lost_lock: Callable[[], bool],
-    ) -> Outcome:
+    ) -> JobOutcome:
         """Answers a job and gives its outcome; progress goes to `show`. An interrupt ends it early, in order.
 
         `lost_lock` says whether another run took the folder over. Raises AnsweringError where the process ends, breaks
@@ -105,11 +105,11 @@ class AnsweringProcess:
                 self.usable = not told
                 show(event)
                 named, usage = tuple(event["models"]), Usage.of(event["usage"])
-                finding = Finding(**event["finding"]) if event["finding"] else None
+                finding = SchemaSupport(**event["finding"]) if event["finding"] else None
                 parameters = Parameters.of(event["parameters"]) if event["parameters"] else None
-                return Outcome(event["reason"], event["error"], usage, named, event["lost"], finding, parameters)
+                return JobOutcome(event["reason"], event["error"], usage, named, event["lost"], finding, parameters)
 
-    def visit_nodes(self, folders: Mapping[str, str], nonce: str) -> list[Visit]:
+    def visit_nodes(self, folders: Mapping[str, str], nonce: str) -> list[NodeReport]:
         """What the nodes of its Ray say of the folders. Raises AnsweringError where the process ends or breaks."""
         self.usable = False
         self._send(json.dumps({"folders": dict(folders), "nonce": nonce}))
@@ -117,7 +117,7 @@ class AnsweringProcess:
             while (event := self._next_event())["event"] != "visited":
                 continue
         self.usable = True
-        reports: list[Visit] = event["reports"]
+        reports: list[NodeReport] = event["reports"]
         return reports
 
     def _next_event(self, look: Callable[[], None] = lambda: None) -> dict[str, Any]:

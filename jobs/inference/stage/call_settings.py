@@ -22,7 +22,7 @@ from untold.udfs.llm.keys import CLASSIFYING, LOCAL, SEVERAL_ROWS, Stage
 from untold.udfs.llm.limiter import Budget, Limits
 from untold.udfs.llm.usage import Usage
 from untold.udfs.node_report import usable_cores
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 # Measured on slow cores: 2,500 calls a second at best, less with long prompts and slow disks
 REQUESTS_PER_SECOND_AND_ACTOR = 1000
@@ -96,7 +96,7 @@ def call_settings(settings: Settings, stage: Stage, base_url: str, store_path: s
     # A killed run asks again what came within one interval, but for what is in a journal; on object stores each write
     # is paid for and takes longer
     remote_flush = 10.0 if journal is None else 30.0
-    flush = llm.flush_seconds or (1.0 if Place(store_path).local is not None else remote_flush)
+    flush = llm.flush_seconds or (1.0 if StoragePath(store_path).local is not None else remote_flush)
     calls = CallSettings(
         base_url=base_url,
         api_key_env=own.api_key_env,
@@ -164,7 +164,7 @@ def journal_of(folder: str | None, store_path: str) -> str | None:
     ('', None, None)
     """
     if folder is None:
-        return "" if Place(store_path).local is None else None
+        return "" if StoragePath(store_path).local is None else None
     return None if folder == "off" else folder
 
 

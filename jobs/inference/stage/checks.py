@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from untold.jobs.inference.backends.cluster_checks import Reach, check_nodes
+from untold.jobs.inference.backends.cluster_checks import ClusterChecks, check_nodes
 from untold.jobs.inference.stage.bindings import bind_embedding, bind_entailment, bind_search
 from untold.jobs.inference.stage.call_settings import (
     Section,
@@ -46,7 +46,7 @@ from untold.udfs.redaction import redact
 from untold.udfs.retrieval.embedding import Classifier, Embedder, find_classifier, find_model
 from untold.udfs.retrieval.local_models import MINILM, LocalModelFileError
 from untold.udfs.stages import LOOKUPS
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
 CALL_SECONDS = 60.0
@@ -55,7 +55,7 @@ INDENT = 25
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """What a check found: `ok`, `warn` or `FAIL`, about what, and for a failure what to do."""
 
     state: str
@@ -107,7 +107,7 @@ def remedy_of(answer: Answer, settings: Settings, section: Section = "llm") -> s
     return remedies.get(kind, f"check {others.get(section, f'{section}.model and {section}.extra_body')}")
 
 
-def check_lookups(settings: Settings) -> Iterator[Finding]:
+def check_lookups(settings: Settings) -> Iterator[CheckResult]:
     """Of what facts are looked up with, what is set: an endpoint or a model for embeddings, a search, a classifier."""
     seconds = min(CALL_SECONDS, settings.llm.timeout_seconds)
     embeddings, searching = settings.embeddings, settings.search
@@ -129,20 +129,20 @@ def _try_classifier(folder: str) -> object:
     return Classifier(find_classifier(folder)).classify([("wet", "wet")])
 
 
-def _found(section: Section, where: str, answer: Answer, settings: Settings) -> Finding:
+def _found(section: Section, where: str, answer: Answer, settings: Settings) -> CheckResult:
     """The finding about an endpoint that is no language model's."""
     if answer.error_type is None:
-        return Finding(OK, section, where)
-    return Finding(FAIL, section, f"{where}: {answer.error}; {remedy_of(answer, settings, section)}")
+        return CheckResult(OK, section, where)
+    return CheckResult(FAIL, section, f"{where}: {answer.error}; {remedy_of(answer, settings, section)}")
 
 
-def _check_files(about: str, use: Callable[[], object]) -> Finding:
+def _check_files(about: str, use: Callable[[], object]) -> CheckResult:
     """Whether a local model can be used. Its errors say what is missing, or wrong with it."""
     try:
         use()
-        return Finding(OK, about, "a local model, run within tasks")
+        return CheckResult(OK, about, "a local model, run within tasks")
     except LocalModelFileError as error:
-        return Finding(FAIL, about, str(error))
+        return CheckResult(FAIL, about, str(error))
 
 
 def _try_embedding(settings: Settings, seconds: float) -> Answer:
@@ -152,24 +152,24 @@ def _try_embedding(settings: Settings, seconds: float) -> Answer:
     return _try(bind_embedding(settings), settings, Request("tried", row, "tried", members=[member]), seconds)
 
 
-def _check_search(settings: Settings, seconds: float) -> Finding:
+def _check_search(settings: Settings, seconds: float) -> CheckResult:
     """What the web search makes of one query, within so many seconds; what its settings lack is a finding too."""
     row = {"query": "water is wet", "count": 1}
     try:
         stage = bind_search(settings)
     except SettingsError as error:
-        return Finding(FAIL, "search", str(error))
+        return CheckResult(FAIL, "search", str(error))
     where = f"{settings.search.model} at {plain_url(settings.search.base_url)}"
     return _found("search", where, _try(stage, settings, Request("tried", row, "tried"), seconds), settings)
 
 
-def _check_server(address: str, settings: Settings, seconds: float) -> Finding:
+def _check_server(address: str, settings: Settings, seconds: float) -> CheckResult:
     """What a server makes of one pair, within so many seconds; what its settings lack is a finding too."""
     row = {"premise": "water is wet", "hypothesis": "water is wet"}
     try:
         stage = bind_entailment(settings)
     except (SettingsError, LocalModelFileError) as error:
-        return Finding(FAIL, "classifier", str(error).replace("\n", "; "))
+        return CheckResult(FAIL, "classifier", str(error).replace("\n", "; "))
     request = Request("tried", row, "tried", members=[Request("tried", row, "tried")])
     where = f"{stage.model} at {plain_url(address)}"
     return _found("classifier", where, _try(stage, settings, request, seconds), settings)
@@ -203,7 +203,7 @@ RAY_JOBS = "Ray jobs"
 LONGEST = 600
 
 
-def check_spark(settings: Settings, seconds: float = ENGINE_SECONDS) -> Finding:
+def check_spark(settings: Settings, seconds: float = ENGINE_SECONDS) -> CheckResult:
     """Whether a Spark session starts and a worker runs Python over Arrow, in a process of its own.
 
     Under the settings' master and `spark.conf.*`, as a run would have it: wrong jars and unreachable masters show here,
@@ -218,11 +218,11 @@ def check_spark(settings: Settings, seconds: float = ENGINE_SECONDS) -> Finding:
         )
     given: dict[str, Any] = {"settings": settings.model_dump(mode="json"), "places": _places(settings)}
     index = settings.knowledge.index
-    given["files"] = [f"{Place(index).spark}/{manifest.NAME}"] if index else []
+    given["files"] = [f"{StoragePath(index).spark}/{manifest.NAME}"] if index else []
     return _check_engine("Spark", f"at {master}", given, remedy, seconds)
 
 
-def check_ray(settings: Settings, seconds: float = ENGINE_SECONDS) -> Finding:
+def check_ray(settings: Settings, seconds: float = ENGINE_SECONDS) -> CheckResult:
     """Whether a local Ray starts, or the cluster of `ray.address` can be joined, and all its nodes reach the store.
 
     Where a run starts no Ray of its own, the one that answers is asked for: the job server, or none.
@@ -232,9 +232,9 @@ def check_ray(settings: Settings, seconds: float = ENGINE_SECONDS) -> Finding:
         remedy = "see that ray.address names the job server of a running Ray cluster, with ray[default] on its head"
         return _check_engine(RAY_JOBS, f"at {address}", {"address": address}, remedy, seconds)
     if settings.llm.answering == "spool":
-        return Finding(WARN, "Ray", "not checked: llm.answering is spool, and `untold answer` checks its own Ray")
+        return CheckResult(WARN, "Ray", "not checked: llm.answering is spool, and `untold answer` checks its own Ray")
     if settings.llm.delivery != "calls":
-        return Finding(OK, "Ray", f"not needed: llm.delivery is {settings.llm.delivery}")
+        return CheckResult(OK, "Ray", f"not needed: llm.delivery is {settings.llm.delivery}")
     remedy = (
         "check ray.address and that the cluster runs" if address else "check free memory and /dev/shm, or ray.address"
     )
@@ -245,16 +245,16 @@ def check_ray(settings: Settings, seconds: float = ENGINE_SECONDS) -> Finding:
 
 def _places(settings: Settings) -> dict[str, str]:
     """The folders that all machines share, for a process in another folder."""
-    return {place: place for place in (Place(path).spark for path in (settings.store, settings.work) if path)}
+    return {place: place for place in (StoragePath(path).spark for path in (settings.store, settings.work) if path)}
 
 
-def _check_engine(name: str, where: str, given: Any, remedy: str, seconds: float) -> Finding:
+def _check_engine(name: str, where: str, given: Any, remedy: str, seconds: float) -> CheckResult:
     """Whether an engine starts: its version, or its last word and the remedy."""
     code, output = _run_probe(name, json.dumps(given), seconds)
     if code == 0:
-        return Finding(OK, name, f"{output} {where}")
+        return CheckResult(OK, name, f"{output} {where}")
     reason = f"no answer within {seconds:g} s" if code is None else output or f"ended with code {code}"
-    return Finding(FAIL, name, f"{where}: {reason}; {remedy}")
+    return CheckResult(FAIL, name, f"{where}: {reason}; {remedy}")
 
 
 def _run_probe(name: str, given: str, seconds: float) -> tuple[int | None, str]:
@@ -289,7 +289,7 @@ def _probe_spark(given: Any) -> str:
     """Spark's version, once a row has gone through a Python worker and back."""
     session = open_session(Settings.model_validate_json(json.dumps(given["settings"])), "untold-doctor")
     try:
-        Reach(session, given["places"], given["files"]).check_executors()
+        ClusterChecks(session, given["places"], given["files"]).check_executors()
         rows = session.range(1).mapInArrow(_pass_on, "id long").collect()
         return str(session.version) if len(rows) == 1 else _refuse("a row was lost on its way through a worker")
     finally:

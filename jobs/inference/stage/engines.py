@@ -47,7 +47,7 @@ class Engines:
 
 
 @dataclass(frozen=True)
-class Held:
+class SharedEngines:
     """Spark and an answering process that several starts use, one after the other (`untold.Session`)."""
 
     spark: SparkSession
@@ -67,7 +67,7 @@ def open_engines(
     small: bool = False,
     asks: bool = False,
     stages: Collection[str] = STAGE_NAMES,
-    held: Held | None = None,
+    held: SharedEngines | None = None,
 ) -> Iterator[Engines]:
     """Spark, and an answering process that starts when it is first needed and ends with the context.
 
@@ -94,7 +94,7 @@ def open_engines(
 
 
 @contextmanager
-def open_held(settings: Settings, display: Display, small: bool) -> Iterator[Held]:
+def open_held(settings: Settings, display: Display, small: bool) -> Iterator[SharedEngines]:
     """Spark and an answering process for several starts, started side by side."""
     display.status("starting Java and Ray")
     begin_session(settings, small=small)
@@ -102,7 +102,7 @@ def open_held(settings: Settings, display: Display, small: bool) -> Iterator[Hel
     try:
         if calls_endpoint(settings):
             process.open()
-        yield Held(open_session(settings, small=small), process)
+        yield SharedEngines(open_session(settings, small=small), process)
     finally:
         process.end()
 
@@ -116,7 +116,7 @@ def calls_endpoint(settings: Settings, stages: Collection[str] = STAGE_NAMES) ->
 Given = TypeVar("Given")
 
 
-class Turns:
+class MainThreadExecutor:
     """Runs functions side by side, once. What they hand to `take` is done one after the other, in the calling thread.
 
     Signals reach the main thread alone, so whatever a signal is to end belongs there.

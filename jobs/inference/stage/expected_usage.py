@@ -22,9 +22,9 @@ from untold.udfs.llm.templates import compile_prompt
 from untold.udfs.llm.units import UNIT_ROWS
 from untold.udfs.llm.usage import estimate_tokens
 from untold.udfs.stages import LOOKUPS, definition_of
-from untold.udfs.stages.arrow import TOKENS, measure_prompts, read_things, reading_of
-from untold.udfs.stages.definitions import RATINGS, Figures, Line
-from untold.udfs.storage import Place
+from untold.udfs.stages.arrow import TOKENS, make_parser, measure_prompts, read_things
+from untold.udfs.stages.definitions import RATINGS, Figures, LinearSize
+from untold.udfs.storage import StoragePath
 
 # The outputs of unanswered requests, by stage and name, as columns over the stage's variables
 Outputs = Mapping[str, Mapping[str, Column]]
@@ -50,7 +50,7 @@ class Tallies:
     # How many of the sums are known, the first ones
     _known: int = 0
 
-    def add(self, *frames: DataFrame) -> Tally:
+    def add(self, *frames: DataFrame) -> ExpectedTally:
         """The sums over these frames of their columns that are named in `TALLIED`."""
         number = len(self._sums)
         self._sums.append(defaultdict(int))
@@ -58,7 +58,7 @@ class Tallies:
             sums = [F.sum(name) if name in frame.columns else F.lit(None) for name in TALLIED]
             values = [value.cast("long").alias(name) for name, value in zip(TALLIED, sums, strict=True)]
             self._waiting.append(frame.agg(*values).select(F.lit(number).alias("number"), *TALLIED))
-        return Tally(self, number)
+        return ExpectedTally(self, number)
 
     def look(self, number: int) -> Mapping[str, int]:
         """The sums of that number."""
@@ -73,7 +73,7 @@ class Tallies:
 
 
 @dataclass(frozen=True)
-class Tally:
+class ExpectedTally:
     """The sums of one asking, by the names of `TALLIED`."""
 
     tallies: Tallies
@@ -85,7 +85,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Asking:
+class ExpectedCall:
     """A stage that is asked once: its requests, what the store has of them, and their numbers.
 
     `known`: completions of the requests; None where the store has no file of the stage. `missing`: request_id of what a
@@ -95,7 +95,7 @@ class Asking:
     stage: Stage
     requests: Requests
     identified: DataFrame
-    tally: Tally | Asked
+    tally: ExpectedTally | RepeatedCall
     known: DataFrame | None = None
     missing: DataFrame | None = None
     by_formula: bool = False
@@ -154,16 +154,16 @@ class Asking:
         # The model as returned is no column of results
         best = store.one_a_request(self.known).drop("model")
         known = rows.join(self.missing, on="request_id", how="left_anti").join(best, on="request_id", how="left")
-        answered = self.requests.readable(self.stage, known).mapInArrow(reading_of(self.stage, carry), schema)
+        answered = self.requests.readable(self.stage, known).mapInArrow(make_parser(self.stage, carry), schema)
         unknown = rows.join(self.missing, on="request_id", how="left_semi").select(*carry, "request_id", *assumed)
         return keep(answered.unionByName(unknown))
 
 
 @dataclass(frozen=True)
-class Asked:
+class RepeatedCall:
     """The tally of an asking whose requests are all asked before."""
 
-    tally: Tally | Asked
+    tally: ExpectedTally | RepeatedCall
 
     def __getitem__(self, name: str) -> int:
         """What there is and what is missing; nothing of what would be asked."""
@@ -171,16 +171,16 @@ class Asked:
 
 
 @dataclass
-class Counted:
+class EarlierRequests:
     """By stage the requests that metrics before would ask: the store has their answers by the time of a later one.
 
     `contexts`: by their samples, what they ask for contexts and get, which metrics share.
     """
 
-    askings: dict[str, list[Asking]] = field(default_factory=lambda: defaultdict(list))
-    contexts: dict[DataFrame, tuple[Sequence[Asking], DataFrame]] = field(default_factory=dict)
+    askings: dict[str, list[ExpectedCall]] = field(default_factory=lambda: defaultdict(list))
+    contexts: dict[DataFrame, tuple[Sequence[ExpectedCall], DataFrame]] = field(default_factory=dict)
 
-    def add(self, asking: Asking) -> None:
+    def add(self, asking: ExpectedCall) -> None:
         """Adds what an asking would ask. Requests of a formula's are not known one by one."""
         if not asking.by_formula:
             self.askings[asking.stage.name].append(asking)
@@ -199,9 +199,9 @@ class Lookup:
     tallies: Tallies
     place: str | None
     retry_failed: bool
-    before: Counted
+    before: EarlierRequests
 
-    def find(self, stage: Stage, requests: Requests, *, measured: bool) -> Asking:
+    def find(self, stage: Stage, requests: Requests, *, measured: bool) -> ExpectedCall:
         """The requests, told apart and looked up; `measured`: their prompts too."""
         identified = keep(requests.identify(stage, measured=measured))
         rows = identified.where(F.col("request_id").isNotNull())
@@ -220,9 +220,9 @@ class Lookup:
             measure = partial(measure_prompts, stage=stage)
             frames.append(texts.select(*stage.variables).mapInArrow(measure, f"{TOKENS} long"))
         missing = None if known is None else flags.where("missing").select("request_id")
-        return Asking(stage, requests, identified, self.tallies.add(*frames), known, missing)
+        return ExpectedCall(stage, requests, identified, self.tallies.add(*frames), known, missing)
 
-    def by_formula(self, stage: Stage, requests: Requests, sizes: DataFrame) -> Asking:
+    def by_formula(self, stage: Stage, requests: Requests, sizes: DataFrame) -> ExpectedCall:
         """Requests that are counted where texts to count are not known.
 
         sizes: requests, bytes: so many requests, the variables of each together so long.
@@ -231,7 +231,7 @@ class Lookup:
         numbers = [count.alias(name) for name in ("total", "missing", "asked")]
         tally = self.tallies.add(sizes.select(*numbers, (count * F.col("bytes")).alias("bytes")))
         # Only its columns are of use, for the schema of results
-        return Asking(stage, requests, requests.identify(stage), tally, by_formula=True)
+        return ExpectedCall(stage, requests, requests.identify(stage), tally, by_formula=True)
 
     def _known(self, stage: Stage, ids: DataFrame) -> DataFrame | None:
         """The completions that the store has of the requests; None where it has no file of the stage."""
@@ -304,7 +304,7 @@ def _some_completions(spark: SparkSession, place: str, stage: Stage) -> Iterator
 
 def _folders_of(place: str, stage: str) -> list[str]:
     """The newest folders of a stage in the store, whatever their digests."""
-    folders = (Place(place) / compaction.VERSION).entries()
+    folders = (StoragePath(place) / compaction.VERSION).entries()
     named = [entry for entry in folders if re.fullmatch(rf"{re.escape(stage)}-[0-9a-f]{{32}}", entry.name)]
     newest = sorted(named, key=lambda entry: (entry.modified, entry.name), reverse=True)
     return [str(entry.place) for entry in newest[:MOST_FOLDERS]]
@@ -332,9 +332,9 @@ def _figures(shipped: Figures | None, means: Row | None) -> Figures | None:
     if means is None or means["completion_tokens"] is None:
         return shipped
     known = replace(
-        shipped or Figures(FROM_STORE, Line()),
+        shipped or Figures(FROM_STORE, LinearSize()),
         source=FROM_STORE,
-        completion=Line(means["completion_tokens"]),
+        completion=LinearSize(means["completion_tokens"]),
         prompt_tokens=means["prompt_tokens"],
         calls=max(1.0, means["attempts"] or 1.0),
     )
@@ -342,7 +342,7 @@ def _figures(shipped: Figures | None, means: Row | None) -> Figures | None:
     if means["things"] is None:
         return known
     total = sum(counts)
-    things = replace(known, things=Line(means["things"]))
+    things = replace(known, things=LinearSize(means["things"]))
     if not total:
         return things
     return replace(things, ratings=tuple(count / total for count in counts), distinct=means["distinct"] / total)

@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 
 from untold.jobs.run.session import fields_of, spark_schema
 from untold.jobs.tables import FAILURES
-from untold.udfs.facts.pairs import LISTS, PAIRS, Sieve, ask_all, generate_lists, generate_pairs
+from untold.udfs.facts.pairs import LISTS, PAIRS, PairFilter, ask_all, generate_lists, generate_pairs
 from untold.udfs.llm.keys import Stage
 from untold.udfs.stages import definition_of
 from untold.udfs.stages.arrow import LEAKED, TOKENS, UNASKED, add_request_ids
@@ -103,7 +103,7 @@ class Pairs:
 
     owners: DataFrame
     choose: Callable[..., Any] = ask_all
-    sieve: Sieve = field(default_factory=Sieve)
+    sieve: PairFilter = field(default_factory=PairFilter)
     carry: tuple[str, ...] = ("owner", "source", "target", "judged_by")
     made_of: tuple[str, ...] = ()
 
@@ -199,7 +199,7 @@ class Lists(Pairs):
 
 
 def result_schema(stage: Stage, identified: DataFrame, carry: Sequence[str]) -> T.StructType:
-    """What asking a stage gives: the columns of `carry`, and those of `untold.udfs.stages.arrow.reading_of`."""
+    """What asking a stage gives: the columns of `carry`, and those of `untold.udfs.stages.arrow.make_parser`."""
     definition = definition_of(stage.name)
     output = spark_schema(definition.results)
     errors = [T.StructField(name, STRING) for name in ("error_type", "error")]

@@ -11,28 +11,27 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from untold.jobs.inference.backends.backends import Answerer, ProcessAnswerer, TaskAnswerer, Unanswered
-from untold.jobs.inference.backends.batch_backend import BatchAnswerer, WaitingError
-from untold.jobs.inference.backends.cluster_checks import Reach
-from untold.jobs.inference.backends.job import Outcome, tell_left_out
+from untold.jobs.inference.backends.backends import Backend, PendingRequests, ProcessAnswerer, TaskAnswerer
+from untold.jobs.inference.backends.cluster_checks import ClusterChecks
+from untold.jobs.inference.backends.job import JobOutcome, tell_left_out
 from untold.jobs.inference.backends.local_model import LocalModelError
 from untold.jobs.inference.backends.process import AnsweringError
-from untold.jobs.inference.backends.spool_backend import RayJobAnswerer, SpoolAnswerer
+from untold.jobs.inference.backends.spooled_backends import BatchAnswerer, RayJobAnswerer, SpoolAnswerer, WaitingError
 from untold.jobs.inference.stage.call_settings import RunEndpoint, address_of, price, runs_in_tasks, section_of
-from untold.jobs.inference.stage.engines import Engines, Turns
+from untold.jobs.inference.stage.engines import Engines, MainThreadExecutor
 from untold.jobs.inference.stage.requests import Requests, Rows, without_requests
 from untold.jobs.inference.stage.schema_support import Findings
-from untold.jobs.inference.stage.usage import Account, Asked
+from untold.jobs.inference.stage.usage import Account, StageResult
 from untold.jobs.inference.store.completion_references import note_use, wait_for_prune
-from untold.jobs.inference.store.store import Found, Results, StageStore
+from untold.jobs.inference.store.store import Results, StageStore, StoreLookup
+from untold.jobs.run.folders import Workspace
 from untold.jobs.run.locks import Lock as FolderLock
 from untold.jobs.run.locks import LockedError
 from untold.jobs.run.notifications import span
 from untold.jobs.run.outcome import LEFT, Ending
 from untold.jobs.run.terminal import amount
-from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.model import Settings, delivery_for
-from untold.udfs.llm.keys import UNTRIED, Finding, Stage
+from untold.udfs.llm.keys import UNTRIED, SchemaSupport, Stage
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 
 
@@ -53,13 +52,13 @@ class StageRunner:
     answered_before: bool = False
     earlier: Collection[str] = ()
     # The machines of the start; None where nothing is known of them
-    reach: Reach | None = None
+    reach: ClusterChecks | None = None
     ended: str | None = None
     error: str | None = None
     lost: int = 0
     account: Account = field(default_factory=Account)
     # One stage is asked at a time, whatever is done beside it
-    turns: Turns = field(default_factory=Turns)
+    turns: MainThreadExecutor = field(default_factory=MainThreadExecutor)
     _locks: dict[str, Lock] = field(default_factory=dict)
     _stores: dict[str, StageStore] = field(default_factory=dict)
     _warned_of_ratings: bool = False
@@ -123,7 +122,9 @@ class StageRunner:
             asking = replace(self._identify(name, requests), usage=asking.usage)
             results = self._ask(asking)
         usage = price(self.settings, asking.stage, asking.usage)
-        self.account.add(Asked(asking.stage, results.rows, asking.reused or 0, usage, self._address(asking.stage)))
+        self.account.add(
+            StageResult(asking.stage, results.rows, asking.reused or 0, usage, self._address(asking.stage))
+        )
         if requests.all_asked:
             return results.rows
         return results.rows.unionByName(without_requests(asking.identified, results.rows.schema, requests.carry))
@@ -134,12 +135,12 @@ class StageRunner:
         several = section == "llm" and self.settings.llm.endpoints
         return None if several or stage.api == "local" else address_of(self.settings, section)
 
-    def _identify(self, name: str, requests: Requests) -> _Asking:
+    def _identify(self, name: str, requests: Requests) -> _StageCall:
         """The stage as its endpoint can be asked, and its requests with their ids."""
         waits = self._spool.is_used or self._batches.delivers(name)
         if waits and self._findings.tries(self.stages[name]):
             # Nobody waits for the first answer
-            self.engines.display.note(self._findings.learn(self.stages[name], Finding(UNTRIED)))
+            self.engines.display.note(self._findings.learn(self.stages[name], SchemaSupport(UNTRIED)))
         stage = self._findings.applied(self.stages[name])
         # Pairs are many: a list of all of them is none that comes along
         column = "request_id" if isinstance(requests, Rows) else None
@@ -150,7 +151,7 @@ class StageRunner:
         note_use(self.store, self.engines.run, f"{stage.name}-{stage.digest}", ids)
         if self.engines.lock:
             wait_for_prune(self.store, self.engines.run, wait=self.engines.wait, notify=self.engines.display.note)
-        return _Asking(stage, store, requests, identified)
+        return _StageCall(stage, store, requests, identified)
 
     @cached_property
     def _findings(self) -> Findings:
@@ -172,7 +173,7 @@ class StageRunner:
             self._stores[stage.digest] = StageStore(self.store, stage, self.engines, self.workspace, self.earlier)
         return self._stores[stage.digest]
 
-    def _answerer_of(self, stage: Stage) -> Answerer:
+    def _answerer_of(self, stage: Stage) -> Backend:
         """What answers a stage under the settings."""
         if runs_in_tasks(stage, self.settings):
             return TaskAnswerer(self.engines, self.settings, self.workspace)
@@ -182,7 +183,7 @@ class StageRunner:
             return self._spool
         return ProcessAnswerer(self.engines, self.settings, self.endpoint, self.workspace, self.reach)
 
-    def _ask(self, asking: _Asking) -> Results | None:
+    def _ask(self, asking: _StageCall) -> Results | None:
         """Looks up, answers and reads until no file of the folder turned out to be damaged on the way.
 
         None where the endpoint does not take the stage's schema as it was sent: the requests are others.
@@ -203,7 +204,7 @@ class StageRunner:
                 return results
             # A page was damaged that looking up did not read: what was in its file has to be asked again
 
-    def _answer_for(self, metric: str, asking: _Asking) -> None:
+    def _answer_for(self, metric: str, asking: _StageCall) -> None:
         """Has the missing requests of a metric answered; what goes wrong ends the asking."""
         self.engines.display.course.enter(metric)
         with self._ending_early():
@@ -225,7 +226,7 @@ class StageRunner:
             self.ended = "interrupted" if self.engines.interrupts.requested else "broken"
             self.error = str(error)
 
-    def _answer_missing(self, asking: _Asking) -> None:
+    def _answer_missing(self, asking: _StageCall) -> None:
         """Has the missing requests answered as the one spender of the stage's folder, unless asking has ended."""
         if self.engines.interrupts.requested:
             self.ended = self.ended or "interrupted"
@@ -245,7 +246,7 @@ class StageRunner:
                 self._answer(asking, answerer, lock)
                 asking.store.compact()
 
-    def _answer(self, asking: _Asking, answerer: Answerer, lock: FolderLock | None) -> None:
+    def _answer(self, asking: _StageCall, answerer: Backend, lock: FolderLock | None) -> None:
         """Has them answered; what that used counts even where it ends with an error."""
         stage, section = asking.stage, section_of(asking.stage.api)
         last = NOTHING_USED
@@ -256,7 +257,7 @@ class StageRunner:
             self.engines.display.show(event)
             tell_left_out(event, self._left_out, self.engines.display.note)
 
-        unanswered = Unanswered(
+        unanswered = PendingRequests(
             stage,
             asking.store.folder,
             asking.store.missing(asking.requests, asking.identified, asking.found),
@@ -276,7 +277,7 @@ class StageRunner:
             asking.usage += last
             self.account.spent += last
 
-    def _end(self, outcome: Outcome, stage: Stage) -> None:
+    def _end(self, outcome: JobOutcome, stage: Stage) -> None:
         """Takes how an answering ended."""
         self.account.note_models(section_of(stage.api), outcome.models)
         self.lost += outcome.lost
@@ -290,7 +291,7 @@ class StageRunner:
         if outcome.reason not in (None, "restructured"):
             self.ended, self.error = outcome.reason, outcome.error
 
-    def _check(self, asking: _Asking, results: Results) -> None:
+    def _check(self, asking: _StageCall, results: Results) -> None:
         """Ends the run where answers were paid for and cannot be read; says once that ratings are not weighted.
 
         Asking on would pay for the same again. A rating without probabilities is the digit that was written alone.
@@ -304,7 +305,7 @@ class StageRunner:
 
 
 @dataclass
-class _Asking:
+class _StageCall:
     """A stage while it is asked: its requests with their ids, what the store has of them, what the asking used.
 
     `reused`: how many the store had answers of; None before the first look.
@@ -314,7 +315,7 @@ class _Asking:
     store: StageStore
     requests: Requests
     identified: DataFrame
-    found: Found = field(init=False)
+    found: StoreLookup = field(init=False)
     reused: int | None = None
     usage: Usage = field(default_factory=Usage)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from untold.jobs.inference.stage.call_settings import section_of
 from untold.jobs.settings.model import Settings, decoding_for
-from untold.udfs.llm.keys import BROKEN, IGNORED, REFUSED, TAKEN, UNTRIED, Finding, Parameters, Stage
-from untold.udfs.storage import Place
+from untold.udfs.llm.keys import BROKEN, IGNORED, REFUSED, TAKEN, UNTRIED, Parameters, SchemaSupport, Stage
+from untold.udfs.storage import StoragePath
 
 NAME, PARAMETERS_NAME = "structured.json", "parameters.json"
 _SAID = {
@@ -79,7 +79,7 @@ class Findings:
         """Return True if the first request of the stage is sent alone, as its answer may change all others."""
         return self.tries(stage) or self._key(stage) in self._unsettled
 
-    def learn(self, stage: Stage, found: Finding) -> str:
+    def learn(self, stage: Stage, found: SchemaSupport) -> str:
         """Keeps what an answer of this stage said; gives a line that says it.
 
         A model that took schemas and refuses that of a rated stage takes none beside log-probabilities.
@@ -91,9 +91,9 @@ class Findings:
         self._write(NAME, self.learned)
         return _describe(stage, found)
 
-    def _known(self, stage: Stage) -> Finding | None:
+    def _known(self, stage: Stage) -> SchemaSupport | None:
         known = self._read(NAME, self.learned).get(self._key(stage)) if self.may_drop(stage) else None
-        return Finding(**known) if known else None
+        return SchemaSupport(**known) if known else None
 
     def _write(self, name: str, learned: dict[str, dict[str, Any]]) -> None:
         """Write a file of findings beside the store."""
@@ -101,12 +101,12 @@ class Findings:
             content = json.dumps(self._read(name, learned), indent=2, sort_keys=True, ensure_ascii=False)
             # A disk that is full says so where answers are written
             with suppress(OSError):
-                (Place(self.store) / name).write_bytes(content.encode("utf-8") + b"\n")
+                (StoragePath(self.store) / name).write_bytes(content.encode("utf-8") + b"\n")
 
     def _read(self, name: str, learned: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """Return the findings of a file beside the store and of this start; a file that cannot be read has none."""
         try:
-            kept = {} if self.store is None else dict(json.loads((Place(self.store) / name).read_bytes()))
+            kept = {} if self.store is None else dict(json.loads((StoragePath(self.store) / name).read_bytes()))
         except (OSError, ValueError, TypeError):
             kept = {}
         return kept | learned
@@ -117,7 +117,7 @@ class Findings:
         return " ".join((*addresses, stage.model_key or stage.model))
 
 
-def _describe(stage: Stage, found: Finding) -> str:
+def _describe(stage: Stage, found: SchemaSupport) -> str:
     thinks = ", without reasoning as the model thinks" if found.thinks else ""
     weighs = ", but for ratings, which have no log-probabilities beside it" if found.weighs is False else ""
     return f"{stage.model}: {_SAID[found.outcome]}{thinks}{weighs} (llm.structured)"

@@ -11,18 +11,18 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from untold.jobs.inference.backends.cluster_checks import Reach, reached_places
+from untold.jobs.inference.backends.cluster_checks import ClusterChecks, reached_places
 from untold.jobs.inference.stage.call_settings import RunEndpoint
-from untold.jobs.inference.stage.engines import Engines, Held, open_engines
+from untold.jobs.inference.stage.engines import Engines, SharedEngines, open_engines
 from untold.jobs.inference.stage.runner import StageRunner
 from untold.jobs.inference.store.store import is_transient
 from untold.jobs.inputs.request import RunRequest
 from untold.jobs.run import manifest
+from untold.jobs.run.folders import Counted, Workspace
 from untold.jobs.run.outcome import FAILED_TOO_MANY, Ending, below_bars, missed_too_often
 from untold.jobs.run.output import Output
 from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import Display, amount
-from untold.jobs.run.workspace import Counted, Workspace
 from untold.jobs.run_tables import place_of_table
 from untold.jobs.settings.model import STAGE_NAMES, Settings
 from untold.jobs.summary.aggregate import most_frequent_errors
@@ -66,7 +66,7 @@ class Start:
     engines: Engines
     # Where steps are kept until the run ends
     workspace: Workspace
-    reach: Reach
+    reach: ClusterChecks
 
     @property
     def spark(self) -> SparkSession:
@@ -99,7 +99,7 @@ class Start:
         if not self.output.is_complete(retry_failed=self.request.retry_failed):
             return None
         earlier = self.output.earlier or {}
-        missed = missed_of(earlier, self.request.settings)
+        missed = miss_messages(earlier, self.request.settings)
         code = Ending().exit_code(earlier["counts"]["statuses"], self.request.settings.fail_on_error, missed)
         message = self._explain(Ending(), earlier, earlier["starts"][-1]["usage"], missed, sent=False)
         return Outcome(exit_code=code, manifest=earlier, message=message, unchanged=True)
@@ -132,7 +132,7 @@ class Start:
         ending = next((runner.ending for runner in runners if runner.ended), Ending())
         # Of all starts; null where an endpoint did not name its model
         models = sorted({*output.manifest["models"], *(name for one in runners for name in one.models if name)})
-        missed = missed_of(fields, settings)
+        missed = miss_messages(fields, settings)
         code = ending.exit_code(counts["statuses"], settings.fail_on_error, missed)
         every = output.manifest["counts"] | counts
         parameters = {model: lines for runner in runners for model, lines in runner.parameters.items()}
@@ -171,7 +171,7 @@ class Start:
         return "\n".join(line for line in lines if line) or None
 
 
-def missed_of(written: Mapping[str, Any], settings: Settings) -> list[str]:
+def miss_messages(written: Mapping[str, Any], settings: Settings) -> list[str]:
     """What to say of filters that missed too much, by the audits of a manifest."""
     return missed_too_often(written.get("audits", []), {"nli": settings.nli.most_missed})
 
@@ -184,7 +184,7 @@ def open_start(
     *,
     asks: bool = False,
     stages: Collection[str] = STAGE_NAMES,
-    held: Held | None = None,
+    held: SharedEngines | None = None,
     index: str | None = None,
 ) -> Iterator[Start]:
     """A start in an output that was entered, with its engines; `asks`, `stages` and `held` as of `open_engines`.
@@ -207,7 +207,7 @@ def open_start(
         output.notify = display.note
         workspace = output.workspace(engines.spark, small=request.small)
         places = reached_places(output.place, workspace.folder, request.store)
-        reach = Reach(engines.spark, places, [f"{index}/{manifest.NAME}"] if index else [], display.note)
+        reach = ClusterChecks(engines.spark, places, [f"{index}/{manifest.NAME}"] if index else [], display.note)
         if asks or not output.seems_complete(retry_failed=request.retry_failed):
             reach.check_executors()
         yield Start(request, output, engines, workspace, reach)

@@ -30,7 +30,7 @@ _OUTCOMES = tuple(product(_BEST_FIRST, (None, *READINGS)))
 
 
 @dataclass(frozen=True)
-class Asked:
+class StageResult:
     """One asking of a stage: its results, how many requests the store had answers of, and what the asking used.
 
     `endpoint`: the address that was asked; None for several, which `usage` tells apart, and for local models.
@@ -54,7 +54,7 @@ class Account:
     spent: Usage = field(default_factory=Usage)
     models: set[str | None] = field(default_factory=set)
     sections: set[str] = field(default_factory=set)
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[StageResult] = field(default_factory=list)
     _rows: list[dict[str, Any]] = field(default_factory=list)
     _counted: int = 0
 
@@ -65,7 +65,7 @@ class Account:
         if named:
             self.sections.add(section)
 
-    def add(self, asked: Asked) -> None:
+    def add(self, asked: StageResult) -> None:
         """Adds what was asked once; a request that was needed before is the same request."""
         self.asked.append(asked)
 
@@ -99,7 +99,7 @@ class _Outcomes:
     answered: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
 
-def _count_outcomes(asked: list[Asked]) -> dict[str, _Outcomes]:
+def _count_outcomes(asked: list[StageResult]) -> dict[str, _Outcomes]:
     """By stage; askings by their place in the list. Of several outcomes of a request the best counts.
 
     One Spark execution for all stages together: on slow cores each costs about a second, whatever its size.
@@ -152,7 +152,7 @@ def _listed(texts: Iterable[str]) -> Column:
     return F.array(*map(F.lit, texts))
 
 
-def _row(stage: str, everything: list[Asked], outcomes: _Outcomes) -> tuple[dict[str, Any], Usage]:
+def _row(stage: str, everything: list[StageResult], outcomes: _Outcomes) -> tuple[dict[str, Any], Usage]:
     """The row of a stage in the table `usage`: requests distinct over all its askings, calls and tokens their sums.
 
     With it what it used, of which several endpoints have parts.

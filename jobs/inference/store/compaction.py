@@ -21,7 +21,7 @@ from untold.jobs.tables import COMPLETIONS
 from untold.udfs.llm.retrying import is_passing
 from untold.udfs.llm.store_files import Described, Merge, count_rows, digest_of, is_damaged, merge_files
 from untold.udfs.llm.units import RequestIds, list_units, read_request_ids
-from untold.udfs.storage import Entry, Place
+from untold.udfs.storage import FileInfo, StoragePath
 
 # The folder of a store that has the folders of its stages
 VERSION = "v1"
@@ -67,7 +67,7 @@ class Listing:
     the live files `b` and `base-1`: `b` came later, and `base-2` is what a killed compaction left.
     """
 
-    files: Mapping[str, Entry]
+    files: Mapping[str, FileInfo]
     snapshot: Snapshot | None = None
     refused: tuple[str, ...] = ()
 
@@ -141,7 +141,7 @@ def find_whole(folder: str, *, move: bool) -> Whole:
         if move and listing.refused:
             damaged.update(dict.fromkeys(set_aside(folder, listing.refused)))
         names = listing.live(without=() if move else damaged)
-        places = [Place(folder) / name for name in names]
+        places = [StoragePath(folder) / name for name in names]
         try:
             rows = _count_rows(folder, listing, names)
         except FileNotFoundError:
@@ -165,7 +165,7 @@ def _count_rows(folder: str, listing: Listing, names: Sequence[str]) -> list[int
     """
     known = {name: file.rows for name, file in listing.named.items() if _is_as_named(listing, name)}
     others = [name for name in names if name not in known]
-    counted = dict(zip(others, count_rows(Place(folder) / name for name in others), strict=True))
+    counted = dict(zip(others, count_rows(StoragePath(folder) / name for name in others), strict=True))
     return [known.get(name, counted.get(name)) for name in names]
 
 
@@ -179,14 +179,14 @@ def find_damaged(folder: str, names: Iterable[str]) -> list[str]:
     found = []
     for name in names:
         with suppress(FileNotFoundError):
-            if is_damaged(Place(folder) / name, known[name].digest if name in known else None):
+            if is_damaged(StoragePath(folder) / name, known[name].digest if name in known else None):
                 found.append(name)
     return found
 
 
 def set_aside(folder: str, names: Iterable[str]) -> list[str]:
     """Moves files of a folder to its folder `damaged/`; gives those that no other run had moved before."""
-    place, moved = Place(folder), list[str]()
+    place, moved = StoragePath(folder), list[str]()
     for name in names:
         if not moved:
             (place / DAMAGED).make_folder()
@@ -203,7 +203,7 @@ def write_snapshot(folder: str, snapshot: Snapshot) -> None:
     what the other merged is still there as the files that it was merged from. Raises OSError where it cannot be
     written, FileExistsError where another was quicker; the one before, or the other's, then counts.
     """
-    place = Place(folder)
+    place = StoragePath(folder)
     written = (place / _file_of(snapshot.number)).put_if_absent(snapshot.model_dump_json().encode())
     if not written:
         raise FileExistsError(f"another run has merged files of {folder} meanwhile")
@@ -214,13 +214,13 @@ def write_snapshot(folder: str, snapshot: Snapshot) -> None:
 
 def _list_once(folder: str) -> Listing | None:
     """None where the newest snapshot was gone before it was read: a newer one is there then."""
-    found = Place(folder).entries()
+    found = StoragePath(folder).entries()
     files = {entry.name: entry for entry in found if entry.kind == "file" and is_segment(entry.name)}
     numbers = _numbers(found)
     if not numbers:
         return Listing(files)
     try:
-        snapshot = Snapshot.model_validate_json((Place(folder) / _file_of(numbers[-1])).read_bytes())
+        snapshot = Snapshot.model_validate_json((StoragePath(folder) / _file_of(numbers[-1])).read_bytes())
     except FileNotFoundError:
         return None
     except ValidationError:
@@ -234,7 +234,7 @@ def _missing(folder: str, listing: Listing, damaged: Collection[str]) -> tuple[s
     gone = set(listing.named) - set(listing.files) - set(damaged)
     if not gone:
         return ()
-    return tuple(sorted(gone - {entry.name for entry in (Place(folder) / DAMAGED).entries()}))
+    return tuple(sorted(gone - {entry.name for entry in (StoragePath(folder) / DAMAGED).entries()}))
 
 
 def is_segment(name: str) -> bool:
@@ -242,7 +242,7 @@ def is_segment(name: str) -> bool:
     return name.endswith(".parquet") and name[0] not in "._"
 
 
-def _numbers(found: Iterable[Entry]) -> list[int]:
+def _numbers(found: Iterable[FileInfo]) -> list[int]:
     """The numbers of the snapshots of a listing, ascending."""
     return sorted(filter(None, (_number_of(entry.name) for entry in found)))
 
@@ -384,7 +384,7 @@ def _describe(folder: str, listing: Listing, name: str) -> LiveFile:
     """
     if name in listing.named:
         return listing.named[name]
-    place = Place(folder) / name
+    place = StoragePath(folder) / name
     (rows,) = count_rows([place])
     if rows is None:
         raise ValueError(f"{name} of {folder} is damaged")
@@ -400,7 +400,7 @@ def _remove_replaced(folder: str, now: float) -> None:
     for file in sorted(listing.replaced, key=lambda file: file.at):
         is_due = now - file.at > KEEP_SECONDS and file.name in listing.files
         if is_due and are_whole(folder, listing, file.into):
-            (Place(folder) / file.name).remove()
+            (StoragePath(folder) / file.name).remove()
 
 
 def are_whole(folder: str, listing: Listing, names: Iterable[str]) -> bool:
@@ -409,17 +409,17 @@ def are_whole(folder: str, listing: Listing, names: Iterable[str]) -> bool:
     if not known <= set(listing.files):
         return False
     sizes_agree = all(listing.files[name].size == listing.named[name].size for name in known & set(listing.named))
-    return sizes_agree and None not in count_rows(Place(folder) / name for name in sorted(known))
+    return sizes_agree and None not in count_rows(StoragePath(folder) / name for name in sorted(known))
 
 
-def _leftovers(folder: str, listing: Listing, now: float) -> Iterator[Entry]:
+def _leftovers(folder: str, listing: Listing, now: float) -> Iterator[FileInfo]:
     """What killed compactions and killed writers left: merged files without a name, files aside.
 
     On an object store, which runs may use without a lock, another compaction may be at work: its files have a week.
     """
     known = {*listing.named, *(file.name for file in listing.replaced)}
     merging = (MERGED, f".{MERGED}")
-    place = Place(folder)
+    place = StoragePath(folder)
     young = KEEP_SECONDS if place.local is None else 0
     for entry in place.entries():
         name, age = entry.name, now - entry.modified
@@ -461,7 +461,7 @@ def _mark(folder: str, name: str, wanted: RequestIds, answered: NDArray[np.bool_
     """Marks the places of what a file has of the wanted requests; False where the file is damaged."""
     found = []
     try:
-        with (Place(folder) / name).open() as file:
+        with (StoragePath(folder) / name).open() as file:
             for batch in pq.ParquetFile(file, page_checksum_verification=True).iter_batches(columns=COLUMNS):
                 rows = zip(*(_column(batch, column) for column in COLUMNS), strict=True)
                 found.append(wanted.places([str(one) for one, error in rows if not _is_asked(error, retry_failed)]))

@@ -28,7 +28,7 @@ from untold.jobs.inference.store.compaction import (
 )
 from untold.jobs.run.locks import NAME, lock_folder
 from untold.udfs.llm.store_files import Unneeded, count_kept
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 FOLDER = "_uses"
 IDS = pa.schema([("request_id", pa.string())])
@@ -36,10 +36,10 @@ _NAME = re.compile(r"(\w+-[0-9a-f]{32})-[0-9a-f]+\.parquet")
 
 
 @dataclass(frozen=True)
-class Use:
+class ReferenceFile:
     """A file of notes: which run needs what of which stage's folder, and since when (seconds since 1970)."""
 
-    place: Place
+    place: StoragePath
     run: str
     stage: str
     at: float
@@ -53,7 +53,7 @@ class Use:
 
 def folder_of_uses(store: str) -> str:
     """Where the notes lie in a store."""
-    return str(Place(store) / FOLDER)
+    return str(StoragePath(store) / FOLDER)
 
 
 def note_use(store: str, run: str, stage: str, ids: Iterable[pa.Array]) -> None:
@@ -69,7 +69,7 @@ def note_use(store: str, run: str, stage: str, ids: Iterable[pa.Array]) -> None:
             for column in ids:
                 writer.write_table(pa.table([pc.unique(column.drop_null())], schema=IDS))
 
-    own = Place(folder_of_uses(store)) / run
+    own = StoragePath(folder_of_uses(store)) / run
     with suppress(OSError):
         own.make_folder()
         (own / f"{stage}-{uuid4().hex[:12]}.parquet").write_whole(write)
@@ -82,19 +82,19 @@ def wait_for_prune(store: str, run: str, *, wait: bool, notify: Callable[[str], 
     LockedError where the run is not to wait.
     """
     uses = folder_of_uses(store)
-    if (Place(uses) / NAME).entry().kind is not None:
+    if (StoragePath(uses) / NAME).entry().kind is not None:
         with lock_folder(uses, run, wait=wait, notify=notify):
             return
 
 
-def list_uses(store: str) -> list[Use]:
+def list_uses(store: str) -> list[ReferenceFile]:
     """All notes of a store."""
     found = []
-    for entry in Place(folder_of_uses(store)).entries(recursive=True):
+    for entry in StoragePath(folder_of_uses(store)).entries(recursive=True):
         known = _NAME.fullmatch(entry.name)
         if known is not None:
             run = str(entry.place).rpartition("/")[0].rpartition("/")[2]
-            found.append(Use(entry.place, run, known[1], entry.modified))
+            found.append(ReferenceFile(entry.place, run, known[1], entry.modified))
     return found
 
 
@@ -116,7 +116,7 @@ def find_unneeded(folder: str, unneeded: Unneeded) -> Pruned:
     gone = {name: count - left for name, (count, left) in kept.items()}
     sizes = {name: listing.files[name].size for name in kept}
     share = sum(sizes[name] * gone[name] // rows[name] for name in kept if rows[name])
-    return Pruned(Place(folder).name, sum(rows.values()), sum(sizes.values()), sum(gone.values()), share)
+    return Pruned(StoragePath(folder).name, sum(rows.values()), sum(sizes.values()), sum(gone.values()), share)
 
 
 def prune_folder(folder: str, unneeded: Unneeded, *, clock: Callable[[], float] = time) -> Pruned:
@@ -127,7 +127,7 @@ def prune_folder(folder: str, unneeded: Unneeded, *, clock: Callable[[], float] 
     listing, kept = _count(folder, unneeded, move=True)
     before = _bytes(folder)
     changed = [name for name, (rows, left) in kept.items() if left < rows]
-    found = Pruned(Place(folder).name, sum(rows for rows, _ in kept.values()), before)
+    found = Pruned(StoragePath(folder).name, sum(rows for rows, _ in kept.values()), before)
     if not changed:
         return found
     left = {name: kept[name][1] for name in changed}
@@ -143,7 +143,7 @@ def prune_folder(folder: str, unneeded: Unneeded, *, clock: Callable[[], float] 
     if not are_whole(folder, list_folder(folder), [merge.target for merge in merges]):
         raise ValueError(f"what stays of {folder} cannot be read back; nothing was removed")
     for name in _dead(listing, into):
-        (Place(folder) / name).remove()
+        (StoragePath(folder) / name).remove()
     removed = sum(rows for rows, _ in kept.values()) - sum(left for _, left in kept.values())
     return replace(found, unneeded_rows=removed, unneeded_bytes=before - _bytes(folder))
 
@@ -151,7 +151,7 @@ def prune_folder(folder: str, unneeded: Unneeded, *, clock: Callable[[], float] 
 def _count(folder: str, unneeded: Unneeded, *, move: bool) -> tuple[Listing, dict[str, tuple[int, int]]]:
     """The folder, and of each live file its rows and how many of these stay."""
     names = find_whole(folder, move=move).names
-    return list_folder(folder), {name: count_kept(Place(folder) / name, unneeded) for name in names}
+    return list_folder(folder), {name: count_kept(StoragePath(folder) / name, unneeded) for name in names}
 
 
 def _dead(listing: Listing, into: Mapping[str, object]) -> list[str]:

@@ -20,16 +20,16 @@ from untold.jobs.inference.stage.requests import Requests, result_schema
 from untold.jobs.inference.store import compaction
 from untold.jobs.inference.store.compaction import FILE_BYTES, compact_folder, run_merges
 from untold.jobs.run.error_messages import explain, root_cause
+from untold.jobs.run.folders import Counted, Workspace
 from untold.jobs.run.locks import Lock, LockedError, lock_folder
 from untold.jobs.run.session import is_connect, read_parquet, spark_schema
-from untold.jobs.run.workspace import Counted, Workspace
 from untold.jobs.tables import COMPLETIONS
 from untold.udfs.errors import UserError
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.retrying import ASKED_AGAIN, PASSING_PREFIX, PASSING_TYPES
 from untold.udfs.llm.store_files import Described, Merge, merge_files
-from untold.udfs.stages.arrow import UNASKED, reading_of
-from untold.udfs.storage import Place
+from untold.udfs.stages.arrow import UNASKED, make_parser
+from untold.udfs.storage import StoragePath
 
 # The best first
 STATES = ("ok", "tried", "lasting", "passing")
@@ -52,7 +52,7 @@ class ShortReadError(StoreError):
 
 def stage_folder(store: str, stage: Stage) -> str:
     """Where the completions of a stage are: `STORE/v1/<stage>-<digest>` (docs/architecture.md, "The store")."""
-    return str(Place(store) / compaction.VERSION / f"{stage.name}-{stage.digest}")
+    return str(StoragePath(store) / compaction.VERSION / f"{stage.name}-{stage.digest}")
 
 
 def is_transient(error_type: str = "error_type") -> Column:
@@ -271,7 +271,7 @@ MOST_OTHERS = 2
 
 
 @dataclass(frozen=True)
-class Found:
+class StoreLookup:
     """What the store has of the requests of a stage, by one look at its folder.
 
     `states`: request_id, state of all distinct requests. `ok`: how many are answered. `missing`: how many are to be
@@ -308,16 +308,16 @@ class StageStore:
         self._stage, self._engines, self._workspace, self._runs = stage, engines, workspace, runs
         self._missing_files: set[str] = set()
 
-    def look_up(self, requests: Requests, identified: DataFrame) -> Found:
+    def look_up(self, requests: Requests, identified: DataFrame) -> StoreLookup:
         """What the store has for each request, written down: a frame that is kept would hide what is added later."""
         ids = with_request(requests, identified).select("request_id").distinct()
 
-        def look(reading: Reading) -> Found:
+        def look(reading: Reading) -> StoreLookup:
             files = frozenset(reading.whole.names)
             if not reading.whole.uris and requests.all_asked:
                 # Nothing is known, so that nothing has to be counted: rows are at least as many as their requests
                 states = ids.withColumn("state", F.lit(None).cast("string"))
-                return Found(states, 0, self._workspace.count(identified), files)
+                return StoreLookup(states, 0, self._workspace.count(identified), files)
             completions, check = reading.counted("request_id", "error_type", *(["run_id"] if self._runs else []))
             known = self._of_requests(completions, ids, reading, identified)
             states = ids.join(states_of_requests(known, self._runs), on="request_id", how="left")
@@ -328,15 +328,15 @@ class StageStore:
             if counts["all"]:
                 check()
             settled = counts["ok"] + counts["tried"] + (0 if self._engines.retry_failed else counts["lasting"])
-            return Found(kept, counts["ok"], counts["all"] - settled, files)
+            return StoreLookup(kept, counts["ok"], counts["all"] - settled, files)
 
         return self._read(look)
 
-    def has_changed(self, found: Found) -> bool:
+    def has_changed(self, found: StoreLookup) -> bool:
         """Whether something was answered since a look."""
         return names_of_live_files(self.folder) != found.files
 
-    def missing(self, requests: Requests, identified: DataFrame, found: Found) -> DataFrame:
+    def missing(self, requests: Requests, identified: DataFrame, found: StoreLookup) -> DataFrame:
         """The requests that are to be asked: request_id and the stage's variables, one row each."""
         wanted = needed(found.states, retry_failed=self._engines.retry_failed)
         return requests.texts_of(self._stage, with_request(requests, identified), wanted)
@@ -354,7 +354,7 @@ class StageStore:
             parsed = (
                 models.on(requests.readable(self._stage, rows.join(best, on="request_id", how="left")))
                 .drop("model")
-                .mapInArrow(reading_of(self._stage, carry), schema)
+                .mapInArrow(make_parser(self._stage, carry), schema)
             )
             kept = self._workspace.keep(parsed, f"{self._stage.name}-results", counts)
             return Results(kept, models["models"], counts["unasked"], counts["unweighted"])

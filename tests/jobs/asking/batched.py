@@ -18,10 +18,10 @@ from tests.fakes.batches import FakeBatches, LostError
 from tests.fakes.replies import completion_body
 from tests.udfs.llm.askers import SETTINGS, STAGE, requests
 from untold.jobs.inference.backends.batch_jobs import BatchJob, Watch, batch_spool
-from untold.jobs.inference.backends.batch_submission import Delivery
-from untold.jobs.inference.backends.job import Job, Outcome
+from untold.jobs.inference.backends.batch_submission import BatchSubmitter
+from untold.jobs.inference.backends.job import Job, JobOutcome
 from untold.jobs.settings.sections import BatchSettings
-from untold.udfs.llm.batch_api import BatchApi, BatchError, Look, Sent, line_of
+from untold.udfs.llm.batch_api import BatchApi, BatchError, BatchStatus, Sent, line_of
 from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.responses import read_status
@@ -73,21 +73,21 @@ class Api:
     def upload(self, name: str, file: IO[bytes]) -> str:
         return self._call(lambda: self.fake.upload(name, file.read()))
 
-    def find_batch(self, sent: Sent) -> Look | None:
+    def find_batch(self, sent: Sent) -> BatchStatus | None:
         listed = [self.fake.made[shown["id"]] for shown in self.fake.listed(self.key)]
         seen = [one for one in listed if one.metadata["untold"] == sent.name]
         return self._call(lambda: next((self._look(one) for one in seen), None))
 
-    def create(self, sent: Sent) -> Look:
+    def create(self, sent: Sent) -> BatchStatus:
         metadata = {"untold": sent.name, **sent.more}
         return self._call(lambda: self._look(self.fake.create(sent.file, metadata, self.key)))
 
-    def look(self, batch: str) -> Look:
+    def look(self, batch: str) -> BatchStatus:
         if self.fake.made[batch].key != self.key:
             raise BatchError(read_status(404, b"{}", {}))
         return self._call(lambda: self._look(self.fake.made[batch]))
 
-    def cancel(self, batch: str) -> Look:
+    def cancel(self, batch: str) -> BatchStatus:
         self.fake.made[batch].cancelled = True
         return self.look(batch)
 
@@ -100,10 +100,10 @@ class Api:
     def close(self) -> None:
         """There is nothing to close."""
 
-    def _look(self, batch: FakeBatch) -> Look:
+    def _look(self, batch: FakeBatch) -> BatchStatus:
         shown = self.fake.show(batch)
         files = tuple(filter(None, (shown["output_file_id"], shown["error_file_id"])))
-        return Look(batch.id, shown["status"], files, 0, batch.deeds.get("fail"))
+        return BatchStatus(batch.id, shown["status"], files, 0, batch.deeds.get("fail"))
 
     def _call(self, act: Callable[[], Any]) -> Any:
         self.calls += 1
@@ -136,16 +136,16 @@ def left_job(
 
 def deliver(
     job: BatchJob, api: BatchApi, how: BatchSettings = HOW, *, stopped: str | None = None, **options: Any
-) -> Outcome:
+) -> JobOutcome:
     return delivery(job, api, how, stopped)[0].run(**options)
 
 
 def delivery(
     job: BatchJob, api: BatchApi, how: BatchSettings = HOW, stopped: str | None = None
-) -> tuple[Delivery, list[str]]:
+) -> tuple[BatchSubmitter, list[str]]:
     """The batches of a job, and the lines that they leave."""
     notes: list[str] = []
-    return Delivery(job, job.read(), api, how, Watch(lambda: stopped, lambda _: None, notes.append)), notes
+    return BatchSubmitter(job, job.read(), api, how, Watch(lambda: stopped, lambda _: None, notes.append)), notes
 
 
 def rows_of(job: BatchJob) -> list[Row]:

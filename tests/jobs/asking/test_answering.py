@@ -23,15 +23,15 @@ from tests.fakes.model_server import ModelServer
 from tests.fakes.object_store import BUCKET, ObjectStore
 from tests.udfs.llm.askers import SETTINGS, STAGE, requests, rows_in
 from untold.jobs.inference.backends import actor_pool
-from untold.jobs.inference.backends.actor_driver import Answering
+from untold.jobs.inference.backends.actor_driver import ActorDriver
 from untold.jobs.inference.backends.actor_pool import start_ray, visit_nodes
-from untold.jobs.inference.backends.cluster_checks import ReachError, check_nodes
-from untold.jobs.inference.backends.job import Job, Outcome
+from untold.jobs.inference.backends.cluster_checks import NodeCheckError, check_nodes
+from untold.jobs.inference.backends.job import Job, JobOutcome
 from untold.udfs.llm import limiter_actor
-from untold.udfs.llm.limiter import Budget, Limiter, Limits, Report
+from untold.udfs.llm.limiter import Budget, Limiter, LimiterReport, Limits
 from untold.udfs.llm.limiter_actor import ACTOR, NAMESPACE
 from untold.udfs.llm.segments import Completion, Journal, journal_folder
-from untold.udfs.node_report import Visit
+from untold.udfs.node_report import NodeReport
 
 Event = Mapping[str, Any]
 
@@ -57,8 +57,8 @@ def job_of(server: ModelServer, folder: Path, count: int, store: Path | None = N
     return Job(str(folder / "requests"), str(store), f"run{abs(hash(folder))}", STAGE, chosen)
 
 
-def answered(job: Job, tell: Any = lambda event: None, idle: list[Any] | None = None) -> Outcome:
-    return Answering(job, lambda: None, tell, idle=idle).run()
+def answered(job: Job, tell: Any = lambda event: None, idle: list[Any] | None = None) -> JobOutcome:
+    return ActorDriver(job, lambda: None, tell, idle=idle).run()
 
 
 @pytest.mark.usefixtures("cluster")
@@ -132,7 +132,7 @@ def test_a_disk_that_stays_full_ends_the_job_with_its_reason(
 ) -> None:
     job = job_of(server, tmp_path, 100, disk.folder, outage=2.0, flush=1.0)
     # The actor's first file finds room; what it answers then does not
-    outcome = Answering(job, lambda: None, lambda event: disk.fill()).run()
+    outcome = ActorDriver(job, lambda: None, lambda event: disk.fill()).run()
     assert (outcome.reason, outcome.lost) == ("broken", 100)
     assert outcome.error == f"answers could not be written to {disk.folder} (No space left on device)"
 
@@ -149,7 +149,7 @@ def test_an_actor_that_does_not_start_is_replaced(
         monkeypatch.setattr(actor_pool, "START_SECONDS", 0.5)
         yield ray.remote(Sleeper).options(num_cpus=0).remote()
         monkeypatch.setattr(actor_pool, "START_SECONDS", 300.0)
-        yield make(*actor_pool.living_nodes())
+        yield make(*actor_pool.alive_nodes())
 
     make, found = actor_pool.new_actor, actors_of()
     monkeypatch.setattr(actor_pool, "new_actor", lambda node: next(found))
@@ -174,7 +174,7 @@ def test_an_actor_that_does_not_answer_is_replaced(
         elif stopped and driver.pool.workers and driver.pool.workers[0].handle._ray_actor_id != stopped[0]:
             monkeypatch.setattr(actor_pool, "ANSWER_SECONDS", 60.0)
 
-    driver = Answering(job, lambda: None, stop_the_first, idle=idle)
+    driver = ActorDriver(job, lambda: None, stop_the_first, idle=idle)
     outcome = driver.run()
     assert outcome.reason is None
     assert len(set(rows_in(tmp_path / "store"))) == 60
@@ -200,7 +200,7 @@ def test_a_budget_holds_though_first_an_actor_dies_and_then_the_limiter(server: 
             killed.append(pid_of(due[0]))
             os.kill(killed[-1], signal.SIGKILL)
 
-    driver = Answering(job, lambda: None, kill)
+    driver = ActorDriver(job, lambda: None, kill)
     outcome = driver.run()
     assert len(killed) == 2
     assert outcome.reason == "budget"
@@ -218,7 +218,7 @@ def test_a_killed_actor_loses_what_was_in_flight_and_no_more(server: ModelServer
             killed.append(pid_of(driver.pool.workers[0].handle))
             os.kill(killed[-1], signal.SIGKILL)
 
-    driver = Answering(job, lambda: None, kill)
+    driver = ActorDriver(job, lambda: None, kill)
     outcome = driver.run()
     assert (outcome.reason, len(rows_in(tmp_path / "store")), len(killed)) == (None, 300, 1)
     assert server.count() <= 300 + SETTINGS.limits.max_concurrency
@@ -237,8 +237,8 @@ def test_the_next_start_takes_what_a_killed_one_had_in_its_journal(server: Model
     assert (outcome.reason, outcome.usage.done, server.count()) == (None, 50, 31)
 
 
-def driver_of(folder: Path) -> Answering:
-    return Answering(Job(str(folder), str(folder), "run", STAGE, SETTINGS), lambda: None, lambda event: None)
+def driver_of(folder: Path) -> ActorDriver:
+    return ActorDriver(Job(str(folder), str(folder), "run", STAGE, SETTINGS), lambda: None, lambda event: None)
 
 
 def test_deaths_of_a_culprit_that_is_found_are_forgiven(tmp_path: Path) -> None:
@@ -257,21 +257,21 @@ class _Handle:
         self.lease, self.answers, self.sent = self, answers, list[set[str]]()
         self._limiters: dict[str, Limiter] = {}
 
-    async def remote(self, reports: Mapping[str, Report]) -> dict[str, Any]:
+    async def remote(self, reports: Mapping[str, LimiterReport]) -> dict[str, Any]:
         self.sent.append(set(reports))
         await asyncio.sleep(0.01 if self.answers else 3600)
         return {name: self._limiters.setdefault(name, Limiter()).lease(report) for name, report in reports.items()}
 
 
-def _report(number: int = 1) -> Report:
-    return Report("a", "run", (0,), 0, number=number, limits=Limits())
+def _report(number: int = 1) -> LimiterReport:
+    return LimiterReport("a", "run", (0,), 0, number=number, limits=Limits())
 
 
 def test_a_lease_that_does_not_come_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limiter_actor, "LEASE_SECONDS", 0.05)
     opened = iter((_Handle(answers=False), _Handle()))
     monkeypatch.setattr(limiter_actor, "open_limiters", lambda: next(opened))
-    assert len(asyncio.run(limiter_actor.Lender(["limiter"]).lease("limiter", _report())).times) == 1
+    assert len(asyncio.run(limiter_actor.LimiterClient(["limiter"]).lease("limiter", _report())).times) == 1
 
 
 def test_reports_that_come_while_one_is_under_way_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +279,7 @@ def test_reports_that_come_while_one_is_under_way_go_together(monkeypatch: pytes
     monkeypatch.setattr(limiter_actor, "open_limiters", lambda: limiters)
 
     async def ask() -> list[list[int]]:
-        lender = limiter_actor.Lender(names)
+        lender = limiter_actor.LimiterClient(names)
         turns = [await asyncio.gather(*(lend(_report(number)) for lend in lender.lends)) for number in (1, 2)]
         return [[len(lease.times) for lease in turn] for turn in turns]
 
@@ -292,7 +292,7 @@ def test_one_that_gives_up_takes_no_lease_from_others(monkeypatch: pytest.Monkey
     monkeypatch.setattr(limiter_actor, "open_limiters", lambda: limiters)
 
     async def ask() -> list[int]:
-        lender = limiter_actor.Lender(["a", "b", "c"])
+        lender = limiter_actor.LimiterClient(["a", "b", "c"])
         first, second, third = (asyncio.create_task(lend(_report())) for lend in lender.lends)
         await asyncio.sleep(0.005)
         first.cancel()
@@ -309,8 +309,10 @@ def test_every_node_tries_the_places_of_a_run(tmp_path: Path) -> None:
     check_nodes(places, visit_nodes, lambda line: None)
     assert list((tmp_path / "store").iterdir()) == []
 
-    def elsewhere(folders: Mapping[str, str], nonce: str) -> list[Visit]:
+    def elsewhere(folders: Mapping[str, str], nonce: str) -> list[NodeReport]:
         return visit_nodes({**folders, "store": str(tmp_path / "other")}, nonce)
 
-    with pytest.raises(ReachError, match=r"^store is not shared by the Ray node .*: it does not see what the driver"):
+    with pytest.raises(
+        NodeCheckError, match=r"^store is not shared by the Ray node .*: it does not see what the driver"
+    ):
         check_nodes(places, elsewhere, lambda line: None)

@@ -37,12 +37,12 @@ from tests.udfs.llm.askers import SETTINGS, STAGE, all_rows_in, ask, requests
 from tests.udfs.llm.test_asking_tools import FAR, FAR_TOO, NEAR, QUESTION
 from tests.udfs.llm.test_asking_tools import STAGE as COMPARING
 from untold.jobs.inference.backends import batch_jobs
-from untold.jobs.inference.backends.batch_backend import BatchAnswerer, WaitingError
-from untold.jobs.inference.backends.batch_jobs import Batch, BatchJob, Line, Room, Watch, fill, parts
-from untold.jobs.inference.backends.batch_submission import Delivery
-from untold.jobs.inference.backends.job import Outcome
+from untold.jobs.inference.backends.batch_jobs import Batch, BatchJob, BatchLimits, RequestSize, Watch, fill, parts
+from untold.jobs.inference.backends.batch_submission import BatchSubmitter
+from untold.jobs.inference.backends.job import JobOutcome
+from untold.jobs.inference.backends.spooled_backends import BatchAnswerer, WaitingError
 from untold.jobs.settings.model import Settings
-from untold.udfs.llm.batch_api import BatchError, Look, OpenAiBatches, Sent
+from untold.udfs.llm.batch_api import BatchError, BatchStatus, OpenAiBatches, Sent
 from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.limiter import Budget
 from untold.udfs.llm.responses import read_status
@@ -133,7 +133,7 @@ def test_a_batch_that_never_shows_is_created_anew_once_it_is_settled(root: Path)
 
 def test_a_creation_that_was_refused_need_not_settle(root: Path) -> None:
     class Refusing(Api):
-        def create(self, sent: Sent) -> Look:
+        def create(self, sent: Sent) -> BatchStatus:
             raise BatchError(read_status(401, b"{}", {}))
 
     how = HOW.model_copy(update={"settle_seconds": 60.0})
@@ -314,10 +314,10 @@ def test_a_job_gives_way_to_the_batches_of_another(root: Path) -> None:
     other = Batch("000001", 0, 5, requests=5, tokens=90, most=120, id="batch_9")
     watch = Watch(lambda: None, lambda _: None, lambda _: None)
     how = HOW.model_copy(update={"queue": 100})
-    assert Delivery(job, job.read(), Api(FakeBatches(Endpoint())), how, watch, [other]).run().reason == "batched"
+    assert BatchSubmitter(job, job.read(), Api(FakeBatches(Endpoint())), how, watch, [other]).run().reason == "batched"
     # One that no endpoint has takes no room
     waiting = replace(other, id=None)
-    assert Delivery(job, job.read(), Api(FakeBatches(Endpoint())), how, watch, [waiting]).run().reason is None
+    assert BatchSubmitter(job, job.read(), Api(FakeBatches(Endpoint())), how, watch, [waiting]).run().reason is None
     assert is_whole(job)
 
 
@@ -391,7 +391,7 @@ def test_an_outage_counts_from_its_first_fault(root: Path, monkeypatch: pytest.M
     class Away(Api):
         outages: Iterator[bool] = iter(())
 
-        def look(self, batch: str) -> Look:
+        def look(self, batch: str) -> BatchStatus:
             if next(self.outages, False):
                 raise BatchError(Answer(error_type="http_503", error="HTTP 503"))
             return super().look(batch)
@@ -428,7 +428,7 @@ def test_what_is_given_back_is_not_cut_later(root: Path) -> None:
     """Though the look at what is in flight ends early."""
 
     class Refusing(Api):
-        def look(self, batch: str) -> Look:
+        def look(self, batch: str) -> BatchStatus:
             raise BatchError(read_status(401, b"{}", {}))
 
     job, fake = left_job(root, budget=Budget(max_calls=4)), FakeBatches(Endpoint(), delay=60.0)
@@ -442,7 +442,7 @@ def test_an_upload_under_another_key_is_that_keys(root: Path, monkeypatch: pytes
     class Stumbling(Api):
         stumbled = False
 
-        def create(self, sent: Sent) -> Look:
+        def create(self, sent: Sent) -> BatchStatus:
             if not self.stumbled:
                 self.stumbled = True
                 raise BatchError(Answer(error_type="http_503", error="HTTP 503"))
@@ -507,7 +507,7 @@ def test_a_start_counts_what_other_jobs_have_in_flight(root: Path) -> None:
     other = Batch("000001", 0, 5, requests=5, tokens=10, most=20, id="batch_9")
     watch = Watch(lambda: None, lambda _: None, lambda _: None)
     fake = FakeBatches(endpoint, delay=60.0)
-    Delivery(job, job.read(), Api(fake), HOW, watch, [other]).run(poll=False)
+    BatchSubmitter(job, job.read(), Api(fake), HOW, watch, [other]).run(poll=False)
     assert endpoint.asked.total() == 2
 
 
@@ -600,13 +600,13 @@ def test_rows_of_batches_are_those_of_calls(server: ModelServer, tmp_path: Path,
 def test_batches_hold_all_lines_in_order_and_no_more_than_they_may(
     sizes: list[int], requests: int, size: int, queue: int
 ) -> None:
-    lines = [Line(one, one, 2 * one, 0.1) for one in sizes]
-    found = parts(lines, Room(requests, size, queue))
+    lines = [RequestSize(one, one, 2 * one, 0.1) for one in sizes]
+    found = parts(lines, BatchLimits(requests, size, queue))
     assert [place for places in found for place in places] == list(range(len(lines)))
     for places in found:
         own = sum(sizes[places.start : places.stop])
         assert len(places) == 1 or (len(places) <= requests and own <= min(size, queue))
-    taken = fill(lines, Room(requests, size, queue, tokens=40, cost=0.5))
+    taken = fill(lines, BatchLimits(requests, size, queue, tokens=40, cost=0.5))
     assert sum(line.most for line in taken) <= 40
     assert len(taken) <= 5
 
@@ -627,12 +627,12 @@ def answerer(store: str, delivery: str = "batch", *, poll: bool = True) -> Batch
 class Scripted:
     """Deliveries of jobs that end as said, and note that they went on."""
 
-    def __init__(self, outcomes: dict[str, list[Outcome]]) -> None:
+    def __init__(self, outcomes: dict[str, list[JobOutcome]]) -> None:
         self.outcomes, self.runs = outcomes, list[tuple[str, bool]]()
 
     @contextmanager
     def __call__(self, job: BatchJob, *_: object, **__: object) -> Iterator[Any]:
-        def run(*, submit: bool = True, poll: bool = True) -> Outcome:
+        def run(*, submit: bool = True, poll: bool = True) -> JobOutcome:
             self.runs.append((str(job.place), poll))
             job.write_ledger(replace(job.ledger(), made=len(self.runs)))
             outcome = self.outcomes[str(job.place)].pop(0)
@@ -645,7 +645,7 @@ class Scripted:
 
 def test_jobs_of_a_stage_are_gone_back_to_until_no_more_comes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = left_job(root), left_job(root)
-    waits, ends = Outcome("batched"), Outcome()
+    waits, ends = JobOutcome("batched"), JobOutcome()
     scripted = Scripted({str(first.place): [waits, waits, ends], str(second.place): [waits, ends]})
     own = answerer(str(root))
     monkeypatch.setattr(own, "_delivery", scripted)
@@ -656,11 +656,15 @@ def test_jobs_of_a_stage_are_gone_back_to_until_no_more_comes(root: Path, monkey
 
 @pytest.mark.parametrize(
     ("outcome", "reason"),
-    [(Outcome("batched"), "batched"), (Outcome("outage"), "outage"), (Outcome("refused", "HTTP 401"), "refused")],
+    [
+        (JobOutcome("batched"), "batched"),
+        (JobOutcome("outage"), "outage"),
+        (JobOutcome("refused", "HTTP 401"), "refused"),
+    ],
 )
 @pytest.mark.parametrize("poll", [True, False])
 def test_a_stage_by_calls_says_why_its_batches_keep_it(
-    root: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome, reason: str, poll: bool
+    root: Path, monkeypatch: pytest.MonkeyPatch, outcome: JobOutcome, reason: str, poll: bool
 ) -> None:
     job = left_job(root)
     own, scripted = answerer(str(root), "calls", poll=poll), Scripted({str(job.place): [outcome]})

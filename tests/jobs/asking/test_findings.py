@@ -12,7 +12,7 @@ from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.stage.schema_support import Findings
 from untold.jobs.plan import completion_limit
 from untold.jobs.settings.model import Settings
-from untold.udfs.llm.keys import Finding, Parameters, Stage
+from untold.udfs.llm.keys import Parameters, SchemaSupport, Stage
 
 
 def settings_of(**llm: Any) -> Settings:
@@ -38,7 +38,7 @@ def test_what_nobody_knows_is_tried_with_its_schema(tmp_path: Path) -> None:
 def test_what_takes_no_schema_is_asked_without_by_every_start(tmp_path: Path, outcome: str) -> None:
     settings = settings_of()
     stage = bound("check_coverage", settings)
-    line = Findings(settings, str(tmp_path)).learn(stage, Finding(outcome))
+    line = Findings(settings, str(tmp_path)).learn(stage, SchemaSupport(outcome))
     assert line.startswith("m: ")
     later = Findings(settings, str(tmp_path))
     assert later.applied(stage) == bound("check_coverage", settings_of(structured="off"))
@@ -52,9 +52,9 @@ def test_a_model_that_takes_schemas_is_tried_with_ratings_once_more(tmp_path: Pa
     settings = settings_of()
     findings = Findings(settings, str(tmp_path))
     plain, rated = bound("check_coverage", settings), bound("rate_importance", settings)
-    findings.learn(plain, Finding("taken", thinks=True))
+    findings.learn(plain, SchemaSupport("taken", thinks=True))
     assert (findings.tries(plain), findings.tries(rated)) == (False, True)
-    findings.learn(rated, Finding("refused"))
+    findings.learn(rated, SchemaSupport("refused"))
     assert (findings.tries(plain), findings.tries(rated)) == (False, False)
     assert findings.applied(rated).structured is None
     assert findings.applied(plain) == plain

@@ -23,7 +23,7 @@ from tests.runs.cluster import SHARED_RAY
 from tests.udfs.llm.askers import rows_in
 from tests.udfs.retrieval.onnx_files import write_classifier
 from untold.jobs.inference.backends import actor_pool
-from untold.jobs.inference.backends.actor_driver import Answering, explain
+from untold.jobs.inference.backends.actor_driver import ActorDriver, explain
 from untold.jobs.inference.backends.job import Job
 from untold.jobs.inference.stage.bindings import bind_lookup
 from untold.jobs.inference.stage.call_settings import call_settings, runs_in_tasks
@@ -66,7 +66,7 @@ def job_of(folder: Path, gpus: float, **changes: Any) -> Job:
 def answer(job: Job) -> list[Event]:
     Path(job.directory).mkdir()
     events: list[Event] = []
-    outcome = Answering(job, lambda: None, events.append, []).run()
+    outcome = ActorDriver(job, lambda: None, events.append, []).run()
     assert outcome.reason is None, outcome.error
     return events
 

@@ -15,7 +15,7 @@ from untold.jobs.settings.model import LlmSettings, Settings
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.segments import Completion, completions_table, write_file
 from untold.udfs.stages import STAGES
-from untold.udfs.stages.definitions import Line
+from untold.udfs.stages.definitions import LinearSize
 
 EXTRACT, RATE, CLASSIFY = "extract_atoms", "rate_relevance", "classify_relation"
 
@@ -55,11 +55,11 @@ def test_means_are_of_what_succeeded_and_can_be_read(spark: SparkSession, tmp_pa
     extracted, rated = figures[EXTRACT], figures[RATE]
     assert extracted is not None
     assert rated is not None
-    assert (extracted.source, extracted.completion, extracted.things) == (FROM_STORE, Line(40.0), Line(1.5))
+    assert (extracted.source, extracted.completion, extracted.things) == (FROM_STORE, LinearSize(40.0), LinearSize(1.5))
     assert (extracted.prompt_tokens, extracted.calls) == (200.0, 2.0)
     # A, B and A again
     assert extracted.distinct == pytest.approx(2 / 3)
-    assert (rated.things, rated.ratings, rated.passing(3.5)) == (Line(2.0), (0.25, 0.25, 0.0, 0.25, 0.25), 0.5)
+    assert (rated.things, rated.ratings, rated.passing(3.5)) == (LinearSize(2.0), (0.25, 0.25, 0.0, 0.25, 0.25), 0.5)
     assert figures[CLASSIFY] == STAGES[CLASSIFY].figures
 
 
@@ -71,4 +71,4 @@ def test_a_stage_of_another_model_stands_in_for_one_of_which_nothing_is_known(
         write(tmp_path, stage_of(CLASSIFY, model), "neutral", tokens=(50, 3 if model == "m" else 7))
     figures = read_figures(spark, str(tmp_path), {CLASSIFY: stage_of(CLASSIFY)})[CLASSIFY]
     assert figures is not None
-    assert figures.completion == Line(tokens)
+    assert figures.completion == LinearSize(tokens)

@@ -20,8 +20,8 @@ from tests.fakes.model_server import ModelServer
 from tests.jobs.asking.test_answering import Event, job_of
 from tests.runs.cluster import SHARED_RAY
 from untold.jobs.inference.backends import actor_pool
-from untold.jobs.inference.backends.actor_driver import Answering
-from untold.jobs.inference.backends.actor_pool import Actor, living_nodes, new_actor, next_node
+from untold.jobs.inference.backends.actor_driver import ActorDriver
+from untold.jobs.inference.backends.actor_pool import Actor, alive_nodes, new_actor, next_node
 from untold.udfs.llm.segments import read_ids
 
 pytestmark = pytest.mark.slow
@@ -83,7 +83,7 @@ def test_a_node_that_joins_between_two_stages_gets_actors(nodes: Nodes, server: 
         (tmp_path / stage).mkdir()
         job = replace(job_of(server, tmp_path / stage, 60), actors=6)
         split_units(tmp_path / stage / "requests", 6)
-        assert Answering(job, lambda: None, lambda _: None, idle).run().reason is None
+        assert ActorDriver(job, lambda: None, lambda _: None, idle).run().reason is None
         held.append({actor.handle: actor.node for actor in idle})
         joined = nodes.add().node_id
     first, second = held
@@ -97,8 +97,8 @@ def test_a_node_that_joins_between_two_stages_gets_actors(nodes: Nodes, server: 
 def test_a_node_that_dies_is_replaced_by_one_that_joined(nodes: Nodes, server: ModelServer, tmp_path: Path) -> None:
     taken: list[str] = []
     for _ in range(6):
-        taken.append(node_of(new_actor(next_node(living_nodes(), taken))))
-    assert Counter(taken) == dict.fromkeys(living_nodes(), 2)
+        taken.append(node_of(new_actor(next_node(alive_nodes(), taken))))
+    assert Counter(taken) == dict.fromkeys(alive_nodes(), 2)
 
     server.configure(latency=0.2)
     job = replace(job_of(server, tmp_path, 600), actors=3)
@@ -112,7 +112,7 @@ def test_a_node_that_dies_is_replaced_by_one_that_joined(nodes: Nodes, server: M
             joined.append(nodes.add().node_id)
             dead.append(nodes.kill_last())
 
-    driver = Answering(job, lambda: None, kill)
+    driver = ActorDriver(job, lambda: None, kill)
     outcome = driver.run()
     assert (outcome.reason, outcome.lost, len(read_ids(str(tmp_path / "store"), job.run))) == (None, 0, 600)
     # Its actor outlived its node for long enough to write what was under way

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from untold.jobs.inference.backends import actor_pool
-from untold.jobs.inference.backends.actor_pool import Deaths
+from untold.jobs.inference.backends.actor_pool import ActorFailures
 
 DEATH = RuntimeError("out of\n  memory")
 
@@ -23,14 +23,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_many_deaths_in_a_long_run_are_no_reason_to_end(clock: Clock) -> None:
-    dead = Deaths()
+    dead = ActorFailures()
     for _ in range(400):
         clock.now += 90.0
         dead.count(DEATH)
 
 
 def test_many_deaths_in_an_hour_end_the_job_with_the_cause_of_the_last(clock: Clock) -> None:
-    dead = Deaths()
+    dead = ActorFailures()
     for _ in range(50):
         clock.now += 60.0
         dead.count(DEATH)

@@ -15,13 +15,13 @@ from pyspark.sql import SparkSession
 from tests.jobs.executions import counted_executions
 from untold.jobs.inference.backends import cluster_checks
 from untold.jobs.inference.backends.actor_pool import start_ray
-from untold.jobs.inference.backends.cluster_checks import Reach, ReachError, compare_versions, probing
-from untold.udfs.node_report import Visit, silent, versions, visit, within
+from untold.jobs.inference.backends.cluster_checks import ClusterChecks, NodeCheckError, compare_versions, probing
+from untold.udfs.node_report import NodeReport, silent, versions, visit, within
 
 OWN = {"python": "3.11.7", "untold": "0.1.0", "pyspark": "4.0.1", "numpy": "2.1"}
 
 
-def report(machine: str, **other: str) -> Visit:
+def report(machine: str, **other: str) -> NodeReport:
     return {**silent(machine, ""), "versions": OWN | other}
 
 
@@ -50,7 +50,7 @@ def test_a_machine_that_shares_the_place_is_fine_and_nothing_stays(tmp_path: Pat
     ],
 )
 def test_a_machine_with_another_disk_is_named(tmp_path: Path, other: str, problem: str) -> None:
-    with pytest.raises(ReachError) as raised:
+    with pytest.raises(NodeCheckError) as raised:
         visited(tmp_path, tmp_path / other)
     assert str(raised.value).startswith(problem.format(tmp_path / "place"))
     assert len(str(raised.value).splitlines()) == 1
@@ -64,12 +64,14 @@ def test_a_place_that_does_not_answer_is_given_up() -> None:
 def test_a_place_that_the_driver_cannot_write_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     looking = probing({"out": f"{tmp_path}/file/_work"})
-    with pytest.raises(ReachError, match=r"^out cannot be written from here: File exists; see to its permissions"):
+    with pytest.raises(NodeCheckError, match=r"^out cannot be written from here: File exists; see to its permissions"):
         looking.__enter__()
 
 
 def test_a_machine_that_cannot_say_anything_is_told_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(ReachError, match=r"^untold cannot run on the Ray node n: No module named 'untold'; install"):
+    with pytest.raises(
+        NodeCheckError, match=r"^untold cannot run on the Ray node n: No module named 'untold'; install"
+    ):
         with probing({"out": str(tmp_path)}) as probe:
             probe.check([silent("the Ray node n", "No module named 'untold'")], lambda line: None)
 
@@ -89,12 +91,12 @@ def test_versions_that_matter_are_wrong_and_others_only_differ() -> None:
 
 
 def test_a_package_that_is_missing_is_wrong_unless_the_machine_has_no_use_for_it() -> None:
-    bare: Visit = {**silent("n", ""), "versions": {"python": "3.11.7", "untold": "0.1.0", "numpy": "2.1"}}
+    bare: NodeReport = {**silent("n", ""), "versions": {"python": "3.11.7", "untold": "0.1.0", "numpy": "2.1"}}
     assert compare_versions(OWN, [bare], frozenset({"pyspark"})) == ([], [])
     (line,) = compare_versions(OWN, [bare])[0]
     assert line == "pyspark is missing on n; install untold on the workers as it is here, or use `untold package`"
     # Untold may lie on a worker without having been installed: then nothing is known of what it needs
-    sent: Visit = {**bare, "versions": {"python": "3.11.7"}}
+    sent: NodeReport = {**bare, "versions": {"python": "3.11.7"}}
     assert compare_versions(OWN, [sent]) == ([], [])
 
 
@@ -117,17 +119,19 @@ def test_executors_are_asked_by_one_execution_and_a_local_spark_not_at_all(
 ) -> None:
     index = tmp_path / "manifest.json"
     index.write_text("{}")
-    machines = Reach(spark, {str(tmp_path): f"{tmp_path}/_work"}, [str(index), str(tmp_path / "none")])
+    machines = ClusterChecks(spark, {str(tmp_path): f"{tmp_path}/_work"}, [str(index), str(tmp_path / "none")])
     with counted_executions(spark) as found:
         machines.check_executors()
     assert found == [0]
     assert not (tmp_path / "_work").exists()
     monkeypatch.setattr(cluster_checks, "is_local", lambda _: False)
-    machines = Reach(spark, machines.places, machines.files)
+    machines = ClusterChecks(spark, machines.places, machines.files)
     with counted_executions(spark) as found:
         machines.check_executors()
         machines.check_executors()
     assert found == [1]
     monkeypatch.setattr(cluster_checks, "digest_of", lambda _: "another")
-    with pytest.raises(ReachError, match=r"manifest.json is not shared by the executor on .*: it reads another file"):
-        Reach(spark, machines.places, machines.files).check_executors()
+    with pytest.raises(
+        NodeCheckError, match=r"manifest.json is not shared by the executor on .*: it reads another file"
+    ):
+        ClusterChecks(spark, machines.places, machines.files).check_executors()

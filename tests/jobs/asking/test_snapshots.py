@@ -25,11 +25,11 @@ from untold.jobs.inference.store.compaction import (
     write_snapshot,
 )
 from untold.udfs.llm.store_files import count_rows, digest_of
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 
 def live(path: Path, **changes: Any) -> LiveFile:
-    digest = digest_of(Place(str(path)))
+    digest = digest_of(StoragePath(str(path)))
     values = {"name": path.name, "rows": pq.read_metadata(path).num_rows, "size": path.stat().st_size, "digest": digest}
     return LiveFile(**{**values, **changes})
 
@@ -185,7 +185,7 @@ def test_a_disk_that_is_well_again_soon_damages_nothing(tmp_path: Path) -> None:
 
     mending = threading.Thread(target=mend)
     mending.start()
-    places = [Place(f"{tmp_path}/run1-a-{number:06d}.parquet") for number in range(3)]
+    places = [StoragePath(f"{tmp_path}/run1-a-{number:06d}.parquet") for number in range(3)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(3, open_files), hard))
     listed.set()
     try:

@@ -12,8 +12,7 @@ import pytest
 
 from tests.jobs.asking.completions import failed, names_in, row, write
 from tests.udfs.llm.askers import SETTINGS, STAGE
-from untold.jobs.inference.backends.job import Job
-from untold.jobs.inference.backends.spool import Spool, SpooledJob, SpoolError, open_spool
+from untold.jobs.inference.backends.job import Job, Spool, SpooledJob, SpoolError, open_spool
 from untold.jobs.inference.stage.call_settings import with_given
 from untold.jobs.run.locks import LockedError
 from untold.jobs.settings.loading import load_given

@@ -12,7 +12,7 @@ from time import sleep
 
 import pytest
 
-from untold.jobs.inference.stage.engines import Turns
+from untold.jobs.inference.stage.engines import MainThreadExecutor
 
 LONG = 10.0
 
@@ -24,11 +24,11 @@ def test_functions_run_side_by_side_and_give_in_their_order() -> None:
         together.wait(LONG)
         return number
 
-    assert Turns().run([lambda: give(1), lambda: give(2)], at_once=2) == [1, 2]
+    assert MainThreadExecutor().run([lambda: give(1), lambda: give(2)], at_once=2) == [1, 2]
 
 
 def test_parts_are_done_one_after_the_other_by_the_thread_that_runs_them() -> None:
-    turns, together, here = Turns(), Barrier(3), current_thread()
+    turns, together, here = MainThreadExecutor(), Barrier(3), current_thread()
     seen: list[tuple[str, bool]] = []
 
     def part() -> None:
@@ -47,7 +47,7 @@ def test_parts_are_done_one_after_the_other_by_the_thread_that_runs_them() -> No
 
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_what_a_part_raises_is_raised_where_it_was_handed_over(at_once: int) -> None:
-    turns = Turns()
+    turns = MainThreadExecutor()
 
     def fail() -> None:
         raise KeyError("part")
@@ -60,7 +60,7 @@ def test_what_a_part_raises_is_raised_where_it_was_handed_over(at_once: int) -> 
     assert turns.run([function, function], at_once) == ["went on", "went on"]
 
 
-def check_nothing_follows(turns: Turns, fails: Callable[[], None], error: type[BaseException]) -> None:
+def check_nothing_follows(turns: MainThreadExecutor, fails: Callable[[], None], error: type[BaseException]) -> None:
     """No part of another function is done once one has failed."""
     together, over, refused, done = Barrier(2), Event(), Event(), list[int]()
 
@@ -86,11 +86,11 @@ def test_one_that_fails_ends_all_and_nobody_waits_for_a_turn() -> None:
     def fail() -> None:
         raise ValueError("function")
 
-    check_nothing_follows(Turns(), fail, ValueError)
+    check_nothing_follows(MainThreadExecutor(), fail, ValueError)
 
 
 def test_a_signal_in_a_part_ends_all() -> None:
-    turns = Turns()
+    turns = MainThreadExecutor()
 
     def interrupted() -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -105,4 +105,4 @@ def test_a_signal_while_nothing_waits_for_a_turn_ends_all() -> None:
         sleep(1.0)
 
     with pytest.raises(KeyboardInterrupt):
-        Turns().run([interrupt, lambda: sleep(1.0)], at_once=2)
+        MainThreadExecutor().run([interrupt, lambda: sleep(1.0)], at_once=2)

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from tests.jobs.executions import counted_executions
 from untold.jobs.inference.stage.bindings import bind_stage
-from untold.jobs.inference.stage.usage import Account, Asked
+from untold.jobs.inference.stage.usage import Account, StageResult
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.usage import Usage
 
@@ -17,9 +17,9 @@ STAGE = bind_stage("classify_relation", Settings())
 OTHER = bind_stage("extract_atoms", Settings())
 
 
-def asked(spark: SparkSession, *rows: tuple[str, str | None], reused: int = 0, **counts: int) -> Asked:
+def asked(spark: SparkSession, *rows: tuple[str, str | None], reused: int = 0, **counts: int) -> StageResult:
     frame = spark.createDataFrame(list(rows), RESULTS)
-    return Asked(STAGE, frame, reused, Usage(seconds=1.5, cost=0.25, **counts))
+    return StageResult(STAGE, frame, reused, Usage(seconds=1.5, cost=0.25, **counts))
 
 
 def test_a_request_is_counted_once_however_often_it_was_needed(spark: SparkSession) -> None:
@@ -45,7 +45,7 @@ def test_a_request_is_counted_once_however_often_it_was_needed(spark: SparkSessi
 
 
 def test_dropped_items_are_counted_once_a_request(spark: SparkSession) -> None:
-    def leaking(*rows: tuple[str, str | None, int | None]) -> Asked:
+    def leaking(*rows: tuple[str, str | None, int | None]) -> StageResult:
         frame = spark.createDataFrame(list(rows), f"{RESULTS}, leaked_example long")
         return replace(asked(spark, ("a", None)), stage=OTHER, results=frame)
 

@@ -18,8 +18,8 @@ from untold.jobs.condense import CondenseRequest, condense
 from untold.jobs.inputs.files import ReadOptions, SampleError
 from untold.jobs.inputs.samples import fingerprint, read_samples, show_invalid
 from untold.jobs.inputs.texts import UnreadableTableError, read_corpus, read_queries, read_table
+from untold.jobs.run.folders import Workspace
 from untold.jobs.run.terminal import Display
-from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.model import LlmSettings, Settings
 from untold.udfs.samples.conversion import KNOWN
 

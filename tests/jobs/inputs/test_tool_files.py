@@ -25,7 +25,7 @@ from untold.jobs.inputs.texts import read_table
 from untold.jobs.inspect import inspect, inspection_lines
 from untold.jobs.run.terminal import Page, width_of
 from untold.udfs.samples.adapters import FORMATS
-from untold.udfs.samples.batches import Tally, Wanted, expanded, reader_of, samples_of
+from untold.udfs.samples.batches import ColumnSelection, UnitProgress, expanded, reader_of, samples_of
 from untold.udfs.samples.conversion import OPTIONAL, REQUIRED, Sample
 from untold.udfs.samples.tool_files import ASKED, ASKING, documents_in, find_text
 
@@ -50,9 +50,9 @@ def samples_in(path: Path, format: str | None, options: ReadOptions = AS_THEY_AR
     """The samples of files, as workers read them."""
     adapter = None if format is None else FORMATS[format]
     for file in input_files(str(path), adapter, options)[0]:
-        unit, tally = head_unit(file), Tally()
+        unit, tally = head_unit(file), UnitProgress()
         for record in tally.rows(unit, reader_of(unit, adapter), options.columns):
-            yield from samples_of(unit, expanded(adapter, record, 0), Wanted(adapter, REQUIRED, OPTIONAL))
+            yield from samples_of(unit, expanded(adapter, record, 0), ColumnSelection(adapter, REQUIRED, OPTIONAL))
 
 
 def written(folder: Path, format: str, *rows: dict[str, Any]) -> list[Sample]:

@@ -24,7 +24,7 @@ from untold.jobs.inputs.checking import check_input
 from untold.jobs.inputs.files import AS_THEY_ARE, NoInputError, SampleError, _units_of, find_files, inspect_files
 from untold.jobs.lakehouse.base import LakehouseError
 from untold.jobs.lakehouse.inputs import pinned, values_since
-from untold.udfs.samples.batches import Tally
+from untold.udfs.samples.batches import UnitProgress
 from untold.udfs.samples.file_records import READERS
 
 NEEDS = ("query", "response", "contexts")
@@ -33,7 +33,7 @@ NEEDS = ("query", "response", "contexts")
 def rows(path: str) -> list[dict[str, Any]]:
     """The rows of an input, as workers read them."""
     units = [unit for file in inspect_files(find_files(path)) for unit in _units_of(0, file, 1 << 20, False)]
-    return [dict(record.values) for unit in units for record in Tally().rows(unit, READERS["parquet"], {})]
+    return [dict(record.values) for unit in units for record in UnitProgress().rows(unit, READERS["parquet"], {})]
 
 
 def queries(path: str) -> set[str]:

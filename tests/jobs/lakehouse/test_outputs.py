@@ -28,7 +28,7 @@ from untold.jobs.run.output import Output
 from untold.jobs.settings.sections import LakehouseSettings
 from untold.jobs.tables import RESULT_TABLES
 from untold.udfs.errors import UserError
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 SCHEMA = pa.schema([("sample_id", pa.string()), ("score", pa.float64()), ("sources", pa.list_(pa.string()))])
 DAYS = date(2026, 11, 20), date(2026, 11, 21)
@@ -49,7 +49,7 @@ def lake(request: pytest.FixtureRequest, catalog: Catalog, tmp_path: Path) -> Op
 
 def write(lake: Lake, run: str, rows: list[dict[str, Any]], schema: pa.Schema = SCHEMA) -> str:
     """Files of a start, as Spark leaves them."""
-    folder = Place(lake.folder("scores", SCHEMA)) / run
+    folder = StoragePath(lake.folder("scores", SCHEMA)) / run
     folder.make_folder()
     for number in range(max(len(rows), 1)):
         pq.write_table(pa.Table.from_pylist(rows[number : number + 1], schema), f"{folder}/part-{number}.parquet")
@@ -121,7 +121,7 @@ def test_delta_tables_lie_in_object_stores_too(object_store: ObjectStore) -> Non
     for run, score in enumerate((0.25, 0.5)):
         lake = open_lake("delta", settings, DAYS[0])
         assert lake is not None
-        folder = Place(f"{lake.folder('scores', SCHEMA)}/r{run}")
+        folder = StoragePath(f"{lake.folder('scores', SCHEMA)}/r{run}")
         table = pa.Table.from_pylist([row("a", score)], SCHEMA)
         (folder / "part-0.parquet").write_whole(lambda file, table=table: pq.write_table(table, file))
         lake.replace("scores", str(folder))
@@ -147,7 +147,7 @@ def test_iceberg_tables_of_glue_lie_in_object_stores(
     for run, (day, score) in enumerate([(DAYS[0], 0.25), (DAYS[1], 1.0), (DAYS[0], 0.5)]):
         lake = open_lake("iceberg", settings, day)
         assert lake is not None
-        folder = Place(f"{lake.folder('scores', SCHEMA)}/r{run}")
+        folder = StoragePath(f"{lake.folder('scores', SCHEMA)}/r{run}")
         table = pa.Table.from_pylist([row("a", score)], SCHEMA)
         (folder / "part-0.parquet").write_whole(lambda file, table=table: pq.write_table(table, file))
         lake.replace("scores", str(folder))

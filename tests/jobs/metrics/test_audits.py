@@ -14,7 +14,7 @@ from tests.fakes.expected import Options, expected_nli
 from tests.fakes.facts import relate_text, roll, sentences
 from tests.fakes.world import worlds
 from tests.runs.harness import Row
-from untold.udfs.facts.pairs import Sieve
+from untold.udfs.facts.pairs import PairFilter
 from untold.udfs.llm.keys import Stage, request_id
 from untold.udfs.statistics.intervals import bca_interval, clopper_pearson_interval, clustered_bca_interval
 
@@ -26,7 +26,7 @@ def told_neutral(texts: Sequence[str], pairs: Sequence[Pair], audit: float) -> t
     """Of pairs of different texts, those that a filter by words takes, and of these the audited ones."""
     place = {text: number for number, text in enumerate(texts)}
     sides = [np.array([place[pair[side]] for pair in pairs]) for side in (0, 1)]
-    taken, audited = Sieve("words", audit=audit).of({"texts": texts})(*sides)
+    taken, audited = PairFilter("words", audit=audit).of({"texts": texts})(*sides)
     return [pairs[n] for n in np.flatnonzero(taken)], [pairs[n] for n in np.flatnonzero(audited)]
 
 

@@ -35,8 +35,8 @@ from untold.jobs.metrics import e2e, nli, qa
 from untold.jobs.metrics.base import Tables
 from untold.jobs.metrics.condensing import Condenser
 from untold.jobs.metrics.graphs import SIDES
+from untold.jobs.run.folders import Workspace
 from untold.jobs.run.session import spark_schema
-from untold.jobs.run.workspace import Workspace
 from untold.jobs.settings.model import Settings
 from untold.jobs.summary.source_preference import leaning_rows, read_counts
 from untold.jobs.tables import SAMPLES

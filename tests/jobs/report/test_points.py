@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from untold.jobs.report.answers import Points
+from untold.jobs.report.answers import StatementGroups
 
 
 def statement(
@@ -32,13 +32,13 @@ def statement(
 def test_statements_are_one_point_where_they_say_the_same(
     first: dict[str, Any], second: dict[str, Any], same: bool
 ) -> None:
-    points = Points()
+    points = StatementGroups()
     assert points.number("e2e", "q", first, 0) == 0
     assert (points.number("e2e", "q", second, 1) == 0) is same
 
 
 def test_points_are_of_one_query_and_metric() -> None:
-    points = Points()
+    points = StatementGroups()
     keys = [("e2e", "q"), ("nli", "q"), ("e2e", "r")]
     found = [points.number(*key, statement("It has 12 bells."), number) for number, key in enumerate(keys)]
     assert found == [0, 1, 2]

@@ -2,23 +2,23 @@ from __future__ import annotations
 
 import json
 
-from untold.jobs.report.sources import CONTEXT, DETAILED, STATEMENT, Texts, columns_of, pack
+from untold.jobs.report.sources import CONTEXT, DETAILED, STATEMENT, ReportTexts, columns_of, pack
 
 
 def test_equal_texts_are_stored_once() -> None:
-    texts = Texts()
+    texts = ReportTexts()
     assert [texts.add(text) for text in ("one", "two", "one", None)] == [0, 1, 0, None]
     assert texts.texts == ["one", "two"]
 
 
 def test_long_texts_that_begin_alike_stay_two_and_say_how_long_they_were() -> None:
-    texts = Texts()
+    texts = ReportTexts()
     assert [texts.add("x" * 300_000 + end) for end in "ab"] == [0, 1]
     assert texts.lengths == {0: 300_001, 1: 300_001}
 
 
 def test_a_small_report_has_its_data_as_it_is() -> None:
-    texts = Texts()
+    texts = ReportTexts()
     texts.add("</script><!-- & \u2028")
     packed = pack({"samples": []}, texts)
     assert (packed.packed, packed.limit) == (False, None)
@@ -27,7 +27,7 @@ def test_a_small_report_has_its_data_as_it_is() -> None:
 
 
 def test_contexts_are_cut_before_statements_and_the_worst_answers_last() -> None:
-    texts = Texts()
+    texts = ReportTexts()
     # Texts that hardly pack, and each of a kind
     words = [str(hash((number, place)) ** 3) for place in range(3) for number in range(30_000)]
     context, detailed, statement = ("".join(words[place::3]) for place in range(3))
@@ -43,7 +43,7 @@ def test_contexts_are_cut_before_statements_and_the_worst_answers_last() -> None
 
 
 def test_of_the_limits_that_fit_the_largest_is_taken() -> None:
-    texts = Texts()
+    texts = ReportTexts()
     for number in range(30_000):
         texts.add(f"{hash((number, 1)) ** 3} is a text", CONTEXT)
     full = pack({}, texts)

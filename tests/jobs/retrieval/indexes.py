@@ -14,9 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tests.fakes.lookups import vector_of
-from untold.jobs.retrieval.index_build import Made, Maker
+from untold.jobs.retrieval.index_build import IndexBuild, Maker
 from untold.jobs.retrieval.sources import Searcher, distinct_queries
-from untold.jobs.run.workspace import Workspace
+from untold.jobs.run.folders import Workspace
 from untold.jobs.settings.sections import IndexSettings
 from untold.udfs.retrieval.catalog import Catalog, chunk_id, chunk_text
 from untold.udfs.retrieval.dense import Probing
@@ -80,7 +80,7 @@ class Indexes:
         self.steps += 1
         return Workspace(self.spark, str(self.folder / f"steps-{self.steps}"))
 
-    def make(self, documents: Mapping[str, str], **changed: Any) -> Made:
+    def make(self, documents: Mapping[str, str], **changed: Any) -> IndexBuild:
         """Makes the index, or grows it; notes the texts that vectors were asked for."""
         rows = [(name, None, f"http://{name}", text, text) for name, text in documents.items()]
         frame = self.spark.createDataFrame(rows, SCHEMA).repartition(self.parts)

@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from tests.jobs.retrieval.indexes import POISON, Indexes, ask, best_words, chunks_of, make_corpus, names_of, nearest
 from untold.jobs.retrieval.index_build import CorpusError
 from untold.jobs.retrieval.sources import Searcher, SearchError
-from untold.jobs.run.workspace import Workspace
-from untold.udfs.retrieval.catalog import Catalog, Making, ShardEntry
+from untold.jobs.run.folders import Workspace
+from untold.udfs.retrieval.catalog import Catalog, IndexParameters, ShardEntry
 from untold.udfs.retrieval.dense import count_lists
 from untold.udfs.retrieval.terms import Hit, fuse_rankings
 
@@ -87,7 +87,7 @@ def test_lists_are_searched_exactly_when_asked_to(indexes: Indexes) -> None:
 
 def test_every_shard_is_searched_in_a_task_of_its_own(spark: SparkSession, tmp_path: Path) -> None:
     shards = tuple(ShardEntry(str(number), 1, 1, 1, 1) for number in range(7))
-    catalog = Catalog(Making(12, 3, "model", "flat", 0, "", 4), 7, shards)
+    catalog = Catalog(IndexParameters(12, 3, "model", "flat", 0, "", 4), 7, shards)
     searcher = Searcher(Workspace(spark, str(tmp_path)), str(tmp_path), catalog, ask, str(tmp_path), 5)
     schema = pa.schema([("name", pa.string()), ("task", pa.int32()), ("error", pa.string())])
     tasks = searcher._task_a_shard(say_task, schema, "tasks").collect()

@@ -19,7 +19,7 @@ from untold.jobs.retrieval.sources import (
     open_knowledge,
     stages_of_knowledge,
 )
-from untold.jobs.run.workspace import Workspace
+from untold.jobs.run.folders import Workspace
 from untold.jobs.settings.model import Settings
 from untold.jobs.settings.sections import KnowledgeSettings
 

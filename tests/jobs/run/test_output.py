@@ -14,12 +14,12 @@ from pyspark.sql import SparkSession
 
 from tests.fakes.object_store import BUCKET, ObjectStore
 from tests.runs.harness import snapshot
+from untold.jobs.run.folders import Workspace
 from untold.jobs.run.manifest import Added
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.output import Output
-from untold.jobs.run.workspace import Workspace
 from untold.jobs.run_tables import open_run
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 TABLES = ("samples", "scores")
 SCHEMA = pa.schema([("metric", pa.string())])
@@ -163,10 +163,10 @@ def test_what_cannot_be_removed_is_a_note_once_the_tables_are_written(
     finish(place, "e2e")
     notes: list[str] = []
 
-    def refuse(one: Place) -> None:
+    def refuse(one: StoragePath) -> None:
         raise OSError(13, "Permission denied", str(one))
 
-    monkeypatch.setattr(Place, "remove", refuse)
+    monkeypatch.setattr(StoragePath, "remove", refuse)
     with Output(place, TABLES, notify=notes.append) as output:
         write(output, "e2e")
         output._workspace = Workspace(None, f"{place}/_work")  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from untold.jobs.run import terminal
 from untold.jobs.run.outcome import Interrupts
-from untold.jobs.run.terminal import CLEAR, Course, Display, Pace, describe, fit, width_of
+from untold.jobs.run.terminal import CLEAR, Display, Pace, RunProgress, describe, fit, width_of
 
 
 class Terminal(StringIO):
@@ -27,11 +27,11 @@ def event(**fields: Any) -> dict[str, Any]:
     return {"stage": "evaluate_coverage", "total": total, "usage": {**usage, **fields}}
 
 
-def line_of(event: dict[str, Any], seconds: float, course: Course | None = None) -> str:
-    return ", ".join(described(event, seconds, course or Course()).values())
+def line_of(event: dict[str, Any], seconds: float, course: RunProgress | None = None) -> str:
+    return ", ".join(described(event, seconds, course or RunProgress()).values())
 
 
-def described(event: dict[str, Any], seconds: float, course: Course) -> dict[str, str]:
+def described(event: dict[str, Any], seconds: float, course: RunProgress) -> dict[str, str]:
     """The parts of the line where everything that is done was done evenly."""
     pace, done = Pace(0.0), event["usage"]["done"]
     for share in (0.0, 0.5, 1.0):
@@ -144,9 +144,9 @@ def test_a_disk_that_cannot_be_written_is_said_once() -> None:
     assert line.startswith("5 answers cannot be written")
 
 
-def course(total: int, *stages: str, metric: str = "e2e") -> Course:
+def course(total: int, *stages: str, metric: str = "e2e") -> RunProgress:
     """A run of so many stages that has begun these."""
-    found = Course(total)
+    found = RunProgress(total)
     found.enter(metric)
     for stage in stages:
         found.begin(stage)

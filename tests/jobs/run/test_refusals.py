@@ -26,7 +26,7 @@ from untold.jobs.run.error_messages import (
     explain,
     root_cause,
 )
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 
 def error_of(act: Callable[[], object]) -> Exception:
@@ -117,7 +117,7 @@ def test_a_text_that_cannot_be_encoded_is_not_shown() -> None:
 
 def test_a_write_of_ours_names_its_file(disk: SmallDisk) -> None:
     disk.fill()
-    error = error_of(lambda: Place(f"{disk.folder}/manifest.json").write_bytes(bytes(10_000)))
+    error = error_of(lambda: StoragePath(f"{disk.folder}/manifest.json").write_bytes(bytes(10_000)))
     assert str(explain(error)).startswith(f"{disk.folder}/manifest.json: No space left on device")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from untold.jobs.cli.main import main
-from untold.jobs.run.notifications import SIGNATURE, Report, reporting
+from untold.jobs.run.notifications import SIGNATURE, RunNotification, reporting
 from untold.jobs.settings.sections import NotifySettings
 
 
@@ -54,7 +54,7 @@ def hook() -> Iterator[Hook]:
     started.close()
 
 
-def finish(report: Report) -> None:
+def finish(report: RunNotification) -> None:
     report.facts |= {"status": "finished", "exit_code": 0}
     report.metrics = "untold_exit_code 0\n"
 

@@ -22,7 +22,7 @@ from untold.jobs.run.session import SMALL, loopback_of_driver, session_options, 
 from untold.jobs.settings.model import Settings, SparkSettings
 from untold.jobs.settings.sections import StorageSettings
 from untold.udfs.node_report import python_environment, standard_library
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 WORKERS = "spark.executorEnv."
 JVM = "spark.driver.extraJavaOptions"
@@ -108,7 +108,9 @@ def test_workers_open_file_systems_as_the_settings_say(
     set_for_workers = {name.removeprefix(WORKERS): text for name, text in options.items() if WORKERS in name}
     for name, text in {**set_for_workers, **KEYS}.items():
         monkeypatch.setitem(spark.sparkContext.environment, name, text)
-    read = spark.sparkContext.parallelize([f"s3://{BUCKET}/place/one"], 1).map(lambda uri: Place(uri).read_bytes())
+    read = spark.sparkContext.parallelize([f"s3://{BUCKET}/place/one"], 1).map(
+        lambda uri: StoragePath(uri).read_bytes()
+    )
     assert read.collect() == [b"content"]
 
 

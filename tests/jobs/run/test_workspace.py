@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from untold.jobs.run.folders import FEW, Counted, LostRowsError, Workspace, check_rows, write_parquet
 from untold.jobs.run.output import Output
-from untold.jobs.run.workspace import FEW, Counted, LostRowsError, Workspace, check_rows, write_parquet
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tests.jobs.settings.cases import load
-from untold.jobs.inference.backends.job import Job, job_from_json, job_to_json
-from untold.jobs.inference.backends.spool import Spool, SpoolError
+from untold.jobs.inference.backends.job import Job, Spool, SpoolError, job_from_json, job_to_json
 from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.stage.call_settings import call_settings, hours_of, limits_of, price, with_given
 from untold.jobs.run.output import shown

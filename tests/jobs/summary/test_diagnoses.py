@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from untold.jobs.run_tables import Run, open_run
+from untold.jobs.run_tables import RunTables, open_run
 from untold.jobs.summary.run_summary import describe_faults, describe_means
 from untold.jobs.tables import RESULT_TABLES
 
@@ -20,7 +20,7 @@ MEANS = {"precision": (0.7636, 0.7636), "recall": (0.5, 0.25), "faithfulness": (
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path) -> RunTables:
     known = {"metric": "rag", "level": "overall"}
     tables: dict[str, list[dict[str, Any]]] = {
         "measures": [
@@ -46,7 +46,7 @@ def run(tmp_path: Path) -> Run:
     return open_run(str(tmp_path))
 
 
-def test_each_fault_is_a_sentence_with_the_half_that_has_it(run: Run) -> None:
+def test_each_fault_is_a_sentence_with_the_half_that_has_it(run: RunTables) -> None:
     assert describe_faults(run) == [
         "retriever (claim_recall): 2 of 2 samples have claims left out, in no context; worst: a (50.0% of its claims)",
         "generator (hallucination): 1 of 2 samples have claims not in the ground truth, in no context; "
@@ -56,7 +56,7 @@ def test_each_fault_is_a_sentence_with_the_half_that_has_it(run: Run) -> None:
     ]
 
 
-def test_means_are_per_cent_by_group(run: Run) -> None:
+def test_means_are_per_cent_by_group(run: RunTables) -> None:
     assert describe_means(run) == [
         "overall: precision 76.4%, recall 50.0% (25.0% with 0 where undefined)",
         "generator: faithfulness -",

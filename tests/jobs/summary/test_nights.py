@@ -21,7 +21,7 @@ from untold.jobs.summary.nights import (
     write_nights,
 )
 from untold.udfs.llm.keys import Stage
-from untold.udfs.storage import Place
+from untold.udfs.storage import StoragePath
 
 MEAN = {"metric": "e2e", "level": "overall", "system": None, "n": 4, "scored": 4, "undefined": 0, "failed": 0}
 SUMMARY = [{**MEAN, "mean": 0.75, "ci_low": 0.5, "ci_high": 1.0}]
@@ -79,7 +79,7 @@ def test_a_file_has_all_dates_on_an_object_store_too(object_store: ObjectStore) 
         write_manifest(pattern.replace("{date}", day), night(content=day, template=day))
     path = write_nights(pattern, read_nights(pattern))
     assert path == f"s3://{BUCKET}/out/nightly.json"
-    found = json.loads(Place(path).read_bytes())
+    found = json.loads(StoragePath(path).read_bytes())
     assert [row["date"] for row in found["dates"]] == ["2026-11-20", "2026-11-21"]
     assert found["breaks"] == [{"date": "2026-11-21", "before": "2026-11-20", "differs": ["another model or template"]}]
 

@@ -9,13 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes.expected_rag import RELATIONS, Checked, Relation
-from untold.udfs.facts.rag_measures import GENERATOR, HALLUCINATION, OVERALL, PUBLISHED, RETRIEVER, Side, measures_of
+from untold.udfs.facts.rag_measures import (
+    GENERATOR,
+    HALLUCINATION,
+    OVERALL,
+    PUBLISHED,
+    RETRIEVER,
+    ClaimSide,
+    measures_of,
+)
 
 Rows = list[list[Relation]]
 
 
-def side(rows: Sequence[Sequence[Relation]]) -> Side:
-    return Side([row[0] for row in rows], [row[1:] for row in rows])
+def side(rows: Sequence[Sequence[Relation]]) -> ClaimSide:
+    return ClaimSide([row[0] for row in rows], [row[1:] for row in rows])
 
 
 def measured(response: Rows, truth: Rows, contexts: int) -> dict[str, float | None]:

@@ -15,7 +15,7 @@ from tests.udfs.facts.test_pairs import STAGE, owner
 from untold.udfs.facts.pairs import (
     LISTS,
     PAIRS,
-    Sieve,
+    PairFilter,
     ask_again,
     ask_all,
     content_words,
@@ -34,7 +34,7 @@ def owned(texts: list[str], contexts: int, **more: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{**owner("o", contexts, len(texts) - contexts), "texts": texts, **more}])
 
 
-def taken(sieve: Sieve, texts: list[str], **more: Any) -> set[tuple[int, int]]:
+def taken(sieve: PairFilter, texts: list[str], **more: Any) -> set[tuple[int, int]]:
     """The pairs of all texts that a sieve takes."""
     source, target = (np.array(side) for side in zip(*permutations(range(len(texts)), 2), strict=True))
     found = sieve.of({"texts": texts, **more})(source, target)[0]
@@ -63,24 +63,24 @@ def test_words_take_pairs_without_a_common_content_word(texts: list[str]) -> Non
         for one, other in permutations(range(len(texts)), 2)
         if not set(texts[one].split()) & set(texts[other].split()) - {"the", "of", "was"}
     }
-    assert taken(Sieve("words"), texts) == expected
-    assert taken(Sieve("none"), texts) == set()
+    assert taken(PairFilter("words"), texts) == expected
+    assert taken(PairFilter("none"), texts) == set()
 
 
 def test_vectors_take_pairs_below_the_cosine_and_either_takes_what_one_takes() -> None:
     texts = ["tower a", "tower b", "ferry c", "ferry d"]
     vectors = [[1.0, 0.0], [0.0, 1.0], [0.8, 0.6], None]
     far = {(0, 1), (1, 0)}
-    assert taken(Sieve("vectors", 0.6), texts, vectors=vectors) == far
-    assert taken(Sieve("vectors", 0.61), texts, vectors=vectors) == far | {(1, 2), (2, 1)}
+    assert taken(PairFilter("vectors", 0.6), texts, vectors=vectors) == far
+    assert taken(PairFilter("vectors", 0.61), texts, vectors=vectors) == far | {(1, 2), (2, 1)}
     apart = {(one, other) for one, other in permutations(range(4), 2) if (one < 2) != (other < 2)}
-    assert taken(Sieve("either", 0.6), texts, vectors=vectors) == far | apart
+    assert taken(PairFilter("either", 0.6), texts, vectors=vectors) == far | apart
 
 
 @given(st.lists(texts_of_words, min_size=2, max_size=7, unique=True), st.integers(1, 3), st.floats(0, 1))
 def test_pairs_and_lists_ask_what_is_not_taken_and_what_is_audited(texts: list[str], size: int, share: float) -> None:
     contexts = max(1, len(texts) - 2)
-    sieve, batch = Sieve("words", audit=share), owned(texts, contexts)
+    sieve, batch = PairFilter("words", audit=share), owned(texts, contexts)
     pairs = pa.Table.from_batches(generate_pairs(iter([batch]), STAGE, ask_all, sieve), PAIRS).to_pylist()
     apart = taken(sieve, texts)
     for row in pairs:
@@ -103,7 +103,9 @@ def test_pairs_that_are_asked_again_are_told_by_the_same() -> None:
     texts = ["tower a", "ferry b", "tower c"]
     again = [{"source": 0, "target": 1}, {"source": 0, "target": 2}]
     batch = owned(texts, 3, again=again)
-    rows = pa.Table.from_batches(generate_lists(iter([batch]), LISTED, ask_again, 9, Sieve("words", audit=1.0)), LISTS)
+    rows = pa.Table.from_batches(
+        generate_lists(iter([batch]), LISTED, ask_again, 9, PairFilter("words", audit=1.0)), LISTS
+    )
     assert rows.select(["source", "targets", "judged_by"]).to_pylist() == [
         {"source": 0, "targets": [1, 2], "judged_by": ["audit", "model"]}
     ]

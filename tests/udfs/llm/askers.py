@@ -17,11 +17,11 @@ from untold.udfs.llm.calls import CallSettings, Progress, Work
 from untold.udfs.llm.channels import Channel, Channels
 from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.limiter import Lease, Limiter, Limits, Report
-from untold.udfs.llm.request_loop import Asker
+from untold.udfs.llm.limiter import Lease, Limiter, LimiterReport, Limits
+from untold.udfs.llm.request_loop import RequestLoop
 from untold.udfs.llm.retrying import ASKED_AGAIN
 from untold.udfs.llm.segments import SegmentWriter
-from untold.udfs.stages.definitions import Form
+from untold.udfs.stages.definitions import OutputFormat
 
 STAGE = Stage(
     name="summarise_context",
@@ -55,7 +55,7 @@ class Run:
         answered_before: bool = False,
         tries_schema: bool = False,
         may_adapt: bool = False,
-        form: Form | None = None,
+        form: OutputFormat | None = None,
     ) -> None:
         self.settings = replace(settings, base_url=settings.base_url or server.base_url)
         endpoint = Endpoint(self.settings.base_url, None, connections=8, timeout=self.settings.timeout)
@@ -71,9 +71,9 @@ class Run:
             tries_schema=tries_schema,
             may_adapt=may_adapt,
         )
-        self.asker = Asker(work, parse, Channels(work, [Channel(work, endpoint, self._lease)]), writer, form)
+        self.asker = RequestLoop(work, parse, Channels(work, [Channel(work, endpoint, self._lease)]), writer, form)
 
-    async def _lease(self, report: Report) -> Lease:
+    async def _lease(self, report: LimiterReport) -> Lease:
         await asyncio.sleep(0)
         return self.limiter.lease(report)
 
@@ -115,7 +115,7 @@ class RunOfSeveral(Run):
         self.limiters = [Limiter() for _ in limiters_of(self.settings, stage.model)]
         work = Work("a", "run/stage", "run", stage, self.settings)
         channels = open_channels(work, [InProcess(limiter).lease for limiter in self.limiters])
-        self.asker = Asker(work, parse, channels, SegmentWriter(str(folder), "run-a", self.settings.flush))
+        self.asker = RequestLoop(work, parse, channels, SegmentWriter(str(folder), "run-a", self.settings.flush))
 
 
 class InProcess:
@@ -124,7 +124,7 @@ class InProcess:
     def __init__(self, limiter: Limiter) -> None:
         self.limiter = limiter
 
-    async def lease(self, report: Report) -> Lease:
+    async def lease(self, report: LimiterReport) -> Lease:
         await asyncio.sleep(0)
         return self.limiter.lease(report)
 

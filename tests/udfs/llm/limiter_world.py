@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
-from untold.udfs.llm.limiter import Budget, Lease, Limiter, Limits, Report
+from untold.udfs.llm.limiter import Budget, Lease, Limiter, LimiterReport, Limits
 from untold.udfs.llm.usage import Usage
 
 START = 1_000_000.0
@@ -121,7 +121,7 @@ class World:
         client.unused = 0
         self._at(self._between(client.behaviour.delay), lambda: self._receive(client, report, lease))
 
-    def _receive(self, client: Client, report: Report, lease: Lease) -> None:
+    def _receive(self, client: Client, report: LimiterReport, lease: Lease) -> None:
         client.places, client.refusal, client.tokens_until = lease.places, lease.refusal, lease.tokens_until
         for at, estimate in zip(lease.times, report.estimates, strict=False):
             client.slots.append((at, estimate))
@@ -130,13 +130,13 @@ class World:
             self._at(max(0.0, at - self.clock.now) + late, lambda: self._send(client))
         self._at(self._between(client.behaviour.poll), lambda: self._poll(client))
 
-    def _report(self, client: Client) -> Report:
+    def _report(self, client: Client) -> LimiterReport:
         behaviour = client.behaviour
         count = max(0, min(client.places - client.in_flight + 1, behaviour.in_flight) - len(client.slots))
         estimates = tuple(self.random.randint(*behaviour.estimates) for _ in range(count)) if client.awake else ()
         tokens = client.tokens + client.reserved
         held = sum(estimate for _, estimate in client.slots)
-        return Report(
+        return LimiterReport(
             client=client.name,
             run="run",
             estimates=estimates,

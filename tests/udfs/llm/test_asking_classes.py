@@ -22,9 +22,9 @@ from untold.udfs.llm.actors import open_channels
 from untold.udfs.llm.calls import Progress, Work
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Limiter
-from untold.udfs.llm.pair_classifier import read_classes
-from untold.udfs.llm.request_loop import Asker
+from untold.udfs.llm.request_loop import RequestLoop
 from untold.udfs.llm.segments import SegmentWriter
+from untold.udfs.llm.text_models import read_classes
 from untold.udfs.retrieval.embedding import Classifier, find_classifier
 from untold.udfs.retrieval.local_models import ON_PROCESSORS, LocalModelFileError
 
@@ -174,7 +174,9 @@ class LocalRun(Run):
         self.settings = replace(CALLS, provider=provider, max_attempts=1)
         work = Work("a", "run/stage", "run", stage, self.settings)
         channels = open_channels(work, [InProcess(Limiter()).lease])
-        self.asker = Asker(work, never_unparsable, channels, SegmentWriter(str(folder), "run-a", self.settings.flush))
+        self.asker = RequestLoop(
+            work, never_unparsable, channels, SegmentWriter(str(folder), "run-a", self.settings.flush)
+        )
 
 
 @pytest.fixture

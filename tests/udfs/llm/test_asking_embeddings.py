@@ -19,8 +19,8 @@ from tests.fakes.lookups import vector_of
 from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import SETTINGS, Run, ask, rows_in
 from untold.udfs.llm.calls import CallSettings, Progress
-from untold.udfs.llm.embeddings import read_embeddings, shares
 from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.text_models import read_embeddings, shares
 from untold.udfs.llm.usage import Usage
 from untold.udfs.retrieval.embedding import prefixes_template
 

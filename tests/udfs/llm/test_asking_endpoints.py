@@ -16,7 +16,7 @@ from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import SETTINGS, InProcess, RunOfSeveral, requests, rows_in
 from untold.udfs.llm import limiter
 from untold.udfs.llm.calls import Progress
-from untold.udfs.llm.limiter import Budget, Lease, Limits, Report
+from untold.udfs.llm.limiter import Budget, Lease, LimiterReport, Limits
 from untold.udfs.llm.usage import Prices
 from untold.udfs.stages.definitions import Unparsable
 
@@ -80,9 +80,9 @@ def test_requests_are_shared_by_weight(servers: Servers, tmp_path: Path) -> None
 def test_shares_are_kept_where_one_limiter_answers_late(
     servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waited = list[Report]()
+    waited = list[LimiterReport]()
 
-    async def lease(lender: InProcess, report: Report) -> Lease:
+    async def lease(lender: InProcess, report: LimiterReport) -> Lease:
         if lender.limiter is run.limiters[1] and not waited:
             waited.append(report)
             await asyncio.sleep(0.5)

@@ -13,7 +13,7 @@ import pytest
 from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import SETTINGS, Run, ask, requests, rows_in
 from untold.udfs.llm.calls import CallSettings, Progress
-from untold.udfs.llm.limiter import Budget, Lease, Limits, Report
+from untold.udfs.llm.limiter import Budget, Lease, LimiterReport, Limits
 from untold.udfs.llm.usage import Prices, estimate_tokens
 
 NO_CREDIT = {"status": 402, "error": {"message": "Insufficient credits", "code": 402}}
@@ -177,7 +177,7 @@ class SteppedRun(Run):
 
     step, calls = 2.0, 20
 
-    async def _lease(self, report: Report) -> Lease:
+    async def _lease(self, report: LimiterReport) -> Lease:
         await asyncio.sleep(0.002)
         lease = self.limiter.lease(report)
         by = self.step if report.spent.calls >= self.calls else 0.0

@@ -16,7 +16,7 @@ import pytest
 
 from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import SETTINGS
-from untold.udfs.llm.batch_api import BatchApi, BatchError, Look, OpenAiBatches, Sent, line_of
+from untold.udfs.llm.batch_api import BatchApi, BatchError, BatchStatus, OpenAiBatches, Sent, line_of
 from untold.udfs.llm.client import BROKEN_STREAMS, httpx
 
 BODY = {
@@ -33,7 +33,7 @@ def api(server: ModelServer) -> Iterator[OpenAiBatches]:
         yield api
 
 
-def create(api: BatchApi, name: str) -> Look:
+def create(api: BatchApi, name: str) -> BatchStatus:
     return api.create(sent(name, api.upload(f"{name}.jsonl", io.BytesIO(LINES))))
 
 

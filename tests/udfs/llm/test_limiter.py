@@ -16,14 +16,14 @@ from tests.udfs.llm.limiter_world import (
     most_tokens,
     random_behaviour,
 )
-from untold.udfs.llm.limiter import CLIENT_EXPIRY, OUTAGE_FAULTS, Budget, Limiter, Limits, Report
+from untold.udfs.llm.limiter import CLIENT_EXPIRY, OUTAGE_FAULTS, Budget, Limiter, LimiterReport, Limits
 from untold.udfs.llm.usage import Usage
 
 
-def report(client: str = "a", count: int = 1, **fields: Any) -> Report:
+def report(client: str = "a", count: int = 1, **fields: Any) -> LimiterReport:
     """A report of a client that wants so many slots."""
     values: dict[str, Any] = {"run": "run", "estimates": (0,) * count, "in_flight": 0}
-    return Report(client=client, **{**values, **fields})
+    return LimiterReport(client=client, **{**values, **fields})
 
 
 @pytest.mark.parametrize("clients", [1, 4, 16])

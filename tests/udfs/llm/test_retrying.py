@@ -6,7 +6,7 @@ import pytest
 
 from untold.udfs.llm.calls import Answer, Request
 from untold.udfs.llm.limiter import OUTAGE_FAULTS, Lease
-from untold.udfs.llm.retrying import DOUBTS_IN_A_ROW, Act, Standing, Verdict, is_passing, judge
+from untold.udfs.llm.retrying import DOUBTS_IN_A_ROW, EndpointHealth, RetryDecision, Verdict, is_passing, judge
 
 FLAGGED = Answer(error_type="http_403", refused=True)
 GOOD = Answer(text="text")
@@ -16,9 +16,9 @@ def verdict(answer: Answer, attempts: int = 0, *, free: bool = False, most: int 
     return judge(Request("r", {}, "unit", attempts=attempts, limited=1), answer, most, free=free)
 
 
-def heard(*answers: Answer, **known: Any) -> Standing:
+def heard(*answers: Answer, **known: Any) -> EndpointHealth:
     """What an asker knows after these answers, one a second."""
-    standing = Standing(**known)
+    standing = EndpointHealth(**known)
     for second, answer in enumerate(answers):
         standing.hear(Request("r", {}, "unit"), answer, float(second))
     return standing
@@ -42,36 +42,41 @@ def test_every_other_failure_lasts(error_type: str | None) -> None:
 def test_what_cannot_be_used_is_asked_again_until_its_attempts_are_used_up(error_type: str) -> None:
     answer = Answer(error_type=error_type)
     again = [verdict(answer, attempts).act for attempts in range(4)]
-    assert again == [Act.AGAIN, Act.AGAIN, Act.AGAIN, Act.RECORD]
+    assert again == [RetryDecision.AGAIN, RetryDecision.AGAIN, RetryDecision.AGAIN, RetryDecision.RECORD]
     assert verdict(answer).attempt
     assert verdict(answer).afresh
 
 
 @pytest.mark.parametrize("error_type", ["filtered", "http_400", "http_413"])
 def test_filtered_answers_and_most_client_errors_are_asked_once(error_type: str) -> None:
-    assert verdict(Answer(error_type=error_type)).act is Act.RECORD
+    assert verdict(Answer(error_type=error_type)).act is RetryDecision.RECORD
 
 
 @pytest.mark.parametrize("error_type", ["http_408", "http_409", "http_425"])
 def test_conflicts_of_the_moment_are_retried_after_a_wait(error_type: str) -> None:
     answer = Answer(error_type=error_type)
-    assert [verdict(answer, attempts).act for attempts in range(4)] == [Act.AGAIN, Act.AGAIN, Act.AGAIN, Act.RECORD]
+    assert [verdict(answer, attempts).act for attempts in range(4)] == [
+        RetryDecision.AGAIN,
+        RetryDecision.AGAIN,
+        RetryDecision.AGAIN,
+        RetryDecision.RECORD,
+    ]
     assert verdict(answer).wait > 0
     assert not verdict(answer).afresh
 
 
 @pytest.mark.parametrize("error_type", ["http_401", "http_402", "http_429"])
 def test_key_and_credit_refuse_the_run_for_good(error_type: str) -> None:
-    assert verdict(Answer(error_type=error_type, refused=True)).act is Act.REFUSE
+    assert verdict(Answer(error_type=error_type, refused=True)).act is RetryDecision.REFUSE
 
 
 @pytest.mark.parametrize("error_type", ["http_302", "http_400", "http_403", "http_404", "http_422"])
 def test_what_a_row_may_have_caused_is_held_back(error_type: str) -> None:
-    assert verdict(Answer(error_type=error_type, refused=True)).act is Act.HOLD
+    assert verdict(Answer(error_type=error_type, refused=True)).act is RetryDecision.HOLD
 
 
 def test_a_429_waits_as_told_and_uses_no_attempt() -> None:
-    assert verdict(Answer(error_type="http_429", retry_after=7.0)) == Verdict(Act.AGAIN, 7.0)
+    assert verdict(Answer(error_type="http_429", retry_after=7.0)) == Verdict(RetryDecision.AGAIN, 7.0)
     assert 0.25 <= verdict(Answer(error_type="http_429"), attempts=3).wait <= 0.5
 
 
@@ -79,8 +84,8 @@ def test_a_429_waits_as_told_and_uses_no_attempt() -> None:
 def test_faults_back_off_and_use_attempts_but_in_an_outage(error_type: str) -> None:
     waits = [verdict(Answer(error_type=error_type), attempts).wait for attempts in range(3)]
     assert all(0.25 * 2**n <= wait <= 0.5 * 2**n for n, wait in enumerate(waits))
-    assert verdict(Answer(error_type=error_type), 3).act is Act.RECORD
-    assert verdict(Answer(error_type=error_type), 3, free=True) == Verdict(Act.AGAIN, 0.5, anew=True)
+    assert verdict(Answer(error_type=error_type), 3).act is RetryDecision.RECORD
+    assert verdict(Answer(error_type=error_type), 3, free=True) == Verdict(RetryDecision.AGAIN, 0.5, anew=True)
 
 
 def test_before_the_first_completion_what_is_in_flight_may_prove_a_row_guilty() -> None:
@@ -128,7 +133,7 @@ def test_faults_count_until_something_answers() -> None:
 
 
 def test_an_endpoint_that_was_never_there_is_an_outage_at_once() -> None:
-    standing = Standing()
+    standing = EndpointHealth()
     away = Answer(error_type="connection", unconnected=True)
     assert standing.hear(Request("r", {}, "unit"), away, 1.0)
     assert standing.tell().faults == OUTAGE_FAULTS

@@ -14,7 +14,7 @@ import pytest
 from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import Run, all_rows_in, ask, rows_in
 from untold.udfs.llm.calls import Progress
-from untold.udfs.llm.keys import Finding, SchemaFields, Stage, schema_fields
+from untold.udfs.llm.keys import SchemaFields, SchemaSupport, Stage, schema_fields
 from untold.udfs.llm.responses import read_completion, read_status
 from untold.udfs.llm.script import request_body
 from untold.udfs.llm.templates import compile_prompt
@@ -59,18 +59,18 @@ def test_fields_made_once_are_those_of_each_request(name: str) -> None:
 def test_a_schema_its_form_and_its_absence_are_part_of_the_key() -> None:
     forms = ("json_schema", "guided_json", None)
     assert len({stage_of("check_coverage", form).digest for form in forms}) == 3
-    thinks = Finding("taken", thinks=True).applied(stage_of("compare_answers"))
+    thinks = SchemaSupport("taken", thinks=True).applied(stage_of("compare_answers"))
     assert thinks.digest != stage_of("compare_answers").digest
     assert "reasoning" not in thinks.structured["schema"]["properties"]  # type: ignore[index]
 
 
 TRIALS = {
-    "taken": (Finding("taken"), 4, "check_coverage"),
-    "refused": (Finding("refused"), 1, "check_coverage"),
+    "taken": (SchemaSupport("taken"), 4, "check_coverage"),
+    "refused": (SchemaSupport("refused"), 1, "check_coverage"),
     # All attempts of the first request, and the first of the second
-    "empty": (Finding("broken"), 5, "check_coverage"),
-    "misplaced": (Finding("broken"), 1, "check_coverage"),
-    "thinking": (Finding("taken", thinks=True), 4, "check_coverage"),
+    "empty": (SchemaSupport("broken"), 5, "check_coverage"),
+    "misplaced": (SchemaSupport("broken"), 1, "check_coverage"),
+    "thinking": (SchemaSupport("taken", thinks=True), 4, "check_coverage"),
 }
 
 
@@ -103,7 +103,7 @@ def test_an_endpoint_that_ignores_a_schema_is_read_as_text(server: ModelServer, 
     server.configure(answer="verbatim")
     rows = [(f"r{n}", {"claim": "It is.", "evidence": [f"{n}"]}) for n in range(4)]
     progress = tried(server, tmp_path, stage_of("verify_claim"), rows)
-    assert (progress.finding, server.count()) == (Finding("ignored"), 4)
+    assert (progress.finding, server.count()) == (SchemaSupport("ignored"), 4)
     assert {row["text"] for row in rows_in(tmp_path).values()} == {"not_supported"}
 
 
@@ -115,7 +115,7 @@ def test_ratings_have_no_schema_where_it_takes_their_probabilities(
     stage = stage_of("rate_importance")
     progress = tried(server, tmp_path, stage, [("r", {"query": "q", "facts": ["Ada is a nurse."]})])
     finding = progress.finding
-    assert finding == Finding("taken", weighs=weighs)
+    assert finding == SchemaSupport("taken", weighs=weighs)
     assert (finding.applied(stage).structured is None) is not weighs
     assert finding.applied(stage_of("check_coverage")).structured is not None
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from untold.jobs.settings.model import LlmSettings, Settings, StageSettings, prices_for
-from untold.udfs.llm.usage import NOTHING_USED, Prices, Tally, Usage
+from untold.udfs.llm.usage import NOTHING_USED, Prices, Usage, UsageCounter
 from untold.udfs.stages import STAGES
 
 COUNTED = ("calls", "asked", "rate_limited", "tool_turns", "asked_again", "done", "failed")
@@ -58,7 +58,7 @@ def test_a_stage_has_its_own_price_and_else_that_of_llm() -> None:
     )
 )
 def test_what_is_counted_up_is_the_sum_of_its_parts(parts: list[Usage | dict[str, int]]) -> None:
-    tally = Tally()
+    tally = UsageCounter()
     for part in parts:
         tally.book(part) if isinstance(part, Usage) else tally.count(**part)
     assert tally.usage == sum((part if isinstance(part, Usage) else Usage(**part) for part in parts), NOTHING_USED)

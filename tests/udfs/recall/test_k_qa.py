@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from untold.udfs.recall.candidates import Form, Thresholds, form_of, lexical_candidates
+from untold.udfs.recall.candidates import MatchText, Thresholds, form_of, lexical_candidates
 from untold.udfs.recall.concluding import share_common
 from untold.udfs.recall.fact_texts import Fact, shown_form
 from untold.udfs.recall.segmentation import cut, distinct_facts
@@ -38,7 +38,7 @@ def read(path: Path) -> Iterator[Sample]:
             yield references, generated, [row["majority_label"] == "Entailment" for row in own]
 
 
-def forms(facts: list[Fact]) -> list[Form]:
+def forms(facts: list[Fact]) -> list[MatchText]:
     return [form_of(fact) for fact in facts]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.udfs.retrieval.onnx_files import SPECIAL, write_lookup, write_tokenizer
 from untold.udfs.retrieval import local_models
-from untold.udfs.retrieval.embedding import Embedder, find_model, flaw, normalised
+from untold.udfs.retrieval.embedding import Embedder, find_model, normalised, vector_error
 from untold.udfs.retrieval.local_models import MINILM_SHA256, LocalModelFileError
 
 WORDS = ["bees", "make", "honey", "water", "boils"]
@@ -123,12 +123,12 @@ def test_without_its_package_the_embedded_model_says_what_to_do(monkeypatch: pyt
     ],
 )
 def test_what_is_wrong_with_a_vector_is_said(vector: list[float], said: str) -> None:
-    assert said in str(flaw(np.array(vector, np.float32), 2 if vector else None))
+    assert said in str(vector_error(np.array(vector, np.float32), 2 if vector else None))
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=8))
 def test_a_vector_without_a_flaw_has_length_one_when_normalised(vector: list[float]) -> None:
     given_row = np.array(vector, dtype=np.float32)
-    if flaw(given_row) is None:
+    if vector_error(given_row) is None:
         row = normalised(given_row[None])[0]
         assert np.linalg.norm(row.astype(np.float64)) == pytest.approx(1, abs=1e-6)

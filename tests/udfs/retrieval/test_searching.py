@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from tests.fakes.lookups import vector_of
 from untold.udfs.retrieval import building, catalog, searching
-from untold.udfs.retrieval.catalog import Making
+from untold.udfs.retrieval.catalog import IndexParameters
 from untold.udfs.retrieval.dense import Probing
-from untold.udfs.retrieval.searching import Searching
+from untold.udfs.retrieval.searching import SearchTask
 
-MAKING = Making(words=6, overlap=2, model="m", codec="flat", lists=0, training="", dimension=64)
+MAKING = IndexParameters(words=6, overlap=2, model="m", codec="flat", lists=0, training="", dimension=64)
 DOCUMENTS = {"a": "bees make honey and wax in spring and summer", "b": "the sea is salt", "c#0": "bees sea", "d": ""}
 ROW = pa.schema([(name, pa.string()) for name in ("document_id", "title", "url", "content", "text")])
 
@@ -41,7 +41,9 @@ def with_vectors(chunks: Iterable[Mapping[str, Any]], shards: int) -> pa.RecordB
     return pa.RecordBatch.from_pylist(rows, schema)
 
 
-def make(index: Path, documents: Mapping[str, str], shards: int, making: Making = MAKING) -> list[dict[str, Any]]:
+def make(
+    index: Path, documents: Mapping[str, str], shards: int, making: IndexParameters = MAKING
+) -> list[dict[str, Any]]:
     """Writes an index; gives the rows of its shards."""
     rows = [{"document_id": name, "content": text, "text": text} for name, text in documents.items()]
     given = [pa.RecordBatch.from_pylist(rows, ROW)] if rows else []
@@ -62,7 +64,7 @@ def search(
     pq.write_table(pa.Table.from_pylist(rows, schema), index / "queries" / "part.parquet")
     ways = {"retrievers": ("dense",), "probing": Probing(), **given}
     tombstones = {shard["name"]: shard.get("tombstones") for shard in built}
-    asked = Searching(str(index), str(index / "cache"), str(index / "queries"), k=k, tombstones=tombstones, **ways)
+    asked = SearchTask(str(index), str(index / "cache"), str(index / "queries"), k=k, tombstones=tombstones, **ways)
     shards = [pa.RecordBatch.from_pylist([{"name": shard["name"]}]) for shard in built]
     if "bm25" in asked.retrievers:
         asked = with_statistics(index, asked, shards, rows, built)
@@ -79,11 +81,11 @@ def search(
 
 def with_statistics(
     index: Path,
-    asked: Searching,
+    asked: SearchTask,
     shards: Sequence[pa.RecordBatch],
     rows: Sequence[Mapping[str, Any]],
     built: Sequence[Mapping[str, Any]],
-) -> Searching:
+) -> SearchTask:
     terms = table_of(searching.terms_of([pa.RecordBatch.from_pylist([{"text": row["text"]} for row in rows])]))
     (index / "terms").mkdir(exist_ok=True)
     pq.write_table(pa.Table.from_pylist(terms, pa.schema([("term", pa.string())])), index / "terms" / "part.parquet")
@@ -156,7 +158,9 @@ def test_what_was_buried_is_found_no_more_and_counts_no_more(tmp_path: Path) -> 
         if row["document_id"] == "a":
             gone.setdefault(row["name"], []).append(row["position"])
     given = [{"name": name, "tombstones": None, "positions": places} for name, places in gone.items()]
-    for row in table_of(building.bury([pa.RecordBatch.from_pylist(given)], str(tmp_path), str(tmp_path / "cache"))):
+    for row in table_of(
+        building.write_tombstones([pa.RecordBatch.from_pylist(given)], str(tmp_path), str(tmp_path / "cache"))
+    ):
         built[row["name"]] |= row
     left = {name: text for name, text in DOCUMENTS.items() if name != "a"}
     fresh = make(tmp_path / "fresh", left, 1)

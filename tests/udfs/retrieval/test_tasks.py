@@ -17,14 +17,14 @@ from untold.jobs.inference.stage.bindings import bind_lookup
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.segments import COMPLETIONS
-from untold.udfs.retrieval import tasks
+from untold.udfs.retrieval import embedding
 from untold.udfs.retrieval.embedding import MOST_TOKENS
 from untold.udfs.retrieval.local_models import LocalModelFileError
 
 WORDS = ["bees", "make", "honey"]
 
 
-def embedding(folder: Path, **given: Any) -> Stage:
+def embedding_stage(folder: Path, **given: Any) -> Stage:
     write_tokenizer(folder, WORDS)
     # The word `make` has no vector, and whatever has it in its mean neither
     table = np.array([[number, 1.0] for number in range(len(SPECIAL) + len(WORDS))])
@@ -39,7 +39,7 @@ def answer(stage: Stage, folder: Path, rows: list[dict[str, Any]], flush: float 
     folder.mkdir(exist_ok=True)
     return [
         row
-        for batch in tasks.answer_in_task(iter(batches), stage, str(folder), "run", flush)
+        for batch in embedding.answer_in_task(iter(batches), stage, str(folder), "run", flush)
         for row in batch.to_pylist()
     ]
 
@@ -55,7 +55,7 @@ def texts(*given: str) -> list[dict[str, Any]]:
 
 
 def test_rows_are_vectors_and_one_that_is_none_is_a_failure_alone(tmp_path: Path) -> None:
-    stage = embedding(tmp_path / "model")
+    stage = embedding_stage(tmp_path / "model")
     counts = answer(stage, tmp_path / "store", texts("bees", "bees make honey", "honey"))
     assert counts == [{"done": 2, "failed": 1}, {"done": 1, "failed": 0}]
     rows = stored(tmp_path / "store")
@@ -70,13 +70,13 @@ def test_rows_are_vectors_and_one_that_is_none_is_a_failure_alone(tmp_path: Path
 
 
 def test_a_task_writes_while_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "GROUP_ROWS", 1)
-    answer(embedding(tmp_path / "model"), tmp_path / "store", texts("bees", "honey"), flush=0.0)
+    monkeypatch.setattr(embedding, "GROUP_ROWS", 1)
+    answer(embedding_stage(tmp_path / "model"), tmp_path / "store", texts("bees", "honey"), flush=0.0)
     assert len(list((tmp_path / "store").glob("run-embed_text-task-*.parquet"))) == 2
 
 
 def test_a_worker_with_another_file_does_not_answer(tmp_path: Path) -> None:
-    stage = replace(embedding(tmp_path / "model"), model_key="sha256:another")
+    stage = replace(embedding_stage(tmp_path / "model"), model_key="sha256:another")
     with pytest.raises(LocalModelFileError, match="another file"):
         answer(stage, tmp_path / "store", texts("bees"))
 

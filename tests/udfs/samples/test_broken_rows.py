@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from untold.jobs.inputs.files import carried_types
 from untold.jobs.inputs.samples import KNOWN_FIELDS, READ_FIELDS, _output_names
 from untold.udfs.samples.adapters import CONTEXTS, FORMATS, QUESTIONS, Adapter
-from untold.udfs.samples.batches import Wanted, read_batches, type_batches
+from untold.udfs.samples.batches import ColumnSelection, read_batches, type_batches
 from untold.udfs.samples.conversion import KNOWN, OPTIONAL, REQUIRED
 from untold.udfs.samples.file_records import Unit
 from untold.udfs.samples.labelled import CLAIM_FORMATS
@@ -106,7 +106,7 @@ def broken_rows(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 def read(path: Path, kind: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The rows of a file as a run reads them, types of carried columns included, and its facts."""
     adapter = ADAPTERS[name]
-    wanted = Wanted(adapter, REQUIRED, OPTIONAL if adapter is not None or name == "optional columns" else ())
+    wanted = ColumnSelection(adapter, REQUIRED, OPTIONAL if adapter is not None or name == "optional columns" else ())
     unit = pa.RecordBatch.from_pylist([vars(Unit(0, str(path), kind))])
     batches = list(read_batches([unit], wanted, to_arrow_schema(T.StructType(READ_FIELDS))))
     *rows, last = [row for batch in batches for row in batch.to_pylist()]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.sample_files import ROW
 from untold.udfs.samples.adapters import FORMATS
-from untold.udfs.samples.batches import Tally
+from untold.udfs.samples.batches import UnitProgress
 from untold.udfs.samples.file_records import (
     DELIMITERS,
     READERS,
@@ -180,7 +180,7 @@ def test_the_lines_of_all_parts_are_those_of_the_file(tmp_path: Path, lines: lis
     (tmp_path / "a.jsonl").write_text(text)
     found, before = [], 0
     for start in range(0, max(len(text), 1), size):
-        tally = Tally()
+        tally = UnitProgress()
         unit = Unit(0, str(tmp_path / "a.jsonl"), "lines", start, min(size, max(len(text) - start, 1)))
         found += [before + record.row for record in tally.rows(unit, READERS_OF_PARTS["lines"], {})]
         before += tally.lines

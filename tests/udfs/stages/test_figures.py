@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from untold.udfs.stages import STAGES
-from untold.udfs.stages.definitions import FACTSCORE, RATINGS, RECORDED, WRITTEN, Figures, Line, Unparsable
+from untold.udfs.stages.definitions import FACTSCORE, RATINGS, RECORDED, WRITTEN, Figures, LinearSize, Unparsable
 
 FOLDER = Path(__file__).parents[1] / "completions"
 HIGHEST = RATINGS[-1]
@@ -106,5 +106,5 @@ def test_shipped_things_are_those_of_the_completions_written_by_hand(stage: str)
 
 
 def test_a_share_passes_a_threshold() -> None:
-    figures = Figures("", Line(), ratings=(0.1, 0.2, 0.1, 0.2, 0.4))
+    figures = Figures("", LinearSize(), ratings=(0.1, 0.2, 0.1, 0.2, 0.4))
     assert [figures.passing(threshold) for threshold in (1, 3, 3.5, 5)] == [1.0, 0.7, 0.6, 0.4]

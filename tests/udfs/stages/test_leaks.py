@@ -12,7 +12,7 @@ import pytest
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.templates import split_turns
 from untold.udfs.stages import STAGES
-from untold.udfs.stages.arrow import reading_of
+from untold.udfs.stages.arrow import make_parser
 from untold.udfs.stages.non_answers import example_names, without_leaked
 
 CONF = Path(__file__).parents[3] / "conf"
@@ -30,7 +30,7 @@ def read(stage: str, completion: str, template: str, **variables: Any) -> dict[s
     bound = Stage(stage, STAGES[stage].variables, "m", template=template)
     row = {**variables, "request_id": "r", "text_of_completion": completion, "error_type": None, "error": None}
     row |= {"alternatives": None} if STAGES[stage].rated else {}
-    (batch,) = reading_of(bound, ())(iter([pa.RecordBatch.from_pylist([row])]))
+    (batch,) = make_parser(bound, ())(iter([pa.RecordBatch.from_pylist([row])]))
     found: dict[str, Any] = batch.to_pylist()[0]
     assert found["error_type"] is None, found["error"]
     return found

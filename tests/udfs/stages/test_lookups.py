@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from untold.udfs.llm.keys import Stage
 from untold.udfs.retrieval.embedding import normalised, prefixes_template
 from untold.udfs.stages import LOOKUPS, STAGES, definition_of
-from untold.udfs.stages.arrow import measure_prompts, reading_of
+from untold.udfs.stages.arrow import make_parser, measure_prompts
 from untold.udfs.stages.definitions import Unparsable
 
 ROW = pa.schema(
@@ -44,7 +44,7 @@ def read(given: list[Any], parts: int = 1) -> list[dict[str, Any]]:
         for number, one in enumerate(given)
     ]
     batches = pa.Table.from_pylist(rows, ROW).to_batches(max_chunksize=max(1, len(rows) // parts))
-    found = pa.Table.from_batches(reading_of(EMBED, ("id",))(iter(batches)))
+    found = pa.Table.from_batches(make_parser(EMBED, ("id",))(iter(batches)))
     assert found.schema.names == ["id", "request_id", "vector", "error_type", "error"]
     assert found.schema.field("vector").type == pa.list_(pa.float32())
     return found.to_pylist()
@@ -65,7 +65,7 @@ def test_a_batch_of_a_slice_is_read_as_it_stands() -> None:
     """Arrow hands on slices of larger arrays: what lies before them is no part of them."""
     rows = [{"id": n, "request_id": str(n), "vector_of_completion": [float(n), 0.0]} for n in range(1, 6)]
     batch = pa.Table.from_pylist(rows, ROW).to_batches()[0].slice(2, 2)
-    (found,) = reading_of(EMBED, ("id",))(iter([batch]))
+    (found,) = make_parser(EMBED, ("id",))(iter([batch]))
     assert found.to_pylist()[0] == {"id": 3, "request_id": "3", "vector": [1, 0], "error_type": None, "error": None}
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.udfs.stages.nli_read import relation
 from untold.udfs.llm.keys import Stage
 from untold.udfs.stages import STAGES
-from untold.udfs.stages.arrow import _parse, reading_of
+from untold.udfs.stages.arrow import _parse, make_parser
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.nli import RELATIONS
 
@@ -143,9 +143,9 @@ def test_equal_completions_of_a_batch_are_read_once_and_as_each_alone(rows: list
         pa.RecordBatch.from_pylist([dict(zip(TEXTS.names, (str(place), *row), strict=True))], TEXTS)
         for place, row in enumerate(rows)
     ]
-    each = [row for batch in reading_of(bound, ())(iter(batches)) for row in batch.to_pylist()]
+    each = [row for batch in make_parser(bound, ())(iter(batches)) for row in batch.to_pylist()]
     together = pa.Table.from_batches(batches, TEXTS).combine_chunks().to_batches()
     with patch("untold.udfs.stages.arrow._parse", side_effect=_parse) as read:
-        found = [row for batch in reading_of(bound, ())(iter(together)) for row in batch.to_pylist()]
+        found = [row for batch in make_parser(bound, ())(iter(together)) for row in batch.to_pylist()]
     assert found == each
     assert read.call_count == len(set(rows))
