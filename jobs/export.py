@@ -28,8 +28,8 @@ from untold.udfs.errors import UserError, aside, near_misses, require
 from untold.udfs.facts.rag_measures import CLAIMS, GROUPS, PUBLISHED, TRUTH_CLAIMS, VERDICTS
 from untold.udfs.samples.items import FIELDS, RESPONSE, SIDES, TRUTH
 from untold.udfs.samples.values import text_of
-from untold.udfs.sheets import escape_formula
 from untold.udfs.storage import StoragePath
+from untold.udfs.texts import escape_formula
 
 BATCH_ROWS = 1000
 GROUP_ROWS = 10_000

@@ -61,7 +61,8 @@ def plan(
     completion_tokens, at most; cost, None without a price, and batch_cost, what batches would cost; hours at the
     limits, None without a limit, and of batches a day. Beside these expected_requests, expected_prompt_tokens,
     expected_completion_tokens and expected_cost: what is likely, by the means of the store, else by the shipped figures
-    (`untold.jobs.inference.stage.expected_usage`). Raises what `untold score` raises for samples, settings and templates.
+    (`untold.jobs.inference.stage.expected_usage`). Raises what `untold score` raises for samples, settings and
+    templates.
     """
     settings = request.settings
     sha256 = _embedded_sha256(settings) if request.embedded else None

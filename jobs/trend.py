@@ -22,8 +22,8 @@ from untold.jobs.summary.dated_scores import ANSWER_RATE, CHANGES, MOVED, OVERAL
 from untold.jobs.summary.ranking import interval_text, mean_text
 from untold.jobs.summary.trends import Trend, date_of, describe_finding, find_trend
 from untold.udfs.errors import UserError
-from untold.udfs.sheets import escape_formula
 from untold.udfs.storage import FOOTERS_AT_ONCE, StoragePath
+from untold.udfs.texts import escape_formula
 
 # Dates that a terminal shows; the files have all
 MOST_DATES = 14

@@ -22,7 +22,7 @@ RANKS = {
     # Loaded with the settings
     "untold.jobs.metrics.settings": 4,
     "untold.jobs.run": 3,
-    "untold.jobs.asking": 3,
+    "untold.jobs.inference": 3,
     "untold.jobs.metrics": 3,
     "untold.jobs.summary": 3,
     "untold.jobs.inputs": 3,
@@ -32,7 +32,6 @@ RANKS = {
     "untold.jobs.tables": 4,
     "untold.jobs.run_tables": 4,
     "untold.jobs.report": 2,
-    "untold.jobs.api": 1,
     "untold.jobs.analysis": 3,
     "untold.jobs.plots": 2,
 }
@@ -40,7 +39,10 @@ COMMAND = 1  # whatever else lies in jobs: one file is one thing that a person s
 # The command line imports the jobs within functions, when a command needs them
 LAZY = "untold.jobs.cli"
 # What runs in actors, or starts them, shares no process with Spark
-WITHOUT_SPARK = ("untold.udfs.llm", *(f"untold.jobs.asking.{name}" for name in ("answering", "answered", "spool")))
+WITHOUT_SPARK = (
+    "untold.udfs.llm",
+    *(f"untold.jobs.inference.{name}" for name in ("backends.actor_driver", "backends.job", "store.compaction")),
+)
 
 
 def modules() -> dict[str, Path]:
@@ -160,7 +162,7 @@ EXTRAS = (
 )
 STARTED = (
     *("api", "compare", "condense", "demo", "doctor", "export", "generate", "index", "inspect", "plan", "score"),
-    *("search", "show"),
+    "show",
 )
 PARTS = ("untold.jobs.answer", "untold.jobs.cli", "untold.jobs.metrics", "untold.udfs.statistics", "untold.udfs.stages")
 
@@ -175,6 +177,6 @@ def test_a_base_install_imports_what_it_runs() -> None:
 
 def test_only_what_makes_calls_loads_what_makes_them() -> None:
     """A second for each process of a start, of which one has an endpoint to call."""
-    names = [f"untold.jobs.{name}" for name in ("score", "plan", "asking.answering")]
+    names = [f"untold.jobs.{name}" for name in ("score", "plan", "inference.backends.actor_driver")]
     program = f"import sys, importlib\nfor name in {names}: importlib.import_module(name)\n"
     subprocess.run([sys.executable, "-c", f"{program}sys.exit('openai' in sys.modules)"], check=True)

@@ -20,28 +20,7 @@ from openpyxl.worksheet.worksheet import Worksheet
 from openpyxl.writer.excel import ExcelWriter
 
 from untold.udfs.errors import UserError
-
-# Full-width forms included; the apostrophes make guarding reversible
-FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
-
-
-def escape_formula(text: str) -> str:
-    """The text with an apostrophe before it where a spreadsheet would take it for a formula.
-
-    >>> guard("=1+1"), guard("'=1+1"), guard("plain")
-    ("'=1+1", "''=1+1", 'plain')
-    """
-    return f"'{text}" if FORMULA.match(text) else text
-
-
-def unguard(text: str) -> str:
-    """The text that `escape_formula` was given.
-
-    >>> unguard(guard("=1+1")), unguard("'quoted'")
-    ('=1+1', "'quoted'")
-    """
-    return text[1:] if text.startswith("'") and FORMULA.match(text) else text
-
+from untold.udfs.texts import FORMULA, escape_formula, unguard
 
 Cell = str | int | float | None
 Table = Sequence[Sequence[Cell]]

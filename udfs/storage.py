@@ -43,7 +43,7 @@ class StoragePath:
     A path in a URI is taken as it stands: it may hold spaces, brackets and percent signs. Methods that reach the file
     system raise OSError where it fails, PlaceError where it cannot be opened.
 
-    >>> (Place("s3://bucket/out/") / "scores").spark, Place("file:///data/out").local, Place("s3://bucket").local
+    >>> (StoragePath("s3://bucket/out/") / "scores").spark, StoragePath("file:///data/out").local, StoragePath("s3://bucket").local
     ('s3a://bucket/out/scores', '/data/out', None)
     """
 

@@ -244,3 +244,25 @@ def _pair_off(first: Sequence[str], second: Sequence[str]) -> bool:
 
     matched = maximum_bipartite_matching(csr_array(np.array(alike)), perm_type="column")
     return bool((matched >= 0).all())
+
+
+# Full-width forms included; the apostrophes make guarding reversible
+FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+
+
+def escape_formula(text: str) -> str:
+    """The text with an apostrophe before it where a spreadsheet would take it for a formula.
+
+    >>> escape_formula("=1+1"), escape_formula("'=1+1"), escape_formula("plain")
+    ("'=1+1", "''=1+1", 'plain')
+    """
+    return f"'{text}" if FORMULA.match(text) else text
+
+
+def unguard(text: str) -> str:
+    """The text that `escape_formula` was given.
+
+    >>> unguard(escape_formula("=1+1")), unguard("'quoted'")
+    ('=1+1', "'quoted'")
+    """
+    return text[1:] if text.startswith("'") and FORMULA.match(text) else text

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.model_server import ModelServer
-from tests.jobs.asking.batched import ROWS, deliver, left_job, rows_of
+from tests.jobs.inference.batched import ROWS, deliver, left_job, rows_of
 from untold.jobs.answer import BatchListing, NoBatchesError, batches
 from untold.jobs.inference.backends.batch_jobs import BatchJob
 from untold.udfs.llm.batch_api import BatchError, BatchStatus, OpenAiBatches

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tests.fakes.object_store import BUCKET, ObjectStore
-from tests.jobs.asking.completions import names_in, read_rows, row, write
+from tests.jobs.inference.completions import names_in, read_rows, row, write
 from untold.jobs.cli.main import main
 from untold.jobs.inference.store.compaction import KEEP_SECONDS, compact_folder, find_whole, list_folder
 from untold.jobs.inference.store.completion_references import list_uses, note_use, prune_folder, wait_for_prune

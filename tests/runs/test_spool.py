@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.fakes.model_server import ModelServer
-from tests.jobs.asking.completions import failed, row, write
+from tests.jobs.inference.completions import failed, row, write
 from tests.runs.harness import (
     WAIT_SECONDS,
     canonical,

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.fakes.model_server import ModelServer
-from tests.jobs.asking.completions import break_column
+from tests.jobs.inference.completions import break_column
 from tests.runs.harness import (
     PROMPTS,
     WAIT_SECONDS,

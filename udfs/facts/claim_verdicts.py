@@ -120,7 +120,7 @@ def hits_of_top_documents(hits: Sequence[Hit], most: int, decimals: int | None =
 
     >>> found = [("b#1", "b", 0.9), ("a#0", "a", 0.9), ("b#0", "b", 0.2), ("c#0", "c", 0.1)]
     >>> hits = [dict(zip(("chunk_id", "document_id", "similarity"), one)) for one in found]
-    >>> [hit["chunk_id"] for hit in of_best_documents(hits, 2)]
+    >>> [hit["chunk_id"] for hit in hits_of_top_documents(hits, 2)]
     ['a#0', 'b#1', 'b#0']
     """
     by_document: dict[str, list[Hit]] = {}

@@ -174,7 +174,8 @@ class Limiter:
     leased:
 
     >>> limiter = Limiter(clock=lambda: 0.0)
-    >>> asked = Report("actor", "run/stage", estimates=(0, 0), in_flight=0, limits=Limits(requests_per_minute=600))
+    >>> limits = Limits(requests_per_minute=600)
+    >>> asked = LimiterReport("actor", "run/stage", estimates=(0, 0), in_flight=0, limits=limits)
     >>> limiter.lease(asked).times
     (0.25,)
     """

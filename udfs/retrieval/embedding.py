@@ -58,7 +58,7 @@ class Embedder:
         self._path = files.model
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """An array [texts, dimension] as the model gives them: not normalised (`normalised`), not checked (`vector_error`)."""
+        """Return vectors of shape [texts, dimension], neither normalised nor checked (`vector_error`)."""
         vectors: NDArray[np.float32] | None = None
         for places, states in self._model.run(self._model.tokenizer.encode_batch(list(texts))):
             if states.ndim != 3:
@@ -95,7 +95,7 @@ def open_embedder(files: ModelFiles, pooling: Pooling, max_tokens: int) -> Embed
 def vector_error(vector: NDArray[np.float32], dimension: int | None = None) -> str | None:
     """What is wrong with a vector: not `dimension` long (any length but 0 where None), not finite, or zero.
 
-    >>> flaw(np.zeros(2)), flaw(np.ones(1), dimension=2), flaw(np.ones(2))
+    >>> vector_error(np.zeros(2)), vector_error(np.ones(1), dimension=2), vector_error(np.ones(2))
     ('the vector is zero', 'the vector has 1 dimensions, not 2', None)
     """
     if len(vector) != dimension and (dimension is not None or not len(vector)):

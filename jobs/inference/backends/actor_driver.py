@@ -1,7 +1,7 @@
 """Requests to completions by Ray, without pyspark: the driver of the actors that answer a job.
 
-`python -m untold.jobs.inference.backends.actor_driver` is the process beside a Spark driver: it reads one job a line from standard
-input, so that one local Ray serves all stages of a run, and prints one JSON event a line.
+`python -m untold.jobs.inference.backends.actor_driver` is the process beside a Spark driver: it reads one job a line
+from standard input, so that one local Ray serves all stages of a run, and prints one JSON event a line.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Batch jobs and their ledger, the waiting for batches, and requests as lines of batches. Imports no pyspark."""
+"""Batch jobs and their ledger, and the waiting for batches. Imports no pyspark."""
 
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -15,13 +14,9 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from untold.jobs.inference.backends.job import Job, Spool, SpooledJob
-from untold.udfs.llm.batch_api import BatchApi
-from untold.udfs.llm.batch_results import remembered, resumed
-from untold.udfs.llm.calls import Answer, Request
-from untold.udfs.llm.pacing import CompletionSizes
+from untold.jobs.inference.backends.job import Spool, SpooledJob
+from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.retrying import is_passing, remedy_of
-from untold.udfs.llm.script import Script
 from untold.udfs.llm.units import list_units, read_requests
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 from untold.udfs.storage import StoragePath
@@ -190,7 +185,7 @@ class RequestSize:
 def fill(lines: Iterable[RequestSize], room: BatchLimits) -> list[RequestSize]:
     """As many of the first lines as fit. The first always fits, unless the budget has no room for it.
 
-    >>> len(fill([Line(10, 3, 5, 0.0)] * 9, Room(requests=5, bytes=42)))
+    >>> len(fill([Line(10, 3, 5, 0.0)] * 9, BatchLimits(requests=5, bytes=42)))
     4
     """
     taken: list[RequestSize] = []
@@ -210,7 +205,7 @@ def fill(lines: Iterable[RequestSize], room: BatchLimits) -> list[RequestSize]:
 def parts(lines: list[RequestSize], room: BatchLimits) -> list[range]:
     """All lines in as few batches as their order allows: the places of each.
 
-    >>> parts([Line(10, 3, 5, 0.0)] * 5, Room(requests=2, bytes=100))
+    >>> parts([Line(10, 3, 5, 0.0)] * 5, BatchLimits(requests=2, bytes=100))
     [range(0, 2), range(2, 4), range(4, 5)]
     """
     found, first = [], 0
@@ -297,61 +292,3 @@ class OutageTracker:
         self._fruitless = 0 if came else self._fruitless + 1
         if self._fruitless >= FRUITLESS:
             raise EndedError("outage")
-
-
-Left = tuple[str, dict[str, Any], RequestSize]
-"""What is kept of a request until it is in another batch: id, what is known of it, what it takes."""
-
-
-@dataclass(frozen=True)
-class Lines:
-    """The lines of a job's requests, in the form of an endpoint."""
-
-    spooled: BatchJob
-    job: Job
-    api: BatchApi
-    script: Script
-    sizes: CompletionSizes
-
-    def bodies(self, batch: Batch) -> Iterator[tuple[Request, bytes | None]]:
-        """The requests of a batch with their bodies; None for one whose template cannot be filled in."""
-        for row in self.spooled.rows(batch):
-            request = resumed(*row)
-            yield request, self.script.render(request)[0]
-
-    def line(self, body: bytes | None) -> RequestSize:
-        """What a request takes of a batch. One that cannot be asked takes nothing."""
-        if body is None:
-            return RequestSize(0, 0, 0, 0.0)
-        prompt = self.script.tokens_of(len(body))
-        most = prompt + self.sizes.expected
-        # With an id as long as those of requests
-        size = len(self.api.line("0" * 32, self.job.stage.api, body))
-        return RequestSize(size, prompt, most, self.cost(1, prompt, most))
-
-    def left(self, request: Request) -> Left:
-        """What is kept of a request."""
-        return request.request_id, remembered(request), self.line(self.script.render(request)[0])
-
-    def cost(self, requests: int, tokens: int, most: int) -> float:
-        """What so many requests cost at most, by the tokens of their prompts, and of all."""
-        return self.job.settings.prices.cost(tokens, most - tokens, requests) or 0.0
-
-    def open(self, batch: Batch) -> IO[bytes]:
-        """A file of the lines of a batch, at its beginning."""
-        file = tempfile.TemporaryFile()  # noqa: SIM115
-        for request, body in self.bodies(batch):
-            if body is not None:
-                file.write(self.api.line(request.request_id, self.job.stage.api, body))
-        file.seek(0)
-        return file
-
-
-def digest_and_size(file: IO[bytes]) -> tuple[str, int]:
-    """The digest of a file, and its bytes; it stands at its beginning again."""
-    digest = blake2b(digest_size=16)
-    for chunk in iter(lambda: file.read(2**20), b""):
-        digest.update(chunk)
-    size = file.tell()
-    file.seek(0)
-    return digest.hexdigest(), size

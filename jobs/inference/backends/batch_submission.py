@@ -7,11 +7,13 @@ batch) is looked for by its name before it is done again.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from hashlib import blake2b
 from time import monotonic, sleep, time
-from typing import IO
+from typing import IO, Any
 
 import pyarrow.parquet as pq
 
@@ -21,12 +23,9 @@ from untold.jobs.inference.backends.batch_jobs import (
     BatchLimits,
     EndedError,
     Ledger,
-    Left,
-    Lines,
     OutageTracker,
     RequestSize,
     Watch,
-    digest_and_size,
     fill,
     fingerprint,
     left_of,
@@ -35,16 +34,20 @@ from untold.jobs.inference.backends.batch_jobs import (
 from untold.jobs.inference.backends.job import Job, JobOutcome
 from untold.jobs.settings.sections import BatchSettings
 from untold.udfs.llm.batch_api import HIDDEN, QUEUE_FULL, BatchApi, BatchError, BatchStatus, NotYetError, Sent
-from untold.udfs.llm.batch_results import BatchOutcome, BatchResults, download
+from untold.udfs.llm.batch_results import BatchOutcome, BatchResults, download, remembered, resumed
 from untold.udfs.llm.calls import Answer, Request
 from untold.udfs.llm.pacing import CompletionSizes
 from untold.udfs.llm.retrying import is_passing, remedy_of
-from untold.udfs.llm.script import script_of
+from untold.udfs.llm.script import Script, script_of
 from untold.udfs.llm.segments import COMPLETIONS, completions_table
 from untold.udfs.llm.units import UNIT_ROWS
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 from untold.udfs.stages import definition_of
 from untold.udfs.storage import StoragePath
+
+Left = tuple[str, dict[str, Any], RequestSize]
+"""What is kept of a request until it is in another batch: id, what is known of it, what it takes."""
+
 
 LOOK_SECONDS = 0.2
 SLOWER = 1.5
@@ -56,6 +59,60 @@ NOT_DONE = ("http_429",)
 # What is removed already
 GONE = ("http_404", "http_410")
 INFINITE = float("inf")
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The lines of a job's requests, in the form of an endpoint."""
+
+    spooled: BatchJob
+    job: Job
+    api: BatchApi
+    script: Script
+    sizes: CompletionSizes
+
+    def bodies(self, batch: Batch) -> Iterator[tuple[Request, bytes | None]]:
+        """The requests of a batch with their bodies; None for one whose template cannot be filled in."""
+        for row in self.spooled.rows(batch):
+            request = resumed(*row)
+            yield request, self.script.render(request)[0]
+
+    def line(self, body: bytes | None) -> RequestSize:
+        """What a request takes of a batch. One that cannot be asked takes nothing."""
+        if body is None:
+            return RequestSize(0, 0, 0, 0.0)
+        prompt = self.script.tokens_of(len(body))
+        most = prompt + self.sizes.expected
+        # With an id as long as those of requests
+        size = len(self.api.line("0" * 32, self.job.stage.api, body))
+        return RequestSize(size, prompt, most, self.cost(1, prompt, most))
+
+    def left(self, request: Request) -> Left:
+        """What is kept of a request."""
+        return request.request_id, remembered(request), self.line(self.script.render(request)[0])
+
+    def cost(self, requests: int, tokens: int, most: int) -> float:
+        """What so many requests cost at most, by the tokens of their prompts, and of all."""
+        return self.job.settings.prices.cost(tokens, most - tokens, requests) or 0.0
+
+    def open(self, batch: Batch) -> IO[bytes]:
+        """A file of the lines of a batch, at its beginning."""
+        file = tempfile.TemporaryFile()  # noqa: SIM115
+        for request, body in self.bodies(batch):
+            if body is not None:
+                file.write(self.api.line(request.request_id, self.job.stage.api, body))
+        file.seek(0)
+        return file
+
+
+def digest_and_size(file: IO[bytes]) -> tuple[str, int]:
+    """The digest of a file, and its bytes; it stands at its beginning again."""
+    digest = blake2b(digest_size=16)
+    for chunk in iter(lambda: file.read(2**20), b""):
+        digest.update(chunk)
+    size = file.tell()
+    file.seek(0)
+    return digest.hexdigest(), size
 
 
 class BatchSubmitter:

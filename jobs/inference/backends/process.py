@@ -35,7 +35,8 @@ class AnsweringError(UserError):
 
 
 class AnsweringProcess:
-    """Runs `untold.jobs.inference.backends.actor_driver` in a process group of its own, so that Ctrl-C reaches this process only.
+    """Runs `untold.jobs.inference.backends.actor_driver` in a process group of its own, so that Ctrl-C reaches this
+    process only.
 
     It is `ready` once its Ray is. Jobs go in and events come out as JSON, one a line; what the process and its Ray say
     otherwise goes to a log in a folder of its own, which is removed with it and in which nothing lies that could be

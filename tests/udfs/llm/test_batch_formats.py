@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.model_server import ModelServer
-from tests.jobs.asking.batched import HOW, ROWS, deliver, delivery, is_whole, left_job, rows_of
+from tests.jobs.inference.batched import HOW, ROWS, deliver, delivery, is_whole, left_job, rows_of
 from tests.udfs.llm.askers import SETTINGS, STAGE
 from tests.udfs.llm.test_asking_tools import FAR, FAR_TOO, NEAR, QUESTION
 from tests.udfs.llm.test_asking_tools import STAGE as COMPARING

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.jobs.asking.completions import failed, names_in, row, write
+from tests.jobs.inference.completions import failed, names_in, row, write
 from tests.udfs.llm.askers import SETTINGS, STAGE
 from untold.jobs.inference.backends.job import Job, Spool, SpooledJob, SpoolError, open_spool
 from untold.jobs.inference.stage.call_settings import with_given

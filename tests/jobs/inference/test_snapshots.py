@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.object_store import BUCKET, ObjectStore
-from tests.jobs.asking.completions import break_pages, names_in, row, segments_of, write
+from tests.jobs.inference.completions import break_pages, names_in, row, segments_of, write
 from untold.jobs.inference.store.compaction import (
     LiveFile,
     ReplacedFile,

@@ -20,7 +20,7 @@ from tests.fakes.answers import Said
 from tests.fakes.batches import FakeBatches
 from tests.fakes.model_server import ModelServer
 from tests.fakes.replies import completion_body
-from tests.jobs.asking.batched import (
+from tests.jobs.inference.batched import (
     HOW,
     ROWS,
     Api,

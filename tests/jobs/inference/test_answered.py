@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.jobs.asking.completions import break_pages, failed, names_in, row, write
+from tests.jobs.inference.completions import break_pages, failed, names_in, row, write
 from untold.jobs.inference.store.compaction import answered_ids
 
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.jobs.asking.completions import break_pages, failed, names_in, row, segments_of, write
+from tests.jobs.inference.completions import break_pages, failed, names_in, row, segments_of, write
 from untold.jobs.inference.store.compaction import KEEP_SECONDS, Whole, compact_folder, list_folder
 from untold.jobs.inference.store.store import (
     PAUSES,

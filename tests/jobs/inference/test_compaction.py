@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.jobs.asking.completions import break_pages, names_in, read_rows, row, segments_of, write
+from tests.jobs.inference.completions import break_pages, names_in, read_rows, row, segments_of, write
 from untold.jobs.inference.store import compaction
 from untold.jobs.inference.store.compaction import compact_folder, find_whole, list_folder, run_merges
 from untold.jobs.tables import COMPLETIONS
@@ -183,7 +183,7 @@ from pathlib import Path
 from time import time
 from uuid import uuid4
 from untold.jobs.inference.store.compaction import compact_folder
-from tests.jobs.asking.completions import row, write
+from tests.jobs.inference.completions import row, write
 folder, day = Path(sys.argv[1]), 0.0
 while True:
     run = uuid4().hex
