@@ -34,7 +34,7 @@ RECORDED, FACTSCORE, WRITTEN = "recorded judges", "FActScore", "completions writ
 class LinearSize:
     """A quantity of a request that grows with the tokens of its variables.
 
-    >>> Line(3.0, slope=0.5).at(10.0)
+    >>> LinearSize(3.0, slope=0.5).at(10.0)
     8.0
     """
 

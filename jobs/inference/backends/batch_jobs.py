@@ -185,7 +185,7 @@ class RequestSize:
 def fill(lines: Iterable[RequestSize], room: BatchLimits) -> list[RequestSize]:
     """As many of the first lines as fit. The first always fits, unless the budget has no room for it.
 
-    >>> len(fill([Line(10, 3, 5, 0.0)] * 9, BatchLimits(requests=5, bytes=42)))
+    >>> len(fill([RequestSize(10, 3, 5, 0.0)] * 9, BatchLimits(requests=5, bytes=42)))
     4
     """
     taken: list[RequestSize] = []
@@ -205,7 +205,7 @@ def fill(lines: Iterable[RequestSize], room: BatchLimits) -> list[RequestSize]:
 def parts(lines: list[RequestSize], room: BatchLimits) -> list[range]:
     """All lines in as few batches as their order allows: the places of each.
 
-    >>> parts([Line(10, 3, 5, 0.0)] * 5, BatchLimits(requests=2, bytes=100))
+    >>> parts([RequestSize(10, 3, 5, 0.0)] * 5, BatchLimits(requests=2, bytes=100))
     [range(0, 2), range(2, 4), range(4, 5)]
     """
     found, first = [], 0
