@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
-from tests.golden import metrics
+from tests.golden.metrics import CASES, freeze_run
 from tests.golden.tables import Tables
 from tests.golden.workshop import Workshop
 
-OUTPUTS: dict[str, Callable[[Workshop], Tables]] = {
-    "e2e": metrics.freeze_e2e,
-}
+OUTPUTS: Mapping[str, Callable[[Workshop], Tables]] = {name: partial(freeze_run, name=name) for name in CASES}
