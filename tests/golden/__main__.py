@@ -14,7 +14,7 @@ from tests.golden.workshop import open_workshop
 
 
 def main(words: Sequence[str]) -> int:
-    """Print one line per output. Return 1 if a cell differs and 0 if none does."""
+    """Print one line per output. Return 1 if a cell differs or a command fails, and 0 otherwise."""
     parser = argparse.ArgumentParser(prog="python -m tests.golden", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"outputs, by default all: {', '.join(OUTPUTS)}")
     parser.add_argument("--write", action="store_true", help="replace the frozen files")
@@ -25,7 +25,12 @@ def main(words: Sequence[str]) -> int:
     with open_workshop() as workshop:
         for name in given.names or OUTPUTS:
             began = monotonic()
-            tables = OUTPUTS[name](workshop)
+            try:
+                tables = OUTPUTS[name](workshop)
+            except RuntimeError as error:
+                differing += 1
+                print(f"{name}: {error}", flush=True)
+                continue
             rows = f"{len(tables)} tables, {sum(len(table.rows) for table in tables.values())} rows"
             took = f"{monotonic() - began:.1f} s"
             if given.write:

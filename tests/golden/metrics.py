@@ -33,7 +33,7 @@ AnyWorld = World | IcatWorld | ImportanceWorld | LongRecallWorld
 class Case:
     """A run of a metric: its samples, the answers of the model server, its settings and the stages with faults.
 
-    `at_once` is the stage that refuses a request of the last but one response, and cuts a completion for the last one.
+    `at_once` is the stage that refuses a request with one response, and truncates the completion for the last response.
     `at_random` is the stage in which `share` of the completions are garbage.
     """
 
@@ -49,7 +49,9 @@ class Case:
 
     def rules(self, samples: Sequence[Row]) -> list[dict[str, Any]]:
         """Return the rules of the faults for the model server."""
-        victims = [sample["response"] for sample in samples if sample["response"].strip()][-2:]
+        texts = [sample["response"] for sample in samples if sample["response"].strip()]
+        first = next(text for text in reversed(texts) if text not in texts[-1] and texts[-1] not in text)
+        victims = first, texts[-1]
         rules: list[dict[str, Any]] = [
             {"when": {"stage": self.at_once, "contains": json.dumps(text)[1:-1]}, "do": deed}
             for text, deed in zip(victims, _FAULTS, strict=True)
@@ -82,9 +84,9 @@ def samples_of(known: Sequence[AnyWorld]) -> list[Row]:
     return [{**samples[0], "sample_id": EMPTY, "response": ""}, *samples]
 
 
-def statement_samples(count: int, judge: str) -> list[Row]:
-    """Return samples for the metrics that compare statements of contexts with responses."""
-    known = [*worlds(count // 2, judge, ids=True), *worlds(count // 2, judge, first=count // 2)]
+def statement_samples(named: int, numbered: int, judge: str) -> list[Row]:
+    """Return samples of so many worlds whose contexts have ids, and of so many without."""
+    known = [*worlds(named, judge, ids=True), *worlds(numbered, judge, first=named)]
     return [with_kinds(sample) for sample in samples_of(known)]
 
 
@@ -101,19 +103,20 @@ def icat_samples(count: int, *, given: bool) -> list[Row]:
 
 
 CASES: Mapping[str, Case] = {
-    "e2e": Case("e2e", lambda: statement_samples(8, "closed"), "world_closed", "evaluate_coverage"),
-    "qa": Case("qa", lambda: qa_samples(4), "world_noisy", "mine_questions", "compare_answers"),
-    "nli": Case("nli", lambda: statement_samples(4, "noisy"), "world_noisy", "extract_atoms", "classify_relation"),
+    "e2e": Case("e2e", lambda: statement_samples(4, 3, "closed"), "world_closed", "evaluate_coverage"),
+    "qa": Case("qa", lambda: qa_samples(4), "world_noisy", "mine_questions", "compare_answers", 0.2),
+    "nli": Case("nli", lambda: statement_samples(2, 1, "noisy"), "world_noisy", "extract_atoms", "classify_relation"),
     "nli-lists": Case(
         "nli",
-        lambda: statement_samples(4, "noisy"),
+        lambda: statement_samples(2, 1, "noisy"),
         "careless_noisy",
         "extract_atoms",
+        "classify_relations",
         settings={"nli.judgement": "lists", "nli.list_size": 3},
     ),
     "nli-cascade": Case(
         "nli",
-        lambda: statement_samples(4, "noisy"),
+        lambda: statement_samples(2, 1, "noisy"),
         "world_noisy",
         "extract_atoms",
         settings={"nli.filter": "words", "nli.certain": 0.8, "nli.audit": 0.3},
@@ -134,6 +137,7 @@ CASES: Mapping[str, Case] = {
         "world_noisy",
         "extract_claims",
         "align_claims",
+        0.4,
         settings={"icat.variant": "a", "icat.aspects": 4},
         embeds=True,
     ),
@@ -171,10 +175,11 @@ CASES: Mapping[str, Case] = {
     "rag": Case("rag", lambda: rag_samples(8, 2), "careless_closed", "extract_claims", "check_claims"),
     "conflicts": Case(
         "e2e",
-        lambda: statement_samples(8, "closed"),
+        lambda: statement_samples(3, 3, "closed"),
         "world_closed",
         "evaluate_coverage",
         "cover_sides",
+        0.3,
         settings={"e2e.conflicts": "true"},
     ),
 }

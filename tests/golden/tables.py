@@ -29,6 +29,7 @@ VOLATILE: Mapping[str, Mapping[str, str]] = {
     },
 }
 Row = Mapping[str, Any]
+_NULL = "null"
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,13 @@ def _as_text(value: Any) -> str:
 
 def read_tables(output: Path) -> Tables:
     """Return all Parquet tables of an output, each without its volatile columns; the store is one table."""
-    folders = sorted({path.parent for path in output.rglob("*.parquet") if not _is_inner(path.relative_to(output))})
-    stored = [folder for folder in folders if STORE in folder.relative_to(output).parts]
+    files = [path for path in output.rglob("*.parquet") if not _is_inner(path.relative_to(output))]
+    places = sorted({path if path.parent == output else path.parent for path in files})
+    stored = [place for place in places if STORE in place.relative_to(output).parts]
     found = {
-        folder.relative_to(output).as_posix(): _from_arrow(folder.name, [("", pq.read_table(folder))])
-        for folder in folders
-        if folder not in stored
+        place.relative_to(output).with_suffix("").as_posix(): _from_arrow(place.stem, [("", pq.read_table(place))])
+        for place in places
+        if place not in stored
     }
     if stored:
         parts = [(folder.name.rpartition("-")[0], pq.read_table(folder)) for folder in stored]
@@ -115,7 +117,7 @@ def rows_table(rows: Sequence[Row]) -> Table:
 
 
 def write_frozen(output: str, tables: Tables) -> None:
-    """Write one file of JSON lines per table: the columns, then the rows. Remove the files of former tables."""
+    """Write one file of JSON lines per table: the columns, then the rows without null cells. Remove former files."""
     folder = FROZEN / output
     for path in folder.glob("*.jsonl"):
         path.unlink()
@@ -127,7 +129,7 @@ def write_frozen(output: str, tables: Tables) -> None:
 
 
 def _line(row: Mapping[str, str]) -> str:
-    cells = (f"{canonical(column)}:{cell}" for column, cell in row.items())
+    cells = (f"{canonical(column)}:{cell}" for column, cell in row.items() if cell != _NULL)
     return "{" + ",".join(cells) + "}"
 
 
