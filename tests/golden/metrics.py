@@ -16,7 +16,7 @@ from tests.fakes.world_icat import IcatWorld, icat_worlds
 from tests.fakes.world_importance import ImportanceWorld, importance_worlds
 from tests.fakes.world_longrecall import LongRecallWorld, longrecall_worlds
 from tests.fakes.world_nuggets import nugget_worlds
-from tests.golden.tables import Tables, read_tables
+from tests.golden.tables import Tables
 from tests.golden.workshop import Workshop
 from tests.runs.harness import Row
 from tests.runs.icat_jobs import embedder, words_among
@@ -34,7 +34,7 @@ class Case:
     """A run of a metric: its samples, the answers of the model server, its settings and the stages with faults.
 
     `at_once` is the stage that refuses a request with one response, and truncates the completion for the last response.
-    `at_random` is the stage in which `share` of the completions are garbage.
+    In the stage `at_random`, the share `share` of the completions is garbage.
     """
 
     metric: str
@@ -71,7 +71,7 @@ class Case:
 
 
 def write_judge(folder: Path, samples: Sequence[Row]) -> Path:
-    """Write a classifier that knows the words of all texts and is uncertain about every second one."""
+    """Write a classifier with the words of all texts as its vocabulary. Every second word makes it uncertain."""
     texts = [text["text"] if isinstance(text, dict) else text for sample in samples for text in sample["contexts"]]
     words = words_among([*texts, *(sample["response"] for sample in samples)])
     write_classifier(folder, labels=list(LABELS), words=words, doubted=words[::2])
@@ -85,7 +85,7 @@ def samples_of(known: Sequence[AnyWorld]) -> list[Row]:
 
 
 def statement_samples(named: int, numbered: int, judge: str) -> list[Row]:
-    """Return samples of so many worlds whose contexts have ids, and of so many without."""
+    """Return samples of some worlds whose contexts have ids (`named`), and of some whose contexts have none."""
     known = [*worlds(named, judge, ids=True), *worlds(numbered, judge, first=named)]
     return [with_kinds(sample) for sample in samples_of(known)]
 
@@ -97,9 +97,15 @@ def qa_samples(count: int) -> list[Row]:
 
 
 def icat_samples(count: int, *, given: bool) -> list[Row]:
-    """Return samples for icat, with or without aspects of their own."""
+    """Return samples for icat, with or without given aspects."""
     known = [world for world in icat_worlds(8 * count, "noisy", ids=True) if bool(world.given) == given]
     return samples_of(known[:count])
+
+
+def rag_with_empty(count: int) -> list[Row]:
+    """Return samples for rag, one of them with an empty response."""
+    samples = rag_samples(count, 2)
+    return [{**samples[0], "sample_id": EMPTY, "response": ""}, *samples]
 
 
 CASES: Mapping[str, Case] = {
@@ -172,7 +178,7 @@ CASES: Mapping[str, Case] = {
         settings={"longrecall.baselines": '["arecall","erecall","holistic"]'},
         embeds=True,
     ),
-    "rag": Case("rag", lambda: rag_samples(8, 2), "careless_closed", "extract_claims", "check_claims"),
+    "rag": Case("rag", lambda: rag_with_empty(6), "careless_closed", "extract_claims", "check_claims"),
     "conflicts": Case(
         "e2e",
         lambda: statement_samples(3, 3, "closed"),
@@ -193,4 +199,4 @@ def output_of(workshop: Workshop, name: str) -> Path:
 
 def freeze_run(workshop: Workshop, name: str) -> Tables:
     """Return all tables of a run."""
-    return read_tables(output_of(workshop, name))
+    return workshop.read(output_of(workshop, name))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.fakes.model_server import ModelServer
 from tests.golden.metrics import output_of, statement_samples
-from tests.golden.tables import Tables, read_json, read_tables, rows_table
+from tests.golden.tables import Tables, read_json, rows_table
 from tests.golden.workshop import Workshop
 from tests.jobs import test_meta_evaluate_claims as claims
 from tests.jobs import test_meta_evaluate_conflictbank as conflictbank
@@ -31,7 +31,7 @@ PRICES = {
     "llm.price_per_million_completion_tokens": 2,
     "llm.requests_per_minute": 600,
 }
-COMPARED = "rag"
+COMPARED = "importance"
 REPORTED = ("nli", "conflicts")
 # The token states of a model are a baseline that needs the model
 QUICK = {**{key: value for key, value in SETTINGS.items() if key != "llm.model"}, "embeddings.model": "none"}
@@ -50,7 +50,7 @@ def freeze_keys(_: Workshop) -> Tables:
 
 
 def freeze_plan(workshop: Workshop) -> Tables:
-    """Return the rows of a plan of several metrics, with prices and a limit."""
+    """Return the rows that `plan` prints for several metrics, with prices and a limit."""
     path = write_samples(workshop.folder / "plan.jsonl", statement_samples(2, 1, "closed"))
     with ModelServer() as server:
         settings = {**embedder(server), **PRICES}
@@ -79,7 +79,7 @@ def freeze_trend(workshop: Workshop) -> Tables:
         write_night(workshop.folder / "nights", day, {"a": high, "b": values})
     output = workshop.folder / "trend"
     ended = workshop.command("trend", workshop.folder / "nights", "--output", output, "--json")
-    return {**read_tables(output), **read_json(json.loads(ended.out), "json")}
+    return {**workshop.read(output), **read_json(json.loads(ended.out), "json")}
 
 
 def meta_evaluate(workshop: Workshop, name: str, study: Study, flags: Sequence[str]) -> Tables:
@@ -90,7 +90,7 @@ def meta_evaluate(workshop: Workshop, name: str, study: Study, flags: Sequence[s
     given = [word for judge, path in judges.items() for word in ("--scores", f"{judge}={path}")]
     words = ["meta-evaluate", *flags, "--input", *folder.glob("*.jsonl"), "--output", folder / "out", *given]
     workshop.command(*words, settings=QUICK)
-    return read_tables(folder / "out")
+    return workshop.read(folder / "out")
 
 
 def make_wiki(folder: Path) -> Mapping[str, str]:

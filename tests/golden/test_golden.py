@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.golden import __main__ as command
 from tests.golden.comparing import Difference, find_difference
+from tests.golden.metrics import CASES
 from tests.golden.outputs import OUTPUTS
-from tests.golden.tables import Table, Tables, canonical, make_table, read_frozen, read_json, rename_columns
+from tests.golden.tables import FROZEN, Table, Tables, canonical, make_table, read_frozen, read_json, rename_columns
 from tests.golden.tables import write_frozen as write
 from tests.golden.workshop import Workshop
 from tests.runs.here import RunHere
@@ -30,6 +33,21 @@ def with_cell(table: Table, index: int, column: str, cell: str) -> Table:
     rows: list[Mapping[str, str]] = [*table.rows]
     rows[index] = {**rows[index], column: cell}
     return replace(table, rows=rows)
+
+
+def test_every_output_is_frozen_and_nothing_else() -> None:
+    assert {path.name for path in FROZEN.iterdir()} == set(OUTPUTS)
+    assert all(any(table.rows for table in read_frozen(name).values()) for name in OUTPUTS)
+
+
+def test_runs_contain_samples_of_every_status_and_failures_of_every_kind() -> None:
+    tables = {name: read_frozen(name) for name in CASES}
+    scored = {name: {json.loads(row["status"]) for row in found["scores"].rows} for name, found in tables.items()}
+    assert set().union(*scored.values()) == {"ok", "partial", "failed", "no_statements"}
+    assert all("ok" in statuses and len(statuses) > 1 for statuses in scored.values()), scored
+    failed = {json.loads(row["error_type"]) for found in tables.values() for row in found["failures"].rows}
+    assert failed == {"http_400", "truncated", "unparsable"}
+    assert all(any(row["response"] == '""' for row in found["samples"].rows) for found in tables.values())
 
 
 def test_equal_tables_have_no_difference(frozen: Tables) -> None:
@@ -95,6 +113,28 @@ def test_a_column_renamed_on_purpose_is_no_difference(frozen: Tables) -> None:
     now = changed(frozen, "scores", rename_columns(frozen["scores"], names))
     assert find_difference(frozen, now) is not None
     assert find_difference(changed(frozen, "scores", rename_columns(frozen["scores"], names)), now) is None
+
+
+def test_the_command_names_the_cell_and_exits_with_1(
+    frozen: Tables, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: Workshop) -> Tables:
+        raise RuntimeError("exit code 2 and not 4")
+
+    now = changed(frozen, "scores", with_cell(frozen["scores"], 0, "score", "0.25"))
+    outputs = {"e2e": lambda _: now, "nli": lambda _: read_frozen("nli"), "qa": fail}
+    monkeypatch.setattr(command, "OUTPUTS", outputs)
+    monkeypatch.setattr(command, "open_workshop", nullcontext)
+    assert command.main([]) == 1
+    differs, equal, failed = capsys.readouterr().out.splitlines()
+    row, before = frozen["scores"].rows[0], frozen["scores"].rows[0]["score"]
+    assert differs.startswith(f"e2e: scores: row sample_id={row['sample_id']} ")
+    assert differs.endswith(f": column score: frozen {before}, now 0.25")
+    assert equal.startswith("nli: 18 tables, ")
+    assert failed == "qa: exit code 2 and not 4"
+    assert command.main(["nli"]) == 0
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["other"])
 
 
 def test_frozen_files_keep_every_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,14 @@ from unittest.mock import patch
 
 from tests.conftest import SPARK
 from tests.fakes.model_server import ModelServer
+from tests.golden.tables import Table, Tables, read_tables, sort_rows
 from tests.runs.cluster import SharedCluster
 from tests.runs.harness import Ended, Row, write_samples
 from tests.runs.here import RunHere
 from untold.jobs.run.session import open_session
 from untold.jobs.settings.model import Settings, SparkSettings
 
-OK, SOME_FAILED = 0, 4
+OK, SOME_FAILED, INTERRUPTED = 0, 4, 130
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,25 @@ class Workshop:
         check(self.run(server, path, output, "--metric", metric, settings=settings), code)
         return output
 
+    def read(self, output: Path) -> Tables:
+        """Return all tables of an output. Its cells name the folder of the workshop `FOLDER`."""
+        return {name: _without_path(table, str(self.folder)) for name, table in read_tables(output).items()}
+
     def command(self, *words: Any, settings: Mapping[str, Any] | None = None, code: int = OK) -> Ended:
         """Run a command line with these settings. Raise if the exit code is another."""
         pairs = (word for key, value in (settings or {}).items() for word in ("--set", f"{key}={value}"))
         return check(self.run.command([*map(str, words), *pairs]), code)
 
 
+def _without_path(table: Table, path: str) -> Table:
+    rows = [{column: cell.replace(path, "FOLDER") for column, cell in row.items()} for row in table.rows]
+    return Table(table.columns, sort_rows(rows, table.columns))
+
+
 def check(ended: Ended, code: int) -> Ended:
     """Return how the command ended. Raise if its exit code is another."""
+    if ended.code == INTERRUPTED:
+        raise KeyboardInterrupt
     if ended.code != code:
         raise RuntimeError(f"exit code {ended.code} and not {code}: {ended.err[-4000:]}")
     return ended
