@@ -1,0 +1,1 @@
+"""Frozen outputs of the product: compute them again and compare every cell."""
