@@ -26,8 +26,6 @@ LINEAGE = ["openlineage-python>=1.54,<2"]  # events of inputs and outputs, where
 PACKAGE = ["venv-pack>=0.2,<1", "conda-pack>=0.8,<1"]
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.8,<10"]  # the site of the documentation, built without a network
 
-FOLDERS = ["jobs", "jobs.*", "udfs", "udfs.*", "graph", "graph.*", "conf"]
-
 setup(
     name="untold",
     version="0.1.0",
@@ -38,9 +36,8 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     classifiers=[f"Programming Language :: Python :: {version}" for version in ("3.11", "3.12", "3.13")],
-    # The folders lie at the top of the repository and are imported as untold.jobs, untold.udfs, ...
-    packages=["untold", *(f"untold.{name}" for name in find_packages(include=FOLDERS))],
-    package_dir={"untold": "untold", **{f"untold.{folder}": folder for folder in ("jobs", "udfs", "graph", "conf")}},
+    # `untold` links to the folders at the top of the repository: jobs, udfs, graph and conf
+    packages=find_packages(include=["untold", "untold.*"]),
     package_data={
         "untold": ["py.typed"],
         "untold.conf": [

@@ -1,1 +1,0 @@
-../../../untold/plots.py
