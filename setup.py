@@ -16,7 +16,7 @@ STUDY = [
 LOCAL = ["xllamacpp==2026.10.11549", *LOCAL_MODEL_PARTS, EMBEDDING_MODEL]
 NOTEBOOK = DRAWING  # pictures of runs
 CONNECT = ["pyspark[connect]"]  # sessions of Spark Connect, given to the Python API
-CLUSTER = ["ray[default]"]  # Ray's client (ray://) and its jobs (llm.answering=ray-job)
+CLUSTER = ["ray[default]"]  # Ray's client (ray://) and its jobs (llm.backend=ray-job)
 LAKEHOUSE = [
     "deltalake>=1.6,<2",  # tables of Delta: their files, and commits of files that are there
     "pyiceberg[sql-sqlite]>=0.11,<0.13",  # those of Iceberg, and their catalogs

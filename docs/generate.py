@@ -145,7 +145,7 @@ def stages() -> str:
         parts.append(f"````text\n{template.source.rstrip()}\n````\n")
         if name in stages_that_differ():
             source = find_template(name, "chat", None, "published").source
-            parts.append(f"With `prompts=published`:\n\n````text\n{source.rstrip()}\n````\n")
+            parts.append(f"With `prompt_set=published`:\n\n````text\n{source.rstrip()}\n````\n")
     return "\n".join(parts)
 
 

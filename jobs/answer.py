@@ -255,8 +255,8 @@ def batches(
 def _store_at(folder: str) -> str:
     """The store that a folder is, or that the output in it has. Raises NoBatchesError."""
     manifest = read_manifest(folder)
-    named = ((manifest or {}).get("settings") or {}).get("store")
-    store = folder if manifest is None else store_of(Settings(store=named), folder)
+    named = ((manifest or {}).get("settings") or {}).get("completion_store")
+    store = folder if manifest is None else store_of(Settings(completion_store=named), folder)
     if (StoragePath(store) / FOLDER / JOBS).entry().kind != "folder":
         raise NoBatchesError(f"{folder}: no batches in it; give the output of a run, or its store")
     return store

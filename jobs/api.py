@@ -334,9 +334,9 @@ class Session:
 
     def _settings_with_store(self, output: str | os.PathLike[str] | None) -> Settings:
         """Calls without an output share a store, so that none pays for what another has."""
-        if output is not None or self.settings.store:
+        if output is not None or self.settings.completion_store:
             return self.settings
-        return self.settings.model_copy(update={"store": f"{self._folder}/completions"})
+        return self.settings.model_copy(update={"completion_store": f"{self._folder}/completions"})
 
 
 def display_for(progress: Callable[[Mapping[str, Any]], None] | None) -> Display:

@@ -156,9 +156,9 @@ def _costs(form: Variant, run: RunTables, cores: int) -> Row:
         "settings": list(form.settings),
         "samples": drawn,
         **sums,
-        "of": whole,
-        **{f"whole_{name}": None if value is None else value * whole / drawn for name, value in sums.items()},
-        "whole_hours": sum(one for one in hours if one is not None),
+        "population_size": whole,
+        **{f"projected_{name}": None if value is None else value * whole / drawn for name, value in sums.items()},
+        "projected_hours": sum(one for one in hours if one is not None),
         **{f"sample_{name}": None if value is None else value / drawn for name, value in sums.items()},
     }
 
@@ -248,15 +248,16 @@ def _agreement(runs: Sequence[RunTables], metric: str, seed: int) -> Row:
         **_ends("kappa", kappa),
         "n": difference.size,
         **_ends("difference", mean),
-        **_ends("agreement_low", lower),
-        **_ends("agreement_high", upper),
+        **_ends("loa_low", lower, "loa_low_ci"),
+        **_ends("loa_high", upper, "loa_high_ci"),
         **_ranking(pairs, place, len(queries), seed),
     }
 
 
-def _ends(name: str, interval: Interval) -> Row:
-    """A figure and the limits of its interval, as columns."""
-    return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+def _ends(name: str, interval: Interval, limits: str = "") -> Row:
+    """Return a figure and the limits of its interval as columns. `limits` is the prefix of the limits (`name`)."""
+    prefix = limits or name
+    return {name: interval.mean, f"{prefix}_low": interval.low, f"{prefix}_high": interval.high}
 
 
 def _kappa(database: DuckDBPyConnection, metric: str, seed: int) -> tuple[Interval, int]:
@@ -358,7 +359,7 @@ def _cells_of_each(row: Row) -> list[str]:
     tokens = row["sample_prompt_tokens"] + row["sample_completion_tokens"]
     return [
         *(row["form"], f"{row['sample_requests']:,.1f}", f"{tokens:,.0f}", _figure(row["sample_cost"], ",.6f")),
-        *(f"{row['sample_seconds']:,.2f}", _figure(row["whole_cost"], ",.2f"), f"{row['whole_hours']:,.2f}"),
+        *(f"{row['sample_seconds']:,.2f}", _figure(row["projected_cost"], ",.2f"), f"{row['projected_hours']:,.2f}"),
     ]
 
 
@@ -385,8 +386,8 @@ def calibration_lines(rows: Sequence[Row], least: float, page: Page) -> Iterator
     yield from table(HEADS, [_cells(row) for row in rows], page, names=1)
     yield ""
     yield from table(EACH, [_cells_of_each(row) for row in rows], page, names=1)
-    of, drawn = rows[0]["of"], rows[0]["samples"]
-    yield from wrapped(f"of all: of all {of:,} samples, by the {drawn:,} that were scored", page)
+    size, drawn = rows[0]["population_size"], rows[0]["samples"]
+    yield from wrapped(f"of all: of all {size:,} samples, by the {drawn:,} that were scored", page)
     yield from ("", *_advice(rows, least))
 
 
@@ -395,8 +396,8 @@ def report_of(rows: Sequence[Row], least: float) -> str:
     heads = ("form", "lower limit", "95 % interval", "upper limit", "95 % interval")
     limits = [
         [
-            *(row["form"], _figure(row["agreement_low"], "+.3f"), _between(row, "agreement_low", "+.3f")),
-            *(_figure(row["agreement_high"], "+.3f"), _between(row, "agreement_high", "+.3f")),
+            *(row["form"], _figure(row["loa_low"], "+.3f"), _between(row, "loa_low_ci", "+.3f")),
+            *(_figure(row["loa_high"], "+.3f"), _between(row, "loa_high_ci", "+.3f")),
         ]
         for row in rows
     ]
@@ -405,7 +406,7 @@ def report_of(rows: Sequence[Row], least: float) -> str:
         for row in rows
     ]
     parts = [
-        f"# Calibration\n\n{rows[0]['samples']:,} of {rows[0]['of']:,} samples, scored in each form.\n",
+        f"# Calibration\n\n{rows[0]['samples']:,} of {rows[0]['population_size']:,} samples, scored in each form.\n",
         markdown_table(HEADS, [_cells(row) for row in rows]),
         "\nSeconds are those of requests and local models, one after the other.\n",
         markdown_table(EACH, [_cells_of_each(row) for row in rows]),

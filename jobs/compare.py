@@ -345,7 +345,7 @@ def estimate_lines(found: Estimates, page: Page, *, every: bool = False) -> Iter
         [
             *(row["metric"], row["proxy"], row["system"] or "all", f"{row['n']:,}", f"{row['judged']:,}"),
             *(_figure(row["mean"]), _limits(row, "ci"), _figure(row["plain_mean"]), _limits(row, "plain")),
-            "-" if row["effective"] is None else f"{row['effective']:,.0f}",
+            "-" if row["effective_sample_size"] is None else f"{row['effective_sample_size']:,.0f}",
         ]
         for row in found.means
     ]
@@ -355,7 +355,7 @@ def estimate_lines(found: Estimates, page: Page, *, every: bool = False) -> Iter
     if shown:
         cells = [
             [
-                *(row["metric"], row["proxy"], row["system"], row["second"], f"{row['judged']:,}"),
+                *(row["metric"], row["proxy"], row["system"], row["compared_system"], f"{row['judged']:,}"),
                 *(_figure(row["mean"], "+.3f"), _limits(row, "ci", "+.3f")),
                 *(_figure(row[name], ".4f") for name in ("p_value", "p_adjusted")),
             ]
@@ -394,13 +394,13 @@ def _row(group: Group) -> dict[str, Any]:
     moments, metric_and_proxy = group.moments, dict(zip(("metric", "proxy"), group.pair, strict=True))
     weight = moments.weight
     plain, found = moments.interval(0), moments.interval(weight)
-    level = "difference" if group.second else "system" if group.system else "overall"
+    level = "difference" if group.compared_system else "system" if group.system else "overall"
     variance = moments.variance_at(weight)
     row = {
         **metric_and_proxy,
         "level": level,
         "system": group.system,
-        "second": group.second,
+        "compared_system": group.compared_system,
         "n": group.judged + group.rest,
         "judged": group.judged,
         "undefined": group.undefined,
@@ -410,8 +410,8 @@ def _row(group: Group) -> dict[str, Any]:
         "plain_low": plain.low,
         "plain_high": plain.high,
         "weight": weight,
-        "effective": round(group.judged * moments.variance / variance, 6) if variance else None,
-        "p_value": moments.p_value() if group.second else None,
+        "effective_sample_size": round(group.judged * moments.variance / variance, 6) if variance else None,
+        "p_value": moments.p_value() if group.compared_system else None,
     }
     # The last bits depend on the order in which threads sum up
     return {name: round(value, DECIMALS) if isinstance(value, float) else value for name, value in row.items()}

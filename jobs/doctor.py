@@ -100,13 +100,13 @@ def _findings(load: Callable[[], Resolved]) -> Iterator[CheckResult]:
             yield from check_lookups(settings)
         except EnvironmentVariableError as error:
             yield CheckResult(FAIL, "network", str(error))
-    store = _within("store", QUICK_SECONDS, partial(check_store, settings.store))
+    store = _within("store", QUICK_SECONDS, partial(check_store, settings.completion_store))
     # The nodes behind a job server look for themselves, in the job
     untried = [one.about for one in (spark, ray) if one.state != OK or one.about == RAY_JOBS]
-    if settings.store is not None and store.state == OK and untried:
+    if settings.completion_store is not None and store.state == OK and untried:
         store = replace(store, state=WARN, text=f"{store.text}: reached from here, not by {' and '.join(untried)}")
     yield store
-    yield from check_disk(settings.store)
+    yield from check_disk(settings.completion_store)
 
 
 def _load(load: Callable[[], Resolved]) -> tuple[Resolved | None, CheckResult | None]:
@@ -302,7 +302,7 @@ def check_store(store: str | None) -> CheckResult:
         _try_file(place if place.local is None else StoragePath(str(_existing(Path(place.local)))))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
-        remedy = "check the path, its rights and credentials, or set store to another"
+        remedy = "check the path, its rights and credentials, or set completion_store to another"
         return CheckResult(FAIL, "store", f"{where}: a file cannot be written, read and deleted ({reason}); {remedy}")
     return CheckResult(OK, "store", where)
 

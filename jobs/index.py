@@ -221,9 +221,9 @@ def search(request: SearchRequest, display: Display) -> Outcome:
     with ExitStack() as stack:
         if request.query is not None:
             _check_local(request.settings.spark.master)
-            if stages and request.settings.embeddings.base_url and request.settings.llm.answering == "spool":
-                raise SearchError("--query needs llm.answering=process; with a spool use --queries and --output")
-            # Unless the setting `store` says where, nothing of one query is kept
+            if stages and request.settings.embeddings.base_url and request.settings.llm.backend == "spool":
+                raise SearchError("--query needs llm.backend=process; with a spool use --queries and --output")
+            # Unless the setting `completion_store` says where, nothing of one query is kept
             request = replace(request, output=stack.enter_context(tempfile.TemporaryDirectory(prefix="untold-search-")))
         output = stack.enter_context(request.open_output(SEARCH_TABLES, request.index))
         endpoint = stack.enter_context(open_endpoint(request, display))

@@ -299,9 +299,9 @@ def _score_request(request: MetaEvaluationRequest, endpoint: StudyEndpoint) -> S
     """The run of one endpoint, as `untold score` would be asked for it."""
     assert request.metrics is not None
     settings = endpoint.settings
-    if endpoint.prompts is not None:
+    if endpoint.prompt_set is not None:
         # Stages whose templates are the same under all prompts are asked once
-        settings = settings.model_copy(update={"store": store_of(settings, request.output)})
+        settings = settings.model_copy(update={"completion_store": store_of(settings, request.output)})
     own = {"output": request.runs[endpoint.model], "settings": settings, "format": request.layout}
     return ScoreRequest(**request.shared() | own, metrics=request.metrics, embedded=endpoint.embedded)
 

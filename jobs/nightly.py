@@ -191,7 +191,7 @@ def sentinel_of(asked: ScoreRequest, day: str) -> ScoreRequest | None:
         return None
     salt = " ".join(filter(None, (settings.llm.salt, f"sentinel {day}")))
     llm = settings.llm.model_copy(update={"salt": salt, "repeats": 1})
-    own = settings.model_copy(update={"llm": llm, "store": asked.store})
+    own = settings.model_copy(update={"llm": llm, "completion_store": asked.store})
     fixed = replace(asked, input=settings.nightly.sentinel, output=f"{asked.output}/{SENTINEL_FOLDER}", settings=own)
     return replace(fixed, limit=None, draw=None, refresh=False, since=None, lake=None)
 

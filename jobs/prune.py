@@ -63,7 +63,9 @@ def prune(request: PruneRequest) -> list[Pruned]:
     stages = (StoragePath(request.store) / VERSION).entries()
     folders = [str(entry.place) for entry in stages if _STAGE.fullmatch(entry.name)]
     if not folders:
-        raise PruneError(f"{request.store}: no completions in it; give the store of runs, STORE in --set store=STORE")
+        raise PruneError(
+            f"{request.store}: no completions in it; give the store of runs, STORE in --set completion_store=STORE"
+        )
     before = datetime.now(UTC) - request.older_than
     with ExitStack() as locks:
         if request.apply:
@@ -125,8 +127,8 @@ def _outputs(pattern: str) -> list[str]:
 def _needs(manifest: Mapping[str, Any], output: str, store: str) -> bool:
     """Whether an output has requests, and its completions are in the store."""
     asked = any(row["requests"] for start in manifest.get("starts", ()) for row in start["usage"])
-    named = (manifest.get("settings") or {}).get("store")
-    return asked and absolute(store) == store_of(Settings(store=named), absolute(output))
+    named = (manifest.get("settings") or {}).get("completion_store")
+    return asked and absolute(store) == store_of(Settings(completion_store=named), absolute(output))
 
 
 def prune_lines(found: Sequence[Pruned], page: Page, *, applied: bool) -> list[str]:

@@ -298,8 +298,8 @@ def _finish(
     summary, audits = _summarise(run, written, samples, repeats)
     one_sided = "conflicts" in written and counted["conflicts"]["one_sided"]
     choices = read_counts(written["conflicts"], samples) if one_sided else []
-    leaning = leaning_rows(choices, seed=run.request.settings.statistics.seed)
-    output.write_rows("leaning", leaning, RESULT_TABLES["leaning"])
+    preference = leaning_rows(choices, seed=run.request.settings.statistics.seed)
+    output.write_rows("source_preference", preference, RESULT_TABLES["source_preference"])
     for metric in run.metrics:
         if metric.dropped is not None and (lacking := counted["scores"][f"dropped-{metric.name}"]):
             start.display.note(f"{metric.name}: {amount(lacking, 'sample has', 'samples have')} {metric.dropped}")

@@ -288,11 +288,11 @@ def _recalled(spark: SparkSession, run: RunTables) -> DataFrame:
     contexts = read_parquet(spark, run.path_of(CONTEXTS).spark, schema=CONTEXTS_USED)
     most = contexts.agg(F.coalesce(F.max("rank"), F.lit(1))).collect()[0][0]
     by_sample = contexts.groupBy("sample_id").agg(
-        F.array_sort(F.collect_list(F.struct("rank", "new"))).alias("contexts"),
+        F.array_sort(F.collect_list(F.struct("rank", "new_claims"))).alias("contexts"),
         F.max(F.size("ground_truth")).alias("claims"),
     )
     ks = F.explode(F.sequence(F.lit(1), F.lit(most))).alias("k")
-    new = F.transform(F.slice("contexts", 1, F.col("k").cast("int")), lambda one: one["new"])
+    new = F.transform(F.slice("contexts", 1, F.col("k").cast("int")), lambda one: one["new_claims"])
     recalled = F.aggregate(new, F.lit(0).cast("long"), lambda total, one: total + one)
     _, systems = read_measured(spark, run, RAG)
     shares = by_sample.where(F.col("claims") > 0).select("*", ks).withColumn("value", recalled / F.col("claims"))

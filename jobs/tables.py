@@ -182,7 +182,7 @@ CONTEXTS_USED = pa.schema(
         ("relevant", pa.bool_()),  # whether it entails a claim of the ground truth
         ("used", pa.bool_()),  # whether it entails a claim of the response
         ("noise", pa.bool_()),  # whether it entails a claim of the response that the ground truth does not entail
-        ("new", pa.int64()),  # claims of the ground truth that it entails, and no context before it
+        ("new_claims", pa.int64()),  # claims of the ground truth that it entails, and no context before it
         ("response", pa.list_(pa.string())),  # its relation to each claim of the response; null: it could not be had
         ("ground_truth", pa.list_(pa.string())),  # its relation to each claim of the ground truth
     ]
@@ -217,14 +217,14 @@ USAGE = pa.schema(
         ("cost", pa.float64()),  # in the currency of the prices set; null without a price
         ("seconds", pa.float64()),
         ("leaked_example", pa.int64()),  # items of answers dropped: they name what only the prompt's examples do
-        ("schema", pa.int64()),  # requests whose completion is JSON of the schema that was sent
-        ("form", pa.int64()),  # is in the form that the template asks for
-        ("lenient", pa.int64()),  # is in another form that leaves no doubt
+        ("parsed_schema", pa.int64()),  # requests whose completion is JSON of the schema that was sent
+        ("parsed_template", pa.int64()),  # is in the form that the template asks for
+        ("parsed_lenient", pa.int64()),  # is in another form that leaves no doubt
         ("unparsable", pa.int64()),  # of those that failed, what could not be read
         ("refused", pa.int64()),  # declined the task
         ("empty", pa.int64()),
         ("truncated", pa.int64()),
-        ("asked_again", pa.int64()),  # calls after a completion of no use
+        ("retries_after_parse", pa.int64()),  # calls after a completion of no use
         ("endpoint", pa.string()),  # that was asked; null for local models and for what none of several answered
         ("reasoning_tokens", pa.int64()),  # of completion_tokens, as far as the endpoint reports them
         (
@@ -278,7 +278,7 @@ MEASURES_SUMMARY = pa.schema(
     ]
 )
 # How often responses that give one side of a conflict give that of a source, of all samples or those of a system
-LEANING = pa.schema(
+SOURCE_PREFERENCE = pa.schema(
     [
         ("metric", pa.string()),
         ("level", pa.string()),  # overall or system
@@ -315,7 +315,7 @@ REPEATABILITY = pa.schema(
         ("n", pa.int64()),  # samples that every scoring has a score for
         ("deviation", pa.float64()),  # standard deviation of a sample's score over its scorings
         ("statements", pa.int64()),  # that every scoring has, by their texts
-        ("flips", pa.float64()),  # share of these that scorings disagree about
+        ("disagreement_rate", pa.float64()),  # share of these that scorings disagree about
         ("share", pa.float64()),  # of the variance of scores, and so of the interval's, that is the judge's own
     ]
 )
@@ -331,14 +331,14 @@ CALIBRATION = pa.schema(
         ("completion_tokens", pa.int64()),
         ("cost", pa.float64()),
         ("seconds", pa.float64()),  # that requests and local models took, one after the other
-        ("of", pa.int64()),  # samples of the input, which these were drawn from
-        ("whole_requests", pa.float64()),  # of all of these, in proportion
-        ("whole_calls", pa.float64()),
-        ("whole_prompt_tokens", pa.float64()),
-        ("whole_completion_tokens", pa.float64()),
-        ("whole_cost", pa.float64()),
-        ("whole_seconds", pa.float64()),
-        ("whole_hours", pa.float64()),  # at the limits, and of local models on the cores of this start
+        ("population_size", pa.int64()),  # samples of the input, which these were drawn from
+        ("projected_requests", pa.float64()),  # of all of these, in proportion
+        ("projected_calls", pa.float64()),
+        ("projected_prompt_tokens", pa.float64()),
+        ("projected_completion_tokens", pa.float64()),
+        ("projected_cost", pa.float64()),
+        ("projected_seconds", pa.float64()),
+        ("projected_hours", pa.float64()),  # at the limits, and of local models on the cores of this start
         ("verdicts", pa.int64()),  # of the published form: relations, or covered statements where there are none
         ("kappa", pa.float64()),
         ("kappa_low", pa.float64()),  # 95 %, over queries, as the other limits
@@ -347,20 +347,20 @@ CALIBRATION = pa.schema(
         ("difference", pa.float64()),  # mean of the form's score less the published one's
         ("difference_low", pa.float64()),
         ("difference_high", pa.float64()),
-        ("agreement_low", pa.float64()),  # limits of agreement: where 95 % of the differences lie
-        ("agreement_high", pa.float64()),
+        ("loa_low", pa.float64()),  # limits of agreement: where 95 % of the differences lie
+        ("loa_high", pa.float64()),
         ("tau", pa.float64()),  # Kendall's tau-b of the systems' means
         ("tau_low", pa.float64()),
         ("tau_high", pa.float64()),
         ("same_winner", pa.bool_()),
         ("winner_changes", pa.float64()),  # share of resamples in which the best systems differ
         ("recommended", pa.bool_()),
-        ("agreement_low_low", pa.float64()),  # 95 % of each limit of agreement
-        ("agreement_low_high", pa.float64()),
-        ("agreement_high_low", pa.float64()),
-        ("agreement_high_high", pa.float64()),
+        ("loa_low_ci_low", pa.float64()),  # 95 % of each limit of agreement
+        ("loa_low_ci_high", pa.float64()),
+        ("loa_high_ci_low", pa.float64()),
+        ("loa_high_ci_high", pa.float64()),
         ("task_seconds", pa.float64()),  # of seconds, those of local models within Spark's tasks
-        ("whole_task_seconds", pa.float64()),
+        ("projected_task_seconds", pa.float64()),
         ("sample_requests", pa.float64()),  # of one sample, on average
         ("sample_calls", pa.float64()),
         ("sample_prompt_tokens", pa.float64()),
@@ -377,7 +377,7 @@ ESTIMATES = pa.schema(
         ("proxy", pa.string()),  # the metric that stands for it on all samples
         ("level", pa.string()),  # overall, system or difference
         ("system", pa.string()),  # null for all
-        ("second", pa.string()),  # of a difference, the other system; it is of system less second
+        ("compared_system", pa.string()),  # of a difference, the system that is subtracted from `system`
         ("n", pa.int64()),  # samples, but those that were drawn and have no score
         ("judged", pa.int64()),  # samples that the metric judged
         ("undefined", pa.int64()),  # drawn samples whose score is undefined
@@ -389,7 +389,7 @@ ESTIMATES = pa.schema(
         ("plain_low", pa.float64()),
         ("plain_high", pa.float64()),
         ("weight", pa.float64()),  # of the proxy, 0 to 1
-        ("effective", pa.float64()),  # judged samples whose plain mean has an interval as narrow
+        ("effective_sample_size", pa.float64()),  # judged samples whose plain mean has an interval as narrow
         ("p_value", pa.float64()),  # of a difference
         ("p_adjusted", pa.float64()),  # after Benjamini and Hochberg, over the differences of a metric
     ]
@@ -418,7 +418,7 @@ META_EVALUATION = pa.schema(
         ("ci_low", pa.float64()),
         ("ci_high", pa.float64()),
         ("n", pa.int64()),  # units compared; of a spread, models
-        ("left_out", pa.int64()),  # comparisons that the convention leaves out
+        ("excluded", pa.int64()),  # comparisons that the convention leaves out
         ("published", pa.float64()),  # the paper's figure, where there is one
         ("level", pa.string()),  # what was compared in a study of coverage: sample, query or item
         ("p_value", pa.float64()),  # of a correlation, two-sided
@@ -479,7 +479,7 @@ MATCH_COUNTS = pa.schema(
         ("points", pa.int64()),  # whole, so that equal ones meet
         ("size", pa.int64()),  # units of a question that have points
         ("count", pa.int64()),  # how many questions are so
-        ("left_out", pa.int64()),  # comparisons left out, of all of these together
+        ("excluded", pa.int64()),  # comparisons left out, of all of these together
     ]
 )
 # A paired permutation test of two metrics of one model, or of two prompts of one metric (docs/methods.md, section 7)
@@ -539,7 +539,7 @@ RESULT_TABLES = {
     "usage": USAGE,
     "summary": SUMMARY,
     "measures_summary": MEASURES_SUMMARY,
-    "leaning": LEANING,
+    "source_preference": SOURCE_PREFERENCE,
 }
 # What the rows of a table are sorted by, so that one result has one order of rows
 ORDER = {

@@ -33,7 +33,7 @@ BROKEN = NIGHTS[3]
 FAILS = [{"when": {"stage": "evaluate_coverage", "contains": "about 21 million inhabitants"}, "do": "garbage"}]
 PRICES = {"prompt": 0.4, "completion": 1.6}
 # Settings that say where a run was made
-ELSEWHERE = ("work", "store", "storage", "spark", "ray", "prompts_dir")
+ELSEWHERE = ("work_dir", "completion_store", "storage", "spark", "ray", "prompts_dir")
 MADE_BY = "tests/shipped.py, with a scripted judge in place of a model"
 
 
@@ -129,7 +129,9 @@ def ask(server: ModelServer, path: Path, output: Path, *how: str, store: Path | 
     """Scores samples by the scripted judge."""
     settings = {"llm.base_url": server.base_url, "llm.model": "scripted-judge", "prompts_dir": PROMPTS}
     settings |= {f"llm.price_per_million_{kind}_tokens": price for kind, price in PRICES.items()}
-    settings |= {"summarise_contexts": "false", "fail_on_error": "none"} | ({} if store is None else {"store": store})
+    settings |= {"summarise_contexts": "false", "fail_on_error": "none"} | (
+        {} if store is None else {"completion_store": store}
+    )
     sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     run(["score", "--input", path, "--output", output, *how, *sets])
 

@@ -41,9 +41,9 @@ LANGUAGES = {"bash", "cron", "python", "json", "jsonl", "yaml", "toml", "jinja"}
 RUN_ELSEWHERE = {
     "pip install -e '.[local]' && untold demo": "tests/jobs/test_demo.py",
     "pip install -e '.[test]' && pytest": ".ci/run",
-    # The templates of these tests are the same whatever `prompts` says
+    # The templates of these tests are the same whatever `prompt_set` says
     "untold meta-evaluate --dataset wikicontradict --input labelled.jsonl --output two-prompts --metric e2e "
-    "--prompts published,ours": "tests/runs/test_meta_evaluate.py",
+    "--prompt-set published,untold": "tests/runs/test_meta_evaluate.py",
     # The answers of these tests make no claims for this sample, so there is nothing to sweep
     "untold sweep grounded": "tests/jobs/test_sweep.py",
     "untold answer /shared/spool --ray-address ray://ray-head:10001": "tests/runs/test_spool.py",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -29,12 +30,63 @@ def require(what: str, extra: str, *modules: str) -> None:
 
 ALIKE = 0.6  # difflib's own threshold of similarity: a slip or two in a word of usual length
 LONGEST_SHOWN = 40
+_PROJECTED = ("requests", "calls", "prompt_tokens", "completion_tokens", "cost", "seconds", "hours", "task_seconds")
+# The new names of settings, options, tables, columns and values, by the old name without its section or dashes
+RENAMED = {
+    # Settings and options
+    "prompts": "prompt_set",
+    "certain": "classifier_threshold",
+    "most_missed": "max_miss_rate",
+    "audit": "audit_share",
+    "joint": "claims_per_request",
+    "most": "max_generated",
+    "keep": "top_k",
+    "answering": "backend",
+    "delivery": "backend",
+    "work": "work_dir",
+    "store": "completion_store",
+    # Values
+    "ours": "untold",
+    "calls": "process",
+    # Tables and columns
+    "leaning": "source_preference",
+    "of": "population_size",
+    **{f"whole_{name}": f"projected_{name}" for name in _PROJECTED},
+    "agreement_low": "loa_low",
+    "agreement_high": "loa_high",
+    **{f"agreement_{limit}_{end}": f"loa_{limit}_ci_{end}" for limit in ("low", "high") for end in ("low", "high")},
+    "new": "new_claims",
+    "flips": "disagreement_rate",
+    "effective": "effective_sample_size",
+    "second": "compared_system",
+    "left_out": "excluded",
+    "schema": "parsed_schema",
+    "form": "parsed_template",
+    "lenient": "parsed_lenient",
+    "asked_again": "retries_after_parse",
+}
+# The section of a setting (`nli.`), the prefix of a variable (`untold_nli__`) or the dashes of an option
+_PREFIX = re.compile(r"--|.*\.|(untold_)?(.*__)?")
+
+
+def new_name(word: str, known: Container[str]) -> str | None:
+    """Return the new name of a renamed setting, variable, option, table, column or value if it is among the known ones.
+
+    >>> new_name("nli.certain", ["nli.classifier_threshold"])
+    'nli.classifier_threshold'
+    >>> new_name("--store", ["--completion-store"])
+    '--completion-store'
+    """
+    prefix = match[0] if (match := _PREFIX.match(word)) else ""
+    new = RENAMED.get(word.removeprefix(prefix), "")
+    found = prefix + (new.replace("_", "-") if prefix == "--" else new)
+    return found if new and word not in known and found in known else None
 
 
 def near_misses(word: str, known: Iterable[str], *, most: int = 1, cutoff: float = ALIKE) -> list[str]:
     """The known words that are most like `word`, nearest first; case and outer spaces do not count.
 
-    `cutoff` is the least similarity, from 0 (anything) to 1 (the same).
+    The new name of a renamed word is the only one. `cutoff` is the least similarity, from 0 (anything) to 1 (the same).
 
     >>> near_misses("Sampel_ID ", ["query", "sample_id"])
     ['sample_id']
@@ -43,7 +95,10 @@ def near_misses(word: str, known: Iterable[str], *, most: int = 1, cutoff: float
     for name in known:
         # Of names that differ by case alone, the first is offered.
         by_folded.setdefault(name.strip().lower(), name)
-    return [by_folded[match] for match in get_close_matches(word.strip().lower(), by_folded, n=most, cutoff=cutoff)]
+    folded = word.strip().lower()
+    if new := new_name(folded, by_folded):
+        return [by_folded[new]]
+    return [by_folded[match] for match in get_close_matches(folded, by_folded, n=most, cutoff=cutoff)]
 
 
 def did_you_mean(near: Sequence[str], quote: str = "`") -> str:

@@ -21,7 +21,7 @@ def score(metric: str) -> None:
     """Scores the day before the run's by one metric; its lines are in the log of the task."""
     night = (get_current_context()["logical_date"] - timedelta(days=1)).date().isoformat()
     command = ["untold", "nightly", "--input", INPUT, "--output", OUTPUT.format(metric=metric), "--metric", metric]
-    command += ["--date", night, "--set", f"store={STORE}"]
+    command += ["--date", night, "--set", f"completion_store={STORE}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         for line in process.stdout or ():
             print(line, end="")

@@ -493,7 +493,7 @@ def _by_batches(rows: Sequence[Row]) -> list[str]:
     asked = {row["stage"] for row in stages if row["requests"] > row["reused"] and row["batch_cost"] is not None}
     within = amount(len(asked.difference(LOOKUPS)), "round of batches", "rounds of batches")
     cost = f"cost {total['batch_cost']:,.2f} at most"
-    return [f"by batches (llm.delivery=batch): {cost}, {within}, each within 24 hours", ""]
+    return [f"by batches (llm.backend=batch): {cost}, {within}, each within 24 hours", ""]
 
 
 def _on_cluster(rows: Sequence[Row], page: Page) -> list[str]:

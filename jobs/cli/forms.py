@@ -44,12 +44,16 @@ FORMS: Mapping[str, tuple[str, ...]] = {
 }
 # With a classifier, what is tried of it; all other forms are without
 CASCADES: Mapping[str, tuple[str, ...]] = {
-    **{f"classifier certain at {p}": (f"nli.certain={p}",) for p in (0.8, 0.9, 0.95, 0.99)},
-    "lists of 20, classifier certain at 0.9": (*_LISTS, "nli.certain=0.9"),
-    "lists of 20, filter by words, classifier certain at 0.9": (*_LISTS, "nli.filter=words", "nli.certain=0.9"),
+    **{f"classifier certain at {p}": (f"nli.classifier_threshold={p}",) for p in (0.8, 0.9, 0.95, 0.99)},
+    "lists of 20, classifier certain at 0.9": (*_LISTS, "nli.classifier_threshold=0.9"),
+    "lists of 20, filter by words, classifier certain at 0.9": (
+        *_LISTS,
+        "nli.filter=words",
+        "nli.classifier_threshold=0.9",
+    ),
 }
 CLASSIFIERS = ("classifier", "classifier_url")
-WITHOUT_CLASSIFIER = tuple(f"nli.{name}=null" for name in (*CLASSIFIERS, "classifier_gpus", "certain"))
+WITHOUT_CLASSIFIER = tuple(f"nli.{name}=null" for name in (*CLASSIFIERS, "classifier_gpus", "classifier_threshold"))
 
 
 def read_form(text: str) -> tuple[str, tuple[str, ...]]:
@@ -104,11 +108,11 @@ def _request(options: Options, metric: str, name: str, settings: tuple[str, ...]
     own = Options(**given)
     resolved = load(own, asks=asks)
     request = score_request(own, resolved)
-    if resolved.settings.store or not options.output:
+    if resolved.settings.completion_store or not options.output:
         return request
     from untold.jobs.run.output import absolute
 
-    shared = {"store": f"{absolute(options.output)}/completions"}
+    shared = {"completion_store": f"{absolute(options.output)}/completions"}
     return replace(request, settings=resolved.settings.model_copy(update=shared))
 
 

@@ -116,7 +116,8 @@ def _describe_usage(error: click.UsageError) -> str:
     """click's words; of a word that nobody knows with the nearest one, where click names all that are near."""
     match error:
         case click.NoSuchOption(option_name=word):
-            return with_hint(error.message.rstrip("."), word, error.possibilities or ())
+            parameters = error.ctx.command.params if error.ctx else []
+            return with_hint(error.message.rstrip("."), word, [name for one in parameters for name in one.opts])
     return error.format_message()
 
 

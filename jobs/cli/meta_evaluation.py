@@ -34,7 +34,7 @@ from untold.jobs.cli.values import (
     metric_names,
     names,
     one_of,
-    prompt_names,
+    prompt_sets,
     studied,
     study_formats,
     whole_number,
@@ -105,17 +105,19 @@ def _check_meta_evaluate(options: Options) -> None:
         raise click.UsageError(f"Missing option {', '.join(missing)}.")
     if options.scores and options.endpoint:
         raise click.UsageError("--scores takes scores that exist; leave --endpoint out")
-    if options.prompts and not asks_metrics:
-        raise click.UsageError("--prompts runs metrics under several prompts; leave --scores and --dataset claims out")
+    if options.prompt_set and not asks_metrics:
+        raise click.UsageError(
+            "--prompt-set runs metrics under several prompts; leave --scores and --dataset claims out"
+        )
     given = [name for name, _ in options.scores]
     if len(set(given)) < len(given):
         raise click.UsageError("--scores names one model twice")
     scores, judges = _judges_of(options)
     if judges and len(judges) < len(given):
         raise click.UsageError("--scores METRIC:JUDGE=DIR names a judge for each metric; give all of them that form")
-    several = max(len(scores), len(options.endpoint or ()), len(options.prompts or ()))
+    several = max(len(scores), len(options.endpoint or ()), len(options.prompt_set or ()))
     if options.annotation_sheet and not judges and several > 1:
-        raise click.UsageError("--annotation-sheet is of one model; give one --endpoint, --prompts or --scores")
+        raise click.UsageError("--annotation-sheet is of one model; give one --endpoint, --prompt-set or --scores")
     if asks_metrics:
         _metrics_or_error(options)
     _check_coverage(options)
@@ -196,9 +198,9 @@ def _run_meta_evaluate(options: Options) -> int:
     # Spark, statistics and store are of the first endpoint; each run has its own `llm.*`
     settings = resolved[0].settings if resolved else settings_without_endpoint(each[0])
     endpoints = tuple(
-        endpoint_of(one.settings, embedded=one.embedded, prompts=prompts)
+        endpoint_of(one.settings, embedded=one.embedded, prompt_set=prompt_set)
         for one in resolved
-        for prompts in options.prompts or (None,)
+        for prompt_set in options.prompt_set or (None,)
     )
     scores, judges = _judges_of(options)
     read = _check_labelled(options)
@@ -255,7 +257,7 @@ _LABELLED = [
     Option("--output", "DIR", "where runs, tables and report go", required=True),
     Option("--metric", "LIST", "metrics, by comma; with --scores all by default", read=names),
     Option("--scores", "MODEL=DIR", _SCORES, read=_named_folder, multiple=True),
-    Option("--prompts", "LIST", "run under each of these prompts, compared: published,ours", read=prompt_names),
+    Option("--prompt-set", "LIST", "run under each of these prompts, compared: published,untold", read=prompt_sets),
     Option("--limit", "N", "only the first N samples by sample_id", read=count),
     flag("--cluster", "intervals and tests take all answers to a question together"),
     Option("--covered", "LABEL,...", "coverage: labels of items that mean covered (covered, true, yes, 1)", read=names),

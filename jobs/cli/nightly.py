@@ -53,10 +53,10 @@ def _nightly(options: Options) -> int:
             dates = _in_order([day(one) for one in values_since(night.input, DATE, options.since)], options)
         except ValueError as error:
             raise click.UsageError(f"--since: a value of the partition column {error}") from error
-    if night.settings.store is None:
+    if night.settings.completion_store is None:
         # Beside the outputs: one store for all dates
         above = night.output.partition(DATE)[0].rpartition("/")[0]
-        night = replace(night, settings=night.settings.model_copy(update={"store": f"{above}/completions"}))
+        night = replace(night, settings=night.settings.model_copy(update={"completion_store": f"{above}/completions"}))
     request = NightlyRequest(
         night=night,
         dates=dates,
@@ -104,7 +104,7 @@ def _prune(options: Options) -> int:
     from untold.jobs.run.terminal import page_of, print_lines
 
     request = PruneRequest(
-        store=absolute(options.store),
+        store=absolute(options.completion_store),
         older_than=options.older_than,
         keep_outputs=options.keep_outputs,
         apply=options.apply,
@@ -185,7 +185,7 @@ COMMANDS: dict[str, click.Command] = {
         "remove completions from a store that no output needs; says what it would remove unless told to",
         _prune,
         [
-            Option("--store", "DIR", "a store of completions", required=True),
+            Option("--completion-store", "DIR", "a store of completions", required=True),
             Option("--older-than", "AGE", "the least age of what goes: 90d, 12w, 36h", read=age, required=True),
             Option("--keep-outputs", "PATH", "outputs of any age whose completions stay; repeatable", multiple=True),
             flag("--apply", "remove them"),

@@ -84,16 +84,16 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
-def prompt_names(text: str) -> tuple[str, ...]:
-    """Whose prompts, by comma, each once. Raises ValueError for others than ours and published.
+def prompt_sets(text: str) -> tuple[str, ...]:
+    """Return the sets of prompts, by comma, each once. Raises ValueError for others than untold and published.
 
-    >>> prompt_names("published, ours")
-    ('published', 'ours')
+    >>> prompt_sets("published, untold")
+    ('published', 'untold')
     """
-    read = one_of(("ours", "published"))
+    read = one_of(("untold", "published"))
     found = tuple(map(read, names(text)))
     if not found:
-        raise ValueError("names none; choose from ours, published")
+        raise ValueError("names none; choose from untold, published")
     return found
 
 

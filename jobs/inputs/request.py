@@ -52,7 +52,7 @@ class RunRequest:
     @cached_property
     def store(self) -> str:
         """Where completions are kept; empty where neither a store nor an output is named."""
-        return store_of(self.settings, self.output) if self.settings.store or self.output else ""
+        return store_of(self.settings, self.output) if self.settings.completion_store or self.output else ""
 
     @cached_property
     def small(self) -> bool:
@@ -73,7 +73,7 @@ class RunRequest:
             inputs=[location_of(path) for path in (self.input, *more) if path],
             store=self.store,
             lock=self.lock,
-            work=self.settings.work,
+            work=self.settings.work_dir,
             alone=self.settings.ray.address is None,
             lake=self.lake,
         )

@@ -96,7 +96,7 @@ def stages_of(settings: NliSettings) -> tuple[str, ...]:
 
 def sieve_of(settings: NliSettings) -> PairFilter:
     """The filter of pairs, and the share of what it takes that is audited."""
-    return PairFilter(settings.filter, settings.filter_cosine, settings.audit)
+    return PairFilter(settings.filter, settings.filter_cosine, settings.audit_share)
 
 
 def is_audited(settings: NliSettings) -> bool:
@@ -134,13 +134,13 @@ def _judge(owners: DataFrame, tools: Tools, settings: NliSettings, choose: Calla
 def _judge_in_cascade(classified: DataFrame, owners: DataFrame, tools: Tools, settings: NliSettings) -> DataFrame:
     """The columns of `JUDGED`: the classifier's relations that are certain, and of the other pairs the model's.
 
-    The model is asked too of what the filter and the classifier tell, as often as `nli.audit` says, and of what the
-    classifier could not read.
+    The model is asked too of what the filter and the classifier tell, as often as `nli.audit_share` says, and of what
+    the classifier could not read.
     """
     teller = F.col("judged_by")
     # Of its texts and the classifier, so that a pair of several owners is drawn for all or for none
-    drawn = F.conv(F.substring("request_id", 1, 8), 16, 10).cast("long") < settings.audit * 2**32
-    is_sure = F.col("error_type").isNull() & (F.col("certainty") >= (settings.certain or 0.0))
+    drawn = F.conv(F.substring("request_id", 1, 8), 16, 10).cast("long") < settings.audit_share * 2**32
+    is_sure = F.col("error_type").isNull() & (F.col("certainty") >= (settings.classifier_threshold or 0.0))
     by = F.when((teller != MODEL) | ~is_sure, teller).when(drawn, AUDIT).otherwise(CLASSIFIER)
     told = F.when(teller == AUDIT, NEUTRAL).when(F.col("by") == AUDIT, F.col("relation"))
     by_classifier = _told(classified.withColumn("by", by), "by").withColumns({"judged_by": F.col("by"), "told": told})

@@ -123,7 +123,7 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     tables = conclude(NAME, samples, found, tools)
     if not judging.is_audited(settings.nli):
         return tables
-    corrections = judging.correct(relations, graphs, condensed, tools, settings.nli.audit)
+    corrections = judging.correct(relations, graphs, condensed, tools, settings.nli.audit_share)
     counts = judging.count_audited(judged, owners)
     audited = judging.audit_measures(NAME, tables["scores"], counts, corrections)
     return {**tables, "measures": tables["measures"].unionByName(audited)}

@@ -103,7 +103,8 @@ def assume(settings: Settings) -> base.Assumptions:
     """As many nuggets as there may be, all vital, and a clear label for each."""
     query = F.substring("query", 1, LONGEST_ATOM)
     most = F.transform(
-        summaries.numbers(F.lit(settings.nuggets.most)), lambda number: F.concat(number, F.lit(summaries.MARK), query)
+        summaries.numbers(F.lit(settings.nuggets.max_generated)),
+        lambda number: F.concat(number, F.lit(summaries.MARK), query),
     )
     results = {**summaries.assumed_summaries(), CREATE: {"nuggets": most}, **_labelled()}
     return base.Assumptions(
@@ -126,7 +127,8 @@ def _likely(settings: Settings, figures: summaries.Likely) -> dict[str, Mapping[
     """As many nuggets as the figures have."""
     tokens = summaries.tokens_of("query", "texts")
     count = F.least(
-        summaries.whole(summaries.value_of(figures[CREATE].things, tokens), "query"), F.lit(settings.nuggets.most)
+        summaries.whole(summaries.value_of(figures[CREATE].things, tokens), "query"),
+        F.lit(settings.nuggets.max_generated),
     )
     created = summaries.made_up(count, summaries.size_of_things(figures[CREATE], tokens), "query")
     return {**summaries.likely_summaries(figures), CREATE: {"nuggets": created}, **_labelled()}
@@ -223,11 +225,11 @@ def _create(
     for first in range(0, _most_texts(owners, settings), own.window):
         window = F.slice("texts", first + 1, own.window).alias("texts")
         rows = state.where(F.size("texts") > first).select(
-            "owner", "query", window, "nuggets", F.lit(own.most).alias("most")
+            "owner", "query", window, "nuggets", F.lit(own.max_generated).alias("most")
         )
         answered = tools.ask(CREATE, rows, carry=("owner",))
         rounds.append(answered)
-        updated = F.slice(F.array_distinct("nuggets"), 1, own.most).alias("updated")
+        updated = F.slice(F.array_distinct("nuggets"), 1, own.max_generated).alias("updated")
         joined = reference_facts.complete_alone(state, answered).join(
             answered.select("owner", updated), on="owner", how="left"
         )
@@ -263,7 +265,7 @@ def _rank(nuggets: DataFrame, rated: DataFrame, settings: Settings) -> DataFrame
     by_owner = rated.groupBy("owner").agg(F.collect_list(F.struct("number", "label")).alias("rated"))
     both = reference_facts.complete_alone(nuggets.drop("query"), rated).join(by_owner, on="owner", how="left")
     return both.mapInArrow(
-        partial(nugget_measures.rank_batches, keep=settings.nuggets.keep), spark_schema(nugget_measures.RANKED)
+        partial(nugget_measures.rank_batches, keep=settings.nuggets.top_k), spark_schema(nugget_measures.RANKED)
     )
 
 
@@ -331,6 +333,6 @@ METRIC = base.Metric(
     unknown=UNKNOWN,
     zeroed=(nugget_measures.STRICT_VITAL, nugget_measures.OF_VITAL),
     digests=digests,
-    dropped="nuggets beyond nuggets.keep, which were left out",
+    dropped="nuggets beyond nuggets.top_k, which were left out",
     view=NuggetView,
 )

@@ -63,7 +63,7 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     incomplete = incomplete_samples(extracted)
     gathered = _gather(brought, extracted, incomplete)
     owners = tools.keep(gathered.mapInArrow(rag_measures.claim_owners, spark_schema(rag_measures.OWNERS)), "owners")
-    judged = tools.keep(judge_lists(owners, tools, CHECK, settings.rag.joint), "judged")
+    judged = tools.keep(judge_lists(owners, tools, CHECK, settings.rag.claims_per_request), "judged")
     checked = _of_samples(owners, judged)
     concluded = tools.keep(_conclude(gathered, checked), "concluded")
     return _tables(samples, extracted, incomplete, checked, concluded)

@@ -22,7 +22,7 @@ from untold.jobs.metrics.summaries import STAGE as SUMMARISE
 from untold.jobs.metrics.summaries import summarise_contexts
 from untold.jobs.run.output import with_added
 from untold.jobs.run.session import is_connect, spark_schema
-from untold.jobs.settings.model import LlmSettings, Settings, delivery_for
+from untold.jobs.settings.model import LlmSettings, Settings, backend_for
 from untold.jobs.settings.sections import BudgetSettings
 from untold.jobs.tables import ORDER, RESULT_TABLES
 from untold.udfs.llm.keys import Stage
@@ -114,8 +114,8 @@ def _at_once(runner: StageRunner, spark: SparkSession) -> int:
     thread.
     """
     settings = runner.settings
-    whole = settings.budget != BudgetSettings() or settings.llm.answering != "process"
-    whole = whole or any(delivery_for(settings, name) == "batch" for name in runner.stages)
+    whole = settings.budget != BudgetSettings() or settings.llm.uses_spool
+    whole = whole or any(backend_for(settings, name) == "batch" for name in runner.stages)
     return 1 if whole or is_connect(spark) else METRICS_AT_ONCE
 
 

@@ -35,9 +35,11 @@ class E2eSettings(Section):
 class NliSettings(Section):
     """Options of the metric nli: methods, section 2. Of a classifier its files or `classifier.*` count, and no path."""
 
-    NO_RESULT: ClassVar[frozenset[str]] = frozenset({"most_missed", "classifier", "classifier_url", "classifier_gpus"})
+    NO_RESULT: ClassVar[frozenset[str]] = frozenset(
+        {"max_miss_rate", "classifier", "classifier_url", "classifier_gpus"}
+    )
     ADVANCED: ClassVar[frozenset[str]] = frozenset(
-        {"unit_types", "list_size", "filter_cosine", "certain", "audit", "classifier_gpus"}
+        {"unit_types", "list_size", "filter_cosine", "classifier_threshold", "audit_share", "classifier_gpus"}
     )
 
     # Not strict: YAML has lists and no tuples
@@ -75,16 +77,16 @@ class NliSettings(Section):
         description="GPUs of a Ray actor that runs the classifier of a folder, such as 1 or 0.5; llm.actors says how "
         "many actors. Null runs it within Spark's tasks, on processors",
     )
-    certain: Probability | None = Field(
+    classifier_threshold: Probability | None = Field(
         default=None,
         description="Minimum probability of a relation that the classifier's word counts for; the model is asked of "
         "other pairs. Null asks it of none",
     )
-    audit: Probability = Field(
+    audit_share: Probability = Field(
         default=0.01,
         description="Share of what a filter or the classifier tells that the model is asked all the same, by a hash",
     )
-    most_missed: Probability | None = Field(
+    max_miss_rate: Probability | None = Field(
         default=None,
         description="Maximum miss rate of filter and classifier, by the upper end of its interval; null for any",
     )
@@ -115,7 +117,7 @@ class NliSettings(Section):
             raise ValueError("null with nli.classifier_url, whose server has GPUs of its own")
         return value
 
-    @field_validator("certain")
+    @field_validator("classifier_threshold")
     @classmethod
     def _of_a_classifier(cls, value: float | None, info: ValidationInfo) -> float | None:
         """Raises ValueError for a probability of no classifier."""
@@ -125,12 +127,12 @@ class NliSettings(Section):
             )
         return value
 
-    @field_validator("most_missed")
+    @field_validator("max_miss_rate")
     @classmethod
     def _of_audits(cls, value: float | None, info: ValidationInfo) -> float | None:
         """Raises ValueError for a bar of audits where there are none: it could not be met."""
-        if value is not None and info.data.get("audit") == 0:
-            raise ValueError("null with nli.audit=0, since no pair is audited")
+        if value is not None and info.data.get("audit_share") == 0:
+            raise ValueError("null with nli.audit_share=0, since no pair is audited")
         return value
 
     @property
@@ -285,8 +287,8 @@ class NuggetsSettings(Section):
         default=None, description="File of nuggets by topic (query_id), as nuggetizer writes it; null takes references"
     )
     window: Count = Field(default=10, description="Maximum number of texts that one request makes nuggets of")
-    most: Count = Field(default=30, description="Maximum number of nuggets made for a query")
-    keep: Count = Field(default=20, description="Number of nuggets that count, the vital ones first")
+    max_generated: Count = Field(default=30, description="Maximum number of nuggets made for a query")
+    top_k: Count = Field(default=20, description="Number of nuggets that count, the vital ones first")
     vital_weight: float = Field(
         default=1.0, allow_inf_nan=False, description="Minimum weight of a given nugget that makes it vital"
     )
@@ -298,7 +300,7 @@ class NuggetsSettings(Section):
 class RagSettings(Section):
     """Options of the metric rag."""
 
-    joint: Count = Field(default=5, description="Maximum number of claims that are checked in one request")
+    claims_per_request: Count = Field(default=5, description="Maximum number of claims that are checked in one request")
 
 
 def package_sections() -> Iterator[tuple[str, str, type[Section]]]:

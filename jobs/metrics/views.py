@@ -365,7 +365,7 @@ class NuggetView(View):
 
     statement = "nugget"
     unjudged = "nugget"
-    dropped = "beyond nuggets.keep left out"
+    dropped = "beyond nuggets.top_k left out"
 
     def lines(self) -> Iterator[Line]:
         """Nuggets by their support, each with its importance, and its weight where one was given."""

@@ -194,7 +194,7 @@ class _Store:
         self._stages: Mapping[str, str] = run.manifest.get("identity", {}).get("stages") or {}
         self._models = run.manifest.get("models") or []
         self._summarised = run.manifest.get("identity", {}).get("results", {}).get("summarise_contexts")
-        store = (run.manifest.get("settings") or {}).get("store")
+        store = (run.manifest.get("settings") or {}).get("completion_store")
         self._place = (StoragePath(store) if store else run.place / "completions") / VERSION
 
     def written(self, stage: str, samples: Mapping[Key, Variables]) -> dict[Key, str]:

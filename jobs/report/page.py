@@ -339,7 +339,7 @@ def _studies(sources: Sources) -> Iterable[RunTables]:
     yield from sources.studies
     seen = {study.place.uri for study in sources.studies}
     for run in sources.runs:
-        store = (run.manifest.get("settings") or {}).get("store")
+        store = (run.manifest.get("settings") or {}).get("completion_store")
         above = [run.place.uri, run.place.uri.rpartition("/runs/")[0], (store or "").rstrip("/").rpartition("/")[0]]
         for directory in filter(None, above):
             if directory in seen:

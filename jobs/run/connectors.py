@@ -70,7 +70,7 @@ def package_jars(settings: Settings, stores: Iterable[str] = ()) -> list[str]:
     said = settings.storage.packages
     if said == AUTO:
         own = {"spark.jars", "spark.jars.packages"} & settings.spark.conf.keys()
-        paths = (settings.store, settings.knowledge.index, settings.llm.spool, settings.lakehouse.path)
+        paths = (settings.completion_store, settings.knowledge.index, settings.llm.spool, settings.lakehouse.path)
         said = [] if own else sorted({scheme_of(path) or "" for path in paths if path} | {*stores})
     known = _known_packages()
     return [one for name in said for one in (known.get(name, []) if ":" not in name else [name])]

@@ -21,8 +21,9 @@ from untold.udfs.storage import StoragePath
 
 NAME = "manifest.json"
 # Raised where readers of the one before would misread the manifest; keys are only ever added
-FORMAT = 1
+FORMAT = 2
 PACKAGES = ("untold", "pyspark", "ray", "openai", "pyarrow")
+OTHER_FORMAT = "another version of Untold"
 # What an identity is made of, and how a user is told that it differs
 PARTS = {
     "dataset": "another data set or command",

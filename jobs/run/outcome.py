@@ -102,7 +102,7 @@ def missed_too_often(audits: Iterable[Mapping[str, Any]], bars: Mapping[str, flo
     """
     return [
         f"{row['metric']}: what was not asked of the model is wrong for up to {row['ci_high']:.3%} of its pairs, and "
-        f"most_missed is {bar:.3%} ({amount(row['defined'], 'audited pair')})"
+        f"max_miss_rate is {bar:.3%} ({amount(row['defined'], 'audited pair')})"
         for row in audits
         if row["measure"] == "miss_rate" and (bar := bars.get(row["metric"])) is not None and row["ci_high"] > bar
     ]

@@ -40,7 +40,7 @@ ASIDE = "tables"
 LAST_ADDED = "summary"
 # Columns of `usage` that may be added over starts; requests may not, for each start needs the same ones
 SUMMED = (
-    *("calls", "retries", "rate_limited", "asked_again", "answered"),
+    *("calls", "retries", "rate_limited", "retries_after_parse", "answered"),
     *("prompt_tokens", "completion_tokens", "cost", "seconds"),
 )
 
@@ -51,8 +51,8 @@ def absolute(path: str) -> str:
 
 
 def store_of(settings: Settings, output: str) -> str:
-    """Where completions are kept: the setting `store`, else a folder of the output."""
-    return absolute(settings.store) if settings.store else f"{output}/completions"
+    """Where completions are kept: the setting `completion_store`, else a folder of the output."""
+    return absolute(settings.completion_store) if settings.completion_store else f"{output}/completions"
 
 
 def steps_folder(output: str, work: str) -> str:
@@ -175,6 +175,8 @@ class Output:
         """
         self.earlier = None if self.overwrite else manifest.read_manifest(self.place)
         found = [] if self.earlier is None else manifest.differences(identity, self.earlier.get("identity", {}), added)
+        if self.earlier is not None and self.earlier.get("format") != manifest.FORMAT:
+            found = [manifest.OTHER_FORMAT]
         self.refreshes = self.refresh and found == [manifest.PARTS["input"]]
         if found and not self.refreshes:
             raise manifest.refused(self.place, found)

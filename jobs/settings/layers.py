@@ -497,7 +497,7 @@ PREFIX = "UNTOLD_"
 # Read elsewhere: a jar for machines without network, the folder of the tests' data, and the run that notebooks show
 NOT_SETTINGS = frozenset({"UNTOLD_GRAPHFRAMES_JAR", "UNTOLD_DATA", "UNTOLD_RUN"})
 
-# Names without their prefix: `MODEL` and `LLM__MODEL` have .67, `TOKEN` and `STORE` .60
+# Names without their prefix: `MODEL` and `LLM__MODEL` have .67, `TOKEN` and `TREND` .60
 NEAR = 0.65
 
 
@@ -532,7 +532,7 @@ def read_environment(environ: Mapping[str, str]) -> list[Layer]:
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """A line for each variable that no setting is like: it is ignored.
 
-    >>> unknown_variables({"UNTOLD_HOME": "/opt", "UNTOLD_STORE": "s", "UNTOLD_RUN": "out"})
+    >>> unknown_variables({"UNTOLD_HOME": "/opt", "UNTOLD_COMPLETION_STORE": "s", "UNTOLD_RUN": "out"})
     ['UNTOLD_HOME (environment): no setting has a name like this; the variable is ignored']
     """
     ignored = "no setting has a name like this; the variable is ignored"

@@ -27,27 +27,30 @@ from untold.jobs.settings.layers import (
 from untold.jobs.settings.model import SettingsError
 from untold.jobs.settings.sections import EndpointSettings
 from untold.jobs.settings.templates import profile_layer, profile_names
-from untold.udfs.errors import near_misses
+from untold.udfs.errors import did_you_mean, near_misses, new_name
 from untold.udfs.retrieval.local_models import MINILM
 
 
 def undeliverable(
     settings: model.Settings, origins: Mapping[str, SettingAssignment], *, embedded: bool
 ) -> Iterator[str]:
-    """A line for each setting that asks an endpoint for batches which cannot take them; `origins` of the settings."""
+    """Yield a line for each setting of a backend that cannot be used; `origins` of the settings."""
     llm = settings.llm
     reasons = {
         "the embedded model": embedded,
         "several llm.endpoints": bool(llm.endpoints),
-        f"llm.answering={llm.answering}": llm.answering != "process",
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
-    asking = {f"stages.{name}.delivery": stage.delivery for name, stage in settings.stages.items()}
-    for key, delivery in {"llm.delivery": llm.delivery, **asking}.items():
-        if reason and delivery == "batch":
-            where = origins[key if key in origins else "stages"].where
-            yield problem_line(key, delivery, where, f"must be calls with {reason}")
-    batched = [name for name in model.STAGE_NAMES if model.delivery_for(settings, name) == "batch"]
+    by_stage = {f"stages.{name}.backend": stage.backend for name, stage in settings.stages.items()}
+    for key, backend in {"llm.backend": llm.backend, **by_stage}.items():
+        problem = None
+        if reason and backend == "batch":
+            problem = f"must be process with {reason}"
+        elif llm.uses_spool and backend and key in by_stage:
+            problem = f"must be left out with llm.backend={llm.backend}"
+        if problem:
+            yield problem_line(key, backend, origins[key if key in origins else "stages"].where, problem)
+    batched = [name for name in model.STAGE_NAMES if model.backend_for(settings, name) == "batch"]
     form, where = settings.batch.format, origins["batch.format"].where
     if batched and form == "files" and settings.batch.folder is None:
         yield problem_line("batch.format", form, where, "needs batch.folder, a folder of the requests and results")
@@ -114,7 +117,7 @@ def describe(*, advanced: bool | None = None) -> list[tuple[str, str, str, str]]
         if not overrides:
             rows.append((known.key, known.allowed, json.dumps(known.default), known.description))
         elif known.key.startswith(first):
-            default = "prompts" if known.key.endswith(".prompts") else "llm.*"
+            default = "prompt_set" if known.key.endswith(".prompt_set") else "llm.*"
             rows.append((known.key.replace(first, "stages.<stage>."), known.allowed, default, known.description))
     return rows
 
@@ -252,8 +255,10 @@ def _validated(merged: _Merged, problems: list[str]) -> model.Settings | None:
             found.setdefault(key, _of_entry(one["loc"], reason) if key == "llm.endpoints" else reason)
         # One line a setting: a field of several types fails once for each type
         for key, reason in found.items():
-            where = merged.origins[key].where
-            problems.append(problem_line(key, merged.values[key], where, f"must be {reason}"))
+            value, where = merged.values[key], merged.origins[key].where
+            new = new_name(str(value), reason.replace(" or ", " | ").split(" | "))
+            hint = f"; {did_you_mean([new], quote='')}" if new else ""
+            problems.append(problem_line(key, value, where, f"must be {reason}{hint}"))
         return None
 
 
@@ -456,15 +461,15 @@ def load_settings(
     settings = _validated(merged, problems)
     # What follows from the choice of an endpoint would only repeat a problem found before it
     problems = problems or choice.layer.problems
-    if settings is not None and not problems and settings.llm.answering != "process":
+    if settings is not None and not problems and settings.llm.uses_spool:
         need = None
         if choice.embedded:
             need = "needs llm.base_url: it is answered elsewhere, and the embedded model runs beside the start"
-        elif settings.llm.answering == "ray-job" and not (settings.ray.address or "").startswith("http"):
+        elif settings.llm.backend == "ray-job" and not (settings.ray.address or "").startswith("http"):
             need = "needs ray.address of the cluster's job server, such as http://ray-head:8265"
         if need is not None:
-            where = merged.origins["llm.answering"].where
-            problems = [problem_line("llm.answering", settings.llm.answering, where, need)]
+            where = merged.origins["llm.backend"].where
+            problems = [problem_line("llm.backend", settings.llm.backend, where, need)]
     if settings is not None and not problems and not choice.embedded:
         # The address of a shipped preset that names a variable answers nobody without its key
         needs_key = asks and any(one.key == "llm.api_key_env" for layer in presets for one in layer.assignments)

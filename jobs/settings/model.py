@@ -40,10 +40,10 @@ from untold.jobs.settings.fields import (
 from untold.jobs.settings.fields import merge_patch as merge_patch
 from untold.jobs.settings.sections import (
     ENDPOINTS,
+    Backend,
     BatchSettings,
     BudgetSettings,
     ClassifierSettings,
-    Delivery,
     EmbeddingSettings,
     Endpoints,
     GroundingSettings,
@@ -54,6 +54,7 @@ from untold.jobs.settings.sections import (
     NotifySettings,
     SearchSettings,
     SendingSettings,
+    StageBackend,
     StorageSettings,
     TrendSettings,
 )
@@ -69,12 +70,12 @@ STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
 # `prompts` chooses templates, whose digests say more, and `profile` stands for what it sets
 NO_RESULT = frozenset(
     {
-        *("llm", "stages", "budget", "nightly", "trend", "notify", "lakehouse", "spark", "ray", "store", "storage"),
-        *("work", "fail_on_error", "prompts", "profile", "batch"),
+        *("llm", "stages", "budget", "nightly", "trend", "notify", "lakehouse", "spark", "ray", "storage"),
+        *("completion_store", "work_dir", "fail_on_error", "prompt_set", "profile", "batch"),
     }
 )
 Api = Literal["chat", "completions"]
-Prompts = Literal["ours", "published"]
+PromptSet = Literal["untold", "published"]
 Structured = Literal["auto", "off", "json_schema", "guided_json"]
 # What a stage declares (`StageDefinition.max_tokens`)
 AUTO: Literal["auto"] = "auto"
@@ -160,13 +161,11 @@ class LlmSettings(SendingSettings):
     )
     tokens_per_minute: Positive | None = Field(default=None, description="Maximum tokens a minute; null is no limit")
     max_concurrency: Count = Field(default=64, description="Maximum concurrent requests over all actors")
-    answering: Literal["process", "spool", "ray-job"] = Field(
+    backend: Backend = Field(
         default="process",
-        description="What answers requests: a process beside this start, `untold answer` from a spool, or a job that "
-        "this start submits to the Ray cluster whose job server ray.address names (http://HEAD:8265)",
-    )
-    delivery: Delivery = Field(
-        default="calls", description="How requests are asked: by calls, or by batches at a lower price, within a day"
+        description="What carries out requests: a process beside this start; a job that this start submits to the Ray "
+        "cluster whose job server ray.address names (http://HEAD:8265); `untold answer` from a spool; or the batch API "
+        "of the endpoint, at a lower price, within a day",
     )
     spool: PathText | None = Field(
         default=None, description="Folder of the spool, path or URI; null is spool/ in the store of completions"
@@ -191,6 +190,11 @@ class LlmSettings(SendingSettings):
         default=None, description="Price of a million completion tokens, in the currency of budget.max_cost"
     )
     local_model: Text | None = Field(default=None, description="Path of a GGUF file for the embedded model's server")
+
+    @property
+    def uses_spool(self) -> bool:
+        """Return True if `untold answer` carries out the requests, as a command or as a job of a Ray cluster."""
+        return self.backend in ("spool", "ray-job")
 
     @property
     def each(self) -> list[LlmSettings]:
@@ -225,9 +229,11 @@ class StageSettings(Section):
     extra_body: ExtraBody | None = Field(
         default=None, description="Fields merged over llm.extra_body; a null value removes its key, null removes all"
     )
-    delivery: Delivery | None = Field(default=None, description="How requests of this stage are asked")
-    prompts: Prompts | None = Field(
-        default=None, description="Shipped template of this stage: ours, or with the duty of the metric's paper"
+    backend: StageBackend | None = Field(
+        default=None, description="What carries out requests of this stage, if llm.backend is process or batch"
+    )
+    prompt_set: PromptSet | None = Field(
+        default=None, description="Shipped template of this stage: Untold's own, or with the duty of the metric's paper"
     )
     price_per_million_prompt_tokens: Amount | None = Field(
         default=None, description="Price of a million prompt tokens of this stage's model; null is no price"
@@ -236,7 +242,7 @@ class StageSettings(Section):
         default=None, description="Price of a million completion tokens of this stage's model; null is no price"
     )
 
-    @field_validator("model", "api", "prompts", "structured", "delivery")
+    @field_validator("model", "api", "prompt_set", "structured", "backend")
     @classmethod
     def _not_null(cls, value: str | None) -> str:
         """Raises ValueError for null where nothing could be left out: every request has a model, API and template."""
@@ -295,15 +301,15 @@ class Settings(Section):
     profile: Literal["published"] | None = Field(
         default=None, description="Settings beneath all that you set: published are those of the papers"
     )
-    prompts: Prompts = Field(
-        default="ours",
-        description="Shipped templates: ours, or with the duty of a metric's paper where they differ",
+    prompt_set: PromptSet = Field(
+        default="untold",
+        description="Shipped templates: Untold's own, or with the duty of a metric's paper where they differ",
     )
     prompts_dir: PathText | None = Field(default=None, description="Folder whose templates replace the shipped ones")
-    store: PathText | None = Field(
+    completion_store: PathText | None = Field(
         default=None, description="Store of completions, path or URI; null is completions/ in the output"
     )
-    work: PathText | None = Field(
+    work_dir: PathText | None = Field(
         default=None,
         description="Folder for the steps of a run, shared by Spark and the driver; null is _work in the output, or a "
         "temporary folder where Spark and Ray run on this machine and the output is remote",
@@ -415,11 +421,11 @@ def api_for(settings: Settings, stage: str) -> Api:
     return own.api if own.api is not None else settings.llm.api
 
 
-def delivery_for(settings: Settings, stage: str) -> Delivery:
-    """How requests of a stage are asked; lookups, of endpoints of their own, by calls."""
+def backend_for(settings: Settings, stage: str) -> Backend:
+    """Return what carries out the requests of a stage. Lookups have endpoints of their own, and none of batches."""
     if stage in LOOKUPS:
-        return "calls"
-    return _of_stage(settings, stage).delivery or settings.llm.delivery
+        return settings.llm.backend if settings.llm.uses_spool else "process"
+    return _of_stage(settings, stage).backend or settings.llm.backend
 
 
 def _of_stage(settings: Settings, stage: str) -> StageSettings:
@@ -428,7 +434,7 @@ def _of_stage(settings: Settings, stage: str) -> StageSettings:
     return settings.stages.get(stage, StageSettings())
 
 
-def prices_for(settings: Settings, stage: str, delivery: Delivery | None = None) -> Prices:
+def prices_for(settings: Settings, stage: str, backend: Backend | None = None) -> Prices:
     """What the calls of a stage cost at most: `stages.<stage>.price_per_million_*` over `llm.price_per_million_*`, by
     the dearest of several endpoints; lookups have prices of their own.
 
@@ -441,7 +447,7 @@ def prices_for(settings: Settings, stage: str, delivery: Delivery | None = None)
     # What runs within tasks has no tokens, and costs nothing
     if stage in LOOKUPS:
         return Prices(prompt=settings.classifier.price_per_million_tokens)
-    share = settings.batch.discount if (delivery or delivery_for(settings, stage)) == "batch" else 1.0
+    share = settings.batch.discount if (backend or backend_for(settings, stage)) == "batch" else 1.0
     return dearest([prices_at(one, settings, stage) for one in settings.llm.each]).times(share)
 
 

@@ -115,12 +115,15 @@ Endpoints = Annotated[list[EndpointSettings], AfterValidator(_distinct)]
 ENDPOINTS: Any = {"allowed": "a list of endpoints, each a mapping with base_url"}
 
 
-Delivery = Literal["calls", "batch"]
+# What carries out the requests of a run
+Backend = Literal["process", "ray-job", "spool", "batch"]
+# Those that a stage may choose for itself
+StageBackend = Literal["process", "batch"]
 BatchFormat = Literal["auto", "openai", "azure", "mistral", "together", "groq", "anthropic", "files"]
 
 
 class BatchSettings(fields.Section):
-    """Batches of requests, where `llm.delivery` asks for them. None of it changes a result."""
+    """Batches of requests, if `llm.backend` or a stage asks for them. None of it changes a result."""
 
     ADVANCED: ClassVar[frozenset[str]] = frozenset(
         {"requests", "bytes", "longest_poll_seconds", "settle_seconds", "keep_files"}

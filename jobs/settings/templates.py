@@ -19,8 +19,8 @@ from untold.jobs.settings.layers import Layer, open_text, read_yaml
 from untold.udfs.schemes import scheme_of
 from untold.udfs.stages.definitions import SUFFIXES
 
-# A value of `prompts`, and the folder of its templates
-PUBLISHED: model.Prompts = "published"
+# A value of `prompt_set`, and the folder of its templates
+PUBLISHED: model.PromptSet = "published"
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Template:
 
 def template_of(stage: str, settings: model.Settings) -> Template:
     """The template of a stage under the settings, as `find_template`."""
-    own = settings.stages.get(stage, model.StageSettings()).prompts
-    return find_template(stage, model.api_for(settings, stage), settings.prompts_dir, own or settings.prompts)
+    own = settings.stages.get(stage, model.StageSettings()).prompt_set
+    return find_template(stage, model.api_for(settings, stage), settings.prompts_dir, own or settings.prompt_set)
 
 
 def stages_that_differ() -> frozenset[str]:
@@ -43,10 +43,10 @@ def stages_that_differ() -> frozenset[str]:
     return frozenset(file.name.split(".")[0] for file in _shipped().joinpath(PUBLISHED).iterdir())
 
 
-def find_template(stage: str, api: str, prompts_dir: str | None, prompts: model.Prompts = "ours") -> Template:
+def find_template(stage: str, api: str, prompts_dir: str | None, prompt_set: model.PromptSet = "untold") -> Template:
     """The template of a stage: a file of `prompts_dir` in either form, else the shipped one of the wanted form.
 
-    Of the shipped ones that with the published duty where `prompts` wants that and the stage has one of its own.
+    Of the shipped ones that with the published duty where `prompt_set` wants that and the stage has one of its own.
 
     A file of the user's in the other form changes the stage's API, since it says how it wants to be sent. Raises
     SettingsError where `prompts_dir` is no folder or no template has the wanted form. See docs/contract.md,
@@ -61,7 +61,7 @@ def find_template(stage: str, api: str, prompts_dir: str | None, prompts: model.
             if _kind_of(file) == "file":
                 return Template(_read(file), form, file)
     name = f"{stage}{SUFFIXES[api]}"
-    places = [f"{PUBLISHED}/{name}", name] if prompts == PUBLISHED else [name]
+    places = [f"{PUBLISHED}/{name}", name] if prompt_set == PUBLISHED else [name]
     place = next((place for place in places if _shipped().joinpath(*place.split("/")).is_file()), None)
     if place is None:
         raise model.SettingsError(
@@ -120,7 +120,7 @@ def explain_profile(settings: model.Settings, stages: Iterable[str], uses: Calla
         return None
     wanted = {one.key: one.value for one in profile_layer(settings.profile).assignments}
     asked = [name for name in stages if name in model.STAGE_NAMES]
-    of_all = {"prompts"} if stages_that_differ() & set(asked) else set()
+    of_all = {"prompt_set"} if stages_that_differ() & set(asked) else set()
     keys = [key for key in wanted if key.startswith("llm.") or key in of_all or uses(key)]
     changed = [_difference(key, value_of(settings, key), wanted[key]) for key in keys]
     changed += [line for stage in asked for line in _of_stage(settings, stage, wanted)]
@@ -148,7 +148,7 @@ def _of_stage(settings: model.Settings, stage: str, wanted: Mapping[str, Any]) -
         if own is not None and name in own.model_fields_set:
             yield _difference(f"stages.{stage}.{name}", getattr(decoding, name), wanted[f"llm.{name}"])
     template = template_of(stage, settings)
-    # A change of `prompts` itself is told once, not by stage
-    shipped = find_template(stage, template.api, None, settings.prompts)
+    # A change of `prompt_set` itself is told once, not by stage
+    shipped = find_template(stage, template.api, None, settings.prompt_set)
     if template.origin != shipped.origin:
         yield f"the template of {stage} ({template.origin})"

@@ -59,25 +59,25 @@ class AgreementRows:
 
     interval: intervals.Interval
     n: int
-    left_out: int = 0
+    excluded: int = 0
 
 
 def count_units(points: DataFrame, *, clustered: bool) -> DataFrame:
     """How often units, or with `clustered` questions, earn the same: the columns of the table `match_counts`.
 
-    model, metric, convention, measure strings, points (their sum), size (units with points), count, left_out long.
+    model, metric, convention, measure strings, points (their sum), size (units with points), count, excluded long.
     Points are whole numbers, so that sums are exact and equal ones meet; `points` as `jobs.study.label_points`
     describes them.
     """
     if clustered:
-        earned = [F.sum("points").alias("points"), F.count("points").alias("size"), F.sum("left_out").alias("left_out")]
+        earned = [F.sum("points").alias("points"), F.count("points").alias("size"), F.sum("excluded").alias("excluded")]
         units = points.groupBy(*GROUP, "cluster").agg(*earned)
     else:
         size = F.col("points").isNotNull().cast("long")
-        units = points.select(*GROUP, "points", size.alias("size"), "left_out")
+        units = points.select(*GROUP, "points", size.alias("size"), "excluded")
     # A unit that earns nothing because nothing of it counts has the size 0 and so no weight, but is counted as left out
     units = units.withColumn("points", F.coalesce("points", F.lit(0)))
-    together = [F.count("*").alias("count"), F.sum("left_out").alias("left_out")]
+    together = [F.count("*").alias("count"), F.sum("excluded").alias("excluded")]
     return units.groupBy(*GROUP, "points", "size").agg(*together)
 
 
@@ -199,13 +199,13 @@ def point_intervals(
 def _interval(rows: Sequence[Mapping[str, Any]], scale: int, seed: int) -> AgreementRows:
     """The mean share of the points and its interval; by cluster where any cluster has more than one unit."""
     sums, sizes, counts = unit_counts(rows, scale)
-    left_out = sum(row["left_out"] for row in rows)
+    excluded = sum(row["excluded"] for row in rows)
     if max(sizes) > 1:
         interval = intervals.clustered_bca_interval(sums, sizes, counts, seed=seed)
     else:
         # sizes are 0 or 1 here: a unit without points has no weight
         interval = intervals.bca_interval(sums, np.multiply(sizes, counts), seed=seed)
-    return AgreementRows(interval, int(np.dot(sizes, counts)), left_out)
+    return AgreementRows(interval, int(np.dot(sizes, counts)), excluded)
 
 
 def unit_counts(rows: Sequence[Mapping[str, Any]], scale: int) -> tuple[list[float], list[int], list[int]]:
@@ -228,7 +228,7 @@ def match_counts(dataset: str, counted: Iterable[Mapping[str, Any]], scales: Map
 def table_intervals(tables: Mapping[tuple[str, str], Resampled]) -> dict[Key, AgreementRows]:
     """By model, metric, convention and measure of a confusion table: the measure and its BCa interval, and the rows.
 
-    left_out: rows that the convention leaves out; only `zero` does, the failed ones.
+    excluded: rows that the convention leaves out; only `zero` does, the failed ones.
     """
     found: dict[Key, AgreementRows] = {}
     for (model, metric), resampled in tables.items():
@@ -256,8 +256,8 @@ def agreement_rows(
 
 
 def _values(found: AgreementRows) -> dict[str, Any]:
-    """The columns value, ci_low, ci_high, n and left_out of a row."""
-    return {**found.interval.columns(), "n": found.n, "left_out": found.left_out}
+    """The columns value, ci_low, ci_high, n and excluded of a row."""
+    return {**found.interval.columns(), "n": found.n, "excluded": found.excluded}
 
 
 def compare_metrics(
@@ -391,7 +391,7 @@ def _by_owner(counts: Iterable[Row]) -> dict[Owner, dict[str, list[Row]]]:
 def _average(owner: Owner, sets: Sequence[Sequence[Row]], seed: int) -> dict[str, Any]:
     """A row of `meta_evaluation` of the data set `average`: the mean over data sets of their means.
 
-    n and left_out are sums over the data sets. The interval resamples each data set by itself, as they are independent.
+    n and excluded are sums over the data sets. The interval resamples each data set by itself, as they are independent.
     """
     interval = intervals.joint_bca_interval([unit_counts(rows, rows[0]["scale"]) for rows in sets], seed=seed)
     return {
@@ -400,7 +400,7 @@ def _average(owner: Owner, sets: Sequence[Sequence[Row]], seed: int) -> dict[str
         "measure": LMR,
         **interval.columns(),
         "n": sum(row["size"] * row["count"] for rows in sets for row in rows),
-        "left_out": sum(row["left_out"] for rows in sets for row in rows),
+        "excluded": sum(row["excluded"] for rows in sets for row in rows),
     }
 
 
@@ -425,7 +425,7 @@ def _spreads(averages: Iterable[Row]) -> list[dict[str, Any]]:
             "ci_low": None,
             "ci_high": None,
             "n": len(found),
-            "left_out": None,
+            "excluded": None,
             "published": PUBLISHED_SPREADS.get(metric) if convention == PUBLISHED_CONVENTION else None,
         }
         for (metric, convention), found in sorted(values.items())

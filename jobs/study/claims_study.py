@@ -308,14 +308,14 @@ def evaluation_rows(
             own = [row for row in said if (row["model"], row["metric"]) == (model, metric)]
             known = [row for row in own if row["verdict"] is not None]
             sizes = {"n": sum(row["count"] for row in known)}
-            sizes["left_out"] = size - sizes["n"]
+            sizes["excluded"] = size - sizes["n"]
             for name, one in verdict_intervals(known, labels, seed=seed).items():
                 found.append({"metric": metric, "model": model, "measure": name} | one.columns() | sizes)
             found += [{"metric": metric, "model": model} | row for row in _shares(known, people, "verdict", seed)]
     constant = constant_label(people)
     always = [{**row, "verdict": constant} for row in people]
     for name, one in verdict_intervals(always, labels, seed=seed).items():
-        found.append({"metric": CONSTANT, "measure": name, "n": size, "left_out": 0} | one.columns())
+        found.append({"metric": CONSTANT, "measure": name, "n": size, "excluded": 0} | one.columns())
     found += [{"metric": PEOPLE} | row for row in _shares(people, people, "label", seed)]
     ours = {"dataset": DATASET, "level": "item"}
     return [{name: (ours | row).get(name) for name in META_EVALUATION.names} for row in found]
@@ -330,7 +330,7 @@ def _shares(rows: Sequence[Any], people: Sequence[Any], column: str, seed: int) 
         size = sum(row["count"] for row in people if system is None or row["system"] == system)
         one, n = supported_share(own, column, seed=seed)
         measure = SHARE if system is None else f"{SHARE}:{system}"
-        found.append({"measure": measure, "n": n, "left_out": size - n} | one.columns())
+        found.append({"measure": measure, "n": n, "excluded": size - n} | one.columns())
     return found
 
 
@@ -355,7 +355,7 @@ def render(rows: Sequence[Row], *, clustered: bool, notes: Sequence[str]) -> str
 def _measure_table(rows: Sequence[Row]) -> str:
     """A line a metric of a model, and one for the constant label."""
     lines = [
-        [metric, model or "(baseline)", f"{own['accuracy']['n']:,}", f"{own['accuracy']['left_out']:,}"]
+        [metric, model or "(baseline)", f"{own['accuracy']['n']:,}", f"{own['accuracy']['excluded']:,}"]
         + [interval(own[name], 4) for name in VERDICT_MEASURES]
         for (metric, model), own in by_owner(rows, VERDICT_MEASURES).items()
     ]

@@ -227,7 +227,7 @@ def _models(rows: Sequence[Row]) -> str:
     """Fleiss' kappa of models; empty where no metric has two."""
     names = {MODELS_KAPPA: "of models", MAJORITIES_KAPPA: "of the two majorities"}
     lines = [
-        [row["metric"], names[row["measure"]], number(row["value"]), f"{row['n']:,}", f"{row['left_out']:,}"]
+        [row["metric"], names[row["measure"]], number(row["value"]), f"{row['n']:,}", f"{row['excluded']:,}"]
         for row in rows
         if row["measure"] in names
     ]
@@ -258,7 +258,7 @@ def _correlations(rows: Sequence[Row], level: str) -> str:
     for (metric, model), found in own.items():
         first = found["pearson"]
         cells = [cell for name in COEFFICIENTS for cell in (interval(found[name]), _p_value(found[name]["p_value"]))]
-        lines.append([metric, model or "(baseline)", f"{first['n']:,}", f"{first['left_out']:,}", *cells])
+        lines.append([metric, model or "(baseline)", f"{first['n']:,}", f"{first['excluded']:,}", *cells])
     heads = ["metric", "model", "n", "left out", *[head for name in COEFFICIENTS for head in (name, "p")]]
     return section(f"Correlation with human coverage, by {level}", "", heads, lines)
 

@@ -110,7 +110,7 @@ def evaluation_rows(
         found += [{"metric": metric, "model": model} | row for row in _correlations(own, clustered, seed)]
         if model is not None:
             found += [{"metric": metric, "model": model} | row for row in _items(own, clustered, seed)]
-    sizes = {"level": BY_ITEM, "n": labels.compared, "left_out": labels.items - labels.compared}
+    sizes = {"level": BY_ITEM, "n": labels.compared, "excluded": labels.items - labels.compared}
     found.append({"measure": KAPPA, "value": labels.kappa, **sizes})
     found.append({"measure": ALPHA, "value": labels.alpha, **sizes})
     found += [{"level": BY_ITEM} | row for row in more]
@@ -131,7 +131,7 @@ def _correlations(rows: Sequence[Row], clustered: bool, seed: int) -> list[Row]:
 
 
 def _correlation_rows(
-    level: str, pairs: tuple[list[float], list[float]], clusters: list[str] | None, left_out: int, seed: int
+    level: str, pairs: tuple[list[float], list[float]], clusters: list[str] | None, excluded: int, seed: int
 ) -> list[Row]:
     return [
         {
@@ -142,7 +142,7 @@ def _correlation_rows(
             "ci_low": one.low,
             "ci_high": one.high,
             "n": one.n,
-            "left_out": left_out,
+            "excluded": excluded,
         }
         for name, one in correlate(*pairs, clusters, seed=seed).items()
     ]
@@ -172,14 +172,14 @@ def _items(rows: Sequence[Row], clustered: bool, seed: int) -> list[Row]:
             "level": BY_SAMPLE if average == "macro" else BY_ITEM,
             **one.interval.columns(),
             "n": one.n,
-            "left_out": one.left_out + unjudged[average],
+            "excluded": one.excluded + unjudged[average],
         }
         for (measure, average), one in item_averages(hits, wrong, missed, clusters, seed=seed).items()
     ]
     return averages + _agreements(judged, clusters, unjudged["micro"], seed)
 
 
-def _agreements(rows: Sequence[Row], clusters: list[str] | None, left_out: int, seed: int) -> list[Row]:
+def _agreements(rows: Sequence[Row], clusters: list[str] | None, excluded: int, seed: int) -> list[Row]:
     """Cohen's kappa of metric and majority, macro-F1 and accuracy, over all labelled items; samples are resampled."""
     counts = [[row[name] for name in COUNTS] for row in rows] or [[0] * len(COUNTS)]
     found = []
@@ -189,7 +189,7 @@ def _agreements(rows: Sequence[Row], clusters: list[str] | None, left_out: int, 
             return measure(totals.reshape(*totals.shape[:-1], 2, 2))
 
         one = total_interval(of_counts, counts, clusters, seed=seed)
-        sizes = {"n": sum(map(sum, counts)), "left_out": left_out}
+        sizes = {"n": sum(map(sum, counts)), "excluded": excluded}
         found.append({"measure": name, "level": BY_ITEM} | one.columns() | sizes)
     return found
 
@@ -218,7 +218,7 @@ def overlap_rows(samples: DataFrame, judged: DataFrame, *, clustered: bool, seed
     size, covered = sum(row["count"] for row in labelled), sum(row["count"] for row in labelled if row["said"])
     everything = sum(row["count"] for row in rows)
     known = [row for row in labelled if row["overlap"] is not None]
-    share = {"value": max(covered, size - covered) / size if size else None, "n": size, "left_out": everything - size}
+    share = {"value": max(covered, size - covered) / size if size else None, "n": size, "excluded": everything - size}
     return [
         {"metric": OVERLAP, "measure": AUC} | _auc(known, "overlap", "said", everything, seed),
         {"metric": CONSTANT, "measure": ACCURACY} | share,
@@ -260,7 +260,7 @@ def _auc(rows: Sequence[Row], score: str, positive: str, everything: int, seed: 
         [row[score] for row in each], [row[positive] for row in each], [row["unit"] for row in each]
     )
     found = total_interval(auc, counts, seed=seed)
-    sizes = {"n": len(each), "left_out": everything - len(each)}
+    sizes = {"n": len(each), "excluded": everything - len(each)}
     return {**found.columns(), **sizes}
 
 
@@ -281,7 +281,7 @@ def annotator_rows(judged: DataFrame) -> list[Row]:
             "measure": ACCURACY,
             "value": row["hits"] / row["n"] if row["n"] else None,
             "n": row["n"],
-            "left_out": row["all"] - row["n"],
+            "excluded": row["all"] - row["n"],
         }
         for row in sorted(read_rows(told), key=lambda row: int(row["place"]))
     ]

@@ -204,7 +204,7 @@ def kappas_of_models(verdicts: ItemVerdicts, judged: DataFrame) -> list[dict[str
     """For each metric of several models, Fleiss' kappa of these and of the two majorities: rows of `meta_evaluation`.
 
     Models are raters of the items that all of them judged; the majorities are theirs and that of the annotators, where
-    both have one. n: items compared, left_out: the others.
+    both have one. n: items compared, excluded: the others.
     """
     counts: dict[str, int] = {}
     for names in verdicts.metrics.values():
@@ -237,7 +237,7 @@ def _kappa_rows(metric: str, models: int, items: int, rows: Sequence[Mapping[str
             "measure": name,
             "value": fleiss_kappa(table),
             "n": len(table),
-            "left_out": items - len(table),
+            "excluded": items - len(table),
         }
         for name, table in (("fleiss_kappa_models", raters), ("fleiss_kappa_majorities", majorities))
     ]

@@ -1,8 +1,8 @@
 """What scores earn against labels and instances, as Spark counts it; methods, section 6.
 
-Tables of *points* have the columns model, metric, convention, measure, unit, cluster strings, points and left_out long:
+Tables of *points* have the columns model, metric, convention, measure, unit, cluster strings, points and excluded long:
 a row is what a unit (a sample; for ConflictBank a claim of an instance) earns of a measure's full scale, null where
-nothing of it counts; `left_out` is how many of its comparisons do not count; its cluster is its question.
+nothing of it counts; `excluded` is how many of its comparisons do not count; its cluster is its question.
 """
 
 from __future__ import annotations
@@ -199,13 +199,13 @@ def _points(frame: DataFrame, unit: Column, cluster: Column, found: Mapping[tupl
             F.lit(convention).alias("convention"),
             F.lit(measure).alias("measure"),
             points.alias("points"),
-            left_out.alias("left_out"),
+            excluded.alias("excluded"),
         )
-        for (measure, convention), (points, left_out) in found.items()
+        for (measure, convention), (points, excluded) in found.items()
     ]
     names = [unit.alias("unit"), cluster.alias("cluster")]
     exploded = frame.select("model", "metric", *names, F.explode(F.array(*earned)).alias("earned"))
-    columns = ["earned.convention", "earned.measure", "unit", "cluster", "earned.points", "earned.left_out"]
+    columns = ["earned.convention", "earned.measure", "unit", "cluster", "earned.points", "earned.excluded"]
     return exploded.select("model", "metric", *columns)
 
 

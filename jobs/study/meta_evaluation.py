@@ -19,7 +19,7 @@ from untold.jobs.metrics import METRICS, stages_of
 from untold.jobs.run import manifest
 from untold.jobs.run.outcome import FAILED_TOO_MANY
 from untold.jobs.run.terminal import Display, amount
-from untold.jobs.settings.model import Prompts, Settings
+from untold.jobs.settings.model import PromptSet, Settings
 from untold.jobs.settings.templates import stages_that_differ, template_of
 from untold.jobs.study.agreement import compare_metrics, count_differences, read_rows
 from untold.jobs.study.claims_study import DATASET as CLAIMS
@@ -41,12 +41,12 @@ class StudyEndpoint:
     name: str
     settings: Settings
     embedded: bool
-    prompts: Prompts | None = None
+    prompt_set: PromptSet | None = None
 
     @property
     def model(self) -> str:
         """Its name in tables: that of the model, `NAME (published prompts)` where prompts are compared."""
-        return self.name if self.prompts is None else f"{self.name} ({self.prompts} prompts)"
+        return self.name if self.prompt_set is None else f"{self.name} ({self.prompt_set} prompts)"
 
     @property
     def folder(self) -> str:
@@ -56,7 +56,7 @@ class StudyEndpoint:
         refuses.
         """
         model = re.sub(r"[^\w.-]+", "-", self.name).strip(".") or "model"
-        return model if self.prompts is None else f"{model}-{self.prompts}-prompts"
+        return model if self.prompt_set is None else f"{model}-{self.prompt_set}-prompts"
 
 
 @dataclass(frozen=True)
@@ -120,14 +120,14 @@ class MetaEvaluationOutcome:
     message: str | None = None
 
 
-def endpoint_of(settings: Settings, *, embedded: bool, prompts: Prompts | None = None) -> StudyEndpoint:
-    """The endpoint of some settings, named after its model; under `prompts` where these are compared."""
+def endpoint_of(settings: Settings, *, embedded: bool, prompt_set: PromptSet | None = None) -> StudyEndpoint:
+    """The endpoint of some settings, named after its model; under `prompt_set` where these are compared."""
     local = settings.llm.local_model
     # A local model has no name of its own but its file's
     name = settings.llm.model or (PurePath(local).stem if local else DEMO_LABEL)
-    if prompts is not None:
-        settings = settings.model_copy(update={"prompts": prompts})
-    return StudyEndpoint(name, settings, embedded, prompts)
+    if prompt_set is not None:
+        settings = settings.model_copy(update={"prompt_set": prompt_set})
+    return StudyEndpoint(name, settings, embedded, prompt_set)
 
 
 def verify_endpoints(request: MetaEvaluationRequest, claims: LabelledClaims, display: Display) -> MetaEvaluationOutcome:
@@ -214,8 +214,8 @@ def check_prompts(pairs: Pairs, metrics: Sequence[str]) -> None:
         stages = stages_that_differ() & set(stages_of(metrics, one.settings))
         if all(template_of(stage, one.settings) == template_of(stage, other.settings) for stage in stages):
             raise MetaEvaluationError(
-                f"--prompts: {', '.join(metrics)} would ask {one.name} the same under both; prompts differ for "
-                f"{', '.join(sorted(stages_that_differ()))}, unless prompts_dir or stages.<stage>.prompts says which"
+                f"--prompt-set: {', '.join(metrics)} would ask {one.name} the same under both; prompts differ for "
+                f"{', '.join(sorted(stages_that_differ()))}, unless prompts_dir or stages.<stage>.prompt_set says which"
             )
 
 
@@ -243,7 +243,7 @@ def compare_items(
 
 
 def _names(metric: str, one: StudyEndpoint, other: StudyEndpoint) -> dict[str, Any]:
-    return {"metric": metric, "model": one.name, "first": one.prompts, "second": other.prompts}
+    return {"metric": metric, "model": one.name, "first": one.prompt_set, "second": other.prompt_set}
 
 
 def _differences(

@@ -106,7 +106,7 @@ def _agreements(rows: Sequence[Row], clustered: bool, seed: int) -> Iterator[Row
             return found
 
         one = total_interval(of_totals, cells.reshape(len(by_sample), len(SUPPORTS) ** 2), clusters, seed=seed)
-        sizes = {"n": len(known), "left_out": len(rows) - len(known)}
+        sizes = {"n": len(known), "excluded": len(rows) - len(known)}
         yield {"measure": measure, "level": BY_ITEM, **one.columns(), **sizes}
 
 
@@ -121,11 +121,11 @@ def _rankings(rows: Sequence[Row], score: str, seed: int) -> Iterator[Row]:
     people, judge = zip(*by_system, strict=True) if by_system else ((), ())
     overall = correlate(people, judge, seed=seed)["kendall"]
     ends = {"value": overall.value, "ci_low": overall.low, "ci_high": overall.high, "p_value": overall.p_value}
-    yield {"measure": SYSTEMS, "level": "system", **ends, "n": len(by_system), "left_out": 0}
+    yield {"measure": SYSTEMS, "level": "system", **ends, "n": len(by_system), "excluded": 0}
     by_topic = _grouped(scores, "topic")
     taus = [tau for own in by_topic if (tau := _tau(_means(own))) is not None]
     within = bca_interval(taus, [1] * len(taus), seed=seed)
-    sizes = {"n": len(taus), "left_out": len(by_topic) - len(taus)}
+    sizes = {"n": len(taus), "excluded": len(by_topic) - len(taus)}
     yield {"measure": WITHIN, "level": BY_QUERY, **within.columns(), **sizes}
 
 

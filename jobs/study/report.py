@@ -161,7 +161,7 @@ def _published_value(row: Row) -> float | None:
 
 def _as_published(row: Row) -> bool:
     """Whether the convention is the paper's: where nothing was left out, `zero` is the same."""
-    return row["convention"] == PUBLISHED_CONVENTION or (row["convention"] == "zero" and not row.get("left_out"))
+    return row["convention"] == PUBLISHED_CONVENTION or (row["convention"] == "zero" and not row.get("excluded"))
 
 
 def _plain(model: str) -> str:
@@ -244,7 +244,7 @@ def _main_table(rows: Sequence[Row], costs: Mapping[str, Mapping[str, Cost]]) ->
         measured = (values.get(name) for name in measures)
         lines.append(
             [
-                *(metric, model, convention, f"{values['lmr']['n']:,}", f"{values['lmr']['left_out'] or 0:,}"),
+                *(metric, model, convention, f"{values['lmr']['n']:,}", f"{values['lmr']['excluded'] or 0:,}"),
                 *("-" if row is None else _cell(row) for row in measured),
                 *cost_cells(costs.get(model, {}).get(metric)),
                 number(values["lmr"]["published"]),

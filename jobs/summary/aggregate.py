@@ -263,7 +263,8 @@ def repeatability_lines(rows: Rows) -> Iterator[str]:
     """A line a metric: how far its scorings differ."""
     for row in rows:
         if row["level"] == "overall":
-            flips = "" if row["flips"] is None else f", {row['flips']:.1%} of {row['statements']:,} statements flip"
+            rate = row["disagreement_rate"]
+            flips = "" if rate is None else f", {rate:.1%} of {row['statements']:,} statements flip"
             share = "" if row["share"] is None else f", {row['share']:.1%} of the scores' variance is the judge's own"
             yield (
                 f"{row['metric']}: over {row['repeats']} scorings of {amount(row['n'], 'sample')} a score varies by "
@@ -314,7 +315,8 @@ def _by_group(rows: DataFrame, *sums: Any) -> dict[Key, Row]:
 
 def _flips(counts: Row | None) -> dict[str, Any]:
     statements = counts["statements"] if counts else 0
-    return {"statements": statements, "flips": counts["flips"] / statements if counts and statements else None}
+    rate = counts["flips"] / statements if counts and statements else None
+    return {"statements": statements, "disagreement_rate": rate}
 
 
 def _share(within: float, total: float | None) -> float | None:

@@ -85,7 +85,7 @@ class Group:
 
     pair: tuple[str, str | None]
     system: str | None
-    second: str | None
+    compared_system: str | None
     judged: int
     rest: int
     undefined: int

@@ -159,7 +159,7 @@ WORST_SHOWN = 3
 # Of an interval that is drawn as text: its columns, and its left end, line, right end and mean
 DRAWN_COLUMNS = 41
 MARKS, PLAIN_MARKS = "├─┤●", "|-|o"
-OTHER_FORMS = ("lenient", "unparsable", "refused")
+OTHER_FORMS = ("parsed_lenient", "unparsable", "refused")
 NOT_ASKED = "budget"  # the status, in the tables, of a sample that the run ended before
 # As `aggregate.Group`: a metric, and a system or None
 Unasked = Mapping[tuple[str, str | None], int]
@@ -178,7 +178,7 @@ def end_of_run(
     failures = count_failures(run.dataset("failures")) if rows["failures"] else []
     worst = lowest_scores(run.dataset("scores"), WORST_SHOWN).to_pylist()
     diagnoses = [*describe_means(run), *describe_faults(run)]
-    leaning = run.table("leaning").to_pylist() if rows.get("leaning") else []
+    preference = run.table("source_preference").to_pylist() if rows.get("source_preference") else []
     measures = run.table("measures_summary").to_pylist() if rows.get("measures_summary") else []
     conflicts = conflict_lines(measures, page)
     label = f" ({DEMO_LABEL}: not a judge to rely on)" if embedded else ""
@@ -190,7 +190,7 @@ def end_of_run(
         ["diagnoses", *(line for one in diagnoses for line in wrapped(one, page))] if diagnoses else [],
         ["audits of filters", *_audits(run.manifest.get("audits", []), page)] if run.manifest.get("audits") else [],
         ["conflicts of contexts", *conflicts] if conflicts else [],
-        ["sources followed in conflicts", *leaning_lines(leaning, page)] if leaning else [],
+        ["sources followed in conflicts", *leaning_lines(preference, page)] if preference else [],
         [
             *wrapped(_took(run.manifest), page),
             *_leaks(run.manifest),
@@ -251,9 +251,9 @@ def failures_table(failures: Sequence[Row], page: Page) -> list[str]:
 
 def _readings(usage: Sequence[Row], page: Page) -> list[str]:
     """How completions were read, of stages whose judge does not always keep to the form."""
-    loose = [row for row in by_stage(usage) if any(row.get(name) for name in (*OTHER_FORMS, "asked_again"))]
+    loose = [row for row in by_stage(usage) if any(row.get(name) for name in (*OTHER_FORMS, "retries_after_parse"))]
     heads = ["stage", "schema", "form", "other form", "unparsable", "refused", "asked again"]
-    names = ("schema", "form", *OTHER_FORMS, "asked_again")
+    names = ("parsed_schema", "parsed_template", *OTHER_FORMS, "retries_after_parse")
     rows = [[row["stage"], *(f"{row.get(name) or 0:,}" for name in names)] for row in loose]
     return ["how completions were read", *table(heads, rows, page, names=1)] if rows else []
 

@@ -84,9 +84,10 @@ def _chosen(sources: Column, followed: int) -> Column:
 
 
 def leaning_rows(counts: Iterable[Row], *, seed: int) -> list[dict[str, Any]]:
-    """The rows of the table `leaning`, of each metric those of all samples first; counts as `count_leaning` gives them.
+    """Return the rows of the table `source_preference`, of each metric those of all samples first.
 
-    Intervals resample queries; p-values are adjusted over the rows of a metric and level.
+    counts: rows of `count_leaning`. Intervals resample queries. P-values are adjusted over the rows of a metric and
+    level.
     """
     queries: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in counts:
@@ -153,7 +154,7 @@ def leaning_lines(rows: Sequence[Row], page: Page) -> list[str]:
         for row in rows
     ]
     heads = ["metric", "system", "by", "source", "followed", "share", "95 % interval", "p adj."]
-    return _first_lines(heads, lines, page, 4, "leaning")
+    return _first_lines(heads, lines, page, 4, "source_preference")
 
 
 def _first_lines(heads: Sequence[str], lines: Sequence[list[str]], page: Page, names: int, of: str) -> list[str]:

@@ -96,7 +96,7 @@ def _start(
 ) -> tuple[float, int]:
     """Seconds of a start, and requests to the store. An empty store is a new one each time."""
     place = f"{server.root}/{store if store == 'full' else output + '-store'}"
-    settings = (*SETTINGS, f"llm.base_url={model.base_url}", f"store={place}")
+    settings = (*SETTINGS, f"llm.base_url={model.base_url}", f"completion_store={place}")
     command = [sys.executable, "-m", "untold", "score", "--input", str(samples), "--metric", "e2e"]
     command += ["--output", f"{server.root}/{output}"]
     for setting in (*settings, *(f"storage.{name}={value}" for name, value in server.settings.items())):

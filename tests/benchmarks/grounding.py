@@ -99,7 +99,14 @@ def _from_full_stores(sizes: Sequence[int]) -> list[Figure]:
             path = write_rows(folder / "samples.jsonl", [_sample(number) for number in range(size)])
             _fill(folder / "store", size, server.base_url)
             ran = run_job(
-                server, path, folder / "job", f"store={folder / 'store'}", BM25, metric=METRIC, calls=0, watch=True
+                server,
+                path,
+                folder / "job",
+                f"completion_store={folder / 'store'}",
+                BM25,
+                metric=METRIC,
+                calls=0,
+                watch=True,
             )
         figures.append(Figure(f"samples a second from a full store, {size:,} samples", (size / ran.seconds,)))
         for role in (DRIVER, JVM, PYTHON_WORKERS):

@@ -57,7 +57,7 @@ def _rates(requests: int, turns: int) -> list[Figure]:
             extracted = (({"text": _given_sample(number)["response"]}, _said(number)) for number in range(count))
             write_answers(store, bound_stage(server.base_url, EXTRACT), extracted)
             return run_job(
-                server, samples, folder / "job", f"store={store}", "llm.actors=1", metric=METRIC, calls=asked
+                server, samples, folder / "job", f"completion_store={store}", "llm.actors=1", metric=METRIC, calls=asked
             )
 
         steps = ["user", "job", "engine"]

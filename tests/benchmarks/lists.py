@@ -33,7 +33,7 @@ QUERIES = 2
 LATENCY = 0.2  # seconds
 LISTS = ("nli.judgement=lists",)
 FILTER = ("nli.filter=words",)
-CERTAIN = "nli.certain=0.85"
+CERTAIN = "nli.classifier_threshold=0.85"
 SIZES = (5, 10)
 LONGEST, CASCADE = "lists of 20", "lists of 20, filter by words, classifier"
 # Times as many requests as published, and how far a form agrees with pairs

@@ -101,7 +101,7 @@ def _from_full_stores(sizes: Sequence[int]) -> list[Figure]:
     """Seconds and memory of whole jobs by the number of samples; a start is the time of a job of a few of them."""
     with TemporaryDirectory(prefix="untold-") as name, ModelServer(answer="world_closed") as server:
         folder = Path(name)
-        settings = (f"store={folder / 'store'}", NEAR, *_embedder(server))
+        settings = (f"completion_store={folder / 'store'}", NEAR, *_embedder(server))
         few = _write(folder / "few.jsonl", _covering())
         run_job(server, few, folder / "job", *settings, metric=METRIC)
         start = run_job(server, few, folder / "job", *settings, metric=METRIC, calls=0)

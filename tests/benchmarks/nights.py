@@ -141,6 +141,6 @@ class _Nights:
             file.write(write_samples(self._directory / "old.jsonl", old).read_text())
             new = write_samples(self._directory / "new.jsonl", self._new, first=self._count + self._runs * self._new)
             file.write(new.read_text())
-        settings = (f"store={self._directory / 'store'}", "nightly.budget_month=1000000", *PRICES)
+        settings = (f"completion_store={self._directory / 'store'}", "nightly.budget_month=1000000", *PRICES)
         given = (self._server, self._directory, day, *settings)
         return run_night(*given, calls=self._new), run_night(*given, calls=0)

@@ -47,7 +47,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 def _run(server: ModelServer, samples: Path, folder: Path, store: str, calls: int) -> Ran:
-    return run_job(server, samples, folder / "job", f"store={folder / store}", calls=calls)
+    return run_job(server, samples, folder / "job", f"completion_store={folder / store}", calls=calls)
 
 
 def fill_store(store: Path, count: int, base_url: str) -> None:

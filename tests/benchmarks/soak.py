@@ -132,7 +132,7 @@ def _run_through(
     settings = {
         "prompts_dir": PROMPTS,
         "summarise_contexts": "false",
-        "store": disk / "store",
+        "completion_store": disk / "store",
         "llm.timeout_seconds": TIMEOUT_SECONDS,
         "llm.max_concurrency": IN_FLIGHT,
         "llm.flush_seconds": FLUSH_SECONDS,

@@ -112,7 +112,7 @@ def _inputs() -> dict[str, list[dict[str, Any]]]:
 def _stored(folder: Path, count: int) -> dict[str, Started]:
     """A run of e2e whose store has every answer, and Spark alone reading and writing the tables that it writes."""
     samples = write_samples(folder / "many.jsonl", make_samples(count))
-    store = ("--set", f"store={folder / 'store'}")
+    store = ("--set", f"completion_store={folder / 'store'}")
     with ModelServer() as server:
         for name in ("fill", "stored"):
             words = ("--input", str(samples), "--output", str(folder / f"out-{name}"), "--metric", "e2e", *store)

@@ -66,7 +66,9 @@ def _run(metric: str, size: int) -> dict[str, float]:
         path = folder / "samples.jsonl"
         write_rows(path, map(_sample, range(size)))
         _fill(folder / "store", STAGES[metric], size, server.base_url)
-        ran = run_job(server, path, folder / "job", f"store={folder / 'store'}", metric=metric, calls=0, watch=True)
+        ran = run_job(
+            server, path, folder / "job", f"completion_store={folder / 'store'}", metric=metric, calls=0, watch=True
+        )
     peaks = {role: peak_bytes(ran.looks, role) / MEGABYTE for role in (DRIVER, JVM, PYTHON_WORKERS)}
     return {"a sample": 1000 * ran.seconds / size, **peaks}
 

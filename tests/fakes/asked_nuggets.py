@@ -56,10 +56,10 @@ class JudgedNuggets:
         nuggets: list[str] = []
         for first in range(0, len(texts), self.options.window):
             window = list(texts[first : first + self.options.window])
-            variables = {"query": query, "texts": window, "nuggets": nuggets, "most": self.options.most}
+            variables = {"query": query, "texts": window, "nuggets": nuggets, "most": self.options.max_generated}
             if self.lost or self._lose("create_nuggets", variables):
                 return []
-            nuggets = created(window, nuggets, self.options.most)
+            nuggets = created(window, nuggets, self.options.max_generated)
         return [] if self.lost else nuggets
 
     def _label(self, stage: str, variables: Mapping[str, Any], texts: Sequence[str]) -> list[str | None]:

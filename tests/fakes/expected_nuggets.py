@@ -19,8 +19,8 @@ class Options:
 
     judge: str = "closed"
     window: int = 10
-    most: int = 30
-    keep: int = 20
+    max_generated: int = 30
+    top_k: int = 20
     vital_weight: float = 1.0
     score: str = "vital"
     unassigned: Callable[[str, str], bool] = lambda response, nugget: False
@@ -57,13 +57,13 @@ def expected_nuggets(sample: Mapping[str, Any], texts: Sequence[str], options: O
     if not given:
         found: list[str] = []
         for first in range(0, len(texts), options.window):
-            found = created(texts[first : first + options.window], found, options.most)
+            found = created(texts[first : first + options.window], found, options.max_generated)
         given = [{"text": text, "id": ""} for text in found]
     named = [_named(one, place, sample["query"], options) for place, one in enumerate(given, start=1)]
     ranked = [one for importance in ("vital", "okay") for one in named if one.importance == importance]
     nuggets = [
         _judged(one, sample["response"], options)
-        if place <= options.keep or one.weight is not None
+        if place <= options.top_k or one.weight is not None
         else replace(one, kept=False)
         for place, one in enumerate(ranked, start=1)
     ]

@@ -31,9 +31,9 @@ def write_study(folder: Path, dataset: str, counts: Counts, **manifest: Any) -> 
     for (metric, model), (held, of) in counts.items():
         for convention in ("mismatch", "zero", "published"):
             names = {"dataset": dataset, "metric": metric, "model": model, "convention": convention, "measure": "lmr"}
-            tables["meta_evaluation"].append({**names, "value": held / of, "n": of, "left_out": 0})
+            tables["meta_evaluation"].append({**names, "value": held / of, "n": of, "excluded": 0})
             for points, count in ((1, held), (0, of - held)):
-                row = {**names, "scale": 1, "points": points, "size": 1, "count": count, "left_out": 0}
+                row = {**names, "scale": 1, "points": points, "size": 1, "count": count, "excluded": 0}
                 tables["match_counts"].append(row)
     for name, schema in (("meta_evaluation", META_EVALUATION), ("match_counts", MATCH_COUNTS)):
         (folder / name).mkdir(parents=True)

@@ -63,7 +63,7 @@ def test_each_result_is_shown_as_it_comes_and_what_was_known_is_counted(
         if line.startswith(str(second["sample_id"])):
             shown.set()
 
-    settings = demo_settings(Settings(store=str(tmp_path)), DEMO)
+    settings = demo_settings(Settings(completion_store=str(tmp_path)), DEMO)
     request = ScoreRequest(input=str(SAMPLES), output="", settings=settings, metrics=("e2e",), embedded=False)
     with showing_results(request, say):
         answer(tmp_path, 2, second, cached=75, estimated=estimated)

@@ -245,7 +245,7 @@ def test_embedded_model_that_was_never_used_is_not_put_together(
 def test_a_store_is_ok_only_where_all_engines_reached_it(
     calm: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = settings_for(calm).model_copy(update={"store": str(tmp_path)})
+    settings = settings_for(calm).model_copy(update={"completion_store": str(tmp_path)})
     assert examine(lambda: Resolved(settings, {}, embedded=False)) == 0
     assert f"ok    store              {tmp_path}\n" in capsys.readouterr().out
     monkeypatch.setattr(doctor, "check_ray", lambda settings: Finding("FAIL", "Ray", "at 10.0.0.1: it is not shared"))
@@ -273,9 +273,11 @@ def say_version(server: socket.socket) -> None:
             taken.sendall(f"HTTP/1.1 200 OK\r\n{head}".encode() + body)
 
 
-def settings_by(answering: str, address: str | None = None) -> Settings:
+def settings_by(backend: str, address: str | None = None) -> Settings:
     return Settings(
-        store="/store", llm=LlmSettings(answering=answering, spool="/spool"), ray=RaySettings(address=address)
+        completion_store="/store",
+        llm=LlmSettings(backend=backend, spool="/spool"),
+        ray=RaySettings(address=address),
     )
 
 
@@ -346,7 +348,7 @@ def test_spark_that_does_not_start_fails_with_what_to_do() -> None:
 
 
 def test_ray_starts_and_reaches_the_store(tmp_path: Path) -> None:
-    assert check_ray(Settings(store=str(tmp_path))).state == "ok"
+    assert check_ray(Settings(completion_store=str(tmp_path))).state == "ok"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -375,7 +377,7 @@ def test_of_what_facts_are_looked_up_with_only_what_is_set_is_tried(
     assert (calm.count("embed_text"), calm.count("web_search")) == (1, 1)
     judge = {"labels": list(LABELS), "separator": SEPARATOR, "model": "judge"}
     for api in ("classify", "predict", "score"):
-        named = {"nli": {"classifier_url": f"{calm.root_url}/{api}", "certain": 0.9}, "classifier": judge}
+        named = {"nli": {"classifier_url": f"{calm.root_url}/{api}", "classifier_threshold": 0.9}, "classifier": judge}
         assert lookup_states(**named) == {"classifier": ("ok", f"judge at {calm.root_url}/{api}")}
     assert calm.count("classify_entailment") == 3
 

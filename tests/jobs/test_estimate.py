@@ -89,7 +89,9 @@ def test_without_strata_and_shared_queries_it_is_ppi(tmp_path: Path) -> None:
     assert (row["plain_low"], row["plain_high"]) == pytest.approx([float(np.squeeze(one)) for one in plain], rel=1e-2)
     assert (row["metric"], row["proxy"], row["level"], row["n"]) == ("nli", "e2e", "overall", 1_000)
     assert row["judged"] == judged.sum()
-    assert row["effective"] == pytest.approx(row["judged"] * (np.diff(plain)[0] / (high - low)[0]) ** 2, rel=2e-2)
+    assert row["effective_sample_size"] == pytest.approx(
+        row["judged"] * (np.diff(plain)[0] / (high - low)[0]) ** 2, rel=2e-2
+    )
 
 
 def coverage(folder: Path, *, systems: int, topics: bool) -> dict[str, float]:
@@ -122,7 +124,7 @@ def coverage(folder: Path, *, systems: int, topics: bool) -> dict[str, float]:
     means = {name: float(truth[[other == name for other in names]].mean()) for name in names} | {None: truth.mean()}
     levels: dict[str, list[bool]] = {}
     for row in [*found.means, *found.differences]:
-        true = means[row["system"]] - (means[row["second"]] if row["second"] else 0)
+        true = means[row["system"]] - (means[row["compared_system"]] if row["compared_system"] else 0)
         levels.setdefault(row["level"], []).append(row["ci_low"] <= true <= row["ci_high"])
     return {level: float(np.mean(holds)) for level, holds in levels.items()}
 
@@ -167,12 +169,12 @@ def test_a_proxy_that_adds_nothing_is_named(tmp_path: Path) -> None:
     cheap = write_run(tmp_path / "cheap", {"e2e": noise.tolist(), "nli": score.tolist()}, **shared)
     notes: list[str] = []
     found = estimate(EstimateRequest(run, cheap, proxy_metric="e2e"), notes.append).means[0]
-    assert found["effective"] == pytest.approx(100, rel=0.05)
+    assert found["effective_sample_size"] == pytest.approx(100, rel=0.05)
     assert notes[0].startswith(
         "nli: the proxy e2e adds nothing to the mean of all samples, system 0 (its weight is 0.0"
     )
     best = estimate(EstimateRequest(run, cheap)).means[0]
-    assert best["effective"] > 350
+    assert best["effective_sample_size"] > 350
     everything = write_run(tmp_path / "all", {"nli": score.tolist()}, **shared)
     estimate(EstimateRequest(everything, cheap), notes.append)
     assert notes[-1].startswith("nli: the proxy nli adds nothing to the mean of all samples, system 0 (every sample is")
@@ -215,7 +217,9 @@ def test_the_command_prints_and_writes_what_python_gives(tmp_path: Path, capsys:
     assert written == [*found["estimates"].to_pylist(), *found["differences"].to_pylist()]
     assert [row["level"] for row in written] == ["overall", "system", "system", "difference"]
     difference, means = written[-1], {row["system"]: row["mean"] for row in written[1:3]}
-    assert difference["mean"] == pytest.approx(means[difference["system"]] - means[difference["second"]], abs=0.02)
+    assert difference["mean"] == pytest.approx(
+        means[difference["system"]] - means[difference["compared_system"]], abs=0.02
+    )
     assert main(given[:-1]) == 0
     assert main(["estimate", cheap.directory, "--proxy", run.directory, "--output", str(output)]) == 1
     assert "belongs to another input" in capsys.readouterr().err
@@ -311,7 +315,7 @@ def test_words_that_responses_share_with_contexts_are_a_proxy_without_a_model(tm
     ]
     # The proxy knows the score but for a factor: all samples are as good as judged
     assert rows[0]["mean"] == pytest.approx(truth.mean() / 2, abs=0.01)
-    assert rows[0]["effective"] > 100
+    assert rows[0]["effective_sample_size"] > 100
     for named in (path, path.parent):
         assert open_proxy("words", run, str(named)).frames == proxy.frames  # type: ignore[attr-defined]
 

@@ -209,11 +209,11 @@ def test_failed_scores_are_left_out_under_zero_counted_and_wrong_as_published(sp
     found = {(row["convention"], row["measure"]): row for row in rows_of(request, "meta_evaluation")}
     zero, published = matches(rows[5:], "e2e", zero=True), matches(rows, "e2e", zero=True)
     mismatch = matches(rows, "e2e")
-    for convention, earned, left_out in (("mismatch", mismatch, 0), ("zero", zero, 5), ("published", published, 0)):
+    for convention, earned, excluded in (("mismatch", mismatch, 0), ("zero", zero, 5), ("published", published, 0)):
         row = found[convention, "lmr"]
-        assert (row["n"], row["left_out"]) == (len(earned), left_out)
+        assert (row["n"], row["excluded"]) == (len(earned), excluded)
         assert row["value"] == pytest.approx(sum(earned.values()) / len(earned))
-        assert (found[convention, "kappa"]["n"], found[convention, "kappa"]["left_out"]) == (len(earned), left_out)
+        assert (found[convention, "kappa"]["n"], found[convention, "kappa"]["excluded"]) == (len(earned), excluded)
 
 
 def test_the_report_says_what_the_tables_say(evaluated: MetaEvaluationRequest) -> None:

@@ -75,7 +75,7 @@ def test_stored_verdicts_are_held_against_labels(spark: SparkSession, tmp_path: 
         table[VERDICTS.index(label_of(row)), VERDICTS.index(str(verdicts[row["sample_id"]]))] += 1
     accuracy = found["mine", "accuracy"]
     assert accuracy["value"] == pytest.approx(np.trace(table) / 38)
-    assert (accuracy["n"], accuracy["left_out"], accuracy["dataset"], accuracy["level"]) == (38, 2, "claims", "item")
+    assert (accuracy["n"], accuracy["excluded"], accuracy["dataset"], accuracy["level"]) == (38, 2, "claims", "item")
     assert accuracy["ci_low"] < accuracy["value"] < accuracy["ci_high"]
     assert found["mine", "kappa"]["value"] == pytest.approx(cohens_kappa(table, return_results=False))
     labels = [label_of(row) for row in claims]
@@ -102,7 +102,7 @@ def test_a_contradicted_claim_is_not_supported_where_no_label_tells_them_apart(
         for row in rows_of(request, "meta_evaluation")
         if (row["metric"], row["measure"]) == ("verify_claim", "accuracy")
     ]
-    assert (accuracy["value"], accuracy["n"], accuracy["left_out"]) == (1, 2, 1)
+    assert (accuracy["value"], accuracy["n"], accuracy["excluded"]) == (1, 2, 1)
 
 
 def test_what_cannot_be_used_is_refused(spark: SparkSession, tmp_path: Path) -> None:

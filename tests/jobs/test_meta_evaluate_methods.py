@@ -198,7 +198,7 @@ def test_agreement_is_that_of_statsmodels(study: MetaEvaluationRequest) -> None:
                 table[int(covered), int(bool(verdicts[method][key]))] += 1
         kappa = found[metric, model, "kappa"]
         assert kappa["value"] == pytest.approx(cohens_kappa(table, return_results=False))
-        assert (kappa["n"], kappa["left_out"]) == (table.sum(), len(people) - table.sum())
+        assert (kappa["n"], kappa["excluded"]) == (table.sum(), len(people) - table.sum())
         assert kappa["ci_low"] < kappa["value"] < kappa["ci_high"]
         assert found[metric, model, "accuracy"]["value"] == pytest.approx(np.trace(table) / table.sum())
     assert ("arecall", "llama", "kappa") not in found

@@ -84,7 +84,7 @@ def test_agreement_and_rankings_are_those_of_references(clustered: bool) -> None
     found = {row["measure"]: row for row in evaluation_rows({"m": rows}, "vital", clustered=clustered, seed=0)}
     assert {name: row["value"] for name, row in found.items()} == pytest.approx(expected(rows))
     known = sum(bool(row["people"] and row["support"]) for row in rows)
-    assert (found["kappa"]["n"], found["kappa"]["left_out"]) == (known, len(rows) - known)
+    assert (found["kappa"]["n"], found["kappa"]["excluded"]) == (known, len(rows) - known)
     assert (found["kendall"]["n"], found["kendall_within_query"]["n"]) == (SYSTEMS, TOPICS)
     assert found["kappa"]["ci_low"] < found["kappa"]["value"] < found["kappa"]["ci_high"]
 

@@ -35,9 +35,9 @@ def asked(folder: Path, **settings: Any) -> NightlyRequest:
 def test_a_done_date_keeps_the_exit_code_of_what_its_filter_missed(
     tmp_path: Path, most: float | None, code: int
 ) -> None:
-    request = asked(tmp_path, nli={"most_missed": most})
+    request = asked(tmp_path, nli={"max_miss_rate": most})
     write_manifest(request.of(request.dates[0]).output, night(metrics=("nli",), audits=[AUDIT]))
     with patch.object(nights, "has_ended", return_value=True):
         found = nightly(request, Display())
     assert (found.status, found.exit_code) == ("done", code)
-    assert ("most_missed is 3.000%" in found.message) is (code == 4)
+    assert ("max_miss_rate is 3.000%" in found.message) is (code == 4)

@@ -254,7 +254,11 @@ def run_worlds(
     path, output = write_samples(folder / "in.jsonl", [*samples, {**INVALID, "sample_id": "invalid"}]), folder / "out"
     settings = settings_for(server.base_url, **PRICES)
     request = asked(path, str(output), settings, *metrics)
-    planned = replace(request, output="", settings=settings.model_copy(update={"store": store})) if store else request
+    planned = (
+        replace(request, output="", settings=settings.model_copy(update={"completion_store": store}))
+        if store
+        else request
+    )
     server.reset()
     before, calls_before = plan(planned), server.count()
     given = {"llm.model": "m", "fail_on_error": "none", **{f"llm.{name}": price for name, price in PRICES.items()}}
@@ -400,7 +404,7 @@ def test_tables_show_what_is_possible_and_what_is_expected() -> None:
 def test_a_plan_says_what_batches_would_cost_and_how_many_rounds_there_are() -> None:
     answered = plan_row(stage="rate_relevance", reused=1200, batch_cost=0.0)
     rows = [plan_row(), plan_row(stage="evaluate_coverage"), answered, plan_row(stage="embed_text", batch_cost=0.0)]
-    line = "by batches (llm.delivery=batch): cost 1.50 at most, 2 rounds of batches, each within 24 hours"
+    line = "by batches (llm.backend=batch): cost 1.50 at most, 2 rounds of batches, each within 24 hours"
     assert line in plan_lines(rows, Page())
     assert not any("batches" in line for line in plan_lines([plan_row(batch_cost=None)], Page()))
 
@@ -409,7 +413,7 @@ def test_prices_and_hours_of_a_stage_in_batches() -> None:
     given = settings_for(
         price_per_million_prompt_tokens=2.0, price_per_million_completion_tokens=8.0, requests_per_minute=60.0
     )
-    own = given.model_copy(update={"stages": {"evaluate_coverage": StageSettings(delivery="batch")}})
+    own = given.model_copy(update={"stages": {"evaluate_coverage": StageSettings(backend="batch")}})
     asked = {"prompt_tokens": 1_000_000, "completion_tokens": 500_000}
     for settings, name, row in (
         (given, "evaluate_coverage", {"cost": 6.0, "batch_cost": 3.0, "hours": 2.0}),

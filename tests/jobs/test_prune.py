@@ -51,7 +51,7 @@ def output(store: Path, path: Path, run: str) -> Path:
         "format": 1,
         "status": "finished",
         "run": run,
-        "settings": {"store": str(store)},
+        "settings": {"completion_store": str(store)},
         "starts": [{"run": run, "usage": [{"requests": 3}]}],
     }
     (path / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
@@ -105,7 +105,7 @@ def test_without_apply_nothing_changes_and_rows_and_bytes_are_told(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
-    words = ["prune", "--store", str(store), "--older-than", "90d"]
+    words = ["prune", "--completion-store", str(store), "--older-than", "90d"]
     assert main(words) == 0
     assert "nothing was removed; --apply removes these rows" in capsys.readouterr().out
     assert {path: path.read_bytes() for path in store.rglob("*") if path.is_file()} == before

@@ -41,8 +41,9 @@ def assert_agreement(row: Row, outputs: Sequence[Path], metric: str) -> None:
     ]
     assert row["n"] == len(both)
     assert_interval(row, "difference", groups, lambda parts: float(np.mean(differences(parts))))
-    for name, sign in (("agreement_low", -1), ("agreement_high", 1)):
-        assert_interval(row, name, groups, lambda parts, sign=sign: limit(differences(parts), sign), bca=False)
+    for name, sign in (("loa_low", -1), ("loa_high", 1)):
+        limits = f"{name}_ci"
+        assert_interval(row, name, groups, lambda parts, sign=sign: limit(differences(parts), sign), limits, bca=False)
     assert_interval(row, "tau", groups, lambda parts: float(kendalltau(*means(parts)).statistic), bca=False)
     winners = [int(np.argmax(one)) for one in means(groups)]
     assert row["same_winner"] == (winners[0] == winners[1])
@@ -102,10 +103,11 @@ def resamples(groups: Sequence[Any]) -> Iterator[tuple[list[Any], float]]:
 
 
 def assert_interval(
-    row: Row, name: str, groups: Sequence[Any], statistic: Callable[[Any], float], bca: bool = True
+    row: Row, name: str, groups: Sequence[Any], statistic: Callable[[Any], float], limits: str = "", bca: bool = True
 ) -> None:
     """A figure is its statistic, and its limits are at their shares of the exact bootstrap distribution."""
-    observed, ends = statistic(groups), (row[f"{name}_low"], row[f"{name}_high"])
+    prefix = limits or name
+    observed, ends = statistic(groups), (row[f"{prefix}_low"], row[f"{prefix}_high"])
     assert row[name] == (None if np.isnan(observed) else pytest.approx(observed, abs=1e-9)), name
     left_out = [statistic([*groups[:place], *groups[place + 1 :]]) for place in range(len(groups))]
     if np.isnan(observed) or (bca and np.ptp(left_out) < 1e-12):

@@ -30,7 +30,7 @@ from untold.jobs.settings.sections import BudgetSettings
 
 SAMPLES = make_samples(20)
 BATCH: dict[str, Any] = {
-    "llm.delivery": "batch",
+    "llm.backend": "batch",
     "batch.requests": 15,
     "batch.poll_seconds": 0.1,
     "batch.longest_poll_seconds": 0.2,
@@ -45,7 +45,7 @@ def test_batches_give_the_tables_of_calls_at_half_the_price(
 ) -> None:
     samples, output = write_samples(tmp_path / "samples.jsonl", SAMPLES), tmp_path / "out"
     # As a batch knows nothing of schemas before its first answer
-    calls = BATCH | {"llm.delivery": "calls", "llm.structured": "off"}
+    calls = BATCH | {"llm.backend": "process", "llm.structured": "off"}
     assert run_here(server, samples, tmp_path / "calls", settings=calls).code == 0
     server.reset()
 
@@ -85,8 +85,8 @@ def test_batches_give_the_tables_of_calls_at_half_the_price(
     assert run_here.command(["batches", str(output)]).out == "No batches\n"
 
 
-def batching(server: ModelServer, delivery: str = "batch") -> Settings:
-    llm = {"base_url": server.base_url, "model": "fake-model", "delivery": delivery, "structured": "off"}
+def batching(server: ModelServer, backend: str = "batch") -> Settings:
+    llm = {"base_url": server.base_url, "model": "fake-model", "backend": backend, "structured": "off"}
     prompts = Path(__file__).parents[1] / "fakes" / "prompts"
     batch = {"poll_seconds": 0.1, "longest_poll_seconds": 0.1, "settle_seconds": 0.2}
     return Settings.model_validate({"llm": llm, "batch": batch, "prompts_dir": str(prompts)})
@@ -105,7 +105,7 @@ def test_a_start_by_calls_waits_for_batches_and_asks_the_rest(
         runner.engines = replace(runner.engines, poll=False)
         assert set(summarise(runner, ["Fact A.", "Fact B.", "Fact C.", "Fact D."])) == {"unasked"}
         assert runner.ended == "batched"
-    with run_here.runner(tmp_path, batching(server, "calls"), "summarise_context") as runner:
+    with run_here.runner(tmp_path, batching(server, "process"), "summarise_context") as runner:
         assert set(summarise(runner, ["Fact A.", "Fact B.", "Fact C.", "Fact D."])) == {None}
         assert (runner.usage[0]["answered"], runner.usage[0]["calls"]) == (4, 4)
     assert server.count() == 4
@@ -173,7 +173,7 @@ def test_several_faults_at_once_change_no_table(run_here: RunHere, server: Model
     refused = {"when": {"contains": "Fact C7."}, "do": {"status": 400, "error": {"message": "no"}}}
     settings = BATCH | {"llm.structured": "off", "batch.settle_seconds": 3.0}
     server.configure(rules=[refused])
-    calls = settings | {"llm.delivery": "calls"}
+    calls = settings | {"llm.backend": "process"}
     assert run_here(server, samples, tmp_path / "calls", settings=calls).code == 4
     server.reset()
     deeds: list[dict[str, Any]] = [

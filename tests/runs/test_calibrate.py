@@ -63,9 +63,14 @@ def test_nli_in_lists_filtered_by_a_cascade_and_by_a_smaller_model(
     words = words_among(str(sample["response"]) + str(sample["contexts"]) for sample in NLI)
     write_classifier(tmp_path / "judge", words, ["entailment", "neutral", "contradiction"], doubted=words[::2])
     forms = {
-        "filtered": ("nli.filter=words", "nli.audit=0.3"),
+        "filtered": ("nli.filter=words", "nli.audit_share=0.3"),
         "small": small("classify_relation"),
-        "cascade": (*lists("nli"), "nli.filter=words", f"nli.classifier={tmp_path / 'judge'}", "nli.certain=0.8"),
+        "cascade": (
+            *lists("nli"),
+            "nli.filter=words",
+            f"nli.classifier={tmp_path / 'judge'}",
+            "nli.classifier_threshold=0.8",
+        ),
         "in lists": lists("nli"),
     }
     server.configure(answer="careless_noisy", rules=[errs("classify_relation", "neutral")])
@@ -184,11 +189,11 @@ def assert_costs(row: Row, alone: Path, samples: int) -> None:
     for name, expected in {**sums, "cost": sum(costs)}.items():
         if name != "calls" or "embed_text" not in {stage["stage"] for stage in used}:
             assert row[name] == pytest.approx(expected), name
-            assert row[f"whole_{name}"] == pytest.approx(expected * samples / DRAWN)
+            assert row[f"projected_{name}"] == pytest.approx(expected * samples / DRAWN)
             assert row[f"sample_{name}"] == pytest.approx(expected / DRAWN)
-    assert (row["samples"], row["of"]) == (DRAWN, samples)
+    assert (row["samples"], row["population_size"]) == (DRAWN, samples)
     assert row["sample_seconds"] * DRAWN == pytest.approx(row["seconds"])
     assert row["seconds"] > row["task_seconds"]
     # A server that answers at once leaves the limit of requests as the slowest
-    assert row["whole_hours"] >= row["whole_calls"] / A_MINUTE / 60 * 0.99
-    assert row["whole_hours"] <= row["whole_calls"] / A_MINUTE / 60 + row["whole_seconds"] / 64 / 3600
+    assert row["projected_hours"] >= row["projected_calls"] / A_MINUTE / 60 * 0.99
+    assert row["projected_hours"] <= row["projected_calls"] / A_MINUTE / 60 + row["projected_seconds"] / 64 / 3600

@@ -27,7 +27,16 @@ E2E = ("--metric", "e2e")
 LIST, COVER = "list_conflicts", "cover_sides"
 SETTINGS = {"e2e.conflicts": "true"}
 STAGES = ("summarise_context", "evaluate_coverage", LIST, COVER)
-TABLES = ("statements", "conflicts", "scores", "measures", "failures", "summary", "measures_summary", "leaning")
+TABLES = (
+    "statements",
+    "conflicts",
+    "scores",
+    "measures",
+    "failures",
+    "summary",
+    "measures_summary",
+    "source_preference",
+)
 JUDGE = "closed"
 
 
@@ -59,7 +68,7 @@ def test_conflicts_are_those_of_brute_force(job: Found) -> None:
     expected = {sample["sample_id"]: expected_conflicts(sample, JUDGE) for sample in job.samples}
     assert_conflicts_listed(job.output, expected)
     assert {row[4] for one in expected.values() for row in one.rows} >= {"first", "second", "neither"}
-    assert {row["by"] for row in read_table(job.output, "leaning")} == {"rank", "kind"}
+    assert {row["by"] for row in read_table(job.output, "source_preference")} == {"rank", "kind"}
 
 
 def test_sides_that_are_statements_name_them(job: Found) -> None:

@@ -79,7 +79,7 @@ def test_scores_over_connect_are_those_of_the_command(
             "llm": {"base_url": server.base_url, "model": "fake-model"},
             "prompts_dir": str(PROMPTS),
             "ray.address": shared_cluster.address,
-            "store": str(tmp_path / "store"),
+            "completion_store": str(tmp_path / "store"),
         }
         given = {
             "remote": remote,

@@ -90,8 +90,13 @@ def test_a_job_goes_on_whatever_becomes_of_its_endpoints(
     assert {row["status"] for row in read_table(output, "scores")} == {"ok"}
     starts = read_manifest(output)["starts"]
     rows = [row for start in starts for row in start["usage"]]
-    used = {name: sum(row[name] for row in rows) for name in ("answered", "failed", "unasked", "asked_again")}
-    assert used == {"answered": count_distinct(make_samples(400)), "failed": 0, "unasked": 0, "asked_again": repeated}
+    used = {name: sum(row[name] for row in rows) for name in ("answered", "failed", "unasked", "retries_after_parse")}
+    assert used == {
+        "answered": count_distinct(make_samples(400)),
+        "failed": 0,
+        "unasked": 0,
+        "retries_after_parse": repeated,
+    }
     assert repeated > 0
     # Beyond what the poisoned model was asked in vain, only what was in flight at the one that died
     assert sum(counts) - count_distinct(make_samples(400)) <= repeated + 2 * 4

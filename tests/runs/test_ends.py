@@ -84,7 +84,7 @@ def test_429s_without_end_are_an_outage(run_here: RunHere, server: ModelServer, 
 def test_a_disk_that_fills_and_empties_costs_time_alone(server: ModelServer, tmp_path: Path, disk: SmallDisk) -> None:
     path, output = places(tmp_path)
     server.configure(latency=0.3)
-    run = Run(server, path, output, settings={**SETTINGS, "store": disk.folder})
+    run = Run(server, path, output, settings={**SETTINGS, "completion_store": disk.folder})
     try:
         run.wait_for(server, 2 * IN_FLIGHT)
         disk.fill()
@@ -114,7 +114,7 @@ def test_a_disk_that_stays_full_ends_the_run_with_how_many_answers_are_lost(
     run_here: RunHere, server: ModelServer, tmp_path: Path, disk: SmallDisk
 ) -> None:
     path, output = places(tmp_path)
-    settings = {**SETTINGS, "store": disk.folder, "llm.outage_minutes": 0.05}
+    settings = {**SETTINGS, "completion_store": disk.folder, "llm.outage_minutes": 0.05}
     server.configure(latency=0.3)
     with ThreadPoolExecutor() as beside:
         filled = beside.submit(fill_after_a_segment, disk)

@@ -82,7 +82,7 @@ def world() -> Iterator[ModelServer]:
 def job(run_here: RunHere, world: ModelServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("icat")
     path = write_samples(folder / "samples.jsonl", [{**row, "contexts": CONTEXTS} for row in SAMPLES])
-    settings = {**SETTINGS, **embedder(world), "store": folder / "store"}
+    settings = {**SETTINGS, **embedder(world), "completion_store": folder / "store"}
     ended = run_here(world, path, folder / "out", *ICAT, settings=settings)
     # Samples failed, as some were made to
     assert ended.code == 4, ended.err
@@ -213,7 +213,7 @@ def test_measures_are_summed_up_by_system(job: Path) -> None:
 @pytest.mark.slow
 def test_early_stop_changes_evidence_alone(run_here: RunHere, world: ModelServer, job: Path) -> None:
     before = world.count("classify_relation")
-    settings = {**SETTINGS, **embedder(world), "store": job / "store", "icat.early_stop": "false"}
+    settings = {**SETTINGS, **embedder(world), "completion_store": job / "store", "icat.early_stop": "false"}
     ended = run_here(world, job / "samples.jsonl", job / "whole", *ICAT, settings=settings)
     assert ended.code == 4, ended.err
     # Of each grounded claim the chunks behind the wave that grounded it
@@ -228,7 +228,7 @@ def test_early_stop_changes_evidence_alone(run_here: RunHere, world: ModelServer
 
 @pytest.mark.slow
 def test_a_plan_counts_what_there_can_be(run_here: RunHere, world: ModelServer, job: Path) -> None:
-    settings = {**SETTINGS, **embedder(world), "store": job / "store"}
+    settings = {**SETTINGS, **embedder(world), "completion_store": job / "store"}
     before = world.count()
     words = words_of(world, job / "samples.jsonl", job / "out", *ICAT, "--json", settings=settings, command="plan")
     ended = run_here.command(words)

@@ -54,7 +54,7 @@ class Worlds:
 
     def job(self, name: str, **settings: Any) -> Path:
         """A job's output; all jobs have one store."""
-        given = {**embedder(self.server), "store": self.folder / "store", **settings}
+        given = {**embedder(self.server), "completion_store": self.folder / "store", **settings}
         path = self.folder / "samples.jsonl"
         ended = self.run(self.server, path, self.folder / name, *ICAT, settings=given)
         assert ended.code == 0, ended.err

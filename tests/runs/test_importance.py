@@ -201,7 +201,7 @@ def test_a_plan_knows_what_coverage_asks_where_verdicts_are_missing(
     run_here: RunHere, job: ImportanceJob, tmp_path: Path
 ) -> None:
     other = {**SETTINGS, **embedder(job.server), "stages.verify_claim.max_tokens": 99}
-    rows = planned(run_here, job, tmp_path / "other", {**other, "store": job.output / "completions"})
+    rows = planned(run_here, job, tmp_path / "other", {**other, "completion_store": job.output / "completions"})
     assert rows["verify_claim"]["reused"] < rows["verify_claim"]["requests"]
     checks = rows["check_coverage"]
     assert checks["requests"] == checks["reused"] == job.asked["check_coverage"]
@@ -248,7 +248,7 @@ def test_a_plan_of_the_published_profile(run_here: RunHere, tmp_path: Path) -> N
     samples = [sample for world in importance_worlds(7) for sample in world.samples(2)]
     path = write_samples(tmp_path / "samples.jsonl", samples)
     with ModelServer(answer="world") as server:
-        settings = {**embedder(server), "profile": "published", "store": tmp_path / "store"}
+        settings = {**embedder(server), "profile": "published", "completion_store": tmp_path / "store"}
         job: ImportanceJob = Job(server, samples, Options(), path, tmp_path / "out", None, Counter(), {})  # type: ignore[arg-type]
         fresh = planned(run_here, job, tmp_path / "plan", settings)
         ended = run_here(server, path, job.output, *IMPORTANCE, settings=settings)

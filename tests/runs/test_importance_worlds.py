@@ -42,7 +42,7 @@ class Worlds:
         """A job's output over so many responses to each query, and its samples; all jobs have one store."""
         samples = [sample for world in self.known for sample in world.samples(responses)]
         path = write_samples(self.folder / f"samples-{responses}.jsonl", samples)
-        given = {**embedder(self.server), "store": self.folder / "store", **settings}
+        given = {**embedder(self.server), "completion_store": self.folder / "store", **settings}
         ended = self.run(self.server, path, self.folder / name, *IMPORTANCE, settings=given)
         assert ended.code == 0, ended.err
         return self.folder / name, samples

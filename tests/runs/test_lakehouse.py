@@ -60,7 +60,7 @@ class World:
         command: str = "score",
         **settings: Any,
     ) -> Ended:
-        place = {"lakehouse.path": self.folder / "lake", "store": self.folder / "store", **CATALOG}
+        place = {"lakehouse.path": self.folder / "lake", "completion_store": self.folder / "store", **CATALOG}
         paths: Any = (input or self.answers, output or self.output)
         return self._run(self.server, *paths, *flags, settings={**place, **settings}, command=command)
 
@@ -141,7 +141,7 @@ def test_a_run_names_the_version_it_read_and_goes_on_with_it(world: World) -> No
     assert elsewhere.code == 0, elsewhere.err
     assert world.server.count() == count_distinct(SAMPLES)
     assert open_run(world.folder / "elsewhere").summary().equals(open_run(world.output).summary())
-    unknown = world.run("--since", "v1", output=world.folder / "unknown", store=world.folder / "empty")
+    unknown = world.run("--since", "v1", output=world.folder / "unknown", completion_store=world.folder / "empty")
     assert unknown.code == 1
     assert "no completions, so that every row would be asked; leave --since out" in unknown.err
 

@@ -60,7 +60,7 @@ def settings_for(server: ModelServer, folder: Path) -> dict[str, object]:
         "embeddings.base_url": server.base_url,
         "embeddings.model": "embedder",
         "longrecall.baselines": json.dumps(BASELINES),
-        "store": folder / "store",
+        "completion_store": folder / "store",
     }
 
 

@@ -143,7 +143,7 @@ def test_two_prompts_of_a_model_are_run_and_compared(run_here: RunHere, server: 
     write_samples(tmp_path / "wiki.jsonl", [wiki_row(SUBJECTS[0])])
     server.configure(answer="fixed")
     words = ["meta-evaluate", "--dataset", "wikicontradict", "--input", str(tmp_path / "wiki.jsonl")]
-    words += ["--metric", "e2e", "--prompts", "published,ours", "--output", str(tmp_path / "out")]
+    words += ["--metric", "e2e", "--prompt-set", "published,untold", "--output", str(tmp_path / "out")]
     for key, value in {**SETTINGS, "llm.base_url": server.base_url}.items():
         words += ["--set", f"{key}={value}"] if key != "prompts_dir" else []
     refused = run_here.command([*words, "--set", f"prompts_dir={SETTINGS['prompts_dir']}"])
@@ -154,15 +154,20 @@ def test_two_prompts_of_a_model_are_run_and_compared(run_here: RunHere, server: 
     # Contexts are summarised once for both, responses judged under each
     summarised, judged = 2, 2 * len(ANSWERS)
     assert server.count() == summarised + judged
-    judges = [f"fake-model ({name} prompts)" for name in ("published", "ours")]
+    judges = [f"fake-model ({name} prompts)" for name in ("published", "untold")]
     assert {row["model"] for row in read_table(tmp_path / "out", "meta_evaluation")} == set(judges)
     (test,) = read_table(tmp_path / "out", "comparisons")
-    assert (test["metric"], test["model"], test["first"], test["second"]) == ("e2e", "fake-model", "published", "ours")
+    assert (test["metric"], test["model"], test["first"], test["second"]) == (
+        "e2e",
+        "fake-model",
+        "published",
+        "untold",
+    )
     assert (test["difference"], test["n"]) == (0, len(ANSWERS))
     assert "## Prompts compared" in ended.out
     digests = [
         read_manifest(tmp_path / "out" / "runs" / f"fake-model-{name}-prompts")["template_digests"]
-        for name in ("published", "ours")
+        for name in ("published", "untold")
     ]
     assert {name for name in digests[0] if digests[0][name] != digests[1][name]} == {"evaluate_coverage"}
 

@@ -317,7 +317,7 @@ def test_a_pruned_store_has_what_kept_outputs_need(run_here: RunHere, nights: Ni
     nights.add(18, samples[5:20])
     assert nights.run(*span(17, 18)).code == 0
     store, out = nights.folder / "out" / "completions", nights.folder / "out"
-    prune = ["prune", "--store", str(store), "--older-than", "0d", "--keep-outputs", str(out / "*-17")]
+    prune = ["prune", "--completion-store", str(store), "--older-than", "0d", "--keep-outputs", str(out / "*-17")]
     assert run_here.command([*prune, "--apply"]).code == 0
     paid = nights.server.count()
     tables = canonical(nights.out(17))

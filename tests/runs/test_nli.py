@@ -162,7 +162,7 @@ def test_metrics_share_what_both_ask(run_here: RunHere, job: NliJob, tmp_path: P
     samples = job.samples[:30]
     path = write_samples(tmp_path / "samples.jsonl", samples)
     job.server.reset()
-    settings = {"store": job.output / "completions"}
+    settings = {"completion_store": job.output / "completions"}
     ended = run_here(job.server, path, tmp_path / "out", "--metric", "e2e,nli", settings=settings)
     assert ended.code == 0, ended.err
     assert job.server.count() == job.server.count("evaluate_coverage") > 0
@@ -178,7 +178,7 @@ def test_skipping_implied_pairs_concludes_the_same_without_asking(
     run_here: RunHere, job: NliJob, tmp_path: Path
 ) -> None:
     job.server.reset()
-    settings = {"store": job.output / "completions", "nli.skip_implied": "true"}
+    settings = {"completion_store": job.output / "completions", "nli.skip_implied": "true"}
     ended = run_here(job.server, job.path, tmp_path / "out", *NLI, settings=settings)
     assert (ended.code, job.server.count()) == (0, 0), ended.err
     whole, skipped = canonical(job.output), canonical(tmp_path / "out")
@@ -218,7 +218,7 @@ def count_lists(job: NliJob, size: int) -> int:
 def test_lists_conclude_what_pairs_do_whatever_a_judge_leaves_out_or_repeats(
     run_here: RunHere, job: NliJob, tmp_path: Path
 ) -> None:
-    settings = {"store": job.output / "completions", **IN_LISTS}
+    settings = {"completion_store": job.output / "completions", **IN_LISTS}
     with ModelServer(answer="careless_noisy") as server:
         words = words_of(server, job.path, tmp_path / "out", *NLI, "--json", settings=settings, command="plan")
         planned = {row["stage"]: row for row in json.loads(run_here.command(words).out)}[LISTS]
@@ -273,15 +273,20 @@ def test_filtered_pairs_are_neutral_and_an_audit_says_what_that_misses(
     run_here: RunHere, job: NliJob, tmp_path: Path
 ) -> None:
     share, output = 0.3, tmp_path / "out"
-    settings = {"store": job.output / "completions", "nli.filter": "words", "nli.audit": share, "nli.most_missed": 0.01}
+    settings = {
+        "completion_store": job.output / "completions",
+        "nli.filter": "words",
+        "nli.audit_share": share,
+        "nli.max_miss_rate": 0.01,
+    }
     job.server.reset()
     ended = run_here(job.server, job.path, output, *NLI, settings=settings)
     assert (ended.code, job.server.count()) == (4, 0), ended.err
-    assert "most_missed is 1.000%" in ended.err
+    assert "max_miss_rate is 1.000%" in ended.err
     assert "audits of filters" in ended.out.splitlines()
     assert_audited(job, output, share, lambda pair: filtered(*pair, share))
     again = run_here(job.server, job.path, output, *NLI, settings=settings)
-    assert (again.code, "most_missed" in again.err, job.server.count()) == (4, True, 0)
+    assert (again.code, "max_miss_rate" in again.err, job.server.count()) == (4, True, 0)
 
 
 @pytest.mark.parametrize("judge", [FOLDER, *(pytest.param(name, marks=pytest.mark.slow) for name in (AGAIN, *BY_API))])
@@ -295,9 +300,9 @@ def test_a_classifier_tells_what_it_is_certain_of_and_the_model_the_rest(
         if judge in BY_API:
             given = {"nli": {"classifier_url": f"{server.root_url}/{judge}"}, "classifier": BY_API[judge]}
         # Alone with the probability of entailment, which is .70 at most, no pair would be certain at .8
-        given["nli"] |= {"certain": 0.65 if judge == "score" else 0.8, "audit": share}
+        given["nli"] |= {"classifier_threshold": 0.65 if judge == "score" else 0.8, "audit_share": share}
         by_key = {f"{section}.{name}": value for section, values in given.items() for name, value in values.items()}
-        settings = {"store": tmp_path / "store", **by_key}
+        settings = {"completion_store": tmp_path / "store", **by_key}
         copytree(job.output / "completions", tmp_path / "store")
         job.server.reset()
         ended = run_here(job.server, job.path, output, *NLI, settings=settings)
@@ -311,7 +316,7 @@ def test_a_classifier_tells_what_it_is_certain_of_and_the_model_the_rest(
         (found,) = classifier.classify([pair])
         assert found is not None
         relation = "entailment" if judge == "score" else max(found, key=lambda name: found[name])
-        if found[relation] < given["nli"]["certain"]:
+        if found[relation] < given["nli"]["classifier_threshold"]:
             return "model", None
         drawn = int(stage.request_id(dict(zip(stage.variables, pair, strict=True)))[:8], 16) < share * 2**32
         return "audit" if drawn else "classifier", relation
@@ -324,7 +329,7 @@ def assert_nothing_classified_again(
     run_here: RunHere, job: NliJob, output: Path, settings: dict[str, Any], server: ModelServer
 ) -> None:
     """A start that is certain of less reads all probabilities from the store."""
-    asked, least = server.count("classify_entailment"), {**settings, "nli.certain": 0.7}
+    asked, least = server.count("classify_entailment"), {**settings, "nli.classifier_threshold": 0.7}
     again = run_here(job.server, job.path, output.with_name("again"), *NLI, settings=least)
     assert (again.code, server.count("classify_entailment")) == (0, asked), again.err
     (first, second) = (
@@ -425,9 +430,9 @@ def test_filters_work_with_lists_waves_and_vectors(
 ) -> None:
     samples = job.samples[:20]
     path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
-    settings = {"store": job.output / "completions", "nli.filter": "words", "nli.audit": 0.3, **more}
+    settings = {"completion_store": job.output / "completions", "nli.filter": "words", "nli.audit_share": 0.3, **more}
     if classified:
-        settings |= {"nli.classifier": write_judge(job, tmp_path), "nli.certain": 0.8}
+        settings |= {"nli.classifier": write_judge(job, tmp_path), "nli.classifier_threshold": 0.8}
     with ModelServer(answer="careless_noisy") as server:
         ended = run_here(server, path, output, *NLI, settings=settings)
     assert ended.code == 0, ended.err
@@ -472,7 +477,7 @@ def test_a_whole_job_by_graphframes(
     samples = job.samples[:12]
     path = write_samples(tmp_path / "samples.jsonl", samples)
     settings = {
-        "store": job.output / "completions",
+        "completion_store": job.output / "completions",
         "graph.method": "graphframes",
         "graph.max_edges_in_task": largest,
     }
@@ -522,7 +527,7 @@ def test_a_failed_extraction_fails_the_sample_and_no_other(run_here: RunHere, jo
     victim = next(s for s in samples if job.expected[s["sample_id"]].pairs and s["response"])
     with ModelServer(answer="world_noisy", rules=refuse("extract_atoms", victim)) as server:
         ended = run_here(
-            server, path, tmp_path / "out", *NLI, settings={"store": job.output / "completions-of-failure"}
+            server, path, tmp_path / "out", *NLI, settings={"completion_store": job.output / "completions-of-failure"}
         )
     assert ended.code == 4, ended.err
     assert_failed_alone(tmp_path / "out", victim, job.expected)
@@ -555,7 +560,11 @@ def test_without_log_probabilities_the_digits_count_and_the_run_says_so(
 @pytest.mark.slow
 def test_a_cap_is_counted_and_widens_the_bounds(run_here: RunHere, job: NliJob, tmp_path: Path) -> None:
     cap = 12
-    settings = {"store": job.output / "completions", "nli.max_pairs_per_sample": cap, "fail_on_error": "none"}
+    settings = {
+        "completion_store": job.output / "completions",
+        "nli.max_pairs_per_sample": cap,
+        "fail_on_error": "none",
+    }
     job.server.reset()
     ended = run_here(job.server, job.path, tmp_path / "out", *NLI, settings=settings)
     assert (ended.code, job.server.count()) == (0, 0), ended.err

@@ -23,8 +23,8 @@ from tests.runs.worlds import rows_by_sample, scores_of
 
 NUGGETS = ("--metric", "nuggets")
 WORLDS, RESPONSES = 28, 2
-OPTIONS = Options(window=2, most=6, keep=4, vital_weight=0.5)
-SETTINGS = {"nuggets.window": 2, "nuggets.most": 6, "nuggets.keep": 4, "nuggets.vital_weight": 0.5}
+OPTIONS = Options(window=2, max_generated=6, top_k=4, vital_weight=0.5)
+SETTINGS = {"nuggets.window": 2, "nuggets.max_generated": 6, "nuggets.top_k": 4, "nuggets.vital_weight": 0.5}
 
 
 def expect(sample: Row, options: Options) -> ExpectedNuggets:

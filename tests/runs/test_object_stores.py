@@ -174,7 +174,7 @@ def test_of_two_runs_on_one_store_one_waits_and_pays_nothing(
     put_samples(object_store, tmp_path, rows)
     # So that the first still asks when the second has started Spark
     server.configure(latency=4.0)
-    settings = {"store": f"s3://{BUCKET}/store", "llm.max_concurrency": 1}
+    settings = {"completion_store": f"s3://{BUCKET}/store", "llm.max_concurrency": 1}
     runs = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

@@ -35,7 +35,7 @@ def test_a_model_that_reasons_scores_all_samples(
 ) -> None:
     server.configure(answer=ANSWERS.get(metric, "world_noisy"), rules=REASONING)
     path, store = write_samples(tmp_path / "samples.jsonl", SAMPLES[metric]()), tmp_path / "store"
-    settings = {**embedder(server), "store": store}
+    settings = {**embedder(server), "completion_store": store}
     ended = run_here(server, path, tmp_path / "one", "--metric", metric, settings=settings)
     assert ended.code == 0, ended.err
     statuses = {row["status"] for row in read_table(tmp_path / "one", "scores")}

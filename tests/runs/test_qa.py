@@ -218,7 +218,7 @@ def test_lists_conclude_what_pairs_do_whatever_a_judge_leaves_out_or_repeats(
     run_here: RunHere, job: QaJob, tmp_path: Path
 ) -> None:
     """Without the tool, which lists do not have."""
-    settings = {"store": job.output / "completions", **IN_LISTS}
+    settings = {"completion_store": job.output / "completions", **IN_LISTS}
     expected = expect(job.samples, replace(job.options, quantity_tool="none"))
     with ModelServer(answer="careless_noisy") as server:
         words = words_of(server, job.path, tmp_path / "out", *QA, "--json", settings=settings, command="plan")

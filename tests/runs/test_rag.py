@@ -47,7 +47,7 @@ def server() -> Iterator[ModelServer]:
 def job(run_here: RunHere, server: ModelServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rag")
     path = write_samples(folder / "samples.jsonl", SAMPLES)
-    ended = run_here(server, path, folder / "out", *RAG, settings={"store": folder / "store"})
+    ended = run_here(server, path, folder / "out", *RAG, settings={"completion_store": folder / "store"})
     assert ended.code == 0, ended.err
     said = ended.out + ended.err
     assert all(
@@ -96,7 +96,13 @@ def test_the_summary_has_means_as_published(job: Path) -> None:
 @pytest.mark.slow
 def test_a_plan_knows_what_was_answered(run_here: RunHere, server: ModelServer, job: Path) -> None:
     words = words_of(
-        server, job / "samples.jsonl", job / "out", *RAG, "--json", settings={"store": job / "store"}, command="plan"
+        server,
+        job / "samples.jsonl",
+        job / "out",
+        *RAG,
+        "--json",
+        settings={"completion_store": job / "store"},
+        command="plan",
     )
     before = server.count()
     ended = run_here.command(words)
@@ -192,7 +198,7 @@ def test_every_fault_in_every_stage(run_here: RunHere, tmp_path: Path) -> None:
     path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
     rules = faults_of(STAGES, unread=STAGES[1:], hanging=STAGES[:1])
     with ModelServer(answer="world") as server:
-        settings = {"llm.timeout_seconds": 2, "llm.max_attempts": 4, "rag.joint": 1}
+        settings = {"llm.timeout_seconds": 2, "llm.max_attempts": 4, "rag.claims_per_request": 1}
 
         def check_scores(expected: Mapping[str, Row]) -> None:
             rows = scores_of(output)

@@ -36,7 +36,7 @@ def job_server() -> Iterator[str]:
 
 def settings(address: str, **more: Any) -> dict[str, Any]:
     runtime_env = json.dumps({"py_executable": sys.executable})
-    return {"llm.answering": "ray-job", "ray.address": address, "ray.runtime_env": runtime_env, **more}
+    return {"llm.backend": "ray-job", "ray.address": address, "ray.runtime_env": runtime_env, **more}
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_a_cluster_that_is_not_there_is_named(run_here: RunHere, server: ModelSe
 
 def test_a_job_needs_the_address_of_a_job_server(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
     path = write_samples(tmp_path / "samples.jsonl", SAMPLES)
-    ended = run_here(server, path, tmp_path / "out", settings={"llm.answering": "ray-job"})
+    ended = run_here(server, path, tmp_path / "out", settings={"llm.backend": "ray-job"})
     assert ended.code == 1
     assert "needs ray.address of the cluster's job server, such as http://ray-head:8265" in ended.err
 
@@ -99,5 +99,5 @@ def test_a_job_needs_the_address_of_a_job_server(run_here: RunHere, server: Mode
 def test_what_submits_jobs_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "requests", None)
     answerer: Any = object.__new__(RayJobAnswerer)
-    with pytest.raises(UserError, match=r"^llm.answering=ray-job needs requests: pip install 'untold\[cluster\]'$"):
+    with pytest.raises(UserError, match=r"^llm.backend=ray-job needs requests: pip install 'untold\[cluster\]'$"):
         answerer.prepare(None)

@@ -39,13 +39,13 @@ def test_samples_are_scored_anew_under_other_salts(run_here: RunHere, server: Mo
     assert odd["deviation"] == pytest.approx((variance / 5) ** 0.5)
     assert overall["deviation"] == pytest.approx((variance / 10) ** 0.5)
     # Their scores are all equal, so that there is no variance to have a share of
-    assert (even["deviation"], even["flips"], even["share"]) == (0, 0, None)
-    assert odd["flips"] == pytest.approx(2 / odd["statements"])
+    assert (even["deviation"], even["disagreement_rate"], even["share"]) == (0, 0, None)
+    assert odd["disagreement_rate"] == pytest.approx(2 / odd["statements"])
     assert "e2e: over 3 scorings of 10 samples a score varies by 0.122 (standard deviation)" in ended.err
     usage = {row["stage"]: row["requests"] for row in read_table(tmp_path / "out", "usage")}
     assert usage == expected
     # The interval is that of a run without repeats, but for its width
-    shared = {"llm.structured": "off", "store": tmp_path / "out" / "completions"}
+    shared = {"llm.structured": "off", "completion_store": tmp_path / "out" / "completions"}
     alone = run_here(server, path, tmp_path / "alone", settings=shared)
     assert alone.code == 0, alone.err
     assert server.count() == sum(expected.values())
@@ -76,8 +76,13 @@ def test_a_share_of_the_samples_is_judged_anew_by_nli(run_here: RunHere, server:
     scored = [row for row in read_table(tmp_path / "out", "scores") if row["score"] is not None]
     # A judge that answers by the texts alone repeats itself exactly
     assert 0 < overall["n"] <= 4 < len(scored)
-    assert (overall["metric"], overall["repeats"], overall["deviation"], overall["flips"]) == ("nli", 2, 0, 0)
-    shared = {"llm.structured": "off", "store": tmp_path / "out" / "completions"}
+    assert (overall["metric"], overall["repeats"], overall["deviation"], overall["disagreement_rate"]) == (
+        "nli",
+        2,
+        0,
+        0,
+    )
+    shared = {"llm.structured": "off", "completion_store": tmp_path / "out" / "completions"}
     alone = run_here(server, path, tmp_path / "alone", "--metric", "nli", settings=shared)
     assert (alone.code, server.count()) == (0, asked), alone.err
     once = sum(row["requests"] for row in read_table(tmp_path / "alone", "usage"))

@@ -68,7 +68,7 @@ def test_a_worker_answers_what_a_run_leaves_and_the_tables_are_equal(
     assert run_here(server, samples, tmp_path / "whole", settings=without).code == 0
     total = server.count()
     output, spool = tmp_path / "out", tmp_path / "shared" / "spool"
-    settings = {**without, "llm.answering": "spool", "llm.spool": spool, "llm.api_key_env": "A_KEY"}
+    settings = {**without, "llm.backend": "spool", "llm.spool": spool, "llm.api_key_env": "A_KEY"}
     first = run_here(server, samples, output, settings=settings, environment={"A_KEY": KEY})
     assert (first.code, server.count(), words(spool) in first.err) == (6, total, True)
     assert {row["status"] for row in read_table(output, "scores")} == {"budget"}
@@ -92,8 +92,8 @@ def test_a_run_goes_on_with_what_a_killed_and_restarted_worker_has_answered(
 
     output, spool = tmp_path / "out", tmp_path / "shared" / "spool"
     settings = {
-        "store": tmp_path / "shared" / "store",
-        "llm.answering": "spool",
+        "completion_store": tmp_path / "shared" / "store",
+        "llm.backend": "spool",
         "llm.spool": spool,
         "llm.max_concurrency": 2,
         "llm.flush_seconds": 0.2,
@@ -163,10 +163,10 @@ def test_a_worker_that_finds_nothing_or_no_spool_says_so(tmp_path: Path) -> None
     assert worker.returncode == 1
 
 
-def spooling(server: ModelServer, answering: str = "spool") -> Settings:
+def spooling(server: ModelServer, backend: str = "spool") -> Settings:
     return Settings.model_validate(
         {
-            "llm": {"base_url": server.base_url, "model": "none", "answering": answering},
+            "llm": {"base_url": server.base_url, "model": "none", "backend": backend},
             "embeddings": {"base_url": server.base_url, "model": "embedder", "price_per_million_tokens": 2.0},
         }
     )

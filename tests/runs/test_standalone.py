@@ -52,7 +52,7 @@ def test_a_store_that_an_executor_does_not_see_is_named_by_doctor_too(
     standalone: Standalone, server: ModelServer, tmp_path: Path, hidden: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_samples(tmp_path / "samples.jsonl", SAMPLES)
-    settings = {**standalone.settings, "store": hidden / "store"}
+    settings = {**standalone.settings, "completion_store": hidden / "store"}
     ended = score(server, path, tmp_path / "out", settings=settings, environment=standalone.environment)
     assert (ended.code, server.count()) == (1, 0), ended.err
     assert f"{hidden}/store is not shared by the executor on" in ended.err

@@ -60,7 +60,7 @@ def shared(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = tmp_path_factory.mktemp("shared")
     rows = make_samples(50)
     path = write_samples(folder / "samples.jsonl", rows)
-    settings = {"store": str(folder / "store")}
+    settings = {"completion_store": str(folder / "store")}
     slow = {**settings, "llm.max_concurrency": "2"}
     with ModelServer(latency=3.0) as server:
         first = Run(server, path, folder / "first", settings=slow)
@@ -125,7 +125,7 @@ def test_an_overwritten_output_at_a_moved_endpoint_reuses_everything_but_damaged
     run_here: RunHere, shared: Shared
 ) -> None:
     before, results = shared.server.count(), canonical(shared.output)
-    folders = sorted((Path(shared.settings["store"]) / "v1").iterdir())
+    folders = sorted((Path(shared.settings["completion_store"]) / "v1").iterdir())
     segment = min(folders[0].glob("*.parquet"))
     (folders[0] / "cut.parquet").write_bytes(segment.read_bytes()[:-100])
     (folders[1] / "noise.parquet").write_bytes(b"no Parquet at all")
@@ -144,7 +144,7 @@ def test_answers_that_turn_out_to_be_damaged_as_they_are_read_are_asked_again(
     run_here: RunHere, shared: Shared
 ) -> None:
     """What the store has is looked up by ids and errors alone; the texts are read once all is answered."""
-    (folder,) = (Path(shared.settings["store"]) / "v1").glob("evaluate_coverage-*")
+    (folder,) = (Path(shared.settings["completion_store"]) / "v1").glob("evaluate_coverage-*")
     damaged = folder / list_folder(str(folder)).live()[0]
     before, lost = shared.server.count(), break_column(damaged, "text")
     ended = run_here(shared.server, shared.samples, shared.second_output, "--overwrite", settings=shared.settings)

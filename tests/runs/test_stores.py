@@ -31,7 +31,7 @@ def test_the_probe_of_doctor_reaches_a_store_by_all_that_a_run_uses(
             monkeypatch.setenv(name, value)
         spark = SparkSettings(master="local[1]", conf=dict(gateway.spark))
         storage = StorageSettings.model_validate(gateway.settings)
-        found = check_spark(Settings(store=f"{URIS[kind]}/a store%20", spark=spark, storage=storage))
+        found = check_spark(Settings(completion_store=f"{URIS[kind]}/a store%20", spark=spark, storage=storage))
         assert found.state == "ok", found.text
         # Spark and a server over a folder keep markers of folders
         left = [e for e in StoragePath(URIS[kind]).entries(recursive=True) if e.kind == "file" and e.size]

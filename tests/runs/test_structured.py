@@ -20,7 +20,7 @@ from tests.runs.here import RunHere
 from tests.runs.icat_jobs import embedder
 
 TAKEN = [{"do": {"schema": "taken"}}]
-READINGS = ("schema", "form", "lenient")
+READINGS = ("parsed_schema", "parsed_template", "parsed_lenient")
 slow = pytest.mark.slow
 
 
@@ -93,7 +93,7 @@ def test_what_an_endpoint_makes_of_schemas_is_found_out_once(
     run_here: RunHere, server: ModelServer, tmp_path: Path, kind: str, said: str, more: int
 ) -> None:
     server.configure(answer="e2e", rules=[] if kind == "ignored" else [{"do": {"schema": kind}}])
-    path, store = write_samples(tmp_path / "samples.jsonl", make_samples(4)), {"store": tmp_path / "store"}
+    path, store = write_samples(tmp_path / "samples.jsonl", make_samples(4)), {"completion_store": tmp_path / "store"}
     ended = run_here(server, path, tmp_path / "one", settings=store)
     assert ended.code == 0, ended.err
     answered = sum_usage(tmp_path / "one", "answered")
@@ -116,12 +116,18 @@ def test_completions_of_no_use_are_rows_and_are_counted(run_here: RunHere, serve
     rules = [{"when": {"stage": "evaluate_coverage", "attempt_below": 2}, "do": "garbage"}]
     server.configure(answer="e2e", rules=rules)
     path = write_samples(tmp_path / "samples.jsonl", make_samples(3))
-    settings = {"store": tmp_path / "store", "llm.structured": "off", "summarise_contexts": "false"}
+    settings = {"completion_store": tmp_path / "store", "llm.structured": "off", "summarise_contexts": "false"}
     ended = run_here(server, path, tmp_path / "out", settings=settings)
     assert ended.code == 0, ended.err
     (row,) = read_table(tmp_path / "out", "usage")
-    assert (row["answered"], row["calls"], row["retries"], row["asked_again"]) == (3, 6, 3, 3)
-    assert (row["schema"], row["form"], row["lenient"], row["unparsable"], row["refused"]) == (0, 3, 0, 0, 0)
+    assert (row["answered"], row["calls"], row["retries"], row["retries_after_parse"]) == (3, 6, 3, 3)
+    assert (row["parsed_schema"], row["parsed_template"], row["parsed_lenient"], row["unparsable"], row["refused"]) == (
+        0,
+        3,
+        0,
+        0,
+        0,
+    )
     found = sorted(
         (one["request_id"], one["attempts"], one["error_type"]) for one in completions_of(tmp_path / "store")
     )
@@ -141,5 +147,5 @@ def test_a_judge_that_keeps_to_no_form_is_seen(run_here: RunHere, server: ModelS
     rows = {row["stage"]: row for row in read_table(tmp_path / "out", "usage")}
     coverage = rows["evaluate_coverage"]
     assert coverage["unparsable"] == coverage["failed"]
-    assert coverage["form"] == coverage["answered"]
+    assert coverage["parsed_template"] == coverage["answered"]
     assert ended.code in (0, 4)

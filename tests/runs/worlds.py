@@ -126,7 +126,7 @@ def with_kinds(sample: Row) -> Row:
 
 
 def assert_leaning(output: Path, samples: Iterable[Row], expected: Mapping[str, Concluded]) -> None:
-    """Of one-sided conflicts, the table `leaning` counts those of which a rank or kind states one side alone."""
+    """The table `source_preference` counts the one-sided conflicts of which a rank or kind states one side."""
     found: dict[tuple[str | None, str, str], list[int]] = defaultdict(list)
     for sample in samples:
         contexts = dict(zip(contexts_of(sample), enumerate(sample["contexts"], 1), strict=True))
@@ -141,7 +141,7 @@ def assert_leaning(output: Path, samples: Iterable[Row], expected: Mapping[str, 
                     missing, covered = ({of[name] for name in one.sources if name in of} for one in sides)
                     for source, system in product(covered ^ missing, {None, sample["system"]}):
                         found[system, by, source].append(int(source in covered))
-    rows = {(row["system"], row["by"], row["source"]): row for row in read_table(output, "leaning")}
+    rows = {(row["system"], row["by"], row["source"]): row for row in read_table(output, "source_preference")}
     assert rows.keys() == found.keys()
     for key, choices in found.items():
         followed, total = sum(choices), len(choices)

@@ -23,7 +23,7 @@ SECRET = "s3cr3t/Value+9="
         f"s3://AKIAKEY:{SECRET}@bucket/path is not there",
         f"https://{SECRET.replace('/', '')}@host/v1",
         f"https://account.blob.core.windows.net/c?sv=2024-11-04&sig={SECRET}&page=2",
-        f"store=s3://bucket/p?token={SECRET}",
+        f"completion_store=s3://bucket/p?token={SECRET}",
         f"sv=2024&sig={SECRET}",
         f"Authorization: Bearer {SECRET}",
         f'the body {{"api_key": "{SECRET}"}} was refused',
@@ -109,7 +109,7 @@ def test_the_words_of_a_command_keep_their_form() -> None:
 def test_settings_are_without_secrets_at_any_depth() -> None:
     settings: dict[str, Any] = {
         "spark": {"conf": {"spark.hadoop.fs.azure.sas.c.a.blob.core.windows.net": f"sv=1&sig={SECRET}"}},
-        "store": f"s3://AKIAKEY:{SECRET}@bucket/p",
+        "completion_store": f"s3://AKIAKEY:{SECRET}@bucket/p",
         "llm": {
             "api_key_env": "OPENAI_API_KEY",
             "max_tokens": 5,
@@ -121,7 +121,7 @@ def test_settings_are_without_secrets_at_any_depth() -> None:
     }
     assert without_secrets(settings) == {
         "spark": {"conf": {"spark.hadoop.fs.azure.sas.c.a.blob.core.windows.net": HIDDEN}},
-        "store": f"s3://{HIDDEN}@bucket/p",
+        "completion_store": f"s3://{HIDDEN}@bucket/p",
         "llm": {
             "api_key_env": "OPENAI_API_KEY",
             "max_tokens": 5,

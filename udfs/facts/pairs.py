@@ -59,7 +59,7 @@ class PairFilter:
 
     filter: str = "none"
     cosine: float = 0.0
-    audit: float = 0.0
+    audit_share: float = 0.0
 
     def __bool__(self) -> bool:
         return self.filter != "none"
@@ -84,7 +84,7 @@ class PairFilter:
             taken = apart[source, target]
             audited = np.zeros(len(source), dtype=bool)
             for place in np.flatnonzero(taken):
-                audited[place] = is_audited(texts[source[place]], texts[target[place]], self.audit)
+                audited[place] = is_audited(texts[source[place]], texts[target[place]], self.audit_share)
             return taken, audited
 
         return sift

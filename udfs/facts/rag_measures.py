@@ -238,7 +238,7 @@ _CONTEXT = pa.struct(
         ("rank", pa.int64()),
         ("context_id", pa.string()),
         *((name, pa.bool_()) for name in ("relevant", "used", "noise")),
-        ("new", pa.int64()),
+        ("new_claims", pa.int64()),
         *((side, _TEXTS) for side in SIDES),
     ]
 )
@@ -370,7 +370,7 @@ def _contexts(response: ClaimSide, truth: ClaimSide, names: Sequence[str]) -> It
             "relevant": _known(relevant[place]),
             "used": _known(any_of(stated)),
             "noise": _known(any_of(one & ~said for one, said in zip(stated, response.stated, strict=True))),
-            "new": sum(flag.low for flag in now) - sum(flag.low for flag in recalled) if known else None,
+            "new_claims": sum(flag.low for flag in now) - sum(flag.low for flag in recalled) if known else None,
             RESPONSE: of_response,
             TRUTH: of_truth,
         }

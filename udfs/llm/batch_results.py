@@ -193,7 +193,7 @@ class BatchOutcome:
 
     def _begin_again(self, request: Request, answer: Answer) -> None:
         """Forgets what followed the prompt. What could not be read is a row of its own, and the next line says so."""
-        self.used += Usage(asked_again=1)
+        self.used += Usage(retries_after_parse=1)
         unread = answer.error_type == "unparsable"
         if unread:
             self._write(request, failed(answer, ASKED_AGAIN, f"{answer.error_type}: {answer.error}"))

@@ -364,7 +364,7 @@ class RequestLoop:
     def _begin_again(self, channel: Channel, request: Request, answer: Answer) -> None:
         """Forgets what followed the prompt. What could not be read is a row of its own, and the next call says so."""
         unread = answer.error_type == "unparsable"
-        channel.tally.count(asked_again=1)
+        channel.tally.count(retries_after_parse=1)
         if unread:
             self._write(channel, request, failed(answer, ASKED_AGAIN, f"{answer.error_type}: {answer.error}"))
             # The tokens of the next row are those of later calls

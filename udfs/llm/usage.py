@@ -12,7 +12,7 @@ TOKENS_OF_A_PRICE = 1e6
 CALLS_OF_A_PRICE = 1e3
 _SUMMED = (
     *("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "calls", "asked", "rate_limited", "tool_turns"),
-    *("asked_again", "done", "failed", "reasoning_tokens", "cut_prompts", "seconds"),
+    *("retries_after_parse", "done", "failed", "reasoning_tokens", "cut_prompts", "seconds"),
 )
 _NUMBERS = attrgetter(*_SUMMED)
 
@@ -22,8 +22,9 @@ class Usage:
     """What was used: of one call, of an actor, of a stage or of a run, for it adds up. Counts only grow.
 
     `estimated`: the endpoint did not return the tokens, or more than there can be. `asked`: requests that were sent,
-    so that their further calls are retries; `tool_turns`: calls that went on after a tool was used; `asked_again`:
-    calls after an answer of no use. `done`: requests that ended, `failed` those of them without an answer.
+    so that their further calls are retries; `tool_turns`: calls that went on after a tool was used;
+    `retries_after_parse`: calls after an answer of no use. `done`: requests that ended, `failed` those of them without
+    an answer.
     `reasoning_tokens`: those of the completion tokens that went into reasoning; `cut_prompts`: calls whose reported
     prompt tokens are implausibly few for the bytes that were sent. `cost`: in
     the currency of the prices, None without a price. `endpoints`: what each of several endpoints has of it.
@@ -40,7 +41,7 @@ class Usage:
     asked: int = 0
     rate_limited: int = 0
     tool_turns: int = 0
-    asked_again: int = 0
+    retries_after_parse: int = 0
     done: int = 0
     failed: int = 0
     reasoning_tokens: int = 0

@@ -163,7 +163,7 @@ class StageDefinition:
 Schema = Mapping[str, Any]
 
 # How a completion was read: as JSON of the schema, in the form of methods, section 9, or in another without doubt
-SCHEMA, FORM, LENIENT = READ_AS = ("schema", "form", "lenient")
+SCHEMA, TEMPLATE, LENIENT = READ_AS = ("parsed_schema", "parsed_template", "parsed_lenient")
 REASONING = "reasoning"
 # OpenAI takes 1,000 values in one schema; beyond these, numbers are a range
 MOST_NUMBERS = 250
@@ -256,7 +256,7 @@ def read_as(completion: str, schema: Schema | None, form: OutputFormat | None, v
     if schema is not None and answer.startswith("{") and _fits(answer, filled(schema, variables)):
         return SCHEMA
     pattern = form.pattern if form else None
-    return FORM if pattern is None or pattern.fullmatch(answer) else LENIENT
+    return TEMPLATE if pattern is None or pattern.fullmatch(answer) else LENIENT
 
 
 def _fits(answer: str, schema: Mapping[str, Any]) -> bool:

@@ -33,7 +33,7 @@ class Average:
 
     interval: Interval
     n: int
-    left_out: int  # samples, or items, of which it is undefined or nothing is known
+    excluded: int  # samples, or items, of which it is undefined or nothing is known
 
 
 def votes(labels: Sequence[str | None] | None, covered: Collection[str]) -> tuple[int, int]:

@@ -230,7 +230,7 @@ def fingerprint(key: str, salt: str) -> str:
 FIRST_OUTAGE_SECONDS = 60.0
 # So many batches in a row of which nothing came
 FRUITLESS = 3
-NO_BATCHES = "if the endpoint has no batches, set llm.delivery to calls"
+NO_BATCHES = "if the endpoint has no batches, set llm.backend to process"
 REMEDIES = {
     **dict.fromkeys(("http_400", "http_404", "http_405"), NO_BATCHES),
     "http_413": "lower batch.requests or batch.bytes",

@@ -162,7 +162,7 @@ class SpooledJob:
             raise SpoolError(
                 "llm.base_url or llm.extra_body holds a secret, or a header or parameter does, and a spool holds none: "
                 "name the variable of the key by llm.api_key_env, of a header by {env: NAME}, or answer without a "
-                "spool (llm.answering=process)"
+                "spool (llm.backend=process)"
             )
         content = job_to_json(replace(job, requests=REQUESTS, directory=COMPLETIONS))
         (self.place / JOB).write_bytes(json.dumps(content).encode())

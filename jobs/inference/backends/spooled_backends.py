@@ -22,7 +22,7 @@ from untold.jobs.run.locks import LockedError
 from untold.jobs.run.outcome import EXIT_CODES
 from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import amount
-from untold.jobs.settings.model import Settings, delivery_for
+from untold.jobs.settings.model import Settings, backend_for
 from untold.udfs.errors import require
 from untold.udfs.llm.calls import format_at
 from untold.udfs.llm.keys import Stage
@@ -57,7 +57,7 @@ class SpoolAnswerer:
     @property
     def is_used(self) -> bool:
         """Whether this start leaves requests in the spool."""
-        return self.settings.llm.answering != "process"
+        return self.settings.llm.uses_spool
 
     def prepare(self, stage: Stage) -> None:
         """There is nothing to start."""
@@ -138,7 +138,7 @@ class RayJobAnswerer(SpoolAnswerer):
 
     def prepare(self, stage: Any) -> None:
         """Raises UserError where Ray's client of jobs is not installed."""
-        require("llm.answering=ray-job", "cluster", "requests", "aiohttp")
+        require("llm.backend=ray-job", "cluster", "requests", "aiohttp")
 
     def answer(self, unanswered: PendingRequests) -> JobOutcome:
         """Leaves the requests in the spool, has them answered, and takes the answers. Raises AnsweringError."""
@@ -248,7 +248,7 @@ class BatchAnswerer(SpoolAnswerer):
 
     def delivers(self, stage: str) -> bool:
         """Whether requests of a stage are asked in batches."""
-        return delivery_for(self.settings, stage) == "batch"
+        return backend_for(self.settings, stage) == "batch"
 
     def prepare(self, stage: Stage) -> None:
         """Says once how long it may take."""
@@ -257,7 +257,7 @@ class BatchAnswerer(SpoolAnswerer):
             rounds = amount(self.rounds, "round of batches", "rounds of batches")
             form = format_at(str(self.settings.llm.base_url)) if self.settings.batch.format == "auto" else "openai"
             known = f", in the form of {form} by the host" if form != "openai" else ""
-            self.engines.display.note(f"llm.delivery=batch: at most {rounds}, one a stage, each within 24 hours{known}")
+            self.engines.display.note(f"llm.backend=batch: at most {rounds}, one a stage, each within 24 hours{known}")
 
     def answer(self, unanswered: PendingRequests) -> JobOutcome:
         """By the jobs of the stage: first all of them are submitted, then each is waited for."""

@@ -102,7 +102,7 @@ def _bind_server(address: str, settings: Settings) -> Stage:
 
 def _lacking(api: str, settings: Settings) -> Iterator[str]:
     """What an API needs of the settings and does not have."""
-    given, certain = settings.classifier, settings.nli.certain
+    given, threshold = settings.classifier, settings.nli.classifier_threshold
     if api not in CLASSIFYING:
         yield "nli.classifier_url: must end in /classify, /predict or /score"
     if given.model is None:
@@ -111,8 +111,9 @@ def _lacking(api: str, settings: Settings) -> Iterator[str]:
         yield "classifier.labels: /classify needs the names of the classes in order"
     if api == "classify" and given.separator is None:
         yield "classifier.separator: /classify takes single texts; name what joins a pair, such as </s></s>"
-    if api == "score" and settings.nli.classifier_url and (certain or 0.0) < EVEN:
-        yield f"nli.certain: must be at least {EVEN} with /score, which tells the probability of entailment alone"
+    if api == "score" and settings.nli.classifier_url and (threshold or 0.0) < EVEN:
+        need = f"must be at least {EVEN} with /score, which tells the probability of entailment alone"
+        yield f"nli.classifier_threshold: {need}"
     if settings.budget.max_cost is not None and given.price_per_million_tokens is None:
         yield "budget.max_cost: a server that classifies needs classifier.price_per_million_tokens"
 

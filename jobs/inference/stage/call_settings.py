@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from untold.jobs.inference.backends import local_model
 from untold.jobs.inference.backends.job import Job
 from untold.jobs.run.error_messages import EnvironmentVariableError
-from untold.jobs.settings.model import LlmSettings, Settings, delivery_for, prices_at, prices_for
+from untold.jobs.settings.model import LlmSettings, Settings, backend_for, prices_at, prices_for
 from untold.jobs.settings.sections import EndpointSettings
 from untold.udfs.llm.calls import CallSettings, format_at, is_loopback
 from untold.udfs.llm.keys import CLASSIFYING, LOCAL, SEVERAL_ROWS, Stage
@@ -264,7 +264,7 @@ def calls_for(settings: Settings, stage: Stage, requests: int) -> int:
 
 def hours_at(settings: Settings, stage: Stage, calls: float, tokens: float, seconds: float = 0.0) -> float | None:
     """Hours of a stage's calls at its endpoints: those of `hours_of`, and of batches a day."""
-    if delivery_for(settings, stage.name) == "batch":
+    if backend_for(settings, stage.name) == "batch":
         return BATCH_HOURS if calls else 0.0
     return hours_of(limits_of(settings, stage.api), calls, tokens, seconds)
 

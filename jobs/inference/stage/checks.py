@@ -228,13 +228,13 @@ def check_ray(settings: Settings, seconds: float = ENGINE_SECONDS) -> CheckResul
     Where a run starts no Ray of its own, the one that answers is asked for: the job server, or none.
     """
     address = settings.ray.address
-    if settings.llm.answering == "ray-job":
+    if settings.llm.backend == "ray-job":
         remedy = "see that ray.address names the job server of a running Ray cluster, with ray[default] on its head"
         return _check_engine(RAY_JOBS, f"at {address}", {"address": address}, remedy, seconds)
-    if settings.llm.answering == "spool":
-        return CheckResult(WARN, "Ray", "not checked: llm.answering is spool, and `untold answer` checks its own Ray")
-    if settings.llm.delivery != "calls":
-        return CheckResult(OK, "Ray", f"not needed: llm.delivery is {settings.llm.delivery}")
+    if settings.llm.backend == "spool":
+        return CheckResult(WARN, "Ray", "not checked: llm.backend is spool, and `untold answer` checks its own Ray")
+    if settings.llm.backend == "batch":
+        return CheckResult(OK, "Ray", "not needed: llm.backend is batch")
     remedy = (
         "check ray.address and that the cluster runs" if address else "check free memory and /dev/shm, or ray.address"
     )
@@ -245,7 +245,10 @@ def check_ray(settings: Settings, seconds: float = ENGINE_SECONDS) -> CheckResul
 
 def _places(settings: Settings) -> dict[str, str]:
     """The folders that all machines share, for a process in another folder."""
-    return {place: place for place in (StoragePath(path).spark for path in (settings.store, settings.work) if path)}
+    return {
+        place: place
+        for place in (StoragePath(path).spark for path in (settings.completion_store, settings.work_dir) if path)
+    }
 
 
 def _check_engine(name: str, where: str, given: Any, remedy: str, seconds: float) -> CheckResult:
@@ -322,7 +325,7 @@ def _probe_ray(given: Any) -> str:
 
 def _probe_jobs(given: Any) -> str:
     """The version of the API by which a cluster takes jobs."""
-    require("llm.answering=ray-job", "cluster", "requests", "aiohttp")
+    require("llm.backend=ray-job", "cluster", "requests", "aiohttp")
     from ray.job_submission import JobSubmissionClient
 
     return f"version {JobSubmissionClient(given['address']).get_version()} of its API"

@@ -16,7 +16,7 @@ from untold.jobs.inference.backends.process import KeptProcess, ProcessWhenNeede
 from untold.jobs.run.outcome import Interrupts
 from untold.jobs.run.session import begin_session, open_session
 from untold.jobs.run.terminal import Display
-from untold.jobs.settings.model import STAGE_NAMES, Settings, delivery_for
+from untold.jobs.settings.model import STAGE_NAMES, Settings, backend_for
 from untold.udfs.stages import LOOKUPS
 
 
@@ -81,7 +81,7 @@ def open_engines(
     if held is not None:
         held.process.serve(interrupts)
     try:
-        answers = settings.llm.answering == "process"
+        answers = not settings.llm.uses_spool
         first = asks and calls_endpoint(settings, stages)
         display.status("starting Java and Ray" if first else "starting Java")
         if first:
@@ -110,7 +110,7 @@ def open_held(settings: Settings, display: Display, small: bool) -> Iterator[Sha
 def calls_endpoint(settings: Settings, stages: Collection[str] = STAGE_NAMES) -> bool:
     """Whether the process beside the start is likely to call the language model for one of these stages."""
     asked = set(stages) - set(LOOKUPS)
-    return settings.llm.answering == "process" and any(delivery_for(settings, name) == "calls" for name in asked)
+    return any(backend_for(settings, name) == "process" for name in asked)
 
 
 Given = TypeVar("Given")

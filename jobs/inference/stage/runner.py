@@ -30,7 +30,7 @@ from untold.jobs.run.locks import LockedError
 from untold.jobs.run.notifications import span
 from untold.jobs.run.outcome import LEFT, Ending
 from untold.jobs.run.terminal import amount
-from untold.jobs.settings.model import Settings, delivery_for
+from untold.jobs.settings.model import Settings, backend_for
 from untold.udfs.llm.keys import UNTRIED, SchemaSupport, Stage
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 
@@ -159,13 +159,13 @@ class StageRunner:
 
     @cached_property
     def _spool(self) -> SpoolAnswerer:
-        answerer = RayJobAnswerer if self.settings.llm.answering == "ray-job" else SpoolAnswerer
+        answerer = RayJobAnswerer if self.settings.llm.backend == "ray-job" else SpoolAnswerer
         return answerer(self.engines, self.settings, self.endpoint, self.store, self.earlier)
 
     @cached_property
     def _batches(self) -> BatchAnswerer:
         given = (self.engines, self.settings, self.endpoint, self.store, self.earlier)
-        return BatchAnswerer(*given, rounds=sum(delivery_for(self.settings, name) == "batch" for name in self.stages))
+        return BatchAnswerer(*given, rounds=sum(backend_for(self.settings, name) == "batch" for name in self.stages))
 
     def _store_of(self, stage: Stage) -> StageStore:
         """The stage's folder of the store, one object a run: it tells of damage once."""

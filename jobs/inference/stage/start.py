@@ -173,7 +173,7 @@ class Start:
 
 def miss_messages(written: Mapping[str, Any], settings: Settings) -> list[str]:
     """What to say of filters that missed too much, by the audits of a manifest."""
-    return missed_too_often(written.get("audits", []), {"nli": settings.nli.most_missed})
+    return missed_too_often(written.get("audits", []), {"nli": settings.nli.max_miss_rate})
 
 
 @contextmanager

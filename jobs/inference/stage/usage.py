@@ -19,7 +19,7 @@ from untold.udfs.stages.definitions import READ_AS
 
 _COUNTED = (
     *("requests", "answered", "failed", "calls", "retries", "rate_limited", "prompt_tokens", "completion_tokens"),
-    *("asked_again", "reasoning_tokens", "cut_prompts"),
+    *("retries_after_parse", "reasoning_tokens", "cut_prompts"),
 )
 # Columns that count requests by how their completions were read, and by why they could not be
 READINGS = (*READ_AS, "unparsable", "refused", "empty", "truncated")
@@ -190,7 +190,7 @@ def _calls(used: Usage) -> dict[str, Any]:
         "completion_tokens": used.completion_tokens,
         "tokens_estimated": used.estimated,
         "cost": used.cost,
-        "asked_again": used.asked_again,
+        "retries_after_parse": used.retries_after_parse,
         "reasoning_tokens": used.reasoning_tokens,
         "cut_prompts": used.cut_prompts,
     }

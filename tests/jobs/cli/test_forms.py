@@ -64,7 +64,8 @@ def test_without_forms_those_that_this_release_knows_are_tried(tmp_path: Path) -
 def test_with_a_classifier_cascades_are_tried_beside_forms_without(tmp_path: Path) -> None:
     found = requests_of(options_of(tmp_path, "--set", "nli.classifier=judge"), "nli")
     tried = {
-        name: (request.settings.nli.classifier, request.settings.nli.certain) for name, (_, request) in found.items()
+        name: (request.settings.nli.classifier, request.settings.nli.classifier_threshold)
+        for name, (_, request) in found.items()
     }
     certain = {f"classifier certain at {p}": ("judge", p) for p in (0.8, 0.9, 0.95, 0.99)}
     in_lists = ("lists of 20, classifier certain at 0.9", "lists of 20, filter by words, classifier certain at 0.9")
@@ -73,7 +74,7 @@ def test_with_a_classifier_cascades_are_tried_beside_forms_without(tmp_path: Pat
     assert (nli.judgement, nli.list_size, nli.filter) == ("lists", 20, "words")
     assert {name: own for name, own in tried.items() if own[0]} == cascades
     assert {own for name, own in tried.items() if name not in cascades} == {(None, None)}
-    assert found["classifier certain at 0.8"][0] == ("nli.classifier=judge", "nli.certain=0.8")
+    assert found["classifier certain at 0.8"][0] == ("nli.classifier=judge", "nli.classifier_threshold=0.8")
 
 
 def test_a_model_of_a_stage_without_a_price_of_its_own_is_told_once(tmp_path: Path) -> None:
@@ -113,10 +114,17 @@ def test_a_metric_without_forms_of_its_own_asks_for_some(tmp_path: Path) -> None
 
 
 def rows_of_forms() -> list[dict[str, Any]]:
-    known = {"requests": 3, "prompt_tokens": 9, "completion_tokens": 1, "seconds": 61.5, "samples": 2, "of": 10}
+    known = {
+        "requests": 3,
+        "prompt_tokens": 9,
+        "completion_tokens": 1,
+        "seconds": 61.5,
+        "samples": 2,
+        "population_size": 10,
+    }
     each = {"sample_requests": 1.5, "sample_prompt_tokens": 4.5, "sample_completion_tokens": 0.5, "sample_cost": 0.25}
-    more = {"sample_seconds": 30.75, "cost": 0.5, "whole_cost": 2.5, "whole_hours": 0.5, "kappa": 0.99}
-    ends = {"agreement_low": -0.1, "agreement_low_low": -0.2, "agreement_low_high": -0.05, "same_winner": True}
+    more = {"sample_seconds": 30.75, "cost": 0.5, "projected_cost": 2.5, "projected_hours": 0.5, "kappa": 0.99}
+    ends = {"loa_low": -0.1, "loa_low_ci_low": -0.2, "loa_low_ci_high": -0.05, "same_winner": True}
     figures = {**dict.fromkeys(CALIBRATION.names), **known, **each, **more, **ends}
     return [
         {**figures, "form": "published", "settings": [], "recommended": False},

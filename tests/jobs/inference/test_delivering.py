@@ -557,7 +557,7 @@ def test_an_endpoint_without_batches_says_what_to_set(root: Path) -> None:
             raise BatchError(read_status(404, b"{}", {}))
 
     outcome = deliver(left_job(root), Without(FakeBatches(Endpoint())))
-    assert (outcome.reason, "set llm.delivery to calls" in str(outcome.error)) == ("refused", True)
+    assert (outcome.reason, "set llm.backend to process" in str(outcome.error)) == ("refused", True)
 
 
 @pytest.mark.parametrize(
@@ -611,7 +611,7 @@ def test_batches_hold_all_lines_in_order_and_no_more_than_they_may(
     assert len(taken) <= 5
 
 
-def answerer(store: str, delivery: str = "batch", *, poll: bool = True) -> BatchAnswerer:
+def answerer(store: str, backend: str = "batch", *, poll: bool = True) -> BatchAnswerer:
     """A run's side of the batches of a store, without Spark."""
     engines: Any = SimpleNamespace(
         run="run2",
@@ -620,7 +620,7 @@ def answerer(store: str, delivery: str = "batch", *, poll: bool = True) -> Batch
         display=SimpleNamespace(note=lambda _: None, show=lambda _: None),
         interrupts=SimpleNamespace(requested=False),
     )
-    llm = {"base_url": "http://host/v1", "model": "m", "delivery": delivery}
+    llm = {"base_url": "http://host/v1", "model": "m", "backend": backend}
     return BatchAnswerer(engines, Settings.model_validate({"llm": llm}), cast(Any, None), store)
 
 
@@ -667,7 +667,7 @@ def test_a_stage_by_calls_says_why_its_batches_keep_it(
     root: Path, monkeypatch: pytest.MonkeyPatch, outcome: JobOutcome, reason: str, poll: bool
 ) -> None:
     job = left_job(root)
-    own, scripted = answerer(str(root), "calls", poll=poll), Scripted({str(job.place): [outcome]})
+    own, scripted = answerer(str(root), "process", poll=poll), Scripted({str(job.place): [outcome]})
     monkeypatch.setattr(own, "_delivery", scripted)
     with pytest.raises(WaitingError) as waiting:
         own._look_at(job, alone=True)

@@ -91,8 +91,8 @@ def test_a_classifier_is_known_by_its_files_and_classes(tmp_path: Path) -> None:
 JUDGE: dict[str, Any] = {"model": "judge", "labels": ["entailment", "neutral", "contradiction"], "separator": "[SEP]"}
 
 
-def server(api: str = "classify", certain: float = 0.9, **given: Any) -> dict[str, Any]:
-    nli = {"classifier_url": f"http://h/{api}", "certain": certain}
+def server(api: str = "classify", threshold: float = 0.9, **given: Any) -> dict[str, Any]:
+    nli = {"classifier_url": f"http://h/{api}", "classifier_threshold": threshold}
     return {"nli": nli, "classifier": {**JUDGE, **given}}
 
 
@@ -109,7 +109,7 @@ def test_a_server_is_known_by_api_model_classes_and_separator() -> None:
     same: list[dict[str, Any]] = [
         {"batch": 7},
         {"price_per_million_tokens": 2.0},
-        {"certain": 0.2},
+        {"threshold": 0.2},
         {"api": "v1/classify/"},
     ]
     assert {digest("classify_entailment", **server(**change)) for change in same} == {plain}
@@ -125,7 +125,7 @@ def test_a_server_is_known_by_api_model_classes_and_separator() -> None:
         (server(labels=None), "classifier.labels: /classify needs"),
         (server(labels=["LABEL_0", "LABEL_1"]), "classifier.labels: calls a class LABEL_0"),
         (server(separator=None), "classifier.separator: /classify takes single texts"),
-        (server("score", certain=0.4), "nli.certain: must be at least 0.5"),
+        (server("score", threshold=0.4), "nli.classifier_threshold: must be at least 0.5"),
         ({**server(), "budget": {"max_cost": 1.0}}, "budget.max_cost: a server that classifies needs"),
         (
             {**server(), "grounding": {"verifier": "http://other/classify"}},

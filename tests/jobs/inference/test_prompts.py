@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from untold.jobs.inference.stage.bindings import SUFFIXES, bind_stage, checked_template, order_of_prompt
-from untold.jobs.settings.model import LlmSettings, Prompts, Settings, SettingsError, StageSettings
+from untold.jobs.settings.model import LlmSettings, PromptSet, Settings, SettingsError, StageSettings
 from untold.jobs.settings.templates import find_template, stages_that_differ, template_of
 from untold.udfs.llm.templates import PromptError, check_variables, compile_prompt, split_turns
 from untold.udfs.stages import STAGES
@@ -49,7 +49,7 @@ def test_every_shipped_template_uses_all_variables_of_its_stage(stage: str) -> N
     ("stage", "api"), [(name, "chat") for name in PUBLISHED] + [("classify_relation", "completions")]
 )
 def test_stages_whose_duty_differs_in_the_papers_have_a_template_of_it(stage: str, api: str) -> None:
-    ours, theirs = (find_template(stage, api, None, prompts) for prompts in ("ours", "published"))
+    ours, theirs = (find_template(stage, api, None, prompts) for prompts in ("untold", "published"))
     for variable in STAGES[stage].variables:
         others = tuple(name for name in STAGES[stage].variables if name != variable)
         with pytest.raises(PromptError, match=f"unknown variable {variable}"):
@@ -68,8 +68,8 @@ def sentences(source: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("prompts", ["ours", "published"])
-def test_examples_of_coverage_and_relations_are_in_the_form(prompts: Prompts) -> None:
+@pytest.mark.parametrize("prompts", ["untold", "published"])
+def test_examples_of_coverage_and_relations_are_in_the_form(prompts: PromptSet) -> None:
     for said in examples("evaluate_coverage", prompts):
         found = STAGES["evaluate_coverage"].parse(said, {"query": "", "contexts": ["a", "b"], "response": ""})
         assert (len(found["statements"]), found["dropped"]) == (said.count("\n- "), 0)
@@ -78,7 +78,7 @@ def test_examples_of_coverage_and_relations_are_in_the_form(prompts: Prompts) ->
     assert relations == [STAGES["classify_relation"].parse(said, {})["relation"] for said in relations]
 
 
-def examples(stage: str, prompts: Prompts) -> list[str]:
+def examples(stage: str, prompts: PromptSet) -> list[str]:
     return [
         text for role, text in split_turns(find_template(stage, "chat", None, prompts).source) if role == "assistant"
     ]
@@ -90,25 +90,27 @@ def test_the_papers_duty_is_chosen_for_all_stages_or_for_one() -> None:
 
     assert stages_that_differ() == set(PUBLISHED)
     assert "published" not in origins().values()
-    chosen = origins(prompts="published")
+    chosen = origins(prompt_set="published")
     assert {name for name, folder in chosen.items() if folder == "published"} == set(PUBLISHED)
-    one = origins(stages={"extract_facts": StageSettings(prompts="published")})
+    one = origins(stages={"extract_facts": StageSettings(prompt_set="published")})
     assert [name for name, folder in one.items() if folder == "published"] == ["extract_facts"]
-    but_one = origins(prompts="published", stages={"extract_facts": StageSettings(prompts="ours")})
+    but_one = origins(prompt_set="published", stages={"extract_facts": StageSettings(prompt_set="untold")})
     assert {name for name, folder in but_one.items() if folder == "published"} == set(PUBLISHED) - {"extract_facts"}
 
 
 def test_whose_duty_a_template_has_is_part_of_the_key_and_only_of_its_stages() -> None:
     def digests(prompts: str) -> dict[str, str]:
-        return {name: bind_stage(name, settings(prompts=prompts)).digest for name in STAGES}
+        return {name: bind_stage(name, settings(prompt_set=prompts)).digest for name in STAGES}
 
-    ours, theirs = digests("ours"), digests("published")
+    ours, theirs = digests("untold"), digests("published")
     assert {name for name in STAGES if ours[name] != theirs[name]} == set(PUBLISHED)
 
 
 def test_a_file_of_the_user_beats_both(tmp_path: Path) -> None:
     folder = write(tmp_path, "extract_facts.jinja", "mine {{ text }}")
-    assert bind_stage("extract_facts", settings(prompts_dir=folder, prompts="published")).template == "mine {{ text }}"
+    assert (
+        bind_stage("extract_facts", settings(prompts_dir=folder, prompt_set="published")).template == "mine {{ text }}"
+    )
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -26,7 +26,7 @@ def told_neutral(texts: Sequence[str], pairs: Sequence[Pair], audit: float) -> t
     """Of pairs of different texts, those that a filter by words takes, and of these the audited ones."""
     place = {text: number for number, text in enumerate(texts)}
     sides = [np.array([place[pair[side]] for pair in pairs]) for side in (0, 1)]
-    taken, audited = PairFilter("words", audit=audit).of({"texts": texts})(*sides)
+    taken, audited = PairFilter("words", audit_share=audit).of({"texts": texts})(*sides)
     return [pairs[n] for n in np.flatnonzero(taken)], [pairs[n] for n in np.flatnonzero(audited)]
 
 

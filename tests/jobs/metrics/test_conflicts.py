@@ -57,7 +57,7 @@ def is_lost(stages: Sequence[str]) -> Callable[[str, Row], bool]:
 def scored(
     spark: SparkSession, folder: Path, score: Score, samples: Sequence[Row], losing: Sequence[str], **settings: Any
 ) -> ScriptedTools:
-    """Writes the tables of samples, and leaning, into `out` of the folder."""
+    """Writes the tables of samples, and source_preference, into `out` of the folder."""
     schema = spark_schema(SAMPLES)
     read = [{**one, "contexts": normalise_contexts(list(one["contexts"]))} for one in samples]
     frame = spark.createDataFrame([[one.get(name) for name in schema.names] for one in read], schema).cache()
@@ -67,7 +67,7 @@ def scored(
     tables = score(frame, tools, given)
     write_tables(tables, folder / "out")
     leaning = leaning_rows(read_counts(tables["conflicts"], frame), seed=0)
-    write_tables({"leaning": spark.createDataFrame(leaning)}, folder / "out")
+    write_tables({"source_preference": spark.createDataFrame(leaning)}, folder / "out")
     return tools
 
 

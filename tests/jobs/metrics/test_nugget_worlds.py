@@ -26,8 +26,8 @@ from untold.udfs.samples.items import normalise_references
 
 WORLDS, JUDGE = 200, "noisy"
 STAGES = ("summarise_context", "create_nuggets", "rate_nuggets", "assign_nuggets")
-OPTIONS = Options(judge=JUDGE, window=2, most=6, keep=4, vital_weight=0.5)
-SETTINGS = {"window": 2, "most": 6, "keep": 4, "vital_weight": 0.5}
+OPTIONS = Options(judge=JUDGE, window=2, max_generated=6, top_k=4, vital_weight=0.5)
+SETTINGS = {"window": 2, "max_generated": 6, "top_k": 4, "vital_weight": 0.5}
 
 
 @pytest.mark.slow

@@ -231,7 +231,7 @@ def test_a_blank_response_supports_nothing_unasked(run: Run) -> None:
 
 @pytest.mark.slow
 def test_nuggets_are_cut_when_they_are_made_and_when_they_are_ranked(spark: SparkSession) -> None:
-    own = {"most": 3, "keep": 1, "score": "strict_all"}
+    own = {"max_generated": 3, "top_k": 1, "score": "strict_all"}
     found = scored(spark, [sample("Ada")], nuggets=own)
     assert found.nuggets("Ada") == [("sails.", "vital", "support"), ("reads.", "okay", None), ("knits.", "okay", None)]
     assert [row["kept"] for row in found.rows("statements", "Ada")] == [True, False, False]

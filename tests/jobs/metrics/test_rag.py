@@ -68,7 +68,9 @@ def scored(spark: SparkSession, samples: Sequence[Row]) -> tuple[Tables, Scripte
     schema = T.StructType([*texts, *(T.StructField(name, kind) for name, kind in given.items())])
     read = {"contexts": normalise_contexts, "ground_truth": normalise_ground_truth, "claim_checks": normalise_checks}
     rows = [[read.get(name, lambda value: value)(one.get(name)) for name in schema.names] for one in samples]
-    found = score(spark.createDataFrame(rows, schema), tools, Settings.model_validate({"rag": {"joint": JOINT}}))
+    found = score(
+        spark.createDataFrame(rows, schema), tools, Settings.model_validate({"rag": {"claims_per_request": JOINT}})
+    )
     return {
         name: rows_of(frame, "sample_id", *(["rank"] if name == "contexts_used" else []))
         for name, frame in found.items()
@@ -167,7 +169,7 @@ def assert_flags(contexts: Sequence[Row], one: Checked) -> None:
         stated = {place for place, cells in enumerate(one.of_response) if cells[row["rank"]] == "entailment"}
         wrong = {place for place in stated if one.of_response[place][0] != "entailment"}
         assert (row["relevant"], row["used"], row["noise"]) == (bool(recalled), bool(stated), bool(wrong))
-        assert row["new"] == len(recalled - seen)
+        assert row["new_claims"] == len(recalled - seen)
         seen |= recalled
 
 

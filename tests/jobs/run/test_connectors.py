@@ -19,7 +19,7 @@ AWS = "software.amazon.awssdk"
 
 
 def test_a_run_on_local_disks_loads_no_packages() -> None:
-    settings = with_packages(Settings(store="/data/store"), ["/data/in", "out", "e2e"])
+    settings = with_packages(Settings(completion_store="/data/store"), ["/data/in", "out", "e2e"])
     assert package_jars(settings) == []
     assert "spark.jars.packages" not in session_options(settings, small=False)
 
@@ -35,10 +35,10 @@ def test_a_path_of_s3_brings_hadoop_aws_without_its_bundle(path: str) -> None:
 
 
 def test_stores_among_the_settings_bring_their_packages_too() -> None:
-    settings = Settings(store="gs://bucket/store")
+    settings = Settings(completion_store="gs://bucket/store")
     assert [name.split(":")[1] for name in package_jars(settings)] == ["hadoop-gcp"]
     assert connector_options(settings)["spark.hadoop.fs.gs.auth.type"] == "APPLICATION_DEFAULT"
-    azure = Settings(store="abfss://box@account.dfs.core.windows.net/store")
+    azure = Settings(completion_store="abfss://box@account.dfs.core.windows.net/store")
     assert [name.split(":")[1] for name in package_jars(azure)] == ["hadoop-azure"]
 
 

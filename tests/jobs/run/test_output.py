@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from tests.fakes.object_store import BUCKET, ObjectStore
 from tests.runs.harness import snapshot
 from untold.jobs.run.folders import Workspace
-from untold.jobs.run.manifest import Added
+from untold.jobs.run.manifest import FORMAT, Added, OutputError
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.output import Output
 from untold.jobs.run_tables import open_run
@@ -49,6 +49,17 @@ def place(tmp_path: Path) -> Path:
         write(output, "e2e")
         output.end(Ending())
     return tmp_path / "out"
+
+
+def test_an_output_of_another_format_is_refused_until_it_is_overwritten(place: Path) -> None:
+    manifest = json.loads((place / "manifest.json").read_text())
+    (place / "manifest.json").write_text(json.dumps(manifest | {"format": 1}))
+    with pytest.raises(OutputError, match="belongs to another version of Untold"), Output(str(place), TABLES) as output:
+        write(output, "e2e")
+    with Output(str(place), TABLES, overwrite=True) as output:
+        write(output, "e2e")
+        output.end(Ending())
+    assert json.loads((place / "manifest.json").read_text())["format"] == FORMAT
 
 
 def metrics_of(place: Path) -> list[str]:

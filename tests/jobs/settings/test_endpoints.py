@@ -125,7 +125,7 @@ def test_preset_file_of_ones_own(tmp_path: Path) -> None:
     assert (settings.llm.model, settings.stages["mine_questions"].max_tokens) == ("m", 5)
 
 
-@pytest.mark.parametrize("text", ["store: x", "llm.endpoint: openai"])
+@pytest.mark.parametrize("text", ["completion_store: x", "llm.endpoint: openai"])
 def test_preset_sets_the_llm_and_stages_alone(tmp_path: Path, text: str) -> None:
     preset = write(tmp_path, text, "mine.yaml")
     (line,) = problems(*SERVER, endpoint=str(preset))

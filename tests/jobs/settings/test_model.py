@@ -102,7 +102,7 @@ def test_merge_patch_is_idempotent(patch: dict[str, Any]) -> None:
         {"llm": LlmSettings(requests_per_minute=5, price_per_million_prompt_tokens=1, max_attempts=9)},
         {"llm": LlmSettings(repeated_share=0.5)},
         {"llm": LlmSettings(base_url="http://h/v1", api_key_env="MINE", timeout_seconds=1, endpoint="vllm")},
-        {"store": "s", "fail_on_error": "none", "storage": {"options": {"s3": {"region": "eu-west-1"}}}},
+        {"completion_store": "s", "fail_on_error": "none", "storage": {"options": {"s3": {"region": "eu-west-1"}}}},
         {"spark": {"conf": {"a": "b"}}, "ray": {"address": "auto"}, "budget": {"max_calls": 1}},
         {"embeddings": {"base_url": "http://h/v1", "batch": 1, "tokens_per_minute": 5, "max_concurrency": 2}},
         {"search": {"base_url": "http://h", "api_key_env": None, "requests_per_minute": None}},

@@ -42,7 +42,7 @@ def test_the_papers_differ_from_the_defaults_in_prompts_duplicates_and_cosines()
     ours, theirs = load(*SERVER).settings, load(*SERVER, PROFILE).settings
     keys = [one.key for one in profile_layer("published").assignments]
     assert {key: value_of(theirs, key) for key in keys if value_of(ours, key) != value_of(theirs, key)} == {
-        "prompts": "published",
+        "prompt_set": "published",
         "importance.duplicates": "distance",
         "importance.claims": "window",
         "importance.evidence_chunks": None,
@@ -55,7 +55,7 @@ def test_a_profile_is_above_a_preset_and_below_all_that_the_user_sets(tmp_path: 
     config = write(tmp_path, f"profile: published\nllm: {{endpoint: {preset}, top_p: 0.9}}\n")
     found = load("importance.duplicates=none", config=config, environ={"UNTOLD_LONGRECALL__COSINE": "0.4"})
     settings = found.settings
-    assert (settings.llm.temperature, settings.llm.top_p, settings.prompts) == (0, 0.9, "published")
+    assert (settings.llm.temperature, settings.llm.top_p, settings.prompt_set) == (0, 0.9, "published")
     assert (settings.importance.duplicates, settings.longrecall.cosine) == ("none", 0.4)
     assert found.sources["llm.temperature"] == "conf/profiles/published.yaml"
 
@@ -63,7 +63,7 @@ def test_a_profile_is_above_a_preset_and_below_all_that_the_user_sets(tmp_path: 
 @pytest.mark.parametrize("given", [{"overrides": [*SERVER, PROFILE]}, {"overrides": SERVER, "profile": "published"}])
 def test_the_flag_is_short_for_the_setting(given: dict[str, Any]) -> None:
     found = load_settings(None, endpoint=None, environ={}, local_installed=lambda: False, **given)
-    assert (found.settings.profile, found.settings.prompts) == ("published", "published")
+    assert (found.settings.profile, found.settings.prompt_set) == ("published", "published")
 
 
 def test_a_profile_that_does_not_ship_is_refused() -> None:
@@ -81,7 +81,7 @@ def test_a_run_says_what_of_it_is_not_as_in_the_papers(tmp_path: Path) -> None:
 
 def test_it_says_what_differs_for_one_stage(tmp_path: Path) -> None:
     write(tmp_path, "{{ query }}{{ text }}", "summarise_context.jinja")
-    changed = ("stages.evaluate_coverage.temperature=1", "stages.evaluate_coverage.prompts=ours")
+    changed = ("stages.evaluate_coverage.temperature=1", "stages.evaluate_coverage.prompt_set=untold")
     settings = load(*SERVER, PROFILE, *changed, f"prompts_dir={tmp_path}").settings
     assert explained(settings, "e2e").split("; ") == [
         f"the template of summarise_context ({tmp_path}/summarise_context.jinja)",
@@ -92,7 +92,10 @@ def test_it_says_what_differs_for_one_stage(tmp_path: Path) -> None:
 
 
 def test_prompts_chosen_anew_are_told_once() -> None:
-    assert explained(load(*SERVER, PROFILE, "prompts=ours").settings, *METRICS) == 'prompts="ours" (was "published")'
+    assert (
+        explained(load(*SERVER, PROFILE, "prompt_set=untold").settings, *METRICS)
+        == 'prompt_set="untold" (was "published")'
+    )
 
 
 def test_without_a_profile_nothing_is_said() -> None:
@@ -101,7 +104,7 @@ def test_without_a_profile_nothing_is_said() -> None:
 
 def test_a_profile_is_no_setting_of_its_own_to_an_output() -> None:
     spelt = (
-        *("prompts=published", "importance.duplicates=distance", "longrecall.cosine=0.6"),
+        *("prompt_set=published", "importance.duplicates=distance", "longrecall.cosine=0.6"),
         *("importance.claims=window", "importance.evidence_chunks=null"),
     )
     assert result_settings(load(*SERVER, PROFILE).settings) == result_settings(load(*SERVER, *spelt).settings)

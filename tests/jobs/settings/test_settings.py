@@ -96,9 +96,9 @@ def test_preset_is_chosen_from_the_final_endpoint(tmp_path: Path) -> None:
         ("llm.model=4.10", "llm.model", "4.10"),
         ("llm.model='x y'", "llm.model", "x y"),
         ("llm.model=a: [b", "llm.model", "a: [b"),
-        ("store=null", "store", None),
-        ("store=", "store", None),
-        ("store=s3://bucket/x=y", "store", "s3://bucket/x=y"),
+        ("completion_store=null", "completion_store", None),
+        ("completion_store=", "completion_store", None),
+        ("completion_store=s3://bucket/x=y", "completion_store", "s3://bucket/x=y"),
         ("storage.options.s3.region=eu", "storage.options", {"s3": {"region": "eu"}}),
         ("storage.options={gs: {anonymous: true}}", "storage.options", {"gs": {"anonymous": True}}),
         ("storage.options.s3.secret_key_env=MINE", "storage.options", {"s3": {"secret_key_env": "MINE"}}),
@@ -149,7 +149,7 @@ def test_repeated_set_lets_the_last_win() -> None:
 
 def test_environment_names_settings_in_capitals() -> None:
     environ = {
-        "UNTOLD_STORE": "s",
+        "UNTOLD_COMPLETION_STORE": "s",
         "UNTOLD_STAGES__EVALUATE_COVERAGE__MAX_TOKENS": "77",
         "UNTOLD_SPARK__CONF": '{"spark.sql.ansi.enabled": false}',
         "UNTOLD_LLM__EXTRA_BODY__SEED": "3",
@@ -159,7 +159,7 @@ def test_environment_names_settings_in_capitals() -> None:
         "PATH": "/bin",
     }
     settings = load(*SERVER, environ=environ).settings
-    assert settings.store == "s"
+    assert settings.completion_store == "s"
     assert settings.stages["evaluate_coverage"].max_tokens == 77
     assert settings.spark.conf == {"spark.sql.ansi.enabled": "false"}
     assert settings.llm.extra_body == {"seed": 3}
@@ -272,14 +272,14 @@ stages:
 stages.rate_relevance: {max_tokens: 9}
 spark:
   conf: {spark.executor.cores: 2, spark.ui.enabled: false}
-store: 2026-01-01
+completion_store: 2026-01-01
 """
     settings = load(config=write(tmp_path, text)).settings
     assert (settings.llm.base_url, settings.llm.model) == ("http://h/v1", "4.10")
     assert settings.stages["evaluate_coverage"].model_fields_set == {"temperature"}
     assert settings.stages["rate_relevance"].max_tokens == 9
     assert settings.spark.conf == {"spark.executor.cores": "2", "spark.ui.enabled": "false"}
-    assert settings.store == "2026-01-01"
+    assert settings.completion_store == "2026-01-01"
 
 
 @pytest.mark.parametrize(
@@ -291,8 +291,8 @@ store: 2026-01-01
         ("llm:\n  extra_body: {a: {b: 1, b: 2}}\n", "b (PATH line 2): the key is given twice"),
         ("- a\n", "PATH: the settings file must be a mapping"),
         ("llm: &x {extra_body: *x}\n", "not valid YAML"),
-        ("store: !!python/object:os.system x\n", "line 1: not valid YAML"),
-        ("store: \x00", "characters that YAML does not allow"),
+        ("completion_store: !!python/object:os.system x\n", "line 1: not valid YAML"),
+        ("completion_store: \x00", "characters that YAML does not allow"),
     ],
 )
 def test_broken_file_is_an_error_with_its_line(tmp_path: Path, text: str, part: str) -> None:
@@ -440,8 +440,14 @@ def test_settings_and_templates_are_read_from_an_object_store(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["nli.audit=0", "nli.most_missed=0.05"], "nli.most_missed=0.05 (--set): must be null with nli.audit=0"),
-        (["nli.certain=0.9"], "nli.certain=0.9 (--set): must be null without nli.classifier or nli.classifier_url"),
+        (
+            ["nli.audit_share=0", "nli.max_miss_rate=0.05"],
+            "nli.max_miss_rate=0.05 (--set): must be null with nli.audit_share=0",
+        ),
+        (
+            ["nli.classifier_threshold=0.9"],
+            "nli.classifier_threshold=0.9 (--set): must be null without nli.classifier or nli.classifier_url",
+        ),
         (
             ["nli.classifier=judge", "nli.classifier_url=http://h/predict"],
             "nli.classifier_url=http://h/predict (--set): must be null with nli.classifier",

@@ -54,12 +54,12 @@ def test_a_failed_score_matches_nothing_is_left_out_or_is_zero_as_published(spar
     samples = spark.createDataFrame([("s", "q", LABELS[0])], "sample_id string, query string, label string")
     scores = spark.createDataFrame([("m", "e2e", "s", None, True)], SCORES)
     earned = {
-        row["convention"]: (row["points"], row["left_out"]) for row in collected(points.label_points(scores, samples))
+        row["convention"]: (row["points"], row["excluded"]) for row in collected(points.label_points(scores, samples))
     }
     assert earned == {"mismatch": (0, 0), "zero": (None, 1), "published": (1, 0)}
     counted = agreement.read_rows(agreement.count_units(points.label_points(scores, samples), clustered=False))
     zero = agreement.point_intervals(counted, {"lmr": 1}, seed=0)["m", "e2e", "zero", "lmr"]
-    assert (zero.interval.mean, zero.n, zero.left_out) == (None, 0, 1)
+    assert (zero.interval.mean, zero.n, zero.excluded) == (None, 0, 1)
 
 
 FAILED = -1.0  # stands for a score that could not be had
@@ -69,7 +69,7 @@ Earned = dict[tuple[str, str, str], tuple[int | None, int]]
 def of_points(frame: DataFrame) -> Earned:
     """By unit, convention and measure: points and what is left out."""
     return {
-        (row["unit"], row["convention"], row["measure"]): (row["points"], row["left_out"]) for row in collected(frame)
+        (row["unit"], row["convention"], row["measure"]): (row["points"], row["excluded"]) for row in collected(frame)
     }
 
 

@@ -72,7 +72,7 @@ def test_correlations_are_scipys_by_sample_and_by_query() -> None:
                 "kendall": stats.kendalltau,
             }.items():
                 expected = of(x, y)
-                assert (found[name]["n"], found[name]["left_out"]) == (len(points), 0)
+                assert (found[name]["n"], found[name]["excluded"]) == (len(points), 0)
                 assert [found[name]["value"], found[name]["p_value"]] == pytest.approx(
                     [expected.statistic, expected.pvalue]
                 )
@@ -94,7 +94,7 @@ def test_samples_without_labels_or_verdicts_are_left_out_and_counted() -> None:
         ("s4", None, None),
     ]
     found = by_measure(evaluation_rows(samples, NO_LABELS, clustered=False, seed=0))
-    values = {name: (row["value"], row["n"], row["left_out"]) for name, row in found.items()}
+    values = {name: (row["value"], row["n"], row["excluded"]) for name, row in found.items()}
     assert values["pearson"] == (pytest.approx(stats.pearsonr([0.5, 0.25, 1.0], [0.5, 0.0, 1.0]).statistic), 3, 2)
     # Nothing is called covered of s1: its precision is 0 / 0, and its recall and F1 are 0
     assert values["precision_macro"] == (pytest.approx((0.5 + 1) / 2), 2, 3)
@@ -110,7 +110,7 @@ def test_labels_are_counted_with_their_kappa() -> None:
     table = [(yes, no) for yes, no, count in votes[:4] for _ in range(count)]
     assert found == ItemLabels(21, 12, 3, fleiss_kappa(table), krippendorff_alpha(table), compared=14)
     rows = evaluation_rows([], found, clustered=False, seed=0)
-    assert [(row["measure"], row["value"], row["n"], row["left_out"]) for row in rows] == [
+    assert [(row["measure"], row["value"], row["n"], row["excluded"]) for row in rows] == [
         ("fleiss_kappa", found.kappa, 14, 7),
         ("krippendorff_alpha", found.alpha, 14, 7),
     ]

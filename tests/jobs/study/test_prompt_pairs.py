@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from untold.jobs.settings.model import LlmSettings, Prompts, Settings
+from untold.jobs.settings.model import LlmSettings, PromptSet, Settings
 from untold.jobs.study.meta_evaluation import (
     MetaEvaluationRequest,
     StudyEndpoint,
@@ -23,25 +23,25 @@ from untold.udfs.statistics.permutation import adjust_p_values, paired_permutati
 POINTS = "model string, metric string, convention string, measure string, unit string, cluster string, points long"
 
 
-def judge(prompts: Prompts | None, model: str = "org/m", **settings: Any) -> StudyEndpoint:
+def judge(prompt_set: PromptSet | None, model: str = "org/m", **settings: Any) -> StudyEndpoint:
     llm = LlmSettings(base_url="http://127.0.0.1:9/v1", model=model)
-    return endpoint_of(Settings(llm=llm, **settings), embedded=False, prompts=prompts)
+    return endpoint_of(Settings(llm=llm, **settings), embedded=False, prompt_set=prompt_set)
 
 
-THEIRS, OURS = judge("published"), judge("ours")
+THEIRS, OURS = judge("published"), judge("untold")
 PAIR = (THEIRS, OURS)
 
 
 def test_a_judge_is_a_model_and_its_prompts() -> None:
-    assert (THEIRS.model, THEIRS.folder, THEIRS.settings.prompts) == (
+    assert (THEIRS.model, THEIRS.folder, THEIRS.settings.prompt_set) == (
         *("org/m (published prompts)", "org-m-published-prompts", "published"),
     )
     assert (judge(None).model, judge(None).folder) == ("org/m", "org-m")
-    endpoints = (THEIRS, OURS, judge("published", "n"), judge("ours", "n"))
+    endpoints = (THEIRS, OURS, judge("published", "n"), judge("untold", "n"))
     request = MetaEvaluationRequest(dataset="coverage", input="i", output="o", settings=Settings(), endpoints=endpoints)
-    assert [(one.name, one.prompts, other.prompts) for one, other in request.prompt_pairs] == [
-        ("org/m", "published", "ours"),
-        ("n", "published", "ours"),
+    assert [(one.name, one.prompt_set, other.prompt_set) for one, other in request.prompt_pairs] == [
+        ("org/m", "published", "untold"),
+        ("n", "published", "untold"),
     ]
 
 
@@ -59,8 +59,8 @@ def test_prompts_that_are_the_same_are_not_compared(metrics: tuple[str, ...]) ->
 
 
 def test_a_stages_own_prompts_leave_nothing_to_compare() -> None:
-    own = {"evaluate_coverage": {"prompts": "ours"}}
-    pair = (judge("published", stages=own), judge("ours", stages=own))
+    own = {"evaluate_coverage": {"prompt_set": "untold"}}
+    pair = (judge("published", stages=own), judge("untold", stages=own))
     with pytest.raises(MetaEvaluationError, match="prompts_dir or stages"):
         check_prompts([pair], ["e2e"])
 
@@ -71,7 +71,7 @@ def test_labels_are_compared_by_metric_and_only_under_two_prompts_of_a_model(spa
         (OURS.model, "e2e"): [0, 0, 1, 0, 0, 1],
         (THEIRS.model, "nli"): [1, 0, 0, 0, 0, 0],
         (OURS.model, "nli"): [1, 0, 0, 1, 0, 0],
-        ("n (ours prompts)", "e2e"): [0] * 6,
+        ("n (untold prompts)", "e2e"): [0] * 6,
         (None, None): [1] * 6,
     }
     rows = [
@@ -82,8 +82,8 @@ def test_labels_are_compared_by_metric_and_only_under_two_prompts_of_a_model(spa
     found = compare_labels(spark.createDataFrame(rows, POINTS), [PAIR], "wiki", 1, clustered=False, seed=0)
     tests = [paired_permutation_test([1, 0], [3, 2], seed=0), paired_permutation_test([0, -1], [5, 1], seed=0)]
     assert [(row["metric"], row["model"], row["first"], row["second"], row["n"]) for row in found] == [
-        ("e2e", "org/m", "published", "ours", 5),
-        ("nli", "org/m", "published", "ours", 6),
+        ("e2e", "org/m", "published", "untold", 5),
+        ("nli", "org/m", "published", "untold", 6),
     ]
     assert [row["difference"] for row in found] == [test.difference for test in tests]
     assert [row["p_value"] for row in found] == pytest.approx([test.p_value for test in tests], abs=0.02)
@@ -106,7 +106,7 @@ def test_items_are_compared_by_sample_and_by_query() -> None:
     # Of six samples all point one way, of three queries too: 2 of 2^6 signs, and 2 of 2^3
     assert by_sample["p_value"] == pytest.approx(2 / 2**6, abs=0.01)
     assert by_query["p_value"] == pytest.approx(2 / 2**3, abs=0.02)
-    assert "| importance | org/m | published | ours | 24 | 0.5000 |" in prompts_table([by_sample])
+    assert "| importance | org/m | published | untold | 24 | 0.5000 |" in prompts_table([by_sample])
 
 
 def test_without_pairs_nothing_is_compared() -> None:

@@ -44,7 +44,7 @@ def test_published_figures_are_found_however_a_provider_writes_the_model(model: 
 
 
 def test_every_cell_of_the_report_stands_under_its_heading() -> None:
-    shared = {"left_out": 3, "published": None}
+    shared = {"excluded": 3, "published": None}
     rows = [lmr_row("e2e", "m", "zero", 0.5) | shared, lmr_row("e2e", "m", "zero", 0.25) | shared]
     rows[1]["measure"] = "baseline_constant"
 

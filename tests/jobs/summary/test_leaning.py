@@ -49,7 +49,7 @@ def test_the_first_rows_are_printed_and_the_others_counted() -> None:
     rows = leaning_rows([row for place in range(1, SHOWN + 3) for row in counted(str(place), (1, 2, 3))], seed=0)
     lines = leaning_lines(rows, Page())
     assert lines[1].split()[:7] == ["nli", "all", "rank", "1", "3", "of", "6"]
-    assert (len(lines), lines[-1]) == (SHOWN + 2, "2 more in the table leaning")
+    assert (len(lines), lines[-1]) == (SHOWN + 2, "2 more in the table source_preference")
 
 
 def test_without_conflicts_there_is_no_row() -> None:

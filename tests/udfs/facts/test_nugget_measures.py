@@ -95,7 +95,7 @@ def concluded(sample: Mapping[str, Any], texts: Sequence[str], options: Options)
     unrated = [{**one, "importance": None} if one["weight"] is None else one for one in in_order]
     rated = [{"number": place, "label": one["importance"]} for place, one in enumerate(in_order, start=1)]
     row = {"owner": "o", "nuggets": unrated, "rated": rated}
-    (ranked,) = rank_batches(batch([row], owner=pa.string(), nuggets=GIVEN, rated=LABELS), options.keep)
+    (ranked,) = rank_batches(batch([row], owner=pa.string(), nuggets=GIVEN, rated=LABELS), options.top_k)
     (nuggets,) = (one["nuggets"] for one in ranked.to_pylist())
     assigned = [
         {"number": one["number"], "label": support_of(sample["response"], one["text"], options.judge)}
@@ -110,7 +110,7 @@ def concluded(sample: Mapping[str, Any], texts: Sequence[str], options: Options)
 
 
 @pytest.mark.parametrize(
-    "options", [Options(keep=3), Options(score="strict_all"), Options(judge="noisy")], ids=["cut", "strict", "noisy"]
+    "options", [Options(top_k=3), Options(score="strict_all"), Options(judge="noisy")], ids=["cut", "strict", "noisy"]
 )
 def test_hundreds_of_worlds_are_concluded_as_by_brute_force(options: Options) -> None:
     left_out = 0
@@ -127,4 +127,4 @@ def test_hundreds_of_worlds_are_concluded_as_by_brute_force(options: Options) ->
                 (one.text, one.importance, one.support) for one in expected.nuggets
             ]
             left_out += found["left_out"]
-    assert (left_out > 50) == (options.keep == 3)
+    assert (left_out > 50) == (options.top_k == 3)

@@ -80,7 +80,7 @@ def test_vectors_take_pairs_below_the_cosine_and_either_takes_what_one_takes() -
 @given(st.lists(texts_of_words, min_size=2, max_size=7, unique=True), st.integers(1, 3), st.floats(0, 1))
 def test_pairs_and_lists_ask_what_is_not_taken_and_what_is_audited(texts: list[str], size: int, share: float) -> None:
     contexts = max(1, len(texts) - 2)
-    sieve, batch = PairFilter("words", audit=share), owned(texts, contexts)
+    sieve, batch = PairFilter("words", audit_share=share), owned(texts, contexts)
     pairs = pa.Table.from_batches(generate_pairs(iter([batch]), STAGE, ask_all, sieve), PAIRS).to_pylist()
     apart = taken(sieve, texts)
     for row in pairs:
@@ -104,7 +104,7 @@ def test_pairs_that_are_asked_again_are_told_by_the_same() -> None:
     again = [{"source": 0, "target": 1}, {"source": 0, "target": 2}]
     batch = owned(texts, 3, again=again)
     rows = pa.Table.from_batches(
-        generate_lists(iter([batch]), LISTED, ask_again, 9, PairFilter("words", audit=1.0)), LISTS
+        generate_lists(iter([batch]), LISTED, ask_again, 9, PairFilter("words", audit_share=1.0)), LISTS
     )
     assert rows.select(["source", "targets", "judged_by"]).to_pylist() == [
         {"source": 0, "targets": [1, 2], "judged_by": ["audit", "model"]}

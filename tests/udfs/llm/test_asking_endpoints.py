@@ -193,7 +193,7 @@ def test_what_a_poisoned_model_answers_is_asked_of_another(servers: Servers, tmp
     check_all_answered(tmp_path, 300)
     poisoned = servers[0].base_url
     assert poisoned not in {row["endpoint"] for row in rows_in(tmp_path).values()}
-    assert progress.usage.endpoints[poisoned].asked_again == servers[0].count() == sum(counts(servers)) - 300
+    assert progress.usage.endpoints[poisoned].retries_after_parse == servers[0].count() == sum(counts(servers)) - 300
 
 
 def test_an_outage_of_all_ends_the_run(servers: Servers, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from untold.jobs.settings.model import LlmSettings, Settings, StageSettings, pri
 from untold.udfs.llm.usage import NOTHING_USED, Prices, Usage, UsageCounter
 from untold.udfs.stages import STAGES
 
-COUNTED = ("calls", "asked", "rate_limited", "tool_turns", "asked_again", "done", "failed")
+COUNTED = ("calls", "asked", "rate_limited", "tool_turns", "retries_after_parse", "done", "failed")
 PRICE = st.one_of(st.none(), st.floats(0, 1e3))
 TOKENS = st.integers(0, 10**9)
 

@@ -253,7 +253,7 @@ def test_what_a_schema_accepts_is_read_as_it_is_meant(stage: str, data: st.DataO
     completion = json.dumps(said, ensure_ascii=False, indent=data.draw(st.sampled_from([None, 2])))
     read = definition.parse(completion, variables)
     assert plain(read) == plain(expected)
-    assert read_as(completion, definition.schema, definition.form, variables) == "schema"
+    assert read_as(completion, definition.schema, definition.form, variables) == "parsed_schema"
     assert all(completion[digit.offset] == str(digit.value) for digit in _digits(read))
 
 
@@ -315,7 +315,7 @@ VARIABLES |= {"contexts": ["a", "b"], "first": "salt", "second": "ferry", "premi
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_completion_in_the_published_form_is_told_from_others(stage: str) -> None:
     definition = STAGES[stage]
-    for completion, known in zip(FORMS[stage], ("form", "lenient"), strict=True):
+    for completion, known in zip(FORMS[stage], ("parsed_template", "parsed_lenient"), strict=True):
         if completion is None:
             continue
         thought = f"<think>The form is [1].</think>\n{completion}"
@@ -342,10 +342,10 @@ def test_json_that_is_not_of_the_schema_is_no_schema() -> None:
         '{"label": "COVERED", "evidence_claim_ids": [2]}',
         '{"label": "COVERED", "evidence_claim_ids": ["1"]}',
     ):
-        assert read_as(said, definition.schema, None, VARIABLES) == "form"
-        assert read_as(said, definition.schema, definition.form, VARIABLES) in ("form", "lenient")
+        assert read_as(said, definition.schema, None, VARIABLES) == "parsed_template"
+        assert read_as(said, definition.schema, definition.form, VARIABLES) in ("parsed_template", "parsed_lenient")
     fenced = '```json\n{"label": "COVERED", "evidence_claim_ids": [1]}\n```'
-    assert read_as(fenced, definition.schema, definition.form, VARIABLES) == "lenient"
+    assert read_as(fenced, definition.schema, definition.form, VARIABLES) == "parsed_lenient"
 
 
 def test_a_schema_of_too_many_numbers_has_a_range() -> None:

@@ -88,7 +88,7 @@ def test_covered_items_by_hand() -> None:
             ("f1", "micro"): 12 / (12 + 4 + 5),
         }
     )
-    assert {key: (one.n, one.left_out) for key, one in found.items() if key[1] == "macro"} == {
+    assert {key: (one.n, one.excluded) for key, one in found.items() if key[1] == "macro"} == {
         (name, "macro"): (4, 1) for name in ("precision", "recall", "f1")
     }
 

@@ -1,4 +1,4 @@
-"""Settings of batches: which stages are asked so, at what price, and what takes none."""
+"""The backend of a run and of its stages: which stages are asked in batches, at what price, and what takes none."""
 
 from __future__ import annotations
 
@@ -10,27 +10,25 @@ from tests.jobs.settings.cases import SERVER, load, problems
 from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.stage.call_settings import call_settings
 from untold.jobs.inference.stage.engines import calls_endpoint
-from untold.jobs.settings.model import STAGE_NAMES, delivery_for, prices_for, result_settings
+from untold.jobs.settings.model import STAGE_NAMES, backend_for, prices_for, result_settings
 from untold.udfs.llm.usage import Prices
 
 PRICES = ("llm.price_per_million_prompt_tokens=2", "llm.price_per_million_completion_tokens=8")
 
 
 def test_a_stage_is_asked_as_it_says_and_lookups_by_calls() -> None:
-    settings = load(*SERVER, *PRICES, "llm.delivery=batch", "stages.evaluate_coverage.delivery=calls").settings
-    delivered = {
-        name: delivery_for(settings, name) for name in ("summarise_context", "evaluate_coverage", "embed_text")
-    }
-    assert delivered == {"summarise_context": "batch", "evaluate_coverage": "calls", "embed_text": "calls"}
+    settings = load(*SERVER, *PRICES, "llm.backend=batch", "stages.evaluate_coverage.backend=process").settings
+    delivered = {name: backend_for(settings, name) for name in ("summarise_context", "evaluate_coverage", "embed_text")}
+    assert delivered == {"summarise_context": "batch", "evaluate_coverage": "process", "embed_text": "process"}
     assert prices_for(settings, "summarise_context") == Prices(1.0, 4.0)
     assert prices_for(settings, "evaluate_coverage") == Prices(2.0, 8.0)
     assert prices_for(settings, "evaluate_coverage", "batch") == Prices(1.0, 4.0)
 
 
-def test_delivery_changes_neither_keys_nor_what_an_output_is_of() -> None:
+def test_a_backend_changes_neither_keys_nor_what_an_output_is_of() -> None:
     calls = load(*SERVER).settings
     batches = load(
-        *SERVER, "llm.delivery=batch", "batch.requests=10", "stages.classify_relation.delivery=calls"
+        *SERVER, "llm.backend=batch", "batch.requests=10", "stages.classify_relation.backend=process"
     ).settings
     for name in STAGE_NAMES:
         assert bind_stage(name, calls).digest == bind_stage(name, batches).digest
@@ -40,21 +38,34 @@ def test_delivery_changes_neither_keys_nor_what_an_output_is_of() -> None:
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        ([*SERVER, "llm.answering=spool"], "must be calls with llm.answering=spool"),
         (
             [f"llm.endpoints={json.dumps([{'base_url': 'http://a/v1'}, {'base_url': 'http://b/v1'}])}", "llm.model=m"],
-            "must be calls with several llm.endpoints",
+            "must be process with several llm.endpoints",
         ),
-        ([], "must be calls with the embedded model"),
+        ([], "must be process with the embedded model"),
     ],
 )
-@pytest.mark.parametrize("key", ["llm.delivery", "stages.evaluate_coverage.delivery"])
+@pytest.mark.parametrize("key", ["llm.backend", "stages.evaluate_coverage.backend"])
 def test_what_takes_no_batches_is_refused_with_the_setting_that_asks_for_them(
     overrides: list[str], told: str, key: str
 ) -> None:
     (problem,) = problems(*overrides, f"{key}=batch")
     assert problem.startswith(key)
     assert problem.endswith(told)
+
+
+@pytest.mark.parametrize("backend", ["process", "batch"])
+@pytest.mark.parametrize("spool", ["spool", "ray-job"])
+def test_a_stage_has_no_backend_of_its_own_beside_a_spool(spool: str, backend: str) -> None:
+    given = (f"llm.backend={spool}", "ray.address=http://head:8265", f"stages.evaluate_coverage.backend={backend}")
+    (problem,) = problems(*SERVER, *given)
+    assert problem.startswith(f"stages.evaluate_coverage.backend={backend}")
+    assert problem.endswith(f"must be left out with llm.backend={spool}")
+
+
+@pytest.mark.parametrize(("backend", "lookups"), [("process", "process"), ("batch", "process"), ("spool", "spool")])
+def test_lookups_have_the_backend_of_the_run_unless_it_is_batches(backend: str, lookups: str) -> None:
+    assert backend_for(load(*SERVER, f"llm.backend={backend}").settings, "embed_text") == lookups
 
 
 @pytest.mark.parametrize(
@@ -69,7 +80,7 @@ def test_what_takes_no_batches_is_refused_with_the_setting_that_asks_for_them(
     ],
 )
 def test_a_form_that_cannot_be_is_refused(overrides: list[str], told: str) -> None:
-    (problem,) = problems(*SERVER, "llm.delivery=batch", *overrides)
+    (problem,) = problems(*SERVER, "llm.backend=batch", *overrides)
     assert problem.startswith("batch.format")
     assert told in problem
 
@@ -86,17 +97,16 @@ def test_the_form_of_batches_is_by_the_host_unless_it_is_said() -> None:
 
 def test_ray_starts_first_only_where_something_is_asked_by_calls() -> None:
     stages = ("summarise_context", "evaluate_coverage", "embed_text")
-    batches = [f"stages.{name}.delivery=batch" for name in stages[:2]]
+    batches = [f"stages.{name}.backend=batch" for name in stages[:2]]
     assert calls_endpoint(load(*SERVER).settings, stages)
-    assert not calls_endpoint(load(*SERVER, "llm.delivery=batch").settings)
+    assert not calls_endpoint(load(*SERVER, "llm.backend=batch").settings)
     assert not calls_endpoint(load(*SERVER, *batches).settings, stages)
     assert calls_endpoint(load(*SERVER, *batches[:1]).settings, stages)
     assert calls_endpoint(
-        load(*SERVER, "llm.delivery=batch", "stages.evaluate_coverage.delivery=calls").settings, stages
+        load(*SERVER, "llm.backend=batch", "stages.evaluate_coverage.backend=process").settings, stages
     )
 
 
-def test_another_delivery_is_refused() -> None:
-    (problem,) = problems(*SERVER, "llm.delivery=bach")
-    assert "llm.delivery" in problem
-    assert "batch" in problem
+def test_another_backend_is_refused() -> None:
+    (problem,) = problems(*SERVER, "llm.backend=bach")
+    assert problem == "llm.backend=bach (--set): must be process | ray-job | spool | batch"
