@@ -44,7 +44,7 @@ GROUPS = {
 }
 
 
-class _Group(click.Group):
+class _CommandGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The commands by their groups, with one width for all names."""
         known = {name for names in GROUPS.values() for name in names}
@@ -73,7 +73,7 @@ class _Group(click.Group):
 
 
 UNTOLD = click.version_option(package_name="untold", message="%(prog)s %(version)s")(
-    _Group(
+    _CommandGroup(
         "untold",
         help="Scores the comprehensiveness of LLM answers against their contexts.",
         commands=COMMANDS,
