@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 # The same examples every time, so that what one run finds every run finds. `--hypothesis-profile=search` draws others.
 settings.register_profile("untold", deadline=None, derandomize=True)
+settings.register_profile("quick", settings.get_profile("untold"), max_examples=20)
 settings.register_profile("search", deadline=None, max_examples=1000)
-settings.load_profile("untold")
 ROOT = Path(__file__).resolve().parent.parent
 # Processes of xdist set it; commands that print into a pipe would cut their tables by it
 os.environ.pop("COLUMNS", None)
@@ -41,6 +41,11 @@ SPARK = {
     # Workers import what tests send them, and from no other folder than installed packages
     "spark.executorEnv.PYTHONPATH": str(ROOT),
 }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Load fewer examples for the quick tests. Hypothesis loads the profile of its option after this one."""
+    settings.load_profile("quick" if "not gate" in config.getoption("markexpr") else "untold")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,21 @@ SLOW = (
 )
 # A process of its own in the user's folder; the others run in this one
 AS_IT_STANDS = "untold score --input answers.jsonl --output results --metric e2e"
+# Whole jobs of the other pages. Commands that read their output follow them
+GATE = (
+    *("--output results-reasoning", "--metric qa,nli", "--output 'lakenights", "--output 'rescores"),
+    *(
+        "untold doctor --set",
+        "--output library",
+        "--output answered",
+        "--backfill",
+        "--refresh",
+        "fail_on_error.share",
+        "sentinel=sentinel",
+    ),
+    *("untold trend", "untold report", "untold meta-evaluate", "untold condense"),
+)
+QUICK_PAGES = ("README.md", "docs/tutorial/notebook.md", "docs/howto/extend.md")
 INPUTS = ("--input", "--relations", "--nodes", "--queries")
 
 
@@ -156,12 +171,84 @@ def absolute_inputs(words: Sequence[str], folder: Path) -> list[str]:
     return [str(folder / word) if found else word for found, word in zip(moved, words, strict=True)]
 
 
+def written_by(command: str) -> set[str]:
+    """Return the folders that a command writes."""
+    found = re.findall(r"(?:--output |lakehouse\.path=)'?([\w-]+)(?![\w.-])", command)
+    return {*found}
+
+
+# The first command that writes a folder
+WRITERS = {
+    folder: command
+    for command in reversed(COMMAND_LINES)
+    if command not in RUN_ELSEWHERE
+    for folder in written_by(command)
+}
+
+
+def read_by(command: str) -> set[str]:
+    """Return the folders of other commands that a command reads."""
+    words = {word for part in shlex.split(command)[2:] for word in re.findall(r"[\w.-]+", part)}
+    return words & {*WRITERS} - written_by(command)
+
+
+def read_in(code: str) -> set[str]:
+    """Return the folders of commands that Python code reads."""
+    return {*re.findall(r'"([\w-]+)["/]', code)} & {*WRITERS}
+
+
+def is_gate(command: str) -> bool:
+    """Return True if a command or one that writes its input takes long."""
+    return any(part in command for part in GATE) or any(is_gate(WRITERS[folder]) for folder in read_by(command))
+
+
+def marks_of(command: str) -> list[pytest.MarkDecorator]:
+    """Return the mark of the tier that runs a command."""
+    if command == "untold doctor" or any(part in command for part in SLOW):
+        return [pytest.mark.slow]
+    return [pytest.mark.gate] if is_gate(command) else []
+
+
 def parameters() -> list[Any]:
-    lines = [line for line in COMMAND_LINES if line not in RUN_ELSEWHERE]
-    marks = {
-        line: [pytest.mark.slow] for line in lines if line == "untold doctor" or any(part in line for part in SLOW)
-    }
-    return [pytest.param(line, marks=marks.get(line, []), id=line) for line in lines]
+    return [pytest.param(line, marks=marks_of(line), id=line) for line in COMMAND_LINES if line not in RUN_ELSEWHERE]
+
+
+class User:
+    """A user in a folder, who runs commands of pages. Before each one run the commands that write what it reads."""
+
+    def __init__(self, folder: Path, server: ModelServer, run_here: RunHere) -> None:
+        self._folder, self._server, self._run_here = folder, server, run_here
+
+    def run(self, command: str, alone: bool = False) -> tuple[int, str, str]:
+        """Run a command, in its own process if `alone`. Return its exit code, its output and its errors."""
+        self.prepare(read_by(command))
+        words = shlex.split(command.replace("http://localhost:8000/v1", self._server.base_url))
+        assert words[0] == "untold"
+        environment = {"UNTOLD_PROMPTS_DIR": str(PROMPTS), "OPENAI_API_KEY": "not-a-real-key"}
+        environment |= {"UNTOLD_LLM__BASE_URL": self._server.base_url, "UNTOLD_LLM__MODEL": "fake-model"}
+        if words[1] in ("schema", "prompts"):
+            environment.pop("UNTOLD_PROMPTS_DIR")
+        if alone:
+            line = [sys.executable, "-m", "untold", *words[1:]]
+            # What lies in the user's folder is imported by no process
+            environment["PYTHONPATH"] = str(self._folder)
+            run = subprocess.run(line, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+            return run.returncode, run.stdout, run.stderr
+        ended = self._run_here.command(absolute_inputs(words[1:], self._folder), environment)
+        return ended.code, ended.out, ended.err
+
+    def prepare(self, folders: Iterable[str]) -> None:
+        """Run the commands that write these folders, unless they are there."""
+        for name in sorted(folders):
+            if not (self._folder / name).exists():
+                code, _, err = self.run(WRITERS[name])
+                assert code == 0, err
+
+
+@pytest.fixture
+def user(folder: Path, server: ModelServer, run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> User:
+    monkeypatch.chdir(folder)
+    return User(folder, server, run_here)
 
 
 def test_every_snippet_has_a_language_that_is_tested() -> None:
@@ -219,43 +306,35 @@ def test_a_line_of_cron_starts_a_command_that_is_one(folder: Path) -> None:
     assert (name, options["output"], options["date"]) == ("nightly", "nightly/{date}", None)
 
 
+def test_a_command_reads_what_earlier_ones_write() -> None:
+    assert (read_by("untold compare ranked"), written_by(WRITERS["ranked"])) == ({"ranked"}, {"ranked"})
+    assert read_by(WRITERS["ranked"]) == {"answered"}
+    assert read_by("untold prune --store nightly/completions --keep-outputs 'nightly/2026-11-*'") == {"nightly"}
+    assert (read_by(AS_IT_STANDS), written_by(AS_IT_STANDS)) == (set(), {"results"})
+    assert read_in('open_run("results"); read_table("lake/scores"); report("report.html")') == {"results", "lake"}
+
+
 @pytest.mark.parametrize("command", parameters())
-def test_a_command_works(
-    run_here: RunHere, monkeypatch: pytest.MonkeyPatch, command: str, folder: Path, server: ModelServer
-) -> None:
-    words = shlex.split(command.replace("http://localhost:8000/v1", server.base_url))
-    assert words[0] == "untold"
-    environment = {"UNTOLD_PROMPTS_DIR": str(PROMPTS), "OPENAI_API_KEY": "not-a-real-key"}
-    if server.base_url not in command:
-        environment["UNTOLD_LLM__BASE_URL"] = server.base_url
-        environment["UNTOLD_LLM__MODEL"] = "fake-model"
-    if words[1] in ("schema", "prompts"):
-        environment.pop("UNTOLD_PROMPTS_DIR")
-    monkeypatch.chdir(folder)
-    if command == AS_IT_STANDS:
-        line = [sys.executable, "-m", "untold", *words[1:]]
-        # What lies in the user's folder is imported by no process
-        environment["PYTHONPATH"] = str(folder)
-        run = subprocess.run(line, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
-        code, out, err = run.returncode, run.stdout, run.stderr
-    else:
-        ended = run_here.command(absolute_inputs(words[1:], folder), environment)
-        code, out, err = ended.code, ended.out, ended.err
+def test_a_command_works(user: User, command: str) -> None:
+    code, out, err = user.run(command, alone=command == AS_IT_STANDS)
     assert code == 0, err
     assert out.strip()
 
 
-@pytest.mark.parametrize("page", PYTHON)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[] if page in QUICK_PAGES else pytest.mark.gate) for page in PYTHON]
+)
 @pytest.mark.usefixtures("spark")
 def test_the_python_of_a_page_works(
     page: str,
-    folder: Path,
+    user: User,
     server: ModelServer,
     shared_cluster: SharedCluster,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(folder)
+    user.prepare(read_in("".join(PYTHON[page])))
+    capsys.readouterr()
     address = {"UNTOLD_LLM__BASE_URL": server.base_url, "UNTOLD_LLM__MODEL": "fake-model"}
     for name, value in {
         **address,
@@ -271,12 +350,15 @@ def test_the_python_of_a_page_works(
             assert capsys.readouterr().out.strip()
 
 
-def test_the_notebook_shows_what_the_commands_wrote(folder: Path) -> None:
+@pytest.mark.gate
+def test_the_notebook_shows_what_the_commands_wrote(user: User, folder: Path) -> None:
+    user.prepare(["results"])
     shown = execute({"results": (path_of("results"), folder / "results")})["results"]
     assert "results: finished" in text_of(shown["look"])
 
 
-def test_the_nightly_run_has_a_store_of_its_own(folder: Path) -> None:
+def test_the_nightly_run_has_a_store_of_its_own(user: User, folder: Path) -> None:
+    user.prepare(["nightly"])
     scores = open_run(str(folder / "nightly" / "2026-11-20")).table("scores").to_pylist()
     assert [row["status"] for row in scores] == ["ok"]
     assert list((folder / "nightly" / "completions" / "v1").glob("evaluate_coverage-*/*.parquet"))

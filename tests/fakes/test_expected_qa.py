@@ -140,6 +140,7 @@ def test_where_no_question_passes_nothing_is_answered() -> None:
     assert count_requests([sample], _SURE)["answer_questions"] == 0
 
 
+@pytest.mark.gate
 def test_bounds_hold_for_every_completion_of_what_is_unjudged() -> None:
     widths = []
     for world in qa_worlds(60, "noisy"):

@@ -8,11 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from tests.examples import examples
 from tests.graph.digraphs import (
     FAMILIES,
     Digraph,
@@ -66,20 +67,21 @@ def reversed_pairs(pairs: Iterable[Edge]) -> list[Edge]:
     return [Edge(pair.target, pair.source, pair.judged) for pair in pairs]
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.gate
+@examples(300)
 @given(named_digraphs())
 def test_a_batch_of_graphs_is_what_networkx_says_of_each(graphs: dict[str, Digraph]) -> None:
     assert condense(graphs) == expected_rows(graphs)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(named_digraphs(max_graphs=5))
 def test_nodes_may_have_names(graphs: dict[str, Digraph]) -> None:
     named = {name: as_strings(graph) for name, graph in graphs.items()}
     assert condense(named, pa.string()) == expected_rows(named)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(named_digraphs(max_graphs=5), st.lists(st.integers(-1_000, 2**62), min_size=8, max_size=8, unique=True))
 def test_nodes_may_have_any_numbers(graphs: dict[str, Digraph], numbers: list[int]) -> None:
     numbers = sorted(numbers)
@@ -122,6 +124,7 @@ def test_a_large_graph_is_what_networkx_says(name: str) -> None:
     assert condense(large) == expected_rows(large)
 
 
+@pytest.mark.gate
 def test_large_and_small_graphs_share_a_batch() -> None:
     graphs = {**FAMILIES, **LARGE, **{f"{name} again": graph for name, graph in FAMILIES.items()}}
     assert condense(graphs) == expected_rows(graphs)
@@ -218,7 +221,7 @@ def subsets(pairs: Sequence[Edge]) -> Iterable[list[Edge]]:
         yield [pair for pair, keep in zip(pairs, kept, strict=True) if keep]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(digraphs(max_nodes=6))
 def test_every_completion_scores_within_the_bounds(graph: Digraph) -> None:
     unjudged = [edge for edge in graph.edges if not edge.judged][:6]
@@ -275,7 +278,7 @@ def serialised(batches: Sequence[pa.RecordBatch]) -> bytes:
     return bytes(sink.getvalue())
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(named_digraphs(max_graphs=8), st.randoms(use_true_random=False), st.integers(1, 8))
 def test_no_order_and_no_batch_size_changes_a_byte(
     graphs: dict[str, Digraph], chance: random.Random, size: int
@@ -302,6 +305,7 @@ def gather(nodes: DataFrame, edges: DataFrame) -> DataFrame:
     return members.join(between, on="graph", how="left").select("graph", "nodes", "edges")
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("node", "partitions", "batch"), [("long", 1, 10_000), ("long", 5, 2), ("string", 3, 3)])
 def test_no_partitioning_of_spark_changes_a_byte(spark: SparkSession, node: str, partitions: int, batch: int) -> None:
     graphs = {name: as_strings(FAMILIES[name]) if node == "string" else FAMILIES[name] for name in sorted(FAMILIES)}

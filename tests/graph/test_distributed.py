@@ -87,6 +87,7 @@ def test_equals_scipy_and_networkx(spark: SparkSession, tmp_path: Path) -> None:
     assert components.held == 0, "what the components held is released"
 
 
+@pytest.mark.gate
 @settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(graphs=named_digraphs(max_graphs=60, max_nodes=9))
 def test_equals_networkx_for_any_digraph(spark: SparkSession, tmp_path: Path, graphs: dict[str, Digraph]) -> None:
@@ -112,6 +113,7 @@ def test_condenser_asks_nobody_where_all_fit(spark: SparkSession, tmp_path: Path
     assert found == expected_rows(FAMILIES)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("components", "graph", "message"),
     [
@@ -126,6 +128,7 @@ def test_wrong_components_are_found_out(
         condense(spark, tmp_path, {"graph": graph}, components, limit=4)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("labels", "message"),
     [

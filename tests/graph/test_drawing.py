@@ -8,13 +8,14 @@ from xml.etree import ElementTree
 import matplotlib
 import networkx as nx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.collections import PathCollection
 from matplotlib.patches import FancyArrowPatch
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
+from tests.examples import examples
 from untold.graph import plotting
 from untold.graph.plotting import draw_graph, make_figure
 from untold.graph.views import condensed_graph, one_line, order_statements, raw_graph, sources_graph
@@ -232,7 +233,7 @@ def test_a_picture_says_where_its_machine_lacks_a_font() -> None:
     assert not lacks("Ångström, Москва, Αθήνα")
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.randoms(use_true_random=False))
 def test_a_graph_and_its_picture_do_not_depend_on_the_order_of_rows(chance: random.Random) -> None:
     def shuffled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -331,8 +332,12 @@ def is_within(inner: Any, outer: Any) -> bool:
     )
 
 
+@pytest.mark.gate
 @pytest.mark.filterwarnings("ignore:Glyph .* missing from font")
-@pytest.mark.parametrize(("statements", "words"), [(2, 3), (5, 60), (60, 12), (60, 60), (150, 4)])
+@pytest.mark.parametrize(
+    ("statements", "words"),
+    [(2, 3), (5, 60), *(pytest.param(*size, marks=pytest.mark.gate) for size in ((60, 12), (60, 60), (150, 4)))],
+)
 def test_every_text_node_and_edge_lies_within_the_figure(statements: int, words: int) -> None:
     graph = random_graph(random.Random(statements), statements, words)
     figure = make_figure(graph, title="W" * 200)

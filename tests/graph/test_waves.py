@@ -6,9 +6,10 @@ from typing import Any
 
 import networkx as nx
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from untold.graph.condensation import (
     FIRST_CONTEXTS,
     OTHER_CONTEXTS,
@@ -86,7 +87,7 @@ def condense(contexts: int, responses: int, edges: list[Pair], said: int) -> tup
     return nodes, find_classes(nodes, source, target)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(judges())
 def test_every_pair_is_asked_or_implied_exactly_once(world: tuple[int, int, set[Pair]]) -> None:
     contexts, responses, entailed = world
@@ -94,7 +95,7 @@ def test_every_pair_is_asked_or_implied_exactly_once(world: tuple[int, int, set[
     assert sorted(asked + implied) == sorted(pairs_of(contexts, responses))
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(judges())
 def test_an_implied_pair_is_reached_by_what_was_asked(world: tuple[int, int, set[Pair]]) -> None:
     contexts, responses, entailed = world
@@ -104,7 +105,7 @@ def test_an_implied_pair_is_reached_by_what_was_asked(world: tuple[int, int, set
     assert all(nx.has_path(graph, source, target) for source, target in implied)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(judges(), st.integers(0, 2))
 def test_skipping_changes_no_component_no_coverage_and_no_basis(world: tuple[int, int, set[Pair]], said: int) -> None:
     contexts, responses, entailed = world
@@ -122,7 +123,7 @@ def test_paraphrases_are_implied_by_a_few_of_their_pairs() -> None:
     assert len(implied) > len(asked)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(judges())
 def test_reachable_is_the_transitive_closure(world: tuple[int, int, set[Pair]]) -> None:
     contexts, responses, entailed = world

@@ -156,6 +156,7 @@ def test_several_runs_are_one_table(run: untold.Run, tmp_path: Path) -> None:
         run.differences(run)
 
 
+@pytest.mark.gate
 def test_too_many_distinct_differences_are_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = draw("ab", 200) | {("a", "a", question): question / 777 for question in range(200)}
     output = untold.open_run(write_output(tmp_path / "out", scores))

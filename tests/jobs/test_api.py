@@ -81,6 +81,7 @@ def frames(spark: SparkSession) -> dict[str, Any]:
     }
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("kind", ["pyarrow", "pandas", "polars", "duckdb", "spark"])
 def test_a_frame_gives_the_tables_that_a_file_gives(
     spark: SparkSession, session: untold.Session, of_file: untold.Run, server: ModelServer, kind: str
@@ -93,6 +94,7 @@ def test_a_frame_gives_the_tables_that_a_file_gives(
     assert run.status == "finished"
 
 
+@pytest.mark.gate
 def test_columns_map_ours_to_theirs(session: untold.Session, of_file: untold.Run) -> None:
     theirs = pandas.DataFrame(ROWS).rename(columns={"query": "question", "contexts": "passages"})
     columns = {"query": "question", "contexts": "passages"}
@@ -102,6 +104,7 @@ def test_columns_map_ours_to_theirs(session: untold.Session, of_file: untold.Run
         session.score(theirs, "e2e")
 
 
+@pytest.mark.gate
 def test_a_session_of_the_callers_stays_as_it_was(
     spark: SparkSession, session: untold.Session, of_file: untold.Run
 ) -> None:
@@ -114,6 +117,7 @@ def test_a_session_of_the_callers_stays_as_it_was(
     assert spark.range(3).count() == 3
 
 
+@pytest.mark.gate
 def test_a_score_in_a_thread_works(session: untold.Session, of_file: untold.Run) -> None:
     found: list[untold.Run] = []
     thread = threading.Thread(target=lambda: found.append(session.score(of_file.table("samples"), "e2e")))
@@ -122,6 +126,7 @@ def test_a_score_in_a_thread_works(session: untold.Session, of_file: untold.Run)
     assert [run.status for run in found] == ["finished"]
 
 
+@pytest.mark.gate
 def test_a_plan_has_rows_and_totals(session: untold.Session) -> None:
     plan = session.plan(pa.Table.from_pylist(ROWS), ["e2e"])
     assert [(row["stage"], row["requests"]) for row in plan.rows] == [
@@ -132,6 +137,7 @@ def test_a_plan_has_rows_and_totals(session: untold.Session) -> None:
     assert "evaluate_coverage" in plan._repr_html_()
 
 
+@pytest.mark.gate
 def test_progress_goes_to_a_callback(session: untold.Session) -> None:
     events: list[Any] = []
     other = [{**row, "query": "In which city does Ada Mill live?"} for row in ROWS]
@@ -141,6 +147,7 @@ def test_progress_goes_to_a_callback(session: untold.Session) -> None:
     assert {event["left"] for event in events if "total" in event and event["done"] == event["total"]} == {None}
 
 
+@pytest.mark.gate
 def test_a_score_says_whether_it_waits(session: untold.Session, of_file: untold.Run) -> None:
     with (
         patch.object(api, "score", return_value=SimpleNamespace(exit_code=7)) as score,
@@ -151,6 +158,7 @@ def test_a_score_says_whether_it_waits(session: untold.Session, of_file: untold.
     assert [(call.args[0].poll, call.args[0].wait) for call in score.call_args_list] == [(True, False), (False, False)]
 
 
+@pytest.mark.gate
 def test_a_run_answers_what_an_analyst_asks(of_file: untold.Run) -> None:
     assert of_file.sql("select count(*) from scores").fetchone() == (3,)
     joined = "select s.response from samples s join scores c using (sample_id) where c.uncovered = 2"
@@ -175,6 +183,7 @@ def test_a_wrong_setting_is_one_clear_error(settings: dict[str, Any], told: str)
         untold.Session(settings=settings)
 
 
+@pytest.mark.gate
 def test_wrong_arguments_are_clear_errors(session: untold.Session, of_file: untold.Run) -> None:
     with pytest.raises(untold.UntoldError, match="did you mean e2e"):
         session.score(pa.Table.from_pylist(ROWS), "e2")

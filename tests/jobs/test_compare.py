@@ -144,6 +144,7 @@ def abstaining() -> Scores:
     return scores | {("poor", "x", question): 0.5 if question < 18 else None for question in range(20)}
 
 
+@pytest.mark.gate
 def test_who_states_nothing_leads_by_the_mean_and_not_with_zeros(spark: SparkSession, tmp_path: Path) -> None:
     output, notes = write_output(tmp_path / "out", abstaining()), list[str]()
     by_mean = compare(spark, [output], seed=0, notify=notes.append)
@@ -189,6 +190,7 @@ def test_the_command_ranks_by_the_mean_with_zeros(
         main(["compare", output, "--undefined", "none"])
 
 
+@pytest.mark.gate
 def test_outputs_are_one_table_and_nameless_samples_are_named_after_theirs(spark: SparkSession, tmp_path: Path) -> None:
     nameless: Scores = {(None, "x", n): 0.5 for n in range(4)}
     outputs = [
@@ -245,6 +247,7 @@ def test_duckdb_finds_the_same_numbers(spark: SparkSession, tmp_path: Path, how:
     assert others == lines
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("how", [{}, {"cluster": True}], ids=str)
 def test_measures_are_compared_as_scores_of_the_same_values(
     spark: SparkSession, tmp_path: Path, how: dict[str, Any]
@@ -279,6 +282,7 @@ def test_measures_are_compared_as_scores_of_the_same_values(
         compare(spark, [run], measures=measures, seed=3, undefined="zero")
 
 
+@pytest.mark.gate
 def test_too_many_distinct_values_are_rounded_in_spark(spark: SparkSession, tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     scores: Scores = {(system, "x", n): float(random.random()) for system in "ab" for n in range(200)}
@@ -319,6 +323,7 @@ def test_one_question_of_a_system_in_two_outputs_is_an_error(spark: SparkSession
         compare(spark, outputs, seed=0)
 
 
+@pytest.mark.gate
 def test_rows_of_one_query_are_taken_together_where_asked_and_noted_where_not(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -69,7 +69,9 @@ def rows_of(request: CondenseRequest, table: str) -> Rows:
     return open_run(request.output).table(table).to_pylist()
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".csv"])
+@pytest.mark.parametrize(
+    "suffix", [".parquet", *(pytest.param(suffix, marks=pytest.mark.gate) for suffix in (".jsonl", ".csv"))]
+)
 def test_statements_atoms_and_scores(spark: SparkSession, tmp_path: Path, suffix: str) -> None:
     request = ask(tmp_path, RELATIONS, NODES, suffix=suffix)
     counts = condense(request)
@@ -109,6 +111,7 @@ def test_statements_atoms_and_scores(spark: SparkSession, tmp_path: Path, suffix
     ]
 
 
+@pytest.mark.gate
 def test_samples_and_metrics_are_graphs_of_their_own(spark: SparkSession, tmp_path: Path) -> None:
     groups = [{"sample_id": sample, "metric": metric} for sample in ("1", "2") for metric in ("nli", "qa")]
     relations = [
@@ -120,6 +123,7 @@ def test_samples_and_metrics_are_graphs_of_their_own(spark: SparkSession, tmp_pa
     assert scores == {("1", "nli"): 0, ("1", "qa"): 2, ("2", "nli"): 2, ("2", "qa"): 2}
 
 
+@pytest.mark.gate
 def test_nodes_without_a_sample_are_of_every_sample_that_relates_them(spark: SparkSession, tmp_path: Path) -> None:
     told = [{**row, "sample_id": "told"} for row in RELATIONS]
     untold = [{**row, "sample_id": "untold"} for row in RELATIONS if "a0" not in row.values()]
@@ -130,6 +134,7 @@ def test_nodes_without_a_sample_are_of_every_sample_that_relates_them(spark: Spa
     assert len(rows_of(request, "atoms")) == 6 + 5
 
 
+@pytest.mark.gate
 def test_without_nodes_every_id_is_a_context(spark: SparkSession, tmp_path: Path) -> None:
     request = ask(tmp_path, RELATIONS, None)
     condense(request)
@@ -137,6 +142,7 @@ def test_without_nodes_every_id_is_a_context(spark: SparkSession, tmp_path: Path
     assert found == {"a0": ("a0", ["a0", "c3"]), "c0": ("c0", ["c0", "c1"]), "c2": ("c2", ["c2"]), "c4": ("c4", ["c4"])}
 
 
+@pytest.mark.gate
 def test_relations_of_unordered_pairs(spark: SparkSession, tmp_path: Path) -> None:
     pairs = [("a0", "c0", "equivalent"), ("c1", "c0", "second_implies_first"), ("c2", "c1", "first_implies_second")]
     rows = [dict(zip(RELATIONS[0], pair, strict=True)) for pair in [*pairs, ("c3", "c4", "contradictory")]]
@@ -151,6 +157,7 @@ def test_relations_of_unordered_pairs(spark: SparkSession, tmp_path: Path) -> No
     }
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("known", "low", "high"), [("neutral", 0.0, 0.0), ("contradictory", 0.0, 1.0)])
 def test_unjudged_pairs_run_one_way_by_the_names_of_nli_and_both_ways_by_those_of_qa(
     spark: SparkSession, tmp_path: Path, known: str, low: float, high: float
@@ -169,6 +176,7 @@ def test_unjudged_pairs_run_one_way_by_the_names_of_nli_and_both_ways_by_those_o
     assert (score["score"], score["unjudged"], score["status"]) == (0.0, 1, "partial")
 
 
+@pytest.mark.gate
 def test_nodes_without_context_make_no_statements(spark: SparkSession, tmp_path: Path) -> None:
     request = ask(tmp_path, RELATIONS, [{**row, "origin": "response"} for row in NODES])
     condense(request)
@@ -176,6 +184,7 @@ def test_nodes_without_context_make_no_statements(spark: SparkSession, tmp_path:
     assert (score["score"], score["score_low"], score["covered"], score["status"]) == (None, None, 0, "no_statements")
 
 
+@pytest.mark.gate
 def test_order_and_partitioning_change_no_byte(spark: SparkSession, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     whole.mkdir()
@@ -227,6 +236,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("case", REFUSED)
 def test_refuses_input_with_one_line(spark: SparkSession, tmp_path: Path, case: str) -> None:
     relations, nodes, message = REFUSED[case]
@@ -243,6 +253,7 @@ def test_refuses_what_is_not_there(spark: SparkSession, tmp_path: Path) -> None:
         condense(CondenseRequest(str(tmp_path / "none.csv"), None, str(tmp_path / "out"), Settings()))
 
 
+@pytest.mark.gate
 def test_an_output_is_replaced_only_when_told_to(spark: SparkSession, tmp_path: Path) -> None:
     request = ask(tmp_path, RELATIONS, NODES)
     first = condense(request)

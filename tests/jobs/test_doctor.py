@@ -322,6 +322,7 @@ def test_little_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert {finding.state for finding in check_disk(str(tmp_path))} == {"warn"}
 
 
+@pytest.mark.gate
 def test_check_that_hangs_is_given_up() -> None:
     slow = "import time; from jobs import doctor; from threading import Event; "
     slow += "print(doctor._within('store', 0.2, Event().wait).state)"
@@ -329,11 +330,13 @@ def test_check_that_hangs_is_given_up() -> None:
     assert shown.stdout.strip() == "FAIL"
 
 
+@pytest.mark.gate
 def test_spark_runs_a_job() -> None:
     found = check_spark(Settings(spark=SparkSettings(master="local[1]")))
     assert (found.state, found.about) == ("ok", "Spark")
 
 
+@pytest.mark.gate
 def test_a_python_that_workers_lack_is_told() -> None:
     conf = {"spark.pyspark.python": "/no/such/python"}
     found = check_spark(Settings(spark=SparkSettings(master="local[1]", conf=conf)))
@@ -341,17 +344,20 @@ def test_a_python_that_workers_lack_is_told() -> None:
     assert "a worker of Spark cannot start /no/such/python: No such file or directory; install Python" in found.text
 
 
+@pytest.mark.gate
 def test_spark_that_does_not_start_fails_with_what_to_do() -> None:
     found = check_spark(Settings(spark=SparkSettings(master="nowhere://")))
     assert found.state == "FAIL"
     assert "spark.master" in found.text
 
 
+@pytest.mark.gate
 def test_ray_starts_and_reaches_the_store(tmp_path: Path) -> None:
     assert check_ray(Settings(completion_store=str(tmp_path))).state == "ok"
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.gate
 def test_ray_cluster_that_does_not_answer_in_time_fails() -> None:
     found = check_ray(Settings(ray=RaySettings(address="127.0.0.1:9")), seconds=8.0)
     assert found.state == "FAIL"

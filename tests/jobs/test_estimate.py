@@ -129,6 +129,7 @@ def coverage(folder: Path, *, systems: int, topics: bool) -> dict[str, float]:
     return {level: float(np.mean(holds)) for level, holds in levels.items()}
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("systems", "topics"), [(1, False), pytest.param(3, False, marks=pytest.mark.slow), (3, True)])
 def test_intervals_hold_the_mean_as_often_as_they_say(tmp_path: Path, systems: int, topics: bool) -> None:
     found = coverage(tmp_path, systems=systems, topics=topics)

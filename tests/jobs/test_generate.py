@@ -131,6 +131,7 @@ def test_a_limit_counts_questions_that_have_contexts(spark: SparkSession, tmp_pa
     assert found.row_count == 2
 
 
+@pytest.mark.gate
 def test_files_of_questions_and_contexts_that_do_not_fit_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     path, contexts = write_eli5(tmp_path, [{"q_id": "Q1", "contexts": ["a"]}])
 
@@ -143,6 +144,7 @@ def test_files_of_questions_and_contexts_that_do_not_fit_are_refused(spark: Spar
         read_questions(spark, path, contexts=contexts)
 
 
+@pytest.mark.gate
 def test_the_questions_of_eli5_category_are_read(spark: SparkSession, data: Path, tmp_path: Path) -> None:
     contexts = write_lines(tmp_path / "contexts.jsonl", [{"q_id": "5lcm18", "contexts": ["a"]}])
 
@@ -362,6 +364,7 @@ def test_a_draw_of_questions_has_its_share_of_each_topic(spark: SparkSession, tm
         read_questions(spark, path, format="longfact", draw=Draw(8, 1, ("topics",)))
 
 
+@pytest.mark.gate
 def test_a_draw_of_eli5_category_has_its_share_of_each_category(spark: SparkSession, tmp_path: Path) -> None:
     questions = [{**row, "category": "Law" if row["q_id"] == "q5" else "Other"} for row in ELI5]
     path, contexts = write_eli5(tmp_path, [{"q_id": f"q{n}", "contexts": ["a"]} for n in range(6)], questions)

@@ -68,6 +68,7 @@ def test_agreement_of_two_models_and_metrics(evaluated: MetaEvaluationRequest) -
     assert {row["value"] for key, row in rows.items() if key[3] == "baseline_constant"} == {most / 20}
 
 
+@pytest.mark.gate
 def test_what_is_given_of_conflicts_is_held_against_labels_beside_the_score(spark: SparkSession, wiki: Path) -> None:
     """Correct gives both sides of every conflict, Incorrect none; the view of these measures is always right."""
     scores = make_scores()
@@ -95,6 +96,7 @@ def test_what_is_given_of_conflicts_is_held_against_labels_beside_the_score(spar
     assert {row["metric"] for row in rows_of(request, "match_counts")} == {"e2e", "nli", None}
 
 
+@pytest.mark.gate
 def test_a_view_whose_conflicts_were_lost_is_failed_and_one_without_conflicts_undefined(
     spark: SparkSession, wiki: Path
 ) -> None:
@@ -150,6 +152,7 @@ def snapshot(request: MetaEvaluationRequest) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+@pytest.mark.gate
 def test_starting_again_gives_the_same_bytes(spark: SparkSession, evaluated: MetaEvaluationRequest) -> None:
     first = snapshot(evaluated)
     assert sorted(first) == [
@@ -160,6 +163,7 @@ def test_starting_again_gives_the_same_bytes(spark: SparkSession, evaluated: Met
     assert snapshot(evaluated) == first
 
 
+@pytest.mark.gate
 def test_another_seed_is_refused_unless_overwritten(
     spark: SparkSession, evaluated: MetaEvaluationRequest, tmp_path: Path
 ) -> None:
@@ -199,6 +203,7 @@ def test_questions_with_several_answers_are_noted_where_rows_are_taken_one_by_on
     assert "Note: 20 rows are of 2 questions" in report
 
 
+@pytest.mark.gate
 def test_failed_scores_are_left_out_under_zero_counted_and_wrong_as_published(spark: SparkSession, wiki: Path) -> None:
     rows = [row | {"status": "ok" if row["score"] is not None else "no_statements"} for row in make_scores(("e2e",))]
     for row in rows[:4]:
@@ -251,6 +256,7 @@ def recorded_scores(path: Path) -> Rows:
     return rows
 
 
+@pytest.mark.gate
 def test_recorded_judges_have_the_published_agreement(
     spark: SparkSession, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -275,6 +281,7 @@ def test_recorded_judges_have_the_published_agreement(
     assert capsys.readouterr().out == (output / "meta_evaluation.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.gate
 def test_each_metric_can_have_a_judge_of_its_own(spark: SparkSession, wiki: Path) -> None:
     places = {name: write_scores(wiki / name, make_scores(seed=seed)) for seed, name in enumerate(("one", "two"))}
     request = ask(wiki, places, metrics=("e2e", "nli"), judges={"e2e": "two", "nli": "one"})

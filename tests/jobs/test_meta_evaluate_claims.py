@@ -56,6 +56,7 @@ def label_of(row: dict[str, Any]) -> str:
     return label
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("clustered", [False, True])
 def test_stored_verdicts_are_held_against_labels(spark: SparkSession, tmp_path: Path, clustered: bool) -> None:
     claims, draw = write_claims(tmp_path), random.Random(4)
@@ -105,6 +106,7 @@ def test_a_contradicted_claim_is_not_supported_where_no_label_tells_them_apart(
     assert (accuracy["value"], accuracy["n"], accuracy["excluded"]) == (1, 2, 1)
 
 
+@pytest.mark.gate
 def test_what_cannot_be_used_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     claims = write_claims(tmp_path)
     wrong = [
@@ -130,6 +132,7 @@ def test_what_cannot_be_used_is_refused(spark: SparkSession, tmp_path: Path) -> 
         run(spark, request)
 
 
+@pytest.mark.gate
 def test_factscore_has_the_precision_of_its_labels(spark: SparkSession, data: Path, tmp_path: Path) -> None:
     file = data / "factscore_human" / "ChatGPT.jsonl"
     claims = [dict(record.values) for record in labelled.read_claims(Unit(0, str(file), ""))]

@@ -44,6 +44,7 @@ def check_bank(request: MetaEvaluationRequest, groups: list[tuple[float, float]]
     assert rows_of(request, "comparisons") == []
 
 
+@pytest.mark.gate
 def test_conflictbank_alone_has_strict_and_lax_parts_no_tables_and_nothing_published(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -96,6 +96,7 @@ def majority(labels: list[str] | None) -> bool | None:
     return None if 2 * yes == len(labels or []) else 2 * yes > len(labels or [])
 
 
+@pytest.mark.gate
 def test_each_sample_has_what_people_and_the_metric_say(study: MetaEvaluationRequest) -> None:
     assert open_run(study.output).table("coverage").schema.equals(COVERAGE)
     found = {row["sample_id"]: row for row in rows_of(study, "coverage") if row["metric"] == "icat"}
@@ -122,6 +123,7 @@ def test_each_sample_has_what_people_and_the_metric_say(study: MetaEvaluationReq
             assert row["judged"] == sum(counts)
 
 
+@pytest.mark.gate
 def test_baselines_are_the_libraries_on_the_items_joined_by_newlines(study: MetaEvaluationRequest) -> None:
     rows = [row for row in rows_of(study, "coverage") if row["model"] is None]
     assert {row["metric"] for row in rows} == {*SURFACE, *BERTSCORE}
@@ -135,6 +137,7 @@ def test_baselines_are_the_libraries_on_the_items_joined_by_newlines(study: Meta
         assert (values["bertscore_f1", name] == 0) == blank
 
 
+@pytest.mark.gate
 def test_measures_are_those_of_scipy_and_statsmodels(study: MetaEvaluationRequest) -> None:
     table = open_run(study.output).table("meta_evaluation")
     assert table.schema.equals(META_EVALUATION)
@@ -158,11 +161,13 @@ def test_measures_are_those_of_scipy_and_statsmodels(study: MetaEvaluationReques
     assert table.schema.names == list(rows[0])
 
 
+@pytest.mark.gate
 def test_other_labels_are_another_study(spark: SparkSession, study: MetaEvaluationRequest) -> None:
     with pytest.raises(OutputError, match="belongs to another --covered; give another --output"):
         run(spark, replace(study, covered=("yes",)))
 
 
+@pytest.mark.gate
 def test_annotators_of_one_number_have_the_kappa_of_statsmodels(spark: SparkSession, tmp_path: Path) -> None:
     draw = random.Random(6)
     labels = [[draw.choice([1, 1, 0]) for _ in range(3)] for _ in range(9)]

@@ -28,6 +28,8 @@ from untold.udfs.samples.data_sets import read_answers
 from untold.udfs.samples.file_records import Unit
 from untold.udfs.statistics.item_agreement import Subset, largest_remainder
 
+pytestmark = pytest.mark.gate
+
 MODELS = ("gpt", "llama")
 METHODS = ("longrecall:gpt", "arecall", "holistic:gpt", "longrecall:llama", "holistic:llama")
 SAMPLES, REFERENCES = 20, 6

@@ -75,6 +75,7 @@ def test_metrics_that_are_not_there_are_named_with_the_nearest(spark: SparkSessi
     assert "no scores of metric `nlli` (did you mean `nli`?); it has e2e, nli" in refused(spark, request)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("column", "values", "told"),
     [
@@ -104,6 +105,7 @@ def test_a_folder_without_parquet_is_named(spark: SparkSession, wiki: Path) -> N
     assert "wiki.jsonl: no Parquet in it; give an output of untold score" in refused(spark, request)
 
 
+@pytest.mark.gate
 def test_an_output_of_score_is_read_and_one_that_is_running_is_refused(spark: SparkSession, wiki: Path) -> None:
     write_scores(wiki / "run" / "scores", make_scores(("e2e",)))
     request = ask(wiki, {"m": str(wiki / "run")})
@@ -115,6 +117,7 @@ def test_an_output_of_score_is_read_and_one_that_is_running_is_refused(spark: Sp
     assert run(spark, request).exit_code == 0
 
 
+@pytest.mark.gate
 def test_a_limit_that_cuts_an_instance_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     write_lines(tmp_path / "bank.jsonl", [CONFLICTBANK_ROW, CONFLICTBANK_ROW | {"question": "p"}])
     rows = [{"sample_id": name, "metric": "qa", "score": 1.0} for name in conflictbank_ids(1)]

@@ -163,6 +163,7 @@ def count(
     return planner.rows()
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("retry_failed", "reused"), [(False, 2), (True, 1)])
 def test_failures_are_counted_as_a_run_would_ask_them(
     spark: SparkSession, tmp_path: Path, retry_failed: bool, reused: int
@@ -176,6 +177,7 @@ def test_failures_are_counted_as_a_run_would_ask_them(
     assert (row["requests"], row["reused"]) == (3, reused)
 
 
+@pytest.mark.gate
 def test_known_summaries_make_the_next_stage_exact(spark: SparkSession, tmp_path: Path) -> None:
     one = sample(0, "Fact A0.")
     stage = bind_stage("summarise_context", settings_for())
@@ -188,6 +190,7 @@ def test_known_summaries_make_the_next_stage_exact(spark: SparkSession, tmp_path
     assert (row["exact"], row["requests"], row["reused"]) == (True, 1, 1)
 
 
+@pytest.mark.gate
 def test_whole_contexts_that_were_judged_do_not_pass_for_their_summaries(spark: SparkSession, tmp_path: Path) -> None:
     one = sample(0, "Fact A0.")
     judge = bind_stage("evaluate_coverage", settings_for())
@@ -196,6 +199,7 @@ def test_whole_contexts_that_were_judged_do_not_pass_for_their_summaries(spark: 
     assert (row["exact"], row["requests"], row["reused"]) == (False, 1, 0)
 
 
+@pytest.mark.gate
 def test_what_an_earlier_metric_asks_is_reused_by_a_later_one(spark: SparkSession) -> None:
     rows = count(spark, frame_of(spark, SAMPLES_OF_PLAN[:2]), None, metrics=("first", "second"))
     assert [(row["metric"], row["requests"], row["reused"], row["exact"]) for row in rows] == [
@@ -296,6 +300,7 @@ def second_run(
     return run_worlds(run_here, world_server, tmp_path_factory.mktemp("worlds"), 100, request.param, store)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("metric", STAGES_OF)
 def test_pairs_are_counted_before_any_is_asked(first_run: RunOfWorlds, metric: str) -> None:
     before = first_run.rows(metric)
@@ -311,6 +316,7 @@ def test_pairs_are_counted_before_any_is_asked(first_run: RunOfWorlds, metric: s
             assert row["completion_tokens"] >= used["completion_tokens"], row["stage"]
 
 
+@pytest.mark.gate
 def test_first_stage_is_what_the_run_then_asks(first_run: RunOfWorlds) -> None:
     row, used = first_run.before[0], first_run.usage[SUMMARISE]
     assert (row["exact"], row["requests"], row["reused"]) == (True, used["requests"], 0)
@@ -333,6 +339,7 @@ def test_after_a_run_all_pairs_are_known_and_nothing_is_expected(first_run: RunO
     assert [row["requests"] for row in rows] == [first_run.usage[stage]["requests"] for stage in STAGES_OF["qa"]]
 
 
+@pytest.mark.gate
 def test_new_answer_to_known_contexts_is_exactly_one_request(first_run: RunOfWorlds, tmp_path: Path) -> None:
     added = {**first_run.samples[0], "sample_id": "new", "response": "Another answer."}
     more = write_samples(tmp_path / "more.jsonl", [*first_run.samples, added])
@@ -344,6 +351,7 @@ def test_new_answer_to_known_contexts_is_exactly_one_request(first_run: RunOfWor
     ]
 
 
+@pytest.mark.gate
 def test_expected_cost_is_near_what_was_spent(second_run: RunOfWorlds) -> None:
     """By the means of a store of other samples. What all metrics share is spent, and expected, by the first of them."""
     metrics = second_run.request.metrics

@@ -198,6 +198,7 @@ def killed_after(monkeypatch: pytest.MonkeyPatch, changes: int) -> Callable[[], 
     return lambda: made
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("merged", [False, True], ids=["first snapshot", "after a compaction"])
 def test_killed_before_any_change_it_loses_nothing_that_is_needed_and_doubles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merged: bool

@@ -12,6 +12,8 @@ from tests.fakes.world import worlds
 from tests.runs.harness import Row, make_samples, read_manifest, read_table, snapshot, write_samples
 from tests.runs.here import RunHere
 
+pytestmark = pytest.mark.gate
+
 TABLES = ("statements", "scores", "summary", "failures")
 
 

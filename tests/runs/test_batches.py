@@ -28,6 +28,8 @@ from untold.jobs.inference.stage.runner import StageRunner
 from untold.jobs.settings.model import Settings
 from untold.jobs.settings.sections import BudgetSettings
 
+pytestmark = pytest.mark.gate
+
 SAMPLES = make_samples(20)
 BATCH: dict[str, Any] = {
     "llm.backend": "batch",

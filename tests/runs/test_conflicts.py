@@ -22,6 +22,8 @@ from tests.runs.killing import assert_same_tables, kill_in_stages, run_whole
 from tests.runs.mending import Expectation, Fates, assert_mended, faults_of, request_of
 from tests.runs.worlds import assert_conflicts_listed, with_kinds
 
+pytestmark = pytest.mark.gate
+
 WORLDS = 30
 E2E = ("--metric", "e2e")
 LIST, COVER = "list_conflicts", "cover_sides"

@@ -21,6 +21,8 @@ from tests.runs.harness import PROMPTS, WAIT_SECONDS, clean_environment
 from tests.runs.here import RunHere
 from untold.jobs.run_tables import open_run
 
+pytestmark = pytest.mark.gate
+
 SCRIPT = str(Path(connect.__file__))
 TABLES = ("samples", "atoms", "relations", "statements", "claims", "measures", "scores", "failures", "summary")
 ROWS = [

@@ -15,6 +15,8 @@ from tests.runs.harness import Run, count_distinct, make_samples, read_manifest,
 from tests.runs.here import RunHere
 from untold.jobs.run.manifest import by_stage
 
+pytestmark = pytest.mark.gate
+
 SAMPLES = make_samples(60)
 
 

@@ -34,6 +34,8 @@ from untold.jobs.metrics import METRICS
 from untold.jobs.metrics.base import Tables
 from untold.jobs.score import score_samples
 
+pytestmark = pytest.mark.gate
+
 IN_FLIGHT = 8
 SETTINGS: dict[str, Any] = {"llm.max_concurrency": IN_FLIGHT}
 SAMPLES = make_samples(40)

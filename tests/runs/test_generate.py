@@ -16,6 +16,8 @@ from tests.fakes.model_server import ModelServer
 from tests.runs.harness import Ended, Run, read_manifest, read_table, snapshot, times, write_samples
 from tests.runs.here import RunHere
 
+pytestmark = pytest.mark.gate
+
 SYSTEMS = {"terse": {"model": "small-model"}, "whole": {"model": "large-model", "temperature": None}}
 SHORT = "Fact of them all."
 TERSE = {"when": {"contains": "small-model"}, "do": {"text": SHORT}}

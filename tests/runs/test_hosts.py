@@ -13,7 +13,7 @@ from tests.runs.harness import clean_environment, sorted_rows
 from tests.runs.hosts import DRIVER, hosts
 from tests.runs.icat_jobs import CONCLUSIONS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 TABLES = {"nli": ("samples", "atoms", "relations", "statements", "scores", "failures"), "icat": CONCLUSIONS}
 
 

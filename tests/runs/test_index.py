@@ -108,6 +108,7 @@ def test_an_index_is_made_searched_and_grown(run_here: RunHere, server: ModelSer
     assert "other settings (index.chunk_overlap)" in fewer.err
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
@@ -125,6 +126,7 @@ def test_a_corpus_of_no_use_is_one_line(
     assert server.count() == 0
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("row", "stage", "told"),
     [
@@ -145,6 +147,7 @@ def test_a_corpus_of_failures_alone_is_written_as_failures(
     assert read_manifest(place)["status"] == "finished"
 
 
+@pytest.mark.gate
 def test_a_folder_without_an_index_is_refused(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
     ended = run_here.command(words("search", server, "--index", tmp_path, "--query", "a"))
     assert ended.code == 1

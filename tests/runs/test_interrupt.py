@@ -22,6 +22,8 @@ from tests.runs.harness import (
 )
 from tests.runs.here import RunHere
 
+pytestmark = pytest.mark.gate
+
 IN_FLIGHT = 8
 SETTINGS = {"llm.max_concurrency": IN_FLIGHT}
 

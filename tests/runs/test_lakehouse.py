@@ -29,6 +29,8 @@ from untold.jobs.run.output import Output
 from untold.jobs.run_tables import open_run
 from untold.jobs.tables import RESULT_TABLES
 
+pytestmark = pytest.mark.gate
+
 SAMPLES = make_samples(20)
 DATE = "2026-11-20"
 CATALOG = {"lakehouse.catalog": "local", "lakehouse.namespace": "nights"}

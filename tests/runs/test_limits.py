@@ -19,6 +19,7 @@ from tests.fakes.model_server import ModelServer
 from tests.runs.harness import Run, kill_processes, make_samples, most_within, read_table, times, write_samples
 from tests.runs.here import RunHere
 
+pytestmark = pytest.mark.alone
 PER_MINUTE = 1200
 PER_SECOND = PER_MINUTE / 60
 IN_ONE_SECOND = PER_SECOND + max(2.0, PER_SECOND / 10)

@@ -26,6 +26,8 @@ from tests.runs.harness import (
 from tests.runs.here import RunHere
 from untold.jobs.run.locks import Holder, Process
 
+pytestmark = pytest.mark.gate
+
 NEXT = Holder("next", Process("another-host", "another-boot", "", 1234, "99"))
 IN_FLIGHT = 2
 SETTINGS = {"llm.max_concurrency": IN_FLIGHT}

@@ -28,6 +28,8 @@ from untold.jobs.metrics.grounded_claims import ground, grounding_stage
 from untold.jobs.settings.model import Settings
 from untold.udfs.retrieval.embedding import normalised
 
+pytestmark = pytest.mark.gate
+
 WORDS = ["bees", "make", "honey", "water", "boils"]
 TEXTS = [f"hive {number} of honey" for number in range(130)]
 

@@ -33,6 +33,8 @@ from tests.runs.harness import (
 from tests.runs.here import RunHere
 from untold.jobs import nightly
 
+pytestmark = pytest.mark.gate
+
 PRICES = {"llm.price_per_million_prompt_tokens": 1000.0, "llm.price_per_million_completion_tokens": 1000.0}
 
 

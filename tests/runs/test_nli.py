@@ -215,6 +215,7 @@ def count_lists(job: NliJob, size: int) -> int:
     return len(lists)
 
 
+@pytest.mark.gate
 def test_lists_conclude_what_pairs_do_whatever_a_judge_leaves_out_or_repeats(
     run_here: RunHere, job: NliJob, tmp_path: Path
 ) -> None:
@@ -269,6 +270,7 @@ def test_lists_that_fail_are_asked_pair_by_pair_and_bounds_count_the_rest(
     assert_pairs_failed(tmp_path / "out", LISTS)
 
 
+@pytest.mark.gate
 def test_filtered_pairs_are_neutral_and_an_audit_says_what_that_misses(
     run_here: RunHere, job: NliJob, tmp_path: Path
 ) -> None:
@@ -289,6 +291,7 @@ def test_filtered_pairs_are_neutral_and_an_audit_says_what_that_misses(
     assert (again.code, "max_miss_rate" in again.err, job.server.count()) == (4, True, 0)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("judge", [FOLDER, *(pytest.param(name, marks=pytest.mark.slow) for name in (AGAIN, *BY_API))])
 def test_a_classifier_tells_what_it_is_certain_of_and_the_model_the_rest(
     run_here: RunHere, job: NliJob, tmp_path: Path, judge: str

@@ -24,6 +24,8 @@ from tests.runs.harness import (
 )
 from tests.runs.here import RunHere
 
+pytestmark = pytest.mark.gate
+
 # A space and a percent sign are part of a key as they stand
 OUTPUT = "runs of%20today/out"
 

@@ -18,6 +18,8 @@ from tests.runs.icat_jobs import embedder
 from tests.runs.test_structured import METRICS
 from tests.udfs.llm.test_parameters import refusal
 
+pytestmark = pytest.mark.gate
+
 slow = pytest.mark.slow
 REFUSED = ("max_tokens", "temperature", "top_p", "logprobs")
 REASONING = [*map(refusal, REFUSED), {"do": {"reasoning": 900}}]

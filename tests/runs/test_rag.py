@@ -114,6 +114,7 @@ def test_a_plan_knows_what_was_answered(run_here: RunHere, server: ModelServer, 
     assert 0 < rows["check_claims"]["requests"] < server.count("check_claims")
 
 
+@pytest.mark.gate
 def test_what_goes_to_ragchecker_comes_back_and_asks_nothing(run_here: RunHere, server: ModelServer, job: Path) -> None:
     file, before = job / "ragchecker.json", server.count()
     ended = run_here.command(["export", str(job / "out"), "--to", "ragchecker", "--output", str(file)])
@@ -129,6 +130,7 @@ def test_what_goes_to_ragchecker_comes_back_and_asks_nothing(run_here: RunHere, 
         assert sorted_rows(job / "again", name) == sorted_rows(job / "out", name), name
 
 
+@pytest.mark.gate
 def test_the_curve_is_of_claim_recall_by_number_of_contexts(run_here: RunHere, job: Path) -> None:
     ended = run_here.command(["curve", str(job / "out")])
     assert ended.code == 0, ended.err

@@ -21,6 +21,7 @@ from untold.jobs.inference.backends.job import Spool
 from untold.jobs.inference.backends.spooled_backends import RayJobAnswerer
 from untold.udfs.errors import UserError
 
+pytestmark = pytest.mark.alone
 SAMPLES = make_samples(20)
 KEY = "sk-a-key-of-the-driver-alone-1234567890"
 

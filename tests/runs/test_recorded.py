@@ -14,6 +14,8 @@ from tests.fakes.recorded import Expected, expectations, recorded_samples, write
 from tests.runs.harness import read_table, sum_usage, write_samples
 from tests.runs.here import RunHere
 
+pytestmark = pytest.mark.gate
+
 JUDGES = (
     "llama-3.3-70b-instruct",
     pytest.param("gpt-oss-120b", marks=pytest.mark.slow),

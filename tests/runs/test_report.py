@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.fakes.model_server import ModelServer
 from tests.runs.harness import make_samples, write_samples
 from tests.runs.here import RunHere
 from tests.runs.reported import assert_reported
+
+pytestmark = pytest.mark.gate
 
 
 def test_a_run_names_the_command_and_the_report_has_the_judges_words(

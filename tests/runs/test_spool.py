@@ -33,6 +33,8 @@ from untold.udfs.llm.units import read_request_ids
 from untold.udfs.llm.usage import Usage
 from untold.udfs.node_report import NodeReport, visit
 
+pytestmark = pytest.mark.gate
+
 SAMPLES = make_samples(40)
 KEY = "sk-a-key-that-no-spool-has-1234567890"
 

@@ -14,7 +14,7 @@ from tests.runs.standalone import Standalone
 from untold.jobs.inference.stage.checks import check_spark
 from untold.jobs.settings.model import KnowledgeSettings, Settings, SparkSettings
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 SAMPLES = make_samples(20)
 
 

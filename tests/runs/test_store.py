@@ -33,6 +33,8 @@ from tests.runs.harness import (
 from tests.runs.here import RunHere
 from untold.jobs.inference.store.compaction import list_folder
 
+pytestmark = pytest.mark.gate
+
 NOWHERE = "http://127.0.0.1:9/v1"
 SECRET = "a-key-that-nobody-may-read"
 

@@ -19,6 +19,8 @@ from tests.runs.harness import RESULTS, Row, make_samples, read_table, sorted_ro
 from tests.runs.here import RunHere
 from tests.runs.icat_jobs import embedder
 
+pytestmark = pytest.mark.gate
+
 TAKEN = [{"do": {"schema": "taken"}}]
 READINGS = ("parsed_schema", "parsed_template", "parsed_lenient")
 slow = pytest.mark.slow

@@ -7,9 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.linear import assert_linear
 from untold.jobs.tables import ALTERNATIVE
 from untold.udfs.ratings import Digit, read_alternatives, weigh
@@ -238,7 +239,7 @@ hostile = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.text("45 a\n]é", max_size=6), hostile, hostile)
 def test_hostile_log_probabilities_never_raise_and_never_leave_the_scale(text: str, one: Any, other: Any) -> None:
     entries = [{"token": each, "logprob": one, "top_logprobs": other} for each in text]
@@ -258,7 +259,7 @@ def test_what_is_no_log_probability_is_left_out(wrong: Any) -> None:
 probabilities = st.dictionaries(st.sampled_from("12345"), st.floats(1e-6, 1.0), min_size=1)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.data())
 def test_any_cut_into_tokens_gives_the_same_scores(data: st.DataObject) -> None:
     digits = data.draw(st.lists(st.tuples(st.sampled_from("12345"), probabilities), min_size=1, max_size=4))

@@ -72,6 +72,7 @@ def test_a_job_is_answered_once_and_its_actor_is_kept(server: ModelServer, tmp_p
     assert (events[-1]["paused"], events[-1]["unwritten"], events[-1]["trouble"]) == (0.0, 0, None)
 
 
+@pytest.mark.gate
 def test_actors_write_to_an_object_store_by_the_options_of_the_settings(
     cluster: ObjectStore, server: ModelServer, tmp_path: Path
 ) -> None:
@@ -82,6 +83,7 @@ def test_actors_write_to_an_object_store_by_the_options_of_the_settings(
     assert sum(pq.read_metadata(file).num_rows for file in files) == 20
 
 
+@pytest.mark.gate
 @pytest.mark.usefixtures("cluster")
 def test_a_stage_that_a_start_asks_twice_keeps_the_answers_of_both(server: ModelServer, tmp_path: Path) -> None:
     idle: list[Any] = []
@@ -93,6 +95,7 @@ def test_a_stage_that_a_start_asks_twice_keeps_the_answers_of_both(server: Model
     assert len(rows_in(tmp_path / "store")) == server.count() == 45
 
 
+@pytest.mark.gate
 @pytest.mark.usefixtures("cluster")
 def test_what_is_in_flight_at_a_refusal_is_kept_though_it_is_slow(server: ModelServer, tmp_path: Path) -> None:
     slow = [{"when": {"contains": f"number {number}."}, "do": {"delay": 4.5}} for number in (15, 17)]
@@ -102,6 +105,7 @@ def test_what_is_in_flight_at_a_refusal_is_kept_though_it_is_slow(server: ModelS
     assert len(rows_in(tmp_path / "store")) == 20
 
 
+@pytest.mark.gate
 @pytest.mark.usefixtures("cluster")
 def test_an_exception_in_the_driver_still_stops_its_actors(server: ModelServer, tmp_path: Path) -> None:
     server.configure(latency=0.05)
@@ -117,6 +121,7 @@ def test_an_exception_in_the_driver_still_stops_its_actors(server: ModelServer, 
     assert len(idle) == 1
 
 
+@pytest.mark.gate
 @pytest.mark.usefixtures("cluster")
 def test_a_disk_that_is_full_at_first_loses_nothing(server: ModelServer, tmp_path: Path, disk: SmallDisk) -> None:
     disk.fill()
@@ -126,6 +131,7 @@ def test_a_disk_that_is_full_at_first_loses_nothing(server: ModelServer, tmp_pat
     assert len(rows_in(disk.folder)) == server.count() == 100
 
 
+@pytest.mark.gate
 @pytest.mark.usefixtures("cluster")
 def test_a_disk_that_stays_full_ends_the_job_with_its_reason(
     server: ModelServer, tmp_path: Path, disk: SmallDisk
@@ -137,6 +143,7 @@ def test_a_disk_that_stays_full_ends_the_job_with_its_reason(
     assert outcome.error == f"answers could not be written to {disk.folder} (No space left on device)"
 
 
+@pytest.mark.gate
 @pytest.mark.usefixtures("cluster")
 def test_an_actor_that_does_not_start_is_replaced(
     server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -186,6 +193,7 @@ def pid_of(actor: Any) -> int:
     return found
 
 
+@pytest.mark.gate
 @pytest.mark.usefixtures("cluster")
 def test_a_budget_holds_though_first_an_actor_dies_and_then_the_limiter(server: ModelServer, tmp_path: Path) -> None:
     # Slots a quarter of a second at a time: without a rate the actor that dies has leased the whole budget
@@ -225,6 +233,7 @@ def test_a_killed_actor_loses_what_was_in_flight_and_no_more(server: ModelServer
     assert list((tmp_path / "journal").iterdir()) == []
 
 
+@pytest.mark.gate
 @pytest.mark.usefixtures("cluster")
 def test_the_next_start_takes_what_a_killed_one_had_in_its_journal(server: ModelServer, tmp_path: Path) -> None:
     job = job_of(server, tmp_path, 50, journal=str(tmp_path / "journal"))

@@ -195,6 +195,7 @@ while True:
 """
 
 
+@pytest.mark.gate
 def test_a_compaction_that_is_killed_at_any_moment_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
     """Nights of three days each, so that replaced files go as well while it is killed."""
     moments, spoken = random.Random(0), set()

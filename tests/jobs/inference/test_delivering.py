@@ -13,9 +13,10 @@ from typing import IO, Any, cast
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.fakes.answers import Said
 from tests.fakes.batches import FakeBatches
 from tests.fakes.model_server import ModelServer
@@ -70,7 +71,7 @@ DEEDS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.lists(DEEDS, max_size=4), st.lists(st.sampled_from(["", "lost", "fails"]), max_size=4), st.data())
 def test_whatever_happens_each_request_ends_with_one_row_and_none_is_asked_needlessly(
     root: Path, deeds: list[Row], uploads: list[str], data: st.DataObject

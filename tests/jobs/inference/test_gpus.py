@@ -31,7 +31,7 @@ from untold.jobs.settings.model import Settings
 from untold.udfs.retrieval.embedding import Classifier, find_classifier
 from untold.udfs.retrieval.local_models import ON_PROCESSORS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 WORDS = ["bees", "make", "honey", "water", "boils"]
 PAIRS = [("bees make honey", f"{WORDS[number % 5]} {'honey ' * number}") for number in range(100)]
 TOO_LONG = ("bees", "honey " * 600)

@@ -24,7 +24,7 @@ from untold.jobs.inference.backends.actor_driver import ActorDriver
 from untold.jobs.inference.backends.actor_pool import Actor, alive_nodes, new_actor, next_node
 from untold.udfs.llm.segments import read_ids
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 STORE_BYTES = 80 * 2**20
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.fakes.object_store import BUCKET, ObjectStore
 from tests.jobs.inference.completions import break_pages, names_in, row, segments_of, write
 from untold.jobs.inference.store.compaction import (
@@ -145,7 +146,7 @@ def test_a_file_that_a_snapshot_names_and_nobody_finds_is_missing(tmp_path: Path
     assert (whole.names, whole.missing, whole.damaged) == ((), ("gone.parquet",), ())
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_flipped_bit_ends_nothing_and_is_found_where_rows_are(tmp_path_factory: Any, where: float, bit: int) -> None:
     """Pages have checksums; a footer has none, and a bit of it is found by the digest alone."""

@@ -223,6 +223,7 @@ def test_a_wrong_encoding_or_delimiter_is_wrong_use(
     assert f"Invalid value for '{option}': " in capsys.readouterr().err
 
 
+@pytest.mark.gate
 def test_wrong_columns_are_told_where_there_is_no_java(tmp_path: Path) -> None:
     """Whoever starts Spark without Java says so: nothing has started it."""
     (tmp_path / "in.csv").write_text("query,respones,contexts\nq,r,[]\n")

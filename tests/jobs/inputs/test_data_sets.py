@@ -12,6 +12,7 @@ from untold.jobs.inputs.samples import SampleError, read_samples
 from untold.jobs.study.claims_study import read_claims
 
 
+@pytest.mark.gate
 def test_wikicontradict_rows_become_five_labelled_samples(spark: SparkSession, tmp_path: Path) -> None:
     row = {"question": "q", "context1_self_contained": "a", "context2_self_contained": "b", "model": "m"}
     row |= {f"answer{n}": f"r{n}" for n in range(5)} | {f"label{n}": "Correct" for n in range(5)}
@@ -103,6 +104,7 @@ def test_the_instances_of_conflictbank_are_read(spark: SparkSession, data: Path)
     assert len(by_claim) == 6
 
 
+@pytest.mark.gate
 def test_data_sets_with_files_of_their_own_are_read_from_their_folders(spark: SparkSession, data: Path) -> None:
     topics = read_samples(spark, str(data / "trec_web"), format="trec_web")
     assert (topics.row_count, topics.invalid_count) == (300, 300)  # nobody has answered yet

@@ -29,6 +29,7 @@ def ids_of(spark: SparkSession, path: str, draw: Draw, **options: object) -> set
     return ids
 
 
+@pytest.mark.gate
 def test_so_many_rows_are_drawn_the_same_for_one_seed(spark: SparkSession, tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.jsonl", 40)
     drawn = {seed: ids_of(spark, path, Draw(10, seed)) for seed in (0, 1)}
@@ -39,6 +40,7 @@ def test_so_many_rows_are_drawn_the_same_for_one_seed(spark: SparkSession, tmp_p
     assert len(ids_of(spark, path, Draw(99, 0))) == 40
 
 
+@pytest.mark.gate
 def test_rows_that_are_added_displace_one_each_at_most(spark: SparkSession, tmp_path: Path) -> None:
     before = ids_of(spark, write_rows(tmp_path / "a.jsonl", 40), Draw(20, 0))
     after = ids_of(spark, write_rows(tmp_path / "b.jsonl", 43), Draw(20, 0))
@@ -56,6 +58,7 @@ def test_instances_are_drawn_with_all_their_samples(spark: SparkSession, tmp_pat
         assert (len(rows), len(ids)) == (7, 7 * size)
 
 
+@pytest.mark.gate
 def test_each_stratum_has_its_share_and_at_least_one(spark: SparkSession, tmp_path: Path) -> None:
     systems = ["a"] * 60 + ["b"] * 36 + ["c"] * 3 + [None]
     rows = [

@@ -43,6 +43,7 @@ def as_theirs(text: str) -> str:
     return text.replace("query", "question").replace("response", "answer")
 
 
+@pytest.mark.gate
 def test_what_is_read_is_the_same_however_a_file_is_written(spark: SparkSession, tmp_path: Path) -> None:
     plain = Path(write_csv(tmp_path / "a.csv", ASKED)).read_text("utf-8")
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ASKED)
@@ -114,6 +115,7 @@ def test_rows_are_numbered_as_in_their_files_everywhere(spark: SparkSession, tmp
         read_samples(spark, str(tmp_path / "a.jsonl"))
 
 
+@pytest.mark.gate
 def test_queries_without_ids_are_numbered_and_wrong_ones_are_where_they_are(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -158,6 +160,7 @@ def test_a_plan_of_invalid_rows_alone_is_an_error(tmp_path: Path, capsys: pytest
     assert shown.out == ""
 
 
+@pytest.mark.gate
 @pytest.mark.usefixtures("spark")
 def test_relations_are_read_under_their_names(tmp_path: Path) -> None:
     rows = "von;nach;relation\né;b;entailment\n"

@@ -367,6 +367,7 @@ def test_a_start_reads_checks_hashes_and_writes_in_three_executions(spark: Spark
     assert executions == [3]
 
 
+@pytest.mark.gate
 def test_the_fingerprint_of_an_input_is_what_it_was(spark: SparkSession, tmp_path: Path) -> None:
     """Outputs made before are recognised by it: lines, Parquet of many types and CSV, recorded at version 0.1.0."""
     lines = [

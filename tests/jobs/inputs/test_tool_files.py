@@ -285,6 +285,7 @@ def test_formats_are_read_by_spark_as_they_are_here(spark: SparkSession, tmp_pat
     assert [row["query"] for row in questions.samples.collect()] == [EVEREST[0]]
 
 
+@pytest.mark.gate
 def test_compressed_files_are_the_samples_that_they_were(spark: SparkSession, tmp_path: Path) -> None:
     content = "".join(json.dumps({**ROW, "n": n}) + "\n" for n in range(50)).encode()
     zstd = pa.compress(content, "zstd", asbytes=True)

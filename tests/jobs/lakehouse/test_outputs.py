@@ -186,6 +186,7 @@ def end_night(lake: Lake, output: Path, ids: list[str], killed_before: int = -1)
             run.end(Ending(), usage=[])
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("number", range(len(TABLES) + 1))
 def test_a_start_after_a_kill_between_commits_makes_all_tables_whole(lake: Opened, tmp_path: Path, number: int) -> None:
     first, second = map(lake, DAYS)

@@ -43,6 +43,8 @@ from untold.jobs.tables import SAMPLES
 from untold.udfs.samples.conversion import normalise_contexts
 from untold.udfs.stages.conflicts import parse_conflicts
 
+pytestmark = pytest.mark.gate
+
 WORLDS, JUDGE = 200, "noisy"
 # Of requests of the stages that lose some, one is lost
 LOST = 40

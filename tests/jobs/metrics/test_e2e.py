@@ -117,6 +117,7 @@ def test_contexts_go_in_as_they_are_without_summaries(spark: SparkSession, stage
     assert stages.asked["evaluate_coverage"][0]["contexts"] == ["one", "two"]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("one", "status", "judged"),
     [

@@ -175,6 +175,7 @@ def run(spark: SparkSession) -> Run:
 THIRD = pytest.approx(1 / 3)
 
 
+@pytest.mark.gate
 def test_a_sample_by_hand(run: Run) -> None:
     assert run.outcome("Ada") == ("ok", (1, 2, 0), THIRD)
     facts = [
@@ -204,6 +205,7 @@ def test_a_sample_by_hand(run: Run) -> None:
     }
 
 
+@pytest.mark.gate
 def test_the_order_of_contexts_changes_ties_alone(run: Run) -> None:
     facts, turned = (
         {row["text"]: (row["weight"], set(row["sources"])) for row in run.rows("statements", name)}
@@ -217,6 +219,7 @@ def test_the_order_of_contexts_changes_ties_alone(run: Run) -> None:
     assert run.outcome("Ivo") == run.outcome("IvoTurned")
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("stage", SCRIPT)
 def test_what_is_lost_fails_a_sample_or_leaves_it_partial(run: Run, stage: str) -> None:
     name = named(stage, "http_400")
@@ -231,6 +234,7 @@ def test_what_is_lost_fails_a_sample_or_leaves_it_partial(run: Run, stage: str) 
         assert not {"verify_claim", "check_coverage"} & set(run.asked(name))
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("stage", SCRIPT)
 def test_what_was_never_asked_waits_for_the_next_start(run: Run, stage: str) -> None:
     name = named(stage, UNASKED)
@@ -239,27 +243,32 @@ def test_what_was_never_asked_waits_for_the_next_start(run: Run, stage: str) -> 
     assert set(run.measures(name).values()) == {None}
 
 
+@pytest.mark.gate
 def test_without_contexts_there_is_nothing_further_to_ask(run: Run) -> None:
     assert run.outcome("Bare") == run.outcome("Mute") == ("no_statements", (0, 0, 0), None)
     assert (run.asked("Bare"), run.asked("Mute")) == ({}, {"summarise_context": 2})
 
 
+@pytest.mark.gate
 def test_without_facts_claims_are_verified_all_the_same(run: Run) -> None:
     measures = run.measures("Nobody")
     assert run.outcome("Nobody") == ("no_statements", (0, 0, 0), None)
     assert (measures["precision"], measures["recall"], measures["facts"]) == (0.5, None, 0.0)
 
 
+@pytest.mark.gate
 def test_facts_that_weigh_nothing_leave_the_score_undefined(run: Run) -> None:
     assert run.outcome("Feather") == ("no_statements", (1, 2, 0), None)
     assert run.measures("Feather")["recall"] == THIRD
 
 
+@pytest.mark.gate
 def test_a_blank_response_covers_nothing(run: Run) -> None:
     assert run.outcome("Blank") == ("ok", (0, 3, 0), 0.0)
     assert not {"extract_claims", "verify_claim", "check_coverage"} & set(run.asked("Blank"))
 
 
+@pytest.mark.gate
 def test_references_need_neither_extraction_nor_vectors(run: Run) -> None:
     assert run.outcome("Gina") == ("ok", (1, 0, 0), 1.0)
     assert set(run.asked("Gina")) == {"rate_importance", "extract_claims", "verify_claim", "check_coverage"}
@@ -267,10 +276,12 @@ def test_references_need_neither_extraction_nor_vectors(run: Run) -> None:
     assert (fact["reference_id"], fact["sources"], fact["members"]) == ("1", None, None)
 
 
+@pytest.mark.gate
 def test_a_reference_of_negative_weight_is_no_fact_that_an_answer_should_give(run: Run) -> None:
     assert run.outcome("Nega") == ("ok", (1, 0, 0), 1.0)
 
 
+@pytest.mark.gate
 def test_without_contexts_references_are_checked_and_claims_not_judged(run: Run) -> None:
     measures = run.measures("Alone")
     assert run.outcome("Alone") == ("ok", (1, 0, 0), 1.0)
@@ -279,6 +290,7 @@ def test_without_contexts_references_are_checked_and_claims_not_judged(run: Run)
     assert "verify_claim" not in run.asked("Alone")
 
 
+@pytest.mark.gate
 def test_claims_are_shown_the_nearest_chunks_or_are_unjudged(spark: SparkSession) -> None:
     # The vectors of one claim and of one chunk are lost
     odd = named("embed_text", "http_400")
@@ -297,6 +309,7 @@ def test_claims_are_shown_the_nearest_chunks_or_are_unjudged(spark: SparkSession
     }
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("fate", FATES)
 def test_claims_of_sentences_are_gathered_in_order_or_lost_together(spark: SparkSession, fate: str) -> None:
     odd = named(WINDOW, fate)
@@ -333,6 +346,7 @@ def test_claims_of_sentences_are_gathered_in_order_or_lost_together(spark: Spark
     assert "extract_claims" not in found.tools.asked
 
 
+@pytest.mark.gate
 def test_a_claim_is_shown_all_evidence_of_its_query(spark: SparkSession) -> None:
     contexts = [{"id": str(number), "text": f"Ada sails {number}."} for number in range(9)]
     samples = [sample("Ada", contexts=contexts, response="Ada sails 8.")]
@@ -353,6 +367,7 @@ HITS = [
 ]
 
 
+@pytest.mark.gate
 def test_facts_are_taken_from_the_best_documents_of_an_index(spark: SparkSession) -> None:
     settings = {"knowledge": {"source": "index"}, "importance": {"documents": 2, "max_facts": 2}}
     found = scored(spark, [sample("Ada", contexts=None)], lambda query: HITS, **settings)

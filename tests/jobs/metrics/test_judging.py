@@ -20,6 +20,8 @@ from untold.jobs.metrics.settings import NliSettings
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.nli import CLASSIFY_RELATIONS
 
+pytestmark = pytest.mark.gate
+
 WORLDS, JUDGE, SIZE = 150, "noisy", 4
 ATOMS = "sample_id string, texts array<string>, contexts long, responses long, contexts_key string"
 Pairs = Mapping[tuple[str, str], str | None]

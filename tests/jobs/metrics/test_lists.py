@@ -28,6 +28,8 @@ from untold.udfs.facts.nodes import SAMPLE_NODES
 from untold.udfs.stages.nli import RELATIONS
 from untold.udfs.stages.qa import RELATIONS as COMPARISONS
 
+pytestmark = pytest.mark.gate
+
 Judge = Callable[[str, str], str]
 OWNED = "sample_id string, owner string"
 

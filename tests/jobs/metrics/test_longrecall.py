@@ -21,6 +21,8 @@ from tests.runs.recalled import assert_as_expected
 from untold.jobs.metrics import METRICS
 from untold.jobs.settings.model import Settings
 
+pytestmark = pytest.mark.gate
+
 LONGRECALL = METRICS["longrecall"]
 Judge = Callable[[str, Variables], Mapping[str, Any] | str]
 """From a stage and its variables to its output, or to the type of an error."""

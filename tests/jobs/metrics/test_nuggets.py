@@ -147,6 +147,7 @@ def run(spark: SparkSession) -> Run:
     return scored(spark, [*lost, *others], nuggets={"window": 1})
 
 
+@pytest.mark.gate
 def test_a_sample_by_hand(run: Run) -> None:
     assert run.nuggets("Ada") == [
         ("sails.", "vital", "support"),
@@ -167,6 +168,7 @@ def test_a_sample_by_hand(run: Run) -> None:
     assert run.asked("Ada") == {"summarise_context": 3, "create_nuggets": 3, "rate_nuggets": 1, "assign_nuggets": 2}
 
 
+@pytest.mark.gate
 def test_windows_are_asked_in_order_each_with_the_nuggets_so_far(run: Run) -> None:
     asked = [row for row in run.tools.asked["create_nuggets"] if row["query"] == "q Ada"]
     assert [(row["texts"], row["nuggets"]) for row in asked] == [
@@ -177,6 +179,7 @@ def test_windows_are_asked_in_order_each_with_the_nuggets_so_far(run: Run) -> No
     assert {row["most"] for row in asked} == {30}
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("stage", SCRIPT)
 def test_what_is_lost_fails_a_sample_or_leaves_it_partial(run: Run, stage: str) -> None:
     name = named(stage, "http_400")
@@ -192,6 +195,7 @@ def test_what_is_lost_fails_a_sample_or_leaves_it_partial(run: Run, stage: str) 
         assert not run.asked(name)["assign_nuggets"]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("stage", SCRIPT)
 def test_what_was_never_asked_waits_for_the_next_start(run: Run, stage: str) -> None:
     name = named(stage, UNASKED)
@@ -199,6 +203,7 @@ def test_what_was_never_asked_waits_for_the_next_start(run: Run, stage: str) -> 
     assert run.rows("failures", name) == []
 
 
+@pytest.mark.gate
 def test_what_has_no_clear_label_is_asked_again_in_a_list_then_alone(run: Run) -> None:
     # Of four nuggets the first list labels one, the second one of the other three, and two are asked alone
     assert run.asked("Cora") == {"summarise_context": 3, "create_nuggets": 3, "rate_nuggets": 4, "assign_nuggets": 1}
@@ -207,6 +212,7 @@ def test_what_has_no_clear_label_is_asked_again_in_a_list_then_alone(run: Run) -
     assert run.outcome("Cora")[:2] == run.outcome("Ada")[:2]
 
 
+@pytest.mark.gate
 def test_given_nuggets_are_rated_where_nothing_says_what_they_are(run: Run) -> None:
     assert [(row["reference_id"], row["importance"], row["weight"]) for row in run.rows("statements", "Gina")] == [
         ("a", "vital", None),
@@ -218,12 +224,14 @@ def test_given_nuggets_are_rated_where_nothing_says_what_they_are(run: Run) -> N
     assert not {"summarise_context", "create_nuggets"} & set(run.asked("Gina"))
 
 
+@pytest.mark.gate
 def test_without_nuggets_or_vital_ones_the_score_is_undefined(run: Run) -> None:
     assert run.outcome("Bare") == run.outcome("Mute") == ("no_statements", (0, 0, 0), None, (None, None))
     assert run.outcome("Okay") == ("no_statements", (0, 1, 0), None, (None, None))
     assert (run.measures("Okay")["vital"], run.measures("Okay")["all"]) == (None, 0.0)
 
 
+@pytest.mark.gate
 def test_a_blank_response_supports_nothing_unasked(run: Run) -> None:
     assert run.outcome("Blank") == ("ok", (0, 4, 0), 0.0, (0.0, 0.0))
     assert "assign_nuggets" not in run.asked("Blank")
@@ -243,6 +251,7 @@ def test_nuggets_are_cut_when_they_are_made_and_when_they_are_ranked(spark: Spar
 HITS = [{"chunk_id": f"c#{n}", "document_id": "c", "text": f"Ada {said}."} for n, said in enumerate(("sails", "knits"))]
 
 
+@pytest.mark.gate
 def test_nuggets_are_made_of_what_a_query_finds(spark: SparkSession) -> None:
     lost = sample("Lost", "lost")
     found = scored(
@@ -253,6 +262,7 @@ def test_nuggets_are_made_of_what_a_query_finds(spark: SparkSession) -> None:
     assert [(row["stage"], row["error_type"]) for row in found.rows("failures", "Lost")] == [("web_search", "http_500")]
 
 
+@pytest.mark.gate
 def test_a_file_of_nuggets_is_joined_by_topic(spark: SparkSession, tmp_path: Path) -> None:
     file = tmp_path / "nuggets.jsonl"
     own = [{"text": "Ada sails.", "importance": "vital"}, {"text": "Ada knits.", "importance": "okay"}]

@@ -99,6 +99,7 @@ def by_sample(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return found
 
 
+@pytest.mark.gate
 def test_measures_and_bounds_are_those_of_brute_force(
     job: tuple[Tables, ScriptedTools], expected: Mapping[str, Checked]
 ) -> None:
@@ -113,6 +114,7 @@ def test_measures_and_bounds_are_those_of_brute_force(
     assert min(compared.values()) > 50
 
 
+@pytest.mark.gate
 def test_scores_are_f1_with_the_status_of_what_is_missing(
     job: tuple[Tables, ScriptedTools], expected: Mapping[str, Checked]
 ) -> None:
@@ -131,6 +133,7 @@ def test_scores_are_f1_with_the_status_of_what_is_missing(
     assert min(statuses[name] for name in ("ok", "partial", "no_statements")) > 20
 
 
+@pytest.mark.gate
 def test_claims_statements_and_contexts_say_what_relates_to_what(
     job: tuple[Tables, ScriptedTools], expected: Mapping[str, Checked], worlds: Sequence[Row]
 ) -> None:
@@ -173,6 +176,7 @@ def assert_flags(contexts: Sequence[Row], one: Checked) -> None:
         seen |= recalled
 
 
+@pytest.mark.gate
 def test_what_is_shown_as_faults_is_what_the_measures_say(
     job: tuple[Tables, ScriptedTools], expected: Mapping[str, Checked]
 ) -> None:
@@ -190,6 +194,7 @@ def test_what_is_shown_as_faults_is_what_the_measures_say(
     assert min(halves[name] for name in FAULTS) > 3
 
 
+@pytest.mark.gate
 def test_equal_requests_are_asked_once_and_open_ones_alone(
     job: tuple[Tables, ScriptedTools], expected: Mapping[str, Checked]
 ) -> None:
@@ -242,6 +247,7 @@ def brought(spark: SparkSession) -> tuple[Tables, ScriptedTools]:
     return scored(spark, samples)
 
 
+@pytest.mark.gate
 def test_a_sample_whose_claims_are_missing_is_not_checked(brought: tuple[Tables, ScriptedTools]) -> None:
     tables = {name: by_sample(rows) for name, rows in brought[0].items()}
     assert [tables["scores"][name][0]["status"] for name in ("lost", "later")] == ["failed", "budget"]
@@ -251,6 +257,7 @@ def test_a_sample_whose_claims_are_missing_is_not_checked(brought: tuple[Tables,
         assert name not in tables["contexts_used"]
 
 
+@pytest.mark.gate
 def test_claims_and_relations_that_are_given_are_not_asked(brought: tuple[Tables, ScriptedTools]) -> None:
     tables, tools = brought
     asked = {row["premise"] for row in tools.asked["check_claims"]}
@@ -266,6 +273,7 @@ def test_claims_and_relations_that_are_given_are_not_asked(brought: tuple[Tables
     assert [row["text"] for row in by_sample(tables["claims"])["nothing"]] == ["one", "two is 2"]
 
 
+@pytest.mark.gate
 def test_measures_of_ragcheckers_own_example_are_its_own_to_the_last_digit(spark: SparkSession) -> None:
     """The outputs that its repository has: claims, relations and measures. Nothing is asked."""
     file = EXPORTS / "ragchecker.json"

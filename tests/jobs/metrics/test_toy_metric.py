@@ -86,6 +86,7 @@ def test_a_toy_metric_is_planned(toy: Toy) -> None:
     ], planned.stderr
 
 
+@pytest.mark.gate
 def test_a_toy_metric_goes_through_the_whole_job(toy: Toy) -> None:
     ended = untold(toy.packages, "score", *toy.options, "--set", "llm.max_attempts=1", "--set", "toy.letters=5")
     assert ended.returncode == 4, ended.stderr

@@ -249,6 +249,7 @@ def test_hostile_texts_are_texts(opened: Reader) -> None:
     assert opened.run("return document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_everyone_can_read_it(reader: Reader, page: Path, width: int, dark: bool) -> None:
@@ -298,6 +299,7 @@ def test_a_packed_report_opens_from_disk_or_says_what_it_needs(
     assert json.loads(reader.run("return JSON.stringify(document.querySelectorAll('#systems tbody tr').length)")) > 0
 
 
+@pytest.mark.gate
 def test_a_notebook_frame_works_without_the_rights_of_the_notebook(reader: Reader, tmp_path: Path) -> None:
     run = open_run(write_output(tmp_path / "out", TABLES))
     file = tmp_path / "notebook.html"

@@ -138,6 +138,7 @@ def test_several_runs_are_named_apart(tmp_path: Path) -> None:
     assert labels == {f"{system} ({run})" for system in "ab" for run in ("monday", "tuesday")}
 
 
+@pytest.mark.gate
 def test_pairs_of_systems_are_those_of_compare_or_changes_by_date(tmp_path: Path) -> None:
     run = open_run(write_output(tmp_path / "2026-11-20", PAIRED))
     text = text_of(make_report([run]))
@@ -192,6 +193,7 @@ def test_a_large_run_shows_the_worst_and_whole_queries(tmp_path: Path, monkeypat
     assert f"The table has {len(shown)} of 200 answers" in text_of(page)
 
 
+@pytest.mark.gate
 def test_ten_thousand_answers_stay_below_five_megabytes(tmp_path: Path) -> None:
     random_ = random.Random(0)
 
@@ -244,6 +246,7 @@ def test_the_command_writes_a_file(
     assert data_of((tmp_path / "report.html").read_text(encoding="utf-8"))["runs"] == ["out"]
 
 
+@pytest.mark.gate
 def test_an_output_on_an_object_store_is_read_alike(object_store: ObjectStore, tmp_path: Path) -> None:
     output = write_output(tmp_path / "out", PAIRED)
     for file in output.rglob("*.*"):

@@ -49,12 +49,14 @@ def test_hits_by_words_are_those_of_bm25s(whole: Indexes) -> None:
         assert hits == sorted(hits, key=lambda hit: (-hit[1], hit[0]))
 
 
+@pytest.mark.gate
 def test_both_are_fused_by_their_ranks(whole: Indexes) -> None:
     rankings = [whole.search(QUERIES[:1], k=200, retriever=name)[QUERIES[0]] for name in ("dense", "bm25")]
     expected = fuse_rankings([[Hit(*hit) for hit in ranking] for ranking in rankings], 5)
     assert whole.search(QUERIES[:1], retriever="hybrid")[QUERIES[0]] == [tuple(hit) for hit in expected]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("shards", [pytest.param(3, marks=pytest.mark.slow), 7])
 def test_several_shards_give_the_hits_and_the_bits_of_one(whole: Indexes, indexes: Indexes, shards: int) -> None:
     count = len(chunks_of(CORPUS))
@@ -65,6 +67,7 @@ def test_several_shards_give_the_hits_and_the_bits_of_one(whole: Indexes, indexe
         assert indexes.search(QUERIES, retriever=retriever) == whole.search(QUERIES, retriever=retriever)
 
 
+@pytest.mark.gate
 def test_one_build_gives_the_same_files_whatever_the_partitioning(spark: SparkSession, tmp_path: Path) -> None:
     made = []
     for name, parts in (("a", 1), ("b", 5)):
@@ -75,6 +78,7 @@ def test_one_build_gives_the_same_files_whatever_the_partitioning(spark: SparkSe
     assert made[0] == made[1]
 
 
+@pytest.mark.gate
 def test_lists_are_searched_exactly_when_asked_to(indexes: Indexes) -> None:
     made = indexes.make(CORPUS, exact_chunks=20, chunks_per_shard=50)
     assert made.catalog is not None
@@ -85,6 +89,7 @@ def test_lists_are_searched_exactly_when_asked_to(indexes: Indexes) -> None:
     assert set(some) <= set(indexes.search(QUERIES[:1], k=999, exact=True)[QUERIES[0]])
 
 
+@pytest.mark.gate
 def test_every_shard_is_searched_in_a_task_of_its_own(spark: SparkSession, tmp_path: Path) -> None:
     shards = tuple(ShardEntry(str(number), 1, 1, 1, 1) for number in range(7))
     catalog = Catalog(IndexParameters(12, 3, "model", "flat", 0, "", 4), 7, shards)
@@ -126,6 +131,7 @@ def test_a_grown_corpus_adds_shards_and_embeds_what_is_new_alone(indexes: Indexe
     assert (again.new, again.built, indexes.asked, indexes.files()) == (0, 0, [], after)
 
 
+@pytest.mark.gate
 def test_a_shard_of_which_a_tenth_is_dead_is_made_anew(indexes: Indexes, spark: SparkSession) -> None:
     indexes.make(CORPUS)
     left = {name: text for name, text in CORPUS.items() if name[-1] not in "347"}
@@ -137,6 +143,7 @@ def test_a_shard_of_which_a_tenth_is_dead_is_made_anew(indexes: Indexes, spark: 
     assert made.catalog == fresh.make(left).catalog
 
 
+@pytest.mark.gate
 def test_a_small_index_that_outgrows_the_exact_kind_is_made_of_lists(indexes: Indexes) -> None:
     few = dict(list(CORPUS.items())[:10])
     indexes.make(few, exact_chunks=60)
@@ -146,6 +153,7 @@ def test_a_small_index_that_outgrows_the_exact_kind_is_made_of_lists(indexes: In
     assert made.catalog.chunks == len(chunks_of(CORPUS))
 
 
+@pytest.mark.gate
 def test_many_documents_of_few_texts_have_fewer_lists_than_texts(indexes: Indexes) -> None:
     documents = {f"doc-{number:03d}": ("bee sea", "ice way")[number % 2] for number in range(30)}
     for _ in range(2):
@@ -155,6 +163,7 @@ def test_many_documents_of_few_texts_have_fewer_lists_than_texts(indexes: Indexe
     assert names_of(indexes.search(["bee sea"])["bee sea"]) == names_of(nearest(documents, "bee sea", 5))
 
 
+@pytest.mark.gate
 def test_a_document_with_a_text_that_fails_is_left_out_whole_and_named(indexes: Indexes) -> None:
     documents = {**CORPUS, "bad": "bee " * 20 + POISON, "good": "sea of bees"}
     made = indexes.make(documents)
@@ -168,6 +177,7 @@ def test_a_document_with_a_text_that_fails_is_left_out_whole_and_named(indexes: 
     assert made.catalog.chunks == len(chunks_of({**CORPUS, "good": "sea of bees"}))
 
 
+@pytest.mark.gate
 def test_a_damaged_shard_is_one_line_and_the_next_build_mends_it(indexes: Indexes) -> None:
     indexes.make(CORPUS, chunks_per_shard=60)
     assert indexes.catalog is not None
@@ -184,6 +194,7 @@ def test_a_damaged_shard_is_one_line_and_the_next_build_mends_it(indexes: Indexe
     assert indexes.search(QUERIES) == expected
 
 
+@pytest.mark.gate
 def test_a_build_that_was_killed_goes_on_behind_its_last_shard(indexes: Indexes) -> None:
     indexes.make(CORPUS, chunks_per_shard=30)
     whole = indexes.files()

@@ -64,6 +64,7 @@ def by_query(found: DataFrame) -> dict[tuple[str, str], list[Mapping[str, Any]]]
     return rows
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("retriever", ["dense", "hybrid"])
 def test_contexts_are_the_samples_own_and_all_compared(
     spark: SparkSession, tmp_path: Path, samples: DataFrame, retriever: str
@@ -89,6 +90,7 @@ def test_contexts_are_the_samples_own_and_all_compared(
     assert [nothing[name] for name in FOUND] == [None] * len(FOUND)
 
 
+@pytest.mark.gate
 def test_an_index_is_searched_once_for_a_text_whoever_asks(spark: SparkSession, tmp_path: Path) -> None:
     corpus = make_corpus(20)
     index = Indexes(spark, tmp_path / "index")

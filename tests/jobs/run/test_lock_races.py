@@ -12,7 +12,7 @@ import pytest
 
 from tests.fakes.stores import URIS, serve_store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 RACERS = 8
 ROUNDS = 10
 RACE = """

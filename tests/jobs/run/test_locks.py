@@ -347,6 +347,7 @@ def test_of_two_processes_one_gets_a_free_lock(tmp_path: Path) -> None:
     assert outcomes == [["refused", "won"]] * 100
 
 
+@pytest.mark.gate
 def test_of_two_processes_one_gets_a_stale_lock(tmp_path: Path) -> None:
     outcomes = race(tmp_path / "race", ("a", "b"), 300, dead_process())
     assert [outcome for outcome in outcomes if outcome != ["refused", "won"]] == []

@@ -100,6 +100,7 @@ def test_what_the_user_says_wins() -> None:
     assert said.items() <= options.items()
 
 
+@pytest.mark.gate
 def test_workers_open_file_systems_as_the_settings_say(
     spark: SparkSession, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

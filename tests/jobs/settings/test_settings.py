@@ -413,6 +413,7 @@ words = st.text() | st.sampled_from(awkward)
 KEYS = (*known_settings(), "llm", "stages", "spark.conf.a.b", "llm.extra_body.a.b", "llm.extra_body.", "")
 
 
+@pytest.mark.gate
 @given(st.sampled_from(KEYS), words)
 def test_any_override_is_taken_or_refused(key: str, text: str) -> None:
     try:

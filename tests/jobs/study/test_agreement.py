@@ -120,6 +120,7 @@ def check(earned: Earned, claim: str, convention: str, strict: tuple[int, int], 
         assert earned[f"7-{claim}", convention, measure] == expected
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("claim", "scores", "strict", "lax"),
     [
@@ -150,6 +151,7 @@ def test_a_failed_context_is_left_out_under_zero_alone(spark: SparkSession) -> N
     check(earned, "default", "published", (4, 5), (0, 3))
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("claim", "shares", "strict", "lax"),
     [
@@ -221,6 +223,7 @@ def wiki_scores(spark: SparkSession) -> tuple[DataFrame, DataFrame]:
     return spark.createDataFrame(scores, SCORES), frame
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("clustered", [False, True])
 def test_tables_of_questions_are_counted_and_resampled(spark: SparkSession, clustered: bool) -> None:
     scores, samples = wiki_scores(spark)
@@ -237,6 +240,7 @@ def test_tables_of_questions_are_counted_and_resampled(spark: SparkSession, clus
     assert (found.drawn == expected.drawn).all()
 
 
+@pytest.mark.gate
 def test_spark_resamples_more_questions_than_the_driver_takes(spark: SparkSession) -> None:
     scores, samples = wiki_scores(spark)
     counted = agreement.count_tables(scores, samples, clustered=True)
@@ -250,6 +254,7 @@ def test_spark_resamples_more_questions_than_the_driver_takes(spark: SparkSessio
     assert there.drawn.mean(axis=0) == pytest.approx(here.drawn.mean(axis=0), abs=0.2)
 
 
+@pytest.mark.gate
 def test_metrics_are_compared_by_whole_questions(spark: SparkSession) -> None:
     scores, samples = wiki_scores(spark)
     earned = points.label_points(scores, samples)
@@ -263,6 +268,7 @@ def test_metrics_are_compared_by_whole_questions(spark: SparkSession) -> None:
     assert got["difference"] == expected.difference
 
 
+@pytest.mark.gate
 def test_baselines_are_of_the_constant_label_and_of_the_words(spark: SparkSession) -> None:
     contexts = [{"id": "1", "text": "alpha beta"}, {"id": "2", "text": "gamma delta"}]
     rows = [

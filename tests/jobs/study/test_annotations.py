@@ -200,6 +200,7 @@ def test_the_workbook_is_the_sheet_without_formulas(whole: Path) -> None:
     assert ",=" not in raw.replace('"', "")
 
 
+@pytest.mark.gate
 def test_each_metric_may_be_of_a_run_of_its_own(spark: SparkSession, run: str, tmp_path: Path) -> None:
     runs = {metric: str(shutil.copytree(run, tmp_path / metric)) for metric in METRICS}
     for place, given in (("one", run), ("each", runs)):
@@ -208,6 +209,7 @@ def test_each_metric_may_be_of_a_run_of_its_own(spark: SparkSession, run: str, t
     assert {path.name: path.read_bytes() for path in (tmp_path / "each").iterdir()} == files
 
 
+@pytest.mark.gate
 def test_the_same_seed_gives_the_same_bytes_whatever_the_files(
     spark: SparkSession, whole: Path, tmp_path: Path
 ) -> None:
@@ -217,6 +219,7 @@ def test_the_same_seed_gives_the_same_bytes_whatever_the_files(
     assert bytes_of(tmp_path / "out") == bytes_of(whole)
 
 
+@pytest.mark.gate
 def test_another_seed_draws_other_samples(spark: SparkSession, run: str, tmp_path: Path) -> None:
     drawn = []
     for seed in (1, 2):
@@ -227,6 +230,7 @@ def test_another_seed_draws_other_samples(spark: SparkSession, run: str, tmp_pat
     assert drawn[0] != drawn[1]
 
 
+@pytest.mark.gate
 def test_a_sheet_that_is_there_is_never_overwritten(spark: SparkSession, run: str, tmp_path: Path) -> None:
     metrics = ("e2e", "nli")
     write_sheet(spark, run, metrics, 2, 1, str(tmp_path), never)
@@ -242,12 +246,14 @@ def test_a_sheet_that_is_there_is_never_overwritten(spark: SparkSession, run: st
         write_sheet(spark, run, metrics, 2, 1, str(tmp_path), never)
 
 
+@pytest.mark.gate
 def test_nothing_is_written_where_statements_cannot_be_restated(spark: SparkSession, run: str, tmp_path: Path) -> None:
     with pytest.raises(AnnotationError, match=r"2 of 3 Q&A statements could not be restated \(timeout 2\)"):
         write_sheet(spark, run, METRICS, COUNT, 7, str(tmp_path), refuse)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.gate
 def test_q_and_a_statements_without_their_atoms_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", atoms=atom_rows()[2:])
     with pytest.raises(AnnotationError, match="1 of 33 Q&A statements have no answer in the table atoms"):

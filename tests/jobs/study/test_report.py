@@ -15,6 +15,7 @@ def lmr_row(metric: str, model: str, convention: str, value: float | None) -> di
     return names | {"value": value, "ci_low": None, "ci_high": None, "n": 20}
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("form", "head"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
 def test_the_figure_is_drawn_of_what_there_is(form: str, head: bytes) -> None:
     rows = [lmr_row("qa", "m", convention, value) for convention, value in (("mismatch", None), ("zero", 0.5))]
@@ -23,6 +24,7 @@ def test_the_figure_is_drawn_of_what_there_is(form: str, head: bytes) -> None:
     assert draw([], form=form).startswith(head)
 
 
+@pytest.mark.gate
 def test_the_figure_marks_published_values_under_their_convention() -> None:
     published, other = (draw([lmr_row("e2e", "m", name, 0.5)]) for name in ("published", "mismatch"))
     assert b">published<" in published

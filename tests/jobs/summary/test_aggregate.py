@@ -100,6 +100,7 @@ def test_no_scores_give_no_rows(spark: SparkSession) -> None:
     assert summarise(scores(spark, []), seed=0) == []
 
 
+@pytest.mark.gate
 def test_partitioning_and_order_change_no_bit(spark: SparkSession) -> None:
     rows = [ok(i % 97 / 97, system="ab"[i % 2]) for i in range(1_000)]
     one = scores(spark, rows).coalesce(1)
@@ -107,6 +108,7 @@ def test_partitioning_and_order_change_no_bit(spark: SparkSession) -> None:
     assert summarise(one, seed=4) == summarise(many, seed=4)
 
 
+@pytest.mark.gate
 def test_too_many_distinct_values_are_rounded_to_the_grid(spark: SparkSession) -> None:
     rows = [ok(i / 1_013) for i in range(300)]
     exact = only(summarise(scores(spark, rows), seed=0), "a")
@@ -145,6 +147,7 @@ def test_nothing_to_state_has_no_answer_rate(spark: SparkSession) -> None:
     assert [row[name] for name in ("answer_rate", "answer_ci_low", "answer_ci_high", "mean_zero")] == [None] * 4
 
 
+@pytest.mark.gate
 def test_a_measure_counts_as_0_where_there_are_facts_and_no_claims(spark: SparkSession) -> None:
     # What a sample states, how many facts it should give, precision, and how often it contradicts
     samples: list[tuple[float | None, int | None, float | None, float | None]] = [
@@ -173,6 +176,7 @@ def test_a_measure_counts_as_0_where_there_are_facts_and_no_claims(spark: SparkS
     assert (other["mean"], other["mean_zero"], other["answer_rate"]) == (0.25, None, None)
 
 
+@pytest.mark.gate
 def test_intervals_of_one_measure_take_whole_queries(spark: SparkSession) -> None:
     """Two systems answer 20 queries; the other measure, and a system that is null, stay as they are."""
     values = [(place, place % 7 / 7 + (place % 2) / 10) for place in range(40)]

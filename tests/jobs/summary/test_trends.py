@@ -73,6 +73,7 @@ def told(found: Trend) -> list[tuple[Any, ...]]:
     return [(row["kind"], row["date"][-2:], row.get("system")) for row in found.findings]
 
 
+@pytest.mark.gate
 def test_a_system_that_falls_is_told_from_a_judge_that_moves(tmp_path: Path) -> None:
     def level(day: int) -> dict[str, float]:
         judge = -0.1 if day >= 5 else 0
@@ -95,6 +96,7 @@ def test_a_system_that_falls_is_told_from_a_judge_that_moves(tmp_path: Path) -> 
     assert all(row["query"].startswith("What of ") for row in found.moved)
 
 
+@pytest.mark.gate
 def test_a_fall_is_told_apart_from_the_judges_own_of_the_same_date(tmp_path: Path) -> None:
     def level(day: int) -> dict[str, float]:
         return {"a": 0.7, "judge": 0.5} if day < 4 else {"a": 0.4, "judge": 0.4}
@@ -112,6 +114,7 @@ def test_without_a_sentinel_a_change_has_no_cause(tmp_path: Path) -> None:
     assert [row["cause"] for row in found.findings if "cause" in row] == []
 
 
+@pytest.mark.gate
 def test_who_answers_less_or_fails_more_is_told_beside_the_means(tmp_path: Path) -> None:
     whole, silent, failed = ([0.6] * 6 + [one] * 10 for one in (0.6, "no_statements", "failed"))
     runs = [
@@ -217,6 +220,7 @@ def test_weeks_begin_on_monday_and_at_breaks(tmp_path: Path) -> None:
     assert own == [("02", 2, 1), ("09", 6, 1), ("12", 8, 2), ("16", 2, 2)]
 
 
+@pytest.mark.gate
 def test_nothing_is_found_where_nothing_changed(tmp_path: Path) -> None:
     """Of thirty metrics, each a family of its own, hardly one has a change that is none."""
     random = np.random.default_rng(5)

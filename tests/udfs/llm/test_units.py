@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from untold.udfs.llm.units import UNIT_BYTES, RequestIds, list_units, read_request_ids, read_requests
 
 LENGTHS = st.lists(st.sampled_from([0, 10, 100, 1000, 5000]), max_size=120)
@@ -27,7 +28,7 @@ def size_of(unit: str) -> int:
     return sum(len(row["text"]) + len(row["query"]) + len(name) for name, row in read_requests(unit))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(lengths=LENGTHS, max_rows=st.integers(1, 50), max_bytes=st.integers(1, 20_000), plain=st.booleans())
 def test_units_hold_every_request_once_and_no_more_than_their_bounds(
     tmp_path_factory: object, lengths: list[int], max_rows: int, max_bytes: int, plain: bool

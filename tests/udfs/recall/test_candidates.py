@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rapidfuzz.distance import LCSseq
 
+from tests.examples import examples
 from untold.udfs.recall.candidates import (
     Candidate,
     Thresholds,
@@ -71,7 +72,7 @@ def brute_force(references: list[Fact], generated: list[Fact], thresholds: Thres
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(FACTS, FACTS, st.sampled_from([0.0, 0.3, 0.5, 1.0]), st.sampled_from([0.0, 0.5, 0.7, 1.0]), st.integers(1, 4))
 def test_candidates_of_all_are_those_of_each_pair(
     references: list[Fact], generated: list[Fact], jaccard: float, lcs: float, top: int

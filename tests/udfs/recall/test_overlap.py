@@ -5,10 +5,11 @@ from __future__ import annotations
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rapidfuzz.distance import Indel
 
+from tests.examples import examples
 from untold.udfs.recall.candidates import jaccard, number_tokens, size_of_matching
 
 Sets = list[frozenset[str]]
@@ -92,7 +93,7 @@ def test_no_sets_and_no_tokens() -> None:
 EDGES = st.lists(st.lists(st.integers(0, 7), max_size=5, unique=True), max_size=8)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(EDGES, st.integers(0, 8))
 def test_a_matching_is_a_maximum_one_by_either_way(edges: list[list[int]], plain: int) -> None:
     graph = nx.Graph([(("left", left), ("right", right)) for left, rights in enumerate(edges) for right in rights])

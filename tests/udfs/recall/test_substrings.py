@@ -5,9 +5,10 @@ from __future__ import annotations
 from difflib import SequenceMatcher
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from untold.udfs.recall.concluding import contained, share_common
 
 TEXTS = st.lists(st.text(alphabet="ab ", max_size=25) | st.text(max_size=12), max_size=4)
@@ -22,7 +23,7 @@ def defined(reference: str, generated: list[str], least: float) -> bool:
     return max(sizes, default=0.0) >= least > 0
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(TEXTS, TEXTS, st.sampled_from([0.1, 0.4, 0.5, 0.9, 1.0]))
 def test_a_reference_is_recalled_by_its_longest_common_substring(
     references: list[str], generated: list[str], least: float

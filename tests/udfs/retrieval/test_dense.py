@@ -8,9 +8,10 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from untold.udfs.retrieval.dense import (
     Dense,
     Probing,
@@ -54,7 +55,7 @@ STEPS = st.lists(st.tuples(*[st.integers(-1, 1)] * 3), min_size=1, max_size=20)
 
 
 @given(STEPS, st.lists(st.integers(0, 19), min_size=1, max_size=30), st.sets(st.integers(0, 29)), st.integers(1, 6))
-@settings(max_examples=60)
+@examples(60)
 def test_chunks_are_those_of_numpy(
     steps: list[tuple[int, ...]], given_texts: list[int], given_dead: set[int], k: int
 ) -> None:

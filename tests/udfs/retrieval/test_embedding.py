@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import hypothesis
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.udfs.retrieval.onnx_files import SPECIAL, write_lookup, write_tokenizer
 from untold.udfs.retrieval import local_models
 from untold.udfs.retrieval.embedding import Embedder, find_model, normalised, vector_error
@@ -51,7 +51,7 @@ def test_the_files_of_the_embedded_model_are_the_published_ones() -> None:
 
 
 # Each example is two dozen runs of the model
-@hypothesis.settings(max_examples=20)
+@examples(20)
 @given(st.lists(st.text(max_size=60), min_size=1, max_size=12), st.randoms())
 def test_a_vector_has_the_same_bits_whatever_is_embedded_beside_it(minilm: Embedder, texts: list[str], order) -> None:
     alone = {text: minilm.embed([text])[0].tobytes() for text in texts}

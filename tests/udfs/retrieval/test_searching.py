@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.fakes.lookups import vector_of
 from untold.udfs.retrieval import building, catalog, searching
 from untold.udfs.retrieval.catalog import IndexParameters
@@ -130,7 +131,7 @@ def test_hits_say_where_they_are_from_and_what_they_say(tmp_path: Path) -> None:
 WORDS = st.lists(st.sampled_from(["bee", "sea", "ice", "wax", "oil"]), max_size=20).map(" ".join)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.dictionaries(st.sampled_from("abcdefghijkl"), WORDS, min_size=1).filter(lambda d: any(d.values())), WORDS)
 def test_shards_do_not_change_what_is_found(
     tmp_path_factory: pytest.TempPathFactory, documents: dict[str, str], query: str

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.udfs.retrieval.onnx_files import SPECIAL, write_lookup, write_tokenizer
 from untold.udfs.retrieval.embedding import BERTSCORE, TokenScorer, find_model
 
@@ -33,7 +34,7 @@ def cosine(first: int, second: int) -> float:
     return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.sampled_from(WORDS), max_size=6), st.lists(st.sampled_from(WORDS), max_size=6))
 def test_each_word_finds_its_nearest_token_and_the_marks_have_no_weight(
     scorer: TokenScorer, response: list[str], reference: list[str]

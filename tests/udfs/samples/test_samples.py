@@ -10,9 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.sample_files import HOSTILE, ROW, write_csv, write_lines, write_parquet
 from untold.udfs.samples import file_records
 from untold.udfs.samples.conversion import EITHER, REQUIRED, Sample, to_sample
@@ -348,7 +349,7 @@ def clean(value: Any) -> Any:
     return re.sub("[\ud800-\udfff]", "\ufffd", value)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(rows, min_size=1, max_size=4))
 def test_every_format_reads_the_same_samples(tmp_path: Path, listed: list[dict[str, Any]]) -> None:
     valid = [{name: clean(value) for name, value in row.items()} for row in listed]

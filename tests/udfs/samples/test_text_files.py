@@ -11,9 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.sample_files import ROW
 from untold.udfs.samples.adapters import FORMATS
 from untold.udfs.samples.batches import UnitProgress
@@ -33,7 +34,7 @@ from untold.udfs.samples.file_records import (
 from untold.udfs.samples.files import check_encoding, encoding_of
 
 # Hypothesis calls a test often within one folder
-IN_ONE_FOLDER = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+IN_ONE_FOLDER = examples(50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 WORD = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 # What the encodings of one byte a character have in common
 LATIN = st.text(st.characters(codec="latin-1", exclude_categories=["Cc"]), min_size=1, max_size=12)

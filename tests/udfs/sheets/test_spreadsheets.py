@@ -5,10 +5,11 @@ import io
 from zipfile import ZipFile
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openpyxl import Workbook, load_workbook
 
+from tests.examples import examples
 from untold.udfs.sheets import (
     CUT,
     FORMULA,
@@ -50,7 +51,7 @@ def test_no_cell_of_a_csv_begins_like_a_formula(cell: str) -> None:
     assert unguard(row[2]) == cell
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(plain_texts, min_size=1, max_size=5))
 def test_a_workbook_holds_every_printable_text_as_it_is(cells: list[str]) -> None:
     rows = [HEADER, *([str(number), "1", cell] for number, cell in enumerate(cells))]

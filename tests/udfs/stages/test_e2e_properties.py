@@ -12,9 +12,10 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.linear import assert_linear
 from tests.udfs.stages.e2e_read import Read, coverage, lists
 from untold.udfs.stages.definitions import Unparsable
@@ -205,7 +206,7 @@ def test_the_form_of_the_prompt_is_read_the_short_way() -> None:
         assert all(EVALUATE_COVERAGE.parse(text, {"contexts": ["a", "b"]})["statements"] for text in examples)
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(usual | nearly | written | st.lists(pieces | others, max_size=25).map("".join))
 def test_shortcuts_of_the_usual_form_change_no_reading(text: str) -> None:
     def read() -> tuple[Any, str | None]:

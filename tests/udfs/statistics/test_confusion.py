@@ -8,10 +8,11 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from tests.examples import examples
 from untold.udfs.statistics.confusion import (
     LABELS,
     MEASURES,
@@ -95,7 +96,7 @@ def macro_f1_of_rows(labels: Sequence[str], predicted: Sequence[str]) -> float |
     return mean(found)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(table=tables)
 def test_measures_are_those_of_the_rows(table: IntArray) -> None:
     labels, predicted = rows_of(table)
@@ -156,7 +157,7 @@ def test_limits_are_those_of_scipys_bootstrap_of_the_rows(name: str) -> None:
     assert [got.low, got.high] == pytest.approx([float(limits.low), float(limits.high)], abs=noise)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(table=tables)
 def test_limits_are_numbers_within_the_measures_range_or_none(table: IntArray) -> None:
     with warnings.catch_warnings():

@@ -6,10 +6,11 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from tests.examples import examples
 from untold.udfs.statistics.correlation import COEFFICIENTS, Correlation, _all, _pair, correlate
 from untold.udfs.statistics.intervals import FloatArray
 
@@ -25,7 +26,7 @@ def draw_pairs(n: int, seed: int = 3) -> tuple[FloatArray, FloatArray]:
     return covered, np.round(0.5 * covered + random.random(n), 1)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     st.lists(
         st.tuples(SHARES, SHARES | st.floats(-3, 3).map(lambda value: round(value, 3)), st.integers(0, 3)),

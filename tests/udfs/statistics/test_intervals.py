@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from tests.examples import examples
 from untold.udfs.statistics.intervals import (
     MAX_CELLS,
     FloatArray,
@@ -121,7 +122,7 @@ def test_ten_times_the_rows_take_no_more_memory_and_ten_million_less_than_a_giga
 pairs = st.lists(st.tuples(st.sampled_from([0.0, 0.1, 0.2, 1 / 3, 0.7, 1.0]), st.integers(0, 50)), max_size=12)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(pairs=pairs, data=st.data())
 def test_order_and_splitting_of_counts_change_nothing(pairs: list[tuple[float, int]], data: st.DataObject) -> None:
     split = [part for value, count in pairs for part in ((value, count // 3), (value, count - count // 3))]
@@ -131,7 +132,7 @@ def test_order_and_splitting_of_counts_change_nothing(pairs: list[tuple[float, i
     assert first == second
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(pairs=pairs)
 def test_limits_lie_within_the_values_and_are_never_nan(pairs: list[tuple[float, int]]) -> None:
     got = bca_interval([v for v, _ in pairs], [c for _, c in pairs], seed=5, resamples=200)
@@ -298,7 +299,7 @@ def columns(rows: ClusterRows) -> tuple[list[float], list[int], list[int]]:
     return [s for s, _, _ in rows], [n for _, n, _ in rows], [c for _, _, c in rows]
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(rows=cluster_rows, data=st.data())
 def test_order_and_grouping_of_clusters_change_nothing(rows: ClusterRows, data: st.DataObject) -> None:
     single = [(total, size) for total, size, count in rows for _ in range(count)]
@@ -308,7 +309,7 @@ def test_order_and_grouping_of_clusters_change_nothing(rows: ClusterRows, data: 
     assert grouped == one_each
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(rows=cluster_rows)
 def test_clustered_limits_lie_within_the_means_of_clusters(rows: ClusterRows) -> None:
     with warnings.catch_warnings():

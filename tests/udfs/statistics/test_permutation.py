@@ -9,10 +9,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from tests.examples import examples
 from untold.udfs.statistics.intervals import MAX_CELLS, FloatArray
 from untold.udfs.statistics.permutation import (
     PairedTest,
@@ -56,7 +57,7 @@ def noise_of(p_value: float, resamples: int) -> float:
     return 4 * 2 * math.sqrt(2 * side * (1 - side) / resamples)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(rows=st.lists(eighths, min_size=2, max_size=9))
 def test_few_rows_have_exactly_scipys_p_value(rows: list[float]) -> None:
     assert (flipped(rows).difference, flipped(rows).p_value) == scipys(rows)
@@ -71,7 +72,7 @@ def test_all_flips_are_enumerated_as_long_as_scipy_does() -> None:
     assert p_of(flipped(rows[:3], resamples=7)) * 8 % 1 == 0
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(tenths=st.lists(st.integers(-10, 10), min_size=1, max_size=9))
 def test_equal_sums_tie_whatever_their_last_bits(tenths: list[int]) -> None:
     null = [sum(sizes) for sizes in itertools.product(*((-t, t) for t in tenths))]
@@ -112,7 +113,7 @@ def test_cells_of_many_distinct_differences_keep_the_null_distribution() -> None
     assert p_of(flipped(rows, resamples=20_000)) == pytest.approx(flips, abs=noise_of(flips, 20_000))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     rows=st.lists(st.tuples(st.sampled_from([-0.7, -0.1, 0.0, 0.1, 1 / 3, 1.0]), st.integers(0, 20))), data=st.data()
 )
@@ -126,7 +127,7 @@ def test_order_splitting_and_swapping_change_nothing(rows: list[tuple[float, int
     assert swapped == PairedTest(first.n, None if first.difference is None else -first.difference, first.p_value)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     rows=st.lists(st.tuples(st.floats(-1e100, 1e100), st.integers(0, 30)), max_size=6), resamples=st.integers(1, 300)
 )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from nltk.stem import PorterStemmer
 from nltk.translate.meteor_score import exact_match, single_meteor_score, stem_match
 from rouge_score.rouge_scorer import RougeScorer
 from sacrebleu import sentence_bleu
 
+from tests.examples import examples
 from untold.udfs.samples.labelled import ROUGE, SURFACE, surface_scores
 
 WORDS = st.sampled_from(["the", "bees", "make", "making", "honey", "Honey,", "in", "Straße", "hives.", "12", "\n"])
@@ -23,7 +24,7 @@ class EmptyWordNet:
         return []
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(TEXTS, TEXTS)
 def test_scores_are_those_of_the_libraries(response: str, reference: str) -> None:
     found = surface_scores(response, reference)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.inter_rater import cohens_kappa
 
+from tests.examples import examples
 from untold.udfs.statistics.confusion import accuracy, kappa, macro_f1
 from untold.udfs.statistics.intervals import FloatArray, IntArray
 from untold.udfs.statistics.question_resampling import auc, score_counts, total_interval
@@ -87,7 +88,7 @@ def test_intervals_are_scipys_over_samples_or_clusters(clustered: bool) -> None:
     assert found.high == pytest.approx(expected.confidence_interval.high, abs=noise)
 
 
-@settings(deadline=None, max_examples=20)
+@examples(20)
 @given(TABLES.flatmap(lambda rows: st.tuples(st.just(rows), st.permutations(rows))))
 def test_the_order_of_samples_changes_nothing(orders: tuple[list[list[int]], list[list[int]]]) -> None:
     found, other = (total_interval(kappa_of_two, each, seed=0, resamples=200) for each in orders)

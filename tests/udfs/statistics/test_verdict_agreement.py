@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from statsmodels.stats.inter_rater import cohens_kappa
 
+from tests.examples import examples
 from untold.udfs.statistics.intervals import clustered_bca_interval, wilson_interval
 from untold.udfs.statistics.item_agreement import (
     VERDICTS,
@@ -32,7 +33,7 @@ def counted(claims: list[tuple[str, str | None]], units: int = 0) -> list[dict[s
     ]
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(CLAIMS)
 def test_measures_are_those_of_the_claims_one_by_one(claims: list[tuple[str, str | None]]) -> None:
     rows = counted(claims)

@@ -1,0 +1,110 @@
+"""Run the slow tests and print a summary: `python -m tests.slow [PATHS AND OPTIONS OF PYTEST]`.
+
+Files with tests marked `alone` run one after another, each in its own process. The other files run in two processes.
+A failure does not stop the rest. The exit code is 1 if a test failed or a process of pytest broke.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from xml.etree import ElementTree
+
+SLOW = "(slow or graphframes)"
+JAR = "UNTOLD_GRAPHFRAMES_JAR"
+OK, FAILED_TESTS, NO_TESTS = 0, 1, 5
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The results of one process of pytest."""
+
+    name: str
+    passed: int = 0
+    failed: tuple[str, ...] = ()
+    skipped: int = 0
+    seconds: float = 0.0
+
+    @property
+    def line(self) -> str:
+        """The row of the summary."""
+        return f"{self.name:<60}{self.passed:>8}{len(self.failed):>8}{self.skipped:>8}{self.seconds:>9.0f}"
+
+
+def pytest(*options: str, stdout: int | None = None) -> subprocess.CompletedProcess[str]:
+    """Run pytest in this folder, without the options of pyproject.toml."""
+    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", *options]
+    return subprocess.run(command, text=True, check=False, stdout=stdout)
+
+
+def collect_alone(options: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Return the ids of the slow tests marked `alone`, by file. Raises SystemExit if pytest cannot collect them."""
+    found = pytest("--collect-only", "-m", f"{SLOW} and alone", *options, stdout=subprocess.PIPE)
+    if found.returncode not in (OK, NO_TESTS):
+        raise SystemExit(found.stdout)
+    ids = [line for line in found.stdout.splitlines() if "::" in line]
+    return [(file, list(group)) for file, group in groupby(ids, lambda one: one.split("::")[0])]
+
+
+def run(name: str, options: Sequence[str]) -> Outcome:
+    """Run one process of pytest and read its results."""
+    print(f"\n== {name}", flush=True)
+    with TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        code = pytest(f"--junitxml={report}", *options).returncode
+        return read_report(name, report, code)
+
+
+def read_report(name: str, report: Path, code: int) -> Outcome:
+    """Read the results from a report in JUnit's format. A broken process counts as a failure."""
+    broken = () if code in (OK, FAILED_TESTS, NO_TESTS) else (f"{name}: pytest ended with exit code {code}",)
+    if not report.exists():
+        return Outcome(name, failed=broken)
+    suites = ElementTree.parse(report).getroot()
+    cases = list(suites.iter("testcase"))
+    failed = [_id_of(case) for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    skipped = sum(case.find("skipped") is not None for case in cases)
+    seconds = sum(float(suite.get("time", 0)) for suite in suites.iter("testsuite"))
+    failed_ids = tuple(dict.fromkeys(failed))
+    return Outcome(name, len(cases) - len(failed) - skipped, failed_ids + broken, skipped, seconds)
+
+
+def _id_of(case: ElementTree.Element) -> str:
+    return f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
+
+
+def summarise(outcomes: Sequence[Outcome]) -> str:
+    """Return the table of the groups, the ids of the failed tests, and a closing line."""
+    failed = [one for outcome in outcomes for one in outcome.failed]
+    total = Outcome(
+        "all",
+        sum(outcome.passed for outcome in outcomes),
+        tuple(failed),
+        sum(outcome.skipped for outcome in outcomes),
+        sum(outcome.seconds for outcome in outcomes),
+    )
+    lines = [f"{'group':<60}{'passed':>8}{'failed':>8}{'skipped':>8}{'seconds':>9}"]
+    lines += [outcome.line for outcome in (*outcomes, total)]
+    lines += [f"FAILED {one}" for one in failed]
+    if not os.environ.get(JAR):
+        lines.append(f"The tests of GraphFrames were skipped: set {JAR} to its jar.")
+    return "\n".join(lines)
+
+
+def main(options: Sequence[str]) -> int:
+    """Run all groups and return the exit code."""
+    outcomes = [run(file, ["-n", "0", *ids]) for file, ids in collect_alone(options)]
+    shared = ["-m", f"{SLOW} and not alone", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", *options]
+    outcomes.append(run("all other files, in two processes", shared))
+    print(f"\n{summarise(outcomes)}")
+    return 1 if any(outcome.failed for outcome in outcomes) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

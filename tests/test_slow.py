@@ -1,0 +1,70 @@
+"""The command for the slow tests: all of them run, whatever fails, and the summary counts them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TESTS = """
+import os
+import pytest
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_alone_fails():
+    assert "PYTEST_XDIST_WORKER" in os.environ
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_alone_passes():
+    pass
+
+@pytest.mark.slow
+def test_shared_passes():
+    assert "PYTEST_XDIST_WORKER" in os.environ
+
+@pytest.mark.slow
+@pytest.mark.gate
+@pytest.mark.skip(reason="no need")
+def test_shared_is_skipped():
+    pass
+
+@pytest.mark.slow
+def test_shared_breaks(missing):
+    pass
+
+def test_quick():
+    raise AssertionError
+"""
+
+
+def run(folder: Path, tests: str) -> tuple[int, list[list[str]], str]:
+    """Run the command over a file of tests. Return its exit code, the words of its summary, and its output."""
+    (folder / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
+    (folder / "test_some.py").write_text(tests)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.slow", "test_some.py"]
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    output = ended.stdout + ended.stderr
+    return ended.returncode, [line.split() for line in output.rpartition("group ")[2].splitlines()], output
+
+
+@pytest.mark.gate
+def test_all_slow_tests_run_and_are_counted_whatever_fails(tmp_path: Path) -> None:
+    code, lines, output = run(tmp_path, TESTS)
+    assert code == 1, output
+    (alone, shared, total), failed = lines[1:4], lines[4:6]
+    assert alone[:4] == ["test_some.py", "1", "1", "0"], output
+    assert (shared[:3], shared[-4:-1]) == (["all", "other", "files,"], ["1", "1", "1"]), output
+    assert (total[0], total[1:4]) == ("all", ["2", "2", "1"])
+    assert failed == [["FAILED", f"test_some.py::test_{name}"] for name in ("alone_fails", "shared_breaks")]
+
+
+def test_a_file_that_cannot_be_collected_is_an_error(tmp_path: Path) -> None:
+    code, _, output = run(tmp_path, "raise ZeroDivisionError")
+    assert (code, "ZeroDivisionError" in output) == (1, True)
