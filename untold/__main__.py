@@ -3,7 +3,7 @@
 import os
 import sys
 
-from untold.udfs.node_report import prefer_standard_library
+from untold.udfs.python_path import prefer_standard_library
 
 
 def main() -> int:

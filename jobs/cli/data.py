@@ -234,7 +234,7 @@ def _answer(options: Options) -> int:
 
 def _batches(options: Options) -> int:
     """The batches of a store: listed, fetched or cancelled; starts no engine."""
-    from untold.jobs.answer import batches, show_batches
+    from untold.jobs.batches import batches, show_batches
     from untold.jobs.run.terminal import Display
     from untold.jobs.settings.loading import load_given
 

@@ -39,7 +39,7 @@ from untold.jobs.cli.values import (
     study_formats,
     whole_number,
 )
-from untold.udfs.statistics.item_agreement import read_subset
+from untold.udfs.statistics.tiers import read_subset
 
 if TYPE_CHECKING:
     from untold.jobs.inputs.files import ReadOptions

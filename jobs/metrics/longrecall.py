@@ -26,7 +26,7 @@ from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.retrieval.sources import assumed_results
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.recall import concluding, segmentation
+from untold.udfs.recall import concluding, sample_facts
 from untold.udfs.recall.candidates import Thresholds
 from untold.udfs.recall.concluding import BASELINES, CONCLUDED, GENERATED, HOLISTIC, RECALL, conclude_samples
 from untold.udfs.retrieval.local_models import MINILM
@@ -175,24 +175,24 @@ def _likely(figures: Likely) -> dict[str, Mapping[str, Column]]:
 
 
 def sizes_of(facts: DataFrame, samples: DataFrame, top_k: int) -> StageSizes:
-    """The sizes by the facts of each sample (columns of `untold.udfs.recall.segmentation.CUT`) and its query.
+    """The sizes by the facts of each sample (columns of `untold.udfs.recall.sample_facts.CUT`) and its query.
 
     In each step a reference is one request at most, whichever stage has it: with one candidate or with several.
     """
-    side = {name: F.col(f"facts.{name}") for name in (segmentation.RESPONSE, segmentation.REFERENCES)}
+    side = {name: F.col(f"facts.{name}") for name in (sample_facts.RESPONSE, sample_facts.REFERENCES)}
     count = {name: F.greatest(F.coalesce(F.size(column), F.lit(0)), F.lit(0)) for name, column in side.items()}
     longest = {name: F.coalesce(F.array_max(_bytes(column)), F.lit(0)) for name, column in side.items()}
     total = {name: F.aggregate(_bytes(column), F.lit(0), lambda sum_, one: sum_ + one) for name, column in side.items()}
-    references = count[segmentation.REFERENCES]
+    references = count[sample_facts.REFERENCES]
     shown = {
         "match_one": (
-            count[segmentation.RESPONSE] >= 1,
-            longest[segmentation.REFERENCES] + longest[segmentation.RESPONSE],
+            count[sample_facts.RESPONSE] >= 1,
+            longest[sample_facts.REFERENCES] + longest[sample_facts.RESPONSE],
         ),
         "match_many": (
-            (count[segmentation.RESPONSE] >= 2) & F.lit(top_k >= 2),
-            longest[segmentation.REFERENCES]
-            + longest[segmentation.RESPONSE] * F.least(count[segmentation.RESPONSE], F.lit(top_k)),
+            (count[sample_facts.RESPONSE] >= 2) & F.lit(top_k >= 2),
+            longest[sample_facts.REFERENCES]
+            + longest[sample_facts.RESPONSE] * F.least(count[sample_facts.RESPONSE], F.lit(top_k)),
         ),
     }
     make = partial(_sizes, facts)
@@ -202,8 +202,8 @@ def sizes_of(facts: DataFrame, samples: DataFrame, top_k: int) -> StageSizes:
         }
         for step in SHARES
     }
-    both = (references > 0) & (count[segmentation.RESPONSE] > 0)
-    texts = make(both, references + count[segmentation.RESPONSE], F.greatest(*longest.values()), 1.0)
+    both = (references > 0) & (count[sample_facts.RESPONSE] > 0)
+    texts = make(both, references + count[sample_facts.RESPONSE], F.greatest(*longest.values()), 1.0)
     with_query = facts.join(samples.select("sample_id", "query"), on="sample_id", how="inner")
     prompt = _sizes(with_query, both, F.lit(1), F.octet_length("query") + sum(total.values(), F.lit(0)), 1.0)
     return StageSizes(steps["by_words"], texts, steps["by_vectors"], prompt)
@@ -246,12 +246,12 @@ def stages(settings: Settings) -> tuple[str, ...]:
     return (*extract, *resolve, ONE, MANY, EMBED, *((WHOLE,) if HOLISTIC in given.baselines else ()))
 
 
-def options_of(settings: Settings) -> segmentation.Options:
+def options_of(settings: Settings) -> sample_facts.Options:
     """What the rules go by under these settings."""
     given, embeddings = settings.longrecall, settings.embeddings
     embedded = embeddings.base_url is None and embeddings.model == MINILM
     cosine = MINILM_COSINE if embedded else PUBLISHED_COSINE
-    return segmentation.Options(
+    return sample_facts.Options(
         given.segmentation,
         given.anchor_words,
         given.max_facts,
@@ -312,10 +312,10 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     return make_tables(samples, RecallFindings(incomplete, prepared, concluded, asking.results), settings)
 
 
-def _facts(samples: DataFrame, asking: _StageCalls, options: segmentation.Options, asked: tuple[str, ...]) -> DataFrame:
+def _facts(samples: DataFrame, asking: _StageCalls, options: sample_facts.Options, asked: tuple[str, ...]) -> DataFrame:
     """The columns of `CUT`, and resolved array<struct<side, facts>>: a row a sample, as far as nothing was lost."""
     rows = samples.select("sample_id", "response", "references")
-    cut = rows.mapInArrow(partial(segmentation.cut_samples, options=options), spark_schema(segmentation.CUT))
+    cut = rows.mapInArrow(partial(sample_facts.cut_samples, options=options), spark_schema(sample_facts.CUT))
     if EXTRACT in asked:
         cut = _extracted(asking.tools.keep(cut, "cut"), asking, options)
     cut = asking.tools.keep(cut, "facts")
@@ -323,17 +323,17 @@ def _facts(samples: DataFrame, asking: _StageCalls, options: segmentation.Option
         return cut.withColumn("resolved", F.lit(None).cast(_UNRESOLVED))
     # The other side of a sample that has lost one would be resolved in vain
     complete = cut.join(asking.incomplete(samples).select("sample_id"), on="sample_id", how="left_anti")
-    sides = complete.mapInArrow(segmentation.free_sides, spark_schema(segmentation.FREE))
+    sides = complete.mapInArrow(sample_facts.free_sides, spark_schema(sample_facts.FREE))
     resolved = asking.ask(RESOLVE, sides, ("sample_id", "side"))
     return _join_lists(cut, resolved, "resolved", "side", "facts")
 
 
-def _extracted(cut: DataFrame, asking: _StageCalls, options: segmentation.Options) -> DataFrame:
+def _extracted(cut: DataFrame, asking: _StageCalls, options: sample_facts.Options) -> DataFrame:
     """The columns of `CUT`, with the facts of those sides that a model has to cut."""
     sides = cut.select("sample_id", F.inline("to_extract"))
     extracted = asking.ask(EXTRACT, sides, ("sample_id", "side"))
     joined = _join_lists(cut, extracted, "extracted", "side", "claims")
-    return joined.mapInArrow(partial(segmentation.add_extracted, options=options), spark_schema(segmentation.CUT))
+    return joined.mapInArrow(partial(sample_facts.add_extracted, options=options), spark_schema(sample_facts.CUT))
 
 
 def _join_lists(rows: DataFrame, others: DataFrame, name: str, *columns: str) -> DataFrame:
@@ -364,7 +364,7 @@ def _outcomes(answered: DataFrame, chosen: Column) -> DataFrame:
     return answered.select("sample_id", "number", chosen.alias("chosen"), *flags)
 
 
-def _near(judged: DataFrame, asking: _StageCalls, options: segmentation.Options, sizes: Sizes) -> DataFrame:
+def _near(judged: DataFrame, asking: _StageCalls, options: sample_facts.Options, sizes: Sizes) -> DataFrame:
     """The columns of `OPEN`: the references that words left open, each with its candidates by vectors."""
     texts = judged.mapInArrow(concluding.open_texts, spark_schema(concluding.TEXTS))
     embedded = asking.ask(EMBED, texts, ("sample_id", "kind", "number"), sizes)

@@ -29,7 +29,7 @@ from untold.jobs.run.connectors import connector_options
 from untold.jobs.run.error_messages import check_open_files, check_writable, work_folders
 from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError
-from untold.udfs.node_report import python_environment, usable_cores
+from untold.udfs.python_path import python_environment, usable_cores
 from untold.udfs.storage import literal_pattern
 
 # Spark 4 does not run on an older one

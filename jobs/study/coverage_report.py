@@ -18,7 +18,8 @@ from untold.jobs.study.report import (
     section,
 )
 from untold.udfs.statistics.correlation import COEFFICIENTS
-from untold.udfs.statistics.item_agreement import AVERAGES, MEASURES, Subset
+from untold.udfs.statistics.item_agreement import AVERAGES, MEASURES
+from untold.udfs.statistics.tiers import Subset
 
 Key = tuple[str | None, str]
 # Samarinas et al. 2025; what is not printed for a row is None. Correlations are of ICAT-S with a 70B aligner

@@ -51,7 +51,8 @@ from untold.jobs.tables import (
 from untold.udfs.recall.concluding import MISSES, miss_batches
 from untold.udfs.retrieval.embedding import find_model
 from untold.udfs.retrieval.local_models import LocalModelFileError, ModelFiles
-from untold.udfs.statistics.item_agreement import Subset, all_tiers, fleiss_kappa, quotas_of, shortages, tier_of
+from untold.udfs.statistics.item_agreement import fleiss_kappa
+from untold.udfs.statistics.tiers import Subset, all_tiers, quotas_of, shortages, tier_of
 
 CALLS = ["calling", "known"]
 

@@ -28,8 +28,8 @@ from untold.jobs.study.coverage_rows import DATASET as COVERAGE
 from untold.jobs.study.nuggets_study import DATASET as NUGGETS
 from untold.jobs.study.report import Cost
 from untold.jobs.study.study_inputs import MetaEvaluationError
-from untold.udfs.statistics.item_agreement import Subset
 from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
+from untold.udfs.statistics.tiers import Subset
 
 RUNS = "runs"
 

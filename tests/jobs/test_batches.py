@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.model_server import ModelServer
 from tests.jobs.inference.batched import ROWS, deliver, left_job, rows_of
-from untold.jobs.answer import BatchListing, NoBatchesError, batches
+from untold.jobs.batches import BatchListing, NoBatchesError, batches
 from untold.jobs.inference.backends.batch_jobs import BatchJob
 from untold.udfs.llm.batch_api import BatchError, BatchStatus, OpenAiBatches
 from untold.udfs.llm.calls import Answer

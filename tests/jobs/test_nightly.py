@@ -37,7 +37,7 @@ def test_a_done_date_keeps_the_exit_code_of_what_its_filter_missed(
 ) -> None:
     request = asked(tmp_path, nli={"max_miss_rate": most})
     write_manifest(request.of(request.dates[0]).output, night(metrics=("nli",), audits=[AUDIT]))
-    with patch.object(nights, "has_ended", return_value=True):
+    with patch.object(nights, "is_complete", return_value=True):
         found = nightly(request, Display())
     assert (found.status, found.exit_code) == ("done", code)
     assert ("max_miss_rate is 3.000%" in found.message) is (code == 4)

@@ -57,7 +57,7 @@ def test_a_store_that_does_not_answer_is_named_after_the_deadline(silent: str, m
 
 
 def test_a_process_that_waits_for_a_store_ends_when_it_is_told(silent: str) -> None:
-    code = "from untold.udfs.storage import Place; print('begun', flush=True); Place('s3://bucket/out').entry()"
+    code = "from untold.udfs.storage import StoragePath; print('begun', flush=True); StoragePath('s3://bucket/out').entry()"
     keys = {"AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": "a secret"}
     given = {**os.environ, **environment_of({"endpoint": silent}), **keys}
     with subprocess.Popen([sys.executable, "-c", code], env=given, stdout=subprocess.PIPE, text=True) as waiting:

@@ -181,7 +181,7 @@ def factuality(grounded: int, unjudged: int, claims: int) -> BoundedValue:
     Without a judged claim the value is None, and the bounds are 0 and 1.
 
     >>> factuality(1, 1, 4)
-    Bounded(value=0.3333333333333333, low=0.25, high=0.5)
+    BoundedValue(value=0.3333333333333333, low=0.25, high=0.5)
     """
     if not claims:
         return BoundedValue(None, None, None)
@@ -193,7 +193,7 @@ def coverage_of(covered: int, unjudged: int, aspects: int) -> BoundedValue:
     """S_coverage, None without aspects; what is unjudged could cover everything, and takes nothing away.
 
     >>> coverage_of(1, 0, 4), coverage_of(1, 2, 4)
-    (Bounded(value=0.25, low=0.25, high=0.25), Bounded(value=0.25, low=0.25, high=1.0))
+    (BoundedValue(value=0.25, low=0.25, high=0.25), BoundedValue(value=0.25, low=0.25, high=1.0))
     """
     if not aspects:
         return BoundedValue(None, None, None)

@@ -101,7 +101,7 @@ def rates_of(verdicts: Sequence[str | None]) -> dict[str, BoundedValue]:
     """The shares of claims of each verdict, over the judged; None for an unjudged one. Undefined without claims.
 
     >>> rates_of(["supported", "contradicted", None, "supported"])["precision"]
-    Bounded(value=0.6666666666666666, low=0.5, high=0.75)
+    BoundedValue(value=0.6666666666666666, low=0.5, high=0.75)
     """
     return {
         name: _share([None if one is None else one == wanted for one in verdicts]) for name, wanted in RATES.items()

@@ -113,7 +113,7 @@ def share(flags: Sequence[BoundedBool]) -> BoundedValue:
     """The share of what holds, over what is known; with the rest all against it, and all for it.
 
     >>> share([BoundedBool(True, True), BoundedBool(False, True), BoundedBool(False, False), BoundedBool(False, False)])
-    Bounded(value=0.3333333333333333, low=0.25, high=0.5)
+    BoundedValue(value=0.3333333333333333, low=0.25, high=0.5)
     """
     if not flags:
         return UNDEFINED

@@ -276,7 +276,7 @@ def judge(request: Request, answer: Answer, max_attempts: int, *, free: bool) ->
 
     >>> limited = Answer(error_type="http_429", retry_after=2.0)
     >>> judge(Request("id", {}, "unit"), limited, 4, free=False)
-    Verdict(act=<Act.AGAIN: 'again'>, wait=2.0, attempt=False, afresh=False, anew=False, limit=None)
+    Verdict(act=<RetryDecision.AGAIN: 'again'>, wait=2.0, attempt=False, afresh=False, anew=False, limit=None)
     """
     kind = answer.error_type
     if answer.refused:

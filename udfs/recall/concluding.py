@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from untold.udfs.facts.aspect_coverage import COUNTS, MEASURE
 from untold.udfs.facts.nodes import normalise
-from untold.udfs.recall import segmentation
+from untold.udfs.recall import sample_facts
 from untold.udfs.recall.candidates import (
     Candidate,
     MatchText,
@@ -23,7 +23,8 @@ from untold.udfs.recall.candidates import (
     without_near_duplicates,
 )
 from untold.udfs.recall.fact_texts import Fact
-from untold.udfs.recall.segmentation import batches_of, distinct_facts, rows_of
+from untold.udfs.recall.sample_facts import batches_of, rows_of
+from untold.udfs.recall.segmentation import distinct_facts
 from untold.udfs.samples.batches import in_batches
 
 Numbers = NDArray[np.int64]
@@ -165,18 +166,18 @@ OPEN = pa.schema(
 )
 
 
-def prepare_samples(batches: Iterable[pa.RecordBatch], options: segmentation.Options) -> Iterator[pa.RecordBatch]:
+def prepare_samples(batches: Iterable[pa.RecordBatch], options: sample_facts.Options) -> Iterator[pa.RecordBatch]:
     """Rows of `PREPARED`, a row a sample: distinct facts, baselines that ask no model, and candidates by words.
 
     batches: the columns of `CUT`, and resolved list<struct<side, facts list<string>>>, null where nothing was asked.
     """
-    return segmentation.batches_of((_prepare(row, options) for row in segmentation.rows_of(batches)), PREPARED)
+    return sample_facts.batches_of((_prepare(row, options) for row in sample_facts.rows_of(batches)), PREPARED)
 
 
-def _prepare(row: Mapping[str, Any], options: segmentation.Options) -> dict[str, Any]:
-    sides = segmentation.resolved_sides(row)
-    references = _distinct(sides[segmentation.REFERENCES] or [])
-    response = sides[segmentation.RESPONSE]
+def _prepare(row: Mapping[str, Any], options: sample_facts.Options) -> dict[str, Any]:
+    sides = sample_facts.resolved_sides(row)
+    references = _distinct(sides[sample_facts.REFERENCES] or [])
+    response = sides[sample_facts.RESPONSE]
     generated = None if response is None else _distinct_generated([one.fact for one in response], options)
     forms = [form_of(one.fact) for one in references]
     stated = [form_of(fact) for fact in generated or ()]
@@ -200,22 +201,22 @@ def _prepare(row: Mapping[str, Any], options: segmentation.Options) -> dict[str,
     }
 
 
-def _distinct(references: Sequence[segmentation.NamedFact]) -> list[segmentation.NamedFact]:
+def _distinct(references: Sequence[sample_facts.NamedFact]) -> list[sample_facts.NamedFact]:
     """The references, equal ones once: no threshold may move how many there are.
 
     Those that were cut out of one text are numbered from 1, before any is dropped.
     """
     ids = {id(one.fact): one.id or str(place) for place, one in enumerate(references, start=1)}
-    return [segmentation.NamedFact(fact, ids[id(fact)]) for fact in distinct_facts(one.fact for one in references)]
+    return [sample_facts.NamedFact(fact, ids[id(fact)]) for fact in distinct_facts(one.fact for one in references)]
 
 
-def _distinct_generated(facts: Sequence[Fact], options: segmentation.Options) -> list[Fact]:
+def _distinct_generated(facts: Sequence[Fact], options: sample_facts.Options) -> list[Fact]:
     similarity = options.thresholds.token_similarity
     return without_near_duplicates(distinct_facts(facts), options.duplicate_similarity, similarity)
 
 
 def _reference_rows(
-    references: Sequence[segmentation.NamedFact], forms: Sequence[MatchText], stated: Sequence[MatchText]
+    references: Sequence[sample_facts.NamedFact], forms: Sequence[MatchText], stated: Sequence[MatchText]
 ) -> list[dict[str, Any]]:
     texts = [form.text for form in stated]
     arecall = contained([form.anchor or form.text for form in forms], texts)
@@ -240,7 +241,7 @@ def _pair(number: int, step: str, rank: int, one: Candidate) -> dict[str, Any]:
 
 def shown_by_words(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Rows of `SHOWN`, one for each reference that words found candidates for; from rows of `PREPARED`."""
-    return in_batches((one for row in segmentation.rows_of(batches) for one in _shown_by_words(row)), SHOWN)
+    return in_batches((one for row in sample_facts.rows_of(batches) for one in _shown_by_words(row)), SHOWN)
 
 
 def _shown_by_words(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -267,7 +268,7 @@ def open_texts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
     batches: the columns of `PREPARED`, and outcomes list<OUTCOME>, null where nothing was shown.
     """
-    return in_batches((one for row in segmentation.rows_of(batches) for one in _open_texts(row)), TEXTS)
+    return in_batches((one for row in sample_facts.rows_of(batches) for one in _open_texts(row)), TEXTS)
 
 
 def _open_texts(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -289,7 +290,7 @@ def open_references(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [one for one in row["references"] if one["number"] not in settled]
 
 
-def find_by_vectors(batches: Iterable[pa.RecordBatch], options: segmentation.Options) -> Iterator[pa.RecordBatch]:
+def find_by_vectors(batches: Iterable[pa.RecordBatch], options: sample_facts.Options) -> Iterator[pa.RecordBatch]:
     """Rows of `OPEN`, one for each open reference of samples with generated facts.
 
     batches: the columns of `PREPARED`, outcomes as of `open_texts`, and embedded list<struct<kind, number, vector,
@@ -302,8 +303,8 @@ def find_by_vectors(batches: Iterable[pa.RecordBatch], options: segmentation.Opt
 Embedded = dict[tuple[str, int], tuple[NDArray[np.float32] | None, bool]]
 
 
-def _rows_with_vectors(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[segmentation.Row, Embedded]]:
-    for batch in segmentation.sliced(batches):
+def _rows_with_vectors(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[sample_facts.Row, Embedded]]:
+    for batch in sample_facts.sliced(batches):
         # Vectors stay arrays: as Python's numbers they would take twenty times the memory
         vectors = _vectors(batch.column("embedded"))
         yield from zip(batch.drop_columns(["embedded"]).to_pylist(), vectors, strict=True)
@@ -324,7 +325,7 @@ def _vectors(column: pa.ListArray) -> Iterator[Embedded]:
 
 
 def _find_by_vectors(
-    row: Mapping[str, Any], embedded: Embedded, options: segmentation.Options
+    row: Mapping[str, Any], embedded: Embedded, options: sample_facts.Options
 ) -> Iterator[dict[str, Any]]:
     references, generated = open_references(row), row["generated"] or []
     if not references or not generated:

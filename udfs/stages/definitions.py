@@ -67,7 +67,7 @@ class Figures:
     def passing(self, threshold: float) -> float:
         """The share of things that are rated at least so high.
 
-        >>> Figures("", Line(), ratings=(0.1, 0.2, 0.1, 0.2, 0.4)).passing(3.5)
+        >>> Figures("", LinearSize(), ratings=(0.1, 0.2, 0.1, 0.2, 0.4)).passing(3.5)
         0.6
         """
         shares = zip(RATINGS, self.ratings, strict=True)

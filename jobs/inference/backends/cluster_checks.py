@@ -1,147 +1,24 @@
-"""Check that all machines of a run reach its folders and have the same versions."""
+"""Check that all machines of a run reach its folders and have the same versions, before the first call."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
+from untold.jobs.inference.backends.node_checks import NodeCheckError, Probe, check_nodes, probing
 from untold.jobs.inference.backends.process import ProcessWhenNeeded
 from untold.jobs.inference.store.store import SPARK_ERRORS
 from untold.jobs.run.error_messages import explain, root_cause
 from untold.jobs.run.folders import write_parquet
 from untold.jobs.run.output import WORK
 from untold.jobs.run.session import is_connect, is_local, read_parquet, task_slots
-from untold.udfs.errors import UserError
 from untold.udfs.llm.store_files import digest_of
-from untold.udfs.node_report import DRIVER, NodeReport, versions, visit_in_task, within
+from untold.udfs.node_report import NodeReport, visit_in_task
 from untold.udfs.storage import StoragePath
-
-MACHINES_NAMED = 3
-SHARE = "give --output, store, work and llm.spool a place that all machines share"
-INSTALL = "install untold on the workers as it is here, or use `untold package`"
-# Actors have no use for them
-NOT_OF_ACTORS = frozenset({"pyspark", "graphframes-py"})
-
-
-class NodeCheckError(UserError):
-    """Machines that do not reach a place of the run, or have other versions. The message has a line a problem."""
-
-
-def check_nodes(
-    places: Mapping[str, str],
-    visit_nodes: Callable[[Mapping[str, str], str], Sequence[NodeReport]],
-    note: Callable[[str], None],
-) -> None:
-    """Raises ReachError for what nodes of Ray do not reach; `visit_nodes` has them visit folders with a nonce."""
-    with probing(places) as probe:
-        probe.check(visit_nodes(probe.folders, probe.nonce), note, NOT_OF_ACTORS)
-
-
-@dataclass(frozen=True)
-class Probe:
-    """Folders of one look by place. The driver has written a file with `nonce` into each."""
-
-    folders: Mapping[str, str]
-    nonce: str
-
-    def check(
-        self, reports: Sequence[NodeReport], note: Callable[[str], None], not_needed: frozenset[str] = frozenset()
-    ) -> None:
-        """Raises ReachError for what machines did not reach, and for what they wrote and the driver does not see."""
-        found = [(*problem, report["machine"]) for report in reports for problem in self._problems_of(report)]
-        silent = [("untold cannot run on", f": {one['silence']}", one["machine"]) for one in reports if one["silence"]]
-        lines = [f"{line}; {SHARE}" for line in _lines(found)] + [f"{line}; {INSTALL}" for line in _lines(silent)]
-        wrong, differing = compare_versions(versions(), reports, not_needed)
-        for line in differing:
-            note(line)
-        if lines or wrong:
-            raise NodeCheckError("\n".join([*lines, *wrong]))
-
-    def _problems_of(self, report: NodeReport) -> Iterator[tuple[str, str]]:
-        """What stands before and behind the machine's name in a line."""
-        if report["silence"]:
-            return
-        for place, problem in report["problems"].items():
-            yield f"{place} is not shared by", f": {problem}"
-        for place in self.folders.keys() - report["problems"].keys():
-            unseen = within(partial(self._find, self.folders[place], report["file"]))
-            if unseen is not None:
-                yield f"{place} is not shared by", f": {unseen}"
-
-    def _find(self, folder: str, name: str) -> None:
-        """Raises ValueError where what a machine wrote cannot be seen."""
-        listed = {entry.name for entry in StoragePath(folder).entries()}
-        if name not in listed or (StoragePath(folder) / name).read_bytes() != self.nonce.encode():
-            raise ValueError("what it wrote there cannot be seen here")
-
-
-@contextmanager
-def probing(places: Mapping[str, str]) -> Iterator[Probe]:
-    """A probe whose folders the driver has written to, and that are removed. Raises ReachError where it cannot."""
-    nonce = uuid4().hex
-    folders = {place: f"{folder}/_reach-{nonce}" for place, folder in places.items()}
-    _each(folders, lambda folder: (folder / DRIVER).write_bytes(nonce.encode()), "cannot be written")
-    try:
-        yield Probe(folders, nonce)
-    except BaseException:
-        for folder in folders.values():
-            within(StoragePath(folder).remove)
-        raise
-    _each(folders, StoragePath.remove, "is written, and files cannot be removed")
-
-
-def _each(folders: Mapping[str, str], act: Callable[[StoragePath], None], what: str) -> None:
-    """Does something with every folder. Raises ReachError with a line for each that refuses."""
-    tried = {place: within(partial(act, StoragePath(folder))) for place, folder in folders.items()}
-    lines = [f"{place} {what} from here: {problem}" for place, problem in tried.items() if problem is not None]
-    if lines:
-        raise NodeCheckError("\n".join(f"{line}; see to its permissions and credentials" for line in lines))
-
-
-def compare_versions(
-    own: Mapping[str, str], reports: Iterable[NodeReport], not_needed: frozenset[str] = frozenset()
-) -> tuple[list[str], list[str]]:
-    """The versions on machines that are wrong, and those that only differ, a line each.
-
-    Wrong are another minor version of Python, another PySpark or Untold, and a package that is missing where untold is
-    installed.
-    """
-    wrong: list[tuple[str, str, str]] = []
-    differing: list[tuple[str, str, str]] = []
-    for report in reports:
-        for name, here in own.items():
-            there = report["versions"].get(name)
-            if there is None and "untold" in report["versions"] and name not in not_needed:
-                wrong.append((f"{name} is missing on", "", report["machine"]))
-            elif there is not None and there != here:
-                strict = name in ("untold", "pyspark") or (name == "python" and _minor(there) != _minor(here))
-                (wrong if strict else differing).append((f"{name} is {there} on", f", {here} here", report["machine"]))
-    return [f"{line}; {INSTALL}" for line in _lines(wrong)], _lines(differing)
-
-
-def _minor(version: str) -> list[str]:
-    return version.split(".")[:2]
-
-
-def _lines(found: Iterable[tuple[str, str, str]]) -> list[str]:
-    """A line for each problem, with the machines that have it between its two halves."""
-    machines: dict[tuple[str, str], list[str]] = {}
-    for before, behind, machine in found:
-        machines.setdefault((before, behind), []).append(machine)
-    return [f"{before} {_name(names)}{behind}" for (before, behind), names in machines.items()]
-
-
-def _name(machines: Iterable[str]) -> str:
-    names = sorted(set(machines))
-    more = f" and {len(names) - MACHINES_NAMED:,} more" if len(names) > MACHINES_NAMED else ""
-    return ", ".join(names[:MACHINES_NAMED]) + more
-
 
 # Executors may come while others answer already
 ROUNDS = 5

@@ -26,7 +26,7 @@ from filelock import FileLock
 
 from untold.jobs.run.cache import cache_dir
 from untold.udfs.errors import UserError
-from untold.udfs.node_report import python_environment, usable_cores
+from untold.udfs.python_path import python_environment, usable_cores
 
 MODEL_NAME = "Qwen2.5-Coder-1.5B-Instruct-Q4_K_M"
 # Of the official file, so that what 22 packages of other people make up is that, or nothing

@@ -21,7 +21,8 @@ from untold.jobs.settings.model import RaySettings
 from untold.udfs.errors import UserError
 from untold.udfs.llm.keys import Parameters, SchemaSupport
 from untold.udfs.llm.usage import Usage
-from untold.udfs.node_report import NodeReport, python_environment
+from untold.udfs.node_report import NodeReport
+from untold.udfs.python_path import python_environment
 
 LOOK_SECONDS = 0.2
 # The grace of the last requests (3 s), the last write and the end of Ray take seconds; a disk that hangs, for ever.

@@ -21,7 +21,7 @@ from untold.udfs.llm.calls import CallSettings, format_at, is_loopback
 from untold.udfs.llm.keys import CLASSIFYING, LOCAL, SEVERAL_ROWS, Stage
 from untold.udfs.llm.limiter import Budget, Limits
 from untold.udfs.llm.usage import Usage
-from untold.udfs.node_report import usable_cores
+from untold.udfs.python_path import usable_cores
 from untold.udfs.storage import StoragePath
 
 # Measured on slow cores: 2,500 calls a second at best, less with long prompts and slow disks

@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from untold.jobs.inference.backends.cluster_checks import ClusterChecks, check_nodes
+from untold.jobs.inference.backends.cluster_checks import ClusterChecks
+from untold.jobs.inference.backends.node_checks import check_nodes
 from untold.jobs.inference.stage.bindings import bind_embedding, bind_entailment, bind_search
 from untold.jobs.inference.stage.call_settings import (
     Section,
@@ -41,7 +42,7 @@ from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.retrying import address_setting
 from untold.udfs.llm.retrying import remedy_of as refusal_remedy
 from untold.udfs.llm.script import key_header_of, script_of
-from untold.udfs.node_report import python_environment
+from untold.udfs.python_path import python_environment
 from untold.udfs.redaction import redact
 from untold.udfs.retrieval.embedding import Classifier, Embedder, find_classifier, find_model
 from untold.udfs.retrieval.local_models import MINILM, LocalModelFileError

@@ -25,8 +25,8 @@ from tests.udfs.llm.askers import SETTINGS, STAGE, requests, rows_in
 from untold.jobs.inference.backends import actor_pool
 from untold.jobs.inference.backends.actor_driver import ActorDriver
 from untold.jobs.inference.backends.actor_pool import start_ray, visit_nodes
-from untold.jobs.inference.backends.cluster_checks import NodeCheckError, check_nodes
 from untold.jobs.inference.backends.job import Job, JobOutcome
+from untold.jobs.inference.backends.node_checks import NodeCheckError, check_nodes
 from untold.udfs.llm import limiter_actor
 from untold.udfs.llm.limiter import Budget, Limiter, LimiterReport, Limits
 from untold.udfs.llm.limiter_actor import ACTOR, NAMESPACE

@@ -21,7 +21,7 @@ from untold.jobs.run import session
 from untold.jobs.run.session import SMALL, loopback_of_driver, session_options, set_environment
 from untold.jobs.settings.model import Settings, SparkSettings
 from untold.jobs.settings.sections import StorageSettings
-from untold.udfs.node_report import python_environment, standard_library
+from untold.udfs.python_path import python_environment, standard_library
 from untold.udfs.storage import StoragePath
 
 WORKERS = "spark.executorEnv."

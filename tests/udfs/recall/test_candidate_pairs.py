@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from untold.udfs.recall.concluding import DOCUMENT, OUTCOME, PREPARED, QUERY, find_by_vectors
-from untold.udfs.recall.segmentation import Options
+from untold.udfs.recall.sample_facts import Options
 
 EMBEDDED = pa.struct(
     [

@@ -26,7 +26,8 @@ from untold.udfs.recall.concluding import (
     prepare_samples,
     shown_by_words,
 )
-from untold.udfs.recall.segmentation import CUT, Options, add_extracted, cut, cut_samples, free_sides
+from untold.udfs.recall.sample_facts import CUT, Options, add_extracted, cut_samples, free_sides
+from untold.udfs.recall.segmentation import cut
 from untold.udfs.samples.items import normalise_references
 
 Row = dict[str, Any]

@@ -20,6 +20,7 @@ from tests.linear import assert_linear
 from tests.udfs.stages.e2e_read import Read, coverage, lists
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.e2e import EVALUATE_COVERAGE, SUMMARISE_CONTEXT
+from untold.udfs.stages.non_answers import says_absent
 from untold.udfs.stages.reading import letters, without_emphasis, without_ticks
 
 DATA = Path(os.environ.get("UNTOLD_DATA", Path(__file__).parents[4] / "shared" / "data"))
@@ -36,6 +37,7 @@ def reads_as_itself(text: str) -> bool:
         and without_emphasis(stripped) == stripped
         and not {"covered", "uncovered", "none", "nothing", "n", "missing", "omitted"} & set(words)
         and without_ticks(stripped) == stripped
+        and not says_absent(stripped)
     )
 
 
@@ -219,7 +221,7 @@ def test_shortcuts_of_the_usual_form_change_no_reading(text: str) -> None:
     readers = "untold.udfs.stages"
     with (
         patch(f"{readers}.coverage._USUAL", re.compile("(?!)")),
-        patch(f"{readers}.sources._PLAIN", re.compile("(?!)")),
+        patch(f"{readers}.lists._PLAIN", re.compile("(?!)")),
         patch(f"{readers}.coverage._OF_HEADINGS", ("",)),
         patch(f"{readers}.reading._BREAKS", ("",)),
     ):

@@ -1,0 +1,166 @@
+"""List, collect or cancel the batches that runs left at endpoints: `untold batches`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from uuid import uuid4
+
+from untold.jobs.inference.backends.batch_jobs import FOLDER, Batch, BatchJob, Watch, batch_jobs
+from untold.jobs.inference.backends.batch_submission import BatchSubmitter
+from untold.jobs.inference.backends.job import (
+    JOBS,
+)
+from untold.jobs.run.manifest import read_manifest
+from untold.jobs.run.output import absolute, store_of
+from untold.jobs.run.terminal import page_of, print_lines, table
+from untold.jobs.settings.model import Settings
+from untold.udfs.errors import UserError
+from untold.udfs.llm.batch_api import HIDDEN, BatchApi, BatchError
+from untold.udfs.llm.batch_formats import open_batches
+from untold.udfs.llm.calls import Answer
+from untold.udfs.storage import StoragePath
+
+UNSEEN = "not visible"
+# Of batches that end by themselves
+ENDING = ("cancelling", "finalizing")
+
+
+class NoBatchesError(UserError):
+    """A folder without batches, or a batch that is not there. The message says what to give."""
+
+
+@dataclass(frozen=True)
+class BatchListing:
+    """A batch as its endpoint shows it: `status` is `not submitted` without one, or why it cannot be seen."""
+
+    batch: str
+    stage: str
+    run: str
+    requests: int
+    status: str
+    done: int = 0
+
+
+def batches(
+    folder: str, act: str, note: Callable[[str], None], ids: Sequence[str] = (), api_key_env: str | None = None
+) -> list[BatchListing]:
+    """What is at endpoints for a store, or the store of an output, after it was fetched or cancelled where asked.
+
+    ids: those to cancel, by default all. What has ended, or the endpoint does not show, is forgotten where its id is
+    given, so that its requests are asked again. Raises NoBatchesError, also where some could not be cancelled, and
+    LockedError where a run is at them.
+    """
+    store = _store_at(absolute(folder))
+    jobs = batch_jobs(store)
+    known = {batch.id or batch.name for job in jobs for batch in job.ledger().batches}
+    if missing := sorted(set(ids) - known):
+        raise NoBatchesError(f"{store} has no batch {missing[0]}; it has {', '.join(sorted(known)) or 'none'}")
+    found: list[BatchListing] = []
+    failed: list[str] = []
+    for job in jobs:
+        read = job.read()
+        settings = replace(read.settings, api_key_env=api_key_env or read.settings.api_key_env)
+        with closing(open_batches(settings)) as api:
+            if act != "list":
+                with job.locked(f"batches-{uuid4().hex[:12]}", wait=False):
+                    if act == "fetch":
+                        watch = Watch(lambda: None, lambda _: None, note)
+                        given = Settings().batch
+                        BatchSubmitter(job, replace(read, settings=settings), api, given, watch).run(
+                            submit=False, poll=False
+                        )
+                    else:
+                        failed += _cancel(job, api, ids)
+            found += _listed(job, api)
+    if failed:
+        raise NoBatchesError(f"{'; '.join(failed)}; see the account that made them")
+    return found
+
+
+def _store_at(folder: str) -> str:
+    """The store that a folder is, or that the output in it has. Raises NoBatchesError."""
+    manifest = read_manifest(folder)
+    named = ((manifest or {}).get("settings") or {}).get("completion_store")
+    store = folder if manifest is None else store_of(Settings(completion_store=named), folder)
+    if (StoragePath(store) / FOLDER / JOBS).entry().kind != "folder":
+        raise NoBatchesError(f"{folder}: no batches in it; give the output of a run, or its store")
+    return store
+
+
+def _listed(job: BatchJob, api: BatchApi) -> Iterator[BatchListing]:
+    """The batches of a job, by a look at each."""
+    for batch in job.ledger().batches:
+        known = batch.id or batch.name, job.read().stage.name, job.read().run, batch.requests
+        if batch.id is None:
+            yield BatchListing(*known, "not submitted")
+            continue
+        try:
+            look = api.look(batch.id)
+            yield BatchListing(*known, look.status, look.done)
+        except BatchError as error:
+            yield BatchListing(*known, _why(error.answer))
+
+
+def _why(answer: Answer) -> str:
+    return UNSEEN if answer.error_type in HIDDEN else str(answer.error)
+
+
+def _cancel(job: BatchJob, api: BatchApi, ids: Sequence[str]) -> list[str]:
+    """Cancels batches of a job, and says which it could not.
+
+    Those of these ids are forgotten that have ended, cannot be seen, or were perhaps never created.
+    """
+    failed = []
+    for batch in job.ledger().batches:
+        if ids and (batch.id or batch.name) not in ids:
+            continue
+        is_over = batch.id is None
+        try:
+            if batch.id is not None:
+                look = api.look(batch.id)
+                is_over = look.ended
+                if not look.ended and look.status not in ENDING:
+                    api.cancel(batch.id)
+        except BatchError as error:
+            is_over = _why(error.answer) == UNSEEN
+            if not is_over or not ids:
+                failed.append(f"{batch.id} cannot be cancelled: {error}")
+        if is_over and ids:
+            _forget(job, batch)
+    return failed
+
+
+def _forget(job: BatchJob, batch: Batch) -> None:
+    """Has the requests of a batch asked again by another of another name."""
+    ledger = job.ledger()
+    name = f"{ledger.made + 1:06d}"
+    if (rest := job.rest(batch)) is not None:
+        job.write_rest(name, rest)
+    new = replace(batch, name=name, id=None, file=None)
+    others = tuple(one for one in ledger.batches if one.name != batch.name)
+    job.write_ledger(replace(ledger, batches=(*others, new), made=ledger.made + 1))
+
+
+def show_batches(found: Sequence[BatchListing], act: str) -> None:
+    """Prints a line a batch, and what comes next."""
+    if not found:
+        print("No batches")
+    else:
+        rows = [
+            [
+                one.batch,
+                one.stage,
+                one.run,
+                f"{one.requests:,}",
+                one.status,
+                f"{one.done:,}",
+            ]
+            for one in found
+        ]
+        heads = ["batch", "stage", "run", "requests", "status", "done"]
+        print_lines(table(heads, rows, page_of(sys.stdout), names=5))
+    if act != "list":
+        print("next: start the run again; it takes what is answered, and asks the rest")

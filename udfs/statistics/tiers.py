@@ -1,0 +1,102 @@
+"""Count the methods that cover a reference, and draw references by that count. LongRecall; methods, section 6."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+FULL, PARTIAL, NONE = "full", "partial", "none"
+SINGLETON = "singleton:"
+KINDS = ("standard", "challenging")
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Which references a study is of: so many, in proportion to the tiers (standard) or where methods differ."""
+
+    kind: str
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.size}"
+
+
+def read_subset(text: str) -> Subset:
+    """The subset that a text names. Raises ValueError for what is none.
+
+    >>> read_subset("challenging:300")
+    Subset(kind='challenging', size=300)
+    """
+    kind, colon, size = text.partition(":")
+    if kind not in KINDS or not colon or not size.isdecimal() or int(size) < 1:
+        raise ValueError(f"{text!r} is neither standard:N nor challenging:N, N at least 1")
+    return Subset(kind, int(size))
+
+
+def tier_of(covered: Mapping[str, bool]) -> str:
+    """The tier of a reference, of what each method says of it.
+
+    >>> [tier_of(dict(zip("abc", one))) for one in ([1, 1, 1], [1, 0, 1], [0, 1, 0], [0, 0, 0])]
+    ['full', 'partial', 'singleton:b', 'none']
+    """
+    calling = [name for name, says in covered.items() if says]
+    if not calling:
+        return NONE
+    if len(calling) == len(covered):
+        return FULL
+    return f"{SINGLETON}{calling[0]}" if len(calling) == 1 else PARTIAL
+
+
+def all_tiers(methods: Sequence[str]) -> list[str]:
+    """Every tier that methods can have, in the order of reports.
+
+    >>> all_tiers(["a", "b"])
+    ['full', 'partial', 'singleton:a', 'singleton:b', 'none']
+    """
+    return [FULL, PARTIAL, *(f"{SINGLETON}{name}" for name in methods), NONE]
+
+
+def largest_remainder(counts: Mapping[str, int], size: int) -> dict[str, int]:
+    """`size` shared out in proportion to counts: each gets its share rounded down, the greatest remainders one more.
+
+    Equal remainders go by the order of the counts. Never more than a count: where size is beyond their sum, all.
+
+    >>> largest_remainder({"full": 50, "partial": 30, "none": 21}, 10)
+    {'full': 5, 'partial': 3, 'none': 2}
+    """
+    total = sum(counts.values())
+    if size >= total:
+        return dict(counts)
+    # In whole numbers: shares that are equal as fractions are to be equal here
+    quotas = {name: count * size // total for name, count in counts.items()}
+    rest = sorted(counts, key=lambda name: -(counts[name] * size % total))[: size - sum(quotas.values())]
+    return {name: quota + (name in rest) for name, quota in quotas.items()}
+
+
+def quotas_of(subset: Subset, counts: Mapping[str, int], methods: Sequence[str]) -> dict[str, int]:
+    """By tier how many references are wanted; a tier may have fewer.
+
+    standard: in proportion to the counts of all tiers. challenging: half partial, half singleton, the odd one partial;
+    each method as many singletons, the first methods one more where they do not divide.
+
+    >>> quotas_of(Subset("challenging", 11), {}, ["a", "b"])
+    {'partial': 6, 'singleton:a': 3, 'singleton:b': 2}
+    """
+    if subset.kind == "standard":
+        return largest_remainder(counts, subset.size)
+    alone = subset.size // 2
+    each, odd = divmod(alone, len(methods)) if methods else (0, 0)
+    singles = {f"{SINGLETON}{name}": each + (place < odd) for place, name in enumerate(methods)}
+    return {PARTIAL: subset.size - alone, **singles}
+
+
+def shortages(subset: Subset, quotas: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """By tier how many there are and how many were wanted, where there are fewer; `all` where the input is too small.
+
+    >>> shortages(Subset("standard", 9), {"full": 4}, {"full": 4})
+    {'all': (4, 9)}
+    """
+    total = sum(counts.values())
+    if subset.kind == "standard":
+        return {"all": (total, subset.size)} if total < subset.size else {}
+    return {name: (counts.get(name, 0), wanted) for name, wanted in quotas.items() if counts.get(name, 0) < wanted}
