@@ -76,7 +76,12 @@ def folders() -> Iterator[str]:
         mirrored = {f"tests/{name}" for name in ("jobs", "udfs", "graph")}
         for folder in sorted((ROOT / top).iterdir()):
             path = f"{top}/{folder.name}"
-            if folder.is_dir() and not folder.name.startswith(("_", ".")) and path not in mirrored:
+            if (
+                folder.is_dir()
+                and not folder.is_symlink()
+                and not folder.name.startswith(("_", "."))
+                and path not in mirrored
+            ):
                 yield path
 
 

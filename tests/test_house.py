@@ -10,8 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("jobs", "udfs", "graph", "untold")
 LONGEST_FILE = 600
-MOST_MODULES = 262
-# A change that raises a number does it in the same commit, and its message gives the reason
+MOST_MODULES = 267
+# A change that raises a number does it in the same commit, and explains it in the message
 LINES = ROOT / "tests" / "folder_lines.json"
 
 

@@ -20,7 +20,7 @@ from tests.linear import assert_linear
 from tests.udfs.stages.e2e_read import Read, coverage, lists
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.e2e import EVALUATE_COVERAGE, SUMMARISE_CONTEXT
-from untold.udfs.stages.non_answers import says_absent
+from untold.udfs.stages.non_answers import NONE_WORDS
 from untold.udfs.stages.reading import letters, without_emphasis, without_ticks
 
 DATA = Path(os.environ.get("UNTOLD_DATA", Path(__file__).parents[4] / "shared" / "data"))
@@ -35,9 +35,9 @@ def reads_as_itself(text: str) -> bool:
     return (
         bool(stripped)
         and without_emphasis(stripped) == stripped
-        and not {"covered", "uncovered", "none", "nothing", "n", "missing", "omitted"} & set(words)
+        and not {"covered", "uncovered", "nothing", "n", "missing", "omitted"} & set(words)
         and without_ticks(stripped) == stripped
-        and not says_absent(stripped)
+        and not NONE_WORDS & set(words)
     )
 
 
