@@ -221,7 +221,7 @@ def _done(request: NightlyRequest, day: str, earlier: Manifest, changed: bool) -
     settings = request.night.settings
     missed = miss_messages(earlier, settings)
     code = Ending().exit_code(earlier["counts"]["statuses"], settings.fail_on_error, missed)
-    ended = Outcome(exit_code=code, manifest=earlier, message="\n".join(missed) or None).held_to(request.bars)
+    ended = Outcome(exit_code=code, manifest=earlier, message="\n".join(missed) or None).apply_thresholds(request.bars)
     return DateResult(
         date=day,
         status="done",
@@ -331,7 +331,7 @@ def _score_one(
             sentinel = score(fixed, display, held)
             if sentinel.manifest["status"] != "finished":
                 return _night(name, sentinel, {"sentinel": sentinel.manifest})
-        outcome = score(_less(asked, sentinel), display, held).held_to(request.bars)
+        outcome = score(_less(asked, sentinel), display, held).apply_thresholds(request.bars)
     except NoInputError as error:
         # Its files have no row, which their beginnings did not tell
         return _refused(name, error) if request.require_input else DateResult(date=name, status="empty")

@@ -109,7 +109,7 @@ def _run_score(
     from untold.jobs.summary.nights import metrics_text
 
     with display:
-        outcome = score(request, display).held_to(bars)
+        outcome = score(request, display).apply_thresholds(bars)
     if report is not None:
         report.metrics = metrics_text(outcome.manifest, outcome.exit_code)
         report.facts |= facts_of(outcome.manifest, outcome.exit_code)

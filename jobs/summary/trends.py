@@ -293,11 +293,12 @@ class _TrendTables:
             return {}
         own, _ = self._change(series, later, earlier)
         net = interval_of(own, moved.negated, seed=self._seed)
+        freedom = min(own.degrees_of_freedom, moved.degrees_of_freedom)
         return {
             "judge_difference": test.difference,
             "judge_p_value": test.p_value,
             **{f"net_{name}": value for name, value in net.columns("difference").items()},
-            "net_p_value": p_of_error(net.mean or 0.0, hypot(own.error, moved.error), min(own.freedom, moved.freedom)),
+            "net_p_value": p_of_error(net.mean or 0.0, hypot(own.error, moved.error), freedom),
         }
 
     def _moved(self, series: Series, row: Row, later: DateRange, earlier: DateRange) -> list[Row]:

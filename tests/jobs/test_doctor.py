@@ -18,7 +18,7 @@ from tests.fakes.classifier import LABELS, SEPARATOR
 from tests.fakes.model_server import ModelServer
 from untold.jobs import doctor
 from untold.jobs.doctor import (
-    Finding,
+    CheckResult,
     check_disk,
     check_endpoint,
     check_ray,
@@ -52,7 +52,7 @@ def calm(server: ModelServer) -> ModelServer:
 def without_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark and Ray have tests of their own; they take seconds each."""
     for name in ("check_spark", "check_ray"):
-        monkeypatch.setattr(doctor, name, lambda settings: Finding("ok", "engine", "not started"))
+        monkeypatch.setattr(doctor, name, lambda settings: CheckResult("ok", "engine", "not started"))
 
 
 def this_address() -> str:
@@ -248,7 +248,9 @@ def test_a_store_is_ok_only_where_all_engines_reached_it(
     settings = settings_for(calm).model_copy(update={"completion_store": str(tmp_path)})
     assert examine(lambda: Resolved(settings, {}, embedded=False)) == 0
     assert f"ok    store              {tmp_path}\n" in capsys.readouterr().out
-    monkeypatch.setattr(doctor, "check_ray", lambda settings: Finding("FAIL", "Ray", "at 10.0.0.1: it is not shared"))
+    monkeypatch.setattr(
+        doctor, "check_ray", lambda settings: CheckResult("FAIL", "Ray", "at 10.0.0.1: it is not shared")
+    )
     assert examine(lambda: Resolved(settings, {}, embedded=False)) == 1
     assert f"warn  store              {tmp_path}: reached from here, not by Ray\n" in capsys.readouterr().out
 

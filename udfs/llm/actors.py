@@ -142,11 +142,11 @@ class AnsweringActor:
         self._running().feed(unit, rows)
 
     async def remember(self, gone: Mapping[str, Usage]) -> None:
-        """`Asker.remember`."""
+        """`RequestLoop.remember`."""
         self._running().remember(gone)
 
     async def progress(self) -> Progress:
-        """`Asker.progress`. Raises what broke one of its loops."""
+        """`RequestLoop.progress`. Raises what broke one of its loops."""
         return self._running().progress()
 
     async def stop(self, grace: float) -> Progress:
@@ -156,9 +156,9 @@ class AnsweringActor:
             await self._lender.leave(self._client)
         return progress
 
-    async def hurry(self, grace: float) -> None:
-        """`Asker.hurry`."""
-        self._running().hurry(grace)
+    async def shorten_deadline(self, grace: float) -> None:
+        """`RequestLoop.shorten_deadline`."""
+        self._running().shorten_deadline(grace)
 
     async def _end_with_raylet(self) -> None:
         """Writes what is answered and ends the process once its raylet has died: another actor asks the rest."""

@@ -143,7 +143,7 @@ class BatchOutcome:
     used: Usage = field(default_factory=Usage)
     refusal: str | None = None
 
-    def hear(self, request: Request, answer: Answer) -> None:
+    def accept(self, request: Request, answer: Answer) -> None:
         """Takes the answer to a request."""
         limited = answer.error_type == "http_429"
         self.used += replace(answer.usage, calls=1, asked=not request.calls, tool_turns=request.turn_due)

@@ -56,7 +56,7 @@ class LimiterClock:
         if wrong or old or received - sent < self._round_trip:
             self.offset, self._round_trip, self._measured_at = (low + high) / 2, received - sent, received
 
-    def doubt(self) -> None:
+    def reset_clock_offset(self) -> None:
         """Measures anew with the next lease."""
         self._round_trip = float("inf")
 
@@ -181,7 +181,7 @@ class Pacing:
             self._until = max(self._until, times[-1])
             # Late on arrival: the round trip was long, or the clocks are further apart than was measured.
             if times[0] < received - LATE_SECONDS:
-                self.clock.doubt()
+                self.clock.reset_clock_offset()
 
     def _drop(self) -> None:
         """Gives up all slots; what was reserved with them is told with the next lease."""

@@ -152,7 +152,7 @@ class RequestLoop:
         of it. A disk that cannot be written is tried until `grace` is over.
         """
         self._stopping = True
-        self.hurry(grace)
+        self.shorten_deadline(grace)
         await self._flush()
         while self._endpoints.in_flight and monotonic() < self._end:
             await asyncio.sleep(STOP_LOOK_SECONDS)
@@ -168,7 +168,7 @@ class RequestLoop:
                 await asyncio.gather(*(channel.client.close() for channel in self._channels))
         return self.progress()
 
-    def hurry(self, grace: float) -> None:
+    def shorten_deadline(self, grace: float) -> None:
         """Ends the waiting of `stop` after so many seconds at the latest."""
         self._end = min(self._end, monotonic() + grace)
 
@@ -277,7 +277,7 @@ class RequestLoop:
         if request.rounds >= MAX_ROUNDS:
             self._settle(channel, request, failed(answer, "unparsable", "the model does not stop calling tools"))
             return
-        channel.standing.hear(request, answer, monotonic())
+        channel.standing.record(request, answer, monotonic())
         results = [run_tool(call) for call in answer.tool_calls]
         request.go_on(exchange(answer.text, answer.tool_calls, results), trace(answer.tool_calls, results))
         self._return(request)
@@ -285,7 +285,7 @@ class RequestLoop:
     def _settle(self, channel: Channel, request: Request, answer: Answer) -> None:
         """Carries out what the answer means."""
         completed = channel.standing.completed_here
-        self._trial.hear(request, answer, completed=completed)
+        self._trial.record(request, answer, completed=completed)
         if self._trial.over:
             return
         if answer.about_schema and self._stage.structured and not completed:
@@ -296,7 +296,7 @@ class RequestLoop:
             self._refuse(channel, request, answer, NO_TOOLS)
             return
         now = monotonic()
-        free = channel.standing.hear(request, answer, now)
+        free = channel.standing.record(request, answer, now)
         if answer.parts:
             answered, rest, answer = split_answered(request, answer)
             for member, part in answered:

@@ -103,7 +103,7 @@ class Trial:
         self.over = False
         self._empty: str | None = None
 
-    def hear(self, request: Request, answer: Answer, *, completed: bool) -> None:
+    def record(self, request: Request, answer: Answer, *, completed: bool) -> None:
         """Note the first answer, or a refusal before any completion. A rate limit says nothing.
 
         One request with an empty completion says nothing; two do.
@@ -342,7 +342,7 @@ class EndpointHealth:
     doubts_of_all: int = 0
     news: PendingReport = field(default_factory=PendingReport)
 
-    def hear(self, request: Request, answer: Answer, now: float) -> bool:
+    def record(self, request: Request, answer: Answer, now: float) -> bool:
         """Notes an answer. Whether it is a fault that is the endpoint's and costs the request no attempt."""
         kind, news = answer.error_type, self.news
         if answer.retry_after is not None:

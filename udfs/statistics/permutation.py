@@ -234,7 +234,7 @@ class Change:
         return Change([_negated(part) for part in self.parts])
 
     @property
-    def freedom(self) -> int:
+    def degrees_of_freedom(self) -> int:
         """The degrees of freedom of its error."""
         return sum(int(np.sum(counts)) - 1 for _, _, counts in self.parts)
 
@@ -259,7 +259,7 @@ class Change:
             return test
         questions = [int(np.sum(counts)) for _, _, counts in self.parts]
         # Never less likely than that all questions of the smaller group move one way
-        tail = max(p_of_error(test.difference, self.error, self.freedom), 0.5 ** (min(questions) - 1))
+        tail = max(p_of_error(test.difference, self.error, self.degrees_of_freedom), 0.5 ** (min(questions) - 1))
         return PairedTest(test.n, test.difference, min(test.p_value, tail))
 
 

@@ -304,7 +304,7 @@ class ActorPool:
             if left and (less := grace()) < given:
                 given, began = less, monotonic()
                 for worker in self.workers:
-                    worker.handle.hurry.remote(given)
+                    worker.handle.shorten_deadline.remote(given)
         for reference, worker in stopping.items():
             try:
                 worker.progress = ray.get(reference, timeout=0)

@@ -143,7 +143,7 @@ class ProcessAnswerer:
     def answer(self, unanswered: PendingRequests) -> JobOutcome:
         """By a job that the process gets; the outcome of a refusal says what to do about a key.
 
-        Raises ReachError, before anything is asked, where a machine does not reach what the run writes.
+        Raises NodeCheckError, before anything is asked, where a machine does not reach what the run writes.
         """
         if self.reach is not None:
             self.reach.check_executors()

@@ -270,11 +270,11 @@ class OutageTracker:
         """Whether the endpoint is left alone."""
         return monotonic() < self.held_until
 
-    def hear(self) -> None:
+    def record_success(self) -> None:
         """Takes that the endpoint answered."""
         self.faults, self._reached = 0, True
 
-    def bear(self, answer: Answer) -> None:
+    def record_failure(self, answer: Answer) -> None:
         """Takes an error of the endpoint, which passes. Raises EndedError for others, and where it lasts too long."""
         if answer.refused or not is_passing(answer.error_type):
             remedy = REMEDIES.get(answer.error_type or "") or remedy_of(answer)

@@ -145,7 +145,7 @@ class BatchSubmitter:
         self._completed = job.answered_before
         # What keeps batches from being sent: the budget, or the endpoint's queue until the next pause
         self._short = self._full = False
-        self._patience = OutageTracker(job.settings.outage)
+        self._outage = OutageTracker(job.settings.outage)
         self._told: set[str] = set()
         self._wait = how.poll_seconds
         self._used = NOTHING_USED
@@ -234,13 +234,13 @@ class BatchSubmitter:
             self._check_stopped()
             if self._step(new, submit=True):
                 moved = True
-            elif self._patience.faults:
+            elif self._outage.faults:
                 break
         return moved
 
     def _step(self, batch: Batch, *, submit: bool) -> bool:
         """The next thing to do for a batch; whether it was done."""
-        if self._patience.is_held:
+        if self._outage.is_held:
             return False
         try:
             if batch.id is None:
@@ -256,14 +256,14 @@ class BatchSubmitter:
             if batch.id is not None and error.answer.error_type in HIDDEN:
                 self._pass_over(batch)
             else:
-                self._patience.bear(error.answer)
+                self._outage.record_failure(error.answer)
                 if error.answer.error_type not in NOT_DONE:
                     self._doubtful.add(batch.name)
             return False
         except NotYetError as reason:
             moved = False
             self._tell(f"batch {batch.name} of {self._job.stage.name}: {reason}")
-        self._patience.hear()
+        self._outage.record_success()
         return moved
 
     def _tell(self, line: str) -> None:
@@ -427,7 +427,7 @@ class BatchSubmitter:
         if judged.refusal and batch.name in self._own:
             raise EndedError("refused", judged.refusal)
         came = judged.used.done or judged.used.calls > judged.used.rate_limited
-        self._patience.read(came=bool(came) or not look.id or look.code == QUEUE_FULL)
+        self._outage.read(came=bool(came) or not look.id or look.code == QUEUE_FULL)
 
     def _download(self, batch: Batch, look: BatchStatus) -> BatchResults:
         """What came of a batch. Where less came than the endpoint has counted, it is downloaded again."""
@@ -450,7 +450,7 @@ class BatchSubmitter:
         """What came of one request."""
         if body is None:
             failure = self._script.render(request)[1]
-            judged.record(request, failure or Answer(error_type="template"))
+            judged.accept(request, failure or Answer(error_type="template"))
             return
         if look.status == "completed" and request.request_id not in results:
             judged.miss(request)
@@ -461,7 +461,7 @@ class BatchSubmitter:
             return
         if answer.text is not None:
             self._sizes.remember(answer.usage.completion_tokens)
-        judged.hear(request, answer)
+        judged.accept(request, answer)
 
     def _pace(self, batch: Batch, look: BatchStatus) -> None:
         """Takes what a batch says of the endpoint's queue: a full one is halved, and grows while batches complete."""
@@ -535,7 +535,7 @@ class BatchSubmitter:
 
     def _pause(self, *, longer: bool = True) -> None:
         """Waits before the next look, each time `longer`, and for what the endpoint asked for; a stop ends it."""
-        until = max(monotonic() + self._wait, self._patience.held_until)
+        until = max(monotonic() + self._wait, self._outage.held_until)
         if longer:
             self._wait = min(SLOWER * self._wait, self._how.longest_poll_seconds)
         while (left := until - monotonic()) > 0 and not self._watch.stopped():

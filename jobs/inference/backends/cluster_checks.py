@@ -40,7 +40,7 @@ class ClusterChecks:
     _nodes_known: bool = False
 
     def check_executors(self) -> None:
-        """Raises ReachError for what executors do not reach; those that answered before are not asked again.
+        """Raises NodeCheckError for what executors do not reach; those that answered before are not asked again.
 
         Of a local Spark only object stores are tried: it has this process's disks and versions. Not that of the output,
         where it writes before anything is asked.
@@ -59,7 +59,7 @@ class ClusterChecks:
         self._executors |= {"driver"} if local else set()
 
     def check_nodes(self, process: ProcessWhenNeeded) -> None:
-        """Raises ReachError for what nodes of Ray's cluster do not reach. It asks them once."""
+        """Raises NodeCheckError for what nodes of Ray's cluster do not reach. It asks them once."""
         if not self._nodes_known:
             check_nodes(self.places, process.open().visit_nodes, self.note)
         self._nodes_known = True
@@ -92,7 +92,7 @@ def reached_places(output: str, work: str, store: str) -> dict[str, str]:
 
 
 def _check_spark(spark: SparkSession, probe: Probe, places: Iterable[str]) -> None:
-    """Raises ReachError for object stores that Spark does not write and read: it has a client of its own."""
+    """Raises NodeCheckError for object stores that Spark does not write and read: it has a client of its own."""
     for place in places:
         path = f"{probe.folders[place]}/spark"
         try:

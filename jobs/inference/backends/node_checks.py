@@ -28,7 +28,7 @@ def check_nodes(
     visit_nodes: Callable[[Mapping[str, str], str], Sequence[NodeReport]],
     note: Callable[[str], None],
 ) -> None:
-    """Raises ReachError for what nodes of Ray do not reach; `visit_nodes` has them visit folders with a nonce."""
+    """Raises NodeCheckError for what nodes of Ray do not reach; `visit_nodes` has them visit folders with a nonce."""
     with probing(places) as probe:
         probe.check(visit_nodes(probe.folders, probe.nonce), note, NOT_OF_ACTORS)
 
@@ -43,7 +43,7 @@ class Probe:
     def check(
         self, reports: Sequence[NodeReport], note: Callable[[str], None], not_needed: frozenset[str] = frozenset()
     ) -> None:
-        """Raises ReachError for what machines did not reach, and for what they wrote and the driver does not see."""
+        """Raise NodeCheckError for folders that a machine does not reach, or whose files the driver does not see."""
         found = [(*problem, report["machine"]) for report in reports for problem in self._problems_of(report)]
         silent = [("untold cannot run on", f": {one['silence']}", one["machine"]) for one in reports if one["silence"]]
         lines = [f"{line}; {SHARE}" for line in _lines(found)] + [f"{line}; {INSTALL}" for line in _lines(silent)]
@@ -73,7 +73,7 @@ class Probe:
 
 @contextmanager
 def probing(places: Mapping[str, str]) -> Iterator[Probe]:
-    """A probe whose folders the driver has written to, and that are removed. Raises ReachError where it cannot."""
+    """A probe whose folders the driver has written to, and that are removed. Raises NodeCheckError where it cannot."""
     nonce = uuid4().hex
     folders = {place: f"{folder}/_reach-{nonce}" for place, folder in places.items()}
     _each(folders, lambda folder: (folder / DRIVER).write_bytes(nonce.encode()), "cannot be written")
@@ -87,7 +87,7 @@ def probing(places: Mapping[str, str]) -> Iterator[Probe]:
 
 
 def _each(folders: Mapping[str, str], act: Callable[[StoragePath], None], what: str) -> None:
-    """Does something with every folder. Raises ReachError with a line for each that refuses."""
+    """Does something with every folder. Raises NodeCheckError with a line for each that refuses."""
     tried = {place: within(partial(act, StoragePath(folder))) for place, folder in folders.items()}
     lines = [f"{place} {what} from here: {problem}" for place, problem in tried.items() if problem is not None]
     if lines:

@@ -138,9 +138,9 @@ class StageRunner:
     def _identify(self, name: str, requests: Requests) -> _StageCall:
         """The stage as its endpoint can be asked, and its requests with their ids."""
         waits = self._spool.is_used or self._batches.delivers(name)
-        if waits and self._findings.tries(self.stages[name]):
+        if waits and self._findings.needs_probe(self.stages[name]):
             # Nobody waits for the first answer
-            self.engines.display.note(self._findings.learn(self.stages[name], SchemaSupport(UNTRIED)))
+            self.engines.display.note(self._findings.record(self.stages[name], SchemaSupport(UNTRIED)))
         stage = self._findings.applied(self.stages[name])
         # Pairs are many: a list of all of them is none that comes along
         column = "request_id" if isinstance(requests, Rows) else None
@@ -268,7 +268,7 @@ class StageRunner:
             # What one endpoint answered says nothing of the others; earlier starts tell of the language model's
             section in self.account.sections or (section == "llm" and self.answered_before),
             self._findings.goes_alone(stage),
-            self._findings.may_drop(stage),
+            self._findings.can_drop_schema(stage),
             answerer is not self._spool and answerer is not self._batches,
         )
         try:
@@ -282,7 +282,7 @@ class StageRunner:
         self.account.note_models(section_of(stage.api), outcome.models)
         self.lost += outcome.lost
         if outcome.finding is not None:
-            self.engines.display.note(self._findings.learn(stage, outcome.finding))
+            self.engines.display.note(self._findings.record(stage, outcome.finding))
         if outcome.parameters is not None:
             for line in self._findings.adapt(stage, outcome.parameters):
                 self.engines.display.note(line)

@@ -66,20 +66,20 @@ class Findings:
         """Note that requests of the stage were sent without a refusal of a parameter."""
         self._unsettled.discard(self._key(stage))
 
-    def may_drop(self, stage: Stage) -> bool:
+    def can_drop_schema(self, stage: Stage) -> bool:
         """Whether the stage's schema goes where the endpoint cannot take it."""
         return stage.structured is not None and decoding_for(self.settings, stage.name).structured == "auto"
 
-    def tries(self, stage: Stage) -> bool:
+    def needs_probe(self, stage: Stage) -> bool:
         """Whether the first answer of a stage is to say what the endpoint makes of its schema."""
         known = self._known(stage)
-        return self.may_drop(stage) and (known is None or not known.settles(stage))
+        return self.can_drop_schema(stage) and (known is None or not known.settles(stage))
 
     def goes_alone(self, stage: Stage) -> bool:
         """Return True if the first request of the stage is sent alone, as its answer may change all others."""
-        return self.tries(stage) or self._key(stage) in self._unsettled
+        return self.needs_probe(stage) or self._key(stage) in self._unsettled
 
-    def learn(self, stage: Stage, found: SchemaSupport) -> str:
+    def record(self, stage: Stage, found: SchemaSupport) -> str:
         """Keeps what an answer of this stage said; gives a line that says it.
 
         A model that took schemas and refuses that of a rated stage takes none beside log-probabilities.
@@ -92,7 +92,7 @@ class Findings:
         return _describe(stage, found)
 
     def _known(self, stage: Stage) -> SchemaSupport | None:
-        known = self._read(NAME, self.learned).get(self._key(stage)) if self.may_drop(stage) else None
+        known = self._read(NAME, self.learned).get(self._key(stage)) if self.can_drop_schema(stage) else None
         return SchemaSupport(**known) if known else None
 
     def _write(self, name: str, learned: dict[str, dict[str, Any]]) -> None:

@@ -42,7 +42,7 @@ class Outcome:
     # What a command prints and does not write: the hits of a single query
     rows: Sequence[Mapping[str, Any]] = ()
 
-    def held_to(self, bars: Mapping[str, float]) -> Outcome:
+    def apply_thresholds(self, bars: Mapping[str, float]) -> Outcome:
         """The outcome where a mean below its bar fails a run (`below_bars`).
 
         One that ended early has not asked for all that a mean is of, and stays as it is.
@@ -189,7 +189,7 @@ def open_start(
 ) -> Iterator[Start]:
     """A start in an output that was entered, with its engines; `asks`, `stages` and `held` as of `open_engines`.
 
-    `index`: that which executors are to read. Raises ReachError where they do not reach it, the output or the store.
+    `index`: the index that executors read. Raises NodeCheckError if they do not reach it, the output or the store.
     """
     with open_engines(
         request.settings,

@@ -30,32 +30,32 @@ def test_what_nobody_knows_is_tried_with_its_schema(tmp_path: Path) -> None:
     findings, stage = Findings(settings, str(tmp_path)), bound("check_coverage", settings)
     assert findings.applied(stage) == stage
     assert stage.structured is not None
-    assert findings.tries(stage)
-    assert findings.may_drop(stage)
+    assert findings.needs_probe(stage)
+    assert findings.can_drop_schema(stage)
 
 
 @pytest.mark.parametrize("outcome", ["refused", "broken", "untried"])
 def test_what_takes_no_schema_is_asked_without_by_every_start(tmp_path: Path, outcome: str) -> None:
     settings = settings_of()
     stage = bound("check_coverage", settings)
-    line = Findings(settings, str(tmp_path)).learn(stage, SchemaSupport(outcome))
+    line = Findings(settings, str(tmp_path)).record(stage, SchemaSupport(outcome))
     assert line.startswith("m: ")
     later = Findings(settings, str(tmp_path))
     assert later.applied(stage) == bound("check_coverage", settings_of(structured="off"))
-    assert not later.tries(stage)
+    assert not later.needs_probe(stage)
     # Another model, and another endpoint, are others
     for other in (settings_of(model="n"), settings_of(base_url="http://other.example/v1")):
-        assert Findings(other, str(tmp_path)).tries(bound("check_coverage", other))
+        assert Findings(other, str(tmp_path)).needs_probe(bound("check_coverage", other))
 
 
 def test_a_model_that_takes_schemas_is_tried_with_ratings_once_more(tmp_path: Path) -> None:
     settings = settings_of()
     findings = Findings(settings, str(tmp_path))
     plain, rated = bound("check_coverage", settings), bound("rate_importance", settings)
-    findings.learn(plain, SchemaSupport("taken", thinks=True))
-    assert (findings.tries(plain), findings.tries(rated)) == (False, True)
-    findings.learn(rated, SchemaSupport("refused"))
-    assert (findings.tries(plain), findings.tries(rated)) == (False, False)
+    findings.record(plain, SchemaSupport("taken", thinks=True))
+    assert (findings.needs_probe(plain), findings.needs_probe(rated)) == (False, True)
+    findings.record(rated, SchemaSupport("refused"))
+    assert (findings.needs_probe(plain), findings.needs_probe(rated)) == (False, False)
     assert findings.applied(rated).structured is None
     assert findings.applied(plain) == plain
     compared = findings.applied(bound("compare_answers", settings)).structured
@@ -66,8 +66,8 @@ def test_a_model_that_takes_schemas_is_tried_with_ratings_once_more(tmp_path: Pa
 def test_a_file_that_makes_no_sense_is_no_finding(tmp_path: Path) -> None:
     (tmp_path / "structured.json").write_text("[")
     settings = settings_of()
-    assert Findings(settings, str(tmp_path)).tries(bound("check_coverage", settings))
-    assert Findings(settings, None).tries(bound("check_coverage", settings))
+    assert Findings(settings, str(tmp_path)).needs_probe(bound("check_coverage", settings))
+    assert Findings(settings, None).needs_probe(bound("check_coverage", settings))
 
 
 def test_what_is_set_is_neither_tried_nor_dropped(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_what_is_set_is_neither_tried_nor_dropped(tmp_path: Path) -> None:
         findings, stage = Findings(settings, str(tmp_path)), bound("check_coverage", settings)
         assert stage.structured is not None
         assert stage.structured["form"] == form
-        assert (findings.tries(stage), findings.may_drop(stage)) == (False, False)
+        assert (findings.needs_probe(stage), findings.can_drop_schema(stage)) == (False, False)
 
 
 def test_stages_that_send_no_schema() -> None:

@@ -291,7 +291,7 @@ def test_a_stop_that_waits_is_hurried(server: ModelServer, tmp_path: Path) -> No
         await one.until(lambda progress: progress.usage.done == 4)
         stopping = asyncio.create_task(one.asker.stop(600.0))
         await asyncio.sleep(0.1)
-        one.asker.hurry(0.1)
+        one.asker.shorten_deadline(0.1)
         async with asyncio.timeout(30.0):
             await stopping
 

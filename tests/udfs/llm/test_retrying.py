@@ -20,7 +20,7 @@ def heard(*answers: Answer, **known: Any) -> EndpointHealth:
     """What an asker knows after these answers, one a second."""
     standing = EndpointHealth(**known)
     for second, answer in enumerate(answers):
-        standing.hear(Request("r", {}, "unit"), answer, float(second))
+        standing.record(Request("r", {}, "unit"), answer, float(second))
     return standing
 
 
@@ -135,5 +135,5 @@ def test_faults_count_until_something_answers() -> None:
 def test_an_endpoint_that_was_never_there_is_an_outage_at_once() -> None:
     standing = EndpointHealth()
     away = Answer(error_type="connection", unconnected=True)
-    assert standing.hear(Request("r", {}, "unit"), away, 1.0)
+    assert standing.record(Request("r", {}, "unit"), away, 1.0)
     assert standing.tell().faults == OUTAGE_FAULTS
