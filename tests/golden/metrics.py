@@ -125,7 +125,7 @@ CASES: Mapping[str, Case] = {
         lambda: statement_samples(2, 1, "noisy"),
         "world_noisy",
         "extract_atoms",
-        settings={"nli.filter": "words", "nli.certain": 0.8, "nli.audit": 0.3},
+        settings={"nli.filter": "words", "nli.classifier_threshold": 0.8, "nli.audit_share": 0.3},
         classifies=True,
     ),
     "icat-s": Case(
@@ -167,7 +167,7 @@ CASES: Mapping[str, Case] = {
         "world",
         "assign_nuggets",
         "rate_nuggets",
-        settings={"nuggets.window": 2, "nuggets.most": 6, "nuggets.keep": 4, "nuggets.vital_weight": 0.5},
+        settings={"nuggets.window": 2, "nuggets.max_generated": 6, "nuggets.top_k": 4, "nuggets.vital_weight": 0.5},
     ),
     "longrecall": Case(
         "longrecall",
