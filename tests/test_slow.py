@@ -47,7 +47,9 @@ def run(folder: Path, tests: str) -> tuple[int, list[list[str]], str]:
     """Run the command over a file of tests. Return its exit code, the words of its summary, and its output."""
     (folder / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
     (folder / "test_some.py").write_text(tests)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # The process that runs this test may be one of xdist itself
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    environment["PYTHONPATH"] = str(ROOT)
     command = [sys.executable, "-m", "tests.slow", "test_some.py"]
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     output = ended.stdout + ended.stderr

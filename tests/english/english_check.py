@@ -499,12 +499,17 @@ class Figures:
         return row | {name: round(100 * self.rules[name] / count, 1) for name in RULE_NAMES}
 
 
+def _is_skipped(folder: str) -> bool:
+    """Return True for hidden folders and for those that builds write."""
+    return folder in ("build", "dist", "site") or (folder.startswith(".") and folder != "..")
+
+
 def files_of(paths: Sequence[str], exclude: str | None = None) -> list[Path]:
     """Return the Python and Markdown files of paths, sorted."""
     found: set[Path] = set()
     for path in map(Path, paths):
         found |= {path} if path.is_file() else {p for p in path.rglob("*") if p.suffix in {".py", ".md", ".qmd"}}
-    kept = sorted(p for p in found if not any(part.startswith(".") and part != ".." for part in p.parts))
+    kept = sorted(p for p in found if not any(_is_skipped(part) for part in p.parts))
     return [p for p in kept if not (exclude and re.search(exclude, str(p)))]
 
 
