@@ -119,7 +119,9 @@ def _needed() -> Sequence[str]:
         lines = requires("untold") or []
     except PackageNotFoundError:
         return []
-    return [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in lines if "extra ==" not in line]
+    names = (re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in lines if "extra ==" not in line)
+    # Metadata of a clone and of an installation spell a name differently (typing_extensions, typing-extensions)
+    return [re.sub(r"[-_.]+", "-", name).lower() for name in names]
 
 
 def _installed(names: Sequence[str]) -> dict[str, str]:
