@@ -30,8 +30,8 @@ WHOLE_JOBS = {
 }
 # One kill per writer
 KILLS = {
-    "segments": "tests/jobs/inference/test_answering.py::test_a_killed_actor_loses_what_was_in_flight_and_no_more",
-    "batches": "tests/jobs/inference/test_delivering.py::test_a_kill_before_and_after_each_call_costs_nothing[10.0]",
+    "segments": "tests/jobs/inference/test_actor_driver.py::test_a_killed_actor_loses_what_was_in_flight_and_no_more",
+    "batches": "tests/jobs/inference/test_batch_jobs.py::test_a_kill_before_and_after_each_call_costs_nothing[10.0]",
     "tables": "tests/jobs/run/test_output.py::test_a_kill_while_tables_are_replaced_is_no_whole_output",
 }
 OTHERS = {

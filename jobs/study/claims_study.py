@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from untold.jobs.inference.backends.cluster_checks import ClusterChecks, reached_places
-from untold.jobs.inference.backends.process import AnsweringError
+from untold.jobs.inference.backends.process import ActorProcessError
 from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.stage.call_settings import RunEndpoint
 from untold.jobs.inference.stage.engines import open_engines
@@ -103,12 +103,12 @@ class StageAsker:
     def restate(self, pairs: DataFrame) -> DataFrame:
         """Columns question, answer, statement, error_type from question, answer: the stage `restate_answer`.
 
-        A pair that failed has no statement and an error_type. Raises AnsweringError where the asking ended early.
+        A pair that failed has no statement and an error_type. Raises ActorProcessError where the asking ended early.
         Methods, section 6.
         """
         given = self.ask(RESTATE, pairs, ("question", "answer"), ("statement", "error_type"))
         if given.ending.reason is not None:
-            raise AnsweringError(given.ending.explain(self.command))
+            raise ActorProcessError(given.ending.explain(self.command))
         return given.rows
 
 

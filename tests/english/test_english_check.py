@@ -7,18 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.english.english_check import (
-    BITS,
-    MARKED,
-    Passage,
-    Trigrams,
-    _rate,
-    _state,
-    findings,
-    main,
-    passages_of,
-    sentences_of,
-)
+from tests.english.english_check import BITS, MARKED, Trigrams, _rate, _state, main
+from tests.english.prose import Passage, passages_of, sentences_of
+from tests.english.rules import findings
 
 HERE = Path(__file__).parent
 # Lower it with every file that leaves the list; it never rises

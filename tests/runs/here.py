@@ -19,7 +19,7 @@ from tests.runs.cluster import SHARED_RAY, SharedCluster
 from tests.runs.harness import Ended, clean_environment, words_of
 from untold.jobs.cli.main import main
 from untold.jobs.inference.backends import process
-from untold.jobs.inference.backends.process import AnsweringProcess, ProcessWhenNeeded
+from untold.jobs.inference.backends.process import ActorProcess, ProcessWhenNeeded
 from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.stage.call_settings import RunEndpoint
 from untold.jobs.inference.stage.engines import Engines
@@ -52,7 +52,7 @@ class RunHere:
         address = {"UNTOLD_RAY__ADDRESS": self._cluster.address, **SHARED_RAY}
         known = {**clean_environment(), **address, **(environment or {})}
         with _signals_kept(), self._conf_kept(), patch.dict(os.environ, known, clear=True):
-            with patch.object(process, "AnsweringProcess", self._process), redirect_stdout(out), redirect_stderr(err):
+            with patch.object(process, "ActorProcess", self._process), redirect_stdout(out), redirect_stderr(err):
                 code = _exit_code(words)
         SHOW_JVM.clear()
         self._cluster.forget()
@@ -69,17 +69,15 @@ class RunHere:
         stages = {name: bind_stage(name, settings) for name in names}
         workspace = Workspace(self._spark, str(folder / f"steps-{monotonic()}"))
         endpoint = RunEndpoint(settings, embedded=False, wait=True, notify=display.note)
-        with patch.dict(os.environ, SHARED_RAY), patch.object(process, "AnsweringProcess", self._process):
+        with patch.dict(os.environ, SHARED_RAY), patch.object(process, "ActorProcess", self._process):
             yield StageRunner(engines, settings, stages, endpoint, workspace, str(folder / "store"))
         self._cluster.forget()
 
     @contextmanager
-    def answering(self, count: int) -> Iterator[list[AnsweringProcess]]:
+    def answering(self, count: int) -> Iterator[list[ActorProcess]]:
         """So many answering processes on the one cluster, as so many runs have."""
         with patch.dict(os.environ, SHARED_RAY):
-            processes = [
-                AnsweringProcess(RaySettings(address=self._cluster.address), Interrupts()) for _ in range(count)
-            ]
+            processes = [ActorProcess(RaySettings(address=self._cluster.address), Interrupts()) for _ in range(count)]
         try:
             yield processes
         finally:
@@ -93,7 +91,7 @@ class RunHere:
             self._kept.end()
         self._kept = None
 
-    def _process(self, ray: RaySettings, interrupts: Interrupts) -> AnsweringProcess:
+    def _process(self, ray: RaySettings, interrupts: Interrupts) -> ActorProcess:
         """The process of the run before, where that ended well; it begins each job with settings of its own."""
         if self._kept is None or not self._kept.usable:
             self.close()
@@ -115,7 +113,7 @@ class RunHere:
                     self._spark.conf.set(name, before[name])
 
 
-class _KeptProcess(AnsweringProcess):
+class _KeptProcess(ActorProcess):
     """An answering process that outlives the run which started it; one that broke or was told to stop does not."""
 
     def serve(self, interrupts: Interrupts) -> None:

@@ -20,7 +20,7 @@ from tests.runs.harness import PROMPTS, WAIT_SECONDS, kill_processes, most_withi
 from tests.runs.here import RunHere
 from tests.udfs.retrieval.onnx_files import SPECIAL, write_classifier, write_lookup, write_tokenizer
 from untold.jobs.inference.backends.job import Job, JobOutcome, Spool
-from untold.jobs.inference.backends.process import AnsweringProcess
+from untold.jobs.inference.backends.process import ActorProcess
 from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.stage.call_settings import call_settings
 from untold.jobs.inference.stage.runner import StageRunner
@@ -209,10 +209,10 @@ def test_a_search_limit_holds_over_two_jobs(run_here: RunHere, server: ModelServ
     assert most_within(moments, 1.0) <= per_minute / 60 + 2
 
 
-def answer_together(processes: list[AnsweringProcess], jobs: list[Job]) -> list[JobOutcome]:
+def answer_together(processes: list[ActorProcess], jobs: list[Job]) -> list[JobOutcome]:
     """What comes of jobs that are answered at one time."""
 
-    def answer(process: AnsweringProcess, job: Job) -> JobOutcome:
+    def answer(process: ActorProcess, job: Job) -> JobOutcome:
         return process.answer(job, lambda _: None, lambda: False)
 
     with ThreadPoolExecutor(len(jobs)) as pool:

@@ -18,7 +18,7 @@ from tests.runs.cluster import SHARED_RAY, SharedCluster
 from tests.runs.harness import Run, canonical, make_samples, read_manifest, read_table, write_samples
 from tests.runs.here import RunHere
 from untold.jobs.inference.backends.job import Spool
-from untold.jobs.inference.backends.spooled_backends import RayJobAnswerer
+from untold.jobs.inference.backends.spooled_backends import RayJobBackend
 from untold.udfs.errors import UserError
 
 pytestmark = pytest.mark.alone
@@ -99,6 +99,6 @@ def test_a_job_needs_the_address_of_a_job_server(run_here: RunHere, server: Mode
 
 def test_what_submits_jobs_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "requests", None)
-    answerer: Any = object.__new__(RayJobAnswerer)
+    backend: Any = object.__new__(RayJobBackend)
     with pytest.raises(UserError, match=r"^llm.backend=ray-job needs requests: pip install 'untold\[cluster\]'$"):
-        answerer.prepare(None)
+        backend.prepare(None)

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 
 from untold.jobs.inference.backends.cluster_checks import ClusterChecks
 from untold.jobs.inference.backends.job import Job, JobOutcome
-from untold.jobs.inference.backends.process import AnsweringError
+from untold.jobs.inference.backends.process import ActorProcessError
 from untold.jobs.inference.stage.bindings import order_of_prompt
 from untold.jobs.inference.stage.call_settings import (
     RunEndpoint,
@@ -112,7 +112,7 @@ class Backend(Protocol):
         """Gets ready for a stage, before its folder is locked: runs that waited in other orders would block."""
 
     def answer(self, unanswered: PendingRequests) -> JobOutcome:
-        """Has requests answered, or ends early for the outcome's reason. Raises AnsweringError for what broke it."""
+        """Has requests answered, or ends early for the outcome's reason. Raises ActorProcessError for what broke it."""
 
 
 @contextmanager
@@ -126,7 +126,7 @@ def shown(engines: Engines, stage: Stage) -> Iterator[None]:
 
 
 @dataclass
-class ProcessAnswerer:
+class ProcessBackend:
     """Has requests answered by the process beside the driver."""
 
     engines: Engines
@@ -191,7 +191,7 @@ _ERROR = re.compile(r"LocalModelFileError: ([^\n]+)")
 
 
 @dataclass
-class TaskAnswerer:
+class TaskBackend:
     """Has requests answered by local models within Spark's tasks. Nothing is called, and nothing is paid for."""
 
     engines: Engines
@@ -232,7 +232,7 @@ class _TaskRun:
     def answer(self) -> bool:
         """Answers all, or ends early; whether it finished.
 
-        Raises AnsweringError in one line where a model cannot be used on a worker, or the tasks fail otherwise.
+        Raises ActorProcessError in one line where a model cannot be used on a worker, or the tasks fail otherwise.
         """
         StoragePath(self._folder).make_folder()
         self._earlier = self._rows_written()
@@ -251,7 +251,7 @@ class _TaskRun:
                 told = monotonic()
         show(self._progress(total, began))
         if self._error is not None and not cancelled:
-            raise AnsweringError(self._explain(self._error)) from self._error
+            raise ActorProcessError(self._explain(self._error)) from self._error
         return not cancelled
 
     def _work(self, total: int) -> None:

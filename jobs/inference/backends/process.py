@@ -31,11 +31,11 @@ END_SECONDS = 30.0
 SILENT_SECONDS = 900.0
 
 
-class AnsweringError(UserError):
+class ActorProcessError(UserError):
     """The answering process ended or broke. The message says why."""
 
 
-class AnsweringProcess:
+class ActorProcess:
     """Runs `untold.jobs.inference.backends.actor_driver` in a process group of its own, so that Ctrl-C reaches this
     process only.
 
@@ -81,10 +81,10 @@ class AnsweringProcess:
         show: Callable[[Mapping[str, Any]], None],
         lost_lock: Callable[[], bool],
     ) -> JobOutcome:
-        """Answers a job and gives its outcome; progress goes to `show`. An interrupt ends it early, in order.
+        """Run a job and return its outcome; `show` receives progress. An interrupt ends the job early and in order.
 
-        `lost_lock` says whether another run took the folder over. Raises AnsweringError where the process ends, breaks
-        or falls silent, and where the lock was lost.
+        `lost_lock` returns True if another run took the folder over. Raises ActorProcessError if the process ends,
+        breaks or falls silent, or if the lock was lost.
         """
         self.usable = False
         self._send(json.dumps(job_to_json(job)))
@@ -103,7 +103,7 @@ class AnsweringProcess:
                 show(event)
             elif event["event"] == "done":
                 if lost_lock():
-                    raise AnsweringError(f"another run took over {job.directory} while this one stood still")
+                    raise ActorProcessError(f"another run took over {job.directory} while this one stood still")
                 self.usable = not told
                 show(event)
                 named, usage = tuple(event["models"]), Usage.of(event["usage"])
@@ -112,7 +112,7 @@ class AnsweringProcess:
                 return JobOutcome(event["reason"], event["error"], usage, named, event["lost"], finding, parameters)
 
     def visit_nodes(self, folders: Mapping[str, str], nonce: str) -> list[NodeReport]:
-        """What the nodes of its Ray say of the folders. Raises AnsweringError where the process ends or breaks."""
+        """What the nodes of its Ray say of the folders. Raises ActorProcessError where the process ends or breaks."""
         self.usable = False
         self._send(json.dumps({"folders": dict(folders), "nonce": nonce}))
         with self.interrupts.waiting():
@@ -131,10 +131,10 @@ class AnsweringProcess:
                 event = self._events.get(timeout=LOOK_SECONDS)
             except queue.Empty:
                 if monotonic() - heard_at >= SILENT_SECONDS:
-                    raise AnsweringError(self._give_up()) from None
+                    raise ActorProcessError(self._give_up()) from None
                 continue
             if event is None or event["event"] == "broken":
-                raise AnsweringError(self._explain(event))
+                raise ActorProcessError(self._explain(event))
             return event
 
     def leave(self) -> None:
@@ -190,7 +190,7 @@ class AnsweringProcess:
         return f"the answering process ended with code {self._process.returncode}: {last}"
 
 
-_begun: list[tuple[RaySettings, AnsweringProcess]] = []
+_begun: list[tuple[RaySettings, ActorProcess]] = []
 
 
 def begin_process(ray: RaySettings) -> None:
@@ -198,10 +198,10 @@ def begin_process(ray: RaySettings) -> None:
 
     Its Ray takes some seconds, as Spark and the imports of a command do. One that nobody takes ends with this process.
     """
-    _begun.append((ray, AnsweringProcess(ray, Interrupts())))
+    _begun.append((ray, ActorProcess(ray, Interrupts())))
 
 
-def _take_begun(ray: RaySettings, interrupts: Interrupts) -> AnsweringProcess | None:
+def _take_begun(ray: RaySettings, interrupts: Interrupts) -> ActorProcess | None:
     """The process that was begun with these settings, if there is one."""
     for begun in _begun:
         if begun[0] == ray:
@@ -216,12 +216,12 @@ class ProcessWhenNeeded:
 
     def __init__(self, ray: RaySettings, interrupts: Interrupts) -> None:
         self._ray, self.interrupts = ray, interrupts
-        self._process: AnsweringProcess | None = None
+        self._process: ActorProcess | None = None
 
-    def open(self) -> AnsweringProcess:
+    def open(self) -> ActorProcess:
         """The process, the same one every time."""
         if self._process is None:
-            self._process = _take_begun(self._ray, self.interrupts) or AnsweringProcess(self._ray, self.interrupts)
+            self._process = _take_begun(self._ray, self.interrupts) or ActorProcess(self._ray, self.interrupts)
         return self._process
 
     def leave(self) -> None:

@@ -13,7 +13,7 @@ from uuid import uuid4
 from untold.jobs.inference.backends.backends import PendingRequests, shown
 from untold.jobs.inference.backends.batch_jobs import Batch, BatchJob, Watch, batch_jobs, batch_spool
 from untold.jobs.inference.backends.job import JobOutcome, Spool, SpooledJob
-from untold.jobs.inference.backends.process import AnsweringError
+from untold.jobs.inference.backends.process import ActorProcessError
 from untold.jobs.inference.stage.call_settings import RunEndpoint, call_settings, explain_refusal
 from untold.jobs.inference.stage.engines import Engines
 from untold.jobs.inference.store.store import StageStore
@@ -39,7 +39,7 @@ JOB_CHARACTERS = 8
 
 
 @dataclass
-class SpoolAnswerer:
+class SpoolBackend:
     """Leaves requests in the spool of a store. `runs`: earlier starts that this one goes on with."""
 
     engines: Engines
@@ -129,7 +129,7 @@ REASONS = {EXIT_CODES[reason]: reason for reason in ("budget", "outage", "interr
 
 
 @dataclass
-class RayJobAnswerer(SpoolAnswerer):
+class RayJobBackend(SpoolBackend):
     """Has the requests of a spool answered by `untold answer` on the cluster of `ray.address`, where it waits for that.
 
     The job knows the name of the key's variable alone. Ray shows and logs what a runtime_env holds, so that no key is
@@ -141,7 +141,7 @@ class RayJobAnswerer(SpoolAnswerer):
         require("llm.backend=ray-job", "cluster", "requests", "aiohttp")
 
     def answer(self, unanswered: PendingRequests) -> JobOutcome:
-        """Leaves the requests in the spool, has them answered, and takes the answers. Raises AnsweringError."""
+        """Leaves the requests in the spool, has them answered, and takes the answers. Raises ActorProcessError."""
         super().answer(unanswered)
         spool = self.spool.path
         jobs = self.spool.jobs(self.spool.prefix(unanswered.stage, self.store))
@@ -165,7 +165,7 @@ class RayJobAnswerer(SpoolAnswerer):
             reason = "interrupted" if stopped else REASONS.get(info.driver_exit_code)
             if reason is None:
                 said = client.get_job_logs(name).splitlines() or [info.message or "no message"]
-                raise AnsweringError(redact(f"the Ray job {name} failed: {said[-1].removeprefix('untold: ')}"))
+                raise ActorProcessError(redact(f"the Ray job {name} failed: {said[-1].removeprefix('untold: ')}"))
             return JobOutcome(reason, usage=used)
 
     def _more(self, unanswered: PendingRequests) -> dict[str, Any]:
@@ -197,7 +197,7 @@ class RayJobAnswerer(SpoolAnswerer):
                 f"no job could be submitted to {ray.address} ({reason}): see that ray.address "
                 "names the job server of a running Ray cluster, with ray[default] on its head"
             )
-            raise AnsweringError(redact(text)) from error
+            raise ActorProcessError(redact(text)) from error
         try:
             yield client, name
         finally:
@@ -221,7 +221,7 @@ def _submit(client: Any, entrypoint: str, runtime_env: dict[str, Any]) -> str:
 ENDS = (None, "batched")
 
 
-class WaitingError(AnsweringError):
+class WaitingError(ActorProcessError):
     """Batches of an earlier start keep a stage from being asked. `outcome` says why."""
 
     def __init__(self, outcome: JobOutcome) -> None:
@@ -230,7 +230,7 @@ class WaitingError(AnsweringError):
 
 
 @dataclass
-class BatchAnswerer(SpoolAnswerer):
+class BatchBackend(SpoolBackend):
     """Has requests answered by batches of the endpoint. `rounds`: how many stages of the run wait for each other."""
 
     rounds: int = 0
@@ -359,7 +359,7 @@ class BatchAnswerer(SpoolAnswerer):
         *,
         wait: bool = True,
     ) -> Iterator[BatchSubmitter]:
-        """The batches of a job, locked. Raises LockedError, and AnsweringError for a disk that fails."""
+        """The batches of a job, locked. Raises LockedError, and ActorProcessError for a disk that fails."""
         # Only where batches are: openai, which every run would import with them, takes a second
         from untold.jobs.inference.backends.batch_submission import BatchSubmitter
         from untold.udfs.llm.batch_formats import open_batches
@@ -381,4 +381,4 @@ class BatchAnswerer(SpoolAnswerer):
                 with closing(open_batches(known.settings)) as api:
                     yield BatchSubmitter(job, known, api, self.settings.batch, watch, beside)
             except OSError as error:
-                raise AnsweringError(f"{job.place}: {explain(error) or root_cause(error)}") from error
+                raise ActorProcessError(f"{job.place}: {explain(error) or root_cause(error)}") from error

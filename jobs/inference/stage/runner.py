@@ -11,12 +11,12 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from untold.jobs.inference.backends.backends import Backend, PendingRequests, ProcessAnswerer, TaskAnswerer
+from untold.jobs.inference.backends.backends import Backend, PendingRequests, ProcessBackend, TaskBackend
 from untold.jobs.inference.backends.cluster_checks import ClusterChecks
 from untold.jobs.inference.backends.job import JobOutcome, tell_left_out
 from untold.jobs.inference.backends.local_model import LocalModelError
-from untold.jobs.inference.backends.process import AnsweringError
-from untold.jobs.inference.backends.spooled_backends import BatchAnswerer, RayJobAnswerer, SpoolAnswerer, WaitingError
+from untold.jobs.inference.backends.process import ActorProcessError
+from untold.jobs.inference.backends.spooled_backends import BatchBackend, RayJobBackend, SpoolBackend, WaitingError
 from untold.jobs.inference.stage.call_settings import RunEndpoint, address_of, price, runs_in_tasks, section_of
 from untold.jobs.inference.stage.engines import Engines, MainThreadExecutor
 from untold.jobs.inference.stage.requests import Requests, Rows, without_requests
@@ -158,14 +158,14 @@ class StageRunner:
         return Findings(self.settings, self.store)
 
     @cached_property
-    def _spool(self) -> SpoolAnswerer:
-        answerer = RayJobAnswerer if self.settings.llm.backend == "ray-job" else SpoolAnswerer
-        return answerer(self.engines, self.settings, self.endpoint, self.store, self.earlier)
+    def _spool(self) -> SpoolBackend:
+        backend = RayJobBackend if self.settings.llm.backend == "ray-job" else SpoolBackend
+        return backend(self.engines, self.settings, self.endpoint, self.store, self.earlier)
 
     @cached_property
-    def _batches(self) -> BatchAnswerer:
+    def _batches(self) -> BatchBackend:
         given = (self.engines, self.settings, self.endpoint, self.store, self.earlier)
-        return BatchAnswerer(*given, rounds=sum(backend_for(self.settings, name) == "batch" for name in self.stages))
+        return BatchBackend(*given, rounds=sum(backend_for(self.settings, name) == "batch" for name in self.stages))
 
     def _store_of(self, stage: Stage) -> StageStore:
         """The stage's folder of the store, one object a run: it tells of damage once."""
@@ -173,15 +173,15 @@ class StageRunner:
             self._stores[stage.digest] = StageStore(self.store, stage, self.engines, self.workspace, self.earlier)
         return self._stores[stage.digest]
 
-    def _answerer_of(self, stage: Stage) -> Backend:
+    def _backend_of(self, stage: Stage) -> Backend:
         """What answers a stage under the settings."""
         if runs_in_tasks(stage, self.settings):
-            return TaskAnswerer(self.engines, self.settings, self.workspace)
+            return TaskBackend(self.engines, self.settings, self.workspace)
         if self._batches.delivers(stage.name):
             return self._batches
         if self._spool.is_used:
             return self._spool
-        return ProcessAnswerer(self.engines, self.settings, self.endpoint, self.workspace, self.reach)
+        return ProcessBackend(self.engines, self.settings, self.endpoint, self.workspace, self.reach)
 
     def _ask(self, asking: _StageCall) -> Results | None:
         """Looks up, answers and reads until no file of the folder turned out to be damaged on the way.
@@ -221,7 +221,7 @@ class StageRunner:
             self.ended = "interrupted"
         except WaitingError as error:
             self.ended, self.error = error.outcome.reason, error.outcome.error
-        except (AnsweringError, LockedError, LocalModelError) as error:
+        except (ActorProcessError, LockedError, LocalModelError) as error:
             # A process that is told to stop before it took its job up ends without a word
             self.ended = "interrupted" if self.engines.interrupts.requested else "broken"
             self.error = str(error)
@@ -236,17 +236,17 @@ class StageRunner:
         if not asking.found.missing:
             asking.store.compact_leftovers()
             return
-        answerer = self._answerer_of(asking.stage)
+        backend = self._backend_of(asking.stage)
         with self.engines.interrupts.waiting():
-            answerer.prepare(asking.stage)
+            backend.prepare(asking.stage)
         with asking.store.locked() as lock:
             if asking.store.has_changed(asking.found):
                 asking.look_up()
             if asking.found.missing:
-                self._answer(asking, answerer, lock)
+                self._answer(asking, backend, lock)
                 asking.store.compact()
 
-    def _answer(self, asking: _StageCall, answerer: Backend, lock: FolderLock | None) -> None:
+    def _answer(self, asking: _StageCall, backend: Backend, lock: FolderLock | None) -> None:
         """Has them answered; what that used counts even where it ends with an error."""
         stage, section = asking.stage, section_of(asking.stage.api)
         last = NOTHING_USED
@@ -269,10 +269,10 @@ class StageRunner:
             section in self.account.sections or (section == "llm" and self.answered_before),
             self._findings.goes_alone(stage),
             self._findings.can_drop_schema(stage),
-            answerer is not self._spool and answerer is not self._batches,
+            backend is not self._spool and backend is not self._batches,
         )
         try:
-            self._end(answerer.answer(unanswered), stage)
+            self._end(backend.answer(unanswered), stage)
         finally:
             asking.usage += last
             self.account.spent += last

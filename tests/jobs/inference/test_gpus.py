@@ -17,7 +17,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.exceptions import RayError
 
-from tests.jobs.inference.test_answering import Event
+from tests.jobs.inference.test_actor_driver import Event
 from tests.jobs.inference.test_nodes import STORE_BYTES
 from tests.runs.cluster import SHARED_RAY
 from tests.udfs.llm.askers import rows_in

@@ -17,7 +17,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from tests.fakes.model_server import ModelServer
-from tests.jobs.inference.test_answering import Event, job_of
+from tests.jobs.inference.test_actor_driver import Event, job_of
 from tests.runs.cluster import SHARED_RAY
 from untold.jobs.inference.backends import actor_pool
 from untold.jobs.inference.backends.actor_driver import ActorDriver

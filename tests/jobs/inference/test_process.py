@@ -11,7 +11,7 @@ import pytest
 from tests.udfs.llm.askers import SETTINGS, STAGE
 from untold.jobs.inference.backends import actor_pool, process
 from untold.jobs.inference.backends.job import Job
-from untold.jobs.inference.backends.process import AnsweringError, AnsweringProcess, ProcessWhenNeeded, begin_process
+from untold.jobs.inference.backends.process import ActorProcess, ActorProcessError, ProcessWhenNeeded, begin_process
 from untold.jobs.run.outcome import Interrupts
 from untold.jobs.settings.model import RaySettings
 from untold.udfs.errors import UserError
@@ -27,7 +27,7 @@ def test_a_process_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytes
     os.kill(answering.pid, signal.SIGSTOP)
     job = Job(str(tmp_path), str(tmp_path), "run", STAGE, SETTINGS)
     try:
-        with pytest.raises(AnsweringError, match=f"process {answering.pid} said nothing"):
+        with pytest.raises(ActorProcessError, match=f"process {answering.pid} said nothing"):
             answering.answer(job, lambda _: None, lambda: False)
     finally:
         answering.close()
@@ -37,7 +37,7 @@ def test_a_process_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytes
 def test_an_address_of_a_client_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "grpc", None)
     with pytest.raises(UserError, match=r"^a ray:// address needs grpc: pip install 'untold\[cluster\]'$"):
-        AnsweringProcess(RaySettings(address="ray://head:10001"), Interrupts())
+        ActorProcess(RaySettings(address="ray://head:10001"), Interrupts())
 
 
 def test_a_ray_that_a_busy_machine_does_not_start_in_time_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:

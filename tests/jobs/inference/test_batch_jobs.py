@@ -41,7 +41,7 @@ from untold.jobs.inference.backends import batch_jobs
 from untold.jobs.inference.backends.batch_jobs import Batch, BatchJob, BatchLimits, RequestSize, Watch, fill, parts
 from untold.jobs.inference.backends.batch_submission import BatchSubmitter
 from untold.jobs.inference.backends.job import JobOutcome
-from untold.jobs.inference.backends.spooled_backends import BatchAnswerer, WaitingError
+from untold.jobs.inference.backends.spooled_backends import BatchBackend, WaitingError
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.batch_api import BatchError, BatchStatus, OpenAiBatches, Sent
 from untold.udfs.llm.calls import Answer
@@ -612,7 +612,7 @@ def test_batches_hold_all_lines_in_order_and_no_more_than_they_may(
     assert len(taken) <= 5
 
 
-def answerer(store: str, backend: str = "batch", *, poll: bool = True) -> BatchAnswerer:
+def batch_backend(store: str, backend: str = "batch", *, poll: bool = True) -> BatchBackend:
     """A run's side of the batches of a store, without Spark."""
     engines: Any = SimpleNamespace(
         run="run2",
@@ -622,7 +622,7 @@ def answerer(store: str, backend: str = "batch", *, poll: bool = True) -> BatchA
         interrupts=SimpleNamespace(requested=False),
     )
     llm = {"base_url": "http://host/v1", "model": "m", "backend": backend}
-    return BatchAnswerer(engines, Settings.model_validate({"llm": llm}), cast(Any, None), store)
+    return BatchBackend(engines, Settings.model_validate({"llm": llm}), cast(Any, None), store)
 
 
 class Scripted:
@@ -648,7 +648,7 @@ def test_jobs_of_a_stage_are_gone_back_to_until_no_more_comes(root: Path, monkey
     first, second = left_job(root), left_job(root)
     waits, ends = JobOutcome("batched"), JobOutcome()
     scripted = Scripted({str(first.place): [waits, waits, ends], str(second.place): [waits, ends]})
-    own = answerer(str(root))
+    own = batch_backend(str(root))
     monkeypatch.setattr(own, "_delivery", scripted)
     outcome = own._deliver([first, second], lambda: None, lambda _: None, Usage())
     assert outcome.reason is None
@@ -668,7 +668,7 @@ def test_a_stage_by_calls_says_why_its_batches_keep_it(
     root: Path, monkeypatch: pytest.MonkeyPatch, outcome: JobOutcome, reason: str, poll: bool
 ) -> None:
     job = left_job(root)
-    own, scripted = answerer(str(root), "process", poll=poll), Scripted({str(job.place): [outcome]})
+    own, scripted = batch_backend(str(root), "process", poll=poll), Scripted({str(job.place): [outcome]})
     monkeypatch.setattr(own, "_delivery", scripted)
     with pytest.raises(WaitingError) as waiting:
         own._look_at(job, alone=True)
