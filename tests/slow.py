@@ -1,12 +1,14 @@
 """Run the slow tests and print a summary: `python -m tests.slow [PATHS AND OPTIONS OF PYTEST]`.
 
 Files with tests marked `alone` run one after another, each in its own process. The other files run in two processes.
-A failure does not stop the rest. The exit code is 1 if a test failed or a process of pytest broke.
+A failure does not stop the rest. Each process has a time limit; after the limit, its whole process group is killed and
+counted as a failure. The exit code is 1 if a test failed or a process of pytest broke.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,6 +21,9 @@ from xml.etree import ElementTree
 SLOW = "(slow or graphframes)"
 JAR = "UNTOLD_GRAPHFRAMES_JAR"
 OK, FAILED_TESTS, NO_TESTS = 0, 1, 5
+# Seconds for the tests of one file marked `alone`, and for all other files together
+FILE_SECONDS, SHARED_SECONDS = 1800, 3 * 3600
+TIMED_OUT = -signal.SIGKILL
 
 
 @dataclass(frozen=True)
@@ -37,33 +42,46 @@ class Outcome:
         return f"{self.name:<60}{self.passed:>8}{len(self.failed):>8}{self.skipped:>8}{self.seconds:>9.0f}"
 
 
-def pytest(*options: str, stdout: int | None = None) -> subprocess.CompletedProcess[str]:
-    """Run pytest in this folder, without the options of pyproject.toml."""
+def pytest(*options: str, seconds: float, stdout: int | None = None) -> tuple[int, str | None]:
+    """Run pytest in this folder, without the options of pyproject.toml. Return its exit code and its captured output.
+
+    The exit code is TIMED_OUT if pytest ran longer than `seconds`.
+    """
     command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", *options]
-    return subprocess.run(command, text=True, check=False, stdout=stdout)
+    with subprocess.Popen(command, text=True, stdout=stdout, start_new_session=True) as process:
+        try:
+            output, _ = process.communicate(timeout=seconds)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            return TIMED_OUT, None
+    return process.returncode, output
 
 
 def collect_alone(options: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Return the ids of the slow tests marked `alone`, by file. Raises SystemExit if pytest cannot collect them."""
-    found = pytest("--collect-only", "-m", f"{SLOW} and alone", *options, stdout=subprocess.PIPE)
-    if found.returncode not in (OK, NO_TESTS):
-        raise SystemExit(found.stdout)
-    ids = [line for line in found.stdout.splitlines() if "::" in line]
+    collect = ("--collect-only", "-m", f"{SLOW} and alone", *options)
+    code, output = pytest(*collect, seconds=FILE_SECONDS, stdout=subprocess.PIPE)
+    if output is None or code not in (OK, NO_TESTS):
+        raise SystemExit(output or "pytest did not collect the tests in time")
+    ids = [line for line in output.splitlines() if "::" in line]
     return [(file, list(group)) for file, group in groupby(ids, lambda one: one.split("::")[0])]
 
 
-def run(name: str, options: Sequence[str]) -> Outcome:
-    """Run one process of pytest and read its results."""
+def run(name: str, options: Sequence[str], seconds: float = FILE_SECONDS) -> Outcome:
+    """Run one process of pytest for at most `seconds` and read its results."""
     print(f"\n== {name}", flush=True)
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        code = pytest(f"--junitxml={report}", *options).returncode
+        code, _ = pytest(f"--junitxml={report}", *options, seconds=seconds)
         return read_report(name, report, code)
 
 
 def read_report(name: str, report: Path, code: int) -> Outcome:
     """Read the results from a report in JUnit's format. A broken process counts as a failure."""
-    broken = () if code in (OK, FAILED_TESTS, NO_TESTS) else (f"{name}: pytest ended with exit code {code}",)
+    reason = "pytest was killed after its time limit" if code == TIMED_OUT else f"pytest ended with exit code {code}"
+    broken = () if code in (OK, FAILED_TESTS, NO_TESTS) else (f"{name}: {reason}",)
     if not report.exists():
         return Outcome(name, failed=broken)
     suites = ElementTree.parse(report).getroot()
@@ -101,7 +119,7 @@ def main(options: Sequence[str]) -> int:
     """Run all groups and return the exit code."""
     outcomes = [run(file, ["-n", "0", *ids]) for file, ids in collect_alone(options)]
     shared = ["-m", f"{SLOW} and not alone", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", *options]
-    outcomes.append(run("all other files, in two processes", shared))
+    outcomes.append(run("all other files, in two processes", shared, SHARED_SECONDS))
     print(f"\n{summarise(outcomes)}")
     return 1 if any(outcome.failed for outcome in outcomes) else 0
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import slow
+
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = """
 import os
@@ -70,3 +72,23 @@ def test_all_slow_tests_run_and_are_counted_whatever_fails(tmp_path: Path) -> No
 def test_a_file_that_cannot_be_collected_is_an_error(tmp_path: Path) -> None:
     code, _, output = run(tmp_path, "raise ZeroDivisionError")
     assert (code, "ZeroDivisionError" in output) == (1, True)
+
+
+@pytest.mark.gate
+def test_a_file_that_hangs_is_killed_with_its_processes_and_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = tmp_path / "child"
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
+    (tmp_path / "test_hangs.py").write_text(
+        "import subprocess, time\n"
+        "def test_hangs():\n"
+        "    process = subprocess.Popen(['sleep', '600'])\n"
+        f"    open({str(child)!r}, 'w').write(str(process.pid))\n"
+        "    time.sleep(600)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    outcome = slow.run("test_hangs.py", ["-n", "0", "test_hangs.py"], seconds=10)
+    assert outcome.failed == ("test_hangs.py: pytest was killed after its time limit",)
+    state = Path(f"/proc/{child.read_text()}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
