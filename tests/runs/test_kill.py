@@ -1,6 +1,6 @@
-"""`kill -9` of a run, of its parent, of an actor and of the limiter: nothing is lost and little is paid for twice.
+"""Kill a run, its parent, an actor and the limiter with SIGKILL. No result is lost, and few calls are repeated.
 
-Slow, all of it: `test_kill_in_writes.py` kills a run twice beside the quick tests.
+One kill of a whole run is in the quick tier. The other tests are slow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from tests.runs.harness import (
 )
 from tests.runs.here import RunHere
 
-pytestmark = pytest.mark.slow
 IN_FLIGHT = 8
 LATENCY = 0.4
 FLUSH_SECONDS = 1.0
@@ -58,7 +57,7 @@ def whole(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def _at_risk(server: ModelServer, killed_at: float) -> int:
-    """What a kill may cost: what was in flight, and what arrived within one flush interval."""
+    """Return the most calls that a kill can cost: the calls in flight and the calls of the last flush interval."""
     return IN_FLIGHT + sum(moment >= killed_at - FLUSH_SECONDS for moment in times(server.arrivals()))
 
 
@@ -66,14 +65,20 @@ def _start(whole: Whole, output: Path) -> Run:
     return Run(whole.server, whole.samples, output, settings=SETTINGS)
 
 
+# Requests that have arrived at the server before a kill, and their stage
 MOMENTS = [(90, "summarise_context"), (40, "evaluate_coverage"), (60, "evaluate_coverage")]
 
 
-def test_a_killed_run_continues_without_paying_twice(run_here: RunHere, whole: Whole, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "moments", [pytest.param(MOMENTS[1:2], id="once"), pytest.param(MOMENTS, id="three-times", marks=pytest.mark.slow)]
+)
+def test_a_killed_run_continues_without_paying_twice(
+    run_here: RunHere, whole: Whole, tmp_path: Path, moments: list[tuple[int, str]]
+) -> None:
     server, output = whole.server, tmp_path / "out"
     server.reset()
     at_risk = 0
-    for arrivals, stage in MOMENTS:
+    for arrivals, stage in moments:
         run = _start(whole, output)
         run.wait_for(server, arrivals, stage)
         killed_at = time()
@@ -86,6 +91,7 @@ def test_a_killed_run_continues_without_paying_twice(run_here: RunHere, whole: W
     assert canonical(output) == whole.results
 
 
+@pytest.mark.slow
 def test_whatever_a_run_started_ends_with_it(run_here: RunHere, whole: Whole, tmp_path: Path) -> None:
     server, output = whole.server, tmp_path / "out"
     server.reset()
@@ -107,6 +113,7 @@ def test_whatever_a_run_started_ends_with_it(run_here: RunHere, whole: Whole, tm
     assert canonical(output) == whole.results
 
 
+@pytest.mark.slow
 def test_a_run_survives_the_death_of_an_actor_and_of_the_limiter(whole: Whole, tmp_path: Path) -> None:
     server, output = whole.server, tmp_path / "out"
     server.reset()
