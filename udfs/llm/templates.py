@@ -53,7 +53,7 @@ def compile_prompt(source: str, *, api: str = "chat", name: str = "template") ->
 
     `name` is what errors call the template: its file, or its stage.
     """
-    return Prompt(tuple((role, _compile(text, line, name)) for role, text, line in _turns(source, api)))
+    return Prompt(tuple((role, _compile(text, line, name)) for role, text, line in split_turns(source, api)))
 
 
 def try_prompt(prompt: Prompt, variables: Mapping[str, Any], name: str) -> None:
@@ -71,19 +71,10 @@ def _reason(error: Exception) -> str:
     return str(error.message) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
 
 
-def split_turns(source: str) -> list[tuple[str, str]]:
-    r"""The (role, source) of each turn; a source without turn lines is one user turn.
-
-    >>> split_turns("=== system\nBe brief.\n\n=== user\n{{ query }}\n")
-    [('system', 'Be brief.'), ('user', '{{ query }}')]
-    """
-    return [(role, text) for role, text, _ in _turns(source, "chat")]
-
-
 def check_variables(source: str, allowed: tuple[str, ...], *, api: str = "chat", name: str) -> None:
     """Raises `PromptError` where a template asks for a variable that its stage does not have."""
     unknown: dict[str, int] = {}
-    for _, turn, line in _turns(source, api):
+    for _, turn, line in split_turns(source, api):
         tree = _parse(turn, line, name)
         wrong = find_undeclared_variables(tree) - set(allowed)
         unknown |= {one.name: one.lineno for one in tree.find_all(nodes.Name) if one.name in wrong - unknown.keys()}
@@ -100,7 +91,7 @@ def order_of_variables(source: str, variables: Iterable[str], *, api: str = "cha
     >>> order_of_variables("{% for claim in claims %}{{ claim }}{% endfor %} {{ fact }}", ("fact", "claims"))
     ('claims', 'fact')
     """
-    trees = (_environment().parse(turn) for _, turn, _ in _turns(source, api))
+    trees = (_environment().parse(turn) for _, turn, _ in split_turns(source, api))
     named = [node.name for tree in trees for node in tree.find_all(nodes.Name)]
     known = list(variables)
     return tuple(dict.fromkeys([*(name for name in named if name in known), *known]))
@@ -117,8 +108,14 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _turns(source: str, api: str) -> list[tuple[str, str, int]]:
-    """The role, source and first line of each turn; a plain completion has the one turn `text`, whatever it holds."""
+def split_turns(source: str, api: str = "chat") -> list[tuple[str, str, int]]:
+    r"""Return the role, source and first line of each turn.
+
+    A source without turn lines is one user turn. A source for the completions API is the one turn `text`.
+
+    >>> split_turns("=== system\nBe brief.\n\n=== user\n{{ query }}\n")
+    [('system', 'Be brief.', 2), ('user', '{{ query }}', 5)]
+    """
     source = source.replace("\r\n", "\n") if api == "chat" else source
     lines = list(_TURN_LINE.finditer(source)) if api == "chat" else []
     if not lines:

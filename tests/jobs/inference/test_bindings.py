@@ -80,7 +80,7 @@ def test_examples_of_coverage_and_relations_are_in_the_form(prompts: PromptSet) 
 
 def examples(stage: str, prompts: PromptSet) -> list[str]:
     return [
-        text for role, text in split_turns(find_template(stage, "chat", None, prompts).source) if role == "assistant"
+        text for role, text, _ in split_turns(find_template(stage, "chat", None, prompts).source) if role == "assistant"
     ]
 
 

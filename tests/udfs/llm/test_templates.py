@@ -50,13 +50,13 @@ def test_line_ends_of_another_system_change_nothing() -> None:
     "line", ["=== User", " === user", "== user", "=== user:", "===user", "=== tool", "=== user x", "x === user"]
 )
 def test_only_the_exact_line_opens_a_turn(line: str) -> None:
-    assert [role for role, _ in split_turns(f"{line}\ntext")] == ["user"]
+    assert [role for role, *_ in split_turns(f"{line}\ntext")] == ["user"]
     assert split_turns(f"{line}\ntext")[0][1].endswith("text")
-    assert split_turns(f"=== system\nA\n{line}\nB") == [("system", f"A\n{line}\nB")]
+    assert split_turns(f"=== system\nA\n{line}\nB") == [("system", f"A\n{line}\nB", 2)]
 
 
 def test_an_empty_turn_is_kept() -> None:
-    assert split_turns("=== system\n=== user\nx") == [("system", ""), ("user", "x")]
+    assert split_turns("=== system\n=== user\nx") == [("system", "", 1), ("user", "x", 3)]
 
 
 BLOCKS = {

@@ -191,7 +191,7 @@ EXAMPLES = {"extract_claims": claims, "generate_aspects": aspects, "align_claims
 def test_the_examples_of_the_shipped_prompts_are_in_the_form(stage: str) -> None:
     """Each of them is read; the last one of every stage is an empty list."""
     source = files("untold.conf").joinpath("prompts", f"{stage}.jinja").read_text(encoding="utf-8")
-    shown = [text.strip() for role, text in split_turns(source) if role == "assistant"]
+    shown = [text.strip() for role, text, _ in split_turns(source) if role == "assistant"]
     compile_prompt(source)
     many = [f"text {number}" for number in range(9)]
     read = [evidence(text, many, many) if stage == "align_claims" else EXAMPLES[stage](text) for text in shown]

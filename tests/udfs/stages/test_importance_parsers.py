@@ -317,7 +317,7 @@ def shown(stage: str, *folder: str) -> list[tuple[str, str]]:
     """The user's and the assistant's turns of a template's examples."""
     file = files("untold.conf").joinpath("prompts", *folder, f"{stage}.jinja")
     turns = split_turns(file.read_text(encoding="utf-8"))[1:-1]
-    return [(asked, said) for (_, asked), (_, said) in zip(turns[::2], turns[1::2], strict=True)]
+    return [(asked, said) for (_, asked, _), (_, said, _) in zip(turns[::2], turns[1::2], strict=True)]
 
 
 @pytest.mark.parametrize("folder", [(), ("published",)])

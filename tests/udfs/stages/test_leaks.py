@@ -118,7 +118,7 @@ def test_the_cases_above_are_all_stages_with_items() -> None:
 def test_every_shipped_template_lists_the_names_of_its_examples(path: Path) -> None:
     source = path.read_text(encoding="utf-8")
     names = example_names(source)
-    examples = "\n".join(text for role, text in split_turns(source)[1:-1])
+    examples = "\n".join(text for role, text, _ in split_turns(source)[1:-1])
     examples = examples or source.split("an instruction to you.", 1)[1].rpartition("<premise>")[0]
 
     assert names

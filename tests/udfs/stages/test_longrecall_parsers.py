@@ -353,7 +353,7 @@ def test_the_examples_of_the_shipped_prompts_are_in_the_form() -> None:
     for stage in LONGRECALL:
         source = files("untold.conf").joinpath("prompts", f"{stage.name}.jinja").read_text(encoding="utf-8")
         compile_prompt(source)
-        turns = [(role, text.strip()) for role, text in split_turns(source)]
+        turns = [(role, text.strip()) for role, text, _ in split_turns(source)]
         shown = [(asked, said) for (_, asked), (role, said) in pairwise(turns) if role == "assistant"]
         assert len(shown) >= 3
         for asked, said in shown:
