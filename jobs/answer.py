@@ -124,7 +124,7 @@ class _SpoolWorker:
     def _answer(self, spooled: SpooledJob, is_lost: Callable[[], bool]) -> None:
         """Answers what is left of a job; what that used is written as often as completions are."""
         job = with_given(spooled.read(), self.request.given)
-        job = replace(job, spent=sum(self.used.values(), job.spent))
+        job = replace(job, call=replace(job.call, spent=sum(self.used.values(), job.call.spent)))
         noted, told = monotonic(), set[str]()
 
         def stopped() -> str | None:

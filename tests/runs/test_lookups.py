@@ -26,6 +26,7 @@ from untold.jobs.inference.stage.call_settings import call_settings
 from untold.jobs.inference.stage.runner import StageRunner
 from untold.jobs.metrics.grounded_claims import ground, grounding_stage
 from untold.jobs.settings.model import Settings
+from untold.udfs.llm.calls import CallContext
 from untold.udfs.retrieval.embedding import normalised
 
 pytestmark = pytest.mark.gate
@@ -200,7 +201,9 @@ def test_a_search_limit_holds_over_two_jobs(run_here: RunHere, server: ModelServ
         (tmp_path / name / "requests").mkdir(parents=True)
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / name / "requests" / "1.parquet")
         call = call_settings(settings, stage, server.search_url, str(tmp_path))
-        jobs.append(Job(str(tmp_path / name / "requests"), str(tmp_path / name / "store"), name, stage, call))
+        jobs.append(
+            Job(str(tmp_path / name / "requests"), str(tmp_path / name / "store"), name, CallContext(stage), call)
+        )
     with run_here.answering(2) as processes:
         outcomes = answer_together(processes, jobs)
     assert [outcome.usage.calls for outcome in outcomes] == [20, 20]
@@ -232,7 +235,7 @@ def test_killed_while_vectors_are_asked_for_nothing_written_is_asked_again(serve
     job = Spool(str(tmp_path)).job("vectors")
     Path(job.requests).mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(rows), f"{job.requests}/1.parquet")
-    job.publish(Job(job.requests, job.completions, "one", stage, call))
+    job.publish(Job(job.requests, job.completions, "one", CallContext(stage), call))
     first = start_worker(tmp_path)
     server.wait_for(40, timeout=WAIT_SECONDS)
     kill_processes([psutil.Process(first.pid), *psutil.Process(first.pid).children(recursive=True)])

@@ -151,27 +151,48 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Work:
-    """What one asker is there for: who it is, which stage of which run, how to call, and what came before it.
+class CallContext:
+    """A stage to call, and the facts from earlier calls of the run that decide how to call it.
 
-    `tries_schema`: the first request goes alone, since its answer says what the endpoint makes of a schema;
-    `may_drop_schema`: a schema that is refused before any completion ends the asking, to be asked without it;
-    `may_adapt`: so does a refused parameter.
-    `asking`: one asking of a stage, which a start may ask several times; `gone`: what askers of the same one that died
-    had spent, by name.
+    The runner makes it. The pending requests, the job and the work of each actor hold the same record.
+
+    Attributes:
+        stage: the stage.
+        spent: the usage of this start before the stage. It counts against the budget.
+        answered_before: True if the endpoint answered this run before. A 403 or 404 is then an error of its row and
+            not of the run.
+        tries_schema: True if the first request is sent alone, to find out if the endpoint supports JSON schemas.
+        may_drop_schema: True if a refused schema ends the job, so that the runner starts it again without a schema.
+        may_adapt: True if a refused parameter ends the job, so that the runner starts it again without the parameter.
     """
 
-    name: str
-    asking: str
-    run: str
     stage: Stage
-    settings: CallSettings
-    spent_before: Usage = field(default_factory=Usage)
+    spent: Usage = field(default_factory=Usage)
     answered_before: bool = False
     tries_schema: bool = False
     may_drop_schema: bool = False
     may_adapt: bool = False
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of one actor.
+
+    `call_id` identifies one call of the stage; a start can call a stage several times. `gone` is the usage of the dead
+    actors of that call, by name.
+    """
+
+    name: str
+    call_id: str
+    run: str
+    call: CallContext
+    settings: CallSettings
     gone: Mapping[str, Usage] = field(default_factory=dict)
+
+    @property
+    def stage(self) -> Stage:
+        """Return the stage of the call."""
+        return self.call.stage
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ class Channel(Slots):
     def __init__(self, work: Work, client: Endpoint | LocalClassifier, lend: Lend) -> None:
         super().__init__(work, lend)
         self.client = client
-        self.standing = EndpointHealth(answered_ever=work.answered_before, completed=work.answered_before)
+        self.standing = EndpointHealth(answered_ever=work.call.answered_before, completed=work.call.answered_before)
         self.tally = UsageCounter()
         self.models: set[str] = set()
         self.held: list[tuple[Request, Answer]] = []

@@ -147,13 +147,13 @@ class Pacing:
         price = settings.prices.most_of_a_token
         return LimiterReport(
             client=work.name,
-            run=work.asking,
+            run=work.call_id,
             estimates=estimates,
             in_flight=in_flight,
             held=self.held,
             held_tokens=self.held_tokens,
             spent=spent + Usage(self.reserved, cost=self.reserved * price),
-            spent_before=work.spent_before,
+            spent_before=work.call.spent,
             cost_per_token=price,
             cost_per_call=settings.prices.of_a_call,
             unused_tokens=unused if settings.counts_tokens else 0,

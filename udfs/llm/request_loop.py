@@ -85,7 +85,7 @@ class RequestLoop:
         self._units, self._waiters = Units(), Waiters()
         weights = [channel.work.settings.weight for channel in self._channels]
         self._ready = SharedQueue(weights, group_of(stage) if len(weights) > 1 else None)
-        self._trial = Trial(stage, pending=work.tries_schema, may_drop=work.may_drop_schema, may_adapt=work.may_adapt)
+        self._trial = Trial(work.call)
         # Until each limiter has answered, the first ones would have all that waits
         self._unleased = set(endpoints.slots)
         self._stopping = False

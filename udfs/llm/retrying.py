@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from untold.udfs.llm.calls import Answer, Request
+from untold.udfs.llm.calls import Answer, CallContext, Request
 from untold.udfs.llm.keys import (
     BROKEN,
     IGNORED,
@@ -89,15 +89,15 @@ def _smaller(stage: Stage, answer: Answer) -> Parameters | None:
 
 
 class Trial:
-    """The trial of an endpoint. While it is `pending`, the first request goes alone.
+    """The trial of the schema and the parameters of a call.
 
-    It is `over` once the stage has to be sent otherwise, and so all of its requests. `may_drop`: the schema may be
-    dropped; `may_adapt`: so may parameters.
+    While the trial is `pending`, the first request is sent alone. The trial is `over` once all requests of the stage
+    must be sent with another schema or other parameters.
     """
 
-    def __init__(self, stage: Stage, *, pending: bool, may_drop: bool, may_adapt: bool = False) -> None:
-        self._stage, self._may_drop, self._may_adapt = stage, may_drop, may_adapt
-        self.pending = pending
+    def __init__(self, call: CallContext) -> None:
+        self._call, self._stage = call, call.stage
+        self.pending = call.tries_schema
         self.finding: SchemaSupport | None = None
         self.parameters: Parameters | None = None
         self.over = False
@@ -108,7 +108,7 @@ class Trial:
 
         One request with an empty completion says nothing; two do.
         """
-        refused = refused_parameters(self._stage, answer) if self._may_adapt and not completed else None
+        refused = refused_parameters(self._stage, answer) if self._call.may_adapt and not completed else None
         if refused is not None and refused.changes(self._stage):
             self.parameters, self.over = refused, True
             return
@@ -116,7 +116,7 @@ class Trial:
         self._empty = request.request_id if first else self._empty
         if first:
             return
-        if self.pending or (self._may_drop and answer.about_schema and not completed):
+        if self.pending or (self._call.may_drop_schema and answer.about_schema and not completed):
             self.finding = find(self._stage, answer, request.variables)
             self.over = self.finding is not None and self.finding.changes(self._stage)
             self.pending = answer.error_type == "http_429"

@@ -163,7 +163,7 @@ class ActorDriver:
 
     def _hand_out(self) -> None:
         """A unit to each actor that soon has nothing left, less what of it is answered."""
-        tries = self._job.tries_schema and all(state.tries_schema for state in self.pool.states)
+        tries = self._job.call.tries_schema and all(state.tries_schema for state in self.pool.states)
         # While a schema is tried one request is sent alone
         for worker in self.pool.workers[: 1 if tries else None]:
             if not self._waiting:

@@ -130,7 +130,7 @@ class ActorPool:
         self._job, self._idle, self._wait_on = job, idle, wait_on
         # A stage may be asked several times in a start: files of one asking would replace another's, and the limiter
         # would take its reports for old ones
-        self._asking = f"{job.run}-{job.stage.name}-{uuid4().hex[:ASKING_CHARACTERS]}"
+        self._call_id = f"{job.run}-{job.stage.name}-{uuid4().hex[:ASKING_CHARACTERS]}"
         self._used_by_dead = NOTHING_USED
         self._spent_by_dead: dict[str, Usage] = {}
         self._started = 0
@@ -189,19 +189,8 @@ class ActorPool:
         """What the next worker is told. Its name is new: files and leases of one that died are not its own."""
         job = self._job
         self._started += 1
-        work = Work(
-            name=f"{self._asking}-{self._started}",
-            asking=self._asking,
-            run=job.run,
-            stage=job.stage,
-            settings=job.settings,
-            spent_before=job.spent,
-            answered_before=job.answered_before,
-            tries_schema=job.tries_schema,
-            may_drop_schema=job.may_drop_schema,
-            may_adapt=job.may_adapt,
-            gone=dict(self._spent_by_dead),
-        )
+        name = f"{self._call_id}-{self._started}"
+        work = Work(name, self._call_id, job.run, job.call, job.settings, dict(self._spent_by_dead))
         return Assignment(work, limiters_of(job.settings, job.stage.model), job.directory)
 
     def _await_start(self, worker: RunningActor, probe: Any) -> None:

@@ -33,6 +33,7 @@ from untold.jobs.run.folders import Workspace, write_parquet
 from untold.jobs.run.locks import Lock
 from untold.jobs.run.session import read_parquet, spark_schema, task_slots
 from untold.jobs.settings.model import Settings
+from untold.udfs.llm.calls import CallContext
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.units import UNIT_BYTES, UNIT_ROWS
 from untold.udfs.llm.usage import Usage
@@ -47,24 +48,23 @@ REQUESTS_OF_A_TASK = 10_000
 
 @dataclass(frozen=True)
 class PendingRequests:
-    """Requests of a stage that are to be answered into its folder of the store, which `lock` holds.
+    """The requests of a stage without a completion, and the stage's folder in the store, which `lock` holds.
 
-    `rows`: request_id and the stage's variables, one row each; `count`: how many, or more. `spent`: by this start, on
-    the budget. `answered_before`: whether the endpoint ever answered this run. `show` takes events of progress. What
-    `tries_schema`, `may_drop_schema` and `may_adapt` are, `Job` says.
+    `rows` has one row per request: request_id and the stage's variables. `count` is their number or an upper bound.
+    `show` accepts the events of progress.
     """
 
-    stage: Stage
+    call: CallContext
     folder: str
     rows: DataFrame
     count: int
     lock: Lock | None
     show: Callable[[Mapping[str, Any]], None]
-    spent: Usage = field(default_factory=Usage)
-    answered_before: bool = False
-    tries_schema: bool = False
-    may_drop_schema: bool = False
-    may_adapt: bool = False
+
+    @property
+    def stage(self) -> Stage:
+        """Return the stage of the call."""
+        return self.call.stage
 
     def is_lost(self) -> bool:
         """Whether another run took the folder over."""
@@ -91,18 +91,10 @@ class PendingRequests:
         batch = batch_of(settings, self.stage.api)
         return min(-(-rows // batch), max(1, UNIT_ROWS // batch)) * batch
 
-    def job(self, settings: Settings, base_url: str, **places: Any) -> Job:
-        """The requests as a job of `places`: requests, directory, run, and what else a job has."""
-        return Job(
-            stage=self.stage,
-            settings=call_settings(settings, self.stage, base_url, places["directory"]),
-            actors=count_actors(settings, self.stage.api),
-            answered_before=self.answered_before,
-            tries_schema=self.tries_schema,
-            may_drop_schema=self.may_drop_schema,
-            may_adapt=self.may_adapt,
-            **places,
-        )
+    def job(self, settings: Settings, base_url: str, **places: str) -> Job:
+        """Return the requests as a job. `places` are the fields requests, directory and run of the job."""
+        calls = call_settings(settings, self.stage, base_url, places["directory"])
+        return Job(call=self.call, settings=calls, actors=count_actors(settings, self.stage.api), **places)
 
 
 class Backend(Protocol):
@@ -160,7 +152,6 @@ class ProcessBackend:
             requests=requests,
             directory=unanswered.folder,
             run=self.engines.run,
-            spent=unanswered.spent,
         )
         with shown(self.engines, unanswered.stage):
             if lock is not None:

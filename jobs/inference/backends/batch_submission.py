@@ -142,7 +142,7 @@ class BatchSubmitter:
         self._foreign: set[str] = set()
         self._own: set[str] = set()
         self._done: dict[str, int] = {}
-        self._completed = job.answered_before
+        self._completed = job.call.answered_before
         # What keeps batches from being sent: the budget, or the endpoint's queue until the next pause
         self._short = self._full = False
         self._outage = OutageTracker(job.settings.outage)
@@ -322,7 +322,7 @@ class BatchSubmitter:
     def _room(self, own: Sequence[Batch], most_requests: float = INFINITE) -> BatchLimits:
         """What is left for a batch beside those of the job, and of other jobs, that will be paid for."""
         reserved = (*own, *self._beside)
-        budget, spent = self._job.settings.budget, self._job.spent + self.used
+        budget, spent = self._job.settings.budget, self._job.call.spent + self.used
         calls, most = sum(batch.requests for batch in reserved), sum(batch.most for batch in reserved)
         cost = sum(self._lines.cost(batch.requests, batch.tokens, batch.most) for batch in reserved)
         waiting = sum(batch.tokens for batch in reserved if batch.id is not None)

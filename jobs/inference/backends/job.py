@@ -13,7 +13,7 @@ from typing import Any
 from untold.jobs.inference.store.compaction import is_segment
 from untold.jobs.run.locks import lock_folder
 from untold.udfs.errors import UserError
-from untold.udfs.llm.calls import CallSettings
+from untold.udfs.llm.calls import CallContext, CallSettings
 from untold.udfs.llm.keys import Parameters, SchemaSupport, Stage
 from untold.udfs.llm.limiter import Budget, Limits
 from untold.udfs.llm.retrying import ASKED_AGAIN
@@ -26,26 +26,23 @@ from untold.udfs.storage import StoragePath
 
 @dataclass(frozen=True)
 class Job:
-    """One stage to answer: where its requests and its completions are, and how to ask.
+    """The requests of one stage as a job that another process or machine can carry out.
 
-    `requests`, `directory`: a folder or URI of requests files, and the stage's folder in the store. `run` is the id of
-    the start, in the names of all files that it writes. `spent` is what this start spent on earlier stages, against its
-    budget; `answered_before`, whether the endpoint ever answered this run, so that a 403 or 404 is a row's and not the
-    run's. `tries_schema`: whether the first answer is to say what the endpoint makes of a schema; `may_drop_schema`:
-    whether a refusal of it ends the job, to be asked without one; `may_adapt`: whether a refused parameter does.
+    `requests` is the folder or URI of the requests files, `directory` the stage's folder in the store, and `run` the id
+    of the start, which the names of all files of the job contain.
     """
 
     requests: str
     directory: str
     run: str
-    stage: Stage
+    call: CallContext
     settings: CallSettings
     actors: int = 1
-    spent: Usage = field(default_factory=Usage)
-    answered_before: bool = False
-    tries_schema: bool = False
-    may_drop_schema: bool = False
-    may_adapt: bool = False
+
+    @property
+    def stage(self) -> Stage:
+        """Return the stage of the call."""
+        return self.call.stage
 
 
 @dataclass(frozen=True)
@@ -74,21 +71,22 @@ def tell_left_out(event: Mapping[str, Any], told: set[str], note: Callable[[str]
 
 
 def job_to_json(job: Job) -> dict[str, Any]:
-    """A job as plain JSON values."""
+    """Return the job as JSON values."""
     plain = asdict(job)
-    plain["stage"] = {item.name: _plain(getattr(job.stage, item.name)) for item in fields(Stage)}
+    plain["call"]["stage"] = {item.name: _plain(getattr(job.stage, item.name)) for item in fields(Stage)}
     return plain
 
 
 def job_from_json(plain: Mapping[str, Any]) -> Job:
-    """The job of `job_to_json`, of which `actors`, `spent` and what follows them may be left out.
+    """Return the job of the JSON values of `job_to_json`. Fields with a default may be missing.
 
-    Raises TypeError or KeyError for a field that is not known or missing.
+    Raises TypeError or KeyError for an unknown field or a missing one.
     """
-    stage = dict(plain["stage"])
+    call = dict(plain["call"])
+    stage = dict(call["stage"])
     stage["variables"], stage["tools"] = tuple(stage["variables"]), tuple(stage.get("tools", ()))
-    rest = {**plain, "stage": Stage(**stage), "settings": _settings(plain["settings"])}
-    return Job(**{**rest, "spent": Usage.of(plain.get("spent", {}))})
+    context = CallContext(**{**call, "stage": Stage(**stage), "spent": Usage.of(call.get("spent", {}))})
+    return Job(**{**plain, "call": context, "settings": _settings(plain["settings"])})
 
 
 def _settings(plain: Mapping[str, Any]) -> CallSettings:
@@ -157,7 +155,7 @@ class SpooledJob:
     def publish(self, job: Job) -> None:
         """Opens the job, once its requests are written. Raises SpoolError for settings that hold a secret."""
         each = [{"base_url": one.base_url, **_texts(one.headers), **_texts(one.query)} for one in job.settings.each]
-        sent = {"each": each, "extra_body": job_to_json(job)["stage"]["extra_body"]}
+        sent = {"each": each, "extra_body": job_to_json(job)["call"]["stage"]["extra_body"]}
         if without_secrets(sent) != sent:
             raise SpoolError(
                 "llm.base_url or llm.extra_body holds a secret, or a header or parameter does, and a spool holds none: "

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from untold.jobs.inference.backends.backends import PendingRequests, shown
 from untold.jobs.inference.backends.batch_jobs import Batch, BatchJob, Watch, batch_jobs, batch_spool
-from untold.jobs.inference.backends.job import JobOutcome, Spool, SpooledJob
+from untold.jobs.inference.backends.job import Job, JobOutcome, Spool, SpooledJob
 from untold.jobs.inference.backends.process import ActorProcessError
 from untold.jobs.inference.stage.call_settings import RunEndpoint, call_settings, explain_refusal
 from untold.jobs.inference.stage.engines import Engines
@@ -74,7 +74,7 @@ class SpoolBackend:
         if job.count_requests():
             base_url = self.endpoint.base_url(stage.api)
             places = {"requests": job.requests, "directory": job.completions, "run": self.engines.run}
-            job.publish(unanswered.job(self.settings, base_url, **places, **self._more(unanswered)))
+            job.publish(self._budgeted(unanswered.job(self.settings, base_url, **places)))
         else:
             job.place.remove()
         return JobOutcome("spooled", spool.path)
@@ -83,9 +83,9 @@ class SpoolBackend:
         """Folders or files with the ids of the requests that other jobs have."""
         return [job.requests for job in self.spool.jobs(prefix) if job.is_open]
 
-    def _more(self, unanswered: PendingRequests) -> dict[str, Any]:
-        """Further fields of a job. A worker has a budget of its own, whatever this start spent."""
-        return {}
+    def _budgeted(self, job: Job) -> Job:
+        """Return the job without the usage of this start: each worker of a spool has a budget of its own."""
+        return replace(job, call=replace(job.call, spent=NOTHING_USED))
 
     def collect(self, stage: Stage, store: StageStore) -> Usage:
         """Takes what workers have answered of a stage into the store, and gives what that took.
@@ -168,9 +168,9 @@ class RayJobBackend(SpoolBackend):
                 raise ActorProcessError(redact(f"the Ray job {name} failed: {said[-1].removeprefix('untold: ')}"))
             return JobOutcome(reason, usage=used)
 
-    def _more(self, unanswered: PendingRequests) -> dict[str, Any]:
-        """One budget holds for all jobs of this start."""
-        return {"spent": unanswered.spent}
+    def _budgeted(self, job: Job) -> Job:
+        """Return the job as it is: the jobs of this start share one budget."""
+        return job
 
     def _event(self, unanswered: PendingRequests, usage: Usage) -> dict[str, Any]:
         """What is shown of the job, as the answering process tells it."""
@@ -269,7 +269,7 @@ class BatchBackend(SpoolBackend):
             return "interrupted" if self.engines.interrupts.requested or unanswered.is_lost() else None
 
         with shown(self.engines, stage):
-            worst = self._deliver(jobs, stopped, unanswered.show, unanswered.spent)
+            worst = self._deliver(jobs, stopped, unanswered.show, unanswered.call.spent)
             if lock is not None:
                 lock.check()
             used = sum((self._take(job, unanswered.folder) for job in jobs), NOTHING_USED)
@@ -376,7 +376,7 @@ class BatchBackend(SpoolBackend):
                     calls = replace(
                         calls, batch_format=read.settings.batch_format, batch_folder=read.settings.batch_folder
                     )
-                known = replace(read, settings=calls, spent=spent)
+                known = replace(read, settings=calls, call=replace(read.call, spent=spent))
                 watch = Watch(lambda: stopped() or ("interrupted" if is_lost() else None), show, display.note)
                 with closing(open_batches(known.settings)) as api:
                     yield BatchSubmitter(job, known, api, self.settings.batch, watch, beside)

@@ -31,6 +31,7 @@ from untold.jobs.run.notifications import span
 from untold.jobs.run.outcome import LEFT, Ending
 from untold.jobs.run.terminal import amount
 from untold.jobs.settings.model import Settings, backend_for
+from untold.udfs.llm.calls import CallContext
 from untold.udfs.llm.keys import UNTRIED, SchemaSupport, Stage
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 
@@ -257,20 +258,17 @@ class StageRunner:
             self.engines.display.show(event)
             tell_left_out(event, self._left_out, self.engines.display.note)
 
-        unanswered = PendingRequests(
+        call = CallContext(
             stage,
-            asking.store.folder,
-            asking.store.missing(asking.requests, asking.identified, asking.found),
-            asking.found.missing,
-            lock,
-            show,
-            self.account.spent,
-            # What one endpoint answered says nothing of the others; earlier starts tell of the language model's
-            section in self.account.sections or (section == "llm" and self.answered_before),
-            self._findings.goes_alone(stage),
-            self._findings.can_drop_schema(stage),
-            backend is not self._spool and backend is not self._batches,
+            spent=self.account.spent,
+            # Each section has its own endpoint. The manifest of earlier starts knows the endpoint of `llm` only.
+            answered_before=section in self.account.sections or (section == "llm" and self.answered_before),
+            tries_schema=self._findings.goes_alone(stage),
+            may_drop_schema=self._findings.can_drop_schema(stage),
+            may_adapt=backend is not self._spool and backend is not self._batches,
         )
+        rows = asking.store.missing(asking.requests, asking.identified, asking.found)
+        unanswered = PendingRequests(call, asking.store.folder, rows, asking.found.missing, lock, show)
         try:
             self._end(backend.answer(unanswered), stage)
         finally:

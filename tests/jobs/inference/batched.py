@@ -22,7 +22,7 @@ from untold.jobs.inference.backends.batch_submission import BatchSubmitter
 from untold.jobs.inference.backends.job import Job, JobOutcome
 from untold.jobs.settings.sections import BatchSettings
 from untold.udfs.llm.batch_api import BatchApi, BatchError, BatchStatus, Sent, line_of
-from untold.udfs.llm.calls import Answer
+from untold.udfs.llm.calls import Answer, CallContext
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.responses import read_status
 from untold.udfs.llm.retrying import ASKED_AGAIN
@@ -130,7 +130,7 @@ def left_job(
     rows = [{"request_id": one, **variables} for one, variables in asked or requests(ROWS)]
     for first in range(0, len(rows), 3):
         pq.write_table(pa.Table.from_pylist(rows[first : first + 3]), f"{job.requests}/part-{first:03}.parquet")
-    job.publish(Job("", "", "run1", stage, replace(SETTINGS, **{"base_url": "http://host/v1", **changes})))
+    job.publish(Job("", "", "run1", CallContext(stage), replace(SETTINGS, **{"base_url": "http://host/v1", **changes})))
     return job
 
 

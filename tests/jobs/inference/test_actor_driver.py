@@ -28,6 +28,7 @@ from untold.jobs.inference.backends.actor_pool import start_ray, visit_nodes
 from untold.jobs.inference.backends.job import Job, JobOutcome
 from untold.jobs.inference.backends.node_checks import NodeCheckError, check_nodes
 from untold.udfs.llm import limiter_actor
+from untold.udfs.llm.calls import CallContext
 from untold.udfs.llm.limiter import Budget, Limiter, LimiterReport, Limits
 from untold.udfs.llm.limiter_actor import ACTOR, NAMESPACE
 from untold.udfs.llm.segments import Completion, Journal, journal_folder
@@ -54,7 +55,7 @@ def job_of(server: ModelServer, folder: Path, count: int, store: Path | None = N
     store = store or folder / "store"
     store.mkdir(exist_ok=True)
     chosen = replace(SETTINGS, base_url=server.base_url, **settings)
-    return Job(str(folder / "requests"), str(store), f"run{abs(hash(folder))}", STAGE, chosen)
+    return Job(str(folder / "requests"), str(store), f"run{abs(hash(folder))}", CallContext(STAGE), chosen)
 
 
 def answered(job: Job, tell: Any = lambda event: None, idle: list[Any] | None = None) -> JobOutcome:
@@ -247,7 +248,9 @@ def test_the_next_start_takes_what_a_killed_one_had_in_its_journal(server: Model
 
 
 def driver_of(folder: Path) -> ActorDriver:
-    return ActorDriver(Job(str(folder), str(folder), "run", STAGE, SETTINGS), lambda: None, lambda event: None)
+    return ActorDriver(
+        Job(str(folder), str(folder), "run", CallContext(STAGE), SETTINGS), lambda: None, lambda event: None
+    )
 
 
 def test_deaths_of_a_culprit_that_is_found_are_forgiven(tmp_path: Path) -> None:

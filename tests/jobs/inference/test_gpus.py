@@ -28,6 +28,7 @@ from untold.jobs.inference.backends.job import Job
 from untold.jobs.inference.stage.bindings import bind_lookup
 from untold.jobs.inference.stage.call_settings import call_settings, runs_in_tasks
 from untold.jobs.settings.model import Settings
+from untold.udfs.llm.calls import CallContext
 from untold.udfs.retrieval.embedding import Classifier, find_classifier
 from untold.udfs.retrieval.local_models import ON_PROCESSORS
 
@@ -60,7 +61,7 @@ def job_of(folder: Path, gpus: float, **changes: Any) -> Job:
     known = [{"request_id": f"r{number:04d}", **row} for number, row in enumerate(rows)]
     pq.write_table(pa.Table.from_pylist(known), folder / "requests" / "1.parquet")
     calls = replace(call_settings(settings, stage, "", str(folder)), **changes)
-    return Job(str(folder / "requests"), str(folder / "store"), "run", stage, calls, actors=1)
+    return Job(str(folder / "requests"), str(folder / "store"), "run", CallContext(stage), calls, actors=1)
 
 
 def answer(job: Job) -> list[Event]:

@@ -15,6 +15,7 @@ from untold.jobs.inference.stage.call_settings import RunEndpoint, call_settings
 from untold.jobs.plan import cost_and_hours
 from untold.jobs.settings.loading import load_given
 from untold.jobs.settings.model import Settings, SettingsError
+from untold.udfs.llm.calls import CallContext
 from untold.udfs.llm.limiter import Limits
 from untold.udfs.retrieval.local_models import LocalModelFileError
 
@@ -199,7 +200,9 @@ def test_each_api_has_the_endpoint_limits_and_prices_of_its_section() -> None:
 def test_a_job_of_a_classifier_moves_without_the_key_that_was_named_for_its_address() -> None:
     settings = settings_for(**server("predict", api_key_env="JUDGE"))
     stage = bind_lookup("classify_entailment", settings)
-    job = Job("/requests", "/store", "run", stage, call_settings(settings, stage, "http://h/predict", "/store"))
+    job = Job(
+        "/requests", "/store", "run", CallContext(stage), call_settings(settings, stage, "http://h/predict", "/store")
+    )
 
     def given(*sets: str) -> tuple[str, str | None]:
         calls = with_given(job, load_given(None, sets, {})).settings

@@ -15,6 +15,7 @@ from untold.jobs.inference.backends.process import ActorProcess, ActorProcessErr
 from untold.jobs.run.outcome import Interrupts
 from untold.jobs.settings.model import RaySettings
 from untold.udfs.errors import UserError
+from untold.udfs.llm.calls import CallContext
 
 
 def test_a_process_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +26,7 @@ def test_a_process_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytes
     answering = ProcessWhenNeeded(RaySettings(), interrupts).open()
     assert (answering is begun, answering.interrupts is interrupts, process._begun) == (True, True, [])
     os.kill(answering.pid, signal.SIGSTOP)
-    job = Job(str(tmp_path), str(tmp_path), "run", STAGE, SETTINGS)
+    job = Job(str(tmp_path), str(tmp_path), "run", CallContext(STAGE), SETTINGS)
     try:
         with pytest.raises(ActorProcessError, match=f"process {answering.pid} said nothing"):
             answering.answer(job, lambda _: None, lambda: False)

@@ -17,9 +17,10 @@ from untold.jobs.inference.stage.call_settings import with_given
 from untold.jobs.run.locks import LockedError
 from untold.jobs.settings.loading import load_given
 from untold.jobs.settings.model import SettingsError
+from untold.udfs.llm.calls import CallContext
 from untold.udfs.llm.usage import Usage
 
-JOB = Job("", "", "run1", STAGE, SETTINGS)
+JOB = Job("", "", "run1", CallContext(STAGE), SETTINGS)
 
 
 def spooled(folder: Path, name: str = "stage-run1", job: Job = JOB) -> SpooledJob:

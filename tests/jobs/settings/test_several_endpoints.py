@@ -14,7 +14,7 @@ from untold.jobs.inference.stage.call_settings import call_settings, hours_of, l
 from untold.jobs.run.output import shown
 from untold.jobs.settings.loading import load_given
 from untold.jobs.settings.model import Settings, SettingsError, prices_for
-from untold.udfs.llm.calls import CallSettings
+from untold.udfs.llm.calls import CallContext, CallSettings
 from untold.udfs.llm.limiter import Limits
 from untold.udfs.llm.usage import Prices, Usage
 
@@ -131,7 +131,7 @@ def test_a_preset_s_headers_go_to_no_address_of_the_user_s() -> None:
 
 
 def job_of(settings: Settings) -> Job:
-    return Job("requests", "/store", "run", bind_stage("evaluate_coverage", settings), calls_of(settings))
+    return Job("requests", "/store", "run", CallContext(bind_stage("evaluate_coverage", settings)), calls_of(settings))
 
 
 def test_a_worker_has_the_endpoints_of_a_job_and_may_have_others() -> None:

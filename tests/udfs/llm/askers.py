@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from tests.fakes.model_server import ModelServer
 from untold.udfs.llm.actors import limiters_of, open_channels
-from untold.udfs.llm.calls import CallSettings, Progress, Work
+from untold.udfs.llm.calls import CallContext, CallSettings, Progress, Work
 from untold.udfs.llm.channels import Channel, Channels
 from untold.udfs.llm.client import Endpoint
 from untold.udfs.llm.keys import Stage
@@ -61,16 +61,8 @@ class Run:
         endpoint = Endpoint(self.settings.base_url, None, connections=8, timeout=self.settings.timeout)
         writer = SegmentWriter(str(folder), "run-a", self.settings.flush)
         self.limiter = Limiter()
-        work = Work(
-            "a",
-            "run/stage",
-            "run",
-            stage,
-            self.settings,
-            answered_before=answered_before,
-            tries_schema=tries_schema,
-            may_adapt=may_adapt,
-        )
+        call = CallContext(stage, answered_before=answered_before, tries_schema=tries_schema, may_adapt=may_adapt)
+        work = Work("a", "run/stage", "run", call, self.settings)
         self.asker = RequestLoop(work, parse, Channels(work, [Channel(work, endpoint, self._lease)]), writer, form)
 
     async def _lease(self, report: LimiterReport) -> Lease:
@@ -113,7 +105,7 @@ class RunOfSeveral(Run):
         each = [replace(settings, base_url=server.base_url, **one) for server, one in zip(servers, given, strict=True)]
         self.settings = replace(settings, endpoints=tuple(each))
         self.limiters = [Limiter() for _ in limiters_of(self.settings, stage.model)]
-        work = Work("a", "run/stage", "run", stage, self.settings)
+        work = Work("a", "run/stage", "run", CallContext(stage), self.settings)
         channels = open_channels(work, [InProcess(limiter).lease for limiter in self.limiters])
         self.asker = RequestLoop(work, parse, channels, SegmentWriter(str(folder), "run-a", self.settings.flush))
 

@@ -19,7 +19,7 @@ from tests.udfs.retrieval.onnx_files import write_classifier
 from untold.jobs.inference.stage.bindings import bind_lookup
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.actors import open_channels
-from untold.udfs.llm.calls import Progress, Work
+from untold.udfs.llm.calls import CallContext, Progress, Work
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Limiter
 from untold.udfs.llm.request_loop import RequestLoop
@@ -172,7 +172,7 @@ class LocalRun(Run):
 
     def __init__(self, stage: Stage, folder: Path, provider: str) -> None:
         self.settings = replace(CALLS, provider=provider, max_attempts=1)
-        work = Work("a", "run/stage", "run", stage, self.settings)
+        work = Work("a", "run/stage", "run", CallContext(stage), self.settings)
         channels = open_channels(work, [InProcess(Limiter()).lease])
         self.asker = RequestLoop(
             work, never_unparsable, channels, SegmentWriter(str(folder), "run-a", self.settings.flush)
