@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from html import unescape
+from importlib.metadata import metadata
 from pathlib import Path
 
 from mkdocs.commands.build import build
@@ -24,7 +25,6 @@ from untold.udfs.stages.definitions import LinearSize
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("methods", "architecture", "contract")
 DOCS = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in NAMES}
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def section(doc: str, heading: str) -> str:
@@ -66,7 +66,18 @@ def test_shipped_figures() -> None:
 def test_exit_codes() -> None:
     documented = [int(code) for code, _ in rows(section("contract", "Exit codes"), "code")]
     assert documented == sorted({0, MENDABLE, WRONG_USE, INTERRUPTED, FAILED_TOO_MANY, *EXIT_CODES.values()})
-    assert documented == [int(code) for code, _ in rows(README, "exit code")]
+
+
+def test_extras() -> None:
+    documented = {name.strip("`") for name, _ in rows(section("contract", "Extras"), "extra")}
+    assert documented == set(metadata("untold").get_all("Provides-Extra") or ()) - {"test", "docs"}
+
+
+def test_the_readme_is_short_and_has_a_picture() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (picture,) = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
+    assert (ROOT / picture).stat().st_size > 10_000
+    assert len(text.splitlines()) <= 120
 
 
 def folders() -> Iterator[str]:
