@@ -19,7 +19,7 @@ from untold.jobs.run_tables import open_run
 
 TOY = Path(__file__).with_name("toy.py")
 ENTRY_POINTS = "[untold.stages]\nlist_words = toy:LIST_WORDS\n\n[untold.metrics]\nwords = toy:WORDS\n"
-TEMPLATE = "=== user\nList the words of this text, one a line, as `- word`:\n{{ text }}\n"
+TEMPLATE = "=== user\nList the words of this text, one per line, as `- word`:\n{{ text }}\n"
 SAMPLES = [
     {"sample_id": "all", "response": "high tower", "contexts": ["The TOWER is high."]},
     {"sample_id": "half", "response": "azure tower", "contexts": ["A tower.", "It is high."]},
