@@ -15,11 +15,12 @@ from time import monotonic
 from typing import Any
 
 from untold.udfs.llm.calls import Answer, Progress, Request, Units, Work
-from untold.udfs.llm.channels import Channel, Channels, Slots, Waiters
-from untold.udfs.llm.keys import SEVERAL_ROWS, Parameters
-from untold.udfs.llm.pacing import CompletionSizes
-from untold.udfs.llm.queues import (
+from untold.udfs.llm.channels import (
+    Channel,
+    Channels,
     SharedQueue,
+    Slots,
+    Waiters,
     attempts_of_halves,
     gather,
     group_of,
@@ -28,6 +29,8 @@ from untold.udfs.llm.queues import (
     split,
     split_answered,
 )
+from untold.udfs.llm.keys import SEVERAL_ROWS, Parameters
+from untold.udfs.llm.pacing import CompletionSizes
 from untold.udfs.llm.retrying import (
     ASKED_AGAIN,
     DOUBTS_IN_A_ROW,

@@ -20,8 +20,8 @@ STAGES: Registry[StageDefinition] = Registry(
     places={
         "summarise_context": "untold.udfs.stages.e2e:SUMMARISE_CONTEXT",
         "evaluate_coverage": "untold.udfs.stages.e2e:EVALUATE_COVERAGE",
-        "list_conflicts": "untold.udfs.stages.conflicts:LIST_CONFLICTS",
-        "cover_sides": "untold.udfs.stages.conflicts:COVER_SIDES",
+        "list_conflicts": "untold.udfs.stages.e2e:LIST_CONFLICTS",
+        "cover_sides": "untold.udfs.stages.e2e:COVER_SIDES",
         "extract_atoms": "untold.udfs.stages.nli:EXTRACT_ATOMS",
         "revise_atoms": "untold.udfs.stages.nli:REVISE_ATOMS",
         "rate_relevance": "untold.udfs.stages.nli:RATE_RELEVANCE",

@@ -12,8 +12,7 @@ from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.labels import BOXED
 from untold.udfs.stages.lists import whole
-from untold.udfs.stages.numbered import NumberedTexts, read_numbered_labels
-from untold.udfs.stages.rated import matching_key
+from untold.udfs.stages.numbered import NumberedTexts, matching_key, read_numbered_labels
 from untold.udfs.stages.reading import is_drawing, letters, past_echoes, split_marker, strip_thinking
 from untold.udfs.stages.records import Record, read_records
 

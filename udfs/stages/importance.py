@@ -41,9 +41,11 @@ from untold.udfs.stages.numbered import (
     NumberedTexts,
     evidence_cells,
     listed_numbers,
+    matching_key,
     number_in,
+    rating_pattern,
+    read_digit,
 )
-from untold.udfs.stages.rated import matching_key, rating_pattern, read_digit
 from untold.udfs.stages.reading import answer_in_place, is_fence, is_rule, past_echoes, strip_thinking, unfenced
 from untold.udfs.stages.records import Cell, Record, Value, json_at_line_starts, read_rating, read_records
 

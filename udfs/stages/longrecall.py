@@ -28,7 +28,7 @@ from untold.udfs.stages.definitions import (
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.icat import Alignment, read_alignment
 from untold.udfs.stages.labels import labels_of, read_label
-from untold.udfs.stages.rated import matching_key
+from untold.udfs.stages.numbered import matching_key
 from untold.udfs.stages.reading import past_echoes
 from untold.udfs.stages.records import NUMBER_NAMES, Record, json_at_line_starts, read_records, unwrapped
 from untold.udfs.stages.subsets import CANDIDATE_WORDS, parse_subset

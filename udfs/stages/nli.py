@@ -30,8 +30,17 @@ from untold.udfs.stages.definitions import (
 )
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.labels import labels_of, read_label
-from untold.udfs.stages.numbered import NumberedTexts, read_numbered_labels
-from untold.udfs.stages.rated import is_known, is_named, match_lines, matching_key, rank, rating_pattern, read_digit
+from untold.udfs.stages.numbered import (
+    NumberedTexts,
+    is_known,
+    is_named,
+    match_lines,
+    matching_key,
+    rank,
+    rating_pattern,
+    read_digit,
+    read_numbered_labels,
+)
 from untold.udfs.stages.reading import answer_span, past_echoes, split_marker
 from untold.udfs.stages.records import (
     NUMBER_NAMES,

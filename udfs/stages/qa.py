@@ -35,6 +35,7 @@ from untold.udfs.stages.definitions import (
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.lists import whole
 from untold.udfs.stages.non_answers import UNKNOWN_WORDS, says_absent
+from untold.udfs.stages.numbered import Rating, find_ratings, is_known, match_lines, matching_key, rating_pattern
 from untold.udfs.stages.questions import (
     BEFORE_RATING,
     NOTE,
@@ -45,7 +46,6 @@ from untold.udfs.stages.questions import (
     question_row,
     unopened,
 )
-from untold.udfs.stages.rated import Rating, find_ratings, is_known, match_lines, matching_key, rating_pattern
 from untold.udfs.stages.reading import (
     collapsed,
     is_drawing,

@@ -12,7 +12,7 @@ from untold.udfs.ratings import SCALE, Digit
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.lists import AFTERWORDS, is_heading, list_items, says_none, whole, without_numbers
-from untold.udfs.stages.rated import Rating, find_ratings, matching_key, rating_pattern
+from untold.udfs.stages.numbered import Rating, find_ratings, matching_key, rating_pattern
 from untold.udfs.stages.reading import (
     ParsedLine,
     answer_span,

@@ -9,7 +9,7 @@ from typing import Any
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.final_answers import final_answer
 from untold.udfs.stages.lists import AFTERWORDS, is_heading, is_nested, list_items, read_rows, rows_of, says_none, whole
-from untold.udfs.stages.rated import matching_key
+from untold.udfs.stages.numbered import matching_key
 from untold.udfs.stages.reading import (
     ParsedLine,
     is_drawing,

@@ -41,7 +41,7 @@ from untold.jobs.settings.model import Settings
 from untold.jobs.summary.source_preference import leaning_rows, read_counts
 from untold.jobs.tables import SAMPLES
 from untold.udfs.samples.conversion import normalise_contexts
-from untold.udfs.stages.conflicts import parse_conflicts
+from untold.udfs.stages.e2e import parse_conflicts
 
 pytestmark = pytest.mark.gate
 

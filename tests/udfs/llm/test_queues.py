@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from untold.udfs.llm.calls import Request
+from untold.udfs.llm.channels import MOST_BEHIND, MOST_RETURNED, SharedQueue, group_of
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.queues import MOST_BEHIND, MOST_RETURNED, SharedQueue, group_of
 
 
 def make(weights: Sequence[float], groups: Sequence[int]) -> SharedQueue:
