@@ -1,10 +1,10 @@
-"""Untold scores the comprehensiveness of LLM answers: what an answer leaves untold, for ten answers or for millions.
+"""Score the comprehensiveness of LLM responses: which facts of the source texts a response covers.
 
     >>> import untold
     >>> untold.__version__.count(".")
     2
 
-The names below load what they need when they are first used: `import untold` starts no engine.
+The public names are imported on first use, so `import untold` loads neither Spark nor Ray.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Plan", "Run", "Session", "UntoldError", "__version__", "demo_output"
 
 
 def __getattr__(name: str) -> Any:
-    """The public names, each imported when it is first used (PEP 562)."""
+    """Import a public name on first use (PEP 562)."""
     if name == "__version__":
         return import_module("importlib.metadata").version("untold")
     if name == "plots":

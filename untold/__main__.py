@@ -1,4 +1,4 @@
-"""The command `untold`, and `python -m untold` for environments that install no scripts."""
+"""Run the command line: `python -m untold`."""
 
 import os
 import sys
@@ -7,9 +7,9 @@ from untold.udfs.python_path import prefer_standard_library
 
 
 def main() -> int:
-    """Runs the command of `sys.argv` and gives its exit code."""
+    """Run the command of `sys.argv` and return its exit code."""
     prefer_standard_library()
-    # Arrow's other allocators keep what was read once: of the ids of a million requests, 60 MB to the end of a run
+    # Arrow's own allocator does not return memory: 60 MB for the ids of a million requests
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     from untold.jobs.cli import main as run
 

@@ -1,4 +1,4 @@
-"""Pictures of runs: functions that take one run or several, and give Matplotlib figures."""
+"""Plot one or several runs as Matplotlib figures."""
 
 from untold.udfs.errors import require
 
