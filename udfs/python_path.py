@@ -7,13 +7,13 @@ import sys
 
 
 def standard_library() -> list[str]:
-    """The folders of the standard library, in the order of `sys.path`."""
+    """Return the folders of the standard library, in the order of `sys.path`."""
     library = os.path.dirname(os.__file__)
     return [path for path in sys.path if path.startswith(library) and "-packages" not in path]
 
 
 def prefer_standard_library() -> None:
-    """Puts the standard library first in `sys.path` and drops the working directory, which `python -m` adds."""
+    """Put the standard library first in `sys.path`, and remove the working directory that `python -m` adds."""
     standard = standard_library()
     if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
         del sys.path[0]
@@ -21,9 +21,9 @@ def prefer_standard_library() -> None:
 
 
 def python_environment() -> dict[str, str]:
-    """This process's environment for a Python process of ours: PYTHONPATH names the standard library first.
+    """Return the environment for a child process, with the standard library first in PYTHONPATH.
 
-    Its folders are absolute: processes are started in other folders.
+    The folders are absolute, because a child process can start in another folder.
     """
     named = os.environ.get("PYTHONPATH")
     folders = [os.path.abspath(path) for path in (named or "").split(os.pathsep)]
@@ -32,5 +32,5 @@ def python_environment() -> dict[str, str]:
 
 
 def usable_cores() -> int:
-    """The cores that this process may use, which are fewer than the machine's where it was given a part of them."""
+    """Return the number of cores that this process can use, at most the number of cores of the machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -66,5 +66,5 @@ LOOKUPS: Registry[StageDefinition] = Registry(
 
 
 def definition_of(name: str) -> StageDefinition:
-    """The stage of that name, of `STAGES` or `LOOKUPS`. Raises KeyError for one that is neither's."""
+    """Return the stage of this name from `STAGES` or `LOOKUPS`. Raises KeyError for an unknown name."""
     return LOOKUPS[name] if name in LOOKUPS else STAGES[name]
