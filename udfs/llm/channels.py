@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def gather(rows: Sequence[Request], size: int) -> Iterator[Request]:
-    """Requests of up to `size` rows each, in their order.
+    """Yield requests of up to `size` rows each, in order.
 
     >>> rows = [Request(str(number), {}, "unit") for number in range(5)]
     >>> [request.rows for request in gather(rows, 2)]
@@ -38,9 +38,9 @@ def gather(rows: Sequence[Request], size: int) -> Iterator[Request]:
 
 
 def split(request: Request, attempts: int) -> tuple[Request, Request]:
-    """Two requests for the halves of its rows, with the deadline that it has, as if `attempts` were used up.
+    """Return two requests for the halves of its rows, with the same deadline and `attempts` used attempts.
 
-    Its calls are theirs too: those that they make are no first attempts.
+    Both inherit the number of calls, so their next calls count as retries.
     """
     middle = request.rows // 2
     first, second = request.members[:middle], request.members[middle:]
@@ -62,16 +62,15 @@ def _part_of(request: Request, members: list[Request], attempts: int) -> Request
 
 
 def attempts_of_halves(request: Request, answer: Answer, max_attempts: int) -> int:
-    """How many attempts the halves of a request have behind them, after the answer that it ended with.
+    """Return the used attempts of the halves of a failed request.
 
-    A 4xx was never repeated: they keep what the request had left before it. Else all together had theirs, so that one
-    is left to each.
+    A 4xx is never repeated, so the halves keep the attempts of the request. Otherwise each half has one attempt.
     """
     return request.attempts - 1 if _is_about_rows(answer) else max_attempts - 1
 
 
 def may_hide_a_culprit(request: Request, answer: Answer) -> bool:
-    """Whether a failure may be that of one row among several: a 4xx, or what no repetition of all of them helped."""
+    """Return True if one of several rows can cause the failure: a 4xx, or an error that retries did not resolve."""
     kind = answer.error_type or ""
     return request.rows > 1 and (_is_about_rows(answer) or is_fault(kind) or kind in ASK_AGAIN)
 
@@ -82,7 +81,7 @@ def _is_about_rows(answer: Answer) -> bool:
 
 
 def spend(request: Request, usage: Usage, parts: Sequence[Answer]) -> None:
-    """Books a call's tokens: for its members what their answers say; without these, equal shares."""
+    """Add the tokens of a call to its members, by their responses or in equal shares."""
     if not request.members:
         request.usage += usage
         return
@@ -96,7 +95,7 @@ def spend(request: Request, usage: Usage, parts: Sequence[Answer]) -> None:
 
 
 def split_answered(request: Request, answer: Answer) -> tuple[list[tuple[Request, Answer]], Request | None, Answer]:
-    """The rows whose own answers can be used, with these; a request for the others, if there are any; their answer."""
+    """Return the rows with a usable response, a request for the other rows or None, and the response of these."""
     pairs = list(zip(request.members, answer.parts, strict=True))
     good = [(member, part) for member, part in pairs if part.error_type is None]
     bad = [(member, part) for member, part in pairs if part.error_type is not None]
@@ -107,25 +106,23 @@ def split_answered(request: Request, answer: Answer) -> tuple[list[tuple[Request
     return good, rest, replace(bad[0][1], parts=())
 
 
-# An endpoint that was away catches up on so many requests and no more: it has just come back
+# The most requests by which an endpoint catches up after an outage
 MOST_BEHIND = 64
-# An endpoint whose requests have to be asked again elsewhere gets no new ones while so many of them wait
+# An endpoint gets no new requests while this number of its failed requests waits for other endpoints
 MOST_RETURNED = 64
-# Prompts with one beginning are divided between endpoints where one of them is behind its share by so much of all
+# A group of prompts is divided if an endpoint is behind its share by this part of all requests
 SHARE_BEHIND = 0.01
-# Among so many groups that wait first an endpoint looks for one that all queues would give it
+# The number of first groups among which an endpoint searches for its own group
 MOST_LOOKED_AT = 64
 _NO_GROUP = object()
 
 
 class SharedQueue:
-    """The requests that wait, for endpoints that are numbered from 0.
+    """The waiting requests of endpoints that are numbered from 0.
 
-    Requests of one group go to one endpoint, in order, while there are other groups for the others, and to the same one
-    from the queues of other actors where that has nothing else to do. What came back from an endpoint goes to another
-    one, before all that is new. With one endpoint it is a plain queue.
-
-    `group`: what the prompts with a common beginning have in common; None where that is of no matter.
+    The requests of a group go to one endpoint, in order, while the other endpoints have other groups. The queues of all
+    actors prefer the same endpoint for a group. A failed request goes to another endpoint, before new requests. With
+    one endpoint it is a plain queue. `group` returns the group of a request: the common beginning of its prompts.
     """
 
     def __init__(self, weights: Sequence[float], group: Callable[[Request], Hashable] | None = None) -> None:
@@ -134,7 +131,7 @@ class SharedQueue:
         self._taken = [0.0] * len(weights)
         self._groups: dict[Hashable, deque[Request]] = {}
         self._current: list[Hashable] = [_NO_GROUP] * len(weights)
-        # By the endpoints that they came back from
+        # Failed requests by the endpoints at which they failed
         self._returned: dict[frozenset[int], deque[Request]] = {}
         self._count = 0
 
@@ -142,18 +139,18 @@ class SharedQueue:
         return self._count
 
     def __iter__(self) -> Iterator[Request]:
-        """What waits, roughly in the order in which it is taken."""
+        """Iterate over the waiting requests, roughly in the order of `take`."""
         return chain(*self._returned.values(), *self._groups.values())
 
     def extend(self, requests: Iterable[Request]) -> None:
-        """Adds new requests."""
+        """Add new requests."""
         for request in requests:
             key = self._group(request) if self._group else None
             self._groups.setdefault(key, deque()).append(request)
             self._add(request, 1)
 
     def give_back(self, request: Request, endpoint: int | None = None) -> None:
-        """Puts a request before those that are new; one that has not failed it yet takes it if it can."""
+        """Put a failed request before the new ones, for an endpoint at which it has not failed yet."""
         if endpoint is not None:
             failed = request.failed_at | {endpoint}
             request.failed_at = failed if len(failed) < len(self._weights) else frozenset((endpoint,))
@@ -161,26 +158,26 @@ class SharedQueue:
         self._add(request, 1)
 
     def ahead(self, living: Collection[int]) -> set[int]:
-        """The endpoints that have had more than their share, beside those that live."""
+        """Return the endpoints that had more than their share of the living endpoints' requests."""
         weights = sum(self._weights[one] for one in living)
         everything = sum(self._taken[one] * self._weights[one] for one in living)
         return {one for one, taken in enumerate(self._taken) if weights > 0 and taken * weights > everything}
 
     def order(self, able: Iterable[int]) -> list[int]:
-        """Endpoints that can send, the one that is furthest behind its share first."""
+        """Return the endpoints that can send, the one furthest behind its share first."""
         if len(self._weights) == 1:
             return [*able]
         most, longest = max(self._taken), 2 / min(self._weights)
         for one in able:
-            # Behind by the longest step of another it is in its turn
+            # Behind by the longest step of another endpoint, it is its turn
             behind = max(MOST_BEHIND / self._weights[one], longest)
             self._taken[one] = max(self._taken[one], most - behind)
         return sorted(able, key=self._taken.__getitem__)
 
     def take(self, endpoint: int, able: Collection[int], living: Collection[int]) -> Request | None:
-        """The next request of an endpoint; None where what waits is better sent by another.
+        """Return the next request of an endpoint, or None if the waiting requests suit another endpoint better.
 
-        able: endpoints that can send now; living: those that will at some time, `able` included.
+        `able` are the endpoints that can send now, and `living` all endpoints that are not down.
         """
         request = self._take_returned(endpoint, living) or self._take_new(endpoint, able, living)
         if request is not None:
@@ -217,7 +214,7 @@ class SharedQueue:
         return request
 
     def _choose_group(self, endpoint: int, able: Collection[int]) -> Hashable:
-        """A group that no other endpoint is at, its own first; else the largest that one would keep for too long."""
+        """Return a free group, the endpoint's own first, or the largest group of an endpoint that cannot keep up."""
         others = [other for other in range(len(self._weights)) if other != endpoint]
         held = {self._current[other]: other for other in others if self._current[other] in self._groups}
         free = islice((key for key in self._groups if key not in held), MOST_LOOKED_AT)
@@ -228,30 +225,30 @@ class SharedQueue:
         return max(shared, key=lambda key: len(self._groups[key]), default=_NO_GROUP)
 
     def _is_behind(self, endpoint: int, other: int) -> bool:
-        """Whether an endpoint has so much less than its share, beside another, that it needs a part of its group."""
+        """Return True if an endpoint is so far behind another that it needs a part of its group."""
         behind = (self._taken[other] - self._taken[endpoint]) * self._weights[endpoint]
         everything = sum(taken * weight for taken, weight in zip(self._taken, self._weights, strict=True))
         return behind > max(1.0, SHARE_BEHIND * everything)
 
 
 def group_of(stage: Stage) -> Callable[[Request], Hashable]:
-    """What the prompts of a stage that begin alike have in common: the first variable that they show."""
+    """Return a function from a request to its group: the first variable in the prompt of the stage."""
     first = next(iter(order_of_variables(stage.template, stage.variables, api=stage.api)), "")
-    # A number that all actors give it
+    # Equal in all actors, unlike `hash`
     return lambda request: crc32(repr(request.variables.get(first)).encode("utf-8", "surrogatepass"))
 
 
 Lend = Callable[[LimiterReport], Awaitable[Lease]]
-# While nothing of the run has ever succeeded, a user waits and watches: a minute is long enough to tell.
+# Before the first success of a run, a user waits for it, so an outage ends the run after a minute.
 FIRST_OUTAGE_SECONDS = 60.0
-# A budget is held by a limiter of its own where several endpoints spend it, which limits nothing else
+# Limits of the limiter that leases only the budget of several endpoints
 NO_LIMITS = Limits(max_concurrency=10**9)
 
 
 class Waiters:
-    """Workers without a slot or a request, woken one by one.
+    """Workers without a slot or a request, which are woken one by one.
 
-    One, not all: with hundreds of workers, each slot would be hundreds of turns of the loop for one call.
+    Waking all of hundreds of workers for each slot would cost hundreds of turns of the event loop per call.
     """
 
     def __init__(self) -> None:
@@ -259,32 +256,33 @@ class Waiters:
         self._alarm: asyncio.TimerHandle | None = None
 
     async def wait(self) -> None:
-        """Until it is this worker's turn to look again."""
+        """Wait until this worker is woken."""
         sleeper = asyncio.get_running_loop().create_future()
         self._sleepers.append(sleeper)
         await sleeper
 
     def wake(self) -> None:
-        """Wakes one worker, which wakes the next one where there is more to do."""
+        """Wake one worker, which wakes the next one if there is more work."""
         while self._sleepers:
             sleeper = self._sleepers.popleft()
-            # One that was cancelled while it slept cannot pass the turn on.
+            # A worker that was cancelled while it waited cannot wake the next one
             if not sleeper.done():
                 sleeper.set_result(None)
                 return
 
     def wake_after(self, seconds: float) -> None:
-        """Wakes one worker when the next slot's time comes."""
+        """Wake one worker at the time of the next slot."""
         loop = asyncio.get_running_loop()
-        # One alarm is enough: a worker that wakes sets the next, for the slot that is first by then.
+        # One alarm is enough, because a woken worker sets the alarm for the next slot
         if self._alarm is None or self._alarm.cancelled() or self._alarm.when() <= loop.time():
             self._alarm = loop.call_later(seconds, self.wake)
 
 
 class Slots:
-    """Slots of one limiter, kept at hand; `lend` may wait, and is asked by one loop alone.
+    """The leased slots of one limiter.
 
-    `work` is that of the asker, with the settings of this endpoint.
+    `lend` requests a lease and can wait; only one loop calls it. `work` is the actor's work with the settings of this
+    endpoint.
     """
 
     def __init__(self, work: Work, lend: Lend) -> None:
@@ -294,28 +292,28 @@ class Slots:
         self._reports = 0
 
     def wait(self, now: float) -> float | None:
-        """Seconds until the next slot, 0 for now; None where new ones are needed, which are asked for."""
+        """Return the seconds until the next slot, 0 for now. None means that a new lease is needed and requested."""
         wait = self.pacing.wait(now)
         if wait is None:
             self.needs_lease.set()
         return wait
 
     def use(self) -> int:
-        """Takes the next slot; the tokens that are reserved with it."""
+        """Use the next slot and return its reserved tokens."""
         reserved = self.pacing.use()
         if self.pacing.runs_low:
             self.needs_lease.set()
         return reserved
 
     def report(self, usage: Usage, estimates: tuple[int, ...], in_flight: int) -> LimiterReport:
-        """What is told with the next lease, but for what is news."""
+        """Return the report for the next lease, without the news of the endpoint."""
         self._reports += 1
         spent = self.work.settings.priced(usage)
         report = self.pacing.report(self.work, spent, estimates, in_flight, monotonic())
         return replace(report, number=self._reports)
 
     async def renew(self, report: LimiterReport) -> Lease:
-        """Reports to the limiter, takes the slots that it grants, and learns what it knows."""
+        """Send the report to the limiter, and receive a lease with the shared state of the endpoint."""
         sent = monotonic()
         lease = await self.lend(report)
         self.pacing.receive(lease, report.estimates, sent, monotonic())
@@ -323,14 +321,14 @@ class Slots:
         return lease
 
     def learn(self, lease: Lease) -> None:
-        """Takes what the limiter knows of the endpoint from everybody."""
+        """Update the state of the endpoint from a lease: the limiter knows the reports of all actors."""
 
 
 class Channel(Slots):
-    """One endpoint. `held`: errors about the run that may turn out to be their rows' alone.
+    """One endpoint.
 
-    `rejected`: requests with an error that every request may get, before any completion; `errors_differ`: these errors
-    were not the same, so that each is its row's.
+    `held` are errors about the run that can still turn out to be errors of their rows. `rejected` are requests with an
+    error that every request can get, before any completion. If `errors_differ`, each error belongs to its row.
     """
 
     def __init__(self, work: Work, client: Endpoint | LocalClassifier, lend: Lend) -> None:
@@ -348,51 +346,51 @@ class Channel(Slots):
 
     @property
     def usage(self) -> Usage:
-        """What it was used for."""
+        """Return the usage of the endpoint."""
         return self.tally.usage
 
     @property
     def label(self) -> str:
-        """What the endpoint goes by in tables and messages."""
+        """Return the name of the endpoint in tables and messages."""
         return self.work.settings.label
 
     @property
     def is_out(self) -> bool:
-        """Whether it is of no use now: it refuses the run, or is away but for single probes."""
+        """Return True if the endpoint refuses the run or is down."""
         return self.refused is not None or self.standing.probing or self.pacing.refusal == "outage"
 
     @property
     def is_unlimited(self) -> bool:
-        """Whether it is of use now, and nothing but its places limits it."""
+        """Return True if the endpoint is up and only its places in flight limit it."""
         return not self.is_out and not self.pacing.strict
 
     def learn(self, lease: Lease) -> None:
-        """Takes what the limiter knows of the endpoint from everybody."""
+        """Update the state of the endpoint from a lease: the limiter knows the reports of all actors."""
         self.standing.learn(lease, self.pacing.clock.local(lease.answered_at))
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether an error about the run came before any completion: most likely it is true of every row."""
+        """Return True if an error about the run came before any completion, so it probably holds for every row."""
         return bool(self.held) and not self.standing.completed
 
     @property
     def waits_for_completion(self) -> bool:
-        """Return True if a rejected request may be one of a run in which all requests are rejected."""
+        """Return True if all requests of the run can still turn out to be rejected."""
         return not (self.standing.completed or self.errors_differ)
 
     @property
     def may_try(self) -> bool:
-        """Return True unless as many requests are rejected, or in flight beside rejected ones, as end the run."""
+        """Return True unless the rejected requests and the requests in flight are enough to end the run."""
         return not self.rejected or len(self.rejected) + self.in_flight < DOUBTS_IN_A_ROW
 
     @property
     def held_rows(self) -> int:
-        """The rows of the requests that are held."""
+        """Return the number of rows of the held requests."""
         return sum(request.rows for request, _ in self.held)
 
 
 class Channels:
-    """The endpoints of an asker. `purse` leases the budget where there are several: each has a limiter of its own."""
+    """The endpoints of an actor. With several endpoints, each has its own limiter and `purse` leases the budget."""
 
     def __init__(self, work: Work, each: Sequence[Channel], purse: Slots | None = None) -> None:
         self.each, self.purse = each, purse
@@ -401,12 +399,12 @@ class Channels:
 
     @property
     def in_flight(self) -> int:
-        """Calls that are not answered yet."""
+        """Return the number of calls in flight."""
         return sum(channel.in_flight for channel in self.each)
 
     @property
     def used(self) -> Usage:
-        """What all of them were used for; of a list of them with the cost, and with what each has of it."""
+        """Return the usage of all endpoints. With several endpoints it contains the cost and the usage of each."""
         total = sum((channel.usage for channel in self.each), NOTHING_USED)
         if not self._settings.endpoints:
             return total
@@ -414,37 +412,38 @@ class Channels:
 
     @property
     def living(self) -> list[int]:
-        """Those that are of use, by number."""
+        """Return the numbers of the endpoints that are up."""
         return [number for number, channel in enumerate(self.each) if not channel.is_out]
 
     def others_live(self, channel: Channel) -> bool:
-        """Whether another endpoint is of use."""
+        """Return True if another endpoint is up."""
         return any(other is not channel and not other.is_out for other in self.each)
 
     @property
     def refused(self) -> str | None:
-        """Why the run is refused: every endpoint refuses it."""
+        """Return the reason if every endpoint refuses the run."""
         if not all(channel.refused for channel in self.each):
             return None
         return self.each[0].refused if len(self.each) == 1 else "; ".join(self.left_out)
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """A line for each endpoint that refuses the run."""
+        """Return a line for each endpoint that refuses the run."""
         return tuple(f"{channel.label}: {channel.refused}" for channel in self.each if channel.refused)
 
     @property
     def refusal(self) -> str | None:
-        """Why nothing is leased: the budget, or an outage of every endpoint that does not refuse the run."""
+        """Return the reason for no lease: the budget, or an outage of all endpoints that do not refuse the run."""
         if self.purse and self.purse.pacing.refusal:
             return self.purse.pacing.refusal
         refusals = {channel.pacing.refusal for channel in self.each if not channel.refused}
         return refusals.pop() if len(refusals) == 1 else None
 
     def places_of_one(self) -> float:
-        """How many calls an endpoint of the weight 1 has in flight, where what they have decides their shares.
+        """Return the calls in flight of an endpoint of weight 1, if calls in flight decide the shares.
 
-        Infinite where there is only one. Once for all: with twenty endpoints, once for each is 400 looks a call.
+        The result is infinite for one endpoint. It is computed once for all endpoints: per endpoint, twenty endpoints
+        would be visited 400 times per call.
         """
         unlimited = [each for each in self.each if each.is_unlimited] if len(self.each) > 1 else []
         if not unlimited:
@@ -453,10 +452,10 @@ class Channels:
         return max(each.pacing.places for each in unlimited) / largest
 
     def places(self, channel: Channel, of_one: float, *, ahead: bool) -> int:
-        """How many calls an endpoint may have in flight now: those of its lease, or a part of them by its weight.
+        """Return the number of calls that an endpoint can have in flight now, from its lease or its weight.
 
-        Where nothing else limits the endpoints, what they have in flight decides their shares (`places_of_one`). One
-        more or less, by whether it is `ahead` of its share, makes these exact.
+        If nothing else limits the endpoints, the calls in flight decide their shares (`places_of_one`). One call more
+        or less, depending on `ahead`, makes the shares exact.
         """
         most, share = channel.pacing.places, of_one * channel.work.settings.weight
         if share >= most or not channel.is_unlimited:
@@ -464,26 +463,25 @@ class Channels:
         return max(1, ceil(share) - 1) if ahead else min(most, floor(share) + 1)
 
     def need_leases(self) -> None:
-        """Asks for slots of all limiters."""
+        """Request leases from all limiters."""
         for slots in self.slots:
             slots.needs_lease.set()
 
     def report(self, slots: Slots, estimates: tuple[int, ...]) -> LimiterReport:
-        """What is told with the next lease, with all that is news since the last one."""
+        """Return the report for the next lease, with the news since the last report."""
         if not isinstance(slots, Channel):
             return slots.report(self.used, estimates, self.in_flight)
         completed = any(channel.standing.completed for channel in self.each)
         outage = self._settings.outage if completed else min(FIRST_OUTAGE_SECONDS, self._settings.outage)
-        # While another answers it is probed for as long as it takes
+        # While another endpoint responds, probes continue without a limit
         patience = float("inf") if self.others_live(slots) else outage
         report = slots.report(slots.usage, estimates, slots.in_flight)
         return replace(report, outage_seconds=patience, **vars(slots.standing.tell()))
 
     def settle(self, channel: Channel, reserved: tuple[int, int], used: int, *, lost: bool = False) -> None:
-        """Ends what was reserved of the limit and of the budget for a call of so many tokens.
+        """End the reservations of a call with `used` tokens.
 
-        What became of a call without an answer nobody knows; the limit holds whichever it was, so that all of it is
-        used up.
+        The tokens of a lost call are unknown, so its whole reservation counts as used.
         """
         for slots, tokens in zip((channel, self.purse), reserved, strict=True):
             if slots is not None:

@@ -86,7 +86,7 @@ _GREETING = re.compile(r"(?:sure|certainly|of course|okay|ok)(?: thing)?[,.!]*\s
 # Tags that models set around a summary, as the template sets some around its texts
 _SUMMARY_TAGS = {"summary", "text", "context", "answer", "output"}
 _BULLET = re.compile(r"[-*+•>] +(?=\S)")
-# What speaks of the query speaks of this task, where the source itself does not: no sentence that was to be kept.
+# A sentence about the query is a remark on the task, unless the source speaks of a query too.
 _SOURCE = r"(?:the|this) (?:(?:given|provided|source) )?(?:text|passage|context|source)"
 _IRRELEVANT = re.compile(
     rf"(?:none of {_SOURCE}\b|(?:nothing|no sentence) in {_SOURCE}\b|no relevant (?:information|sentences?|text)\b"
@@ -100,7 +100,7 @@ _IRRELEVANT = re.compile(
 @final_text
 @past_echoes
 def parse_summary(completion: str, variables: Mapping[str, Any]) -> dict[str, str | None]:
-    """`summary`: the condensed context, null for a lone `None`. Raises `Unparsable` where nothing was answered."""
+    """Return the `summary` of the context, null for a single `None`. Raises `Unparsable` for an empty completion."""
     text = unframed(strip_thinking(completion), str(variables.get("text") or ""))
     text = unfenced(_without_label(unfenced(text)))
     recorded = recorded_text(text, _SUMMARY_FIELDS)
@@ -113,14 +113,14 @@ def parse_summary(completion: str, variables: Mapping[str, Any]) -> dict[str, st
 
 
 def _undecorated(text: str) -> str:
-    """The text without tags, ticks, a bullet and emphasis around all of it; several bullets are its own."""
+    """Return the text without tags, backticks, one bullet and emphasis around the whole text."""
     text = without_emphasis(without_ticks(untagged(text, _SUMMARY_TAGS)))
     bullet = _BULLET.match(text)
     return without_emphasis(text[bullet.end() :].strip()) if bullet and "\n" not in text else text
 
 
 def _is_nothing(text: str) -> bool:
-    """A lone `None`, or one whose sentence ends there: `None. The text deals with cheese.`"""
+    """Return True for a single `None`, also before a remark: `None. The text deals with cheese`."""
     first = next((line for line in text.split("\n") if not is_fence(line)), "")
     if text.strip(" .*_`\"'").casefold() in _NOTHING:
         return True
@@ -128,7 +128,7 @@ def _is_nothing(text: str) -> bool:
 
 
 def _is_irrelevant(text: str, variables: Mapping[str, Any]) -> bool:
-    """A sentence that says that the text does not bear on the query, where the text does not say so itself."""
+    """Return True for a sentence that calls the text irrelevant to the query and is not in the source."""
     own = str(variables.get("text") or "").casefold()
     if says_absent(text):
         return collapsed(text).casefold() not in collapsed(own)
@@ -136,7 +136,7 @@ def _is_irrelevant(text: str, variables: Mapping[str, Any]) -> bool:
 
 
 def _without_label(text: str) -> str:
-    """The text without a greeting and without what introduces a summary, on a line above it or before it."""
+    """Return the text without a greeting and without an introduction to the summary."""
     greeting = _GREETING.match(text)
     text = text[greeting.end() :].strip() if greeting else text
     first, _, rest = text.partition("\n")
@@ -150,7 +150,7 @@ def _without_label(text: str) -> str:
 
 
 def summaries_in(completion: str) -> list[ExtractedItem]:
-    """One thing where a text has a summary; none for `None`. Raises `Unparsable`."""
+    """Return the summary as the only item, or no item for `None`. Raises `Unparsable`."""
     summary = parse_summary(completion, {})["summary"]
     return [] if summary is None else [ExtractedItem(summary)]
 
@@ -172,7 +172,7 @@ EVALUATE_COVERAGE = StageDefinition(
     COVERAGE_SCHEMA,
     schema=record(reasoning=THOUGHTS, covered_statements=listed(_STATEMENT), uncovered_statements=listed(_STATEMENT)),
     form=_COVERAGE_FORM,
-    # Lists of 0.64 tokens a token were recorded; the reasoning, which was not, names each statement once before
+    # Recorded lists have 0.64 tokens per token. The reasoning, which was not recorded, repeats each statement once.
     figures=Figures(RECORDED, completion=LinearSize(slope=1.28)),
     max_tokens=16_384,
     items=("statements",),
@@ -204,7 +204,7 @@ _LABEL = re.compile(
     r"(?![\W_]{1,6}(?:un)?covered(?![^\W_]))",
     re.IGNORECASE,
 )
-# `covered: no`; never `uncovered (no mention)`, where a reason begins
+# `covered: no`, but not the reason in `uncovered (no mention)`
 _DENIAL = re.compile(r"[^\w\n]{1,6}(?:no|false)(?![^\W_])(?![^\S\n]+\w)", re.IGNORECASE)
 _DOUBT = re.compile(
     r"[^\w\n]{1,6}(?:but\s)?(?:no|not|none|only|part(?:ly|ial|ially)|in part|somewhat|to some|maybe|unclear)"
@@ -216,11 +216,11 @@ _DOUBT = re.compile(
 @final_answer
 @past_echoes
 def parse_conflicts(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """`conflicts`: {first, second}, each a text and its sources, the numbers of contexts, from 1, ascending.
+    """Return the distinct `conflicts`: {first, second}, each with a text and its sources.
 
-    `dropped` counts the pairs of which one side names no context that was shown; of a pair that stands twice one is
-    kept. Raises `Unparsable` where there is neither an object nor a lone `None`, where one cannot be read, and where
-    every pair is dropped.
+    The sources are numbers of contexts, from 1, in ascending order. `dropped` counts the pairs with a side without a
+    known context. Raises `Unparsable` for a completion without an object or a single `None`, for an unreadable object,
+    and if every pair is dropped.
     """
     text = strip_thinking(completion)
     records = read_records(json_at_line_starts(text))
@@ -249,7 +249,7 @@ def parse_conflicts(completion: str, variables: Mapping[str, Any]) -> dict[str, 
 def _conflicts(values: tuple[Value, ...], contexts: NumberedTexts) -> Iterator[dict[str, Any]]:
     for value in unwrapped(values, ("first",)):
         if not isinstance(value, Record):
-            raise Unparsable("an element of the list is no object")
+            raise Unparsable("an element of the list is not an object")
         yield {name: _side(value, name, contexts) for name in ("first", "second")}
 
 
@@ -268,9 +268,9 @@ def _side(value: Record, name: str, contexts: NumberedTexts) -> dict[str, Any]:
 @final_answer
 @past_echoes
 def parse_sides(completion: str, variables: Mapping[str, Any]) -> dict[str, list[bool]]:
-    """`covered`: whether the response conveys each of `statements`, in their order.
+    """Return `covered`: for each of `statements`, in order, True if the response states it.
 
-    Raises `Unparsable` where one of them has no label, or several.
+    Raises `Unparsable` for a statement without a label or with several labels.
     """
     labels = read_numbered_labels(completion, NumberedTexts(variables["statements"], _STATEMENT_WORDS), _read_label)
     if None in labels:
@@ -293,7 +293,7 @@ def _read_label(text: str, number: int) -> str:
     return COVERED
 
 
-# In the form that is asked for; neither part can match what the other does, so that a long text is read once
+# The requested form. The two parts match no common text, so matching takes linear time.
 _TEXT, _NUMBERS = r'"(?:[^"\\\n]|\\.)+"', r"\[[\d, ]*\]"
 _SOURCES = listed(number_of("contexts"))
 LIST_CONFLICTS = StageDefinition(

@@ -18,7 +18,7 @@ from untold.udfs.stages.records import Cell, Record, Value, field_name, json_at_
 from untold.udfs.texts import compatible
 
 _SPACE = r"[^\S\n]"
-# `4 out of 10` is of another scale, `1-5` and `4 or 5` are no single rating
+# `4 out of 10` has another scale, and `1-5` and `4 or 5` are several ratings
 _OUT_OF = re.compile(rf"{_SPACE}{{0,3}}(?:/|out of\b|of\b){_SPACE}{{0,3}}([0-9]{{1,9}})")
 _RANGE = re.compile(rf"{_SPACE}?(?:[-–—]|to\b|or\b){_SPACE}?[{SCALE}](?!\w)")
 _IN_SCALE = re.compile(rf"[{SCALE}](?:[.,]0{{1,9}})?")
@@ -36,7 +36,7 @@ _ENDS_LINE = re.compile(rf"{_AFTER_NUMBER}(?:[^\w\n|]{{0,12}}(?=\n|\||\Z)|{_SPAC
 
 @dataclass(frozen=True)
 class Rating:
-    """A rating in a text, brackets included; the digit is null where it is no whole number of the scale."""
+    """A rating in a text, with its brackets. The digit is null unless it is a whole number of the scale."""
 
     start: int
     end: int
@@ -44,8 +44,8 @@ class Rating:
 
 
 def rating_pattern(words: str) -> re.Pattern[str]:
-    """Matches `Relevance: 4` for one of `words`, an alternation; groups mark and number, which may be missing."""
-    # `rating` and `score` say too little outside of brackets: texts speak of scores themselves
+    """Return a pattern for `Relevance: 4`. `words` is an alternation; the groups are the optional mark and number."""
+    # `rating` and `score` are ambiguous outside of brackets, because texts contain these words
     return re.compile(
         rf"(?<![^\W_])(?:{words}|(?<=[(\[【])(?:rating|score))(?: (?:score|rating|level))?(?: (?:is|of))?"
         rf"(?P<mark>(?:{_SPACE}|[*_:：=\"'`(\[]|[-–—](?=\s)){{0,6}})(?P<number>[+-]?[0-9][0-9.,]{{0,9}})?",
@@ -54,14 +54,14 @@ def rating_pattern(words: str) -> re.Pattern[str]:
 
 
 def is_named(found: re.Match[str]) -> bool:
-    """Whether a colon or an equals sign says that what follows is the rating."""
+    """Return True if a colon or an equals sign precedes the rating."""
     return any(mark in found["mark"] for mark in _NAMING)
 
 
 def read_digit(text: str, found: re.Match[str], offset: int = 0) -> Digit | None:
-    """The digit of a rating; null where it is no whole number of the scale, or out of another one.
+    """Return the digit of a rating. It is null unless the number is a whole number of the scale.
 
-    `offset` is where in the completion the text begins.
+    `offset` is the position of the text in the completion.
     """
     number = (found["number"] or "").rstrip(".,")
     if not _IN_SCALE.fullmatch(number):
@@ -74,7 +74,7 @@ def read_digit(text: str, found: re.Match[str], offset: int = 0) -> Digit | None
 
 
 def find_ratings(text: str, pattern: re.Pattern[str], start: int, end: int) -> list[Rating]:
-    """The ratings within text[start:end]; on a line those in square brackets, else in round ones, else at its end."""
+    """Return the ratings in text[start:end]: on each line in square brackets, or round brackets, or at its end."""
     kinds: dict[int, dict[int, list[Rating]]] = {}
     line, last = 0, start
     for found in pattern.finditer(text, start, end):
@@ -91,37 +91,37 @@ def find_ratings(text: str, pattern: re.Pattern[str], start: int, end: int) -> l
 
 
 def rank(text: str, place: int, start: int = 0) -> int:
-    """What counts more of the ratings on one line: 2 in square brackets, 1 in round ones, 0 for none."""
+    """Return the rank of a rating on its line: 2 in square brackets, 1 in round brackets, 0 without brackets."""
     opener = _opener(text, place, start)
     return 0 if opener is None else 1 + (text[opener] in _SQUARE)
 
 
 def _opener(text: str, place: int, start: int) -> int | None:
-    """Where the bracket opens that stands before a word."""
+    """Return the position of the opening bracket before a word."""
     before = text[max(start, place - _FARTHEST_OPENER) : place].rstrip(_BEFORE_WORD)
     return max(start, place - _FARTHEST_OPENER) + len(before) - 1 if before and before[-1] in _CLOSERS else None
 
 
 def _closes(text: str, found: re.Match[str]) -> bool:
-    """Whether a bracket closes right behind the number: `[relevance 4]` needs no colon."""
+    """Return True if a bracket closes directly after the number. `[relevance 4]` needs no colon."""
     after = _CLOSES.match(text, found.end())
     return bool(found["number"] and after and any(closer in after[0] for closer in _CLOSERS.values()))
 
 
 def _closing(text: str, opener: int, place: int, end: int) -> int:
-    """The end of a bracket, or `place` where it does not close on its line."""
+    """Return the end of a bracket, or `place` if the bracket does not close on its line."""
     line = text[place : min(end, place + _FARTHEST_CLOSER)].partition("\n")[0]
     closer = line.find(_CLOSERS[text[opener]])
     return place + closer + 1 if closer >= 0 else place
 
 
 def matching_key(text: str) -> str:
-    """What texts are matched by: letters and digits, case folded, with single spaces."""
+    """Return the letters and digits of a text, case folded and with single spaces, to match equal texts."""
     return _NOT_WORDS.sub(" ", compatible(text).casefold()).strip()
 
 
 def without_markers(line: str) -> list[str]:
-    """A line with its markers, without its first one, and without its first two, as far as it has any."""
+    """Return the line with its markers, without the first marker, and without the first two markers."""
     texts = [line]
     while len(texts) < 3 and (row := split_marker(texts[-1])).marked:
         texts.append(row.text)
@@ -129,16 +129,15 @@ def without_markers(line: str) -> list[str]:
 
 
 def is_known(line: str, known: Collection[str]) -> bool:
-    """Whether a line, with or without markers, has one of the `known` keys."""
+    """Return True if the key of a line, with or without markers, is in `known`."""
     return any(key in known for key in map(matching_key, without_markers(line)) if key)
 
 
 def match_lines(inputs: Sequence[str], lines: Sequence[str]) -> dict[int, list[int]]:
-    """The numbers of the lines that answer for each input, by its place; places without any are missing.
+    """Return the numbers of the lines for each input, by its position, without inputs that have no line.
 
-    By text first: as it is written, then by letters and digits. Of several inputs with one text each has a line of
-    its own, the last lines in order, or shares the last one where their texts are the same. By position second, only
-    where there are as many lines as inputs.
+    Lines match by text first, exact and then by letters and digits. Inputs with equal texts get the last lines in
+    order, or share the last line. If as many lines as inputs remain, they match by position.
     """
     chosen: dict[int, list[int]] = {}
     for form in (normalise, matching_key):
@@ -155,7 +154,7 @@ def match_lines(inputs: Sequence[str], lines: Sequence[str]) -> dict[int, list[i
 def _match_texts(
     inputs: Sequence[str], rest: Mapping[int, str], lines: Mapping[int, str], form: Callable[[str], str]
 ) -> dict[int, list[int]]:
-    """The numbers of `lines` for the places in `rest`, where both are equal under one form."""
+    """Return the numbers of `lines` for the positions in `rest` whose texts are equal under one form."""
     places, said = defaultdict(list), defaultdict(list)
     for place, key in rest.items():
         places[key].append(place)
@@ -179,7 +178,7 @@ EVIDENCE_NAMES = (
     *("evidence", "evidenceids", "evidenceclaims", "evidenceclaimids", "evidencenumbers", "claimids", "claimnumbers"),
     *("claims", "supportingclaims", "coveredby", "supportedby", "support", "claimid", "claimnumber", "claim"),
 )
-# What stands beside a claim's number: `C1`, `claims 1 and 2`
+# Words next to the number of a claim: `C1`, `claims 1 and 2`
 CLAIM_WORDS = re.compile(r"(?<![^\W_])(?:claims?|and|nos?|numbers?|ids?|evidence|c)(?![^\W\d_])", re.IGNORECASE)
 CLAIM_NAMES = (*EVIDENCE_NAMES, "id", "number", "text", "statement")
 _WHOLE = re.compile(r"(?<![\d.,])(\d{1,9})\.0{1,3}(?![\d.,])")
@@ -198,7 +197,7 @@ _NO_EVIDENCE = re.compile(r"(?:null|n\s?/\s?a|[\W_]{0,20})", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class NumberedTexts:
-    """The texts that a prompt numbers from 1. `words` match what may stand beside a number, `Topic 3` and `C1`."""
+    """The texts that a prompt numbers from 1. `words` matches the words next to a number, as in `Topic 3` and `C1`."""
 
     texts: Sequence[str]
     words: re.Pattern[str]
@@ -208,26 +207,26 @@ class NumberedTexts:
 
     @cached_property
     def _numbers(self) -> Mapping[str, int]:
-        # Not before a completion repeats a text, which few do: of 500 claims it takes four times as long as the rest
+        # Computed on the first repeated text, because for 500 claims it takes four times as long as the rest
         numbered = reversed(list(enumerate(map(matching_key, self.texts), start=1)))
         return {key: number for number, key in numbered}
 
     def find(self, text: str) -> int | None:
-        """The number of a text that is one of them, by its letters and digits; of equal ones the first."""
+        """Return the number of the first text with the same letters and digits."""
         key = matching_key(text)
         return self._numbers.get(key) if key else None
 
 
 def find_number(text: str, numbered: NumberedTexts) -> int:
-    """The number that a text is, or whose text it is; 0 where there is none. Raises `Unparsable` for another text."""
+    """Return the number that a text states, or the number of an equal text. Raises `Unparsable` for any other text."""
     found = number_in(text, numbered)
     if found is None:
-        raise Unparsable("a text that is neither a number nor one of those given")
+        raise Unparsable("a text that is neither a number nor one of the given texts")
     return found
 
 
 def number_in(text: str, numbered: NumberedTexts) -> int | None:
-    """The number that a text is, or whose text it is; None for any other text."""
+    """Return the number that a text states, or the number of an equal text; None for any other text."""
     lone = lone_number(text, numbered)
     if lone is not None and lone in numbered:
         return lone
@@ -241,9 +240,9 @@ def number_in(text: str, numbered: NumberedTexts) -> int | None:
 
 
 def lone_number(text: str, numbered: NumberedTexts) -> int | None:
-    """The number that a text is, but for words such as `Topic`; 0 for one that is too long to be one of theirs.
+    """Return the number of a text without words such as `Topic`, or 0 for a number with too many digits.
 
-    Raises `Unparsable` for 0: who counts from 0 means another text by every number.
+    Raises `Unparsable` for 0, because a list from 0 shifts every number.
     """
     found = _LONE_NUMBER.fullmatch(without_words(text, numbered))
     if found is None:
@@ -254,7 +253,7 @@ def lone_number(text: str, numbered: NumberedTexts) -> int | None:
 
 
 def listed_numbers(text: str, numbered: NumberedTexts) -> frozenset[int] | None:
-    """The known numbers of `3`, `claim 3`, `1, 3` and `1-3`, all of `all`, none of `N/A`; None for another text."""
+    """Return the known numbers in `3`, `claim 3`, `1, 3`, `1-3`, `all` or `N/A`; None for any other text."""
     if _NO_EVIDENCE.fullmatch(text) or is_none(text):
         return frozenset()
     if _ALL.fullmatch(without_words(text, numbered)):
@@ -264,9 +263,9 @@ def listed_numbers(text: str, numbered: NumberedTexts) -> frozenset[int] | None:
 
 
 def known_numbers(text: str, numbered: NumberedTexts) -> frozenset[int]:
-    """The known numbers of a text that lists some or is one, or the number of the text that it repeats.
+    """Return the known numbers that a text lists, or the number of an equal text.
 
-    Raises `Unparsable` for another text.
+    Raises `Unparsable` for any other text.
     """
     listed = listed_numbers(text, numbered)
     if listed is not None:
@@ -276,12 +275,12 @@ def known_numbers(text: str, numbered: NumberedTexts) -> frozenset[int]:
 
 
 def evidence_cells(value: Value | None) -> Iterator[Cell]:
-    """The claims of a field, as `cells_of` gives them."""
+    """Return the claims of a field, as returned by `cells_of`."""
     return cells_of(value, CLAIM_NAMES)
 
 
 def cells_of(value: Value | None, names: Sequence[str]) -> Iterator[Cell]:
-    """The texts and numbers of a field: itself, the elements of a list, or a field of theirs: `[{"claim_id": 1}]`.
+    """Yield the texts and numbers of a field, of the elements of a list, or of their fields: `[{"claim_id": 1}]`.
 
     Raises `Unparsable` for an object without a field of one of `names`.
     """
@@ -298,12 +297,12 @@ def cells_of(value: Value | None, names: Sequence[str]) -> Iterator[Cell]:
 
 
 def without_words(text: str, numbered: NumberedTexts) -> str:
-    """The text without the words beside its numbers and without the signs around all of it."""
+    """Return the text without the words next to its numbers and without surrounding punctuation."""
     return _WHOLE.sub(r"\1", numbered.words.sub(" ", text)).strip(_AROUND)
 
 
 ReadLabel = Callable[[str, int], str]
-"""The label in a text that answers for a number; raises `Unparsable` where there is none, or no clear one."""
+"""Return the label in the text after a number. Raises `Unparsable` if there is no clear label."""
 
 _ID_NAMES = (
     *("id", "number", "no", "n", "index", "hypothesis", "hypothesisid", "hypothesisnumber", "hypothesisno"),
@@ -314,9 +313,9 @@ _LABEL_NAMES = (
     *("relation", "relationship", "label", "verdict", "classification", "judgement", "judgment", "result"),
     *("assignment", "support", "importance", "rating", "covered"),
 )
-# Fields that may repeat a text in place of its number
+# Fields that can repeat a text instead of its number
 _TEXT_NAMES = ("answer", "statement", "text", "claim", "nugget", "hypothesis")
-# `1:`, `**Hypothesis 2** -`, `<claim id="3">`, `[4]`, a number alone, and `5 neutral`: never `1.5 km` or `8 boats`
+# `1:`, `**Hypothesis 2** -`, `<claim id="3">`, `[4]`, a single number, and `5 neutral`, but not `1.5 km` or `8 boats`
 _OPENS = re.compile(
     r"[^\w\n]{0,12}(?:(?:hypothesis|statement|claim|nugget|answer|number|no|id|h)\b[^\w\n]{0,6}){0,2}"
     r"(?P<number>\d{1,9})"
@@ -330,10 +329,10 @@ _CLOSING_TAG = re.compile(r"</\w{1,20}>")
 
 
 def read_numbered_labels(completion: str, numbered: NumberedTexts, read: ReadLabel) -> list[str | None]:
-    """The label of each text, in their order; None where its number is missing, stands twice or has no clear label.
+    """Return the label of each text, in order; None for a missing or repeated number or an unclear label.
 
-    Other numbers are passed over. A label without a number answers for a text that is alone. Raises `Unparsable` where
-    no text has a label, and for the number 0.
+    Unknown numbers are ignored. A label without a number belongs to a single text. Raises `Unparsable` if no text has a
+    label, and for the number 0.
     """
     said: defaultdict[int, list[str | None]] = defaultdict(list)
     for number, text in _numbered_texts(completion, numbered):
@@ -347,18 +346,18 @@ def read_numbered_labels(completion: str, numbered: NumberedTexts, read: ReadLab
         raise Unparsable("numbers that may be texts")
     labels = [said[number][0] if len(said[number]) == 1 else None for number in range(1, len(numbered.texts) + 1)]
     if not any(labels):
-        raise Unparsable("no clear label beside a number")
+        raise Unparsable("no clear label for a number")
     return labels
 
 
 def _may_be_texts(said: Set[int], numbered: NumberedTexts) -> bool:
-    """Whether numbers that leave some out are themselves among the texts: `2` and `3` of the answers "2" and "3"."""
+    """Return True if incomplete numbers are also texts: `2` and `3` for the answers "2" and "3"."""
     is_whole = said >= set(range(1, len(numbered.texts) + 1))
     return bool(said) and not is_whole and all(numbered.find(str(number)) for number in said)
 
 
 def _numbered_texts(completion: str, numbered: NumberedTexts) -> Iterator[tuple[int, str]]:
-    """What the completion says of each number: the cells of JSON or a table, else the lines that a number opens."""
+    """Return the text for each number, from JSON, from a table, or from the lines that begin with a number."""
     records = read_records(json_at_line_starts(completion))
     if records is None:
         yield from _blocks(strip_thinking(completion), numbered)
@@ -374,7 +373,7 @@ def _numbered_texts(completion: str, numbered: NumberedTexts) -> Iterator[tuple[
 
 
 def _recorded(value: Value | Sequence[Value], above: int, numbered: NumberedTexts) -> Iterator[tuple[int, str]]:
-    """The labels in objects: `{"id": 1, "relation": "neutral"}`, `{"1": "neutral"}` and `{"1": {"label": ...}}`."""
+    """Return the labels in objects such as `{"id": 1, "relation": "neutral"}` and `{"1": {"label": ...}}`."""
     if isinstance(value, Record):
         number = _named(value, numbered) or above
         label = value.cell(_LABEL_NAMES)
@@ -393,7 +392,7 @@ def _recorded(value: Value | Sequence[Value], above: int, numbered: NumberedText
 
 
 def _named(value: Record, numbered: NumberedTexts) -> int:
-    """The number that an object names, by itself or by its text; 0 where it names none, or two that differ."""
+    """Return the number in an object, or the number of its text; 0 for no number or two different numbers."""
     cells = [(key, each) for key, each in value.pairs if isinstance(each, Cell) and _names_number(key)]
     # The text "2" is not the second one
     texts = [numbered.find(cell.bare) if field_name(key) in _TEXT_NAMES else None for key, cell in cells]
@@ -407,7 +406,7 @@ def _names_number(key: str) -> bool:
 
 
 def _blocks(text: str, numbered: NumberedTexts) -> Iterator[tuple[int, str]]:
-    """The lines behind each number up to the next one, or to a blank line that follows more than the number."""
+    """Return the lines after each number, up to the next number or to a blank line after some text."""
     number, lines = 0, [""]
     for line in text.split("\n"):
         opened = _OPENS.match(line)
@@ -425,14 +424,14 @@ def _blocks(text: str, numbered: NumberedTexts) -> Iterator[tuple[int, str]]:
 
 
 def _known(digits: str) -> int:
-    """The number. Raises `Unparsable` for 0: who counts from 0 means another text by every number."""
+    """Return the number. Raises `Unparsable` for 0, because a list from 0 shifts every number."""
     if int(digits) == 0:
         raise Unparsable("numbers that count from 0")
     return int(digits)
 
 
 def _without_text(behind: str, digits: str, numbered: NumberedTexts) -> str:
-    """What a line says behind a number, without the text of that number; nothing where it repeats that of another."""
+    """Return the rest of a line after a number and its text; empty if the line repeats the text of another number."""
     number, behind = int(digits), _CLOSING_TAG.sub(" : ", behind)
     if number not in numbered:
         return ""
