@@ -1,4 +1,4 @@
-"""Pictures of runs for notebooks, as Matplotlib figures: `untold.plots`.
+"""Plot runs as Matplotlib figures for notebooks: `untold.plots`.
 
 untold.plots.differences(run)
 untold.plots.trend(*untold.open_runs("nightly"))
@@ -28,15 +28,15 @@ from untold.jobs.summary.ranking import is_unlikely
 from untold.jobs.summary.trends import Trend, find_trend
 from untold.udfs.errors import shorten
 
-# Okabe and Ito's colours, which colour-blind people tell apart, in the order in which systems take them
+# The colours of Okabe and Ito for colour-blind people, in the order of the systems
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, RED, YELLOW, BLACK = "#56B4E9", "#D55E00", "#F0E442", "#000000"
 GREY, PALE, INK = "#767676", "#D9D9D9", "#222222"
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, BLACK, GREY)
 STATUSES = {"ok": GREEN, "partial": SKY, "no_statements": PALE, "failed": RED, "budget": YELLOW}
-# Inches: the width of a picture, its head with the axis, and a line of it
+# Inches: the width of a picture, the height of its head with the axis, and of one line
 WIDTH, HEAD, LINE = 8.0, 0.9, 0.32
-# Pixels an inch of what a notebook stores, and of what it shows
+# Pixels per inch that a notebook stores and shows
 STORED, SHOWN = 144, 96
 NAME, TEXT = 28, 46  # characters of a name, and of a line of a statement
 BINS = 10
@@ -64,7 +64,7 @@ P = ParamSpec("P")
 
 
 class Picture(Figure):
-    """A figure that a notebook shows whether or not `%matplotlib inline` was called."""
+    """A figure that a notebook shows with and without `%matplotlib inline`."""
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         written = BytesIO()
@@ -74,7 +74,7 @@ class Picture(Figure):
 
 
 def _drawn(draw: Callable[P, Picture]) -> Callable[P, Picture]:
-    """Draws in our look, whatever the caller has set."""
+    """Draw with the style of the project, independent of the caller's style."""
 
     @wraps(draw)
     def drawn(*given: P.args, **named: P.kwargs) -> Picture:
@@ -86,7 +86,7 @@ def _drawn(draw: Callable[P, Picture]) -> Callable[P, Picture]:
 
 @_drawn
 def means(run: RunTables, *others: RunTables) -> Picture:
-    """The mean of each system with its 95 % interval, a panel a metric."""
+    """Plot the mean of each system with its 95 % interval, one panel per metric."""
     rows = analysis.trend((run, *others)).to_pylist()
     rows = [row for row in rows if row["mean"] is not None and (row["system"] is not None or not _systems(rows))]
     by_metric = _grouped(rows, "metric")
@@ -104,7 +104,7 @@ def means(run: RunTables, *others: RunTables) -> Picture:
 
 @_drawn
 def distribution(run: RunTables, *others: RunTables) -> Picture:
-    """How the scores of each system are spread: a panel a metric and system, the share of its samples in tenths."""
+    """Plot the distribution of scores: the share of samples in tenths, one panel per metric and system."""
     rows = analysis.distribution((run, *others), BINS).to_pylist()
     metrics, systems = (list(dict.fromkeys(row[name] for row in rows)) for name in ("metric", "system"))
     systems.sort()
@@ -126,7 +126,7 @@ def distribution(run: RunTables, *others: RunTables) -> Picture:
 
 @_drawn
 def differences(run: RunTables, *others: RunTables, metrics: Sequence[str] | None = None, **how: Any) -> Picture:
-    """How far two systems differ, with 95 % intervals; blue where adjusted p is below 0.05.
+    """Plot the differences of systems with 95 % intervals, blue if the adjusted p is below 0.05.
 
     `metrics` and `how` are arguments of `Run.compare`.
     """
@@ -151,7 +151,7 @@ def differences(run: RunTables, *others: RunTables, metrics: Sequence[str] | Non
 
 @_drawn
 def agreement(run: RunTables, *others: RunTables) -> Picture:
-    """How alike metrics judge the same samples: Spearman's coefficient of each two, and the number of samples."""
+    """Plot Spearman's coefficient of each pair of metrics on the same samples, and the number of samples."""
     rows = analysis.agreement((run, *others)).to_pylist()
     names = list(dict.fromkeys(name for row in rows for name in (row["first"], row["second"])))
     figure = _figure(HEAD + 0.6 * max(len(names) - 1, 1), width=2.0 + 1.1 * max(len(names) - 1, 1))
@@ -177,7 +177,7 @@ def agreement(run: RunTables, *others: RunTables) -> Picture:
 def left_out(
     run: RunTables, *others: RunTables, by: str = "statement", n: int = 10, metrics: Sequence[str] | None = None
 ) -> Picture:
-    """What answers leave out most, by statement, query, source or system: the share that misses it."""
+    """Plot the share of responses that miss a statement, query, source or system, the largest first."""
     rows = analysis.left_out((run, *others), by, n, metrics).to_pylist()
     rows.sort(key=lambda row: -row["share"])
     several = len({row["metric"] for row in rows}) > 1
@@ -189,14 +189,14 @@ def left_out(
 
 
 def _label(row: Mapping[str, Any], by: str, *, several: bool) -> str:
-    """What a bar is of; `several`: with its metric. Ids of sources are of their query alone."""
+    """Return the label of a bar, with the metric if there are several. Ids of sources are unique per query."""
     name = f"{row[by]} ({row['query']})" if by == "source" else str(row[by])
     return f"{row['metric']}: {name}" if several else name
 
 
 @_drawn
 def statuses(run: RunTables, *others: RunTables) -> Picture:
-    """What became of the samples of each metric and system, as shares."""
+    """Plot the shares of sample statuses by metric and system."""
     rows = analysis.statuses((run, *others)).to_pylist()
     names = list(dict.fromkeys((row["metric"], row["system"]) for row in rows))[::-1]
     figure = _figure(HEAD + LINE * max(len(names), 1))
@@ -221,7 +221,7 @@ def statuses(run: RunTables, *others: RunTables) -> Picture:
 
 @_drawn
 def costs(run: RunTables, *others: RunTables) -> Picture:
-    """What each stage of the last start cost; calls where no price is set."""
+    """Plot the cost of each stage of the last start, or its calls if there is no price."""
     rows = [row for row in analysis.costs((run, *others)).to_pylist() if row["calls"]]
     what = "cost" if any(row["cost"] for row in rows) else "calls"
     rows = sorted(rows, key=lambda row: -(row[what] or 0))
@@ -230,16 +230,16 @@ def costs(run: RunTables, *others: RunTables) -> Picture:
 
 
 def trend(*runs: RunTables) -> Picture:
-    """The mean of each system over the dates of runs, with its 95 % interval, a panel a metric.
+    """Plot the mean of each system over the dates of runs with its 95 % interval, one panel per metric.
 
-    Lines are cut where figures are not comparable; circles are changes beyond chance, grey is the sentinel.
+    A line is cut between dates that are not comparable. Circles mark significant changes. The sentinel is grey.
     """
     return draw_trend(find_trend(runs))
 
 
 @_drawn
 def draw_trend(found: Trend) -> Picture:
-    """The picture of a trend, as `trend` draws it."""
+    """Plot a trend like `trend`."""
     rows = [row for row in found.points if row["mean"] is not None and row["level"] != OVERALL]
     by_metric, dates = _grouped(rows, "metric"), found.dates
     systems = sorted({row["system"] for row in rows if row["system"]})
@@ -271,7 +271,7 @@ def draw_trend(found: Trend) -> Picture:
 
 @_drawn
 def match_rates(run: RunTables, convention: str = "mismatch") -> Picture:
-    """How often metrics match people's labels, with 95 % intervals, a panel a judge; the line needs no judge at all."""
+    """Plot the label match rates of metrics with 95 % intervals, one panel per judge. The line is a constant label."""
     rows = [row for row in run.table("meta_evaluation").to_pylist() if row["convention"] == convention]
     by_model = _grouped([row for row in rows if row["measure"] == "lmr" and row["value"] is not None], "model")
     names = sorted({row["metric"] for own in by_model.values() for row in own}, reverse=True)
@@ -289,12 +289,12 @@ def match_rates(run: RunTables, convention: str = "mismatch") -> Picture:
 
 
 def _price(row: Mapping[str, Any]) -> str:
-    """What a stage cost; one without a price is no free one."""
+    """Return the cost of a stage as text. A missing price is not a cost of 0."""
     return "no price" if row["cost"] is None else f"{row['cost']:.4f}"
 
 
 def _band(panel: Axes, line: Sequence[Mapping[str, Any]], dates: Sequence[str], colour: str) -> None:
-    """A system's means over dates, its intervals about them."""
+    """Draw the means of a system over the dates with their intervals."""
     places = [dates.index(row["date"]) for row in line]
     low, high = ([row["mean"] if row[end] is None else row[end] for row in line] for end in ("ci_low", "ci_high"))
     panel.plot(places, [row["mean"] for row in line], marker="o", markersize=4, color=colour)
@@ -302,7 +302,7 @@ def _band(panel: Axes, line: Sequence[Mapping[str, Any]], dates: Sequence[str], 
 
 
 def _apart(heights: Sequence[float], least: float = 0.07) -> list[float]:
-    """Ascending heights moved up until no two are closer than the height of a label.
+    """Move ascending heights up until labels do not overlap.
 
     >>> _apart([0.5, 0.5, 0.9])
     [0.5, 0.57, 0.9]
@@ -321,7 +321,7 @@ def _bars(
     title: str,
     limit: float | None = None,
 ) -> Picture:
-    """Horizontal bars, the first on top, each with its label at the left and its number at its end."""
+    """Draw horizontal bars, the first on top, with labels at the left and numbers at the right."""
     lines = ["\n".join(wrap(one_line(label), TEXT)[:3]) for label in labels]
     heights = [1 + 0.6 * line.count("\n") for line in lines]
     figure = _figure(HEAD - 0.3 + LINE * max(sum(heights), 1))
@@ -338,7 +338,7 @@ def _bars(
 
 
 def _interval(panel: Axes, place: float, value: float, row: Mapping[str, Any], colour: str, told: str) -> None:
-    """A dot with its interval, and its number at the right end."""
+    """Draw a dot with its interval, and its number at the right."""
     low, high = (value if row[end] is None else row[end] for end in ("ci_low", "ci_high"))
     panel.plot([low, high], [place, place], color=colour, linewidth=2, solid_capstyle="butt")
     panel.plot([value], [place], marker="o", markersize=6, color=colour)
@@ -347,7 +347,7 @@ def _interval(panel: Axes, place: float, value: float, row: Mapping[str, Any], c
 
 
 def _panels(count: int, lines: int) -> tuple[Picture, Sequence[Axes]]:
-    """Panels beside each other, three at most, that share their systems."""
+    """Return at most three panels side by side with common systems."""
     across = min(max(count, 1), 3)
     down = -(-max(count, 1) // across)
     figure = _figure(down * (HEAD + LINE * max(lines, 1)))
@@ -369,7 +369,7 @@ def _grouped(rows: Iterable[Mapping[str, Any]], key: str) -> dict[str, list[Mapp
 
 
 def _share_before(row: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> float:
-    """The shares of the statuses that are drawn before this one."""
+    """Return the sum of the shares before this status."""
     order = list(STATUSES)
     own = [one for one in rows if (one["metric"], one["system"]) == (row["metric"], row["system"])]
     return float(sum(one["share"] for one in own if order.index(one["status"]) < order.index(row["status"])))

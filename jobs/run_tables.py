@@ -1,4 +1,4 @@
-"""How notebooks and scripts read what a run wrote: `open_run(DIR)`, without Spark, wherever pyarrow reads.
+"""Read the output of a run from notebooks and scripts, without Spark: `open_run(DIR)`.
 
 run = untold.open_run("out")
 run.summary().to_pylist()
@@ -33,31 +33,31 @@ if TYPE_CHECKING:
     import pandas
 
 MANIFEST = "manifest.json"
-# Of tables whose rows are short: a sixteenth of what Arrow has, for a process keeps for long what it read at a time
+# Rows of a batch of a table with short rows: a sixteenth of Arrow's default, to keep the memory of the process small
 BATCH_ROWS = 2**13
-# Characters that DuckDB takes for a pattern of paths
+# Characters of patterns in the paths of DuckDB
 _PATTERN = re.compile(r"[*?\[]")
 
 
 class UnreadableRunError(UserError):
-    """A directory that holds no run that can be read, or a table that the run does not have."""
+    """A directory without a readable run, or a table that the run does not have."""
 
 
 @dataclass(frozen=True, repr=False)
 class RunTables:
-    """The output of one run: its manifest and its tables, without Spark; `untold.Run` has more. Made by `open_run`."""
+    """The manifest and the tables of one run, without Spark. `open_run` creates it, and `untold.Run` extends it."""
 
     directory: str
     manifest: Mapping[str, Any]
 
     @property
     def place(self) -> StoragePath:
-        """Its directory, the same in every process."""
+        """Return the directory, as an absolute path or a URI."""
         return StoragePath(StoragePath(self.directory).spark)
 
     @property
     def status(self) -> str:
-        """How the run ended: `finished`, `budget`, `outage`, `interrupted` or `failed`; `running` if it has not."""
+        """Return the status: `finished`, `budget`, `outage`, `interrupted`, `failed` or `running`."""
         return str(self.manifest["status"])
 
     @property
@@ -66,27 +66,27 @@ class RunTables:
 
     @property
     def usage(self) -> list[dict[str, Any]]:
-        """What the last start asked and used, a row a stage and endpoint: the table `usage`."""
+        """Return the table `usage` of the last start, one row per stage and endpoint."""
         return cast(list[dict[str, Any]], self.table("usage").to_pylist())
 
     @cached_property
     def tables(self) -> tuple[str, ...]:
-        """The names of the tables present, sorted."""
+        """Return the sorted names of the tables that exist."""
         folders = {entry.name for entry in self.place.entries() if entry.kind == "folder"}
         named = set(self.manifest.get("tables") or ())
-        # Of a run that ended the manifest tells; on an object store each look is three requests
+        # The manifest of a finished run lists its tables. On an object store, each check takes three requests.
         known = named if self.place.local is None and self._ended else set()
         found = (name for name in folders | named if not _hidden(name))
         return tuple(sorted(name for name in found if name in known or self._files(name)))
 
     def path_of(self, name: str) -> StoragePath:
-        """The folder of a table, which need not be there."""
+        """Return the folder of a table, which can be missing."""
         return place_of_table(str(self.place), self.manifest, name)
 
     def dataset(self, name: str) -> ds.Dataset:
-        """The table as a `pyarrow.dataset.Dataset`, for tables larger than memory.
+        """Return the table as a `pyarrow.dataset.Dataset`, for tables larger than memory.
 
-        Its schema is the union of its files' schemas. Raises `UnreadableRunError` for a table that is not there.
+        Its schema is the union of the schemas of its files. Raises `UnreadableRunError` for a missing table.
         """
         files = [] if _hidden(name) or "/" in name else self._files(name)
         if not files:
@@ -97,28 +97,28 @@ class RunTables:
         return factory.finish(factory.inspect())
 
     def table(self, name: str) -> pa.Table:
-        """The whole table in memory, with the columns of the contract. Raises as `dataset`."""
+        """Return the whole table in memory, with the columns of the contract. Raises like `dataset`."""
         return self.dataset(name).to_table()
 
     def summary(self) -> pa.Table:
-        """The table `summary`, sorted: for each metric the row of all samples first, then one a system."""
+        """Return the table `summary`: for each metric the row of all samples, and then one row per system."""
         return self.table("summary").sort_by([("metric", "ascending"), ("level", "ascending"), ("system", "ascending")])
 
     def pandas(self, name: str) -> pandas.DataFrame:
-        """The whole table as a pandas frame. Raises as `dataset`."""
+        """Return the whole table as a pandas frame. Raises like `dataset`."""
         return self.table(name).to_pandas()
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
-        """The rows of a SELECT over all tables, by DuckDB, which reads only what the query needs.
+        """Run a SELECT over all tables with DuckDB, which reads only the needed columns and row groups.
 
-        `.df()` makes it a pandas frame, `.pl()` a polars one, `.arrow()` an Arrow reader.
+        `.df()` returns a pandas frame, `.pl()` a polars frame, and `.arrow()` an Arrow reader.
         """
         return self._database.sql(query)
 
     def sample(self, sample_id: str) -> dict[str, list[dict[str, Any]]]:
-        """The rows of one sample by table: `samples`, `scores`, `statements`, `failures` and the others that have some.
+        """Return the rows of one sample by table, without tables that have none.
 
-        Raises UnreadableRunError for an id that the run does not have.
+        Raises UnreadableRunError for an unknown id.
         """
         found = {}
         for name in self.tables:
@@ -130,9 +130,9 @@ class RunTables:
         return {name: rows for name, rows in found.items() if rows}
 
     def missing(self, n: int = 10) -> pa.Table:
-        """The n samples that leave out most, by metric: sample_id, metric, system, score, uncovered, missing.
+        """Return the n samples with the most uncovered statements.
 
-        `missing` lists the texts of the statements that are not covered.
+        Columns: sample_id, metric, system, score, uncovered, and missing, the texts of the uncovered statements.
         """
         columns = ["sample_id", "metric", "system", "score", "uncovered"]
         order = [("uncovered", "descending"), ("sample_id", "ascending"), ("metric", "ascending")]
@@ -149,30 +149,30 @@ class RunTables:
         return f"<Run {self.place.name}: {self.status}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of a run: its status and its summary."""
+        """Return the status and the summary as HTML for notebooks."""
         shown = ["metric", "system", "n", "scored", "undefined", "failed", "mean", "ci_low", "ci_high"]
         summary = self.summary().to_pylist() if "summary" in self.tables else []
         rows = [{name: row[name] for name in shown} | {"system": row["system"] or "all"} for row in summary]
-        # Without its folder: a notebook that is passed on need not say where it was run
+        # Without the folder, because people share notebooks
         return f"<p>{escape(self.place.name)}: {escape(self.status)}</p>{html_table(rows)}"
 
     @cached_property
     def _database(self) -> duckdb.DuckDBPyConnection:
-        """A database in memory whose views are the tables, those that a run can have and this one has not too."""
+        """Return a database in memory with all tables of the contract as views, also missing ones."""
         return connect_tables([self], {*self.tables, *RESULT_TABLES})
 
     def select_from(self, database: duckdb.DuckDBPyConnection, name: str) -> str:
-        """SQL of all rows of a table, with the columns of the contract first; without rows where the run has none.
+        """Return SQL for all rows of a table, with the columns of the contract first.
 
-        DuckDB reads local files by itself, which takes a tenth of the time, and others through Arrow.
+        DuckDB reads local files itself, in a tenth of the time, and other files through Arrow.
         """
         columns, rows = TABLES.get(name), None
-        # Most tables of a run are empty, as its manifest tells once it has ended; to open one is four requests
+        # The manifest of a finished run knows the empty tables, which are most. Opening one takes four requests.
         empty = columns is not None and self._ended and self.manifest.get("rows", {}).get(name) == 0
         files = self._files(name) if name in self.tables and not empty else []
         if any(_PATTERN.search(file) for file in files) or (files and self.path_of(name).local is None):
             rows = f"from {_named(database, self.dataset(name))}"
-            # Which Arrow's scans cannot take: DuckDB ends some joins with "not supported in PyArrow Scans"
+            # DuckDB ends some joins with "not supported in PyArrow Scans"
             database.execute("set disabled_optimizers = 'join_filter_pushdown'")
         elif files:
             listed = ", ".join(quoted(file) for file in files)
@@ -181,21 +181,21 @@ class RunTables:
         return " union all by name ".join(part for part in (nothing, rows) if part is not None)
 
     def _files(self, name: str) -> list[str]:
-        """The Parquet files of a table for Arrow, sorted, so that its rows have one order."""
+        """Return the sorted Parquet files of a table for Arrow, so that its rows have a fixed order."""
         files = [entry.place for entry in self.path_of(name).entries() if entry.kind == "file"]
-        # Spark leaves _SUCCESS and checksums beside its files
+        # Spark writes _SUCCESS and checksums next to its files
         return sorted(file.arrow[1] for file in files if file.name.endswith(".parquet") and not _hidden(file.name))
 
 
 def open_run(directory: str | os.PathLike[str], *, allow_running: bool = False) -> RunTables:
-    """The run whose output is `directory`: a local path or a URI, as `untold.udfs.storage.StoragePath` knows them.
+    """Return the run whose output is `directory`, a local path or a URI (`untold.udfs.storage.StoragePath`).
 
-    Raises `UnreadableRunError` where there is no readable manifest.json, and where its status is `running` unless
-    `allow_running`: the tables beside such a manifest may be missing, half written or those of an earlier start.
+    Raises `UnreadableRunError` for a missing or unreadable manifest.json, and for the status `running` unless
+    `allow_running`. The tables of a running run can be missing, incomplete or left from an earlier start.
     """
     place = os.fspath(directory)
     run = RunTables(place, _read_manifest(place))
-    # A killed run leaves this status too: it could not write another
+    # A killed run has this status too
     if run.manifest.get("status") == "running" and not allow_running:
         raise UnreadableRunError(
             f"{place}: the run has not ended, or was killed; wait for it or start it again "
@@ -207,9 +207,9 @@ def open_run(directory: str | os.PathLike[str], *, allow_running: bool = False) 
 def connect_tables(
     runs: Sequence[RunTables], names: Iterable[str], *, numbered: bool = False
 ) -> duckdb.DuckDBPyConnection:
-    """A database in memory whose views are these tables; `numbered`: with `output`, the run's place from 0.
+    """Return a database in memory with these tables as views. `numbered` adds `output`, the index of the run.
 
-    What a query holds beyond its memory, DuckDB keeps in the temporary folder.
+    DuckDB spills to the temporary folder.
     """
     import duckdb
 
@@ -224,7 +224,7 @@ def connect_tables(
 
 
 def quoted(text: str) -> str:
-    """A text as SQL writes it.
+    """Return a text as an SQL literal.
 
     >>> quoted("it's")
     "'it''s'"
@@ -233,14 +233,14 @@ def quoted(text: str) -> str:
 
 
 def _named(database: duckdb.DuckDBPyConnection, rows: pa.Table | ds.Dataset) -> str:
-    """A name by which SQL finds Arrow's rows."""
+    """Register Arrow rows in the database and return their name."""
     name = f"arrow_{id(rows)}"
     database.register(name, rows)
     return name
 
 
 def _without_rows(database: duckdb.DuckDBPyConnection, name: str, columns: pa.Schema) -> str:
-    """The name of a table of the database with these columns."""
+    """Create an empty table with these columns and return its name."""
     rows = _named(database, columns.empty_table())
     database.execute(f"create table if not exists without_rows.{name} as from {rows}")
     database.unregister(rows)
@@ -248,7 +248,7 @@ def _without_rows(database: duckdb.DuckDBPyConnection, name: str, columns: pa.Sc
 
 
 def place_of_table(directory: str, manifest: Mapping[str, Any], name: str) -> StoragePath:
-    """A table's folder as the manifest names it: within the output, or elsewhere in a lakehouse.
+    """Return the folder of a table from the manifest: in the output, or in a lakehouse.
 
     >>> str(place_of_table("out", {"tables": {"scores": "scores/3f0c"}}, "scores"))
     'out/scores/3f0c'
@@ -260,7 +260,7 @@ def place_of_table(directory: str, manifest: Mapping[str, Any], name: str) -> St
 
 
 def find_table(directory: str, name: str) -> StoragePath | None:
-    """The folder of a table of an output, or of a folder of tables without a manifest; None where there is none."""
+    """Return the folder of a table of an output, or of a folder without a manifest; None for a missing table."""
     try:
         manifest = _read_manifest(directory)
     except UnreadableRunError:
@@ -270,7 +270,7 @@ def find_table(directory: str, name: str) -> StoragePath | None:
 
 
 def _read_manifest(place: str) -> dict[str, Any]:
-    """The manifest. Raises UnreadableRunError where there is none, or nothing that can be read as one."""
+    """Return the manifest. Raises UnreadableRunError if it is missing or not readable."""
     try:
         manifest = json.loads((StoragePath(StoragePath(place).spark) / MANIFEST).read_bytes())
     except PlaceError as error:
@@ -289,7 +289,7 @@ def _read_manifest(place: str) -> dict[str, Any]:
 def first_rows(
     rows: ds.Dataset, n: int, columns: Sequence[str], order: Sequence[tuple[str, str]], where: ds.Expression
 ) -> pa.Table:
-    """The first n rows in an order. Keeps n rows at a time, as a table may be large."""
+    """Return the first n rows in an order, with n rows in memory."""
     first = pa.schema([rows.schema.field(name) for name in columns]).empty_table()
     for batch in batches_of(rows, columns, where):
         both = pa.concat_tables([first, pa.Table.from_batches([batch])])
@@ -298,7 +298,7 @@ def first_rows(
 
 
 def lowest_scores(scores: ds.Dataset, n: int) -> pa.Table:
-    """The n lowest scores under any metric: score, sample_id, metric."""
+    """Return the n lowest scores of all metrics: score, sample_id, metric."""
     columns = ["score", "sample_id", "metric"]
     return first_rows(scores, n, columns, [(name, "ascending") for name in columns], ds.field("score").is_valid())
 
@@ -306,14 +306,14 @@ def lowest_scores(scores: ds.Dataset, n: int) -> pa.Table:
 def batches_of(
     rows: ds.Dataset, columns: Sequence[str], where: ds.Expression | None = None, most: int = BATCH_ROWS
 ) -> Iterator[pa.RecordBatch]:
-    """Columns of a table in batches of at most so many rows, null where a file lacks one; `where` is about the columns.
+    """Yield columns of a table in batches of bounded rows. A column is null if a file lacks it.
 
-    One batch is decoded at a time, in this thread: a scan of the data set decodes whole row groups, in threads of which
-    each keeps what it freed.
+    `where` filters by the columns. One batch is decoded at a time in this thread. A scan of the data set would decode
+    whole row groups in several threads, and each thread keeps its freed memory.
     """
     schema = pa.schema([rows.schema.field(name) for name in columns])
     for fragment in rows.get_fragments():
-        # Not the row groups whose statistics say that no row of theirs is wanted
+        # Skip row groups whose statistics exclude the filter
         wanted = fragment if where is None else fragment.subset(where, rows.schema)
         groups = [group.id for group in wanted.row_groups]
         with (
@@ -331,12 +331,12 @@ def batches_of(
 
 
 def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as an HTML table, values escaped, missing ones empty."""
+    """Return rows as an HTML table with escaped values. Nulls are empty cells."""
     import pandas
 
     return str(pandas.DataFrame(list(rows)).to_html(index=False, na_rep="", float_format="{:.3f}".format, border=0))
 
 
 def _hidden(name: str) -> bool:
-    """Whether readers pass over it: Spark's own files, working folders, and what is not yet whole."""
+    """Return True for files that readers skip: files of Spark, working folders, and incomplete files."""
     return name.startswith(("_", "."))
