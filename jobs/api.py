@@ -1,4 +1,4 @@
-"""The Python API: a session that scores and plans, with progress bars in notebooks."""
+"""Score and plan from Python, with progress bars in notebooks."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError, aside, near_misses
 from untold.udfs.redaction import redact
 
-# A redraw is a message to the browser
+# Seconds between two redraws: each is a message to the browser
 REDRAW_SECONDS = 0.5
 
 
 def notebook_bars() -> Callable[[Mapping[str, Any]], None] | None:
-    """Draws progress events in the notebook that this process is the kernel of; None where it is none."""
+    """Return a function that draws progress events in the current notebook, or None outside of a notebook."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
-    # A terminal's IPython shows no HTML
+    # IPython in a terminal shows no HTML
     return _Bars(ipython.display).draw if ipython is not None and hasattr(shell, "kernel") else None
 
 
 class _Bars:
-    """The bars of one call, in one output that is rewritten."""
+    """The progress bars of one call in one output of a notebook."""
 
     def __init__(self, display: Any) -> None:
         self._html = display.HTML
@@ -64,7 +64,7 @@ class _Bars:
         self._drawn = 0.0
 
     def draw(self, event: Mapping[str, Any]) -> None:
-        """Takes an event as `Session.score` tells it."""
+        """Draw a progress event of `Session.score`."""
         if "note" in event:
             self._lines[f"note {len(self._lines)}"] = f"<div>{escape(event['note'])}</div>"
         else:
@@ -76,7 +76,7 @@ class _Bars:
 
 
 def _bar(event: Mapping[str, Any]) -> str:
-    """A stage's line: its bar, its calls, its cost, and the time that is left of it."""
+    """Return the line of a stage: its bar, its calls, its cost and its remaining time."""
     done, total = event["done"], event.get("total")
     parts = [f"{done:,} / {total:,}" if total else "starting", f"{event.get('calls', 0):,} calls"]
     if event.get("cost") is not None:
@@ -87,25 +87,25 @@ def _bar(event: Mapping[str, Any]) -> str:
     return f"<div>{bar} {escape(event['stage'])}: {', '.join(parts)}</div>"
 
 
-# Sessions that started Spark themselves and have not ended: the last one stops it
+# Open sessions that started Spark. The last one stops it.
 _STARTED: set[Session] = set()
 _STARTING = Lock()
 INTERRUPTED = 130  # docs/contract.md, "Exit codes"
 
 
 class ScoringError(UserError):
-    """A score that ended without tables: the endpoint refuses it, or its process broke."""
+    """A score without tables, because the endpoint refused the run or its process failed."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run would ask: a row a metric and stage, as `untold plan --json` prints them (docs/contract.md)."""
+    """The expected requests of a run: one row per metric and stage, as `untold plan --json` prints them."""
 
     rows: Sequence[Mapping[str, Any]]
 
     @property
     def totals(self) -> dict[str, Any]:
-        """The sums over all rows; None where no row knows a figure, such as a cost without prices."""
+        """Return the sums over all rows. A sum is None if no row has the figure, such as a cost without prices."""
         numbers = [name for name in (self.rows[0] if self.rows else ()) if name not in ("metric", "stage", "exact")]
         known = {name: [row[name] for row in self.rows if row[name] is not None] for name in numbers}
         return {name: sum(values) if values else None for name, values in known.items()}
@@ -115,36 +115,36 @@ class Plan:
 
 
 class SampleOptions(TypedDict, total=False):
-    """How samples are read, by `Session.score` and `Session.plan`."""
+    """Options of `Session.score` and `Session.plan` for reading samples."""
 
-    # What the samples call our columns, by ours: `{"query": "question"}`
+    # Names of columns in the samples: `{"query": "question"}`
     columns: Mapping[str, str] | None
-    # A known data set, as `--format` names it
+    # A format, like `--format`
     format: str | None
-    # The encoding of text files that are not UTF-8, such as `cp1252`
+    # The encoding of text files, such as `cp1252`; None is UTF-8
     encoding: str | None
-    # The delimiter of CSV; None finds it
+    # The delimiter of CSV files; None detects it
     delimiter: str | None
     # Only the first samples by sample_id
     limit: int | None
-    # So many random rows, by `statistics.seed`
+    # The number of random rows, by `statistics.seed`
     random: int | None
-    # Columns by which `random` gives each group its share, at least one row
+    # Columns whose groups get their share of `random`, at least one row each
     stratify: Sequence[str]
 
 
 class Session:
-    """Scores and plans with one Spark, one Ray and one set of settings.
+    """Score and plan with one Spark, one Ray and one set of settings.
 
     Args:
-        spark: A Spark session of yours, which is used as it is and never stopped; None is the one that is active.
-            Where there is none, the first call starts one, on this machine or where `spark.master` says.
-        config: A settings file, as `--config` names it.
-        settings: Settings by their dotted keys, as `--set` gives them: `{"llm.model": "gpt-4.1-mini"}`.
-        endpoint: A preset, as `--endpoint` names it.
+        spark: Your Spark session, which is used as it is and never stopped. None is the active session, or a new one
+            on this machine or at `spark.master`.
+        config: A settings file, like `--config`.
+        settings: Settings by their dotted keys, like `--set`: `{"llm.model": "gpt-4.1-mini"}`.
+        endpoint: A preset, like `--endpoint`.
 
     Raises:
-        UntoldError: A setting is unknown or wrong, or nothing names an endpoint.
+        UntoldError: A setting is unknown or invalid, or no endpoint is set.
 
     Examples:
         >>> import untold
@@ -176,7 +176,7 @@ class Session:
 
     @property
     def settings(self) -> Settings:
-        """The settings, all layers resolved; they cannot be changed."""
+        """Return the settings of all layers, which cannot be changed."""
         return self._resolved.settings
 
     def score(
@@ -192,33 +192,33 @@ class Session:
         progress: Callable[[Mapping[str, Any]], None] | None = None,
         **how: Unpack[SampleOptions],
     ) -> Run:
-        """Scores samples and gives the run, whose tables are written.
+        """Score samples, write the tables, and return the run.
 
-        The same call again asks only for what is missing, as the same command does.
+        The same call again sends only the missing requests, like the same command.
 
         Args:
             samples: A path or glob, a Spark DataFrame, or a table of pyarrow, pandas, polars or DuckDB.
             metrics: Names of metrics, such as `["e2e", "qa"]`.
-            output: Folder of the tables. None keeps them in a folder of the session's, which ends with it.
-            overwrite: Replaces the tables of another run in `output`.
-            retry_failed: Asks permanently failed requests again.
-            wait: Waits for another run on the same store; False refuses.
-            poll: Waits for batches; False looks at them once, and the run has the status `batched` while they go on.
+            output: Folder of the tables. None is a temporary folder of the session.
+            overwrite: Replace the tables of another run in `output`.
+            retry_failed: Send permanently failed requests again.
+            wait: Wait for another run on the same store. False raises an error.
+            poll: Wait for batches. False polls them once, and the run has the status `batched` until they finish.
             progress: Called with each event: a mapping with stage, done, total, calls, failed, cost and left (the
-                seconds until the stage is done), or with note. None draws a bar a stage in a notebook, and a line
-                elsewhere, as the command does.
-            **how: How the samples are read: columns, format, encoding, delimiter, limit, random and stratify
+                expected seconds until the end of the stage), or with note. None draws one bar per stage in a
+                notebook, and prints lines elsewhere.
+            **how: Options for reading samples: columns, format, encoding, delimiter, limit, random and stratify
                 (`SampleOptions`).
 
         Returns:
-            The run. Its `status` is `finished`, or says why it ended early: `budget`, `outage`, `spooled` or
+            The run. Its `status` is `finished`, or the reason of an early end: `budget`, `outage`, `spooled` or
             `batched`.
 
         Raises:
-            UntoldError: Samples, settings, output or endpoint cannot be used; the message says what to do.
-            KeyboardInterrupt: The call was interrupted; what was answered is kept.
+            UntoldError: The samples, settings, output or endpoint are invalid. The message names the remedy.
+            KeyboardInterrupt: The call was interrupted. Its completions are kept.
         """
-        # One call at a time: they share the answering process
+        # One call at a time, because the calls share the actor process
         with self._called(), self._input(samples) as path, display_for(progress) as display:
             asked = self._request(path, metrics, output, how)
             request = replace(
@@ -245,16 +245,16 @@ class Session:
         output: str | os.PathLike[str] | None = None,
         **how: Unpack[SampleOptions],
     ) -> Plan:
-        """Says what `score` with the same arguments would ask and cost. It asks nothing and writes nothing.
+        """Plan the requests and the cost of `score` with the same arguments. It sends no request and writes no file.
 
         Raises:
-            UntoldError: Samples or settings cannot be used; the message says what to do.
+            UntoldError: The samples or the settings are invalid. The message names the remedy.
         """
         with self._called(), self._input(samples) as path, display_for(None) as display:
             return Plan(plan(self._request(path, metrics, output, how), display, self._spark))
 
     def close(self) -> None:
-        """Ends what the session started: its answering process with its Ray, its Spark, and its own folder."""
+        """End the actor process with its Ray, the Spark that the session started, and its temporary folder."""
         self._process.end()
         shutil.rmtree(self.__dict__.pop("_folder", ""), ignore_errors=True)
         with _STARTING:
@@ -271,14 +271,14 @@ class Session:
 
     @cached_property
     def _folder(self) -> str:
-        """A folder of the session's own."""
+        """Return the temporary folder of the session."""
         return tempfile.mkdtemp(prefix="untold-session-")
 
     @cached_property
     def _spark(self) -> SparkSession:
-        """Spark for all calls: of the caller's session a sibling, so that options set here are not theirs.
+        """Return the Spark session of all calls: a sibling of the caller's session, with its own options.
 
-        A session of Spark Connect is used as it is: PySpark gives checkpoints to the active session, whatever asked.
+        A session of Spark Connect is used itself, because PySpark registers checkpoints with the active session.
         """
         if self._given is not None:
             return self._given if is_connect(self._given) else self._given.newSession()
@@ -288,18 +288,18 @@ class Session:
 
     @contextmanager
     def _called(self) -> Iterator[None]:
-        """One call at a time, with the options of object stores where other processes find them."""
+        """Run one call at a time, with the options of object stores in the environment."""
         with self._lock, _surroundings_kept():
             os.environ.update(self.settings.storage.environment)
             options = {**spark_defaults(), **self.settings.spark.conf}
-            # A session of our own has them, and starts after the samples were looked at
+            # A new session has these options, and starts after the check of the samples
             with nullcontext() if self._given is None else _options_set(self._spark, options):
                 yield
 
     def _request(
         self, path: str, metrics: str | Sequence[str], output: str | os.PathLike[str] | None, how: SampleOptions
     ) -> ScoreRequest:
-        """What both calls ask, as their commands do. Raises UntoldError for samples whose first rows are of no use."""
+        """Return the request of both calls. Raises UntoldError if the first rows of the samples are invalid."""
         known = list(SampleOptions.__annotations__)
         for name in how:
             if name not in known:
@@ -321,7 +321,7 @@ class Session:
 
     @contextmanager
     def _input(self, samples: Any) -> Iterator[str]:
-        """The path of the samples; frames are written to a folder that goes with the call."""
+        """Return the path of the samples. A frame is written to a temporary folder of the call."""
         if isinstance(samples, str | os.PathLike):
             yield absolute(os.fspath(samples))
             return
@@ -329,32 +329,32 @@ class Session:
             yield write_frame(samples, folder)
 
     def _next_output(self) -> str:
-        """A folder of the session's for the tables of a call that names none."""
+        """Return a new temporary folder for the tables of a call without `output`."""
         return f"{self._folder}/run-{next(self._numbers)}"
 
     def _settings_with_store(self, output: str | os.PathLike[str] | None) -> Settings:
-        """Calls without an output share a store, so that none pays for what another has."""
+        """Return the settings with a common store for all calls without `output`."""
         if output is not None or self.settings.completion_store:
             return self.settings
         return self.settings.model_copy(update={"completion_store": f"{self._folder}/completions"})
 
 
 def display_for(progress: Callable[[Mapping[str, Any]], None] | None) -> Display:
-    """What shows progress: the callback, else a bar in a notebook, else lines on standard error."""
+    """Return the display of progress: the callback, a bar in a notebook, or lines on standard error."""
     if progress is not None:
         return _Told(progress)
     return Display() if (bars := notebook_bars()) is None else _Told(bars)
 
 
 class _Told(Display):
-    """Progress as events for a function."""
+    """A display that passes progress events to a function."""
 
     def __init__(self, tell: Callable[[Mapping[str, Any]], None]) -> None:
         super().__init__()
         self._tell = tell
 
     def status(self, text: str) -> None:
-        """What is done between stages is no event."""
+        """Ignore statuses between stages, which are not events."""
 
     def note(self, text: str) -> None:
         self._tell({"note": redact(text)})
@@ -368,11 +368,11 @@ class _Told(Display):
         self._tell({"stage": event["stage"], "total": event["total"], **counted, "left": self._left(event)})
 
     def end(self) -> None:
-        """A stage's last event was told."""
+        """End a stage. Its last event was passed on before."""
 
 
 def _dotted(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings by their dotted keys, nested mappings as well.
+    """Yield settings with dotted keys, also from nested mappings.
 
     >>> list(_dotted({"llm": {"model": "m"}, "spark.conf": {"spark.ui.enabled": "false"}}))
     [('llm.model', 'm'), ('spark.conf', {'spark.ui.enabled': 'false'})]
@@ -387,7 +387,7 @@ def _dotted(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
 
 @contextmanager
 def _options_set(spark: SparkSession, options: Mapping[str, str]) -> Iterator[None]:
-    """Sets those options of a session that can be changed while it lives, and gives them back as they were."""
+    """Set the options of a session that can change at run time, and restore them at the end."""
     names = [name for name in options if spark.conf.isModifiable(name)]
     before = dict(spark.conf.getAll)
     try:
@@ -401,7 +401,7 @@ def _options_set(spark: SparkSession, options: Mapping[str, str]) -> Iterator[No
 
 @contextmanager
 def _surroundings_kept() -> Iterator[None]:
-    """Gives the environment and the handler of SIGINT back, which the start of Spark changes."""
+    """Restore the environment and the handler of SIGINT, which the start of Spark changes."""
     environment, handler = dict(os.environ), signal.getsignal(signal.SIGINT)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A run as notebooks and scripts open it: its tables in Arrow, pandas, SQL and Spark, and what they say.
+"""Open a run and analyse its tables in Arrow, pandas, SQL and Spark.
 
 run = untold.open_run("results")
 run.differences().to_pandas()
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from untold.jobs.report.page import Report
 
-# What an analyst asks first
+# The first lines of an analysis
 PYTHON_LINES = (
     "run.summary().to_pandas()",
     "run.differences().to_pandas()",
@@ -40,16 +40,16 @@ PYTHON_LINES = (
 
 
 class Run(run_tables.RunTables):
-    """The output of one run: its manifest, its tables, and what they say. `open_run` and `Session.score` give one.
+    """The output of one run: its manifest, its tables and their analysis. `open_run` and `Session.score` return it.
 
-    Methods that take `others` are of this run and of these together.
+    Methods with `others` analyse this run together with other runs.
     """
 
     def spark(self, name: str) -> DataFrame:
-        """The table as a Spark frame, by the active session or one that this starts. Raises as `dataset`."""
+        """Return the table as a Spark frame of the active session or a new one. Raises like `dataset`."""
         from untold.jobs.run.session import active_session, read_parquet
 
-        # Says what is wrong with the name
+        # Raises an error for an unknown name
         self.dataset(name)
         return read_parquet(active_session(), self.path_of(name).spark, mergeSchema=True)
 
@@ -62,19 +62,19 @@ class Run(run_tables.RunTables):
         undefined: str = "mean",
         cluster: bool = False,
     ) -> dict[str, pa.Table]:
-        """Systems ranked and tested against each other, with the numbers of `untold compare`, and without Spark.
+        """Rank the systems and test their differences like `untold compare`, without Spark.
 
         Args:
             others: Further runs.
             metrics: Names of metrics; None is all.
-            measures: Names of measures, whose values count in place of scores; None is scores.
-            seed: Of the resampling.
-            undefined: `mean`, or `zero`, which counts samples that state nothing as 0 where there was something to
-                state.
-            cluster: Resamples whole queries.
+            measures: Names of measures to compare instead of scores; None is scores.
+            seed: Seed of the resampling.
+            undefined: `mean` leaves out responses without statements, and `zero` counts them as 0.
+            cluster: Resample whole queries.
 
         Returns:
-            `systems`, best first within a metric, and `comparisons`, a row two systems (docs/contract.md, "Tables").
+            `systems`, the best first for each metric, and `comparisons`, one row per pair of systems
+            (docs/contract.md, "Tables").
 
         Raises:
             UntoldError: The runs cannot be compared.
@@ -85,7 +85,7 @@ class Run(run_tables.RunTables):
         )
 
     def differences(self, *others: run_tables.RunTables, **how: Any) -> pa.Table:
-        """How far two systems differ, with 95 % intervals and adjusted p: `comparisons` of `compare`."""
+        """Return the differences of systems with 95 % intervals and adjusted p: `comparisons` of `compare`."""
         return self.compare(*others, **how)["comparisons"]
 
     def estimate(
@@ -98,24 +98,24 @@ class Run(run_tables.RunTables):
         proxy_metric: str | None = None,
         undefined: str = "mean",
     ) -> dict[str, pa.Table]:
-        """Means over all samples, from this run's scores of a part and a cheap proxy on all (`untold estimate`).
+        """Estimate means over all samples from this run's scores and a cheap proxy (`untold estimate`).
 
         Args:
-            proxy: A run of all samples by a cheaper model or metric; a file of sample_id and score; `words` or
+            proxy: A run of all samples with a cheaper model or metric, a file of sample_id and score, or `words` or
                 `vectors`, which compare a response with its references or contexts.
-            samples: The file or folder of all samples, of a proxy that is no run; None is what this run was drawn from.
-            labels: A file of what people say (sample_id and score) in place of this run's scores; without `proxy`, this
-                run is the proxy.
+            samples: The file or folder of all samples if the proxy is not a run; None is the input of this run.
+            labels: A file of human labels (sample_id and score) instead of this run's scores. Without `proxy`, this run
+                is the proxy.
             metrics: Names of metrics; None is all.
-            proxy_metric: The metric of `proxy` that is the proxy, where the names differ.
-            undefined: As in `compare`.
+            proxy_metric: The metric of `proxy` if its name differs.
+            undefined: See `compare`.
 
         Returns:
-            `estimates`, all samples and each system, and `differences` of systems; both have the columns of the table
+            `estimates` of all samples and of each system, and `differences` of systems, with the columns of the table
             `estimates`.
 
         Raises:
-            UntoldError: The runs or labels do not go together.
+            UntoldError: The runs or labels do not match.
         """
         from untold.jobs.compare import estimate
         from untold.jobs.summary.estimating import EstimateRequest, open_proxy
@@ -133,23 +133,23 @@ class Run(run_tables.RunTables):
     def differences_by_query(
         self, *others: run_tables.RunTables, n: int | None = 20, metrics: Sequence[str] | None = None
     ) -> pa.Table:
-        """The n queries in which two systems differ most, or all, with both scores."""
+        """Return the n queries with the largest differences of two systems, or all queries, with both scores."""
         return analysis.differences_by_query((self, *others), n, metrics)
 
     def agreement(self, *others: run_tables.RunTables) -> pa.Table:
-        """How alike two metrics judge the same samples: Spearman's and Pearson's coefficients."""
+        """Return Spearman's and Pearson's coefficients of each pair of metrics on the same samples."""
         return analysis.agreement((self, *others))
 
     def distribution(self, *others: run_tables.RunTables, bins: int = 10) -> pa.Table:
-        """How many samples have which score, by metric and system."""
+        """Return the distribution of scores by metric and system."""
         return analysis.distribution((self, *others), bins)
 
     def statuses(self, *others: run_tables.RunTables) -> pa.Table:
-        """What became of samples, by metric and system."""
+        """Return the counts of sample statuses by metric and system."""
         return analysis.statuses((self, *others))
 
     def costs(self, *others: run_tables.RunTables) -> pa.Table:
-        """What the last start used, by stage and model, the dearest first."""
+        """Return the usage of the last start by stage and model, the most expensive first."""
         return analysis.costs((self, *others))
 
     def left_out(
@@ -159,35 +159,36 @@ class Run(run_tables.RunTables):
         n: int | None = 20,
         metrics: Sequence[str] | None = None,
     ) -> pa.Table:
-        """What answers leave out most, by `statement`, `query`, `source` or `system`: the n first rows, or all."""
+        """Return the most missed statements by `statement`, `query`, `source` or `system`: n rows, or all."""
         return analysis.left_out((self, *others), by, n, metrics)
 
     def topics(self, *others: run_tables.RunTables, n: int = 10, metrics: Sequence[str] | None = None) -> pa.Table:
-        """What left out statements are about, in n groups by the vectors of the embedded model (`untold[local]`)."""
+        """Cluster the missed statements into n topics by the vectors of the embedding model (`untold[local]`)."""
         return analysis.topics((self, *others), n, metrics)
 
     def changes(self, *others: run_tables.RunTables, metrics: Sequence[str] | None = None, seed: int = 0) -> pa.Table:
-        """How each system changed from one run's date to the next, with 95 % intervals and adjusted p."""
+        """Return the changes of each system between consecutive dates with 95 % intervals and adjusted p."""
         return analysis.changes((self, *others), metrics, seed)
 
     def trend(self, *others: run_tables.RunTables) -> pa.Table:
-        """The summaries of runs by the dates in their folders' names."""
+        """Return the summaries of runs by the dates in the names of their folders."""
         return analysis.trend((self, *others))
 
     def export(self, to: str, output: str | os.PathLike[str]) -> None:
-        """Writes one row a sample into a file: csv, xlsx, parquet or jsonl; or lines of measures, trec, in a file a
-        system where several answer one topic; or trec_rag_nuggets, nuggets with their assignments, without responses
-        that lack one.
+        """Write the run to a file for other tools.
+
+        csv, xlsx, parquet and jsonl have one row per sample. trec has lines of measures, in one file per system if
+        several systems answer a topic. trec_rag_nuggets has the assignments of nuggets, without incomplete responses.
 
         Raises:
-            UntoldError: `to` is none of these, openpyxl is not installed, or a worksheet cannot hold all samples.
+            UntoldError: `to` is unknown, openpyxl is not installed, or a worksheet cannot contain all samples.
         """
         from untold.jobs.export import export
 
         export(self, to, os.fspath(output))
 
     def report(self, file: str | os.PathLike[str] | None = None, *others: run_tables.RunTables) -> Report:
-        """This run, beside others, as one HTML page: shown in the notebook, or written to the file.
+        """Return the report of this run and other runs as an HTML page, or write it to a file.
 
         Raises:
             UntoldError: A run has no scores, or the file cannot be written.
@@ -198,7 +199,7 @@ class Run(run_tables.RunTables):
         return Report(make_report(runs)) if file is None else write_report(runs, file)
 
     def plot(self) -> Figure:
-        """The mean of each system with its interval, a panel a metric, as a Matplotlib figure.
+        """Plot the mean of each system with its interval, one panel per metric, as a Matplotlib figure.
 
         Raises:
             UntoldError: Matplotlib is not installed.
@@ -210,19 +211,19 @@ class Run(run_tables.RunTables):
 
 
 def open_run(directory: str | os.PathLike[str], *, allow_running: bool = False) -> Run:
-    """The run whose output is `directory`: a local path or a URI that `pyarrow.fs` knows.
+    """Return the run whose output is `directory`, a local path or a URI.
 
     Raises:
-        UntoldError: There is no manifest.json that can be read, or the run has not ended and `allow_running` is False.
+        UntoldError: manifest.json is missing or not readable, or the run has not ended and `allow_running` is False.
     """
     found = run_tables.open_run(directory, allow_running=allow_running)
     return Run(found.directory, found.manifest)
 
 
 def open_runs(folder: str | os.PathLike[str]) -> list[Run]:
-    """The runs whose outputs lie in a folder, by their dates: `nightly/2026-11-19`, `nightly/2026-11-20`.
+    """Return the runs of a folder in the order of their dates: `nightly/2026-11-19`, `nightly/2026-11-20`.
 
-    Folders without a manifest, and runs that have not ended, are left out. Raises UntoldError where none is left.
+    Folders without a manifest and running runs are skipped. Raises UntoldError if no run remains.
     """
     folders = [entry.place for entry in StoragePath(os.fspath(folder)).entries() if entry.kind == "folder"]
     found = []
@@ -235,15 +236,15 @@ def open_runs(folder: str | os.PathLike[str]) -> list[Run]:
 
 
 def demo_output(name: str = "results") -> str:
-    """Where an output lies that ships with the package: `results`, `nightly` or `meta_evaluation`.
+    """Return the folder of a shipped output: `results`, `nightly` or `meta_evaluation`.
 
-    They were made by `untold score` and `untold meta-evaluate` with a scripted judge in place of a model.
+    `untold score` and `untold meta-evaluate` wrote these outputs with a script instead of a model.
     """
     return str(files("untold.conf").joinpath("demo", name))
 
 
 def lines_of(run: Run) -> Iterator[str]:
-    """What a run is, its tables, and how to go on in Python, in SQL and on the command line."""
+    """Return the lines of `untold open`: the run, its tables, and the next steps in Python, SQL and the shell."""
     counts = run.manifest.get("counts", {})
     metrics = ", ".join(run.manifest.get("metrics", ())) or "no metrics"
     models = f", judged by {', '.join(run.manifest['models'])}" if run.manifest.get("models") else ""
