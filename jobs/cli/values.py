@@ -113,9 +113,9 @@ def known_formats(use: str | None = None) -> Sequence[str]:
 
 def preset_names() -> Sequence[str]:
     """The names of the shipped presets."""
-    from untold.jobs.settings.loading import preset_names as shipped
+    from untold.jobs.settings.layers import shipped_names
 
-    return shipped()
+    return shipped_names("endpoints")
 
 
 def setting_keys() -> Sequence[str]:
