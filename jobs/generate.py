@@ -22,6 +22,7 @@ from untold.jobs.inference.stage.start import Outcome, Start, open_endpoint, ope
 from untold.jobs.inputs.questions import read_questions
 from untold.jobs.inputs.request import RunRequest
 from untold.jobs.inputs.samples import SampleError, Samples, column_named, fingerprint, show_invalid
+from untold.jobs.options import GenerateOptions
 from untold.jobs.run import manifest
 from untold.jobs.run.output import shown
 from untold.jobs.run.terminal import Display, RunProgress, page_of, print_lines, table
@@ -43,14 +44,10 @@ STATUSES = {"answered": "ok", "failed": "failed", "unasked": "budget"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateRequest(RunRequest):
+class GenerateRequest(RunRequest, GenerateOptions):
     """What `untold generate` was asked to do, under the settings of any system: they differ in `llm.*` alone."""
 
     systems: Mapping[str, Resolved]
-    # The second file of questions in the form of ELI5-Category
-    contexts: str | None = None
-    # Leave the contexts out of the prompts; the samples keep them
-    closed_book: bool = False
 
 
 @dataclass(frozen=True)

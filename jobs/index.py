@@ -22,6 +22,7 @@ from untold.jobs.inference.stage.start import Outcome, Start, open_endpoint, ope
 from untold.jobs.inputs.request import RunRequest
 from untold.jobs.inputs.samples import fingerprint
 from untold.jobs.inputs.texts import TextRows, read_corpus, read_queries
+from untold.jobs.options import SearchOptions
 from untold.jobs.retrieval.index_build import CorpusError, IndexBuild, Maker
 from untold.jobs.retrieval.sources import (
     STAGE,
@@ -197,14 +198,8 @@ SHOWN_CHARACTERS = 160
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchRequest(RunRequest):
+class SearchRequest(RunRequest, SearchOptions):
     """What `untold search` was asked to do: one `query`, or the queries of `input` into an `output`."""
-
-    index: str
-    query: str | None = None
-    top: int = 10
-    retriever: str = "dense"
-    exact: bool = False
 
 
 def search(request: SearchRequest, display: Display) -> Outcome:

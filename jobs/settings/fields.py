@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
@@ -99,11 +99,10 @@ def _check_tolerance(value: dict[str, int | float]) -> dict[str, int | float]:
 
 def _is_json(value: object) -> bool:
     """Return True if JSON can represent the value: no dates, no NaN, and only text as keys."""
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_json(below) for key, below in value.items())
-    if isinstance(value, list):
-        return all(map(_is_json, value))
-    return value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value))
+    try:
+        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
+    except (TypeError, ValueError):
+        return False
 
 
 def allows(words: str, kind: str = "string") -> WithJsonSchema:

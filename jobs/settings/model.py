@@ -115,9 +115,7 @@ class LlmSettings(sections.SendingSettings):
     )
     spool: PathText | None = setting(None, "Folder of the spool, path or URI; null is spool/ in the store")
     actors: Count | None = setting(None, "Number of Ray actors that send requests; null derives it from the limits")
-    flush_seconds: Positive | None = setting(
-        None, "Seconds between writes; null is 1 on local disks, 30 on object stores"
-    )
+    flush_seconds: Positive | None = setting(None, "Seconds between writes; null is 1, or 30 on object stores")
     journal: Text | None = setting(
         None,
         "Folder on each node's disk for completions that are not in the store yet; off keeps none; null is "

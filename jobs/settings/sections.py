@@ -153,9 +153,7 @@ class BatchSettings(Section):
     )
 
     format: BatchFormat = setting(
-        "auto",
-        "Format of the endpoint's batches; auto depends on the host of the address and is openai for "
-        "unknown hosts; files is the format of vLLM's run-batch",
+        "auto", "Format of the batches; auto depends on the host, files is for vLLM's run-batch"
     )
     folder: PathText | None = setting(None, "Folder of the requests and results of batch.format=files")
     requests: Count = setting(50_000, "Maximum requests of a batch")
@@ -194,13 +192,9 @@ class StorageSettings(Section):
 
     endpoint: Address | None = setting(None, "Address of an S3-compatible store; null is AWS_ENDPOINT_URL or AWS")
     region: Text | None = setting(None, "Region of S3; null is AWS_REGION, or the bucket's region if that is not set")
-    path_style: bool | None = setting(
-        None, "Put the bucket into the path of S3 requests; null is true with an endpoint"
-    )
+    path_style: bool | None = setting(None, "Put the bucket into the path of S3 URLs; null is true with an endpoint")
     anonymous: bool = setting(False, "Read s3 and gs without credentials")
-    packages: Literal["auto"] | list[Text] = setting(
-        "auto", "Maven coordinates of Spark's packages for object stores; [] is none"
-    )
+    packages: Literal["auto"] | list[Text] = setting("auto", "Maven packages for object stores in Spark; [] is none")
     options: StorageOptions = setting({}, "pyarrow's options of s3, gs and abfss; NAME_env names the variable of NAME")
 
     @property
@@ -228,9 +222,7 @@ class NightlySettings(Section):
     """Options of `untold nightly`."""
 
     budget_month: Amount | None = setting(None, "Maximum cost of all starts in a calendar month (UTC)")
-    sentinel: PathText | None = setting(
-        None, "File of samples to score each night, so that `untold trend` can detect a new judge"
-    )
+    sentinel: PathText | None = setting(None, "File of samples to score each night, to detect a change of judge")
 
 
 class TrendSettings(Section):
@@ -390,14 +382,10 @@ class KnowledgeSettings(Section):
     NO_RESULT: ClassVar[frozenset[str]] = frozenset({"index"})
 
     source: Literal["index", "web", "contexts"] | None = setting(
-        None,
-        "Source of facts: an index, the web, or the sample's own contexts; null is index if "
-        "knowledge.index is set, otherwise contexts",
+        None, "Source of facts; null is index if knowledge.index is set, otherwise contexts"
     )
     index: PathText | None = setting(None, "Path or URI of the index, for knowledge.source=index")
-    retriever: Literal["dense", "bm25", "hybrid"] = setting(
-        "dense", "Search by vectors, by words, or by both rankings fused"
-    )
+    retriever: Literal["dense", "bm25", "hybrid"] = setting("dense", "Search by vectors, by words, or by both")
     top_k: Count = setting(10, "Chunks that a query retrieves")
 
     @model_validator(mode="before")
