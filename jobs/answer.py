@@ -27,7 +27,7 @@ from untold.jobs.inference.backends.job import (
 from untold.jobs.inference.backends.node_checks import check_nodes
 from untold.jobs.inference.stage.call_settings import explain_refusal, with_given
 from untold.jobs.inference.store.compaction import answered_ids
-from untold.jobs.options import AnswerOptions
+from untold.jobs.inputs.options import AnswerOptions
 from untold.jobs.run.locks import LockedError
 from untold.jobs.run.outcome import Ending, Interrupts
 from untold.jobs.run.terminal import Display, page_of, print_lines, table

@@ -11,10 +11,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions
+from untold.jobs.inputs.options import CondenseOptions
 from untold.jobs.inputs.samples import fingerprint
 from untold.jobs.inputs.texts import UnreadableTableError, as_text, describe_unreadable, read_table
 from untold.jobs.metrics.condensing import Condensed, Condenser
-from untold.jobs.options import CondenseOptions
 from untold.jobs.run import manifest
 from untold.jobs.run.folders import Workspace
 from untold.jobs.run.manifest import OutputError

@@ -24,7 +24,7 @@ from untold.jobs.inference.store.completion_references import (
     prune_folder,
 )
 from untold.jobs.inputs.files import NoInputError, find_files
-from untold.jobs.options import PruneRequest
+from untold.jobs.inputs.options import PruneRequest
 from untold.jobs.run.locks import lock_folder
 from untold.jobs.run.manifest import NAME, read_manifest
 from untold.jobs.run.output import absolute, store_of

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from untold.graph import views
+from untold.jobs.inputs.options import ShowRequest
 from untold.jobs.metrics import METRICS
 from untold.jobs.metrics.views import Line, Row, SampleRows, View, count, required
-from untold.jobs.options import ShowRequest
 from untold.jobs.run_tables import RunTables, UnreadableRunError, open_run
 from untold.jobs.summary.run_summary import describe_failures
 from untold.udfs.errors import did_you_mean, near_misses

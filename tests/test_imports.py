@@ -28,7 +28,6 @@ RANKS = {
     "untold.jobs.inputs": 3,
     "untold.jobs.lakehouse": 3,
     "untold.jobs.retrieval": 3,
-    "untold.jobs.options": 4,
     "untold.jobs.settings": 4,
     "untold.jobs.tables": 4,
     "untold.jobs.run_tables": 4,
@@ -40,7 +39,7 @@ COMMAND = 1  # whatever else lies in jobs: one file is one thing that a person s
 # The command line imports the jobs within functions, when a command needs them
 LAZY = "untold.jobs.cli"
 # Its records declare the options, and import nothing
-LIGHT = "untold.jobs.options"
+LIGHT = "untold.jobs.inputs.options"
 # What runs in actors, or starts them, shares no process with Spark
 WITHOUT_SPARK = (
     "untold.udfs.llm",

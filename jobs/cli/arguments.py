@@ -17,7 +17,14 @@ from click.shell_completion import CompletionItem
 
 from untold.jobs.cli import values
 from untold.jobs.cli.values import OneOf, with_hint
-from untold.jobs.options import DrawOptions, OptionText, ReadOptions, ReportingOptions, RunOptions, SettingsOptions
+from untold.jobs.inputs.options import (
+    DrawOptions,
+    OptionText,
+    ReadOptions,
+    ReportingOptions,
+    RunOptions,
+    SettingsOptions,
+)
 from untold.udfs.errors import require
 from untold.udfs.redaction import redact
 from untold.udfs.schemes import STORES, scheme_of
@@ -197,7 +204,7 @@ def _declared(record: type) -> list[tuple[Field[Any], OptionText, str]]:
 
 
 def options_of(record: type, *names: str) -> list[click.Parameter]:
-    """Return the options that a record of `jobs.options` declares, or only the options of these fields."""
+    """Return the options that a record of `jobs.inputs.options` declares, or only the options of these fields."""
     found: list[click.Parameter] = []
     for one, text, name in _declared(record):
         word, _, metavar = text.words.partition(" ")

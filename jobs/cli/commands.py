@@ -15,7 +15,7 @@ import click
 from untold.jobs.cli import arguments, data, forms, meta_evaluation, studies
 from untold.jobs.cli.arguments import Argument, Command, Option, Options, flag, options_of, settings_options
 from untold.jobs.cli.values import OneOf, count, day
-from untold.jobs.options import CondenseOptions, RunOptions, ShowRequest
+from untold.jobs.inputs.options import CondenseOptions, RunOptions, ShowRequest
 from untold.udfs.errors import require
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from click.shell_completion import get_completion_class
 from untold.jobs.cli import arguments
 from untold.jobs.cli.arguments import JSON, Argument, Command, Option, Options, flag, options_of, settings_options
 from untold.jobs.cli.values import OneOf, day, known_formats
-from untold.jobs.options import AnswerOptions, NightlyOptions, PruneRequest, RunOptions, SearchOptions
+from untold.jobs.inputs.options import AnswerOptions, NightlyOptions, PruneRequest, RunOptions, SearchOptions
 
 SHELLS = ("bash", "zsh", "fish")
 EXPORTS = ("csv", "xlsx", "parquet", "jsonl", "mlflow", "trec", "ragchecker", "trec_rag_nuggets")

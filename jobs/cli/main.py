@@ -24,7 +24,7 @@ MENDABLE, WRONG_USE, INTERRUPTED = 1, 2, 130
 LONGEST = 500
 
 
-# The groups of commands in the help. The last group has all other commands
+# The groups of commands in the help
 GROUPS = {
     "Score": ("demo", "inspect", "plan", "score", "generate", "nightly"),
     "Look": ("show", "report", "open", "export"),
@@ -33,22 +33,16 @@ GROUPS = {
         *("compare", "estimate", "sample-size", "calibrate", "meta-evaluate", "combine-studies"),
         *("sweep", "curve", "condense"),
     ),
-    "Run": (),
+    "Run": ("trend", "prune", "completion", "answer", "batches", "doctor", "package", "schema", "prompts"),
 }
 
 
 class _CommandGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands by group, with one width for all names."""
-        known = {name for names in GROUPS.values() for name in names}
-        others = [name for name in self.list_commands(ctx) if name not in known]
         width = max(map(len, self.commands)) + formatter.current_indent
         for heading, names in GROUPS.items():
-            rows = [
-                (f"{name:{width}}", self.commands[name].get_short_help_str(formatter.width))
-                for name in (*names, *(others if heading == list(GROUPS)[-1] else ()))
-                if name in self.commands
-            ]
+            rows = [(f"{name:{width}}", self.commands[name].get_short_help_str(formatter.width)) for name in names]
             with formatter.section(heading):
                 formatter.write_dl(rows)
 

@@ -11,7 +11,7 @@ import click
 from untold.jobs.cli import arguments, values
 from untold.jobs.cli.arguments import Command, Option, Options, flag, options_of, settings_options
 from untold.jobs.cli.values import OneOf, claim_formats, count, known_formats, names, studied, study_formats
-from untold.jobs.options import DrawOptions, ReadOptions
+from untold.jobs.inputs.options import DrawOptions, ReadOptions
 from untold.udfs.statistics.tiers import read_subset
 
 if TYPE_CHECKING:
@@ -210,13 +210,7 @@ COMMANDS: dict[str, click.Command] = {
             *arguments.LIMIT,
             flag("--cluster", "intervals and tests resample all answers to a question together"),
             Option("--covered", "LABEL,...", _COVERED, read=names),
-            Option(
-                "--format",
-                "NAME",
-                "a data set of coverage, claims or nuggets",
-                names=study_formats,
-                read=OneOf(study_formats),
-            ),
+            Option("--format", "NAME", "a data set of items or claims", names=study_formats, read=OneOf(study_formats)),
             Option("--subset", "KIND:N", "coverage: only N references, standard or challenging", read=read_subset),
             arguments.CONFLICTBANK_OPTION,
             *arguments.READ_OPTIONS,

@@ -14,7 +14,7 @@ from untold.jobs.cli import arguments
 from untold.jobs.cli.arguments import JSON, Argument, Command, Option, Options, flag, options_of, settings_options
 from untold.jobs.cli.meta_evaluation import print_report
 from untold.jobs.cli.values import CONTEXTS_APART, OneOf, question_formats, weights, width
-from untold.jobs.options import CompareOptions, EstimateOptions, GenerateOptions, ReadOptions, RunOptions
+from untold.jobs.inputs.options import CompareOptions, EstimateOptions, GenerateOptions, ReadOptions, RunOptions
 
 if TYPE_CHECKING:
     from untold.jobs.summary.estimating import EstimateRequest

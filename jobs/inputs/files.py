@@ -21,9 +21,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 
+from untold.jobs.inputs.options import ReadOptions as ReadOptions
 from untold.jobs.lakehouse.base import LakehouseError, NoTableError
 from untold.jobs.lakehouse.inputs import TableName, read_table, table_named
-from untold.jobs.options import ReadOptions as ReadOptions
 from untold.jobs.run.session import task_slots
 from untold.udfs.errors import UserError
 from untold.udfs.samples.conversion import KNOWN, QUESTION_ID

@@ -10,11 +10,11 @@ from typing import Any, Self
 from pyspark.sql import SparkSession
 
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, count_bytes
+from untold.jobs.inputs.options import RunOptions
 from untold.jobs.inputs.samples import Samples, read_samples
 from untold.jobs.inputs.sampling import Draw, shown_draw
 from untold.jobs.lakehouse.base import Lake
 from untold.jobs.lakehouse.inputs import location_of, pinned, table_named
-from untold.jobs.options import RunOptions
 from untold.jobs.run.manifest import read_manifest
 from untold.jobs.run.output import Output, store_of
 from untold.jobs.run.session import SMALL_BYTES
