@@ -17,14 +17,8 @@ from click.shell_completion import CompletionItem
 
 from untold.jobs.cli import values
 from untold.jobs.cli.values import OneOf, with_hint
-from untold.jobs.inputs.options import (
-    DrawOptions,
-    OptionText,
-    ReadOptions,
-    ReportingOptions,
-    RunOptions,
-    SettingsOptions,
-)
+from untold.jobs.inputs import options as records
+from untold.jobs.inputs.options import ReadOptions, RunOptions
 from untold.udfs.errors import require
 from untold.udfs.redaction import redact
 from untold.udfs.schemes import STORES, scheme_of
@@ -191,7 +185,7 @@ def _show_all(ctx: click.Context, _: click.Parameter, given: bool) -> None:
         SHOW_JVM.set()
 
 
-def _declared(record: type) -> list[tuple[Field[Any], OptionText, str]]:
+def _declared(record: type) -> list[tuple[Field[Any], records.OptionText, str]]:
     """Return the fields of a record that are options, with their texts and the names of their parameters.
 
     A flag for a field with the default True has the opposite value and its own name: `--no-wait` is `no_wait`.
@@ -242,12 +236,12 @@ RUN_FLAGS = options_of(RunOptions, "overwrite", "retry_failed", "wait", "lock", 
 LIMIT = options_of(RunOptions, "limit")
 READ_OPTIONS = options_of(ReadOptions)
 JSON = flag("--json", "print JSON")
-SETTINGS_FILE = options_of(SettingsOptions, "config", "overrides")
+SETTINGS_FILE = options_of(records.SettingsOptions, "config", "overrides")
 
 
 def settings_options(*, several: bool = False) -> list[click.Parameter]:
     """Return the options of every command with settings. `several` allows several endpoints."""
-    found = options_of(SettingsOptions)
+    found = options_of(records.SettingsOptions)
     for one in found:
         if several and one.name == "endpoint":
             one.multiple, one.help = True, f"{one.help}; repeatable"
@@ -260,8 +254,8 @@ CONFLICTBANK_OPTION = Option(
     "S_X of a context: by_source, from one evaluation (the default), or alone, from a separate evaluation",
     read=OneOf(("by_source", "alone")),
 )
-DRAW = options_of(DrawOptions)
-REPORTING = options_of(ReportingOptions)
+DRAW = options_of(records.DrawOptions)
+REPORTING = options_of(records.ReportingOptions)
 
 
 def input_options(*, output: bool) -> list[click.Parameter]:

@@ -34,17 +34,15 @@ class CoreLoader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return the mapping of a node. Raise RefusedYamlError for a repeated key."""
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if str(key.value) in seen:
-                problem = f"the key {key.value} is given twice in its mapping"
+        """Return the mapping of a node, with its keys as text. The key `<<` merges nothing in YAML 1.2."""
+        mapping: dict[Any, Any] = {}
+        for key, value in node.value:
+            name = self.construct_scalar(key)
+            if name in mapping:
+                problem = f"the key {name} is given twice in its mapping"
                 raise RefusedYamlError(problem=problem, problem_mark=key.start_mark)
-            seen.add(str(key.value))
-        return super().construct_mapping(node, deep)
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Keep the key `<<` as it is: YAML 1.2 does not merge mappings."""
+            mapping[name] = self.construct_object(value, deep=deep)
+        return mapping
 
 
 _INTEGER, _EXPONENT = r"[-+]?(0|[1-9][0-9_]*)", r"([eE][-+]?[0-9]+)?"
@@ -135,7 +133,7 @@ class Known:
     def value(self, path: tuple[str, ...], value: Any, written: Any) -> Any:
         """Return the value of this setting. A text stays as it is written, so that 4.10 stays 4.10."""
         if self.names == "whole" and not path and isinstance(value, dict):
-            return {key: self.value((key,), one, written[key]) for key, one in _by_text(value, written).items()}
+            return {key: self.value((key,), one, written[key]) for key, one in value.items()}
         return written if self.takes_text(path) and value is not None and isinstance(written, str) else value
 
 
@@ -179,17 +177,12 @@ class Layer:
         elif name and name not in known_sections():
             self.complain(name, value, _no_such_key(name))
         elif isinstance(value, dict):
-            for key, below in _by_text(value, written).items():
+            for key, below in value.items():
                 self.assign(f"{name}.{key}" if name else key, below, written[key])
         elif value is not None and name:
             self.complain(name, value, "must be a mapping of settings")
         elif value is not None:
             self.problems.append(f"{self.origin}: the settings file must be a mapping")
-
-
-def _by_text(value: Mapping[Any, Any], written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a mapping with its keys as they are written."""
-    return dict(zip(written, value.values(), strict=True))
 
 
 def _allowed(schema: Mapping[str, Any]) -> str:
@@ -363,14 +356,9 @@ def read_systems(path: str) -> dict[str, Layer]:
         whole.complain("the file", {}, "must be a mapping: the name of each system, and under it settings of llm.*")
     if whole.problems:
         return {"": whole}
-    layers = {}
-    for name, given in _by_text(systems, written).items():
-        layers[name] = layer = Layer(f"{path} system {name}")
-        if isinstance(given, dict):
-            for key, value in _by_text(given, written[name]).items():
-                layer.assign(f"llm.{key}", value, written[name][key])
-        elif given is not None:
-            layer.complain("the system", {}, "must be a mapping of settings of llm.*, without the prefix")
+    layers = {name: Layer(f"{path} system {name}") for name in systems}
+    for name, layer in layers.items():
+        layer.assign("llm", systems[name], written[name])
     return layers
 
 
