@@ -17,9 +17,10 @@ from untold.jobs import tables
 from untold.jobs.cli.commands import COMMANDS
 from untold.jobs.cli.values import known_formats, question_formats
 from untold.jobs.metrics import METRICS
-from untold.jobs.settings.loading import describe, preset_names
+from untold.jobs.settings.layers import shipped_names
+from untold.jobs.settings.loading import describe
 from untold.jobs.settings.model import Settings
-from untold.jobs.settings.templates import find_template, profile_names, stages_that_differ
+from untold.jobs.settings.templates import find_template, stages_that_differ
 from untold.udfs.samples.adapters import FORMATS, Adapter
 from untold.udfs.samples.labelled import CLAIM_FORMATS
 from untold.udfs.stages import STAGES
@@ -82,11 +83,11 @@ def settings() -> str:
     parts = ["# Settings\n", "[Contract, Settings](../contract.md#settings) says which layer wins.\n"]
     parts += [table(heads, usual), "## Advanced settings\n\nFew runs need them.\n", table(heads, advanced)]
     parts.append("## Presets\n")
-    for name in preset_names():
+    for name in shipped_names("endpoints"):
         text = (ROOT / "conf" / "endpoints" / f"{name}.yaml").read_text(encoding="utf-8")
         parts.append(f"### {name}\n\n```yaml\n{text}```\n")
     parts.append("## Profiles\n")
-    for name in profile_names():
+    for name in shipped_names("profiles"):
         text = (ROOT / "conf" / "profiles" / f"{name}.yaml").read_text(encoding="utf-8")
         parts.append(f"### {name}\n\n```yaml\n{text}```\n")
     return "\n".join(parts)

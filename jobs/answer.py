@@ -27,6 +27,7 @@ from untold.jobs.inference.backends.job import (
 from untold.jobs.inference.backends.node_checks import check_nodes
 from untold.jobs.inference.stage.call_settings import explain_refusal, with_given
 from untold.jobs.inference.store.compaction import answered_ids
+from untold.jobs.inputs.options import AnswerOptions
 from untold.jobs.run.locks import LockedError
 from untold.jobs.run.outcome import Ending, Interrupts
 from untold.jobs.run.terminal import Display, page_of, print_lines, table
@@ -35,15 +36,11 @@ from untold.udfs.llm.usage import NOTHING_USED, Usage
 from untold.udfs.storage import StoragePath
 
 
-@dataclass(frozen=True)
-class AnswerRequest:
+@dataclass(frozen=True, kw_only=True)
+class AnswerRequest(AnswerOptions):
     """What `untold answer` was asked to do. `given`: settings that replace those of the jobs, where they are set."""
 
-    spool: str
     given: Settings
-    ray_address: str | None = None
-    retry_failed: bool = False
-    wait: bool = True
     command: str = ""
 
 

@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions
+from untold.jobs.inputs.options import CondenseOptions
 from untold.jobs.inputs.samples import fingerprint
 from untold.jobs.inputs.texts import UnreadableTableError, as_text, describe_unreadable, read_table
 from untold.jobs.metrics.condensing import Condensed, Condenser
@@ -49,15 +50,11 @@ class RelationsError(UserError):
     """Relations or nodes that cannot be condensed. The message is one line that says what is wrong and how often."""
 
 
-@dataclass(frozen=True)
-class CondenseRequest:
+@dataclass(frozen=True, kw_only=True)
+class CondenseRequest(CondenseOptions):
     """What `untold condense` was asked to do."""
 
-    relations: str
-    nodes: str | None
-    output: str
     settings: Settings
-    overwrite: bool = False
     read: ReadOptions = AS_THEY_ARE
 
 

@@ -19,6 +19,7 @@ from untold.jobs.inference.stage.call_settings import RunEndpoint
 from untold.jobs.inference.stage.requests import has_failed, invalid_rows, is_unasked
 from untold.jobs.inference.stage.runner import StageRunner
 from untold.jobs.inference.stage.start import Outcome, Start, open_endpoint, open_start
+from untold.jobs.inputs.options import GenerateOptions
 from untold.jobs.inputs.questions import read_questions
 from untold.jobs.inputs.request import RunRequest
 from untold.jobs.inputs.samples import SampleError, Samples, column_named, fingerprint, show_invalid
@@ -43,14 +44,10 @@ STATUSES = {"answered": "ok", "failed": "failed", "unasked": "budget"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateRequest(RunRequest):
+class GenerateRequest(RunRequest, GenerateOptions):
     """What `untold generate` was asked to do, under the settings of any system: they differ in `llm.*` alone."""
 
     systems: Mapping[str, Resolved]
-    # The second file of questions in the form of ELI5-Category
-    contexts: str | None = None
-    # Leave the contexts out of the prompts; the samples keep them
-    closed_book: bool = False
 
 
 @dataclass(frozen=True)

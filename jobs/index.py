@@ -19,6 +19,7 @@ from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.stage.requests import invalid_rows
 from untold.jobs.inference.stage.runner import StageRunner
 from untold.jobs.inference.stage.start import Outcome, Start, open_endpoint, open_start
+from untold.jobs.inputs.options import SearchOptions
 from untold.jobs.inputs.request import RunRequest
 from untold.jobs.inputs.samples import fingerprint
 from untold.jobs.inputs.texts import TextRows, read_corpus, read_queries
@@ -197,14 +198,8 @@ SHOWN_CHARACTERS = 160
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchRequest(RunRequest):
+class SearchRequest(RunRequest, SearchOptions):
     """What `untold search` was asked to do: one `query`, or the queries of `input` into an `output`."""
-
-    index: str
-    query: str | None = None
-    top: int = 10
-    retriever: str = "dense"
-    exact: bool = False
 
 
 def search(request: SearchRequest, display: Display) -> Outcome:

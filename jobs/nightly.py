@@ -15,6 +15,7 @@ from untold.jobs.inference.stage.start import Outcome, miss_messages
 from untold.jobs.inference.store.store import SPARK_ERRORS
 from untold.jobs.inputs.checking import adapter_of, listed_files
 from untold.jobs.inputs.files import NoInputError, count_bytes, listing_of
+from untold.jobs.inputs.options import NightlyOptions
 from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.run.error_messages import explain, root_cause
 from untold.jobs.run.manifest import read_manifest
@@ -52,15 +53,11 @@ class SentinelError(UserError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NightlyRequest:
+class NightlyRequest(NightlyOptions):
     """Dates to be scored, in this order. `night`: the request of each, with `{date}` in its input and output."""
 
     night: ScoreRequest
     dates: Sequence[date]
-    # Whether the rows that an input got since are taken up
-    refresh: bool = False
-    # Whether a date without input is an error
-    require_input: bool = False
     # The least mean by metric
     bars: Mapping[str, float] = field(default_factory=dict)
 

@@ -35,7 +35,7 @@ from untold.jobs.metrics.scoring import repeated_samples, salted_stages
 from untold.jobs.metrics.summaries import summarise_contexts
 from untold.jobs.retrieval.sources import STAGE, assumed_hits, assumed_results, context_chunks, stages_of_knowledge
 from untold.jobs.run.session import open_session
-from untold.jobs.run.terminal import Display
+from untold.jobs.run.terminal import Display, Page, amount, table, wrapped
 from untold.jobs.settings.model import Settings, prices_for
 from untold.udfs.llm.keys import Stage
 from untold.udfs.stages import LOOKUPS
@@ -410,3 +410,66 @@ def completion_limit(stage: Stage) -> int:
         return UNLIMITED_COMPLETION_TOKENS
     room = limit + stage.reasoning_tokens
     return min(room, stage.most_tokens or room)
+
+
+POSSIBLE = ("requests", "reused", "prompt_tokens", "completion_tokens", "cost", "hours")
+EXPECTED = ("expected_requests", "expected_prompt_tokens", "expected_completion_tokens", "expected_cost")
+CLUSTER = ("cluster_hours", "files", "bytes", "store_requests", "machines")
+AMOUNTS = ("cost", "hours", "expected_cost", "cluster_hours")
+NOTES = (
+    "=: exact, <=: at most. Tokens, cost and hours are for requests that are not reused, without retries. Tokens in "
+    "are estimated, tokens out are at most. Expected: from the means of the store's completions, otherwise from the "
+    "figures of docs/methods.md, section 9. -: no price or no limit is set."
+)
+CLUSTER_NOTE = (
+    "Cluster: the expected requests on these machines, at the limits or at the measured speed, if that is slower; "
+    "files and bytes of completions, and the requests to an object store that write and read them. Machines: the "
+    "number after which another machine saves no time, - if no limit is set."
+)
+WIDEST = 100
+
+
+def plan_lines(rows: Sequence[Mapping[str, Any]], page: Page) -> list[str]:
+    """Return the lines of a plan: tables of the possible, the expected and the cluster's figures, with their totals."""
+    whole = [*rows, _total(rows)]
+    width = Page(min(page.width or WIDEST, WIDEST))
+
+    def show(title: str, heads: Sequence[str], names: Sequence[str]) -> list[str]:
+        cells = [[row["metric"], row["stage"], *_numbers(row, names)] for row in whole]
+        return [title, *table(["metric", "stage", *heads], cells, page, names=2), ""]
+
+    heads = ("requests", "tokens in", "tokens out", "cost")
+    lines = show("possible", (heads[0], "reused", *heads[1:], "hours"), POSSIBLE)
+    lines += [*show("expected", heads, EXPECTED), *_by_batches(whole)]
+    if CLUSTER[0] in rows[0]:
+        lines += show("cluster", ("hours", "files", "bytes", "store requests", "machines"), CLUSTER)
+        lines += [*wrapped(CLUSTER_NOTE, width), ""]
+    return [*lines, *wrapped(NOTES, width)]
+
+
+def _by_batches(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line with the cost and the rounds of batches, and nothing without prices."""
+    *stages, total = rows
+    if total["batch_cost"] is None:
+        return []
+    # Stages of several metrics run one after the other too
+    batched = {row["stage"] for row in stages if row["requests"] > row["reused"] and row["batch_cost"] is not None}
+    rounds = amount(len(batched.difference(LOOKUPS)), "round of batches", "rounds of batches")
+    cost = f"cost {total['batch_cost']:,.2f} at most"
+    return [f"by batches (llm.backend=batch): {cost}, {rounds}, each within 24 hours", ""]
+
+
+def _numbers(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """Return counts in full, amounts with two decimals, `-` for unknown numbers, and the sign of possible requests."""
+    cells = ["-" if row[name] is None else format(row[name], ",.2f" if name in AMOUNTS else ",") for name in names]
+    return [f"{'=' if row['exact'] else '<='} {cells[0]}", *cells[1:]] if names is POSSIBLE else cells
+
+
+def _total(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sums of all rows. Hours are sums too, because stages run one after the other."""
+    names = (*POSSIBLE, "batch_cost", *EXPECTED, *(CLUSTER if CLUSTER[0] in rows[0] else ()))
+    known = {name: [row[name] for row in rows if row[name] is not None] for name in names}
+    sums = {name: sum(values) if values else None for name, values in known.items()}
+    # Each stage in its turn uses all machines
+    most = {"machines": max(known["machines"], default=None)} if "machines" in known else {}
+    return {"metric": "total", "stage": "", "exact": all(row["exact"] for row in rows), **sums, **most}

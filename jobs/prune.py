@@ -6,8 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
@@ -25,6 +24,7 @@ from untold.jobs.inference.store.completion_references import (
     prune_folder,
 )
 from untold.jobs.inputs.files import NoInputError, find_files
+from untold.jobs.inputs.options import PruneRequest
 from untold.jobs.run.locks import lock_folder
 from untold.jobs.run.manifest import NAME, read_manifest
 from untold.jobs.run.output import absolute, store_of
@@ -41,17 +41,6 @@ _STAGE = re.compile(r"\w+-[0-9a-f]{32}")
 
 class PruneError(UserError):
     """A store that cannot be pruned, or an output that does not say what it needs. The message says what to do."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PruneRequest:
-    """What `untold prune` is asked: a store, the least age of what goes, and outputs whose completions stay."""
-
-    store: str
-    older_than: timedelta
-    keep_outputs: Sequence[str] = ()
-    # Whether it removes, or only says what it would
-    apply: bool = False
 
 
 def prune(request: PruneRequest) -> list[Pruned]:

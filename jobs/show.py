@@ -8,7 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import PurePosixPath
 from typing import Any
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from untold.graph import views
+from untold.jobs.inputs.options import ShowRequest
 from untold.jobs.metrics import METRICS
 from untold.jobs.metrics.views import Line, Row, SampleRows, View, count, required
 from untold.jobs.run_tables import RunTables, UnreadableRunError, open_run
@@ -35,17 +36,6 @@ NAME_LENGTH = 80
 
 class ShowError(UnreadableRunError):
     """A sample or a picture that cannot be shown. The message says what to do."""
-
-
-@dataclass(frozen=True)
-class ShowRequest:
-    """What `untold show` is asked for: a sample of a run, under one metric or each, and a place for a picture."""
-
-    output: str
-    sample: str
-    metric: str | None = None
-    picture: str | None = None
-    raw: bool = False
 
 
 def show(request: ShowRequest) -> list[str]:

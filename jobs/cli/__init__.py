@@ -1,3 +1,3 @@
-"""The command `untold`."""
+"""Provide the command `untold`."""
 
 from untold.jobs.cli.main import main as main

@@ -1,58 +1,27 @@
-"""The subcommands and their options, and the tables that `untold plan` prints."""
+"""Define the subcommands that score, plan and show runs, and collect all subcommands."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from untold.jobs.cli.arguments import (
-    FAIL_UNDER,
-    LAKEHOUSE_OPTIONS,
-    METRICS_FILE,
-    READ_OPTIONS,
-    RUN_FLAGS,
-    Argument,
-    Command,
-    Option,
-    Options,
-    bars_of,
-    flag,
-    input_options,
-    load,
-    read_options,
-    run_fields,
-    run_job,
-    score_request,
-    scored,
-    settings_options,
-    settings_without_endpoint,
-    tell_outcome,
-    with_tables,
-)
-from untold.jobs.cli.data import COMMANDS as DATA
-from untold.jobs.cli.data import INDEX_COMMANDS as LOOKUPS
-from untold.jobs.cli.data import SPOOL_COMMANDS as SPOOLS
-from untold.jobs.cli.forms import COMMANDS as FORMS
-from untold.jobs.cli.forms import FORMS_OPTION, plan_forms
-from untold.jobs.cli.meta_evaluation import COMMANDS as META_EVALUATION
-from untold.jobs.cli.nightly import COMMANDS as NIGHTS
-from untold.jobs.cli.studies import COMMANDS as STUDIES
-from untold.jobs.cli.values import completes, count, day, one_of, with_hint
+from untold.jobs.cli import arguments, data, forms, meta_evaluation, studies
+from untold.jobs.cli.arguments import Argument, Command, Option, Options, flag, options_of, settings_options
+from untold.jobs.cli.values import OneOf, count, day
+from untold.jobs.inputs.options import CondenseOptions, RunOptions, ShowRequest
 from untold.udfs.errors import require
 
 if TYPE_CHECKING:
     from untold.jobs.metrics.request import ScoreRequest
     from untold.jobs.run.notifications import RunNotification
-    from untold.jobs.run.terminal import Display, Page
+    from untold.jobs.run.terminal import Display
     from untold.jobs.settings.model import Settings
 
 
@@ -60,7 +29,7 @@ DEMO_OUTPUTS = {"e2e": "untold-demo", "icat": "untold-demo-icat"}
 
 
 def _begin_spark(request: ScoreRequest, display: Display, *, archives: bool = False) -> None:
-    """Starts Spark's JVM, as large as the input and the store ask for, while the rest of the command is imported."""
+    """Start Spark's JVM while Python imports the rest of the command. The input and the store decide its size."""
     from untold.jobs.run.session import begin_session
 
     display.status("starting Java")
@@ -68,29 +37,28 @@ def _begin_spark(request: ScoreRequest, display: Display, *, archives: bool = Fa
 
 
 def _begin_ray(request: ScoreRequest) -> None:
-    """Starts the answering process likewise, where the output has no run yet: something is sure to be asked."""
+    """Start the process that sends requests, if the output has no run yet: requests are then certain."""
     from untold.jobs.inference.backends.process import begin_process
     from untold.jobs.inference.stage.engines import calls_endpoint
     from untold.jobs.run.manifest import OutputError, read_manifest
 
-    # What is wrong with a manifest is told where it counts
+    # The run itself reports an invalid manifest
     with suppress(OutputError):
         if calls_endpoint(request.settings) and read_manifest(request.output) is None:
             begin_process(request.settings.ray)
 
 
 def _score(options: Options) -> int:
-    """Samples to statements, scores and a summary."""
-    least = bars_of(options)
-    from untold.jobs.run.terminal import Display
-
-    request = with_tables(score_request(options, load(options)), options)
+    """Score samples by metrics."""
+    least = arguments.bars_of(options)
+    request = arguments.with_tables(arguments.score_request(options, arguments.load(options)), options)
     from untold.jobs.run.notifications import reporting
 
     notify, facts = request.settings.notify, {"command": "score", "output": request.output}
-    with reporting(notify, options.metrics_file, Display().note, **facts) as report, Display() as display:
+    note = arguments.display().note
+    with reporting(notify, options.metrics_file, note, **facts) as report, arguments.display() as display:
         request.check()
-        # What a run loads of Spark is what other commands load, and more
+        # A run loads the classes of all other commands
         _begin_spark(request, display, archives=True)
         _begin_ray(request)
         return _run_score(request, display, least, report)
@@ -102,7 +70,7 @@ def _run_score(
     bars: Mapping[str, float] = MappingProxyType({}),
     report: RunNotification | None = None,
 ) -> int:
-    """Runs the main job and tells how it ended, and which means are below their bars."""
+    """Run the main job, and report its end and the means below their bars."""
     from untold.jobs.run.notifications import facts_of
     from untold.jobs.run.session import end_archive
     from untold.jobs.score import score, show_summary
@@ -113,83 +81,76 @@ def _run_score(
     if report is not None:
         report.metrics = metrics_text(outcome.manifest, outcome.exit_code)
         report.facts |= facts_of(outcome.manifest, outcome.exit_code)
-    tell_outcome(lambda: show_summary(outcome, request), outcome.message)
+    arguments.report_outcome(lambda: show_summary(outcome, request), outcome.message)
     end_archive(whole=outcome.exit_code == 0 and not outcome.unchanged)
     return outcome.exit_code
 
 
 def _plan(options: Options) -> int:
-    """What `untold score` with the same options would ask, by metric and stage; it needs no key."""
-    from untold.jobs.run.terminal import Display, page_of, print_lines
-
+    """Plan the requests of `untold score` with the same options. It needs no key."""
     if options.forms:
-        return plan_forms(options)
-    request = score_request(options, load(options, asks=False))
+        return forms.plan_forms(options)
+    request = arguments.score_request(options, arguments.load(options, asks=False))
     request.check()
-    with Display() as display:
+    with arguments.display() as display:
         _begin_spark(request, display)
         from untold.jobs.inference.stage.expected_usage import cluster_of
-        from untold.jobs.plan import plan
+        from untold.jobs.plan import plan, plan_lines
 
         rows = plan(request, display)
     if options.machines:
         rows = [row | cluster_of(options.machines, options.cores, request.settings).takes(row) for row in rows]
-    if options.json:
-        print(json.dumps(rows, indent=2))
-    else:
-        print_lines(plan_lines(rows, page_of(sys.stdout)))
+    arguments.print_result(options, rows, lambda page: plan_lines(rows, page))
     return 0
 
 
 def _demo(options: Options) -> int:
-    """The shipped samples through the main job, and what a person would say of them beside it."""
-    resolved = load(options, demo=True)
+    """Score the shipped samples, and show the expected scores next to the result."""
+    resolved = arguments.load(options, demo=True)
     options.output = options.output or DEMO_OUTPUTS[options.metric]
     from untold.jobs.demo import demo_settings, show_expected, showing_results
-    from untold.jobs.inputs.files import AS_THEY_ARE
-    from untold.jobs.run.output import absolute
-    from untold.jobs.run.terminal import Display
 
-    # A real folder, also where the package is read from a zip
+    # The package may be in a zip file
     with as_file(files("untold.conf").joinpath("demo")) as folder:
-        options.input = str(folder / "samples.jsonl")
-        index = f"{absolute(options.output)}-index" if options.metric == "icat" else None
+        given = {**vars(options), "input": str(folder / "samples.jsonl"), "metric": (options.metric,)}
+        asked = Options(**given, format=None, conflictbank=None, columns=None)
+        index = f"{arguments.absolute(options.output)}-index" if options.metric == "icat" else None
         if index is not None and (code := _index_documents(options, resolved.settings, folder, index)):
             return code
         settings = demo_settings(resolved.settings, folder, index)
-        request = scored(options, replace(resolved, settings=settings), (options.metric,), AS_THEY_ARE)
-        display = Display()
+        request = arguments.score_request(asked, replace(resolved, settings=settings))
+        display = arguments.display()
         with showing_results(request, display.note) if index is None else nullcontext():
             code = _run_score(request, display)
-        # After the summary: what a person would say of the same samples
         show_expected(request.output, folder, options.metric)
     return code
 
 
-def _index_documents(options: Options, settings: Settings, folder: Path, place: str) -> int:
-    """Makes the index of the demo's documents and gives the exit code; it says why where that is not 0."""
+def _index_documents(options: Options, settings: Settings, folder: Path, path: str) -> int:
+    """Create the index of the demo's documents, and return the exit code."""
     from untold.jobs.index import index
     from untold.jobs.inputs.files import AS_THEY_ARE
     from untold.jobs.inputs.request import RunRequest
 
-    given = Options(**{**vars(options), "input": str(folder / "corpus.jsonl"), "output": place})
-    return run_job(index, RunRequest(**run_fields(given, settings, AS_THEY_ARE)), lambda *_: None)
+    given = Options(**{**vars(options), "input": str(folder / "corpus.jsonl"), "output": path})
+    request = RunRequest(**arguments.run_fields(given, settings, AS_THEY_ARE))
+    return arguments.run_job(index, request, lambda *_: None)
 
 
 def _show(options: Options) -> int:
-    """One sample on standard output, and its graph as a picture where one is asked for; starts no engine."""
-    from untold.jobs.show import ShowRequest, show
+    """Print one sample, and draw its graph. No engine starts."""
+    from untold.jobs.show import show
 
     if options.raw and options.picture is None:
         raise click.UsageError("--raw goes with --picture")
     if options.picture is not None:
         require("show --picture", "study", "matplotlib", "networkx")
-    show(ShowRequest(options.run, options.sample, options.metric, options.picture, options.raw))
+    show(ShowRequest(**arguments.values_of(ShowRequest, options)))
     return 0
 
 
 def _report(options: Options) -> int:
-    """Runs as one HTML file; starts no engine."""
+    """Write runs as one HTML file. No engine starts."""
     from untold.graph.views import one_line
     from untold.jobs.report.page import write_report
     from untold.jobs.run_tables import open_run
@@ -200,7 +161,7 @@ def _report(options: Options) -> int:
 
 
 def _open(options: Options) -> int:
-    """What a run has, or the output that ships with the package, and how to go on; starts no engine."""
+    """Print the tables of a run or of the shipped output, and the next steps. No engine starts."""
     if (options.run is None) == (not options.demo):
         raise click.UsageError("give RUN or --demo")
     from untold.jobs.run.terminal import print_lines
@@ -211,7 +172,7 @@ def _open(options: Options) -> int:
 
 
 def _condense(options: Options) -> int:
-    """Relations from any source to statements, without any model."""
+    """Condense relations from any source to statements, without a model."""
     from untold.jobs.condense import (
         FREQUENCY,
         GROUPS,
@@ -222,45 +183,42 @@ def _condense(options: Options) -> int:
         show_counts,
     )
     from untold.jobs.inputs.checking import check_input
-    from untold.jobs.run.output import absolute
-    from untold.jobs.run.terminal import Display
 
-    settings = settings_without_endpoint(options)
-    output = absolute(options.output)
-    read = read_options(options, (*RELATION_NEEDS, *NODE_NEEDS, *GROUPS, FREQUENCY))
+    settings = arguments.settings_without_endpoint(options)
+    read = arguments.read_options(options, (*RELATION_NEEDS, *NODE_NEEDS, *GROUPS, FREQUENCY))
     for path, needs in ((options.relations, RELATION_NEEDS), (options.nodes, NODE_NEEDS)):
         own = {name: other for name, other in read.columns.items() if name in needs}
         if path is not None:
             check_input(path, replace(read, columns=own), needs)
-    request = CondenseRequest(options.relations, options.nodes, output, settings, options.overwrite, read)
-    with Display() as display:
+    given = arguments.values_of(CondenseOptions, options)
+    request = CondenseRequest(**given, settings=settings, read=read)
+    with arguments.display() as display:
         display.status("starting Java, reading the relations, condensing them")
         counts = condense(request)
-    show_counts(counts, output)
+    show_counts(counts, request.output)
     return 0
 
 
 def _doctor(options: Options) -> int:
-    """One line a check; 1 where one failed."""
+    """Check the machine and the endpoint. Return 1 if a check fails."""
     from untold.jobs.doctor import examine
 
-    return examine(lambda: load(options))
+    return examine(lambda: arguments.load(options))
 
 
 def _package(options: Options) -> int:
-    """This environment as files that the machines of a cluster use, and the settings that use them."""
+    """Pack this environment for the machines of a cluster."""
     from untold.jobs.package import package, show_package
 
-    settings = settings_without_endpoint(options)
+    settings = arguments.settings_without_endpoint(options)
     show_package(options.output, package(options.output, settings, jars=options.jars))
     return 0
 
 
 def _schema(options: Options) -> int:
-    """Tables and columns as Arrow writes their types: all, or the one that is named."""
+    """Print the columns of all tables or of one table, with their Arrow types."""
     from untold.jobs.tables import TABLES
 
-    _check_name("table", options.table, TABLES)
     for name in [options.table] if options.table else TABLES:
         print(name)
         for field in TABLES[name]:
@@ -269,56 +227,37 @@ def _schema(options: Options) -> int:
 
 
 def _prompts(options: Options) -> int:
-    """All stages with their variables, or one stage's template, as a run with these settings would use it."""
-    from untold.udfs.stages import STAGES
+    """Print all stages with their variables, or the template of one stage under the settings."""
+    if options.stage is not None:
+        from untold.jobs.settings.templates import template_of
 
-    _check_name("stage", options.stage, STAGES)
-    if options.stage is None:
-        from untold.udfs.stages.definitions import SUFFIXES
-
-        apis = _apis_of(options, STAGES)
-        for name, stage in STAGES.items():
-            print(f"{name}: variables {', '.join(stage.variables)}; file {name}{SUFFIXES[apis.get(name, 'chat')]}")
+        print(template_of(options.stage, arguments.settings_without_endpoint(options)).source)
         return 0
-    print(_template_of(options))
+    from untold.udfs.stages import STAGES
+    from untold.udfs.stages.definitions import SUFFIXES
+
+    apis: dict[str, str] = {}
+    # The import of the settings is slow
+    if options.config or options.overrides or options.endpoint:
+        from untold.jobs.settings.model import api_for
+
+        settings = arguments.settings_without_endpoint(options)
+        apis = {name: api_for(settings, name) for name in STAGES}
+    for name, stage in STAGES.items():
+        print(f"{name}: variables {', '.join(stage.variables)}; file {name}{SUFFIXES[apis.get(name, 'chat')]}")
     return 0
 
 
-def _apis_of(options: Options, stages: Iterable[str]) -> dict[str, str]:
-    """The API of each stage under the settings of the command line; nothing where it gives none, for a quick answer."""
-    if not (options.config or options.overrides or options.endpoint):
-        return {}
-    from untold.jobs.settings.model import api_for
-
-    settings = settings_without_endpoint(options)
-    return {name: api_for(settings, name) for name in stages}
-
-
-def _check_name(what: str, name: str | None, known: Iterable[str]) -> None:
-    """Raises UsageError for a name that is given and not known."""
-    if name is not None and name not in known:
-        raise click.UsageError(with_hint(f"no {what} {name}; there are {', '.join(known)}", name, known))
-
-
-def _table_names() -> Iterable[str]:
-    """The names of the tables, for the help."""
+def _table_names() -> Sequence[str]:
     from untold.jobs.tables import TABLES
 
-    return TABLES
+    return list(TABLES)
 
 
-def _stage_names() -> Iterable[str]:
-    """The names of the stages, for the help."""
+def _stage_names() -> Sequence[str]:
     from untold.udfs.stages import STAGES
 
-    return STAGES
-
-
-def _template_of(options: Options) -> str:
-    """The template that a run with these settings would use; a template needs no endpoint."""
-    from untold.jobs.settings.templates import template_of
-
-    return template_of(options.stage, settings_without_endpoint(options)).source
+    return list(STAGES)
 
 
 COMMANDS: dict[str, click.Command] = {
@@ -326,61 +265,47 @@ COMMANDS: dict[str, click.Command] = {
         "score a file of answers",
         _score,
         [
-            *input_options(output=True),
+            *arguments.input_options(output=True),
             *settings_options(),
-            *RUN_FLAGS,
-            FAIL_UNDER,
-            METRICS_FILE,
-            *LAKEHOUSE_OPTIONS,
-            Option("--date", "DATE", "of the rows in a lakehouse (the day of the first start, by UTC)", read=day),
+            *arguments.RUN_FLAGS,
+            *arguments.REPORTING,
+            Option("--date", "DATE", "date of the rows in a lakehouse (the day of the first start, in UTC)", read=day),
         ],
     ),
     "plan": Command(
-        "say what a run would ask and cost; asks nothing",
+        "plan the requests and the cost of a run; sends nothing",
         _plan,
         [
-            *input_options(output=False),
+            *arguments.input_options(output=False),
             *settings_options(),
-            flag("--overwrite", "as for score"),
-            flag("--retry-failed", "count permanently failed requests as to be retried"),
-            flag("--no-wait", "as for score"),
-            Option("--machines", "N", "also say what the requests take on so many machines", read=count),
+            *options_of(RunOptions, "overwrite", "retry_failed", "wait"),
+            Option("--machines", "N", "also plan the requests on N machines", read=count),
             Option("--cores", "C", "cores of each machine (8)", read=count, default=8),
-            FORMS_OPTION,
-            flag("--json", "print JSON"),
+            forms.FORMS_OPTION,
+            arguments.JSON,
         ],
     ),
-    **NIGHTS,
     "condense": Command(
         "condense relations from any source to statements",
         _condense,
-        [
-            Option("--relations", "PATH", "premise_id, hypothesis_id, relation", required=True),
-            Option("--nodes", "PATH", "id, text, origin; without it every id is a context"),
-            Option("--output", "DIR", "where the tables go", required=True),
-            *READ_OPTIONS,
-            *settings_options(),
-            flag("--overwrite", "replace what --output holds"),
-        ],
+        [*options_of(CondenseOptions), *arguments.READ_OPTIONS, *settings_options()],
     ),
-    **DATA,
-    **STUDIES,
-    **FORMS,
-    **META_EVALUATION,
-    **LOOKUPS,
-    **SPOOLS,
+    **data.COMMANDS,
+    **studies.COMMANDS,
+    **forms.COMMANDS,
+    **meta_evaluation.COMMANDS,
     "demo": Command(
         "score the shipped samples on the embedded model",
         _demo,
         [
             *settings_options(),
-            Option("--metric", "NAME", "e2e (the default) or icat", read=one_of(tuple(DEMO_OUTPUTS)), default="e2e"),
-            Option("--output", "DIR", f"where the tables go ({', or '.join(DEMO_OUTPUTS.values())} with icat)"),
-            flag("--overwrite", "replace the tables of another run in --output"),
+            Option("--metric", "NAME", "e2e (the default) or icat", read=OneOf(tuple(DEMO_OUTPUTS)), default="e2e"),
+            Option("--output", "DIR", f"folder of the tables ({', or '.join(DEMO_OUTPUTS.values())} with icat)"),
+            *options_of(RunOptions, "overwrite"),
         ],
     ),
     "open": Command(
-        "show what a run has, and how to go on in Python, SQL or a notebook",
+        "show the tables of a run, and how to use them in Python, SQL or a notebook",
         _open,
         [
             Argument("run", "RUN", "the output of a run", required=False),
@@ -388,26 +313,13 @@ COMMANDS: dict[str, click.Command] = {
         ],
     ),
     "show": Command(
-        "show one sample: its response, what it misses and where that is stated",
-        _show,
-        [
-            Argument("run", "RUN", "the output of a run"),
-            Option("--sample", "ID", "a sample_id", required=True),
-            Option("--metric", "NAME", "one metric; all that scored the sample by default"),
-            Option("--picture", "FILE", "draw its graph into this file: .svg or .png"),
-            flag("--raw", "draw atoms instead of statements; with --picture"),
-        ],
+        "show one sample: its response, and the missing statements with their sources", _show, options_of(ShowRequest)
     ),
     "report": Command(
-        "write runs as one HTML page: systems, answers and what they leave out",
+        "write runs as one HTML page: systems, answers and their missing statements",
         _report,
         [
-            Argument(
-                "runs",
-                "RUN...",
-                "outputs of untold score; those of meta-evaluate say how far to trust the judge",
-                many=True,
-            ),
+            Argument("runs", "RUN...", "outputs of untold score; outputs of meta-evaluate rate the judge", many=True),
             Option("--html", "FILE", "the file to write (report.html)", default="report.html"),
         ],
     ),
@@ -417,110 +329,21 @@ COMMANDS: dict[str, click.Command] = {
         _package,
         [
             *settings_options(),
-            Option("--output", "DIR", "where the wheel, the archive and cluster.yaml go", required=True),
-            flag("--jars", "copy the packages of spark.conf.spark.jars.packages too"),
+            Option("--output", "DIR", "folder of the wheel, the archive and cluster.yaml", required=True),
+            flag("--jars", "also copy the packages of spark.conf.spark.jars.packages"),
         ],
     ),
     "schema": Command(
         "show the tables and their columns",
         _schema,
-        [click.Argument(["table"], metavar="TABLE", required=False, shell_complete=completes(_table_names))],
-        names=_table_names,
+        [Argument("table", "TABLE", "one table", required=False, read=OneOf(_table_names), names=_table_names)],
     ),
     "prompts": Command(
         "show the stages and their templates",
         _prompts,
         [
-            click.Argument(["stage"], metavar="STAGE", required=False, shell_complete=completes(_stage_names)),
+            Argument("stage", "STAGE", "one stage", required=False, read=OneOf(_stage_names), names=_stage_names),
             *settings_options(),
         ],
-        names=_stage_names,
     ),
 }
-
-
-POSSIBLE = ("requests", "reused", "prompt_tokens", "completion_tokens", "cost", "hours")
-EXPECTED = ("expected_requests", "expected_prompt_tokens", "expected_completion_tokens", "expected_cost")
-CLUSTER = ("cluster_hours", "files", "bytes", "store_requests", "machines")
-CLUSTER_HEADS = ("hours", "files", "bytes", "store requests", "machines")
-CLUSTER_NOTE = (
-    "Cluster: the expected requests on these machines, at the limits or at the measured speed, whichever is slower; "
-    "files and bytes of completions, and the requests to an object store that write and read them. Machines: how many "
-    "are worth having, - where no limit ends what more of them gain."
-)
-HEADS = ("requests", "tokens in", "tokens out", "cost")
-AMOUNTS = ("cost", "hours", "expected_cost", "cluster_hours")
-NOTES = (
-    "=: exact, <=: at most. Tokens, cost and hours are of the requests still to be asked (requests - reused), without "
-    "retries. Tokens in are estimated, tokens out are at most. Expected: by the means of the store's completions, else "
-    "by the figures of docs/methods.md, section 9. -: no price or no limit is set."
-)
-WIDEST = 100
-Row = Mapping[str, Any]
-
-
-def plan_lines(rows: Sequence[Row], page: Page) -> list[str]:
-    """The plan as two tables with their totals: what is possible, and what is expected."""
-    from untold.jobs.run.terminal import Page, table, wrapped
-
-    whole = [*rows, _total(rows)]
-    names = [[row["metric"], row["stage"]] for row in whole]
-    possible = [[*name, *_possible(row)] for name, row in zip(names, whole, strict=True)]
-    expected = [[*name, *_numbers(row, EXPECTED)] for name, row in zip(names, whole, strict=True)]
-    head, *tail = HEADS
-    return [
-        "possible",
-        *table(["metric", "stage", head, "reused", *tail, "hours"], possible, page, names=2),
-        "",
-        "expected",
-        *table(["metric", "stage", *HEADS], expected, page, names=2),
-        "",
-        *_by_batches(whole),
-        *(_on_cluster(whole, page) if CLUSTER[0] in rows[0] else []),
-        *wrapped(NOTES, Page(min(page.width or WIDEST, WIDEST))),
-    ]
-
-
-def _by_batches(rows: Sequence[Row]) -> list[str]:
-    """What batches would cost, and how many rounds of them there are; nothing without prices."""
-    from untold.jobs.run.terminal import amount
-    from untold.udfs.stages import LOOKUPS
-
-    *stages, total = rows
-    if total["batch_cost"] is None:
-        return []
-    # Stages of several metrics are asked one after the other too
-    asked = {row["stage"] for row in stages if row["requests"] > row["reused"] and row["batch_cost"] is not None}
-    within = amount(len(asked.difference(LOOKUPS)), "round of batches", "rounds of batches")
-    cost = f"cost {total['batch_cost']:,.2f} at most"
-    return [f"by batches (llm.backend=batch): {cost}, {within}, each within 24 hours", ""]
-
-
-def _on_cluster(rows: Sequence[Row], page: Page) -> list[str]:
-    """What the stages take on the machines, and what its columns say."""
-    from untold.jobs.run.terminal import Page, table, wrapped
-
-    cells = [[row["metric"], row["stage"], *_numbers(row, CLUSTER)] for row in rows]
-    head = table(["metric", "stage", *CLUSTER_HEADS], cells, page, names=2)
-    return ["cluster", *head, "", *wrapped(CLUSTER_NOTE, Page(min(page.width or WIDEST, WIDEST))), ""]
-
-
-def _possible(row: Row) -> list[str]:
-    """The numbers of a row: `=` before an exact number of requests, `<=` before an upper bound."""
-    requests, *others = _numbers(row, POSSIBLE)
-    return [f"{'=' if row['exact'] else '<='} {requests}", *others]
-
-
-def _numbers(row: Row, names: Sequence[str]) -> list[str]:
-    """Counts in full, amounts with two decimals, `-` for what is not known."""
-    return ["-" if row[name] is None else format(row[name], ",.2f" if name in AMOUNTS else ",") for name in names]
-
-
-def _total(rows: Sequence[Row]) -> dict[str, Any]:
-    """The sums of all rows; stages are asked one after the other, so hours add up too."""
-    names = (*POSSIBLE, "batch_cost", *EXPECTED, *(CLUSTER if CLUSTER[0] in rows[0] else ()))
-    known = {name: [row[name] for row in rows if row[name] is not None] for name in names}
-    sums = {name: sum(values) if values else None for name, values in known.items()}
-    # One stage after the other has all machines
-    most = {"machines": max(known["machines"], default=None)} if "machines" in known else {}
-    return {"metric": "total", "stage": "", "exact": all(row["exact"] for row in rows), **sums, **most}

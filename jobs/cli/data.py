@@ -1,52 +1,38 @@
-"""The subcommands of files, indexes, spools and batches: their options and requests."""
+"""Define the subcommands for files, nightly outputs, stores, indexes, spools and batches."""
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from datetime import UTC, date, datetime, timedelta
 from functools import partial
 
 import click
 from click.shell_completion import get_completion_class
 
-from untold.jobs.cli.arguments import (
-    ASKING_FLAGS,
-    COMPLETE,
-    READ_OPTIONS,
-    Argument,
-    Command,
-    Option,
-    Options,
-    flag,
-    read_options,
-    run_fields,
-    run_job,
-    settings_options,
-    settings_without_endpoint,
-    tell_outcome,
-)
-from untold.jobs.cli.values import count, known_formats, one_of
+from untold.jobs.cli import arguments
+from untold.jobs.cli.arguments import JSON, Argument, Command, Option, Options, flag, options_of, settings_options
+from untold.jobs.cli.values import OneOf, day, known_formats
+from untold.jobs.inputs.options import AnswerOptions, NightlyOptions, PruneRequest, RunOptions, SearchOptions
+
+SHELLS = ("bash", "zsh", "fish")
+EXPORTS = ("csv", "xlsx", "parquet", "jsonl", "mlflow", "trec", "ragchecker", "trec_rag_nuggets")
+ACTS = ("list", "fetch", "cancel")
 
 
 def _inspect(options: Options) -> int:
-    """What files are taken for; 1 where nothing of what was read can be used."""
+    """Print the detected format of files. Return 1 if no row can be used."""
     from untold.jobs.inputs.checking import adapter_of, known_columns
     from untold.jobs.inspect import inspect, inspection_lines
-    from untold.jobs.run.terminal import page_of, print_lines
 
-    read = read_options(options, known_columns(adapter_of(options.format)))
+    read = arguments.read_options(options, known_columns(adapter_of(options.format)))
     found = inspect(options.file, options.format, read)
-    if options.json:
-        print(json.dumps(asdict(found), indent=2, ensure_ascii=False))
-    else:
-        print_lines(inspection_lines(found, page_of(sys.stdout)))
+    arguments.print_result(options, asdict(found), lambda page: inspection_lines(found, page))
     return 0 if found.usable else 1
 
 
 def _export(options: Options) -> int:
-    """A run's scores for another tool, in a file or on standard output."""
+    """Write the scores of a run for another tool, to a file or to standard output."""
     from untold.jobs.export import MLFLOW, TEXTS, WRITERS, export, log_to_mlflow, note_of, write_csv
     from untold.jobs.run_tables import open_run
 
@@ -56,7 +42,7 @@ def _export(options: Options) -> int:
         options = Options(**{**vars(options), "to": "trec", "output": options.trec})
     if options.to == MLFLOW:
         if options.output is not None:
-            raise click.UsageError("--to mlflow takes no --output: MLFLOW_TRACKING_URI says where it is logged")
+            raise click.UsageError("--to mlflow accepts no --output: set MLFLOW_TRACKING_URI")
         experiment, logged = log_to_mlflow(open_run(options.run))
         print(f"logged to MLflow as run {logged} of experiment {experiment}")
         return 0
@@ -66,7 +52,7 @@ def _export(options: Options) -> int:
     if options.output is not None:
         print("\n".join(f"written to {path}" for path in export(found, options.to, options.output)))
     elif options.to == "csv":
-        # What reads a pipe is no Excel, and takes a mark for a part of the first name
+        # Only Excel needs a byte-order mark
         write_csv(found, sys.stdout.buffer, mark=False)
     else:
         WRITERS[options.to](found, sys.stdout.buffer)
@@ -76,199 +62,272 @@ def _export(options: Options) -> int:
 
 
 def _completion(options: Options) -> int:
-    """The script by which a shell completes commands, options, metrics, stages and settings."""
+    """Print the script with which a shell completes commands, options and values."""
     kind = get_completion_class(options.shell)
     root = click.get_current_context().find_root().command
     if kind is not None:
-        print(kind(root, {}, "untold", COMPLETE).source())
+        print(kind(root, {}, "untold", arguments.COMPLETE).source())
     return 0
 
 
-SHELLS = ("bash", "zsh", "fish")
-EXPORTS = ("csv", "xlsx", "parquet", "jsonl", "mlflow", "trec", "ragchecker", "trec_rag_nuggets")
-COMMANDS: dict[str, click.Command] = {
-    "inspect": Command(
-        "show what files are taken for: format, columns, first rows, what is wrong",
-        _inspect,
-        [
-            Argument("file", "FILE", "samples: a file, a folder or a glob"),
-            Option(
-                "--format", "NAME", "a known data set; by default the one that the first row is of", names=known_formats
-            ),
-            *READ_OPTIONS,
-            flag("--json", "print JSON"),
-        ],
-    ),
-    "export": Command(
-        "write a run's scores for other tools, one row a sample",
-        _export,
-        [
-            Argument("run", "RUN", "the output of a run"),
-            Option("--to", "FORM", ", ".join(EXPORTS), read=one_of(EXPORTS)),
-            Option("--output", "FILE", "the file; forms of text go to standard output without one"),
-            Option(
-                "--trec", "FILE", "the same as --to trec --output FILE; a file a system where several answer one topic"
-            ),
-        ],
-    ),
-    "completion": Command(
-        "print a script that completes commands in bash, zsh or fish",
-        _completion,
-        [Argument("shell", "SHELL", ", ".join(SHELLS), read=one_of(SHELLS))],
-    ),
-}
-
-
-RETRIEVERS = ("dense", "bm25", "hybrid")
-
-
 def _index(options: Options) -> int:
-    """A corpus to an index, made or grown."""
-    settings = settings_without_endpoint(options)
+    """Create or extend an index of a corpus."""
+    settings = arguments.settings_without_endpoint(options)
     from untold.jobs.inputs.checking import check_input
     from untold.jobs.inputs.texts import DOCUMENT, DOCUMENT_NEEDS
 
-    read = read_options(options, tuple(DOCUMENT))
+    read = arguments.read_options(options, tuple(DOCUMENT))
     check_input(options.input, read, DOCUMENT_NEEDS, names=DOCUMENT)
     from untold.jobs.index import index, show_index
     from untold.jobs.inputs.request import RunRequest
 
-    return run_job(index, RunRequest(**run_fields(options, settings, read)), show_index)
+    return arguments.run_job(index, RunRequest(**arguments.run_fields(options, settings, read)), show_index)
 
 
 def _search(options: Options) -> int:
-    """One query to hits on standard output, or a file of them to a table."""
+    """Search an index: print the hits of one query, or write a table for a file of queries."""
     if (options.query is None) == (options.input is None):
         raise click.UsageError("give --query TEXT, or --queries FILE with --output DIR")
     if (options.input is None) != (options.output is None):
         raise click.UsageError("--queries and --output go together")
     if options.query is not None and not options.query.strip():
         raise click.BadParameter("the text is empty", param_hint="'--query'")
-    from untold.jobs.run.output import absolute
-
-    settings = settings_without_endpoint(options)
+    settings = arguments.settings_without_endpoint(options)
     from untold.jobs.inputs.checking import check_input
     from untold.jobs.inputs.texts import QUERY, QUERY_NEEDS
 
-    read = read_options(options, tuple(QUERY))
+    read = arguments.read_options(options, tuple(QUERY))
     if options.input is not None:
         check_input(options.input, read, QUERY_NEEDS, names=QUERY)
     from untold.jobs.index import SearchRequest, search, show_hits
 
-    request = SearchRequest(
-        **run_fields(options, settings, read),
-        index=absolute(options.index),
-        query=options.query,
-        top=options.top,
-        retriever=options.retriever,
-        exact=options.exact,
-    )
-    return run_job(search, request, partial(show_hits, as_json=options.json))
+    run = arguments.run_fields(options, settings, read)
+    request = SearchRequest(**run, **arguments.values_of(SearchOptions, options))
+    return arguments.run_job(search, request, partial(show_hits, as_json=options.json))
 
 
-INDEX_COMMANDS: dict[str, click.Command] = {
+def _answer(options: Options) -> int:
+    """Send the requests of a spool. Starts Ray, but not Spark."""
+    from untold.jobs.answer import AnswerRequest, answer, show_answered
+
+    given, command = arguments.load_given(options), options.command_line
+    request = AnswerRequest(**arguments.values_of(AnswerOptions, options), given=given, command=command)
+    return arguments.run_job(answer, request, lambda outcome, _: show_answered(outcome))
+
+
+def _batches(options: Options) -> int:
+    """List, fetch or cancel the batches of a store. No engine starts."""
+    from untold.jobs.batches import batches, show_batches
+
+    act = options.act or ACTS[0]
+    if options.id and act != "cancel":
+        raise click.UsageError("--id goes with cancel")
+    given = arguments.load_given(options)
+    show_batches(batches(options.folder, act, arguments.display().note, options.id, given.llm.api_key_env), act)
+    return 0
+
+
+def _nightly(options: Options) -> int:
+    """Score the samples of each date into a separate output, with one store."""
+    least, dates = arguments.bars_of(options), _dates(options)
+    from untold.jobs.lakehouse.inputs import values_since
+    from untold.jobs.nightly import NightlyRequest, nightly, show_json, show_nights
+    from untold.jobs.summary.nights import DATE
+
+    for name in ("input", "output"):
+        if DATE not in getattr(options, name):
+            raise click.UsageError(f"--{name} needs {DATE} in place of the date: 'nights/{DATE}'")
+    from untold.jobs.run.notifications import reporting
+
+    night = arguments.with_tables(arguments.score_request(options, arguments.load(options)), options)
+    if dates is None:
+        try:
+            dates = _in_order([day(one) for one in values_since(night.input, DATE, options.since)], options)
+        except ValueError as error:
+            raise click.UsageError(f"--since: a value of the partition column {error}") from error
+    if night.settings.completion_store is None:
+        # All dates share a store next to the outputs
+        above = night.output.partition(DATE)[0].rpartition("/")[0]
+        night = replace(night, settings=night.settings.model_copy(update={"completion_store": f"{above}/completions"}))
+    given = arguments.values_of(NightlyOptions, options)
+    given["refresh"] |= night.refresh
+    request = NightlyRequest(night=night, dates=dates, bars=least, **given)
+    notify, facts = night.settings.notify, {"command": "nightly", "output": night.output}
+    note = arguments.display().note
+    with reporting(notify, options.metrics_file, note, **facts) as report, arguments.display() as display:
+        found = nightly(request, display)
+        report.facts |= {"status": found.status, "exit_code": found.exit_code, "dates": found.told}
+        report.metrics = found.metrics
+    show = show_json if options.json else show_nights
+    arguments.report_outcome(lambda: show(found, request), found.message)
+    return found.exit_code
+
+
+def _dates(options: Options) -> list[date] | None:
+    """Return the dates in their order, or None for the dates that changed since a version of a table.
+
+    Raise UsageError for an empty range.
+    """
+    if options.date is not None and options.backfill is not None:
+        raise click.UsageError("give --date or --backfill, not both")
+    if options.since and not (options.date or options.backfill):
+        return None
+    if options.backfill is None:
+        return [options.date or datetime.now(UTC).date() - timedelta(days=1)]
+    first, last = options.backfill
+    if first > last:
+        raise click.BadParameter(f"{first} is after {last}", param_hint="'--backfill'")
+    return _in_order([first + timedelta(days=number) for number in range((last - first).days + 1)], options)
+
+
+def _in_order(days: list[date], options: Options) -> list[date]:
+    return days[::-1] if options.order == "newest" else days
+
+
+def _prune(options: Options) -> int:
+    """Print the completions of a store that no output needs, or remove them."""
+    # The settings open object stores
+    arguments.settings_without_endpoint(options)
+    from untold.jobs.prune import prune, prune_lines
+
+    found = prune(PruneRequest(**arguments.values_of(PruneRequest, options)))
+    rows = [vars(one) for one in found]
+    arguments.print_result(options, rows, lambda page: prune_lines(found, page, applied=options.apply))
+    return 0
+
+
+def _trend(options: Options) -> int:
+    """Compare the outputs of many dates. Return 4 with --alert if a system falls."""
+    settings = arguments.settings_without_endpoint(options)
+    from untold.jobs.run.notifications import reporting
+    from untold.jobs.run.outcome import FAILED_TOO_MANY
+    from untold.jobs.trend import trend, trend_lines
+
+    output, fall = arguments.absolute(options.output), settings.trend.fall
+    with arguments.display() as display:
+        display.status("comparing dates")
+        found = trend(
+            options.outputs, output, by=options.by, fall=fall, seed=settings.statistics.seed, notify=display.note
+        )
+    alerts = bool(options.alert and found.falls)
+    code = FAILED_TOO_MANY if alerts else 0
+    if alerts:
+        facts = {"command": "trend", "output": output, "findings": found.trend.findings, "falls": found.falls}
+        with reporting(settings.notify, None, arguments.display().note, **facts) as report:
+            report.facts |= {"status": "fallen", "exit_code": code}
+    arguments.print_result(options, found.content, lambda page: trend_lines(found, fall, page))
+    return code
+
+
+COMMANDS: dict[str, click.Command] = {
+    "nightly": Command(
+        "score each date's samples into a separate output, with one store",
+        _nightly,
+        [
+            *arguments.input_options(output=True),
+            Option(
+                "--date",
+                "DATE",
+                "the date to score, YYYY-MM-DD (yesterday in UTC, or the dates that changed --since)",
+                read=day,
+            ),
+            Option("--backfill", "FROM TO", "all dates of a range, in one start", read=day, nargs=2),
+            Option(
+                "--order",
+                "WHICH",
+                "newest or oldest date first (newest)",
+                read=OneOf(("newest", "oldest")),
+                default="newest",
+            ),
+            *options_of(NightlyOptions),
+            JSON,
+            *settings_options(),
+            *arguments.RUN_FLAGS,
+            *arguments.REPORTING,
+        ],
+    ),
+    "trend": Command(
+        "show the means by date, the changes beyond chance, and changes of the judge",
+        _trend,
+        [
+            Argument("outputs", "OUTPUT...", "outputs of untold nightly, globs of them, or their folder", many=True),
+            Option("--output", "DIR", "folder of the tables, the picture and trend.json", required=True),
+            Option("--by", "PERIOD", "day or week (day)", read=OneOf(("day", "week")), default="day"),
+            flag("--alert", "exit with code 4, and notify, if a system falls by more than trend.fall beyond chance"),
+            JSON,
+            *settings_options(),
+        ],
+    ),
+    "prune": Command(
+        "remove completions from a store that no output needs; only prints them without --apply",
+        _prune,
+        [*options_of(PruneRequest), JSON, *settings_options()],
+    ),
+    "inspect": Command(
+        "show the detected format of files: columns, first rows, errors",
+        _inspect,
+        [
+            Argument("file", "FILE", "samples: a file, a folder or a glob"),
+            Option("--format", "NAME", "a known data set; by default detected from the first row", names=known_formats),
+            *arguments.READ_OPTIONS,
+            JSON,
+        ],
+    ),
+    "export": Command(
+        "write a run's scores for other tools, one row per sample",
+        _export,
+        [
+            Argument("run", "RUN", "the output of a run"),
+            Option("--to", "FORM", ", ".join(EXPORTS), read=OneOf(EXPORTS)),
+            Option("--output", "FILE", "the file; without it, text goes to standard output"),
+            Option("--trec", "FILE", "short for --to trec --output FILE; one file per system if topics repeat"),
+        ],
+    ),
+    "completion": Command(
+        "print a script that completes commands in bash, zsh or fish",
+        _completion,
+        [Argument("shell", "SHELL", ", ".join(SHELLS), read=OneOf(SHELLS))],
+    ),
     "index": Command(
-        "make a corpus searchable, or grow what was made of it",
+        "create an index of a corpus, or extend it",
         _index,
         [
             Option("--input", "PATH", "documents: document_id (or id), text (or contents); title, url", required=True),
-            Option("--output", "DIR", "where the index goes", required=True),
-            *READ_OPTIONS,
+            Option("--output", "DIR", "folder of the index", required=True),
+            *arguments.READ_OPTIONS,
             *settings_options(),
-            Option("--limit", "N", "only the first N documents by document_id", read=count),
-            flag("--overwrite", "make the index anew, or another in its place"),
-            *ASKING_FLAGS,
+            *arguments.LIMIT,
+            *options_of(RunOptions, "overwrite"),
+            *arguments.ASKING_FLAGS,
         ],
     ),
     "search": Command(
         "find the chunks of an index that are nearest to a query",
         _search,
         [
-            Option("--index", "DIR", "an index", required=True),
-            Option("--query", "TEXT", "what to look for"),
+            *options_of(SearchOptions),
             Option("--queries", "FILE", "many queries: query, query_id; with --output", to="input"),
-            *READ_OPTIONS,
-            Option("--output", "DIR", "where the table of hits goes"),
-            Option("--top", "N", "hits of a query (10)", read=count, default=10),
-            Option(
-                "--retriever",
-                "HOW",
-                "dense, by vectors (the default); bm25, by words; hybrid, both fused",
-                read=one_of(RETRIEVERS),
-                default="dense",
-            ),
-            flag("--exact", "compare every vector, whatever their number"),
+            *arguments.READ_OPTIONS,
+            Option("--output", "DIR", "folder of the table of hits"),
             *settings_options(),
-            flag("--json", "print JSON"),
-            flag("--overwrite", "replace the hits of another search in --output"),
-            *ASKING_FLAGS,
+            JSON,
+            *options_of(RunOptions, "overwrite"),
+            *arguments.ASKING_FLAGS,
         ],
     ),
-}
-
-
-ACTS = ("list", "fetch", "cancel")
-
-
-def _answer(options: Options) -> int:
-    """The jobs of a spool to completions; starts Ray, and no Spark."""
-    from untold.jobs.answer import AnswerRequest, answer, show_answered
-    from untold.jobs.run.terminal import Display
-    from untold.jobs.settings.loading import load_given
-
-    given = load_given(options.config, options.overrides, os.environ)
-    os.environ.update(given.storage.environment)
-    request = AnswerRequest(
-        spool=options.spool,
-        given=given,
-        ray_address=options.ray_address,
-        retry_failed=options.retry_failed,
-        wait=not options.no_wait,
-        command=options.command_line,
-    )
-    with Display() as display:
-        outcome = answer(request, display)
-    tell_outcome(lambda: show_answered(outcome), outcome.message)
-    return outcome.exit_code
-
-
-def _batches(options: Options) -> int:
-    """The batches of a store: listed, fetched or cancelled; starts no engine."""
-    from untold.jobs.batches import batches, show_batches
-    from untold.jobs.run.terminal import Display
-    from untold.jobs.settings.loading import load_given
-
-    act = options.act or ACTS[0]
-    if options.id and act != "cancel":
-        raise click.UsageError("--id goes with cancel")
-    given = load_given(options.config, options.overrides, os.environ)
-    os.environ.update(given.storage.environment)
-    show_batches(batches(options.folder, act, Display().note, options.id, given.llm.api_key_env), act)
-    return 0
-
-
-SPOOL_COMMANDS: dict[str, click.Command] = {
     "answer": Command(
-        "answer the requests that runs left in a spool",
+        "send the requests that runs left in a spool",
         _answer,
-        [
-            Argument("spool", "SPOOL", "the folder that the run has printed"),
-            Option("--ray-address", "A", "a Ray cluster; without it one starts on this machine"),
-            Option("--config", "F", "a settings file (YAML) for keys, limits and budget; the jobs keep their own else"),
-            Option("--set", "KEY=VALUE", "one setting; repeatable", to="overrides", multiple=True),
-            flag("--retry-failed", "retry permanently failed requests"),
-            flag("--no-wait", "refuse instead of waiting for another worker"),
-        ],
+        [*options_of(AnswerOptions), *arguments.SETTINGS_FILE],
     ),
     "batches": Command(
-        "list the batches that runs left at endpoints, fetch their answers, or cancel them",
+        "list, fetch or cancel the batches that runs left at endpoints",
         _batches,
         [
             Argument("folder", "DIR", "the output of a run, or a store of completions"),
-            Argument("act", "ACT", "list (the default), fetch or cancel", required=False, read=one_of(ACTS)),
-            Option("--id", "ID", "one batch to cancel; repeatable; all by default", multiple=True),
-            Option("--config", "F", "a settings file (YAML), for another key variable"),
-            Option("--set", "KEY=VALUE", "one setting; repeatable", to="overrides", multiple=True),
+            Argument("act", "ACT", "list (the default), fetch or cancel", required=False, read=OneOf(ACTS)),
+            Option("--id", "ID", "one batch to cancel; repeatable; by default all", multiple=True),
+            *arguments.SETTINGS_FILE,
         ],
     ),
 }

@@ -1,10 +1,8 @@
-"""The subcommand calibrate, and forms on the command line: sets of settings with names."""
+"""Define the subcommand calibrate, and read variants: named sets of settings on the command line."""
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
@@ -12,28 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from untold.jobs.cli.arguments import (
-    RUN_FLAGS,
-    Command,
-    Option,
-    Options,
-    flag,
-    input_options,
-    load,
-    score_request,
-    settings_options,
-)
-from untold.jobs.cli.values import bar, one_of
+from untold.jobs.cli import arguments
+from untold.jobs.cli.arguments import JSON, Command, Option, Options, settings_options
+from untold.jobs.cli.values import OneOf, bar
 
 if TYPE_CHECKING:
     from untold.jobs.metrics.request import ScoreRequest
 
 METRICS = ("nli", "qa", "icat", "importance")
-# What is drawn without --random
+# The size of the draw without --random
 SAMPLES = 200
 PUBLISHED = "published"
 _LISTS = ("nli.judgement=lists", "nli.list_size=20")
-# Forms that are tried without --forms, as far as this release has their settings
+# The variants without --forms. A variant counts only if this release has its settings
 FORMS: Mapping[str, tuple[str, ...]] = {
     "skip implied": ("nli.skip_implied=true",),
     **{f"lists of {size}": ("nli.judgement=lists", f"nli.list_size={size}") for size in (5, 10, 20)},
@@ -42,22 +31,19 @@ FORMS: Mapping[str, tuple[str, ...]] = {
     "quantities resolved": ("qa.quantity_tool=resolve",),
     **{f"{metric} lists": (f"{metric}.judgement=lists",) for metric in METRICS[1:]},
 }
-# With a classifier, what is tried of it; all other forms are without
+# The variants with a classifier. All variants above run without it
+_CERTAIN = "nli.classifier_threshold=0.9"
 CASCADES: Mapping[str, tuple[str, ...]] = {
     **{f"classifier certain at {p}": (f"nli.classifier_threshold={p}",) for p in (0.8, 0.9, 0.95, 0.99)},
-    "lists of 20, classifier certain at 0.9": (*_LISTS, "nli.classifier_threshold=0.9"),
-    "lists of 20, filter by words, classifier certain at 0.9": (
-        *_LISTS,
-        "nli.filter=words",
-        "nli.classifier_threshold=0.9",
-    ),
+    "lists of 20, classifier certain at 0.9": (*_LISTS, _CERTAIN),
+    "lists of 20, filter by words, classifier certain at 0.9": (*_LISTS, "nli.filter=words", _CERTAIN),
 }
 CLASSIFIERS = ("classifier", "classifier_url")
 WITHOUT_CLASSIFIER = tuple(f"nli.{name}=null" for name in (*CLASSIFIERS, "classifier_gpus", "classifier_threshold"))
 
 
 def read_form(text: str) -> tuple[str, tuple[str, ...]]:
-    """The name of a form, its settings where it has none, and its settings. Raises ValueError for what is no form.
+    """Read the name and the settings of a variant. Its settings are its default name. Raise ValueError for other text.
 
     >>> read_form("lists of 5: nli.judgement=lists, nli.list_size=5")
     ('lists of 5', ('nli.judgement=lists', 'nli.list_size=5'))
@@ -74,50 +60,48 @@ def read_form(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def requests_of(options: Options, metric: str, *, asks: bool = True) -> dict[str, tuple[tuple[str, ...], ScoreRequest]]:
-    """By the name of each form its settings and what is asked under it, that of the settings as they are first.
+    """Return the settings and the request of each variant by its name, first of the published one.
 
-    asks: whether a key is needed, as `load` takes it.
+    `asks=False` needs no key.
     """
     from untold.jobs.settings.layers import known_settings
 
     known = known_settings()
-    forms = dict(options.forms)
+    variants = dict(options.forms)
     published: tuple[str, ...] = ()
-    if not forms:
-        forms = {
+    if not variants:
+        variants = {
             name: settings
             for name, settings in FORMS.items()
             if settings[0].startswith(f"{metric}.") and all(one.partition("=")[0] in known for one in settings)
         }
-        nli = load(options, asks=asks).settings.nli
+        nli = arguments.load(options, asks=asks).settings.nli
         named = [f"nli.{name}={getattr(nli, name)}" for name in CLASSIFIERS if getattr(nli, name) is not None]
         if metric == "nli" and named:
             published = WITHOUT_CLASSIFIER
-            forms = {name: (*settings, *published) for name, settings in forms.items()}
-            forms |= {name: (*named, *settings) for name, settings in CASCADES.items()}
-    if not forms:
+            variants = {name: (*settings, *published) for name, settings in variants.items()}
+            variants |= {name: (*named, *settings) for name, settings in CASCADES.items()}
+    if not variants:
         raise click.UsageError(f"{metric} has no cheaper forms of its own; give --forms, such as a smaller model")
-    every = {PUBLISHED: published, **forms}
+    every = {PUBLISHED: published, **variants}
     return {name: (own, _request(options, metric, name, own, asks=asks)) for name, own in every.items()}
 
 
 def _request(options: Options, metric: str, name: str, settings: tuple[str, ...], *, asks: bool) -> ScoreRequest:
-    """What is asked under a form: its run lies in the output, and all share a store."""
+    """Return the request of a variant. Its run is in a folder of the output, and all variants share a store."""
     output = options.output and f"{options.output}/forms/{folder_of(name)}"
     given = {**vars(options), "overrides": (*options.overrides, *settings), "metric": (metric,), "output": output}
     own = Options(**given)
-    resolved = load(own, asks=asks)
-    request = score_request(own, resolved)
+    resolved = arguments.load(own, asks=asks)
+    request = arguments.score_request(own, resolved)
     if resolved.settings.completion_store or not options.output:
         return request
-    from untold.jobs.run.output import absolute
-
-    shared = {"completion_store": f"{absolute(options.output)}/completions"}
+    shared = {"completion_store": f"{arguments.absolute(options.output)}/completions"}
     return replace(request, settings=resolved.settings.model_copy(update=shared))
 
 
 def unpriced_models(requests: Iterable[ScoreRequest]) -> list[str]:
-    """A line for each model of one stage that has the prices of `llm.*`, as it would have with any other model."""
+    """Return a line for each model of a stage that has the prices of another model, `llm.*`."""
     from untold.jobs.settings.model import PRICES
 
     lines: dict[str, None] = {}
@@ -131,7 +115,7 @@ def unpriced_models(requests: Iterable[ScoreRequest]) -> list[str]:
 
 
 def folder_of(name: str) -> str:
-    """The folder of a form: its name, and a hash that tells it apart where that has more than letters and digits.
+    """Return the folder of a variant: its name, with a hash if it has other characters than letters and digits.
 
     >>> folder_of("published"), folder_of("a b"), folder_of("a-b")
     ('published', 'a-b-fbd987', 'a-b-69dd64')
@@ -142,81 +126,76 @@ def folder_of(name: str) -> str:
 
 
 def _calibrate(options: Options) -> int:
-    """The same samples in several forms of a metric; says what each costs and errs, and recommends one."""
+    """Score the same samples with several variants of a metric, compare cost and error, and recommend one."""
     options.random = options.random or SAMPLES
     found = requests_of(options, options.metric)
     from untold.jobs.calibrate import CalibrateRequest, Variant, calibrate, calibration_lines
-    from untold.jobs.cli.arguments import tell_outcome
-    from untold.jobs.run.output import absolute
-    from untold.jobs.run.terminal import Display, page_of, print_lines
 
-    forms = [Variant(name, settings, request) for name, (settings, request) in found.items()]
-    forms[0].request.check()
-    with Display() as display:
-        for line in unpriced_models(form.request for form in forms):
+    variants = [Variant(name, settings, request) for name, (settings, request) in found.items()]
+    variants[0].request.check()
+    with arguments.display() as display:
+        for line in unpriced_models(one.request for one in variants):
             display.note(line)
-        request = CalibrateRequest(forms, absolute(options.output), options.kappa, options.overwrite)
+        request = CalibrateRequest(variants, arguments.absolute(options.output), options.kappa, options.overwrite)
         ended = calibrate(request, display)
 
     def show() -> None:
-        if options.json:
-            print(json.dumps(ended.rows, indent=2))
-        elif ended.rows:
-            print_lines(calibration_lines(ended.rows, options.kappa, page_of(sys.stdout)))
+        if options.json or ended.rows:
+            arguments.print_result(options, ended.rows, lambda page: calibration_lines(ended.rows, options.kappa, page))
 
-    tell_outcome(show, ended.message)
+    arguments.report_outcome(show, ended.message)
     return ended.exit_code
 
 
 def plan_forms(options: Options) -> int:
-    """What a run would ask in each form: totals over the stages of the metric."""
+    """Plan the requests of each variant: totals over the stages of the metric."""
     if len(options.metric) != 1:
         raise click.UsageError("--forms goes with one metric")
     found = requests_of(options, options.metric[0], asks=False)
     from untold.jobs.api import Plan
     from untold.jobs.plan import plan
-    from untold.jobs.run.terminal import Display, page_of, print_lines, table
+    from untold.jobs.run.terminal import table
 
     rows: list[dict[str, Any]] = []
-    with Display() as display:
+    with arguments.display() as display:
         for line in unpriced_models(request for _, request in found.values()):
             display.note(line)
         for name, (settings, request) in found.items():
             request.check()
             totals = Plan(plan(request, display)).totals
             rows.append({"form": name, "settings": list(settings), **totals})
-    if options.json:
-        print(json.dumps(rows, indent=2))
-        return 0
+    heads = ("form", "requests", "expected", "expected cost", "cost", "hours")
     columns = ("requests", "expected_requests", "expected_cost", "cost", "hours")
     cells = [[row["form"], *("-" if row[name] is None else f"{row[name]:,.10g}" for name in columns)] for row in rows]
-    print_lines(
-        table(("form", "requests", "likely", "likely cost", "cost", "hours"), cells, page_of(sys.stdout), names=1)
-    )
+    arguments.print_result(options, rows, lambda page: table(heads, cells, page, names=1))
     return 0
 
 
 FORMS_OPTION = Option(
     "--forms",
     "FORM",
-    "settings of a cheaper form, KEY=VALUE,... or NAME: KEY=VALUE,...; repeatable",
+    "settings of a cheaper variant, KEY=VALUE,... or NAME: KEY=VALUE,...; repeatable",
     read=read_form,
     multiple=True,
 )
 COMMANDS: dict[str, click.Command] = {
     "calibrate": Command(
-        "score a part in the published form and in cheaper ones, to see what these cost and err",
+        "score samples with the published settings and with cheaper variants, to compare cost and error",
         _calibrate,
         [
-            *(one for one in input_options(output=True) if one.name != "metric"),
-            Option("--metric", "NAME", ", ".join(METRICS), read=one_of(METRICS), required=True),
+            *(one for one in arguments.input_options(output=True) if one.name != "metric"),
+            Option("--metric", "NAME", ", ".join(METRICS), read=OneOf(METRICS), required=True),
             FORMS_OPTION,
             Option(
-                "--kappa", "K", "least lower end of kappa of a form that is recommended (.95)", read=bar, default=0.95
+                "--kappa",
+                "K",
+                "recommend a variant if the lower end of its kappa is at least K (.95)",
+                read=bar,
+                default=0.95,
             ),
-            flag("--json", "print JSON"),
+            JSON,
             *settings_options(),
-            *RUN_FLAGS,
+            *arguments.RUN_FLAGS,
         ],
         needs=("matplotlib", "networkx"),
     ),

@@ -1,4 +1,4 @@
-"""The command `untold`: one subcommand a job. Errors are one line each; `--debug` shows the traceback."""
+"""Run the command `untold`. An error is one line, and `--debug` shows its traceback."""
 
 from __future__ import annotations
 
@@ -18,55 +18,42 @@ from untold.jobs.cli.values import with_hint
 from untold.udfs.errors import UserError
 from untold.udfs.redaction import redact, redact_words
 
-# docs/contract.md, "Exit codes"; 130 is what shells give for an interrupt: 128 and the number of SIGINT
+# docs/contract.md, "Exit codes". Shells use 130 for an interrupt: 128 plus the number of SIGINT
 MENDABLE, WRONG_USE, INTERRUPTED = 1, 2, 130
-# Characters of an error that nobody foresaw
+# Maximum characters of an unexpected error
 LONGEST = 500
 
 
-# What the help puts together, in the order in which somebody needs it; what no group names is in the last
+# The groups of commands in the help
 GROUPS = {
     "Score": ("demo", "inspect", "plan", "score", "generate", "nightly"),
     "Look": ("show", "report", "open", "export"),
     "Search": ("index", "search"),
     "Study": (
-        "compare",
-        "estimate",
-        "sample-size",
-        "calibrate",
-        "meta-evaluate",
-        "combine-studies",
-        "sweep",
-        "curve",
-        "condense",
+        *("compare", "estimate", "sample-size", "calibrate", "meta-evaluate", "combine-studies"),
+        *("sweep", "curve", "condense"),
     ),
-    "Run": (),
+    "Run": ("trend", "prune", "completion", "answer", "batches", "doctor", "package", "schema", "prompts"),
 }
 
 
 class _CommandGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The commands by their groups, with one width for all names."""
-        known = {name for names in GROUPS.values() for name in names}
-        others = [name for name in self.list_commands(ctx) if name not in known]
+        """Write the commands by group, with one width for all names."""
         width = max(map(len, self.commands)) + formatter.current_indent
         for heading, names in GROUPS.items():
-            rows = [
-                (f"{name:{width}}", self.commands[name].get_short_help_str(formatter.width))
-                for name in (*names, *(others if heading == list(GROUPS)[-1] else ()))
-                if name in self.commands
-            ]
+            rows = [(f"{name:{width}}", self.commands[name].get_short_help_str(formatter.width)) for name in names]
             with formatter.section(heading):
                 formatter.write_dl(rows)
 
     def list_commands(self, _: click.Context) -> list[str]:
-        """In the order in which somebody needs them, where click would sort them."""
+        """Return the commands in their own order. The default sorts them."""
         return list(self.commands)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command of the first word. Raises UsageError for an unknown one, with the nearest known."""
+        """Return the command of the first word. Raise UsageError for an unknown word, with the nearest command."""
         if args[0] not in self.commands and not args[0].startswith("-"):
             ctx.fail(with_hint(f"No such command {args[0]!r}", args[0], self.commands))
         return super().resolve_command(ctx, args)
@@ -85,19 +72,19 @@ UNTOLD = click.version_option(package_name="untold", message="%(prog)s %(version
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and gives its exit code (docs/contract.md, "Exit codes"); SystemExit for help and wrong use.
+    """Run a command and return its exit code: docs/contract.md, "Exit codes". Raise SystemExit for help and wrong use.
 
-    click's own `main` is passed over: it turns an interrupt and a closed pipe into exits of its own.
+    The `main` of click is not used, because it handles interrupts and closed pipes differently.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if asked := os.environ.get(COMPLETE):
         return shell_complete(UNTOLD, {}, "untold", COMPLETE, asked)
-    # Schedulers end jobs by SIGTERM: as an interrupt it ends a run resumable
+    # Schedulers stop jobs with SIGTERM. An interrupt leaves a run resumable
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        # A copy, as click takes words off it
+        # A copy, because click removes words from it
         with UNTOLD.make_context("untold", list(given)) as context:
-            # How to start it again, as errors tell; without what may be a key
+            # Errors show the command line, without possible keys
             context.obj = shlex.join(["untold", *redact_words(given)])
             try:
                 return _guarded(context)
@@ -113,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _describe_usage(error: click.UsageError) -> str:
-    """click's words; of a word that nobody knows with the nearest one, where click names all that are near."""
+    """Return the message of click, with only the nearest option for an unknown option."""
     match error:
         case click.NoSuchOption(option_name=word):
             parameters = error.ctx.command.params if error.ctx else []
@@ -122,16 +109,16 @@ def _describe_usage(error: click.UsageError) -> str:
 
 
 def _guarded(context: click.Context) -> int:
-    """Runs the command that the context was made for; its errors become lines and an exit code.
+    """Run the command of a context. Print its errors as redacted lines, and return its exit code.
 
-    A closed pipe is no error: whoever read has what was wanted. Every line is redacted, the traceback too.
+    A closed pipe is not an error, because the reader has all the output that it needs.
     """
     try:
         return int(UNTOLD.invoke(context))
     except (click.UsageError, click.exceptions.Exit):
         raise
     except BrokenPipeError:
-        # Python flushes standard output once more at its end, and would fail there
+        # Python flushes standard output again when it exits, which would fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (KeyboardInterrupt, Exception) as error:
@@ -143,9 +130,9 @@ def _guarded(context: click.Context) -> int:
 
 
 def _describe(error: BaseException, command: str) -> list[str]:
-    """The lines that tell of an error: how to go on, what a user can mend, or the error's kind and how to see more."""
+    """Return the lines of an error: the command to continue, the remedy, or the kind of an unexpected error."""
     if isinstance(error, KeyboardInterrupt):
-        return [f"interrupted; what was answered is kept, continue with: {command}"]
+        return [f"interrupted; completions are kept, continue with: {command}"]
     if isinstance(error, UserError):
         return str(error).splitlines()
     from untold.jobs.run.error_messages import explain, root_cause

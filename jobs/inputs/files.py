@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 
+from untold.jobs.inputs.options import ReadOptions as ReadOptions
 from untold.jobs.lakehouse.base import LakehouseError, NoTableError
 from untold.jobs.lakehouse.inputs import TableName, read_table, table_named
 from untold.jobs.run.session import task_slots
@@ -167,19 +168,6 @@ class NoInputError(SampleError):
 
 class BrokenLinkError(OSError):
     """A link to a file that is not there; its text is the link's path."""
-
-
-@dataclass(frozen=True)
-class ReadOptions:
-    """How the files of an input are read; no part of what an output belongs to, which is what was read.
-
-    `columns`: the names that files have for our columns, by ours (`{"query": "question"}`). `encoding`: of text files
-    without a byte order mark, None for UTF-8. `delimiter`: of CSV, None where each header tells.
-    """
-
-    columns: Mapping[str, str] = field(default_factory=dict)
-    encoding: str | None = None
-    delimiter: str | None = None
 
 
 AS_THEY_ARE = ReadOptions()

@@ -10,6 +10,7 @@ from typing import Any, Self
 from pyspark.sql import SparkSession
 
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, count_bytes
+from untold.jobs.inputs.options import RunOptions
 from untold.jobs.inputs.samples import Samples, read_samples
 from untold.jobs.inputs.sampling import Draw, shown_draw
 from untold.jobs.lakehouse.base import Lake
@@ -21,7 +22,7 @@ from untold.jobs.settings.model import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRequest:
+class RunRequest(RunOptions):
     """What every run is asked, with absolute paths. Commands add what is their own."""
 
     input: str
@@ -30,20 +31,10 @@ class RunRequest:
     settings: Settings
     # A known data set; None for files as their extensions say
     format: str | None = None
-    limit: int | None = None
     draw: Draw | None = None
     read: ReadOptions = AS_THEY_ARE
-    overwrite: bool = False
     # Whether an output of another input is made anew of this one
     refresh: bool = False
-    # Whether what failed for a lasting reason is asked again
-    retry_failed: bool = False
-    # Whether it waits for another run on the same store, instead of refusing
-    wait: bool = True
-    # Whether it waits for batches, instead of ending while they go on
-    poll: bool = True
-    # Whether output and store are locked: not where the user sees to it that one run at a time uses them
-    lock: bool = True
     # What its tables are added to, besides being those of its output
     lake: Lake | None = None
     # How to start it again, as messages say it

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from untold.jobs.settings.fields import AN_ADDRESS, Address, Count, PathText, Positive, Probability, Section
+from untold.jobs.settings.fields import Address, Count, PathText, Positive, Probability, Section
 
 GROUP = "untold.metrics"
 """The entry points by which other packages add metrics."""
@@ -70,7 +70,6 @@ class NliSettings(Section):
         default=None,
         description="Address of a server that classifies pairs, in place of nli.classifier; its path ends in /classify "
         "or /score (vLLM) or /predict (text-embeddings-inference). classifier.* says how it is asked",
-        json_schema_extra=AN_ADDRESS,
     )
     classifier_gpus: Positive | None = Field(
         default=None,

@@ -1,1 +1,1 @@
-"""What a user may set: the model, its layers, and how they become one."""
+"""Define, read and resolve the settings."""

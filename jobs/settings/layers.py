@@ -1,12 +1,14 @@
-"""Read one layer of settings: a YAML file, the environment, or `--set`, with the origin of each key."""
+"""Read one layer of settings: a YAML file, an environment variable, or `--set`."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.resources import files
 from typing import IO, Any
 
 import yaml
@@ -17,228 +19,195 @@ from untold.udfs.errors import near_misses
 from untold.udfs.redaction import is_secret_name
 from untold.udfs.schemes import scheme_of
 
-NULL, TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
-# Far above any file of settings, and read in seconds
+# Far above any file of settings, and fast to read
 MOST_CHARACTERS, MOST_VALUES, MOST_LEVELS = 2**18, 10_000, 40
 
 
-class BoundError(yaml.MarkedYAMLError):
-    """A text that is too large to be settings. `problem` says what is too large, and what the most is."""
+class RefusedYamlError(yaml.MarkedYAMLError):
+    """A valid YAML text that cannot be settings: it is too large, or repeats a key."""
 
 
 class CoreLoader(yaml.SafeLoader):
-    """YAML 1.2's core schema: 1e-3 is a number; yes, 12:30 and 2026-01-01 are text.
+    """Load YAML 1.2's core schema: 1e-3 is a number; yes, 12:30 and 2026-01-01 are texts. A key occurs once."""
 
-    Raises BoundError for a text with too many characters, values or levels, each alias counted as what it stands for.
-    """
-
-    # Its own and empty: SafeLoader's hold YAML 1.1, and adding to them would change every other user of the package
+    # A separate table, because the table of SafeLoader has the types of YAML 1.1
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
-    def __init__(self, text: str) -> None:
-        if len(text) > MOST_CHARACTERS:
-            raise BoundError(problem=f"it has more than {MOST_CHARACTERS:,} characters, too many for settings")
-        super().__init__(text)
-        self._composed = self._level = 0
-        self._sizes: dict[yaml.Node, tuple[int, int]] = {}
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """The next node. A few aliases of aliases stand for billions of values."""
-        is_alias = self.check_event(yaml.AliasEvent)
-        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-        self._composed += 1
-        self._level += 1
-        _check(self._composed, self._level, mark)
-        node = super().compose_node(parent, index)
-        self._level -= 1
-        if is_alias and node not in self._sizes:
-            raise yaml.MarkedYAMLError(problem="an alias stands for what it is part of", problem_mark=mark)
-        if node is not None and not is_alias:
-            self._sizes[node] = self._measure(node, mark)
-        return node
-
-    def _measure(self, node: yaml.Node, mark: yaml.Mark) -> tuple[int, int]:
-        """How many values and levels a node stands for."""
-        inner = node.value if isinstance(node, yaml.CollectionNode) else []
-        below = [one for entry in inner for one in (entry if isinstance(entry, tuple) else (entry,))]
-        values = 1 + sum(self._sizes[one][0] for one in below)
-        levels = 1 + max((self._sizes[one][1] for one in below), default=0)
-        _check(values, levels, mark)
-        return values, levels
-
-
-def _check(values: int, levels: int, mark: yaml.Mark) -> None:
-    """Raises BoundError for more values or levels than settings have."""
-    if values > MOST_VALUES:
-        raise BoundError(problem=f"more than {MOST_VALUES:,} values, too many for settings", problem_mark=mark)
-    if levels > MOST_LEVELS:
-        raise BoundError(problem=f"nested more than {MOST_LEVELS} levels deep", problem_mark=mark)
-
-
-CoreLoader.add_implicit_resolver(NULL, re.compile(r"^(~|null|Null|NULL|)$"), ["~", "n", "N", ""])
-CoreLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
-)
-CoreLoader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
-CoreLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"^([-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?"
-        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"
-    ),
-    list("-+.0123456789"),
-)
-
-
-def _construct_float(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
-    """Python's number of YAML's: `.inf` and `.nan` are without the dot in Python."""
-    text = node.value.lower()
-    return float(text.replace(".inf", "inf").replace(".nan", "nan"))
-
-
-CoreLoader.add_constructor("tag:yaml.org,2002:float", _construct_float)
-
-
-def _repeated(node: yaml.Node) -> Iterator[yaml.Node]:
-    """Keys that stand twice in one mapping."""
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return the mapping of a node, with its keys as text. The key `<<` merges nothing in YAML 1.2."""
+        mapping: dict[Any, Any] = {}
         for key, value in node.value:
-            if str(key.value) in seen:
-                yield key
-            seen.add(str(key.value))
-            yield from _repeated(value)
-    elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            yield from _repeated(value)
+            name = self.construct_scalar(key)
+            if name in mapping:
+                problem = f"the key {name} is given twice in its mapping"
+                raise RefusedYamlError(problem=problem, problem_mark=key.start_mark)
+            mapping[name] = self.construct_object(value, deep=deep)
+        return mapping
 
 
-def compose(text: str) -> tuple[yaml.Node, yaml.SafeLoader, list[yaml.Node]]:
-    """The tree of a YAML text, its loader and the keys that stand twice.
+_INTEGER, _EXPONENT = r"[-+]?(0|[1-9][0-9_]*)", r"([eE][-+]?[0-9]+)?"
+_FLOAT = rf"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE])){_EXPONENT}|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+for _type, _pattern, _first in (
+    ("null", "~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", "true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", _INTEGER, list("-+0123456789")),
+    ("float", _FLOAT, list("-+.0123456789")),
+):
+    CoreLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_type}", re.compile(f"^({_pattern})$"), _first)
 
-    Nothing in the text but YAML's own tags is made into anything: the loader is a SafeLoader. Raises YAMLError or
-    ValueError for what cannot be read.
+
+def _measure(node: yaml.Node, sizes: dict[yaml.Node, tuple[int, float]]) -> tuple[int, float]:
+    """Return the number of values and levels of a node. Each alias counts as the node that it repeats."""
+    if node not in sizes:
+        # An alias of its own parent has no end
+        sizes[node] = 0, math.inf
+        entries = node.value if isinstance(node, yaml.CollectionNode) else []
+        below = [_measure(one, sizes) for each in entries for one in (each if isinstance(each, tuple) else (each,))]
+        sizes[node] = 1 + sum(values for values, _ in below), 1 + max((levels for _, levels in below), default=0)
+    return sizes[node]
+
+
+def _compose(loader: CoreLoader) -> yaml.Node | None:
+    """Return the tree of a text. Raise RefusedYamlError for a tree that is too large."""
+    try:
+        node = loader.get_single_node()
+        values, levels = (0, 0) if node is None else _measure(node, {})
+    except RecursionError:
+        values, levels = 0, math.inf
+    if levels > MOST_LEVELS:
+        raise RefusedYamlError(problem=f"nested more than {MOST_LEVELS} levels deep")
+    if values > MOST_VALUES:
+        raise RefusedYamlError(problem=f"more than {MOST_VALUES:,} values, too many for settings")
+    return node
+
+
+def parse(text: str) -> tuple[Any, Any]:
+    """Return the values of a YAML text, and the same values with each scalar as it is written.
+
+    Only YAML's own tags are constructed. Raise ValueError for a text that cannot be read: its message continues the
+    name of the file. `RefusedYamlError` is its cause if the text is valid YAML.
     """
-    loader = CoreLoader(text)
-    node = loader.get_single_node()
-    if node is None:
-        return scalar("", NULL), loader, []
-    repeated = list(_repeated(node))
-    loader.construct_document(node)  # refuses unknown tags and keys that are no scalars
-    return node, loader, repeated
+    try:
+        if len(text) > MOST_CHARACTERS:
+            raise RefusedYamlError(problem=f"it has more than {MOST_CHARACTERS:,} characters, too many for settings")
+        loader = CoreLoader(text)
+        node = _compose(loader)
+        if node is None:
+            return None, None
+        return loader.construct_document(node), yaml.BaseLoader("").construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        problem = "a syntax error" if _SECRET_VALUE.search(error.problem or "") else error.problem
+        kind = "cannot be read" if isinstance(error, RefusedYamlError) else "not valid YAML"
+        raise ValueError(f"{line}: {kind}: {problem}") from error
+    except yaml.YAMLError:
+        raise ValueError(": not valid YAML: it has characters that YAML does not allow") from None
+    except (ValueError, LookupError, AttributeError):
+        raise ValueError(": not valid YAML: a value cannot be read") from None
 
 
-def scalar(text: str, tag: str = TEXT) -> yaml.ScalarNode:
-    """A node for a value that stands in no file."""
-    mark = yaml.Mark("", 0, 0, 0, None, 0)
-    return yaml.ScalarNode(tag, text, mark, mark)
-
-
-# A key where a value belongs: the prefixes that providers use, 20 letters and digits in a row, or a URL with a password
+# A possible key: a provider's prefix, 20 letters and digits in a row, or a URL with a password
 _SECRET_VALUE = re.compile(
     r"(?i:\b(sk|gsk|hf|pk|rk|xai|ghp|bearer)[-_ ])|(?=\S*\d)(?=\S*[A-Za-z])[A-Za-z0-9_+=-]{20,}|://\S*[@?]"
 )
-# Enough to find the value by, little enough for a message to stay one line
+# Long enough to recognise a value, short enough for a message of one line
 _LONGEST_SHOWN = 60
 
 
 @dataclass(frozen=True)
 class Known:
-    """A setting as its field declares it."""
+    """A setting as its field declares it. `names` is None, or splits the keys of a mapping: `whole` or `split`."""
 
     key: str
     allowed: str
     default: Any
     description: str
     is_text: bool
-    # How keys below a mapping are taken: `whole`, or `split` at dots
     names: str | None
     advanced: bool
+
+    def takes_text(self, path: tuple[str, ...]) -> bool:
+        """Return True if the value at this path of the setting is a text. All values of Spark's settings are."""
+        return self.is_text or (self.names == "whole" and bool(path))
+
+    def value(self, path: tuple[str, ...], value: Any, written: Any) -> Any:
+        """Return the value of this setting. A text stays as it is written, so that 4.10 stays 4.10."""
+        if self.names == "whole" and not path and isinstance(value, dict):
+            return {key: self.value((key,), one, written[key]) for key, one in value.items()}
+        return written if self.takes_text(path) and value is not None and isinstance(written, str) else value
 
 
 @dataclass(frozen=True)
 class SettingAssignment:
-    """One value that a layer gives: of the setting `key`, or of what is at `path` within it where it is a mapping.
+    """A value for the setting `key`, or for the entry at `path` of a setting that is a mapping.
 
-    `origin` is the file, variable or option, `line` the 1-based line of a file.
+    `origin` is a file, a variable or an option.
     """
 
     key: str
     path: tuple[str, ...]
     value: Any
     origin: str
-    line: int | None = None
-
-    @property
-    def where(self) -> str:
-        """Where the value is from, as messages name it."""
-        return self.origin if self.line is None else f"{self.origin} line {self.line}"
 
 
 @dataclass
 class Layer:
-    """What one layer assigns, and what is wrong with it."""
+    """The assignments of one layer, and its problems as lines."""
 
     origin: str
-    with_lines: bool = False
     assignments: list[SettingAssignment] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
-    def where(self, node: yaml.Node) -> tuple[str, int | None]:
-        """Origin and line of a node; no line where the layer is no file."""
-        return self.origin, node.start_mark.line + 1 if self.with_lines else None
+    def complain(self, name: str, value: object, problem: str) -> None:
+        """Add a problem with the value of a name. Values that may be secrets are not shown."""
+        self.problems.append(problem_line(name, value, self.origin, problem))
 
-    def complain(self, name: str, value: object, problem: str, node: yaml.Node | None = None) -> None:
-        """Adds a problem with what is set under a name. Values that may be secrets are not shown."""
-        line = f" line {node.start_mark.line + 1}" if self.with_lines and node is not None else ""
-        self.problems.append(problem_line(name, value, f"{self.origin}{line}", problem))
+    def assign(self, name: str, value: Any, written: Any) -> None:
+        """Add the assignments below a dotted name: of one setting, or of each setting in a section.
+
+        `value` and `written` are two forms of one value, as `parse` returns them.
+        """
+        located = locate(name)
+        if located is not None:
+            known, path = located
+            if any((known.key, path) == (one.key, one.path) for one in self.assignments):
+                self.complain(name, {}, "set twice")
+            taken = known.value(path, value, written)
+            self.assignments.append(SettingAssignment(known.key, path, taken, self.origin))
+        elif name and name not in known_sections():
+            self.complain(name, value, _no_such_key(name))
+        elif isinstance(value, dict):
+            for key, below in value.items():
+                self.assign(f"{name}.{key}" if name else key, below, written[key])
+        elif value is not None and name:
+            self.complain(name, value, "must be a mapping of settings")
+        elif value is not None:
+            self.problems.append(f"{self.origin}: the settings file must be a mapping")
 
 
 def _allowed(schema: Mapping[str, Any]) -> str:
-    """What a field takes, in words, from its JSON schema."""
+    """Return the allowed values of a field in words, from its JSON schema.
+
+    >>> _allowed({"type": "number", "minimum": 0, "exclusiveMaximum": 1})
+    'a number >= 0 and < 1'
+    """
     if "allowed" in schema:
         return str(schema["allowed"])
     if "anyOf" in schema:
         return " or ".join(map(_allowed, schema["anyOf"]))
-    if "const" in schema:
-        return str(schema["const"])
-    if "enum" in schema:
-        return " | ".join(map(str, schema["enum"]))
-    match schema.get("type"):
-        case "array":
-            return f"a list of {_allowed(schema['items'])}"
-        case "object":
-            return "a mapping"
-        case "boolean":
-            return "true or false"
-        case "null":
-            return "null"
-        case "string":
-            return "a string"
-    return ("an integer" if schema.get("type") == "integer" else "a number") + _bounds(schema)
-
-
-def _bounds(schema: Mapping[str, Any]) -> str:
-    """The limits of a number, as the end of what is allowed.
-
-    >>> _bounds({"minimum": 0, "exclusiveMaximum": 1})
-    ' >= 0 and < 1'
-    """
+    if "enum" in schema or "const" in schema:
+        return " | ".join(map(str, schema.get("enum") or [schema["const"]]))
+    if schema["type"] == "array":
+        return f"a list of {_allowed(schema['items'])}"
+    words = {"object": "a mapping", "boolean": "true or false", "null": "null", "string": "a string"}
+    words |= {"integer": "an integer", "number": "a number"}
     signs = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
-    stated = [f"{sign} {schema[name]:g}" for name, sign in signs.items() if name in schema]
-    return " " + " and ".join(stated) if stated else ""
-
-
-def _types(schema: Mapping[str, Any]) -> set[str]:
-    """The JSON types that a field takes: `None` for one that says nothing of its type."""
-    return {str(one.get("type")) for one in schema.get("anyOf", [schema])}
+    bounds = " and ".join(f"{sign} {schema[name]:g}" for name, sign in signs.items() if name in schema)
+    return f"{words[schema['type']]} {bounds}".rstrip()
 
 
 def _known(model: type[Section], prefix: str) -> Iterator[Known]:
-    """Every setting below a model, by its fields; those of a stage once for each stage.
-
-    Keys below `spark.conf` are taken whole, for Spark's names have dots of their own.
-    """
+    """Yield every setting of a model, the settings of a stage once for each stage."""
     properties = model.model_json_schema()["properties"]
     for name, info in model.model_fields.items():
         key = prefix + name
@@ -248,37 +217,34 @@ def _known(model: type[Section], prefix: str) -> Iterator[Known]:
             for stage in STAGE_NAMES:
                 yield from _known(StageSettings, f"stages.{stage}.")
         else:
-            types = _types(properties[name])
+            schema = properties[name]
+            types = {one.get("type") for one in schema.get("anyOf", [schema])}
+            # Names of Spark's settings contain dots
             names = ("whole" if key == "spark.conf" else "split") if "object" in types else None
+            is_text = "string" in types and not types & {"object", "integer", "number", "array"}
             default = info.get_default(call_default_factory=True)
-            is_text = "string" in types and names is None and not types & {"integer", "number", "array"}
-            yield Known(
-                key, _allowed(properties[name]), default, info.description or "", is_text, names, name in model.ADVANCED
-            )
+            description, advanced = info.description or "", name in model.ADVANCED
+            yield Known(key, _allowed(schema), default, description, is_text, names, advanced)
 
 
 @cache
 def known_settings() -> Mapping[str, Known]:
-    """Every setting by its dotted key, those of other packages' metrics last."""
+    """Return every setting by its dotted key. The settings of other packages' metrics come last."""
     return {known.key: known for known in _known(settings_model(), "")}
 
 
 @cache
 def known_sections() -> frozenset[str]:
-    """The dotted names above settings."""
+    """Return the dotted names of the sections."""
     keys = (key.split(".") for key in known_settings())
     return frozenset(".".join(parts[:length]) for parts in keys for length in range(1, len(parts)))
 
 
-def _names_a_secret(name: str) -> bool:
-    """Whether the value of a setting may be a key; one may stand where the name of its variable belongs, too."""
-    return is_secret_name(name) or name.endswith("_key_env")
-
-
 def _shown(name: str, value: object) -> str:
-    """`=value` for a message; nothing for structures, and for what may be a secret."""
+    """Return `=value` for a message, and nothing for a structure or a possible secret."""
     nested = isinstance(value, list) and any(isinstance(one, Mapping | list) for one in value)
-    if nested or isinstance(value, Mapping) or _names_a_secret(name):
+    # A user may set a key in place of the name of its variable
+    if nested or isinstance(value, Mapping) or is_secret_name(name) or name.endswith("_key_env"):
         return ""
     text = " ".join((value if isinstance(value, str) else json.dumps(value, default=str)).split())
     if _SECRET_VALUE.search(text):
@@ -286,30 +252,28 @@ def _shown(name: str, value: object) -> str:
     return f"={text[:_LONGEST_SHOWN]}…" if len(text) > _LONGEST_SHOWN else f"={text}"
 
 
-def problem_line(name: str, value: object, where: str, problem: str) -> str:
-    """One line: the key, its value unless it may be a secret, the layer it is from, and what is wrong."""
+def problem_line(name: str, value: object, origin: str, problem: str) -> str:
+    """Return a line with the key, its value unless it may be a secret, the layer, and the problem."""
     named = "(a name not shown)" if _SECRET_VALUE.search(name) else " ".join(name.split()) + _shown(name, value)
-    return f"{named} ({where}): {problem}"
+    return f"{named} ({origin}): {problem}"
 
 
 def no_such(name: str, names: Mapping[str, str]) -> str:
-    """What an unknown name gets to read. `names` gives what each known one allows."""
-    # A nearest there always is, so that a message never ends with what is wrong
+    """Return the message for an unknown name, with the nearest of `names` and its allowed values."""
     near = near_misses(name, names, cutoff=0)[0]
     return f"no such setting; the nearest is {near} ({names[near]})"
 
 
 def _no_such_key(name: str) -> str:
-    """What an unknown setting gets to read: the nearest of its own section, else of all settings and sections."""
+    """Return the message for an unknown setting, with the nearest setting of its section or of all sections."""
     section = name.rpartition(".")[0]
-    sections = dict.fromkeys(known_sections(), "a mapping of settings")
     allowed = {key: known.allowed for key, known in known_settings().items()}
     within = {key: words for key, words in allowed.items() if section and key.rpartition(".")[0] == section}
-    return no_such(name.lower(), within or allowed | sections)
+    return no_such(name.lower(), within or allowed | dict.fromkeys(known_sections(), "a mapping of settings"))
 
 
 def locate(name: str) -> tuple[Known, tuple[str, ...]] | None:
-    """The setting that a dotted name belongs to and the path within it, where it is a mapping; None for no setting.
+    """Return the setting of a dotted name, and the path within a setting that is a mapping.
 
     >>> known, path = locate("llm.extra_body.provider.order")
     >>> known.key, path
@@ -324,240 +288,171 @@ def locate(name: str) -> tuple[Known, tuple[str, ...]] | None:
     return None
 
 
-def _assign(layer: Layer, name: str, node: yaml.Node, loader: yaml.SafeLoader) -> None:
-    """Adds what a YAML node sets under a dotted name, sections expanded, to the layer."""
-    located = locate(name)
-    if located is not None:
-        known, path = located
-        if any((known.key, path) == (one.key, one.path) for one in layer.assignments):
-            layer.complain(name, {}, "set twice", node)
-        layer.assignments.append(
-            SettingAssignment(known.key, path, _value(known, path, node, loader), *layer.where(node))
-        )
-    elif name in known_sections() or not name:
-        _assign_section(layer, name, node, loader)
-    else:
-        layer.complain(name, loader.construct_object(node, deep=True), _no_such_key(name), node)
-
-
-def _assign_section(layer: Layer, name: str, node: yaml.Node, loader: yaml.SafeLoader) -> None:
-    """Adds what a mapping of settings sets. An empty section sets nothing; anything else is a problem."""
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            _assign(layer, f"{name}.{key.value}" if name else str(key.value), value, loader)
-    elif not name and node.tag != NULL:
-        layer.problems.append(f"{layer.origin}: the settings file must be a mapping")
-    elif node.tag != NULL:
-        layer.complain(name, loader.construct_object(node, deep=True), "must be a mapping of settings", node)
-
-
-def _value(known: Known, path: tuple[str, ...], node: yaml.Node, loader: yaml.SafeLoader) -> Any:
-    """The value that a node has as this setting takes it; Spark's own settings are text, whatever they look like."""
-    if known.names == "whole" and not path and isinstance(node, yaml.MappingNode):
-        return {str(key.value): _text_or_value(value, loader) for key, value in node.value}
-    if known.is_text or (known.names == "whole" and path):
-        return _text_or_value(node, loader)
-    return loader.construct_object(node, deep=True)
-
-
-def _text_or_value(node: yaml.Node, loader: yaml.SafeLoader) -> Any:
-    """A scalar as it was written, so that 4.10 stays 4.10 where text is wanted; all else as YAML reads it."""
-    if isinstance(node, yaml.ScalarNode) and node.tag != NULL:
-        return node.value
-    return loader.construct_object(node, deep=True)
+def _parse_into(layer: Layer, text: str | None) -> tuple[Any, Any]:
+    """Return the values of a layer's text as `parse` does, and nothing if the layer has a problem."""
+    try:
+        return parse(text or "")
+    except ValueError as error:
+        layer.problems.append(f"{layer.origin}{error}")
+        return None, None
 
 
 def read_yaml(text: str, origin: str) -> Layer:
-    """The layer of a YAML text. What is wrong with it is in its `problems`; nothing raises."""
-    layer = Layer(origin, with_lines=True)
-    node, loader = _read_tree(layer, text)
-    if node is not None:
-        _assign(layer, "", node, loader)
+    """Return the layer of a YAML text. Its `problems` have the errors, and nothing is raised."""
+    layer = Layer(origin)
+    layer.assign("", *_parse_into(layer, text))
     return layer
 
 
-def _read_tree(layer: Layer, text: str) -> tuple[yaml.Node | None, yaml.SafeLoader]:
-    """The tree of a layer's text and its loader; None where it has problems."""
-    origin = layer.origin
-    try:
-        node, loader, repeated = compose(text)
-    except yaml.MarkedYAMLError as error:
-        line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        problem = "a syntax error" if _SECRET_VALUE.search(error.problem or "") else error.problem
-        kind = "cannot be read" if isinstance(error, BoundError) else "not valid YAML"
-        layer.problems.append(f"{origin}{line}: {kind}: {problem}")
-    except yaml.YAMLError:
-        layer.problems.append(f"{origin}: not valid YAML: it has characters that YAML does not allow")
-    except ValueError:
-        layer.problems.append(f"{origin}: not valid YAML: a value cannot be read")
-    else:
-        for key in repeated:
-            layer.complain(str(key.value), {}, "the key is given twice in its mapping", key)
-        if not repeated:
-            return node, loader
-    return None, CoreLoader("")
+def shipped_names(folder: str) -> list[str]:
+    """Return the names of the files in a folder of `conf`: `endpoints` has presets, `profiles` has profiles."""
+    entries = files("untold.conf").joinpath(folder).iterdir()
+    return sorted(entry.name.removesuffix(".yaml") for entry in entries if entry.name.endswith(".yaml"))
+
+
+def shipped_layer(path: str) -> Layer:
+    """Return the layer of a file in `conf`."""
+    text = files("untold.conf").joinpath(*path.split("/")).read_text(encoding="utf-8")
+    return read_yaml(text, f"conf/{path}")
 
 
 def open_text(path: str) -> IO[str]:
-    """A text file of a local disk or an object store, without the byte-order mark that some editors write."""
+    """Open a text file of a local disk or an object store. A byte-order mark is skipped."""
     if scheme_of(path) is None:
         return open(path, encoding="utf-8-sig")
-    # Arrow takes longer to import than most commands take to answer
-    from untold.udfs.samples import files
+    # The import of Arrow takes longer than most commands
+    from untold.udfs.samples import files as sample_files
 
-    return files.open_text(path)
+    return sample_files.open_text(path)
 
 
-def _read_text(path: str) -> str | Layer:
-    """The text of a YAML file, which a byte-order mark may begin; a layer with the problem where it cannot be read.
-
-    Of a text that is too long for settings only so much is read that this shows.
-    """
+def _read_text(layer: Layer) -> str | None:
+    """Return the text of a layer's file, at most one character more than settings may have."""
     try:
-        with open_text(path) as file:
+        with open_text(layer.origin) as file:
             return file.read(MOST_CHARACTERS + 1)
     except OSError as error:
-        return Layer(path, problems=[f"{path}: cannot be read: {error.strerror or type(error).__name__}"])
+        layer.problems.append(f"{layer.origin}: cannot be read: {error.strerror or type(error).__name__}")
     except UnicodeDecodeError:
-        return Layer(path, problems=[f"{path}: cannot be read: it is not UTF-8"])
+        layer.problems.append(f"{layer.origin}: cannot be read: it is not UTF-8")
+    return None
 
 
 def read_file(path: str) -> Layer:
-    """The layer of a YAML file. One that cannot be read is a problem of it."""
-    text = _read_text(path)
-    return text if isinstance(text, Layer) else read_yaml(text, path)
-
-
-def read_systems(path: str) -> dict[str, Layer]:
-    """By system: what a file of systems, each a name and its settings of `llm.*`, assigns, and what is wrong with it.
-
-    What is wrong with the file itself is the problem of a layer without a name.
-    """
-    whole, text = Layer(path, with_lines=True), _read_text(path)
-    if isinstance(text, Layer):
-        return {"": text}
-    node, loader = _read_tree(whole, text)
-    if node is not None and not (isinstance(node, yaml.MappingNode) and node.value):
-        whole.complain("the file", {}, "must be a mapping: the name of each system, and under it settings of llm.*")
-    if whole.problems or node is None:
-        return {"": whole}
-    return {str(key.value): _read_system(f"{path} system {key.value}", value, loader) for key, value in node.value}
-
-
-def _read_system(origin: str, node: yaml.Node, loader: yaml.SafeLoader) -> Layer:
-    """What one system of such a file sets, as settings below `llm.`."""
-    layer = Layer(origin, with_lines=True)
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            _assign(layer, f"llm.{key.value}", value, loader)
-    elif node.tag != NULL:
-        layer.complain("the system", {}, "must be a mapping of settings of llm.*, without the prefix", node)
+    """Return the layer of a YAML file. A file that cannot be read is a problem of the layer."""
+    layer = Layer(path)
+    layer.assign("", *_parse_into(layer, _read_text(layer)))
     return layer
 
 
+def read_systems(path: str) -> dict[str, Layer]:
+    """Return the layer of each system in a file that maps names to settings of `llm.*`.
+
+    A problem of the file itself is in a single layer without a name.
+    """
+    whole = Layer(path)
+    systems, written = _parse_into(whole, _read_text(whole))
+    if not whole.problems and not (isinstance(systems, dict) and systems):
+        whole.complain("the file", {}, "must be a mapping: the name of each system, and under it settings of llm.*")
+    if whole.problems:
+        return {"": whole}
+    layers = {name: Layer(f"{path} system {name}") for name in systems}
+    for name, layer in layers.items():
+        layer.assign("llm", systems[name], written[name])
+    return layers
+
+
 def assign_text(layer: Layer, name: str, text: str) -> None:
-    """Adds what `name=text` sets: text as it stands where the setting takes text, else read as YAML."""
-    located = locate(name)
-    takes_text = located is not None and (located[0].is_text or (located[0].names == "whole" and bool(located[1])))
+    """Add the assignment `name=text`: a text as it is written if the setting is a text, otherwise YAML."""
+    known, path = locate(name) or (None, ())
+    takes_text = known is not None and known.takes_text(path)
     try:
-        node, loader, repeated = compose(text)
-    except (yaml.YAMLError, ValueError) as error:
+        value, written = parse(text)
+    except ValueError as error:
         if not takes_text:
-            allowed = located[0].allowed if located else "readable as YAML or JSON"
-            problem = f"cannot be read: {error.problem}" if isinstance(error, BoundError) else f"must be {allowed}"
-            layer.complain(name, text, problem)
+            allowed = known.allowed if known else "readable as YAML or JSON"
+            refused = error.__cause__ if isinstance(error.__cause__, RefusedYamlError) else None
+            layer.complain(name, text, f"cannot be read: {refused.problem}" if refused else f"must be {allowed}")
             return
-        node, loader, repeated = scalar(text), CoreLoader(""), []
-    # Quotes are taken off as in a file; null stays null, or nothing could be unset on a command line
-    if takes_text and node.tag != NULL and not (isinstance(node, yaml.ScalarNode) and node.style in ("'", '"')):
-        node = scalar(text.strip())
-    if repeated:
-        layer.complain(name, {}, "a key is given twice in the mapping")
-    else:
-        _assign(layer, name, node, loader)
+        value = written = text.strip()
+    # A file has no quotes around a text either. Null stays null, so that a command line can unset a setting
+    if takes_text and value is not None and not (isinstance(written, str) and text.strip()[:1] in ("'", '"')):
+        value = written = text.strip()
+    layer.assign(name, value, written)
 
 
 def read_overrides(overrides: Sequence[str], endpoint: str | None = None, profile: str | None = None) -> list[Layer]:
-    """A layer for each `--set key=value` in the order given, then those of `--endpoint` and `--profile`."""
+    """Return a layer for each `--set key=value` in their order, then for `--endpoint` and `--profile`."""
     layers = []
     for override in overrides:
-        layer = Layer("--set")
+        layers.append(layer := Layer("--set"))
         name, equals, text = override.partition("=")
         if equals and name.strip():
             assign_text(layer, name.strip(), text)
         else:
-            layer.problems.append(problem_line(name.strip() or "''", {}, "--set", "--set needs KEY=VALUE"))
-        layers.append(layer)
+            layer.complain(name.strip() or "''", {}, "--set needs KEY=VALUE")
     short = (("--endpoint", "llm.endpoint", endpoint), ("--profile", "profile", profile))
     given = [SettingAssignment(key, (), value, option) for option, key, value in short if value is not None]
-    return [*layers, *(Layer(one.origin, assignments=[one]) for one in given)]
+    return [*layers, *(Layer(one.origin, [one]) for one in given)]
 
 
 PREFIX = "UNTOLD_"
-# Read elsewhere: a jar for machines without network, the folder of the tests' data, and the run that notebooks show
+# Other modules read these: a jar for machines without network, the data of the tests, and the run of the notebooks
 NOT_SETTINGS = frozenset({"UNTOLD_GRAPHFRAMES_JAR", "UNTOLD_DATA", "UNTOLD_RUN"})
-
-# Names without their prefix: `MODEL` and `LLM__MODEL` have .67, `TOKEN` and `TREND` .60
+# Without the prefix, `MODEL` and `LLM__MODEL` have the similarity .67, `TOKEN` and `TREND` .60
 NEAR = 0.65
 
 
-def _variable(key: str) -> str:
-    """The variable of a setting.
+def _variable_of(key: str) -> str:
+    """Return the variable of a setting.
 
-    >>> _variable("llm.base_url")
+    >>> _variable_of("llm.base_url")
     'UNTOLD_LLM__BASE_URL'
     """
-    return PREFIX + _name_of(key)
-
-
-def _name_of(key: str) -> str:
-    return key.upper().replace(".", "__")
+    return PREFIX + key.upper().replace(".", "__")
 
 
 def read_environment(environ: Mapping[str, str]) -> list[Layer]:
-    """A layer for each variable that sets something, by name, so that problems come in one order.
+    """Return a layer for each variable of a setting, by name: `UNTOLD_LLM__MAX_TOKENS=100` is `llm.max_tokens: 100`.
 
-    `UNTOLD_LLM__MAX_TOKENS=100` is `llm.max_tokens: 100`. A variable that looks like a setting and is none is a
-    problem; `unknown_variables` names the others.
+    A variable with a name similar to a setting is a problem. `unknown_variables` returns the other variables.
     """
     layers = []
     for variable in _variables(environ):
-        if not _is_strange(variable):
-            layer = Layer(variable)
-            _assign_variable(layer, variable, environ[variable])
-            layers.append(layer)
+        if _is_unrelated(variable):
+            continue
+        layers.append(layer := Layer("environment"))
+        text, name = environ[variable], variable.removeprefix(PREFIX).lower().replace("__", ".")
+        if name.startswith("spark.conf."):
+            example = '{"spark.ui.enabled": "true"}'
+            layer.complain(
+                variable, {}, f"Spark's names are case-sensitive: give UNTOLD_SPARK__CONF a mapping, as {example}"
+            )
+        elif variable != variable.upper() or not (locate(name) or name in known_sections()):
+            allowed = {_variable_of(key): known.allowed for key, known in known_settings().items()}
+            layer.complain(variable, text, no_such(variable.upper(), allowed))
+        else:
+            layer.origin = variable
+            assign_text(layer, name, text)
     return layers
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """A line for each variable that no setting is like: it is ignored.
+    """Return a line for each ignored variable, with a name that is not similar to any setting.
 
     >>> unknown_variables({"UNTOLD_HOME": "/opt", "UNTOLD_COMPLETION_STORE": "s", "UNTOLD_RUN": "out"})
     ['UNTOLD_HOME (environment): no setting has a name like this; the variable is ignored']
     """
     ignored = "no setting has a name like this; the variable is ignored"
-    return [problem_line(name, {}, "environment", ignored) for name in _variables(environ) if _is_strange(name)]
+    return [problem_line(name, {}, "environment", ignored) for name in _variables(environ) if _is_unrelated(name)]
 
 
-def _variables(environ: Mapping[str, str]) -> Iterator[str]:
-    return (name for name in sorted(environ.keys() - NOT_SETTINGS) if name.startswith(PREFIX))
+def _variables(environ: Mapping[str, str]) -> list[str]:
+    return [name for name in sorted(environ.keys() - NOT_SETTINGS) if name.startswith(PREFIX)]
 
 
-def _is_strange(variable: str) -> bool:
-    """Whether a variable is of no section and near no setting. The prefix, which all share, does not count."""
+def _is_unrelated(variable: str) -> bool:
+    """Return True if no section or setting has a name similar to the variable. The common prefix does not count."""
     name = variable.removeprefix(PREFIX).upper()
-    names = map(_name_of, [*known_settings(), *known_sections()])
-    return name.split("__")[0].lower() not in known_sections() and not near_misses(name, tuple(names), cutoff=NEAR)
-
-
-def _assign_variable(layer: Layer, variable: str, text: str) -> None:
-    """Adds what a variable sets. Two underscores stand for a dot, since names have single ones of their own."""
-    name = variable.removeprefix(PREFIX).lower().replace("__", ".")
-    if name.startswith("spark.conf."):
-        hint = 'Spark\'s names are case-sensitive: give UNTOLD_SPARK__CONF a mapping, as {"spark.ui.enabled": "true"}'
-        layer.problems.append(problem_line(variable, {}, "environment", hint))
-    elif variable != variable.upper() or not (locate(name) or name in known_sections()):
-        nearest = no_such(variable.upper(), {_variable(key): known.allowed for key, known in known_settings().items()})
-        layer.problems.append(problem_line(variable, text, "environment", nearest))
-    else:
-        assign_text(layer, name, text)
+    names = [_variable_of(key).removeprefix(PREFIX) for key in (*known_settings(), *known_sections())]
+    return name.split("__")[0].lower() not in known_sections() and not near_misses(name, names, cutoff=NEAR)

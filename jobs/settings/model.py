@@ -1,62 +1,35 @@
-"""The settings: validated, frozen models, and what a stage's decoding and a run's identity are under them."""
+"""Define the settings, and derive the decoding of a stage and the identity of an output from them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import Field, SerializerFunctionWrapHandler, create_model, field_validator, model_serializer
+from pydantic import create_model, field_validator
 
-from untold.jobs.metrics.settings import (
-    E2eSettings,
-    IcatSettings,
-    ImportanceSettings,
-    LongrecallSettings,
-    NliSettings,
-    NuggetsSettings,
-    QaSettings,
-    RagSettings,
-    package_sections,
-)
+from untold.jobs.metrics import settings as metrics
+from untold.jobs.metrics.settings import package_sections
+from untold.jobs.settings import sections
 from untold.jobs.settings.fields import (
-    A_VARIABLE,
-    AN_ADDRESS,
     TOLERANCE,
     Address,
     Amount,
+    ApiKeyEnv,
     Count,
     ExtraBody,
+    Natural,
     PathText,
     Positive,
     Rating,
     Section,
     Share,
     Text,
+    TokenRate,
     Tolerance,
-    VariableName,
-)
-from untold.jobs.settings.fields import merge_patch as merge_patch
-from untold.jobs.settings.sections import (
-    ENDPOINTS,
-    Backend,
-    BatchSettings,
-    BudgetSettings,
-    ClassifierSettings,
-    EmbeddingSettings,
-    Endpoints,
-    GroundingSettings,
-    IndexSettings,
-    KnowledgeSettings,
-    LakehouseSettings,
-    NightlySettings,
-    NotifySettings,
-    SearchSettings,
-    SendingSettings,
-    StageBackend,
-    StorageSettings,
-    TrendSettings,
+    merge_patch,
+    setting,
 )
 from untold.jobs.settings.sections import RaySettings as RaySettings
 from untold.jobs.settings.sections import SparkSettings as SparkSettings
@@ -65,9 +38,9 @@ from untold.udfs.llm.usage import Prices, dearest
 from untold.udfs.stages import LOOKUPS, STAGES
 
 STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
-# What may differ between two starts of one run; every other setting belongs to what an output is of. A list of what is
-# left in would forget the next setting that changes results. Of `llm` and `stages`, `decoding_for` says what counts.
-# `prompts` chooses templates, whose digests say more, and `profile` stands for what it sets
+# These settings may differ between two starts of one run. Every other setting is part of an output's identity, so that
+# a new setting is part of it too. `decoding_for` selects from `llm` and `stages`. The digests of templates replace
+# `prompt_set`, and the settings of a profile replace `profile`
 NO_RESULT = frozenset(
     {
         *("llm", "stages", "budget", "nightly", "trend", "notify", "lakehouse", "spark", "ray", "storage"),
@@ -77,24 +50,24 @@ NO_RESULT = frozenset(
 Api = Literal["chat", "completions"]
 PromptSet = Literal["untold", "published"]
 Structured = Literal["auto", "off", "json_schema", "guided_json"]
-# What a stage declares (`StageDefinition.max_tokens`)
+# The limit that a stage declares (`StageDefinition.max_tokens`)
 AUTO: Literal["auto"] = "auto"
 Own = TypeVar("Own", bound=Section)
 PRICES = ("price_per_million_prompt_tokens", "price_per_million_completion_tokens")
 
 
 class SettingsError(UserError):
-    """Settings that cannot be used: one line a problem, naming the key, what is allowed and where the value is from.
+    """Invalid settings: one line per problem, with the key, the allowed values and the layer of the value.
 
-    A value that may be a key is not shown.
+    The message never shows a value that may be a key.
     """
 
 
-class LlmSettings(SendingSettings):
-    """The endpoint, how it is asked, and its limits and prices.
+class LlmSettings(sections.SendingSettings):
+    """The endpoint of the language model, its limits and its prices, and the decoding of requests.
 
-    What is sent with a request (model, api, structured, temperature, top_p, max_tokens, extra_body) is part of its id
-    and may differ by stage. The salt is part of it and not sent. All else may differ from start to start
+    model, api, structured, temperature, top_p, max_tokens and extra_body may differ by stage. A request's id contains
+    them and the salt, which is never sent. The other fields may differ between two starts of a run
     (docs/architecture.md, "Requests and their keys").
     """
 
@@ -102,94 +75,55 @@ class LlmSettings(SendingSettings):
         {"salt", "repeated_share", "deadline_seconds", "outage_minutes", "actors", "flush_seconds", "journal"}
     )
 
-    endpoint: Text | None = Field(
-        default=None, description="Endpoint preset: a name in conf/endpoints, or a path to a .yaml file"
+    endpoint: Text | None = setting(None, "Preset: a name in conf/endpoints, or a path to a .yaml file")
+    base_url: Address | None = setting(None, "Address of an OpenAI-compatible API, with /v1")
+    model: Text | None = setting(None, "Model name at the endpoint")
+    api_key_env: ApiKeyEnv = None
+    endpoints: sections.Endpoints = setting(
+        [],
+        "Several endpoints in place of llm.base_url: each with base_url, and optionally with model, "
+        "api_key_env, limits, prices, extra_headers and extra_query; weight is its share of the requests",
     )
-    base_url: Address | None = Field(
-        default=None,
-        description="Address of an OpenAI-compatible API, /v1 included; its key is named by llm.api_key_env",
-        json_schema_extra=AN_ADDRESS,
+    api: Api = setting("chat", "Chat completions or plain completions")
+    structured: Structured = setting(
+        "auto",
+        "JSON schema of the stage in chat requests: auto tries it once, off sends none, json_schema "
+        "(response_format) and guided_json send it without a try",
     )
-    model: Text | None = Field(default=None, description="Model name as the endpoint knows it")
-    api_key_env: VariableName | None = Field(
-        default=None,
-        description="Name of the environment variable that holds the API key; null is the preset's own, or no key",
-        json_schema_extra=A_VARIABLE,
+    extra_body: ExtraBody = setting({}, "Fields merged into every request, such as reasoning_effort")
+    salt: Text | None = setting(None, "Text in the id of every request; a new salt repeats all requests")
+    repeats: Count = setting(1, "Scorings of llm.repeated_share of the samples, for repeatability")
+    repeated_share: Share = setting(0.05, "Share of samples that are scored llm.repeats times")
+    timeout_seconds: Positive = setting(120.0, "Timeout of one attempt, in seconds")
+    deadline_seconds: Positive = setting(600.0, "Timeout of a request with all its attempts, in seconds")
+    outage_minutes: Positive = setting(10.0, "Minutes of an outage until the run ends (1 before the first success)")
+    max_attempts: Count = setting(4, "Maximum attempts of a request; rate limiting does not count")
+    temperature: Amount | None = setting(0.0, "Sampling temperature; null is not sent")
+    top_p: Share | None = setting(1.0, "Nucleus sampling share; null is not sent")
+    max_tokens: Count | Literal["auto"] | None = setting(
+        AUTO, "Maximum tokens; auto is the stage's limit, null is not sent"
     )
-    endpoints: Endpoints = Field(
-        default_factory=list,
-        description="Several endpoints in the place of llm.base_url: each with base_url, and with what it has of its "
-        "own of model, api_key_env, limits, prices, extra_headers and extra_query; weight is its share of the requests",
-        json_schema_extra=ENDPOINTS,
+    reasoning_tokens: Natural = setting(0, "Tokens added to max_tokens for a model that reasons; 0 measures them")
+    requests_per_minute: Positive | None = setting(None, "Maximum requests per minute; null is no limit")
+    tokens_per_minute: TokenRate = None
+    max_concurrency: Count = setting(64, "Maximum concurrent requests of all actors")
+    backend: sections.Backend = setting(
+        "process",
+        "Executor of requests: process, a local process; ray-job, a job on the Ray cluster with its job "
+        "server at ray.address (http://HEAD:8265); spool, `untold answer`; batch, the batch API of the endpoint, at a "
+        "lower price and within a day",
     )
-    api: Api = Field(default="chat", description="Chat completions or plain completions")
-    structured: Structured = Field(
-        default="auto",
-        description="Whether chat requests have their stage's JSON schema: auto tries it once, off sends none, "
-        "json_schema (response_format) and guided_json send it untried",
-    )
-    extra_body: ExtraBody = Field(
-        default_factory=dict, description="Fields merged into every request, such as reasoning_effort"
-    )
-    salt: Text | None = Field(
-        default=None, description="Text in the id of every request: under another one the model is asked anew"
-    )
-    repeats: Count = Field(
-        default=1, description="Scorings of llm.repeated_share of the samples, to see how far the judge repeats itself"
-    )
-    repeated_share: Share = Field(default=0.05, description="Share of samples that are scored llm.repeats times")
-    timeout_seconds: Positive = Field(default=120.0, description="Timeout of one attempt, in seconds")
-    deadline_seconds: Positive = Field(
-        default=600.0, description="Timeout of a request over all attempts and waits, in seconds"
-    )
-    outage_minutes: Positive = Field(
-        default=10.0,
-        description="Minutes of an outage after which the run ends, resumable (1 while nothing has succeeded)",
-    )
-    max_attempts: Count = Field(default=4, description="Maximum attempts of a request; rate limiting uses none")
-    temperature: Amount | None = Field(default=0.0, description="Sampling temperature; null is not sent")
-    top_p: Share | None = Field(default=1.0, description="Nucleus sampling share; null is not sent")
-    max_tokens: Count | Literal["auto"] | None = Field(
-        default=AUTO, description="Maximum tokens of a completion; auto is each stage's own limit, null is not sent"
-    )
-    reasoning_tokens: Annotated[int, Field(ge=0)] = Field(
-        default=0,
-        description="Tokens added to max_tokens of each stage, for a model that reasons; 0 is learnt from completions",
-    )
-    requests_per_minute: Positive | None = Field(
-        default=None, description="Maximum requests a minute; null is no limit"
-    )
-    tokens_per_minute: Positive | None = Field(default=None, description="Maximum tokens a minute; null is no limit")
-    max_concurrency: Count = Field(default=64, description="Maximum concurrent requests over all actors")
-    backend: Backend = Field(
-        default="process",
-        description="What carries out requests: a process beside this start; a job that this start submits to the Ray "
-        "cluster whose job server ray.address names (http://HEAD:8265); `untold answer` from a spool; or the batch API "
-        "of the endpoint, at a lower price, within a day",
-    )
-    spool: PathText | None = Field(
-        default=None, description="Folder of the spool, path or URI; null is spool/ in the store of completions"
-    )
-    actors: Count | None = Field(
-        default=None,
-        description="Number of Ray actors that make calls; null derives it from the request limit, or without one from "
-        "max_concurrency",
-    )
-    flush_seconds: Positive | None = Field(
-        default=None, description="Seconds between writes of completions; null is 1 on local disks, 30 on object stores"
-    )
-    journal: Text | None = Field(
-        default=None,
-        description="Folder on each node's disk for answers that are not in the store yet; off keeps none; null is "
+    spool: PathText | None = setting(None, "Folder of the spool, path or URI; null is spool/ in the store")
+    actors: Count | None = setting(None, "Number of Ray actors that send requests; null derives it from the limits")
+    flush_seconds: Positive | None = setting(None, "Seconds between writes; null is 1, or 30 on object stores")
+    journal: Text | None = setting(
+        None,
+        "Folder on each node's disk for completions that are not in the store yet; off keeps none; null is "
         "the node's temporary folder for object stores, and off for local disks",
     )
-    price_per_million_prompt_tokens: Amount | None = Field(
-        default=None, description="Price of a million prompt tokens, in the currency of budget.max_cost"
-    )
-    price_per_million_completion_tokens: Amount | None = Field(
-        default=None, description="Price of a million completion tokens, in the currency of budget.max_cost"
-    )
-    local_model: Text | None = Field(default=None, description="Path of a GGUF file for the embedded model's server")
+    price_per_million_prompt_tokens: Amount | None = setting(None, "Price per million prompt tokens")
+    price_per_million_completion_tokens: Amount | None = setting(None, "Price per million completion tokens")
+    local_model: Text | None = setting(None, "Path of a GGUF file for the embedded model")
 
     @property
     def uses_spool(self) -> bool:
@@ -198,7 +132,7 @@ class LlmSettings(SendingSettings):
 
     @property
     def each(self) -> list[LlmSettings]:
-        """The settings of each endpoint, as if it were the only one."""
+        """Return the settings of each endpoint, as if it were the only endpoint."""
         if not self.endpoints:
             return [self]
         return [self.model_copy(update={**one.over(vars(self)), "endpoints": []}) for one in self.endpoints]
@@ -206,174 +140,137 @@ class LlmSettings(SendingSettings):
     @field_validator("extra_body")
     @classmethod
     def _without_nulls(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """A null says that a field is not sent, which it is not."""
+        """Remove the fields with a null value, because they are not sent."""
         return merge_patch({}, value)
 
 
-class StageSettings(Section):
-    """What one stage overrides of `llm.*`. Unset follows `llm.*`; an explicit null is not sent, or no price.
+class StageSettings(sections.SetFieldsSection):
+    """Settings of one stage over `llm.*`. An unset field follows `llm.*`. A null is not sent, or is no price."""
 
-    So `model_fields_set` says more than the values: null and unset are both None.
-    """
-
-    model: Text | None = Field(default=None, description="Model of this stage")
-    api: Api | None = Field(default=None, description="Chat completions or plain completions, for this stage")
-    structured: Structured | None = Field(
-        default=None, description="Whether requests of this stage have its JSON schema"
-    )
-    temperature: Amount | None = Field(default=None, description="Sampling temperature of this stage; null is not sent")
-    top_p: Share | None = Field(default=None, description="Nucleus sampling share of this stage; null is not sent")
-    max_tokens: Count | None = Field(
-        default=None, description="Maximum tokens of a completion of this stage; null is not sent"
-    )
-    extra_body: ExtraBody | None = Field(
-        default=None, description="Fields merged over llm.extra_body; a null value removes its key, null removes all"
-    )
-    backend: StageBackend | None = Field(
-        default=None, description="What carries out requests of this stage, if llm.backend is process or batch"
-    )
-    prompt_set: PromptSet | None = Field(
-        default=None, description="Shipped template of this stage: Untold's own, or with the duty of the metric's paper"
-    )
-    price_per_million_prompt_tokens: Amount | None = Field(
-        default=None, description="Price of a million prompt tokens of this stage's model; null is no price"
-    )
-    price_per_million_completion_tokens: Amount | None = Field(
-        default=None, description="Price of a million completion tokens of this stage's model; null is no price"
-    )
+    model: Text | None = setting(None, "Model of this stage")
+    api: Api | None = setting(None, "Chat completions or plain completions, for this stage")
+    structured: Structured | None = setting(None, "JSON schema in requests of this stage")
+    temperature: Amount | None = setting(None, "Sampling temperature of this stage; null is not sent")
+    top_p: Share | None = setting(None, "Nucleus sampling share of this stage; null is not sent")
+    max_tokens: Count | None = setting(None, "Maximum tokens of a completion; null is not sent")
+    extra_body: ExtraBody | None = setting(None, "Fields merged over llm.extra_body; a null removes its key, or all")
+    backend: sections.StageBackend | None = setting(None, "Executor of requests, if llm.backend is process or batch")
+    prompt_set: PromptSet | None = setting(None, "Shipped template: Untold's own, or as in the metric's paper")
+    price_per_million_prompt_tokens: Amount | None = setting(None, "Price per million prompt tokens; null is no price")
+    price_per_million_completion_tokens: Amount | None = setting(None, "Price per million completion tokens")
 
     @field_validator("model", "api", "prompt_set", "structured", "backend")
     @classmethod
     def _not_null(cls, value: str | None) -> str:
-        """Raises ValueError for null where nothing could be left out: every request has a model, API and template."""
+        """Raise ValueError for null: every request needs a model, an API and a template."""
         if value is None:
             raise ValueError("a value; leave the key out to follow llm.*")
         return value
 
-    @model_serializer(mode="wrap")
-    def _set_fields(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Only what was set, so that unset and null stay apart through JSON."""
-        return {name: value for name, value in serialise(self).items() if name in self.model_fields_set}
-
 
 class ThresholdSettings(Section):
-    """What is kept is rated at or above these.
+    """Minimum ratings: methods, section 1.
 
-    Ratings are expected values, from the probabilities of the model's digits where it gives them, so that they lie
-    between whole numbers. Methods, section 1.
+    A rating is an expected value if the model returns the probabilities of digits. It can be a fraction.
     """
 
     ADVANCED: ClassVar[frozenset[str]] = frozenset({"relevance", "confidence"})
 
-    relevance: Rating = Field(default=3.5, description="Minimum expected relevance to the query, 1 to 5")
-    confidence: Rating = Field(default=2.0, description="Minimum expected confidence of an answer, 1 to 5")
+    relevance: Rating = setting(3.5, "Minimum expected relevance to the query, 1 to 5")
+    confidence: Rating = setting(2.0, "Minimum expected confidence of an answer, 1 to 5")
 
 
 class StatisticsSettings(Section):
-    """Resampling of intervals and tests: methods, section 7. One seed gives the same limits in any order of rows."""
+    """Resampling of intervals and tests: methods, section 7. The order of the rows does not change the limits."""
 
-    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="Seed of every resampling")
-    widen: bool = Field(
-        default=False, description="Widen the summary's intervals by what the judge's own scorings differ (llm.repeats)"
-    )
+    seed: Natural = setting(0, "Seed of every resampling")
+    widen: bool = setting(False, "Widen the summary's intervals by the variation of llm.repeats")
 
 
 class GraphSettings(Section):
-    """Where fact graphs are condensed: methods, section 5, and docs/architecture.md, "Statements out of graphs"."""
+    """Condensation of fact graphs: methods, section 5, and docs/architecture.md, "Statements from graphs"."""
 
     ADVANCED: ClassVar[frozenset[str]] = frozenset({"method", "max_edges_in_task", "jar"})
 
-    method: Literal["auto", "local", "graphframes"] = Field(
-        default="auto", description="SciPy within tasks, GraphFrames, or whichever fits"
-    )
-    # Four million edges with ids of 32 characters in one row broke a heap of 1 GB
-    max_edges_in_task: Count = Field(default=1_000_000, description="Maximum edges of a graph that one task condenses")
-    jar: Text | None = Field(
-        default=None, description="Path of the GraphFrames jar; null uses UNTOLD_GRAPHFRAMES_JAR or Maven"
-    )
+    method: Literal["auto", "local", "graphframes"] = setting("auto", "SciPy in tasks, GraphFrames, or by size")
+    # Four million edges with ids of 32 characters in one row exceeded a heap of 1 GB
+    max_edges_in_task: Count = setting(1_000_000, "Maximum edges of a graph that one task condenses")
+    jar: Text | None = setting(None, "GraphFrames jar; null uses UNTOLD_GRAPHFRAMES_JAR or Maven")
 
 
 class Settings(Section):
-    """Every setting of a run, validated."""
+    """The validated settings of a run."""
 
     llm: LlmSettings = LlmSettings()
-    stages: dict[str, StageSettings] = Field(default_factory=dict, description="Overrides of llm.* by stage")
-    profile: Literal["published"] | None = Field(
-        default=None, description="Settings beneath all that you set: published are those of the papers"
+    stages: dict[str, StageSettings] = setting({}, "Overrides of llm.* by stage")
+    profile: Literal["published"] | None = setting(None, "Settings of the papers, below your own settings")
+    prompt_set: PromptSet = setting("untold", "Shipped templates: Untold's own, or as in a metric's paper")
+    prompts_dir: PathText | None = setting(None, "Folder of templates that replace the shipped templates")
+    completion_store: PathText | None = setting(None, "Store of completions; null is completions/ in the output")
+    work_dir: PathText | None = setting(
+        None,
+        "Folder for the steps of a run, shared by Spark and the driver; null is _work in the output, or a "
+        "temporary folder if Spark and Ray run on this machine and the output is remote",
     )
-    prompt_set: PromptSet = Field(
-        default="untold",
-        description="Shipped templates: Untold's own, or with the duty of a metric's paper where they differ",
-    )
-    prompts_dir: PathText | None = Field(default=None, description="Folder whose templates replace the shipped ones")
-    completion_store: PathText | None = Field(
-        default=None, description="Store of completions, path or URI; null is completions/ in the output"
-    )
-    work_dir: PathText | None = Field(
-        default=None,
-        description="Folder for the steps of a run, shared by Spark and the driver; null is _work in the output, or a "
-        "temporary folder where Spark and Ray run on this machine and the output is remote",
-    )
-    summarise_contexts: bool = Field(default=True, description="Summarise each context for the query first")
-    fail_on_error: Literal["any", "none"] | Tolerance = Field(
-        default="any",
-        description="Failed or partial samples that make the exit code 4: any, none, or more than .share or .count",
+    summarise_contexts: bool = setting(True, "Summarise each context for the query first")
+    fail_on_error: Literal["any", "none"] | Tolerance = setting(
+        "any",
+        "Failed or partial samples that make the exit code 4: any, none, or more than .share or .count",
         json_schema_extra={"allowed": f"any | none | {TOLERANCE}"},
     )
-    batch: BatchSettings = BatchSettings()
-    budget: BudgetSettings = BudgetSettings()
-    nightly: NightlySettings = NightlySettings()
-    trend: TrendSettings = TrendSettings()
-    notify: NotifySettings = NotifySettings()
-    lakehouse: LakehouseSettings = LakehouseSettings()
+    batch: sections.BatchSettings = sections.BatchSettings()
+    budget: sections.BudgetSettings = sections.BudgetSettings()
+    nightly: sections.NightlySettings = sections.NightlySettings()
+    trend: sections.TrendSettings = sections.TrendSettings()
+    notify: sections.NotifySettings = sections.NotifySettings()
+    lakehouse: sections.LakehouseSettings = sections.LakehouseSettings()
     spark: SparkSettings = SparkSettings()
     ray: RaySettings = RaySettings()
-    storage: StorageSettings = StorageSettings()
+    storage: sections.StorageSettings = sections.StorageSettings()
     thresholds: ThresholdSettings = ThresholdSettings()
     statistics: StatisticsSettings = StatisticsSettings()
-    e2e: E2eSettings = E2eSettings()
-    nli: NliSettings = NliSettings()
-    qa: QaSettings = QaSettings()
+    e2e: metrics.E2eSettings = metrics.E2eSettings()
+    nli: metrics.NliSettings = metrics.NliSettings()
+    qa: metrics.QaSettings = metrics.QaSettings()
     graph: GraphSettings = GraphSettings()
-    embeddings: EmbeddingSettings = EmbeddingSettings()
-    search: SearchSettings = SearchSettings()
-    classifier: ClassifierSettings = ClassifierSettings()
-    grounding: GroundingSettings = GroundingSettings()
-    index: IndexSettings = IndexSettings()
-    knowledge: KnowledgeSettings = KnowledgeSettings()
-    icat: IcatSettings = IcatSettings()
-    importance: ImportanceSettings = ImportanceSettings()
-    longrecall: LongrecallSettings = LongrecallSettings()
-    nuggets: NuggetsSettings = NuggetsSettings()
-    rag: RagSettings = RagSettings()
+    embeddings: sections.EmbeddingSettings = sections.EmbeddingSettings()
+    search: sections.SearchSettings = sections.SearchSettings()
+    classifier: sections.ClassifierSettings = sections.ClassifierSettings()
+    grounding: sections.GroundingSettings = sections.GroundingSettings()
+    index: sections.IndexSettings = sections.IndexSettings()
+    knowledge: sections.KnowledgeSettings = sections.KnowledgeSettings()
+    icat: metrics.IcatSettings = metrics.IcatSettings()
+    importance: metrics.ImportanceSettings = metrics.ImportanceSettings()
+    longrecall: metrics.LongrecallSettings = metrics.LongrecallSettings()
+    nuggets: metrics.NuggetsSettings = metrics.NuggetsSettings()
+    rag: metrics.RagSettings = metrics.RagSettings()
 
     def of(self, section: type[Own]) -> Own:
-        """The section of this class: how a metric of another package reads settings of its own.
+        """Return the section of this class, for a metric of another package.
 
-        The section's defaults in settings that were made without that package.
+        Return the section's defaults if these settings were created without that package.
         """
         return next((value for _, value in self if isinstance(value, section)), section())
 
     @property
     def offers_tools(self) -> bool:
-        """Whether stages may offer their tools to the model."""
+        """Return True if stages may offer their tools to the model."""
         return self.qa.quantity_tool == "tool"
 
     @field_validator("stages")
     @classmethod
     def _known_stages(cls, value: dict[str, StageSettings]) -> dict[str, StageSettings]:
-        """Raises ValueError for overrides of a stage that is not there: misspelt, they would do nothing."""
-        unknown = sorted(value.keys() - set(STAGE_NAMES))
-        if unknown:
+        """Raise ValueError for an unknown stage, because its overrides would have no effect."""
+        if not value.keys() <= set(STAGE_NAMES):
             raise ValueError(f"stages among {', '.join(STAGE_NAMES)}")
         return value
 
 
 @cache
 def settings_model() -> type[Settings]:
-    """`Settings` with the sections that metrics of other packages bring. Imports these packages.
+    """Return `Settings` with the sections of metrics from other packages, and import these packages.
 
-    Raises SettingsError for a section whose name is taken.
+    Raise SettingsError for a section with a name that is taken.
     """
     found: dict[str, tuple[str, type[Section]]] = {}
     for metric, name, section in package_sections():
@@ -381,15 +278,15 @@ def settings_model() -> type[Settings]:
         if name in Settings.model_fields or found.get(name, (metric, section))[1] is not section:
             raise SettingsError(f"metric {metric}: {taken} has settings {name}.* already; rename its section")
         found[name] = (metric, section)
-    fields: dict[str, Any] = {name: (section, section()) for name, (_, section) in found.items()}
-    return create_model("Settings", __base__=Settings, **fields) if fields else Settings
+    added: dict[str, Any] = {name: (section, section()) for name, (_, section) in found.items()}
+    return create_model("Settings", __base__=Settings, **added) if added else Settings
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """What a stage sends with every request, None is not sent, and its salt, which never is.
+    """The fields that a stage sends with every request, and its salt. A field with the value None is not sent.
 
-    `model` None is an embedded one not yet named.
+    `model` is None for an embedded model without a name.
     """
 
     model: str | None
@@ -403,26 +300,28 @@ class Decoding:
 
 
 def decoding_for(settings: Settings, stage: str) -> Decoding:
-    """The decoding of a stage: `stages.<stage>.*` over `llm.*`. Raises `SettingsError` for an unknown stage.
+    """Return the decoding of a stage: `stages.<stage>.*` over `llm.*`. Raise `SettingsError` for an unknown stage.
 
-    A stage's null is a value: with `llm.temperature` 0 and null for one stage, that stage sends none.
+    A null of the stage counts as a value: the field is not sent, also if `llm.*` sets it.
     """
-    own = _of_stage(settings, stage)
+    own, llm = _of_stage(settings, stage), settings.llm
     names = ("model", "api", "structured", "temperature", "top_p", "max_tokens")
-    values = {name: getattr(own if name in own.model_fields_set else settings.llm, name) for name in names}
+    values = {name: getattr(own if name in own.model_fields_set else llm, name) for name in names}
     if values["max_tokens"] == AUTO:
         values["max_tokens"] = STAGES[stage].max_tokens
-    return Decoding(**values, extra_body=_extra_body(settings.llm, own), salt=settings.llm.salt)
+    body = dict(llm.extra_body)
+    if "extra_body" in own.model_fields_set:
+        body = {} if own.extra_body is None else merge_patch(body, own.extra_body)
+    return Decoding(**values, extra_body=body, salt=llm.salt)
 
 
 def api_for(settings: Settings, stage: str) -> Api:
-    """The API that a stage is asked by; raises as `decoding_for`, and loads no stage."""
-    own = _of_stage(settings, stage)
-    return own.api if own.api is not None else settings.llm.api
+    """Return the API of a stage without loading the stage. Raise `SettingsError` for an unknown stage."""
+    return _of_stage(settings, stage).api or settings.llm.api
 
 
-def backend_for(settings: Settings, stage: str) -> Backend:
-    """Return what carries out the requests of a stage. Lookups have endpoints of their own, and none of batches."""
+def backend_for(settings: Settings, stage: str) -> sections.Backend:
+    """Return the backend that carries out the requests of a stage. Lookups have no batches."""
     if stage in LOOKUPS:
         return settings.llm.backend if settings.llm.uses_spool else "process"
     return _of_stage(settings, stage).backend or settings.llm.backend
@@ -434,17 +333,16 @@ def _of_stage(settings: Settings, stage: str) -> StageSettings:
     return settings.stages.get(stage, StageSettings())
 
 
-def prices_for(settings: Settings, stage: str, backend: Backend | None = None) -> Prices:
-    """What the calls of a stage cost at most: `stages.<stage>.price_per_million_*` over `llm.price_per_million_*`, by
-    the dearest of several endpoints; lookups have prices of their own.
+def prices_for(settings: Settings, stage: str, backend: sections.Backend | None = None) -> Prices:
+    """Return the maximum prices of a stage, for plans, calls and accounts: `stages.<stage>.*` over `llm.*`.
 
-    The one place where a stage gets its prices, for whoever plans, asks, shows and books.
+    The most expensive of several endpoints counts. Lookups have separate prices.
     """
     if stage == "embed_text":
         return Prices(prompt=settings.embeddings.price_per_million_tokens)
     if stage == "web_search":
         return Prices(thousand_calls=settings.search.price_per_thousand_requests)
-    # What runs within tasks has no tokens, and costs nothing
+    # A lookup within tasks counts no tokens and is free
     if stage in LOOKUPS:
         return Prices(prompt=settings.classifier.price_per_million_tokens)
     share = settings.batch.discount if (backend or backend_for(settings, stage)) == "batch" else 1.0
@@ -452,23 +350,16 @@ def prices_for(settings: Settings, stage: str, backend: Backend | None = None) -
 
 
 def prices_at(llm: LlmSettings, settings: Settings, stage: str) -> Prices:
-    """What the calls of a stage cost at one endpoint of the language model; the stage's own prices hold at each."""
+    """Return the prices of a stage at one endpoint. The stage's own prices apply to every endpoint."""
     own = _of_stage(settings, stage)
     return Prices(*(getattr(own if name in own.model_fields_set else llm, name) for name in PRICES))
 
 
-def _extra_body(llm: LlmSettings, stage: StageSettings) -> dict[str, Any]:
-    """The fields that a stage adds to its requests, its own over those of all."""
-    if "extra_body" not in stage.model_fields_set:
-        return dict(llm.extra_body)
-    return {} if stage.extra_body is None else merge_patch(llm.extra_body, stage.extra_body)
-
-
 def result_settings(settings: Settings, stages: Iterable[str] = STAGE_NAMES) -> dict[str, Any]:
-    """The settings that change results, as JSON values: what an output belongs to, beside its input and templates.
+    """Return the settings that change results, as JSON values. They are part of an output's identity.
 
-    `stages` narrows the decoding to the stages that a run asks. Limits, prices, budgets, retries, addresses, keys,
-    stores, Spark and Ray are left out (`NO_RESULT`, and `NO_RESULT` of sections).
+    `stages` selects the stages with a decoding. `NO_RESULT` and the `NO_RESULT` of sections list the excluded
+    settings: limits, prices, budgets, retries, addresses, keys, stores, Spark and Ray.
     """
     decoding = {stage: vars(decoding_for(settings, stage)) for stage in sorted(stages)}
     within = {name: set(section.NO_RESULT) for name, section in settings if isinstance(section, Section)}

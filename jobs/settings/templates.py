@@ -1,13 +1,10 @@
-"""Find the template of a stage, and the profiles of `conf/profiles`, which lie beneath the user's own settings.
-
-Imports no engine of templates: who shows one need not fill it in.
-"""
+"""Find the template of a stage, and compare settings with their profile. Imports no template engine."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import reduce
 from importlib.resources import files
@@ -15,7 +12,7 @@ from importlib.resources.abc import Traversable
 from typing import Any
 
 from untold.jobs.settings import model
-from untold.jobs.settings.layers import Layer, open_text, read_yaml
+from untold.jobs.settings.layers import open_text, shipped_layer
 from untold.udfs.schemes import scheme_of
 from untold.udfs.stages.definitions import SUFFIXES
 
@@ -25,7 +22,7 @@ PUBLISHED: model.PromptSet = "published"
 
 @dataclass(frozen=True)
 class Template:
-    """A template's source, the API whose form it has, and where it came from."""
+    """The source of a template, its API, and its path."""
 
     source: str
     api: str
@@ -33,51 +30,48 @@ class Template:
 
 
 def template_of(stage: str, settings: model.Settings) -> Template:
-    """The template of a stage under the settings, as `find_template`."""
+    """Return the template of a stage under the settings, as `find_template`."""
     own = settings.stages.get(stage, model.StageSettings()).prompt_set
     return find_template(stage, model.api_for(settings, stage), settings.prompts_dir, own or settings.prompt_set)
 
 
 def stages_that_differ() -> frozenset[str]:
-    """The stages of which two templates are shipped: one of our duty, one of the paper's."""
-    return frozenset(file.name.split(".")[0] for file in _shipped().joinpath(PUBLISHED).iterdir())
+    """Return the stages with two shipped templates: Untold's own and the paper's."""
+    return frozenset(file.name.split(".")[0] for file in _shipped(PUBLISHED).iterdir())
 
 
 def find_template(stage: str, api: str, prompts_dir: str | None, prompt_set: model.PromptSet = "untold") -> Template:
-    """The template of a stage: a file of `prompts_dir` in either form, else the shipped one of the wanted form.
+    """Return the template of a stage: a file of `prompts_dir` for either API, otherwise the shipped template.
 
-    Of the shipped ones that with the published duty where `prompt_set` wants that and the stage has one of its own.
+    A file for the other API changes the API of the stage. `prompt_set=published` selects the published template of the
+    stages that have one. See docs/contract.md, "Templates".
 
-    A file of the user's in the other form changes the stage's API, since it says how it wants to be sent. Raises
-    SettingsError where `prompts_dir` is no folder or no template has the wanted form. See docs/contract.md,
-    "Templates".
+    Raise SettingsError if `prompts_dir` is not a folder, or if the API has no template.
     """
     other = "completions" if api == "chat" else "chat"
     if prompts_dir is not None:
         if _kind_of(prompts_dir) != "folder":
             raise model.SettingsError(f"prompts_dir: {prompts_dir} is not a folder")
-        for form in (api, other):
-            file = f"{prompts_dir.rstrip('/')}/{stage}{SUFFIXES[form]}"
+        for found in (api, other):
+            file = f"{prompts_dir.rstrip('/')}/{stage}{SUFFIXES[found]}"
             if _kind_of(file) == "file":
-                return Template(_read(file), form, file)
+                return Template(_read(file), found, file)
     name = f"{stage}{SUFFIXES[api]}"
-    places = [f"{PUBLISHED}/{name}", name] if prompt_set == PUBLISHED else [name]
-    place = next((place for place in places if _shipped().joinpath(*place.split("/")).is_file()), None)
-    if place is None:
-        raise model.SettingsError(
-            f"stages.{stage}.api: there is no template {name} for {api}; write one in prompts_dir, or use {other}"
-        )
-    source = _shipped().joinpath(*place.split("/")).read_text(encoding="utf-8")
-    return Template(source, api, f"conf/prompts/{place}")
+    for path in [f"{PUBLISHED}/{name}", name] if prompt_set == PUBLISHED else [name]:
+        if _shipped(path).is_file():
+            return Template(_shipped(path).read_text(encoding="utf-8"), api, f"conf/prompts/{path}")
+    raise model.SettingsError(
+        f"stages.{stage}.api: there is no template {name} for {api}; write one in prompts_dir, or use {other}"
+    )
 
 
-def _shipped() -> Traversable:
-    """The folder of the shipped templates."""
-    return files("untold.conf").joinpath("prompts")
+def _shipped(path: str) -> Traversable:
+    """Return a path in the folder of the shipped templates."""
+    return files("untold.conf").joinpath("prompts", *path.split("/"))
 
 
 def _kind_of(path: str) -> str | None:
-    """Whether a path of a local disk or an object store is a file or a folder; None where there is nothing."""
+    """Return `file` or `folder` for a path of a local disk or an object store, and None if it does not exist."""
     if scheme_of(path) is None:
         return "folder" if os.path.isdir(path) else "file" if os.path.isfile(path) else None
     from untold.udfs.storage import StoragePath
@@ -86,69 +80,54 @@ def _kind_of(path: str) -> str | None:
 
 
 def _read(path: str) -> str:
-    """The text of a template of the user's."""
+    """Return the text of a user's template."""
     try:
         with open_text(path) as file:
             return file.read()
     except (OSError, UnicodeDecodeError) as error:
-        raise model.SettingsError(
-            f"prompts_dir: {path} cannot be read as UTF-8 text ({type(error).__name__})"
-        ) from error
-
-
-_BY_STAGE = ("temperature", "top_p")
-
-
-def profile_names() -> list[str]:
-    """The profiles that ship."""
-    folder = files("untold.conf").joinpath("profiles")
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
-
-
-def profile_layer(name: str) -> Layer:
-    """The layer of a shipped profile."""
-    text = files("untold.conf").joinpath("profiles", f"{name}.yaml").read_text(encoding="utf-8")
-    return read_yaml(text, f"conf/profiles/{name}.yaml")
+        problem = f"prompts_dir: {path} cannot be read as UTF-8 text ({type(error).__name__})"
+        raise model.SettingsError(problem) from error
 
 
 def explain_profile(settings: model.Settings, stages: Iterable[str], uses: Callable[[str], bool]) -> str | None:
-    """A line that says what of a run is not as its profile has it; None without a profile.
+    """Return a line with the settings of a run that differ from its profile, and None without a profile.
 
-    `stages` are those that the run asks, and `uses` says whether its results depend on a setting, by dotted key.
+    `stages` are the stages of the run. `uses` returns True if the results depend on a setting, by dotted key.
     """
     if settings.profile is None:
         return None
-    wanted = {one.key: one.value for one in profile_layer(settings.profile).assignments}
-    asked = [name for name in stages if name in model.STAGE_NAMES]
-    of_all = {"prompt_set"} if stages_that_differ() & set(asked) else set()
-    keys = [key for key in wanted if key.startswith("llm.") or key in of_all or uses(key)]
-    changed = [_difference(key, value_of(settings, key), wanted[key]) for key in keys]
-    changed += [line for stage in asked for line in _of_stage(settings, stage, wanted)]
-    own = "; ".join(filter(None, changed)) or "nothing that it sets"
+    wanted = {one.key: one.value for one in shipped_layer(f"profiles/{settings.profile}.yaml").assignments}
+    names = [name for name in stages if name in model.STAGE_NAMES]
+    given = {
+        key: value_of(settings, key)
+        for key in wanted
+        if key.startswith("llm.") or uses(key) or (key == "prompt_set" and stages_that_differ() & set(names))
+    }
+    replaced = []
+    for name in names:
+        own, decoding = settings.stages.get(name, model.StageSettings()), model.decoding_for(settings, name)
+        for key in ("temperature", "top_p"):
+            if key in own.model_fields_set:
+                given[f"stages.{name}.{key}"], wanted[f"stages.{name}.{key}"] = (
+                    getattr(decoding, key),
+                    wanted[f"llm.{key}"],
+                )
+        template = template_of(name, settings)
+        # The line has a change of `prompt_set` itself only once
+        if template.origin != find_template(name, template.api, None, settings.prompt_set).origin:
+            replaced.append(f"the template of {name} ({template.origin})")
+    values = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
+    changed = [
+        f"{key}={json.dumps(value)} (was {json.dumps(wanted[key])})"
+        for key, value in values.items()
+        if value != wanted[key]
+    ]
     return (
-        f"profile {settings.profile}: you changed {own}; beyond settings, the models, the corpus and the wording of "
-        "the prompts are not the papers' (docs/methods.md, section 15)"
+        f"profile {settings.profile}: you changed {'; '.join(changed + replaced) or 'nothing that it sets'}; the "
+        "models, the corpus and the wording of the prompts also differ from the papers (docs/methods.md, section 15)"
     )
 
 
 def value_of(settings: model.Settings, key: str) -> Any:
-    """The value of a setting by its dotted key."""
+    """Return the value of a setting by its dotted key."""
     return reduce(getattr, key.split("."), settings)
-
-
-def _difference(key: str, value: Any, wanted: Any) -> str | None:
-    given = list(value) if isinstance(value, tuple) else value
-    return None if given == wanted else f"{key}={json.dumps(given)} (was {json.dumps(wanted)})"
-
-
-def _of_stage(settings: model.Settings, stage: str, wanted: Mapping[str, Any]) -> Iterator[str | None]:
-    """What differs for one stage alone: decoding that overrides that of all, and its template."""
-    own, decoding = settings.stages.get(stage), model.decoding_for(settings, stage)
-    for name in _BY_STAGE:
-        if own is not None and name in own.model_fields_set:
-            yield _difference(f"stages.{stage}.{name}", getattr(decoding, name), wanted[f"llm.{name}"])
-    template = template_of(stage, settings)
-    # A change of `prompt_set` itself is told once, not by stage
-    shipped = find_template(stage, template.api, None, settings.prompt_set)
-    if template.origin != shipped.origin:
-        yield f"the template of {stage} ({template.origin})"

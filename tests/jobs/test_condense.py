@@ -62,7 +62,8 @@ def ask(
 ) -> CondenseRequest:
     given = None if nodes is None else write(folder / f"nodes{suffix}", nodes)
     settings = Settings(graph=GraphSettings(**graph))
-    return CondenseRequest(write(folder / f"relations{suffix}", relations), given, str(folder / "out"), settings)
+    path, output = write(folder / f"relations{suffix}", relations), str(folder / "out")
+    return CondenseRequest(relations=path, nodes=given, output=output, settings=settings)
 
 
 def rows_of(request: CondenseRequest, table: str) -> Rows:
@@ -194,7 +195,9 @@ def test_order_and_partitioning_change_no_byte(spark: SparkSession, tmp_path: Pa
     for number in range(3):
         write(parts / "relations" / f"{number}.jsonl", shuffled[number::3])
     nodes = write(parts / "nodes.csv", [*NODES[::-1], NODES[0]])
-    second = CondenseRequest(str(parts / "relations"), nodes, str(parts / "out"), Settings())
+    second = CondenseRequest(
+        relations=str(parts / "relations"), nodes=nodes, output=str(parts / "out"), settings=Settings()
+    )
     for request in (first, second):
         condense(request)
     for name in TABLES:
@@ -250,7 +253,9 @@ def test_refuses_input_with_one_line(spark: SparkSession, tmp_path: Path, case: 
 
 def test_refuses_what_is_not_there(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(SampleError, match="no such file"):
-        condense(CondenseRequest(str(tmp_path / "none.csv"), None, str(tmp_path / "out"), Settings()))
+        condense(
+            CondenseRequest(relations=str(tmp_path / "none.csv"), output=str(tmp_path / "out"), settings=Settings())
+        )
 
 
 @pytest.mark.gate

@@ -407,7 +407,7 @@ def test_text_goes_to_standard_output_where_no_file_is_named(tmp_path: Path, cap
     [
         (["--to", "parquet"], 2, "--to parquet needs --output FILE"),
         (["--to", "xslx", "--output", "o"], 2, "did you mean xlsx?"),
-        (["--to", "mlflow", "--output", "o"], 2, "--to mlflow takes no --output"),
+        (["--to", "mlflow", "--output", "o"], 2, "--to mlflow accepts no --output"),
         (["--to", "mlflow"], 1, "export --to mlflow needs mlflow: pip install mlflow"),
     ],
 )

@@ -224,24 +224,24 @@ def test_a_system_with_an_endpoint_has_nothing_of_the_runs(tmp_path: Path) -> No
     [
         (
             "a: {modle: m}",
-            ["llm.modle=m (PATH system a line 1): no such setting; the nearest is llm.model (a string or null)"],
+            ["llm.modle=m (PATH system a): no such setting; the nearest is llm.model (a string or null)"],
         ),
         (
             "a:\n  temperature: -1\nb:\n  stages: {}",
             [
-                "llm.temperature=-1 (PATH system a line 2): must be a number >= 0 or null",
-                "llm.stages (PATH system b line 4): no such setting; the nearest is llm.",
+                "llm.temperature=-1 (PATH system a): must be a number >= 0 or null",
+                "llm.stages (PATH system b): no such setting; the nearest is llm.",
             ],
         ),
-        ("a: 5", ["the system (PATH system a line 1): must be a mapping of settings of llm.*, without the prefix"]),
+        ("a: 5", ["llm=5 (PATH system a): must be a mapping of settings"]),
         ("a: {endpoint: openai}", ["PATH system a: OPENAI_API_KEY: not set in the environment"]),
-        ("a: {}\na: {}", ["a (PATH line 2): the key is given twice in its mapping"]),
+        ("a: {}\na: {}", ["PATH line 2: cannot be read: the key a is given twice in its mapping"]),
         ("[a]", ["the file (PATH): must be a mapping: the name of each system"]),
         ("", ["the file (PATH): must be a mapping: the name of each system"]),
         ("a: [", ["PATH line 1: not valid YAML"]),
         ("qwen:7b: {}", ["PATH: `qwen:7b` cannot name a system: give text without a colon"]),
         ("' ': {}", ["PATH: `` cannot name a system"]),
-        ("a: {extra_body: {model: x}}", ["llm.extra_body (PATH system a line 1): must be a mapping without model"]),
+        ("a: {extra_body: {model: x}}", ["llm.extra_body (PATH system a): must be a mapping without model"]),
     ],
 )
 def test_what_is_wrong_with_a_file_of_systems_is_named(tmp_path: Path, text: str, expected: list[str]) -> None:

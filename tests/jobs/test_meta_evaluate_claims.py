@@ -155,8 +155,8 @@ def test_factscore_has_the_precision_of_its_labels(spark: SparkSession, data: Pa
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--metric", "e2e"], "--metric goes with --scores: claims are judged by the stage verify_claim"),
-        (["--format", "realsumm"], "--format realsumm is of --dataset coverage"),
+        (["--metric", "e2e"], "--metric goes with --scores: the stage verify_claim judges claims"),
+        (["--format", "realsumm"], "--format realsumm goes with --dataset coverage"),
         (["--covered", "yes"], "--covered goes with --dataset coverage"),
         (["--annotation-sheet", "3"], "--annotation-sheet draws from labels of responses"),
     ],

@@ -160,7 +160,7 @@ def test_two_endpoints_of_one_model_or_folder_are_refused(tmp_path: Path) -> Non
         ),
         (
             ["--dataset", "conflictbank", "--input", "a", "--scores", "m=d", "--endpoint", "vllm"],
-            "--scores takes scores that exist; leave --endpoint out",
+            "--scores uses existing scores; leave --endpoint out",
         ),
     ],
 )

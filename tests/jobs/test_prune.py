@@ -16,7 +16,8 @@ from tests.jobs.inference.completions import names_in, read_rows, row, write
 from untold.jobs.cli.main import main
 from untold.jobs.inference.store.compaction import KEEP_SECONDS, compact_folder, find_whole, list_folder
 from untold.jobs.inference.store.completion_references import list_uses, note_use, prune_folder, wait_for_prune
-from untold.jobs.prune import PruneError, PruneRequest, prune
+from untold.jobs.inputs.options import PruneRequest
+from untold.jobs.prune import PruneError, prune
 from untold.jobs.run.locks import LockedError, lock_folder
 from untold.jobs.tables import COMPLETIONS
 from untold.udfs.llm.segments import write_file

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from untold.jobs.inputs.options import ShowRequest
 from untold.jobs.run_tables import UnreadableRunError
-from untold.jobs.show import NEAR_IDS, ShowError, ShowRequest, show
+from untold.jobs.show import NEAR_IDS, ShowError, show
 from untold.jobs.tables import RELATIONS, RESULT_TABLES
 
 Rows = Sequence[Mapping[str, Any]]

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from untold.jobs.show import ShowRequest, show
+from untold.jobs.inputs.options import ShowRequest
+from untold.jobs.show import show
 from untold.jobs.tables import RESULT_TABLES
 
 KEY = {"sample_id": "s", "metric": "icat"}

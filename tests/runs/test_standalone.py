@@ -12,7 +12,8 @@ from tests.fakes.model_server import ModelServer
 from tests.runs.harness import make_samples, read_manifest, read_table, score, write_samples
 from tests.runs.standalone import Standalone
 from untold.jobs.inference.stage.checks import check_spark
-from untold.jobs.settings.model import KnowledgeSettings, Settings, SparkSettings
+from untold.jobs.settings.model import Settings, SparkSettings
+from untold.jobs.settings.sections import KnowledgeSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 SAMPLES = make_samples(20)

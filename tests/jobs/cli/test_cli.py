@@ -359,7 +359,7 @@ def test_compare_takes_several_runs(capsys: pytest.CaptureFixture[str]) -> None:
         ([*SCORE, "--limit", "0"], "Invalid value for '--limit': must be a positive integer, got 0\n"),
         ([*SCORE, "--limit", "many"], "Invalid value for '--limit': must be a positive integer, got many\n"),
         (["meta-evaluate", "--seed", "one"], "Invalid value for '--seed': must be an integer, got one\n"),
-        (["sweep", "a", "--betas", "1,x"], "Invalid value for '--betas': must be numbers, got x\n"),
+        (["sweep", "a", "--betas", "1,x"], "Invalid value for '--betas': must be numbers above 0, up to 1000, got x\n"),
         (["schema", "scores", "atoms"], "untold schema: Got unexpected extra argument (atoms)"),
         ([], "untold: Missing command.\n"),
     ],
@@ -392,7 +392,7 @@ def error_classes() -> list[type[BaseException]]:
 # What these tell is turned into an error of their caller, which knows where the fault lies
 TURNED = {
     "RowError",
-    "BoundError",
+    "RefusedYamlError",
     "UnreadableFileError",
     "UndecodableError",
     "BrokenLinkError",

@@ -170,7 +170,9 @@ def test_relations_are_read_under_their_names(tmp_path: Path) -> None:
     for name, content in (("a.csv", rows.encode("cp1252")), ("b.tsv", rows.replace(";", "\t").encode("utf-16"))):
         (tmp_path / name).write_bytes(content)
         out = str(tmp_path / f"{name}-out")
-        found.append(condense(CondenseRequest(str(tmp_path / name), None, out, settings, read=options)))
+        found.append(
+            condense(CondenseRequest(relations=str(tmp_path / name), output=out, settings=settings, read=options))
+        )
 
     assert found[0] == found[1]
     assert (found[0]["nodes"], found[0]["relations"]) == (2, 1)

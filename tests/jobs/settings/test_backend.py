@@ -74,7 +74,7 @@ def test_lookups_have_the_backend_of_the_run_unless_it_is_batches(backend: str, 
         (["batch.format=files"], "needs batch.folder, a folder of the requests and results"),
         (
             ["batch.format=anthropic", "llm.api=completions"],
-            "has batches of chat completions alone: set llm.api to chat",
+            "supports only chat completions: set llm.api to chat",
         ),
         (["batch.format=claude"], "must be"),
     ],

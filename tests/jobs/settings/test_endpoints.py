@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.jobs.settings.cases import SERVER, load, problems, write
-from untold.jobs.settings.loading import preset_names
+from untold.jobs.settings.layers import shipped_names
 
 PRICED = tuple(f"llm.price_per_million_{kind}_tokens=1" for kind in ("prompt", "completion"))
 
@@ -51,11 +51,11 @@ def test_endpoint_choice(
         (("llm.base_url=http://h/v1",), {}, ("llm.model: not set",)),
         ((), {"endpoint": "vllm"}, ("llm.model: not set", "vllm")),
         (("llm.model=m",), {}, ("llm.model=m (--set): has no endpoint",)),
-        ((*SERVER, "budget.max_cost=1"), {}, ("budget.max_cost=1.0 (--set): needs llm.price_per_million",)),
+        ((*SERVER, "budget.max_cost=1"), {}, ("budget.max_cost=1 (--set): needs llm.price_per_million",)),
         (
             (*SERVER, *PRICED, "stages.extract_facts.price_per_million_prompt_tokens=null", "budget.max_cost=1"),
             {},
-            ("budget.max_cost=1.0 (--set): needs stages.extract_facts.price_per_million_prompt_tokens and",),
+            ("budget.max_cost=1 (--set): needs stages.extract_facts.price_per_million_prompt_tokens and",),
         ),
     ],
 )
@@ -129,13 +129,13 @@ def test_preset_file_of_ones_own(tmp_path: Path) -> None:
 def test_preset_sets_the_llm_and_stages_alone(tmp_path: Path, text: str) -> None:
     preset = write(tmp_path, text, "mine.yaml")
     (line,) = problems(*SERVER, endpoint=str(preset))
-    assert "a preset sets llm.* and stages.* alone" in line
+    assert "a preset sets only llm.* and stages.*" in line
 
 
 def test_shipped_presets_load() -> None:
-    assert preset_names() == ["local", "ollama", "openai", "openai-reasoning", "openrouter", "vllm"]
+    assert shipped_names("endpoints") == ["local", "ollama", "openai", "openai-reasoning", "openrouter", "vllm"]
     environ = {"OPENAI_API_KEY": "k", "OPENROUTER_API_KEY": "k"}
-    for name in preset_names():
+    for name in shipped_names("endpoints"):
         assert load("llm.model=m", endpoint=name, environ=environ).settings.llm.endpoint == name
 
 
@@ -159,7 +159,7 @@ def test_an_endpoint_for_embeddings_needs_a_model_and_where_cost_is_bounded_a_pr
     (line,) = problems(
         *SERVER, *PRICED, "budget.max_cost=1", "embeddings.base_url=http://h/v1", "embeddings.model=embedder"
     )
-    assert line == "budget.max_cost=1.0 (--set): needs embeddings.price_per_million_tokens"
+    assert line == "budget.max_cost=1 (--set): needs embeddings.price_per_million_tokens"
 
 
 @pytest.mark.parametrize("name", ["model", "input", "encoding_format"])

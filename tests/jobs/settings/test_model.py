@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.jobs.settings.cases import SERVER, load
 from untold.jobs.run.session import spark_defaults
+from untold.jobs.settings.fields import merge_patch
 from untold.jobs.settings.model import (
     STAGE_NAMES,
     LlmSettings,
@@ -18,7 +19,6 @@ from untold.jobs.settings.model import (
     SettingsError,
     StageSettings,
     decoding_for,
-    merge_patch,
     result_settings,
 )
 

@@ -10,9 +10,10 @@ import pytest
 from tests.jobs.settings.cases import SERVER, load, problems, write
 from untold.jobs.metrics import METRICS
 from untold.jobs.metrics.base import tell_profile
+from untold.jobs.settings.layers import shipped_layer, shipped_names
 from untold.jobs.settings.loading import load_settings
 from untold.jobs.settings.model import Settings, result_settings
-from untold.jobs.settings.templates import profile_layer, profile_names, value_of
+from untold.jobs.settings.templates import value_of
 
 PROFILE = "profile=published"
 
@@ -25,12 +26,12 @@ def told(settings: Settings, *metrics: str) -> list[str]:
 
 def explained(settings: Settings, *metrics: str) -> str:
     (line,) = told(settings, *metrics)
-    return line.removeprefix("profile published: you changed ").partition("; beyond settings")[0]
+    return line.removeprefix("profile published: you changed ").partition("; the models")[0]
 
 
-@pytest.mark.parametrize("name", profile_names())
+@pytest.mark.parametrize("name", shipped_names("profiles"))
 def test_what_a_profile_sets_is_set(name: str) -> None:
-    layer = profile_layer(name)
+    layer = shipped_layer(f"profiles/{name}.yaml")
     settings = load(*SERVER, f"profile={name}").settings
     assert layer.problems == []
     for one in layer.assignments:
@@ -40,7 +41,7 @@ def test_what_a_profile_sets_is_set(name: str) -> None:
 
 def test_the_papers_differ_from_the_defaults_in_prompts_duplicates_and_cosines() -> None:
     ours, theirs = load(*SERVER).settings, load(*SERVER, PROFILE).settings
-    keys = [one.key for one in profile_layer("published").assignments]
+    keys = [one.key for one in shipped_layer("profiles/published.yaml").assignments]
     assert {key: value_of(theirs, key) for key in keys if value_of(ours, key) != value_of(theirs, key)} == {
         "prompt_set": "published",
         "importance.duplicates": "distance",
@@ -84,8 +85,8 @@ def test_it_says_what_differs_for_one_stage(tmp_path: Path) -> None:
     changed = ("stages.evaluate_coverage.temperature=1", "stages.evaluate_coverage.prompt_set=untold")
     settings = load(*SERVER, PROFILE, *changed, f"prompts_dir={tmp_path}").settings
     assert explained(settings, "e2e").split("; ") == [
-        f"the template of summarise_context ({tmp_path}/summarise_context.jinja)",
         "stages.evaluate_coverage.temperature=1.0 (was 0)",
+        f"the template of summarise_context ({tmp_path}/summarise_context.jinja)",
         "the template of evaluate_coverage (conf/prompts/evaluate_coverage.jinja)",
     ]
     assert explained(load(*SERVER, PROFILE, *changed).settings, "qa") == "nothing that it sets"
