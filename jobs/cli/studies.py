@@ -81,20 +81,18 @@ def _check_questions(options: Options) -> ReadOptions:
 
 
 def _compare(options: Options) -> int:
-    """Outputs of `untold score` to a ranking. Asks nothing, so it needs no endpoint."""
-    from untold.jobs.compare import compare, comparison_lines
+    """Rank the systems of outputs of `untold score`. It needs neither an endpoint nor Spark."""
+    from untold.jobs.compare import comparison_lines
     from untold.jobs.run.output import absolute
-    from untold.jobs.run.session import open_session
     from untold.jobs.run.terminal import Display, page_of, print_lines
+    from untold.jobs.run_tables import open_run
+    from untold.jobs.summary.ranking import compare_scores
 
     settings = settings_without_endpoint(options)
     with Display() as display:
-        display.status("starting Java")
-        spark = open_session(settings)
         display.status("comparing systems")
-        found = compare(
-            spark,
-            [absolute(directory) for directory in options.runs],
+        found = compare_scores(
+            [open_run(absolute(directory)) for directory in options.runs],
             metrics=options.metric,
             measures=options.measure,
             seed=settings.statistics.seed,

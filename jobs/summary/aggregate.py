@@ -1,122 +1,78 @@
-"""Scores to summary: counts by Spark, means and intervals on the driver from counts of distinct values.
-
-Samples that were scored several times under other salts show how far a judge agrees with itself (methods, section 7).
-"""
+"""Compute the tables `summary`, `measures_summary` and `repeatability` of a run (methods, section 7)."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial, reduce
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.run.terminal import amount
-from untold.jobs.summary.ranking import (
-    COLUMN_OF_STATUS,
+from untold.jobs.run_tables import RunTables, connect_tables, quoted
+from untold.jobs.summary.ranking import Counts, answer_columns, interval_of_counts, summarise_counts, values_and_counts
+from untold.jobs.summary.score_counts import (
     DECIMALS,
-    GRID,
-    MAX_DISTINCT,
-    Counts,
     Row,
     Rows,
-    answer_columns,
-    interval_of_counts,
-    summarise_counts,
-    values_and_counts,
+    ScoreCounts,
+    connect_scores,
+    count_distinct,
+    rows_of,
 )
 from untold.udfs.statistics.intervals import clustered_bca_interval, mean_of_counts
 
-# Measures that count what others of the metric are over: what a response states, or which nuggets are vital
+# Measures that count the statements of a response, or the vital nuggets. At 0 the others of the metric are undefined
 STATED = ("claims", "vital_nuggets")
 
 
-def most_frequent_errors(failures: DataFrame, stages: Sequence[str]) -> list[dict[str, Any]]:
-    """Of each stage the error that most of its requests failed with: stage, error_type, error, count.
+def summarise(run: RunTables, *, seed: int, zero: bool = False) -> Rows:
+    """Return the rows of the table `summary` of a run, as `summarise_counts`.
 
-    failures: stage, request_id, error_type, error.
+    Only counts of distinct values leave DuckDB. If there are more than `MAX_DISTINCT` over all metrics, systems and
+    statuses, values are rounded to multiples of 1 / `GRID` first, so that no mean or limit moves by more than half of
+    that.
     """
-    kinds = failures.where(F.col("stage").isin(list(stages))).groupBy("stage", "error_type", "error")
-    counted = kinds.agg(F.count_distinct("request_id").alias("count"))
-    # Of equally frequent ones the last by its text, whatever the order of the rows
-    most = counted.groupBy("stage").agg(F.max(F.struct("count", "error_type", "error")).alias("most"))
-    return [row.asDict() for row in most.select("stage", "most.*").collect()]
-
-
-def count_values(scores: DataFrame, *, grid: int | None = None) -> DataFrame:
-    """How often each value occurs: metric, system, status, measure, value, count.
-
-    `measure` is score, score_low, score_high, or score_zero, what `score_or_zero` gives; `value` is null where the
-    measure is null or NaN. With `grid`, values are rounded to multiples of 1 / grid.
-    """
-    measures = ("score", "score_low", "score_high", "score_zero")
-    return _count(scores.withColumn("score_zero", score_or_zero()), ("metric", "system", "status"), measures, grid)
-
-
-def score_or_zero() -> Column:
-    """The score; 0 where it is undefined although there was something to state; null elsewhere (methods, section 7).
-
-    Reads status strings, score double, covered and uncovered long.
-    """
-    silent = F.col("status").isin([name for name, column in COLUMN_OF_STATUS.items() if column == "undefined"])
-    return F.coalesce(F.when(~F.isnan("score"), F.col("score")), F.when(silent & _has_to_state(), F.lit(0.0)))
-
-
-def _has_to_state() -> Column:
-    """Whether there are statements, aspects or facts that a response should state; null where that is unknown."""
-    return F.col("covered") + F.col("uncovered") > 0
-
-
-def _count(rows: DataFrame, keys: tuple[str, ...], values: tuple[str, ...], grid: int | None = None) -> DataFrame:
-    """The columns of `keys`, measure (the name of one of `values`), value, count."""
-    value = F.when(~F.isnan("value"), F.col("value"))
-    return (
-        rows.unpivot(keys, values, "measure", "value")
-        .withColumn("value", value if grid is None else F.round(value * grid) / grid)
-        .groupBy(*keys, "measure", "value")
-        .agg(F.count("*").alias("count"))
-        .select(*keys, "measure", "value", "count")
-    )
-
-
-def summarise(
-    scores: DataFrame, *, seed: int, max_distinct: int = MAX_DISTINCT, zero: bool = False
-) -> list[dict[str, Any]]:
-    """The rows of the table `summary`, as `summarise_counts` gives them.
-
-    scores: metric, system, status strings, score, score_low, score_high double, covered, uncovered long. Only counts
-    of distinct values reach the driver, so that partitioning changes no bit. Where they are more than `max_distinct`
-    rows over all metrics, systems and statuses, values are rounded to multiples of 1 / `GRID` in Spark first: no mean
-    or limit then moves by more than half of that.
-    """
-    return summarise_counts(collect_counts(partial(count_values, scores), max_distinct), seed=seed, zero=zero)
+    counts = ScoreCounts(connect_scores([run], None)).count_values()
+    return summarise_counts(counts, seed=seed, zero=zero)
 
 
 def summarise_measures(
-    measures: DataFrame,
-    scores: DataFrame,
+    run: RunTables,
     zeroed: Mapping[str, Collection[str]],
     always: Mapping[str, Collection[str]] | None = None,
     *,
     seed: int,
-    max_distinct: int = MAX_DISTINCT,
-) -> list[dict[str, Any]]:
-    """The rows of the table `measures_summary`, in the order of `summarise`, and of one metric by measure.
+) -> Rows:
+    """Return the rows of the table `measures_summary` of a run, in the order of `summarise`, then by measure.
 
-    measures: the table; scores: sample_id, metric, system, covered, uncovered; zeroed: by metric the measures of
-    which an undefined value counts as 0 in `mean_zero`, where a response states nothing; always: those of which every
-    one does. n counts samples, `defined` those with a value, which the mean and its interval are of; means of bounds
-    are of the samples that have them. Rounding as in `summarise`.
+    zeroed: by metric the measures that count as 0 in `mean_zero` if they are undefined because a response states
+    nothing; always: those that count as 0 whenever they are undefined. n counts samples. `defined` counts those with a
+    value; the mean and its interval are over these. Means of bounds are over the samples with bounds. Values are
+    rounded as in `summarise`.
     """
     always = always or {}
-    rows = _with_zeros(measures, scores, zeroed, always).withColumnRenamed("measure", "named")
-    count = partial(_count, rows, ("metric", "named", "system"), ("value", "value_low", "value_high", "value_zero"))
+    columns = ("value", "value_low", "value_high", "value_zero")
+    silent = f"select sample_id, metric from measures where measure in ({_listed(STATED)}) and value = 0"
+    counted = count_distinct(
+        connect_tables([run], ["measures", "scores"]),
+        "measures",
+        "metric, named, system, measure",
+        "value",
+        f"""select metric, named, system, measure, case when not isnan(value) then value end as value from (
+                select m.metric, m.measure as named, system, value, value_low, value_high, coalesce(
+                    case when not isnan(value) then value end,
+                    case when {_named(zeroed)} and covered + uncovered > 0 and (sample_id, metric) in ({silent})
+                        or {_named(always)} and value_low is null then 0.0 end) as value_zero
+                from measures m left join scores using (sample_id, metric))
+            unpivot include nulls (value for measure in ({", ".join(columns)}))""",
+    )
     sizes: Counter[tuple[str, str, str | None]] = Counter()
     values: dict[tuple[str, str, str | None], Counts] = defaultdict(lambda: defaultdict(Counter))
-    for row in collect_counts(count, max_distinct):
+    for row in counted:
         for group in {(row["metric"], row["named"], None), (row["metric"], row["named"], row["system"])}:
             sizes[group] += row["count"] if row["measure"] == "value" else 0
             if row["value"] is not None:
@@ -134,26 +90,26 @@ def summarise_measures(
     ]
 
 
-def with_query_intervals(
-    found: Sequence[dict[str, Any]], measures: DataFrame, samples: DataFrame, measure: str, *, seed: int
-) -> list[dict[str, Any]]:
-    """The rows of `measures_summary`, those of one measure with intervals of whole queries: what moves one answer to a
-    query may move all.
+def with_query_intervals(found: Sequence[dict[str, Any]], run: RunTables, measure: str, *, seed: int) -> Rows:
+    """Return the rows of `measures_summary` of a run, with intervals over whole queries for one measure.
 
-    measures: the table; samples: sample_id, query, system.
+    The values of all responses to a query may depend on each other.
     """
     if not any(row["measure"] == measure for row in found):
         return list(found)
-    own = measures.where((F.col("measure") == measure) & F.col("value").isNotNull())
-    joined = own.select("sample_id", "metric", "value").join(samples, on="sample_id", how="inner")
-    levels = [joined.withColumn("level", F.lit(level)) for level in ("overall", "system")]
-    levels[0] = levels[0].withColumn("system", F.lit(None).cast("string"))
-    of_query = levels[0].unionByName(levels[1].where("system is not null"))
+    summed = rows_of(
+        connect_tables([run], ["measures", "samples"]),
+        f"""select metric, level, system, sum, size, count(*) as count from (
+                select metric, case grouping(system) when 1 then 'overall' else 'system' end as level, system,
+                    round(sum(value), 9) as sum, count(*) as size
+                from measures join samples using (sample_id) where measure = {quoted(measure)} and value is not null
+                group by grouping sets ((metric, query), (metric, query, system))
+                having level = 'overall' or system is not null)
+            group by all""",
+    )
     keys = ("metric", "level", "system")
-    # Equal sums of other orders differ in their last bits
-    summed = of_query.groupBy(*keys, "query").agg(F.round(F.sum("value"), 9).alias("sum"), F.count("*").alias("size"))
     clusters: dict[tuple[Any, ...], list[tuple[float, int, int]]] = defaultdict(list)
-    for row in summed.groupBy(*keys, "sum", "size").count().toArrow().to_pylist():
+    for row in summed.to_pylist():
         clusters[tuple(row[key] for key in keys)].append((row["sum"], row["size"], row["count"]))
     return [
         {**row, **clustered_bca_interval(*zip(*clusters[key], strict=True), seed=seed).columns("mean")}
@@ -163,31 +119,14 @@ def with_query_intervals(
     ]
 
 
-def _with_zeros(
-    measures: DataFrame,
-    scores: DataFrame,
-    zeroed: Mapping[str, Collection[str]],
-    always: Mapping[str, Collection[str]],
-) -> DataFrame:
-    """The measures with their samples' systems and value_zero: 0 where a sample lacks it as its response is silent.
-
-    Of those of `always`, 0 where it is undefined; what is unknown has bounds.
-    """
-    key = ["sample_id", "metric"]
-    stated = F.col("measure").isin(*STATED) & (F.col("value") == 0)
-    silent = measures.where(stated).select(*key, F.lit(True).alias("silent"))
-    systems = scores.select(*key, "system", _has_to_state().alias("has_to_state"))
-    silenced = _named(zeroed) & F.col("silent") & F.col("has_to_state")
-    zero = F.when(silenced | (_named(always) & F.col("value_low").isNull()), F.lit(0.0))
-    value = F.coalesce(F.when(~F.isnan("value"), F.col("value")), zero)
-    joined = measures.join(systems, on=key, how="left").join(silent, on=key, how="left")
-    return joined.withColumn("value_zero", value)
+def _listed(texts: Collection[str]) -> str:
+    return ", ".join(map(quoted, texts))
 
 
-def _named(measures: Mapping[str, Collection[str]]) -> Column:
-    """Whether a row is of one of these measures, by metric."""
-    rows = ((F.col("metric") == name) & F.col("measure").isin(list(own)) for name, own in measures.items())
-    return reduce(Column.__or__, rows, F.lit(False))
+def _named(measures: Mapping[str, Collection[str]]) -> str:
+    """Return SQL that is true for a row of one of these measures, by metric."""
+    parts = (f"m.metric = {quoted(name)} and measure in ({_listed(own)})" for name, own in measures.items() if own)
+    return f"({' or '.join(parts) or 'false'})"
 
 
 def _measure_row(
@@ -207,19 +146,6 @@ def _measure_row(
         "mean_high": mean_of_counts(*values_and_counts(values["value_high"])),
         **answer_columns(values["value"], values["value_zero"] if zeroed else Counter()),
     }
-
-
-def collect_counts(count: Callable[..., DataFrame], max_distinct: int = MAX_DISTINCT) -> Iterable[dict[str, Any]]:
-    """The counts, exact where they are few enough, else of rounded values; small batches of Python rows at a time.
-
-    `count` takes a `grid`, as `count_values` does.
-    """
-    # One more than is allowed says that there are more, without counting them all
-    counted = count().limit(max_distinct + 1).toArrow()
-    if counted.num_rows > max_distinct:
-        counted = count(grid=GRID).toArrow()
-    for batch in counted.to_batches(max_chunksize=10_000):
-        yield from batch.to_pylist()
 
 
 Key = tuple[str, str | None]

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from untold.jobs.run_tables import RunTables, connect_tables, quoted
-from untold.jobs.summary.ranking import COLUMN_OF_STATUS, DECIMALS, SCORE, SCORE_OR_ZERO
+from untold.jobs.summary.score_counts import COLUMN_OF_STATUS, DECIMALS, SCORE, SCORE_OR_ZERO
 from untold.udfs.statistics.intervals import clustered_bca_interval, wilson_interval
 from untold.udfs.statistics.permutation import Change, Clusters, resamples_for
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from untold.jobs.run.terminal import amount
-from untold.jobs.run_tables import RunTables, quoted
+from untold.jobs.run_tables import RunTables
+from untold.jobs.summary import score_counts
+from untold.jobs.summary.score_counts import COLUMN_OF_STATUS, Row, Rows, ScoreCounts, connect_scores
 from untold.udfs.errors import UserError, did_you_mean, near_misses
 from untold.udfs.statistics.intervals import (
     Interval,
@@ -23,33 +25,19 @@ from untold.udfs.statistics.intervals import (
 )
 from untold.udfs.statistics.permutation import Clusters, adjust_p_values, clustered_permutation_test
 
-# docs/contract.md, "Scores": the column of `summary` that a sample of each status is counted in
-COLUMN_OF_STATUS = {
-    "ok": "scored",
-    "partial": "scored",
-    "no_statements": "undefined",
-    "failed": "failed",
-    "budget": "failed",
-}
-FAILED_STATUSES = [status for status, column in COLUMN_OF_STATUS.items() if column == "failed"]
-# As SQL: statuses whose score is undefined, the score of a sample, and 0 where it is undefined although there was
-# something to state
-SILENT = ", ".join(quoted(status) for status, column in COLUMN_OF_STATUS.items() if column == "undefined")
-SCORE = "case when not isnan(score) then score end"
-SCORE_OR_ZERO = f"coalesce({SCORE}, case when status in ({SILENT}) and covered + uncovered > 0 then 0.0 end)"
-MAX_DISTINCT = 200_000  # rows of counts that reach the driver as they are
-GRID = 10_000  # steps between 0 and 1 that values are rounded to beyond that
+FAILED_STATUSES = score_counts.FAILED_STATUSES
 FEW = 10  # values of which a bootstrap interval is rough
 Counts = dict[str, Counter[float]]
 Group = tuple[str, str | None]
+LEVELS = ("overall", "system")
 
 
-def summarise_counts(counts: Iterable[Mapping[str, Any]], *, seed: int, zero: bool = False) -> list[dict[str, Any]]:
-    """The rows of the table `summary`: for each metric one of level `overall`, then one a system, sorted by name.
+def summarise_counts(counts: Iterable[Row], *, seed: int, zero: bool = False, levels: Collection[str] = LEVELS) -> Rows:
+    """Return the rows of the table `summary`: per metric one of the level `overall`, then one per system by name.
 
-    counts: metric, system, status, measure (score, score_low, score_high or score_zero), value, count; value is null
-    where there is none. Samples without a system count in the overall row alone. The interval is of `mean`, with `zero`
-    of `mean_zero`. Raises ValueError for a status that the contract does not know. Interval: methods section 7.
+    counts: metric, system, status, measure (score, score_low, score_high or score_zero), value or null, count. Samples
+    without a system count only in the overall row. The interval is of `mean`, with `zero` of `mean_zero`. levels: the
+    levels to compute. Raises ValueError for a status that the contract does not have. Methods, section 7.
     """
     columns: dict[Group, Counter[str]] = defaultdict(Counter)
     values: dict[Group, Counts] = defaultdict(lambda: defaultdict(Counter))
@@ -58,10 +46,9 @@ def summarise_counts(counts: Iterable[Mapping[str, Any]], *, seed: int, zero: bo
             if row["measure"] == "score":
                 columns[group][_column_of(row["status"])] += row["count"]
             if row["value"] is not None:
-                # Null and NaN are no values: they are counted by status alone
                 values[group][row["measure"]][row["value"]] += row["count"]
-    # The overall row first: None does not sort beside names
-    groups = sorted(columns, key=lambda group: (group[0], group[1] is not None, group[1] or ""))
+    wanted = [group for group in columns if LEVELS[group[1] is not None] in levels]
+    groups = sorted(wanted, key=lambda group: (group[0], group[1] is not None, group[1] or ""))
     return [_summary_row(group, columns[group], values[group], seed, zero=zero) for group in groups]
 
 
@@ -114,7 +101,7 @@ def _summary_row(group: Group, columns: Counter[str], values: Counts, seed: int,
     interval = interval_of_counts(values["score_zero" if zero else "score"], seed)
     return {
         "metric": metric,
-        "level": "overall" if system is None else "system",
+        "level": LEVELS[system is not None],
         "system": system,
         "n": columns.total(),
         "scored": columns["scored"],
@@ -147,73 +134,59 @@ SYSTEM_COLUMNS = (
 )
 # What an undefined score of a sample with something to state is in the ranking: nothing, or 0
 UNDEFINED = {"mean": "mean", "zero": "mean_zero"}
-# Decimals of a difference: beyond them it depends on the order in which a mean was summed
-# (a double has almost 16, and sums of up to thousands of scores lose some)
-DECIMALS = 12
-Row = Mapping[str, Any]
-Rows = list[dict[str, Any]]
 
 
 class CompareError(UserError):
     """Outputs that cannot be compared. The message is one line a problem and says what to do."""
 
 
-class CountedScores(Protocol):
-    """The scores of outputs as an engine counts them, in rows that do not grow with the number of samples.
-
-    `score` is what counts as a sample's score: the column `score`, `score_zero` (`score`, and 0 where it is undefined
-    although there was something to state), or `answered` (1 where there is a score, 0 where there could be one).
-    """
-
-    def count_values(self) -> Iterable[Row]:
-        """metric, system, status, measure, value, count, as `summarise_counts` takes them."""
-
-    def count_differences(self, score: str, *, cluster: bool) -> Iterable[Row]:
-        """How often two systems differ by so much: metric, first, second, difference, size, count.
-
-        `first` sorts before `second`. A difference is of one question (`size` is 1), or with `cluster` the sum over
-        the `size` questions of a query. A system's score of a question is the mean over its samples that have one.
-        """
-
-    def count_clusters(self, score: str) -> Iterable[Row]:
-        """How often queries of a system have one sum of scores, of so many rows: metric, system, sum, size, count."""
-
-    def count_repeated_queries(self) -> int:
-        """How many queries have several rows of one system under a metric."""
-
-    def find_twice(self) -> Row | None:
-        """The first system with scores of one question in two outputs: metric, system, one, other, count; or None."""
-
-
 def compare_scores(
-    scores: CountedScores,
     runs: Sequence[RunTables],
     *,
+    metrics: Sequence[str] | None = None,
+    measures: Sequence[str] | None = None,
     seed: int,
     notify: Callable[[str], None] = lambda _: None,
     cluster: bool = False,
     undefined: str = "mean",
-    measured: bool = False,
 ) -> dict[str, Rows]:
-    """`systems` and `comparisons` of runs, as `untold.jobs.compare.compare` gives them.
+    """Return `systems` and `comparisons` of runs, for `metrics` or for all metrics of the runs.
 
-    measured: scores are values of measures, of which no answer rate is known.
+    With `measures` the values of these replace the scores, `metric` is `<metric>.<measure>`, and answer rates are null.
+
+    `systems`, the best first within a metric: `SYSTEM_COLUMNS`, as in the table `summary`. Samples without a system
+    have the name of their output. `undefined` names the mean of the ranking, a key of `UNDEFINED`. With `zero`,
+    intervals and comparisons also count an undefined score as 0 if there was something to state.
+
+    `comparisons`, one row per two systems of a metric, the better one first: metric, first, second, n (questions with a
+    score of both), difference of the means over these with ci_low and ci_high, p_value, p_adjusted (Benjamini-Hochberg
+    within the metric); null if n is 0. A question is a query with its contexts, and several samples of one count as
+    their mean. With `cluster`, all rows of a query are resampled together and flip together.
+
+    notify: accepts a line if systems differ in their answer rates by more than chance, if runs were judged differently,
+    and if queries have several rows without `cluster`. Raises CompareError for runs that cannot be compared. Methods,
+    sections 7 and 8.
     """
+    wanted = wanted_measures(check_runs(runs), measures)
+    metrics = wanted_metrics(runs, metrics)
     if undefined not in UNDEFINED:
         raise CompareError(f"undefined={undefined}: must be {' or '.join(UNDEFINED)}")
-    if measured and undefined != "mean":
+    if wanted and undefined != "mean":
         raise CompareError(f"undefined={undefined} is of scores; the table measures_summary has mean_zero of measures")
     for line in _judged_differently(runs):
         notify(line)
+    scores = ScoreCounts(connect_scores(runs, names_of(runs), metrics, wanted))
     _check_once(scores, runs)
-    by, score = UNDEFINED[undefined], "score_zero" if undefined == "zero" else "score"
-    systems = rank(summarise_counts(scores.count_values(), seed=seed, zero=undefined == "zero"), by)
-    systems = [{**row, **dict.fromkeys(ANSWER_COLUMNS)} for row in systems] if measured else systems
+    zero = undefined == "zero"
+    by, score = UNDEFINED[undefined], "score_zero" if zero else "score"
+    systems = rank(summarise_counts(scores.count_values(), seed=seed, zero=zero, levels=LEVELS[1:]), by)
+    systems = [{**row, **dict.fromkeys(ANSWER_COLUMNS)} for row in systems] if wanted else systems
     _check_scored(systems, runs, by)
     for line in _unequal_answers(scores, systems, seed, cluster=cluster):
         notify(line)
     if cluster:
-        systems = _with_clustered_intervals(systems, scores.count_clusters(score), seed)
+        clusters = _clusters_by(("metric", "system"), scores.count_clusters(score), "sum")
+        systems = [row | _limits(clusters[row["metric"], row["system"]], seed) for row in systems]
     elif repeated := scores.count_repeated_queries():
         have = amount(repeated, "query has", "queries have")
         notify(
@@ -298,7 +271,7 @@ def _options(identity: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in results.items() if name not in ("stages", "statistics")}
 
 
-def _check_once(scores: CountedScores, runs: Sequence[RunTables]) -> None:
+def _check_once(scores: ScoreCounts, runs: Sequence[RunTables]) -> None:
     """Raises CompareError where a system has scores of one metric for one question in two outputs."""
     first = scores.find_twice() if len(runs) > 1 else None
     if first is not None:
@@ -329,7 +302,7 @@ def rank(summary: Iterable[Mapping[str, Any]], by: str = "mean") -> Rows:
     return sorted(rows, key=lambda row: (row["metric"], row[by] is None, -(row[by] or 0.0), row["system"]))
 
 
-def _unequal_answers(scores: CountedScores, systems: Rows, seed: int, *, cluster: bool) -> Iterator[str]:
+def _unequal_answers(scores: ScoreCounts, systems: Rows, seed: int, *, cluster: bool) -> Iterator[str]:
     """A line for each metric whose systems differ in their answer rates by more than chance (methods, section 7).
 
     The pair with the largest difference is named. Nothing is counted where every system answers all.
@@ -355,12 +328,6 @@ def _unequal_answers(scores: CountedScores, systems: Rows, seed: int, *, cluster
 def is_unlikely(pair: Row) -> bool:
     """Whether two systems differ by more than chance."""
     return pair["p_adjusted"] is not None and pair["p_adjusted"] < CHANCE
-
-
-def _with_clustered_intervals(systems: Rows, clusters: Iterable[Row], seed: int) -> Rows:
-    """The rows of the systems with intervals that resample queries."""
-    by_system = _clusters_by(("metric", "system"), clusters, "sum")
-    return [row | _limits(by_system[row["metric"], row["system"]], seed) for row in systems]
 
 
 def _clusters_by(keys: Sequence[str], rows: Iterable[Row], sums: str) -> Mapping[tuple[str, ...], Clusters]:

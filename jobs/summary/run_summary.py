@@ -14,7 +14,7 @@ from untold.graph.views import one_line
 from untold.jobs.inference.stage.call_settings import DEMO_LABEL
 from untold.jobs.run.manifest import by_stage, seconds_of
 from untold.jobs.run.terminal import Page, amount, clock, table, visible, width_of, wrapped
-from untold.jobs.run_tables import RunTables, batches_of, first_rows, lowest_scores, quoted
+from untold.jobs.run_tables import RunTables, batches_of, connect_tables, first_rows, lowest_scores, quoted
 from untold.jobs.summary.ranking import interval_text, mean_text
 from untold.jobs.summary.source_preference import conflict_lines, leaning_lines
 from untold.jobs.tables import RESULT_TABLES
@@ -27,6 +27,24 @@ Row = Mapping[str, Any]
 def dead_stages(usage: Iterable[Row]) -> list[Row]:
     """The rows of `usage` of stages without an answer, new or from the store, where requests failed."""
     return [row for row in by_stage(usage) if row["failed"] and not row["answered"] and not row["reused"]]
+
+
+def most_frequent_errors(run: RunTables, stages: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the most frequent error of each stage: stage, error_type, error, count of its requests.
+
+    Of equally frequent errors the last one by its text counts.
+    """
+    order = "count desc, error_type desc nulls last, error desc nulls last"
+    found: pa.Table = (
+        connect_tables([run], ["failures"])
+        .sql(
+            f"""select * from (select stage, error_type, error, count(distinct request_id) as count from failures
+                where stage in ({", ".join(map(quoted, stages))}) group by all)
+            qualify row_number() over (partition by stage order by {order}) = 1"""
+        )
+        .to_arrow_table()
+    )
+    return list(found.to_pylist())
 
 
 def explain_dead_stages(dead: Iterable[Row], errors: Iterable[Row]) -> list[str]:
