@@ -16,74 +16,93 @@ from untold.jobs.tables import ESTIMATES
 from untold.udfs.statistics.permutation import adjust_p_values
 from untold.udfs.statistics.prediction_powered import samples_needed
 
-PAIR_HEADS = ("metric", "first", "second", "n", "diff.", "95 % interval", "p", "p adj.")
+PAIR_COLUMNS = {"metric": "metric", "first": "first", "second": "second", "n": "n", "difference": "diff."}
+ESTIMATE_COLUMNS = {
+    "metric": "metric",
+    "proxy": "proxy",
+    "system": "first",
+    "compared_system": "second",
+    "judged": "judged",
+    "mean": "diff.",
+}
 
 
 def comparison_lines(
     found: Mapping[str, Rows], page: Page, *, every: bool = False, clustered: bool = False, undefined: str = "mean"
 ) -> Iterator[str]:
-    """The ranking as lines, then the pairs that differ by more than chance (p adjusted below `CHANCE`), or all."""
+    """Yield the ranking as lines, then the pairs that differ by more than chance, or all."""
     by = UNDEFINED[undefined]
     heads = ["metric", "system", "n", "scored", "answered", by.replace("_", ", "), "95 % interval"]
     ranked = [
         [
             *(row["metric"], row["system"], f"{row['n']:,}", f"{row['scored']:,}"),
             *(_number(row["answer_rate"], ".2f"), _number(row[by], ".3f")),
-            interval_text(row if by == "mean" else _with_zeros(row), clustered=clustered),
+            interval_text(
+                row if by == "mean" else row | {"scored": row["scored"] + row["undefined"]}, clustered=clustered
+            ),
         ]
         for row in found["systems"]
     ]
     yield from table(heads, ranked, page, names=2, texts=1)
-    pairs = found["comparisons"]
-    shown = [row for row in pairs if every or is_unlikely(row)]
-    if shown:
-        systems = [row["system"] for row in found["systems"]]
-        yield from ("", *table(PAIR_HEADS, [_pair_cells(row) for row in shown], page, names=3, among=systems))
-    if hidden := len(pairs) - len(shown):
-        told = amount(hidden, "pair does not differ", "pairs do not differ")
-        told += f" by more than chance (p adj. < {CHANCE}); --all or --json shows {'it' if hidden == 1 else 'them'}"
-        yield from ("", *wrapped(told, page))
+    names = [row["system"] for row in found["systems"]]
+    yield from _differences(found["comparisons"], PAIR_COLUMNS, page, every=every, among=names)
 
 
-def _with_zeros(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with the number of values that its mean with zeros is of."""
-    return {**row, "scored": row["scored"] + row["undefined"]}
+def _differences(
+    pairs: Rows, columns: Mapping[str, str], page: Page, *, every: bool, among: Sequence[str] = ()
+) -> Iterator[str]:
+    """Yield the pairs that differ by more than chance as lines, or all pairs, and the number of hidden pairs.
 
-
-def _pair_cells(row: Mapping[str, Any]) -> list[str]:
-    interval = "-" if row["ci_low"] is None else f"{row['ci_low']:+.3f} .. {row['ci_high']:+.3f}"
-    return [
-        *(row["metric"], row["first"], row["second"], f"{row['n']:,}", _number(row["difference"], "+.3f"), interval),
-        *(_number(row[name], ".4f") for name in ("p_value", "p_adjusted")),
+    columns: heads by column: names, a count, the difference; among: the names to tell apart.
+    """
+    *labels, count, difference = columns
+    shown = [
+        [
+            *(*(row[name] for name in labels), f"{row[count]:,}"),
+            *(_number(row[difference], "+.3f"), _limits(row, "ci", "+.3f")),
+            *(_number(row[name], ".4f") for name in ("p_value", "p_adjusted")),
+        ]
+        for row in pairs
+        if every or is_unlikely(row)
     ]
+    if shown:
+        heads = [*columns.values(), "95 % interval", "p", "p adj."]
+        yield from ("", *table(heads, shown, page, names=len(labels), among=among))
+    if hidden := len(pairs) - len(shown):
+        number = amount(hidden, "pair does not differ", "pairs do not differ")
+        rest = f"--all or --json shows {'it' if hidden == 1 else 'them'}"
+        yield from ("", *wrapped(f"{number} by more than chance (p adj. < {CHANCE}); {rest}", page))
 
 
-def _number(value: float | None, form: str) -> str:
-    """A number in this form, `-` where there is none."""
+def _number(value: float | None, form: str = ".3f") -> str:
     return "-" if value is None else format(value, form)
 
 
+def _limits(row: Mapping[str, Any], name: str, form: str = ".3f") -> str:
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    return "-" if low is None else f"{low:{form}} .. {high:{form}}"
+
+
 TABLE = "estimates"
-# A proxy that weighs less adds nothing; nor does one that is worth fewer judged samples than these, as a share
+# A proxy is useless if its weight is smaller, or if it replaces a smaller share of the judged samples
 LEAST_WEIGHT, LEAST_GAIN = 0.05, 1.05
 SHOWN_NAMES = 3
-ESTIMATE_HEADS = ("metric", "proxy", "first", "second", "judged", "diff.", "95 % interval", "p", "p adj.")
 NEEDED_COLUMNS = ("metric", "proxy", "level", "system", "n", "judged")
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """`means`: rows of the table `estimates` of one system or of all; `differences`: those of two systems."""
+    """Rows of the table `estimates`: `means` of one system or of all, `differences` of two systems."""
 
     means: Rows
     differences: Rows
 
 
 def estimate(request: EstimateRequest, notify: Callable[[str], None] = lambda _: None) -> Estimates:
-    """The mean of each metric over all samples, all together, by system, and as differences of two systems.
+    """Estimate the mean of each metric over all samples, of each system, and the differences of two systems.
 
-    `notify` says what an estimate rests on: samples without a score, a proxy that adds nothing. Raises EstimateError
-    and CompareError for runs and labels that do not go together.
+    notify: accepts a line about samples without a score and about a useless proxy. Raises EstimateError and
+    CompareError for runs and labels that do not match.
     """
     if request.proxy is None and request.labels is None:
         raise EstimateError("give --proxy, cheap scores of all samples, or --labels, or both")
@@ -101,9 +120,9 @@ def estimate(request: EstimateRequest, notify: Callable[[str], None] = lambda _:
 
 
 def needed(request: EstimateRequest, half_width: float, notify: Callable[[str], None] = lambda _: None) -> Rows:
-    """How many samples have to be judged for intervals of this half width, by the variances of a pilot.
+    """Return the numbers of samples to judge for intervals of this half width, by the variances of a pilot.
 
-    metric, proxy, level, system, n, judged, half_width, needed: null where all n are too few.
+    metric, proxy, level, system, n, judged, half_width, needed: null if all n are too few.
     """
     return [
         {
@@ -116,7 +135,7 @@ def needed(request: EstimateRequest, half_width: float, notify: Callable[[str], 
 
 
 def write_estimates(request: EstimateRequest, found: Estimates, output: str, *, overwrite: bool = False) -> None:
-    """Writes the table `estimates` into an output of its own."""
+    """Write the table `estimates` into a new output."""
     from untold.jobs.run.outcome import Ending
     from untold.jobs.run.output import Output
 
@@ -137,47 +156,24 @@ def write_estimates(request: EstimateRequest, found: Estimates, output: str, *, 
 
 
 def estimate_lines(found: Estimates, page: Page, *, every: bool = False) -> Iterator[str]:
-    """The estimates as lines, then the differences beyond chance, or all."""
-    heads = (
-        "metric",
-        "proxy",
-        "system",
-        "n",
-        "judged",
-        "mean",
-        "95 % interval",
-        "judged alone",
-        "95 % interval",
-        "worth",
-    )
+    """Yield the estimates as lines, then the differences beyond chance, or all."""
+    interval = "95 % interval"
+    heads = ("metric", "proxy", "system", "n", "judged", "mean", interval, "judged alone", interval, "worth")
     cells = [
         [
             *(row["metric"], row["proxy"], row["system"] or "all", f"{row['n']:,}", f"{row['judged']:,}"),
-            *(_figure(row["mean"]), _limits(row, "ci"), _figure(row["plain_mean"]), _limits(row, "plain")),
+            *(_number(row["mean"]), _limits(row, "ci"), _number(row["plain_mean"]), _limits(row, "plain")),
             "-" if row["effective_sample_size"] is None else f"{row['effective_sample_size']:,.0f}",
         ]
         for row in found.means
     ]
     yield from table(heads, cells, page, names=3)
     yield from wrapped("worth: judged samples whose plain mean would have an interval as narrow", page)
-    shown = [row for row in found.differences if every or is_unlikely(row)]
-    if shown:
-        cells = [
-            [
-                *(row["metric"], row["proxy"], row["system"], row["compared_system"], f"{row['judged']:,}"),
-                *(_figure(row["mean"], "+.3f"), _limits(row, "ci", "+.3f")),
-                *(_figure(row[name], ".4f") for name in ("p_value", "p_adjusted")),
-            ]
-            for row in shown
-        ]
-        yield from ("", *table(ESTIMATE_HEADS, cells, page, names=4))
-    if hidden := len(found.differences) - len(shown):
-        pairs = amount(hidden, "pair does not differ", "pairs do not differ")
-        yield from ("", *wrapped(f"{pairs} by more than chance (p adj. < {CHANCE}); --all or --json shows all", page))
+    yield from _differences(found.differences, ESTIMATE_COLUMNS, page, every=every)
 
 
 def needed_lines(rows: Rows, page: Page) -> Iterator[str]:
-    """How many samples have to be judged, as lines."""
+    """Yield the numbers of samples to judge as lines."""
     cells = [
         [
             *(row["metric"], row["proxy"], row["system"] or "all", f"{row['n']:,}", f"{row['judged']:,}"),
@@ -189,17 +185,8 @@ def needed_lines(rows: Rows, page: Page) -> Iterator[str]:
     yield from wrapped(f"needed: judged samples for a 95 % interval of +-{rows[0]['half_width']:g}", page)
 
 
-def _figure(value: float | None, form: str = ".3f") -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _limits(row: Mapping[str, Any], name: str, form: str = ".3f") -> str:
-    low, high = row[f"{name}_low"], row[f"{name}_high"]
-    return "-" if low is None else f"{low:{form}} .. {high:{form}}"
-
-
 def _row(group: Group) -> dict[str, Any]:
-    """A row of the table `estimates`, its p-value not yet adjusted."""
+    """Return a row of the table `estimates` without an adjusted p-value."""
     moments, metric_and_proxy = group.moments, dict(zip(("metric", "proxy"), group.pair, strict=True))
     weight = moments.weight
     plain, found = moments.interval(0), moments.interval(weight)
@@ -222,12 +209,12 @@ def _row(group: Group) -> dict[str, Any]:
         "effective_sample_size": round(group.judged * moments.variance / variance, 6) if variance else None,
         "p_value": moments.p_value() if group.compared_system else None,
     }
-    # The last bits depend on the order in which threads sum up
+    # The last bits depend on the order of the threads
     return {name: round(value, DECIMALS) if isinstance(value, float) else value for name, value in row.items()}
 
 
 def _useless(groups: Sequence[Group]) -> Iterator[str]:
-    """A line for each proxy that adds nothing to some means."""
+    """Yield a line per proxy that adds nothing to some means."""
     for (metric, proxy), own in groupby(groups, key=lambda group: group.pair):
         poor = [group for group in own if proxy is not None and _adds_nothing(group)]
         if poor:
@@ -241,7 +228,7 @@ def _useless(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _adds_nothing(group: Group) -> bool:
-    """Whether the proxy hardly counts, or narrows no interval."""
+    """Return True if the proxy has a small weight, or narrows no interval."""
     moments, weight = group.moments, group.moments.weight
     return moments.variance > 0 and (
         weight < LEAST_WEIGHT or moments.variance < LEAST_GAIN * moments.variance_at(weight)

@@ -14,7 +14,7 @@ from untold.graph.views import one_line
 from untold.jobs.inference.stage.call_settings import DEMO_LABEL
 from untold.jobs.run.manifest import by_stage, seconds_of
 from untold.jobs.run.terminal import Page, amount, clock, table, visible, width_of, wrapped
-from untold.jobs.run_tables import RunTables, batches_of, connect_tables, first_rows, lowest_scores, quoted
+from untold.jobs.run_tables import RunTables, connect_tables, first_rows, lowest_scores, quoted
 from untold.jobs.summary.ranking import interval_text, mean_text
 from untold.jobs.summary.source_preference import conflict_lines, leaning_lines
 from untold.jobs.tables import RESULT_TABLES
@@ -35,16 +35,13 @@ def most_frequent_errors(run: RunTables, stages: Iterable[str]) -> list[dict[str
     Of equally frequent errors the last one by its text counts.
     """
     order = "count desc, error_type desc nulls last, error desc nulls last"
-    found: pa.Table = (
-        connect_tables([run], ["failures"])
-        .sql(
-            f"""select * from (select stage, error_type, error, count(distinct request_id) as count from failures
+    return _rows(
+        run,
+        "failures",
+        f"""select * from (select stage, error_type, error, count(distinct request_id) as count from failures
                 where stage in ({", ".join(map(quoted, stages))}) group by all)
-            qualify row_number() over (partition by stage order by {order}) = 1"""
-        )
-        .to_arrow_table()
+            qualify row_number() over (partition by stage order by {order}) = 1""",
     )
-    return list(found.to_pylist())
 
 
 def explain_dead_stages(dead: Iterable[Row], errors: Iterable[Row]) -> list[str]:
@@ -191,9 +188,9 @@ def end_of_run(
     summary: rows of the table `summary`; counts: as the manifest has them. Scores of the embedded model are labelled as
     those of a demo.
     """
-    unasked = count_unasked(run.dataset("scores")) if counts["statuses"].get(NOT_ASKED) else {}
+    unasked = count_unasked(run) if counts["statuses"].get(NOT_ASKED) else {}
     rows = run.manifest["rows"]
-    failures = count_failures(run.dataset("failures")) if rows["failures"] else []
+    failures = count_failures(run) if rows["failures"] else []
     worst = lowest_scores(run.dataset("scores"), WORST_SHOWN).to_pylist()
     diagnoses = [*describe_means(run), *describe_faults(run)]
     preference = run.table("source_preference").to_pylist() if rows.get("source_preference") else []
@@ -333,25 +330,33 @@ def _places(run: RunTables, worst: Sequence[Row], page: Page) -> Iterator[str]:
     yield redact(f"report: untold report {shlex.quote(run.directory)}")
 
 
-def count_unasked(scores: ds.Dataset) -> Unasked:
-    """How many samples were not asked, by metric and system, and by metric alone as those of system None."""
+def count_unasked(run: RunTables) -> Unasked:
+    """Count the samples that were not asked, by metric and system, and by metric under the system None."""
     found: Counter[tuple[str, str | None]] = Counter()
-    for batch in batches_of(scores, ["metric", "system", "status"], ds.field("status") == NOT_ASKED):
-        counted = pa.Table.from_batches([batch]).group_by(["metric", "system"]).aggregate([([], "count_all")])
-        for row in counted.to_pylist():
-            for group in {(row["metric"], None), (row["metric"], row["system"])}:
-                found[group] += row["count_all"]
+    for row in _rows(
+        run,
+        "scores",
+        f"""select metric, system, count(*) as count from scores where status = {quoted(NOT_ASKED)} group by all""",
+    ):
+        for group in {(row["metric"], None), (row["metric"], row["system"])}:
+            found[group] += row["count"]
     return found
 
 
-def count_failures(failures: ds.Dataset) -> list[dict[str, Any]]:
-    """How many requests failed by stage and kind, most first: stage, error_type, count, and sample_id, error of one."""
-    keys = ["stage", "error_type"]
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for batch in batches_of(failures, [*keys, "sample_id", "error"]):
-        groups = pa.Table.from_batches([batch]).group_by(keys, use_threads=False)
-        for row in groups.aggregate([([], "count_all"), ("sample_id", "first"), ("error", "first")]).to_pylist():
-            first = {"sample_id": row["sample_id_first"], "error": row["error_first"], "count": 0}
-            known = found.setdefault((row["stage"], row["error_type"]), {name: row[name] for name in keys} | first)
-            known["count"] += row["count_all"]
-    return sorted(found.values(), key=lambda row: (-row["count"], row["stage"], row["error_type"]))
+def count_failures(run: RunTables) -> list[dict[str, Any]]:
+    """Count failed requests by stage and kind, most first: stage, error_type, sample_id, error, count.
+
+    sample_id and error belong to the first failure in the order of the table.
+    """
+    return _rows(
+        run,
+        "failures",
+        """select stage, error_type, min(sample_id) as sample_id,
+                arg_min(error, row(coalesce(sample_id, ''), metric, request_id)) as error, count(*) as count
+            from failures group by all order by count desc, stage, error_type""",
+    )
+
+
+def _rows(run: RunTables, table: str, query: str) -> list[dict[str, Any]]:
+    found: pa.Table = connect_tables([run], [table]).sql(query).to_arrow_table()
+    return list(found.to_pylist())
