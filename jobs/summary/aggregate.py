@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
@@ -13,17 +13,18 @@ from pyspark.sql import functions as F
 
 from untold.jobs.run.terminal import amount
 from untold.jobs.run_tables import RunTables, connect_tables, quoted
-from untold.jobs.summary.ranking import Counts, answer_columns, interval_of_counts, summarise_counts, values_and_counts
+from untold.jobs.summary.ranking import LEVELS, answer_columns, group_counts, mean_columns, summarise_counts
 from untold.jobs.summary.score_counts import (
     DECIMALS,
     Row,
     Rows,
     ScoreCounts,
+    clusters_by,
     connect_scores,
     count_distinct,
     rows_of,
 )
-from untold.udfs.statistics.intervals import clustered_bca_interval, mean_of_counts
+from untold.udfs.statistics.intervals import clustered_bca_interval
 
 # Measures that count the statements of a response, or the vital nuggets. At 0 the others of the metric are undefined
 STATED = ("claims", "vital_nuggets")
@@ -70,24 +71,22 @@ def summarise_measures(
                 from measures m left join scores using (sample_id, metric))
             unpivot include nulls (value for measure in ({", ".join(columns)}))""",
     )
-    sizes: Counter[tuple[str, str, str | None]] = Counter()
-    values: dict[tuple[str, str, str | None], Counts] = defaultdict(lambda: defaultdict(Counter))
-    for row in counted:
-        for group in {(row["metric"], row["named"], None), (row["metric"], row["named"], row["system"])}:
-            sizes[group] += row["count"] if row["measure"] == "value" else 0
-            if row["value"] is not None:
-                values[group][row["measure"]][row["value"]] += row["count"]
-    groups = sorted(sizes, key=lambda group: (*group[:2], group[2] is not None, group[2] or ""))
-    return [
-        _measure_row(
-            group,
-            sizes[group],
-            values[group],
-            seed,
-            zeroed=any(group[1] in named.get(group[0], ()) for named in (zeroed, always)),
+    rows = []
+    for (metric, measure, system), sizes, values in group_counts(counted.to_pylist(), ("metric", "named"), "value"):
+        counts_zeros = any(measure in named.get(str(metric), ()) for named in (zeroed, always))
+        rows.append(
+            {
+                "metric": metric,
+                "measure": measure,
+                "level": LEVELS[system is not None],
+                "system": system,
+                "n": sizes.total(),
+                "defined": values["value"].total(),
+                **mean_columns(values, "value", "value", seed),
+                **answer_columns(values["value"], values["value_zero"] if counts_zeros else Counter()),
+            }
         )
-        for group in groups
-    ]
+    return rows
 
 
 def with_query_intervals(found: Sequence[dict[str, Any]], run: RunTables, measure: str, *, seed: int) -> Rows:
@@ -97,6 +96,7 @@ def with_query_intervals(found: Sequence[dict[str, Any]], run: RunTables, measur
     """
     if not any(row["measure"] == measure for row in found):
         return list(found)
+    keys = ("metric", "level", "system")
     summed = rows_of(
         connect_tables([run], ["measures", "samples"]),
         f"""select metric, level, system, sum, size, count(*) as count from (
@@ -107,12 +107,9 @@ def with_query_intervals(found: Sequence[dict[str, Any]], run: RunTables, measur
                 having level = 'overall' or system is not null)
             group by all""",
     )
-    keys = ("metric", "level", "system")
-    clusters: dict[tuple[Any, ...], list[tuple[float, int, int]]] = defaultdict(list)
-    for row in summed.to_pylist():
-        clusters[tuple(row[key] for key in keys)].append((row["sum"], row["size"], row["count"]))
+    clusters = clusters_by(keys, summed)
     return [
-        {**row, **clustered_bca_interval(*zip(*clusters[key], strict=True), seed=seed).columns("mean")}
+        {**row, **clustered_bca_interval(*clusters[key], seed=seed).columns("mean")}
         if row["measure"] == measure and (key := tuple(row[name] for name in keys)) in clusters
         else row
         for row in found
@@ -127,25 +124,6 @@ def _named(measures: Mapping[str, Collection[str]]) -> str:
     """Return SQL that is true for a row of one of these measures, by metric."""
     parts = (f"m.metric = {quoted(name)} and measure in ({_listed(own)})" for name, own in measures.items() if own)
     return f"({' or '.join(parts) or 'false'})"
-
-
-def _measure_row(
-    group: tuple[str, str, str | None], size: int, values: Counts, seed: int, *, zeroed: bool
-) -> dict[str, Any]:
-    metric, measure, system = group
-    interval = interval_of_counts(values["value"], seed)
-    return {
-        "metric": metric,
-        "measure": measure,
-        "level": "overall" if system is None else "system",
-        "system": system,
-        "n": size,
-        "defined": values["value"].total(),
-        **interval.columns("mean"),
-        "mean_low": mean_of_counts(*values_and_counts(values["value_low"])),
-        "mean_high": mean_of_counts(*values_and_counts(values["value_high"])),
-        **answer_columns(values["value"], values["value_zero"] if zeroed else Counter()),
-    }
 
 
 Key = tuple[str, str | None]

@@ -5,7 +5,6 @@ Columns of the tables of a trend are only ever added, and are nullable.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,14 @@ import numpy as np
 import pyarrow as pa
 
 from untold.jobs.run_tables import RunTables, connect_tables, quoted
-from untold.jobs.summary.score_counts import COLUMN_OF_STATUS, DECIMALS, SCORE, SCORE_OR_ZERO
+from untold.jobs.summary.score_counts import (
+    COLUMN_OF_STATUS,
+    DECIMALS,
+    SCORE,
+    SCORE_OR_ZERO,
+    clusters_by,
+    rows_of,
+)
 from untold.udfs.statistics.intervals import clustered_bca_interval, wilson_interval
 from untold.udfs.statistics.permutation import Change, Clusters, resamples_for
 
@@ -110,19 +116,24 @@ class DatedScores:
     def add(self, place: int, runs: Sequence[tuple[RunTables, str]]) -> list[Row]:
         """Keeps the scores of a date; its rows by level, metric and system: counts, means and intervals."""
         self._runs[place] = list(runs)
-        self._database.execute(f"create or replace temp table now as {self._select(place)}")
-        # One query for all cannot be resampled: then the samples are
+        # A single query cannot be resampled, so its samples are
+        self._database.execute(
+            f"""create or replace temp table now as
+                with every as ({self._select(place)}),
+                    queries as (select level, metric, count(distinct query) > 1 as several from every group by all)
+                select every.*, case when several then query else sample end as asked
+                from every join queries using (level, metric)"""
+        )
         self._database.execute(
             f"""insert into scored
-                with queries as (select level, metric, count(distinct query) > 1 as several from now group by all),
-                    measured as (
-                        unpivot (select *, {_VALUES} from now)
-                        on {", ".join(f"value_{name} as {name}" for name in MEASURES)} into name measure value value)
+                with measured as (
+                    unpivot (select *, {_VALUES} from now)
+                    on {", ".join(f"value_{name} as {name}" for name in MEASURES)} into name measure value value)
                 select {place}, {_series("level", "metric", "case when level = 'system' then system end", "measure")},
-                    sample, case when several then query else sample end, value
-                from measured join queries using (level, metric)"""
+                    sample, asked, value
+                from measured"""
         )
-        clusters = self._clusters_of_now()
+        clusters = clusters_by(("level", "metric", "system"), rows_of(self._database, _CLUSTERS))
         return [self._point(row, clusters) for row in self._rows(_POINTS)]
 
     def change(
@@ -172,25 +183,8 @@ class DatedScores:
                 {SCORE} as score, {SCORE_OR_ZERO} as score_zero{more}
             from ({scores}) s left join (select sample_id, query from ({samples})) using (sample_id)"""
 
-    def _clusters_of_now(self) -> dict[tuple[Any, ...], list[Row]]:
-        """By level, metric and system the questions' sums, sizes and counts; system is None for all of them."""
-        rows = self._rows(
-            f"""with queries as (select level, metric, count(distinct query) > 1 as several from now group by all),
-                sums as (
-                    select level, metric, system, round(sum(score), {DECIMALS}) as sum, count(*) as size
-                    from (select now.*, case when several then query else sample end as asked
-                        from now join queries using (level, metric) where score is not null)
-                    group by grouping sets ((level, metric, system, asked), (level, metric, asked)))
-                select level, metric, system, sum, size, count(*) as count from sums group by all"""
-        )
-        found: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
-        for row in rows:
-            found[row["level"], row["metric"], row["system"]].append(row)
-        return found
-
-    def _point(self, row: Row, clusters: Mapping[tuple[Any, ...], list[Row]]) -> Row:
-        own = clusters.get((row["level"], row["metric"], row["system"]), [])
-        part = ([one["sum"] for one in own], [one["size"] for one in own], [one["count"] for one in own])
+    def _point(self, row: Row, clusters: Mapping[tuple[str, ...], Clusters]) -> Row:
+        part = clusters.get((row["level"], row["metric"], row["system"]), ([], [], []))
         mean = clustered_bca_interval(*part, seed=self._seed, resamples=resamples_for(part))
         rate = wilson_interval(row["defined"] if row["answerable"] else 0, row["answerable"])
         level = OVERALL if row["level"] == SYSTEM and row["system"] is None else row["level"]
@@ -213,10 +207,15 @@ class DatedScores:
         return tuple(np.asarray(columns[name]) for name in ("sum", "size", "count"))  # type: ignore[return-value]
 
     def _rows(self, query: str) -> list[Row]:
-        found: pa.Table = self._database.sql(query).to_arrow_table()
-        return list(found.to_pylist())
+        return list(rows_of(self._database, query).to_pylist())
 
 
+# Sums, sizes and counts of queries, by level, metric and system; the system is null for all of them
+_CLUSTERS = f"""with sums as (
+        select level, metric, system, round(sum(score), {DECIMALS}) as sum, count(*) as size
+        from now where score is not null
+        group by grouping sets ((level, metric, system, asked), (level, metric, asked)))
+    select level, metric, system, sum, size, count(*) as count from sums group by all"""
 _POINTS = f"""select level, metric, system, count(*) as n, {_COUNTS}, favg(score_zero) as mean_zero,
         count(score_zero) as answerable, count(score) as defined
     from now group by grouping sets ((level, metric, system), (level, metric))

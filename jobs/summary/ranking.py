@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
@@ -17,7 +16,6 @@ from untold.jobs.summary import score_counts
 from untold.jobs.summary.score_counts import COLUMN_OF_STATUS, Row, Rows, ScoreCounts, connect_scores
 from untold.udfs.errors import UserError, did_you_mean, near_misses
 from untold.udfs.statistics.intervals import (
-    Interval,
     bca_interval,
     clustered_bca_interval,
     mean_of_counts,
@@ -26,10 +24,11 @@ from untold.udfs.statistics.intervals import (
 from untold.udfs.statistics.permutation import Clusters, adjust_p_values, clustered_permutation_test
 
 FAILED_STATUSES = score_counts.FAILED_STATUSES
-FEW = 10  # values of which a bootstrap interval is rough
-Counts = dict[str, Counter[float]]
-Group = tuple[str, str | None]
+FEW = 10  # an interval of fewer values is rough
 LEVELS = ("overall", "system")
+Group = tuple[str | None, ...]
+Counts = dict[str, Counter[float]]
+"""The frequency of each value, by measure."""
 
 
 def summarise_counts(counts: Iterable[Row], *, seed: int, zero: bool = False, levels: Collection[str] = LEVELS) -> Rows:
@@ -39,17 +38,52 @@ def summarise_counts(counts: Iterable[Row], *, seed: int, zero: bool = False, le
     without a system count only in the overall row. The interval is of `mean`, with `zero` of `mean_zero`. levels: the
     levels to compute. Raises ValueError for a status that the contract does not have. Methods, section 7.
     """
-    columns: dict[Group, Counter[str]] = defaultdict(Counter)
+    rows = []
+    for (metric, system), statuses, values in group_counts(counts, ("metric",), "score"):
+        columns: Counter[str] = Counter()
+        for status, count in statuses.items():
+            columns[_column_of(status)] += count
+        if LEVELS[system is not None] in levels:
+            rows.append(
+                {
+                    "metric": metric,
+                    "level": LEVELS[system is not None],
+                    "system": system,
+                    "n": columns.total(),
+                    **{name: columns[name] for name in ("scored", "undefined", "failed")},
+                    **mean_columns(values, "score", "score_zero" if zero else "score", seed),
+                    **answer_columns(values["score"], values["score_zero"]),
+                }
+            )
+    return rows
+
+
+def group_counts(
+    counts: Iterable[Row], keys: Sequence[str], counted: str
+) -> Iterator[tuple[Group, Counter[str], Counts]]:
+    """Yield each group with its samples by status, and with its values by measure, sorted.
+
+    counts: the keys, system, status (optional), measure, value or null, count. A group has the values of the keys and a
+    system, which is None for all samples. counted: the measure that has one row per sample.
+    """
+    statuses: dict[Group, Counter[str]] = defaultdict(Counter)
     values: dict[Group, Counts] = defaultdict(lambda: defaultdict(Counter))
     for row in counts:
-        for group in {(row["metric"], None), (row["metric"], row["system"])}:
-            if row["measure"] == "score":
-                columns[group][_column_of(row["status"])] += row["count"]
+        key = tuple(row[name] for name in keys)
+        for group in {(*key, None), (*key, row["system"])}:
+            if row["measure"] == counted:
+                statuses[group][row.get("status", "")] += row["count"]
             if row["value"] is not None:
                 values[group][row["measure"]][row["value"]] += row["count"]
-    wanted = [group for group in columns if LEVELS[group[1] is not None] in levels]
-    groups = sorted(wanted, key=lambda group: (group[0], group[1] is not None, group[1] or ""))
-    return [_summary_row(group, columns[group], values[group], seed, zero=zero) for group in groups]
+    for group in sorted(statuses, key=lambda group: (*group[:-1], group[-1] is not None, group[-1] or "")):
+        yield group, statuses[group], values[group]
+
+
+def mean_columns(values: Counts, name: str, interval_of: str, seed: int) -> dict[str, float | None]:
+    """Return the mean of a measure, the limits of the mean of `interval_of`, and the means of the bounds."""
+    interval = bca_interval(*values_and_counts(values[interval_of]), seed=seed)
+    mean, low, high = (mean_of_counts(*values_and_counts(values[f"{name}{end}"])) for end in ("", "_low", "_high"))
+    return {"mean": mean, "ci_low": interval.low, "ci_high": interval.high, "mean_low": low, "mean_high": high}
 
 
 def mean_text(row: Mapping[str, Any]) -> str:
@@ -92,36 +126,8 @@ def _column_of(status: str) -> str:
     return COLUMN_OF_STATUS[status]
 
 
-def _summary_row(group: Group, columns: Counter[str], values: Counts, seed: int, *, zero: bool) -> dict[str, Any]:
-    """A row of the table `summary`, null where nothing was scored.
-
-    columns: how many samples count in each column; values: by measure how often each value occurs.
-    """
-    metric, system = group
-    interval = interval_of_counts(values["score_zero" if zero else "score"], seed)
-    return {
-        "metric": metric,
-        "level": LEVELS[system is not None],
-        "system": system,
-        "n": columns.total(),
-        "scored": columns["scored"],
-        "undefined": columns["undefined"],
-        "failed": columns["failed"],
-        "mean": mean_of_counts(*values_and_counts(values["score"])),
-        "ci_low": interval.low,
-        "ci_high": interval.high,
-        "mean_low": mean_of_counts(*values_and_counts(values["score_low"])),
-        "mean_high": mean_of_counts(*values_and_counts(values["score_high"])),
-        **answer_columns(values["score"], values["score_zero"]),
-    }
-
-
-def interval_of_counts(counts: Counter[float], seed: int) -> Interval:
-    return bca_interval(*values_and_counts(counts), seed=seed)
-
-
 def values_and_counts(counts: Counter[float]) -> tuple[list[float], list[int]]:
-    """Distinct values and their counts, as `untold.udfs.statistics.intervals` takes them."""
+    """Return the distinct values and their counts, as `untold.udfs.statistics.intervals` accepts them."""
     return list(counts.keys()), list(counts.values())
 
 
@@ -185,8 +191,8 @@ def compare_scores(
     for line in _unequal_answers(scores, systems, seed, cluster=cluster):
         notify(line)
     if cluster:
-        clusters = _clusters_by(("metric", "system"), scores.count_clusters(score), "sum")
-        systems = [row | _limits(clusters[row["metric"], row["system"]], seed) for row in systems]
+        clusters = scores.count_clusters(score)
+        systems = [row | _limits(clusters.get((row["metric"], row["system"]), ([], [], [])), seed) for row in systems]
     elif repeated := scores.count_repeated_queries():
         have = amount(repeated, "query has", "queries have")
         notify(
@@ -330,34 +336,17 @@ def is_unlikely(pair: Row) -> bool:
     return pair["p_adjusted"] is not None and pair["p_adjusted"] < CHANCE
 
 
-def _clusters_by(keys: Sequence[str], rows: Iterable[Row], sums: str) -> Mapping[tuple[str, ...], Clusters]:
-    """Sums, sizes and counts of clusters by the values of these columns; empty where there are no such rows.
-
-    As numbers side by side: hundreds of thousands of rows are hundreds of megabytes as dicts.
-    """
-    found: dict[tuple[str, ...], tuple[array[float], array[int], array[int]]] = defaultdict(
-        lambda: (array("d"), array("q"), array("q"))
-    )
-    for row in rows:
-        values, sizes, counts = found[tuple(row[key] for key in keys)]
-        values.append(row[sums])
-        sizes.append(row["size"])
-        counts.append(row["count"])
-    return found
-
-
 def _limits(clusters: Clusters, seed: int) -> dict[str, float | None]:
     """ci_low and ci_high of a mean."""
     interval = clustered_bca_interval(*clusters, seed=seed)
     return {"ci_low": interval.low, "ci_high": interval.high}
 
 
-def compare_pairs(systems: Rows, differences: Iterable[Row], seed: int) -> Rows:
-    """The rows of `comparisons` of ranked systems: every two of a metric, the better one first (methods, section 7).
+def compare_pairs(systems: Rows, differences: Mapping[tuple[str, ...], Clusters], seed: int) -> Rows:
+    """Return the rows of `comparisons`: every two systems of a metric, the better one first (methods, section 7).
 
-    differences: as `CountedScores.count_differences` gives them.
+    systems: ranked rows; differences: as `ScoreCounts.count_differences` returns them.
     """
-    counts = _clusters_by(("metric", "first", "second"), differences, "difference")
     ranked: dict[str, list[str]] = defaultdict(list)
     for system in systems:
         ranked[system["metric"]].append(system["system"])
@@ -365,9 +354,9 @@ def compare_pairs(systems: Rows, differences: Iterable[Row], seed: int) -> Rows:
     for metric, names in ranked.items():
         found = []
         for first, second in combinations(names, 2):
-            # Counts are kept in the order of names; the sign turns where the better one sorts second
+            # The counts have the order of names, so the sign changes if the better one sorts second
             low, high = sorted((first, second))
-            sums, sizes, times = counts[metric, low, high]
+            sums, sizes, times = differences.get((metric, low, high), ([], [], []))
             turned = np.asarray(sums) * (1 if first == low else -1)
             found.append(_compare_pair(metric, first, second, (turned, sizes, times), seed))
         adjusted = adjust_p_values([row["p_value"] for row in found])

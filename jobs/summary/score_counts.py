@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from untold.jobs.run_tables import RunTables, connect_tables, quoted
+from untold.udfs.statistics.permutation import Clusters
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -55,24 +56,26 @@ class ScoreCounts:
 
     def count_values(self) -> Rows:
         """Return metric, system, status, measure, value, count, as `ranking.summarise_counts` accepts them."""
-        return self._collect(
+        found = count_distinct(
+            self.database,
+            "judged",
             "metric, system, status, measure",
             "value",
             """from (select metric, system, status, score, score_low, score_high, score_zero from judged)
                 unpivot include nulls (value for measure in (score, score_low, score_high, score_zero))""",
         )
+        return list(found.to_pylist())
 
-    def count_differences(self, score: str, *, cluster: bool) -> Rows:
-        """Return metric, first, second, difference, size, count: the frequency of each difference of two systems.
+    def count_differences(self, score: str, *, cluster: bool) -> dict[tuple[str, ...], Clusters]:
+        """Return the frequency of each difference of two systems, by metric, first and second.
 
-        `first` sorts before `second`. A difference is the difference of one question (`size` is 1), or with `cluster`
-        the sum over the `size` questions of a query. The score of a system for a question is the mean over its samples.
+        `first` sorts before `second`. A difference is the difference of one question (its size is 1), or with `cluster`
+        the sum over the questions of a query. The score of a system for a question is the mean over its samples.
         """
         self._hash_questions()
-        own = "sum(difference) as difference, count(*) as size" if cluster else "difference, 1 as size"
-        return self._collect(
-            "metric, first, second, size",
-            "difference",
+        own = "sum(difference) as sum, count(*) as size" if cluster else "difference as sum, 1 as size"
+        return self._collect_clusters(
+            ("metric", "first", "second"),
             f"""with means as (
                     select metric, question, any_value(query) as query, system, avg({score}) as score
                     from judged join questions using (output, sample_id)
@@ -84,12 +87,11 @@ class ScoreCounts:
                 {"group by metric, first, second, query" if cluster else ""}""",
         )
 
-    def count_clusters(self, score: str) -> Rows:
-        """Return metric, system, sum, size, count: the frequency of each sum of the scores of a query."""
+    def count_clusters(self, score: str) -> dict[tuple[str, ...], Clusters]:
+        """Return the frequency of each sum of the scores of a query, by metric and system."""
         self._hash_questions()
-        return self._collect(
-            "metric, system, size",
-            "sum",
+        return self._collect_clusters(
+            ("metric", "system"),
             f"""select metric, system, sum({score}) as sum, count(*) as size
                 from judged left join questions using (output, sample_id) where {score} is not null
                 group by metric, system, coalesce(query::varchar, sample_id)""",
@@ -126,11 +128,11 @@ class ScoreCounts:
                 select output, sample_id, md5_number(query) as query, question from asked"""
         )
 
-    def _collect(self, keys: str, value: str, rows: str) -> Rows:
-        return count_distinct(self.database, "judged", keys, value, rows)
+    def _collect_clusters(self, keys: tuple[str, ...], rows: str) -> dict[tuple[str, ...], Clusters]:
+        return clusters_by(keys, count_distinct(self.database, "judged", ", ".join((*keys, "size")), "sum", rows))
 
 
-def count_distinct(database: DuckDBPyConnection, table: str, keys: str, value: str, rows: str) -> Rows:
+def count_distinct(database: DuckDBPyConnection, table: str, keys: str, value: str, rows: str) -> pa.Table:
     """Count the distinct rows of a query over a table: its keys, the value and count.
 
     If there are more than `MAX_DISTINCT`, the value (with a `size`, the mean of a sum) is rounded to the grid. With
@@ -148,9 +150,18 @@ def count_distinct(database: DuckDBPyConnection, table: str, keys: str, value: s
     ):
         found = rows_of(database, count(exact), MAX_DISTINCT + 1)
         if found.num_rows <= MAX_DISTINCT:
-            return list(found.to_pylist())
+            return found
     size = "size" if "size" in keys else "1"
-    return list(rows_of(database, count(f"round({value} / {size} * {GRID}) / {GRID} * {size}")).to_pylist())
+    return rows_of(database, count(f"round({value} / {size} * {GRID}) / {GRID} * {size}"))
+
+
+def clusters_by(keys: Sequence[str], counted: pa.Table) -> dict[tuple[str, ...], Clusters]:
+    """Return sums, sizes and counts of clusters by the values of the keys."""
+    lists = counted.group_by(list(keys)).aggregate([(name, "list") for name in ("sum", "size", "count")])
+    return {
+        tuple(row[key] for key in keys): (row["sum_list"], row["size_list"], row["count_list"])
+        for row in lists.to_pylist()
+    }
 
 
 def connect_scores(

@@ -321,11 +321,10 @@ def test_differences_are_counted_once_a_question(monkeypatch: pytest.MonkeyPatch
         database.execute("insert into asked values (0, ?, ?, ?)", [str(number), question, question])
     counts = ScoreCounts(database)
 
-    row = {"metric": "m", "first": "a", "second": "b", "size": 1, "count": 2}
-    assert counts.count_differences("score", cluster=False) == [{**row, "difference": -0.2}]
+    assert counts.count_differences("score", cluster=False) == {("m", "a", "b"): ([-0.2], [1], [2])}
     monkeypatch.setattr(score_counts, "MAX_DISTINCT", 0)
     monkeypatch.setattr(score_counts, "GRID", 2)
-    assert counts.count_differences("score", cluster=False) == [{**row, "difference": 0.0}]
+    assert counts.count_differences("score", cluster=False) == {("m", "a", "b"): ([0.0], [1], [2])}
 
 
 def test_one_question_of_a_system_in_two_outputs_is_an_error(tmp_path: Path) -> None:
