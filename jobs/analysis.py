@@ -1,7 +1,7 @@
-"""What runs have found, counted by DuckDB on one machine and without Spark: each function gives an Arrow table.
+"""Analyse runs by DuckDB on one machine, without Spark. Each function returns an Arrow table.
 
-The same functions are methods of `untold.Run`. Several runs are one table: samples without a system are of one that is
-named after their output. Only what a table asks for is read; what does not fit memory waits on disk.
+The same functions are methods of `untold.Run`. Several runs are one table. Samples without a system have the name of
+their output as their system. DuckDB reads only the necessary columns, and spills to disk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 SYSTEMS = pa.schema([SUMMARY.field(name) for name in ranking.SYSTEM_COLUMNS])
-# Two systems of a metric, the better one first, over the questions that both have a score for
+# Two systems of a metric, the better one first, over the questions with a score of both
 DIFFERENCES = pa.schema(
     [
         ("metric", pa.string()),
@@ -40,8 +40,8 @@ TOPICS = pa.schema(
         ("more", pa.list_(pa.string())),
     ]
 )
-MOST_STATEMENTS = 2_000  # whose distances are 16 MB
-# Equal statements of a query differ in white space, case or the full stop at most
+MOST_STATEMENTS = 2_000  # their distances take 16 MB
+# Equal statements of a query may differ in white space, case and the full stop
 _SAME_TEXT = r"rtrim(lower(trim(regexp_replace(text, '\s+', ' ', 'g'))), '.')"
 
 
@@ -55,7 +55,7 @@ def compare_runs(
     cluster: bool = False,
     undefined: str = "mean",
 ) -> dict[str, pa.Table]:
-    """`systems` and `comparisons` of runs, with the numbers of `untold compare` (`untold.jobs.compare.compare`).
+    """Return `systems` and `comparisons` of runs, the numbers of `untold compare`, as `ranking.compare_scores`.
 
     Raises CompareError for runs that cannot be compared.
     """
@@ -69,9 +69,10 @@ def compare_runs(
 def differences_by_query(
     runs: Sequence[RunTables], n: int | None = 20, metrics: Sequence[str] | None = None
 ) -> pa.Table:
-    """The n questions in which two systems differ most, or all: metric, query, first, second, their scores, difference.
+    """Return the n questions with the largest differences of two systems, or all questions.
 
-    `first` sorts before `second`; equal differences stand in the order of metrics and queries.
+    Columns: metric, query, first, second, first_score, second_score, difference. `first` sorts before `second`. Equal
+    differences have the order of metrics and queries.
     """
     database = _judged(ranking.check_runs(runs), ranking.wanted_metrics(runs, metrics))
     return rows_of(
@@ -89,9 +90,10 @@ def differences_by_query(
 
 
 def agreement(runs: Sequence[RunTables]) -> pa.Table:
-    """How alike two metrics judge the samples that both have a score for: first, second, n, spearman, pearson.
+    """Return the correlations of two metrics over the samples with a score of both.
 
-    Coefficients are null where a side is constant. The difference is of the means of the first less the second.
+    Columns: first, second, n, spearman, pearson, difference. Coefficients are null if a side is constant. The
+    difference is the mean of the first metric less the mean of the second.
     """
     database = _judged(runs)
     rank = "rank() over ({0} order by {1}) + (count(*) over ({0}, {1}) - 1) / 2".format
@@ -110,9 +112,9 @@ def agreement(runs: Sequence[RunTables]) -> pa.Table:
 
 
 def distribution(runs: Sequence[RunTables], bins: int = 10) -> pa.Table:
-    """How many samples have which score: metric, system, low, high, count, share of the system's; empty bins left out.
+    """Count samples by score: metric, system, low, high, count, share of the samples of the system.
 
-    The last bin holds its upper limit too.
+    The last bin contains its upper limit. Empty bins have no row.
     """
     return rows_of(
         _judged(runs),
@@ -125,7 +127,7 @@ def distribution(runs: Sequence[RunTables], bins: int = 10) -> pa.Table:
 
 
 def statuses(runs: Sequence[RunTables]) -> pa.Table:
-    """What became of samples: metric, system, status, count, share of the system's."""
+    """Count samples by status: metric, system, status, count, share of the samples of the system."""
     return rows_of(
         _judged(runs),
         """select metric, system, status, count(*) as count,
@@ -135,9 +137,10 @@ def statuses(runs: Sequence[RunTables]) -> pa.Table:
 
 
 def costs(runs: Sequence[RunTables]) -> pa.Table:
-    """What the last start of each run used, by stage and model, the dearest first: requests, tokens, cost, share.
+    """Return the usage of the last attempt of each run by stage and model: requests, tokens, cost, share.
 
-    `cost` is in the currency of the prices set, and null without a price; `cost_of_thousand` is of 1,000 samples.
+    The most expensive comes first. `cost` has the currency of the prices, and is null without a price.
+    `cost_of_thousand` is the cost of 1,000 samples.
     """
     counts = ("requests", "reused", "calls", "failed", "prompt_tokens", "completion_tokens", "cost", "seconds")
     sums = ", ".join(
@@ -156,11 +159,12 @@ def costs(runs: Sequence[RunTables]) -> pa.Table:
 def left_out(
     runs: Sequence[RunTables], by: str = "statement", n: int | None = 20, metrics: Sequence[str] | None = None
 ) -> pa.Table:
-    """What answers leave out most, the n first rows or all (docs/contract.md, "Analysis").
+    """Return the most frequently missed statements, queries, sources or systems (docs/contract.md, "Analysis").
 
-    by: `statement`, `query`, `source` or `system`. Of a statement, `missed` counts the responses to its query that
-    leave it out, of `responses` that were judged; statements are equal but for case and white space. Otherwise `missed`
-    counts statements that are left out, of `statements`. `share` is of these. Raises UserError for another `by`.
+    by: `statement`, `query`, `source` or `system`; n: the number of rows, or None for all. For statements, `missed`
+    counts the responses to the query without the statement, among the judged `responses`; case and white space do not
+    distinguish statements. Otherwise `missed` counts the missed statements among `statements`. `share` is their
+    quotient. Raises UserError for another `by`.
     """
     if by not in _LEFT_OUT:
         raise UserError(f"by={by}: must be {', '.join(_LEFT_OUT)}{aside(near_misses(by, _LEFT_OUT))}")
@@ -202,10 +206,10 @@ _LEFT_OUT = {
 def topics(
     runs: Sequence[RunTables], n: int = 10, metrics: Sequence[str] | None = None, *, statements: int = MOST_STATEMENTS
 ) -> pa.Table:
-    """What left out statements are about, by vectors of the embedded model: topic, statements, missed, queries, more.
+    """Group missed statements by vectors of the embedded model: topic, statements, missed, queries, more.
 
-    The `statements` most missed ones are put into n groups (average linkage of cosines). A `topic` is the statement in
-    the middle of its group, `more` are up to three others. Needs `untold[local]`; raises UserError without it.
+    The most frequently missed `statements` form n groups (average linkage of cosines). A `topic` is the central
+    statement of its group, and `more` has up to three others. Raises UserError without `untold[local]`.
     """
     from scipy.cluster.hierarchy import fcluster, linkage
 
@@ -231,9 +235,9 @@ def topics(
 
 
 def changes(runs: Sequence[RunTables], metrics: Sequence[str] | None = None, seed: int = 0) -> pa.Table:
-    """How each system changed from one date to the next: columns of `CHANGES`; p is adjusted over those of a metric.
+    """Return the change of each system from one date to the next, with the columns of `CHANGES`.
 
-    Dates that a break of comparability parts are not compared.
+    The p-values are adjusted over the changes of a metric. Dates before and after a break are not compared.
     """
     wanted = ranking.wanted_metrics(ranking.check_runs(runs), metrics)
     found = [row for row in find_trend(runs, seed=seed).steps if row["metric"] in wanted]
@@ -241,9 +245,9 @@ def changes(runs: Sequence[RunTables], metrics: Sequence[str] | None = None, see
 
 
 def trend(runs: Sequence[RunTables]) -> pa.Table:
-    """The summaries of runs by their dates: date, output, and the columns of `summary` but for its level.
+    """Return the summaries of runs by date: date, output, and the columns of `summary` without the level.
 
-    A run's date is the one in its folder's name (`nightly/2026-11-20`), else that on which it started.
+    The date of a run is the date in the name of its folder (`nightly/2026-11-20`), or the date of its start.
     """
     rows = [
         {"date": date_of(run), "output": name, **row}
@@ -266,5 +270,5 @@ def _connect(runs: Sequence[RunTables], *names: str) -> DuckDBPyConnection:
 
 
 def _correlation(x: str, y: str) -> str:
-    """Pearson's coefficient, null where a side is constant."""
+    """Return SQL of Pearson's coefficient, null if a side is constant."""
     return f"case when stddev_pop({x}) > 0 and stddev_pop({y}) > 0 then {rounded(f'corr({x}, {y})')} end"

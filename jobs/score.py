@@ -43,10 +43,9 @@ from untold.jobs.run.terminal import Display, RunProgress, amount, page_of, prin
 from untold.jobs.run_tables import open_run
 from untold.jobs.settings.model import Settings
 from untold.jobs.summary import aggregate
-from untold.jobs.summary.aggregate import measure_repeats, repeatability_lines, widened
+from untold.jobs.summary.aggregate import leaning_rows, measure_repeats, read_counts, repeatability_lines, widened
 from untold.jobs.summary.run_summary import end_of_run
 from untold.jobs.summary.score_counts import COLUMN_OF_STATUS
-from untold.jobs.summary.source_preference import leaning_rows, read_counts
 from untold.jobs.tables import ORDER, REPEATABILITY, RESULT_TABLES
 from untold.udfs.llm.keys import Stage
 from untold.udfs.redaction import redact

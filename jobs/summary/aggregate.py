@@ -1,19 +1,28 @@
-"""Compute the tables `summary`, `measures_summary` and `repeatability` of a run (methods, section 7)."""
+"""Compute the tables about a whole run: `summary`, `measures_summary`, `repeatability` and `source_preference`."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.run.terminal import amount
+from untold.jobs.metrics.graphs import COVERAGE, MEASURES, NUMBER, ONE_SIDED, SIDES
+from untold.jobs.run.terminal import Page, amount, table
 from untold.jobs.run_tables import RunTables, connect_tables, quoted
-from untold.jobs.summary.ranking import LEVELS, answer_columns, group_counts, mean_columns, summarise_counts
+from untold.jobs.summary.ranking import (
+    LEVELS,
+    answer_columns,
+    group_counts,
+    interval_text,
+    mean_columns,
+    mean_text,
+    summarise_counts,
+)
 from untold.jobs.summary.score_counts import (
     DECIMALS,
     Row,
@@ -25,6 +34,7 @@ from untold.jobs.summary.score_counts import (
     rows_of,
 )
 from untold.udfs.statistics.intervals import clustered_bca_interval
+from untold.udfs.statistics.permutation import adjust_p_values, binomial_test
 
 # Measures that count the statements of a response, or the vital nuggets. At 0 the others of the metric are undefined
 STATED = ("claims", "vital_nuggets")
@@ -130,10 +140,10 @@ Key = tuple[str, str | None]
 
 
 def measure_repeats(runs: Sequence[Mapping[str, DataFrame]]) -> Rows:
-    """The rows of the table `repeatability`: of each metric all samples, then each system.
+    """Return the rows of the table `repeatability`: per metric all samples, then each system.
 
-    runs: the tables of each scoring, the first that of all samples. Samples count that every scoring has a score for,
-    and statements of one text that every scoring has of a sample.
+    runs: the tables of each scoring, the first with all samples. Samples count if every scoring has a score for them,
+    and statements if every scoring of the sample has their text.
     """
     scored = _numbered([run["scores"].select("metric", "sample_id", "system", "score") for run in runs])
     repeated = (
@@ -164,7 +174,7 @@ def measure_repeats(runs: Sequence[Mapping[str, DataFrame]]) -> Rows:
 
 
 def repeatability_lines(rows: Rows) -> Iterator[str]:
-    """A line a metric: how far its scorings differ."""
+    """Yield a line per metric about the differences between its scorings."""
     for row in rows:
         if row["level"] == "overall":
             rate = row["disagreement_rate"]
@@ -177,7 +187,7 @@ def repeatability_lines(rows: Rows) -> Iterator[str]:
 
 
 def widened(summary: Rows, repeats: Rows) -> Rows:
-    """The rows of `summary` with intervals for one more scoring of the same samples, whose mean has that error too."""
+    """Return the rows of `summary` with intervals for the mean of one more scoring of the same samples."""
     shares = {(row["metric"], row["system"]): row["share"] for row in repeats}
     return [_widened(row, math.sqrt(1 + (shares.get((row["metric"], row["system"])) or 0.0))) for row in summary]
 
@@ -194,7 +204,7 @@ def _numbered(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 def _verdicts(runs: Sequence[Mapping[str, DataFrame]]) -> DataFrame | None:
-    """metric, system, flips: a row a statement that each scoring has, and whether they differ about it."""
+    """Return metric, system, flips: a row per statement of all scorings. `flips` is true if they differ."""
     if not all("statements" in run for run in runs):
         return None
     text = F.lower(F.trim("text")).alias("text")
@@ -210,7 +220,7 @@ def _verdicts(runs: Sequence[Mapping[str, DataFrame]]) -> DataFrame | None:
 
 
 def _by_group(rows: DataFrame, *sums: Any) -> dict[Key, Row]:
-    """Aggregates by metric and system; under the system None of all samples."""
+    """Return aggregates by metric and system. The system None stands for all samples."""
     groups = F.explode(F.array_distinct(F.array(F.lit(None), F.col("system")))).alias("of")
     others = [name for name in rows.columns if name != "system"]
     found = rows.select(*others, groups).groupBy("metric", "of").agg(*sums).collect()
@@ -224,5 +234,150 @@ def _flips(counts: Row | None) -> dict[str, Any]:
 
 
 def _share(within: float, total: float | None) -> float | None:
-    """The share of the variance of scores that is the judge's own; null where scores do not vary."""
+    """Return the share of the judge in the variance of scores, or None if scores do not vary."""
     return round(min(1.0, within / total), DECIMALS) if total else None
+
+
+# The columns that distinguish sources
+BY = ("rank", "kind")
+SHOWN = 10
+# Kinds are free texts. Rarer ones have no rows
+MOST_KINDS = 50
+_KEYS = ("metric", "system", "by", "source")
+
+
+def read_counts(conflicts: DataFrame, samples: DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of `count_leaning`. Their number does not grow with the number of queries."""
+    rows: list[dict[str, Any]] = count_leaning(conflicts, samples).toArrow().to_pylist()
+    return rows
+
+
+def count_leaning(conflicts: DataFrame, samples: DataFrame) -> DataFrame:
+    """Count the queries by their numbers of conflicts: metric, system, by, source, followed, n, count.
+
+    conflicts, samples: the tables. n: one-sided conflicts with exactly one side that the source states; followed: the
+    conflicts among them in which that side is covered. Rows without a system include all samples. The `MOST_KINDS` most
+    frequent kinds have rows.
+    """
+    is_first = F.col("coverage") == "first"
+    chosen = conflicts.where(F.col("coverage").isin(*SIDES)).select(
+        "sample_id",
+        "metric",
+        F.when(is_first, F.col("first_sources")).otherwise(F.col("second_sources")).alias("covered"),
+        F.when(is_first, F.col("second_sources")).otherwise(F.col("first_sources")).alias("missing"),
+    )
+    # A column has the type of its file if no metric reads it
+    named = [F.col(name).cast("string") for name in ("query_id", "query", "sample_id") if name in samples.columns]
+    places = F.transform(
+        "contexts",
+        lambda context, place: F.struct(
+            context["id"].alias("id"), context["kind"].alias("kind"), (place + 1).cast("string").alias("rank")
+        ),
+    )
+    asked = samples.select("sample_id", "system", F.coalesce(*named).alias("cluster"), places.alias("places"))
+    joined = chosen.join(asked, on="sample_id", how="inner")
+    choices = reduce(DataFrame.unionByName, [_choices(joined, by) for by in BY])
+    kinds = choices.where(F.col("by") == "kind").groupBy("by", "source").count()
+    frequent = kinds.orderBy(F.desc("count"), "source").limit(MOST_KINDS)
+    ranked = choices.where(F.col("by") == "rank")
+    choices = ranked.unionByName(choices.join(frequent, on=["by", "source"], how="left_semi"))
+    levels = F.array_distinct(F.array(F.lit(None).cast("string"), "system"))
+    rows = choices.withColumn("system", F.explode(levels))
+    queries = rows.groupBy(*_KEYS, "cluster").agg(F.sum("followed").alias("followed"), F.count("*").alias("n"))
+    return queries.groupBy(*_KEYS, "followed", "n").agg(F.count("*").alias("count"))
+
+
+def _choices(joined: DataFrame, by: str) -> DataFrame:
+    """Return metric, system, cluster, by, source, followed: a row per conflict and source that states only one side."""
+    covered, missing = _sources("covered", by), _sources("missing", by)
+    sides = F.concat(_chosen(F.array_except(covered, missing), 1), _chosen(F.array_except(missing, covered), 0))
+    return joined.select("metric", "system", "cluster", F.lit(by).alias("by"), F.inline(sides))
+
+
+def _sources(side: str, by: str) -> Column:
+    """Return the ranks or kinds of the contexts that state a side."""
+    stating = F.filter("places", lambda one: F.array_contains(side, one["id"]))
+    return F.array_compact(F.transform(stating, lambda one: one[by]))
+
+
+def _chosen(sources: Column, followed: int) -> Column:
+    return F.transform(sources, lambda source: F.struct(source.alias("source"), F.lit(followed).alias("followed")))
+
+
+def leaning_rows(counts: Iterable[Row], *, seed: int) -> list[dict[str, Any]]:
+    """Return the rows of the table `source_preference`. All samples come before systems.
+
+    counts: rows of `count_leaning`. Intervals resample queries. P-values are adjusted over the rows of a metric and
+    level.
+    """
+    queries: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in counts:
+        queries[tuple(row[name] for name in _KEYS)].append(row)
+    found = [_row(dict(zip(_KEYS, key, strict=True)), queries[key], seed) for key in sorted(queries, key=_order)]
+    families: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in found:
+        families[row["metric"], row["level"]].append(row)
+    for family in families.values():
+        adjusted = adjust_p_values([row["p_value"] for row in family])
+        for row, p_value in zip(family, adjusted, strict=True):
+            row["p_adjusted"] = p_value
+    return found
+
+
+def _order(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Sort by metric, all samples before systems, ranks before kinds, ranks as numbers."""
+    metric, system, by, source = key
+    return metric, system is not None, system or "", BY.index(by), int(source) if by == "rank" else 0, source
+
+
+def _row(named: dict[str, Any], queries: Sequence[Row], seed: int) -> dict[str, Any]:
+    columns = [[row[name] for row in queries] for name in ("followed", "n", "count")]
+    followed, total = (sum(row[name] * row["count"] for row in queries) for name in ("followed", "n"))
+    return {
+        **named,
+        "level": "overall" if named["system"] is None else "system",
+        "n": total,
+        "followed": followed,
+        **clustered_bca_interval(*columns, seed=seed).columns("share"),
+        "p_value": binomial_test(followed, total),
+    }
+
+
+def conflict_lines(measures: Iterable[Row], page: Page) -> list[str]:
+    """Return the numbers of conflicts and the shares of covered sides as a table, without lines if none conflict.
+
+    measures: rows of `measures_summary`.
+    """
+    found: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
+    for row in measures:
+        if row["measure"] in MEASURES:
+            found[row["metric"], row["system"] or "all"][row["measure"]] = row
+    known = {key: rows for key, rows in found.items() if rows.keys() == MEASURES.keys() and rows[NUMBER]["mean"]}
+    heads = ["metric", "system", "conflicts", "both sides", "95 % interval", "one side", "95 % interval"]
+    lines = [
+        [*key, f"{rows[NUMBER]['mean'] * rows[NUMBER]['defined']:,.0f}", *_shares(rows)] for key, rows in known.items()
+    ]
+    return _first_lines(heads, lines, page, 2, "measures_summary") if lines else []
+
+
+def _shares(rows: Mapping[str, Row]) -> list[str]:
+    shares = [{**rows[name], "n": rows[name]["defined"]} for name in (COVERAGE, ONE_SIDED)]
+    return [text for row in shares for text in (mean_text(row), interval_text(row))]
+
+
+def leaning_lines(rows: Sequence[Row], page: Page) -> list[str]:
+    """Return the first rows as a table."""
+    lines = [
+        [
+            *(row["metric"], row["system"] or "all", row["by"], row["source"], f"{row['followed']:,} of {row['n']:,}"),
+            *(mean_text({"mean": row["share"]}), interval_text(row, clustered=True), f"{row['p_adjusted']:.4f}"),
+        ]
+        for row in rows
+    ]
+    heads = ["metric", "system", "by", "source", "followed", "share", "95 % interval", "p adj."]
+    return _first_lines(heads, lines, page, 4, "source_preference")
+
+
+def _first_lines(heads: Sequence[str], lines: Sequence[list[str]], page: Page, names: int, of: str) -> list[str]:
+    more = [f"{len(lines) - SHOWN:,} more in the table {of}"] if len(lines) > SHOWN else []
+    return [*table(heads, lines[:SHOWN], page, names=names), *more]

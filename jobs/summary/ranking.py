@@ -87,14 +87,14 @@ def mean_columns(values: Counts, name: str, interval_of: str, seed: int) -> dict
 
 
 def mean_text(row: Mapping[str, Any]) -> str:
-    """The mean of a row as it is printed."""
+    """Return the mean of a row as text."""
     return "-" if row["mean"] is None else f"{row['mean']:.3f}"
 
 
 def interval_text(row: Mapping[str, Any], *, clustered: bool = False) -> str:
-    """The 95 % interval of a row as it is printed, or why there is none; one of fewer than `FEW` values says so.
+    """Return the 95 % interval of a row as text, with a remark below `FEW` values, or the reason for no interval.
 
-    `clustered`: it takes whole queries.
+    clustered: True if the interval resamples whole queries.
 
     >>> [interval_text({"ci_low": low, "ci_high": 0.5, "n": n}) for low, n in [(0.25, 12), (0.25, 3), (None, 1)]]
     ['0.250 .. 0.500', '0.250 .. 0.500 (n < 10)', '- (n = 1)']
@@ -108,7 +108,7 @@ def interval_text(row: Mapping[str, Any], *, clustered: bool = False) -> str:
 
 
 def answer_columns(defined: Counter[float], zero: Counter[float]) -> dict[str, float | None]:
-    """answer_rate with its interval, and mean_zero, from counts of values without and with zeros; null without any."""
+    """Return answer_rate with its interval, and mean_zero, from counts of values without and with zeros."""
     rate = wilson_interval(defined.total() if zero else 0, zero.total())
     return {
         "answer_rate": rate.mean,
@@ -119,7 +119,7 @@ def answer_columns(defined: Counter[float], zero: Counter[float]) -> dict[str, f
 
 
 def _column_of(status: str) -> str:
-    """The column of `summary` of a status. Raises ValueError for an unknown one: a mean would hide it."""
+    """Return the column of `summary` of a status. Raises ValueError for an unknown one, which a mean would hide."""
     if status not in COLUMN_OF_STATUS:
         hint = did_you_mean(near_misses(str(status), COLUMN_OF_STATUS), quote="'")
         raise ValueError(f"scores: status {status!r} is none of {', '.join(COLUMN_OF_STATUS)}; {hint}".rstrip("; "))
@@ -131,19 +131,19 @@ def values_and_counts(counts: Counter[float]) -> tuple[list[float], list[int]]:
     return list(counts.keys()), list(counts.values())
 
 
-# Of an adjusted p-value: systems below it differ by more than chance
+# Two systems with a smaller adjusted p-value differ by more than chance
 CHANCE = 0.05
 ANSWER_COLUMNS = ("answer_rate", "answer_ci_low", "answer_ci_high", "mean_zero")
 SYSTEM_COLUMNS = (
     *("metric", "system", "n", "scored", "undefined", "failed", "mean", "ci_low", "ci_high"),
     *ANSWER_COLUMNS,
 )
-# What an undefined score of a sample with something to state is in the ranking: nothing, or 0
+# The mean of a ranking: without undefined scores, or with 0 for those of samples with something to state
 UNDEFINED = {"mean": "mean", "zero": "mean_zero"}
 
 
 class CompareError(UserError):
-    """Outputs that cannot be compared. The message is one line a problem and says what to do."""
+    """Outputs that cannot be compared. The message has one line per problem and names the remedy."""
 
 
 def compare_scores(
@@ -204,7 +204,7 @@ def compare_scores(
 
 
 def check_runs(runs: Sequence[RunTables]) -> Sequence[RunTables]:
-    """The runs. Raises CompareError for one that is given twice or has no scores."""
+    """Return the runs. Raises CompareError if a run occurs twice or has no scores."""
     outputs = [run.directory for run in runs]
     twice = sorted({output for output in outputs if outputs.count(output) > 1})
     if twice:
@@ -224,7 +224,7 @@ def _check_tables(run: RunTables) -> None:
 
 
 def wanted_metrics(runs: Sequence[RunTables], metrics: Sequence[str] | None) -> Sequence[str]:
-    """The metrics to compare, all that the outputs have by default. Raises CompareError for one that none has."""
+    """Return the metrics to compare, by default all metrics of the runs. Raises CompareError for an unknown metric."""
     known = sorted({name for run in runs for name in run.manifest.get("metrics", ())})
     unknown = [name for name in metrics or () if name not in known]
     if unknown:
@@ -234,7 +234,7 @@ def wanted_metrics(runs: Sequence[RunTables], metrics: Sequence[str] | None) -> 
 
 
 def wanted_measures(runs: Sequence[RunTables], measures: Sequence[str] | None) -> Sequence[str]:
-    """The measures to compare in place of scores. Raises CompareError for one that no output has."""
+    """Return the measures to compare instead of scores. Raises CompareError for an unknown measure."""
     tables = [run.table("measures_summary") for run in runs if "measures_summary" in run.tables]
     known = sorted({name for table in tables for name in table["measure"].to_pylist()})
     unknown = [name for name in measures or () if name not in known]
@@ -245,7 +245,7 @@ def wanted_measures(runs: Sequence[RunTables], measures: Sequence[str] | None) -
 
 
 def names_of(runs: Sequence[RunTables]) -> list[str]:
-    """What samples without a system are called: the name of the folder, the whole path where two have one name.
+    """Return the systems of samples without one: the name of the folder, or the path if two folders have one name.
 
     `runs/a` and `runs/b` are a and b; `x/out` and `y/out` keep their paths.
     """
@@ -254,10 +254,9 @@ def names_of(runs: Sequence[RunTables]) -> list[str]:
 
 
 def _judged_differently(runs: Sequence[RunTables]) -> Iterator[str]:
-    """A line for every two outputs that were judged by different stages (model, decoding, template) or settings.
+    """Yield a line per two runs with different stages (model, decoding, template) or settings of the judge.
 
-    Such outputs are compared all the same: what differs may be what is compared. Only stages that both have are looked
-    at.
+    Only common stages count. The runs are still compared, because the difference may be the purpose.
     """
     for one, other in combinations(runs, 2):
         first, second = (run.manifest.get("identity", {}) for run in (one, other))
@@ -272,13 +271,13 @@ def _judged_differently(runs: Sequence[RunTables]) -> Iterator[str]:
 
 
 def _options(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that change scores, of every metric, less what is only of the statistics."""
+    """Return the settings that change scores, without those of the statistics."""
     results = identity.get("results", {})
     return {name: value for name, value in results.items() if name not in ("stages", "statistics")}
 
 
 def _check_once(scores: ScoreCounts, runs: Sequence[RunTables]) -> None:
-    """Raises CompareError where a system has scores of one metric for one question in two outputs."""
+    """Raise CompareError if a system has scores of one metric for one question in two runs."""
     first = scores.find_twice() if len(runs) > 1 else None
     if first is not None:
         one, other = (runs[first[name]].directory for name in ("one", "other"))
@@ -289,7 +288,7 @@ def _check_once(scores: ScoreCounts, runs: Sequence[RunTables]) -> None:
 
 
 def _check_scored(systems: Rows, runs: Sequence[RunTables], by: str) -> None:
-    """Raises CompareError where no system has the mean of that column."""
+    """Raise CompareError if no system has the mean of that column."""
     if all(row[by] is None for row in systems):
         failed, undefined = (sum(row[name] for row in systems) for name in ("failed", "undefined"))
         outputs = ", ".join(run.directory for run in runs)
@@ -300,18 +299,18 @@ def _check_scored(systems: Rows, runs: Sequence[RunTables], by: str) -> None:
 
 
 def rank(summary: Iterable[Mapping[str, Any]], by: str = "mean") -> Rows:
-    """The rows of the systems of a summary, best first within a metric, without a mean last; `SYSTEM_COLUMNS`.
+    """Return the rows of the systems of a summary with `SYSTEM_COLUMNS`, the best first within a metric.
 
-    by: the column of the mean. Equal means stand in the order of names.
+    by: the column of the mean. Systems without a mean are last. Equal means have the order of names.
     """
     rows = [{name: row[name] for name in SYSTEM_COLUMNS} for row in summary if row["level"] == "system"]
     return sorted(rows, key=lambda row: (row["metric"], row[by] is None, -(row[by] or 0.0), row["system"]))
 
 
 def _unequal_answers(scores: ScoreCounts, systems: Rows, seed: int, *, cluster: bool) -> Iterator[str]:
-    """A line for each metric whose systems differ in their answer rates by more than chance (methods, section 7).
+    """Yield a line per metric with answer rates that differ by more than chance (methods, section 7).
 
-    The pair with the largest difference is named. Nothing is counted where every system answers all.
+    The line names the pair with the largest difference. Nothing is counted if every system answers everything.
     """
     answering = [row for row in systems if row["answer_rate"] is not None]
     silent = sorted({row["metric"] for row in answering if row["answer_rate"] < 1})
@@ -332,12 +331,12 @@ def _unequal_answers(scores: ScoreCounts, systems: Rows, seed: int, *, cluster: 
 
 
 def is_unlikely(pair: Row) -> bool:
-    """Whether two systems differ by more than chance."""
+    """Return True if two systems differ by more than chance."""
     return pair["p_adjusted"] is not None and pair["p_adjusted"] < CHANCE
 
 
 def _limits(clusters: Clusters, seed: int) -> dict[str, float | None]:
-    """ci_low and ci_high of a mean."""
+    """Return ci_low and ci_high of a mean."""
     interval = clustered_bca_interval(*clusters, seed=seed)
     return {"ci_low": interval.low, "ci_high": interval.high}
 
@@ -365,7 +364,7 @@ def compare_pairs(systems: Rows, differences: Mapping[tuple[str, ...], Clusters]
 
 
 def _compare_pair(metric: str, first: str, second: str, clusters: Clusters, seed: int) -> dict[str, Any]:
-    """A row of `comparisons`, not yet adjusted: n is 0 and the rest null where the two share no question."""
+    """Return a row of `comparisons` without p_adjusted. Without a common question n is 0 and the rest is null."""
     test = clustered_permutation_test(*clusters, seed=seed)
     return {
         "metric": metric,

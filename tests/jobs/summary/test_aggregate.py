@@ -170,7 +170,7 @@ def test_nothing_to_state_has_no_answer_rate(scores: Scores) -> None:
 
 
 def test_a_measure_counts_as_0_where_there_are_facts_and_no_claims(run_of: Callable[..., RunTables]) -> None:
-    # What a sample states, how many facts it should give, precision, and how often it contradicts
+    # By sample: claims, facts, precision, contradiction rate
     samples: list[tuple[float | None, int | None, float | None, float | None]] = [
         (2.0, 3, 0.5, 0.5),
         (0.0, 3, None, None),
@@ -188,13 +188,13 @@ def test_a_measure_counts_as_0_where_there_are_facts_and_no_claims(run_of: Calla
     found = summarise_measures(run_of(scores=owners, measures=rows), {"m": ("precision",)}, seed=0)
     of_system = {row["measure"]: row for row in found if row["system"] == "a"}
     precision, other = of_system["precision"], of_system["contradiction_rate"]
-    # The second sample alone is silent: the third has no facts, and of the fourth no claim could be judged
+    # Only the second sample is silent. The third has no facts, and the fourth has no judged claim
     assert (precision["mean"], precision["mean_zero"], precision["answer_rate"]) == (0.5, 0.25, 0.5)
     assert (other["mean"], other["mean_zero"], other["answer_rate"]) == (0.25, None, None)
 
 
 def test_intervals_of_one_measure_take_whole_queries(run_of: Callable[..., RunTables]) -> None:
-    """Two systems answer 20 queries; the other measure, and a system that is null, stay as they are."""
+    """Two systems respond to 20 queries. The other measure and a null system do not change."""
     values = [(place, place % 7 / 7 + (place % 2) / 10) for place in range(40)]
     samples = [
         {"sample_id": f"s{place}", "query": f"query {place // 2}", "system": "ab"[place % 2] if place < 38 else None}
