@@ -59,7 +59,7 @@ setup(
         "ray>=2.50,<3",  # actors that make the rate-limited model calls
         "openai[aiohttp]>=2.16,<4",  # the OpenAI-compatible client; 2.16 is the first to post bytes
         "pyarrow>=18,<27",  # Parquet and Arrow batches, shared by Spark and Ray
-        "duckdb>=1.5,<2",  # SQL over the tables of a run, beyond memory; 2.0 fetches its extensions at run time
+        "duckdb>=1.5,<2",  # SQL over tables of runs; 2.0 folds isnan() by the statistics of Parquet, which omit NaN
         "pandas>=2.2,<3",  # PySpark asks for it before it runs any function over Arrow batches
         "numpy>=1.26,<3",  # resampling
         "scipy>=1.15,<2",  # statistics and sparse graphs; 1.14 matches no graph with indices of 64 bits

@@ -1,21 +1,20 @@
-"""What runs have found, counted by DuckDB on one machine and without Spark: each function gives an Arrow table.
+"""Analyse runs by DuckDB on one machine, without Spark. Each function returns an Arrow table.
 
-The same functions are methods of `untold.Run`. Several runs are one table: samples without a system are of one that is
-named after their output. Only what a table asks for is read; what does not fit memory waits on disk.
+The same functions are methods of `untold.Run`. Several runs are one table. Samples without a system have the name of
+their output as their system. DuckDB reads only the necessary columns, and spills to disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from untold.jobs.run_tables import RunTables, connect_tables, quoted
+from untold.jobs.run_tables import RunTables, connect_tables
 from untold.jobs.summary import ranking
 from untold.jobs.summary.dated_scores import CHANGES
-from untold.jobs.summary.ranking import FAILED_STATUSES, GRID, MAX_DISTINCT, SCORE, SCORE_OR_ZERO
+from untold.jobs.summary.score_counts import connect_scores, rounded, rows_of
 from untold.jobs.summary.trends import date_of, find_trend
 from untold.jobs.tables import SUMMARY
 from untold.udfs.errors import UserError, aside, near_misses
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 SYSTEMS = pa.schema([SUMMARY.field(name) for name in ranking.SYSTEM_COLUMNS])
-# Two systems of a metric, the better one first, over the questions that both have a score for
+# Two systems of a metric, the better one first, over the questions with a score of both
 DIFFERENCES = pa.schema(
     [
         ("metric", pa.string()),
@@ -41,16 +40,8 @@ TOPICS = pa.schema(
         ("more", pa.list_(pa.string())),
     ]
 )
-MOST_STATEMENTS = 2_000  # whose distances are 16 MB
-_LOW, _HIGH = (f"case when not isnan({name}) then {name} end" for name in ("score_low", "score_high"))
-# What `untold.jobs.compare.as_scores` says, for measures of these names and statuses of which nothing is known
-_MEASURED = """(select s.* exclude (score, score_low, score_high, status, covered, uncovered), m.measure,
-        m.value as score, m.value_low as score_low, m.value_high as score_high,
-        null::bigint as covered, null::bigint as uncovered,
-        case when m.value is not null then 'ok' when m.value_high is not null or s.status in ({1}) then 'failed'
-            else 'no_statements' end as status
-    from scores s join measures m using (output, sample_id, metric) where m.measure in ({0}))"""
-# Equal statements of a query differ in white space, case or the full stop at most
+MOST_STATEMENTS = 2_000  # their distances take 16 MB
+# Equal statements of a query may differ in white space, case and the full stop
 _SAME_TEXT = r"rtrim(lower(trim(regexp_replace(text, '\s+', ' ', 'g'))), '.')"
 
 
@@ -64,14 +55,13 @@ def compare_runs(
     cluster: bool = False,
     undefined: str = "mean",
 ) -> dict[str, pa.Table]:
-    """`systems` and `comparisons` of runs, with the numbers of `untold compare` (`untold.jobs.compare.compare`).
+    """Return `systems` and `comparisons` of runs, the numbers of `untold compare`, as `ranking.compare_scores`.
 
     Raises CompareError for runs that cannot be compared.
     """
-    wanted = ranking.wanted_measures(ranking.check_runs(runs), measures)
-    scores = _DuckScores(_judged(runs, ranking.wanted_metrics(runs, metrics), wanted))
-    how = {"cluster": cluster, "measured": bool(wanted)}
-    found = ranking.compare_scores(scores, runs, seed=seed, notify=notify, undefined=undefined, **how)
+    found = ranking.compare_scores(
+        runs, metrics=metrics, measures=measures, seed=seed, notify=notify, cluster=cluster, undefined=undefined
+    )
     schemas = {"systems": SYSTEMS, "comparisons": DIFFERENCES}
     return {name: pa.Table.from_pylist(rows, schemas[name]) for name, rows in found.items()}
 
@@ -79,19 +69,20 @@ def compare_runs(
 def differences_by_query(
     runs: Sequence[RunTables], n: int | None = 20, metrics: Sequence[str] | None = None
 ) -> pa.Table:
-    """The n questions in which two systems differ most, or all: metric, query, first, second, their scores, difference.
+    """Return the n questions with the largest differences of two systems, or all questions.
 
-    `first` sorts before `second`; equal differences stand in the order of metrics and queries.
+    Columns: metric, query, first, second, first_score, second_score, difference. `first` sorts before `second`. Equal
+    differences have the order of metrics and queries.
     """
     database = _judged(ranking.check_runs(runs), ranking.wanted_metrics(runs, metrics))
-    return _rows(
+    return rows_of(
         database,
         f"""with means as (
                 select metric, question, any_value(query) as query, system, avg(score) as score
                 from judged join asked using (output, sample_id)
                 where question is not null and score is not null group by metric, question, system)
             select metric, query, a.system as first, b.system as second, a.score as first_score,
-                b.score as second_score, {_rounded("a.score - b.score")} as difference
+                b.score as second_score, {rounded("a.score - b.score")} as difference
             from means a join means b using (metric, question, query) where a.system < b.system
             order by abs(difference) desc, metric, query, first, second""",
         n,
@@ -99,14 +90,15 @@ def differences_by_query(
 
 
 def agreement(runs: Sequence[RunTables]) -> pa.Table:
-    """How alike two metrics judge the samples that both have a score for: first, second, n, spearman, pearson.
+    """Return the correlations of two metrics over the samples with a score of both.
 
-    Coefficients are null where a side is constant. The difference is of the means of the first less the second.
+    Columns: first, second, n, spearman, pearson, difference. Coefficients are null if a side is constant. The
+    difference is the mean of the first metric less the mean of the second.
     """
     database = _judged(runs)
     rank = "rank() over ({0} order by {1}) + (count(*) over ({0}, {1}) - 1) / 2".format
     by_pair = "partition by first, second"
-    return _rows(
+    return rows_of(
         database,
         f"""with pairs as (
                 select a.metric as first, b.metric as second, a.score as x, b.score as y
@@ -114,17 +106,17 @@ def agreement(runs: Sequence[RunTables]) -> pa.Table:
                 where a.metric < b.metric and a.score is not null and b.score is not null),
             ranked as (select *, {rank(by_pair, "x")} as rank_x, {rank(by_pair, "y")} as rank_y from pairs)
             select first, second, count(*) as n, {_correlation("rank_x", "rank_y")} as spearman,
-                {_correlation("x", "y")} as pearson, {_rounded("avg(x) - avg(y)")} as difference
+                {_correlation("x", "y")} as pearson, {rounded("avg(x) - avg(y)")} as difference
             from ranked group by first, second order by first, second""",
     )
 
 
 def distribution(runs: Sequence[RunTables], bins: int = 10) -> pa.Table:
-    """How many samples have which score: metric, system, low, high, count, share of the system's; empty bins left out.
+    """Count samples by score: metric, system, low, high, count, share of the samples of the system.
 
-    The last bin holds its upper limit too.
+    The last bin contains its upper limit. Empty bins have no row.
     """
-    return _rows(
+    return rows_of(
         _judged(runs),
         f"""select metric, system, bin / {bins} as low, (bin + 1) / {bins} as high, count(*) as count,
                 count(*) / sum(count(*)) over (partition by metric, system) as share
@@ -135,8 +127,8 @@ def distribution(runs: Sequence[RunTables], bins: int = 10) -> pa.Table:
 
 
 def statuses(runs: Sequence[RunTables]) -> pa.Table:
-    """What became of samples: metric, system, status, count, share of the system's."""
-    return _rows(
+    """Count samples by status: metric, system, status, count, share of the samples of the system."""
+    return rows_of(
         _judged(runs),
         """select metric, system, status, count(*) as count,
                 count(*) / sum(count(*)) over (partition by metric, system) as share
@@ -145,16 +137,17 @@ def statuses(runs: Sequence[RunTables]) -> pa.Table:
 
 
 def costs(runs: Sequence[RunTables]) -> pa.Table:
-    """What the last start of each run used, by stage and model, the dearest first: requests, tokens, cost, share.
+    """Return the usage of the last attempt of each run by stage and model: requests, tokens, cost, share.
 
-    `cost` is in the currency of the prices set, and null without a price; `cost_of_thousand` is of 1,000 samples.
+    The most expensive comes first. `cost` has the currency of the prices, and is null without a price.
+    `cost_of_thousand` is the cost of 1,000 samples.
     """
     counts = ("requests", "reused", "calls", "failed", "prompt_tokens", "completion_tokens", "cost", "seconds")
     sums = ", ".join(
         f"sum({name})::{'double' if name in ('cost', 'seconds') else 'bigint'} as {name}" for name in counts
     )
     samples = sum(run.dataset("samples").count_rows() for run in runs if "samples" in run.tables)
-    return _rows(
+    return rows_of(
         _connect(runs, "usage"),
         f"""select *, cost / nullif(sum(cost) over (), 0) as share,
                 1000 * cost / nullif({samples}, 0) as cost_of_thousand
@@ -166,22 +159,23 @@ def costs(runs: Sequence[RunTables]) -> pa.Table:
 def left_out(
     runs: Sequence[RunTables], by: str = "statement", n: int | None = 20, metrics: Sequence[str] | None = None
 ) -> pa.Table:
-    """What answers leave out most, the n first rows or all (docs/contract.md, "Analysis").
+    """Return the most frequently missed statements, queries, sources or systems (docs/contract.md, "Analysis").
 
-    by: `statement`, `query`, `source` or `system`. Of a statement, `missed` counts the responses to its query that
-    leave it out, of `responses` that were judged; statements are equal but for case and white space. Otherwise `missed`
-    counts statements that are left out, of `statements`. `share` is of these. Raises UserError for another `by`.
+    by: `statement`, `query`, `source` or `system`; n: the number of rows, or None for all. For statements, `missed`
+    counts the responses to the query without the statement, among the judged `responses`; case and white space do not
+    distinguish statements. Otherwise `missed` counts the missed statements among `statements`. `share` is their
+    quotient. Raises UserError for another `by`.
     """
     if by not in _LEFT_OUT:
         raise UserError(f"by={by}: must be {', '.join(_LEFT_OUT)}{aside(near_misses(by, _LEFT_OUT))}")
-    database = _judged(runs, metrics)
+    database = _judged(runs, metrics, ["statements"])
     database.execute(
         """create view stated as
             select output, sample_id, metric, system, query, question, contexts, text, s.covered, sources
             from statements s join judged using (output, sample_id, metric) join asked using (output, sample_id)
             where s.covered is not null and kept is distinct from false"""
     )
-    return _rows(database, _LEFT_OUT[by], n)
+    return rows_of(database, _LEFT_OUT[by], n)
 
 
 _SUMS = """count(distinct (output, sample_id)) as responses, count(*) as statements,
@@ -212,10 +206,10 @@ _LEFT_OUT = {
 def topics(
     runs: Sequence[RunTables], n: int = 10, metrics: Sequence[str] | None = None, *, statements: int = MOST_STATEMENTS
 ) -> pa.Table:
-    """What left out statements are about, by vectors of the embedded model: topic, statements, missed, queries, more.
+    """Group missed statements by vectors of the embedded model: topic, statements, missed, queries, more.
 
-    The `statements` most missed ones are put into n groups (average linkage of cosines). A `topic` is the statement in
-    the middle of its group, `more` are up to three others. Needs `untold[local]`; raises UserError without it.
+    The most frequently missed `statements` form n groups (average linkage of cosines). A `topic` is the central
+    statement of its group, and `more` has up to three others. Raises UserError without `untold[local]`.
     """
     from scipy.cluster.hierarchy import fcluster, linkage
 
@@ -241,9 +235,9 @@ def topics(
 
 
 def changes(runs: Sequence[RunTables], metrics: Sequence[str] | None = None, seed: int = 0) -> pa.Table:
-    """How each system changed from one date to the next: columns of `CHANGES`; p is adjusted over those of a metric.
+    """Return the change of each system from one date to the next, with the columns of `CHANGES`.
 
-    Dates that a break of comparability parts are not compared.
+    The p-values are adjusted over the changes of a metric. Dates before and after a break are not compared.
     """
     wanted = ranking.wanted_metrics(ranking.check_runs(runs), metrics)
     found = [row for row in find_trend(runs, seed=seed).steps if row["metric"] in wanted]
@@ -251,9 +245,9 @@ def changes(runs: Sequence[RunTables], metrics: Sequence[str] | None = None, see
 
 
 def trend(runs: Sequence[RunTables]) -> pa.Table:
-    """The summaries of runs by their dates: date, output, and the columns of `summary` but for its level.
+    """Return the summaries of runs by date: date, output, and the columns of `summary` without the level.
 
-    A run's date is the one in its folder's name (`nightly/2026-11-20`), else that on which it started.
+    The date of a run is the date in the name of its folder (`nightly/2026-11-20`), or the date of its start.
     """
     rows = [
         {"date": date_of(run), "output": name, **row}
@@ -265,144 +259,16 @@ def trend(runs: Sequence[RunTables]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema).sort_by([(name, "ascending") for name in ("date", "output", "metric")])
 
 
-@dataclass(frozen=True)
-class _DuckScores:
-    """`CountedScores` of the views of `_judged`."""
-
-    database: DuckDBPyConnection
-
-    def count_values(self) -> ranking.Rows:
-        return self._collect(
-            "metric, system, status, measure",
-            "value",
-            """from (select metric, system, status, score, score_low, score_high, score_zero from judged)
-                unpivot include nulls (value for measure in (score, score_low, score_high, score_zero))""",
-        )
-
-    def count_differences(self, score: str, *, cluster: bool) -> ranking.Rows:
-        self._hash_questions()
-        own = "sum(difference) as difference, count(*) as size" if cluster else "difference, 1 as size"
-        return self._collect(
-            "metric, first, second, size",
-            "difference",
-            f"""with means as (
-                    select metric, question, any_value(query) as query, system, avg({score}) as score
-                    from judged join questions using (output, sample_id)
-                    where question is not null and {score} is not null group by metric, question, system),
-                differences as (
-                    select metric, a.system as first, b.system as second, a.query, a.score - b.score as difference
-                    from means a join means b using (metric, question) where a.system < b.system)
-                select metric, first, second, {own} from differences
-                {"group by metric, first, second, query" if cluster else ""}""",
-        )
-
-    def count_clusters(self, score: str) -> ranking.Rows:
-        self._hash_questions()
-        return self._collect(
-            "metric, system, size",
-            "sum",
-            f"""select metric, system, sum({score}) as sum, count(*) as size
-                from judged left join questions using (output, sample_id) where {score} is not null
-                group by metric, system, coalesce(query::varchar, sample_id)""",
-        )
-
-    def count_repeated_queries(self) -> int:
-        self._hash_questions()
-        return self._number(
-            """select count(distinct query) from (
-                select query from judged join questions using (output, sample_id)
-                where query is not null group by metric, system, query having count(*) > 1)"""
-        )
-
-    def find_twice(self) -> dict[str, Any] | None:
-        self._hash_questions()
-        found = _rows(
-            self.database,
-            """select metric, system, one, other, count(*) as count from (
-                    select metric, system, question, min(output) as one, max(output) as other
-                    from judged join questions using (output, sample_id)
-                    where question is not null group by metric, system, question having one < other)
-                group by all order by metric, system, one, other""",
-            1,
-        ).to_pylist()
-        return found[0] if found else None
-
-    def _hash_questions(self) -> None:
-        """Keeps which sample asks what, so that texts are read once."""
-        self.database.execute(
-            """create temp table if not exists questions as
-                select output, sample_id, md5_number(query) as query, question from asked"""
-        )
-
-    def _collect(self, keys: str, value: str, rows: str) -> ranking.Rows:
-        """How often each value of a query's rows occurs: the keys, the value and count; rounded where they are many.
-
-        Millions of rows are first looked at for how many of them differ, in little memory.
-        """
-        rounded = value if value == "value" else _rounded(value)
-        count = f"select {keys}, {{}} as {value}, count(*) as count from ({rows}) group by all".format
-        if self._number("select count(*) from judged") <= MAX_DISTINCT or (
-            self._number(f"select approx_count_distinct(hash({keys}, {rounded})) from ({rows})") <= 2 * MAX_DISTINCT
-        ):
-            found = _rows(self.database, count(rounded), MAX_DISTINCT + 1)
-            if found.num_rows <= MAX_DISTINCT:
-                return list(found.to_pylist())
-        # As `untold.jobs.compare` rounds sums
-        size = "size" if "size" in keys else "1"
-        return list(_rows(self.database, count(f"round({value} / {size} * {GRID}) / {GRID} * {size}")).to_pylist())
-
-    def _number(self, query: str) -> int:
-        found = self.database.sql(query).fetchone()
-        return int(found[0]) if found else 0
-
-
 def _judged(
-    runs: Sequence[RunTables], metrics: Iterable[str] | None = None, measures: Sequence[str] = ()
+    runs: Sequence[RunTables], metrics: Sequence[str] | None = None, tables: Sequence[str] = ()
 ) -> DuckDBPyConnection:
-    """A database with `judged`, the scores with their systems' names, and `asked`, what each sample asks.
-
-    With `measures`, their values are the scores, as `untold.jobs.compare.as_scores` has them. `question` is a hash of
-    query and contexts, null where the sample has none.
-    """
-    database = _connect(runs, "samples", "scores", "statements", *(["measures"] if measures else []))
-    names = ", ".join(map(quoted, ranking.names_of(runs)))
-    system = f"coalesce(system, [{names}][output + 1])"
-    where = "" if metrics is None else f"where metric in ({_listed(metrics)})"
-    name = "concat_ws('.', metric, measure)" if measures else "metric"
-    rows = "scores" if not measures else _MEASURED.format(_listed(measures), ", ".join(map(quoted, FAILED_STATUSES)))
-    database.execute(
-        f"""create view judged as
-            select output, sample_id, metric, {system} as system, status, covered,
-                {SCORE} as score, {_LOW} as score_low, {_HIGH} as score_high, {SCORE_OR_ZERO} as score_zero,
-                case when {SCORE_OR_ZERO} is not null then ({SCORE} is not null)::double end as answered
-            from (select * replace ({name} as metric) from {rows} {where});
-        create view asked as
-            select output, sample_id, query, contexts, case when query is not null and contexts is not null
-                then md5_number(to_json({{query: query, contexts: contexts}})) end as question
-            from samples"""
-    )
-    return database
-
-
-def _listed(texts: Iterable[str]) -> str:
-    """A query of these texts, none where there are none."""
-    return f"select unnest([{', '.join(map(quoted, texts))}]::varchar[])"
+    return connect_scores(runs, ranking.names_of(runs), metrics, tables=tables)
 
 
 def _connect(runs: Sequence[RunTables], *names: str) -> DuckDBPyConnection:
     return connect_tables(runs, names, numbered=True)
 
 
-def _rows(database: DuckDBPyConnection, query: str, n: int | None = None) -> pa.Table:
-    """The first n rows of a query, or all."""
-    return database.sql(query if n is None else f"{query} limit {n}").to_arrow_table()
-
-
-def _rounded(value: str) -> str:
-    """A value without the decimals that depend on the order of a sum."""
-    return f"round({value}, {ranking.DECIMALS})"
-
-
 def _correlation(x: str, y: str) -> str:
-    """Pearson's coefficient, null where a side is constant."""
-    return f"case when stddev_pop({x}) > 0 and stddev_pop({y}) > 0 then {_rounded(f'corr({x}, {y})')} end"
+    """Return SQL of Pearson's coefficient, null if a side is constant."""
+    return f"case when stddev_pop({x}) > 0 and stddev_pop({y}) > 0 then {rounded(f'corr({x}, {y})')} end"

@@ -35,7 +35,7 @@ from untold.jobs.run_tables import RunTables, connect_tables, open_run
 from untold.jobs.score import score
 from untold.jobs.settings.model import Settings, prices_for
 from untold.jobs.study.report import markdown_table
-from untold.jobs.summary.ranking import SCORE
+from untold.jobs.summary.score_counts import SCORE
 from untold.jobs.tables import CALIBRATION
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.usage import Usage

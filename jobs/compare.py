@@ -3,278 +3,106 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
 from itertools import combinations, groupby
 from typing import Any
 
-from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
-
-from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import Page, amount, table, wrapped
-from untold.jobs.run_tables import RunTables, open_run
-from untold.jobs.summary.aggregate import collect_counts, count_values, score_or_zero
 from untold.jobs.summary.estimating import EstimateError, EstimateRequest, Group, read_groups
-from untold.jobs.summary.ranking import (
-    CHANCE,
-    DECIMALS,
-    FAILED_STATUSES,
-    MAX_DISTINCT,
-    UNDEFINED,
-    Rows,
-    check_runs,
-    compare_scores,
-    interval_text,
-    is_unlikely,
-    names_of,
-    wanted_measures,
-    wanted_metrics,
-)
-from untold.jobs.tables import ESTIMATES, MEASURES, SAMPLES, SCORES
+from untold.jobs.summary.ranking import CHANCE, UNDEFINED, interval_text, is_unlikely
+from untold.jobs.summary.score_counts import DECIMALS, Rows
+from untold.jobs.tables import ESTIMATES
 from untold.udfs.statistics.permutation import adjust_p_values
 from untold.udfs.statistics.prediction_powered import samples_needed
 
-PAIR_HEADS = ("metric", "first", "second", "n", "diff.", "95 % interval", "p", "p adj.")
-
-
-def compare(
-    spark: SparkSession,
-    outputs: Sequence[str],
-    *,
-    metrics: Sequence[str] | None = None,
-    measures: Sequence[str] | None = None,
-    seed: int,
-    notify: Callable[[str], None] = lambda _: None,
-    max_distinct: int = MAX_DISTINCT,
-    cluster: bool = False,
-    undefined: str = "mean",
-) -> dict[str, Rows]:
-    """`systems` and `comparisons` of outputs of `untold score`, over `metrics` or all that they have.
-
-    With `measures` the values of these count in place of scores, `metric` is `<metric>.<measure>`, and answer rates are
-    null.
-
-    `systems`, best first within a metric: `SYSTEM_COLUMNS`, as in the table `summary`. Samples without a system are of
-    one that is named after their output. `undefined` names what they are ranked by, a key of `UNDEFINED`: with `zero`,
-    intervals and comparisons too are of scores where an undefined one counts as 0 if there was something to state.
-    `notify` says where systems differ in their answer rates by more than chance.
-
-    `comparisons`, a row two systems of a metric, the better one first: metric, first, second, n (questions that both
-    have a score for), difference of the means over these with ci_low and ci_high, p_value, p_adjusted
-    (Benjamini-Hochberg within the metric); null where n is 0. A question is a query with its contexts; several samples
-    of one count as their mean. With `cluster`, all rows of one query are resampled together and flip together;
-    `notify` says where that is not so.
-
-    Only counts of distinct values reach the driver; where these are more than `max_distinct`, values are rounded to
-    multiples of 1 / `untold.jobs.summary.ranking.GRID`. Raises CompareError for outputs that cannot be compared,
-    UnreadableRunError for what is no output. Methods, sections 7 and 8.
-    """
-    runs = check_runs([open_run(output) for output in outputs])
-    # Read by several jobs; on disk where memory does not hold it
-    wanted = wanted_measures(runs, measures)
-    scores = _read_scores(spark, runs, wanted_metrics(runs, metrics), wanted).persist(StorageLevel.MEMORY_AND_DISK)
-    try:
-        counted, how = _SparkScores(scores, max_distinct), {"cluster": cluster, "measured": bool(wanted)}
-        return compare_scores(counted, runs, seed=seed, notify=notify, undefined=undefined, **how)
-    finally:
-        scores.unpersist()
-
-
-@dataclass(frozen=True)
-class _SparkScores:
-    """`CountedScores` of a frame of metric, system, query, question, output, status and the columns of a score."""
-
-    scores: DataFrame
-    max_distinct: int
-
-    def count_values(self) -> Iterable[dict[str, Any]]:
-        return collect_counts(partial(count_values, self.scores), self.max_distinct)
-
-    def count_differences(self, score: str, *, cluster: bool) -> Iterable[dict[str, Any]]:
-        count = partial(count_differences, self._scored(score), cluster=cluster)
-        return collect_counts(count, self.max_distinct)
-
-    def count_clusters(self, score: str) -> Iterable[dict[str, Any]]:
-        return collect_counts(partial(count_clusters, self._scored(score)), self.max_distinct)
-
-    def count_repeated_queries(self) -> int:
-        asked = self.scores.where(F.col("query").isNotNull()).groupBy("metric", "system", "query")
-        return asked.agg(F.count("*").alias("rows")).where(F.col("rows") > 1).select("query").distinct().count()
-
-    def find_twice(self) -> dict[str, Any] | None:
-        outputs = F.min("output").alias("one"), F.max("output").alias("other")
-        known = self.scores.where(F.col("question").isNotNull())
-        places = known.groupBy("metric", "system", "question").agg(*outputs)
-        several = places.where(F.col("one") < F.col("other")).groupBy("metric", "system", "one", "other")
-        first = several.agg(F.count("*").alias("count")).orderBy("metric", "system", "one", "other").first()
-        return None if first is None else first.asDict()
-
-    def _scored(self, score: str) -> DataFrame:
-        """The scores where what `score` names counts as one (`CountedScores`)."""
-        answered = F.when(score_or_zero().isNotNull(), F.col("score").isNotNull().cast("double"))
-        named = {"score": F.col("score"), "score_zero": score_or_zero(), "answered": answered}
-        return self.scores.withColumn("score", named[score])
-
-
-def _read_scores(
-    spark: SparkSession, runs: Sequence[RunTables], metrics: Sequence[str], measures: Sequence[str] = ()
-) -> DataFrame:
-    """Columns of `scores`, output (its place among the runs) and question, null where the sample is invalid."""
-    names = names_of(runs)
-    frames = [
-        _read_run(spark, run, name, metrics, measures).withColumn("output", F.lit(place))
-        for place, (run, name) in enumerate(zip(runs, names, strict=True))
-    ]
-    return reduce(DataFrame.unionByName, frames)
-
-
-def _read_run(
-    spark: SparkSession, run: RunTables, name: str, metrics: Sequence[str], measures: Sequence[str]
-) -> DataFrame:
-    """The scores of an output with the query and the question of their sample: columns of `scores`, query, question.
-
-    question: a hash of query and contexts, null where the sample has none. name: the system of samples that have none.
-    """
-    scores = read_parquet(spark, run.path_of("scores").spark, schema=SCORES)
-    scores = scores.where(F.col("metric").isin(*metrics))
-    if measures:
-        values = read_parquet(spark, run.path_of("measures").spark, schema=MEASURES)
-        scores = as_scores(values.where(F.col("measure").isin(*measures)), scores)
-    samples = read_parquet(spark, run.path_of("samples").spark, schema=SAMPLES)
-    text = F.to_json(F.struct("query", "contexts"))
-    # A hash, since texts as keys of joins would be shuffled whole
-    question = F.when(F.col("query").isNotNull() & F.col("contexts").isNotNull(), F.sha2(text, 256))
-    asked = samples.select("sample_id", "query", question.alias("question"))
-    # Scores of invalid rows stay: they count among the failed
-    return scores.join(asked, on="sample_id", how="left").withColumn("system", F.coalesce("system", F.lit(name)))
-
-
-def as_scores(measures: DataFrame, scores: DataFrame) -> DataFrame:
-    """Measures in the columns of `scores`: `metric` is `<metric>.<measure>`, and nothing is known to be stated.
-
-    What has bounds and no value is failed, and undefined without either.
-    """
-    values = {"value": "score", "value_low": "score_low", "value_high": "score_high"}
-    rows = scores.drop(*values.values()).join(
-        measures.withColumnsRenamed(values), on=["sample_id", "metric"], how="inner"
-    )
-    unknown = F.when(F.col("score_high").isNotNull() | F.col("status").isin(*FAILED_STATUSES), "failed")
-    status = F.when(F.col("score").isNotNull(), "ok").otherwise(F.coalesce(unknown, F.lit("no_statements")))
-    named = rows.withColumns({"metric": F.concat_ws(".", "metric", "measure"), "status": status})
-    return named.withColumns(dict.fromkeys(("covered", "uncovered"), F.lit(None).cast("long"))).drop("measure")
-
-
-def count_clusters(scores: DataFrame, *, grid: int | None = None) -> DataFrame:
-    """How often queries of a system have one sum of scores, of one number of rows: metric, system, sum, size, count.
-
-    With `grid`, the mean of a sum is rounded to a multiple of 1 / grid.
-    """
-    known = scores.where(F.col("score").isNotNull() & ~F.isnan("score"))
-    query = F.coalesce("query", "sample_id").alias("query")
-    queries = known.groupBy("metric", "system", query).agg(F.sum("score").alias("sum"), F.count("*").alias("size"))
-    counted = queries.groupBy("metric", "system", _rounded("sum", grid).alias("sum"), "size")
-    return counted.agg(F.count("*").alias("count"))
-
-
-def _rounded(name: str, grid: int | None) -> Column:
-    """A sum rounded, so that equal ones meet as one count whatever the order in which Spark added them.
-
-    By the grid it is the mean that is, of `size` values: sums of more have no more distinct values.
-    """
-    if grid is None:
-        return F.round(name, DECIMALS)
-    return F.round(F.col(name) / F.col("size") * grid) / grid * F.col("size")
-
-
-def count_differences(scores: DataFrame, *, grid: int | None = None, cluster: bool = False) -> DataFrame:
-    """How often each difference of two systems occurs, as `CountedScores.count_differences` says.
-
-    scores: metric, system, query, question strings, score double. With `grid`, the mean of a difference is rounded to a
-    multiple of 1 / grid.
-    """
-    means = scores.where(F.col("question").isNotNull() & F.col("score").isNotNull() & ~F.isnan("score"))
-    keys = ["metric", "question", *(["query"] if cluster else [])]
-    means = means.groupBy(*keys, "system").agg(F.avg("score").alias("score"))
-    first = means.withColumnsRenamed({"system": "first", "score": "first_score"})
-    second = means.withColumnsRenamed({"system": "second", "score": "second_score"})
-    pairs = first.join(second, on=keys, how="inner").where(F.col("first") < F.col("second"))
-    pairs = pairs.withColumns({"difference": F.col("first_score") - F.col("second_score"), "size": F.lit(1)})
-    if cluster:
-        sums = [F.sum("difference").alias("difference"), F.sum("size").alias("size")]
-        pairs = pairs.groupBy("metric", "first", "second", "query").agg(*sums)
-    rounded = pairs.withColumn("difference", _rounded("difference", grid))
-    counted = rounded.groupBy("metric", "first", "second", "difference", "size").agg(F.count("*").alias("count"))
-    return counted.select("metric", "first", "second", "difference", "size", "count")
+PAIR_COLUMNS = {"metric": "metric", "first": "first", "second": "second", "n": "n", "difference": "diff."}
+ESTIMATE_COLUMNS = {
+    "metric": "metric",
+    "proxy": "proxy",
+    "system": "first",
+    "compared_system": "second",
+    "judged": "judged",
+    "mean": "diff.",
+}
 
 
 def comparison_lines(
     found: Mapping[str, Rows], page: Page, *, every: bool = False, clustered: bool = False, undefined: str = "mean"
 ) -> Iterator[str]:
-    """The ranking as lines, then the pairs that differ by more than chance (p adjusted below `CHANCE`), or all."""
+    """Yield the ranking as lines, then the pairs that differ by more than chance, or all."""
     by = UNDEFINED[undefined]
     heads = ["metric", "system", "n", "scored", "answered", by.replace("_", ", "), "95 % interval"]
     ranked = [
         [
             *(row["metric"], row["system"], f"{row['n']:,}", f"{row['scored']:,}"),
             *(_number(row["answer_rate"], ".2f"), _number(row[by], ".3f")),
-            interval_text(row if by == "mean" else _with_zeros(row), clustered=clustered),
+            interval_text(
+                row if by == "mean" else row | {"scored": row["scored"] + row["undefined"]}, clustered=clustered
+            ),
         ]
         for row in found["systems"]
     ]
     yield from table(heads, ranked, page, names=2, texts=1)
-    pairs = found["comparisons"]
-    shown = [row for row in pairs if every or is_unlikely(row)]
-    if shown:
-        systems = [row["system"] for row in found["systems"]]
-        yield from ("", *table(PAIR_HEADS, [_pair_cells(row) for row in shown], page, names=3, among=systems))
-    if hidden := len(pairs) - len(shown):
-        told = amount(hidden, "pair does not differ", "pairs do not differ")
-        told += f" by more than chance (p adj. < {CHANCE}); --all or --json shows {'it' if hidden == 1 else 'them'}"
-        yield from ("", *wrapped(told, page))
+    names = [row["system"] for row in found["systems"]]
+    yield from _differences(found["comparisons"], PAIR_COLUMNS, page, every=every, among=names)
 
 
-def _with_zeros(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with the number of values that its mean with zeros is of."""
-    return {**row, "scored": row["scored"] + row["undefined"]}
+def _differences(
+    pairs: Rows, columns: Mapping[str, str], page: Page, *, every: bool, among: Sequence[str] = ()
+) -> Iterator[str]:
+    """Yield the pairs that differ by more than chance as lines, or all pairs, and the number of hidden pairs.
 
-
-def _pair_cells(row: Mapping[str, Any]) -> list[str]:
-    interval = "-" if row["ci_low"] is None else f"{row['ci_low']:+.3f} .. {row['ci_high']:+.3f}"
-    return [
-        *(row["metric"], row["first"], row["second"], f"{row['n']:,}", _number(row["difference"], "+.3f"), interval),
-        *(_number(row[name], ".4f") for name in ("p_value", "p_adjusted")),
+    columns: heads by column: names, a count, the difference; among: the names to tell apart.
+    """
+    *labels, count, difference = columns
+    shown = [
+        [
+            *(*(row[name] for name in labels), f"{row[count]:,}"),
+            *(_number(row[difference], "+.3f"), _limits(row, "ci", "+.3f")),
+            *(_number(row[name], ".4f") for name in ("p_value", "p_adjusted")),
+        ]
+        for row in pairs
+        if every or is_unlikely(row)
     ]
+    if shown:
+        heads = [*columns.values(), "95 % interval", "p", "p adj."]
+        yield from ("", *table(heads, shown, page, names=len(labels), among=among))
+    if hidden := len(pairs) - len(shown):
+        number = amount(hidden, "pair does not differ", "pairs do not differ")
+        rest = f"--all or --json shows {'it' if hidden == 1 else 'them'}"
+        yield from ("", *wrapped(f"{number} by more than chance (p adj. < {CHANCE}); {rest}", page))
 
 
-def _number(value: float | None, form: str) -> str:
-    """A number in this form, `-` where there is none."""
+def _number(value: float | None, form: str = ".3f") -> str:
     return "-" if value is None else format(value, form)
 
 
+def _limits(row: Mapping[str, Any], name: str, form: str = ".3f") -> str:
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    return "-" if low is None else f"{low:{form}} .. {high:{form}}"
+
+
 TABLE = "estimates"
-# A proxy that weighs less adds nothing; nor does one that is worth fewer judged samples than these, as a share
+# A proxy is useless if its weight is smaller, or if it replaces a smaller share of the judged samples
 LEAST_WEIGHT, LEAST_GAIN = 0.05, 1.05
 SHOWN_NAMES = 3
-ESTIMATE_HEADS = ("metric", "proxy", "first", "second", "judged", "diff.", "95 % interval", "p", "p adj.")
 NEEDED_COLUMNS = ("metric", "proxy", "level", "system", "n", "judged")
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """`means`: rows of the table `estimates` of one system or of all; `differences`: those of two systems."""
+    """Rows of the table `estimates`: `means` of one system or of all, `differences` of two systems."""
 
     means: Rows
     differences: Rows
 
 
 def estimate(request: EstimateRequest, notify: Callable[[str], None] = lambda _: None) -> Estimates:
-    """The mean of each metric over all samples, all together, by system, and as differences of two systems.
+    """Estimate the mean of each metric over all samples, of each system, and the differences of two systems.
 
-    `notify` says what an estimate rests on: samples without a score, a proxy that adds nothing. Raises EstimateError
-    and CompareError for runs and labels that do not go together.
+    notify: accepts a line about samples without a score and about a useless proxy. Raises EstimateError and
+    CompareError for runs and labels that do not match.
     """
     if request.proxy is None and request.labels is None:
         raise EstimateError("give --proxy, cheap scores of all samples, or --labels, or both")
@@ -292,9 +120,9 @@ def estimate(request: EstimateRequest, notify: Callable[[str], None] = lambda _:
 
 
 def needed(request: EstimateRequest, half_width: float, notify: Callable[[str], None] = lambda _: None) -> Rows:
-    """How many samples have to be judged for intervals of this half width, by the variances of a pilot.
+    """Return the numbers of samples to judge for intervals of this half width, by the variances of a pilot.
 
-    metric, proxy, level, system, n, judged, half_width, needed: null where all n are too few.
+    metric, proxy, level, system, n, judged, half_width, needed: null if all n are too few.
     """
     return [
         {
@@ -307,7 +135,7 @@ def needed(request: EstimateRequest, half_width: float, notify: Callable[[str], 
 
 
 def write_estimates(request: EstimateRequest, found: Estimates, output: str, *, overwrite: bool = False) -> None:
-    """Writes the table `estimates` into an output of its own."""
+    """Write the table `estimates` into a new output."""
     from untold.jobs.run.outcome import Ending
     from untold.jobs.run.output import Output
 
@@ -328,47 +156,24 @@ def write_estimates(request: EstimateRequest, found: Estimates, output: str, *, 
 
 
 def estimate_lines(found: Estimates, page: Page, *, every: bool = False) -> Iterator[str]:
-    """The estimates as lines, then the differences beyond chance, or all."""
-    heads = (
-        "metric",
-        "proxy",
-        "system",
-        "n",
-        "judged",
-        "mean",
-        "95 % interval",
-        "judged alone",
-        "95 % interval",
-        "worth",
-    )
+    """Yield the estimates as lines, then the differences beyond chance, or all."""
+    interval = "95 % interval"
+    heads = ("metric", "proxy", "system", "n", "judged", "mean", interval, "judged alone", interval, "worth")
     cells = [
         [
             *(row["metric"], row["proxy"], row["system"] or "all", f"{row['n']:,}", f"{row['judged']:,}"),
-            *(_figure(row["mean"]), _limits(row, "ci"), _figure(row["plain_mean"]), _limits(row, "plain")),
+            *(_number(row["mean"]), _limits(row, "ci"), _number(row["plain_mean"]), _limits(row, "plain")),
             "-" if row["effective_sample_size"] is None else f"{row['effective_sample_size']:,.0f}",
         ]
         for row in found.means
     ]
     yield from table(heads, cells, page, names=3)
     yield from wrapped("worth: judged samples whose plain mean would have an interval as narrow", page)
-    shown = [row for row in found.differences if every or is_unlikely(row)]
-    if shown:
-        cells = [
-            [
-                *(row["metric"], row["proxy"], row["system"], row["compared_system"], f"{row['judged']:,}"),
-                *(_figure(row["mean"], "+.3f"), _limits(row, "ci", "+.3f")),
-                *(_figure(row[name], ".4f") for name in ("p_value", "p_adjusted")),
-            ]
-            for row in shown
-        ]
-        yield from ("", *table(ESTIMATE_HEADS, cells, page, names=4))
-    if hidden := len(found.differences) - len(shown):
-        pairs = amount(hidden, "pair does not differ", "pairs do not differ")
-        yield from ("", *wrapped(f"{pairs} by more than chance (p adj. < {CHANCE}); --all or --json shows all", page))
+    yield from _differences(found.differences, ESTIMATE_COLUMNS, page, every=every)
 
 
 def needed_lines(rows: Rows, page: Page) -> Iterator[str]:
-    """How many samples have to be judged, as lines."""
+    """Yield the numbers of samples to judge as lines."""
     cells = [
         [
             *(row["metric"], row["proxy"], row["system"] or "all", f"{row['n']:,}", f"{row['judged']:,}"),
@@ -380,17 +185,8 @@ def needed_lines(rows: Rows, page: Page) -> Iterator[str]:
     yield from wrapped(f"needed: judged samples for a 95 % interval of +-{rows[0]['half_width']:g}", page)
 
 
-def _figure(value: float | None, form: str = ".3f") -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _limits(row: Mapping[str, Any], name: str, form: str = ".3f") -> str:
-    low, high = row[f"{name}_low"], row[f"{name}_high"]
-    return "-" if low is None else f"{low:{form}} .. {high:{form}}"
-
-
 def _row(group: Group) -> dict[str, Any]:
-    """A row of the table `estimates`, its p-value not yet adjusted."""
+    """Return a row of the table `estimates` without an adjusted p-value."""
     moments, metric_and_proxy = group.moments, dict(zip(("metric", "proxy"), group.pair, strict=True))
     weight = moments.weight
     plain, found = moments.interval(0), moments.interval(weight)
@@ -413,12 +209,12 @@ def _row(group: Group) -> dict[str, Any]:
         "effective_sample_size": round(group.judged * moments.variance / variance, 6) if variance else None,
         "p_value": moments.p_value() if group.compared_system else None,
     }
-    # The last bits depend on the order in which threads sum up
+    # The last bits depend on the order of the threads
     return {name: round(value, DECIMALS) if isinstance(value, float) else value for name, value in row.items()}
 
 
 def _useless(groups: Sequence[Group]) -> Iterator[str]:
-    """A line for each proxy that adds nothing to some means."""
+    """Yield a line per proxy that adds nothing to some means."""
     for (metric, proxy), own in groupby(groups, key=lambda group: group.pair):
         poor = [group for group in own if proxy is not None and _adds_nothing(group)]
         if poor:
@@ -432,7 +228,7 @@ def _useless(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _adds_nothing(group: Group) -> bool:
-    """Whether the proxy hardly counts, or narrows no interval."""
+    """Return True if the proxy has a small weight, or narrows no interval."""
     moments, weight = group.moments, group.moments.weight
     return moments.variance > 0 and (
         weight < LEAST_WEIGHT or moments.variance < LEAST_GAIN * moments.variance_at(weight)

@@ -43,10 +43,9 @@ from untold.jobs.run.terminal import Display, RunProgress, amount, page_of, prin
 from untold.jobs.run_tables import open_run
 from untold.jobs.settings.model import Settings
 from untold.jobs.summary import aggregate
-from untold.jobs.summary.aggregate import measure_repeats, repeatability_lines, widened
-from untold.jobs.summary.ranking import COLUMN_OF_STATUS
+from untold.jobs.summary.aggregate import leaning_rows, measure_repeats, read_counts, repeatability_lines, widened
 from untold.jobs.summary.run_summary import end_of_run
-from untold.jobs.summary.source_preference import leaning_rows, read_counts
+from untold.jobs.summary.score_counts import COLUMN_OF_STATUS
 from untold.jobs.tables import ORDER, REPEATABILITY, RESULT_TABLES
 from untold.udfs.llm.keys import Stage
 from untold.udfs.redaction import redact
@@ -295,7 +294,7 @@ def _finish(
     written = _write_tables(output, tables, counted)
     counts = _counts(counted["scores"], counted["failures"])
     _check_scores(run, counts["scores"])
-    summary, audits = _summarise(run, written, samples, repeats)
+    summary, audits = _summarise(run, written, repeats)
     one_sided = "conflicts" in written and counted["conflicts"]["one_sided"]
     choices = read_counts(written["conflicts"], samples) if one_sided else []
     preference = leaning_rows(choices, seed=run.request.settings.statistics.seed)
@@ -320,7 +319,7 @@ def _check_scores(run: _Scoring, scores: int) -> None:
 
 
 def _summarise(
-    run: _Scoring, written: Mapping[str, DataFrame], samples: DataFrame, repeats: Sequence[Tables]
+    run: _Scoring, written: Mapping[str, DataFrame], repeats: Sequence[Tables]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Writes the tables `summary`, `measures_summary` and `repeatability`.
 
@@ -328,8 +327,8 @@ def _summarise(
     """
     output, settings = run.start.output, run.request.settings
     seed = settings.statistics.seed
-    scores, measures = written["scores"], written.get("measures")
-    summary = aggregate.summarise(scores, seed=seed)
+    measures, tables = written.get("measures"), output.opened(("samples", "scores", "measures"))
+    summary = aggregate.summarise(tables, seed=seed)
     if settings.llm.repeats > 1:
         repeated = measure_repeats([written, *repeats]) if len(repeats) == settings.llm.repeats - 1 else []
         output.write_rows("repeatability", repeated, REPEATABILITY)
@@ -339,12 +338,11 @@ def _summarise(
     output.write_rows("summary", summary, RESULT_TABLES["summary"])
     zeroed = {metric.name: metric.zeroed for metric in run.metrics}
     always = {metric.name: metric.undefined_zero for metric in run.metrics}
-    found = [] if measures is None else aggregate.summarise_measures(measures, scores, zeroed, always, seed=seed)
+    found = [] if measures is None else aggregate.summarise_measures(tables, zeroed, always, seed=seed)
     if measures is not None:
-        of_samples = samples.select("sample_id", "query", "system")
-        found = aggregate.with_query_intervals(found, measures, of_samples, SCORE_AUDITED, seed=seed)
+        found = aggregate.with_query_intervals(found, tables, SCORE_AUDITED, seed=seed)
         pooling = [metric.pooled for metric in run.metrics if metric.pooled is not None]
-        found += [row for pool in pooling for row in pool(measures, scores)]
+        found += [row for pool in pooling for row in pool(measures, written["scores"])]
     output.write_rows("measures_summary", found, RESULT_TABLES["measures_summary"])
     return summary, [row for row in found if row["measure"].startswith(MISS_RATE)]
 

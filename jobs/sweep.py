@@ -7,7 +7,6 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -27,8 +26,8 @@ from untold.jobs.run.output import Output
 from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import page_of, print_lines, table
 from untold.jobs.run_tables import RunTables, open_run
-from untold.jobs.summary.aggregate import collect_counts
 from untold.jobs.summary.ranking import interval_text
+from untold.jobs.summary.score_counts import GRID, MAX_DISTINCT
 from untold.jobs.tables import BETA_SWEEP, CONTEXTS_USED, MEASURES, RECALL_CURVE, SCORES
 from untold.udfs.errors import UserError, shorten
 from untold.udfs.facts.aspect_coverage import COVERAGE, FACT, icat_score
@@ -62,8 +61,13 @@ def read_measured(spark: SparkSession, run: RunTables, metric: str) -> tuple[Dat
 
 
 def count_distinct(rows: DataFrame, *values: str) -> Iterable[Mapping[str, Any]]:
-    """How many rows are the same: their columns, and count; beyond `MAX_DISTINCT` of rounded `values`."""
-    return collect_counts(partial(_count, rows, values))
+    """Count equal rows: their columns, and count. Beyond `MAX_DISTINCT` rows the `values` are rounded."""
+    # One more than the maximum shows that there are more, without a count of all
+    counted = _count(rows, values).limit(MAX_DISTINCT + 1).toArrow()
+    if counted.num_rows > MAX_DISTINCT:
+        counted = _count(rows, values, GRID).toArrow()
+    for batch in counted.to_batches(max_chunksize=10_000):
+        yield from batch.to_pylist()
 
 
 def _count(rows: DataFrame, values: Sequence[str], grid: int | None = None) -> DataFrame:

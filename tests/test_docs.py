@@ -16,7 +16,7 @@ from untold.jobs.cli.main import INTERRUPTED, MENDABLE, WRONG_USE
 from untold.jobs.metrics import METRICS
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY
 from untold.jobs.settings.loading import describe
-from untold.jobs.summary.ranking import COLUMN_OF_STATUS
+from untold.jobs.summary.score_counts import COLUMN_OF_STATUS
 from untold.jobs.tables import TABLES
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
 from untold.udfs.stages import STAGES

@@ -55,14 +55,16 @@ def _check_questions(options: Options) -> ReadOptions:
 
 
 def _compare(options: Options) -> int:
-    """Rank the outputs of `untold score`."""
-    from untold.jobs.compare import compare, comparison_lines
+    """Rank the systems of outputs of `untold score`, without an endpoint and without Spark."""
+    from untold.jobs.compare import comparison_lines
+    from untold.jobs.run_tables import open_run
+    from untold.jobs.summary.ranking import compare_scores
 
-    with arguments.open_spark(options) as (spark, settings, display):
+    settings = arguments.settings_without_endpoint(options)
+    with arguments.display() as display:
         display.status("comparing systems")
-        found = compare(
-            spark,
-            [arguments.absolute(directory) for directory in options.runs],
+        found = compare_scores(
+            [open_run(arguments.absolute(directory)) for directory in options.runs],
             **arguments.values_of(CompareOptions, options),
             seed=settings.statistics.seed,
             notify=display.note,

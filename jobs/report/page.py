@@ -139,7 +139,7 @@ def failure_rows(sources: Sources) -> list[Row]:
     found = []
     for place, run in enumerate(sources.runs):
         if "failures" in run.tables:
-            rows = count_failures(run.dataset("failures"))
+            rows = count_failures(run)
             found += [{**row, "run": place, "error": redact(row["error"] or "")} for row in rows]
     return sorted(found, key=lambda row: -row["count"])
 

@@ -26,7 +26,7 @@ from untold.jobs.run.locks import Lock, check_lockable, is_lockable, lock_folder
 from untold.jobs.run.manifest import Added, Identity
 from untold.jobs.run.outcome import LEFT, Ending
 from untold.jobs.run.session import is_local, read_parquet, spark_schema
-from untold.jobs.run_tables import place_of_table
+from untold.jobs.run_tables import RunTables, place_of_table
 from untold.jobs.settings.model import Settings
 from untold.jobs.tables import ADDED, SORTED_BY_FILE, TABLES
 from untold.udfs.redaction import without_secrets
@@ -394,6 +394,10 @@ class Output:
         self._rows[name] = write_parquet(watched, path)
         written = rows.schema if schema is None else spark_schema(schema)
         return read_parquet(frame.sparkSession, path, schema=written)
+
+    def opened(self, names: Iterable[str]) -> RunTables:
+        """Return the tables that this start has written, before its manifest names them."""
+        return RunTables(self.place, {"tables": {name: self.table(name) for name in names}})
 
     def take_written(self, name: str, rows: int) -> None:
         """Counts a table that somebody else wrote at `table(name)`. Raises LostRowsError where it has other rows."""

@@ -1,235 +1,149 @@
-"""Scores to summary: counts by Spark, means and intervals on the driver from counts of distinct values.
-
-Samples that were scored several times under other salts show how far a judge agrees with itself (methods, section 7).
-"""
+"""Compute the tables about a whole run: `summary`, `measures_summary`, `repeatability` and `source_preference`."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial, reduce
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.run.terminal import amount
+from untold.jobs.metrics.graphs import COVERAGE, MEASURES, NUMBER, ONE_SIDED, SIDES
+from untold.jobs.run.terminal import Page, amount, table
+from untold.jobs.run_tables import RunTables, connect_tables, quoted
 from untold.jobs.summary.ranking import (
-    COLUMN_OF_STATUS,
+    LEVELS,
+    answer_columns,
+    group_counts,
+    interval_text,
+    mean_columns,
+    mean_text,
+    summarise_counts,
+)
+from untold.jobs.summary.score_counts import (
     DECIMALS,
-    GRID,
-    MAX_DISTINCT,
-    Counts,
     Row,
     Rows,
-    answer_columns,
-    interval_of_counts,
-    summarise_counts,
-    values_and_counts,
+    ScoreCounts,
+    clusters_by,
+    connect_scores,
+    count_distinct,
+    rows_of,
 )
-from untold.udfs.statistics.intervals import clustered_bca_interval, mean_of_counts
+from untold.udfs.statistics.intervals import clustered_bca_interval
+from untold.udfs.statistics.permutation import adjust_p_values, binomial_test
 
-# Measures that count what others of the metric are over: what a response states, or which nuggets are vital
+# Measures that count the statements of a response, or the vital nuggets. At 0 the others of the metric are undefined
 STATED = ("claims", "vital_nuggets")
 
 
-def most_frequent_errors(failures: DataFrame, stages: Sequence[str]) -> list[dict[str, Any]]:
-    """Of each stage the error that most of its requests failed with: stage, error_type, error, count.
+def summarise(run: RunTables, *, seed: int, zero: bool = False) -> Rows:
+    """Return the rows of the table `summary` of a run, as `summarise_counts`.
 
-    failures: stage, request_id, error_type, error.
+    Only counts of distinct values leave DuckDB. If there are more than `MAX_DISTINCT` over all metrics, systems and
+    statuses, values are rounded to multiples of 1 / `GRID` first, so that no mean or limit moves by more than half of
+    that.
     """
-    kinds = failures.where(F.col("stage").isin(list(stages))).groupBy("stage", "error_type", "error")
-    counted = kinds.agg(F.count_distinct("request_id").alias("count"))
-    # Of equally frequent ones the last by its text, whatever the order of the rows
-    most = counted.groupBy("stage").agg(F.max(F.struct("count", "error_type", "error")).alias("most"))
-    return [row.asDict() for row in most.select("stage", "most.*").collect()]
-
-
-def count_values(scores: DataFrame, *, grid: int | None = None) -> DataFrame:
-    """How often each value occurs: metric, system, status, measure, value, count.
-
-    `measure` is score, score_low, score_high, or score_zero, what `score_or_zero` gives; `value` is null where the
-    measure is null or NaN. With `grid`, values are rounded to multiples of 1 / grid.
-    """
-    measures = ("score", "score_low", "score_high", "score_zero")
-    return _count(scores.withColumn("score_zero", score_or_zero()), ("metric", "system", "status"), measures, grid)
-
-
-def score_or_zero() -> Column:
-    """The score; 0 where it is undefined although there was something to state; null elsewhere (methods, section 7).
-
-    Reads status strings, score double, covered and uncovered long.
-    """
-    silent = F.col("status").isin([name for name, column in COLUMN_OF_STATUS.items() if column == "undefined"])
-    return F.coalesce(F.when(~F.isnan("score"), F.col("score")), F.when(silent & _has_to_state(), F.lit(0.0)))
-
-
-def _has_to_state() -> Column:
-    """Whether there are statements, aspects or facts that a response should state; null where that is unknown."""
-    return F.col("covered") + F.col("uncovered") > 0
-
-
-def _count(rows: DataFrame, keys: tuple[str, ...], values: tuple[str, ...], grid: int | None = None) -> DataFrame:
-    """The columns of `keys`, measure (the name of one of `values`), value, count."""
-    value = F.when(~F.isnan("value"), F.col("value"))
-    return (
-        rows.unpivot(keys, values, "measure", "value")
-        .withColumn("value", value if grid is None else F.round(value * grid) / grid)
-        .groupBy(*keys, "measure", "value")
-        .agg(F.count("*").alias("count"))
-        .select(*keys, "measure", "value", "count")
-    )
-
-
-def summarise(
-    scores: DataFrame, *, seed: int, max_distinct: int = MAX_DISTINCT, zero: bool = False
-) -> list[dict[str, Any]]:
-    """The rows of the table `summary`, as `summarise_counts` gives them.
-
-    scores: metric, system, status strings, score, score_low, score_high double, covered, uncovered long. Only counts
-    of distinct values reach the driver, so that partitioning changes no bit. Where they are more than `max_distinct`
-    rows over all metrics, systems and statuses, values are rounded to multiples of 1 / `GRID` in Spark first: no mean
-    or limit then moves by more than half of that.
-    """
-    return summarise_counts(collect_counts(partial(count_values, scores), max_distinct), seed=seed, zero=zero)
+    counts = ScoreCounts(connect_scores([run], None)).count_values()
+    return summarise_counts(counts, seed=seed, zero=zero)
 
 
 def summarise_measures(
-    measures: DataFrame,
-    scores: DataFrame,
+    run: RunTables,
     zeroed: Mapping[str, Collection[str]],
     always: Mapping[str, Collection[str]] | None = None,
     *,
     seed: int,
-    max_distinct: int = MAX_DISTINCT,
-) -> list[dict[str, Any]]:
-    """The rows of the table `measures_summary`, in the order of `summarise`, and of one metric by measure.
+) -> Rows:
+    """Return the rows of the table `measures_summary` of a run, in the order of `summarise`, then by measure.
 
-    measures: the table; scores: sample_id, metric, system, covered, uncovered; zeroed: by metric the measures of
-    which an undefined value counts as 0 in `mean_zero`, where a response states nothing; always: those of which every
-    one does. n counts samples, `defined` those with a value, which the mean and its interval are of; means of bounds
-    are of the samples that have them. Rounding as in `summarise`.
+    zeroed: by metric the measures that count as 0 in `mean_zero` if they are undefined because a response states
+    nothing; always: those that count as 0 whenever they are undefined. n counts samples. `defined` counts those with a
+    value; the mean and its interval are over these. Means of bounds are over the samples with bounds. Values are
+    rounded as in `summarise`.
     """
     always = always or {}
-    rows = _with_zeros(measures, scores, zeroed, always).withColumnRenamed("measure", "named")
-    count = partial(_count, rows, ("metric", "named", "system"), ("value", "value_low", "value_high", "value_zero"))
-    sizes: Counter[tuple[str, str, str | None]] = Counter()
-    values: dict[tuple[str, str, str | None], Counts] = defaultdict(lambda: defaultdict(Counter))
-    for row in collect_counts(count, max_distinct):
-        for group in {(row["metric"], row["named"], None), (row["metric"], row["named"], row["system"])}:
-            sizes[group] += row["count"] if row["measure"] == "value" else 0
-            if row["value"] is not None:
-                values[group][row["measure"]][row["value"]] += row["count"]
-    groups = sorted(sizes, key=lambda group: (*group[:2], group[2] is not None, group[2] or ""))
-    return [
-        _measure_row(
-            group,
-            sizes[group],
-            values[group],
-            seed,
-            zeroed=any(group[1] in named.get(group[0], ()) for named in (zeroed, always)),
+    columns = ("value", "value_low", "value_high", "value_zero")
+    silent = f"select sample_id, metric from measures where measure in ({_listed(STATED)}) and value = 0"
+    counted = count_distinct(
+        connect_tables([run], ["measures", "scores"]),
+        "measures",
+        "metric, named, system, measure",
+        "value",
+        f"""select metric, named, system, measure, case when not isnan(value) then value end as value from (
+                select m.metric, m.measure as named, system, value, value_low, value_high, coalesce(
+                    case when not isnan(value) then value end,
+                    case when {_named(zeroed)} and covered + uncovered > 0 and (sample_id, metric) in ({silent})
+                        or {_named(always)} and value_low is null then 0.0 end) as value_zero
+                from measures m left join scores using (sample_id, metric))
+            unpivot include nulls (value for measure in ({", ".join(columns)}))""",
+    )
+    rows = []
+    for (metric, measure, system), sizes, values in group_counts(counted.to_pylist(), ("metric", "named"), "value"):
+        counts_zeros = any(measure in named.get(str(metric), ()) for named in (zeroed, always))
+        rows.append(
+            {
+                "metric": metric,
+                "measure": measure,
+                "level": LEVELS[system is not None],
+                "system": system,
+                "n": sizes.total(),
+                "defined": values["value"].total(),
+                **mean_columns(values, "value", "value", seed),
+                **answer_columns(values["value"], values["value_zero"] if counts_zeros else Counter()),
+            }
         )
-        for group in groups
-    ]
+    return rows
 
 
-def with_query_intervals(
-    found: Sequence[dict[str, Any]], measures: DataFrame, samples: DataFrame, measure: str, *, seed: int
-) -> list[dict[str, Any]]:
-    """The rows of `measures_summary`, those of one measure with intervals of whole queries: what moves one answer to a
-    query may move all.
+def with_query_intervals(found: Sequence[dict[str, Any]], run: RunTables, measure: str, *, seed: int) -> Rows:
+    """Return the rows of `measures_summary` of a run, with intervals over whole queries for one measure.
 
-    measures: the table; samples: sample_id, query, system.
+    The values of all responses to a query may depend on each other.
     """
     if not any(row["measure"] == measure for row in found):
         return list(found)
-    own = measures.where((F.col("measure") == measure) & F.col("value").isNotNull())
-    joined = own.select("sample_id", "metric", "value").join(samples, on="sample_id", how="inner")
-    levels = [joined.withColumn("level", F.lit(level)) for level in ("overall", "system")]
-    levels[0] = levels[0].withColumn("system", F.lit(None).cast("string"))
-    of_query = levels[0].unionByName(levels[1].where("system is not null"))
     keys = ("metric", "level", "system")
-    # Equal sums of other orders differ in their last bits
-    summed = of_query.groupBy(*keys, "query").agg(F.round(F.sum("value"), 9).alias("sum"), F.count("*").alias("size"))
-    clusters: dict[tuple[Any, ...], list[tuple[float, int, int]]] = defaultdict(list)
-    for row in summed.groupBy(*keys, "sum", "size").count().toArrow().to_pylist():
-        clusters[tuple(row[key] for key in keys)].append((row["sum"], row["size"], row["count"]))
+    summed = rows_of(
+        connect_tables([run], ["measures", "samples"]),
+        f"""select metric, level, system, sum, size, count(*) as count from (
+                select metric, case grouping(system) when 1 then 'overall' else 'system' end as level, system,
+                    round(sum(value), 9) as sum, count(*) as size
+                from measures join samples using (sample_id) where measure = {quoted(measure)} and value is not null
+                group by grouping sets ((metric, query), (metric, query, system))
+                having level = 'overall' or system is not null)
+            group by all""",
+    )
+    clusters = clusters_by(keys, summed)
     return [
-        {**row, **clustered_bca_interval(*zip(*clusters[key], strict=True), seed=seed).columns("mean")}
+        {**row, **clustered_bca_interval(*clusters[key], seed=seed).columns("mean")}
         if row["measure"] == measure and (key := tuple(row[name] for name in keys)) in clusters
         else row
         for row in found
     ]
 
 
-def _with_zeros(
-    measures: DataFrame,
-    scores: DataFrame,
-    zeroed: Mapping[str, Collection[str]],
-    always: Mapping[str, Collection[str]],
-) -> DataFrame:
-    """The measures with their samples' systems and value_zero: 0 where a sample lacks it as its response is silent.
-
-    Of those of `always`, 0 where it is undefined; what is unknown has bounds.
-    """
-    key = ["sample_id", "metric"]
-    stated = F.col("measure").isin(*STATED) & (F.col("value") == 0)
-    silent = measures.where(stated).select(*key, F.lit(True).alias("silent"))
-    systems = scores.select(*key, "system", _has_to_state().alias("has_to_state"))
-    silenced = _named(zeroed) & F.col("silent") & F.col("has_to_state")
-    zero = F.when(silenced | (_named(always) & F.col("value_low").isNull()), F.lit(0.0))
-    value = F.coalesce(F.when(~F.isnan("value"), F.col("value")), zero)
-    joined = measures.join(systems, on=key, how="left").join(silent, on=key, how="left")
-    return joined.withColumn("value_zero", value)
+def _listed(texts: Collection[str]) -> str:
+    return ", ".join(map(quoted, texts))
 
 
-def _named(measures: Mapping[str, Collection[str]]) -> Column:
-    """Whether a row is of one of these measures, by metric."""
-    rows = ((F.col("metric") == name) & F.col("measure").isin(list(own)) for name, own in measures.items())
-    return reduce(Column.__or__, rows, F.lit(False))
-
-
-def _measure_row(
-    group: tuple[str, str, str | None], size: int, values: Counts, seed: int, *, zeroed: bool
-) -> dict[str, Any]:
-    metric, measure, system = group
-    interval = interval_of_counts(values["value"], seed)
-    return {
-        "metric": metric,
-        "measure": measure,
-        "level": "overall" if system is None else "system",
-        "system": system,
-        "n": size,
-        "defined": values["value"].total(),
-        **interval.columns("mean"),
-        "mean_low": mean_of_counts(*values_and_counts(values["value_low"])),
-        "mean_high": mean_of_counts(*values_and_counts(values["value_high"])),
-        **answer_columns(values["value"], values["value_zero"] if zeroed else Counter()),
-    }
-
-
-def collect_counts(count: Callable[..., DataFrame], max_distinct: int = MAX_DISTINCT) -> Iterable[dict[str, Any]]:
-    """The counts, exact where they are few enough, else of rounded values; small batches of Python rows at a time.
-
-    `count` takes a `grid`, as `count_values` does.
-    """
-    # One more than is allowed says that there are more, without counting them all
-    counted = count().limit(max_distinct + 1).toArrow()
-    if counted.num_rows > max_distinct:
-        counted = count(grid=GRID).toArrow()
-    for batch in counted.to_batches(max_chunksize=10_000):
-        yield from batch.to_pylist()
+def _named(measures: Mapping[str, Collection[str]]) -> str:
+    """Return SQL that is true for a row of one of these measures, by metric."""
+    parts = (f"m.metric = {quoted(name)} and measure in ({_listed(own)})" for name, own in measures.items() if own)
+    return f"({' or '.join(parts) or 'false'})"
 
 
 Key = tuple[str, str | None]
 
 
 def measure_repeats(runs: Sequence[Mapping[str, DataFrame]]) -> Rows:
-    """The rows of the table `repeatability`: of each metric all samples, then each system.
+    """Return the rows of the table `repeatability`: per metric all samples, then each system.
 
-    runs: the tables of each scoring, the first that of all samples. Samples count that every scoring has a score for,
-    and statements of one text that every scoring has of a sample.
+    runs: the tables of each scoring, the first with all samples. Samples count if every scoring has a score for them,
+    and statements if every scoring of the sample has their text.
     """
     scored = _numbered([run["scores"].select("metric", "sample_id", "system", "score") for run in runs])
     repeated = (
@@ -260,7 +174,7 @@ def measure_repeats(runs: Sequence[Mapping[str, DataFrame]]) -> Rows:
 
 
 def repeatability_lines(rows: Rows) -> Iterator[str]:
-    """A line a metric: how far its scorings differ."""
+    """Yield a line per metric about the differences between its scorings."""
     for row in rows:
         if row["level"] == "overall":
             rate = row["disagreement_rate"]
@@ -273,7 +187,7 @@ def repeatability_lines(rows: Rows) -> Iterator[str]:
 
 
 def widened(summary: Rows, repeats: Rows) -> Rows:
-    """The rows of `summary` with intervals for one more scoring of the same samples, whose mean has that error too."""
+    """Return the rows of `summary` with intervals for the mean of one more scoring of the same samples."""
     shares = {(row["metric"], row["system"]): row["share"] for row in repeats}
     return [_widened(row, math.sqrt(1 + (shares.get((row["metric"], row["system"])) or 0.0))) for row in summary]
 
@@ -290,7 +204,7 @@ def _numbered(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 def _verdicts(runs: Sequence[Mapping[str, DataFrame]]) -> DataFrame | None:
-    """metric, system, flips: a row a statement that each scoring has, and whether they differ about it."""
+    """Return metric, system, flips: a row per statement of all scorings. `flips` is true if they differ."""
     if not all("statements" in run for run in runs):
         return None
     text = F.lower(F.trim("text")).alias("text")
@@ -306,7 +220,7 @@ def _verdicts(runs: Sequence[Mapping[str, DataFrame]]) -> DataFrame | None:
 
 
 def _by_group(rows: DataFrame, *sums: Any) -> dict[Key, Row]:
-    """Aggregates by metric and system; under the system None of all samples."""
+    """Return aggregates by metric and system. The system None stands for all samples."""
     groups = F.explode(F.array_distinct(F.array(F.lit(None), F.col("system")))).alias("of")
     others = [name for name in rows.columns if name != "system"]
     found = rows.select(*others, groups).groupBy("metric", "of").agg(*sums).collect()
@@ -320,5 +234,150 @@ def _flips(counts: Row | None) -> dict[str, Any]:
 
 
 def _share(within: float, total: float | None) -> float | None:
-    """The share of the variance of scores that is the judge's own; null where scores do not vary."""
+    """Return the share of the judge in the variance of scores, or None if scores do not vary."""
     return round(min(1.0, within / total), DECIMALS) if total else None
+
+
+# The columns that distinguish sources
+BY = ("rank", "kind")
+SHOWN = 10
+# Kinds are free texts. Rarer ones have no rows
+MOST_KINDS = 50
+_KEYS = ("metric", "system", "by", "source")
+
+
+def read_counts(conflicts: DataFrame, samples: DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of `count_leaning`. Their number does not grow with the number of queries."""
+    rows: list[dict[str, Any]] = count_leaning(conflicts, samples).toArrow().to_pylist()
+    return rows
+
+
+def count_leaning(conflicts: DataFrame, samples: DataFrame) -> DataFrame:
+    """Count the queries by their numbers of conflicts: metric, system, by, source, followed, n, count.
+
+    conflicts, samples: the tables. n: one-sided conflicts with exactly one side that the source states; followed: the
+    conflicts among them in which that side is covered. Rows without a system include all samples. The `MOST_KINDS` most
+    frequent kinds have rows.
+    """
+    is_first = F.col("coverage") == "first"
+    chosen = conflicts.where(F.col("coverage").isin(*SIDES)).select(
+        "sample_id",
+        "metric",
+        F.when(is_first, F.col("first_sources")).otherwise(F.col("second_sources")).alias("covered"),
+        F.when(is_first, F.col("second_sources")).otherwise(F.col("first_sources")).alias("missing"),
+    )
+    # A column has the type of its file if no metric reads it
+    named = [F.col(name).cast("string") for name in ("query_id", "query", "sample_id") if name in samples.columns]
+    places = F.transform(
+        "contexts",
+        lambda context, place: F.struct(
+            context["id"].alias("id"), context["kind"].alias("kind"), (place + 1).cast("string").alias("rank")
+        ),
+    )
+    asked = samples.select("sample_id", "system", F.coalesce(*named).alias("cluster"), places.alias("places"))
+    joined = chosen.join(asked, on="sample_id", how="inner")
+    choices = reduce(DataFrame.unionByName, [_choices(joined, by) for by in BY])
+    kinds = choices.where(F.col("by") == "kind").groupBy("by", "source").count()
+    frequent = kinds.orderBy(F.desc("count"), "source").limit(MOST_KINDS)
+    ranked = choices.where(F.col("by") == "rank")
+    choices = ranked.unionByName(choices.join(frequent, on=["by", "source"], how="left_semi"))
+    levels = F.array_distinct(F.array(F.lit(None).cast("string"), "system"))
+    rows = choices.withColumn("system", F.explode(levels))
+    queries = rows.groupBy(*_KEYS, "cluster").agg(F.sum("followed").alias("followed"), F.count("*").alias("n"))
+    return queries.groupBy(*_KEYS, "followed", "n").agg(F.count("*").alias("count"))
+
+
+def _choices(joined: DataFrame, by: str) -> DataFrame:
+    """Return metric, system, cluster, by, source, followed: a row per conflict and source that states only one side."""
+    covered, missing = _sources("covered", by), _sources("missing", by)
+    sides = F.concat(_chosen(F.array_except(covered, missing), 1), _chosen(F.array_except(missing, covered), 0))
+    return joined.select("metric", "system", "cluster", F.lit(by).alias("by"), F.inline(sides))
+
+
+def _sources(side: str, by: str) -> Column:
+    """Return the ranks or kinds of the contexts that state a side."""
+    stating = F.filter("places", lambda one: F.array_contains(side, one["id"]))
+    return F.array_compact(F.transform(stating, lambda one: one[by]))
+
+
+def _chosen(sources: Column, followed: int) -> Column:
+    return F.transform(sources, lambda source: F.struct(source.alias("source"), F.lit(followed).alias("followed")))
+
+
+def leaning_rows(counts: Iterable[Row], *, seed: int) -> list[dict[str, Any]]:
+    """Return the rows of the table `source_preference`. All samples come before systems.
+
+    counts: rows of `count_leaning`. Intervals resample queries. P-values are adjusted over the rows of a metric and
+    level.
+    """
+    queries: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in counts:
+        queries[tuple(row[name] for name in _KEYS)].append(row)
+    found = [_row(dict(zip(_KEYS, key, strict=True)), queries[key], seed) for key in sorted(queries, key=_order)]
+    families: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in found:
+        families[row["metric"], row["level"]].append(row)
+    for family in families.values():
+        adjusted = adjust_p_values([row["p_value"] for row in family])
+        for row, p_value in zip(family, adjusted, strict=True):
+            row["p_adjusted"] = p_value
+    return found
+
+
+def _order(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Sort by metric, all samples before systems, ranks before kinds, ranks as numbers."""
+    metric, system, by, source = key
+    return metric, system is not None, system or "", BY.index(by), int(source) if by == "rank" else 0, source
+
+
+def _row(named: dict[str, Any], queries: Sequence[Row], seed: int) -> dict[str, Any]:
+    columns = [[row[name] for row in queries] for name in ("followed", "n", "count")]
+    followed, total = (sum(row[name] * row["count"] for row in queries) for name in ("followed", "n"))
+    return {
+        **named,
+        "level": "overall" if named["system"] is None else "system",
+        "n": total,
+        "followed": followed,
+        **clustered_bca_interval(*columns, seed=seed).columns("share"),
+        "p_value": binomial_test(followed, total),
+    }
+
+
+def conflict_lines(measures: Iterable[Row], page: Page) -> list[str]:
+    """Return the numbers of conflicts and the shares of covered sides as a table, without lines if none conflict.
+
+    measures: rows of `measures_summary`.
+    """
+    found: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
+    for row in measures:
+        if row["measure"] in MEASURES:
+            found[row["metric"], row["system"] or "all"][row["measure"]] = row
+    known = {key: rows for key, rows in found.items() if rows.keys() == MEASURES.keys() and rows[NUMBER]["mean"]}
+    heads = ["metric", "system", "conflicts", "both sides", "95 % interval", "one side", "95 % interval"]
+    lines = [
+        [*key, f"{rows[NUMBER]['mean'] * rows[NUMBER]['defined']:,.0f}", *_shares(rows)] for key, rows in known.items()
+    ]
+    return _first_lines(heads, lines, page, 2, "measures_summary") if lines else []
+
+
+def _shares(rows: Mapping[str, Row]) -> list[str]:
+    shares = [{**rows[name], "n": rows[name]["defined"]} for name in (COVERAGE, ONE_SIDED)]
+    return [text for row in shares for text in (mean_text(row), interval_text(row))]
+
+
+def leaning_lines(rows: Sequence[Row], page: Page) -> list[str]:
+    """Return the first rows as a table."""
+    lines = [
+        [
+            *(row["metric"], row["system"] or "all", row["by"], row["source"], f"{row['followed']:,} of {row['n']:,}"),
+            *(mean_text({"mean": row["share"]}), interval_text(row, clustered=True), f"{row['p_adjusted']:.4f}"),
+        ]
+        for row in rows
+    ]
+    heads = ["metric", "system", "by", "source", "followed", "share", "95 % interval", "p adj."]
+    return _first_lines(heads, lines, page, 4, "source_preference")
+
+
+def _first_lines(heads: Sequence[str], lines: Sequence[list[str]], page: Page, names: int, of: str) -> list[str]:
+    more = [f"{len(lines) - SHOWN:,} more in the table {of}"] if len(lines) > SHOWN else []
+    return [*table(heads, lines[:SHOWN], page, names=names), *more]

@@ -1,11 +1,10 @@
-"""Scores by date on one machine: a row a scored sample in DuckDB, beyond memory on disk, counted by SQL.
+"""Count scores by date with DuckDB, which spills to disk.
 
-Columns of the tables of a trend are only ever added, and are nullable.
+New versions only add nullable columns to the tables of a trend.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,14 @@ import numpy as np
 import pyarrow as pa
 
 from untold.jobs.run_tables import RunTables, connect_tables, quoted
-from untold.jobs.summary.ranking import COLUMN_OF_STATUS, DECIMALS, SCORE, SCORE_OR_ZERO
+from untold.jobs.summary.score_counts import (
+    COLUMN_OF_STATUS,
+    DECIMALS,
+    SCORE,
+    SCORE_OR_ZERO,
+    clusters_by,
+    rows_of,
+)
 from untold.udfs.statistics.intervals import clustered_bca_interval, wilson_interval
 from untold.udfs.statistics.permutation import Change, Clusters, resamples_for
 
@@ -22,10 +28,10 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 
-# A date of a trend: all systems, one, or the sentinel; intervals resample queries
+# A date of a trend: all systems, one system, or the sentinel. Intervals resample queries
 TREND = pa.schema(
     [
-        ("date", pa.string()),  # of a week its Monday, or the date within it from which figures are of another kind
+        ("date", pa.string()),  # of a week its Monday, or the date of a break of comparability within it
         ("metric", pa.string()),
         ("level", pa.string()),  # overall, system or sentinel
         ("system", pa.string()),  # null unless the level is system; `all` where samples name none
@@ -33,7 +39,7 @@ TREND = pa.schema(
         *((name, pa.int64()) for name in ("n", "scored", "undefined", "failed")),
         *((name, pa.float64()) for name in ("mean", "ci_low", "ci_high")),
         *((name, pa.float64()) for name in ("answer_rate", "answer_ci_low", "answer_ci_high", "mean_zero")),
-        ("cost", pa.float64()),  # of the outputs of the date, over all metrics and systems; null for a system
+        ("cost", pa.float64()),  # of all outputs of the date; null for a system
         ("failed_share", pa.float64()),
     ]
 )
@@ -46,18 +52,18 @@ CHANGES = pa.schema(
         ("kind", pa.string()),  # step: a date less the one before; shift: a level that begins with a date
         ("date", pa.string()),
         ("before", pa.string()),  # the last date before it
-        ("paired_by", pa.string()),  # sample or query; null where both dates share too few
-        ("n", pa.int64()),  # samples or queries that both have; unpaired, the samples of both
+        ("paired_by", pa.string()),  # sample or query; null if both dates share too few
+        ("n", pa.int64()),  # common samples or queries; unpaired, the samples of both
         *((name, pa.float64()) for name in ("difference", "ci_low", "ci_high", "p_value")),
         ("p_adjusted", pa.float64()),  # after Benjamini and Hochberg, over the changes of a metric, measure and kind
         ("judge_difference", pa.float64()),  # of the sentinel between the same dates
         ("judge_p_value", pa.float64()),
         *((name, pa.float64()) for name in ("net_difference", "net_ci_low", "net_ci_high", "net_p_value")),  # less it
-        ("cause", pa.string()),  # judge, system or both, where it is beyond chance; null without a sentinel
-        ("measure", pa.string()),  # mean, answer_rate or failed_share: a share only where it differs on some dates
+        ("cause", pa.string()),  # judge, system or both, if it is beyond chance; null without a sentinel
+        ("measure", pa.string()),  # mean, answer_rate or failed_share; a share only if it changes
     ]
 )
-# A sample that moved most in a change beyond chance
+# A sample with one of the largest moves in a change beyond chance
 MOVED = pa.schema(
     [
         *((name, pa.string()) for name in ("metric", "system", "kind", "date", "before")),
@@ -68,13 +74,13 @@ MOVED = pa.schema(
 )
 
 
-# Whose scores a row is about: those of all systems, of one, or of the sentinel
+# Levels of rows: all systems, one system, or the sentinel
 OVERALL, SYSTEM, SENTINEL = "overall", "system", "sentinel"
-# Samples that moved most, of each change
+# Samples with the largest moves per change
 MOST_MOVED = 10
 NAMELESS = "all"
 _KEYS = ("sample", "query")
-# What is compared from date to date: means of scores, and the shares of samples that were answered, or failed
+# The measures of a date: mean of scores, share of answered samples, share of failed samples
 MEAN, ANSWER_RATE, FAILED_SHARE = "mean", "answer_rate", "failed_share"
 MEASURES = (MEAN, ANSWER_RATE, FAILED_SHARE)
 _STATUSES = {
@@ -90,14 +96,14 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class DateRange:
-    """Dates of one series, by their places, both ends included."""
+    """Dates of one series by index, both ends included."""
 
     first: int
     last: int
 
 
 class DatedScores:
-    """The scores of runs by the places of their dates. `add` reads each run once; all else reads what it kept."""
+    """The scores of runs by the indices of their dates. `add` reads each run once, and the other methods reuse them."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -108,29 +114,34 @@ class DatedScores:
         )
 
     def add(self, place: int, runs: Sequence[tuple[RunTables, str]]) -> list[Row]:
-        """Keeps the scores of a date; its rows by level, metric and system: counts, means and intervals."""
+        """Store the scores of a date. Return its counts, means and intervals by level, metric and system."""
         self._runs[place] = list(runs)
-        self._database.execute(f"create or replace temp table now as {self._select(place)}")
-        # One query for all cannot be resampled: then the samples are
+        # A single query cannot be resampled, so its samples are
+        self._database.execute(
+            f"""create or replace temp table now as
+                with every as ({self._select(place)}),
+                    queries as (select level, metric, count(distinct query) > 1 as several from every group by all)
+                select every.*, case when several then query else sample end as asked
+                from every join queries using (level, metric)"""
+        )
         self._database.execute(
             f"""insert into scored
-                with queries as (select level, metric, count(distinct query) > 1 as several from now group by all),
-                    measured as (
-                        unpivot (select *, {_VALUES} from now)
-                        on {", ".join(f"value_{name} as {name}" for name in MEASURES)} into name measure value value)
+                with measured as (
+                    unpivot (select *, {_VALUES} from now)
+                    on {", ".join(f"value_{name} as {name}" for name in MEASURES)} into name measure value value)
                 select {place}, {_series("level", "metric", "case when level = 'system' then system end", "measure")},
-                    sample, case when several then query else sample end, value
-                from measured join queries using (level, metric)"""
+                    sample, asked, value
+                from measured"""
         )
-        clusters = self._clusters_of_now()
+        clusters = clusters_by(("level", "metric", "system"), rows_of(self._database, _CLUSTERS))
         return [self._point(row, clusters) for row in self._rows(_POINTS)]
 
     def change(
         self, level: str, metric: str, system: str | None, measure: str, later: DateRange, earlier: DateRange
     ) -> tuple[Change, str | None]:
-        """What a series has in one stretch less what it has in another, and what pairs it: sample, query or nothing.
+        """Return the change of a series between two stretches, and the key of its pairs: sample, query or None.
 
-        Paired by sample (id and query) where both share half of the samples of the smaller one, else by query likewise.
+        The key is the sample (id and query) if both share half of the samples of the smaller one, or else the query.
         """
         names = ", ".join("null" if name is None else quoted(name) for name in (level, metric, system, measure))
         where = [f"series = {_series(names)} and place between {one.first} and {one.last}" for one in (later, earlier)]
@@ -141,7 +152,7 @@ class DatedScores:
         return Change([self._collect(_unpaired(one, sign)) for one, sign in signs]), None
 
     def moved(self, metric: str, system: str, later: DateRange, earlier: DateRange, key: str) -> list[Row]:
-        """The samples that moved most between two stretches, with their texts at the last date of the later one."""
+        """Return the samples with the largest moves between two stretches, with their latest texts."""
         names = ", ".join(map(quoted, (SYSTEM, metric, system, MEAN)))
         where = [f"series = {_series(names)} and place between {one.first} and {one.last}" for one in (later, earlier)]
         found = self._rows(
@@ -162,7 +173,7 @@ class DatedScores:
         return [{**row, **texts.get(row["key"], {}), "metric": metric, "system": system} for row in found]
 
     def _select(self, place: int, more: str = "") -> str:
-        """SQL of all scores of a date: level, metric, system, sample, query, status, score and score_zero."""
+        """Return SQL of all scores of a date: level, metric, system, sample, query, status, score, score_zero."""
         return " union all ".join(self._select_run(run, level, more) for run, level in self._runs[place])
 
     def _select_run(self, run: RunTables, level: str, more: str) -> str:
@@ -172,25 +183,8 @@ class DatedScores:
                 {SCORE} as score, {SCORE_OR_ZERO} as score_zero{more}
             from ({scores}) s left join (select sample_id, query from ({samples})) using (sample_id)"""
 
-    def _clusters_of_now(self) -> dict[tuple[Any, ...], list[Row]]:
-        """By level, metric and system the questions' sums, sizes and counts; system is None for all of them."""
-        rows = self._rows(
-            f"""with queries as (select level, metric, count(distinct query) > 1 as several from now group by all),
-                sums as (
-                    select level, metric, system, round(sum(score), {DECIMALS}) as sum, count(*) as size
-                    from (select now.*, case when several then query else sample end as asked
-                        from now join queries using (level, metric) where score is not null)
-                    group by grouping sets ((level, metric, system, asked), (level, metric, asked)))
-                select level, metric, system, sum, size, count(*) as count from sums group by all"""
-        )
-        found: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
-        for row in rows:
-            found[row["level"], row["metric"], row["system"]].append(row)
-        return found
-
-    def _point(self, row: Row, clusters: Mapping[tuple[Any, ...], list[Row]]) -> Row:
-        own = clusters.get((row["level"], row["metric"], row["system"]), [])
-        part = ([one["sum"] for one in own], [one["size"] for one in own], [one["count"] for one in own])
+    def _point(self, row: Row, clusters: Mapping[tuple[str, ...], Clusters]) -> Row:
+        part = clusters.get((row["level"], row["metric"], row["system"]), ([], [], []))
         mean = clustered_bca_interval(*part, seed=self._seed, resamples=resamples_for(part))
         rate = wilson_interval(row["defined"] if row["answerable"] else 0, row["answerable"])
         level = OVERALL if row["level"] == SYSTEM and row["system"] is None else row["level"]
@@ -199,7 +193,7 @@ class DatedScores:
         return {**row, "level": level, **mean.columns("mean"), **shares}
 
     def _shares(self, key: str, where: Sequence[str]) -> bool:
-        """Whether two stretches share half of what the smaller one has."""
+        """Return True if two stretches share half of the keys of the smaller one."""
         sets = [f"(select distinct {key} as key from scored where {one})" for one in where]
         counts = ", ".join(f"(select count(*) from {one})" for one in sets)
         (both, *each) = self._database.sql(
@@ -213,10 +207,15 @@ class DatedScores:
         return tuple(np.asarray(columns[name]) for name in ("sum", "size", "count"))  # type: ignore[return-value]
 
     def _rows(self, query: str) -> list[Row]:
-        found: pa.Table = self._database.sql(query).to_arrow_table()
-        return list(found.to_pylist())
+        return list(rows_of(self._database, query).to_pylist())
 
 
+# Sums, sizes and counts of queries, by level, metric and system; the system is null for all of them
+_CLUSTERS = f"""with sums as (
+        select level, metric, system, round(sum(score), {DECIMALS}) as sum, count(*) as size
+        from now where score is not null
+        group by grouping sets ((level, metric, system, asked), (level, metric, asked)))
+    select level, metric, system, sum, size, count(*) as count from sums group by all"""
 _POINTS = f"""select level, metric, system, count(*) as n, {_COUNTS}, favg(score_zero) as mean_zero,
         count(score_zero) as answerable, count(score) as defined
     from now group by grouping sets ((level, metric, system), (level, metric))
@@ -234,13 +233,13 @@ def _means(key: str, where: str) -> str:
 
 
 def _paired(key: str, where: Iterable[str]) -> str:
-    """SQL of the sums and sizes of differences, by query."""
+    """Return SQL of the sums and sizes of differences, by query."""
     later, earlier = (_means(key, one) for one in where)
     return f"""select round(sum(a.score - b.score), {DECIMALS}) as sum, count(*) as size
         from {later} a join {earlier} b using (key) group by a.query"""
 
 
 def _unpaired(where: str, sign: str) -> str:
-    """SQL of the sums and sizes of samples' means, by query."""
+    """Return SQL of the sums and sizes of the means of samples, by query."""
     return f"""select round({sign}sum(score), {DECIMALS}) as sum, count(*) as size
         from {_means("sample", where)} group by query"""

@@ -23,7 +23,8 @@ import pyarrow.parquet as pq
 
 from untold.jobs.run.terminal import amount
 from untold.jobs.run_tables import RunTables, connect_tables, open_run
-from untold.jobs.summary.ranking import SCORE, SCORE_OR_ZERO, SILENT, Rows, check_runs, wanted_metrics
+from untold.jobs.summary.ranking import check_runs, wanted_metrics
+from untold.jobs.summary.score_counts import SCORE, SCORE_OR_ZERO, SILENT, Rows
 from untold.jobs.tables import SAMPLES, SCORES
 from untold.udfs.errors import UserError, aside, near_misses
 from untold.udfs.retrieval.embedding import find_model, normalised, open_embedder
@@ -333,10 +334,12 @@ def _fetch(database: DuckDBPyConnection, query: str) -> Rows:
 
 def _tell_unmatched(database: DuckDBPyConnection, request: EstimateRequest, notify: Callable[[str], None]) -> None:
     """Says what the estimate takes for granted of the judged samples."""
-    missing = database.sql("select count(distinct sample_id) from dear anti join cheap using (sample_id)").fetchone()
+    ((missing,),) = database.sql(
+        "select count(distinct sample_id) from dear anti join cheap using (sample_id)"
+    ).fetchall()
     everything = request.everything.directory
-    if missing and missing[0]:
-        samples = amount(missing[0], "sample is", "samples are")
+    if missing:
+        samples = amount(missing, "sample is", "samples are")
         notify(f"{request.labels or request.run.directory}: {samples} not in {everything}, and left out")
     given = request.run.manifest.get("input") or {}
     if request.labels is None and request.proxy is not None and given.get("limit") is not None:

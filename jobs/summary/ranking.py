@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from untold.jobs.run.terminal import amount
-from untold.jobs.run_tables import RunTables, quoted
+from untold.jobs.run_tables import RunTables
+from untold.jobs.summary import score_counts
+from untold.jobs.summary.score_counts import COLUMN_OF_STATUS, Row, Rows, ScoreCounts, connect_scores
 from untold.udfs.errors import UserError, did_you_mean, near_misses
 from untold.udfs.statistics.intervals import (
-    Interval,
     bca_interval,
     clustered_bca_interval,
     mean_of_counts,
@@ -23,57 +23,78 @@ from untold.udfs.statistics.intervals import (
 )
 from untold.udfs.statistics.permutation import Clusters, adjust_p_values, clustered_permutation_test
 
-# docs/contract.md, "Scores": the column of `summary` that a sample of each status is counted in
-COLUMN_OF_STATUS = {
-    "ok": "scored",
-    "partial": "scored",
-    "no_statements": "undefined",
-    "failed": "failed",
-    "budget": "failed",
-}
-FAILED_STATUSES = [status for status, column in COLUMN_OF_STATUS.items() if column == "failed"]
-# As SQL: statuses whose score is undefined, the score of a sample, and 0 where it is undefined although there was
-# something to state
-SILENT = ", ".join(quoted(status) for status, column in COLUMN_OF_STATUS.items() if column == "undefined")
-SCORE = "case when not isnan(score) then score end"
-SCORE_OR_ZERO = f"coalesce({SCORE}, case when status in ({SILENT}) and covered + uncovered > 0 then 0.0 end)"
-MAX_DISTINCT = 200_000  # rows of counts that reach the driver as they are
-GRID = 10_000  # steps between 0 and 1 that values are rounded to beyond that
-FEW = 10  # values of which a bootstrap interval is rough
+FAILED_STATUSES = score_counts.FAILED_STATUSES
+FEW = 10  # an interval of fewer values is rough
+LEVELS = ("overall", "system")
+Group = tuple[str | None, ...]
 Counts = dict[str, Counter[float]]
-Group = tuple[str, str | None]
+"""The frequency of each value, by measure."""
 
 
-def summarise_counts(counts: Iterable[Mapping[str, Any]], *, seed: int, zero: bool = False) -> list[dict[str, Any]]:
-    """The rows of the table `summary`: for each metric one of level `overall`, then one a system, sorted by name.
+def summarise_counts(counts: Iterable[Row], *, seed: int, zero: bool = False, levels: Collection[str] = LEVELS) -> Rows:
+    """Return the rows of the table `summary`: per metric one of the level `overall`, then one per system by name.
 
-    counts: metric, system, status, measure (score, score_low, score_high or score_zero), value, count; value is null
-    where there is none. Samples without a system count in the overall row alone. The interval is of `mean`, with `zero`
-    of `mean_zero`. Raises ValueError for a status that the contract does not know. Interval: methods section 7.
+    counts: metric, system, status, measure (score, score_low, score_high or score_zero), value or null, count. Samples
+    without a system count only in the overall row. The interval is of `mean`, with `zero` of `mean_zero`. levels: the
+    levels to compute. Raises ValueError for a status that the contract does not have. Methods, section 7.
     """
-    columns: dict[Group, Counter[str]] = defaultdict(Counter)
+    rows = []
+    for (metric, system), statuses, values in group_counts(counts, ("metric",), "score"):
+        columns: Counter[str] = Counter()
+        for status, count in statuses.items():
+            columns[_column_of(status)] += count
+        if LEVELS[system is not None] in levels:
+            rows.append(
+                {
+                    "metric": metric,
+                    "level": LEVELS[system is not None],
+                    "system": system,
+                    "n": columns.total(),
+                    **{name: columns[name] for name in ("scored", "undefined", "failed")},
+                    **mean_columns(values, "score", "score_zero" if zero else "score", seed),
+                    **answer_columns(values["score"], values["score_zero"]),
+                }
+            )
+    return rows
+
+
+def group_counts(
+    counts: Iterable[Row], keys: Sequence[str], counted: str
+) -> Iterator[tuple[Group, Counter[str], Counts]]:
+    """Yield each group with its samples by status, and with its values by measure, sorted.
+
+    counts: the keys, system, status (optional), measure, value or null, count. A group has the values of the keys and a
+    system, which is None for all samples. counted: the measure that has one row per sample.
+    """
+    statuses: dict[Group, Counter[str]] = defaultdict(Counter)
     values: dict[Group, Counts] = defaultdict(lambda: defaultdict(Counter))
     for row in counts:
-        for group in {(row["metric"], None), (row["metric"], row["system"])}:
-            if row["measure"] == "score":
-                columns[group][_column_of(row["status"])] += row["count"]
+        key = tuple(row[name] for name in keys)
+        for group in {(*key, None), (*key, row["system"])}:
+            if row["measure"] == counted:
+                statuses[group][row.get("status", "")] += row["count"]
             if row["value"] is not None:
-                # Null and NaN are no values: they are counted by status alone
                 values[group][row["measure"]][row["value"]] += row["count"]
-    # The overall row first: None does not sort beside names
-    groups = sorted(columns, key=lambda group: (group[0], group[1] is not None, group[1] or ""))
-    return [_summary_row(group, columns[group], values[group], seed, zero=zero) for group in groups]
+    for group in sorted(statuses, key=lambda group: (*group[:-1], group[-1] is not None, group[-1] or "")):
+        yield group, statuses[group], values[group]
+
+
+def mean_columns(values: Counts, name: str, interval_of: str, seed: int) -> dict[str, float | None]:
+    """Return the mean of a measure, the limits of the mean of `interval_of`, and the means of the bounds."""
+    interval = bca_interval(*values_and_counts(values[interval_of]), seed=seed)
+    mean, low, high = (mean_of_counts(*values_and_counts(values[f"{name}{end}"])) for end in ("", "_low", "_high"))
+    return {"mean": mean, "ci_low": interval.low, "ci_high": interval.high, "mean_low": low, "mean_high": high}
 
 
 def mean_text(row: Mapping[str, Any]) -> str:
-    """The mean of a row as it is printed."""
+    """Return the mean of a row as text."""
     return "-" if row["mean"] is None else f"{row['mean']:.3f}"
 
 
 def interval_text(row: Mapping[str, Any], *, clustered: bool = False) -> str:
-    """The 95 % interval of a row as it is printed, or why there is none; one of fewer than `FEW` values says so.
+    """Return the 95 % interval of a row as text, with a remark below `FEW` values, or the reason for no interval.
 
-    `clustered`: it takes whole queries.
+    clustered: True if the interval resamples whole queries.
 
     >>> [interval_text({"ci_low": low, "ci_high": 0.5, "n": n}) for low, n in [(0.25, 12), (0.25, 3), (None, 1)]]
     ['0.250 .. 0.500', '0.250 .. 0.500 (n < 10)', '- (n = 1)']
@@ -87,7 +108,7 @@ def interval_text(row: Mapping[str, Any], *, clustered: bool = False) -> str:
 
 
 def answer_columns(defined: Counter[float], zero: Counter[float]) -> dict[str, float | None]:
-    """answer_rate with its interval, and mean_zero, from counts of values without and with zeros; null without any."""
+    """Return answer_rate with its interval, and mean_zero, from counts of values without and with zeros."""
     rate = wilson_interval(defined.total() if zero else 0, zero.total())
     return {
         "answer_rate": rate.mean,
@@ -98,122 +119,80 @@ def answer_columns(defined: Counter[float], zero: Counter[float]) -> dict[str, f
 
 
 def _column_of(status: str) -> str:
-    """The column of `summary` of a status. Raises ValueError for an unknown one: a mean would hide it."""
+    """Return the column of `summary` of a status. Raises ValueError for an unknown one, which a mean would hide."""
     if status not in COLUMN_OF_STATUS:
         hint = did_you_mean(near_misses(str(status), COLUMN_OF_STATUS), quote="'")
         raise ValueError(f"scores: status {status!r} is none of {', '.join(COLUMN_OF_STATUS)}; {hint}".rstrip("; "))
     return COLUMN_OF_STATUS[status]
 
 
-def _summary_row(group: Group, columns: Counter[str], values: Counts, seed: int, *, zero: bool) -> dict[str, Any]:
-    """A row of the table `summary`, null where nothing was scored.
-
-    columns: how many samples count in each column; values: by measure how often each value occurs.
-    """
-    metric, system = group
-    interval = interval_of_counts(values["score_zero" if zero else "score"], seed)
-    return {
-        "metric": metric,
-        "level": "overall" if system is None else "system",
-        "system": system,
-        "n": columns.total(),
-        "scored": columns["scored"],
-        "undefined": columns["undefined"],
-        "failed": columns["failed"],
-        "mean": mean_of_counts(*values_and_counts(values["score"])),
-        "ci_low": interval.low,
-        "ci_high": interval.high,
-        "mean_low": mean_of_counts(*values_and_counts(values["score_low"])),
-        "mean_high": mean_of_counts(*values_and_counts(values["score_high"])),
-        **answer_columns(values["score"], values["score_zero"]),
-    }
-
-
-def interval_of_counts(counts: Counter[float], seed: int) -> Interval:
-    return bca_interval(*values_and_counts(counts), seed=seed)
-
-
 def values_and_counts(counts: Counter[float]) -> tuple[list[float], list[int]]:
-    """Distinct values and their counts, as `untold.udfs.statistics.intervals` takes them."""
+    """Return the distinct values and their counts, as `untold.udfs.statistics.intervals` accepts them."""
     return list(counts.keys()), list(counts.values())
 
 
-# Of an adjusted p-value: systems below it differ by more than chance
+# Two systems with a smaller adjusted p-value differ by more than chance
 CHANCE = 0.05
 ANSWER_COLUMNS = ("answer_rate", "answer_ci_low", "answer_ci_high", "mean_zero")
 SYSTEM_COLUMNS = (
     *("metric", "system", "n", "scored", "undefined", "failed", "mean", "ci_low", "ci_high"),
     *ANSWER_COLUMNS,
 )
-# What an undefined score of a sample with something to state is in the ranking: nothing, or 0
+# The mean of a ranking: without undefined scores, or with 0 for those of samples with something to state
 UNDEFINED = {"mean": "mean", "zero": "mean_zero"}
-# Decimals of a difference: beyond them it depends on the order in which a mean was summed
-# (a double has almost 16, and sums of up to thousands of scores lose some)
-DECIMALS = 12
-Row = Mapping[str, Any]
-Rows = list[dict[str, Any]]
 
 
 class CompareError(UserError):
-    """Outputs that cannot be compared. The message is one line a problem and says what to do."""
-
-
-class CountedScores(Protocol):
-    """The scores of outputs as an engine counts them, in rows that do not grow with the number of samples.
-
-    `score` is what counts as a sample's score: the column `score`, `score_zero` (`score`, and 0 where it is undefined
-    although there was something to state), or `answered` (1 where there is a score, 0 where there could be one).
-    """
-
-    def count_values(self) -> Iterable[Row]:
-        """metric, system, status, measure, value, count, as `summarise_counts` takes them."""
-
-    def count_differences(self, score: str, *, cluster: bool) -> Iterable[Row]:
-        """How often two systems differ by so much: metric, first, second, difference, size, count.
-
-        `first` sorts before `second`. A difference is of one question (`size` is 1), or with `cluster` the sum over
-        the `size` questions of a query. A system's score of a question is the mean over its samples that have one.
-        """
-
-    def count_clusters(self, score: str) -> Iterable[Row]:
-        """How often queries of a system have one sum of scores, of so many rows: metric, system, sum, size, count."""
-
-    def count_repeated_queries(self) -> int:
-        """How many queries have several rows of one system under a metric."""
-
-    def find_twice(self) -> Row | None:
-        """The first system with scores of one question in two outputs: metric, system, one, other, count; or None."""
+    """Outputs that cannot be compared. The message has one line per problem and names the remedy."""
 
 
 def compare_scores(
-    scores: CountedScores,
     runs: Sequence[RunTables],
     *,
+    metrics: Sequence[str] | None = None,
+    measures: Sequence[str] | None = None,
     seed: int,
     notify: Callable[[str], None] = lambda _: None,
     cluster: bool = False,
     undefined: str = "mean",
-    measured: bool = False,
 ) -> dict[str, Rows]:
-    """`systems` and `comparisons` of runs, as `untold.jobs.compare.compare` gives them.
+    """Return `systems` and `comparisons` of runs, for `metrics` or for all metrics of the runs.
 
-    measured: scores are values of measures, of which no answer rate is known.
+    With `measures` the values of these replace the scores, `metric` is `<metric>.<measure>`, and answer rates are null.
+
+    `systems`, the best first within a metric: `SYSTEM_COLUMNS`, as in the table `summary`. Samples without a system
+    have the name of their output. `undefined` names the mean of the ranking, a key of `UNDEFINED`. With `zero`,
+    intervals and comparisons also count an undefined score as 0 if there was something to state.
+
+    `comparisons`, one row per two systems of a metric, the better one first: metric, first, second, n (questions with a
+    score of both), difference of the means over these with ci_low and ci_high, p_value, p_adjusted (Benjamini-Hochberg
+    within the metric); null if n is 0. A question is a query with its contexts, and several samples of one count as
+    their mean. With `cluster`, all rows of a query are resampled together and flip together.
+
+    notify: accepts a line if systems differ in their answer rates by more than chance, if runs were judged differently,
+    and if queries have several rows without `cluster`. Raises CompareError for runs that cannot be compared. Methods,
+    sections 7 and 8.
     """
+    wanted = wanted_measures(check_runs(runs), measures)
+    metrics = wanted_metrics(runs, metrics)
     if undefined not in UNDEFINED:
         raise CompareError(f"undefined={undefined}: must be {' or '.join(UNDEFINED)}")
-    if measured and undefined != "mean":
+    if wanted and undefined != "mean":
         raise CompareError(f"undefined={undefined} is of scores; the table measures_summary has mean_zero of measures")
     for line in _judged_differently(runs):
         notify(line)
+    scores = ScoreCounts(connect_scores(runs, names_of(runs), metrics, wanted))
     _check_once(scores, runs)
-    by, score = UNDEFINED[undefined], "score_zero" if undefined == "zero" else "score"
-    systems = rank(summarise_counts(scores.count_values(), seed=seed, zero=undefined == "zero"), by)
-    systems = [{**row, **dict.fromkeys(ANSWER_COLUMNS)} for row in systems] if measured else systems
+    zero = undefined == "zero"
+    by, score = UNDEFINED[undefined], "score_zero" if zero else "score"
+    systems = rank(summarise_counts(scores.count_values(), seed=seed, zero=zero, levels=LEVELS[1:]), by)
+    systems = [{**row, **dict.fromkeys(ANSWER_COLUMNS)} for row in systems] if wanted else systems
     _check_scored(systems, runs, by)
     for line in _unequal_answers(scores, systems, seed, cluster=cluster):
         notify(line)
     if cluster:
-        systems = _with_clustered_intervals(systems, scores.count_clusters(score), seed)
+        clusters = scores.count_clusters(score)
+        systems = [row | _limits(clusters.get((row["metric"], row["system"]), ([], [], [])), seed) for row in systems]
     elif repeated := scores.count_repeated_queries():
         have = amount(repeated, "query has", "queries have")
         notify(
@@ -225,7 +204,7 @@ def compare_scores(
 
 
 def check_runs(runs: Sequence[RunTables]) -> Sequence[RunTables]:
-    """The runs. Raises CompareError for one that is given twice or has no scores."""
+    """Return the runs. Raises CompareError if a run occurs twice or has no scores."""
     outputs = [run.directory for run in runs]
     twice = sorted({output for output in outputs if outputs.count(output) > 1})
     if twice:
@@ -245,7 +224,7 @@ def _check_tables(run: RunTables) -> None:
 
 
 def wanted_metrics(runs: Sequence[RunTables], metrics: Sequence[str] | None) -> Sequence[str]:
-    """The metrics to compare, all that the outputs have by default. Raises CompareError for one that none has."""
+    """Return the metrics to compare, by default all metrics of the runs. Raises CompareError for an unknown metric."""
     known = sorted({name for run in runs for name in run.manifest.get("metrics", ())})
     unknown = [name for name in metrics or () if name not in known]
     if unknown:
@@ -255,7 +234,7 @@ def wanted_metrics(runs: Sequence[RunTables], metrics: Sequence[str] | None) -> 
 
 
 def wanted_measures(runs: Sequence[RunTables], measures: Sequence[str] | None) -> Sequence[str]:
-    """The measures to compare in place of scores. Raises CompareError for one that no output has."""
+    """Return the measures to compare instead of scores. Raises CompareError for an unknown measure."""
     tables = [run.table("measures_summary") for run in runs if "measures_summary" in run.tables]
     known = sorted({name for table in tables for name in table["measure"].to_pylist()})
     unknown = [name for name in measures or () if name not in known]
@@ -266,7 +245,7 @@ def wanted_measures(runs: Sequence[RunTables], measures: Sequence[str] | None) -
 
 
 def names_of(runs: Sequence[RunTables]) -> list[str]:
-    """What samples without a system are called: the name of the folder, the whole path where two have one name.
+    """Return the systems of samples without one: the name of the folder, or the path if two folders have one name.
 
     `runs/a` and `runs/b` are a and b; `x/out` and `y/out` keep their paths.
     """
@@ -275,10 +254,9 @@ def names_of(runs: Sequence[RunTables]) -> list[str]:
 
 
 def _judged_differently(runs: Sequence[RunTables]) -> Iterator[str]:
-    """A line for every two outputs that were judged by different stages (model, decoding, template) or settings.
+    """Yield a line per two runs with different stages (model, decoding, template) or settings of the judge.
 
-    Such outputs are compared all the same: what differs may be what is compared. Only stages that both have are looked
-    at.
+    Only common stages count. The runs are still compared, because the difference may be the purpose.
     """
     for one, other in combinations(runs, 2):
         first, second = (run.manifest.get("identity", {}) for run in (one, other))
@@ -293,13 +271,13 @@ def _judged_differently(runs: Sequence[RunTables]) -> Iterator[str]:
 
 
 def _options(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that change scores, of every metric, less what is only of the statistics."""
+    """Return the settings that change scores, without those of the statistics."""
     results = identity.get("results", {})
     return {name: value for name, value in results.items() if name not in ("stages", "statistics")}
 
 
-def _check_once(scores: CountedScores, runs: Sequence[RunTables]) -> None:
-    """Raises CompareError where a system has scores of one metric for one question in two outputs."""
+def _check_once(scores: ScoreCounts, runs: Sequence[RunTables]) -> None:
+    """Raise CompareError if a system has scores of one metric for one question in two runs."""
     first = scores.find_twice() if len(runs) > 1 else None
     if first is not None:
         one, other = (runs[first[name]].directory for name in ("one", "other"))
@@ -310,7 +288,7 @@ def _check_once(scores: CountedScores, runs: Sequence[RunTables]) -> None:
 
 
 def _check_scored(systems: Rows, runs: Sequence[RunTables], by: str) -> None:
-    """Raises CompareError where no system has the mean of that column."""
+    """Raise CompareError if no system has the mean of that column."""
     if all(row[by] is None for row in systems):
         failed, undefined = (sum(row[name] for row in systems) for name in ("failed", "undefined"))
         outputs = ", ".join(run.directory for run in runs)
@@ -321,18 +299,18 @@ def _check_scored(systems: Rows, runs: Sequence[RunTables], by: str) -> None:
 
 
 def rank(summary: Iterable[Mapping[str, Any]], by: str = "mean") -> Rows:
-    """The rows of the systems of a summary, best first within a metric, without a mean last; `SYSTEM_COLUMNS`.
+    """Return the rows of the systems of a summary with `SYSTEM_COLUMNS`, the best first within a metric.
 
-    by: the column of the mean. Equal means stand in the order of names.
+    by: the column of the mean. Systems without a mean are last. Equal means have the order of names.
     """
     rows = [{name: row[name] for name in SYSTEM_COLUMNS} for row in summary if row["level"] == "system"]
     return sorted(rows, key=lambda row: (row["metric"], row[by] is None, -(row[by] or 0.0), row["system"]))
 
 
-def _unequal_answers(scores: CountedScores, systems: Rows, seed: int, *, cluster: bool) -> Iterator[str]:
-    """A line for each metric whose systems differ in their answer rates by more than chance (methods, section 7).
+def _unequal_answers(scores: ScoreCounts, systems: Rows, seed: int, *, cluster: bool) -> Iterator[str]:
+    """Yield a line per metric with answer rates that differ by more than chance (methods, section 7).
 
-    The pair with the largest difference is named. Nothing is counted where every system answers all.
+    The line names the pair with the largest difference. Nothing is counted if every system answers everything.
     """
     answering = [row for row in systems if row["answer_rate"] is not None]
     silent = sorted({row["metric"] for row in answering if row["answer_rate"] < 1})
@@ -353,44 +331,21 @@ def _unequal_answers(scores: CountedScores, systems: Rows, seed: int, *, cluster
 
 
 def is_unlikely(pair: Row) -> bool:
-    """Whether two systems differ by more than chance."""
+    """Return True if two systems differ by more than chance."""
     return pair["p_adjusted"] is not None and pair["p_adjusted"] < CHANCE
 
 
-def _with_clustered_intervals(systems: Rows, clusters: Iterable[Row], seed: int) -> Rows:
-    """The rows of the systems with intervals that resample queries."""
-    by_system = _clusters_by(("metric", "system"), clusters, "sum")
-    return [row | _limits(by_system[row["metric"], row["system"]], seed) for row in systems]
-
-
-def _clusters_by(keys: Sequence[str], rows: Iterable[Row], sums: str) -> Mapping[tuple[str, ...], Clusters]:
-    """Sums, sizes and counts of clusters by the values of these columns; empty where there are no such rows.
-
-    As numbers side by side: hundreds of thousands of rows are hundreds of megabytes as dicts.
-    """
-    found: dict[tuple[str, ...], tuple[array[float], array[int], array[int]]] = defaultdict(
-        lambda: (array("d"), array("q"), array("q"))
-    )
-    for row in rows:
-        values, sizes, counts = found[tuple(row[key] for key in keys)]
-        values.append(row[sums])
-        sizes.append(row["size"])
-        counts.append(row["count"])
-    return found
-
-
 def _limits(clusters: Clusters, seed: int) -> dict[str, float | None]:
-    """ci_low and ci_high of a mean."""
+    """Return ci_low and ci_high of a mean."""
     interval = clustered_bca_interval(*clusters, seed=seed)
     return {"ci_low": interval.low, "ci_high": interval.high}
 
 
-def compare_pairs(systems: Rows, differences: Iterable[Row], seed: int) -> Rows:
-    """The rows of `comparisons` of ranked systems: every two of a metric, the better one first (methods, section 7).
+def compare_pairs(systems: Rows, differences: Mapping[tuple[str, ...], Clusters], seed: int) -> Rows:
+    """Return the rows of `comparisons`: every two systems of a metric, the better one first (methods, section 7).
 
-    differences: as `CountedScores.count_differences` gives them.
+    systems: ranked rows; differences: as `ScoreCounts.count_differences` returns them.
     """
-    counts = _clusters_by(("metric", "first", "second"), differences, "difference")
     ranked: dict[str, list[str]] = defaultdict(list)
     for system in systems:
         ranked[system["metric"]].append(system["system"])
@@ -398,9 +353,9 @@ def compare_pairs(systems: Rows, differences: Iterable[Row], seed: int) -> Rows:
     for metric, names in ranked.items():
         found = []
         for first, second in combinations(names, 2):
-            # Counts are kept in the order of names; the sign turns where the better one sorts second
+            # The counts have the order of names, so the sign changes if the better one sorts second
             low, high = sorted((first, second))
-            sums, sizes, times = counts[metric, low, high]
+            sums, sizes, times = differences.get((metric, low, high), ([], [], []))
             turned = np.asarray(sums) * (1 if first == low else -1)
             found.append(_compare_pair(metric, first, second, (turned, sizes, times), seed))
         adjusted = adjust_p_values([row["p_value"] for row in found])
@@ -409,7 +364,7 @@ def compare_pairs(systems: Rows, differences: Iterable[Row], seed: int) -> Rows:
 
 
 def _compare_pair(metric: str, first: str, second: str, clusters: Clusters, seed: int) -> dict[str, Any]:
-    """A row of `comparisons`, not yet adjusted: n is 0 and the rest null where the two share no question."""
+    """Return a row of `comparisons` without p_adjusted. Without a common question n is 0 and the rest is null."""
     test = clustered_permutation_test(*clusters, seed=seed)
     return {
         "metric": metric,

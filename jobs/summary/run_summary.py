@@ -14,9 +14,9 @@ from untold.graph.views import one_line
 from untold.jobs.inference.stage.call_settings import DEMO_LABEL
 from untold.jobs.run.manifest import by_stage, seconds_of
 from untold.jobs.run.terminal import Page, amount, clock, table, visible, width_of, wrapped
-from untold.jobs.run_tables import RunTables, batches_of, first_rows, lowest_scores, quoted
+from untold.jobs.run_tables import RunTables, connect_tables, first_rows, lowest_scores, quoted
+from untold.jobs.summary.aggregate import conflict_lines, leaning_lines
 from untold.jobs.summary.ranking import interval_text, mean_text
-from untold.jobs.summary.source_preference import conflict_lines, leaning_lines
 from untold.jobs.tables import RESULT_TABLES
 from untold.udfs.facts.rag_measures import FAULTS, GROUPS
 from untold.udfs.redaction import redact
@@ -25,14 +25,29 @@ Row = Mapping[str, Any]
 
 
 def dead_stages(usage: Iterable[Row]) -> list[Row]:
-    """The rows of `usage` of stages without an answer, new or from the store, where requests failed."""
+    """Return the rows of `usage` of stages with failed requests and without a new or stored completion."""
     return [row for row in by_stage(usage) if row["failed"] and not row["answered"] and not row["reused"]]
 
 
-def explain_dead_stages(dead: Iterable[Row], errors: Iterable[Row]) -> list[str]:
-    """A line for each stage without an answer: how many requests failed, and most often with what.
+def most_frequent_errors(run: RunTables, stages: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the most frequent error of each stage: stage, error_type, error, count of its requests.
 
-    dead: rows of `dead_stages`; errors: stage, error_type, error, count of its most frequent one.
+    Of equally frequent errors the last one by its text counts.
+    """
+    order = "count desc, error_type desc nulls last, error desc nulls last"
+    return _rows(
+        run,
+        "failures",
+        f"""select * from (select stage, error_type, error, count(distinct request_id) as count from failures
+                where stage in ({", ".join(map(quoted, stages))}) group by all)
+            qualify row_number() over (partition by stage order by {order}) = 1""",
+    )
+
+
+def explain_dead_stages(dead: Iterable[Row], errors: Iterable[Row]) -> list[str]:
+    """Return a line per stage without a completion: its failed requests and the most frequent error.
+
+    dead: rows of `dead_stages`; errors: rows of `most_frequent_errors`.
 
     >>> error = {"stage": "match_one", "error_type": "http_500", "error": "HTTP 500", "count": 3}
     >>> explain_dead_stages([{"stage": "match_one", "failed": 4, "requests": 4}], [error])
@@ -56,7 +71,7 @@ def _explain(usage: Row, error: Row | None) -> str:
 
 
 def describe_failures(failures: Iterable[Row]) -> list[str]:
-    """A line for each stage and kind of error, sorted: how often it came, and the most frequent text.
+    """Return a line per stage and kind of error, sorted: the number of errors and the most frequent text.
 
     >>> row = {"stage": "match_one", "error_type": "timeout", "error": "no answer within 60 s"}
     >>> describe_failures([row, row])
@@ -77,14 +92,14 @@ def _error(kind: str | None, text: str | None) -> str:
 
 
 RAG = "rag"
-# Systems that have a line
+# Systems with a line
 SHOWN = 10
 
 
 def describe_means(run: RunTables) -> list[str]:
-    """The means over samples of the measures of rag in per cent, by the group that RAGChecker has them in.
+    """Return the means of the measures of rag in per cent, by the groups of RAGChecker.
 
-    Where some are undefined, the mean with 0 for these stands behind.
+    A mean with 0 for undefined values follows if there are some.
     """
     rows = _measures(run)
     known = {group: [rows[name] for name in names if name in rows] for group, names in GROUPS.items()}
@@ -92,7 +107,7 @@ def describe_means(run: RunTables) -> list[str]:
 
 
 def _measures(run: RunTables) -> dict[str, Mapping[str, Any]]:
-    """The summaries of the measures of rag over all samples, by name; none where the run did not score by it."""
+    """Return the summaries of the measures of rag over all samples, by name. A run without rag has none."""
     summary = run.table("measures_summary").to_pylist() if "measures_summary" in run.tables else []
     return {row["measure"]: row for row in summary if row["metric"] == RAG and row["level"] == "overall"}
 
@@ -105,12 +120,12 @@ def _mean(row: Mapping[str, Any]) -> str:
 
 
 def describe_faults(run: RunTables) -> list[str]:
-    """A sentence for each fault that samples of a run have, that of the most samples first.
+    """Return a sentence per fault of the samples of a run, the most frequent fault first.
 
-    It says which half of the pipeline it is of, the measure that shows it, how many of the samples that it is defined
-    for have it, and which one has most of it. Of several systems each has a line with its faults behind.
+    It names the half of the pipeline, the measure, the number of samples with the fault, and the worst sample. If there
+    are several systems, a line per system follows.
     """
-    # SQL over the tables takes tens of megabytes of the driver
+    # SQL over the tables needs tens of megabytes in the driver
     if not _measures(run) or not {"measures", "scores"} <= set(run.tables):
         return []
     counted = _count_faults(run)
@@ -125,7 +140,7 @@ def describe_faults(run: RunTables) -> list[str]:
 
 
 def _count_faults(run: RunTables) -> list[dict[str, Any]]:
-    """measure, system, overall, samples, defined: how many samples have each fault, the most frequent ones first."""
+    """Count the samples with each fault, the most frequent first: measure, system, overall, samples, defined."""
     faults = ", ".join(quoted(name) for name in FAULTS)
     rows = run.sql(
         "select measure, system, grouping(system) = 1 as overall, count_if(value > 0) as samples, "
@@ -156,26 +171,26 @@ def _of_system(name: str, rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 WORST_SHOWN = 3
-# Of an interval that is drawn as text: its columns, and its left end, line, right end and mean
+# An interval as text: its columns, and its left end, line, right end and mean
 DRAWN_COLUMNS = 41
 MARKS, PLAIN_MARKS = "├─┤●", "|-|o"
 OTHER_FORMS = ("parsed_lenient", "unparsable", "refused")
-NOT_ASKED = "budget"  # the status, in the tables, of a sample that the run ended before
-# As `aggregate.Group`: a metric, and a system or None
+NOT_ASKED = "budget"  # the status of a sample without requests, because the run ended before
+# By metric and system, which is None for all samples
 Unasked = Mapping[tuple[str, str | None], int]
 
 
 def end_of_run(
     run: RunTables, summary: Sequence[Row], counts: Mapping[str, Any], page: Page, *, embedded: bool
 ) -> list[str]:
-    """The lines at the end of a run.
+    """Return the lines at the end of a run.
 
-    summary: rows of the table `summary`; counts: as the manifest has them. Scores of the embedded model are labelled as
-    those of a demo.
+    summary: rows of the table `summary`; counts: the counts of the manifest; embedded: True labels the scores as those
+    of a demo.
     """
-    unasked = count_unasked(run.dataset("scores")) if counts["statuses"].get(NOT_ASKED) else {}
+    unasked = count_unasked(run) if counts["statuses"].get(NOT_ASKED) else {}
     rows = run.manifest["rows"]
-    failures = count_failures(run.dataset("failures")) if rows["failures"] else []
+    failures = count_failures(run) if rows["failures"] else []
     worst = lowest_scores(run.dataset("scores"), WORST_SHOWN).to_pylist()
     diagnoses = [*describe_means(run), *describe_faults(run)]
     preference = run.table("source_preference").to_pylist() if rows.get("source_preference") else []
@@ -202,7 +217,7 @@ def end_of_run(
 
 
 def _summary(rows: Sequence[Row], unasked: Unasked, page: Page) -> list[str]:
-    """The table `summary`; samples that were not asked have a column of their own where there are some."""
+    """Return the table `summary`, with a column for samples that were not asked if there are some."""
     waiting = ["not asked"] if unasked else []
     heads = ["metric", "system", "n", "scored", "undefined", "failed", *waiting, "mean", "95 % interval"]
     lines = []
@@ -217,12 +232,12 @@ def _summary(rows: Sequence[Row], unasked: Unasked, page: Page) -> list[str]:
         return plain
     drawings = [[*line, drawn_interval(row, page)] for line, row in zip(lines, rows, strict=True)]
     drawn = table([*heads, f"0{'1':>{DRAWN_COLUMNS - 1}}"], drawings, Page(None, page.encoding), names=2, texts=2)
-    # Only where nothing has to be cut for it
+    # Only if it fits the page
     return drawn if max(map(width_of, drawn)) <= page.width else plain
 
 
 def drawn_interval(row: Row, page: Page) -> str:
-    """The mean of a row with its interval as a line of text from 0 to 1; empty without a mean.
+    """Return the mean of a row with its interval as a line of text from 0 to 1, or an empty text without a mean.
 
     >>> drawn_interval({"mean": 0.5, "ci_low": 0.25, "ci_high": 0.75}, Page())
     '          ├─────────●─────────┤'
@@ -232,7 +247,7 @@ def drawn_interval(row: Row, page: Page) -> str:
     marks = MARKS if visible(MARKS, page.encoding) == MARKS else PLAIN_MARKS
     ends = [float(row["mean"] if row[end] is None else row[end]) for end in ("ci_low", "mean", "ci_high")]
     low, mean, high = (round(end * (DRAWN_COLUMNS - 1)) for end in ends)
-    # The mean over an end that it meets
+    # The mean replaces an end at the same position
     line = {low: marks[0], high: marks[2], mean: marks[3]}
     return " " * low + "".join(line.get(place, marks[1]) for place in range(low, high + 1))
 
@@ -243,14 +258,14 @@ def _statuses(statuses: Mapping[str, int]) -> str:
 
 
 def failures_table(failures: Sequence[Row], page: Page) -> list[str]:
-    """Failures by stage and kind, each with an example; rows as `count_failures` gives them."""
+    """Return the rows of `count_failures` as a table with an example per stage and kind."""
     names = ("stage", "error_type", "sample_id", "error")
     rows = [[*(redact(row[name] or "-") for name in names), f"{row['count']:,}"] for row in failures]
     return table(["stage", "kind", "example", "message", "count"], rows, page, names=4)
 
 
 def _readings(usage: Sequence[Row], page: Page) -> list[str]:
-    """How completions were read, of stages whose judge does not always keep to the form."""
+    """Return the forms of the completions of stages with other forms than the requested one."""
     loose = [row for row in by_stage(usage) if any(row.get(name) for name in (*OTHER_FORMS, "retries_after_parse"))]
     heads = ["stage", "schema", "form", "other form", "unparsable", "refused", "asked again"]
     names = ("parsed_schema", "parsed_template", *OTHER_FORMS, "retries_after_parse")
@@ -264,14 +279,14 @@ def _worst(worst: Sequence[Row], page: Page) -> list[str]:
 
 
 def _audits(audits: Sequence[Row], page: Page) -> list[str]:
-    """How much of what filters took a model judges otherwise."""
+    """Return the shares of the filtered pairs that a model judges differently."""
     counted = [{**row, "n": row["defined"]} for row in audits]
     rows = [[row["metric"], row["measure"], f"{row['n']:,}", mean_text(row), interval_text(row)] for row in counted]
     return table(["metric", "measure", "audited", "share", "95 % interval"], rows, page, names=2)
 
 
 def _took(manifest: Mapping[str, Any]) -> str:
-    """What all starts took."""
+    """Return the cost, calls, tokens and time of all attempts."""
     totals, starts = manifest["totals"], manifest["starts"]
     seconds = sum(map(seconds_of, starts))
     calls, *tokens = (totals[name] or 0 for name in ("calls", "prompt_tokens", "completion_tokens"))
@@ -282,7 +297,7 @@ def _took(manifest: Mapping[str, Any]) -> str:
 
 
 def _leaks(manifest: Mapping[str, Any]) -> Iterator[str]:
-    """What was dropped of the answers, because it came from the examples of prompts."""
+    """Yield a line about items that were dropped because they repeat the examples of prompts."""
     found = {row["stage"]: row.get("leaked_example") or 0 for row in by_stage(manifest["starts"][-1].get("usage", []))}
     stages = ", ".join(f"{stage} {count:,}" for stage, count in found.items() if count)
     if stages:
@@ -290,7 +305,7 @@ def _leaks(manifest: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _cut_prompts(manifest: Mapping[str, Any]) -> Iterator[str]:
-    """Warn of prompts that the endpoint cut: their completions are about a part of the text."""
+    """Yield a warning about prompts that the endpoint cut. Their completions use a part of the text."""
     rows = by_stage(manifest["starts"][-1].get("usage", []))
     found = {row["stage"]: (row.get("cut_prompts") or 0, row.get("calls") or 0) for row in rows}
     stages = ", ".join(f"{stage} {cut:,} of {calls:,}" for stage, (cut, calls) in found.items() if cut)
@@ -302,12 +317,12 @@ def _cut_prompts(manifest: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _places(run: RunTables, worst: Sequence[Row], page: Page) -> Iterator[str]:
-    """Where the tables are, which of them hold rows, and the command that shows the worst sample."""
+    """Yield the folder of the tables, the tables with rows, and the command that shows the worst sample."""
     yield redact(f"results: {run.directory}")
     rows = run.manifest["rows"]
     held = (name for name in RESULT_TABLES if rows.get(name))
     yield from wrapped(f"tables: {', '.join(held)}", page)
-    # Others cannot be pasted, and may do something to a terminal
+    # Other ids cannot be pasted, and may change the terminal
     named = [row for row in worst if row["sample_id"].isprintable()]
     if named:
         sample = f"--sample {shlex.quote(named[0]['sample_id'])} --metric {named[0]['metric']}"
@@ -315,25 +330,33 @@ def _places(run: RunTables, worst: Sequence[Row], page: Page) -> Iterator[str]:
     yield redact(f"report: untold report {shlex.quote(run.directory)}")
 
 
-def count_unasked(scores: ds.Dataset) -> Unasked:
-    """How many samples were not asked, by metric and system, and by metric alone as those of system None."""
+def count_unasked(run: RunTables) -> Unasked:
+    """Count the samples that were not asked, by metric and system, and by metric under the system None."""
     found: Counter[tuple[str, str | None]] = Counter()
-    for batch in batches_of(scores, ["metric", "system", "status"], ds.field("status") == NOT_ASKED):
-        counted = pa.Table.from_batches([batch]).group_by(["metric", "system"]).aggregate([([], "count_all")])
-        for row in counted.to_pylist():
-            for group in {(row["metric"], None), (row["metric"], row["system"])}:
-                found[group] += row["count_all"]
+    for row in _rows(
+        run,
+        "scores",
+        f"""select metric, system, count(*) as count from scores where status = {quoted(NOT_ASKED)} group by all""",
+    ):
+        for group in {(row["metric"], None), (row["metric"], row["system"])}:
+            found[group] += row["count"]
     return found
 
 
-def count_failures(failures: ds.Dataset) -> list[dict[str, Any]]:
-    """How many requests failed by stage and kind, most first: stage, error_type, count, and sample_id, error of one."""
-    keys = ["stage", "error_type"]
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for batch in batches_of(failures, [*keys, "sample_id", "error"]):
-        groups = pa.Table.from_batches([batch]).group_by(keys, use_threads=False)
-        for row in groups.aggregate([([], "count_all"), ("sample_id", "first"), ("error", "first")]).to_pylist():
-            first = {"sample_id": row["sample_id_first"], "error": row["error_first"], "count": 0}
-            known = found.setdefault((row["stage"], row["error_type"]), {name: row[name] for name in keys} | first)
-            known["count"] += row["count_all"]
-    return sorted(found.values(), key=lambda row: (-row["count"], row["stage"], row["error_type"]))
+def count_failures(run: RunTables) -> list[dict[str, Any]]:
+    """Count failed requests by stage and kind, most first: stage, error_type, sample_id, error, count.
+
+    sample_id and error belong to the first failure in the order of the table.
+    """
+    return _rows(
+        run,
+        "failures",
+        """select stage, error_type, min(sample_id) as sample_id,
+                arg_min(error, row(coalesce(sample_id, ''), metric, request_id)) as error, count(*) as count
+            from failures group by all order by count desc, stage, error_type""",
+    )
+
+
+def _rows(run: RunTables, table: str, query: str) -> list[dict[str, Any]]:
+    found: pa.Table = connect_tables([run], [table]).sql(query).to_arrow_table()
+    return list(found.to_pylist())

@@ -18,7 +18,7 @@ from tests.benchmarks.figures import Figure, Options
 from tests.benchmarks.memory import GOAL_FLAT, MEGABYTE
 from tests.benchmarks.running import ROOT, run_command
 from tests.benchmarks.watching import DRIVER, JVM, peak_bytes
-from untold.jobs.run.session import open_session, spark_schema
+from untold.jobs.run_tables import open_run
 from untold.jobs.settings.model import Settings
 from untold.jobs.summary.aggregate import summarise
 from untold.jobs.tables import SAMPLES, SCORES
@@ -74,10 +74,8 @@ def _run(words: Sequence[str], size: int) -> dict[str, float]:
 
 
 def summarise_output(output: Path) -> None:
-    """What a run does for its table `summary`, in a session of its own; says how many rows it got."""
-    settings = Settings()
-    scores = open_session(settings).read.schema(spark_schema(SCORES)).parquet(str(output / "scores"))
-    print(len(summarise(scores, seed=settings.statistics.seed)), "rows")
+    """Compute the table `summary` of an output, and print the number of its rows."""
+    print(len(summarise(open_run(output), seed=Settings().statistics.seed)), "rows")
 
 
 def write_output(folder: Path, size: int) -> None:

@@ -22,12 +22,12 @@ from untold.udfs.statistics.intervals import (
     FloatArray,
     IntArray,
     Interval,
+    _clusters,
+    acceleration_of,
     bca_interval,
-    clustered_acceleration,
     clustered_bca_interval,
-    jackknife_acceleration,
 )
-from untold.udfs.statistics.permutation import paired_permutation_test
+from untold.udfs.statistics.permutation import clustered_permutation_test
 
 ROWS = 10_000_000
 CLUSTER = 5  # rows of a question
@@ -77,13 +77,14 @@ def clustered_interval_of(values: FloatArray, counts: IntArray) -> Interval:
 
 def p_value_of(values: FloatArray, counts: IntArray) -> float | None:
     """The p-value of differences around 0."""
-    return paired_permutation_test(values - np.average(values, weights=counts), counts, seed=0).p_value
+    differences = values - np.average(values, weights=counts)
+    return clustered_permutation_test(differences, np.ones_like(counts), counts, seed=0).p_value
 
 
 STATISTICS: Mapping[str, Callable[[FloatArray, IntArray], object]] = {
     "bca_interval": interval_of,
     "clustered_bca_interval": clustered_interval_of,
-    "paired_permutation_test": p_value_of,
+    "clustered_permutation_test": p_value_of,
 }
 
 
@@ -148,13 +149,19 @@ def ratio(sums: FloatArray, sizes: FloatArray, axis: int) -> FloatArray:
     return means
 
 
+def acceleration_of_clusters(sums: FloatArray, sizes: IntArray) -> float | None:
+    """Return the acceleration of the mean of clusters."""
+    found = _clusters(sums, sizes, np.ones_like(sizes))
+    return None if found is None else acceleration_of(found.influence(), found.counts)
+
+
 def _compare_limits(n: int) -> list[Figure]:
     figures = []
     for shape, rows in make_shapes(n).items():
         scipys = [_bootstrap((rows,), np.mean, seed) for seed in (0, 1)]
         ours = bca_interval(*np.unique(rows, return_counts=True), seed=1)
         left_out = np.array([np.delete(rows, i).mean() for i in range(n)])
-        acceleration = jackknife_acceleration(rows, np.ones(n, dtype=np.int64))
+        acceleration = acceleration_of_clusters(rows, np.ones(n, dtype=np.int64))
         figures += _distances(f"limits, {n:,} rows, {shape}", ours, scipys)
         figures.append(_acceleration_figure(f"{n:,} rows, {shape}", acceleration, left_out))
     return figures
@@ -168,7 +175,7 @@ def _compare_clustered(n: int) -> list[Figure]:
     what = f"{n:,} rows in clusters"
     return [
         *_distances(f"limits, {what}", ours, scipys),
-        _acceleration_figure(what, clustered_acceleration(sums, sizes), left_out),
+        _acceleration_figure(what, acceleration_of_clusters(sums, sizes), left_out),
     ]
 
 
@@ -203,7 +210,8 @@ def _acceleration_figure(what: str, ours: float | None, left_out: FloatArray) ->
 def _compare_tests(n: int) -> list[Figure]:
     rows = np.random.default_rng(7).choice([-1.0, 0.0, 1.0], n, p=[0.21, 0.57, 0.22])
     first, second = (_permute(rows, seed) for seed in (0, 1))
-    ours = paired_permutation_test(*np.unique(rows, return_counts=True), seed=1).p_value or math.inf
+    values, counts = np.unique(rows, return_counts=True)
+    ours = clustered_permutation_test(values, np.ones_like(counts), counts, seed=1).p_value or math.inf
     side = first / 2
     # Four standard errors of the difference of two such p-values
     noise = 4 * 2 * math.sqrt(2 * side * (1 - side) / RESAMPLES)

@@ -13,7 +13,7 @@ from scipy.stats import pearsonr, spearmanr
 
 import untold
 from tests.jobs.test_compare import draw, write_output
-from untold.jobs import analysis
+from untold.jobs.summary import score_counts
 from untold.jobs.summary.ranking import CompareError
 from untold.jobs.tables import TABLES
 
@@ -161,7 +161,7 @@ def test_too_many_distinct_differences_are_rounded(tmp_path: Path, monkeypatch: 
     scores = draw("ab", 200) | {("a", "a", question): question / 777 for question in range(200)}
     output = untold.open_run(write_output(tmp_path / "out", scores))
     exact = output.differences().to_pylist()[0]
-    monkeypatch.setattr(analysis, "MAX_DISTINCT", 50)
+    monkeypatch.setattr(score_counts, "MAX_DISTINCT", 50)
     rounded = output.differences().to_pylist()[0]
     assert rounded["difference"] == pytest.approx(exact["difference"], abs=1e-4)
     assert rounded["difference"] != exact["difference"]

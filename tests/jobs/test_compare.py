@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
 from scipy.stats import false_discovery_control, permutation_test
 
 from untold.jobs.analysis import compare_runs
 from untold.jobs.cli.main import main
-from untold.jobs.compare import compare, comparison_lines, count_clusters, count_differences
+from untold.jobs.compare import comparison_lines
 from untold.jobs.run.terminal import Page
 from untold.jobs.run_tables import UnreadableRunError, open_run
-from untold.jobs.summary.aggregate import collect_counts
-from untold.jobs.summary.ranking import CompareError
+from untold.jobs.summary import score_counts
+from untold.jobs.summary.ranking import CompareError, compare_scores
+from untold.jobs.summary.score_counts import ScoreCounts
 from untold.jobs.tables import MEASURES, MEASURES_SUMMARY, SAMPLES, SCORES
 from untold.udfs.statistics.intervals import bca_interval, clustered_bca_interval
 from untold.udfs.statistics.permutation import clustered_permutation_test
@@ -34,6 +34,10 @@ IDENTITY = {
     "results": {"stages": {}, "qa": {"questions": "all"}},
     "stages": {"mine": "1"},
 }
+
+
+def compare(outputs: list[str], **how: Any) -> dict[str, list[dict[str, Any]]]:
+    return compare_scores([open_run(output) for output in outputs], **how)
 
 
 def write_output(folder: Path, scores: Scores, metric: str = "qa", **identity: Any) -> str:
@@ -54,6 +58,14 @@ def write_output(folder: Path, scores: Scores, metric: str = "qa", **identity: A
     return str(folder)
 
 
+def write_queries(folder: Path, questions: int) -> None:
+    """Give so many neighbouring questions one query."""
+    samples = pq.read_table(folder / "samples").to_pylist()
+    queries = {row["sample_id"]: f"q{int(row['sample_id'].split(':')[0]) // questions}" for row in samples}
+    table = pa.Table.from_pylist([row | {"query": queries[row["sample_id"]]} for row in samples], SAMPLES)
+    pq.write_table(table, folder / "samples" / "part-0.parquet")
+
+
 def draw(systems: str, questions: int, seed: int = 0) -> Scores:
     random = np.random.default_rng(seed)
     return {
@@ -63,12 +75,12 @@ def draw(systems: str, questions: int, seed: int = 0) -> Scores:
     }
 
 
-def test_systems_are_ranked_and_compared_as_by_scipy(spark: SparkSession, tmp_path: Path) -> None:
+def test_systems_are_ranked_and_compared_as_by_scipy(tmp_path: Path) -> None:
     scores = draw("abc", 60)
     # As `a` has them, but for one question: what they differ in is exact
     scores |= {("d", "a", question): scores["a", "a", question] for question in range(59)}
 
-    found = compare(spark, [write_output(tmp_path / "out", scores)], seed=3)
+    found = compare([write_output(tmp_path / "out", scores)], seed=3)
 
     values = {name: [score for (system, _, _), score in scores.items() if system == name] for name in "abcd"}
     means = {name: math.fsum(value) / len(value) for name, value in values.items()}
@@ -113,7 +125,6 @@ def check_pair(row: dict[str, Any], values: list[Any]) -> None:
     assert row["p_value"] == pytest.approx(test.pvalue, abs=5 * 0.01)
 
 
-@pytest.mark.usefixtures("spark")
 def test_outputs_without_any_score_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = write_output(tmp_path / "out", {("a", "a", question): None for question in range(3)})
     assert main(["compare", output]) == 1
@@ -123,13 +134,11 @@ def test_outputs_without_any_score_are_one_line(tmp_path: Path, capsys: pytest.C
     assert told.err.count("\n") == 1
 
 
-def test_samples_of_one_question_count_as_their_mean_and_undefined_ones_not_at_all(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_samples_of_one_question_count_as_their_mean_and_undefined_ones_not_at_all(tmp_path: Path) -> None:
     scores: Scores = {("a", "x", 0): 1.0, ("a", "y", 0): 0.5, ("a", "z", 0): None, ("a", "x", 1): None}
     scores |= {("b", "x", 0): 0.25, ("b", "x", 1): 1.0, ("b", "x", 2): 0.0}
 
-    found = compare(spark, [write_output(tmp_path / "out", scores)], seed=0)
+    found = compare([write_output(tmp_path / "out", scores)], seed=0)
 
     ranks = [(row["system"], row["n"], row["scored"], row["undefined"], row["mean"]) for row in found["systems"]]
     assert ranks == [("a", 4, 2, 2, 0.75), ("b", 3, 3, 0, pytest.approx(1.25 / 3))]
@@ -145,10 +154,10 @@ def abstaining() -> Scores:
 
 
 @pytest.mark.gate
-def test_who_states_nothing_leads_by_the_mean_and_not_with_zeros(spark: SparkSession, tmp_path: Path) -> None:
+def test_who_states_nothing_leads_by_the_mean_and_not_with_zeros(tmp_path: Path) -> None:
     output, notes = write_output(tmp_path / "out", abstaining()), list[str]()
-    by_mean = compare(spark, [output], seed=0, notify=notes.append)
-    zero = compare(spark, [output], seed=0, undefined="zero")
+    by_mean = compare([output], seed=0, notify=notes.append)
+    zero = compare([output], seed=0, undefined="zero")
 
     assert [(row["system"], row["mean"], row["mean_zero"], row["answer_rate"]) for row in by_mean["systems"]] == [
         ("shy", 1.0, 3 / 20, 3 / 20),
@@ -168,16 +177,14 @@ def test_who_states_nothing_leads_by_the_mean_and_not_with_zeros(spark: SparkSes
     )
 
 
-def test_answer_rates_that_chance_explains_are_not_named(spark: SparkSession, tmp_path: Path) -> None:
+def test_answer_rates_that_chance_explains_are_not_named(tmp_path: Path) -> None:
     scores = {key: score for key, score in abstaining().items() if key[0] != "shy"}
     notes: list[str] = []
-    compare(spark, [write_output(tmp_path / "out", scores)], seed=0, notify=notes.append)
+    compare([write_output(tmp_path / "out", scores)], seed=0, notify=notes.append)
     assert not any("answer rates" in note for note in notes)
 
 
-def test_the_command_ranks_by_the_mean_with_zeros(
-    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_ranks_by_the_mean_with_zeros(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = write_output(tmp_path / "out", abstaining())
     assert main(["compare", output, "--undefined", "zero"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -191,7 +198,7 @@ def test_the_command_ranks_by_the_mean_with_zeros(
 
 
 @pytest.mark.gate
-def test_outputs_are_one_table_and_nameless_samples_are_named_after_theirs(spark: SparkSession, tmp_path: Path) -> None:
+def test_outputs_are_one_table_and_nameless_samples_are_named_after_theirs(tmp_path: Path) -> None:
     nameless: Scores = {(None, "x", n): 0.5 for n in range(4)}
     outputs = [
         write_output(tmp_path / "early", {("a", "x", n): 1.0 for n in range(2)}),
@@ -200,7 +207,7 @@ def test_outputs_are_one_table_and_nameless_samples_are_named_after_theirs(spark
         write_output(tmp_path / "e2e", {("a", "x", n): 0.0 for n in range(4)}, metric="e2e"),
     ]
 
-    found = compare(spark, outputs, seed=0)
+    found = compare(outputs, seed=0)
 
     assert [(row["metric"], row["system"], row["n"], row["mean"]) for row in found["systems"]] == [
         ("e2e", "a", 4, 0.0),
@@ -209,13 +216,13 @@ def test_outputs_are_one_table_and_nameless_samples_are_named_after_theirs(spark
         ("qa", "a", 4, 0.5),
     ]
     assert [(row["n"], row["difference"], row["p_value"]) for row in found["comparisons"]] == [(4, 0.0, 1.0)] * 3
-    assert [row["metric"] for row in compare(spark, outputs, metrics=["e2e"], seed=0)["systems"]] == ["e2e"]
+    assert [row["metric"] for row in compare(outputs, metrics=["e2e"], seed=0)["systems"]] == ["e2e"]
 
 
-def test_nothing_in_common_and_nothing_defined_is_no_test(spark: SparkSession, tmp_path: Path) -> None:
+def test_nothing_in_common_and_nothing_defined_is_no_test(tmp_path: Path) -> None:
     scores: Scores = {("a", "x", 0): 1.0, ("b", "x", 1): 1.0, ("c", "x", 0): None}
 
-    found = compare(spark, [write_output(tmp_path / "out", scores)], seed=0)
+    found = compare([write_output(tmp_path / "out", scores)], seed=0)
 
     assert [(row["system"], row["mean"], row["ci_low"]) for row in found["systems"]] == [
         ("a", 1.0, None),
@@ -224,12 +231,12 @@ def test_nothing_in_common_and_nothing_defined_is_no_test(spark: SparkSession, t
     ]
     nothing = {"n": 0, "difference": None, "p_value": None, "p_adjusted": None}
     assert [{name: row[name] for name in nothing} for row in found["comparisons"]] == [nothing] * 3
-    alone = compare(spark, [write_output(tmp_path / "alone", {("a", "x", 0): 1.0})], seed=0)
+    alone = compare([write_output(tmp_path / "alone", {("a", "x", 0): 1.0})], seed=0)
     assert (len(alone["systems"]), alone["comparisons"]) == (1, [])
 
 
 @pytest.mark.parametrize("how", [{}, {"undefined": "zero"}, {"cluster": True}], ids=str)
-def test_duckdb_finds_the_same_numbers(spark: SparkSession, tmp_path: Path, how: dict[str, Any]) -> None:
+def test_runs_have_the_same_numbers_as_tables(tmp_path: Path, how: dict[str, Any]) -> None:
     thirds: Scores = {("a", kind, n): n / 3 / (1 + len(kind)) for kind in ("x", "yy") for n in range(3)}
     outputs = [
         write_output(tmp_path / "one", abstaining()),
@@ -239,7 +246,7 @@ def test_duckdb_finds_the_same_numbers(spark: SparkSession, tmp_path: Path, how:
     lines: list[str] = []
     others: list[str] = []
 
-    found = compare(spark, outputs, seed=3, notify=lines.append, **how)
+    found = compare(outputs, seed=3, notify=lines.append, **how)
     runs = [open_run(output) for output in outputs]
     tables = compare_runs(runs, seed=3, notify=others.append, **how)
 
@@ -249,12 +256,10 @@ def test_duckdb_finds_the_same_numbers(spark: SparkSession, tmp_path: Path, how:
 
 @pytest.mark.gate
 @pytest.mark.parametrize("how", [{}, {"cluster": True}], ids=str)
-def test_measures_are_compared_as_scores_of_the_same_values(
-    spark: SparkSession, tmp_path: Path, how: dict[str, Any]
-) -> None:
+def test_measures_are_compared_as_scores_of_the_same_values(tmp_path: Path, how: dict[str, Any]) -> None:
     """Of other scores, a third of which failed; a measure with bounds and no value is failed, whatever its score is."""
     scores = {**abstaining(), **draw("bc", 20)}
-    expected = compare(spark, [write_output(tmp_path / "expected", scores)], seed=3, **how)
+    expected = compare([write_output(tmp_path / "expected", scores)], seed=3, **how)
     run = write_output(tmp_path / "run", dict.fromkeys(scores, 0.5))
     rows = [(f"{question}:{system}:{kind}", score) for (system, kind, question), score in scores.items()]
     lost = {"sample_id": rows[0][0], "metric": "qa", "measure": "lost", "value_low": 0.0, "value_high": 1.0}
@@ -266,7 +271,7 @@ def test_measures_are_compared_as_scores_of_the_same_values(
         (tmp_path / "run" / name).mkdir()
         pq.write_table(pa.Table.from_pylist(table, schema), tmp_path / "run" / name / "part-0.parquet")
     measures = ["one_sided", "lost"]
-    found = compare(spark, [run], measures=measures, seed=3, **how)
+    found = compare([run], measures=measures, seed=3, **how)
     tables = compare_runs([open_run(run)], measures=measures, seed=3, **how)
     assert {name: table.to_pylist() for name, table in tables.items()} == found
     assert [row for row in found["comparisons"] if row["metric"] == "qa.one_sided"] == [
@@ -277,67 +282,68 @@ def test_measures_are_compared_as_scores_of_the_same_values(
     assert own["one_sided"] == [{**row, "metric": "qa.one_sided", **unknown} for row in expected["systems"]]
     assert [(row["n"], row["scored"], row["failed"], row["mean"]) for row in own["lost"]] == [(2, 1, 1, 9.0)]
     with pytest.raises(CompareError, match="no measure one_side; did you mean one_sided"):
-        compare(spark, [run], measures=["one_side"], seed=3)
+        compare([run], measures=["one_side"], seed=3)
     with pytest.raises(CompareError, match="undefined=zero is of scores"):
-        compare(spark, [run], measures=measures, seed=3, undefined="zero")
+        compare([run], measures=measures, seed=3, undefined="zero")
 
 
-@pytest.mark.gate
-def test_too_many_distinct_values_are_rounded_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cluster", [False, True])
+def test_too_many_distinct_values_are_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: bool) -> None:
     random = np.random.default_rng(1)
     scores: Scores = {(system, "x", n): float(random.random()) for system in "ab" for n in range(200)}
     output = write_output(tmp_path / "out", scores)
+    write_queries(tmp_path / "out", 2)
 
-    exact, rounded = (compare(spark, [output], seed=0, max_distinct=most)["comparisons"][0] for most in (10_000, 50))
+    exact = compare([output], seed=0, cluster=cluster)
+    monkeypatch.setattr(score_counts, "MAX_DISTINCT", 50)
+    rounded = compare([output], seed=0, cluster=cluster)
 
-    assert rounded["difference"] == pytest.approx(exact["difference"], abs=1e-4)
-    assert rounded["difference"] != exact["difference"]
-    assert rounded["p_value"] == pytest.approx(exact["p_value"], abs=0.02)
-
-
-def test_too_many_distinct_sums_of_queries_are_rounded_in_spark(spark: SparkSession) -> None:
-    values = np.random.default_rng(1).random(200)
-    rows = [("m", "a", f"q{n // 2}", f"s{n}", float(value)) for n, value in enumerate(values)]
-    scores = spark.createDataFrame(rows, "metric string, system string, query string, sample_id string, score double")
-
-    counts = [pa.Table.from_pylist(list(collect_counts(partial(count_clusters, scores), most))) for most in (1000, 50)]
-    exact, rounded = (clustered_bca_interval(found["sum"], found["size"], found["count"], seed=0) for found in counts)
-
-    assert (rounded.low, rounded.high) == (pytest.approx(exact.low, abs=1e-3), pytest.approx(exact.high, abs=1e-3))
-    assert (rounded.low, rounded.high) != (exact.low, exact.high)
+    one, other = exact["comparisons"][0], rounded["comparisons"][0]
+    assert other["difference"] == pytest.approx(one["difference"], abs=1e-4)
+    assert other["difference"] != one["difference"]
+    assert other["p_value"] == pytest.approx(one["p_value"], abs=0.02)
+    for name in ("ci_low", "ci_high"):
+        own, others = (found["systems"][0][name] for found in (exact, rounded))
+        assert others == pytest.approx(own, abs=1e-3)
+        assert others != own
 
 
-def test_differences_are_counted_once_a_question(spark: SparkSession) -> None:
+def test_differences_are_counted_once_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [("m", "b", "q1", 0.5), ("m", "a", "q1", 0.3), ("m", "a", "q2", 0.3), ("m", "b", "q2", 0.5)]
-    rows += [("m", "a", "q3", float("nan")), ("m", "b", "q3", 1.0), ("n", "a", "q1", 1.0), ("m", "a", None, 1.0)]
-    scores = spark.createDataFrame(rows, "metric string, system string, question string, score double")
+    rows += [("m", "a", "q3", None), ("m", "b", "q3", 1.0), ("n", "a", "q1", 1.0), ("m", "a", None, 1.0)]
+    database = duckdb.connect()
+    database.execute(
+        "create table judged (output integer, sample_id varchar, metric varchar, system varchar, score double)"
+    )
+    database.execute("create table asked (output integer, sample_id varchar, query varchar, question varchar)")
+    for number, (metric, system, question, score) in enumerate(rows):
+        database.execute("insert into judged values (0, ?, ?, ?, ?)", [str(number), metric, system, score])
+        database.execute("insert into asked values (0, ?, ?, ?)", [str(number), question, question])
+    counts = ScoreCounts(database)
 
-    assert [tuple(row) for row in count_differences(scores).collect()] == [("m", "a", "b", -0.2, 1, 2)]
-    assert [tuple(row) for row in count_differences(scores, grid=2).collect()] == [("m", "a", "b", 0.0, 1, 2)]
+    assert counts.count_differences("score", cluster=False) == {("m", "a", "b"): ([-0.2], [1], [2])}
+    monkeypatch.setattr(score_counts, "MAX_DISTINCT", 0)
+    monkeypatch.setattr(score_counts, "GRID", 2)
+    assert counts.count_differences("score", cluster=False) == {("m", "a", "b"): ([0.0], [1], [2])}
 
 
-def test_one_question_of_a_system_in_two_outputs_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
+def test_one_question_of_a_system_in_two_outputs_is_an_error(tmp_path: Path) -> None:
     outputs = [write_output(tmp_path / name, {("a", "x", n): 0.0 for n in range(3)}) for name in ("one", "two")]
 
     with pytest.raises(CompareError, match="both have qa scores of system a, for 3 questions; give one of the two"):
-        compare(spark, outputs, seed=0)
+        compare(outputs, seed=0)
 
 
 @pytest.mark.gate
-def test_rows_of_one_query_are_taken_together_where_asked_and_noted_where_not(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_rows_of_one_query_are_taken_together_where_asked_and_noted_where_not(tmp_path: Path) -> None:
     scores = draw("ab", 24)
     output = write_output(tmp_path / "out", scores)
-    samples = pq.read_table(tmp_path / "out" / "samples").to_pylist()
-    queries = {row["sample_id"]: f"q{int(row['sample_id'].split(':')[0]) // 4}" for row in samples}
-    table = pa.Table.from_pylist([row | {"query": queries[row["sample_id"]]} for row in samples], SAMPLES)
-    pq.write_table(table, tmp_path / "out" / "samples" / "part-0.parquet")
+    write_queries(tmp_path / "out", 4)
     notes: list[str] = []
 
-    found = compare(spark, [output], seed=3, cluster=True, notify=notes.append)
+    found = compare([output], seed=3, cluster=True, notify=notes.append)
     assert notes == []
-    compare(spark, [output], seed=3, notify=notes.append)
+    compare([output], seed=3, notify=notes.append)
     (note,) = notes
     assert note.startswith("6 queries have several rows of one system")
 
@@ -352,7 +358,7 @@ def test_rows_of_one_query_are_taken_together_where_asked_and_noted_where_not(
     assert pair["difference"] == pytest.approx(test.difference)
 
 
-def test_outputs_that_were_judged_differently_are_named(spark: SparkSession, tmp_path: Path) -> None:
+def test_outputs_that_were_judged_differently_are_named(tmp_path: Path) -> None:
     results = {"stages": {"mine": {"model": "m"}}, "qa": {"questions": "contexts"}, "statistics": {"seed": 1}}
     outputs = [
         write_output(tmp_path / "one", {("a", "x", 0): 0.0}),
@@ -361,7 +367,7 @@ def test_outputs_that_were_judged_differently_are_named(spark: SparkSession, tmp
     ]
     notes: list[str] = []
 
-    compare(spark, outputs, seed=0, notify=notes.append)
+    compare(outputs, seed=0, notify=notes.append)
 
     one, two, three = outputs
     assert notes == [
@@ -370,19 +376,19 @@ def test_outputs_that_were_judged_differently_are_named(spark: SparkSession, tmp
     ]
 
 
-def test_what_is_no_output_of_score_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_what_is_no_output_of_score_is_refused(tmp_path: Path) -> None:
     output = write_output(tmp_path / "out", {("a", "x", 0): 0.0})
     generated = write_output(tmp_path / "generated", {("a", "x", 0): 0.0})
     (tmp_path / "generated" / "scores" / "part-0.parquet").unlink()
 
     with pytest.raises(CompareError, match=f"no table scores.*; score it: untold score --input {generated}/samples"):
-        compare(spark, [output, generated], seed=0)
+        compare([output, generated], seed=0)
     with pytest.raises(CompareError, match="no scores of metric q; did you mean qa"):
-        compare(spark, [output], metrics=["q"], seed=0)
+        compare([output], metrics=["q"], seed=0)
     with pytest.raises(CompareError, match="given twice"):
-        compare(spark, [output, output], seed=0)
+        compare([output, output], seed=0)
     with pytest.raises(UnreadableRunError):
-        compare(spark, [str(tmp_path)], seed=0)
+        compare([str(tmp_path)], seed=0)
 
 
 def ranking(*p_values: float | None) -> dict[str, list[dict[str, Any]]]:
@@ -433,9 +439,7 @@ def test_intervals_of_queries_say_that_these_may_be_one() -> None:
     assert list(comparison_lines(alone, Page(), clustered=True))[1].endswith("- (one query, or all equal)")
 
 
-def test_the_command_prints_a_table_or_json(
-    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_a_table_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outputs = [
         write_output(tmp_path / name, {(name, "x", n): score for n in range(5)})
         for name, score in (("a", 0.0), ("b", 1.0))
@@ -443,7 +447,7 @@ def test_the_command_prints_a_table_or_json(
     command = ["compare", *outputs, "--set", "statistics.seed=4"]
 
     assert main([*command, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == compare(spark, outputs, seed=4)
+    assert json.loads(capsys.readouterr().out) == compare(outputs, seed=4)
     assert main(command) == 0
     shown = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in shown] == [["metric", "system"], ["qa", "b"], ["qa", "a"], [], ["1", "pair"]]

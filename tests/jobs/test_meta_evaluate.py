@@ -34,7 +34,7 @@ from untold.jobs.settings.model import Settings
 from untold.jobs.tables import COMPARISONS, MEASURES, META_EVALUATION
 from untold.udfs.statistics.confusion import LABELS
 from untold.udfs.statistics.intervals import bca_interval, clustered_bca_interval
-from untold.udfs.statistics.permutation import adjust_p_values, paired_permutation_test
+from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
 
 SPARK = ["--set", "spark.conf.spark.sql.shuffle.partitions=1", "--set", "spark.conf.spark.sql.adaptive.enabled=false"]
 
@@ -127,7 +127,7 @@ def test_metrics_are_compared_within_each_model(evaluated: MetaEvaluationRequest
     for scores in GIVEN.values():
         first, second = (matches(scores, metric) for metric in ("e2e", "nli"))
         differences = [first[name] - second[name] for name in first]
-        tests.append(paired_permutation_test(differences, [1] * 20, seed=0))
+        tests.append(clustered_permutation_test(differences, [1] * 20, seed=0))
     adjusted = adjust_p_values([test.p_value for test in tests])
     assert compared.to_pylist() == [
         {

@@ -1,1 +1,1 @@
-"""Statistics from counts, so that no cost grows with the number of samples."""
+"""Statistics from counts. No cost grows with the number of samples."""

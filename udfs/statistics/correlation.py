@@ -1,4 +1,4 @@
-"""Rank and linear correlations of two measures of the same samples, with intervals that resample samples or queries."""
+"""Linear and rank correlations of two measures of the same samples. Intervals resample samples or queries."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from untold.udfs.statistics.intervals import CELLS_IN_MEMORY, SAME, FloatArray, IntArray, acceleration_of, bca_shares
+from untold.udfs.statistics.intervals import SAME, FloatArray, IntArray, acceleration_of, bca_limits, in_parts
 
 # Two points always lie on a line
 LEAST = 3
-# Below it a resample or a jackknife has two points, and the limits are -1 and 1 whatever the pairs are
+# With fewer pairs a resample or a jackknife has two points, and the limits are -1 and 1 for any pairs
 LEAST_FOR_LIMITS = 5
-# Columns of the matrix of signs that are held as numbers of 32 bits at once: a few MiB at thousands of samples
+# Columns of the matrix of signs in memory as 32-bit numbers: a few MiB for thousands of samples
 SIGNS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
 class Correlation:
-    """A coefficient over n pairs; all else is None below three pairs or where a side is constant.
+    """A coefficient over n pairs. All other fields are None below three pairs, or if a side is constant.
 
-    `p_value` is two-sided, of independent pairs; `low` and `high` are None too below `LEAST_FOR_LIMITS` pairs, or
-    where the bootstrap is degenerate.
+    `p_value` is two-sided, for independent pairs. `low` and `high` are also None below `LEAST_FOR_LIMITS` pairs, or if
+    the bootstrap is degenerate.
     """
 
     n: int
@@ -36,22 +36,22 @@ class Correlation:
 
 @dataclass(frozen=True)
 class _Measure:
-    """One measure of the pairs: its values about their mean, and the distinct values that they are."""
+    """One measure of the pairs: its values less their mean, grouped by distinct value."""
 
     centred: FloatArray  # float64[n]
-    order: IntArray  # int64[n], the places of the values in ascending order
-    starts: IntArray  # int64[k], where in that order a new value begins
-    group: IntArray  # int64[n], which of the k distinct values each is
+    order: IntArray  # int64[n], the indices of the values in ascending order
+    starts: IntArray  # int64[k], the positions in that order at which a new value begins
+    group: IntArray  # int64[n], the index of the distinct value of each pair
 
     def sizes(self, weights: FloatArray) -> FloatArray:
-        """How often each distinct value occurs in each resample: float64[resamples, k], exact."""
+        """Return the frequency of each distinct value in each resample: float64[resamples, k], exact."""
         sums: FloatArray = np.add.reduceat(weights[:, self.order], self.starts, axis=1)
         return sums
 
 
 @dataclass(frozen=True)
 class _MeasurePairs:
-    """Both measures, and the signs of all differences of pairs: 1 where they are concordant, -1 where discordant."""
+    """Both measures, and the sign of each difference of pairs: 1 if they are concordant, -1 if discordant."""
 
     first: _Measure
     second: _Measure
@@ -67,20 +67,20 @@ def correlate(
     confidence: float = 0.95,
     resamples: int = 10_000,
 ) -> dict[str, Correlation]:
-    """By name of `COEFFICIENTS`: Pearson's r, Spearman's rho and Kendall's tau-b, with paired BCa bootstrap intervals.
+    """Return Pearson's r, Spearman's rho and Kendall's tau-b with paired BCa bootstrap intervals, by `COEFFICIENTS`.
 
-    first, second: float64[n], finite. clusters: n names; whole clusters are resampled, and left out by the jackknife,
-    where they are given. Resamples in which a coefficient is undefined are left out. Time and memory grow with n^2, by
-    the pairs of Kendall: 2,500 pairs take some seconds. Order of the pairs matters to the seed's draws: sort them.
+    first, second: float64[n], finite; clusters: n names. With clusters, the bootstrap and the jackknife take whole
+    clusters. A resample with an undefined coefficient is left out. Time and memory grow with n^2 because of Kendall's
+    pairs: 2,500 pairs take some seconds. The draws of a seed depend on the order of the pairs, so sort them.
 
-    Values and p-values are SciPy's (`pearsonr`, `spearmanr`, `kendalltau`), and its `bootstrap(paired=True,
-    method="BCa")` is the reference of the intervals. Methods, section 7. Raises ValueError for lengths that differ and
-    values that are not finite.
+    Values and p-values are SciPy's (`pearsonr`, `spearmanr`, `kendalltau`). Its `bootstrap(paired=True, method="BCa")`
+    is the reference of the intervals. Methods, section 7. Raises ValueError if the lengths differ or a value is not
+    finite.
     """
     x, y = _checked(first, second)
     if x.size < LEAST or min(np.ptp(x), np.ptp(y)) == 0:
         return {name: Correlation(x.size, None, None, None, None) for name in COEFFICIENTS}
-    owner = _places(clusters, x.size)
+    owner = _owners(clusters, x.size)
     if x.size < LEAST_FOR_LIMITS:
         return {name: Correlation(x.size, *_from_scipy(name, x, y), None, None) for name in COEFFICIENTS}
     pairs = _pair(x, y)
@@ -89,7 +89,9 @@ def correlate(
     left_out = _over(pairs, _left_out(owner))
     return {
         name: Correlation(
-            x.size, *_from_scipy(name, x, y), *_limits(observed[name], drawn[name], left_out[name], confidence)
+            x.size,
+            *_from_scipy(name, x, y),
+            *_limits(float(observed[name][0]), drawn[name], left_out[name], confidence),
         )
         for name in COEFFICIENTS
     }
@@ -104,8 +106,8 @@ def _checked(first: ArrayLike, second: ArrayLike) -> tuple[FloatArray, FloatArra
     return x, y
 
 
-def _places(clusters: Sequence[str] | None, n: int) -> IntArray:
-    """int64[n], the cluster of each pair as a number from 0; each pair is one of its own without clusters."""
+def _owners(clusters: Sequence[str] | None, n: int) -> IntArray:
+    """Return the number of the cluster of each pair, int64[n]. Without clusters each pair has its own."""
     if clusters is None:
         return np.arange(n)
     if len(clusters) != n:
@@ -114,8 +116,8 @@ def _places(clusters: Sequence[str] | None, n: int) -> IntArray:
 
 
 def _from_scipy(name: str, x: FloatArray, y: FloatArray) -> tuple[float, float]:
-    """The coefficient and its two-sided p-value."""
-    # Here, as it takes most of a second, which not every command that imports this module needs
+    """Return the coefficient and its two-sided p-value."""
+    # Not at the top: the import takes most of a second, and not every command needs it
     from scipy import stats
 
     by_name: dict[str, Callable[..., Any]] = {
@@ -141,24 +143,32 @@ def _side(values: FloatArray) -> _Measure:
 
 
 def _drawn(owner: IntArray, resamples: int, seed: int) -> Iterator[FloatArray]:
-    """How often each pair is in each resample of clusters, float64[some, n] at a time."""
+    """Yield the frequency of each pair in each resample of clusters, float64[some, n]."""
     random = np.random.default_rng(seed)
     number = int(owner.max()) + 1
-    step = max(1, CELLS_IN_MEMORY // owner.size)
-    for start in range(0, resamples, step):
-        some = min(step, resamples - start)
-        # Each resample counts in cells of its own
+    for some in in_parts(resamples, owner.size):
+        # Each resample counts in a range of its own
         picked = random.integers(0, number, size=(some, number)) + number * np.arange(some)[:, None]
         counts = np.bincount(picked.ravel(), minlength=some * number).reshape(some, number)
         yield counts[:, owner].astype(np.float64)
 
 
 def _left_out(owner: IntArray) -> Iterator[FloatArray]:
-    """The pairs without each cluster in turn, float64[some, n] at a time."""
-    number = int(owner.max()) + 1
-    step = max(1, CELLS_IN_MEMORY // owner.size)
-    for start in range(0, number, step):
-        yield (owner[None, :] != np.arange(start, min(start + step, number))[:, None]).astype(np.float64)
+    """Yield the pairs without each cluster in turn, float64[some, n]."""
+    start = 0
+    for some in in_parts(int(owner.max()) + 1, owner.size):
+        yield (owner[None, :] != np.arange(start, start + some)[:, None]).astype(np.float64)
+        start += some
+
+
+def _limits(
+    observed: float, drawn: FloatArray, left_out: FloatArray, confidence: float
+) -> tuple[float | None, float | None]:
+    """Return the BCa limits of a coefficient from its resamples and its jackknife."""
+    ones = np.ones(left_out.size, dtype=np.int64)
+    acceleration = acceleration_of(left_out.mean() - left_out, ones, negligible=SAME)
+    found = bca_limits(observed, acceleration, lambda: drawn - observed, confidence, bounds=(-1.0, 1.0))
+    return found.low, found.high
 
 
 def _over(pairs: _MeasurePairs, weights: Iterator[FloatArray]) -> dict[str, FloatArray]:
@@ -167,9 +177,9 @@ def _over(pairs: _MeasurePairs, weights: Iterator[FloatArray]) -> dict[str, Floa
 
 
 def _all(pairs: _MeasurePairs, weights: FloatArray) -> dict[str, FloatArray]:
-    """Every coefficient of each resample, float64[resamples], NaN where a side is constant.
+    """Return every coefficient of each resample, float64[resamples], NaN if a side is constant.
 
-    weights: float64[resamples, n], how often each pair is in it.
+    weights: float64[resamples, n], the frequency of each pair.
     """
     sizes = [side.sizes(weights) for side in (pairs.first, pairs.second)]
     total = weights.sum(axis=1)
@@ -191,7 +201,7 @@ def _pearson(pairs: _MeasurePairs, weights: FloatArray, sizes: Sequence[FloatArr
 
 
 def _spearman(pairs: _MeasurePairs, weights: FloatArray, sizes: Sequence[FloatArray]) -> FloatArray:
-    """Pearson's r of mean ranks, which are whole or half numbers, so that all sums are exact."""
+    """Return Pearson's r of mean ranks. These are whole or half numbers, so all sums are exact."""
     middle = (weights.sum(axis=1, keepdims=True) + 1) / 2
     ranks = [np.cumsum(each, axis=1) - (each - 1) / 2 - middle for each in sizes]
     within = [(each * rank * rank).sum(axis=1) for each, rank in zip(sizes, ranks, strict=True)]
@@ -201,9 +211,9 @@ def _spearman(pairs: _MeasurePairs, weights: FloatArray, sizes: Sequence[FloatAr
 
 
 def _kendall(pairs: _MeasurePairs, weights: FloatArray, sizes: Sequence[FloatArray]) -> FloatArray:
-    """tau-b: concordant less discordant pairs, over the geometric mean of the pairs that each side does not tie."""
+    """Return tau-b: concordant less discordant pairs / the geometric mean of the pairs that each side does not tie."""
     total = weights.sum(axis=1)
-    # Sums of whole numbers up to the number of pairs: exact in 32 bits below 2^24, in any order that BLAS takes
+    # Sums of whole numbers up to the number of pairs are exact in 32 bits below 2^24, in any order of BLAS
     counts = weights.astype(np.float32)
     twice = np.zeros(len(weights))
     for start in range(0, weights.shape[1], SIGNS_AT_ONCE):
@@ -213,22 +223,6 @@ def _kendall(pairs: _MeasurePairs, weights: FloatArray, sizes: Sequence[FloatArr
     untied = [everything - (each * (each - 1)).sum(axis=1) for each in sizes]
     kendall: FloatArray = twice / np.sqrt(untied[0] * untied[1])
     return kendall
-
-
-def _limits(
-    observed: FloatArray, drawn: FloatArray, left_out: FloatArray, confidence: float
-) -> tuple[float | None, float | None]:
-    """The BCa limits from the observed coefficient (an array of one), those of resamples, and of the jackknife."""
-    shifts = drawn[~np.isnan(drawn)] - observed[0]
-    shifts[np.abs(shifts) <= SAME] = 0.0
-    influence = left_out.mean() - left_out
-    if not np.isfinite(influence).all() or not (np.abs(influence) > SAME).any():
-        return None, None
-    shares = bca_shares(shifts, acceleration_of(influence, np.ones(influence.size, dtype=np.int64)), confidence)
-    if shares is None:
-        return None, None
-    low, high = np.clip(observed[0] + np.quantile(shifts, shares), -1.0, 1.0)
-    return float(low), float(high)
 
 
 COEFFICIENTS: Mapping[str, Callable[[_MeasurePairs, FloatArray, Sequence[FloatArray]], FloatArray]] = {

@@ -11,17 +11,19 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
-from untold.udfs.statistics.confusion import accuracy, kappa, macro_f1, resampled_interval, table_interval
+from untold.udfs.statistics.confusion import accuracy, kappa, macro_f1
 from untold.udfs.statistics.intervals import (
+    NOTHING,
     FloatArray,
     IntArray,
     Interval,
     acceleration_of,
-    bca_interval,
+    bca_limits,
     clustered_bca_interval,
+    draw_counts,
     wilson_interval,
 )
-from untold.udfs.statistics.question_resampling import total_interval
+from untold.udfs.statistics.question_resampling import table_interval
 
 MEASURES = ("precision", "recall", "f1")
 AVERAGES = ("macro", "micro")
@@ -29,15 +31,15 @@ AVERAGES = ("macro", "micro")
 
 @dataclass(frozen=True)
 class Average:
-    """A measure over samples with its interval: over n samples that have it (macro), or n items (micro)."""
+    """A measure with its interval, over n samples (macro) or n items (micro)."""
 
     interval: Interval
     n: int
-    excluded: int  # samples, or items, of which it is undefined or nothing is known
+    excluded: int  # samples or items with an undefined or unknown measure
 
 
 def votes(labels: Sequence[str | None] | None, covered: Collection[str]) -> tuple[int, int]:
-    """How many annotators found an item covered, and how many did not. A null label is of nobody.
+    """Count the annotators that call an item covered and those that do not. A null label does not count.
 
     >>> votes(["1", "0", None, "1"], {"1"})
     (2, 1)
@@ -47,12 +49,11 @@ def votes(labels: Sequence[str | None] | None, covered: Collection[str]) -> tupl
 
 
 def fleiss_kappa(table: ArrayLike) -> float | None:
-    """Fleiss' kappa of annotators; None where no item has two labels, or agreement by chance is certain.
+    """Return Fleiss' kappa of annotators, or None if no item has two labels or agreement by chance is certain.
 
-    table: int[items, categories], how many annotators chose each. Items with fewer than two labels say nothing of
-    agreement and are left out; of the others each may have its own number of annotators, whose agreement is then the
-    share of its pairs that agree. Fleiss 1971; `statsmodels.stats.inter_rater.fleiss_kappa`, which takes one number of
-    annotators alone, is the reference.
+    table: int[items, categories], the number of annotators per category. Items with fewer than two labels are left out.
+    Items may have different numbers of annotators; their agreement is the share of agreeing pairs. Fleiss 1971;
+    `statsmodels.stats.inter_rater.fleiss_kappa`, which accepts only one number of annotators, is the reference.
     """
     counts: IntArray = np.atleast_2d(np.asarray(table, dtype=np.int64))
     counts = counts[counts.sum(axis=1) >= 2]
@@ -62,15 +63,14 @@ def fleiss_kappa(table: ArrayLike) -> float | None:
     agreed = ((counts * counts).sum(axis=1) - raters) / (raters * (raters - 1))
     shares = counts.sum(axis=0) / raters.sum()
     chance = float((shares * shares).sum())
-    # One category alone: 1 exactly, as its share is
+    # With one category the share is exactly 1
     return None if chance == 1 else (fsum(agreed) / len(counts) - chance) / (1 - chance)
 
 
 def krippendorff_alpha(table: ArrayLike) -> float | None:
-    """Krippendorff's alpha of annotators, of nominal labels; None where no item has two labels, or all are equal.
+    """Return Krippendorff's alpha of nominal labels, or None if no item has two labels or all labels are equal.
 
-    table: int[items, categories], how many annotators chose each; items may differ in how many labelled them, and those
-    with fewer than two are left out. An item counts by its labels, where Fleiss' kappa counts all items alike.
+    table: as `fleiss_kappa`. An item has the weight of its labels, while items have equal weights in Fleiss' kappa.
     Krippendorff 2011, "Computing Krippendorff's Alpha-Reliability"; the package `krippendorff` is the reference.
     """
     counts: IntArray = np.atleast_2d(np.asarray(table, dtype=np.int64))
@@ -89,47 +89,37 @@ def krippendorff_alpha(table: ArrayLike) -> float | None:
 def item_averages(
     hits: ArrayLike, wrong: ArrayLike, missed: ArrayLike, clusters: Sequence[str] | None = None, *, seed: int
 ) -> dict[tuple[str, str], Average]:
-    """By measure and average: precision, recall and F1 of covered items, macro over samples and micro over items.
+    """Return precision, recall and F1 of covered items by measure and average: macro over samples, micro over items.
 
-    hits, wrong, missed: int[samples], items that metric and people call covered, the metric alone, people alone.
-    precision = hits / (hits + wrong), recall = hits / (hits + missed), F1 = 2 hits / (2 hits + wrong + missed); a
-    sample where one is 0 / 0 is left out of its macro average. Intervals resample samples, or with `clusters` (a name
-    a sample) whole clusters; micro averages are ratios of sums over these. Methods, sections 6 and 7.
+    hits, wrong, missed: int[samples], the items that metric and people call covered, only the metric, only people.
+    precision = hits / (hits + wrong), recall = hits / (hits + missed), F1 = 2 hits / (2 hits + wrong + missed). The
+    macro average leaves out a sample with 0 / 0. Intervals resample samples or, with `clusters` (a name per sample),
+    whole clusters. Micro averages are ratios of sums over these. Methods, sections 6 and 7.
     """
     tp, fp, fn = (np.asarray(each, dtype=np.int64) for each in (hits, wrong, missed))
     parts = {"precision": (tp, tp + fp), "recall": (tp, tp + fn), "f1": (2 * tp, 2 * tp + fp + fn)}
     found = {}
     for name, (above, below) in parts.items():
-        found[name, "macro"] = _macro(above, below, clusters, seed)
-        found[name, "micro"] = _micro(above, below, clusters, seed)
+        known = (below > 0).astype(np.int64)
+        shares = np.divide(above, below, out=np.zeros(known.size), where=below > 0)
+        macro = _clustered_mean(shares, known, clusters, seed)
+        found[name, "macro"] = Average(macro, int(known.sum()), int((1 - known).sum()))
+        # A sample is a cluster of as many items as its denominator counts, also for F1
+        found[name, "micro"] = Average(_clustered_mean(above, below, clusters, seed), int(below.sum()), 0)
     return found
 
 
-def _macro(above: IntArray, below: IntArray, clusters: Sequence[str] | None, seed: int) -> Average:
-    known = below > 0
-    shares = above[known] / below[known]
+def _clustered_mean(sums: ArrayLike, sizes: IntArray, clusters: Sequence[str] | None, seed: int) -> Interval:
+    """Return the mean with its interval from sums and sizes by sample. The sums of clusters are exact."""
     if clusters is None:
-        interval = bca_interval(shares, np.ones(shares.size, dtype=np.int64), seed=seed)
-    else:
-        owner, number = _owners(clusters)
-        owner = owner[known]
-        sums = [fsum(shares[owner == one]) for one in range(number)]
-        interval = clustered_bca_interval(sums, np.bincount(owner, minlength=number), seed=seed)
-    return Average(interval, int(known.sum()), int((~known).sum()))
-
-
-def _micro(above: IntArray, below: IntArray, clusters: Sequence[str] | None, seed: int) -> Average:
-    """A sample is a cluster of as many items as its denominator counts, F1's denominator included."""
-    if clusters is not None:
-        owner, number = _owners(clusters)
-        above, below = (np.bincount(owner, weights=each, minlength=number).astype(np.int64) for each in (above, below))
-    return Average(clustered_bca_interval(above, below, seed=seed), int(below.sum()), 0)
-
-
-def _owners(clusters: Sequence[str]) -> tuple[IntArray, int]:
-    """int64[samples], the cluster of each as a number from 0, and how many clusters there are."""
-    names, owner = np.unique(np.asarray(clusters, dtype=object).astype(str), return_inverse=True)
-    return owner.astype(np.int64), len(names)
+        return clustered_bca_interval(sums, sizes, seed=seed)
+    of_cluster: dict[str, tuple[list[float], list[int]]] = {}
+    for name, one, size in zip(clusters, np.asarray(sums, dtype=np.float64), sizes, strict=True):
+        own = of_cluster.setdefault(str(name), ([], []))
+        own[0].append(float(one))
+        own[1].append(int(size))
+    totals = [(fsum(own), sum(counts)) for own, counts in of_cluster.values()]
+    return clustered_bca_interval([one for one, _ in totals], [size for _, size in totals], seed=seed)
 
 
 VERDICTS = (SUPPORTED, CONTRADICTED, NOT_SUPPORTED)
@@ -139,15 +129,15 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class VerdictLabels:
-    """The labels that claims have, of `VERDICTS`, in their order.
+    """The labels of claims among `VERDICTS`, in their order.
 
-    Where none is `contradicted`, people did not tell it from `not_supported`, and a verdict of it is one of these.
+    If no label is `contradicted`, people did not distinguish it from `not_supported`, and verdicts are counted so too.
     """
 
     names: tuple[str, ...]
 
     def place_of(self, verdict: str) -> int:
-        """The column of a verdict in a confusion table; behind all labels where no claim has it.
+        """Return the column of a verdict in a confusion table. A verdict that is no label has the last column.
 
         >>> both = VerdictLabels(("supported", "not_supported"))
         >>> [both.place_of(one) for one in VERDICTS], VerdictLabels(("supported",)).place_of("not_supported")
@@ -158,7 +148,7 @@ class VerdictLabels:
         return self.names.index(verdict) if verdict in self.names else len(self.names)
 
     def table(self, rows: Iterable[Row]) -> IntArray:
-        """int64[k, k + 1], claims by label and verdict; rows: label, verdict (null ones are passed over), count."""
+        """Count claims by label and verdict: int64[k, k + 1]. rows: label, verdict (null is ignored), count."""
         table = np.zeros((len(self.names), len(self.names) + 1), dtype=np.int64)
         for row in rows:
             if row["verdict"] is not None:
@@ -167,13 +157,13 @@ class VerdictLabels:
 
 
 def labels_of(rows: Iterable[Row]) -> VerdictLabels:
-    """The labels of rows of label and count."""
+    """Return the labels of rows of label and count."""
     given = {row["label"] for row in rows if row["count"]}
     return VerdictLabels(tuple(name for name in VERDICTS if name in given))
 
 
 def constant_label(rows: Iterable[Row]) -> str:
-    """The most frequent label of rows of label and count, the first of `VERDICTS` of equals."""
+    """Return the most frequent label of rows of label and count. Ties have the order of `VERDICTS`."""
     counts = dict.fromkeys(VERDICTS, 0)
     for row in rows:
         counts[row["label"]] += row["count"]
@@ -181,35 +171,26 @@ def constant_label(rows: Iterable[Row]) -> str:
 
 
 def verdict_intervals(rows: Sequence[Row], labels: VerdictLabels, *, seed: int) -> dict[str, Interval]:
-    """By name of `VERDICT_MEASURES`, over all claims. rows: unit, label, verdict, count.
+    """Return the intervals over all claims by name of `VERDICT_MEASURES`. rows: unit, label, verdict, count.
 
-    A unit is a cluster of claims (those of one answer), resampled as a whole; where it is None claims are resampled one
-    by one, and the interval of accuracy is Wilson's. Methods, sections 6 and 7.
+    A unit is a cluster of claims (those of one response), which are resampled together. If a unit is None, claims are
+    resampled one by one, and accuracy has Wilson's interval. Methods, sections 6 and 7.
     """
-    if any(row["unit"] is None for row in rows) or not rows:
-        table = labels.table(rows)
-        found = {name: table_interval(measure, table, seed=seed) for name, measure in VERDICT_MEASURES.items()}
-        return {**found, "accuracy": wilson_interval(int(np.trace(table)), int(table.sum()))}
-    by_unit: dict[str, list[Row]] = {}
-    for row in rows:
-        by_unit.setdefault(row["unit"], []).append(row)
-    tables = np.stack([labels.table(own) for own in by_unit.values()])
-    shape = tables.shape[1:]
-    found = {}
-    for name, measure in VERDICT_MEASURES.items():
-
-        def of_counts(totals: IntArray, measure: Any = measure) -> FloatArray:
-            values: FloatArray = measure(totals.reshape(*totals.shape[:-1], *shape))
-            return values
-
-        found[name] = total_interval(of_counts, tables.reshape(len(tables), -1), seed=seed)
-    return found
+    tables = labels.table(rows)
+    single = not rows or any(row["unit"] is None for row in rows)
+    if not single:
+        by_unit: dict[str, list[Row]] = {}
+        for row in rows:
+            by_unit.setdefault(row["unit"], []).append(row)
+        tables = np.stack([labels.table(own) for own in by_unit.values()])
+    found = {name: table_interval(measure, tables, seed=seed) for name, measure in VERDICT_MEASURES.items()}
+    return found | {"accuracy": wilson_interval(int(np.trace(tables)), int(tables.sum()))} if single else found
 
 
 def supported_share(rows: Sequence[Row], column: str, *, seed: int) -> tuple[Interval, int]:
-    """The share of claims whose `column` (label or verdict) is supported, pooled, and how many have one.
+    """Return the share of claims with a supported `column` (label or verdict), and the number of claims with one.
 
-    rows and units as `verdict_intervals`. Of labels it is the published precision of human labels, S / (S + NS).
+    rows and units: as `verdict_intervals`. For labels it is the published precision of human labels, S / (S + NS).
     """
     sums: dict[str | None, list[int]] = {}
     for row in rows:
@@ -225,30 +206,29 @@ def supported_share(rows: Sequence[Row], column: str, *, seed: int) -> tuple[Int
     return clustered_bca_interval(above, below, seed=seed), size
 
 
-# Standard deviations on both sides of the mean within which 95 % of a normal distribution lies
+# 95 % of a normal distribution lie within so many standard deviations of its mean
 SPREAD = 1.959963984540054
 
 
 def kappa_by_query(tables: ArrayLike, *, seed: int, confidence: float = 0.95, resamples: int = 2_000) -> Interval:
-    """Cohen's kappa of verdicts with its BCa interval over queries; the limits are kappa where no query disagrees.
+    """Return Cohen's kappa of verdicts with its BCa interval over queries. Both limits are kappa if no query disagrees.
 
-    tables: int64[queries, k, k or more], the confusion table of each query, as `kappa` takes it.
+    tables: int64[queries, k, k or more], the confusion table of each query, as `kappa` accepts it.
     """
     cells = np.asarray(tables, dtype=np.int64)
-    total, number = cells.sum(axis=0), len(cells)
-    observed = kappa(total)
+    total, ones = cells.sum(axis=0), np.ones(len(cells), dtype=np.int64)
+    observed = float(kappa(total))
+    # A query without which kappa is undefined counts as a query without influence
     changes = np.nan_to_num(observed - kappa(total - cells))
-    influence = changes - changes.mean() if number else changes
-    if not np.isnan(observed) and not influence.any():
-        return Interval(*(float(observed),) * 3)
+    acceleration = acceleration_of(changes - changes.mean(), ones) if len(cells) else None
+    if acceleration is None and not np.isnan(observed):
+        return Interval(observed, observed, observed)
 
-    def draw() -> IntArray:
-        weights = np.random.default_rng(seed).multinomial(number, np.full(number, 1 / number), size=resamples)
-        tables: IntArray = np.tensordot(weights, cells, axes=1)
-        return tables
+    def draw() -> FloatArray:
+        weights = np.concatenate([*draw_counts(ones, resamples, np.random.default_rng(seed))])
+        return kappa(np.tensordot(weights, cells, axes=1)) - observed
 
-    acceleration = acceleration_of(influence, np.ones(number, np.int64)) if number > 1 else None
-    return resampled_interval(kappa, total, draw, acceleration, confidence)
+    return bca_limits(observed, acceleration, draw, confidence)
 
 
 def limits_of_agreement(
@@ -260,29 +240,41 @@ def limits_of_agreement(
     confidence: float = 0.95,
     resamples: int = 2_000,
 ) -> tuple[Interval, Interval]:
-    """Limits within which 95 % of differences lie, mean ± 1.96 standard deviations: the lower and the upper one.
+    """Return the lower and the upper limit of 95 % of differences: mean ± 1.96 standard deviations.
 
-    sums, squares: float64[queries], of a query's differences and of their squares; sizes: int64[queries], how many they
-    are. Each has the percentile interval of whole queries resampled. None for fewer than two differences. Bland and
-    Altman 1986.
+    sums, squares: float64[queries], of the differences of a query and of their squares; sizes: int64[queries], their
+    number. Each limit has the percentile interval of whole queries resampled. All are None with fewer than two
+    differences. Bland and Altman 1986.
     """
     columns = np.stack([np.asarray(one, dtype=np.float64) for one in (sums, squares, sizes)], axis=1)
-    number = len(columns)
-    if number == 0 or columns[:, 2].sum() < 2:
-        return (Interval(None, None, None),) * 2
-    weights = np.random.default_rng(seed).multinomial(number, np.full(number, 1 / number), size=resamples)
-    total, square, count = np.concatenate([columns.sum(axis=0)[None], weights @ columns]).T
+    if columns[:, 2].sum() < 2:
+        return NOTHING, NOTHING
+    total, square, count = (_with_resamples(len(columns), resamples, seed) @ columns).T
     with np.errstate(invalid="ignore", divide="ignore"):
         spread = SPREAD * np.sqrt(np.maximum(square - total**2 / count, 0) / (count - 1))
-        limits = total / count + np.outer((-1, 1), spread)
-    ends = [np.nanquantile(one[1:], [(1 - confidence) / 2, (1 + confidence) / 2]) for one in limits]
-    lower, upper = (Interval(float(one[0]), *map(float, end)) for one, end in zip(limits, ends, strict=True))
+    lower, upper = (_percentiles(total / count + sign * spread, confidence) for sign in (-1, 1))
     return lower, upper
+
+
+def _with_resamples(queries: int, resamples: int, seed: int) -> FloatArray:
+    """Return the weights of queries, float64[1 + resamples, queries]: the sample itself, then its resamples."""
+    ones = np.ones(queries, dtype=np.int64)
+    drawn = draw_counts(ones, resamples, np.random.default_rng(seed))
+    weights: FloatArray = np.concatenate([ones[None], *drawn]).astype(np.float64)
+    return weights
+
+
+def _percentiles(values: FloatArray, confidence: float) -> Interval:
+    """Return the first of the values with the percentile interval of the others. NaN is left out."""
+    drawn = values[1:][~np.isnan(values[1:])]
+    limits = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2]) if drawn.size else [None, None]
+    low, high = (None if limit is None else float(limit) for limit in limits)
+    return Interval(None if np.isnan(values[0]) else float(values[0]), low, high)
 
 
 @dataclass(frozen=True)
 class RankingAgreement:
-    """`tau`: Kendall's tau-b of the systems' means; `changes`: share of resamples whose best system is another's."""
+    """`tau`: Kendall's tau-b of the means of systems; `changes`: share of resamples with two different best systems."""
 
     tau: Interval
     same_winner: bool
@@ -292,42 +284,34 @@ class RankingAgreement:
 def compare_rankings(
     sums: ArrayLike, sizes: ArrayLike, *, seed: int, confidence: float = 0.95, resamples: int = 2_000
 ) -> RankingAgreement | None:
-    """Rankings of systems by two measures, from what each query adds to their means.
+    """Compare the rankings of systems by two measures, or return None for fewer than two systems with samples.
 
-    sums: float64[2, queries, systems], the sum of each measure over a query's samples of a system; sizes:
-    int64[queries, systems], how many they are. The interval is the percentile interval of whole queries resampled.
-    None for fewer than two systems with samples.
+    sums: float64[2, queries, systems], the sum of each measure over the samples of a query and system; sizes:
+    int64[queries, systems], their number. The interval is the percentile interval of whole queries resampled.
     """
     scores, counts = np.asarray(sums, dtype=np.float64), np.asarray(sizes, dtype=np.float64)
     known = counts.sum(axis=0) > 0
     scores, counts = scores[:, :, known], counts[:, known]
     if counts.shape[1] < 2:
         return None
-    number = len(counts)
-    weights = np.random.default_rng(seed).multinomial(number, np.full(number, 1 / number), size=resamples)
-    means = _means(scores, counts, np.concatenate([np.ones((1, number)), weights]))
-    taus = _taus(*means)
-    # A system that a resample lacks does not win in it
+    means = _means(scores, counts, _with_resamples(len(counts), resamples, seed))
+    # A system without samples in a resample does not win in it
     winners = np.where(np.isnan(means), -np.inf, means).argmax(axis=2)
-    drawn = taus[1:][~np.isnan(taus[1:])]
-    limits = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2]) if drawn.size else [None, None]
-    low, high = (None if limit is None else float(limit) for limit in limits)
-    tau = None if np.isnan(taus[0]) else float(taus[0])
     changed = winners[0] != winners[1]
-    return RankingAgreement(Interval(tau, low, high), not changed[0], float(changed[1:].mean()))
+    return RankingAgreement(_percentiles(_taus(*means), confidence), not changed[0], float(changed[1:].mean()))
 
 
 def _means(scores: FloatArray, counts: FloatArray, weights: FloatArray) -> FloatArray:
-    """The mean of each measure and system in each resample, float64[2, resamples, systems]; NaN without samples."""
+    """Return the means by measure, resample and system, float64[2, resamples, systems], NaN without samples."""
     below = weights @ counts
     with np.errstate(invalid="ignore", divide="ignore"):
-        # Sums of other orders differ in their last bits, and equal means have to tie
+        # Sums in another order differ in their last bits, and equal means have to tie
         found: FloatArray = np.round(np.stack([weights @ one for one in scores]) / below, 12)
     return found
 
 
 def _taus(first: FloatArray, second: FloatArray) -> FloatArray:
-    """Kendall's tau-b of the systems in each resample, NaN where a measure ties all of them."""
+    """Return Kendall's tau-b of the systems in each resample, NaN if a measure ties all of them."""
     places = np.triu_indices(first.shape[1], 1)
     one, other = (np.sign(means[:, places[0]] - means[:, places[1]]) for means in (first, second))
     one, other = np.nan_to_num(one), np.nan_to_num(other)

@@ -1,4 +1,4 @@
-"""Compare systems, or two groups of samples, from counts of distinct differences, and find where a series shifts.
+"""Compare systems, or two groups of samples, from counts of distinct differences, and find the shifts of a series.
 
 No cost grows with the number of samples.
 """
@@ -6,7 +6,7 @@ No cost grows with the number of samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,86 +14,74 @@ from numpy.typing import ArrayLike
 from scipy.special import chdtri, stdtr
 
 from untold.udfs.statistics import intervals
+from untold.udfs.statistics.intervals import FloatArray
 
-# Sums, sizes and counts of questions, of one length
 Clusters = tuple[ArrayLike, ArrayLike, ArrayLike]
+"""Sums, sizes and counts of questions, of one length."""
 
 
 @dataclass(frozen=True)
 class PairedTest:
-    """A comparison of two systems on n samples: `difference` and `p_value` are None without samples."""
+    """A comparison of two systems on n samples. `difference` and `p_value` are None without samples."""
 
     n: int
     difference: float | None
     p_value: float | None
 
 
-def paired_permutation_test(
-    differences: ArrayLike, counts: ArrayLike, *, seed: int, resamples: int = 10_000
-) -> PairedTest:
-    """The mean difference of two systems on the same samples, and the two-sided p-value under flips of its signs.
-
-    differences: float64[k], the first system's value less the second's; counts: int[k], how many samples have each,
-    not negative. Samples where either value is undefined are to be left out. Equal |differences| are one binomial draw
-    a resample; more than `MAX_CELLS` distinct ones are drawn as that many cells of neighbours by their root mean
-    square, which leaves the variance under flips as it is.
-
-    SciPy's conventions: the p-value is twice the smaller share of sums at least as large, or at most as large, as the
-    observed one, and never above 1. All 2^n flips are enumerated where they are at most `resamples`; of random ones, a
-    share is (count + 1) / (resamples + 1). One sample, or no difference in any, gives 1.
-
-    The same seed gives the same p-value in any order of the differences, and when the systems are swapped.
-    Raises ValueError as `mean_of_counts`, and for fewer than one resample. Methods section 7;
-    `scipy.stats.permutation_test(permutation_type="samples")` with the mean as its statistic is the reference.
-    """
-    if resamples < 1:
-        raise ValueError(f"resamples must be at least 1, not {resamples}")
-    distinct, rows = intervals.sort_counts(differences, counts)
-    difference = intervals.mean_of_counts(distinct, rows)
-    if difference is None:
-        return PairedTest(0, None, None)
-    n = int(rows.sum())
-    if not distinct.any():
-        return PairedTest(n, difference, 1.0)
-    sizes, alike = intervals.sort_counts(np.abs(distinct), np.where(distinct == 0, 0, rows))
-    exact = n < resamples.bit_length()  # 2 ** n <= resamples
-    null = (
-        _every_sum(np.repeat(sizes, alike))
-        if exact
-        else _drawn_sums(intervals.cut_cells(sizes, alike), resamples, seed)
-    )
-    # The null distribution is symmetric: with the observed sum taken as positive, swapped systems have one p-value.
-    p_value = _two_sided(
-        null, abs(math.fsum(distinct * rows)), intervals.SAME * math.fsum(sizes * alike), adjustment=1 - exact
-    )
-    return PairedTest(n, difference, p_value)
-
-
 def clustered_permutation_test(
     sums: ArrayLike, sizes: ArrayLike, counts: ArrayLike | None = None, *, seed: int, resamples: int = 10_000
 ) -> PairedTest:
-    """`paired_permutation_test` where the differences of one question flip together.
+    """Return the mean difference of two systems on the same samples, and its two-sided p-value under flips of signs.
 
-    sums: float64[k], the sum of a question's differences; sizes: int[k], of how many samples; counts: int[k], how many
-    questions have this sum and size, one each where it is None. The difference is the mean over all samples, n their
-    number. Questions are as good as independent and the answers to one are not: flips of single answers reject too
-    often. Methods, section 7; SciPy's test of the sums is the reference.
+    sums: float64[k], the sum of the differences (the first system's value less the second's) of a question; sizes:
+    int[k], the number of its samples; counts: int[k], the number of questions with this sum and size, by default one
+    each. The difference is the mean over all samples, and n is their number. The differences of one question flip
+    together, because responses to one question depend on each other and flips of single responses reject too often.
+    Leave out samples with an undefined value.
+
+    Equal |sums| are one binomial draw per resample. More than `MAX_CELLS` distinct sums are drawn as that many cells of
+    neighbours by their root mean square, which keeps the variance under flips. The conventions are SciPy's: the p-value
+    is twice the smaller share of sums at least as large, or at most as large, as the observed sum, and at most 1. If
+    there are at most `resamples` flips of n questions, all 2^n are enumerated. Otherwise a share of random flips is
+    (count + 1) / (resamples + 1). The p-value is 1 if all differences are 0.
+
+    The same seed gives the same p-value in any order of the questions, and if the systems are swapped. Raises
+    ValueError as `mean_of_counts`, and for fewer than one resample. Methods, section 7;
+    `scipy.stats.permutation_test(permutation_type="samples")` is the reference.
     """
+    if resamples < 1:
+        raise ValueError(f"resamples must be at least 1, not {resamples}")
     lengths = np.asarray(sizes, dtype=np.int64)
-    alike = np.ones_like(lengths) if counts is None else np.asarray(counts, dtype=np.int64)
-    some = lengths > 0
-    test = paired_permutation_test(np.asarray(sums)[some], alike[some], seed=seed, resamples=resamples)
-    n = int((lengths * alike).sum())
-    return test if test.difference is None or n == test.n else PairedTest(n, test.difference * test.n / n, test.p_value)
+    times = np.ones_like(lengths) if counts is None else np.asarray(counts)
+    distinct, rows = intervals.sort_counts(sums, np.where(lengths > 0, times, 0))
+    mean = intervals.mean_of_counts(distinct, rows)
+    if mean is None:
+        return PairedTest(0, None, None)
+    n, questions = int((lengths * times).sum()), int(rows.sum())
+    difference = mean if n == questions else mean * questions / n
+    if not distinct.any():
+        return PairedTest(n, difference, 1.0)
+    magnitudes, alike = intervals.sort_counts(np.abs(distinct), np.where(distinct == 0, 0, rows))
+    exact = questions < resamples.bit_length()  # 2 ** questions <= resamples
+    null = (
+        _every_sum(np.repeat(magnitudes, alike))
+        if exact
+        else _drawn_sums(intervals.cut_cells(magnitudes, alike), resamples, seed)
+    )
+    # The null distribution is symmetric. With the observed sum taken as positive, swapped systems have one p-value
+    tie = intervals.SAME * math.fsum(magnitudes * alike)
+    return PairedTest(n, difference, _two_sided(null, abs(math.fsum(distinct * rows)), tie, adjustment=1 - exact))
 
 
 def unpaired_permutation_test(first: Clusters, second: Clusters, *, seed: int, resamples: int = 10_000) -> PairedTest:
-    """The difference of the means over all samples of two groups, and its p-value where questions change groups.
+    """Return the difference of the means over all samples of two groups, and its p-value if questions change groups.
 
-    first, second: sums, sizes and counts of questions as `clustered_permutation_test` takes them; `n` is the number of
-    samples of both, 0 where a group has none. The statistic is the sum of the questions' deviations from the mean of
-    all, which moves as the difference does. More than `MAX_CELLS` distinct ones are drawn as that many cells of
-    neighbours. Methods section 7; `scipy.stats.permutation_test(permutation_type="independent")` is the reference.
+    first, second: sums, sizes and counts of questions, as `clustered_permutation_test` accepts them. `n` is the number
+    of samples of both groups, 0 if a group has none. The statistic is the sum of the deviations of the questions from
+    the mean of all, which is monotone in the difference. More than `MAX_CELLS` distinct deviations are drawn as that
+    many cells of neighbours. Methods, section 7; `scipy.stats.permutation_test(permutation_type="independent")` is the
+    reference.
     """
     pairs = zip(first, second, strict=True)
     sums, sizes, counts = (np.concatenate([np.asarray(one) for one in pair]) for pair in pairs)
@@ -113,89 +101,95 @@ def unpaired_permutation_test(first: Clusters, second: Clusters, *, seed: int, r
 
 
 def binomial_test(successes: int, n: int) -> float:
-    """The two-sided p-value of so many successes out of n independent trials, where each is as likely as not.
+    """Return the two-sided p-value of a number of successes in n independent trials with probability one half.
 
     >>> binomial_test(9, 10)
     0.021484375
     """
-    # Here for the same reason as below
+    # Not at the top: the import takes most of a second, and not every command needs it
     from scipy.stats import binomtest
 
     return float(binomtest(successes, n).pvalue)
 
 
 def adjust_p_values(p_values: Sequence[float | None]) -> list[float | None]:
-    """The p-values of one family after Benjamini and Hochberg, in their order; None stays None and is no member.
+    """Return the p-values of one family after Benjamini and Hochberg, in their order. None stays None.
 
-    Raises ValueError for a p-value outside [0, 1]. Methods section 7; `scipy.stats.false_discovery_control`.
+    Raises ValueError for a p-value outside [0, 1]. Methods, section 7; `scipy.stats.false_discovery_control` is the
+    reference, whose import would take most of a second.
 
     >>> adjust_p_values([0.01, None, 0.04])
     [0.02, None, 0.04]
     """
-    # Here, as it takes most of a second, which not every command that imports this module needs.
-    from scipy.stats import false_discovery_control
-
     family = [index for index, p_value in enumerate(p_values) if p_value is not None]
     found = np.array([p_values[index] for index in family], dtype=np.float64)
+    if not ((found >= 0) & (found <= 1)).all():
+        raise ValueError("p-values must be between 0 and 1")
+    order = np.argsort(found)
+    scaled = found[order] * (found.size / np.arange(1, found.size + 1))
     adjusted: list[float | None] = [None] * len(p_values)
-    for index, p_value in zip(family, false_discovery_control(found), strict=True):
-        adjusted[index] = float(p_value)
+    for place, p_value in zip(order, np.minimum.accumulate(scaled[::-1])[::-1], strict=True):
+        adjusted[family[place]] = min(1.0, float(p_value))
     return adjusted
 
 
-def _every_sum(sizes: intervals.FloatArray) -> intervals.FloatArray:
-    """The sums under every choice of signs: float64[2 ** n]."""
+def _every_sum(sizes: FloatArray) -> FloatArray:
+    """Return the sums under every choice of signs: float64[2 ** n]."""
     sums = np.zeros(1)
     for size in sizes:
         sums = np.concatenate([sums - size, sums + size])
     return sums
 
 
-def _drawn_sums(cells: intervals.Cells, resamples: int, seed: int) -> intervals.FloatArray:
-    """The sums under random signs: float64[resamples]."""
+def _drawn_sums(cells: intervals.Cells, resamples: int, seed: int) -> FloatArray:
+    """Return the sums under random signs: float64[resamples]."""
     random = np.random.default_rng(seed)
-    sums = np.empty(resamples)
     sizes = np.hypot(cells.means, np.sqrt(cells.variances))
-    step = max(1, intervals.CELLS_IN_MEMORY // cells.counts.size)
-    for start in range(0, resamples, step):
-        part = slice(start, min(start + step, resamples))
-        positive = random.binomial(cells.counts, 0.5, size=(part.stop - part.start, cells.counts.size))
-        sums[part] = ((2 * positive - cells.counts) * sizes).sum(axis=1)
-    return sums
+
+    def draw(some: int) -> FloatArray:
+        positive = random.binomial(cells.counts, 0.5, size=(some, cells.counts.size))
+        sums: FloatArray = ((2 * positive - cells.counts) * sizes).sum(axis=1)
+        return sums
+
+    return _in_parts(draw, resamples, cells)
 
 
-def _drawn_groups(cells: intervals.Cells, size: int, resamples: int, seed: int) -> intervals.FloatArray:
-    """The sums of random groups of so many questions: float64[resamples]."""
+def _drawn_groups(cells: intervals.Cells, size: int, resamples: int, seed: int) -> FloatArray:
+    """Return the sums of random groups of this number of questions: float64[resamples]."""
     random = np.random.default_rng(seed)
-    sums = np.empty(resamples)
-    step = max(1, intervals.CELLS_IN_MEMORY // cells.counts.size)
-    for start in range(0, resamples, step):
-        part = slice(start, min(start + step, resamples))
-        drawn = random.multivariate_hypergeometric(cells.counts, size, part.stop - part.start, method="marginals")
-        sums[part] = (drawn * cells.means).sum(axis=1)
-    return sums
+
+    def draw(some: int) -> FloatArray:
+        drawn = random.multivariate_hypergeometric(cells.counts, size, some, method="marginals")
+        sums: FloatArray = (drawn * cells.means).sum(axis=1)
+        return sums
+
+    return _in_parts(draw, resamples, cells)
 
 
-def _two_sided(null: intervals.FloatArray, observed: float, tie: float, *, adjustment: int) -> float:
-    """Sums within `tie` of the observed one equal it, whatever their last bits."""
+def _in_parts(draw: Callable[[int], FloatArray], resamples: int, cells: intervals.Cells) -> FloatArray:
+    return np.concatenate([draw(some) for some in intervals.in_parts(resamples, cells.counts.size)])
+
+
+def _two_sided(null: FloatArray, observed: float, tie: float, *, adjustment: int) -> float:
+    """Return the p-value. Sums within `tie` of the observed sum are equal to it, because their last bits may differ."""
     larger = np.count_nonzero(null >= observed - tie)
     smaller = np.count_nonzero(null <= observed + tie)
     return float(min(1.0, 2 * (min(larger, smaller) + adjustment) / (null.size + adjustment)))
 
 
-# Points on either side of a shift: one date alone is compared with its neighbours by a test
+# Points on either side of a shift. A test compares a single date with its neighbours
 LEAST = 2
 NORMAL_MAD = 1.4826  # from the median absolute deviation to the standard deviation of a normal variable
 CHANCE = 0.05
 
 
 def find_shifts(means: ArrayLike, errors: ArrayLike, *, points: int) -> list[int]:
-    """The places at which a new level begins, ascending; none among fewer than four means.
+    """Return the indices at which a new level begins, ascending. Fewer than four means have no shift.
 
-    means: float64[n] in the order of time; errors: float64[n - 1], the standard error of each mean less the one before;
-    points: how many means the family of series has, so that noise alone gives a shift in about `CHANCE` of all families
-    at most. Noise is the larger of what the errors say and of what the steps themselves show. PELT: Killick, Fearnhead
-    and Eckley 2012, by `ruptures`.
+    means: float64[n], in the order of time; errors: float64[n - 1], the standard error of each mean less the previous
+    one; points: the number of means in the family of series. Noise alone gives a shift in at most about `CHANCE` of all
+    families. Noise is the larger of the median error and of the median absolute deviation of the steps. PELT: Killick,
+    Fearnhead and Eckley 2012, by `ruptures`.
 
     >>> find_shifts([0.8, 0.81, 0.8, 0.6, 0.59, 0.6], [0.01] * 5, points=6)
     [3]
@@ -204,7 +198,7 @@ def find_shifts(means: ArrayLike, errors: ArrayLike, *, points: int) -> list[int
     steps = np.abs(np.diff(values))
     if values.size < 2 * LEAST or not steps.any():
         return []
-    # Here, as it takes a second, which few commands need
+    # Not at the top: the import takes a second, and few commands need it
     from ruptures import KernelCPD
 
     seen = NORMAL_MAD * float(np.median(steps))
@@ -215,22 +209,22 @@ def find_shifts(means: ArrayLike, errors: ArrayLike, *, points: int) -> list[int
     return [int(place) for place in search.predict(pen=float(chdtri(1, CHANCE / points)))[:-1]]
 
 
-# Draws that are as far from 0, below which their share says little
+# A p-value from fewer draws as far from 0 as the observed sum is too rough
 RARE = 20
 
 
 @dataclass(frozen=True)
 class Change:
-    """What a later group has more than an earlier one, by questions as `clustered_bca_interval` takes them.
+    """The difference of a later group and an earlier group of questions, as `clustered_bca_interval` accepts them.
 
-    `parts`: of pairs their differences; else the scores of the later group, then those of the earlier one, negated.
+    `parts`: the differences of pairs; or the scores of the later group, and the negated scores of the earlier group.
     """
 
     parts: Sequence[Clusters]
 
     @property
     def negated(self) -> Change:
-        """The change the other way round."""
+        """The change in the other direction."""
         return Change([_negated(part) for part in self.parts])
 
     @property
@@ -244,10 +238,10 @@ class Change:
         return float(np.sqrt(sum(map(_variance, self.parts))))
 
     def test(self, seed: int) -> PairedTest:
-        """Whether it may be chance: flips of pairs, or groups drawn anew.
+        """Test the change by flips of pairs, or by random groups.
 
-        Where hardly a draw is as far from 0, Student's t says how unlikely that is: one of the hundreds of changes of a
-        year needs a p-value that draws cannot have.
+        If hardly a draw is as far from 0, Student's t gives the p-value: one of the hundreds of changes of a year needs
+        a smaller p-value than draws can have.
         """
         draws = resamples_for(*self.parts)
         if len(self.parts) == 1:
@@ -258,23 +252,20 @@ class Change:
         if test.p_value is None or test.difference is None or test.p_value > RARE / draws:
             return test
         questions = [int(np.sum(counts)) for _, _, counts in self.parts]
-        # Never less likely than that all questions of the smaller group move one way
+        # At least the probability that all questions of the smaller group move in one direction
         tail = max(p_of_error(test.difference, self.error, self.degrees_of_freedom), 0.5 ** (min(questions) - 1))
         return PairedTest(test.n, test.difference, min(test.p_value, tail))
 
 
 def interval_of(*changes: Change, seed: int) -> intervals.Interval:
-    """The sum of independent changes with its BCa interval: of a change and another one negated their difference."""
+    """Return the sum of independent changes with its BCa interval. Negate a change to subtract it."""
     parts = [part for change in changes for part in change.parts]
-    draws = resamples_for(*parts)
-    if len(parts) == 1:
-        return intervals.clustered_bca_interval(*parts[0], seed=seed, resamples=draws)
-    mean = intervals.joint_bca_interval(parts, seed=seed, resamples=draws)
+    mean = intervals.joint_bca_interval(parts, seed=seed, resamples=resamples_for(*parts))
     return intervals.Interval(*(None if one is None else one * len(parts) for one in (mean.mean, mean.low, mean.high)))
 
 
 def resamples_for(*parts: Clusters) -> int:
-    """How many resamples: fewer of so many distinct questions that each takes long and their mean is as good as normal.
+    """Return the number of resamples. Many distinct questions need fewer, because their mean is nearly normal.
 
     >>> resamples_for(([0.5], [1], [12]))
     10000
@@ -283,7 +274,7 @@ def resamples_for(*parts: Clusters) -> int:
 
 
 def p_of_error(difference: float, error: float, freedom: int) -> float:
-    """The two-sided p-value of a difference with a standard error, by Student's t of so many degrees of freedom.
+    """Return the two-sided p-value of a difference with a standard error, by Student's t.
 
     >>> round(p_of_error(1.96, 1.0, 10_000), 3), p_of_error(0.0, 0.0, 3), p_of_error(0.1, 0.0, 3)
     (0.05, 1.0, 0.0)
@@ -299,7 +290,7 @@ def _negated(part: Clusters) -> Clusters:
 
 
 def _variance(part: Clusters) -> float:
-    """The variance of the mean over all samples of questions; 0 of fewer than two."""
+    """Return the variance of the mean over all samples of questions, 0 for fewer than two questions."""
     sums, sizes, counts = (np.asarray(one, dtype=np.float64) for one in part)
     samples, questions = float(sizes @ counts), float(counts.sum())
     if questions < 2:

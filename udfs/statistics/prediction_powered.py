@@ -1,4 +1,4 @@
-"""Means of everything from judgements of a part and a proxy on all: PPI++ (Angelopoulos, Duchi and Zrnic 2023)."""
+"""Means of all samples from judgements of a part and a proxy of all: PPI++ (Angelopoulos, Duchi and Zrnic 2023)."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from scipy.special import ndtr, ndtri
 
 from untold.udfs.statistics.intervals import Interval
 
-# Judged samples of a stratum whose variance is its own
+# Judged samples of a stratum with a variance of its own
 LEAST_JUDGED = 2
 
 
 @dataclass(frozen=True)
 class Moments:
-    """What an estimate of a mean, or of a difference of two, is made of.
+    """The moments of an estimate of a mean, or of a difference of two means.
 
-    An estimate is judged + weight * shift, and `weight` is that of the proxy. The variances and the covariance are of
-    these two, from sums over clusters (queries) of what each adds to them.
+    An estimate is judged + weight * shift, with the weight of the proxy. The variances and the covariance come from
+    sums over clusters (queries).
     """
 
     judged: float  # mean of the judged samples
-    shift: float  # mean of the proxy over the rest, less that over the judged samples
+    shift: float  # mean of the proxy over the rest less its mean over the judged samples
     variance: float  # of `judged`
     covariance: float
     shift_variance: float
-    # Of `shift`, with the proxy's variance over all samples: what the reference tunes the weight by; None for clusters
+    # Variance of `shift` from all samples, by which the reference tunes the weight. None for clusters
     pooled_variance: float | None = None
 
     def less(self, other: Moments, cross: tuple[float, float, float, float]) -> Moments:
-        """The difference of two means. cross: covariances of judged and judged, judged and shift of the other, shift
-        and judged of the other, shift and shift.
+        """Return the difference of two means.
+
+        cross: covariances of judged and other judged, judged and other shift, shift and other judged, both shifts.
         """
         both, this_shift, other_shift, shifts = cross
         return Moments(
@@ -47,7 +48,7 @@ class Moments:
 
     @property
     def weight(self) -> float:
-        """The weight of the proxy under which the variance is least, between 0 and 1; PPI++, example 6.1."""
+        """The weight of the proxy with the least variance, between 0 and 1. PPI++, example 6.1."""
         below = self.shift_variance if self.pooled_variance is None else self.pooled_variance
         return min(1.0, max(0.0, -self.covariance / below)) if below > 0 else 0.0
 
@@ -57,24 +58,24 @@ class Moments:
         return self.judged + self.weight * self.shift
 
     def variance_at(self, weight: float) -> float:
-        """The variance of the estimate under a weight of the proxy."""
+        """Return the variance of the estimate under a weight of the proxy."""
         return max(0.0, self.variance + 2 * weight * self.covariance + weight * weight * self.shift_variance)
 
     def interval(self, weight: float, confidence: float = 0.95) -> Interval:
-        """The estimate under a weight of the proxy with its normal interval; no limits where nothing varies."""
+        """Return the estimate under a weight of the proxy with its normal interval, without limits if constant."""
         mean, deviation = self.judged + weight * self.shift, math.sqrt(self.variance_at(weight))
         half = float(ndtri((1 + confidence) / 2)) * deviation
         return Interval(mean, mean - half, mean + half) if half > 0 else Interval(mean, None, None)
 
     def p_value(self) -> float | None:
-        """Two-sided, of an estimate of 0; None where nothing varies."""
+        """Return the two-sided p-value of the estimate against 0, or None if nothing varies."""
         variance = self.variance_at(self.weight)
         return float(2 * ndtr(-abs(self.mean) / math.sqrt(variance))) if variance else None
 
 
 @dataclass(frozen=True)
 class Stratum:
-    """How many samples of a stratum are judged and how many are not, how many clusters have judged ones, and sums."""
+    """Counts of a stratum: judged samples, other samples, clusters with judged samples; and sums of its values."""
 
     judged: int
     rest: int
@@ -90,23 +91,24 @@ class Stratum:
 
 @dataclass(frozen=True)
 class StratumWeights:
-    """How the samples of a stratum count: the weight of each, and the means that they are centred by."""
+    """The weights of the samples of a stratum, and the means that centre them."""
 
     judged: float  # weight of the score of a judged sample
-    shift: float  # weight of its proxy; 0 where no sample is left that is not judged
+    shift: float  # weight of its proxy; 0 if all samples are judged
     rest: float  # weight of the proxy of another sample
     score_mean: float
     proxy_mean: float
     rest_mean: float
-    # What deviations of judged samples are multiplied by, as they are from a mean of their own
+    # Factor of the deviations of judged samples, because their mean comes from the same samples
     factor: float
 
 
 def weigh_strata(strata: Sequence[Stratum], *, clustered: bool) -> list[StratumWeights]:
-    """How the samples of each stratum count, in proportion to the sizes of the strata.
+    """Return the weights of the samples of each stratum, in proportion to the sizes of the strata.
 
-    Strata with fewer than `LEAST_JUDGED` judged samples are centred together, and with the largest where they have too
-    few together. A single stratum without clusters is as in `ppi_py.ppi_mean_ci`, which divides by n and not by n - 1.
+    Strata with fewer than `LEAST_JUDGED` judged samples have one common mean. If they have too few together, they share
+    the mean of the largest stratum. A single stratum without clusters follows `ppi_py.ppi_mean_ci`, which divides by n
+    and not by n - 1.
     """
     whole, groups = sum(one.size for one in strata), _groups(strata)
     found: dict[int, StratumWeights] = {}
@@ -132,7 +134,7 @@ def weigh_strata(strata: Sequence[Stratum], *, clustered: bool) -> list[StratumW
 
 
 def _groups(strata: Sequence[Stratum]) -> list[list[int]]:
-    """The places of strata that are centred together."""
+    """Return the indices of the strata with a common mean."""
     groups = [[place] for place, one in enumerate(strata) if one.judged >= LEAST_JUDGED]
     few = [place for place, one in enumerate(strata) if one.judged < LEAST_JUDGED]
     if groups and few and sum(strata[place].judged for place in few) < LEAST_JUDGED:
@@ -143,16 +145,16 @@ def _groups(strata: Sequence[Stratum]) -> list[list[int]]:
 
 
 def _weights(counts: Sequence[int], strata: Sequence[Stratum], share: float) -> list[float]:
-    """The weight of each of so many samples of these strata, which have this share of all together."""
+    """Return the weight of each sample by stratum. share: the share of these strata of all samples."""
     of = sum(one.size for one, count in zip(strata, counts, strict=True) if count)
     return [share * one.size / of / count if count else 0.0 for one, count in zip(strata, counts, strict=True)]
 
 
 def samples_needed(pilot: Moments, judged: int, rest: int, half_width: float, confidence: float = 0.95) -> int | None:
-    """How many of judged + rest samples have to be judged for an interval of this half width; None if all are too few.
+    """Return the number of samples to judge for an interval of this half width, or None if all are too few.
 
-    pilot: the moments of `judged` judged samples beside `rest` others; without others, of a population without end. The
-    variances of single samples are taken to be those of the pilot.
+    pilot: the moments of `judged` judged samples and `rest` other samples. Without other samples the population is
+    infinite. The variances of single samples are those of the pilot.
     """
     score, both = pilot.variance * judged, -pilot.covariance * judged
     proxy = pilot.shift_variance / (1 / judged + 1 / rest) if rest else 0.0

@@ -1,11 +1,10 @@
-"""Intervals of confusion tables and of totals over samples that resample whole questions, queries or samples."""
+"""Intervals of statistics of totals of counts. Whole samples, queries or questions are resampled."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -21,55 +20,84 @@ from untold.udfs.statistics.intervals import (
     IntArray,
     Interval,
     acceleration_of,
-    bca_shares,
+    bca_limits,
+    draw_counts,
 )
 
 Statistic = Callable[[IntArray], FloatArray]
-"""int64[..., k], totals of k counts, to float64[...], NaN where undefined."""
+"""int64[..., k], totals of k counts, to float64[...], NaN if undefined."""
 
 
 def total_interval(
     statistic: Statistic,
-    counts: ArrayLike,
+    totals: ArrayLike,
     clusters: Sequence[str] | None = None,
+    *,
+    counts: ArrayLike | None = None,
+    seed: int,
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+) -> Interval:
+    """Return a statistic of the sums of counts over all samples, with its BCa interval.
+
+    totals: int[samples, k], not negative, for example the confusion table of the items of a sample; clusters: the
+    cluster of each sample. Samples, or whole clusters, are resampled, and the jackknife leaves out one at a time.
+    Equal samples are drawn together, so their order has no effect. With `counts`, int[samples], each row stands for as
+    many samples, and the rows are distinct and have one order. A resample with an undefined statistic is left out.
+
+    `mean` is None if the statistic is undefined. The limits are None if leaving out a sample never changes the
+    statistic or makes it undefined, or if all resamples lie on one side. Methods, section 7;
+    `scipy.stats.bootstrap(method="BCa", paired=True)` over samples is the reference.
+    """
+    given = np.asarray(totals, dtype=np.int64)
+    rows, alike = _distinct(_summed(given, clusters)) if counts is None else (given, np.asarray(counts, dtype=np.int64))
+    total: IntArray = (rows * alike[:, None]).sum(axis=0)
+    observed = float(statistic(total)) if alike.any() else np.nan
+    acceleration = None
+    if not np.isnan(observed):
+        changes = observed - statistic(total - rows[alike > 0])
+        held = alike[alike > 0]
+        acceleration = acceleration_of(changes - np.average(changes, weights=held), held, negligible=SAME)
+
+    def draw() -> FloatArray:
+        values: FloatArray = np.concatenate([statistic(some) for some in _draw_totals(rows, alike, resamples, seed)])
+        return values - observed
+
+    return bca_limits(observed, acceleration, draw, confidence)
+
+
+def table_interval(
+    measure: confusion.Measure,
+    tables: ArrayLike,
+    counts: ArrayLike | None = None,
     *,
     seed: int,
     confidence: float = 0.95,
     resamples: int = 10_000,
 ) -> Interval:
-    """A statistic of the sums of counts over all samples, and its BCa interval.
+    """Return a measure of a confusion table with its BCa interval, as `total_interval`.
 
-    counts: int[samples, k], not negative, as the confusion table of a sample's items. Samples are resampled, or with
-    `clusters` (a name a sample) whole clusters, and left out one at a time by the jackknife; resamples in which the
-    statistic is undefined are left out. `mean` is the statistic, None where it is undefined; the limits are None where
-    leaving a sample out changes nothing or makes it undefined, or all resamples fall on one side. Equal samples are
-    drawn together, so that their order changes nothing. Methods, section 7;
-    `scipy.stats.bootstrap(method="BCa", paired=True)` over samples is the reference.
+    tables: int[r, c], the table of all items, which are resampled one by one; or int[samples, r, c], the table of each
+    sample, which are resampled as a whole, with counts int[samples] as `total_interval` accepts them.
     """
-    rows, alike = _distinct(_summed(np.asarray(counts, dtype=np.int64), clusters))
-    total: IntArray = (rows * alike[:, None]).sum(axis=0)
-    observed = float(statistic(total)) if len(rows) else np.nan
-    if np.isnan(observed):
-        return Interval(None, None, None)
-    influence = observed - statistic(total - rows)
-    influence = influence - np.average(influence, weights=alike)
-    if not np.isfinite(influence).all() or not (np.abs(influence) > SAME).any():
-        return Interval(observed, None, None)
-    shifts = _resampled(statistic, rows, alike, resamples, seed) - observed
-    shifts = shifts[~np.isnan(shifts)]
-    shifts[np.abs(shifts) <= SAME] = 0.0
-    shares = bca_shares(shifts, acceleration_of(influence, alike), confidence)
-    if shares is None:
-        return Interval(observed, None, None)
-    low, high = observed + np.quantile(shifts, shares)
-    return Interval(observed, float(low), float(high))
+    given = np.asarray(tables, dtype=np.int64)
+    shape = given.shape[-2:]
+    if given.ndim == 2:
+        given, counts = np.eye(given.size, dtype=np.int64), given.ravel()
+
+    def of_totals(totals: IntArray) -> FloatArray:
+        return measure(totals.reshape(*totals.shape[:-1], *shape))
+
+    rows = given.reshape(len(given), -1)
+    return total_interval(of_totals, rows, counts=counts, seed=seed, confidence=confidence, resamples=resamples)
 
 
 def auc(totals: IntArray) -> FloatArray:
-    """The area under the ROC curve: float64[...], NaN without a positive or without a negative item.
+    """Return the area under the ROC curve: float64[...], NaN without a positive or without a negative item.
 
-    totals: int64[..., 2k] as `score_counts` gives them, summed. It is the share of pairs of a positive and a negative
-    item in which the positive one has the greater score, ties counting half: Mann-Whitney's U over all pairs.
+    totals: int64[..., 2k], sums of the rows of `score_counts`. The area is the share of pairs of a positive and a
+    negative item in which the positive item has the greater score. Ties count half. This is the U of Mann and Whitney
+    over all pairs.
     """
     positives, negatives = np.split(totals, 2, axis=-1)
     beaten = np.cumsum(negatives, axis=-1) - negatives / 2
@@ -80,10 +108,10 @@ def auc(totals: IntArray) -> FloatArray:
 
 
 def score_counts(scores: ArrayLike, positive: ArrayLike, owners: Sequence[str]) -> tuple[IntArray, list[str]]:
-    """How many positive and how many negative items of each owner have each score: int64[owners, 2k], and the owners.
+    """Count the positive and the negative items of each owner by score. Return int64[owners, 2k] and the owners.
 
-    scores: float64[items], finite; positive: bool[items]; owners: the sample, or cluster, of each item. The first k
-    columns are of positive items by ascending score, the others of negative ones.
+    scores: float64[items], finite; positive: bool[items]; owners: the sample or the cluster of each item. The first k
+    columns count positive items by ascending score, the other columns negative items.
     """
     names, owner = np.unique(np.asarray(owners, dtype=object).astype(str), return_inverse=True)
     values, place = np.unique(np.asarray(scores, dtype=np.float64), return_inverse=True)
@@ -94,7 +122,7 @@ def score_counts(scores: ArrayLike, positive: ArrayLike, owners: Sequence[str]) 
 
 
 def _summed(counts: IntArray, clusters: Sequence[str] | None) -> IntArray:
-    """The counts of each cluster."""
+    """Return the counts of each cluster."""
     if clusters is None or not len(counts):
         return counts
     names, owner = np.unique(np.asarray(clusters, dtype=object).astype(str), return_inverse=True)
@@ -104,29 +132,28 @@ def _summed(counts: IntArray, clusters: Sequence[str] | None) -> IntArray:
 
 
 def _distinct(counts: IntArray) -> tuple[IntArray, IntArray]:
-    """The distinct rows, in one order, and how many samples have each; one without anything in it says nothing."""
+    """Return the distinct rows in one order, and how many samples have each, without the samples that count nothing."""
     given = counts[counts.any(axis=-1)] if counts.size else counts.reshape(0, 0)
     rows, alike = np.unique(given, axis=0, return_counts=True)
     return rows, alike.astype(np.int64)
 
 
-def _resampled(statistic: Statistic, rows: IntArray, alike: IntArray, resamples: int, seed: int) -> FloatArray:
-    """The statistic of each resample: float64[resamples]."""
-    random = np.random.default_rng(seed)
-    # Whole numbers below 2^53 are exact as floats, whatever the order of their sum, and BLAS is ten times as fast
-    weighed = rows.astype(np.float64)
-    step = max(1, CELLS_IN_MEMORY // max(rows.shape))
-    found = []
-    for start in range(0, resamples, step):
-        drawn = random.multinomial(alike.sum(), alike / alike.sum(), size=min(step, resamples - start))
-        found.append(statistic((drawn.astype(np.float64) @ weighed).astype(np.int64)))
-    return np.concatenate(found)
+def _draw_totals(rows: IntArray, counts: IntArray, resamples: int, seed: int) -> Iterator[IntArray]:
+    """Yield the totals of resamples of rows int64[k, columns] with counts int64[k]: int64[some, columns]."""
+    for drawn in draw_counts(counts, resamples, np.random.default_rng(seed), width=rows.shape[1]):
+        yield _weigh(drawn, rows)
+
+
+def _weigh(weights: IntArray, rows: IntArray) -> IntArray:
+    """Return the weighted sums of the rows: int64[resamples, columns]; weights: int64[resamples, k]."""
+    # Whole numbers below 2^53 are exact as floats in any order of their sum, and BLAS is ten times as fast
+    return (weights.astype(np.float64) @ rows.astype(np.float64)).astype(np.int64)
 
 
 SHAPE = (len(confusion.LABELS), len(confusion.OUTCOMES))
 CELLS = len(confusion.LABELS) * len(confusion.OUTCOMES)
 RESAMPLES = 10_000  # methods, section 7
-# What every measure needs of the questions left out one at a time: the sums of three powers of its change
+# The acceleration of a measure needs the sums of these powers of its changes if a question is left out
 POWERS = (1, 2, 3)
 SUMS_FIELDS = (("drawn", pa.binary()), ("powers", pa.list_(pa.float64())))
 FORMS = tuple(product(confusion.CONVENTIONS, confusion.MEASURES))
@@ -135,9 +162,10 @@ Form = tuple[str, str]
 
 @dataclass(frozen=True)
 class Resampled:
-    """A confusion table, its resamples by question, and each measure's acceleration (None: nothing ever changes).
+    """A confusion table, its resamples by question, and the acceleration of each measure, None if nothing changes it.
 
-    table: int64[3, 5], labels by `OUTCOMES`; drawn: int64[resamples, 3, 5]; accelerations: by convention and measure.
+    table: int64[3, 5], with a column per `OUTCOMES`; drawn: int64[resamples, 3, 5]; accelerations: by convention and
+    measure.
     """
 
     table: IntArray
@@ -145,38 +173,32 @@ class Resampled:
     accelerations: dict[Form, float | None]
 
     def interval(self, convention: str, measure: str, *, confidence: float = 0.95) -> Interval:
-        """The measure under the convention, and its BCa interval; degenerate as `table_interval`."""
-        return confusion.resampled_interval(
-            confusion.MEASURES[measure],
-            confusion.under_convention(self.table, convention),
-            partial(confusion.under_convention, self.drawn, convention),
-            self.accelerations[convention, measure],
-            confidence,
-        )
+        """Return the measure under the convention with its BCa interval, as `total_interval`."""
+
+        def of(tables: IntArray) -> FloatArray:
+            return confusion.MEASURES[measure](confusion.under_convention(tables, convention))
+
+        observed = float(of(self.table))
+        acceleration = self.accelerations[convention, measure]
+        return bca_limits(observed, acceleration, lambda: of(self.drawn) - observed, confidence)
 
 
 def resample_questions(tables: ArrayLike, counts: ArrayLike, *, seed: int, resamples: int = RESAMPLES) -> Resampled:
-    """Bootstraps questions that are given by their confusion tables, and how many have each.
+    """Resample questions that are given by their confusion tables and by the number of questions with each.
 
-    tables: int64[k, 3, 4 or 5], a question's answers by label and outcome; counts: int64[k], positive. A multinomial
-    resample of the counts is a resample of the questions. The order of the tables changes nothing. Methods, section 7;
-    `scipy.stats.bootstrap(method="BCa")` over questions is the reference.
+    tables: int64[k, 3, 4 or 5], the responses to a question by label and outcome; counts: int64[k], positive. A
+    multinomial resample of the counts is a resample of the questions. The order of the tables has no effect. Methods,
+    section 7; `scipy.stats.bootstrap(method="BCa")` over questions is the reference.
     """
     cells, rows = _sorted_tables(np.asarray(tables, dtype=np.int64), np.asarray(counts, dtype=np.int64))
-    total = (cells * rows[:, None]).sum(axis=0)
-    random = np.random.default_rng(seed)
-    drawn = np.empty((resamples, CELLS), dtype=np.int64)
-    step = max(1, CELLS_IN_MEMORY // rows.size)
-    for start in range(0, resamples, step):
-        part = slice(start, min(start + step, resamples))
-        drawn[part] = _weigh(random.multinomial(rows.sum(), rows / rows.sum(), size=part.stop - part.start), cells)
-    table = total.reshape(SHAPE)
+    table = (cells * rows[:, None]).sum(axis=0).reshape(SHAPE)
+    drawn = np.concatenate([*_draw_totals(cells, rows, resamples, seed)])
     accelerations = {form: _acceleration(form, table, cells.reshape(-1, *SHAPE), rows) for form in FORMS}
     return Resampled(table, drawn.reshape(-1, *SHAPE), accelerations)
 
 
 def _sorted_tables(tables: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
-    """Distinct tables as rows of `CELLS` cells, in one order, and how many questions have each."""
+    """Return the distinct tables as rows of `CELLS` cells in one order, and how many questions have each."""
     wide = np.zeros((len(tables), *SHAPE), dtype=np.int64)
     wide[..., : tables.shape[-1]] = tables
     cells, place = np.unique(wide.reshape(-1, CELLS), axis=0, return_inverse=True)
@@ -184,14 +206,8 @@ def _sorted_tables(tables: IntArray, counts: IntArray) -> tuple[IntArray, IntArr
     return cells, rows
 
 
-def _weigh(weights: IntArray, cells: IntArray) -> IntArray:
-    """Tables weighted and summed: int64[resamples, CELLS] of weights int64[resamples, k], cells int64[k, CELLS]."""
-    # Whole numbers below 2^53 are exact as floats, whatever the order of their sum, and BLAS is ten times as fast
-    return (weights.astype(np.float64) @ cells.astype(np.float64)).astype(np.int64)
-
-
 def _changes(form: Form, table: IntArray, tables: IntArray) -> FloatArray:
-    """By how much the measure changes where a question of each table is left out: float64[k]."""
+    """Return the change of the measure if a question of each table is left out: float64[k]."""
     convention, name = form
     measure: confusion.Measure = confusion.MEASURES[name]
     changes: FloatArray = measure(confusion.under_convention(table, convention)) - measure(
@@ -201,23 +217,22 @@ def _changes(form: Form, table: IntArray, tables: IntArray) -> FloatArray:
 
 
 def _acceleration(form: Form, table: IntArray, tables: IntArray, counts: IntArray) -> float | None:
-    """The acceleration of a measure by leaving out questions; None where none of them changes it, or one undoes it."""
+    """Return the acceleration of a measure, or None with fewer than two questions."""
     if counts.sum() < 2:
         return None
     changes = _changes(form, table, tables)
-    influence = changes - np.average(changes, weights=counts)
-    return acceleration_of(influence, counts) if np.isfinite(influence).all() and influence.any() else None
+    return acceleration_of(changes - np.average(changes, weights=counts), counts)
 
 
 def sum_batches(
     batches: Iterable[pa.RecordBatch], *, table: list[int], seed: int, resamples: int = RESAMPLES
 ) -> Iterator[pa.RecordBatch]:
-    """A partition's part of the bootstrap of more questions than a driver can hold, as one row of `SUMS_FIELDS`.
+    """Yield the sums of a partition as one row of `SUMS_FIELDS`, for more questions than the driver can hold.
 
-    Columns read: cells list<int64> of `CELLS`, count int64. `table` is the sum over all questions. The weights of a
-    table are Poisson draws of its count, seeded by its content, so that partitioning changes nothing: at so many
-    questions their sum is as good as fixed, and measures are ratios. Chamandy et al. 2012, "Estimating uncertainty for
-    massive data streams".
+    batches: cells list<int64> of `CELLS`, count int64; table: the sum over all questions. The weights of a table are
+    Poisson draws of its count. Its content is the seed, so partitions have no effect. With many questions the sum of
+    the weights is nearly constant, and measures are ratios. Chamandy et al. 2012, "Estimating uncertainty for massive
+    data streams".
     """
     total = np.array(table, dtype=np.int64).reshape(SHAPE)
     drawn, powers = np.zeros((resamples, CELLS), dtype=np.int64), np.zeros((len(FORMS), len(POWERS)))
@@ -235,26 +250,26 @@ def sum_batches(
 
 
 def _read(batch: pa.RecordBatch) -> tuple[IntArray, IntArray]:
-    """A batch's tables, int64[k, CELLS], and how many questions have each, int64[k]."""
+    """Return the tables of a batch, int64[k, CELLS], and their counts, int64[k]."""
     cells = batch.column("cells").flatten().to_numpy(zero_copy_only=False).astype(np.int64)
     return cells.reshape(-1, CELLS), batch.column("count").to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _poisson(cells: IntArray, count: int, seed: int, resamples: int) -> IntArray:
-    """How often each resample has the questions of one table: int64[resamples], the same on any machine."""
+    """Draw the frequency of one table in each resample: int64[resamples], equal on any machine."""
     digest = hashlib.blake2b(cells.tobytes(), digest_size=16, key=str(seed).encode()).digest()
     return np.random.default_rng(int.from_bytes(digest, "little")).poisson(count, resamples)
 
 
 def _power_sums(total: IntArray, tables: IntArray, counts: IntArray) -> FloatArray:
-    """The sums over questions of the first powers of every measure's change, times the answers: float64[forms, 3]."""
+    """Sum the powers of the scaled change of each measure over questions: float64[forms, 3]."""
     scale = max(int(total.sum()), 1)  # keeps the powers of tiny changes from vanishing
     changes = np.stack([_changes(form, total, tables) for form in FORMS]) * scale
     return np.stack([(counts * changes**power).sum(axis=1) for power in POWERS], axis=1)
 
 
 def join_sums(parts: Iterable[dict[str, Any]], table: IntArray, questions: int) -> Resampled:
-    """What the partitions' rows of `sum_batches` make together; `table` int64[3, 5] is the sum over all `questions`."""
+    """Combine the rows of `sum_batches`. table: int64[3, 5], the sum over all questions; questions: their number."""
     rows = list(parts)
     drawn = sum(np.frombuffer(row["drawn"], dtype=np.int64) for row in rows)
     powers = np.sum([row["powers"] for row in rows], axis=0).reshape(len(FORMS), len(POWERS))
@@ -263,7 +278,7 @@ def join_sums(parts: Iterable[dict[str, Any]], table: IntArray, questions: int) 
 
 
 def _from_powers(sums: FloatArray, questions: int) -> float | None:
-    """The acceleration from the sums of powers of the changes, about their mean."""
+    """Return the acceleration from the sums of the powers of the changes, or None if nothing changes."""
     first, second, third = (float(value) for value in sums)
     mean = first / questions
     squares = second - questions * mean**2

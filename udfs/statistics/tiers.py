@@ -12,7 +12,7 @@ KINDS = ("standard", "challenging")
 
 @dataclass(frozen=True)
 class Subset:
-    """Which references a study is of: so many, in proportion to the tiers (standard) or where methods differ."""
+    """The size of a study and its choice of references: in proportion to the tiers (standard), or if methods differ."""
 
     kind: str
     size: int
@@ -22,7 +22,7 @@ class Subset:
 
 
 def read_subset(text: str) -> Subset:
-    """The subset that a text names. Raises ValueError for what is none.
+    """Return the subset that a text names. Raises ValueError for any other text.
 
     >>> read_subset("challenging:300")
     Subset(kind='challenging', size=300)
@@ -34,7 +34,7 @@ def read_subset(text: str) -> Subset:
 
 
 def tier_of(covered: Mapping[str, bool]) -> str:
-    """The tier of a reference, of what each method says of it.
+    """Return the tier of a reference from the verdict of each method.
 
     >>> [tier_of(dict(zip("abc", one))) for one in ([1, 1, 1], [1, 0, 1], [0, 1, 0], [0, 0, 0])]
     ['full', 'partial', 'singleton:b', 'none']
@@ -48,7 +48,7 @@ def tier_of(covered: Mapping[str, bool]) -> str:
 
 
 def all_tiers(methods: Sequence[str]) -> list[str]:
-    """Every tier that methods can have, in the order of reports.
+    """Return every tier of the methods in the order of reports.
 
     >>> all_tiers(["a", "b"])
     ['full', 'partial', 'singleton:a', 'singleton:b', 'none']
@@ -57,9 +57,9 @@ def all_tiers(methods: Sequence[str]) -> list[str]:
 
 
 def largest_remainder(counts: Mapping[str, int], size: int) -> dict[str, int]:
-    """`size` shared out in proportion to counts: each gets its share rounded down, the greatest remainders one more.
+    """Divide `size` in proportion to the counts: the shares rounded down, and one more for the greatest remainders.
 
-    Equal remainders go by the order of the counts. Never more than a count: where size is beyond their sum, all.
+    Equal remainders have the order of the counts. A quota is at most its count.
 
     >>> largest_remainder({"full": 50, "partial": 30, "none": 21}, 10)
     {'full': 5, 'partial': 3, 'none': 2}
@@ -67,17 +67,17 @@ def largest_remainder(counts: Mapping[str, int], size: int) -> dict[str, int]:
     total = sum(counts.values())
     if size >= total:
         return dict(counts)
-    # In whole numbers: shares that are equal as fractions are to be equal here
+    # Integers keep equal fractions equal
     quotas = {name: count * size // total for name, count in counts.items()}
     rest = sorted(counts, key=lambda name: -(counts[name] * size % total))[: size - sum(quotas.values())]
     return {name: quota + (name in rest) for name, quota in quotas.items()}
 
 
 def quotas_of(subset: Subset, counts: Mapping[str, int], methods: Sequence[str]) -> dict[str, int]:
-    """By tier how many references are wanted; a tier may have fewer.
+    """Return the number of references to draw from each tier. A tier may have fewer.
 
-    standard: in proportion to the counts of all tiers. challenging: half partial, half singleton, the odd one partial;
-    each method as many singletons, the first methods one more where they do not divide.
+    standard: in proportion to the counts of all tiers. challenging: half partial and half singleton, with an odd one
+    partial. The methods have equal numbers of singletons, and the first methods one more if these do not divide.
 
     >>> quotas_of(Subset("challenging", 11), {}, ["a", "b"])
     {'partial': 6, 'singleton:a': 3, 'singleton:b': 2}
@@ -91,7 +91,7 @@ def quotas_of(subset: Subset, counts: Mapping[str, int], methods: Sequence[str])
 
 
 def shortages(subset: Subset, quotas: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """By tier how many there are and how many were wanted, where there are fewer; `all` where the input is too small.
+    """Return the tiers with too few references: their number and the quota. `all` means that the input is too small.
 
     >>> shortages(Subset("standard", 9), {"full": 4}, {"full": 4})
     {'all': (4, 9)}

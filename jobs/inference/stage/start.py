@@ -21,12 +21,10 @@ from untold.jobs.run import manifest
 from untold.jobs.run.folders import Counted, Workspace
 from untold.jobs.run.outcome import FAILED_TOO_MANY, Ending, below_bars, missed_too_often
 from untold.jobs.run.output import Output
-from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import Display, amount
-from untold.jobs.run_tables import place_of_table
+from untold.jobs.run_tables import RunTables
 from untold.jobs.settings.model import STAGE_NAMES, Settings
-from untold.jobs.summary.aggregate import most_frequent_errors
-from untold.jobs.summary.run_summary import dead_stages, explain_dead_stages
+from untold.jobs.summary.run_summary import dead_stages, explain_dead_stages, most_frequent_errors
 from untold.jobs.tables import FAILURES, ORDER, USAGE
 from untold.udfs.llm.keys import Stage
 
@@ -160,9 +158,8 @@ class Start:
         dead = [row for row in dead_stages(usage) if "system" not in row]
         errors: list[dict[str, Any]] = []
         if dead:
-            path = str(place_of_table(self.output.place, written, "failures"))
-            failures = read_parquet(self.spark, path, schema=FAILURES)
-            errors = most_frequent_errors(failures, [row["stage"] for row in dead])
+            run = RunTables(self.output.place, written)
+            errors = most_frequent_errors(run, [row["stage"] for row in dead])
         counts = written["counts"]
         lasting = counts.get("failures", 0) - counts.get("passing_failures", 0)
         shown = f"{amount(lasting, 'stored failure')} of earlier starts: not sent again without --retry-failed"

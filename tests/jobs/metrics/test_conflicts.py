@@ -38,7 +38,7 @@ from untold.jobs.metrics.graphs import SIDES
 from untold.jobs.run.folders import Workspace
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.jobs.summary.source_preference import leaning_rows, read_counts
+from untold.jobs.summary.aggregate import leaning_rows, read_counts
 from untold.jobs.tables import SAMPLES
 from untold.udfs.samples.conversion import normalise_contexts
 from untold.udfs.stages.e2e import parse_conflicts

@@ -18,7 +18,7 @@ from untold.jobs.study.meta_evaluation import (
 )
 from untold.jobs.study.report import find_published, prompts_table
 from untold.jobs.study.study_inputs import MetaEvaluationError
-from untold.udfs.statistics.permutation import adjust_p_values, paired_permutation_test
+from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
 
 POINTS = "model string, metric string, convention string, measure string, unit string, cluster string, points long"
 
@@ -80,7 +80,10 @@ def test_labels_are_compared_by_metric_and_only_under_two_prompts_of_a_model(spa
         for place, value in enumerate(values)
     ]
     found = compare_labels(spark.createDataFrame(rows, POINTS), [PAIR], "wiki", 1, clustered=False, seed=0)
-    tests = [paired_permutation_test([1, 0], [3, 2], seed=0), paired_permutation_test([0, -1], [5, 1], seed=0)]
+    tests = [
+        clustered_permutation_test([1, 0], [1, 1], [3, 2], seed=0),
+        clustered_permutation_test([0, -1], [1, 1], [5, 1], seed=0),
+    ]
     assert [(row["metric"], row["model"], row["first"], row["second"], row["n"]) for row in found] == [
         ("e2e", "org/m", "published", "untold", 5),
         ("nli", "org/m", "published", "untold", 6),

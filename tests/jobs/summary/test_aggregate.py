@@ -1,20 +1,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import DataFrame, SparkSession
 
+from untold.jobs.run_tables import RunTables
+from untold.jobs.summary import score_counts
 from untold.jobs.summary.aggregate import summarise, summarise_measures, with_query_intervals
-from untold.jobs.summary.ranking import GRID
-from untold.jobs.tables import SUMMARY
+from untold.jobs.summary.score_counts import GRID
+from untold.jobs.tables import MEASURES, SAMPLES, SCORES, SUMMARY
 from untold.udfs.statistics.intervals import bca_interval, clustered_bca_interval, wilson_interval
 
-SCHEMA = (
-    "metric string, system string, score double, score_low double, score_high double, status string, "
-    "covered long, uncovered long"
-)
+Scores = Callable[[list[tuple[Any, ...]]], RunTables]
+COLUMNS = ("metric", "system", "score", "score_low", "score_high", "status", "covered", "uncovered")
+MEASURE_COLUMNS = ("sample_id", "metric", "measure", "value", "value_low", "value_high")
+SCHEMAS = {"samples": SAMPLES, "scores": SCORES, "measures": MEASURES}
 
 
 def ok(score: float, system: str | None = "a", metric: str = "e2e") -> tuple[Any, ...]:
@@ -29,9 +34,29 @@ def undefined(system: str | None = "a") -> tuple[Any, ...]:
     return ("e2e", system, None, None, None, "no_statements")
 
 
-def scores(spark: SparkSession, rows: list[tuple[Any, ...]]) -> DataFrame:
-    # Most tests are not about how many statements there are
-    return spark.createDataFrame([(*row, None, None)[:8] for row in rows], SCHEMA)
+@pytest.fixture
+def run_of(tmp_path: Path) -> Callable[..., RunTables]:
+    """Write tables of rows, and open them as the tables of a run."""
+
+    def write(**tables: list[dict[str, Any]]) -> RunTables:
+        run = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
+        for name in SCHEMAS:
+            (run / name).mkdir(parents=True)
+            table = pa.Table.from_pylist(tables.get(name, []), SCHEMAS[name])
+            pq.write_table(table, run / name / "part-0.parquet")
+        return RunTables(str(run), {})
+
+    return write
+
+
+@pytest.fixture
+def scores(run_of: Callable[..., RunTables]) -> Callable[[list[tuple[Any, ...]]], RunTables]:
+    def write(rows: list[tuple[Any, ...]]) -> RunTables:
+        # Most tests do not depend on the number of statements
+        named = [dict(zip(COLUMNS, (*row, None, None), strict=False)) for row in rows]
+        return run_of(scores=[{"sample_id": str(number), **row} for number, row in enumerate(named)])
+
+    return write
 
 
 def only(rows: list[dict[str, Any]], system: str | None) -> dict[str, Any]:
@@ -39,9 +64,9 @@ def only(rows: list[dict[str, Any]], system: str | None) -> dict[str, Any]:
     return row
 
 
-def test_one_row_a_metric_and_one_a_system(spark: SparkSession) -> None:
+def test_one_row_a_metric_and_one_a_system(scores: Scores) -> None:
     rows = [ok(1.0, "b"), ok(0.5, "a"), ok(0.0, None), ok(1.0, "a", metric="qa")]
-    got = summarise(scores(spark, rows), seed=0)
+    got = summarise(scores(rows), seed=0)
     assert [(row["metric"], row["level"], row["system"], row["n"]) for row in got] == [
         ("e2e", "overall", None, 3),
         ("e2e", "system", "a", 1),
@@ -51,10 +76,10 @@ def test_one_row_a_metric_and_one_a_system(spark: SparkSession) -> None:
     ]
 
 
-def test_every_status_is_counted_where_the_contract_says(spark: SparkSession) -> None:
+def test_every_status_is_counted_where_the_contract_says(scores: Scores) -> None:
     partial = ("e2e", "a", 0.5, 0.25, 0.75, "partial")
     rows = [ok(1.0), ok(0.0), partial, undefined(), undefined(), failed(), failed("budget")]
-    row = only(summarise(scores(spark, rows), seed=0), "a")
+    row = only(summarise(scores(rows), seed=0), "a")
     assert {name: row[name] for name in ("n", "scored", "undefined", "failed")} == {
         "n": 7,
         "scored": 3,
@@ -63,93 +88,89 @@ def test_every_status_is_counted_where_the_contract_says(spark: SparkSession) ->
     }
 
 
-def test_mean_is_over_scored_rows_and_bounds_over_failed_ones_too(spark: SparkSession) -> None:
+def test_mean_is_over_scored_rows_and_bounds_over_failed_ones_too(scores: Scores) -> None:
     partial = ("e2e", "a", 0.5, 0.25, 0.75, "partial")
     rows = [ok(1.0), partial, undefined(), failed(), failed("budget")]
-    row = only(summarise(scores(spark, rows), seed=0), "a")
+    row = only(summarise(scores(rows), seed=0), "a")
     assert row["mean"] == 0.75
     assert row["mean_low"] == (1.0 + 0.25 + 0 + 0) / 4
     assert row["mean_high"] == (1.0 + 0.75 + 1 + 1) / 4
 
 
-def test_interval_is_that_of_the_counts(spark: SparkSession) -> None:
+def test_interval_is_that_of_the_counts(scores: Scores) -> None:
     rows = [ok(i % 4 / 3) for i in range(50)]
-    row = only(summarise(scores(spark, rows), seed=11), "a")
+    row = only(summarise(scores(rows), seed=11), "a")
     expected = bca_interval([0, 1 / 3, 2 / 3, 1], [13, 13, 12, 12], seed=11)
     assert (row["mean"], row["ci_low"], row["ci_high"]) == (expected.mean, expected.low, expected.high)
 
 
-def test_nothing_scored_gives_nulls(spark: SparkSession) -> None:
-    row = only(summarise(scores(spark, [undefined()]), seed=0), "a")
+def test_nothing_scored_gives_nulls(scores: Scores) -> None:
+    row = only(summarise(scores([undefined()]), seed=0), "a")
     assert [row[name] for name in ("mean", "ci_low", "ci_high", "mean_low", "mean_high")] == [None] * 5
 
 
-def test_all_equal_has_a_mean_and_no_interval(spark: SparkSession) -> None:
-    row = only(summarise(scores(spark, [ok(0.1)] * 3), seed=0), "a")
+def test_all_equal_has_a_mean_and_no_interval(scores: Scores) -> None:
+    row = only(summarise(scores([ok(0.1)] * 3), seed=0), "a")
     assert (row["mean"], row["ci_low"], row["ci_high"]) == (0.1, None, None)
 
 
-def test_nan_never_reaches_the_summary(spark: SparkSession) -> None:
+def test_nan_never_reaches_the_summary(scores: Scores) -> None:
     rows = [ok(0.5), ok(1.0), ok(math.nan)]
-    got = only(summarise(scores(spark, rows), seed=0), "a")
+    got = only(summarise(scores(rows), seed=0), "a")
     assert got["mean"] == 0.75
     assert not any(isinstance(value, float) and math.isnan(value) for value in got.values())
 
 
-def test_no_scores_give_no_rows(spark: SparkSession) -> None:
-    assert summarise(scores(spark, []), seed=0) == []
+def test_no_scores_give_no_rows(scores: Scores) -> None:
+    assert summarise(scores([]), seed=0) == []
 
 
-@pytest.mark.gate
-def test_partitioning_and_order_change_no_bit(spark: SparkSession) -> None:
+def test_the_order_changes_no_bit(scores: Scores) -> None:
     rows = [ok(i % 97 / 97, system="ab"[i % 2]) for i in range(1_000)]
-    one = scores(spark, rows).coalesce(1)
-    many = scores(spark, rows[::-1]).repartition(7)
-    assert summarise(one, seed=4) == summarise(many, seed=4)
+    assert summarise(scores(rows), seed=4) == summarise(scores(rows[::-1]), seed=4)
 
 
-@pytest.mark.gate
-def test_too_many_distinct_values_are_rounded_to_the_grid(spark: SparkSession) -> None:
-    rows = [ok(i / 1_013) for i in range(300)]
-    exact = only(summarise(scores(spark, rows), seed=0), "a")
-    rounded = only(summarise(scores(spark, rows), seed=0, max_distinct=100), "a")
+def test_too_many_distinct_values_are_rounded_to_the_grid(scores: Scores, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = scores([ok(i / 1_013) for i in range(300)])
+    exact = only(summarise(run, seed=0), "a")
+    monkeypatch.setattr(score_counts, "MAX_DISTINCT", 100)
+    rounded = only(summarise(run, seed=0), "a")
     assert rounded["n"] == exact["n"] == 300
     assert rounded["mean"] == pytest.approx(exact["mean"], abs=0.5 / GRID)
     assert rounded["ci_low"] == pytest.approx(exact["ci_low"], abs=0.5 / GRID)
     assert rounded["mean"] != exact["mean"]
 
 
-def test_unknown_status_is_named_with_the_nearest(spark: SparkSession) -> None:
+def test_unknown_status_is_named_with_the_nearest(scores: Scores) -> None:
     with pytest.raises(ValueError, match=r"'partal'.*did you mean 'partial'"):
-        summarise(scores(spark, [("e2e", "a", 0.5, 0.5, 0.5, "partal")]), seed=0)
+        summarise(scores([("e2e", "a", 0.5, 0.5, 0.5, "partal")]), seed=0)
 
 
-def test_the_rows_have_the_columns_of_the_table(spark: SparkSession) -> None:
-    (overall, _) = summarise(scores(spark, [ok(1.0), ok(0.0), undefined()]), seed=0)
+def test_the_rows_have_the_columns_of_the_table(scores: Scores) -> None:
+    (overall, _) = summarise(scores([ok(1.0), ok(0.0), undefined()]), seed=0)
     assert list(overall) == SUMMARY.names
 
 
-def test_a_response_that_states_nothing_counts_as_0_where_there_was_something_to_state(spark: SparkSession) -> None:
+def test_a_response_that_states_nothing_counts_as_0_where_there_was_something_to_state(scores: Scores) -> None:
     silent, pointless = (*undefined(), 0, 4), (*undefined(), 0, 0)
     rows = [(*ok(1.0), 3, 0), (*ok(0.5), 1, 1), silent, silent, pointless, undefined(), failed()]
-    row = only(summarise(scores(spark, rows), seed=3), "a")
+    row = only(summarise(scores(rows), seed=3), "a")
     assert (row["n"], row["scored"], row["undefined"], row["failed"]) == (7, 2, 4, 1)
     assert (row["mean"], row["mean_zero"], row["answer_rate"]) == (0.75, 1.5 / 4, 0.5)
     rate = wilson_interval(2, 4)
     assert (row["answer_ci_low"], row["answer_ci_high"]) == (rate.low, rate.high)
-    zero = only(summarise(scores(spark, rows), seed=3, zero=True), "a")
+    zero = only(summarise(scores(rows), seed=3, zero=True), "a")
     limits = bca_interval([0.0, 0.5, 1.0], [2, 1, 1], seed=3)
     assert zero == {**row, "ci_low": limits.low, "ci_high": limits.high}
 
 
-def test_nothing_to_state_has_no_answer_rate(spark: SparkSession) -> None:
-    row = only(summarise(scores(spark, [undefined(), failed()]), seed=0), "a")
+def test_nothing_to_state_has_no_answer_rate(scores: Scores) -> None:
+    row = only(summarise(scores([undefined(), failed()]), seed=0), "a")
     assert [row[name] for name in ("answer_rate", "answer_ci_low", "answer_ci_high", "mean_zero")] == [None] * 4
 
 
-@pytest.mark.gate
-def test_a_measure_counts_as_0_where_there_are_facts_and_no_claims(spark: SparkSession) -> None:
-    # What a sample states, how many facts it should give, precision, and how often it contradicts
+def test_a_measure_counts_as_0_where_there_are_facts_and_no_claims(run_of: Callable[..., RunTables]) -> None:
+    # By sample: claims, facts, precision, contradiction rate
     samples: list[tuple[float | None, int | None, float | None, float | None]] = [
         (2.0, 3, 0.5, 0.5),
         (0.0, 3, None, None),
@@ -159,42 +180,39 @@ def test_a_measure_counts_as_0_where_there_are_facts_and_no_claims(spark: SparkS
     ]
     rows, owners = [], []
     for number, (claims, facts, *values) in enumerate(samples):
-        owners.append((str(number), "m", "a", facts, facts and 0))
+        owners.append(
+            {"sample_id": str(number), "metric": "m", "system": "a", "covered": facts, "uncovered": facts and 0}
+        )
         named = zip(("claims", "precision", "contradiction_rate"), (claims, *values), strict=True)
-        rows += [(str(number), "m", name, value, None, None) for name, value in named]
-    measures = spark.createDataFrame(
-        rows, "sample_id string, metric string, measure string, value double, value_low double, value_high double"
-    )
-    systems = spark.createDataFrame(
-        owners, "sample_id string, metric string, system string, covered long, uncovered long"
-    )
-    found = summarise_measures(measures, systems, {"m": ("precision",)}, seed=0)
+        rows += [dict(zip(MEASURE_COLUMNS, (str(number), "m", *one), strict=False)) for one in named]
+    found = summarise_measures(run_of(scores=owners, measures=rows), {"m": ("precision",)}, seed=0)
     of_system = {row["measure"]: row for row in found if row["system"] == "a"}
     precision, other = of_system["precision"], of_system["contradiction_rate"]
-    # The second sample alone is silent: the third has no facts, and of the fourth no claim could be judged
+    # Only the second sample is silent. The third has no facts, and the fourth has no judged claim
     assert (precision["mean"], precision["mean_zero"], precision["answer_rate"]) == (0.5, 0.25, 0.5)
     assert (other["mean"], other["mean_zero"], other["answer_rate"]) == (0.25, None, None)
 
 
-@pytest.mark.gate
-def test_intervals_of_one_measure_take_whole_queries(spark: SparkSession) -> None:
-    """Two systems answer 20 queries; the other measure, and a system that is null, stay as they are."""
+def test_intervals_of_one_measure_take_whole_queries(run_of: Callable[..., RunTables]) -> None:
+    """Two systems respond to 20 queries. The other measure and a null system do not change."""
     values = [(place, place % 7 / 7 + (place % 2) / 10) for place in range(40)]
-    samples = [(f"s{place}", f"query {place // 2}", "ab"[place % 2] if place < 38 else None) for place, _ in values]
-    measures = [(f"s{place}", "nli", name, value) for place, value in values for name in ("score_audited", "audited")]
+    samples = [
+        {"sample_id": f"s{place}", "query": f"query {place // 2}", "system": "ab"[place % 2] if place < 38 else None}
+        for place, _ in values
+    ]
+    measures = [
+        dict(zip(MEASURE_COLUMNS, (f"s{place}", "nli", name, value), strict=False))
+        for place, value in values
+        for name in ("score_audited", "audited")
+    ]
     row = {"metric": "nli", "mean": 0.0, "ci_low": -1.0, "ci_high": -1.0}
     found = [
         {**row, "measure": name, "level": "system" if system else "overall", "system": system}
         for name in ("score_audited", "audited")
         for system in (None, "a", "b")
     ]
-    got = with_query_intervals(
-        found,
-        spark.createDataFrame(measures, "sample_id string, metric string, measure string, value double"),
-        spark.createDataFrame(samples, "sample_id string, query string, system string"),
-        "score_audited",
-        seed=0,
-    )
+    run = run_of(samples=samples, measures=measures)
+    got = with_query_intervals(found, run, "score_audited", seed=0)
     assert got[3:] == found[3:]
     sums = [sum(value for place, value in values if place // 2 == query) for query in range(20)]
     own = [value for place, value in values if place % 2 == 0 and place < 38]

@@ -24,10 +24,10 @@ from untold.udfs.statistics.confusion import (
     match_label,
     overlap_score,
     predict_label,
-    table_interval,
     under_convention,
 )
 from untold.udfs.statistics.intervals import FloatArray, IntArray, Interval
+from untold.udfs.statistics.question_resampling import table_interval
 
 INCORRECT, PARTIALLY, CORRECT = LABELS
 RESAMPLING_NOISE = 0.3  # in standard errors, of a limit of 4,000 resamples

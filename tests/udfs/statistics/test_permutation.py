@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from tests.examples import examples
@@ -19,7 +20,6 @@ from untold.udfs.statistics.permutation import (
     PairedTest,
     adjust_p_values,
     clustered_permutation_test,
-    paired_permutation_test,
     unpaired_permutation_test,
 )
 
@@ -34,8 +34,13 @@ SHAPES: dict[str, Callable[[np.random.Generator, int], FloatArray]] = {
 }
 
 
+def flip(differences: ArrayLike, counts: ArrayLike, *, seed: int, resamples: int = 10_000) -> PairedTest:
+    ones = np.ones(np.shape(counts), dtype=int)
+    return clustered_permutation_test(differences, ones, counts, seed=seed, resamples=resamples)
+
+
 def flipped(rows: FloatArray | list[float], *, seed: int = 0, resamples: int = 10_000) -> PairedTest:
-    return paired_permutation_test(rows, np.ones(len(rows), dtype=int), seed=seed, resamples=resamples)
+    return flip(rows, np.ones(len(rows), dtype=int), seed=seed, resamples=resamples)
 
 
 def p_of(result: PairedTest) -> float:
@@ -85,7 +90,7 @@ def test_p_values_are_scipys_at_2_000_rows(shape: str) -> None:
     rows = SHAPES[shape](np.random.default_rng(7), 2_000)
     difference, p_value = scipys(rows, resamples=2_000)
     values, counts = np.unique(rows, return_counts=True)
-    got = paired_permutation_test(values, counts, seed=1, resamples=20_000)
+    got = flip(values, counts, seed=1, resamples=20_000)
     assert got.n == 2_000
     assert got.difference == pytest.approx(difference, rel=1e-12)
     assert p_of(got) == pytest.approx(p_value, abs=noise_of(p_value, 2_000))
@@ -102,7 +107,7 @@ def test_p_values_are_scipys_at_10_000_rows(shape: str) -> None:
 def test_wins_and_losses_have_the_p_value_of_the_sign_test() -> None:
     wins, losses = 2_501_800, 2_498_200
     exact = stats.binomtest(wins, wins + losses).pvalue
-    got = paired_permutation_test([1.0, -1.0, 0.0], [wins, losses, 5_000_000], seed=0, resamples=40_000)
+    got = flip([1.0, -1.0, 0.0], [wins, losses, 5_000_000], seed=0, resamples=40_000)
     assert (got.n, got.difference) == (10_000_000, 3_600 / 10_000_000)
     assert p_of(got) == pytest.approx(exact, abs=noise_of(exact, 40_000))
 
@@ -120,9 +125,9 @@ def test_cells_of_many_distinct_differences_keep_the_null_distribution() -> None
 def test_order_splitting_and_swapping_change_nothing(rows: list[tuple[float, int]], data: st.DataObject) -> None:
     split = [part for value, count in rows for part in ((value, count // 3), (value, count - count // 3))]
     shuffled = data.draw(st.permutations(split))
-    first = paired_permutation_test([v for v, _ in rows], [c for _, c in rows], seed=5, resamples=200)
-    second = paired_permutation_test([v for v, _ in shuffled], [c for _, c in shuffled], seed=5, resamples=200)
-    swapped = paired_permutation_test([-v for v, _ in rows], [c for _, c in rows], seed=5, resamples=200)
+    first = flip([v for v, _ in rows], [c for _, c in rows], seed=5, resamples=200)
+    second = flip([v for v, _ in shuffled], [c for _, c in shuffled], seed=5, resamples=200)
+    swapped = flip([-v for v, _ in rows], [c for _, c in rows], seed=5, resamples=200)
     assert first == second
     assert swapped == PairedTest(first.n, None if first.difference is None else -first.difference, first.p_value)
 
@@ -134,7 +139,7 @@ def test_order_splitting_and_swapping_change_nothing(rows: list[tuple[float, int
 def test_p_values_are_null_or_in_range_without_warnings(rows: list[tuple[float, int]], resamples: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        got = paired_permutation_test([v for v, _ in rows], [c for _, c in rows], seed=5, resamples=resamples)
+        got = flip([v for v, _ in rows], [c for _, c in rows], seed=5, resamples=resamples)
     assert got.n == sum(count for _, count in rows)
     assert (got.p_value is None) == (got.difference is None) == (got.n == 0)
     assert got.p_value is None or 0 < got.p_value <= 1
@@ -154,7 +159,7 @@ def test_p_values_are_null_or_in_range_without_warnings(rows: list[tuple[float, 
 def test_degenerate_differences(differences: list[float], counts: list[int], expected: PairedTest) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert paired_permutation_test(differences, counts, seed=0) == expected
+        assert flip(differences, counts, seed=0) == expected
 
 
 def test_the_seed_decides() -> None:
@@ -238,7 +243,7 @@ def sizes_of_tests(correlation: float, *, replications: int = 2_500) -> tuple[fl
         sums, counts = np.unique(rows.sum(axis=1), return_counts=True)
         values, alike = np.unique(rows, return_counts=True)
         heeding = clustered_permutation_test(sums, np.full_like(counts, 5), counts, seed=seed, resamples=999)
-        ignoring = paired_permutation_test(values, alike, seed=seed, resamples=999)
+        ignoring = flip(values, alike, seed=seed, resamples=999)
         rejected += p_of(heeding) <= 0.05, p_of(ignoring) <= 0.05
     heeding_size, ignoring_size = rejected / replications
     return float(heeding_size), float(ignoring_size)
