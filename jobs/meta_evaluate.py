@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from untold.jobs.inputs.samples import Samples, fingerprint, show_invalid
-from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.run.folders import Workspace
 from untold.jobs.run.manifest import Identity
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
-from untold.jobs.run.output import Output, shown, store_of
+from untold.jobs.run.output import Output, shown
 from untold.jobs.run.session import open_session
 from untold.jobs.run.terminal import Display, amount
 from untold.jobs.run_tables import RunTables, open_run
-from untold.jobs.score import score
-from untold.jobs.study import agreement, claims_study, nuggets_study, study_inputs
+from untold.jobs.study import agreement, study_inputs
 from untold.jobs.study.agreement import (
     add_overlap,
     average_rows,
+    compare_labels,
     find_points,
     has_answered,
     missing_averages,
@@ -33,17 +31,16 @@ from untold.jobs.study.agreement import (
     resample_labels,
 )
 from untold.jobs.study.annotations import Restate, write_sheet
-from untold.jobs.study.coverage_items import ItemVerdicts
-from untold.jobs.study.coverage_rows import DATASET as COVERAGE
-from untold.jobs.study.coverage_study import NEEDS, CoverageItems, CoveragePlan, label_items, write_study
+from untold.jobs.study.claims_study import ClaimStudy, asker_of, read_claims
+from untold.jobs.study.coverage_study import NEEDS, CoveragePlan, label_items, write_study
 from untold.jobs.study.label_points import DATASETS, LMR
+from untold.jobs.study.meta_evaluation import CLAIMS, COVERAGE, NUGGETS, Study, all_costs, check_prompts
 from untold.jobs.study.meta_evaluation import MetaEvaluationOutcome as MetaEvaluationOutcome
 from untold.jobs.study.meta_evaluation import MetaEvaluationRequest as MetaEvaluationRequest
 from untold.jobs.study.meta_evaluation import Sheet as Sheet
 from untold.jobs.study.meta_evaluation import StudyEndpoint as StudyEndpoint
-from untold.jobs.study.meta_evaluation import all_costs, asker, check_prompts, compare_labels, verify_endpoints
 from untold.jobs.study.meta_evaluation import endpoint_of as endpoint_of
-from untold.jobs.study.nuggets_study import DATASET as NUGGETS
+from untold.jobs.study.nuggets_study import READS, NuggetStudy
 from untold.jobs.study.report import AVERAGE, draw, render, render_averages, with_published
 from untold.jobs.tables import COMPARISONS, FALSE_NEGATIVES, MATCH_COUNTS, META_EVALUATION, SUBSET, TIERS
 from untold.jobs.tables import COVERAGE as COVERAGE_TABLE
@@ -67,18 +64,6 @@ FIGURES = ("svg", "png")
 ENDED = {code: reason for reason, code in EXIT_CODES.items()}
 
 
-@dataclass(frozen=True)
-class _Study:
-    """How endpoints are run, what is read of scores that are there, and what is written of them.
-
-    What is written is the report, and what the manifest says.
-    """
-
-    run: Callable[[], MetaEvaluationOutcome]
-    read: Callable[[], Any]
-    write: Callable[[Any], tuple[str, dict[str, Any]]]
-
-
 def meta_evaluate(request: MetaEvaluationRequest, display: Display) -> MetaEvaluationOutcome:
     """Writes the tables, the report and the figure beside the runs.
 
@@ -100,116 +85,79 @@ def _meta_evaluate(output: Output, request: MetaEvaluationRequest, display: Disp
     steps = output.workspace(open_session(request.settings))
     found = _read(steps.spark, request)
     show_invalid(found, display)
-    samples = steps.keep(found.samples, "samples")
-    prepare = {COVERAGE: _study_coverage, claims_study.DATASET: _study_claims, NUGGETS: _study_nuggets}.get(
-        request.dataset, _study_labels
-    )
-    study = prepare(output, steps, request, samples, display)
-    content = fingerprint(samples)
+    study = STUDIES.get(request.dataset, LabelStudy)(request, steps.keep(found.samples, "samples"), steps)
+    # Reads and checks the labels before any request
+    _ = study.units
+    content = fingerprint(study.samples)
     output.claim(_identify(request, content))
     given = None if request.scores is None else study.read()
     _remove_report(output)
     _begin(output, request, content, found.row_count)
     try:
-        return _evaluate(output, steps, request, display, study, given)
+        return _evaluate(output, study, given, display)
     except BaseException:
         _remove_report(output)
         raise
 
 
 def _read(spark: SparkSession, request: MetaEvaluationRequest) -> Samples:
-    """The input of a study, as samples."""
-    if request.dataset == claims_study.DATASET:
-        return claims_study.read_claims(spark, request.input, request.layout, request.limit, request.draw, request.read)
+    """Read the input of a study as samples."""
+    if request.dataset == CLAIMS:
+        return read_claims(spark, request.input, request.layout, request.limit, request.draw, request.read)
     if request.dataset == NUGGETS:
-        return request.read_columns(spark, NEEDS, nuggets_study.READS)
+        return request.read_columns(spark, NEEDS, READS)
     return request.read_columns(spark, NEEDS if request.dataset == COVERAGE else REQUIRED)
 
 
-def _study_claims(
-    output: Output, steps: Workspace, request: MetaEvaluationRequest, samples: DataFrame, display: Display
-) -> _Study:
-    """Verdicts on claims against labels of these. Raises MetaEvaluationError for labels that cannot be used."""
-    labelled = claims_study.label_claims(request.input, samples)
-    claims = claims_study.LabelledClaims(labelled.about, steps.keep(labelled.rows, "claims"))
-    return _Study(
-        partial(verify_endpoints, request, claims, display),
-        partial(claims_study.read_verdicts, claims, request.runs, request.metrics),
-        partial(_write_claims, output, request, claims),
-    )
+class LabelStudy(Study):
+    """A study of labels of responses, or of ConflictBank."""
+
+    @property
+    def units(self) -> Any:
+        """The labelled units."""
+        dataset = DATASETS[self.request.dataset]
+        study_inputs.check_samples(
+            self.request.input, self.samples, labelled=dataset.has_labels, by_source=dataset.by_source
+        )
+        return dataset
+
+    def read(self) -> Any:
+        """Return the judgements of the models."""
+        return _read_scores(self.request, self.samples)
+
+    def write(self, output: Output, found: Any) -> tuple[str, dict[str, Any]]:
+        """Write the tables."""
+        return _write_report(output, self.steps, self.request, self.samples, found)
 
 
-def _write_claims(
-    output: Output,
-    request: MetaEvaluationRequest,
-    claims: claims_study.LabelledClaims,
-    verdicts: claims_study.ClaimVerdicts,
-) -> tuple[str, dict[str, Any]]:
-    """Writes everything but the runs and the report, as `_write_report`."""
-    rows = claims_study.evaluation_rows(
-        claims, verdicts, clustered=request.cluster, seed=request.settings.statistics.seed
-    )
-    output.write_rows("meta_evaluation", rows, META_EVALUATION)
-    metrics = sorted({metric for names in verdicts.metrics.values() for metric in names})
-    return claims_study.render(rows, clustered=request.cluster, notes=()), {"metrics": metrics}
+class CoverageStudy(Study):
+    """A study of labels of aspects or references."""
+
+    @cached_property
+    def units(self) -> Any:
+        """The labelled units."""
+        request = self.request
+        return label_items(
+            self.steps,
+            request.input,
+            self.samples,
+            request.covered,
+            metrics=request.metrics,
+            unlabelled=request.subset is not None,
+        )
+
+    def read(self) -> Any:
+        """Return the judgements of the models."""
+        return self.units.verdicts(self.request.runs, self.request.metrics, self.request.judged)
+
+    def write(self, output: Output, found: Any) -> tuple[str, dict[str, Any]]:
+        """Write the tables."""
+        request = self.request
+        plan = CoveragePlan(request.settings, request.runs, request.subset, request.cluster, request.prompt_pairs)
+        return write_study(output, self.units, found, plan, all_costs(request))
 
 
-def _study_nuggets(
-    output: Output, steps: Workspace, request: MetaEvaluationRequest, samples: DataFrame, display: Display
-) -> _Study:
-    """Assignments of nuggets against people's. Raises MetaEvaluationError for labels that cannot be used."""
-    labels = nuggets_study.label_nuggets(request.input, samples)
-    return _Study(
-        partial(_score_endpoints, request, display),
-        partial(nuggets_study.read_assignments, steps.spark, request.runs, labels),
-        partial(_write_nuggets, output, request),
-    )
-
-
-def _write_nuggets(
-    output: Output, request: MetaEvaluationRequest, assigned: Mapping[str, Sequence[nuggets_study.Row]]
-) -> tuple[str, dict[str, Any]]:
-    """Writes everything but the runs and the report, as `_write_report`."""
-    own, score_of_samples = request.settings.statistics, request.settings.nuggets.score
-    rows = nuggets_study.evaluation_rows(assigned, score_of_samples, clustered=request.cluster, seed=own.seed)
-    output.write_rows("meta_evaluation", rows, META_EVALUATION)
-    report = nuggets_study.render(rows, score_of_samples, clustered=request.cluster)
-    return report, {"metrics": [nuggets_study.METRIC]}
-
-
-def _study_labels(
-    output: Output, steps: Workspace, request: MetaEvaluationRequest, samples: DataFrame, display: Display
-) -> _Study:
-    """Scores against labels of whole responses, or against instances. Raises MetaEvaluationError for those."""
-    dataset = DATASETS[request.dataset]
-    study_inputs.check_samples(request.input, samples, labelled=dataset.has_labels, by_source=dataset.by_source)
-    return _Study(
-        partial(_score_endpoints, request, display),
-        partial(_read_scores, request, samples),
-        partial(_write_report, output, steps, request, samples),
-    )
-
-
-def _study_coverage(
-    output: Output, steps: Workspace, request: MetaEvaluationRequest, samples: DataFrame, display: Display
-) -> _Study:
-    """Verdicts on items against labels of these. Raises MetaEvaluationError for items that cannot be used."""
-    items = label_items(
-        steps, request.input, samples, request.covered, metrics=request.metrics, unlabelled=request.subset is not None
-    )
-    return _Study(
-        partial(_score_endpoints, request, display),
-        partial(items.verdicts, request.runs, request.metrics, request.judged),
-        partial(_write_coverage, output, request, items),
-    )
-
-
-def _write_coverage(
-    output: Output, request: MetaEvaluationRequest, items: CoverageItems, verdicts: ItemVerdicts
-) -> tuple[str, dict[str, Any]]:
-    """Writes everything but the runs and the report, as `_write_report`."""
-    plan = CoveragePlan(request.settings, request.runs, request.subset, request.cluster, request.prompt_pairs)
-    return write_study(output, items, verdicts, plan, all_costs(request))
+STUDIES: dict[str, type[Study]] = {COVERAGE: CoverageStudy, CLAIMS: ClaimStudy, NUGGETS: NuggetStudy}
 
 
 def _check_models(endpoints: Sequence[StudyEndpoint]) -> None:
@@ -259,51 +207,33 @@ def _begin(output: Output, request: MetaEvaluationRequest, content: str, samples
     )
 
 
-def _evaluate(
-    output: Output,
-    steps: Workspace,
-    request: MetaEvaluationRequest,
-    display: Display,
-    study: _Study,
-    given: Any,
-) -> MetaEvaluationOutcome:
-    """Scores, then the report and the sheet; a run that ended early ends this one, with its exit code."""
-    ended = study.run()
+def _evaluate(output: Output, study: Study, given: Any, display: Display) -> MetaEvaluationOutcome:
+    """Run the endpoints, then write the report and the sheet. A run that ends early ends with its exit code."""
+    request = study.request
+    ended = _run_endpoints(study, display)
     if ended.exit_code not in (0, FAILED_TOO_MANY):
         output.end(Ending(ENDED.get(ended.exit_code, "broken")))
         return ended
-    report, found = study.write(given or study.read())
+    report, found = study.write(output, given or study.read())
     (StoragePath(request.output) / f"{REPORT}.md").write_bytes(report.encode())
     if request.sheet is not None:
-        _write_sheet(steps.spark, request, request.sheet, found["metrics"], display)
+        _write_sheet(study.steps.spark, request, request.sheet, found["metrics"], display)
     output.end(Ending(), **found)
     return MetaEvaluationOutcome(ended.exit_code, report)
 
 
-def _score_endpoints(request: MetaEvaluationRequest, display: Display) -> MetaEvaluationOutcome:
-    """Runs the metrics on each endpoint, until one ends early; too many failures do not stop the others."""
+def _run_endpoints(study: Study, display: Display) -> MetaEvaluationOutcome:
+    """Run the endpoints until one ends early. Too many failures do not stop the others."""
     code = 0
-    for endpoint in request.endpoints:
+    for endpoint in study.request.endpoints:
         display.note(f"model {endpoint.model}")
-        outcome = score(_score_request(request, endpoint), display)
+        outcome = study.run_endpoint(endpoint, display)
         if outcome.exit_code not in (0, FAILED_TOO_MANY):
-            return MetaEvaluationOutcome(outcome.exit_code, message=outcome.message)
+            return outcome
         if outcome.message is not None:
             display.note(outcome.message)
-        # The worse of 0 and FAILED_TOO_MANY
         code = max(code, outcome.exit_code)
     return MetaEvaluationOutcome(code)
-
-
-def _score_request(request: MetaEvaluationRequest, endpoint: StudyEndpoint) -> ScoreRequest:
-    """The run of one endpoint, as `untold score` would be asked for it."""
-    assert request.metrics is not None
-    settings = endpoint.settings
-    if endpoint.prompt_set is not None:
-        # Stages whose templates are the same under all prompts are asked once
-        settings = settings.model_copy(update={"completion_store": store_of(settings, request.output)})
-    own = {"output": request.runs[endpoint.model], "settings": settings, "format": request.layout}
-    return ScoreRequest(**request.shared() | own, metrics=request.metrics, embedded=endpoint.embedded)
 
 
 def _read_scores(request: MetaEvaluationRequest, samples: DataFrame) -> study_inputs.ScoreTables:
@@ -381,7 +311,7 @@ def _restater(request: MetaEvaluationRequest, sheet: Sheet, display: Display) ->
     """What restates answers of qa: the sheet's endpoint, else a refusal that is raised only if it is needed."""
     if sheet.endpoint is None:
         return _refuse_to_restate
-    return asker(request, sheet.endpoint, display).restate
+    return asker_of(request, sheet.endpoint, display).restate
 
 
 def _refuse_to_restate(_: DataFrame) -> DataFrame:

@@ -29,6 +29,7 @@ from untold.jobs.study.label_points import (
     baseline_points,
     predicted_label,
 )
+from untold.jobs.study.meta_evaluation import PromptPairs, StudyEndpoint
 from untold.jobs.study.report import AVERAGE, PUBLISHED_CONVENTION, PUBLISHED_SPREADS, with_published
 from untold.udfs.statistics import confusion, intervals
 from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
@@ -39,6 +40,7 @@ from untold.udfs.statistics.question_resampling import (
     join_sums,
     resample_questions,
     sum_batches,
+    total_interval,
 )
 
 __all__ = ["DATASETS", "LMR"]
@@ -60,6 +62,30 @@ class AgreementRows:
     interval: intervals.Interval
     n: int
     excluded: int = 0
+
+
+def cell_intervals(
+    cells: intervals.IntArray,
+    measures: Mapping[str, confusion.Measure],
+    clusters: Sequence[str] | None = None,
+    *,
+    seed: int,
+) -> dict[str, intervals.Interval]:
+    """Return the intervals of measures of the sum of confusion tables.
+
+    `cells`: int64[samples, labels, predictions], the table of each sample. Resamples samples, or whole clusters if
+    their names are given. Methods, section 7.
+    """
+    shape = cells.shape[1:]
+    flat = cells.reshape(len(cells), shape[0] * shape[1])
+    found = {}
+    for name, measure in measures.items():
+
+        def of_totals(totals: intervals.IntArray, measure: confusion.Measure = measure) -> intervals.FloatArray:
+            return measure(totals.reshape(*totals.shape[:-1], *shape))
+
+        found[name] = total_interval(of_totals, flat, clusters, seed=seed)
+    return found
 
 
 def count_units(points: DataFrame, *, clustered: bool) -> DataFrame:
@@ -432,3 +458,69 @@ def _spreads(averages: Iterable[Row]) -> list[dict[str, Any]]:
         # One model has no spread; 0 would look like agreement
         if len(found) > 1
     ]
+
+
+def compare_labels(
+    points: DataFrame, pairs: PromptPairs, dataset: str, scale: int, *, clustered: bool, seed: int
+) -> list[dict[str, Any]]:
+    """The rows of the table `comparisons` for judges of one model: tests of LMR, a family of their own.
+
+    points: as `untold.jobs.study.label_points` describes them.
+    """
+    if not pairs:
+        return []
+    judges = list(dict.fromkeys(one.model for pair in pairs for one in pair))
+    # A test of two judges under a metric is that of two metrics of a judge, with their names exchanged
+    sides = [F.col("metric").alias("model"), F.col("model").alias("metric")]
+    turned = points.select(*sides, "convention", "measure", "unit", "cluster", "points")
+    compared = {(one.model, other.model): (one, other) for one, other in pairs}
+    differences = read_rows(count_differences(turned, judges, clustered=clustered))
+    counted = [row for row in differences if (row["first"], row["second"]) in compared]
+    rows = compare_metrics(counted, dataset, scale, seed=seed)
+    return [row | _names(row["model"], *compared[row["first"], row["second"]]) for row in rows]
+
+
+def compare_items(
+    rows: Iterable[Mapping[str, Any]], pairs: PromptPairs, *, clustered: bool, seed: int
+) -> list[dict[str, Any]]:
+    """The rows of the table `comparisons` for judges of one model: tests of accuracy over labelled items.
+
+    rows: of the table `coverage`. Items of one sample, or with `clustered` of one query, flip together. A sample counts
+    where both judges have judged as many of its items.
+    """
+    given: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = defaultdict(dict)
+    for row in rows:
+        if row["judged"]:
+            given[row["metric"], row["model"]][row["sample_id"]] = row
+    tests = []
+    for metric in dict.fromkeys(metric for metric, _ in given):
+        for one, other in pairs:
+            sums, sizes = _differences(given[metric, one.model], given[metric, other.model], clustered)
+            test = clustered_permutation_test(sums, sizes, seed=seed)
+            found = {"dataset": "coverage", "difference": test.difference, "p_value": test.p_value, "n": test.n}
+            tests.append(found | {"convention": None} | _names(metric, one, other))
+    adjusted = adjust_p_values([test["p_value"] for test in tests])
+    return [test | {"p_adjusted": value} for test, value in zip(tests, adjusted, strict=True)]
+
+
+def _names(metric: str, one: StudyEndpoint, other: StudyEndpoint) -> dict[str, Any]:
+    return {"metric": metric, "model": one.name, "first": one.prompt_set, "second": other.prompt_set}
+
+
+def _differences(
+    one: Mapping[str, Mapping[str, Any]], other: Mapping[str, Mapping[str, Any]], clustered: bool
+) -> tuple[list[int], list[int]]:
+    """By sample or query: by how many items more the first agrees with people, and of how many items."""
+    sums: dict[str, int] = defaultdict(int)
+    sizes: dict[str, int] = defaultdict(int)
+    for sample in sorted(one.keys() & other.keys()):
+        first, second = one[sample], other[sample]
+        if first["judged"] == second["judged"]:
+            unit = first["query_id"] if clustered else sample
+            sums[unit] += _agreeing(first) - _agreeing(second)
+            sizes[unit] += first["judged"]
+    return list(sums.values()), list(sizes.values())
+
+
+def _agreeing(row: Mapping[str, Any]) -> int:
+    return int(row["true_positives"] + row["true_negatives"])

@@ -21,7 +21,7 @@ from untold.jobs.run.session import spark_schema, task_slots
 from untold.jobs.run.terminal import amount
 from untold.jobs.settings.model import Settings
 from untold.jobs.study import coverage_rows
-from untold.jobs.study.agreement import read_rows
+from untold.jobs.study.agreement import compare_items, read_rows
 from untold.jobs.study.coverage_items import (
     ITEM,
     ItemVerdicts,
@@ -35,7 +35,7 @@ from untold.jobs.study.coverage_items import (
 )
 from untold.jobs.study.coverage_report import IMPORTANCE, CoverageFindings, render
 from untold.jobs.study.coverage_rows import annotator_rows, overlap_rows, weight_rows
-from untold.jobs.study.meta_evaluation import StudyEndpoint, compare_items
+from untold.jobs.study.meta_evaluation import StudyEndpoint
 from untold.jobs.study.report import Cost
 from untold.jobs.study.study_inputs import read_means, read_table
 from untold.jobs.tables import (

@@ -19,9 +19,10 @@ from untold.jobs.run.manifest import NAME
 from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import amount
 from untold.jobs.run_tables import find_table, open_run
+from untold.jobs.study.judgements import MetaEvaluationError as MetaEvaluationError
 from untold.jobs.summary.ranking import FAILED_STATUSES
 from untold.jobs.tables import ATOMS, MEASURES, MEASURES_SUMMARY, STATEMENTS
-from untold.udfs.errors import UserError, aside, near_misses, shorten
+from untold.udfs.errors import aside, near_misses, shorten
 from untold.udfs.samples.adapters import CONFLICTBANK_CLAIMS, CONFLICTBANK_SETS
 from untold.udfs.statistics.confusion import LABELS
 from untold.udfs.storage import StoragePath
@@ -61,10 +62,6 @@ FAULTS = {
 }
 # Values that a message shows: enough to see the pattern, and still one line
 SHOWN = 3
-
-
-class MetaEvaluationError(UserError):
-    """Samples or scores that cannot be held against each other. One line a problem: what, where and how often."""
 
 
 @dataclass(frozen=True)

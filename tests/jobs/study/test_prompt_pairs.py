@@ -8,16 +8,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from untold.jobs.settings.model import LlmSettings, PromptSet, Settings
+from untold.jobs.study.agreement import compare_items, compare_labels
+from untold.jobs.study.judgements import MetaEvaluationError
 from untold.jobs.study.meta_evaluation import (
     MetaEvaluationRequest,
     StudyEndpoint,
     check_prompts,
-    compare_items,
-    compare_labels,
     endpoint_of,
 )
 from untold.jobs.study.report import find_published, prompts_table
-from untold.jobs.study.study_inputs import MetaEvaluationError
 from untold.udfs.statistics.permutation import adjust_p_values, paired_permutation_test
 
 POINTS = "model string, metric string, convention string, measure string, unit string, cluster string, points long"
