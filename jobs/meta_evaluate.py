@@ -9,31 +9,20 @@ from functools import cached_property
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from untold.jobs.inputs.samples import Samples, fingerprint, show_invalid
-from untold.jobs.run.folders import Workspace
 from untold.jobs.run.manifest import Identity
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
 from untold.jobs.run.output import Output, shown
 from untold.jobs.run.session import open_session
 from untold.jobs.run.terminal import Display, amount
 from untold.jobs.run_tables import RunTables, open_run
-from untold.jobs.study import agreement, study_inputs
-from untold.jobs.study.agreement import (
-    add_overlap,
-    average_rows,
-    compare_labels,
-    find_points,
-    has_answered,
-    missing_averages,
-    read_rows,
-    resample_labels,
-)
+from untold.jobs.study.agreement import average_rows, has_answered, missing_averages
 from untold.jobs.study.annotations import Restate, write_sheet
 from untold.jobs.study.claims_study import ClaimStudy, asker_of, read_claims
 from untold.jobs.study.coverage_study import NEEDS, CoveragePlan, label_items, write_study
-from untold.jobs.study.label_points import DATASETS, LMR
+from untold.jobs.study.judgements import MetaEvaluationError
+from untold.jobs.study.label_study import REPORT, LabelStudy
 from untold.jobs.study.meta_evaluation import CLAIMS, COVERAGE, NUGGETS, Study, all_costs, check_prompts
 from untold.jobs.study.meta_evaluation import MetaEvaluationOutcome as MetaEvaluationOutcome
 from untold.jobs.study.meta_evaluation import MetaEvaluationRequest as MetaEvaluationRequest
@@ -41,14 +30,13 @@ from untold.jobs.study.meta_evaluation import Sheet as Sheet
 from untold.jobs.study.meta_evaluation import StudyEndpoint as StudyEndpoint
 from untold.jobs.study.meta_evaluation import endpoint_of as endpoint_of
 from untold.jobs.study.nuggets_study import READS, NuggetStudy
-from untold.jobs.study.report import AVERAGE, draw, render, render_averages, with_published
+from untold.jobs.study.report import AVERAGE, render_averages
 from untold.jobs.tables import COMPARISONS, FALSE_NEGATIVES, MATCH_COUNTS, META_EVALUATION, SUBSET, TIERS
 from untold.jobs.tables import COVERAGE as COVERAGE_TABLE
 from untold.udfs.errors import UserError
 from untold.udfs.samples.conversion import REQUIRED
 from untold.udfs.storage import StoragePath
 
-REPORT = "meta_evaluation"
 TABLES = {
     "meta_evaluation": META_EVALUATION,
     "match_counts": MATCH_COUNTS,
@@ -109,27 +97,6 @@ def _read(spark: SparkSession, request: MetaEvaluationRequest) -> Samples:
     return request.read_columns(spark, NEEDS if request.dataset == COVERAGE else REQUIRED)
 
 
-class LabelStudy(Study):
-    """A study of labels of responses, or of ConflictBank."""
-
-    @property
-    def units(self) -> Any:
-        """The labelled units."""
-        dataset = DATASETS[self.request.dataset]
-        study_inputs.check_samples(
-            self.request.input, self.samples, labelled=dataset.has_labels, by_source=dataset.by_source
-        )
-        return dataset
-
-    def read(self) -> Any:
-        """Return the judgements of the models."""
-        return _read_scores(self.request, self.samples)
-
-    def write(self, output: Output, found: Any) -> tuple[str, dict[str, Any]]:
-        """Write the tables."""
-        return _write_report(output, self.steps, self.request, self.samples, found)
-
-
 class CoverageStudy(Study):
     """A study of labels of aspects or references."""
 
@@ -167,7 +134,7 @@ def _check_models(endpoints: Sequence[StudyEndpoint]) -> None:
         # Without case: some file systems do not tell it
         other = by_folder.setdefault(endpoint.folder.lower(), endpoint.model)
         if endpoint is not next(one for one in endpoints if one.folder.lower() == endpoint.folder.lower()):
-            raise study_inputs.MetaEvaluationError(
+            raise MetaEvaluationError(
                 f"two endpoints have the models `{other}` and `{endpoint.model}`, and one folder for both; "
                 "give each endpoint a model of its own (llm.model of a preset file)"
             )
@@ -236,63 +203,6 @@ def _run_endpoints(study: Study, display: Display) -> MetaEvaluationOutcome:
     return MetaEvaluationOutcome(code)
 
 
-def _read_scores(request: MetaEvaluationRequest, samples: DataFrame) -> study_inputs.ScoreTables:
-    """The scores of all models, checked against the samples."""
-    ids = samples.select("sample_id")
-    spark = samples.sparkSession
-    found = study_inputs.read_score_tables(spark, request.runs, request.metrics, ids, request.input, request.judged)
-    return study_inputs.with_views(spark, found, request.runs) if DATASETS[request.dataset].has_labels else found
-
-
-def _write_report(
-    output: Output,
-    steps: Workspace,
-    request: MetaEvaluationRequest,
-    samples: DataFrame,
-    scores: study_inputs.ScoreTables,
-) -> tuple[str, dict[str, Any]]:
-    """Writes everything but the runs; gives the report and what the manifest says of it.
-
-    Spark counts, and what is computed of the counts is the driver's (methods, section 7): frames are labels, scores and
-    points by sample, all else is as small as the tables that are written.
-    """
-    dataset, seed = DATASETS[request.dataset], request.settings.statistics.seed
-    metrics, models = request.metrics or _all_metrics(scores), list(request.runs)
-    labelled = steps.keep(add_overlap(samples)) if dataset.has_labels else samples
-    shares = steps.keep(study_inputs.read_source_shares(steps.spark, request.runs)) if dataset.by_source else None
-    points = steps.keep(find_points(scores.scores, labelled, shares, dataset))
-    counted = read_rows(agreement.count_units(points, clustered=request.cluster))
-    found = agreement.point_intervals(counted, dataset.scales, seed=seed)
-    tables = resample_labels(scores.scores, labelled, dataset, clustered=request.cluster, seed=seed)
-    found |= agreement.table_intervals(tables)
-    # For the report alone; intervals are of the resamples in `tables`
-    confusions = {key: agreement.confusion_table(table) for key, table in tables.items()}
-    views = [study_inputs.view_of(metric) for metric in metrics]
-    rows = with_published(agreement.agreement_rows(request.dataset, [*metrics, *views], models, found))
-    if request.scores and not has_answered(rows):
-        raise study_inputs.MetaEvaluationError(
-            f"nothing to evaluate: no sample of {request.input} has a score in {', '.join(request.runs.values())}; "
-            "the table failures of each says why, untold score --retry-failed asks again"
-        )
-    compared = points.where(F.col("metric").isin(*metrics))
-    differences = read_rows(agreement.count_differences(compared, metrics, clustered=request.cluster))
-    comparisons = agreement.compare_metrics(differences, request.dataset, dataset.scales[LMR], seed=seed)
-    comparisons += compare_labels(
-        compared, request.prompt_pairs, request.dataset, dataset.scales[LMR], clustered=request.cluster, seed=seed
-    )
-    costs = all_costs(request)
-    note = None if request.cluster else study_inputs.describe_repeats(points)
-    report = render(rows, comparisons, confusions, costs, clustered=request.cluster, note=note)
-    output.write_rows("meta_evaluation", rows, META_EVALUATION)
-    averaged = [row for row in counted if row["metric"] not in views]
-    counts = agreement.match_counts(request.dataset, averaged, dataset.scales)
-    output.write_rows("match_counts", counts, MATCH_COUNTS)
-    output.write_rows("comparisons", comparisons, COMPARISONS)
-    for form in FIGURES:
-        (StoragePath(request.output) / f"{REPORT}.{form}").write_bytes(draw(rows, form=form))
-    return report, {"metrics": list(metrics), "confusion": agreement.confusion_cells(confusions)}
-
-
 def _write_sheet(
     spark: SparkSession, request: MetaEvaluationRequest, sheet: Sheet, metrics: Sequence[str], display: Display
 ) -> None:
@@ -316,15 +226,10 @@ def _restater(request: MetaEvaluationRequest, sheet: Sheet, display: Display) ->
 
 def _refuse_to_restate(_: DataFrame) -> DataFrame:
     """Raises MetaEvaluationError: sheets without qa never come here."""
-    raise study_inputs.MetaEvaluationError(
+    raise MetaEvaluationError(
         "--annotation-sheet restates the answers of qa as statements, and no endpoint is set: "
         "--set llm.base_url=http://HOST/v1 --set llm.model=NAME, or leave qa out of --metric"
     )
-
-
-def _all_metrics(scores: study_inputs.ScoreTables) -> tuple[str, ...]:
-    """The metrics that any model has, sorted."""
-    return tuple(sorted({name for names in scores.metrics.values() for name in names}))
 
 
 def _remove_report(output: Output) -> None:

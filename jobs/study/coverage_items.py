@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
+from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -319,3 +320,9 @@ def similarity_baselines(read: DataFrame, model: ModelFiles | None) -> DataFrame
 
 def _text(item: Column) -> Column:
     return item["text"]
+
+
+def read_rows(counted: DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a frame."""
+    rows: list[dict[str, Any]] = counted.toArrow().to_pylist()
+    return rows

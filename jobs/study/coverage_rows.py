@@ -16,8 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.run.session import spark_schema
-from untold.jobs.study.agreement import read_rows
-from untold.jobs.study.coverage_items import ITEM, ItemVerdicts
+from untold.jobs.study.coverage_items import ITEM, ItemVerdicts, read_rows
 from untold.jobs.tables import META_EVALUATION
 from untold.udfs.samples.data_sets import MUST_HAVE, NICE_TO_HAVE
 from untold.udfs.samples.labelled import OVERLAPS, overlap_batches

@@ -21,7 +21,7 @@ from untold.jobs.run.session import spark_schema, task_slots
 from untold.jobs.run.terminal import amount
 from untold.jobs.settings.model import Settings
 from untold.jobs.study import coverage_rows
-from untold.jobs.study.agreement import compare_items, read_rows
+from untold.jobs.study.agreement import compare_items
 from untold.jobs.study.coverage_items import (
     ITEM,
     ItemVerdicts,
@@ -30,6 +30,7 @@ from untold.jobs.study.coverage_items import (
     judge_items,
     metric_coverage,
     read_items,
+    read_rows,
     read_verdicts,
     similarity_baselines,
 )

@@ -131,6 +131,11 @@ class Judgements:
         """The models with each of their metrics."""
         return [(model, metric) for model, metrics in self.metrics.items() for metric in metrics]
 
+    def only(self, kept: BoolArray) -> Judgements:
+        """Return the judgements of some units: bool[units]."""
+        tables = {owner: table.filter(pa.array(kept)) for owner, table in self.tables.items()}
+        return Judgements(self.metrics, tables, {owner: given[kept] for owner, given in self.given.items()})
+
     @property
     def all_metrics(self) -> tuple[str, ...]:
         """The metrics of all models, sorted."""
@@ -180,7 +185,8 @@ def read_judgements(
         for metric in sorted(found[model]):
             mine = rows.filter(pc.equal(rows["metric"], metric))
             order, wrong = _align(source, mine, units)
-            faults += source.describe(f"{where}: {metric}", wrong, units.about)
+            # Keys may be null in tables with problems
+            faults += [] if problems else source.describe(f"{where}: {metric}", wrong, units.about)
             tables[model, metric] = mine.take(pa.array(order, mask=order < 0))
             given[model, metric] = order >= 0
     raise_all(problems)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import ArrayLike
 
 from untold.udfs.statistics import confusion
@@ -126,9 +123,6 @@ def _resampled(statistic: Statistic, rows: IntArray, alike: IntArray, resamples:
 SHAPE = (len(confusion.LABELS), len(confusion.OUTCOMES))
 CELLS = len(confusion.LABELS) * len(confusion.OUTCOMES)
 RESAMPLES = 10_000  # methods, section 7
-# What every measure needs of the questions left out one at a time: the sums of three powers of its change
-POWERS = (1, 2, 3)
-SUMS_FIELDS = (("drawn", pa.binary()), ("powers", pa.list_(pa.float64())))
 FORMS = tuple(product(confusion.CONVENTIONS, confusion.MEASURES))
 Form = tuple[str, str]
 
@@ -207,66 +201,3 @@ def _acceleration(form: Form, table: IntArray, tables: IntArray, counts: IntArra
     changes = _changes(form, table, tables)
     influence = changes - np.average(changes, weights=counts)
     return acceleration_of(influence, counts) if np.isfinite(influence).all() and influence.any() else None
-
-
-def sum_batches(
-    batches: Iterable[pa.RecordBatch], *, table: list[int], seed: int, resamples: int = RESAMPLES
-) -> Iterator[pa.RecordBatch]:
-    """A partition's part of the bootstrap of more questions than a driver can hold, as one row of `SUMS_FIELDS`.
-
-    Columns read: cells list<int64> of `CELLS`, count int64. `table` is the sum over all questions. The weights of a
-    table are Poisson draws of its count, seeded by its content, so that partitioning changes nothing: at so many
-    questions their sum is as good as fixed, and measures are ratios. Chamandy et al. 2012, "Estimating uncertainty for
-    massive data streams".
-    """
-    total = np.array(table, dtype=np.int64).reshape(SHAPE)
-    drawn, powers = np.zeros((resamples, CELLS), dtype=np.int64), np.zeros((len(FORMS), len(POWERS)))
-    for batch in batches:
-        for start in range(0, batch.num_rows, step := max(1, CELLS_IN_MEMORY // resamples)):
-            cells, counts = _read(batch.slice(start, step))
-            weights = np.stack(
-                [_poisson(row, n, seed, resamples) for row, n in zip(cells, counts, strict=True)], axis=1
-            )
-            drawn += _weigh(weights, cells)
-            powers += _power_sums(total, cells.reshape(-1, *SHAPE), counts)
-    yield pa.RecordBatch.from_pylist(
-        [{"drawn": drawn.tobytes(), "powers": powers.ravel().tolist()}], pa.schema(SUMS_FIELDS)
-    )
-
-
-def _read(batch: pa.RecordBatch) -> tuple[IntArray, IntArray]:
-    """A batch's tables, int64[k, CELLS], and how many questions have each, int64[k]."""
-    cells = batch.column("cells").flatten().to_numpy(zero_copy_only=False).astype(np.int64)
-    return cells.reshape(-1, CELLS), batch.column("count").to_numpy(zero_copy_only=False).astype(np.int64)
-
-
-def _poisson(cells: IntArray, count: int, seed: int, resamples: int) -> IntArray:
-    """How often each resample has the questions of one table: int64[resamples], the same on any machine."""
-    digest = hashlib.blake2b(cells.tobytes(), digest_size=16, key=str(seed).encode()).digest()
-    return np.random.default_rng(int.from_bytes(digest, "little")).poisson(count, resamples)
-
-
-def _power_sums(total: IntArray, tables: IntArray, counts: IntArray) -> FloatArray:
-    """The sums over questions of the first powers of every measure's change, times the answers: float64[forms, 3]."""
-    scale = max(int(total.sum()), 1)  # keeps the powers of tiny changes from vanishing
-    changes = np.stack([_changes(form, total, tables) for form in FORMS]) * scale
-    return np.stack([(counts * changes**power).sum(axis=1) for power in POWERS], axis=1)
-
-
-def join_sums(parts: Iterable[dict[str, Any]], table: IntArray, questions: int) -> Resampled:
-    """What the partitions' rows of `sum_batches` make together; `table` int64[3, 5] is the sum over all `questions`."""
-    rows = list(parts)
-    drawn = sum(np.frombuffer(row["drawn"], dtype=np.int64) for row in rows)
-    powers = np.sum([row["powers"] for row in rows], axis=0).reshape(len(FORMS), len(POWERS))
-    accelerations = {form: _from_powers(sums, questions) for form, sums in zip(FORMS, powers, strict=True)}
-    return Resampled(table, np.asarray(drawn).reshape(-1, *SHAPE), accelerations)
-
-
-def _from_powers(sums: FloatArray, questions: int) -> float | None:
-    """The acceleration from the sums of powers of the changes, about their mean."""
-    first, second, third = (float(value) for value in sums)
-    mean = first / questions
-    squares = second - questions * mean**2
-    if not np.isfinite(squares) or squares <= 0:
-        return None
-    return float((third - 3 * mean * second + 2 * questions * mean**3) / (6 * squares**1.5))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
-from pyspark.sql import SparkSession
 
 from untold.jobs.settings.model import LlmSettings, PromptSet, Settings
-from untold.jobs.study.agreement import compare_items, compare_labels
+from untold.jobs.study.agreement import Earned, PointTests, compare_items
 from untold.jobs.study.judgements import MetaEvaluationError
 from untold.jobs.study.meta_evaluation import (
     MetaEvaluationRequest,
@@ -18,8 +18,6 @@ from untold.jobs.study.meta_evaluation import (
 )
 from untold.jobs.study.report import find_published, prompts_table
 from untold.udfs.statistics.permutation import adjust_p_values, paired_permutation_test
-
-POINTS = "model string, metric string, convention string, measure string, unit string, cluster string, points long"
 
 
 def judge(prompt_set: PromptSet | None, model: str = "org/m", **settings: Any) -> StudyEndpoint:
@@ -64,21 +62,17 @@ def test_a_stages_own_prompts_leave_nothing_to_compare() -> None:
         check_prompts([pair], ["e2e"])
 
 
-def test_labels_are_compared_by_metric_and_only_under_two_prompts_of_a_model(spark: SparkSession) -> None:
+def test_labels_are_compared_by_metric_and_only_under_two_prompts_of_a_model() -> None:
     points = {
-        (THEIRS.model, "e2e"): [1, 1, 1, 1, 0, None],
+        (THEIRS.model, "e2e"): [1, 1, 1, 1, 0, -1],
         (OURS.model, "e2e"): [0, 0, 1, 0, 0, 1],
         (THEIRS.model, "nli"): [1, 0, 0, 0, 0, 0],
         (OURS.model, "nli"): [1, 0, 0, 1, 0, 0],
         ("n (untold prompts)", "e2e"): [0] * 6,
-        (None, None): [1] * 6,
     }
-    rows = [
-        (model, metric, "mismatch", "lmr", f"s{place}", f"q{place // 2}", value)
-        for (model, metric), values in points.items()
-        for place, value in enumerate(values)
-    ]
-    found = compare_labels(spark.createDataFrame(rows, POINTS), [PAIR], "wiki", 1, clustered=False, seed=0)
+    given, nothing = np.ones(6, dtype=bool), np.zeros(6, dtype=np.int64)
+    earned = {key: Earned({("lmr", "mismatch"): (np.array(own), nothing)}, given) for key, own in points.items()}
+    found = PointTests("wiki", 1, None, seed=0).of_prompts(earned, ("e2e", "nli"), [PAIR])
     tests = [paired_permutation_test([1, 0], [3, 2], seed=0), paired_permutation_test([0, -1], [5, 1], seed=0)]
     assert [(row["metric"], row["model"], row["first"], row["second"], row["n"]) for row in found] == [
         ("e2e", "org/m", "published", "untold", 5),
