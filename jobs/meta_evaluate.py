@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -20,10 +19,10 @@ from untold.jobs.run_tables import RunTables, open_run
 from untold.jobs.study.agreement import average_rows, has_answered, missing_averages
 from untold.jobs.study.annotations import Restate, write_sheet
 from untold.jobs.study.claims_study import ClaimStudy, asker_of, read_claims
-from untold.jobs.study.coverage_study import NEEDS, CoveragePlan, label_items, write_study
+from untold.jobs.study.coverage_study import NEEDS, CoverageStudy
 from untold.jobs.study.judgements import MetaEvaluationError
 from untold.jobs.study.label_study import REPORT, LabelStudy
-from untold.jobs.study.meta_evaluation import CLAIMS, COVERAGE, NUGGETS, Study, all_costs, check_prompts
+from untold.jobs.study.meta_evaluation import CLAIMS, COVERAGE, NUGGETS, Study, check_prompts
 from untold.jobs.study.meta_evaluation import MetaEvaluationOutcome as MetaEvaluationOutcome
 from untold.jobs.study.meta_evaluation import MetaEvaluationRequest as MetaEvaluationRequest
 from untold.jobs.study.meta_evaluation import Sheet as Sheet
@@ -95,33 +94,6 @@ def _read(spark: SparkSession, request: MetaEvaluationRequest) -> Samples:
     if request.dataset == NUGGETS:
         return request.read_columns(spark, NEEDS, READS)
     return request.read_columns(spark, NEEDS if request.dataset == COVERAGE else REQUIRED)
-
-
-class CoverageStudy(Study):
-    """A study of labels of aspects or references."""
-
-    @cached_property
-    def units(self) -> Any:
-        """The labelled units."""
-        request = self.request
-        return label_items(
-            self.steps,
-            request.input,
-            self.samples,
-            request.covered,
-            metrics=request.metrics,
-            unlabelled=request.subset is not None,
-        )
-
-    def read(self) -> Any:
-        """Return the judgements of the models."""
-        return self.units.verdicts(self.request.runs, self.request.metrics, self.request.judged)
-
-    def write(self, output: Output, found: Any) -> tuple[str, dict[str, Any]]:
-        """Write the tables."""
-        request = self.request
-        plan = CoveragePlan(request.settings, request.runs, request.subset, request.cluster, request.prompt_pairs)
-        return write_study(output, self.units, found, plan, all_costs(request))
 
 
 STUDIES: dict[str, type[Study]] = {COVERAGE: CoverageStudy, CLAIMS: ClaimStudy, NUGGETS: NuggetStudy}

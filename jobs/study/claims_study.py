@@ -48,7 +48,7 @@ from untold.jobs.study.meta_evaluation import (
     Study,
     StudyEndpoint,
 )
-from untold.jobs.study.report import by_owner, interval, number, section
+from untold.jobs.study.report import Columns, document, interval, intervals, number, pivot, section
 from untold.jobs.tables import META_EVALUATION
 from untold.udfs.errors import aside, near_misses, shorten
 from untold.udfs.facts.claim_verdicts import NOT_SUPPORTED
@@ -316,40 +316,30 @@ PUBLISHED_SHARES = {"ChatGPT": 0.6537, "InstructGPT": 0.5158, "PerplexityAI": 0.
 
 
 def render(rows: Sequence[Row], *, clustered: bool) -> str:
-    """Return the report as Markdown, from the rows of the table `meta_evaluation`. Names of models are escaped."""
+    """Return the report as Markdown, from the rows of the table `meta_evaluation`."""
     units = "whole queries" if clustered else "single claims"
-    parts = [
-        "# Meta-evaluation on claims",
+    columns: Columns = {"metric": "metric", "model": "baseline", "n": "n", "left out": "excluded"}
+    measures = intervals(VERDICT_MEASURES, 4)
+    return document(
+        "Meta-evaluation on claims",
         f"Intervals: 95 % BCa, 10,000 resamples of {units}. Where no label is `contradicted`, a verdict of it counts "
         "as `not_supported`. Claims without a verdict are left out.",
-        _measure_table(rows),
+        section("Verdicts", "", {**columns, **measures}, pivot(rows, VERDICT_MEASURES)),
         _share_table(rows),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _measure_table(rows: Sequence[Row]) -> str:
-    """Return the table of the metrics of each model and of the constant label."""
-    lines = [
-        [metric, model or "(baseline)", f"{own['accuracy']['n']:,}", f"{own['accuracy']['excluded']:,}"]
-        + [interval(own[name], 4) for name in VERDICT_MEASURES]
-        for (metric, model), own in by_owner(rows, VERDICT_MEASURES).items()
-    ]
-    return section("Verdicts", "", ["metric", "model", "n", "left out", *VERDICT_MEASURES], lines)
+    )
 
 
 def _share_table(rows: Sequence[Row]) -> str:
     """Return by system the shares of claims that people and each metric of a model call supported."""
-    owners = list(dict.fromkeys((row["metric"], row["model"]) for row in rows if row["metric"] != CONSTANT))
-    owners.sort(key=lambda owner: owner[0] != PEOPLE)
-    by_key = {(row["measure"], row["metric"], row["model"]): row for row in rows}
-    measures = dict.fromkeys(row["measure"] for row in rows if row["measure"].startswith(SHARE))
-    lines = []
-    for measure in measures:
-        system = measure.partition(":")[2]
-        found = [by_key.get((measure, *owner)) for owner in owners]
-        shown = ["-" if row is None else interval(row, 4) for row in found]
-        lines.append([system or "all", *shown, number(PUBLISHED_SHARES.get(system), 4)])
-    names = [PEOPLE if metric == PEOPLE else f"{metric} of {model}" for metric, model in owners]
+    shares = [row for row in rows if row["measure"].startswith(SHARE)]
+    by_measure: dict[str, dict[str, Any]] = {}
+    for row in sorted(shares, key=lambda row: row["metric"] != PEOPLE):
+        system = row["measure"].partition(":")[2]
+        own = by_measure.setdefault(
+            row["measure"], {"system": system or "all", "published": number(PUBLISHED_SHARES.get(system), 4)}
+        )
+        own[PEOPLE if row["metric"] == PEOPLE else f"{row['metric']} of {row['model']}"] = interval(row, 4)
+    names = dict.fromkeys(name for own in by_measure.values() for name in own)
+    columns = {name: name for name in sorted(names, key=lambda name: (name == "published") - (name == "system"))}
     note = "Of all claims, pooled. Published: FActScore's human labels (Min et al. 2023), S / (S + NS)."
-    return section("Supported", note, ["system", *names, "published"], lines)
+    return section("Supported", note, columns, by_measure.values())

@@ -32,7 +32,7 @@ from untold.jobs.study.judgements import (
     whole_rows,
 )
 from untold.jobs.study.meta_evaluation import NUGGETS, Study
-from untold.jobs.study.report import by_owner, interval, section
+from untold.jobs.study.report import Columns, document, intervals, pivot, section
 from untold.jobs.tables import META_EVALUATION
 from untold.udfs.errors import shorten
 from untold.udfs.facts.nugget_measures import SUPPORTS, Nugget, measures_of
@@ -223,14 +223,10 @@ def _tau(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 def render(rows: Sequence[Row], score: str, *, clustered: bool) -> str:
     """Return the report as Markdown, from the rows of the table `meta_evaluation`."""
-    lines = [
-        [model or "-", f"{own['kappa']['n']:,}", *(interval(own[name]) for name in MEASURES)]
-        for (_, model), own in by_owner(rows, MEASURES).items()
-    ]
     units = "whole queries" if clustered else "single samples"
     note = (
         f"kappa and accuracy are of single assignments; intervals resample {units}. kendall is tau-b of the systems' "
         f"mean `{score}` by people's assignments and the model's, kendall_within_query the mean of tau-b in each query."
     )
-    parts = ["# Meta-evaluation on nuggets", section("Assignments", note, ["model", "n", *MEASURES], lines)]
-    return "\n\n".join(parts) + "\n"
+    columns: Columns = {"model": "model", "n": "n", **intervals(MEASURES)}
+    return document("Meta-evaluation on nuggets", section("Assignments", note, columns, pivot(rows, MEASURES)))
