@@ -5,20 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
+from untold.graph.views import FORMATS
 from untold.jobs.inputs.samples import Samples, fingerprint, show_invalid
+from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.run.manifest import Identity
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
-from untold.jobs.run.output import Output, shown
+from untold.jobs.run.output import Output, shown, store_of
 from untold.jobs.run.session import open_session
 from untold.jobs.run.terminal import Display, amount
 from untold.jobs.run_tables import RunTables, open_run
+from untold.jobs.score import score
 from untold.jobs.study.agreement import average_rows, has_answered, missing_averages
 from untold.jobs.study.annotations import Restate, write_sheet
-from untold.jobs.study.claims_study import ClaimStudy, asker_of, read_claims
+from untold.jobs.study.claims_study import ClaimStudy, StageAsker, read_claims
 from untold.jobs.study.coverage_study import NEEDS, CoverageStudy
 from untold.jobs.study.judgements import MetaEvaluationError
 from untold.jobs.study.label_study import REPORT, LabelStudy
@@ -45,35 +49,31 @@ TABLES = {
     "false_negatives": FALSE_NEGATIVES,
     "subset": SUBSET,
 }
-# SVG for documents, PNG for readers that show no SVG
-FIGURES = ("svg", "png")
-# How an output of several runs ended that ended with one of them, by its exit code
+# The ending of an output by the exit code of the run that ended it
 ENDED = {code: reason for reason, code in EXIT_CODES.items()}
 
 
 def meta_evaluate(request: MetaEvaluationRequest, display: Display) -> MetaEvaluationOutcome:
-    """Writes the tables, the report and the figure beside the runs.
+    """Compare metrics with labels. Write the tables, the report and the figure to the output.
 
-    Raises MetaEvaluationError for input without usable labels, for scores that are not of exactly its samples and for
-    endpoints of one model, OutputError for an output of something else, and what `untold.jobs.score.score` raises.
-
-    Runs of endpoints lie in `DIR/runs/<folder>`, each an output of `untold score` that can be read, compared and
-    resumed by itself. Dejl et al. 2025; methods, section 6.
+    The runs of endpoints are outputs of `untold score` in `DIR/runs/<folder>`. Raises MetaEvaluationError for labels or
+    judgements that a study cannot use and for two endpoints with one model, OutputError for an output with another
+    identity, and the errors of `untold.jobs.score.score`. Dejl et al. 2025; methods, section 6.
     """
     _check_models(request.endpoints)
-    # Endpoints of one model are told apart by their prompts
+    # Endpoints with one model differ in their prompts
     check_prompts(request.prompt_pairs, request.metrics or ())
     with request.open_output(TABLES) as output:
         return _meta_evaluate(output, request, display)
 
 
 def _meta_evaluate(output: Output, request: MetaEvaluationRequest, display: Display) -> MetaEvaluationOutcome:
-    """Reads and checks samples and given scores first: then it asks, and removes an earlier start's report."""
+    """Check the samples and the existing scores, remove an earlier report, and evaluate."""
     steps = output.workspace(open_session(request.settings))
     found = _read(steps.spark, request)
     show_invalid(found, display)
     study = STUDIES.get(request.dataset, LabelStudy)(request, steps.keep(found.samples, "samples"), steps)
-    # Reads and checks the labels before any request
+    # Raises before any request for labels that the study cannot use
     _ = study.units
     content = fingerprint(study.samples)
     output.claim(_identify(request, content))
@@ -100,10 +100,10 @@ STUDIES: dict[str, type[Study]] = {COVERAGE: CoverageStudy, CLAIMS: ClaimStudy, 
 
 
 def _check_models(endpoints: Sequence[StudyEndpoint]) -> None:
-    """Raises MetaEvaluationError where two endpoints have one model, or names that give one folder."""
+    """Raise MetaEvaluationError if two endpoints have one model, or models with one folder."""
     by_folder: dict[str, str] = {}
     for endpoint in endpoints:
-        # Without case: some file systems do not tell it
+        # Some file systems ignore case
         other = by_folder.setdefault(endpoint.folder.lower(), endpoint.model)
         if endpoint is not next(one for one in endpoints if one.folder.lower() == endpoint.folder.lower()):
             raise MetaEvaluationError(
@@ -113,10 +113,7 @@ def _check_models(endpoints: Sequence[StudyEndpoint]) -> None:
 
 
 def _identify(request: MetaEvaluationRequest, content: str) -> Identity:
-    """What the output belongs to: data set, input, metrics, seed and clusters. Runs have identities of their own.
-
-    Of a study of coverage, the labels given and the model of its baselines too; of nuggets, the measure.
-    """
+    """Return the identity of the output. The runs of endpoints have their own."""
     identity: dict[str, Any] = {
         "dataset": request.dataset,
         "input": content,
@@ -128,13 +125,13 @@ def _identify(request: MetaEvaluationRequest, content: str) -> Identity:
     if request.dataset == COVERAGE:
         labels = None if request.covered is None else sorted(request.covered)
         identity |= {"covered": labels, "baselines": request.settings.embeddings.model}
-        # Only where there is one: what was studied before there were any stays as it is
+        # Outputs of earlier versions have no subset
         identity |= {"subset": str(request.subset)} if request.subset else {}
     return identity
 
 
 def _begin(output: Output, request: MetaEvaluationRequest, content: str, samples: int) -> None:
-    """Writes the manifest as `running`; no endpoint is named in it, as each run's own manifest does that."""
+    """Write the manifest as `running`. The manifests of the runs name the endpoints."""
     output.begin(
         shown(request.settings),
         dataset=request.dataset,
@@ -156,7 +153,7 @@ def _evaluate(output: Output, study: Study, given: Any, display: Display) -> Met
     report, found = study.write(output, given or study.read())
     (StoragePath(request.output) / f"{REPORT}.md").write_bytes(report.encode())
     if request.sheet is not None:
-        _write_sheet(study.steps.spark, request, request.sheet, found["metrics"], display)
+        _write_sheet(study, request.sheet, found["metrics"], display)
     output.end(Ending(), **found)
     return MetaEvaluationOutcome(ended.exit_code, report)
 
@@ -166,7 +163,10 @@ def _run_endpoints(study: Study, display: Display) -> MetaEvaluationOutcome:
     code = 0
     for endpoint in study.request.endpoints:
         display.note(f"model {endpoint.model}")
-        outcome = study.run_endpoint(endpoint, display)
+        if isinstance(study, ClaimStudy):
+            outcome = study.verify(endpoint, display)
+        else:
+            outcome = _score(study.request, endpoint, display)
         if outcome.exit_code not in (0, FAILED_TOO_MANY):
             return outcome
         if outcome.message is not None:
@@ -175,29 +175,35 @@ def _run_endpoints(study: Study, display: Display) -> MetaEvaluationOutcome:
     return MetaEvaluationOutcome(code)
 
 
-def _write_sheet(
-    spark: SparkSession, request: MetaEvaluationRequest, sheet: Sheet, metrics: Sequence[str], display: Display
-) -> None:
-    """Writes the blinded sheet of the one model's run, and says what it holds."""
+def _score(request: MetaEvaluationRequest, endpoint: StudyEndpoint, display: Display) -> MetaEvaluationOutcome:
+    """Score the samples with the metrics of the request at an endpoint."""
+    assert request.metrics is not None
+    settings = endpoint.settings
+    if endpoint.prompt_set is not None:
+        # Prompt sets share the completions of stages with equal templates
+        settings = settings.model_copy(update={"completion_store": store_of(settings, request.output)})
+    own = {"output": request.runs[endpoint.model], "settings": settings, "format": request.layout}
+    shared = request.shared() | own
+    outcome = score(ScoreRequest(**shared, metrics=request.metrics, embedded=endpoint.embedded), display)
+    return MetaEvaluationOutcome(outcome.exit_code, message=outcome.message)
+
+
+def _write_sheet(study: Study, sheet: Sheet, metrics: Sequence[str], display: Display) -> None:
+    """Write the blinded sheet of the run of the one model."""
+    request, spark = study.request, study.steps.spark
     judges = request.judges or dict.fromkeys(metrics, next(iter(request.runs)))
     run = {metric: request.runs[judges[metric]] for metric in metrics}
-    restate = _restater(request, sheet, display)
-    counts = write_sheet(spark, run, metrics, sheet.samples, sheet.seed, request.output, restate)
+    restate: Restate = _refuse_to_restate
+    if sheet.endpoint is not None:
+        restate = partial(StageAsker(request, sheet.endpoint, display).restate, spark)
+    counts = write_sheet(run, metrics, sheet.samples, sheet.seed, request.output, restate)
     display.note(
         f"annotation sheet: {amount(counts.items, 'sample')}, {amount(counts.rows, 'row')}, "
         f"{amount(counts.restated, 'answer')} restated, in {request.output}"
     )
 
 
-def _restater(request: MetaEvaluationRequest, sheet: Sheet, display: Display) -> Restate:
-    """What restates answers of qa: the sheet's endpoint, else a refusal that is raised only if it is needed."""
-    if sheet.endpoint is None:
-        return _refuse_to_restate
-    return asker_of(request, sheet.endpoint, display).restate
-
-
-def _refuse_to_restate(_: DataFrame) -> DataFrame:
-    """Raises MetaEvaluationError: sheets without qa never come here."""
+def _refuse_to_restate(_: object) -> list[dict[str, Any]]:
     raise MetaEvaluationError(
         "--annotation-sheet restates the answers of qa as statements, and no endpoint is set: "
         "--set llm.base_url=http://HOST/v1 --set llm.model=NAME, or leave qa out of --metric"
@@ -205,22 +211,22 @@ def _refuse_to_restate(_: DataFrame) -> DataFrame:
 
 
 def _remove_report(output: Output) -> None:
-    """Removes tables, report and figures of an earlier start: half of them beside new scores would be believed."""
+    """Remove the tables, the report and the figures of an earlier start, which do not fit new scores."""
     output.remove(TABLES)
-    for form in ("md", *FIGURES):
+    for form in ("md", *FORMATS):
         (StoragePath(output.place) / f"{REPORT}.{form}").remove()
 
 
 TABLE = "meta_evaluation"
 COMBINED_REPORT = f"{TABLE}.md"
-# match_counts is what intervals over data sets are made of: means and limits alone cannot be joined
+# Intervals over data sets are computed from match_counts
 NEEDED = (TABLE, "match_counts")
-# What two studies may not both have: it would count twice
+# Two studies with equal keys would count twice
 KEYS = ("dataset", "metric", "model")
 
 
 class CombineError(UserError):
-    """Outputs that cannot be combined. The message says which, and what to do."""
+    """Outputs that cannot be combined."""
 
 
 def combine_studies(
@@ -231,15 +237,15 @@ def combine_studies(
     overwrite: bool = False,
     notify: Callable[[str], None] = lambda _: None,
 ) -> str:
-    """Writes the table `meta_evaluation` and the report of several outputs of meta-evaluate together; gives the report.
+    """Write the table `meta_evaluation` and the report of several outputs of meta-evaluate. Return the report.
 
-    The table has the LMR rows of each, then the averages over data sets and their spread over models. Raises
-    CombineError for what is no finished meta-evaluation and for two that have the same metric of a model on one data
-    set, UnreadableRunError for what is no output.
+    The table has the LMR rows of each output, then the averages over data sets and their spread over models. Raises
+    CombineError for unfinished outputs and for two outputs with one metric of a model on one data set, and
+    UnreadableRunError for a folder that is no output.
     """
     runs = [_open(study) for study in studies]
     _check_once(runs)
-    # Baselines are of no model, and of no interest as averages
+    # Baselines have no model and no average
     counts = [row for run in runs for row in _rows(run, "match_counts") if row["model"] is not None]
     for metric, model, missing in missing_averages(counts):
         notify(f"{metric} of {model} has no average: it was not evaluated on {', '.join(missing)}")
@@ -252,7 +258,7 @@ def combine_studies(
         )
     rows = given + averages
     report = render_averages(rows)
-    # All is computed first, so that a study that cannot be combined leaves no output behind
+    # An error above leaves no output
     with Output(output, (TABLE,), overwrite) as target:
         target.claim({"dataset": AVERAGE, "input": _fingerprint(runs), "statistics": {"seed": seed}})
         target.begin({}, counts={"studies": len(runs)})
@@ -263,7 +269,7 @@ def combine_studies(
 
 
 def _open(study: str) -> RunTables:
-    """The run of a study. Raises CombineError unless it is a finished meta-evaluation."""
+    """Return the output of a study. Raises CombineError unless it is a finished meta-evaluation."""
     run = open_run(study)
     missing = [name for name in NEEDED if name not in run.tables]
     if missing or run.manifest.get("status") != "finished":
@@ -275,19 +281,19 @@ def _open(study: str) -> RunTables:
 
 
 def _fingerprint(runs: Sequence[RunTables]) -> str:
-    """32 hex characters of what the studies are of."""
+    """Return a digest of the identities of the studies: 32 hexadecimal digits."""
     identities = [run.manifest.get("identity", {}) for run in runs]
     return hashlib.blake2b(json.dumps(identities, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _rows(run: RunTables, table: str) -> list[dict[str, Any]]:
-    """The rows of a table of a study; these are small, a few for a metric, model and measure."""
+    """Return the rows of a small table of a study."""
     rows: list[dict[str, Any]] = run.table(table).to_pylist()
     return rows
 
 
 def _check_once(runs: Sequence[RunTables]) -> None:
-    """Raises CombineError where two studies have the same metric of a model on one data set."""
+    """Raise CombineError if two studies have one metric of a model on one data set."""
     owners: dict[tuple[str, ...], str] = {}
     for run in runs:
         for owner in sorted({tuple(row[key] for key in KEYS) for row in _rows(run, TABLE)}):

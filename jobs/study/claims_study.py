@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 from uuid import uuid4
@@ -29,16 +28,14 @@ from untold.jobs.run.folders import Workspace, write_parquet
 from untold.jobs.run.outcome import Ending
 from untold.jobs.run.output import Output, store_of
 from untold.jobs.run.terminal import Display, amount
-from untold.jobs.settings.model import Settings
 from untold.jobs.study.judgements import (
     BY_ITEM,
-    SHOWN,
     Judgements,
+    LabelledUnits,
     MetaEvaluationError,
     Row,
     Source,
-    Units,
-    read_judgements,
+    check_labels,
     whole_rows,
 )
 from untold.jobs.study.meta_evaluation import (
@@ -50,7 +47,7 @@ from untold.jobs.study.meta_evaluation import (
 )
 from untold.jobs.study.report import Columns, document, interval, intervals, number, pivot, section
 from untold.jobs.tables import META_EVALUATION
-from untold.udfs.errors import aside, near_misses, shorten
+from untold.udfs.errors import aside, near_misses
 from untold.udfs.facts.claim_verdicts import NOT_SUPPORTED
 from untold.udfs.samples.adapters import Adapter
 from untold.udfs.samples.labelled import CLAIM_FORMATS, NEEDS, PLAIN
@@ -69,79 +66,52 @@ WORK = "_asking"
 
 
 @dataclass(frozen=True)
-class StageRows:
-    """The results of a stage: the requested columns, how the run ended, and the rows of the table `usage`."""
-
-    rows: DataFrame
-    ending: Ending
-    usage: Sequence[Mapping[str, Any]] = field(default=())
-
-
-@dataclass(frozen=True)
 class StageAsker:
-    """A stage runner for the endpoint of some settings, which keeps completions in `output` or in their own store.
+    """A runner of single stages at an endpoint. Keeps completions in the output of the request, or in its store."""
 
-    `command` is the command that starts the run again.
-    """
-
-    settings: Settings
-    embedded: bool
-    output: str
+    request: MetaEvaluationRequest
+    endpoint: StudyEndpoint
     display: Display
-    wait: bool = True
-    retry_failed: bool = False
-    command: str = ""
 
-    def ask(self, stage: str, rows: DataFrame, carry: Sequence[str], columns: Sequence[str]) -> StageRows:
-        """Run a stage over rows. Return the columns `carry` of the rows, and `columns` of the results of the stage.
+    def ask(
+        self, stage: str, rows: DataFrame, carry: Sequence[str], columns: Sequence[str]
+    ) -> tuple[DataFrame, Ending]:
+        """Run a stage over rows. Return the columns `carry` of the rows and `columns` of the results, and the ending.
 
-        If the run ends early, some rows have no completion; the next start uses the completions of the others.
+        If the run ends early, some rows have no completion; the next run uses the completions of the others.
         """
-        settings, note = self.settings, self.display.note
-        workspace = Workspace(rows.sparkSession, f"{self.output}/{WORK}")
+        request, settings, note = self.request, self.endpoint.settings, self.display.note
+        workspace = Workspace(rows.sparkSession, f"{request.output}/{WORK}")
         workspace.remove()
-        run, retry = uuid4().hex[:12], self.retry_failed
+        run, wait, retry_failed = uuid4().hex[:12], request.wait, request.retry_failed
         with (
-            RunEndpoint(settings, embedded=self.embedded, wait=self.wait, notify=note) as endpoint,
-            open_engines(settings, self.display, run, wait=self.wait, retry_failed=retry) as engines,
+            RunEndpoint(settings, embedded=self.endpoint.embedded, wait=wait, notify=note) as endpoint,
+            open_engines(settings, self.display, run, wait=wait, retry_failed=retry_failed) as engines,
         ):
             stages = {stage: bind_stage(stage, settings, embedded_model=endpoint.model_sha256)}
-            store = store_of(settings, self.output)
-            places = reached_places(self.output, workspace.folder, store)
-            reach = ClusterChecks(rows.sparkSession, places, note=note)
+            store = store_of(settings, request.output)
+            reach = ClusterChecks(rows.sparkSession, reached_places(request.output, workspace.folder, store), note=note)
             reach.check_executors()
             runner = StageRunner(engines, settings, stages, endpoint, workspace, store, reach=reach)
             try:
                 asked = runner.ask(stage, rows, carry=tuple(carry))
                 # The working folder of the rows is removed before they are read
-                found = asked.select(*carry, *columns).localCheckpoint()
-                return StageRows(found, runner.ending, runner.usage)
+                return asked.select(*carry, *columns).localCheckpoint(), runner.ending
             finally:
                 workspace.remove()
 
-    def restate(self, pairs: DataFrame) -> DataFrame:
-        """Run `restate_answer` on columns question and answer. Return these with statement and error_type.
+    def restate(self, spark: SparkSession, pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+        """Run `restate_answer` on pairs of question and answer. Return these with statement and error_type.
 
         A failed pair has an error_type and no statement. Raises ActorProcessError if the run ends early. Methods,
         section 6.
         """
-        given = self.ask(RESTATE, pairs, ("question", "answer"), ("statement", "error_type"))
-        if given.ending.reason is not None:
-            raise ActorProcessError(given.ending.explain(self.command))
-        return given.rows
-
-
-def asker_of(request: MetaEvaluationRequest, endpoint: StudyEndpoint, display: Display) -> StageAsker:
-    """Return the stage runner of an endpoint of the request."""
-    return StageAsker(
-        endpoint.settings,
-        endpoint.embedded,
-        request.output,
-        display,
-        wait=request.wait,
-        retry_failed=request.retry_failed,
-        command=request.command,
-    )
+        given = spark.createDataFrame(list(pairs), "question string, answer string")
+        rows, ending = self.ask(RESTATE, given, ("question", "answer"), ("statement", "error_type"))
+        if ending.reason is not None:
+            raise ActorProcessError(ending.explain(self.request.command))
+        found: list[dict[str, Any]] = rows.toArrow().to_pylist()
+        return found
 
 
 STAGE = "verify_claim"
@@ -173,6 +143,8 @@ VERDICTS_OF_CLAIMS = Source(
 class ClaimStudy(Study):
     """A study of verdicts on claims."""
 
+    source = VERDICTS_OF_CLAIMS
+
     @cached_property
     def claims(self) -> DataFrame:
         """The usable claims: claim_id, unit, system, claim, evidence array<string>, label.
@@ -192,17 +164,15 @@ class ClaimStudy(Study):
         return self.steps.keep(rows, "claims")
 
     @cached_property
-    def units(self) -> Units:
+    def units(self) -> LabelledUnits:
         """The labelled claims."""
         return label_claims(self.request.input, self.claims.select(*KEY, "unit", "system", "label").toArrow())
 
-    def run_endpoint(self, endpoint: StudyEndpoint, display: Display) -> MetaEvaluationOutcome:
+    def verify(self, endpoint: StudyEndpoint, display: Display) -> MetaEvaluationOutcome:
         """Verify the claims at an endpoint."""
-        return verify_claims(self.claims, asker_of(self.request, endpoint, display), self.request.runs[endpoint.model])
-
-    def read(self) -> Judgements:
-        """Return the verdicts of the models."""
-        return read_judgements(VERDICTS_OF_CLAIMS, self.request.runs, self.units, self.request.metrics)
+        return verify_claims(
+            self.claims, StageAsker(self.request, endpoint, display), self.request.runs[endpoint.model]
+        )
 
     def write(self, output: Output, found: Judgements) -> tuple[str, dict[str, Any]]:
         """Write the table `meta_evaluation`."""
@@ -232,23 +202,16 @@ def layout_of(format: str | None) -> Adapter:
     return CLAIM_FORMATS[name]
 
 
-def label_claims(about: str, claims: pa.Table) -> Units:
+def label_claims(about: str, claims: pa.Table) -> LabelledUnits:
     """Return the claims with normalised labels: `Not supported` becomes `not_supported`.
 
     Raises MetaEvaluationError for labels that are not in `VERDICTS`, and for an input without labels.
     """
     labels = [re.sub(r"[\s_-]+", "_", label.strip().lower()) for label in claims["label"].to_pylist()]
-    wrong = Counter(label for label in labels if label not in VERDICTS)
-    if wrong:
-        shown = sorted(wrong, key=lambda label: (-wrong[label], label))
-        parts = [f"`{shorten(label)}`{aside(near_misses(label, VERDICTS))}" for label in shown[:SHOWN]]
-        raise MetaEvaluationError(
-            f"{about}: {amount(wrong.total(), 'claim has', 'claims have')} a label that is none of "
-            f"{', '.join(VERDICTS)}: {', '.join(parts)}{', ...' if len(shown) > SHOWN else ''}; correct or remove them"
-        )
+    check_labels(about, labels, VERDICTS, "claim")
     if not labels:
         raise MetaEvaluationError(f"{about}: no claim with a label; give rows of claim, evidence and label")
-    return Units(about, claims.drop_columns(["label"]).append_column("label", pa.array(labels)), KEY)
+    return LabelledUnits(about, claims.drop_columns(["label"]).append_column("label", pa.array(labels)), KEY)
 
 
 def verify_claims(claims: DataFrame, asker: StageAsker, place: str) -> MetaEvaluationOutcome:
@@ -258,24 +221,26 @@ def verify_claims(claims: DataFrame, asker: StageAsker, place: str) -> MetaEvalu
     """
     given = claims.select("claim_id", "claim", "evidence")
     bare = given.where(F.size("evidence") == 0)
-    told = asker.ask(STAGE, given.where(F.size("evidence") > 0), KEY, ("relation", "request_id", "error_type", "error"))
-    if told.ending.reason is not None:
-        return MetaEvaluationOutcome(told.ending.exit_code({}, "none"), message=told.ending.explain(asker.command))
-    said = told.rows.select("claim_id", F.col("relation").alias("verdict"))
+    columns = ("relation", "request_id", "error_type", "error")
+    rows, ending = asker.ask(STAGE, given.where(F.size("evidence") > 0), KEY, columns)
+    if ending.reason is not None:
+        message = ending.explain(asker.request.command)
+        return MetaEvaluationOutcome(ending.exit_code({}, "none"), message=message)
+    said = rows.select("claim_id", F.col("relation").alias("verdict"))
     silent = bare.select("claim_id", F.lit(NOT_SUPPORTED).alias("verdict"))
     names = [F.col("claim_id").alias("sample_id"), F.lit(STAGE).alias("metric")]
     every = said.unionByName(silent).join(given, on="claim_id", how="inner")
     write_parquet(every.select(*names, "claim_id", F.col("claim").alias("text"), "verdict"), f"{place}/claims")
-    lost = told.rows.where(has_failed())
+    lost = rows.where(has_failed())
     failures = lost.select(*names, F.lit(STAGE).alias("stage"), "request_id", "error_type", "error")
     write_parquet(failures, f"{place}/failures")
     failed, without = lost.count(), bare.count()
-    code = told.ending.exit_code({"ok": given.count() - failed, "failed": failed}, asker.settings.fail_on_error)
+    code = ending.exit_code({"ok": given.count() - failed, "failed": failed}, asker.endpoint.settings.fail_on_error)
     have = amount(without, "claim has", "claims have")
     return MetaEvaluationOutcome(code, message=f"{have} no evidence: not supported, unasked" if without else None)
 
 
-def evaluation_rows(units: Units, found: Judgements, *, clustered: bool, seed: int) -> list[dict[str, Any]]:
+def evaluation_rows(units: LabelledUnits, found: Judgements, *, clustered: bool, seed: int) -> list[dict[str, Any]]:
     """Return the rows of the table `meta_evaluation`: each metric of a model, the constant label, and shares by system.
 
     Claims without a verdict are left out and counted. With `clustered`, whole queries are resampled.

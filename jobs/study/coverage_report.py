@@ -28,7 +28,7 @@ from untold.udfs.statistics.tiers import Subset
 Means = Mapping[str, Mapping[str, float | None]]
 """By model the means of the measures of importance."""
 ICAT, IMPORTANCE, LONGRECALL = "icat", "importance", "longrecall"
-# Samarinas et al. 2025. Correlations are of ICAT-S with a 70B aligner
+# Samarinas et al. 2025; ICAT-S uses a 70B aligner
 ICAT_FIGURES = (
     ("pearson of ICAT-S, a corpus (ClueWeb)", ICAT, "pearson", 0.422),
     ("spearman of ICAT-S, a corpus (ClueWeb)", ICAT, "spearman", 0.446),
@@ -84,8 +84,8 @@ LONGRECALL_NOTE = (
 class CoverageFindings:
     """The results of a study of coverage.
 
-    `rows`, `tiers`, `misses` and `comparisons` are those of the tables `meta_evaluation`, `tiers`, `false_negatives`
-    and `comparisons`. `covered` are the labels that mean covered, `subset` is None for a study of all references.
+    `rows`, `tiers`, `misses` and `comparisons` are rows of the tables `meta_evaluation`, `tiers`, `false_negatives` and
+    `comparisons`. `covered` lists the labels that mean covered. `subset` is None for a study of all references.
     """
 
     rows: Sequence[Row]
@@ -101,7 +101,7 @@ class CoverageFindings:
 def render(
     found: CoverageFindings, costs: Mapping[str, Mapping[str, Cost]], *, clustered: bool, notes: Sequence[str]
 ) -> str:
-    """Return the report as Markdown. `costs` are by model and metric, without those of existing scores."""
+    """Return the report as Markdown. `costs` has the cost per sample by model and metric; existing scores have none."""
     rows = found.rows
     units = "whole queries" if clustered else "single samples"
     return document(
@@ -222,7 +222,7 @@ def _items(rows: Sequence[Row]) -> str:
 
 
 def published(rows: Sequence[Row], means: Means) -> list[str]:
-    """Return a section per paper whose metric the study has, or else that of ICAT, which has baselines."""
+    """Return the published figures of the metrics of the study. By default, return the figures of ICAT."""
     metrics = {row["metric"] for row in rows}
     values: dict[tuple[str | None, str], list[str]] = {}
     for row in rows:

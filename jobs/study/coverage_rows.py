@@ -1,4 +1,4 @@
-"""Compute the measures of a study of coverage: correlations, covered items, agreement; methods, sections 6 and 7."""
+"""Compute correlations, agreement and the measures of covered items; methods, sections 6 and 7."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from untold.jobs.study.judgements import (
     DIGITS,
     BoolArray,
     Judgements,
+    LabelledUnits,
     Row,
-    Units,
     whole_rows,
 )
 from untold.udfs.samples.data_sets import MUST_HAVE, NICE_TO_HAVE
@@ -36,7 +36,7 @@ from untold.udfs.statistics.question_resampling import auc, score_counts, total_
 KEY = ("sample_id", "reference_id")
 KAPPA, ALPHA = "fleiss_kappa", "krippendorff_alpha"
 COUNTS = ("true_positives", "false_positives", "false_negatives", "true_negatives")
-# Over all labelled items, with the labels covered and not covered
+# Measures over all labelled items with the labels covered and not covered
 AGREEMENTS = {"kappa": kappa, "macro_f1": macro_f1, "accuracy": accuracy}
 Owner = tuple[str, str | None]
 """A metric or a baseline, and its model."""
@@ -44,13 +44,13 @@ Owner = tuple[str, str | None]
 
 @dataclass(frozen=True)
 class Items:
-    """The items of samples with the labels of annotators, of which `covered` mean covered.
+    """The items of samples with the labels of annotators. `covered` lists the labels that mean covered.
 
     `samples` have sample_id, cluster and response; `units` have the columns of `coverage_study.read_items`.
     """
 
     samples: Sequence[Row]
-    units: Units
+    units: LabelledUnits
     covered: tuple[str, ...]
 
     @cached_property
@@ -61,13 +61,13 @@ class Items:
 
     @cached_property
     def votes(self) -> IntArray:
-        """The annotators of each item that found it covered, and those that did not: int64[items, 2]."""
+        """The number of annotators per item for and against covered: int64[items, 2]."""
         found = [votes(labels, self.covered) for labels in self.units.column("labels")]
         return np.array(found, dtype=np.int64).reshape(-1, 2)
 
     @cached_property
     def said(self) -> IntArray:
-        """The majority: 1 for covered, 0 for not covered, -1 for a tie or no label: int64[items]."""
+        """The majority as 1 for covered, 0 for not covered, -1 for a tie or no label. Shape: int64[items]."""
         yes, no = self.votes.T
         return np.where(yes == no, -1, yes > no)
 
@@ -94,7 +94,7 @@ def codes_of(table: pa.Table) -> IntArray:
 def human_coverage(items: Items) -> list[dict[str, Any]]:
     """Return sample_id, cluster, labelled, ties and human of each sample.
 
-    `human` is the share of covered items among the labelled ones, None without any. Ties have labels and no majority.
+    `human` is the share of covered items among the labelled items. Ties have labels and no majority.
     """
     labelled, covered = items.count(items.said >= 0), items.count(items.said == 1)
     ties = items.count((items.said < 0) & (items.votes[:, 0] > 0))
@@ -108,8 +108,8 @@ def human_coverage(items: Items) -> list[dict[str, Any]]:
 def metric_coverage(items: Items, found: Judgements) -> list[dict[str, Any]]:
     """Return model, metric, sample_id, value, the `COUNTS` and judged of each sample that the metric judged.
 
-    `value` is the share of covered items among those with a verdict, labelled or not. The counts are of labelled items,
-    by the verdict and the majority; `judged` is their sum.
+    `value` is the share of covered items among all items with a verdict. The counts compare verdict and majority of the
+    labelled items; `judged` is their sum.
     """
     rows = []
     for model, metric in found.owners:
@@ -141,7 +141,7 @@ class ItemLabels:
 
 
 def count_labels(votes: Iterable[tuple[int, int]]) -> ItemLabels:
-    """Count the labels of all items, given the annotators that found each covered, and those that did not."""
+    """Count the labels of all items. `votes` has the number of annotators per item for and against covered."""
     given = list(votes)
     several = [one for one in given if sum(one) >= 2]
     labelled, ties = sum(yes != no for yes, no in given), sum(yes == no > 0 for yes, no in given)
@@ -176,7 +176,7 @@ def evaluation_rows(
 ) -> list[dict[str, Any]]:
     """Return the rows of the table `meta_evaluation`: correlations and covered items by metric and model, then kappa.
 
-    `rows` are those of the table `coverage`; `more` are rows of single items, which come last. With `clustered`,
+    `rows` has the rows of the table `coverage`; `more` has the rows of single items, which come last. With `clustered`,
     intervals resample queries, and the means of each query are correlated as well.
     """
     by_owner: dict[Owner, list[Row]] = defaultdict(list)
@@ -276,10 +276,9 @@ def item_rows(items: Items, found: Judgements, *, clustered: bool, seed: int) ->
 
 
 def model_kappas(items: Items, found: Judgements) -> list[dict[str, Any]]:
-    """Return Fleiss' kappa of the models of each metric, and that of their majority and the annotators' majority.
+    """Return Fleiss' kappa of the models of each metric, and Fleiss' kappa of two majorities: models and annotators.
 
-    The raters of the first are the models, on the items that all of them judged. n counts the compared items, excluded
-    the others.
+    The first compares the items that all models judged. n counts the compared items; excluded counts the others.
     """
     rows = []
     counts = Counter(metric for _, metric in found.owners)
@@ -320,7 +319,7 @@ def overlap_rows(items: Items, units: Sequence[str], seed: int) -> list[dict[str
 def weight_rows(items: Items, found: Judgements, units: Sequence[str], seed: int) -> list[dict[str, Any]]:
     """Return by metric and model the AUC of its weights for must-have against nice-to-have references.
 
-    The AUC of a metric with given weights is that of the given weights. `units` as `overlap_rows`.
+    For a metric that receives the weights as input, the AUC measures only the input. `units` as `overlap_rows`.
     """
     types = items.units.column("type")
     typed = [kind in (MUST_HAVE, NICE_TO_HAVE) for kind in types]

@@ -33,10 +33,11 @@ from untold.jobs.study.judgements import (
     BoolArray,
     Judgements,
     Key,
+    LabelledUnits,
     MetaEvaluationError,
+    Owner,
     Row,
     Source,
-    Units,
     read_judgements,
     read_means,
     read_table,
@@ -49,7 +50,7 @@ from untold.udfs.retrieval.embedding import find_model
 from untold.udfs.retrieval.local_models import LocalModelFileError, ModelFiles
 from untold.udfs.samples.items import items_of_json
 from untold.udfs.samples.labelled import baseline_batches, baseline_names, baseline_schema
-from untold.udfs.statistics.tiers import Subset, all_tiers, quotas_of, shortages, tier_of
+from untold.udfs.statistics.tiers import all_tiers, quotas_of, shortages, tier_of
 
 # The columns of a sample besides its items
 NEEDS = ("query", "response")
@@ -66,7 +67,7 @@ UNASKED = (ARECALL, ERECALL)
 def _read_verdicts(where: str, rows: pa.Table) -> pa.Table:
     """Return owner, metric, sample_id, reference_id, covered and weight; the rows of a baseline have its owner.
 
-    Raises MetaEvaluationError for verdicts that are no booleans. Statements without a reference_id are of no item.
+    Drops statements without a reference_id. Raises MetaEvaluationError for verdicts of another type than boolean.
     """
     baselines = [name for name in BASELINES if name in rows.column_names]
     for name in ("covered", *baselines):
@@ -101,26 +102,6 @@ STATEMENTS = Source(
 
 
 @dataclass(frozen=True)
-class Method:
-    """A metric of a model, or a baseline. `name` is its name in tables."""
-
-    name: str
-    metric: str
-    model: str
-
-
-@dataclass(frozen=True)
-class Tiers:
-    """The number of references by tier, in the order of reports, and the tier of each item.
-
-    The tier is None if a method has no verdict on the item.
-    """
-
-    counts: Mapping[str, int]
-    of_items: Sequence[str | None]
-
-
-@dataclass(frozen=True)
 class CoverageStudy(Study):
     """A study of verdicts on labelled items."""
 
@@ -130,7 +111,7 @@ class CoverageStudy(Study):
         request = self.request
         samples, items = read_items(request.input, self.samples, request.metrics)
         labels = check_labels(request.input, items, request.covered, unlabelled=request.subset is not None)
-        return Items(samples, Units(request.input, items, KEY), labels)
+        return Items(samples, LabelledUnits(request.input, items, KEY), labels)
 
     def read(self) -> Judgements:
         """Return the verdicts of the models; equal verdicts of a baseline that sends no request only once."""
@@ -144,21 +125,21 @@ class CoverageStudy(Study):
         request, items = self.request, self.units
         options: dict[str, Any] = {"clustered": request.cluster, "seed": request.settings.statistics.seed}
         model, missing = _token_model(request.settings)
-        tiers = count_tiers(found)
+        keys, names, tiers = items.units.keys, list(methods_of(found).values()), tiers_of(found)
+        counts = {tier: tiers.count(tier) for tier in all_tiers(names)}
         notes = [missing] if missing else []
-        if unknown := tiers.of_items.count(None):
-            one, many = (
-                f"{word} of no tier: some method says nothing of" for word in ("reference is", "references are")
-            )
-            notes.append(amount(unknown, f"{one} it", f"{many} them"))
+        if unknown := tiers.count(None):
+            words = "of no tier: some method says nothing of"
+            notes.append(amount(unknown, f"reference is {words} it", f"references are {words} them"))
         if request.subset is not None:
-            drawn, short = draw_items(items.units.keys, tiers, request.subset, methods_of(found), options["seed"])
-            notes += short
-            named = zip(items.units.keys, tiers.of_items, drawn, strict=True)
-            rows = [{"sample_id": key[0], "reference_id": key[1], "tier": tier} for key, tier, one in named if one]
-            output.write_rows("subset", sorted(rows, key=lambda row: (row["sample_id"], row["reference_id"])), SUBSET)
+            quotas = quotas_of(request.subset, counts, names)
+            for name, (have, want) in shortages(request.subset, quotas, counts).items():
+                notes.append(f"{request.subset} is short: {have:,} references of {name}, {want:,} wanted")
+            drawn = draw_items(keys, tiers, quotas, options["seed"])
+            chosen = sorted((*key, tier) for key, tier, one in zip(keys, tiers, drawn, strict=True) if one)
+            output.write_rows("subset", [dict(zip(SUBSET.names, row, strict=True)) for row in chosen], SUBSET)
             items, found = items.only(drawn), found.only(drawn)
-        counted = [{"dataset": "coverage", "tier": tier, "count": count} for tier, count in tiers.counts.items()]
+        counted = [{"dataset": "coverage", "tier": tier, "count": count} for tier, count in counts.items()]
         labels = coverage_rows.count_labels(map(tuple, items.votes.tolist()))
         people = coverage_rows.human_coverage(items)
         judged = coverage_rows.metric_coverage(items, found)
@@ -187,18 +168,18 @@ class CoverageStudy(Study):
         output.write_rows("meta_evaluation", measures, META_EVALUATION)
         output.write_rows("tiers", counted, TIERS)
         output.write_rows("false_negatives", misses, FALSE_NEGATIVES)
-        counts = {"items": labels.items, "labelled": labels.labelled, "ties": labels.ties}
         subset = None if request.subset is None else str(request.subset)
-        fields = {"labels": {"covered": list(items.covered), **counts}, "subset": subset}
-        return report, {"metrics": list(found.all_metrics), **fields}
+        sizes = {"items": labels.items, "labelled": labels.labelled, "ties": labels.ties}
+        told = {"covered": list(items.covered), **sizes}
+        return report, {"metrics": list(found.all_metrics), "labels": told, "subset": subset}
 
 
 def read_items(path: str, samples: DataFrame, metrics: Sequence[str] | None) -> tuple[list[Row], pa.Table]:
-    """Return the samples with items (sample_id, cluster, response), and the items of all of them in their order.
+    """Return the samples (sample_id, cluster, response), and the items of all samples in the order of the samples.
 
     Columns of the items: sample_id, reference_id, text, labels list<string>, covered_by list<string>, type. The cluster
-    is the query_id, or else the query, or else the sample. Metrics of references prefer these to aspects. Raises
-    MetaEvaluationError for samples without a column of items, and for unreadable items.
+    is the first of query_id, query and sample_id that the sample has. Metrics of references prefer references to
+    aspects. Raises MetaEvaluationError for samples without a column of items, and for unreadable items.
     """
     of_references = metrics and all(name in METRICS and "references" in METRICS[name].reads for name in metrics)
     sources = SOURCES[::-1] if of_references else SOURCES
@@ -247,7 +228,7 @@ _ITEMS = pa.schema(
 
 
 def check_labels(path: str, items: pa.Table, covered: Sequence[str] | None, *, unlabelled: bool) -> tuple[str, ...]:
-    """Return the labels that mean covered: the given ones, or those of the input that are in `COVERED` in lower case.
+    """Return the labels that mean covered. By default, these are the labels of the input that `COVERED` lists.
 
     Raises MetaEvaluationError for a given label that no item has, and for items without labels, unless they may be
     `unlabelled` or have types.
@@ -285,64 +266,50 @@ def without_repeats(found: Judgements) -> Judgements:
     return replace(found, metrics=metrics)
 
 
-def methods_of(found: Judgements) -> list[Method]:
-    """Return the methods, named `<metric>:<model>`; an `UNASKED` baseline of one model has no model in its name."""
+def methods_of(found: Judgements) -> dict[Owner, str]:
+    """Return the names of the methods: `<metric>:<model>`, or only the baseline if it is `UNASKED` and of one model."""
     counts = Counter(metric for _, metric in found.owners)
-    return [
-        Method(metric if metric in UNASKED and counts[metric] == 1 else f"{metric}:{model}", metric, model)
+    return {
+        (model, metric): metric if metric in UNASKED and counts[metric] == 1 else f"{metric}:{model}"
         for model, metric in found.owners
-    ]
+    }
 
 
-def count_tiers(found: Judgements) -> Tiers:
-    """Return the tiers of all items, labelled or not."""
-    names = [one.name for one in methods_of(found)]
+def tiers_of(found: Judgements) -> list[str | None]:
+    """Return the tier of each item, None if a method has no verdict on it."""
+    names = methods_of(found).values()
     said = np.stack([codes_of(found.tables[owner]) for owner in found.owners], axis=1)
-    tiers = [
+    return [
         None if min(verdicts) < 0 else tier_of(dict(zip(names, map(bool, verdicts), strict=True)))
         for verdicts in said.tolist()
     ]
-    counts = Counter(tiers)
-    return Tiers({tier: counts[tier] for tier in all_tiers(names)}, tiers)
 
 
-def draw_items(
-    keys: Sequence[Key], tiers: Tiers, subset: Subset, methods: Sequence[Method], seed: int
-) -> tuple[BoolArray, list[str]]:
-    """Return True for the items of a subset: bool[items]; and a note per tier that has fewer than wanted.
-
-    Draws the items of a tier with the lowest hashes of seed, sample_id and reference_id.
-    """
-    quotas = quotas_of(subset, tiers.counts, [one.name for one in methods])
+def draw_items(keys: Sequence[Key], tiers: Sequence[str | None], quotas: Mapping[str, int], seed: int) -> BoolArray:
+    """Draw the items of each tier with the lowest hashes of seed, sample_id and reference_id: bool[items]."""
     by_tier: dict[str | None, list[tuple[str, Key, int]]] = defaultdict(list)
-    for item, (key, tier) in enumerate(zip(keys, tiers.of_items, strict=True)):
+    for item, (key, tier) in enumerate(zip(keys, tiers, strict=True)):
         by_tier[tier].append((sha256(":".join((str(seed), *key)).encode()).hexdigest(), key, item))
     drawn = np.zeros(len(keys), dtype=bool)
-    for tier, quota in quotas.items():
-        for _, _, item in sorted(by_tier[tier])[:quota]:
-            drawn[item] = True
-    short = shortages(subset, quotas, tiers.counts)
-    return drawn, [
-        f"{subset} is short: {have:,} references of {name}, {want:,} wanted" for name, (have, want) in short.items()
-    ]
+    drawn[[item for tier, quota in quotas.items() for _, _, item in sorted(by_tier[tier])[:quota]]] = True
+    return drawn
 
 
 def find_misses(found: Judgements, items: Items, places: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the rows of the table `false_negatives`: method, fn, fn_candidate, fn_entailment.
 
-    fn counts the items that people call covered, and the method does not. Of these, fn_candidate had no candidate that
-    covers it (any candidate, for items without covered_by), and fn_entailment are the others; null for methods without
-    candidates. `places` are the outputs by model.
+    fn counts the items that people call covered, and the method does not. fn_candidate counts the items of fn without a
+    candidate that covers the item; without covered_by, any candidate covers it. fn_entailment counts the other items.
+    Both are null for methods without candidates. `places` has the output of each model.
     """
     rows = []
     keys, covering = items.units.keys, items.units.column("covered_by")
-    for one in methods_of(found):
-        said = codes_of(found.tables[one.model, one.metric])
-        missed = np.flatnonzero((items.said == 1) & (said == 0)).tolist()
-        shown = _read_shown(one.metric, places[one.model])
+    for (model, metric), name in methods_of(found).items():
+        missed = np.flatnonzero((items.said == 1) & (codes_of(found.tables[model, metric]) == 0)).tolist()
+        shown = _read_shown(metric, places[model])
         seen = None if shown is None else sum(was_shown(shown[keys[item]], covering[item]) for item in missed)
         parts = {"fn_candidate": None if seen is None else len(missed) - seen, "fn_entailment": seen}
-        rows.append({"method": one.name, "fn": len(missed), **parts})
+        rows.append({"method": name, "fn": len(missed), **parts})
     return rows
 
 

@@ -91,7 +91,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Units:
+class LabelledUnits:
     """The labelled units of an input: the columns `key` that identify a unit, and all that people say of it."""
 
     about: str
@@ -150,7 +150,7 @@ def keys_of(table: pa.Table, key: Sequence[str]) -> list[Key]:
 def read_judgements(
     source: Source,
     places: Mapping[str, str],
-    units: Units,
+    units: LabelledUnits,
     metrics: Sequence[str] | None,
     judged: Mapping[str, Sequence[str]] | None = None,
 ) -> Judgements:
@@ -194,6 +194,23 @@ def read_judgements(
     return Judgements(found, tables, given)
 
 
+def check_labels(path: str, labels: Iterable[str | None], known: Sequence[str], unit: str) -> None:
+    """Raise MetaEvaluationError for labels that are not known, with the most frequent labels and near misses."""
+    wrong = Counter(label for label in labels if label not in known)
+    parts = [
+        f"none at all in {count:,}"
+        if label is None
+        else f"`{shorten(label)}`{aside(near_misses(label, known))} in {count:,}"
+        for label, count in sorted(wrong.items(), key=lambda item: (-item[1], item[0] or ""))
+    ]
+    if parts:
+        raise MetaEvaluationError(
+            f"{path}: {amount(wrong.total(), f'{unit} has', f'{unit}s have')} a label that is none of "
+            f"{', '.join(known)}: {', '.join(parts[:SHOWN])}{', ...' if len(parts) > SHOWN else ''}; "
+            "correct or remove them"
+        )
+
+
 def whole_rows(rows: Iterable[Row], **shared: Any) -> list[dict[str, Any]]:
     """Return rows of the table `meta_evaluation` with all its columns, null if neither a row nor `shared` has one."""
     return [{name: (shared | dict(row)).get(name) for name in META_EVALUATION.names} for row in rows]
@@ -209,7 +226,7 @@ def _names(column: pa.ChunkedArray) -> list[str]:
     return sorted(name for name in column.unique().to_pylist() if name is not None)
 
 
-def _align(source: Source, rows: pa.Table, units: Units) -> tuple[IntArray, dict[str, list[Key]]]:
+def _align(source: Source, rows: pa.Table, units: LabelledUnits) -> tuple[IntArray, dict[str, list[Key]]]:
     """Return the row of each unit, -1 for none: int64[units]; and the keys of each kind of fault."""
     keys = keys_of(rows, units.key)
     counts = Counter(keys)
@@ -279,16 +296,29 @@ def read_columns(where: str, place: str, name: str, required: Sequence[str], opt
 def _open(files: Sequence[StoragePath]) -> ds.Dataset:
     paths = [file.arrow for file in files]
     factory = ds.FileSystemDatasetFactory(paths[0][0], [path for _, path in paths], ds.ParquetFileFormat())
-    return factory.finish(factory.inspect(promote_options="permissive"))
+    schema = factory.inspect(promote_options="permissive")
+    # Other writers store text as large strings or dictionaries
+    return factory.finish(pa.schema([field.with_type(_plain(field.type)) for field in schema]))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    value = kind.value_type if pa.types.is_dictionary(kind) else kind
+    is_text = pa.types.is_large_string(value) or pa.types.is_string_view(value)
+    return pa.string() if is_text else value
 
 
 def read_table(place: str, name: str, columns: Sequence[str]) -> pa.Table | None:
     """Return columns of a table of an output, null in files that lack them; None if the folder has no such table."""
-    if find_table(place, name) is None:
+    folder = find_table(place, name)
+    if folder is None:
         return None
-    found = _open(table_files(place, name))
+    files = [entry.place for entry in folder.entries() if entry.name.endswith(".parquet") and entry.name[0] not in "._"]
+    fields = [TABLES[name].field(column) for column in columns]
+    if not files:
+        return pa.schema(fields).empty_table()
+    found = _open(sorted(files, key=str))
     kept = found.to_table(columns=[column for column in columns if column in found.schema.names])
-    for field in map(TABLES[name].field, columns):
+    for field in fields:
         if field.name not in kept.column_names:
             kept = kept.append_column(field, pa.nulls(len(kept), field.type))
     return kept.select(list(columns))

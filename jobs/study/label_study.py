@@ -25,21 +25,19 @@ from untold.jobs.run.terminal import amount
 from untold.jobs.study import agreement
 from untold.jobs.study.agreement import LABEL_BASELINES, LAX, LMR, STRICT, Earned, Parts
 from untold.jobs.study.judgements import (
-    SHOWN,
     BoolArray,
     Judgements,
+    LabelledUnits,
     MetaEvaluationError,
     Owner,
     Source,
-    Units,
-    read_judgements,
+    check_labels,
     read_table,
 )
 from untold.jobs.study.meta_evaluation import Study, all_costs
 from untold.jobs.study.report import draw, render, with_published
 from untold.jobs.summary.ranking import FAILED_STATUSES
 from untold.jobs.tables import COMPARISONS, MATCH_COUNTS, META_EVALUATION
-from untold.udfs.errors import aside, near_misses, shorten
 from untold.udfs.samples.adapters import CONFLICTBANK_CLAIMS, CONFLICTBANK_CONTEXTS, CONFLICTBANK_SETS
 from untold.udfs.statistics import confusion
 from untold.udfs.statistics.confusion import CONVENTIONS, LABELS
@@ -49,8 +47,6 @@ from untold.udfs.storage import StoragePath
 
 REPORT = "meta_evaluation"
 KEY = ("sample_id",)
-# The three contexts besides that of the default fact, D
-COUNTERFACTUALS = tuple(name for name in CONFLICTBANK_CONTEXTS if name != "D")
 # The shares of at most five, and of at most three, comparisons are whole multiples of one point
 STRICT_SCALE, LAX_SCALE = 60, 6
 BANK_SCALES = {LMR: 2 * STRICT_SCALE, STRICT: STRICT_SCALE, LAX: LAX_SCALE}
@@ -100,6 +96,8 @@ SCORES = Source(
 class LabelStudy(Study):
     """A study of scores: of labelled responses, or of ConflictBank."""
 
+    source = SCORES
+
     @property
     def has_labels(self) -> bool:
         """True if the samples have labels, and so confusion tables and baselines."""
@@ -111,21 +109,21 @@ class LabelStudy(Study):
         return LABEL_SCALES if self.has_labels else BANK_SCALES
 
     @cached_property
-    def units(self) -> Units:
-        """The samples: sample_id, query, label, overlap; or sample_id, row, claim, context_set of ConflictBank."""
+    def units(self) -> LabelledUnits:
+        """The samples with query, label and overlap. Samples of ConflictBank have row, claim and context_set."""
         if self.has_labels:
             rows = add_overlap(self.samples).toArrow()
-            check_labels(self.request.input, rows["label"].to_pylist())
+            check_labels(self.request.input, rows["label"].to_pylist(), LABELS, "sample")
         else:
             names = [name for name in ("row", "claim", "context_set") if name in self.samples.columns]
             rows = self.samples.select(*KEY, *names).toArrow()
             sets = 1 if self.request.dataset == BY_SOURCE else len(CONFLICTBANK_SETS)
             check_instances(self.request.input, rows["row"].to_pylist(), len(CONFLICTBANK_CLAIMS) * sets)
-        return Units(self.request.input, rows.sort_by("sample_id"), KEY)
+        return LabelledUnits(self.request.input, rows.sort_by("sample_id"), KEY)
 
     def read(self) -> Judgements:
         """Return the scores of the models, and the views of metrics with measures of conflicts."""
-        found = read_judgements(SCORES, self.request.runs, self.units, self.request.metrics, self.request.judged)
+        found = super().read()
         return with_views(found, self.units, self.request.runs) if self.has_labels else found
 
     def earned(self, found: Judgements) -> tuple[dict[Owner, Earned], IntArray]:
@@ -138,16 +136,17 @@ class LabelStudy(Study):
                 for owner, table in found.tables.items()
             }
             return parts, codes(one if one is not None else other for one, other in zip(queries, ids, strict=True))
-        groups = bank_groups(self.units, by_source=self.request.dataset == BY_SOURCE)
-        shares = {}
-        if self.request.dataset == BY_SOURCE:
-            shares = {model: read_source_shares(place) for model, place in self.request.runs.items()}
-        default = np.array([claim == "default" for _, claim in groups])
-        everyone = np.ones(len(groups), dtype=bool)
+        by_source = self.request.dataset == BY_SOURCE
+        groups = bank_groups(self.units, by_source=by_source)
+        shares = {model: read_source_shares(place) for model, place in self.request.runs.items() if by_source}
+        default, everyone = np.array([claim == "default" for _, claim in groups]), np.ones(len(groups), dtype=bool)
         parts = {}
-        for owner, table in found.tables.items():
-            scores = bank_scores(table, groups, None if not shares else shares[owner[0]].get(owner[1], {}), self.units)
-            parts[owner] = Earned(bank_points(scores, default), everyone)
+        for (model, metric), table in found.tables.items():
+            if by_source:
+                scores = BankScores.by_source(table, groups, self.units, shares[model].get(metric, {}))
+            else:
+                scores = BankScores.alone(table, groups)
+            parts[model, metric] = Earned(bank_points(scores, default), everyone)
         return parts, codes(str(row) for row, _ in groups)
 
     def write(self, output: Output, found: Judgements) -> tuple[str, dict[str, Any]]:
@@ -167,7 +166,7 @@ class LabelStudy(Study):
         intervals = agreement.point_intervals(counted, self.scales, seed=seed)
         tables = self._resample(found, clusters, seed) if self.has_labels else {}
         intervals |= agreement.table_intervals(tables)
-        # For the report only: the intervals are those of the resamples
+        # The report shows these tables
         confusions = {key: confusion.under_convention(one.table, CONVENTIONS[0]) for key, one in tables.items()}
         views = [view_of(metric) for metric in metrics]
         rows = with_published(agreement.agreement_rows(request.dataset, [*metrics, *views], models, intervals))
@@ -203,7 +202,7 @@ def codes(names: Any) -> IntArray:
     return found
 
 
-def label_codes(units: Units) -> IntArray:
+def label_codes(units: LabelledUnits) -> IntArray:
     """Return the position of each label in `LABELS`: int64[units]."""
     return np.array([LABELS.index(label) for label in units.column("label")], dtype=np.int64)
 
@@ -221,25 +220,8 @@ def add_overlap(samples: DataFrame) -> DataFrame:
     return columns.mapInArrow(confusion.overlap_batches, fields)
 
 
-def check_labels(path: str, labels: Sequence[str | None]) -> None:
-    """Raise MetaEvaluationError for labels that are not in `LABELS`, with the most frequent ones and near misses."""
-    wrong = Counter(label for label in labels if label not in LABELS)
-    if wrong:
-        shown = sorted(wrong, key=lambda label: (-wrong[label], label is not None, label))
-        parts = [
-            f"none at all in {wrong[label]:,}"
-            if label is None
-            else f"`{shorten(label)}`{aside(near_misses(label, LABELS))} in {wrong[label]:,}"
-            for label in shown[:SHOWN]
-        ]
-        raise MetaEvaluationError(
-            f"{path}: {amount(wrong.total(), 'sample has', 'samples have')} a label that is none of "
-            f"{', '.join(LABELS)}: {', '.join(parts)}{', ...' if len(shown) > SHOWN else ''}; correct or remove them"
-        )
-
-
 def check_instances(path: str, rows: Sequence[int | None], whole: int) -> None:
-    """Raise MetaEvaluationError for samples of no instance, and for instances with other than `whole` samples."""
+    """Raise MetaEvaluationError for samples without an instance, and for instances that lack one of `whole` samples."""
     sizes = Counter(rows)
     unread = sizes.pop(None, 0)
     if unread:
@@ -255,7 +237,7 @@ def check_instances(path: str, rows: Sequence[int | None], whole: int) -> None:
 
 
 def describe_repeats(questions: IntArray) -> str | None:
-    """Return a note if questions have several units, None if every unit is a question of its own."""
+    """Return a note if any question has several units."""
     number = len(set(questions.tolist()))
     if number == len(questions):
         return None
@@ -270,11 +252,11 @@ def view_of(metric: str) -> str:
     return f"{metric}_view"
 
 
-def with_views(found: Judgements, units: Units, places: Mapping[str, str]) -> Judgements:
+def with_views(found: Judgements, units: LabelledUnits, places: Mapping[str, str]) -> Judgements:
     """Add `<metric>_view` for each metric with measures of conflicts: the share of conflicts with both sides.
 
-    The score is conflict_coverage + one_sided / 2: 1 if the response gives both sides of every conflict, 0 if it gives
-    neither side, null without conflicts. It failed if a measure was lost. Methods, section 6.
+    The score is conflict_coverage + one_sided / 2. It is 1 if the response covers both sides of every conflict, and 0
+    if it covers neither side. Without conflicts, it is null. It failed if a measure failed. Methods, section 6.
     """
     weights = {COVERAGE: 1.0, ONE_SIDED: 0.5}
     tables, given = dict(found.tables), dict(found.given)
@@ -309,9 +291,9 @@ def outcomes(score: FloatArray, failed: BoolArray) -> IntArray:
 
 
 def label_points(score: FloatArray, failed: BoolArray, labels: IntArray) -> Parts:
-    """Return the points of LMR_WC: 1 if a score predicts the label, else 0 (Dejl et al. 2025, match(S, l)).
+    """Return the points of LMR_WC (Dejl et al. 2025, match(S, l)). A score that predicts the label earns one point.
 
-    `zero` leaves failed scores out. `zero` and `published` take an undefined score for 0.
+    `zero` excludes failed scores. `zero` and `published` replace undefined scores with 0.
     """
     undefined, nothing = np.isnan(score), np.zeros(len(score), dtype=np.int64)
     matched = (outcomes(score, np.zeros_like(failed)) == labels).astype(np.int64)
@@ -323,7 +305,7 @@ def label_points(score: FloatArray, failed: BoolArray, labels: IntArray) -> Part
     }
 
 
-def baseline_points(units: Units) -> Earned:
+def baseline_points(units: LabelledUnits) -> Earned:
     """Return the points of the baselines: the most frequent label for all, and the word overlap as a score."""
     labels = label_codes(units)
     # The first of equally frequent labels
@@ -342,7 +324,7 @@ Groups = Mapping[tuple[int, str], Mapping[str, int]]
 """The sample of each context set, by the row and the claim of a unit of ConflictBank."""
 
 
-def bank_groups(units: Units, *, by_source: bool) -> Groups:
+def bank_groups(units: LabelledUnits, *, by_source: bool) -> Groups:
     """Return the units of ConflictBank; by source, each has one sample with all contexts."""
     groups: dict[tuple[int, str], dict[str, int]] = {}
     sets = ["all"] * len(units.keys) if by_source else units.column("context_set")
@@ -352,44 +334,72 @@ def bank_groups(units: Units, *, by_source: bool) -> Groups:
 
 
 @dataclass(frozen=True)
-class SetScores:
-    """The scores of a context set, NaN if undefined; those that failed; and the units whose context states something.
+class BankScores:
+    """The scores of all contexts together, of D, and of the counterfactuals, in the order of `CONFLICTBANK_SETS`.
 
-    Shapes: float64[units], bool[units], bool[units].
+    Undefined scores are NaN. `stated` is False for a context without statements. Shapes: float64[units, 5], bool[units,
+    5], bool[units, 5].
     """
 
     score: FloatArray
     failed: BoolArray
     stated: BoolArray
 
-    def under(self, convention: str) -> FloatArray:
-        """Return the scores to compare. `mismatch` keeps NaN, for which no comparison holds; the others use 0."""
-        return self.score if convention == "mismatch" else np.nan_to_num(self.score)
+    @classmethod
+    def alone(cls, table: pa.Table, groups: Groups) -> BankScores:
+        """Return the scores of separate evaluations of each context."""
+        order = np.array([[samples[name] for name in CONFLICTBANK_SETS] for samples in groups.values()])
+        score, failed = scores_of(table)
+        return cls(score[order], failed[order], np.ones(order.shape, dtype=bool))
 
-    def counts(self, convention: str) -> BoolArray:
-        """Return True for the units whose comparisons count: `zero` leaves failed scores out."""
-        return self.stated & ~self.failed if convention == "zero" else self.stated
+    @classmethod
+    def by_source(
+        cls, table: pa.Table, groups: Groups, units: LabelledUnits, shares: Mapping[tuple[str, str], float]
+    ) -> BankScores:
+        """Return the scores with all contexts, and the shares of single contexts by sample and source."""
+        order = np.array([samples["all"] for samples in groups.values()])
+        score, failed = (values[order, None] for values in scores_of(table))
+        ids = [units.keys[sample][0] for sample in order.tolist()]
+        own = np.array([[shares.get((one, name), np.nan) for name in CONFLICTBANK_CONTEXTS] for one in ids])
+        nothing = np.zeros(own.shape, dtype=bool)
+        stated = np.hstack([np.ones_like(failed), ~np.isnan(own)])
+        return cls(np.hstack([score, own]), np.hstack([failed, nothing]), stated)
 
 
-def bank_scores(
-    table: pa.Table, groups: Groups, shares: Mapping[tuple[str, str], float] | None, units: Units
-) -> dict[str, SetScores]:
-    """Return the scores of the context sets.
+def bank_points(scores: BankScores, default: BoolArray) -> Parts:
+    """Return the points of LMR_CB, its strict and its lax part (Dejl et al. 2025; methods, section 6).
 
-    `shares` by sample and source are the scores of single contexts; None if each context has its own evaluation.
+    `default` is True for units of the default fact, which only D states: bool[units]. The counterfactual is the claim
+    of C1, C2 and C3. The strict part has five comparisons. With all contexts, 0 < S < 1 holds. With context X, S_X = 1
+    holds if X states the claim, and S_X = 0 otherwise. The lax part compares C1, C2 and C3 with D. S_X < S_D holds for
+    the default fact, and S_X > S_D for the counterfactual. Under `mismatch`, no comparison holds for undefined scores.
     """
-    score, failed = scores_of(table)
-    names = CONFLICTBANK_SETS if shares is None else ("all",)
-    found = {}
-    for name in names:
-        order = np.array([samples[name] for samples in groups.values()], dtype=np.int64)
-        found[name] = SetScores(score[order], failed[order], np.ones(len(order), dtype=bool))
-    if shares is not None:
-        ids = [units.keys[samples["all"]][0] for samples in groups.values()]
-        for name in CONFLICTBANK_CONTEXTS:
-            own = np.array([shares.get((one, name), np.nan) for one in ids], dtype=np.float64)
-            found[name] = SetScores(own, np.zeros(len(ids), dtype=bool), ~np.isnan(own))
-    return found
+    parts: dict[tuple[str, str], tuple[IntArray, IntArray]] = {}
+    of_default = default[:, None]
+    expected = np.where(of_default, [1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 1.0, 1.0])
+    for convention in CONVENTIONS:
+        score = scores.score if convention == "mismatch" else np.nan_to_num(scores.score)
+        counts = scores.stated & ~scores.failed if convention == "zero" else scores.stated
+        between = (score[:, :1] > 0) & (score[:, :1] < 1)
+        strict = _share(np.hstack([between, score[:, 1:] == expected]), counts, STRICT_SCALE)
+        others, of_d = score[:, 2:], score[:, 1:2]
+        holds = np.where(of_default, others < of_d, others > of_d)
+        lax = _share(holds, counts[:, 2:] & counts[:, 1:2], LAX_SCALE)
+        # The mean of strict / 60 and lax / 6 is (strict + 10 lax) / 120
+        both = np.where((strict[0] < 0) | (lax[0] < 0), -1, strict[0] + lax[0] * (STRICT_SCALE // LAX_SCALE))
+        parts |= {
+            (LMR, convention): (both, strict[1] + lax[1]),
+            (STRICT, convention): strict,
+            (LAX, convention): lax,
+        }
+    return parts
+
+
+def _share(holds: BoolArray, counts: BoolArray, scale: int) -> tuple[IntArray, IntArray]:
+    """Return the share of the comparisons that count and hold, times the scale; and the number that do not count."""
+    number = counts.sum(axis=1)
+    points: IntArray = np.where(number > 0, (holds & counts).sum(axis=1) * scale // np.maximum(number, 1), -1)
+    return points, (~counts).sum(axis=1)
 
 
 def read_source_shares(place: str) -> dict[str, dict[tuple[str, str], float]]:
@@ -424,57 +434,3 @@ _SHARES = """with judged as (
     )
     select metric, sample_id, source, avg(covered::int)
     from (select metric, sample_id, covered, unnest(sources) as source from judged) group by all"""
-
-
-def bank_points(scores: Mapping[str, SetScores], default: BoolArray) -> Parts:
-    """Return the points of LMR_CB, its strict and its lax part (Dejl et al. 2025; methods, section 6).
-
-    `default` is True for units of the default claim: bool[units]. A comparison with an undefined score is false under
-    `mismatch`; one that does not count is left out.
-    """
-    parts: dict[tuple[str, str], tuple[IntArray, IntArray]] = {}
-    for convention in CONVENTIONS:
-        strict, lax = _strict(scores, default, convention), _lax(scores, default, convention)
-        # The mean of strict / 60 and lax / 6 is (strict + 10 lax) / 120
-        both = np.where((strict[0] < 0) | (lax[0] < 0), -1, strict[0] + lax[0] * (STRICT_SCALE // LAX_SCALE))
-        parts |= {
-            (LMR, convention): (both, strict[1] + lax[1]),
-            (STRICT, convention): strict,
-            (LAX, convention): lax,
-        }
-    return parts
-
-
-Compared = list[tuple[BoolArray, BoolArray]]
-
-
-def _strict(scores: Mapping[str, SetScores], default: BoolArray, convention: str) -> tuple[IntArray, IntArray]:
-    """Return the share of five comparisons: 0 < S < 1 with all contexts, and S_X = 1 or 0 as context X states it.
-
-    The claim is the default fact, which D states, or the counterfactual of C1, C2 and C3.
-    """
-    everything = scores["all"].under(convention)
-    compared: Compared = [((everything > 0) & (everything < 1), scores["all"].counts(convention))]
-    for name in CONFLICTBANK_CONTEXTS:
-        stated = default if name == "D" else ~default
-        compared.append((scores[name].under(convention) == stated, scores[name].counts(convention)))
-    return _share(compared, STRICT_SCALE)
-
-
-def _lax(scores: Mapping[str, SetScores], default: BoolArray, convention: str) -> tuple[IntArray, IntArray]:
-    """Return the share of three comparisons of counterfactuals with D: S_X < S_D for the default claim, else >."""
-    of_default = scores["D"].under(convention)
-    compared: Compared = []
-    for name in COUNTERFACTUALS:
-        score = scores[name].under(convention)
-        holds = np.where(default, score < of_default, score > of_default)
-        compared.append((holds, scores[name].counts(convention) & scores["D"].counts(convention)))
-    return _share(compared, LAX_SCALE)
-
-
-def _share(compared: Compared, scale: int) -> tuple[IntArray, IntArray]:
-    """Return the share of the comparisons that count and hold, times the scale; and the number that do not count."""
-    held: IntArray = np.sum([holds & counts for holds, counts in compared], axis=0)
-    number: IntArray = np.sum([counts for _, counts in compared], axis=0)
-    points: IntArray = np.where(number > 0, held * scale // np.maximum(number, 1), -1)
-    return points, len(compared) - number

@@ -9,22 +9,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import PurePath
-from typing import Any
+from typing import Any, ClassVar
 
 from pyspark.sql import DataFrame
 
 from untold.jobs.inference.stage.call_settings import DEMO_LABEL
 from untold.jobs.inputs.request import RunRequest
 from untold.jobs.metrics import METRICS, stages_of
-from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.run import manifest
 from untold.jobs.run.folders import Workspace
-from untold.jobs.run.output import Output, store_of
-from untold.jobs.run.terminal import Display
-from untold.jobs.score import score
+from untold.jobs.run.output import Output
 from untold.jobs.settings.model import PromptSet, Settings
 from untold.jobs.settings.templates import stages_that_differ, template_of
-from untold.jobs.study.judgements import Judgements, MetaEvaluationError
+from untold.jobs.study.judgements import Judgements, MetaEvaluationError, Source, read_judgements
 from untold.jobs.study.report import Cost
 from untold.udfs.statistics.tiers import Subset
 
@@ -130,30 +127,20 @@ class MetaEvaluationOutcome:
 class Study(ABC):
     """A comparison of judgements with the labels of one kind of units. `samples` are those of the input."""
 
+    source: ClassVar[Source]
     request: MetaEvaluationRequest
     samples: DataFrame
     steps: Workspace
-
-    def run_endpoint(self, endpoint: StudyEndpoint, display: Display) -> MetaEvaluationOutcome:
-        """Score the samples with the metrics of the request at an endpoint."""
-        request, settings = self.request, endpoint.settings
-        assert request.metrics is not None
-        if endpoint.prompt_set is not None:
-            # Prompt sets share the completions of stages with equal templates
-            settings = settings.model_copy(update={"completion_store": store_of(settings, request.output)})
-        own = {"output": request.runs[endpoint.model], "settings": settings, "format": request.layout}
-        shared = request.shared() | own
-        outcome = score(ScoreRequest(**shared, metrics=request.metrics, embedded=endpoint.embedded), display)
-        return MetaEvaluationOutcome(outcome.exit_code, message=outcome.message)
 
     @property
     @abstractmethod
     def units(self) -> Any:
         """The labelled units. Raises MetaEvaluationError for labels that the study cannot use."""
 
-    @abstractmethod
     def read(self) -> Judgements:
         """Return the judgements of the models. Raise MetaEvaluationError if they do not fit the labels."""
+        request = self.request
+        return read_judgements(self.source, request.runs, self.units, request.metrics, request.judged)
 
     @abstractmethod
     def write(self, output: Output, found: Judgements) -> tuple[str, dict[str, Any]]:

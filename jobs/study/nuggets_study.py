@@ -24,11 +24,10 @@ from untold.jobs.study.judgements import (
     BY_QUERY,
     DIGITS,
     Judgements,
+    LabelledUnits,
     MetaEvaluationError,
     Row,
     Source,
-    Units,
-    read_judgements,
     whole_rows,
 )
 from untold.jobs.study.meta_evaluation import NUGGETS, Study
@@ -71,14 +70,12 @@ ASSIGNMENTS = Source(
 class NuggetStudy(Study):
     """A study of assignments of nuggets."""
 
+    source = ASSIGNMENTS
+
     @cached_property
-    def units(self) -> Units:
+    def units(self) -> LabelledUnits:
         """The labelled nuggets."""
         return label_nuggets(self.request.input, self.samples)
-
-    def read(self) -> Judgements:
-        """Return the assignments of the models."""
-        return read_judgements(ASSIGNMENTS, self.request.runs, self.units, (METRIC,))
 
     def write(self, output: Output, found: Judgements) -> tuple[str, dict[str, Any]]:
         """Write the table `meta_evaluation`."""
@@ -89,7 +86,7 @@ class NuggetStudy(Study):
         return render(rows, settings.nuggets.score, clustered=clustered), {"metrics": [METRIC]}
 
 
-def label_nuggets(about: str, samples: DataFrame) -> Units:
+def label_nuggets(about: str, samples: DataFrame) -> LabelledUnits:
     """Return the labelled nuggets: sample_id, reference_id, topic, system, people.
 
     `people` is the label of most annotators, None for a tie. Raises MetaEvaluationError for labels that are no
@@ -114,7 +111,7 @@ def label_nuggets(about: str, samples: DataFrame) -> Units:
                 found.append(named | {"system": row["system"], PEOPLE: _majority(labels)})
     if not found:
         raise MetaEvaluationError(f"{about}: no nugget has a label; give each {{text, importance, assignment}}")
-    return Units(about, pa.Table.from_pylist(found), KEY)
+    return LabelledUnits(about, pa.Table.from_pylist(found), KEY)
 
 
 def _majority(labels: Iterable[str]) -> str | None:
@@ -122,7 +119,7 @@ def _majority(labels: Iterable[str]) -> str | None:
     return None if others and others[0][1] == most else first
 
 
-def join_assignments(units: Units, found: Judgements) -> dict[str, list[Row]]:
+def join_assignments(units: LabelledUnits, found: Judgements) -> dict[str, list[Row]]:
     """Return by model the labelled nuggets of its run, with their labels and the assignments of the model.
 
     Raises MetaEvaluationError for a run without a labelled nugget.

@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 
 from untold.jobs.study import agreement
 from untold.jobs.study.agreement import Earned, PointTests
-from untold.jobs.study.judgements import Units
+from untold.jobs.study.judgements import LabelledUnits
 from untold.jobs.study.label_study import (
-    SetScores,
+    BankScores,
     add_overlap,
     bank_points,
     baseline_points,
@@ -43,9 +43,9 @@ def arrays(scores: list[float | None]) -> tuple[Any, Any]:
     return np.array(known, dtype=float), np.array([score == FAILED for score in scores])
 
 
-def units_of(labels: list[str], **columns: list[Any]) -> Units:
+def units_of(labels: list[str], **columns: list[Any]) -> LabelledUnits:
     ids = [f"s{number}" for number in range(len(labels))]
-    return Units("input", pa.table({"sample_id": ids, "label": labels, **columns}), ("sample_id",))
+    return LabelledUnits("input", pa.table({"sample_id": ids, "label": labels, **columns}), ("sample_id",))
 
 
 def test_every_label_and_score_earns_what_it_matches() -> None:
@@ -82,26 +82,28 @@ def of_points(claims: list[str], parts: agreement.Parts) -> PointsOf:
     }
 
 
-def conflictbank(groups: Mapping[tuple[int, str], Scores]) -> PointsOf:
-    """Return what (row, claim) groups earn whose scores of each context set are evaluated on their own."""
-    scores = {}
-    for name in SETS:
-        score, failed = arrays([group[name] for group in groups.values()])
-        scores[name] = SetScores(score, failed, np.ones(len(groups), dtype=bool))
+def bank_scores(groups: Mapping[tuple[int, str], Scores]) -> tuple[Any, Any]:
+    score, failed = arrays([group[name] for group in groups.values() for name in SETS])
+    return score.reshape(-1, len(SETS)), failed.reshape(-1, len(SETS))
+
+
+def earned_of(groups: Mapping[tuple[int, str], Scores], scores: BankScores) -> PointsOf:
     default = np.array([claim == "default" for _, claim in groups])
     return of_points([f"{row}-{claim}" for row, claim in groups], bank_points(scores, default))
+
+
+def conflictbank(groups: Mapping[tuple[int, str], Scores]) -> PointsOf:
+    """Return what (row, claim) groups earn whose scores of each context set are evaluated on their own."""
+    score, failed = bank_scores(groups)
+    return earned_of(groups, BankScores(score, failed, np.ones_like(failed)))
 
 
 def by_source(groups: Mapping[tuple[int, str], Scores]) -> PointsOf:
     """Return what groups earn whose score with all contexts is given, and the share of each source, if it has one."""
-    nothing = np.zeros(len(groups), dtype=bool)
-    scores = {}
-    for name in SETS:
-        score, failed = arrays([group[name] for group in groups.values()])
-        stated = ~nothing if name == "all" else ~np.isnan(score)
-        scores[name] = SetScores(score, failed if name == "all" else nothing, stated)
-    default = np.array([claim == "default" for _, claim in groups])
-    return of_points([f"{row}-{claim}" for row, claim in groups], bank_points(scores, default))
+    score, failed = bank_scores(groups)
+    stated = ~np.isnan(score)
+    stated[:, 0] = True
+    return earned_of(groups, BankScores(score, failed, stated))
 
 
 def of_sets(*scores: float | None) -> Scores:
@@ -212,7 +214,7 @@ def test_points_of_random_groups_are_those_of_the_formula(count: Any) -> None:
 # Questions
 
 
-def wiki_scores() -> tuple[dict[str, list[float | None]], Units]:
+def wiki_scores() -> tuple[dict[str, list[float | None]], LabelledUnits]:
     """Scores of two metrics, and samples of four answers to each of nine questions."""
     draw = random.Random(9)
     labels = [draw.choice(LABELS) for _ in range(36)]
@@ -272,7 +274,7 @@ def test_baselines_are_of_the_constant_label_and_of_the_words(spark: SparkSessio
     schema = f"sample_id string, query string, response string, contexts {contexts_type}, label string"
     samples = add_overlap(spark.createDataFrame(rows, schema)).toArrow().sort_by("sample_id")
     # Of two labels that are equally frequent the first is the constant one
-    baselines = baseline_points(Units("input", samples, ("sample_id",)))
+    baselines = baseline_points(LabelledUnits("input", samples, ("sample_id",)))
     found = {key: "".join(map(str, points.tolist())) for key, (points, _) in baselines.parts.items()}
     assert found == {
         **{("baseline_constant", convention): "00011" for convention in CONVENTIONS},
