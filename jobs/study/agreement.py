@@ -34,6 +34,8 @@ COMPARED_UNDER = "mismatch"
 SPREAD = "lmr_spread"
 Key = tuple[str | None, str | None, str, str]
 """A model, a metric, a convention and a measure."""
+Values = Mapping[str, Any]
+"""The columns value, ci_low, ci_high, n (units) and excluded (comparisons) of a measure."""
 Parts = Mapping[tuple[str, str], tuple[IntArray, IntArray]]
 """By measure and convention the points of each unit, and its comparisons that are left out.
 
@@ -47,15 +49,6 @@ class Earned:
 
     parts: Parts
     given: BoolArray
-
-
-@dataclass(frozen=True)
-class AgreementRows:
-    """A measure with its interval, the number of units, and the number of comparisons that it leaves out."""
-
-    interval: Interval
-    n: int
-    excluded: int = 0
 
 
 def cell_intervals(
@@ -127,7 +120,7 @@ def resample_tables(
     return resample_questions(tables, np.ones(len(tables), dtype=np.int64), seed=seed)
 
 
-def point_intervals(counted: Iterable[Row], scales: Mapping[str, int], *, seed: int) -> dict[Key, AgreementRows]:
+def point_intervals(counted: Iterable[Row], scales: Mapping[str, int], *, seed: int) -> dict[Key, Values]:
     """Return the mean share of the points with its BCa interval, by model, metric, convention and measure.
 
     `counted` are rows of `count_units` with model and metric; `scales` are the points of a full match by measure.
@@ -139,7 +132,7 @@ def point_intervals(counted: Iterable[Row], scales: Mapping[str, int], *, seed: 
     return {key: _interval(rows, scales[key[3]], seed) for key, rows in found.items()}
 
 
-def _interval(rows: Sequence[Row], scale: int, seed: int) -> AgreementRows:
+def _interval(rows: Sequence[Row], scale: int, seed: int) -> Values:
     sums, sizes, counts = unit_counts(rows, scale)
     excluded = sum(row["excluded"] for row in rows)
     if max(sizes) > 1:
@@ -147,7 +140,7 @@ def _interval(rows: Sequence[Row], scale: int, seed: int) -> AgreementRows:
     else:
         # Sizes are 0 or 1: a unit without points has no weight
         interval = bca_interval(sums, np.multiply(sizes, counts), seed=seed)
-    return AgreementRows(interval, int(np.dot(sizes, counts)), excluded)
+    return {**interval.columns(), "n": int(np.dot(sizes, counts)), "excluded": excluded}
 
 
 def unit_counts(rows: Sequence[Row], scale: int) -> tuple[list[float], list[int], list[int]]:
@@ -164,22 +157,23 @@ def match_counts(dataset: str, counted: Iterable[Row], scales: Mapping[str, int]
     return sorted(rows, key=lambda row: [(row[name] is not None, row[name]) for name in names])
 
 
-def table_intervals(tables: Mapping[Owner, Resampled]) -> dict[Key, AgreementRows]:
+def table_intervals(tables: Mapping[Owner, Resampled]) -> dict[Key, Values]:
     """Return the measures of confusion tables with their BCa intervals, by model, metric, convention and measure.
 
     Only the convention `zero` excludes units, the failed ones.
     """
-    found: dict[Key, AgreementRows] = {}
+    found: dict[Key, Values] = {}
     for (model, metric), resampled in tables.items():
         rows = int(resampled.table.sum())
         for convention, name in product(confusion.CONVENTIONS, confusion.MEASURES):
             n = int(confusion.under_convention(resampled.table, convention).sum())
-            found[model, metric, convention, name] = AgreementRows(resampled.interval(convention, name), n, rows - n)
+            interval = resampled.interval(convention, name)
+            found[model, metric, convention, name] = {**interval.columns(), "n": n, "excluded": rows - n}
     return found
 
 
 def agreement_rows(
-    dataset: str, metrics: Sequence[str], models: Sequence[str], found: Mapping[Key, AgreementRows]
+    dataset: str, metrics: Sequence[str], models: Sequence[str], found: Mapping[Key, Values]
 ) -> list[dict[str, Any]]:
     """Return the rows of the table `meta_evaluation` in the given order, with the baselines beside each metric.
 
@@ -189,9 +183,8 @@ def agreement_rows(
     for metric, model, convention, measure in product(metrics, models, confusion.CONVENTIONS, ALL_MEASURES):
         owner = (None, None) if measure in LABEL_BASELINES else (model, metric)
         if (model, metric, convention, LMR) in found and (*owner, convention, measure) in found:
-            one = found[*owner, convention, measure]
             names = {"dataset": dataset, "metric": metric, "model": model, "convention": convention, "measure": measure}
-            rows.append(names | one.interval.columns() | {"n": one.n, "excluded": one.excluded})
+            rows.append({**names, **found[*owner, convention, measure]})
     return rows
 
 

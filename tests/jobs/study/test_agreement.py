@@ -67,7 +67,7 @@ def test_a_failed_score_matches_nothing_is_left_out_or_is_zero_as_published() ->
     counted = agreement.count_units(Earned(earned, np.array([True])), None)
     named = [{"model": "m", "metric": "e2e"} | row for row in counted]
     zero = agreement.point_intervals(named, {"lmr": 1}, seed=0)["m", "e2e", "zero", "lmr"]
-    assert (zero.interval.mean, zero.n, zero.excluded) == (None, 0, 1)
+    assert (zero["value"], zero["n"], zero["excluded"]) == (None, 0, 1)
 
 
 PointsOf = dict[tuple[str, str, str], tuple[int | None, int]]
@@ -286,11 +286,8 @@ def test_baselines_are_of_the_constant_label_and_of_the_words(spark: SparkSessio
 
 
 def test_baselines_stand_beside_every_metric_that_a_model_has() -> None:
-    one, baseline = (
-        agreement.AgreementRows(Interval(0.5, 0.4, 0.6), 20),
-        agreement.AgreementRows(Interval(0.75, None, None), 20),
-    )
-    found: dict[agreement.Key, agreement.AgreementRows] = {(None, None, "zero", "baseline_constant"): baseline}
+    one, baseline = ({**Interval(value, None, None).columns(), "n": 20, "excluded": 0} for value in (0.5, 0.75))
+    found: dict[agreement.Key, agreement.Values] = {(None, None, "zero", "baseline_constant"): baseline}
     judged = (("a", "e2e", "zero", "lmr"), ("b", "qa", "zero", "lmr"), ("b", "qa", "zero", "kappa"))
     found |= dict.fromkeys(judged, one)
     rows = agreement.agreement_rows("wikicontradict", ("qa", "e2e"), ("a", "b"), found)
