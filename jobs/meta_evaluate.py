@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession
 
+from untold.graph.views import FORMATS
 from untold.jobs.inputs.samples import Samples, fingerprint, show_invalid
 from untold.jobs.metrics.request import ScoreRequest
-from untold.jobs.run.folders import Workspace
 from untold.jobs.run.manifest import Identity
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
 from untold.jobs.run.output import Output, shown, store_of
@@ -22,36 +20,26 @@ from untold.jobs.run.session import open_session
 from untold.jobs.run.terminal import Display, amount
 from untold.jobs.run_tables import RunTables, open_run
 from untold.jobs.score import score
-from untold.jobs.study import agreement, claims_study, nuggets_study, study_inputs
-from untold.jobs.study.agreement import (
-    add_overlap,
-    average_rows,
-    find_points,
-    has_answered,
-    missing_averages,
-    read_rows,
-    resample_labels,
-)
+from untold.jobs.study.agreement import average_rows, has_answered, missing_averages
 from untold.jobs.study.annotations import Restate, write_sheet
-from untold.jobs.study.coverage_items import ItemVerdicts
-from untold.jobs.study.coverage_rows import DATASET as COVERAGE
-from untold.jobs.study.coverage_study import NEEDS, CoverageItems, CoveragePlan, label_items, write_study
-from untold.jobs.study.label_points import DATASETS, LMR
+from untold.jobs.study.claims_study import ClaimStudy, StageAsker, read_claims
+from untold.jobs.study.coverage_study import NEEDS, CoverageStudy
+from untold.jobs.study.judgements import MetaEvaluationError
+from untold.jobs.study.label_study import REPORT, LabelStudy
+from untold.jobs.study.meta_evaluation import CLAIMS, COVERAGE, NUGGETS, Study, check_prompts
 from untold.jobs.study.meta_evaluation import MetaEvaluationOutcome as MetaEvaluationOutcome
 from untold.jobs.study.meta_evaluation import MetaEvaluationRequest as MetaEvaluationRequest
 from untold.jobs.study.meta_evaluation import Sheet as Sheet
 from untold.jobs.study.meta_evaluation import StudyEndpoint as StudyEndpoint
-from untold.jobs.study.meta_evaluation import all_costs, asker, check_prompts, compare_labels, verify_endpoints
 from untold.jobs.study.meta_evaluation import endpoint_of as endpoint_of
-from untold.jobs.study.nuggets_study import DATASET as NUGGETS
-from untold.jobs.study.report import AVERAGE, draw, render, render_averages, with_published
+from untold.jobs.study.nuggets_study import READS, NuggetStudy
+from untold.jobs.study.report import AVERAGE, render_averages
 from untold.jobs.tables import COMPARISONS, FALSE_NEGATIVES, MATCH_COUNTS, META_EVALUATION, SUBSET, TIERS
 from untold.jobs.tables import COVERAGE as COVERAGE_TABLE
 from untold.udfs.errors import UserError
 from untold.udfs.samples.conversion import REQUIRED
 from untold.udfs.storage import StoragePath
 
-REPORT = "meta_evaluation"
 TABLES = {
     "meta_evaluation": META_EVALUATION,
     "match_counts": MATCH_COUNTS,
@@ -61,175 +49,71 @@ TABLES = {
     "false_negatives": FALSE_NEGATIVES,
     "subset": SUBSET,
 }
-# SVG for documents, PNG for readers that show no SVG
-FIGURES = ("svg", "png")
-# How an output of several runs ended that ended with one of them, by its exit code
+# The ending of an output by the exit code of the run that ended it
 ENDED = {code: reason for reason, code in EXIT_CODES.items()}
 
 
-@dataclass(frozen=True)
-class _Study:
-    """How endpoints are run, what is read of scores that are there, and what is written of them.
-
-    What is written is the report, and what the manifest says.
-    """
-
-    run: Callable[[], MetaEvaluationOutcome]
-    read: Callable[[], Any]
-    write: Callable[[Any], tuple[str, dict[str, Any]]]
-
-
 def meta_evaluate(request: MetaEvaluationRequest, display: Display) -> MetaEvaluationOutcome:
-    """Writes the tables, the report and the figure beside the runs.
+    """Compare metrics with labels. Write the tables, the report and the figure to the output.
 
-    Raises MetaEvaluationError for input without usable labels, for scores that are not of exactly its samples and for
-    endpoints of one model, OutputError for an output of something else, and what `untold.jobs.score.score` raises.
-
-    Runs of endpoints lie in `DIR/runs/<folder>`, each an output of `untold score` that can be read, compared and
-    resumed by itself. Dejl et al. 2025; methods, section 6.
+    The runs of endpoints are outputs of `untold score` in `DIR/runs/<folder>`. Raises MetaEvaluationError for labels or
+    judgements that a study cannot use and for two endpoints with one model, OutputError for an output with another
+    identity, and the errors of `untold.jobs.score.score`. Dejl et al. 2025; methods, section 6.
     """
     _check_models(request.endpoints)
-    # Endpoints of one model are told apart by their prompts
+    # Endpoints with one model differ in their prompts
     check_prompts(request.prompt_pairs, request.metrics or ())
     with request.open_output(TABLES) as output:
         return _meta_evaluate(output, request, display)
 
 
 def _meta_evaluate(output: Output, request: MetaEvaluationRequest, display: Display) -> MetaEvaluationOutcome:
-    """Reads and checks samples and given scores first: then it asks, and removes an earlier start's report."""
+    """Check the samples and the existing scores, remove an earlier report, and evaluate."""
     steps = output.workspace(open_session(request.settings))
     found = _read(steps.spark, request)
     show_invalid(found, display)
-    samples = steps.keep(found.samples, "samples")
-    prepare = {COVERAGE: _study_coverage, claims_study.DATASET: _study_claims, NUGGETS: _study_nuggets}.get(
-        request.dataset, _study_labels
-    )
-    study = prepare(output, steps, request, samples, display)
-    content = fingerprint(samples)
+    study = STUDIES.get(request.dataset, LabelStudy)(request, steps.keep(found.samples, "samples"), steps)
+    # Raises before any request for labels that the study cannot use
+    _ = study.units
+    content = fingerprint(study.samples)
     output.claim(_identify(request, content))
     given = None if request.scores is None else study.read()
     _remove_report(output)
     _begin(output, request, content, found.row_count)
     try:
-        return _evaluate(output, steps, request, display, study, given)
+        return _evaluate(output, study, given, display)
     except BaseException:
         _remove_report(output)
         raise
 
 
 def _read(spark: SparkSession, request: MetaEvaluationRequest) -> Samples:
-    """The input of a study, as samples."""
-    if request.dataset == claims_study.DATASET:
-        return claims_study.read_claims(spark, request.input, request.layout, request.limit, request.draw, request.read)
+    """Read the input of a study as samples."""
+    if request.dataset == CLAIMS:
+        return read_claims(spark, request.input, request.layout, request.limit, request.draw, request.read)
     if request.dataset == NUGGETS:
-        return request.read_columns(spark, NEEDS, nuggets_study.READS)
+        return request.read_columns(spark, NEEDS, READS)
     return request.read_columns(spark, NEEDS if request.dataset == COVERAGE else REQUIRED)
 
 
-def _study_claims(
-    output: Output, steps: Workspace, request: MetaEvaluationRequest, samples: DataFrame, display: Display
-) -> _Study:
-    """Verdicts on claims against labels of these. Raises MetaEvaluationError for labels that cannot be used."""
-    labelled = claims_study.label_claims(request.input, samples)
-    claims = claims_study.LabelledClaims(labelled.about, steps.keep(labelled.rows, "claims"))
-    return _Study(
-        partial(verify_endpoints, request, claims, display),
-        partial(claims_study.read_verdicts, claims, request.runs, request.metrics),
-        partial(_write_claims, output, request, claims),
-    )
-
-
-def _write_claims(
-    output: Output,
-    request: MetaEvaluationRequest,
-    claims: claims_study.LabelledClaims,
-    verdicts: claims_study.ClaimVerdicts,
-) -> tuple[str, dict[str, Any]]:
-    """Writes everything but the runs and the report, as `_write_report`."""
-    rows = claims_study.evaluation_rows(
-        claims, verdicts, clustered=request.cluster, seed=request.settings.statistics.seed
-    )
-    output.write_rows("meta_evaluation", rows, META_EVALUATION)
-    metrics = sorted({metric for names in verdicts.metrics.values() for metric in names})
-    return claims_study.render(rows, clustered=request.cluster, notes=()), {"metrics": metrics}
-
-
-def _study_nuggets(
-    output: Output, steps: Workspace, request: MetaEvaluationRequest, samples: DataFrame, display: Display
-) -> _Study:
-    """Assignments of nuggets against people's. Raises MetaEvaluationError for labels that cannot be used."""
-    labels = nuggets_study.label_nuggets(request.input, samples)
-    return _Study(
-        partial(_score_endpoints, request, display),
-        partial(nuggets_study.read_assignments, steps.spark, request.runs, labels),
-        partial(_write_nuggets, output, request),
-    )
-
-
-def _write_nuggets(
-    output: Output, request: MetaEvaluationRequest, assigned: Mapping[str, Sequence[nuggets_study.Row]]
-) -> tuple[str, dict[str, Any]]:
-    """Writes everything but the runs and the report, as `_write_report`."""
-    own, score_of_samples = request.settings.statistics, request.settings.nuggets.score
-    rows = nuggets_study.evaluation_rows(assigned, score_of_samples, clustered=request.cluster, seed=own.seed)
-    output.write_rows("meta_evaluation", rows, META_EVALUATION)
-    report = nuggets_study.render(rows, score_of_samples, clustered=request.cluster)
-    return report, {"metrics": [nuggets_study.METRIC]}
-
-
-def _study_labels(
-    output: Output, steps: Workspace, request: MetaEvaluationRequest, samples: DataFrame, display: Display
-) -> _Study:
-    """Scores against labels of whole responses, or against instances. Raises MetaEvaluationError for those."""
-    dataset = DATASETS[request.dataset]
-    study_inputs.check_samples(request.input, samples, labelled=dataset.has_labels, by_source=dataset.by_source)
-    return _Study(
-        partial(_score_endpoints, request, display),
-        partial(_read_scores, request, samples),
-        partial(_write_report, output, steps, request, samples),
-    )
-
-
-def _study_coverage(
-    output: Output, steps: Workspace, request: MetaEvaluationRequest, samples: DataFrame, display: Display
-) -> _Study:
-    """Verdicts on items against labels of these. Raises MetaEvaluationError for items that cannot be used."""
-    items = label_items(
-        steps, request.input, samples, request.covered, metrics=request.metrics, unlabelled=request.subset is not None
-    )
-    return _Study(
-        partial(_score_endpoints, request, display),
-        partial(items.verdicts, request.runs, request.metrics, request.judged),
-        partial(_write_coverage, output, request, items),
-    )
-
-
-def _write_coverage(
-    output: Output, request: MetaEvaluationRequest, items: CoverageItems, verdicts: ItemVerdicts
-) -> tuple[str, dict[str, Any]]:
-    """Writes everything but the runs and the report, as `_write_report`."""
-    plan = CoveragePlan(request.settings, request.runs, request.subset, request.cluster, request.prompt_pairs)
-    return write_study(output, items, verdicts, plan, all_costs(request))
+STUDIES: dict[str, type[Study]] = {COVERAGE: CoverageStudy, CLAIMS: ClaimStudy, NUGGETS: NuggetStudy}
 
 
 def _check_models(endpoints: Sequence[StudyEndpoint]) -> None:
-    """Raises MetaEvaluationError where two endpoints have one model, or names that give one folder."""
+    """Raise MetaEvaluationError if two endpoints have one model, or models with one folder."""
     by_folder: dict[str, str] = {}
     for endpoint in endpoints:
-        # Without case: some file systems do not tell it
+        # Some file systems ignore case
         other = by_folder.setdefault(endpoint.folder.lower(), endpoint.model)
         if endpoint is not next(one for one in endpoints if one.folder.lower() == endpoint.folder.lower()):
-            raise study_inputs.MetaEvaluationError(
+            raise MetaEvaluationError(
                 f"two endpoints have the models `{other}` and `{endpoint.model}`, and one folder for both; "
                 "give each endpoint a model of its own (llm.model of a preset file)"
             )
 
 
 def _identify(request: MetaEvaluationRequest, content: str) -> Identity:
-    """What the output belongs to: data set, input, metrics, seed and clusters. Runs have identities of their own.
-
-    Of a study of coverage, the labels given and the model of its baselines too; of nuggets, the measure.
-    """
+    """Return the identity of the output. The runs of endpoints have their own."""
     identity: dict[str, Any] = {
         "dataset": request.dataset,
         "input": content,
@@ -241,13 +125,13 @@ def _identify(request: MetaEvaluationRequest, content: str) -> Identity:
     if request.dataset == COVERAGE:
         labels = None if request.covered is None else sorted(request.covered)
         identity |= {"covered": labels, "baselines": request.settings.embeddings.model}
-        # Only where there is one: what was studied before there were any stays as it is
+        # Outputs of earlier versions have no subset
         identity |= {"subset": str(request.subset)} if request.subset else {}
     return identity
 
 
 def _begin(output: Output, request: MetaEvaluationRequest, content: str, samples: int) -> None:
-    """Writes the manifest as `running`; no endpoint is named in it, as each run's own manifest does that."""
+    """Write the manifest as `running`. The manifests of the runs name the endpoints."""
     output.begin(
         shown(request.settings),
         dataset=request.dataset,
@@ -259,161 +143,90 @@ def _begin(output: Output, request: MetaEvaluationRequest, content: str, samples
     )
 
 
-def _evaluate(
-    output: Output,
-    steps: Workspace,
-    request: MetaEvaluationRequest,
-    display: Display,
-    study: _Study,
-    given: Any,
-) -> MetaEvaluationOutcome:
-    """Scores, then the report and the sheet; a run that ended early ends this one, with its exit code."""
-    ended = study.run()
+def _evaluate(output: Output, study: Study, given: Any, display: Display) -> MetaEvaluationOutcome:
+    """Run the endpoints, then write the report and the sheet. A run that ends early ends with its exit code."""
+    request = study.request
+    ended = _run_endpoints(study, display)
     if ended.exit_code not in (0, FAILED_TOO_MANY):
         output.end(Ending(ENDED.get(ended.exit_code, "broken")))
         return ended
-    report, found = study.write(given or study.read())
+    report, found = study.write(output, given or study.read())
     (StoragePath(request.output) / f"{REPORT}.md").write_bytes(report.encode())
     if request.sheet is not None:
-        _write_sheet(steps.spark, request, request.sheet, found["metrics"], display)
+        _write_sheet(study, request.sheet, found["metrics"], display)
     output.end(Ending(), **found)
     return MetaEvaluationOutcome(ended.exit_code, report)
 
 
-def _score_endpoints(request: MetaEvaluationRequest, display: Display) -> MetaEvaluationOutcome:
-    """Runs the metrics on each endpoint, until one ends early; too many failures do not stop the others."""
+def _run_endpoints(study: Study, display: Display) -> MetaEvaluationOutcome:
+    """Run the endpoints until one ends early. Too many failures do not stop the others."""
     code = 0
-    for endpoint in request.endpoints:
+    for endpoint in study.request.endpoints:
         display.note(f"model {endpoint.model}")
-        outcome = score(_score_request(request, endpoint), display)
+        if isinstance(study, ClaimStudy):
+            outcome = study.verify(endpoint, display)
+        else:
+            outcome = _score(study.request, endpoint, display)
         if outcome.exit_code not in (0, FAILED_TOO_MANY):
-            return MetaEvaluationOutcome(outcome.exit_code, message=outcome.message)
+            return outcome
         if outcome.message is not None:
             display.note(outcome.message)
-        # The worse of 0 and FAILED_TOO_MANY
         code = max(code, outcome.exit_code)
     return MetaEvaluationOutcome(code)
 
 
-def _score_request(request: MetaEvaluationRequest, endpoint: StudyEndpoint) -> ScoreRequest:
-    """The run of one endpoint, as `untold score` would be asked for it."""
+def _score(request: MetaEvaluationRequest, endpoint: StudyEndpoint, display: Display) -> MetaEvaluationOutcome:
+    """Score the samples with the metrics of the request at an endpoint."""
     assert request.metrics is not None
     settings = endpoint.settings
     if endpoint.prompt_set is not None:
-        # Stages whose templates are the same under all prompts are asked once
+        # Prompt sets share the completions of stages with equal templates
         settings = settings.model_copy(update={"completion_store": store_of(settings, request.output)})
     own = {"output": request.runs[endpoint.model], "settings": settings, "format": request.layout}
-    return ScoreRequest(**request.shared() | own, metrics=request.metrics, embedded=endpoint.embedded)
+    shared = request.shared() | own
+    outcome = score(ScoreRequest(**shared, metrics=request.metrics, embedded=endpoint.embedded), display)
+    return MetaEvaluationOutcome(outcome.exit_code, message=outcome.message)
 
 
-def _read_scores(request: MetaEvaluationRequest, samples: DataFrame) -> study_inputs.ScoreTables:
-    """The scores of all models, checked against the samples."""
-    ids = samples.select("sample_id")
-    spark = samples.sparkSession
-    found = study_inputs.read_score_tables(spark, request.runs, request.metrics, ids, request.input, request.judged)
-    return study_inputs.with_views(spark, found, request.runs) if DATASETS[request.dataset].has_labels else found
-
-
-def _write_report(
-    output: Output,
-    steps: Workspace,
-    request: MetaEvaluationRequest,
-    samples: DataFrame,
-    scores: study_inputs.ScoreTables,
-) -> tuple[str, dict[str, Any]]:
-    """Writes everything but the runs; gives the report and what the manifest says of it.
-
-    Spark counts, and what is computed of the counts is the driver's (methods, section 7): frames are labels, scores and
-    points by sample, all else is as small as the tables that are written.
-    """
-    dataset, seed = DATASETS[request.dataset], request.settings.statistics.seed
-    metrics, models = request.metrics or _all_metrics(scores), list(request.runs)
-    labelled = steps.keep(add_overlap(samples)) if dataset.has_labels else samples
-    shares = steps.keep(study_inputs.read_source_shares(steps.spark, request.runs)) if dataset.by_source else None
-    points = steps.keep(find_points(scores.scores, labelled, shares, dataset))
-    counted = read_rows(agreement.count_units(points, clustered=request.cluster))
-    found = agreement.point_intervals(counted, dataset.scales, seed=seed)
-    tables = resample_labels(scores.scores, labelled, dataset, clustered=request.cluster, seed=seed)
-    found |= agreement.table_intervals(tables)
-    # For the report alone; intervals are of the resamples in `tables`
-    confusions = {key: agreement.confusion_table(table) for key, table in tables.items()}
-    views = [study_inputs.view_of(metric) for metric in metrics]
-    rows = with_published(agreement.agreement_rows(request.dataset, [*metrics, *views], models, found))
-    if request.scores and not has_answered(rows):
-        raise study_inputs.MetaEvaluationError(
-            f"nothing to evaluate: no sample of {request.input} has a score in {', '.join(request.runs.values())}; "
-            "the table failures of each says why, untold score --retry-failed asks again"
-        )
-    compared = points.where(F.col("metric").isin(*metrics))
-    differences = read_rows(agreement.count_differences(compared, metrics, clustered=request.cluster))
-    comparisons = agreement.compare_metrics(differences, request.dataset, dataset.scales[LMR], seed=seed)
-    comparisons += compare_labels(
-        compared, request.prompt_pairs, request.dataset, dataset.scales[LMR], clustered=request.cluster, seed=seed
-    )
-    costs = all_costs(request)
-    note = None if request.cluster else study_inputs.describe_repeats(points)
-    report = render(rows, comparisons, confusions, costs, clustered=request.cluster, note=note)
-    output.write_rows("meta_evaluation", rows, META_EVALUATION)
-    averaged = [row for row in counted if row["metric"] not in views]
-    counts = agreement.match_counts(request.dataset, averaged, dataset.scales)
-    output.write_rows("match_counts", counts, MATCH_COUNTS)
-    output.write_rows("comparisons", comparisons, COMPARISONS)
-    for form in FIGURES:
-        (StoragePath(request.output) / f"{REPORT}.{form}").write_bytes(draw(rows, form=form))
-    return report, {"metrics": list(metrics), "confusion": agreement.confusion_cells(confusions)}
-
-
-def _write_sheet(
-    spark: SparkSession, request: MetaEvaluationRequest, sheet: Sheet, metrics: Sequence[str], display: Display
-) -> None:
-    """Writes the blinded sheet of the one model's run, and says what it holds."""
+def _write_sheet(study: Study, sheet: Sheet, metrics: Sequence[str], display: Display) -> None:
+    """Write the blinded sheet of the run of the one model."""
+    request, spark = study.request, study.steps.spark
     judges = request.judges or dict.fromkeys(metrics, next(iter(request.runs)))
     run = {metric: request.runs[judges[metric]] for metric in metrics}
-    restate = _restater(request, sheet, display)
-    counts = write_sheet(spark, run, metrics, sheet.samples, sheet.seed, request.output, restate)
+    restate: Restate = _refuse_to_restate
+    if sheet.endpoint is not None:
+        restate = partial(StageAsker(request, sheet.endpoint, display).restate, spark)
+    counts = write_sheet(run, metrics, sheet.samples, sheet.seed, request.output, restate)
     display.note(
         f"annotation sheet: {amount(counts.items, 'sample')}, {amount(counts.rows, 'row')}, "
         f"{amount(counts.restated, 'answer')} restated, in {request.output}"
     )
 
 
-def _restater(request: MetaEvaluationRequest, sheet: Sheet, display: Display) -> Restate:
-    """What restates answers of qa: the sheet's endpoint, else a refusal that is raised only if it is needed."""
-    if sheet.endpoint is None:
-        return _refuse_to_restate
-    return asker(request, sheet.endpoint, display).restate
-
-
-def _refuse_to_restate(_: DataFrame) -> DataFrame:
-    """Raises MetaEvaluationError: sheets without qa never come here."""
-    raise study_inputs.MetaEvaluationError(
+def _refuse_to_restate(_: object) -> list[dict[str, Any]]:
+    raise MetaEvaluationError(
         "--annotation-sheet restates the answers of qa as statements, and no endpoint is set: "
         "--set llm.base_url=http://HOST/v1 --set llm.model=NAME, or leave qa out of --metric"
     )
 
 
-def _all_metrics(scores: study_inputs.ScoreTables) -> tuple[str, ...]:
-    """The metrics that any model has, sorted."""
-    return tuple(sorted({name for names in scores.metrics.values() for name in names}))
-
-
 def _remove_report(output: Output) -> None:
-    """Removes tables, report and figures of an earlier start: half of them beside new scores would be believed."""
+    """Remove the tables, the report and the figures of an earlier start, which do not fit new scores."""
     output.remove(TABLES)
-    for form in ("md", *FIGURES):
+    for form in ("md", *FORMATS):
         (StoragePath(output.place) / f"{REPORT}.{form}").remove()
 
 
 TABLE = "meta_evaluation"
 COMBINED_REPORT = f"{TABLE}.md"
-# match_counts is what intervals over data sets are made of: means and limits alone cannot be joined
+# Intervals over data sets are computed from match_counts
 NEEDED = (TABLE, "match_counts")
-# What two studies may not both have: it would count twice
+# Two studies with equal keys would count twice
 KEYS = ("dataset", "metric", "model")
 
 
 class CombineError(UserError):
-    """Outputs that cannot be combined. The message says which, and what to do."""
+    """Outputs that cannot be combined."""
 
 
 def combine_studies(
@@ -424,15 +237,15 @@ def combine_studies(
     overwrite: bool = False,
     notify: Callable[[str], None] = lambda _: None,
 ) -> str:
-    """Writes the table `meta_evaluation` and the report of several outputs of meta-evaluate together; gives the report.
+    """Write the table `meta_evaluation` and the report of several outputs of meta-evaluate. Return the report.
 
-    The table has the LMR rows of each, then the averages over data sets and their spread over models. Raises
-    CombineError for what is no finished meta-evaluation and for two that have the same metric of a model on one data
-    set, UnreadableRunError for what is no output.
+    The table has the LMR rows of each output, then the averages over data sets and their spread over models. Raises
+    CombineError for unfinished outputs and for two outputs with one metric of a model on one data set, and
+    UnreadableRunError for a folder that is no output.
     """
     runs = [_open(study) for study in studies]
     _check_once(runs)
-    # Baselines are of no model, and of no interest as averages
+    # Baselines have no model and no average
     counts = [row for run in runs for row in _rows(run, "match_counts") if row["model"] is not None]
     for metric, model, missing in missing_averages(counts):
         notify(f"{metric} of {model} has no average: it was not evaluated on {', '.join(missing)}")
@@ -445,7 +258,7 @@ def combine_studies(
         )
     rows = given + averages
     report = render_averages(rows)
-    # All is computed first, so that a study that cannot be combined leaves no output behind
+    # An error above leaves no output
     with Output(output, (TABLE,), overwrite) as target:
         target.claim({"dataset": AVERAGE, "input": _fingerprint(runs), "statistics": {"seed": seed}})
         target.begin({}, counts={"studies": len(runs)})
@@ -456,7 +269,7 @@ def combine_studies(
 
 
 def _open(study: str) -> RunTables:
-    """The run of a study. Raises CombineError unless it is a finished meta-evaluation."""
+    """Return the output of a study. Raises CombineError unless it is a finished meta-evaluation."""
     run = open_run(study)
     missing = [name for name in NEEDED if name not in run.tables]
     if missing or run.manifest.get("status") != "finished":
@@ -468,19 +281,19 @@ def _open(study: str) -> RunTables:
 
 
 def _fingerprint(runs: Sequence[RunTables]) -> str:
-    """32 hex characters of what the studies are of."""
+    """Return a digest of the identities of the studies: 32 hexadecimal digits."""
     identities = [run.manifest.get("identity", {}) for run in runs]
     return hashlib.blake2b(json.dumps(identities, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _rows(run: RunTables, table: str) -> list[dict[str, Any]]:
-    """The rows of a table of a study; these are small, a few for a metric, model and measure."""
+    """Return the rows of a small table of a study."""
     rows: list[dict[str, Any]] = run.table(table).to_pylist()
     return rows
 
 
 def _check_once(runs: Sequence[RunTables]) -> None:
-    """Raises CombineError where two studies have the same metric of a model on one data set."""
+    """Raise CombineError if two studies have one metric of a model on one data set."""
     owners: dict[tuple[str, ...], str] = {}
     for run in runs:
         for owner in sorted({tuple(row[key] for key in KEYS) for row in _rows(run, TABLE)}):

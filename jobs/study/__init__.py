@@ -1,4 +1,4 @@
-"""Metrics held against people and against each other; no metric imports it.
+"""Compare metrics with human labels. No metric imports this package.
 
-Spark counts here and the driver finishes (methods, section 7): what reaches it are counts of distinct values.
+A study reads its labels and judgements into memory, and computes its measures with NumPy (methods, section 7).
 """

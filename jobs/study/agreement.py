@@ -1,301 +1,293 @@
-"""How far scores agree with people, from counts of points: means, intervals, and metrics compared; methods, 6 and 7.
-
-Averages over data sets, and their spread over models, are rows of several meta-evaluations in, rows out.
-"""
+"""Measure the agreement of points and confusion tables with labels; methods, sections 6 and 7."""
 
 from __future__ import annotations
 
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
-from pyspark.sql import types as T
 
-from untold.jobs.study.label_points import (
-    DATASETS,
-    LABEL_BASELINES,
-    LAX,
-    LMR,
-    STRICT,
-    Dataset,
-    baseline_points,
-    predicted_label,
-)
+from untold.jobs.study.judgements import BoolArray, Owner, Row
+from untold.jobs.study.meta_evaluation import PromptPairs, StudyEndpoint
 from untold.jobs.study.report import AVERAGE, PUBLISHED_CONVENTION, PUBLISHED_SPREADS, with_published
-from untold.udfs.statistics import confusion, intervals
-from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
-from untold.udfs.statistics.question_resampling import (
-    SHAPE,
-    SUMS_FIELDS,
-    Resampled,
-    join_sums,
-    resample_questions,
-    sum_batches,
+from untold.udfs.statistics import confusion
+from untold.udfs.statistics.intervals import (
+    FloatArray,
+    IntArray,
+    Interval,
+    bca_interval,
+    clustered_bca_interval,
+    joint_bca_interval,
 )
+from untold.udfs.statistics.permutation import PairedTest, adjust_p_values, clustered_permutation_test
+from untold.udfs.statistics.question_resampling import SHAPE, Resampled, resample_questions, total_interval
 
-__all__ = ["DATASETS", "LMR"]
-
-# The order of rows in the table `meta_evaluation`
+LMR, STRICT, LAX = "lmr", "lmr_strict", "lmr_lax"
+LABEL_BASELINES = ("baseline_constant", "baseline_overlap")
+# In the order of the table `meta_evaluation`
 ALL_MEASURES = (LMR, STRICT, LAX, *confusion.MEASURES, *LABEL_BASELINES)
-GROUP = ("model", "metric", "convention", "measure")
-COMPARED_UNDER = "mismatch"  # the convention of the table `comparisons`
-# Distinct tables of a question that the driver resamples itself; five answers to a question have at most 4,368
-MAX_TABLES = 20_000
-PARTS = 16  # of the questions that Spark resamples: fixed, so that the number of cores changes no bit
+COMPARED_UNDER = "mismatch"
+SPREAD = "lmr_spread"
 Key = tuple[str | None, str | None, str, str]
+"""A model, a metric, a convention and a measure."""
+Values = Mapping[str, Any]
+"""The columns value, ci_low, ci_high, n (units) and excluded (comparisons) of a measure."""
+Parts = Mapping[tuple[str, str], tuple[IntArray, IntArray]]
+"""By measure and convention the points of each unit, and its comparisons that are left out.
+
+Shapes: int64[units] each. The points of a unit without a comparison are -1.
+"""
 
 
 @dataclass(frozen=True)
-class AgreementRows:
-    """A measure with its interval, over how many units, and how many comparisons it leaves out."""
+class Earned:
+    """The points of each unit, and True for the units that have a score: bool[units]."""
 
-    interval: intervals.Interval
-    n: int
-    excluded: int = 0
+    parts: Parts
+    given: BoolArray
 
 
-def count_units(points: DataFrame, *, clustered: bool) -> DataFrame:
-    """How often units, or with `clustered` questions, earn the same: the columns of the table `match_counts`.
+def cell_intervals(
+    cells: IntArray,
+    measures: Mapping[str, confusion.Measure],
+    clusters: Sequence[str] | None = None,
+    *,
+    seed: int,
+) -> dict[str, Interval]:
+    """Return the intervals of measures of the sum of confusion tables.
 
-    model, metric, convention, measure strings, points (their sum), size (units with points), count, excluded long.
-    Points are whole numbers, so that sums are exact and equal ones meet; `points` as `jobs.study.label_points`
-    describes them.
+    `cells`: int64[samples, labels, predictions], the table of each sample. Resamples samples, or whole clusters if
+    their names are given. Methods, section 7.
     """
-    if clustered:
-        earned = [F.sum("points").alias("points"), F.count("points").alias("size"), F.sum("excluded").alias("excluded")]
-        units = points.groupBy(*GROUP, "cluster").agg(*earned)
-    else:
-        size = F.col("points").isNotNull().cast("long")
-        units = points.select(*GROUP, "points", size.alias("size"), "excluded")
-    # A unit that earns nothing because nothing of it counts has the size 0 and so no weight, but is counted as left out
-    units = units.withColumn("points", F.coalesce("points", F.lit(0)))
-    together = [F.count("*").alias("count"), F.sum("excluded").alias("excluded")]
-    return units.groupBy(*GROUP, "points", "size").agg(*together)
-
-
-def count_differences(points: DataFrame, metrics: Sequence[str], *, clustered: bool) -> DataFrame:
-    """How often two metrics of a model differ so on a unit, or on a question.
-
-    Columns model, first, second, difference, size, count.
-
-    LMR points of units under `COMPARED_UNDER`, `first` before `second` in `metrics`.
-
-    points: as `jobs.study.label_points` describes them. A unit counts where both metrics have points of it, so that a
-    pair is of the same units. With `clustered` the difference is the sum over a question's units and `size` their
-    number.
-    """
-    place = F.array_position(F.array(*map(F.lit, metrics)), F.col("metric"))
-    lmr = (F.col("measure") == LMR) & (F.col("convention") == COMPARED_UNDER)
-    earned = points.where(lmr & F.col("points").isNotNull())
-    side = earned.select("model", "unit", "cluster", "metric", "points", place.alias("place"))
-    first = side.select("model", "unit", "cluster", *_renamed("first"))
-    second = side.select("model", "unit", *_renamed("second"))
-    pairs = first.join(second, on=["model", "unit"], how="inner").where("first_place < second_place")
-    difference = F.col("first_points") - F.col("second_points")
-    sides = ["model", "first", "second"]
-    if clustered:
-        sums = [F.sum(difference).alias("difference"), F.count("*").alias("size")]
-        units = pairs.groupBy(*sides, "cluster").agg(*sums)
-    else:
-        units = pairs.select(*sides, difference.alias("difference"), F.lit(1).cast("long").alias("size"))
-    return units.groupBy("model", "first", "second", "difference", "size").agg(F.count("*").alias("count"))
-
-
-def _renamed(name: str) -> list[Column]:
-    """The columns of one side of a pair; two frames of the same origin cannot be joined on names that are ambiguous."""
-    return [F.col("metric").alias(name), F.col("points").alias(f"{name}_points"), F.col("place").alias(f"{name}_place")]
-
-
-def count_tables(scores: DataFrame, samples: DataFrame, *, clustered: bool) -> DataFrame:
-    """How many questions have the same confusion table: model, metric, cells list<int64>, labels by `OUTCOMES`, count.
-
-    Without `clustered` every sample is a question of its own. scores: model, metric, sample_id, score, failed; samples:
-    sample_id, query, label.
-
-    A cell counts the answers to the question of a label and an outcome; `cells` are the 3 rows of 5 one after the
-    other.
-    """
-    judged = scores.join(samples.select("sample_id", "query", "label"), on="sample_id", how="inner")
-    outcome = F.when(F.col("failed"), confusion.FAILED).otherwise(predicted_label())
-    unit = F.coalesce("query", "sample_id") if clustered else F.col("sample_id")
-    cells = [
-        F.count_if((F.col("label") == label) & (F.col("outcome") == name))
-        for label, name in product(confusion.LABELS, confusion.OUTCOMES)
-    ]
-    tables = judged.withColumn("outcome", outcome).groupBy("model", "metric", unit.alias("unit"))
-    return (
-        tables.agg(F.array(*cells).alias("cells")).groupBy("model", "metric", "cells").agg(F.count("*").alias("count"))
-    )
-
-
-def resample_tables(counted: DataFrame, *, seed: int, max_tables: int = MAX_TABLES) -> dict[tuple[str, str], Resampled]:
-    """By model and metric the confusion table and its resamples, from `count_tables`.
-
-    Where a metric of a model has more than `max_tables` distinct tables, Spark resamples, and the driver holds 10,000
-    tables a partition at a time.
-    """
+    shape = cells.shape[1:]
+    flat = cells.reshape(len(cells), shape[0] * shape[1])
     found = {}
-    for row in (
-        counted.groupBy("model", "metric").agg(F.count("*").alias("tables")).orderBy("model", "metric").collect()
-    ):
-        own = counted.where((F.col("model") == row["model"]) & (F.col("metric") == row["metric"]))
-        resample = _resample_here if row["tables"] <= max_tables else _resample_in_spark
-        found[row["model"], row["metric"]] = resample(own.select("cells", "count"), seed)
+    for name, measure in measures.items():
+
+        def of_totals(totals: IntArray, measure: confusion.Measure = measure) -> FloatArray:
+            return measure(totals.reshape(*totals.shape[:-1], *shape))
+
+        found[name] = total_interval(of_totals, flat, clusters, seed=seed)
     return found
 
 
-def _resample_here(counted: DataFrame, seed: int) -> Resampled:
-    """On the driver, exactly: a multinomial resample of the counts of distinct tables."""
-    rows = counted.toArrow().to_pylist()
-    tables = np.array([row["cells"] for row in rows]).reshape(-1, *SHAPE)
-    return resample_questions(tables, [row["count"] for row in rows], seed=seed)
+def count_units(earned: Earned, clusters: IntArray | None) -> list[dict[str, Any]]:
+    """Count the units, or the clusters, that earn the same: convention, measure, points, size, count, excluded.
 
-
-def _resample_in_spark(counted: DataFrame, seed: int) -> Resampled:
-    """By Poisson weights in `PARTS` partitions, whose sums the driver adds one partition at a time (`sum_batches`)."""
-    cells = range(SHAPE[0] * SHAPE[1])
-    sums = counted.agg(F.sum("count"), *[F.sum(F.col("cells")[place] * F.col("count")) for place in cells]).collect()[0]
-    questions, table = int(sums[0]), [int(value) for value in sums[1:]]
-    fields = T.StructType(
-        [T.StructField("drawn", T.BinaryType()), T.StructField("powers", T.ArrayType(T.DoubleType()))]
-    )
-    # By content, hashed and sorted: floats of a partition are summed in one order on any cluster
-    ordered = counted.repartition(PARTS, "cells").sortWithinPartitions("cells")
-    parts = ordered.mapInArrow(partial(sum_batches, table=table, seed=seed), fields).toLocalIterator()
-    # mapInArrow matches columns by place, and would swap two in silence
-    assert [name for name, _ in SUMS_FIELDS] == fields.names
-    return join_sums((row.asDict() for row in parts), np.array(table).reshape(SHAPE), questions)
-
-
-def confusion_table(resampled: Resampled) -> intervals.IntArray:
-    """int64[3, 4], labels by predictions; failed scores are undefined.
-
-    Under `mismatch`, the first convention, which neither drops a row nor makes a label of an undefined score.
+    `points` are sums over the cluster, `size` is its number of units with points, and `excluded` is the sum over
+    `count` clusters. `clusters`: int64[units], or None to count single units.
     """
-    return confusion.under_convention(resampled.table, confusion.CONVENTIONS[0])
+    rows = []
+    for (measure, convention), (points, excluded) in earned.parts.items():
+        # A unit without comparisons has no weight, but its excluded comparisons count
+        counted = points >= 0
+        cells = np.stack([np.where(counted, points, 0), counted, excluded], axis=1)
+        summed = _sum_by(cells[earned.given], None if clusters is None else clusters[earned.given])
+        distinct, owner, counts = np.unique(summed[:, :2], axis=0, return_inverse=True, return_counts=True)
+        left_out = np.zeros(len(distinct), dtype=np.int64)
+        np.add.at(left_out, owner.ravel(), summed[:, 2])
+        for (total, size), count, left in zip(distinct.tolist(), counts.tolist(), left_out.tolist(), strict=True):
+            named = {"convention": convention, "measure": measure}
+            rows.append(named | {"points": total, "size": size, "count": count, "excluded": left})
+    return rows
 
 
-def point_intervals(
-    counted: Iterable[Mapping[str, Any]], scales: Mapping[str, int], *, seed: int
-) -> dict[Key, AgreementRows]:
-    """By model, metric, convention and measure: the mean and its BCa interval, from rows of `count_units`.
+def _sum_by(cells: IntArray, clusters: IntArray | None) -> IntArray:
+    """Return the sums of the rows of each cluster."""
+    if clusters is None:
+        return cells
+    names, owner = np.unique(clusters, return_inverse=True)
+    sums = np.zeros((len(names), cells.shape[1]), dtype=np.int64)
+    np.add.at(sums, owner, cells)
+    return sums
 
-    scales: by measure the points of a unit that earns all. Methods, section 7.
+
+def resample_tables(
+    labels: IntArray, said: IntArray, given: BoolArray, clusters: IntArray | None, *, seed: int
+) -> Resampled:
+    """Return the confusion table of a metric and its resamples.
+
+    `labels` and `said`: int64[units], positions in `LABELS` and `OUTCOMES`. Resamples the units that are `given`, or
+    whole clusters of them.
     """
-    found: dict[Key, list[Mapping[str, Any]]] = defaultdict(list)
+    owner = np.unique((np.arange(len(labels)) if clusters is None else clusters)[given], return_inverse=True)[1]
+    tables = np.zeros((owner.max() + 1, *SHAPE), dtype=np.int64)
+    np.add.at(tables, (owner, labels[given], said[given]), 1)
+    return resample_questions(tables, np.ones(len(tables), dtype=np.int64), seed=seed)
+
+
+def point_intervals(counted: Iterable[Row], scales: Mapping[str, int], *, seed: int) -> dict[Key, Values]:
+    """Return the mean share of the points with its BCa interval, by model, metric, convention and measure.
+
+    `counted` are rows of `count_units` with model and metric; `scales` are the points of a full match by measure.
+    Resamples clusters if any cluster has more than one unit. Methods, section 7.
+    """
+    found: dict[Key, list[Row]] = defaultdict(list)
     for row in counted:
         found[row["model"], row["metric"], row["convention"], row["measure"]].append(row)
     return {key: _interval(rows, scales[key[3]], seed) for key, rows in found.items()}
 
 
-def _interval(rows: Sequence[Mapping[str, Any]], scale: int, seed: int) -> AgreementRows:
-    """The mean share of the points and its interval; by cluster where any cluster has more than one unit."""
+def _interval(rows: Sequence[Row], scale: int, seed: int) -> Values:
     sums, sizes, counts = unit_counts(rows, scale)
     excluded = sum(row["excluded"] for row in rows)
     if max(sizes) > 1:
-        interval = intervals.clustered_bca_interval(sums, sizes, counts, seed=seed)
+        interval = clustered_bca_interval(sums, sizes, counts, seed=seed)
     else:
-        # sizes are 0 or 1 here: a unit without points has no weight
-        interval = intervals.bca_interval(sums, np.multiply(sizes, counts), seed=seed)
-    return AgreementRows(interval, int(np.dot(sizes, counts)), excluded)
+        # Sizes are 0 or 1: a unit without points has no weight
+        interval = bca_interval(sums, np.multiply(sizes, counts), seed=seed)
+    return {**interval.columns(), "n": int(np.dot(sizes, counts)), "excluded": excluded}
 
 
-def unit_counts(rows: Sequence[Mapping[str, Any]], scale: int) -> tuple[list[float], list[int], list[int]]:
-    """Sums, sizes and counts of clusters, as `clustered_bca_interval` takes them, from rows of `count_units`.
-
-    Sums are shares: points over `scale`, from 0 to the cluster's size.
-    """
+def unit_counts(rows: Sequence[Row], scale: int) -> tuple[list[float], list[int], list[int]]:
+    """Return the sums of shares, the sizes and the counts of clusters, as `clustered_bca_interval` accepts them."""
     sums = [row["points"] / scale for row in rows]
     return sums, [row["size"] for row in rows], [row["count"] for row in rows]
 
 
-def match_counts(dataset: str, counted: Iterable[Mapping[str, Any]], scales: Mapping[str, int]) -> list[dict[str, Any]]:
-    """The rows of the table `match_counts`, from which averages over data sets are made: `count_units`, in order."""
+def match_counts(dataset: str, counted: Iterable[Row], scales: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return the sorted rows of the table `match_counts`, from which averages over data sets are computed."""
     rows = [{"dataset": dataset, **row, "scale": scales[row["measure"]]} for row in counted]
     names = ("metric", "model", "convention", "measure", "points", "size")
-    # None sorts before names, which it cannot be compared with: baselines are of no model and no metric
+    # None, the model and metric of baselines, sorts first
     return sorted(rows, key=lambda row: [(row[name] is not None, row[name]) for name in names])
 
 
-def table_intervals(tables: Mapping[tuple[str, str], Resampled]) -> dict[Key, AgreementRows]:
-    """By model, metric, convention and measure of a confusion table: the measure and its BCa interval, and the rows.
+def table_intervals(tables: Mapping[Owner, Resampled]) -> dict[Key, Values]:
+    """Return the measures of confusion tables with their BCa intervals, by model, metric, convention and measure.
 
-    excluded: rows that the convention leaves out; only `zero` does, the failed ones.
+    Only the convention `zero` excludes units, the failed ones.
     """
-    found: dict[Key, AgreementRows] = {}
+    found: dict[Key, Values] = {}
     for (model, metric), resampled in tables.items():
         rows = int(resampled.table.sum())
         for convention, name in product(confusion.CONVENTIONS, confusion.MEASURES):
             n = int(confusion.under_convention(resampled.table, convention).sum())
-            found[model, metric, convention, name] = AgreementRows(resampled.interval(convention, name), n, rows - n)
+            interval = resampled.interval(convention, name)
+            found[model, metric, convention, name] = {**interval.columns(), "n": n, "excluded": rows - n}
     return found
 
 
 def agreement_rows(
-    dataset: str, metrics: Sequence[str], models: Sequence[str], found: Mapping[Key, AgreementRows]
+    dataset: str, metrics: Sequence[str], models: Sequence[str], found: Mapping[Key, Values]
 ) -> list[dict[str, Any]]:
-    """The rows of the table `meta_evaluation`, in the order given; the baselines, of no model and metric, beside each.
+    """Return the rows of the table `meta_evaluation` in the given order, with the baselines beside each metric.
 
-    What a model has no scores of has no row. value and limits are None where the measure is undefined.
+    A metric without scores of a model has no row. value and limits are None if the measure is undefined.
     """
     rows = []
     for metric, model, convention, measure in product(metrics, models, confusion.CONVENTIONS, ALL_MEASURES):
         owner = (None, None) if measure in LABEL_BASELINES else (model, metric)
         if (model, metric, convention, LMR) in found and (*owner, convention, measure) in found:
             names = {"dataset": dataset, "metric": metric, "model": model, "convention": convention, "measure": measure}
-            rows.append(names | _values(found[*owner, convention, measure]))
+            rows.append({**names, **found[*owner, convention, measure]})
     return rows
 
 
-def _values(found: AgreementRows) -> dict[str, Any]:
-    """The columns value, ci_low, ci_high, n and excluded of a row."""
-    return {**found.interval.columns(), "n": found.n, "excluded": found.excluded}
+@dataclass(frozen=True)
+class PointTests:
+    """Paired permutation tests of LMR under `COMPARED_UNDER`; whole clusters of units flip together.
 
-
-def compare_metrics(
-    counted: Iterable[Mapping[str, Any]], dataset: str, scale: int, *, seed: int
-) -> list[dict[str, Any]]:
-    """The rows of the table `comparisons`, from the rows of `count_differences`: a family of all within-model pairs.
-
-    Paired permutation tests under `COMPARED_UNDER`, adjusted after Benjamini and Hochberg over all rows given
-    (published: three pairs of metrics times five models). Sorted by model and pair, so that the family has one order.
-    Methods, section 7.
+    `scale` is the points of a full match; `clusters`: int64[units], or None for single units. A family is adjusted
+    after Benjamini and Hochberg. Methods, section 7.
     """
-    differences: dict[tuple[str, str, str], Counter[tuple[float, int]]] = defaultdict(Counter)
-    for row in counted:
-        differences[row["model"], row["first"], row["second"]][row["difference"] / scale, row["size"]] += row["count"]
-    tests = {
-        key: clustered_permutation_test(
-            [total for total, _ in counts], [size for _, size in counts], list(counts.values()), seed=seed
-        )
-        for key, counts in sorted(differences.items())
-    }
-    adjusted = adjust_p_values([test.p_value for test in tests.values()])
+
+    dataset: str
+    scale: int
+    clusters: IntArray | None
+    seed: int
+
+    def of_metrics(self, earned: Mapping[Owner, Earned], metrics: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the rows of the table `comparisons` for all pairs of metrics of each model."""
+        pairs = [
+            ({"model": model, "first": one, "second": other, "metric": None}, (model, one), (model, other))
+            for model in sorted({model for model, _ in earned})
+            for one, other in sorted(combinations(metrics, 2))
+        ]
+        return self._rows(earned, pairs)
+
+    def of_prompts(
+        self, earned: Mapping[Owner, Earned], metrics: Sequence[str], pairs: PromptPairs
+    ) -> list[dict[str, Any]]:
+        """Return the rows of the table `comparisons` for all pairs of prompts of a model under each metric."""
+        named = [
+            (_names(metric, one, other), (one.model, metric), (other.model, metric))
+            for metric in sorted(metrics)
+            for one, other in sorted(pairs, key=lambda pair: (pair[0].model, pair[1].model))
+        ]
+        return self._rows(earned, named)
+
+    def _rows(self, earned: Mapping[Owner, Earned], pairs: Iterable[tuple[Row, Owner, Owner]]) -> list[dict[str, Any]]:
+        tests = []
+        for names, one, other in pairs:
+            if one in earned and other in earned:
+                cells = self._differences(earned[one], earned[other])
+                if len(cells):
+                    distinct, counts = np.unique(cells, axis=0, return_counts=True)
+                    sums, sizes = distinct[:, 0] / self.scale, distinct[:, 1]
+                    tests.append((names, clustered_permutation_test(sums, sizes, counts, seed=self.seed)))
+        return comparison_rows(tests, self.dataset, COMPARED_UNDER)
+
+    def _differences(self, one: Earned, other: Earned) -> IntArray:
+        """Return the difference of the points and the number of units of each cluster: int64[clusters, 2].
+
+        A unit counts if both have points of it.
+        """
+        (first, _), (second, _) = (each.parts[LMR, COMPARED_UNDER] for each in (one, other))
+        both = (first >= 0) & (second >= 0) & one.given & other.given
+        cells = np.stack([first - second, np.ones_like(first)], axis=1)[both]
+        return _sum_by(cells, None if self.clusters is None else self.clusters[both])
+
+
+def comparison_rows(
+    tests: Sequence[tuple[Row, PairedTest]], dataset: str, convention: str | None
+) -> list[dict[str, Any]]:
+    """Return the rows of the table `comparisons` for a family of tests, each with its names."""
+    adjusted = adjust_p_values([test.p_value for _, test in tests])
     return [
-        {
-            "dataset": dataset,
-            **dict(zip(("model", "first", "second"), key, strict=True)),
-            "difference": test.difference,
-            "p_value": test.p_value,
-            "p_adjusted": p_adjusted,
-            "n": test.n,
-            "convention": COMPARED_UNDER,
-            "metric": None,
-        }
-        for (key, test), p_adjusted in zip(tests.items(), adjusted, strict=True)
+        {"dataset": dataset, "convention": convention, **names}
+        | {"difference": test.difference, "p_value": test.p_value, "p_adjusted": value, "n": test.n}
+        for (names, test), value in zip(tests, adjusted, strict=True)
     ]
 
 
-def confusion_cells(tables: Mapping[tuple[str, str], intervals.IntArray]) -> list[dict[str, Any]]:
-    """The confusion tables as rows, for readers of the manifest: model, metric, label, predicted, count."""
+def compare_items(rows: Iterable[Row], pairs: PromptPairs, *, clustered: bool, seed: int) -> list[dict[str, Any]]:
+    """Return the rows of the table `comparisons` for prompts of one model: tests of accuracy over labelled items.
+
+    `rows` are those of the table `coverage`. The items of a sample, or of a query with `clustered`, flip together. A
+    sample counts if both judged equally many of its items.
+    """
+    given: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
+    for row in rows:
+        if row["judged"]:
+            given[row["metric"], row["model"]][row["sample_id"]] = row
+    tests = []
+    for metric in dict.fromkeys(metric for metric, _ in given):
+        for one, other in pairs:
+            sums: dict[str, int] = defaultdict(int)
+            sizes: dict[str, int] = defaultdict(int)
+            both = given[metric, one.model], given[metric, other.model]
+            for sample in sorted(both[0].keys() & both[1].keys()):
+                first, second = (side[sample] for side in both)
+                if first["judged"] == second["judged"]:
+                    unit = first["query_id"] if clustered else sample
+                    sums[unit] += sum(first[name] - second[name] for name in ("true_positives", "true_negatives"))
+                    sizes[unit] += first["judged"]
+            test = clustered_permutation_test(list(sums.values()), list(sizes.values()), seed=seed)
+            tests.append((_names(metric, one, other), test))
+    return comparison_rows(tests, "coverage", None)
+
+
+def _names(metric: str, one: StudyEndpoint, other: StudyEndpoint) -> dict[str, Any]:
+    return {"metric": metric, "model": one.name, "first": one.prompt_set, "second": other.prompt_set}
+
+
+def confusion_cells(tables: Mapping[Owner, IntArray]) -> list[dict[str, Any]]:
+    """Return the confusion tables as rows of the manifest: model, metric, label, predicted, count."""
     return [
         {"model": model, "metric": metric, "label": label, "predicted": predicted, "count": int(table[row, column])}
         for (model, metric), table in sorted(tables.items())
@@ -304,58 +296,11 @@ def confusion_cells(tables: Mapping[tuple[str, str], intervals.IntArray]) -> lis
     ]
 
 
-def read_rows(counted: DataFrame) -> list[dict[str, Any]]:
-    """The rows of a small table, as dictionaries on the driver; numbers are Python's own."""
-    table: pa.Table = counted.toArrow()
-    rows: list[dict[str, Any]] = table.to_pylist()
-    return rows
-
-
-def add_overlap(samples: DataFrame) -> DataFrame:
-    """sample_id, query, label string, overlap double: what the words of the response cover, `overlap_score`."""
-    fields = samples.sparkSession.createDataFrame(pa.schema(confusion.OVERLAP_FIELDS).empty_table()).schema
-    columns = samples.select("sample_id", "query", "response", "contexts", "label")
-    return columns.mapInArrow(confusion.overlap_batches, fields)
-
-
-def find_points(scores: DataFrame, samples: DataFrame, shares: DataFrame | None, dataset: Dataset) -> DataFrame:
-    """Points of the scores, and with labels those of the baselines; the constant is the most frequent label.
-
-    samples: label and overlap of each where the data set has labels; shares: of `read_source_shares`, where its points
-    are by source.
-    """
-    points = dataset.find_points(scores, samples, shares)
-    if not dataset.has_labels:
-        return points
-    counts = {row["label"]: row["count"] for row in samples.groupBy("label").count().collect()}
-    # Ties go to the first label
-    constant = max(confusion.LABELS, key=lambda label: counts.get(label, 0))
-    return points.unionByName(baseline_points(samples, constant))
-
-
-def resample_labels(
-    scores: DataFrame, samples: DataFrame, dataset: Dataset, *, clustered: bool, seed: int
-) -> dict[tuple[str, str], Resampled]:
-    """By (model, metric) the confusion table with its resamples; none for a data set without labels.
-
-    They are drawn from counts of questions that look alike, not from samples, so that memory does not grow with these.
-    """
-    if not dataset.has_labels:
-        return {}
-    return resample_tables(count_tables(scores, samples, clustered=clustered), seed=seed)
-
-
-SPREAD = "lmr_spread"
-Row = Mapping[str, Any]
-Owner = tuple[str, str, str]  # metric, model, convention
-
-
 def average_rows(counts: Iterable[Row], *, seed: int) -> list[dict[str, Any]]:
-    """Rows of `meta_evaluation`: the average LMR of each metric and model, then its spread over models.
+    """Return the rows of `meta_evaluation` with the average LMR of each metric and model, then its spread over models.
 
-    counts: rows of `match_counts`. A metric of a model is averaged where every data set has it: every data set counts
-    the same, and the interval is joint over all of them. The spread is the standard deviation over at least two models,
-    of no model. Dejl et al. 2025; methods, section 6.
+    `counts` are rows of `match_counts`. Averages only metrics and models that all data sets have. Every data set has
+    the same weight, and the interval is joint over all of them. Dejl et al. 2025; methods, section 6.
     """
     by_owner = _by_owner(counts)
     datasets = sorted({dataset for found in by_owner.values() for dataset in found})
@@ -365,35 +310,32 @@ def average_rows(counts: Iterable[Row], *, seed: int) -> list[dict[str, Any]]:
 
 
 def has_answered(rows: Iterable[Row]) -> bool:
-    """Whether rows of `meta_evaluation` are of scores that did not all fail: only `zero` leaves failed ones out."""
+    """Return True if any score did not fail. `rows` are those of `meta_evaluation`; `zero` leaves failed scores out."""
     return any(row["value"] is not None for row in rows if (row["measure"], row["convention"]) == (LMR, "zero"))
 
 
 def missing_averages(counts: Iterable[Row]) -> list[tuple[str, str, list[str]]]:
-    """Metric, model and the data sets that lack it, of what cannot be averaged.
-
-    An average over fewer data sets would be of another measure, and stand beside the others as if it were not.
-    """
+    """Return the metrics and models without an average, with the data sets that lack them."""
     found = {(metric, model): set(sets) for (metric, model, _), sets in _by_owner(counts).items()}
     datasets = set[str]().union(*found.values())
     return [(*owner, sorted(datasets - sets)) for owner, sets in sorted(found.items()) if sets != datasets]
 
 
-def _by_owner(counts: Iterable[Row]) -> dict[Owner, dict[str, list[Row]]]:
-    """By metric, model and convention, then by data set: its rows of LMR. Other measures have no average."""
-    by_owner: dict[Owner, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+def _by_owner(counts: Iterable[Row]) -> dict[tuple[str, str, str], dict[str, list[Row]]]:
+    """Return the rows of LMR by metric, model and convention, then by data set."""
+    by_owner: dict[tuple[str, str, str], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in counts:
         if row["measure"] == LMR:
             by_owner[row["metric"], row["model"], row["convention"]][row["dataset"]].append(row)
     return by_owner
 
 
-def _average(owner: Owner, sets: Sequence[Sequence[Row]], seed: int) -> dict[str, Any]:
-    """A row of `meta_evaluation` of the data set `average`: the mean over data sets of their means.
+def _average(owner: tuple[str, str, str], sets: Sequence[Sequence[Row]], seed: int) -> dict[str, Any]:
+    """Return a row with the mean of the means of the data sets. n and excluded are sums over the data sets.
 
-    n and excluded are sums over the data sets. The interval resamples each data set by itself, as they are independent.
+    The interval resamples every data set independently.
     """
-    interval = intervals.joint_bca_interval([unit_counts(rows, rows[0]["scale"]) for rows in sets], seed=seed)
+    interval = joint_bca_interval([unit_counts(rows, rows[0]["scale"]) for rows in sets], seed=seed)
     return {
         "dataset": AVERAGE,
         **dict(zip(("metric", "model", "convention"), owner, strict=True)),
@@ -405,30 +347,19 @@ def _average(owner: Owner, sets: Sequence[Sequence[Row]], seed: int) -> dict[str
 
 
 def _spreads(averages: Iterable[Row]) -> list[dict[str, Any]]:
-    """The standard deviation (n - 1) of the averages over models, by metric and convention, without an interval.
+    """Return the standard deviation (n - 1) of the averages over at least two models, by metric and convention.
 
-    n counts models. The published figure is of five models under the convention `published`, and stands there alone.
+    n counts models. The published figure is one of five models under the convention `published`.
     """
     values: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in averages:
-        # A model whose average is undefined says nothing of the spread
         if row["value"] is not None:
             values[row["metric"], row["convention"]].append(row["value"])
+    names = ("model", "ci_low", "ci_high", "excluded")
     return [
-        {
-            "dataset": AVERAGE,
-            "metric": metric,
-            "model": None,
-            "convention": convention,
-            "measure": SPREAD,
-            "value": statistics.stdev(found),
-            "ci_low": None,
-            "ci_high": None,
-            "n": len(found),
-            "excluded": None,
-            "published": PUBLISHED_SPREADS.get(metric) if convention == PUBLISHED_CONVENTION else None,
-        }
+        {"dataset": AVERAGE, "metric": metric, "convention": convention, "measure": SPREAD, **dict.fromkeys(names)}
+        | {"value": statistics.stdev(found), "n": len(found)}
+        | {"published": PUBLISHED_SPREADS.get(metric) if convention == PUBLISHED_CONVENTION else None}
         for (metric, convention), found in sorted(values.items())
-        # One model has no spread; 0 would look like agreement
         if len(found) > 1
     ]

@@ -1,6 +1,6 @@
-"""The human study: blinded sheets of a run's samples for people to judge, and the report on filled ones.
+"""Write blinded sheets of the samples of a run for people to judge, and report on filled sheets.
 
-Dejl et al. 2025; methods, section 6. What a sheet looks like is `untold.udfs.blinding`'s.
+Dejl et al. 2025; methods, section 6. `untold.udfs.blinding` has the format of the sheets.
 """
 
 from __future__ import annotations
@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from hashlib import sha256
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from untold.jobs.run import manifest
-from untold.jobs.run.session import read_parquet
 from untold.jobs.run_tables import RunTables, open_run
 from untold.jobs.tables import HUMAN_STUDY
 from untold.udfs.blinding import (
@@ -41,18 +38,21 @@ KEY = "annotation_key.csv"
 SHEET = "annotation_sheet"
 TABLE = "human_study"
 REPORT = f"{TABLE}.md"
-FEWEST, MOST = 2, 3  # metrics that a sheet sets side by side
-QA = "qa"  # its statements are questions with answers, and are restated
-# Statuses with a result that a person can judge; an empty list is one too
+# The number of metrics of a sheet
+FEWEST, MOST = 2, 3
+# The metric whose statements are questions with answers
+QA = "qa"
+# The statuses with a result that people can judge
 JUDGED = ("ok", "partial", "no_statements")
 Row = Mapping[str, Any]
 Pair = tuple[str, str]
-Restate = Callable[[DataFrame], DataFrame]
+Restate = Callable[[Sequence[Pair]], Sequence[Row]]
+"""Pairs of question and answer to rows of question, answer, statement and error_type."""
 
 
 @dataclass(frozen=True)
 class SheetCounts:
-    """What a sheet holds: items, rows (items times metrics), and distinct questions with answers restated for it."""
+    """The items of a sheet, its rows (items times metrics), and its restated questions with answers."""
 
     items: int
     rows: int
@@ -60,9 +60,9 @@ class SheetCounts:
 
 
 def report_study(annotations: str, key: str, output: str, *, seed: int) -> str:
-    """The report on a filled sheet as Markdown, written with the table `human_study` to `output`.
+    """Write the report on a filled sheet and the table `human_study` to `output`. Return the report as Markdown.
 
-    Raises AnnotationError and SpreadsheetError for files that cannot be read; then nothing is written.
+    Raises AnnotationError and SpreadsheetError for unreadable files, and writes nothing then.
     """
     judgements = read_annotations(
         (annotations, read_rows(annotations, _read(annotations))), (key, read_rows(key, _read(key)))
@@ -82,7 +82,7 @@ def report_study(annotations: str, key: str, output: str, *, seed: int) -> str:
 
 
 def _read(place: str) -> bytes:
-    """The bytes of a file. Raises AnnotationError, without the error's text, where there is none that can be read."""
+    """Return the bytes of a file. Raises AnnotationError without the text of the error for an unreadable file."""
     try:
         return StoragePath(place).read_bytes()
     except (OSError, PlaceError) as error:
@@ -90,36 +90,25 @@ def _read(place: str) -> bytes:
 
 
 def write_sheet(
-    spark: SparkSession,
-    run: str | Mapping[str, str],
-    metrics: Sequence[str],
-    n: int,
-    seed: int,
-    output: str,
-    restate: Restate,
+    run: str | Mapping[str, str], metrics: Sequence[str], n: int, seed: int, output: str, restate: Restate
 ) -> SheetCounts:
-    """Draws `n` labelled samples of a run of `untold score`, and writes the blinded sheet and its key to `output`.
+    """Draw `n` labelled samples of a run of `untold score`, and write the blinded sheet and its key to `output`.
 
-    `run` is the folder of one for all metrics, or of one for each, where each has a judge of its own.
+    `run` is the folder of a run of all metrics, or the folders by metric. Draws samples with a result under every
+    metric; an empty list is a result. `restate` is called for the distinct answers of qa, if there are any. Equal
+    arguments give equal files. An existing draw stays, filled or not.
 
-    The same run, metrics, n and seed give the same files, whatever the partitioning. Samples are drawn that have a
-    result under every metric (status ok, partial or no_statements: lists that are wrongly empty are judged as well).
-    `restate` turns a frame of distinct (question, answer) into question, answer, statement, error_type; it is called
-    where `metrics` has qa and there is something to restate. A draw that is there already stays as it is, filled in
-    or not.
-
-    Raises AnnotationError where samples are too few, statements cannot be restated, or `output` holds another draw, and
-    UnreadableRunError where there is no such run; then nothing is written. Dejl et al. 2025; methods, section 6.
+    Raises AnnotationError for too few samples, for statements that cannot be restated, and for an output with another
+    draw; UnreadableRunError without a run. Writes nothing then. Dejl et al. 2025; methods, section 6.
     """
     _check_metrics(metrics)
     runs = dict.fromkeys(metrics, run) if isinstance(run, str) else {name: run[name] for name in metrics}
     opened = {metric: open_run(place) for metric, place in runs.items()}
     for name in ("samples", "scores", "statements"):
-        # Before any work: a sheet that cannot be finished costs nobody a question to the model
+        # Raises before any request if a table is missing
         for each in opened.values():
-            each.dataset(name)  # says in one line which is missing: scores alone have no sheet
-    samples = _draw(spark, opened, n, seed)
-    drawn, restated = _gather(spark, opened, metrics, samples, restate)
+            each.dataset(name)
+    drawn, restated = _gather(opened, _draw(opened, n, seed), restate)
     sheet, key = make_sheet(drawn, seed)
     meanings = [["errors", "meaning"], *([code, meaning] for code, meaning in ERROR_TYPES.items())]
     files = {
@@ -132,69 +121,50 @@ def write_sheet(
 
 
 def _check_metrics(metrics: Sequence[str]) -> None:
-    """Raises AnnotationError for fewer or more metrics than are set side by side (published: three)."""
+    """Raise AnnotationError for fewer or more metrics than a sheet has (published: three)."""
     if not FEWEST <= len(metrics) <= MOST:
         raise AnnotationError(
             f"an annotation sheet sets {FEWEST} or {MOST} metrics side by side; --metric names {len(metrics)}"
         )
 
 
-def _draw(spark: SparkSession, runs: Mapping[str, RunTables], n: int, seed: int) -> list[Row]:
-    """The drawn samples: rows of `find_drawable` in the order of the draw.
+def _draw(runs: Mapping[str, RunTables], n: int, seed: int) -> list[Row]:
+    """Return the `n` labelled samples of the first run with the lowest hashes of seed and sample_id.
 
-    samples are those of the first run: all runs are of one input. Raises AnnotationError where there are too few.
+    Draws samples that have a result under every metric. Raises AnnotationError for too few samples.
     """
-    judged = [
-        read_parquet(spark, run.path_of("scores").spark)
-        .where(F.col("metric") == metric)
-        .select("sample_id", "metric", "status")
-        for metric, run in runs.items()
-    ]
-    metrics, places = list(runs), list(dict.fromkeys(run.directory for run in runs.values()))
-    samples = read_parquet(spark, runs[metrics[0]].path_of("samples").spark)
-    drawable = find_drawable(samples, reduce(DataFrame.unionByName, judged), metrics, seed)
-    # Ties of the hash, which nobody expects, go by id, so that the draw has one order
-    drawn: list[Row] = drawable.orderBy("draw", "sample_id").limit(n).toArrow().to_pylist()
-    if len(drawn) < n:
+    first = next(iter(runs.values()))
+    columns = ["sample_id", "query", "response", "contexts", "label"]
+    samples = first.dataset("samples").to_table(columns=columns, filter=ds.field("label").isin(LABELS)).to_pylist()
+    for metric, run in runs.items():
+        wanted = (ds.field("metric") == metric) & ds.field("status").isin(JUDGED)
+        judged = run.dataset("scores").to_table(columns=["sample_id"], filter=wanted)["sample_id"].to_pylist()
+        known = set(judged)
+        samples = [row for row in samples if row["sample_id"] in known]
+    if len(samples) < n:
+        places = dict.fromkeys(run.directory for run in runs.values())
         raise AnnotationError(
-            f"--annotation-sheet {n}: {' and '.join(places)} has {len(drawn)} labelled samples with a result of each "
-            f"of {', '.join(metrics)}; ask for fewer"
+            f"--annotation-sheet {n}: {' and '.join(places)} has {len(samples)} labelled samples with a result of each "
+            f"of {', '.join(runs)}; ask for fewer"
         )
+    drawn: list[Row] = sorted(samples, key=lambda row: (_hash(seed, row["sample_id"]), row["sample_id"]))[:n]
     return drawn
 
 
-def find_drawable(samples: DataFrame, scores: DataFrame, metrics: Sequence[str], seed: int) -> DataFrame:
-    """The labelled samples with a result under every metric: sample_id, query, response, contexts, label, draw.
+def _hash(seed: int, sample_id: str) -> str:
+    return sha256(f"{seed}:{sample_id}".encode()).hexdigest()
 
-    `draw` is a hash of seed and sample_id: samples in its order are in a random one, the same for one seed.
+
+def _gather(runs: Mapping[str, RunTables], samples: Sequence[Row], restate: Restate) -> tuple[list[DrawnSample], int]:
+    """Return the samples with the results of the metrics, and the number of restated answers.
+
+    Restates the answers of qa, so that the form of a list does not reveal its metric.
     """
-    judged = (
-        scores.where(F.col("metric").isin(*metrics) & F.col("status").isin(*JUDGED))
-        .groupBy("sample_id")
-        .agg(F.count_distinct("metric").alias("judged"))
-        # A sample that one metric failed on cannot be compared between them
-        .where(F.col("judged") == len(metrics))
-    )
-    return (
-        samples.where(F.col("label").isin(*LABELS))
-        .join(judged, on="sample_id", how="left_semi")
-        .withColumn("draw", F.sha2(F.concat_ws(":", F.lit(str(seed)), "sample_id"), 256))
-        .select("sample_id", "query", "response", "contexts", "label", "draw")
-    )
-
-
-def _gather(
-    spark: SparkSession, runs: Mapping[str, RunTables], metrics: Sequence[str], samples: Sequence[Row], restate: Restate
-) -> tuple[list[DrawnSample], int]:
-    """What the metrics gave for the samples, and how many questions with answers were restated.
-
-    runs: by metric the opened run. Answers of Q&A are restated, so that no list shows by its form which metric it is
-    from.
-    """
+    metrics = list(runs)
     statements = sorted(_rows(runs, "statements", samples, metrics), key=_place)
     answered = [row for row in statements if row["metric"] == QA]
     answers = find_answers(answered, _rows(runs, "atoms", samples, [QA])) if answered else []
-    restated = _restate(spark, sorted(set(answers)), restate) if answers else {}
+    restated = _restate(sorted(set(answers)), restate) if answers else {}
     # find_answers keeps the order of the statements
     texts = {_place(row): restated[pair] for row, pair in zip(answered, answers, strict=True)}
     lists: dict[tuple[str, str, bool], list[str]] = defaultdict(list)
@@ -209,7 +179,7 @@ def _gather(
 
 
 def _rows(runs: Mapping[str, RunTables], table: str, samples: Sequence[Row], metrics: Sequence[str]) -> list[Row]:
-    """The rows of the drawn samples under the metrics. Only these are kept in memory."""
+    """Return the rows of the drawn samples under the metrics."""
     ids = [sample["sample_id"] for sample in samples]
     rows: list[Row] = []
     for metric in metrics:
@@ -219,16 +189,16 @@ def _rows(runs: Mapping[str, RunTables], table: str, samples: Sequence[Row], met
 
 
 def _place(statement: Row) -> tuple[str, ...]:
-    """Sample, metric and statement of a row of `statements` or `atoms`: what joins the two."""
+    """Return the key of a row of `statements` or `atoms`: sample, metric and statement."""
     return statement["sample_id"], statement["metric"], statement["statement_id"]
 
 
 def find_answers(statements: Sequence[Row], atoms: Sequence[Row]) -> list[Pair]:
-    """Question and answer of each statement of Q&A: those of its atom that its text was made of.
+    """Return question and answer of each statement of qa: those of the atom with its text.
 
-    Both are rows of tables of a run. Raises AnnotationError where a statement has no such atom.
+    `statements` and `atoms` are rows of tables of a run. Raises AnnotationError for a statement without such an atom.
     """
-    # Several atoms share a statement; its text tells which of them speaks for it
+    # Several atoms may have one statement, which has the text of one of them
     made = {(_place(atom), ANSWER_FORM % (atom["question"], atom["text"])): atom for atom in atoms}
     found = [made.get((_place(row), row["text"])) for row in statements]
     if None in found:
@@ -244,13 +214,12 @@ def _drawn_sample(sample: Row, outputs: Sequence[MetricOutput]) -> DrawnSample:
     return DrawnSample(sample["sample_id"], sample["query"], sample["response"], contexts, sample["label"], outputs)
 
 
-def _restate(spark: SparkSession, pairs: Sequence[Pair], restate: Restate) -> dict[Pair, str]:
-    """The statement of each question and answer. Raises AnnotationError where one has none.
+def _restate(pairs: Sequence[Pair], restate: Restate) -> dict[Pair, str]:
+    """Return the statement of each question and answer. Raises AnnotationError if one has none, without its text.
 
-    The line counts errors by type and shows no text of the model's. What was answered stays in the store.
+    The store keeps the completions of the others.
     """
-    frame = restate(spark.createDataFrame(list(pairs), "question string, answer string"))
-    rows = frame.select("question", "answer", "statement", "error_type").toArrow().to_pylist()
+    rows = restate(pairs)
     stated = {(row["question"], row["answer"]): row["statement"] for row in rows if not row["error_type"]}
     missing = {pair for pair in pairs if not stated.get(pair)}
     if missing:
@@ -264,10 +233,10 @@ def _restate(spark: SparkSession, pairs: Sequence[Pair], restate: Restate) -> di
 
 
 def _write_draw(output: str, files: Mapping[str, bytes]) -> None:
-    """Writes the files of a draw, the key first; where the same key is there, only what is missing.
+    """Write the missing files of a draw, the key first. Raises AnnotationError if the output has another draw.
 
-    The key goes first because it says whose draw the others are: after a kill between two files, a second start finds
-    it and completes the draw. A sheet may hold days of work. Raises AnnotationError where another draw's is in the way.
+    The key identifies the draw, so that a second start completes the files after a kill. A sheet may contain days of
+    work, and is never replaced.
     """
     present = [name for name in files if (StoragePath(output) / name).entry().kind]
     if present and (KEY not in present or _read(f"{output}/{KEY}") != files[KEY]):

@@ -1,49 +1,135 @@
-"""Compute the rows of a study of coverage from what Spark has counted; methods, sections 6 and 7.
-
-A study holds every labelled sample on the driver, a few numbers of each (Samarinas et al. 2025): a correlation of ranks
-needs them all, and people have labelled them one by one. Measures of single items need no verdict.
-"""
+"""Compute correlations, agreement and the measures of covered items; methods, sections 6 and 7."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import fsum
 from typing import Any
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from untold.jobs.run.session import spark_schema
-from untold.jobs.study.agreement import read_rows
-from untold.jobs.study.coverage_items import ITEM, ItemVerdicts
-from untold.jobs.tables import META_EVALUATION
+from untold.jobs.study.agreement import cell_intervals
+from untold.jobs.study.judgements import (
+    BY_ITEM,
+    BY_QUERY,
+    BY_SAMPLE,
+    DIGITS,
+    BoolArray,
+    Judgements,
+    LabelledUnits,
+    Row,
+    whole_rows,
+)
 from untold.udfs.samples.data_sets import MUST_HAVE, NICE_TO_HAVE
-from untold.udfs.samples.labelled import OVERLAPS, overlap_batches
+from untold.udfs.samples.labelled import word_overlap
 from untold.udfs.statistics.confusion import accuracy, kappa, macro_f1
 from untold.udfs.statistics.correlation import correlate
-from untold.udfs.statistics.intervals import FloatArray, IntArray
-from untold.udfs.statistics.item_agreement import fleiss_kappa, item_averages, krippendorff_alpha
+from untold.udfs.statistics.intervals import IntArray
+from untold.udfs.statistics.item_agreement import fleiss_kappa, item_averages, krippendorff_alpha, votes
 from untold.udfs.statistics.question_resampling import auc, score_counts, total_interval
 
-DATASET = "coverage"
-BY_SAMPLE, BY_QUERY, BY_ITEM = "sample", "query", "item"
+KEY = ("sample_id", "reference_id")
 KAPPA, ALPHA = "fleiss_kappa", "krippendorff_alpha"
 COUNTS = ("true_positives", "false_positives", "false_negatives", "true_negatives")
-# Of all labelled items together: covered and not covered are the two labels
+# Measures over all labelled items with the labels covered and not covered
 AGREEMENTS = {"kappa": kappa, "macro_f1": macro_f1, "accuracy": accuracy}
-# Means that are equal as fractions are tied as numbers too: their last bits are dropped
-DIGITS = 12
-Row = dict[str, Any]
-Owner = tuple[str, str | None]  # metric or baseline, and model
+Owner = tuple[str, str | None]
+"""A metric or a baseline, and its model."""
+
+
+@dataclass(frozen=True)
+class Items:
+    """The items of samples with the labels of annotators. `covered` lists the labels that mean covered.
+
+    `samples` have sample_id, cluster and response; `units` have the columns of `coverage_study.read_items`.
+    """
+
+    samples: Sequence[Row]
+    units: LabelledUnits
+    covered: tuple[str, ...]
+
+    @cached_property
+    def sample(self) -> IntArray:
+        """The number of the sample of each item: int64[items]."""
+        numbers = {row["sample_id"]: number for number, row in enumerate(self.samples)}
+        return np.array([numbers[sample] for sample, _ in self.units.keys], dtype=np.int64)
+
+    @cached_property
+    def votes(self) -> IntArray:
+        """The number of annotators per item for and against covered: int64[items, 2]."""
+        found = [votes(labels, self.covered) for labels in self.units.column("labels")]
+        return np.array(found, dtype=np.int64).reshape(-1, 2)
+
+    @cached_property
+    def said(self) -> IntArray:
+        """The majority as 1 for covered, 0 for not covered, -1 for a tie or no label. Shape: int64[items]."""
+        yes, no = self.votes.T
+        return np.where(yes == no, -1, yes > no)
+
+    def only(self, kept: BoolArray) -> Items:
+        """Return some of the items, of the same samples: bool[items]."""
+        return replace(self, units=replace(self.units, table=self.units.table.filter(pa.array(kept))))
+
+    def count(self, kept: BoolArray) -> list[int]:
+        """Return the number of kept items of each sample."""
+        counts: list[int] = np.bincount(self.sample[kept], minlength=len(self.samples)).tolist()
+        return counts
+
+    def names(self, *, clustered: bool) -> list[str]:
+        """Return the sample of each item, or its cluster."""
+        return [self.samples[number]["cluster" if clustered else "sample_id"] for number in self.sample.tolist()]
+
+
+def codes_of(table: pa.Table) -> IntArray:
+    """Return the verdicts as 1 for covered, 0 for not covered, -1 for unknown: int64[items]."""
+    codes: IntArray = pc.fill_null(table["covered"].cast(pa.int64()), -1).to_numpy()
+    return codes
+
+
+def human_coverage(items: Items) -> list[dict[str, Any]]:
+    """Return sample_id, cluster, labelled, ties and human of each sample.
+
+    `human` is the share of covered items among the labelled items. Ties have labels and no majority.
+    """
+    labelled, covered = items.count(items.said >= 0), items.count(items.said == 1)
+    ties = items.count((items.said < 0) & (items.votes[:, 0] > 0))
+    return [
+        {"sample_id": row["sample_id"], "cluster": row["cluster"], "labelled": size, "ties": tied}
+        | {"human": share / size if size else None}
+        for row, size, share, tied in zip(items.samples, labelled, covered, ties, strict=True)
+    ]
+
+
+def metric_coverage(items: Items, found: Judgements) -> list[dict[str, Any]]:
+    """Return model, metric, sample_id, value, the `COUNTS` and judged of each sample that the metric judged.
+
+    `value` is the share of covered items among all items with a verdict. The counts compare verdict and majority of the
+    labelled items; `judged` is their sum.
+    """
+    rows = []
+    for model, metric in found.owners:
+        said = codes_of(found.tables[model, metric])
+        given, known, covered = (items.count(each) for each in (found.given[model, metric], said >= 0, said == 1))
+        cells = [items.count((said == one) & (items.said == other)) for one, other in ((1, 1), (1, 0), (0, 1), (0, 0))]
+        for number, row in enumerate(items.samples):
+            if given[number]:
+                counts = [cell[number] for cell in cells]
+                value = covered[number] / known[number] if known[number] else None
+                named = {"model": model, "metric": metric, "sample_id": row["sample_id"], "value": value}
+                rows.append(named | dict(zip(COUNTS, counts, strict=True)) | {"judged": sum(counts)})
+    return rows
 
 
 @dataclass(frozen=True)
 class ItemLabels:
-    """What annotators did: items, those with a majority, those split evenly; kappa and alpha over items of two labels.
+    """The number of items, of items with a majority, and of ties; kappa and alpha over items with two labels.
 
-    An item that is neither labelled nor tied has no label at all.
+    An item that is neither labelled nor tied has no label.
     """
 
     items: int
@@ -54,28 +140,21 @@ class ItemLabels:
     compared: int
 
 
-def count_labels(votes: Iterable[Mapping[str, Any]]) -> ItemLabels:
-    """Labels of all items, from rows of yes, no and count: how many items have so many of each."""
-    table, items, labelled, ties = [], 0, 0, 0
-    for row in votes:
-        items += row["count"]
-        labelled += row["count"] * (row["yes"] != row["no"])
-        ties += row["count"] * (row["yes"] == row["no"] > 0)
-        if row["yes"] + row["no"] >= 2:
-            table += [(row["yes"], row["no"])] * row["count"]
-    return ItemLabels(items, labelled, ties, fleiss_kappa(table), krippendorff_alpha(table), len(table))
+def count_labels(votes: Iterable[tuple[int, int]]) -> ItemLabels:
+    """Count the labels of all items. `votes` has the number of annotators per item for and against covered."""
+    given = list(votes)
+    several = [one for one in given if sum(one) >= 2]
+    labelled, ties = sum(yes != no for yes, no in given), sum(yes == no > 0 for yes, no in given)
+    return ItemLabels(len(given), labelled, ties, fleiss_kappa(several), krippendorff_alpha(several), len(several))
 
 
 def sample_rows(
-    people: Sequence[Mapping[str, Any]],
-    judged: Iterable[Mapping[str, Any]],
-    baselines: Iterable[Mapping[str, Any]],
-    owners: Sequence[Owner],
-) -> list[Row]:
-    """The rows of the table `coverage`: each sample under each metric of a model, then under each baseline.
+    people: Sequence[Row], judged: Iterable[Row], baselines: Iterable[Row], owners: Sequence[Owner]
+) -> list[dict[str, Any]]:
+    """Return the rows of the table `coverage`: each sample under each metric of a model, then under each baseline.
 
-    people: rows of `jobs.study.coverage_items.human_coverage`; judged: of `metric_coverage`; baselines: of
-    `similarity_baselines`. value and counts are null where the metric gave nothing of a sample.
+    `people` are rows of `human_coverage`, `judged` of `metric_coverage`, `baselines` of `similarity_baselines`. value
+    and counts are null for samples without a verdict.
     """
     given = {((row["metric"], row["model"]), row["sample_id"]): row for row in judged}
     by_sample = {row["sample_id"]: row for row in baselines}
@@ -86,7 +165,7 @@ def sample_rows(
     return rows
 
 
-def _row(person: Mapping[str, Any], owner: Owner, found: Mapping[str, Any]) -> Row:
+def _row(person: Row, owner: Owner, found: Row) -> dict[str, Any]:
     named = {"sample_id": person["sample_id"], "query_id": person["cluster"], "metric": owner[0], "model": owner[1]}
     people = {name: person[name] for name in ("human", "labelled", "ties")}
     return named | people | {name: found.get(name) for name in ("value", *COUNTS, "judged")}
@@ -94,17 +173,16 @@ def _row(person: Mapping[str, Any], owner: Owner, found: Mapping[str, Any]) -> R
 
 def evaluation_rows(
     rows: Sequence[Row], labels: ItemLabels, more: Sequence[Row] = (), *, clustered: bool, seed: int
-) -> list[Row]:
-    """The rows of the table `meta_evaluation`: by metric and model correlations and covered items, baselines, kappa.
+) -> list[dict[str, Any]]:
+    """Return the rows of the table `meta_evaluation`: correlations and covered items by metric and model, then kappa.
 
-    rows: of the table `coverage`; more: rows of single items and of models, which come last.
-    With `clustered`, intervals resample queries, and correlations stand by query too:
-    of the means of each query's samples.
+    `rows` has the rows of the table `coverage`; `more` has the rows of single items, which come last. With `clustered`,
+    intervals resample queries, and the means of each query are correlated as well.
     """
     by_owner: dict[Owner, list[Row]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: str(row["sample_id"])):
         by_owner[row["metric"], row["model"]].append(row)
-    found: list[Row] = []
+    found: list[dict[str, Any]] = []
     for metric, model in dict.fromkeys((row["metric"], row["model"]) for row in rows):
         own = by_owner[metric, model]
         found += [{"metric": metric, "model": model} | row for row in _correlations(own, clustered, seed)]
@@ -113,12 +191,11 @@ def evaluation_rows(
     sizes = {"level": BY_ITEM, "n": labels.compared, "excluded": labels.items - labels.compared}
     found.append({"measure": KAPPA, "value": labels.kappa, **sizes})
     found.append({"measure": ALPHA, "value": labels.alpha, **sizes})
-    found += [{"level": BY_ITEM} | row for row in more]
-    return [{name: ({"dataset": DATASET} | row).get(name) for name in META_EVALUATION.names} for row in found]
+    return whole_rows([*found, *({"level": BY_ITEM, **row} for row in more)], dataset="coverage")
 
 
-def _correlations(rows: Sequence[Row], clustered: bool, seed: int) -> list[Row]:
-    """Of samples that people and metric both judged; the others are left out and counted."""
+def _correlations(rows: Sequence[Row], clustered: bool, seed: int) -> list[dict[str, Any]]:
+    """Correlate the samples that both people and the metric judged. The others are left out and counted."""
     known = [row for row in rows if row["human"] is not None and row["value"] is not None]
     clusters = [row["query_id"] for row in known] if clustered else None
     pairs = [row["human"] for row in known], [row["value"] for row in known]
@@ -132,7 +209,7 @@ def _correlations(rows: Sequence[Row], clustered: bool, seed: int) -> list[Row]:
 
 def _correlation_rows(
     level: str, pairs: tuple[list[float], list[float]], clusters: list[str] | None, excluded: int, seed: int
-) -> list[Row]:
+) -> list[dict[str, Any]]:
     return [
         {
             "measure": name,
@@ -149,7 +226,7 @@ def _correlation_rows(
 
 
 def _query_means(known: Sequence[Row]) -> tuple[list[float], list[float]]:
-    """Mean human coverage and mean value of the samples of each query, by the queries' names."""
+    """Return the mean human coverage and the mean value of each query, sorted by query."""
     by_query: dict[str, list[Row]] = defaultdict(list)
     for row in known:
         by_query[row["query_id"]].append(row)
@@ -160,8 +237,8 @@ def _query_means(known: Sequence[Row]) -> tuple[list[float], list[float]]:
     return human, value
 
 
-def _items(rows: Sequence[Row], clustered: bool, seed: int) -> list[Row]:
-    """Covered items: macro over the samples with a judged label, micro over their items."""
+def _items(rows: Sequence[Row], clustered: bool, seed: int) -> list[dict[str, Any]]:
+    """Measure covered items: macro over the samples with a judged label, micro over their items, and agreement."""
     judged = [row for row in rows if row["judged"]]
     clusters = [row["query_id"] for row in judged] if clustered else None
     hits, wrong, missed = ([row[name] for row in judged] for name in COUNTS[:3])
@@ -176,112 +253,111 @@ def _items(rows: Sequence[Row], clustered: bool, seed: int) -> list[Row]:
         }
         for (measure, average), one in item_averages(hits, wrong, missed, clusters, seed=seed).items()
     ]
-    return averages + _agreements(judged, clusters, unjudged["micro"], seed)
-
-
-def _agreements(rows: Sequence[Row], clusters: list[str] | None, excluded: int, seed: int) -> list[Row]:
-    """Cohen's kappa of metric and majority, macro-F1 and accuracy, over all labelled items; samples are resampled."""
-    counts = [[row[name] for name in COUNTS] for row in rows] or [[0] * len(COUNTS)]
-    found = []
-    for name, measure in AGREEMENTS.items():
-
-        def of_counts(totals: IntArray, measure: Callable[[IntArray], FloatArray] = measure) -> FloatArray:
-            return measure(totals.reshape(*totals.shape[:-1], 2, 2))
-
-        one = total_interval(of_counts, counts, clusters, seed=seed)
-        sizes = {"n": sum(map(sum, counts)), "excluded": excluded}
-        found.append({"measure": name, "level": BY_ITEM} | one.columns() | sizes)
-    return found
+    cells = np.array([[row[name] for name in COUNTS] for row in judged], dtype=np.int64).reshape(-1, 2, 2)
+    sizes = {"level": BY_ITEM, "n": int(cells.sum()), "excluded": unjudged["micro"]}
+    found = cell_intervals(cells, AGREEMENTS, clusters, seed=seed)
+    return averages + [{"measure": name, **one.columns(), **sizes} for name, one in found.items()]
 
 
 OVERLAP, CONSTANT, ANNOTATOR = "word_overlap", "constant", "annotator"
 AUC, WEIGHT_AUC, ACCURACY = "auc", "auc_weight", "accuracy"
-# With two annotators a majority is both of them
+MODELS_KAPPA, MAJORITIES_KAPPA = "fleiss_kappa_models", "fleiss_kappa_majorities"
+# With two annotators, a majority is both of them
 LEAST_ANNOTATORS = 3
 
 
-def overlap_rows(samples: DataFrame, judged: DataFrame, *, clustered: bool, seed: int) -> list[Row]:
-    """How well the share of an item's words in the response tells what people found covered: the AUC of a baseline.
+def item_rows(items: Items, found: Judgements, *, clustered: bool, seed: int) -> list[dict[str, Any]]:
+    """Return the rows of `meta_evaluation` of single items: kappas of models, baselines and ceilings, and weights."""
+    units = items.names(clustered=clustered)
+    rows = model_kappas(items, found)
+    if items.covered:
+        rows += [*overlap_rows(items, units, seed), *annotator_rows(items)]
+    return rows + weight_rows(items, found, units, seed)
 
-    Beside it how many labels a constant would match. samples: of `read_items`; judged: of `judge_items`. Items without
-    a majority, a word or a response are left out.
+
+def model_kappas(items: Items, found: Judgements) -> list[dict[str, Any]]:
+    """Return Fleiss' kappa of the models of each metric, and Fleiss' kappa of two majorities: models and annotators.
+
+    The first compares the items that all models judged. n counts the compared items; excluded counts the others.
     """
-    told = samples.select("sample_id", "response", "items").mapInArrow(overlap_batches, spark_schema(OVERLAPS))
-    unit = F.col("cluster") if clustered else F.col("sample_id")
-    both = (
-        judged.select(*ITEM, "said")
-        .join(told, on=ITEM, how="left")
-        .join(samples.select("sample_id", unit.alias("unit")), on="sample_id", how="inner")
-    )
-    rows = read_rows(both.groupBy("unit", "overlap", "said").agg(F.count("*").alias("count")))
-    labelled = [row for row in rows if row["said"] is not None]
-    size, covered = sum(row["count"] for row in labelled), sum(row["count"] for row in labelled if row["said"])
-    everything = sum(row["count"] for row in rows)
-    known = [row for row in labelled if row["overlap"] is not None]
-    share = {"value": max(covered, size - covered) / size if size else None, "n": size, "excluded": everything - size}
+    rows = []
+    counts = Counter(metric for _, metric in found.owners)
+    for metric, models in counts.items():
+        if models > 1:
+            said = np.stack([codes_of(found.tables[owner]) for owner in found.owners if owner[1] == metric])
+            yes, no = (said == 1).sum(axis=0), (said == 0).sum(axis=0)
+            both = (items.said >= 0) & (yes != no)
+            covered = (items.said == 1).astype(np.int64) + (yes > no)
+            tables = (
+                (MODELS_KAPPA, np.stack([yes, no], axis=1)[yes + no == models]),
+                (MAJORITIES_KAPPA, np.stack([covered, 2 - covered], axis=1)[both]),
+            )
+            for name, table in tables:
+                sizes = {"n": len(table), "excluded": len(items.said) - len(table)}
+                rows.append({"metric": metric, "measure": name, "value": fleiss_kappa(table), **sizes})
+    return rows
+
+
+def overlap_rows(items: Items, units: Sequence[str], seed: int) -> list[dict[str, Any]]:
+    """Return the AUC of a baseline, the share of an item's words in the response, and the accuracy of a constant label.
+
+    Items without a majority, a word or a response are left out. `units` are the samples or clusters to resample.
+    """
+    size = int((items.said >= 0).sum())
+    covered = int((items.said == 1).sum())
+    scores: list[float | None] = []
+    for text, number, said in zip(items.units.column("text"), items.sample.tolist(), items.said, strict=True):
+        response = items.samples[number]["response"]
+        scores.append(word_overlap(text, response) if said >= 0 and response is not None else None)
+    share = {"value": max(covered, size - covered) / size if size else None, "n": size}
     return [
-        {"metric": OVERLAP, "measure": AUC} | _auc(known, "overlap", "said", everything, seed),
-        {"metric": CONSTANT, "measure": ACCURACY} | share,
+        {"metric": OVERLAP, "measure": AUC} | _auc(scores, items.said == 1, units, len(scores), seed),
+        {"metric": CONSTANT, "measure": ACCURACY} | share | {"excluded": len(scores) - size},
     ]
 
 
-def weight_rows(
-    verdicts: ItemVerdicts, samples: DataFrame, judged: DataFrame, *, clustered: bool, seed: int
-) -> list[Row]:
-    """For each metric that weighs references, the AUC of its weights for must-have against nice-to-have ones.
+def weight_rows(items: Items, found: Judgements, units: Sequence[str], seed: int) -> list[dict[str, Any]]:
+    """Return by metric and model the AUC of its weights for must-have against nice-to-have references.
 
-    Arguments as `overlap_rows`. A metric that was given the weights tells nothing of ratings by this: its AUC is that
-    of the weights given.
+    For a metric that receives the weights as input, the AUC measures only the input. `units` as `overlap_rows`.
     """
-    unit = F.col("cluster") if clustered else F.col("sample_id")
-    typed = judged.where(F.col("type").isin(MUST_HAVE, NICE_TO_HAVE)).select(*ITEM, "type")
-    weighed = verdicts.rows.where("weight IS NOT NULL").select("metric", "model", *ITEM, "weight")
-    both = weighed.join(typed, on=ITEM, how="inner").join(
-        samples.select("sample_id", unit.alias("unit")), on="sample_id", how="inner"
-    )
-    must = (F.col("type") == MUST_HAVE).alias("must")
-    rows = read_rows(both.groupBy("metric", "model", "unit", "weight", must).agg(F.count("*").alias("count")))
-    if not rows:
-        return []
-    items = typed.count()
-    owners = sorted({(row["metric"], row["model"]) for row in rows})
-    found = []
-    for metric, model in owners:
-        own = [row for row in rows if (row["metric"], row["model"]) == (metric, model)]
-        named = {"metric": metric, "model": model, "measure": WEIGHT_AUC}
-        found.append(named | _auc(own, "weight", "must", items, seed))
-    return found
+    types = items.units.column("type")
+    typed = [kind in (MUST_HAVE, NICE_TO_HAVE) for kind in types]
+    rows = []
+    for model, metric in sorted(found.owners, key=lambda owner: owner[::-1]):
+        weights = found.tables[model, metric]["weight"].to_pylist()
+        scores = [weight if one else None for weight, one in zip(weights, typed, strict=True)]
+        if any(score is not None for score in scores):
+            must = np.array([kind == MUST_HAVE for kind in types])
+            named = {"metric": metric, "model": model, "measure": WEIGHT_AUC}
+            rows.append(named | _auc(scores, must, units, sum(typed), seed))
+    return rows
 
 
-def _auc(rows: Sequence[Row], score: str, positive: str, everything: int, seed: int) -> Row:
-    """An AUC with its interval, of rows of unit, score, whether positive, and count."""
-    each = [row for row in rows for _ in range(row["count"])]
-    counts, _ = score_counts(
-        [row[score] for row in each], [row[positive] for row in each], [row["unit"] for row in each]
-    )
-    found = total_interval(auc, counts, seed=seed)
-    sizes = {"n": len(each), "excluded": everything - len(each)}
-    return {**found.columns(), **sizes}
+def _auc(
+    scores: Sequence[float | None], positive: BoolArray, units: Sequence[str], everything: int, seed: int
+) -> dict[str, Any]:
+    """Return an AUC with its interval over the items with a score."""
+    known = [(score, one, unit) for score, one, unit in zip(scores, positive, units, strict=True) if score is not None]
+    values, covered, owners = zip(*known, strict=True) if known else ((), (), ())
+    counts, _ = score_counts(values, covered, owners)
+    return total_interval(auc, counts, seed=seed).columns() | {"n": len(known), "excluded": everything - len(known)}
 
 
-def annotator_rows(judged: DataFrame) -> list[Row]:
-    """How often each annotator is with the majority, by the place of the label, where there are three or more.
+def annotator_rows(items: Items) -> list[dict[str, Any]]:
+    """Return the accuracy of each annotator against the majority, for items with three or more labels.
 
-    It is the ceiling of any metric. judged: of `judge_items`. An item that an annotator said nothing of, or without a
-    majority, is left out.
+    It is the ceiling of any metric. Items without a label of the annotator, or without a majority, are left out.
     """
-    several = judged.where(F.col("yes") + F.col("no") >= LEAST_ANNOTATORS)
-    each = several.select(F.posexplode("agreed").alias("place", "with"))
-    told = each.groupBy("place").agg(
-        F.count("*").alias("all"), F.count("with").alias("n"), F.count_if("with").alias("hits")
-    )
-    return [
-        {
-            "metric": f"{ANNOTATOR}_{row['place'] + 1}",
-            "measure": ACCURACY,
-            "value": row["hits"] / row["n"] if row["n"] else None,
-            "n": row["n"],
-            "excluded": row["all"] - row["n"],
-        }
-        for row in sorted(read_rows(told), key=lambda row: int(row["place"]))
-    ]
+    columns, labels = defaultdict[int, list[bool | None]](list), items.units.column("labels")
+    for item in np.flatnonzero(items.votes.sum(axis=1) >= LEAST_ANNOTATORS).tolist():
+        for place, label in enumerate(labels[item]):
+            known = label is not None and items.said[item] >= 0
+            columns[place].append((label in items.covered) == bool(items.said[item]) if known else None)
+    rows = []
+    for place, column in sorted(columns.items()):
+        agreed = [one for one in column if one is not None]
+        value = sum(agreed) / len(agreed) if agreed else None
+        sizes = {"n": len(agreed), "excluded": len(column) - len(agreed)}
+        rows.append({"metric": f"{ANNOTATOR}_{place + 1}", "measure": ACCURACY, "value": value, **sizes})
+    return rows

@@ -1,387 +1,374 @@
-"""Study coverage: labelled items, verdicts on them, baselines and methods, to tables and a report; methods, section 6.
+"""Compare verdicts on aspects and references with human labels; methods, section 6.
 
-A method is a metric under a model, or a baseline (LongRecall). References are rows here, but what comes to the driver
-are counts.
+An item is an aspect or a reference of a sample. A method is a metric of a model, or a baseline (LongRecall).
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, partial
+from hashlib import sha256
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, Window
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from untold.jobs.metrics import METRICS
-from untold.jobs.run.folders import Workspace
 from untold.jobs.run.output import Output
 from untold.jobs.run.session import spark_schema, task_slots
 from untold.jobs.run.terminal import amount
 from untold.jobs.settings.model import Settings
 from untold.jobs.study import coverage_rows
-from untold.jobs.study.agreement import read_rows
-from untold.jobs.study.coverage_items import (
-    ITEM,
-    ItemVerdicts,
-    check_items,
-    human_coverage,
-    judge_items,
-    metric_coverage,
-    read_items,
-    read_verdicts,
-    similarity_baselines,
-)
+from untold.jobs.study.agreement import compare_items
 from untold.jobs.study.coverage_report import IMPORTANCE, CoverageFindings, render
-from untold.jobs.study.coverage_rows import annotator_rows, overlap_rows, weight_rows
-from untold.jobs.study.meta_evaluation import StudyEndpoint, compare_items
-from untold.jobs.study.report import Cost
-from untold.jobs.study.study_inputs import read_means, read_table
-from untold.jobs.tables import (
-    CANDIDATES,
-    CLAIMS,
-    COMPARISONS,
-    COVERAGE,
-    FALSE_NEGATIVES,
-    META_EVALUATION,
-    SUBSET,
-    TIERS,
+from untold.jobs.study.coverage_rows import KEY, Items, codes_of
+from untold.jobs.study.judgements import (
+    SHOWN,
+    BoolArray,
+    Judgements,
+    Key,
+    LabelledUnits,
+    MetaEvaluationError,
+    Owner,
+    Row,
+    Source,
+    read_judgements,
+    read_means,
+    read_table,
 )
-from untold.udfs.recall.concluding import MISSES, miss_batches
+from untold.jobs.study.meta_evaluation import Study, all_costs
+from untold.jobs.tables import COMPARISONS, COVERAGE, FALSE_NEGATIVES, META_EVALUATION, SUBSET, TIERS
+from untold.udfs.errors import aside, near_misses, shorten
+from untold.udfs.recall.concluding import ARECALL, BASELINES, ERECALL, was_shown
 from untold.udfs.retrieval.embedding import find_model
 from untold.udfs.retrieval.local_models import LocalModelFileError, ModelFiles
-from untold.udfs.statistics.item_agreement import fleiss_kappa
-from untold.udfs.statistics.tiers import Subset, all_tiers, quotas_of, shortages, tier_of
+from untold.udfs.samples.items import items_of_json
+from untold.udfs.samples.labelled import baseline_batches, baseline_names, baseline_schema
+from untold.udfs.statistics.tiers import all_tiers, quotas_of, shortages, tier_of
 
-CALLS = ["calling", "known"]
+# The columns of a sample besides its items
+NEEDS = ("query", "response")
+# Columns of items: the first that the samples have, or the last for metrics of references
+SOURCES = ("aspects", "references")
+# The column with the kind of each reference
+TYPES = "reference_types"
+# Labels that mean covered by default, in lower case
+COVERED = ("covered", "true", "yes", "1")
+# The baselines of longrecall that send no request
+UNASKED = (ARECALL, ERECALL)
+
+
+def _read_verdicts(where: str, rows: pa.Table) -> pa.Table:
+    """Return owner, metric, sample_id, reference_id, covered and weight; the rows of a baseline have its owner.
+
+    Drops statements without a reference_id. Raises MetaEvaluationError for verdicts of another type than boolean.
+    """
+    baselines = [name for name in BASELINES if name in rows.column_names]
+    for name in ("covered", *baselines):
+        kind = rows.schema.field(name).type
+        if not pa.types.is_boolean(kind):
+            raise MetaEvaluationError(
+                f"{where}: the column `{name}` is {kind}; give true, false, or null where unknown"
+            )
+    rows = rows.filter(pc.field("reference_id").is_valid())
+    weight = rows["weight"].cast(pa.float64()) if "weight" in rows.column_names else pa.nulls(len(rows), pa.float64())
+    named = {name: rows[name].cast(pa.string()) for name in ("metric", *KEY)}
+    own = pa.table(named | {"owner": named["metric"], "covered": rows["covered"], "weight": weight})
+    parts = [own]
+    for name in baselines:
+        said = own.set_column(own.column_names.index("covered"), "covered", rows[name])
+        said = said.set_column(0, "metric", pa.repeat(name, len(rows)).cast(pa.string()))
+        parts.append(said.filter(pc.field("covered").is_valid()))
+    return pa.concat_tables(parts)
+
+
+STATEMENTS = Source(
+    table="statements",
+    required=("metric", *KEY, "covered"),
+    optional=("weight", *BASELINES),
+    read=_read_verdicts,
+    unit=("item", "items"),
+    value=("statement", "statements"),
+    rows="statements with a reference_id",
+    example="reference_id `{1}` of sample `{0}`",
+    baselines=BASELINES,
+)
 
 
 @dataclass(frozen=True)
-class Tiers:
-    """References by tier: how many of each, in the order of reports, and how many some method says nothing of.
+class CoverageStudy(Study):
+    """A study of verdicts on labelled items."""
 
-    items: sample_id, reference_id, tier, a row a reference that all methods judged.
-    """
+    @cached_property
+    def units(self) -> Items:
+        """The items of all samples."""
+        request = self.request
+        samples, items = read_items(request.input, self.samples, request.metrics)
+        labels = check_labels(request.input, items, request.covered, unlabelled=request.subset is not None)
+        return Items(samples, LabelledUnits(request.input, items, KEY), labels)
 
-    counts: Mapping[str, int]
-    unknown: int
-    items: DataFrame
-
-
-def count_tiers(verdicts: ItemVerdicts, items: DataFrame) -> Tiers:
-    """The tiers of all items. items: sample_id, reference_id; one that no method judged is unknown."""
-    methods = [method.name for method in verdicts.methods]
-    calls = _calls(verdicts, items)
-    patterns = read_rows(calls.groupBy(*CALLS).agg(F.count("*").alias("count")))
-    whole = [row for row in patterns if row["known"] == len(methods)]
-    counts = dict.fromkeys(all_tiers(methods), 0)
-    tiers = []
-    for row in whole:
-        tier = tier_of({name: name in row["calling"] for name in methods})
-        counts[tier] += row["count"]
-        tiers.append((row["calling"], row["known"], tier))
-    named = F.broadcast(items.sparkSession.createDataFrame(tiers, "calling array<string>, known long, tier string"))
-    unknown = sum(row["count"] for row in patterns) - sum(counts.values())
-    return Tiers(counts, unknown, calls.join(named, on=CALLS, how="inner").select(*ITEM, "tier"))
-
-
-def _calls(verdicts: ItemVerdicts, items: DataFrame) -> DataFrame:
-    """sample_id, reference_id, calling array<string> (the methods that call it covered, sorted), known long."""
-    names = F.create_map(
-        *[F.lit(text) for one in verdicts.methods for text in (f"{one.metric}\n{one.model}", one.name)]
-    )
-    method = names[F.concat_ws("\n", "metric", "model")]
-    given = verdicts.rows.where("covered IS NOT NULL").groupBy(*ITEM)
-    says = given.agg(
-        F.array_sort(F.collect_list(F.when(F.col("covered"), method))).alias("calling"),
-        F.count("*").alias("known"),
-    )
-    none = F.array().cast("array<string>")
-    joined = items.select(*ITEM).join(says, on=ITEM, how="left")
-    return joined.select(
-        *ITEM, F.coalesce("calling", none).alias("calling"), F.coalesce("known", F.lit(0)).alias("known")
-    )
-
-
-def draw_items(tiers: Tiers, subset: Subset, methods: Sequence[str], seed: int) -> tuple[DataFrame, list[str]]:
-    """sample_id, reference_id, tier of the references of a subset, and lines on tiers that have fewer than wanted.
-
-    Within a tier, those with the least hashes of seed, sample_id and reference_id.
-    """
-    counts = {name: tiers.counts.get(name, 0) for name in all_tiers(methods)}
-    quotas = quotas_of(subset, counts, methods)
-    key = F.sha2(F.concat_ws(":", F.lit(str(seed)), "sample_id", "reference_id"), 256)
-    place = F.row_number().over(Window.partitionBy("tier").orderBy(key, *ITEM))
-    wanted = F.broadcast(tiers.items.sparkSession.createDataFrame(list(quotas.items()), "tier string, quota long"))
-    ranked = tiers.items.withColumn("place", place).join(wanted, on="tier", how="inner")
-    short = shortages(subset, quotas, counts)
-    notes = [
-        f"{subset} is short: {have:,} references of {name}, {want:,} wanted" for name, (have, want) in short.items()
-    ]
-    return ranked.where(F.col("place") <= F.col("quota")).select(*ITEM, "tier"), notes
-
-
-def read_misses(
-    verdicts: ItemVerdicts, places: Mapping[str, str], samples: DataFrame, judged: DataFrame
-) -> list[dict[str, Any]]:
-    """The rows of the table `false_negatives`: method, fn, fn_candidate, fn_entailment.
-
-    fn: items that people call covered, and the method does not. Of these fn_candidate are those of which nothing (with
-    `covered_by`: none of that) was shown to a stage of entailment, fn_entailment the others; null for methods that show
-    no candidates. samples: of `read_items`; judged: of `judge_items`; places: by model its output.
-    """
-    missed = verdicts.rows.join(judged.where("said").select(*ITEM), on=ITEM, how="inner").where("NOT covered")
-    counted = {
-        (row["metric"], row["model"]): row["count"] for row in missed.groupBy("metric", "model").count().collect()
-    }
-    split = _split_misses(verdicts, places, samples, missed)
-    rows = []
-    for one in verdicts.methods:
-        parts = split.get(one.name)
-        rows.append(
-            {
-                "method": one.name,
-                "fn": counted.get((one.metric, one.model), 0),
-                "fn_candidate": None if parts is None else parts.get(False, 0),
-                "fn_entailment": None if parts is None else parts.get(True, 0),
-            }
+    def read(self) -> Judgements:
+        """Return the verdicts of the models; equal verdicts of a baseline that sends no request only once."""
+        request = self.request
+        return without_repeats(
+            read_judgements(STATEMENTS, request.runs, self.units.units, request.metrics, request.judged)
         )
+
+    def write(self, output: Output, found: Judgements) -> tuple[str, dict[str, Any]]:
+        """Write the tables of the study."""
+        request, items = self.request, self.units
+        options: dict[str, Any] = {"clustered": request.cluster, "seed": request.settings.statistics.seed}
+        model, missing = _token_model(request.settings)
+        keys, names, tiers = items.units.keys, list(methods_of(found).values()), tiers_of(found)
+        counts = {tier: tiers.count(tier) for tier in all_tiers(names)}
+        notes = [missing] if missing else []
+        if unknown := tiers.count(None):
+            words = "of no tier: some method says nothing of"
+            notes.append(amount(unknown, f"reference is {words} it", f"references are {words} them"))
+        if request.subset is not None:
+            quotas = quotas_of(request.subset, counts, names)
+            for name, (have, want) in shortages(request.subset, quotas, counts).items():
+                notes.append(f"{request.subset} is short: {have:,} references of {name}, {want:,} wanted")
+            drawn = draw_items(keys, tiers, quotas, options["seed"])
+            chosen = sorted((*key, tier) for key, tier, one in zip(keys, tiers, drawn, strict=True) if one)
+            output.write_rows("subset", [dict(zip(SUBSET.names, row, strict=True)) for row in chosen], SUBSET)
+            items, found = items.only(drawn), found.only(drawn)
+        counted = [{"dataset": "coverage", "tier": tier, "count": count} for tier, count in counts.items()]
+        labels = coverage_rows.count_labels(map(tuple, items.votes.tolist()))
+        people = coverage_rows.human_coverage(items)
+        judged = coverage_rows.metric_coverage(items, found)
+        baselines = similarity_baselines(self.units, model, self.samples)
+        samples = coverage_rows.sample_rows(
+            people, judged, baselines, [(metric, name) for name, metric in found.owners]
+        )
+        more = coverage_rows.item_rows(items, found, **options)
+        measures = coverage_rows.evaluation_rows(samples, labels, more, **options)
+        misses = find_misses(found, items, request.runs)
+        queries = len({row["cluster"] for row in people})
+        if queries < len(people) and not request.cluster:
+            notes.append(
+                f"{amount(len(people), 'sample is', 'samples are')} of {amount(queries, 'query', 'queries')}, and "
+                "those of one query are alike: intervals over single samples are too narrow; --cluster resamples "
+                "whole queries"
+            )
+        compared = compare_items(samples, request.prompt_pairs, **options)
+        places = {name: request.runs[name] for name, metrics in found.metrics.items() if IMPORTANCE in metrics}
+        means = read_means(places, IMPORTANCE)
+        findings = CoverageFindings(measures, labels, items.covered, counted, misses, means, request.subset, compared)
+        report = render(findings, all_costs(request), clustered=request.cluster, notes=notes)
+        output.write_rows("coverage", samples, COVERAGE)
+        if compared:
+            output.write_rows("comparisons", compared, COMPARISONS)
+        output.write_rows("meta_evaluation", measures, META_EVALUATION)
+        output.write_rows("tiers", counted, TIERS)
+        output.write_rows("false_negatives", misses, FALSE_NEGATIVES)
+        subset = None if request.subset is None else str(request.subset)
+        sizes = {"items": labels.items, "labelled": labels.labelled, "ties": labels.ties}
+        told = {"covered": list(items.covered), **sizes}
+        return report, {"metrics": list(found.all_metrics), "labels": told, "subset": subset}
+
+
+def read_items(path: str, samples: DataFrame, metrics: Sequence[str] | None) -> tuple[list[Row], pa.Table]:
+    """Return the samples (sample_id, cluster, response), and the items of all samples in the order of the samples.
+
+    Columns of the items: sample_id, reference_id, text, labels list<string>, covered_by list<string>, type. The cluster
+    is the first of query_id, query and sample_id that the sample has. Metrics of references prefer references to
+    aspects. Raises MetaEvaluationError for samples without a column of items, and for unreadable items.
+    """
+    of_references = metrics and all(name in METRICS and "references" in METRICS[name].reads for name in metrics)
+    sources = SOURCES[::-1] if of_references else SOURCES
+    source = next((name for name in sources if name in samples.columns), None)
+    if source is None:
+        near = aside(near_misses(SOURCES[0], samples.columns))
+        raise MetaEvaluationError(
+            f"{path}: no column `{SOURCES[0]}`{near} or `{SOURCES[1]}`; give each sample what a response ought to cover"
+        )
+    is_text = isinstance(samples.schema[source].dataType, T.StringType)
+    names = [name for name in ("query_id", "query") if name in samples.columns]
+    typed = TYPES in samples.columns and samples.schema[TYPES].dataType == T.ArrayType(T.StringType())
+    given = samples.select(
+        "sample_id",
+        F.coalesce(*[F.col(name).cast("string") for name in names], F.col("sample_id")).alias("cluster"),
+        "response",
+        (F.col(source) if is_text else F.to_json(source)).alias("items"),
+        *([TYPES] if typed else []),
+    )
+    rows, items, broken = given.toArrow().sort_by("sample_id").to_pylist(), [], []
+    for row in rows:
+        types = row.pop(TYPES, None) or ()
+        try:
+            read = items_of_json(row.pop("items"))
+        except ValueError as error:
+            broken.append(f"`{shorten(row['sample_id'])}` ({error})")
+            continue
+        for place, one in enumerate(read):
+            kind = types[place] if place < len(types) else None
+            named = {"sample_id": row["sample_id"], "reference_id": one.id, "text": one.text}
+            items.append(named | {"labels": one.labels or (), "covered_by": one.covered_by, "type": kind})
+    if broken:
+        have = amount(len(broken), "sample has", "samples have")
+        raise MetaEvaluationError(f"{path}: {have} items that cannot be read: {', '.join(broken[:SHOWN])}")
+    return rows, pa.Table.from_pylist(items, _ITEMS)
+
+
+_TEXT, _TEXTS = pa.string(), pa.list_(pa.string())
+_ITEMS = pa.schema(
+    [
+        *((name, _TEXT) for name in (*KEY, "text")),
+        *((name, _TEXTS) for name in ("labels", "covered_by")),
+        ("type", _TEXT),
+    ]
+)
+
+
+def check_labels(path: str, items: pa.Table, covered: Sequence[str] | None, *, unlabelled: bool) -> tuple[str, ...]:
+    """Return the labels that mean covered. By default, these are the labels of the input that `COVERED` lists.
+
+    Raises MetaEvaluationError for a given label that no item has, and for items without labels, unless they may be
+    `unlabelled` or have types.
+    """
+    counts = Counter(label for labels in items["labels"].to_pylist() for label in labels if label is not None)
+    known = sorted(counts, key=lambda label: (-counts[label], label))
+    shown = f"{', '.join(f'`{shorten(name)}`' for name in known[:SHOWN])}{', ...' if len(known) > SHOWN else ''}"
+    if not known and not covered and (unlabelled or items["type"].null_count < len(items)):
+        return ()
+    if not known:
+        raise MetaEvaluationError(f"{path}: no item has a label; give each {{id, text, labels}}, a label an annotator")
+    if covered is None:
+        labels = tuple(name for name in known if name.strip().lower() in COVERED)
+        if not labels:
+            raise MetaEvaluationError(
+                f"{path}: no label is one of {', '.join(COVERED)}; name those that mean covered with --covered: "
+                f"labels are {shown}"
+            )
+        return labels
+    unknown = [f"`{shorten(name)}`{aside(near_misses(name, known))}" for name in covered if name not in counts]
+    if unknown:
+        raise MetaEvaluationError(f"{path}: no item is labelled {', '.join(unknown)}; labels are {shown}")
+    return tuple(covered)
+
+
+def without_repeats(found: Judgements) -> Judgements:
+    """Keep the first model's verdicts of an `UNASKED` baseline if all models that have it have equal verdicts."""
+    metrics = dict(found.metrics)
+    for name in UNASKED:
+        models = [model for model, names in metrics.items() if name in names]
+        verdicts = [found.tables[model, name]["covered"] for model in models]
+        if verdicts and all(one.equals(verdicts[0]) for one in verdicts):
+            for model in models[1:]:
+                metrics[model] = tuple(one for one in metrics[model] if one != name)
+    return replace(found, metrics=metrics)
+
+
+def methods_of(found: Judgements) -> dict[Owner, str]:
+    """Return the names of the methods: `<metric>:<model>`, or only the baseline if it is `UNASKED` and of one model."""
+    counts = Counter(metric for _, metric in found.owners)
+    return {
+        (model, metric): metric if metric in UNASKED and counts[metric] == 1 else f"{metric}:{model}"
+        for model, metric in found.owners
+    }
+
+
+def tiers_of(found: Judgements) -> list[str | None]:
+    """Return the tier of each item, None if a method has no verdict on it."""
+    names = methods_of(found).values()
+    said = np.stack([codes_of(found.tables[owner]) for owner in found.owners], axis=1)
+    return [
+        None if min(verdicts) < 0 else tier_of(dict(zip(names, map(bool, verdicts), strict=True)))
+        for verdicts in said.tolist()
+    ]
+
+
+def draw_items(keys: Sequence[Key], tiers: Sequence[str | None], quotas: Mapping[str, int], seed: int) -> BoolArray:
+    """Draw the items of each tier with the lowest hashes of seed, sample_id and reference_id: bool[items]."""
+    by_tier: dict[str | None, list[tuple[str, Key, int]]] = defaultdict(list)
+    for item, (key, tier) in enumerate(zip(keys, tiers, strict=True)):
+        by_tier[tier].append((sha256(":".join((str(seed), *key)).encode()).hexdigest(), key, item))
+    drawn = np.zeros(len(keys), dtype=bool)
+    drawn[[item for tier, quota in quotas.items() for _, _, item in sorted(by_tier[tier])[:quota]]] = True
+    return drawn
+
+
+def find_misses(found: Judgements, items: Items, places: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the rows of the table `false_negatives`: method, fn, fn_candidate, fn_entailment.
+
+    fn counts the items that people call covered, and the method does not. fn_candidate counts the items of fn without a
+    candidate that covers the item; without covered_by, any candidate covers it. fn_entailment counts the other items.
+    Both are null for methods without candidates. `places` has the output of each model.
+    """
+    rows = []
+    keys, covering = items.units.keys, items.units.column("covered_by")
+    for (model, metric), name in methods_of(found).items():
+        missed = np.flatnonzero((items.said == 1) & (codes_of(found.tables[model, metric]) == 0)).tolist()
+        shown = _read_shown(metric, places[model])
+        seen = None if shown is None else sum(was_shown(shown[keys[item]], covering[item]) for item in missed)
+        parts = {"fn_candidate": None if seen is None else len(missed) - seen, "fn_entailment": seen}
+        rows.append({"method": name, "fn": len(missed), **parts})
     return rows
 
 
-def _split_misses(
-    verdicts: ItemVerdicts, places: Mapping[str, str], samples: DataFrame, missed: DataFrame
-) -> dict[str, dict[bool, int]]:
-    """By method with candidates: how many of its misses had something shown, and how many had not."""
-    found, frames = {}, []
-    covering = samples.select("sample_id", F.explode("items").alias("item")).select(
-        "sample_id", F.col("item.id").alias("reference_id"), "item.covered_by"
+def _read_shown(metric: str, place: str) -> Mapping[Key, set[str]] | None:
+    """Return by item the texts of its candidates, None if the output has none. An anchored text has two forms."""
+    if metric not in METRICS or "candidates" not in METRICS[metric].tables:
+        return None
+    columns = {
+        "candidates": ("sample_id", "metric", "statement_id", "claim_id"),
+        "claims": ("sample_id", "metric", "claim_id", "text", "anchor"),
+        "statements": ("sample_id", "metric", "statement_id", "reference_id"),
+    }
+    tables = {name: read_table(place, name, wanted) for name, wanted in columns.items()}
+    rows = {
+        name: [] if table is None else table.filter(pc.field("metric") == metric).to_pylist()
+        for name, table in tables.items()
+    }
+    references = {(row["sample_id"], row["statement_id"]): row["reference_id"] for row in rows["statements"]}
+    if tables["candidates"] is None or tables["claims"] is None or all(name is None for _, name in references):
+        return None
+    texts = {(row["sample_id"], row["claim_id"]): row for row in rows["claims"]}
+    shown: dict[Key, set[str]] = defaultdict(set)
+    for row in rows["candidates"]:
+        claim = texts.get((row["sample_id"], row["claim_id"]))
+        reference = references.get((row["sample_id"], row["statement_id"]))
+        if claim is not None and reference is not None:
+            whole = ": ".join(part for part in (claim["anchor"], claim["text"]) if part is not None)
+            shown[row["sample_id"], reference] |= {claim["text"], whole}
+    return shown
+
+
+def similarity_baselines(items: Items, model: ModelFiles | None, samples: DataFrame) -> list[dict[str, Any]]:
+    """Return sample_id and one value per baseline: the response against the texts of all items, joined by newlines.
+
+    null for samples without a response. Only a local model has the token states that BERTScore needs.
+    """
+    texts: dict[str, list[str]] = defaultdict(list)
+    for (sample, _), text in zip(items.units.keys, items.units.column("text"), strict=True):
+        texts[sample].append(text)
+    responses = {row["sample_id"]: row["response"] for row in items.samples}
+    rows = [
+        {"sample_id": name, "response": responses[name], "reference": "\n".join(own)} for name, own in texts.items()
+    ]
+    spark = samples.sparkSession
+    schema = pa.schema([(name, pa.string()) for name in ("sample_id", "response", "reference")])
+    # A baseline takes tens of milliseconds per sample, and so runs on all cores
+    spread = spark.createDataFrame(pa.Table.from_pylist(rows, schema)).repartition(task_slots(spark), "sample_id")
+    fields = spark_schema(baseline_schema(baseline_names(model)))
+    found: list[dict[str, Any]] = (
+        spread.mapInArrow(partial(baseline_batches, model=model), fields).toArrow().to_pylist()
     )
-    for one in verdicts.methods:
-        shown = _read_shown(samples, one.metric, places[one.model])
-        if shown is None:
-            continue
-        found[one.name] = dict[bool, int]()
-        own = missed.where((F.col("metric") == one.metric) & (F.col("model") == one.model)).select(*ITEM)
-        both = own.join(shown, on=ITEM, how="left").join(covering, on=ITEM, how="left")
-        frames.append(both.select(F.lit(one.name).alias("method"), "shown", "covered_by"))
-    if frames:
-        told = reduce(DataFrame.unionByName, frames).mapInArrow(miss_batches, spark_schema(MISSES))
-        for row in told.groupBy("method", "was_shown").count().collect():
-            found[row["method"]][row["was_shown"]] = row["count"]
     return found
 
 
-def _read_shown(samples: DataFrame, metric: str, place: str) -> DataFrame | None:
-    """sample_id, reference_id, shown array<string>: texts that a stage was shown for a reference; None without a table.
-
-    An anchor's fact is shown as `anchor: text`, and either is its text here.
-    """
-    if metric not in METRICS or "candidates" not in METRICS[metric].tables:
-        return None
-    spark = samples.sparkSession
-    tables = [
-        read_table(spark, place, name, schema) for name, schema in (("candidates", CANDIDATES), ("claims", CLAIMS))
-    ]
-    statements = read_table(spark, place, "statements", None)
-    if tables[0] is None or tables[1] is None or statements is None or "statement_id" not in statements.columns:
-        return None
-    candidates, claims = (frame.where(F.col("metric") == metric) for frame in tables if frame is not None)
-    names = statements.where(F.col("metric") == metric).select("sample_id", "statement_id", "reference_id")
-    texts = claims.select("sample_id", "claim_id", F.explode(_texts_of_claim()).alias("text"))
-    pairs = candidates.select("sample_id", "statement_id", "claim_id").distinct()
-    shown = pairs.join(names, on=["sample_id", "statement_id"], how="inner")
-    told = shown.join(texts, on=["sample_id", "claim_id"], how="inner").groupBy(*ITEM)
-    return told.agg(F.collect_set("text").alias("shown"))
-
-
-def _texts_of_claim() -> Column:
-    whole = F.concat_ws(": ", "anchor", "text")
-    return F.array_distinct(F.array(F.col("text"), whole))
-
-
-def kappas_of_models(verdicts: ItemVerdicts, judged: DataFrame) -> list[dict[str, Any]]:
-    """For each metric of several models, Fleiss' kappa of these and of the two majorities: rows of `meta_evaluation`.
-
-    Models are raters of the items that all of them judged; the majorities are theirs and that of the annotators, where
-    both have one. n: items compared, excluded: the others.
-    """
-    counts: dict[str, int] = {}
-    for names in verdicts.metrics.values():
-        for metric in names:
-            counts[metric] = counts.get(metric, 0) + 1
-    several = {metric: count for metric, count in counts.items() if count > 1}
-    if not several:
-        return []
-    given = verdicts.rows.where(F.col("metric").isin(*several)).groupBy("metric", *ITEM)
-    votes = given.agg(F.count_if("covered").alias("yes"), F.count_if(~F.col("covered")).alias("no")).join(
-        judged.select(*ITEM, "said"), on=ITEM, how="inner"
-    )
-    rows = read_rows(votes.groupBy("metric", "yes", "no", "said").agg(F.count("*").alias("count")))
-    items = judged.count()
-    return [row for metric, count in several.items() for row in _kappa_rows(metric, count, items, rows)]
-
-
-def _kappa_rows(metric: str, models: int, items: int, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    own = [row for row in rows if row["metric"] == metric]
-    raters = [(row["yes"], row["no"]) for row in own if row["yes"] + row["no"] == models for _ in range(row["count"])]
-    majorities = [
-        (row["said"] + (row["yes"] > row["no"]), (not row["said"]) + (row["yes"] < row["no"]))
-        for row in own
-        if row["said"] is not None and row["yes"] != row["no"]
-        for _ in range(row["count"])
-    ]
-    return [
-        {
-            "metric": metric,
-            "measure": name,
-            "value": fleiss_kappa(table),
-            "n": len(table),
-            "excluded": items - len(table),
-        }
-        for name, table in (("fleiss_kappa_models", raters), ("fleiss_kappa_majorities", majorities))
-    ]
-
-
-# All that a study reads of a sample, beside its items
-NEEDS = ("query", "response")
-
-
-@dataclass(frozen=True)
-class CoverageItems:
-    """The items of all samples, read and checked: frames of `coverage_items`, and the labels that mean covered."""
-
-    about: str
-    samples: DataFrame  # of `read_items`
-    judged: DataFrame  # of `judge_items`
-    covered: tuple[str, ...]
-    steps: Workspace
-
-    def verdicts(
-        self, places: Mapping[str, str], metrics: Sequence[str] | None, judges: Mapping[str, Sequence[str]]
-    ) -> ItemVerdicts:
-        """What the metrics of models say of these; arguments and errors as `read_verdicts`."""
-        return read_verdicts(self.samples.sparkSession, places, metrics, self.judged, self.about, judges)
-
-
-@dataclass(frozen=True)
-class CoveragePlan:
-    """What a study is to be of: by model the place of its output, and the references, all where there is no subset.
-
-    `clustered`: intervals resample queries. `prompt_pairs`: judges of one model that are compared.
-    """
-
-    settings: Settings
-    places: Mapping[str, str]
-    subset: Subset | None = None
-    clustered: bool = False
-    prompt_pairs: Sequence[tuple[StudyEndpoint, StudyEndpoint]] = ()
-
-    @property
-    def seed(self) -> int:
-        """Of every draw."""
-        return self.settings.statistics.seed
-
-
-def label_items(
-    steps: Workspace,
-    about: str,
-    samples: DataFrame,
-    covered: Sequence[str] | None,
-    *,
-    metrics: Sequence[str] | None = None,
-    unlabelled: bool = False,
-) -> CoverageItems:
-    """The items of the samples of the input `about`. Raises MetaEvaluationError as `read_items` and `check_items`."""
-    read = steps.keep(read_items(about, samples, metrics), "items")
-    labels = check_items(about, read, covered, unlabelled=unlabelled)
-    return CoverageItems(about, read, steps.keep(judge_items(read, labels), "judged-items"), labels, steps)
-
-
-def write_study(
-    output: Output,
-    items: CoverageItems,
-    verdicts: ItemVerdicts,
-    plan: CoveragePlan,
-    costs: Mapping[str, Mapping[str, Cost]],
-) -> tuple[str, dict[str, Any]]:
-    """Writes the tables of a study of coverage; gives the report and what the manifest says of the study.
-
-    costs: of a sample, by model and metric, of those that were run.
-    """
-    model, missing = _token_model(plan.settings)
-    methods = [method.name for method in verdicts.methods]
-    tiers = count_tiers(verdicts, items.judged)
-    notes = [missing] if missing else []
-    if tiers.unknown:
-        one, many = (f"{words} of no tier: some method says nothing of" for words in ("reference is", "references are"))
-        notes.append(amount(tiers.unknown, f"{one} it", f"{many} them"))
-    if plan.subset is not None:
-        drawn, short = draw_items(tiers, plan.subset, methods, plan.seed)
-        kept = items.steps.keep(drawn, "subset")
-        output.write_rows("subset", read_rows(kept.orderBy(*ITEM)), SUBSET)
-        items = replace(items, judged=items.judged.join(kept.select(*ITEM), on=ITEM, how="left_semi"))
-        notes += short
-    counted = [{"dataset": coverage_rows.DATASET, "tier": tier, "count": count} for tier, count in tiers.counts.items()]
-    people = read_rows(human_coverage(items.samples, items.judged).orderBy("sample_id"))
-    votes = read_rows(items.judged.groupBy("yes", "no").agg(F.count("*").alias("count")))
-    judged = read_rows(metric_coverage(verdicts.rows, items.judged))
-    baselines = read_rows(similarity_baselines(_spread(items.samples), model))
-    owners = [(metric, name) for name, metrics in verdicts.metrics.items() for metric in metrics]
-    labels = coverage_rows.count_labels(votes)
-    samples = coverage_rows.sample_rows(people, judged, baselines, owners)
-    more = _single_items(items, verdicts, plan)
-    rows = coverage_rows.evaluation_rows(samples, labels, more, clustered=plan.clustered, seed=plan.seed)
-    misses = read_misses(verdicts, plan.places, items.samples, items.judged)
-    queries = len({row["cluster"] for row in people})
-    if queries < len(people) and not plan.clustered:
-        notes.append(
-            f"{amount(len(people), 'sample is', 'samples are')} of {amount(queries, 'query', 'queries')}, and those of "
-            "one query are alike: intervals over single samples are too narrow; --cluster resamples whole queries"
-        )
-    compared = compare_items(samples, plan.prompt_pairs, clustered=plan.clustered, seed=plan.seed)
-    found = CoverageFindings(
-        rows, labels, items.covered, counted, misses, _means(items, plan, verdicts), plan.subset, compared
-    )
-    report = render(found, costs, clustered=plan.clustered, notes=notes)
-    output.write_rows("coverage", samples, COVERAGE)
-    if compared:
-        output.write_rows("comparisons", compared, COMPARISONS)
-    output.write_rows("meta_evaluation", rows, META_EVALUATION)
-    output.write_rows("tiers", counted, TIERS)
-    output.write_rows("false_negatives", misses, FALSE_NEGATIVES)
-    metrics = sorted({metric for metric, _ in owners})
-    counts = {"items": labels.items, "labelled": labels.labelled, "ties": labels.ties}
-    subset = None if plan.subset is None else str(plan.subset)
-    return report, {"metrics": metrics, "labels": {"covered": list(items.covered), **counts}, "subset": subset}
-
-
-def _single_items(items: CoverageItems, verdicts: ItemVerdicts, plan: CoveragePlan) -> list[dict[str, Any]]:
-    """Rows of `meta_evaluation` of single items, and of the models together."""
-    options: dict[str, Any] = {"clustered": plan.clustered, "seed": plan.seed}
-    rows = kappas_of_models(verdicts, items.judged)
-    if items.covered:
-        rows += overlap_rows(items.samples, items.judged, **options) + annotator_rows(items.judged)
-    return rows + weight_rows(verdicts, items.samples, items.judged, **options)
-
-
-def _means(items: CoverageItems, plan: CoveragePlan, verdicts: ItemVerdicts) -> dict[str, dict[str, float | None]]:
-    """By model the means of the measures of importance, where that is a metric of the study."""
-    places = {name: plan.places[name] for name, metrics in verdicts.metrics.items() if IMPORTANCE in metrics}
-    return read_means(items.samples.sparkSession, places, IMPORTANCE)
-
-
 def _token_model(settings: Settings) -> tuple[ModelFiles | None, str | None]:
-    """The model whose token states are compared, or None and why."""
+    """Return the model of BERTScore, or None with the reason."""
     if settings.embeddings.base_url is not None:
         return None, "BERTScore is left out: embeddings.base_url gives vectors of texts, and none of their tokens"
     try:
         return find_model(settings.embeddings.model), None
     except LocalModelFileError as error:
         return None, f"BERTScore is left out: {error}"
-
-
-def _spread(samples: DataFrame) -> DataFrame:
-    """Over all cores: a baseline takes tens of milliseconds a sample, and one small file has thousands of them."""
-    return samples.repartition(task_slots(samples.sparkSession), "sample_id")

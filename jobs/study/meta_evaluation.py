@@ -1,42 +1,37 @@
-"""The request of a meta-evaluation, its endpoints, their prompts compared, and its outcome."""
+"""The request of a meta-evaluation, its endpoints and their costs, and the base class of the studies."""
 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import PurePath
-from typing import Any
+from typing import Any, ClassVar
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from untold.jobs.inference.stage.call_settings import DEMO_LABEL
 from untold.jobs.inputs.request import RunRequest
 from untold.jobs.metrics import METRICS, stages_of
 from untold.jobs.run import manifest
-from untold.jobs.run.outcome import FAILED_TOO_MANY
-from untold.jobs.run.terminal import Display, amount
+from untold.jobs.run.folders import Workspace
+from untold.jobs.run.output import Output
 from untold.jobs.settings.model import PromptSet, Settings
 from untold.jobs.settings.templates import stages_that_differ, template_of
-from untold.jobs.study.agreement import compare_metrics, count_differences, read_rows
-from untold.jobs.study.claims_study import DATASET as CLAIMS
-from untold.jobs.study.claims_study import LabelledClaims, StageAsker, verify_claims
-from untold.jobs.study.coverage_rows import DATASET as COVERAGE
-from untold.jobs.study.nuggets_study import DATASET as NUGGETS
+from untold.jobs.study.judgements import Judgements, MetaEvaluationError, Source, read_judgements
 from untold.jobs.study.report import Cost
-from untold.jobs.study.study_inputs import MetaEvaluationError
-from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
 from untold.udfs.statistics.tiers import Subset
 
 RUNS = "runs"
+CLAIMS, COVERAGE, NUGGETS = "claims", "coverage", "nuggets"
 
 
 @dataclass(frozen=True)
 class StudyEndpoint:
-    """A judge to run the metrics with: a model, and whose prompts where several are compared; and its settings."""
+    """An endpoint that runs the metrics: a model with its settings, and a prompt set if several are compared."""
 
     name: str
     settings: Settings
@@ -45,23 +40,27 @@ class StudyEndpoint:
 
     @property
     def model(self) -> str:
-        """Its name in tables: that of the model, `NAME (published prompts)` where prompts are compared."""
+        """Its name in tables: that of the model, or `NAME (published prompts)` if prompt sets are compared."""
         return self.name if self.prompt_set is None else f"{self.name} ({self.prompt_set} prompts)"
 
     @property
     def folder(self) -> str:
-        """The name of its run's folder: letters, digits, `_`, `.` and `-`, without dots at its ends.
+        """The name of the folder of its run: letters, digits, `_`, `.` and `-`, without dots at both ends.
 
-        `meta-llama/Llama-3.3-70B` is `meta-llama-Llama-3.3-70B`. Two models may share one, which `meta_evaluate`
-        refuses.
+        `meta-llama/Llama-3.3-70B` becomes `meta-llama-Llama-3.3-70B`. `meta_evaluate` refuses two models with equal
+        folders.
         """
         model = re.sub(r"[^\w.-]+", "-", self.name).strip(".") or "model"
         return model if self.prompt_set is None else f"{model}-{self.prompt_set}-prompts"
 
 
+PromptPairs = Sequence[tuple[StudyEndpoint, StudyEndpoint]]
+"""Endpoints of one model with two prompt sets."""
+
+
 @dataclass(frozen=True)
 class Sheet:
-    """The annotation sheet to write: of so many samples, and the endpoint that restates answers, where there is one."""
+    """The annotation sheet to write: its number of samples, and the endpoint that restates answers, if there is one."""
 
     samples: int
     seed: int
@@ -70,41 +69,45 @@ class Sheet:
 
 @dataclass(frozen=True, kw_only=True)
 class MetaEvaluationRequest(RunRequest):
-    """What `untold meta-evaluate` was asked to do: run `endpoints`, or take the `scores` of models.
+    """The arguments of `untold meta-evaluate`: `endpoints` to run, or existing `scores` of models.
 
-    `limit`, `draw`, `retry_failed`, `wait` and `command` go on to the runs of the endpoints.
+    The runs of the endpoints inherit `limit`, `draw`, `retry_failed`, `wait` and `command`.
     """
 
     dataset: str
-    metrics: tuple[str, ...] | None = None  # None: all that the scores have
+    # None means all metrics of the scores
+    metrics: tuple[str, ...] | None = None
     endpoints: tuple[StudyEndpoint, ...] = ()
-    scores: Mapping[str, str] | None = None  # by model, a folder
-    judges: Mapping[str, str] | None = None  # by metric the model of `scores` that judges it, where each has its own
+    # The folder of each model
+    scores: Mapping[str, str] | None = None
+    # The model of `scores` that judges each metric, if every metric has its own
+    judges: Mapping[str, str] | None = None
     sheet: Sheet | None = None
-    cluster: bool = False  # intervals and tests take all answers to a question together (methods, section 7)
-    # Of a study of coverage alone
-    covered: tuple[str, ...] | None = None  # labels that mean covered
+    # Resample and test whole questions (methods, section 7)
+    cluster: bool = False
+    # Options of a study of coverage: the labels that mean covered, and the references to draw
+    covered: tuple[str, ...] | None = None
     subset: Subset | None = None
 
     @property
     def runs(self) -> dict[str, str]:
-        """By model, where its scores are."""
+        """The folder of the scores of each model."""
         made = {one.model: f"{self.output}/{RUNS}/{one.folder}" for one in self.endpoints}
         return made if self.scores is None else dict(self.scores)
 
     @property
     def prompt_pairs(self) -> list[tuple[StudyEndpoint, StudyEndpoint]]:
-        """Any two judges of one model under different prompts."""
+        """The pairs of endpoints that have one model and different prompt sets."""
         return [(one, other) for one, other in combinations(self.endpoints, 2) if one.name == other.name]
 
     @property
     def layout(self) -> str | None:
-        """How the input's files lie: a name of `FORMATS`, None where they are samples as they are."""
+        """The format of the input: a name of `FORMATS`, or None for plain samples."""
         return self.format if self.dataset in (COVERAGE, CLAIMS, NUGGETS) else self.dataset
 
     @property
     def judged(self) -> dict[str, list[str]]:
-        """By model of `judges`, the metrics that it judges; it is read for these alone."""
+        """The metrics of each model of `judges`."""
         found = defaultdict[str, list[str]](list)
         for metric, judge in (self.judges or {}).items():
             found[judge].append(metric)
@@ -113,58 +116,54 @@ class MetaEvaluationRequest(RunRequest):
 
 @dataclass(frozen=True)
 class MetaEvaluationOutcome:
-    """How it ended: exit code, the report, and the line that says why a run ended early, where one did."""
+    """The exit code, the report, and a message about the runs, if there is one."""
 
     exit_code: int
     report: str = ""
     message: str | None = None
 
 
+@dataclass(frozen=True)
+class Study(ABC):
+    """A comparison of judgements with the labels of one kind of units. `samples` are those of the input."""
+
+    source: ClassVar[Source]
+    request: MetaEvaluationRequest
+    samples: DataFrame
+    steps: Workspace
+
+    @property
+    @abstractmethod
+    def units(self) -> Any:
+        """The labelled units. Raises MetaEvaluationError for labels that the study cannot use."""
+
+    def read(self) -> Judgements:
+        """Return the judgements of the models. Raise MetaEvaluationError if they do not fit the labels."""
+        request = self.request
+        return read_judgements(self.source, request.runs, self.units, request.metrics, request.judged)
+
+    @abstractmethod
+    def write(self, output: Output, found: Judgements) -> tuple[str, dict[str, Any]]:
+        """Write the tables of the study. Return the report and fields of the manifest."""
+
+
 def endpoint_of(settings: Settings, *, embedded: bool, prompt_set: PromptSet | None = None) -> StudyEndpoint:
-    """The endpoint of some settings, named after its model; under `prompt_set` where these are compared."""
+    """Return the endpoint of some settings, named after its model, with the prompt set if several are compared."""
     local = settings.llm.local_model
-    # A local model has no name of its own but its file's
+    # The name of a local model is that of its file
     name = settings.llm.model or (PurePath(local).stem if local else DEMO_LABEL)
     if prompt_set is not None:
         settings = settings.model_copy(update={"prompt_set": prompt_set})
     return StudyEndpoint(name, settings, embedded, prompt_set)
 
 
-def verify_endpoints(request: MetaEvaluationRequest, claims: LabelledClaims, display: Display) -> MetaEvaluationOutcome:
-    """Has each endpoint verify the claims, until one ends early; too many failures do not stop the others."""
-    code = 0
-    for endpoint in request.endpoints:
-        display.note(f"model {endpoint.model}")
-        told = verify_claims(claims, asker(request, endpoint, display), request.runs[endpoint.model])
-        if told.exit_code not in (0, FAILED_TOO_MANY):
-            return MetaEvaluationOutcome(told.exit_code, message=told.message)
-        if told.without_evidence:
-            have = amount(told.without_evidence, "claim has", "claims have")
-            display.note(f"{have} no evidence: not supported, unasked")
-        code = max(code, told.exit_code)
-    return MetaEvaluationOutcome(code)
-
-
-def asker(request: MetaEvaluationRequest, endpoint: StudyEndpoint, display: Display) -> StageAsker:
-    """What asks a stage of an endpoint, beside the runs."""
-    return StageAsker(
-        endpoint.settings,
-        endpoint.embedded,
-        request.output,
-        display,
-        wait=request.wait,
-        retry_failed=request.retry_failed,
-        command=request.command,
-    )
-
-
 def all_costs(request: MetaEvaluationRequest) -> dict[str, dict[str, Cost]]:
-    """By model and metric what a sample cost; nothing where scores were given."""
+    """Return the cost per sample by model and metric. Existing scores have no costs."""
     return {endpoint.model: _costs(request, endpoint) for endpoint in request.endpoints}
 
 
 def _costs(request: MetaEvaluationRequest, endpoint: StudyEndpoint) -> dict[str, Cost]:
-    """By metric what its stages cost a sample over all starts; a stage that metrics share counts for each of them."""
+    """Return by metric the cost of its stages over all attempts; each metric counts a shared stage."""
     run = manifest.read_manifest(request.runs[endpoint.model])
     assert run is not None
     assert request.metrics is not None
@@ -177,7 +176,7 @@ def _costs(request: MetaEvaluationRequest, endpoint: StudyEndpoint) -> dict[str,
 
 
 def _cost(usage: Sequence[Mapping[str, Any]], samples: int) -> Cost:
-    """Calls, tokens and cost a sample; a cost is the sum of what is known, None where nothing is."""
+    """Return calls, tokens and cost per sample. The cost is the sum of the known costs, None if none is known."""
     calls = sum(row["calls"] for row in usage)
     tokens = sum(row["prompt_tokens"] + row["completion_tokens"] for row in usage)
     known = [row["cost"] for row in usage if row["cost"] is not None]
@@ -185,31 +184,8 @@ def _cost(usage: Sequence[Mapping[str, Any]], samples: int) -> Cost:
     return Cost(calls / samples, tokens / samples, sum(known) / samples if known else None, estimated)
 
 
-Pairs = Sequence[tuple[StudyEndpoint, StudyEndpoint]]
-
-
-def compare_labels(
-    points: DataFrame, pairs: Pairs, dataset: str, scale: int, *, clustered: bool, seed: int
-) -> list[dict[str, Any]]:
-    """The rows of the table `comparisons` for judges of one model: tests of LMR, a family of their own.
-
-    points: as `untold.jobs.study.label_points` describes them.
-    """
-    if not pairs:
-        return []
-    judges = list(dict.fromkeys(one.model for pair in pairs for one in pair))
-    # A test of two judges under a metric is that of two metrics of a judge, with their names exchanged
-    sides = [F.col("metric").alias("model"), F.col("model").alias("metric")]
-    turned = points.select(*sides, "convention", "measure", "unit", "cluster", "points")
-    compared = {(one.model, other.model): (one, other) for one, other in pairs}
-    differences = read_rows(count_differences(turned, judges, clustered=clustered))
-    counted = [row for row in differences if (row["first"], row["second"]) in compared]
-    rows = compare_metrics(counted, dataset, scale, seed=seed)
-    return [row | _names(row["model"], *compared[row["first"], row["second"]]) for row in rows]
-
-
-def check_prompts(pairs: Pairs, metrics: Sequence[str]) -> None:
-    """Raises MetaEvaluationError for judges that would be asked the same by all stages of the metrics."""
+def check_prompts(pairs: PromptPairs, metrics: Sequence[str]) -> None:
+    """Raise MetaEvaluationError if all stages of the metrics have equal prompts under two prompt sets."""
     for one, other in pairs:
         stages = stages_that_differ() & set(stages_of(metrics, one.settings))
         if all(template_of(stage, one.settings) == template_of(stage, other.settings) for stage in stages):
@@ -217,49 +193,3 @@ def check_prompts(pairs: Pairs, metrics: Sequence[str]) -> None:
                 f"--prompt-set: {', '.join(metrics)} would ask {one.name} the same under both; prompts differ for "
                 f"{', '.join(sorted(stages_that_differ()))}, unless prompts_dir or stages.<stage>.prompt_set says which"
             )
-
-
-def compare_items(
-    rows: Iterable[Mapping[str, Any]], pairs: Pairs, *, clustered: bool, seed: int
-) -> list[dict[str, Any]]:
-    """The rows of the table `comparisons` for judges of one model: tests of accuracy over labelled items.
-
-    rows: of the table `coverage`. Items of one sample, or with `clustered` of one query, flip together. A sample counts
-    where both judges have judged as many of its items.
-    """
-    given: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = defaultdict(dict)
-    for row in rows:
-        if row["judged"]:
-            given[row["metric"], row["model"]][row["sample_id"]] = row
-    tests = []
-    for metric in dict.fromkeys(metric for metric, _ in given):
-        for one, other in pairs:
-            sums, sizes = _differences(given[metric, one.model], given[metric, other.model], clustered)
-            test = clustered_permutation_test(sums, sizes, seed=seed)
-            found = {"dataset": "coverage", "difference": test.difference, "p_value": test.p_value, "n": test.n}
-            tests.append(found | {"convention": None} | _names(metric, one, other))
-    adjusted = adjust_p_values([test["p_value"] for test in tests])
-    return [test | {"p_adjusted": value} for test, value in zip(tests, adjusted, strict=True)]
-
-
-def _names(metric: str, one: StudyEndpoint, other: StudyEndpoint) -> dict[str, Any]:
-    return {"metric": metric, "model": one.name, "first": one.prompt_set, "second": other.prompt_set}
-
-
-def _differences(
-    one: Mapping[str, Mapping[str, Any]], other: Mapping[str, Mapping[str, Any]], clustered: bool
-) -> tuple[list[int], list[int]]:
-    """By sample or query: by how many items more the first agrees with people, and of how many items."""
-    sums: dict[str, int] = defaultdict(int)
-    sizes: dict[str, int] = defaultdict(int)
-    for sample in sorted(one.keys() & other.keys()):
-        first, second = one[sample], other[sample]
-        if first["judged"] == second["judged"]:
-            unit = first["query_id"] if clustered else sample
-            sums[unit] += _agreeing(first) - _agreeing(second)
-            sizes[unit] += first["judged"]
-    return list(sums.values()), list(sizes.values())
-
-
-def _agreeing(row: Mapping[str, Any]) -> int:
-    return int(row["true_positives"] + row["true_negatives"])

@@ -1,65 +1,117 @@
-"""A study of nuggets: assignments against people's, and the ranking of systems under both; methods, section 17."""
+"""Compare assignments of nuggets with human ones, and the rankings of systems under both; methods, section 17."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from math import fsum
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
 from scipy.stats import kendalltau
 
-from untold.jobs.study.coverage_rows import BY_ITEM, BY_QUERY, DIGITS
-from untold.jobs.study.report import by_owner, interval, section
-from untold.jobs.study.study_inputs import MetaEvaluationError, read_columns
+from untold.jobs.run.output import Output
+from untold.jobs.study.agreement import cell_intervals
+from untold.jobs.study.judgements import (
+    BY_ITEM,
+    BY_QUERY,
+    DIGITS,
+    Judgements,
+    LabelledUnits,
+    MetaEvaluationError,
+    Row,
+    Source,
+    whole_rows,
+)
+from untold.jobs.study.meta_evaluation import NUGGETS, Study
+from untold.jobs.study.report import Columns, document, intervals, pivot, section
 from untold.jobs.tables import META_EVALUATION
 from untold.udfs.errors import shorten
 from untold.udfs.facts.nugget_measures import SUPPORTS, Nugget, measures_of
 from untold.udfs.statistics.confusion import accuracy, kappa
 from untold.udfs.statistics.correlation import correlate
-from untold.udfs.statistics.intervals import FloatArray, IntArray, bca_interval
-from untold.udfs.statistics.question_resampling import total_interval
+from untold.udfs.statistics.intervals import bca_interval
 
-DATASET = METRIC = "nuggets"
+METRIC = "nuggets"
 READS = ("query_id", "references")
-ASSIGNED = ("metric", "sample_id", "reference_id", "importance", "weight", "support")
-KAPPA, ACCURACY, SYSTEMS, WITHIN = MEASURES = ("kappa", "accuracy", "kendall", "kendall_within_query")
+KEY = ("sample_id", "reference_id")
+AGREEMENTS = {"kappa": kappa, "accuracy": accuracy}
+SYSTEMS, WITHIN = "kendall", "kendall_within_query"
+MEASURES = (*AGREEMENTS, SYSTEMS, WITHIN)
 PEOPLE, JUDGE = "people", "support"
-Row = dict[str, Any]
-# By sample and reference_id
-Labels = Mapping[tuple[str, str], Row]
 
 
-def label_nuggets(about: str, samples: DataFrame) -> Labels:
-    """topic, system and people (the label that most annotators gave, None on a tie) of each labelled nugget.
+def _read(_: str, rows: pa.Table) -> pa.Table:
+    # A row without an importance is a statement of another kind
+    return rows.filter((pc.field("metric") == METRIC) & pc.field("importance").is_valid())
 
-    Raises MetaEvaluationError for labels that are no assignments, and where there are none.
+
+ASSIGNMENTS = Source(
+    table="statements",
+    required=("metric", *KEY, "importance", "weight", JUDGE),
+    optional=(),
+    read=_read,
+    unit=("nugget", "nuggets"),
+    value=("assignment", "assignments"),
+    rows="assignments",
+    example="reference_id `{1}` of sample `{0}`",
+    lenient=True,
+)
+
+
+@dataclass(frozen=True)
+class NuggetStudy(Study):
+    """A study of assignments of nuggets."""
+
+    source = ASSIGNMENTS
+
+    @cached_property
+    def units(self) -> LabelledUnits:
+        """The labelled nuggets."""
+        return label_nuggets(self.request.input, self.samples)
+
+    def write(self, output: Output, found: Judgements) -> tuple[str, dict[str, Any]]:
+        """Write the table `meta_evaluation`."""
+        settings, clustered = self.request.settings, self.request.cluster
+        assigned = join_assignments(self.units, found)
+        rows = evaluation_rows(assigned, settings.nuggets.score, clustered=clustered, seed=settings.statistics.seed)
+        output.write_rows("meta_evaluation", rows, META_EVALUATION)
+        return render(rows, settings.nuggets.score, clustered=clustered), {"metrics": [METRIC]}
+
+
+def label_nuggets(about: str, samples: DataFrame) -> LabelledUnits:
+    """Return the labelled nuggets: sample_id, reference_id, topic, system, people.
+
+    `people` is the label of most annotators, None for a tie. Raises MetaEvaluationError for labels that are no
+    assignments, and for an input without labels.
     """
     if "references" not in samples.columns:
         raise MetaEvaluationError(f"{about}: no column `references`; give each nugget {{id, text, importance, labels}}")
-    topic = F.col("query_id") if "query_id" in samples.columns else F.col("query")
-    one = F.explode("references").alias("one")
-    rows = samples.select("sample_id", F.coalesce(topic, "query").alias("topic"), "system", one)
-    named = rows.select("sample_id", "topic", "system", F.col("one.id").alias("reference_id"), "one.labels")
-    found = {}
-    for row in named.where(F.size(F.array_compact("labels")) > 0).collect():
-        labels = [label for label in row["labels"] if label is not None]
-        unknown = next((label for label in labels if label not in SUPPORTS), None)
-        if unknown is not None:
-            raise MetaEvaluationError(
-                f"{about}: sample `{shorten(row['sample_id'])}` has the label `{shorten(unknown)}`; "
-                f"an assignment is one of {', '.join(SUPPORTS)}"
-            )
-        known = {"topic": row["topic"], "system": row["system"], PEOPLE: _majority(labels)}
-        found[row["sample_id"], row["reference_id"]] = known
+    names = [name for name in ("query_id", "query") if name in samples.columns]
+    found = []
+    for row in samples.select("sample_id", *names, "system", "references").toArrow().to_pylist():
+        topic = next((row[name] for name in names if row[name] is not None), None)
+        for one in row["references"] or ():
+            labels = [label for label in one["labels"] or () if label is not None]
+            unknown = next((label for label in labels if label not in SUPPORTS), None)
+            if unknown is not None:
+                raise MetaEvaluationError(
+                    f"{about}: sample `{shorten(row['sample_id'])}` has the label `{shorten(unknown)}`; "
+                    f"an assignment is one of {', '.join(SUPPORTS)}"
+                )
+            if labels:
+                named = {"sample_id": row["sample_id"], "reference_id": one["id"], "topic": topic}
+                found.append(named | {"system": row["system"], PEOPLE: _majority(labels)})
     if not found:
         raise MetaEvaluationError(f"{about}: no nugget has a label; give each {{text, importance, assignment}}")
-    return found
+    return LabelledUnits(about, pa.Table.from_pylist(found), KEY)
 
 
 def _majority(labels: Iterable[str]) -> str | None:
@@ -67,31 +119,38 @@ def _majority(labels: Iterable[str]) -> str | None:
     return None if others and others[0][1] == most else first
 
 
-def read_assignments(spark: SparkSession, places: Mapping[str, str], labels: Labels) -> dict[str, list[Row]]:
-    """By model the labelled nuggets that its run kept: sample_id, importance, weight, support and what labels say."""
-    found = {}
-    for model, place in places.items():
-        table = read_columns(spark, f"{model} ({place})", place, "statements", ASSIGNED)
-        rows = table.where((F.col("metric") == METRIC) & F.col("importance").isNotNull()).select(*ASSIGNED[1:])
-        own = [row.asDict() for row in rows.collect() if (row["sample_id"], row["reference_id"]) in labels]
-        if not own:
-            raise MetaEvaluationError(f"{model} ({place}): no nugget of it is labelled; give a run of the same input")
-        found[model] = [row | labels[row["sample_id"], row["reference_id"]] for row in own]
-    return found
+def join_assignments(units: LabelledUnits, found: Judgements) -> dict[str, list[Row]]:
+    """Return by model the labelled nuggets of its run, with their labels and the assignments of the model.
+
+    Raises MetaEvaluationError for a run without a labelled nugget.
+    """
+    assigned: dict[str, list[Row]] = {}
+    for owner, table in found.tables.items():
+        rows = zip(units.table.to_pylist(), table.to_pylist(), found.given[owner], strict=True)
+        assigned[owner[0]] = [assignment | labels for labels, assignment, given in rows if given]
+        if not assigned[owner[0]]:
+            raise MetaEvaluationError(f"{owner[0]}: no nugget of it is labelled; give a run of the same input")
+    return assigned
 
 
-def evaluation_rows(assigned: Mapping[str, Sequence[Row]], score: str, *, clustered: bool, seed: int) -> list[Row]:
-    """The rows of the table `meta_evaluation`. Intervals resample samples, or with `clustered` whole queries."""
+def evaluation_rows(
+    assigned: Mapping[str, Sequence[Row]], score: str, *, clustered: bool, seed: int
+) -> list[dict[str, Any]]:
+    """Return the rows of the table `meta_evaluation`.
+
+    `assigned` are the nuggets by model, `score` is a measure of nuggets. Intervals resample samples, or whole queries
+    with `clustered`.
+    """
     found = [
         {"metric": METRIC, "model": model} | row
         for model, rows in assigned.items()
         for row in (*_agreements(rows, clustered, seed), *_rankings(rows, score, seed))
     ]
-    return [{name: ({"dataset": DATASET} | row).get(name) for name in META_EVALUATION.names} for row in found]
+    return whole_rows(found, dataset=NUGGETS)
 
 
-def _agreements(rows: Sequence[Row], clustered: bool, seed: int) -> Iterator[Row]:
-    """Of the three labels, over the nuggets that both have labelled."""
+def _agreements(rows: Sequence[Row], clustered: bool, seed: int) -> Iterator[dict[str, Any]]:
+    """Yield the agreement on the nuggets that people and the model assign."""
     known = _known(rows)
     by_sample = _grouped(known, "sample_id")
     clusters = [own[0]["topic"] for own in by_sample] if clustered else None
@@ -99,23 +158,17 @@ def _agreements(rows: Sequence[Row], clustered: bool, seed: int) -> Iterator[Row
     for table, own in zip(cells, by_sample, strict=True):
         for row in own:
             table[SUPPORTS.index(row[PEOPLE]), SUPPORTS.index(row[JUDGE])] += 1
-    for measure, of_table in ((KAPPA, kappa), (ACCURACY, accuracy)):
-
-        def of_totals(totals: IntArray, of_table: Any = of_table) -> FloatArray:
-            found: FloatArray = of_table(totals.reshape(*totals.shape[:-1], len(SUPPORTS), len(SUPPORTS)))
-            return found
-
-        one = total_interval(of_totals, cells.reshape(len(by_sample), len(SUPPORTS) ** 2), clusters, seed=seed)
-        sizes = {"n": len(known), "excluded": len(rows) - len(known)}
-        yield {"measure": measure, "level": BY_ITEM, **one.columns(), **sizes}
+    sizes = {"level": BY_ITEM, "n": len(known), "excluded": len(rows) - len(known)}
+    for measure, one in cell_intervals(cells, AGREEMENTS, clusters, seed=seed).items():
+        yield {"measure": measure, **one.columns(), **sizes}
 
 
 def _known(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row[PEOPLE] is not None and row[JUDGE] is not None]
 
 
-def _rankings(rows: Sequence[Row], score: str, seed: int) -> Iterator[Row]:
-    """Kendall's tau-b of the systems' means, and the mean of that within each query."""
+def _rankings(rows: Sequence[Row], score: str, seed: int) -> Iterator[dict[str, Any]]:
+    """Yield Kendall's tau-b of the means of the systems, and the mean of tau-b within the queries."""
     scores = _scores(rows, score)
     by_system = _means(scores)
     people, judge = zip(*by_system, strict=True) if by_system else ((), ())
@@ -130,8 +183,8 @@ def _rankings(rows: Sequence[Row], score: str, seed: int) -> Iterator[Row]:
 
 
 def _scores(rows: Sequence[Row], score: str) -> list[Row]:
-    """topic, system, people and support: the score of each sample by both, where both are defined."""
-    found = []
+    """Return topic, system, people and support: both scores of each sample with two defined scores."""
+    found: list[Row] = []
     for own in _grouped(_known(rows), "sample_id"):
         values = {
             who: measures_of(Nugget(row["importance"], row[who], row["weight"]) for row in own)[score].value
@@ -143,13 +196,13 @@ def _scores(rows: Sequence[Row], score: str) -> list[Row]:
 
 
 def _grouped(rows: Iterable[Row], name: str) -> list[list[Row]]:
-    """The rows by the value of a column, in the order of the values."""
+    """Return the rows by the value of a column, in the order of the values."""
     key = itemgetter(name)
     return [list(own) for _, own in groupby(sorted(rows, key=key), key=key)]
 
 
 def _means(scores: Iterable[Row]) -> list[tuple[float, float]]:
-    """The means of both scores of each system, ties as fractions made ties as numbers."""
+    """Return the means of both scores of each system."""
 
     def mean(own: Sequence[Row], who: str) -> float:
         return round(fsum(row[who] for row in own) / len(own), DIGITS)
@@ -158,7 +211,7 @@ def _means(scores: Iterable[Row]) -> list[tuple[float, float]]:
 
 
 def _tau(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Kendall's tau-b; None where one of both tells no system from another."""
+    """Return Kendall's tau-b, None if all systems are equal for people or for the model."""
     people, judge = zip(*pairs, strict=True)
     if len(set(people)) < 2 or len(set(judge)) < 2:
         return None
@@ -166,15 +219,11 @@ def _tau(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 
 def render(rows: Sequence[Row], score: str, *, clustered: bool) -> str:
-    """The report as Markdown. rows: of the table `meta_evaluation`, of one study."""
-    lines = [
-        [model or "-", f"{own[KAPPA]['n']:,}", *(interval(own[name]) for name in MEASURES)]
-        for (_, model), own in by_owner(rows, MEASURES).items()
-    ]
+    """Return the report as Markdown, from the rows of the table `meta_evaluation`."""
     units = "whole queries" if clustered else "single samples"
     note = (
         f"kappa and accuracy are of single assignments; intervals resample {units}. kendall is tau-b of the systems' "
         f"mean `{score}` by people's assignments and the model's, kendall_within_query the mean of tau-b in each query."
     )
-    parts = ["# Meta-evaluation on nuggets", section("Assignments", note, ["model", "n", *MEASURES], lines)]
-    return "\n\n".join(parts) + "\n"
+    columns: Columns = {"model": "model", "n": "n", **intervals(MEASURES)}
+    return document("Meta-evaluation on nuggets", section("Assignments", note, columns, pivot(rows, MEASURES)))

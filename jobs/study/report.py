@@ -1,13 +1,11 @@
-"""The report of a meta-evaluation: its tables as Markdown, and the figure. Rows in, text and bytes out.
-
-Its sections, tables and numbers in Markdown serve the reports of other studies too.
-"""
+"""Render tables as Markdown, and the report and the figure of a study of labels. The same rows give the same bytes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -24,27 +22,47 @@ from untold.udfs.statistics.confusion import CONVENTIONS, LABELS, PREDICTIONS
 from untold.udfs.statistics.intervals import IntArray
 
 Row = Mapping[str, Any]
+Columns = Mapping[str, str | Callable[[Any], str]]
+"""The columns of a table by head: the name of a field of its rows, or a function of a row."""
 
 
-def section(heading: str, note: str, heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A heading, a note and a table; empty where there are no lines."""
-    parts = [f"## {heading}", note, markdown_table(heads, lines)]
-    return "\n\n".join(filter(None, parts)) if lines else ""
+def document(title: str, *parts: str) -> str:
+    """Return a page of Markdown with a title and the parts that are not empty."""
+    return "\n\n".join(filter(None, [f"# {title}", *parts])) + "\n"
+
+
+def section(heading: str, note: str, columns: Columns, rows: Iterable[Row]) -> str:
+    """Return a heading, a note and a table with one line per row; empty without rows."""
+    return table_section(heading, note, list(columns), _lines(columns, rows))
+
+
+def table_section(heading: str, note: str, heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a heading, a note and a table of these lines; empty without lines."""
+    return "\n\n".join(filter(None, [f"## {heading}", note, markdown_table(heads, lines)])) if lines else ""
+
+
+def _lines(columns: Columns, rows: Iterable[Row]) -> list[list[str]]:
+    return [[_cell(row, column) for column in columns.values()] for row in rows]
+
+
+def _cell(row: Row, column: str | Callable[[Any], str]) -> str:
+    value = column(row) if callable(column) else row[column]
+    return value if isinstance(value, str) else number(value)
 
 
 def markdown_table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table of cells that are escaped."""
+    """Return a Markdown table with escaped cells."""
     rows = [heads, ["---"] * len(heads), *lines]
     return "\n".join(f"| {' | '.join(map(markdown_cell, row))} |" for row in rows)
 
 
 def markdown_cell(cell: str) -> str:
-    """A cell that neither ends the line nor the column, whatever name a model or a metric has."""
+    """Return a name of a model or a metric as the text of one cell in one line."""
     return one_line(cell).replace("|", "\\|")
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A value, `-` where there is none; a whole number with its thousands apart.
+    """Return a number with its digits, a whole number with thousands separators, `-` for None.
 
     >>> number(0.25), number(1200), number(None)
     ('0.250', '1,200', '-')
@@ -55,27 +73,39 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def interval(row: Row, digits: int = 3) -> str:
-    """A row's value with its interval where that is known; `-` where it is undefined."""
+    """Return the value of a row with its interval, if that is known; `-` if the value is undefined."""
     if row["value"] is None or row["ci_low"] is None:
         return number(row["value"], digits)
     return f"{row['value']:.{digits}f} [{row['ci_low']:.{digits}f}, {row['ci_high']:.{digits}f}]"
 
 
-def by_owner(rows: Iterable[Row], measures: Container[str]) -> dict[tuple[str, str | None], dict[str, Row]]:
-    """By metric and model, in the order of the rows, those of these measures by measure."""
-    found: dict[tuple[str, str | None], dict[str, Row]] = {}
+def pivot(rows: Iterable[Row], measures: Iterable[str], keys: Sequence[str] = ("metric", "model")) -> list[Row]:
+    """Return one row per key, in the order of the rows: the fields of its first row, and its rows by measure.
+
+    `baseline` is the model, or `(baseline)`.
+    """
+    wanted = set(measures)
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
-        if row["measure"] in measures:
-            found.setdefault((row["metric"], row["model"]), {})[row["measure"]] = row
-    return found
+        if row["measure"] in wanted:
+            first = {"baseline": row["model"] or "(baseline)", **row}
+            found.setdefault(tuple(row[key] for key in keys), first)[row["measure"]] = row
+    return list(found.values())
 
 
-Values = dict[str, Row]
+def intervals(measures: Iterable[str], digits: int = 3) -> dict[str, Callable[[Row], str]]:
+    """Return a column per measure of a pivoted table, with the interval."""
+    return {name: partial(_interval_of, name, digits) for name in measures}
 
-# Okabe and Ito's colours, which colour-blind people tell apart
+
+def _interval_of(name: str, digits: int, row: Row) -> str:
+    return interval(row[name], digits)
+
+
+# The colours of Okabe and Ito, which colour-blind people can distinguish
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 BASELINE_STYLES = {"baseline_constant": ("dashed", "constant label"), "baseline_overlap": ("dotted", "token overlap")}
-# Of the distance between metrics: what is left keeps their bars apart
+# The width of a group of bars, if the distance between groups is 1
 GROUP_WIDTH = 0.8
 MEASURE_HEADS = {
     "lmr": "LMR",
@@ -87,9 +117,9 @@ MEASURE_HEADS = {
     "baseline_constant": "constant label",
     "baseline_overlap": "token overlap",
 }
-# How a cell of a number, an interval or nothing begins
+# The start of a cell with a number, an interval or nothing
 _NUMBER = re.compile(r"[-+<]?(\d|$)")
-# Baselines are drawn as lines and told as bare numbers
+# Baselines have no interval in the report
 WITH_INTERVAL = ("lmr", "lmr_strict", "lmr_lax", "kappa", "macro_f1", "balanced_accuracy")
 PUBLISHED_NOTE = (
     "Published (Dejl et al. 2025), means of the LMR of WikiContradict and ConflictBank: 0.85 for E2E with Llama 4 "
@@ -100,7 +130,7 @@ PUBLISHED_NOTE = (
 
 @dataclass(frozen=True)
 class Cost:
-    """What a metric needed for a sample: calls, tokens, and cost, None where no price is known."""
+    """The calls, the tokens and the cost per sample of a metric; the cost is None without a known price."""
 
     calls: float
     tokens: float
@@ -110,7 +140,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Published:
-    """A published LMR under `published`, with its interval where one was published."""
+    """A published LMR under the convention `published`, with its published interval, if there is one."""
 
     dataset: str
     metric: str
@@ -120,7 +150,7 @@ class Published:
     high: float | None = None
 
 
-# Dejl et al. 2025; a label match rate under the paper's convention, with its interval where the paper prints one
+# Dejl et al. 2025
 PUBLISHED = (
     Published("wikicontradict", "e2e", "Qwen2.5-72B-Instruct", 0.8025),
     Published("wikicontradict", "e2e", "gpt-oss-120b", 0.7558, 0.731, 0.779),
@@ -128,17 +158,19 @@ PUBLISHED = (
     Published("average", "e2e", "Llama-4-Maverick-17B-128E-Instruct", 0.85),
     Published("average", "qa", "gpt-oss-20b", 0.81),
 )
-AVERAGE = "average"  # the data set of averages over data sets
-# Evaluating each context of ConflictBank alone is another measure than the paper's
+# The data set of averages over data sets
+AVERAGE = "average"
+# The paper does not evaluate single contexts of ConflictBank
 PUBLISHED_DATASETS = {"wikicontradict", "conflictbank", AVERAGE}
-PUBLISHED_SPREADS = {"qa": 0.009, "e2e": 0.044}  # standard deviations of averages over five models
+# Standard deviations of the averages over five models
+PUBLISHED_SPREADS = {"qa": 0.009, "e2e": 0.044}
 PUBLISHED_CONVENTION = "published"
 
 
 def find_published(dataset: str, metric: str, model: str) -> Published | None:
-    """The published figure of a model, whatever provider its name begins with and however it is spelt.
+    """Return the published figure of a model, None if the paper has none. Ignores providers, case and signs.
 
-    `meta-llama/Llama-3.3-70B-Instruct` is `llama-3.3-70b-instruct`. None where the paper has no figure of the three.
+    `meta-llama/Llama-3.3-70B-Instruct` equals `llama-3.3-70b-instruct`.
     """
     for published in PUBLISHED:
         if (published.dataset, published.metric) == (dataset, metric) and _plain(published.model) == _plain(model):
@@ -147,12 +179,11 @@ def find_published(dataset: str, metric: str, model: str) -> Published | None:
 
 
 def with_published(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The rows of `meta_evaluation` with the column `published`: the paper's figure for an LMR under its convention."""
+    """Return rows of `meta_evaluation` with the column `published`, the figure of the paper for an LMR."""
     return [{**row, "published": _published_value(row)} for row in rows]
 
 
 def _published_value(row: Row) -> float | None:
-    """The figure to set beside a row: of an LMR alone, and only where the row is under the paper's convention."""
     if row["measure"] != "lmr" or not _as_published(row):
         return None
     published = find_published(row["dataset"], row["metric"], row["model"])
@@ -160,12 +191,12 @@ def _published_value(row: Row) -> float | None:
 
 
 def _as_published(row: Row) -> bool:
-    """Whether the convention is the paper's: where nothing was left out, `zero` is the same."""
+    """Return True under the convention of the paper, to which `zero` is equal if no score failed."""
     return row["convention"] == PUBLISHED_CONVENTION or (row["convention"] == "zero" and not row.get("excluded"))
 
 
 def _plain(model: str) -> str:
-    """A model's name without provider, prompts, case and signs, by which spellings of one model are equal."""
+    """Return the name of a model without provider, prompt set, case and signs."""
     model = re.sub(r" \(\w+ prompts\)$", "", model)
     return re.sub("[^a-z0-9]", "", model.rpartition("/")[2].lower())
 
@@ -179,17 +210,14 @@ def render(
     clustered: bool,
     note: str | None = None,
 ) -> str:
-    """The report as Markdown.
+    """Return the report of a study of labels as Markdown.
 
-    rows, comparisons: rows of the tables `meta_evaluation` and `comparisons`, of one data set. confusions: by (model,
-    metric), int64[3, 4]. costs: by model and metric; none for scores that were given. `clustered` says how intervals
-    and tests were made, `note` what to know of them.
-
-    Texts from outside (models, metrics) are escaped for Markdown. The same rows give the same text.
+    `rows` and `comparisons` are those of the tables `meta_evaluation` and `comparisons`; `confusions` are int64[3, 4]
+    by model and metric; `costs` are by model and metric, without those of existing scores.
     """
     units = "whole questions" if clustered else "single rows"
-    parts = [
-        f"# Meta-evaluation on {rows[0]['dataset'] if rows else 'nothing'}",
+    return document(
+        f"Meta-evaluation on {rows[0]['dataset'] if rows else 'nothing'}",
         f"Intervals: 95 % BCa, 10,000 resamples of {units}. `mismatch`: an undefined score agrees with no label; "
         "`zero`: it is the score 0, and failed ones are left out; `published`: failed ones are 0 too. Left out: failed "
         "scores, and comparisons with a source that states nothing. Calls, tokens and cost are a sample's, of all "
@@ -197,71 +225,69 @@ def render(
         f"Note: {note}." if note else "",
         _main_table(rows, costs),
         _published_table(rows),
-        _comparison_table([row for row in comparisons if row["metric"] is None]),
+        tests_table("Metrics compared", [row for row in comparisons if row["metric"] is None], "model"),
         prompts_table([row for row in comparisons if row["metric"] is not None]),
-        *[_confusion_table(model, metric, table) for (model, metric), table in sorted(confusions.items())],
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+        *[_confusion_table(*owner, cells) for owner, cells in sorted(confusions.items())],
+    )
+
+
+def _confusion_table(model: str, metric: str, cells: IntArray) -> str:
+    lines = [[label, *map(number, counts)] for label, counts in zip(LABELS, cells.tolist(), strict=True)]
+    heading = f"Labels and predictions of {metric}, {markdown_cell(model)}"
+    return table_section(heading, "", ["label", *PREDICTIONS], lines)
 
 
 def render_averages(rows: Sequence[Row]) -> str:
-    """The report of several data sets together as Markdown: LMR of each, averages, and their spread over models.
-
-    rows: of `meta_evaluation`, as `untold.jobs.study.agreement.average_rows` gives them behind those of each data set.
-    """
-    lines = [
-        [
-            *(row["dataset"], row["metric"], row["model"] or "(standard deviation over models)", row["convention"]),
-            *(f"{row['n']:,}", interval(row), number(row["published"])),
-        ]
-        for row in rows
-    ]
+    """Return the report of several data sets: the LMR of each, the averages, and their spread over models."""
+    columns: Columns = {
+        "data set": "dataset",
+        "metric": "metric",
+        "model": lambda row: row["model"] or "(standard deviation over models)",
+        "convention": "convention",
+        "n": "n",
+        "LMR": interval,
+        "published": "published",
+    }
     note = (
         "LMR. Averages count every data set the same; their intervals are 95 % BCa, joint over the data sets, 10,000 "
         "resamples of each."
     )
-    heads = ["data set", "metric", "model", "convention", "n", "LMR", "published"]
-    table = markdown_table(heads, lines)
-    return "\n\n".join(["# Meta-evaluations together", note, table, PUBLISHED_NOTE]) + "\n"
-
-
-def _by_line(rows: Iterable[Row]) -> dict[tuple[str, str, str, str], Values]:
-    """By data set, metric, model and convention: the rows by measure."""
-    lines: dict[tuple[str, str, str, str], Values] = {}
-    for row in rows:
-        key = row["dataset"], row["metric"], row["model"], row["convention"]
-        lines.setdefault(key, {})[row["measure"]] = row
-    return lines
+    table = markdown_table(list(columns), _lines(columns, rows))
+    return document("Meta-evaluations together", note, table, PUBLISHED_NOTE)
 
 
 def _main_table(rows: Sequence[Row], costs: Mapping[str, Mapping[str, Cost]]) -> str:
-    """A line a metric, model and convention: its measures, and what a sample cost, `-` where that is unknown."""
+    """Return the table of the measures and the costs by metric, model and convention."""
     present = {row["measure"] for row in rows}
     measures = [name for name in MEASURE_HEADS if name in present]
-    heads = [MEASURE_HEADS[name] for name in measures]
     lines = []
-    for (_, metric, model, convention), values in _by_line(rows).items():
-        measured = (values.get(name) for name in measures)
+    for own in pivot(rows, measures, ("dataset", "metric", "model", "convention")):
+        lmr = own["lmr"]
         lines.append(
             [
-                *(metric, model, convention, f"{values['lmr']['n']:,}", f"{values['lmr']['excluded'] or 0:,}"),
-                *("-" if row is None else _cell(row) for row in measured),
-                *cost_cells(costs.get(model, {}).get(metric)),
-                number(values["lmr"]["published"]),
+                *(own["metric"], own["model"], own["convention"], number(lmr["n"]), number(lmr["excluded"] or 0)),
+                *(_measured(own.get(name)) for name in measures),
+                *cost_cells(costs.get(own["model"], {}).get(own["metric"])),
+                number(lmr["published"]),
             ]
         )
-    return markdown_table(
-        ["metric", "model", "convention", "n", "left out", *heads, "calls", "tokens", "cost", "published LMR"], lines
-    )
+    heads = [MEASURE_HEADS[name] for name in measures]
+    names = ["metric", "model", "convention", "n", "left out", *heads, *COSTS, "published LMR"]
+    return markdown_table(names, lines)
 
 
-def _cell(row: Row) -> str:
-    """A value, with its interval where measures have one to be shown."""
+def _measured(row: Row | None) -> str:
+    """Return a value with its interval, if the measure has one."""
+    if row is None:
+        return "-"
     return interval(row) if row["measure"] in WITH_INTERVAL else number(row["value"])
 
 
+COSTS = ("calls", "tokens", "cost")
+
+
 def cost_cells(cost: Cost | None) -> list[str]:
-    """Calls, tokens and cost a sample; six decimals, since a sample may cost a small part of a cent."""
+    """Return the cells of `COSTS`. A sample may cost a small part of a cent, so the cost has six decimals."""
     if cost is None:
         return ["-", "-", "-"]
     tokens = shown_tokens(cost.tokens, estimated=cost.tokens_estimated)
@@ -269,7 +295,7 @@ def cost_cells(cost: Cost | None) -> list[str]:
 
 
 def _published_table(rows: Sequence[Row]) -> str:
-    """The published figures of the metrics shown; empty for what the paper has no figures of."""
+    """Return the published figures of the metrics of the rows; empty for a data set without published figures."""
     shown = {(row["dataset"], row["metric"]) for row in rows}
     if not {dataset for dataset, _ in shown} & PUBLISHED_DATASETS:
         return ""
@@ -282,41 +308,29 @@ def _published_table(rows: Sequence[Row]) -> str:
     return "\n\n".join(["## Published", *filter(None, [table]), PUBLISHED_NOTE])
 
 
-def _comparison_table(comparisons: Sequence[Row]) -> str:
-    """The paired tests of the metrics; nothing where a model has one metric alone."""
-    under = comparisons[0]["convention"] if comparisons else None
-    note = f"Paired permutation tests of LMR under `{under}`; p adjusted after Benjamini and Hochberg over the table."
-    return section("Metrics compared", note, *_tests(comparisons, "model"))
-
-
 def prompts_table(comparisons: Sequence[Row]) -> str:
-    """The paired tests of prompts; nothing where no model has two."""
+    """Return the paired tests of prompts; empty without any."""
+    return tests_table("Prompts compared", comparisons, "metric", "model")
+
+
+def tests_table(heading: str, comparisons: Sequence[Row], *names: str) -> str:
+    """Return paired tests as a table that begins with these columns; empty without any."""
     under = comparisons[0]["convention"] if comparisons else None
     what = "accuracy over the items that both judged" if under is None else f"LMR under `{under}`"
     note = f"Paired permutation tests of {what}; p adjusted after Benjamini and Hochberg over the table."
-    return section("Prompts compared", note, *_tests(comparisons, "metric", "model"))
+    values = {"first - second": "difference", "p": "p_value", "p adjusted": "p_adjusted"}
+    columns: Columns = {name: name for name in (*names, "first", "second", "n")} | {
+        head: partial(_four_digits, name) for head, name in values.items()
+    }
+    return section(heading, note, columns, comparisons)
 
 
-def _tests(comparisons: Sequence[Row], *names: str) -> tuple[list[str], list[list[str]]]:
-    """The heads and lines of a table of tests."""
-    lines = [
-        [
-            *(*(row[name] for name in names), row["first"], row["second"], f"{row['n']:,}"),
-            *(number(row[name], 4) for name in ("difference", "p_value", "p_adjusted")),
-        ]
-        for row in comparisons
-    ]
-    return [*names, "first", "second", "n", "first - second", "p", "p adjusted"], lines
-
-
-def _confusion_table(model: str, metric: str, table: IntArray) -> str:
-    """Labels in rows, predictions in columns, `undefined` last."""
-    lines = [[label, *(f"{count:,}" for count in counts)] for label, counts in zip(LABELS, table.tolist(), strict=True)]
-    return section(f"Labels and predictions of {metric}, {markdown_cell(model)}", "", ["label", *PREDICTIONS], lines)
+def _four_digits(name: str, row: Row) -> str:
+    return number(row[name], 4)
 
 
 def report_lines(report: str, page: Page) -> list[str]:
-    """The lines of a report: Markdown as it is, and on a terminal with tables that fit its width."""
+    """Return the lines of a report: plain Markdown, or on a terminal with tables that fit its width."""
     lines: list[str] = []
     for is_table, group in groupby(report.removesuffix("\n").split("\n"), key=lambda line: line.startswith("| ")):
         if not is_table or page.width is None:
@@ -329,29 +343,28 @@ def report_lines(report: str, page: Page) -> list[str]:
 
 
 def _cells(line: str) -> list[str]:
-    """The cells of a line of a Markdown table."""
+    """Return the cells of a line of a Markdown table."""
     return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
 
 
 def draw(rows: Sequence[Row], *, form: str = "svg") -> bytes:
-    """LMR with its intervals by metric and model as the bytes of an SVG or a PNG, the same for the same rows.
+    """Return an SVG or a PNG of the LMR with its intervals by metric and model. `rows` as in `render`.
 
-    One panel for each convention of undefined scores. Lines are the baselines, diamonds published figures: on the bar
-    of the model, or in the middle of the metric where that model is not there. rows: as `render`. Raises ValueError for
-    another form.
+    Has one panel per convention. Lines are baselines. Diamonds are published figures, on the bar of their model or in
+    the middle of the metric. Raises ValueError for another format.
     """
     if form not in FORMATS:
         raise ValueError(f"no picture of form {form!r}; there are {', '.join(FORMATS)}")
-    # No style of the caller's may change a byte
+    # The style of the caller must not change the bytes
     with style.context(["default", STYLE]):
         return save_figure(_draw(rows), form)
 
 
 def _draw(rows: Sequence[Row]) -> Figure:
-    """The figure: a panel a convention side by side, with one legend for all."""
+    """Return a figure with one panel per convention, and one legend for all."""
     metrics = list(dict.fromkeys(row["metric"] for row in rows))
     models = list(dict.fromkeys(row["model"] for row in rows))
-    # Inches: a panel grows with its groups and their bars, so that bars keep their width
+    # In inches: the width of a panel depends on its number of bars
     width = max(3.2, 0.9 + len(metrics) * (0.5 + 0.3 * len(models)))
     figure = Figure(figsize=(len(CONVENTIONS) * width + 2.6, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
@@ -360,7 +373,7 @@ def _draw(rows: Sequence[Row]) -> Figure:
         _draw_panel(axes, [row for row in rows if row["convention"] == convention], metrics, models)
         axes.set_title(f"undefined scores: {convention}", fontsize=10)
     panels[0].set_ylabel("LMR")
-    # Each label once, though every panel has it
+    # The panels have equal labels
     handles = {
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
@@ -370,9 +383,9 @@ def _draw(rows: Sequence[Row]) -> Figure:
 
 
 def _draw_panel(axes: Axes, rows: Sequence[Row], metrics: Sequence[str], models: Sequence[str]) -> None:
-    """The bars of a convention: a group a metric, a bar a model, its interval as a line on it."""
+    """Draw a group of bars per metric, with one bar per model and its interval as a line."""
     bar = GROUP_WIDTH / max(len(models), 1)
-    # Where a bar stands: groups at whole numbers, its bars about their middle
+    # Groups are at whole numbers, and their bars around the middle
     at = {
         (metric, model): place + (position - (len(models) - 1) / 2) * bar
         for place, metric in enumerate(metrics)
@@ -390,13 +403,13 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], metrics: Sequence[str], models:
     if any(row["measure"] == "lmr" and _as_published(row) for row in rows):
         _draw_published(axes, rows, metrics, models, at)
     axes.set_xticks(range(len(metrics)), [one_line(metric) for metric in metrics])
-    # A rate: all panels and all reports have one scale
+    # All panels and all reports have one scale
     axes.set_ylim(0, 1)
     axes.set_xlim(-0.6, max(len(metrics), 1) - 0.4)
 
 
 def _draw_baselines(axes: Axes, rows: Sequence[Row]) -> None:
-    """A line at what each baseline reaches; a panel without one has none."""
+    """Draw a line per baseline."""
     for measure, (line, name) in BASELINE_STYLES.items():
         value = next((row["value"] for row in rows if row["measure"] == measure), None)
         if value is not None:
@@ -410,16 +423,13 @@ def _draw_published(
     models: Sequence[str],
     at: Mapping[tuple[str, str], float],
 ) -> None:
-    """A diamond at each published figure of the data set.
-
-    at: by metric and model the place of its bar. One whose model is not there stands in the middle of its metric.
-    """
+    """Draw a diamond per published figure of the data set. `at` are the positions of the bars by metric and model."""
     label = "published"
     for one in PUBLISHED:
         if one.metric not in metrics or one.dataset != rows[0]["dataset"]:
             continue
         own = [place for (metric, model), place in at.items() if find_published(one.dataset, metric, model) is one]
-        # Beside the middle of the bar, where its interval stands
+        # The interval is in the middle of the bar
         beside = GROUP_WIDTH / len(models) / 4
         for place in [place + beside for place in own] or [float(metrics.index(one.metric))]:
             axes.scatter(

@@ -23,7 +23,6 @@ from untold.udfs.statistics.intervals import (
 )
 from untold.udfs.statistics.permutation import Clusters, adjust_p_values, clustered_permutation_test
 
-FAILED_STATUSES = score_counts.FAILED_STATUSES
 FEW = 10  # an interval of fewer values is rough
 LEVELS = ("overall", "system")
 Group = tuple[str | None, ...]

@@ -18,7 +18,7 @@ from tests.sample_files import write_lines
 from untold.jobs.cli.main import main
 from untold.jobs.inputs.samples import SampleError
 from untold.jobs.run_tables import open_run
-from untold.jobs.study.study_inputs import MetaEvaluationError
+from untold.jobs.study.judgements import MetaEvaluationError
 from untold.jobs.tables import META_EVALUATION
 from untold.udfs.samples import labelled
 from untold.udfs.samples.file_records import Unit
@@ -118,11 +118,11 @@ def test_what_cannot_be_used_is_refused(spark: SparkSession, tmp_path: Path) -> 
     request = ask(tmp_path, {"m": write_verdicts(tmp_path / "m", wrong)}, dataset="claims")
     with pytest.raises(MetaEvaluationError) as raised:
         run(spark, request)
-    about = tmp_path / "wiki.jsonl"
+    about, where = tmp_path / "wiki.jsonl", f"m ({tmp_path / 'm'}): verify_claim"
     assert str(raised.value).splitlines() == [
-        f"m: verify_claim: 1 claim has several verdicts ({about}): claim_id `c00`",
-        f"m: verify_claim: 1 verdict is none of supported, contradicted, not_supported ({about}): claim_id `c01`",
-        f"m: verify_claim: 1 verdict is on no claim of the input ({about}): claim_id `c99`",
+        f"{where}: 1 claim of {about} has several verdicts: claim_id `c00`",
+        f"{where}: 1 verdict is none of supported, contradicted, not_supported: claim_id `c01`",
+        f"{where}: 1 verdict is of no claim of {about}: claim_id `c99`",
     ]
     write_lines(about, [{**claims[0], "label": "suported"}, *claims[1:]])
     with pytest.raises(MetaEvaluationError, match=r"1 claim has a label that is none of supported, .*`suported`"):

@@ -27,7 +27,7 @@ from tests.jobs.study.test_agreement import SETS, VALUES, of_sets, strict_and_la
 from untold.jobs.meta_evaluate import (
     MetaEvaluationRequest,
 )
-from untold.jobs.study.study_inputs import MetaEvaluationError
+from untold.jobs.study.judgements import MetaEvaluationError
 from untold.jobs.tables import ATOMS, STATEMENTS
 
 

@@ -32,7 +32,7 @@ from untold.jobs.meta_evaluate import MetaEvaluationRequest
 from untold.jobs.run.manifest import OutputError
 from untold.jobs.run_tables import open_run
 from untold.jobs.settings.model import Settings
-from untold.jobs.study.study_inputs import MetaEvaluationError
+from untold.jobs.study.judgements import MetaEvaluationError
 from untold.jobs.tables import COVERAGE, META_EVALUATION
 from untold.udfs.retrieval.embedding import BERTSCORE, find_model
 from untold.udfs.samples.data_sets import read_system
@@ -327,10 +327,10 @@ def test_statements_that_do_not_fit_are_refused_all_at_once(spark: SparkSession,
     request = ask(tmp_path, {"m": write_verdicts(tmp_path / "m", wrong)}, dataset="coverage")
     with pytest.raises(MetaEvaluationError) as raised:
         run(spark, request)
-    about = tmp_path / "wiki.jsonl"
+    about, where = tmp_path / "wiki.jsonl", f"m ({tmp_path / 'm'}): icat"
     assert str(raised.value).splitlines() == [
-        f"m: icat: 1 item of {about} has several statements: reference_id `f1` of sample `s00`",
-        f"m: icat: 1 statement is of no item of {about}: reference_id `f9` of sample `s00`",
+        f"{where}: 1 item of {about} has several statements: reference_id `f1` of sample `s00`",
+        f"{where}: 1 statement is of no item of {about}: reference_id `f9` of sample `s00`",
     ]
 
 

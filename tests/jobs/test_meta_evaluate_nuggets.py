@@ -17,8 +17,8 @@ from statsmodels.stats.inter_rater import cohens_kappa
 
 from tests.jobs.studies import Rows, ask, rows_of, run
 from tests.sample_files import write_lines
+from untold.jobs.study.judgements import MetaEvaluationError
 from untold.jobs.study.nuggets_study import evaluation_rows
-from untold.jobs.study.study_inputs import MetaEvaluationError
 from untold.jobs.tables import STATEMENTS
 from untold.udfs.facts.nugget_measures import SUPPORTS
 

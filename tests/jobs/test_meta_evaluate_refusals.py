@@ -28,7 +28,7 @@ from untold.jobs.meta_evaluate import (
 )
 from untold.jobs.run.terminal import Display
 from untold.jobs.run_tables import UnreadableRunError
-from untold.jobs.study.study_inputs import MetaEvaluationError
+from untold.jobs.study.judgements import MetaEvaluationError
 
 
 def refused(spark: SparkSession, request: MetaEvaluationRequest) -> str:

@@ -366,9 +366,6 @@ def _stacked(vectors: Sequence[NDArray[np.float32] | None], dimension: int) -> N
     return np.array([missing if one is None else one.astype(np.float64) for one in vectors])
 
 
-MISSES = pa.schema([("method", pa.string()), ("was_shown", pa.bool_())])
-
-
 def was_shown(shown: Collection[str], covered_by: Collection[str] | None) -> bool:
     """Whether an entailment stage saw some of the facts that cover a reference; any fact, where none are named.
 
@@ -380,16 +377,6 @@ def was_shown(shown: Collection[str], covered_by: Collection[str] | None) -> boo
     if covered_by is None:
         return bool(shown)
     return not {normalise(text) for text in shown}.isdisjoint(map(normalise, covered_by))
-
-
-def miss_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The columns of `MISSES` of method, and of shown and covered_by, both list<string> or null."""
-    for batch in batches:
-        rows = [
-            {"method": row["method"], "was_shown": was_shown(row["shown"] or (), row["covered_by"])}
-            for row in batch.to_pylist()
-        ]
-        yield pa.RecordBatch.from_pylist(rows, MISSES)
 
 
 RECALL, ARECALL, ERECALL, HOLISTIC, REFERENCES, GENERATED = (

@@ -16,7 +16,6 @@ from untold.udfs.retrieval.local_models import ModelFiles
 from untold.udfs.samples import data_sets
 from untold.udfs.samples.adapters import LINES, Adapter, read_lines
 from untold.udfs.samples.file_records import READERS, FileRecord, Unit, UnreadableFileError, converted
-from untold.udfs.samples.items import items_of_json
 from untold.udfs.samples.values import canonical, finite, load_json
 from untold.udfs.texts import words_of
 
@@ -167,12 +166,6 @@ def _words(text: str) -> list[str]:
     return _WORD.findall(text.casefold())
 
 
-_TEXTS = pa.list_(pa.string())
-_ITEM = pa.struct([("id", pa.string()), ("text", pa.string()), ("labels", _TEXTS), ("covered_by", _TEXTS)])
-ITEMS = pa.schema([("sample_id", pa.string()), ("items", pa.list_(_ITEM)), ("error", pa.string())])
-OVERLAPS = pa.schema([("sample_id", pa.string()), ("reference_id", pa.string()), ("overlap", pa.float64())])
-
-
 def baseline_names(model: ModelFiles | None) -> tuple[str, ...]:
     """The baselines that can be had, with a local embedding model or without."""
     return SURFACE if model is None else (*SURFACE, *BERTSCORE)
@@ -181,39 +174,6 @@ def baseline_names(model: ModelFiles | None) -> tuple[str, ...]:
 def baseline_schema(names: Iterable[str]) -> pa.Schema:
     """The columns of `baseline_batches`: sample_id, then a double a baseline."""
     return pa.schema([("sample_id", pa.string()), *((name, pa.float64()) for name in names)])
-
-
-def item_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The columns of `ITEMS` of sample_id and items, JSON text; error says why a row's items are null."""
-    for batch in batches:
-        yield pa.RecordBatch.from_pylist([_items_row(row) for row in batch.to_pylist()], ITEMS)
-
-
-def _items_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        items = items_of_json(row["items"])
-    except ValueError as error:
-        return {"sample_id": row["sample_id"], "error": str(error)}
-    shown = [
-        {"id": one.id, "text": one.text, "labels": one.labels or (), "covered_by": one.covered_by} for one in items
-    ]
-    return {"sample_id": row["sample_id"], "items": shown}
-
-
-def overlap_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The columns of `OVERLAPS` of sample_id, response and items, a row an item: how its words are in the response."""
-    for batch in batches:
-        rows = [
-            {
-                "sample_id": row["sample_id"],
-                "reference_id": item["id"],
-                "overlap": word_overlap(item["text"], row["response"]),
-            }
-            for row in batch.to_pylist()
-            for item in (row["items"] or ())
-            if row["response"] is not None
-        ]
-        yield pa.RecordBatch.from_pylist(rows, OVERLAPS)
 
 
 def baseline_batches(batches: Iterable[pa.RecordBatch], model: ModelFiles | None) -> Iterator[pa.RecordBatch]:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import ArrayLike
 
 from untold.udfs.statistics import confusion
 from untold.udfs.statistics.intervals import (
-    CELLS_IN_MEMORY,
     SAME,
     FloatArray,
     IntArray,
@@ -153,9 +149,6 @@ def _weigh(weights: IntArray, rows: IntArray) -> IntArray:
 SHAPE = (len(confusion.LABELS), len(confusion.OUTCOMES))
 CELLS = len(confusion.LABELS) * len(confusion.OUTCOMES)
 RESAMPLES = 10_000  # methods, section 7
-# The acceleration of a measure needs the sums of these powers of its changes if a question is left out
-POWERS = (1, 2, 3)
-SUMS_FIELDS = (("drawn", pa.binary()), ("powers", pa.list_(pa.float64())))
 FORMS = tuple(product(confusion.CONVENTIONS, confusion.MEASURES))
 Form = tuple[str, str]
 
@@ -222,66 +215,3 @@ def _acceleration(form: Form, table: IntArray, tables: IntArray, counts: IntArra
         return None
     changes = _changes(form, table, tables)
     return acceleration_of(changes - np.average(changes, weights=counts), counts)
-
-
-def sum_batches(
-    batches: Iterable[pa.RecordBatch], *, table: list[int], seed: int, resamples: int = RESAMPLES
-) -> Iterator[pa.RecordBatch]:
-    """Yield the sums of a partition as one row of `SUMS_FIELDS`, for more questions than the driver can hold.
-
-    batches: cells list<int64> of `CELLS`, count int64; table: the sum over all questions. The weights of a table are
-    Poisson draws of its count. Its content is the seed, so partitions have no effect. With many questions the sum of
-    the weights is nearly constant, and measures are ratios. Chamandy et al. 2012, "Estimating uncertainty for massive
-    data streams".
-    """
-    total = np.array(table, dtype=np.int64).reshape(SHAPE)
-    drawn, powers = np.zeros((resamples, CELLS), dtype=np.int64), np.zeros((len(FORMS), len(POWERS)))
-    for batch in batches:
-        for start in range(0, batch.num_rows, step := max(1, CELLS_IN_MEMORY // resamples)):
-            cells, counts = _read(batch.slice(start, step))
-            weights = np.stack(
-                [_poisson(row, n, seed, resamples) for row, n in zip(cells, counts, strict=True)], axis=1
-            )
-            drawn += _weigh(weights, cells)
-            powers += _power_sums(total, cells.reshape(-1, *SHAPE), counts)
-    yield pa.RecordBatch.from_pylist(
-        [{"drawn": drawn.tobytes(), "powers": powers.ravel().tolist()}], pa.schema(SUMS_FIELDS)
-    )
-
-
-def _read(batch: pa.RecordBatch) -> tuple[IntArray, IntArray]:
-    """Return the tables of a batch, int64[k, CELLS], and their counts, int64[k]."""
-    cells = batch.column("cells").flatten().to_numpy(zero_copy_only=False).astype(np.int64)
-    return cells.reshape(-1, CELLS), batch.column("count").to_numpy(zero_copy_only=False).astype(np.int64)
-
-
-def _poisson(cells: IntArray, count: int, seed: int, resamples: int) -> IntArray:
-    """Draw the frequency of one table in each resample: int64[resamples], equal on any machine."""
-    digest = hashlib.blake2b(cells.tobytes(), digest_size=16, key=str(seed).encode()).digest()
-    return np.random.default_rng(int.from_bytes(digest, "little")).poisson(count, resamples)
-
-
-def _power_sums(total: IntArray, tables: IntArray, counts: IntArray) -> FloatArray:
-    """Sum the powers of the scaled change of each measure over questions: float64[forms, 3]."""
-    scale = max(int(total.sum()), 1)  # keeps the powers of tiny changes from vanishing
-    changes = np.stack([_changes(form, total, tables) for form in FORMS]) * scale
-    return np.stack([(counts * changes**power).sum(axis=1) for power in POWERS], axis=1)
-
-
-def join_sums(parts: Iterable[dict[str, Any]], table: IntArray, questions: int) -> Resampled:
-    """Combine the rows of `sum_batches`. table: int64[3, 5], the sum over all questions; questions: their number."""
-    rows = list(parts)
-    drawn = sum(np.frombuffer(row["drawn"], dtype=np.int64) for row in rows)
-    powers = np.sum([row["powers"] for row in rows], axis=0).reshape(len(FORMS), len(POWERS))
-    accelerations = {form: _from_powers(sums, questions) for form, sums in zip(FORMS, powers, strict=True)}
-    return Resampled(table, np.asarray(drawn).reshape(-1, *SHAPE), accelerations)
-
-
-def _from_powers(sums: FloatArray, questions: int) -> float | None:
-    """Return the acceleration from the sums of the powers of the changes, or None if nothing changes."""
-    first, second, third = (float(value) for value in sums)
-    mean = first / questions
-    squares = second - questions * mean**2
-    if not np.isfinite(squares) or squares <= 0:
-        return None
-    return float((third - 3 * mean * second + 2 * questions * mean**3) / (6 * squares**1.5))

@@ -9,8 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from untold.jobs.cli.main import main
 from untold.jobs.run_tables import UnreadableRunError, open_run
@@ -113,17 +111,18 @@ def write_run(folder: Path, files: int = 1, **changed: Sequence[Row]) -> str:
     return str(folder)
 
 
-def restate(pairs: DataFrame) -> DataFrame:
-    statement = F.concat(F.col("question"), F.lit(" is "), F.col("answer"))
-    return pairs.select("question", "answer", statement.alias("statement"), F.lit(None).alias("error_type"))
+def restate(pairs: Sequence[tuple[str, str]]) -> list[Row]:
+    return [
+        {"question": question, "answer": answer, "statement": f"{question} is {answer}", "error_type": None}
+        for question, answer in pairs
+    ]
 
 
-def refuse(pairs: DataFrame) -> DataFrame:
-    failed = F.when(F.col("answer") > "1", "timeout")
-    return restate(pairs).withColumn("error_type", failed)
+def refuse(pairs: Sequence[tuple[str, str]]) -> list[Row]:
+    return [row | {"error_type": "timeout" if row["answer"] > "1" else None} for row in restate(pairs)]
 
 
-def never(pairs: DataFrame) -> DataFrame:
+def never(pairs: Sequence[tuple[str, str]]) -> list[Row]:
     raise AssertionError("nothing is to be restated")
 
 
@@ -142,10 +141,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def whole(spark: SparkSession, run: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(run: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sheet of every sample that can be drawn."""
     folder = tmp_path_factory.mktemp("whole")
-    counts = write_sheet(spark, run, METRICS, COUNT, 7, str(folder), restate)
+    counts = write_sheet(run, METRICS, COUNT, 7, str(folder), restate)
     assert counts == SheetCounts(items=COUNT, rows=3 * COUNT, restated=3)
     return folder
 
@@ -201,29 +200,27 @@ def test_the_workbook_is_the_sheet_without_formulas(whole: Path) -> None:
 
 
 @pytest.mark.gate
-def test_each_metric_may_be_of_a_run_of_its_own(spark: SparkSession, run: str, tmp_path: Path) -> None:
+def test_each_metric_may_be_of_a_run_of_its_own(run: str, tmp_path: Path) -> None:
     runs = {metric: str(shutil.copytree(run, tmp_path / metric)) for metric in METRICS}
     for place, given in (("one", run), ("each", runs)):
-        write_sheet(spark, given, METRICS, COUNT, 7, str(tmp_path / place), restate)
+        write_sheet(given, METRICS, COUNT, 7, str(tmp_path / place), restate)
     files = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
     assert {path.name: path.read_bytes() for path in (tmp_path / "each").iterdir()} == files
 
 
 @pytest.mark.gate
-def test_the_same_seed_gives_the_same_bytes_whatever_the_files(
-    spark: SparkSession, whole: Path, tmp_path: Path
-) -> None:
+def test_the_same_seed_gives_the_same_bytes_whatever_the_files(whole: Path, tmp_path: Path) -> None:
     rows = {"samples": sample_rows(), "scores": score_rows(), "statements": statement_rows(), "atoms": atom_rows()}
     run = write_run(tmp_path / "run", files=4, **{name: found[::-1] for name, found in rows.items()})
-    write_sheet(spark, run, METRICS[::-1], COUNT, 7, str(tmp_path / "out"), restate)
+    write_sheet(run, METRICS[::-1], COUNT, 7, str(tmp_path / "out"), restate)
     assert bytes_of(tmp_path / "out") == bytes_of(whole)
 
 
 @pytest.mark.gate
-def test_another_seed_draws_other_samples(spark: SparkSession, run: str, tmp_path: Path) -> None:
+def test_another_seed_draws_other_samples(run: str, tmp_path: Path) -> None:
     drawn = []
     for seed in (1, 2):
-        write_sheet(spark, run, ("e2e", "nli"), 5, seed, str(tmp_path / str(seed)), never)
+        write_sheet(run, ("e2e", "nli"), 5, seed, str(tmp_path / str(seed)), never)
         rows = records(tmp_path / str(seed) / FILES[0])
         assert len(rows) == 10
         drawn.append({row["sample_id"] for row in rows})
@@ -231,54 +228,52 @@ def test_another_seed_draws_other_samples(spark: SparkSession, run: str, tmp_pat
 
 
 @pytest.mark.gate
-def test_a_sheet_that_is_there_is_never_overwritten(spark: SparkSession, run: str, tmp_path: Path) -> None:
+def test_a_sheet_that_is_there_is_never_overwritten(run: str, tmp_path: Path) -> None:
     metrics = ("e2e", "nli")
-    write_sheet(spark, run, metrics, 2, 1, str(tmp_path), never)
+    write_sheet(run, metrics, 2, 1, str(tmp_path), never)
     (tmp_path / FILES[1]).write_text("filled in")
     (tmp_path / FILES[2]).unlink()
-    write_sheet(spark, run, metrics, 2, 1, str(tmp_path), never)
+    write_sheet(run, metrics, 2, 1, str(tmp_path), never)
     assert (tmp_path / FILES[1]).read_text() == "filled in"
     assert (tmp_path / FILES[2]).exists()
     with pytest.raises(AnnotationError, match=r"holds annotation_key\.csv, .* of another draw; move them away"):
-        write_sheet(spark, run, metrics, 2, 2, str(tmp_path), never)
+        write_sheet(run, metrics, 2, 2, str(tmp_path), never)
     (tmp_path / FILES[0]).unlink()
     with pytest.raises(AnnotationError, match=r"holds annotation_sheet\.csv, .* of another draw"):
-        write_sheet(spark, run, metrics, 2, 1, str(tmp_path), never)
+        write_sheet(run, metrics, 2, 1, str(tmp_path), never)
 
 
 @pytest.mark.gate
-def test_nothing_is_written_where_statements_cannot_be_restated(spark: SparkSession, run: str, tmp_path: Path) -> None:
+def test_nothing_is_written_where_statements_cannot_be_restated(run: str, tmp_path: Path) -> None:
     with pytest.raises(AnnotationError, match=r"2 of 3 Q&A statements could not be restated \(timeout 2\)"):
-        write_sheet(spark, run, METRICS, COUNT, 7, str(tmp_path), refuse)
+        write_sheet(run, METRICS, COUNT, 7, str(tmp_path), refuse)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.gate
-def test_q_and_a_statements_without_their_atoms_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_q_and_a_statements_without_their_atoms_are_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", atoms=atom_rows()[2:])
     with pytest.raises(AnnotationError, match="1 of 33 Q&A statements have no answer in the table atoms"):
-        write_sheet(spark, run, METRICS, COUNT, 7, str(tmp_path / "out"), restate)
+        write_sheet(run, METRICS, COUNT, 7, str(tmp_path / "out"), restate)
     assert not (tmp_path / "out").exists()
 
 
-def test_too_few_samples_are_refused_with_their_number(spark: SparkSession, run: str, tmp_path: Path) -> None:
+def test_too_few_samples_are_refused_with_their_number(run: str, tmp_path: Path) -> None:
     with pytest.raises(AnnotationError, match=r"--annotation-sheet 13: .* has 12 labelled samples with a result of"):
-        write_sheet(spark, run, METRICS, COUNT + 1, 7, str(tmp_path), never)
+        write_sheet(run, METRICS, COUNT + 1, 7, str(tmp_path), never)
 
 
 @pytest.mark.parametrize("metrics", [("nli",), (*METRICS, "icat")])
-def test_a_sheet_compares_two_or_three_metrics(
-    spark: SparkSession, run: str, tmp_path: Path, metrics: tuple[str, ...]
-) -> None:
+def test_a_sheet_compares_two_or_three_metrics(run: str, tmp_path: Path, metrics: tuple[str, ...]) -> None:
     with pytest.raises(AnnotationError, match=f"2 or 3 metrics side by side; --metric names {len(metrics)}"):
-        write_sheet(spark, run, metrics, 1, 7, str(tmp_path), never)
+        write_sheet(run, metrics, 1, 7, str(tmp_path), never)
 
 
-def test_scores_alone_have_no_sheet(spark: SparkSession, tmp_path: Path) -> None:
+def test_scores_alone_have_no_sheet(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     (tmp_path / "statements" / "part-0.parquet").unlink()
     with pytest.raises(UnreadableRunError, match="no table 'statements'"):
-        write_sheet(spark, run, ("e2e", "nli"), 1, 7, str(tmp_path / "out"), never)
+        write_sheet(run, ("e2e", "nli"), 1, 7, str(tmp_path / "out"), never)
 
 
 # The report

@@ -1,4 +1,4 @@
-"""Rows of a study of coverage, from what Spark has counted."""
+"""Rows of a study of coverage, from counts of samples."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_samples_without_labels_or_verdicts_are_left_out_and_counted() -> None:
 
 def test_labels_are_counted_with_their_kappa() -> None:
     votes = [(3, 0, 4), (0, 3, 5), (1, 2, 2), (1, 1, 3), (1, 0, 1), (0, 0, 6)]
-    found = count_labels([{"yes": yes, "no": no, "count": count} for yes, no, count in votes])
+    found = count_labels([(yes, no) for yes, no, count in votes for _ in range(count)])
     table = [(yes, no) for yes, no, count in votes[:4] for _ in range(count)]
     assert found == ItemLabels(21, 12, 3, fleiss_kappa(table), krippendorff_alpha(table), compared=14)
     rows = evaluation_rows([], found, clustered=False, seed=0)

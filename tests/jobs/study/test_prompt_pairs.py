@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
-from pyspark.sql import SparkSession
 
 from untold.jobs.settings.model import LlmSettings, PromptSet, Settings
+from untold.jobs.study.agreement import Earned, PointTests, compare_items
+from untold.jobs.study.judgements import MetaEvaluationError
 from untold.jobs.study.meta_evaluation import (
     MetaEvaluationRequest,
     StudyEndpoint,
     check_prompts,
-    compare_items,
-    compare_labels,
     endpoint_of,
 )
 from untold.jobs.study.report import find_published, prompts_table
-from untold.jobs.study.study_inputs import MetaEvaluationError
 from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
-
-POINTS = "model string, metric string, convention string, measure string, unit string, cluster string, points long"
 
 
 def judge(prompt_set: PromptSet | None, model: str = "org/m", **settings: Any) -> StudyEndpoint:
@@ -65,21 +62,17 @@ def test_a_stages_own_prompts_leave_nothing_to_compare() -> None:
         check_prompts([pair], ["e2e"])
 
 
-def test_labels_are_compared_by_metric_and_only_under_two_prompts_of_a_model(spark: SparkSession) -> None:
+def test_labels_are_compared_by_metric_and_only_under_two_prompts_of_a_model() -> None:
     points = {
-        (THEIRS.model, "e2e"): [1, 1, 1, 1, 0, None],
+        (THEIRS.model, "e2e"): [1, 1, 1, 1, 0, -1],
         (OURS.model, "e2e"): [0, 0, 1, 0, 0, 1],
         (THEIRS.model, "nli"): [1, 0, 0, 0, 0, 0],
         (OURS.model, "nli"): [1, 0, 0, 1, 0, 0],
         ("n (untold prompts)", "e2e"): [0] * 6,
-        (None, None): [1] * 6,
     }
-    rows = [
-        (model, metric, "mismatch", "lmr", f"s{place}", f"q{place // 2}", value)
-        for (model, metric), values in points.items()
-        for place, value in enumerate(values)
-    ]
-    found = compare_labels(spark.createDataFrame(rows, POINTS), [PAIR], "wiki", 1, clustered=False, seed=0)
+    given, nothing = np.ones(6, dtype=bool), np.zeros(6, dtype=np.int64)
+    earned = {key: Earned({("lmr", "mismatch"): (np.array(own), nothing)}, given) for key, own in points.items()}
+    found = PointTests("wiki", 1, None, seed=0).of_prompts(earned, ("e2e", "nli"), [PAIR])
     tests = [
         clustered_permutation_test([1, 0], [1, 1], [3, 2], seed=0),
         clustered_permutation_test([0, -1], [1, 1], [5, 1], seed=0),

@@ -1,18 +1,16 @@
-"""Intervals of confusion tables where whole questions are resampled: SciPy's, in one process and in parts."""
+"""Intervals of confusion tables where whole questions are resampled: those of SciPy."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from scipy import stats
 
 from untold.udfs.statistics.confusion import CONVENTIONS, MEASURES, under_convention
 from untold.udfs.statistics.intervals import FloatArray, IntArray, Interval
-from untold.udfs.statistics.question_resampling import CELLS, SHAPE, join_sums, resample_questions, sum_batches
+from untold.udfs.statistics.question_resampling import CELLS, SHAPE, resample_questions
 
 ANSWERS = 5
 RESAMPLING_NOISE = 0.3  # in standard errors, of a limit of 4,000 resamples
@@ -72,44 +70,6 @@ def test_order_and_splitting_change_nothing() -> None:
     thrice = resample_questions(tables, 3 * ones(tables), seed=2, resamples=200)
     assert turned.accelerations == thrice.accelerations
     assert (turned.drawn == thrice.drawn).all()
-
-
-def in_parts(tables: IntArray, *, parts: int, seed: int = 1, resamples: int = 4_000) -> list[dict[str, object]]:
-    total = tables.sum(axis=0)
-
-    def batches(some: IntArray) -> Iterator[pa.RecordBatch]:
-        cells = pa.array(some.reshape(-1, CELLS).tolist(), pa.list_(pa.int64()))
-        yield pa.RecordBatch.from_arrays([cells, pa.array([1] * len(some), pa.int64())], ["cells", "count"])
-
-    return [
-        row
-        for part in range(parts)
-        for batch in sum_batches(
-            batches(tables[part::parts]), table=total.ravel().tolist(), seed=seed, resamples=resamples
-        )
-        for row in batch.to_pylist()
-    ]
-
-
-def test_parts_of_many_questions_have_the_limits_of_the_whole() -> None:
-    tables = np.unique(make_questions(3_000), axis=0)
-    whole = resample_questions(tables, ones(tables), seed=0)
-    joined = join_sums(in_parts(tables, parts=3), tables.sum(axis=0), len(tables))
-    for name in MEASURES:
-        expected, got = whole.interval("zero", name), joined.interval("zero", name)
-        assert expected.low is not None
-        assert expected.high is not None
-        noise = RESAMPLING_NOISE * (expected.high - expected.low) / 4
-        assert got.mean == expected.mean
-        assert [got.low, got.high] == pytest.approx([expected.low, expected.high], abs=noise)
-        assert joined.accelerations["zero", name] == pytest.approx(whole.accelerations["zero", name], rel=1e-6)
-
-
-def test_how_questions_are_parted_changes_no_resample() -> None:
-    tables = np.unique(make_questions(60), axis=0)
-    total = tables.sum(axis=0)
-    one, many = (join_sums(in_parts(tables, parts=n, resamples=50), total, len(tables)) for n in (1, 7))
-    assert (one.drawn == many.drawn).all()
 
 
 @pytest.mark.parametrize("count", [1, 30])

@@ -1,0 +1,436 @@
+"""Compare scores with the labels of responses, and with the instances of ConflictBank; methods, section 6.
+
+A unit earns whole *points* of the full scale of a measure. A unit is a response, or a claim of a ConflictBank instance.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+
+from untold.graph.views import FORMATS
+from untold.jobs.metrics.graphs import COVERAGE, ONE_SIDED
+from untold.jobs.run.output import Output
+from untold.jobs.run.session import spark_schema
+from untold.jobs.run.terminal import amount
+from untold.jobs.study import agreement
+from untold.jobs.study.agreement import LABEL_BASELINES, LAX, LMR, STRICT, Earned, Parts
+from untold.jobs.study.judgements import (
+    BoolArray,
+    Judgements,
+    LabelledUnits,
+    MetaEvaluationError,
+    Owner,
+    Source,
+    check_labels,
+    read_table,
+)
+from untold.jobs.study.meta_evaluation import Study, all_costs
+from untold.jobs.study.report import draw, render, with_published
+from untold.jobs.summary.score_counts import FAILED_STATUSES
+from untold.jobs.tables import COMPARISONS, MATCH_COUNTS, META_EVALUATION
+from untold.udfs.samples.adapters import CONFLICTBANK_CLAIMS, CONFLICTBANK_CONTEXTS, CONFLICTBANK_SETS
+from untold.udfs.statistics import confusion
+from untold.udfs.statistics.confusion import CONVENTIONS, LABELS
+from untold.udfs.statistics.intervals import FloatArray, IntArray
+from untold.udfs.statistics.question_resampling import Resampled
+from untold.udfs.storage import StoragePath
+
+REPORT = "meta_evaluation"
+KEY = ("sample_id",)
+# The shares of at most five, and of at most three, comparisons are whole multiples of one point
+STRICT_SCALE, LAX_SCALE = 60, 6
+BANK_SCALES = {LMR: 2 * STRICT_SCALE, STRICT: STRICT_SCALE, LAX: LAX_SCALE}
+LABEL_SCALES = {LMR: 1, **dict.fromkeys(LABEL_BASELINES, 1)}
+BY_SOURCE, ALONE = "conflictbank", "conflictbank_alone"
+
+
+def _read_scores(where: str, rows: pa.Table) -> pa.Table:
+    """Return metric, sample_id, score and failed. NaN becomes null. Raises MetaEvaluationError for other types."""
+    kind = rows.schema.field("score").type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+        raise MetaEvaluationError(
+            f"{where}: the column `score` is {kind}; give numbers from 0 to 1, null where undefined"
+        )
+    score = rows["score"].cast(pa.float64())
+    failed = [False] * len(rows)
+    if "status" in rows.column_names:
+        failed = pc.is_in(rows["status"], pa.array(FAILED_STATUSES))
+    named = {name: rows[name].cast(pa.string()) for name in ("metric", *KEY)}
+    return pa.table(named | {"score": pc.if_else(pc.is_nan(score), None, score), "failed": failed})
+
+
+def _check_scores(rows: pa.Table) -> list[str]:
+    outside = pc.or_(pc.less(rows["score"], 0), pc.greater(rows["score"], 1))
+    counts = {
+        "no sample_id": rows["sample_id"].null_count,
+        "a score that is not between 0 and 1": pc.sum(outside).as_py(),
+    }
+    return [f"{amount(count, 'row has', 'rows have')} {what}; correct them" for what, count in counts.items() if count]
+
+
+SCORES = Source(
+    table="scores",
+    required=("sample_id", "metric", "score"),
+    optional=("status",),
+    read=_read_scores,
+    unit=("sample", "samples"),
+    value=("score", "scores"),
+    rows="scores",
+    example="`{}`",
+    check=_check_scores,
+    complete=True,
+)
+
+
+@dataclass(frozen=True)
+class LabelStudy(Study):
+    """A study of scores: of labelled responses, or of ConflictBank."""
+
+    source = SCORES
+
+    @property
+    def has_labels(self) -> bool:
+        """True if the samples have labels, and so confusion tables and baselines."""
+        return self.request.dataset not in (BY_SOURCE, ALONE)
+
+    @property
+    def scales(self) -> Mapping[str, int]:
+        """The points of a full match by measure."""
+        return LABEL_SCALES if self.has_labels else BANK_SCALES
+
+    @cached_property
+    def units(self) -> LabelledUnits:
+        """The samples with query, label and overlap. Samples of ConflictBank have row, claim and context_set."""
+        if self.has_labels:
+            rows = add_overlap(self.samples).toArrow()
+            check_labels(self.request.input, rows["label"].to_pylist(), LABELS, "sample")
+        else:
+            names = [name for name in ("row", "claim", "context_set") if name in self.samples.columns]
+            rows = self.samples.select(*KEY, *names).toArrow()
+            sets = 1 if self.request.dataset == BY_SOURCE else len(CONFLICTBANK_SETS)
+            check_instances(self.request.input, rows["row"].to_pylist(), len(CONFLICTBANK_CLAIMS) * sets)
+        return LabelledUnits(self.request.input, rows.sort_by("sample_id"), KEY)
+
+    def read(self) -> Judgements:
+        """Return the scores of the models, and the views of metrics with measures of conflicts."""
+        found = super().read()
+        return with_views(found, self.units, self.request.runs) if self.has_labels else found
+
+    def earned(self, found: Judgements) -> tuple[dict[Owner, Earned], IntArray]:
+        """Return the points of each model and metric, and the question of each unit as a number: int64[units]."""
+        if self.has_labels:
+            queries, ids = self.units.column("query"), self.units.column("sample_id")
+            labels = label_codes(self.units)
+            parts = {
+                owner: Earned(label_points(*scores_of(table), labels), found.given[owner])
+                for owner, table in found.tables.items()
+            }
+            return parts, codes(one if one is not None else other for one, other in zip(queries, ids, strict=True))
+        by_source = self.request.dataset == BY_SOURCE
+        groups = bank_groups(self.units, by_source=by_source)
+        shares = {model: read_source_shares(place) for model, place in self.request.runs.items() if by_source}
+        default, everyone = np.array([claim == "default" for _, claim in groups]), np.ones(len(groups), dtype=bool)
+        parts = {}
+        for (model, metric), table in found.tables.items():
+            if by_source:
+                scores = BankScores.by_source(table, groups, self.units, shares[model].get(metric, {}))
+            else:
+                scores = BankScores.alone(table, groups)
+            parts[model, metric] = Earned(bank_points(scores, default), everyone)
+        return parts, codes(str(row) for row, _ in groups)
+
+    def write(self, output: Output, found: Judgements) -> tuple[str, dict[str, Any]]:
+        """Write the tables `meta_evaluation`, `match_counts` and `comparisons`, and the figure."""
+        request, seed = self.request, self.request.settings.statistics.seed
+        metrics, models = request.metrics or found.all_metrics, list(request.runs)
+        earned, questions = self.earned(found)
+        clusters = questions if request.cluster else None
+        owned: list[tuple[tuple[str | None, str | None], Earned]] = [*earned.items()]
+        if self.has_labels:
+            owned.append(((None, None), baseline_points(self.units)))
+        counted = [
+            {"model": model, "metric": metric} | row
+            for (model, metric), one in owned
+            for row in agreement.count_units(one, clusters)
+        ]
+        intervals = agreement.point_intervals(counted, self.scales, seed=seed)
+        tables = self._resample(found, clusters, seed) if self.has_labels else {}
+        intervals |= agreement.table_intervals(tables)
+        # The report shows these tables
+        confusions = {key: confusion.under_convention(one.table, CONVENTIONS[0]) for key, one in tables.items()}
+        views = [view_of(metric) for metric in metrics]
+        rows = with_published(agreement.agreement_rows(request.dataset, [*metrics, *views], models, intervals))
+        if request.scores and not agreement.has_answered(rows):
+            raise MetaEvaluationError(
+                f"nothing to evaluate: no sample of {request.input} has a score in {', '.join(request.runs.values())}; "
+                "the table failures of each says why, untold score --retry-failed asks again"
+            )
+        tests = agreement.PointTests(request.dataset, self.scales[LMR], clusters, seed)
+        comparisons = tests.of_metrics(earned, metrics) + tests.of_prompts(earned, metrics, request.prompt_pairs)
+        note = None if request.cluster else describe_repeats(questions)
+        report = render(rows, comparisons, confusions, all_costs(request), clustered=request.cluster, note=note)
+        output.write_rows("meta_evaluation", rows, META_EVALUATION)
+        kept = [row for row in counted if row["metric"] not in views]
+        output.write_rows("match_counts", agreement.match_counts(request.dataset, kept, self.scales), MATCH_COUNTS)
+        output.write_rows("comparisons", comparisons, COMPARISONS)
+        for form in FORMATS:
+            (StoragePath(request.output) / f"{REPORT}.{form}").write_bytes(draw(rows, form=form))
+        return report, {"metrics": list(metrics), "confusion": agreement.confusion_cells(confusions)}
+
+    def _resample(self, found: Judgements, clusters: IntArray | None, seed: int) -> dict[Owner, Resampled]:
+        """Return the resampled confusion table of each model and metric."""
+        labels, tables = label_codes(self.units), {}
+        for owner, table in sorted(found.tables.items()):
+            said = outcomes(*scores_of(table))
+            tables[owner] = agreement.resample_tables(labels, said, found.given[owner], clusters, seed=seed)
+        return tables
+
+
+def codes(names: Any) -> IntArray:
+    """Return the number of each name among the sorted distinct names."""
+    found: IntArray = np.unique(np.array(list(names), dtype=object), return_inverse=True)[1]
+    return found
+
+
+def label_codes(units: LabelledUnits) -> IntArray:
+    """Return the position of each label in `LABELS`: int64[units]."""
+    return np.array([LABELS.index(label) for label in units.column("label")], dtype=np.int64)
+
+
+def scores_of(table: pa.Table) -> tuple[FloatArray, BoolArray]:
+    """Return the scores, NaN if undefined, and which of them failed: float64[units], bool[units]."""
+    failed = pc.fill_null(table["failed"], False).to_numpy()
+    return table["score"].to_numpy(), failed
+
+
+def add_overlap(samples: DataFrame) -> DataFrame:
+    """Return sample_id, query, label and overlap, the score of the words of a response (`overlap_score`)."""
+    fields = spark_schema(pa.schema(confusion.OVERLAP_FIELDS))
+    columns = samples.select("sample_id", "query", "response", "contexts", "label")
+    return columns.mapInArrow(confusion.overlap_batches, fields)
+
+
+def check_instances(path: str, rows: Sequence[int | None], whole: int) -> None:
+    """Raise MetaEvaluationError for samples without an instance, and for instances that lack one of `whole` samples."""
+    sizes = Counter(rows)
+    unread = sizes.pop(None, 0)
+    if unread:
+        raise MetaEvaluationError(
+            f"{path}: {amount(unread, 'row')} cannot be read as instances; correct or remove them"
+        )
+    cut = sum(size != whole for size in sizes.values())
+    if cut:
+        raise MetaEvaluationError(
+            f"{path}: {cut:,} of {len(sizes):,} instances lack some of their {whole} samples; "
+            f"give --limit a multiple of {whole}"
+        )
+
+
+def describe_repeats(questions: IntArray) -> str | None:
+    """Return a note if any question has several units."""
+    number = len(set(questions.tolist()))
+    if number == len(questions):
+        return None
+    return (
+        f"{amount(len(questions), 'row is', 'rows are')} of {amount(number, 'question')}, and answers to one question "
+        "are alike: intervals and tests over single rows are too narrow; --cluster resamples whole questions"
+    )
+
+
+def view_of(metric: str) -> str:
+    """Return the name of the view of a metric among metrics."""
+    return f"{metric}_view"
+
+
+def with_views(found: Judgements, units: LabelledUnits, places: Mapping[str, str]) -> Judgements:
+    """Add `<metric>_view` for each metric with measures of conflicts: the share of conflicts with both sides.
+
+    The score is conflict_coverage + one_sided / 2. It is 1 if the response covers both sides of every conflict, and 0
+    if it covers neither side. Without conflicts, it is null. It failed if a measure failed. Methods, section 6.
+    """
+    weights = {COVERAGE: 1.0, ONE_SIDED: 0.5}
+    tables, given = dict(found.tables), dict(found.given)
+    for model, place in places.items():
+        rows = read_table(place, "measures", ("sample_id", "metric", "measure", "value", "value_high"))
+        if rows is None:
+            continue
+        for metric in found.metrics[model]:
+            score, failed = scores_of(found.tables[model, metric])
+            view, failed = np.full(len(score), np.nan), failed.copy()
+            seen = np.zeros(len(score), dtype=bool)
+            for row in rows.filter(pc.field("metric") == metric).to_pylist():
+                unit = units.rows.get((row["sample_id"],))
+                if row["measure"] in weights and unit is not None:
+                    seen[unit] = True
+                    if row["value"] is not None:
+                        view[unit] = np.nansum([view[unit], row["value"] * weights[row["measure"]]])
+                    # A lost measure has bounds and no value; an undefined one has neither
+                    failed[unit] |= row["value"] is None and row["value_high"] is not None
+            if seen.any():
+                scores = pa.array(view, mask=np.isnan(view))
+                tables[model, view_of(metric)] = pa.table({"score": scores, "failed": failed})
+                given[model, view_of(metric)] = seen
+    return replace(found, tables=tables, given=given)
+
+
+def outcomes(score: FloatArray, failed: BoolArray) -> IntArray:
+    """Return the position in `OUTCOMES` of the label that each score predicts (`predict_label`): int64[units]."""
+    between: IntArray = np.where(score == 0, 0, np.where(score == 1, 2, 1))
+    undefined = np.where(np.isnan(score), len(LABELS), between)
+    return np.where(failed, len(confusion.PREDICTIONS), undefined)
+
+
+def label_points(score: FloatArray, failed: BoolArray, labels: IntArray) -> Parts:
+    """Return the points of LMR_WC (Dejl et al. 2025, match(S, l)). A score that predicts the label earns one point.
+
+    `zero` excludes failed scores. `zero` and `published` replace undefined scores with 0.
+    """
+    undefined, nothing = np.isnan(score), np.zeros(len(score), dtype=np.int64)
+    matched = (outcomes(score, np.zeros_like(failed)) == labels).astype(np.int64)
+    lenient = np.where(undefined, labels == 0, matched).astype(np.int64)
+    return {
+        (LMR, "mismatch"): (matched, nothing),
+        (LMR, "zero"): (np.where(failed, -1, lenient), failed.astype(np.int64)),
+        (LMR, "published"): (lenient, nothing),
+    }
+
+
+def baseline_points(units: LabelledUnits) -> Earned:
+    """Return the points of the baselines: the most frequent label for all, and the word overlap as a score."""
+    labels = label_codes(units)
+    # The first of equally frequent labels
+    constant = int(np.bincount(labels, minlength=len(LABELS)).argmax())
+    always = (labels == constant).astype(np.int64), np.zeros(len(labels), dtype=np.int64)
+    parts: dict[tuple[str, str], tuple[IntArray, IntArray]] = {
+        (LABEL_BASELINES[0], convention): always for convention in CONVENTIONS
+    }
+    overlap = np.array(units.column("overlap"), dtype=np.float64)
+    for (_, convention), earned in label_points(overlap, np.zeros(len(labels), dtype=bool), labels).items():
+        parts[LABEL_BASELINES[1], convention] = earned
+    return Earned(parts, np.ones(len(labels), dtype=bool))
+
+
+Groups = Mapping[tuple[int, str], Mapping[str, int]]
+"""The sample of each context set, by the row and the claim of a unit of ConflictBank."""
+
+
+def bank_groups(units: LabelledUnits, *, by_source: bool) -> Groups:
+    """Return the units of ConflictBank; by source, each has one sample with all contexts."""
+    groups: dict[tuple[int, str], dict[str, int]] = {}
+    sets = ["all"] * len(units.keys) if by_source else units.column("context_set")
+    for sample, unit in enumerate(zip(units.column("row"), units.column("claim"), strict=True)):
+        groups.setdefault(unit, {})[sets[sample]] = sample
+    return groups
+
+
+@dataclass(frozen=True)
+class BankScores:
+    """The scores of all contexts together, of D, and of the counterfactuals, in the order of `CONFLICTBANK_SETS`.
+
+    Undefined scores are NaN. `stated` is False for a context without statements. Shapes: float64[units, 5], bool[units,
+    5], bool[units, 5].
+    """
+
+    score: FloatArray
+    failed: BoolArray
+    stated: BoolArray
+
+    @classmethod
+    def alone(cls, table: pa.Table, groups: Groups) -> BankScores:
+        """Return the scores of separate evaluations of each context."""
+        order = np.array([[samples[name] for name in CONFLICTBANK_SETS] for samples in groups.values()])
+        score, failed = scores_of(table)
+        return cls(score[order], failed[order], np.ones(order.shape, dtype=bool))
+
+    @classmethod
+    def by_source(
+        cls, table: pa.Table, groups: Groups, units: LabelledUnits, shares: Mapping[tuple[str, str], float]
+    ) -> BankScores:
+        """Return the scores with all contexts, and the shares of single contexts by sample and source."""
+        order = np.array([samples["all"] for samples in groups.values()])
+        score, failed = (values[order, None] for values in scores_of(table))
+        ids = [units.keys[sample][0] for sample in order.tolist()]
+        own = np.array([[shares.get((one, name), np.nan) for name in CONFLICTBANK_CONTEXTS] for one in ids])
+        nothing = np.zeros(own.shape, dtype=bool)
+        stated = np.hstack([np.ones_like(failed), ~np.isnan(own)])
+        return cls(np.hstack([score, own]), np.hstack([failed, nothing]), stated)
+
+
+def bank_points(scores: BankScores, default: BoolArray) -> Parts:
+    """Return the points of LMR_CB, its strict and its lax part (Dejl et al. 2025; methods, section 6).
+
+    `default` is True for units of the default fact, which only D states: bool[units]. The counterfactual is the claim
+    of C1, C2 and C3. The strict part has five comparisons. With all contexts, 0 < S < 1 holds. With context X, S_X = 1
+    holds if X states the claim, and S_X = 0 otherwise. The lax part compares C1, C2 and C3 with D. S_X < S_D holds for
+    the default fact, and S_X > S_D for the counterfactual. Under `mismatch`, no comparison holds for undefined scores.
+    """
+    parts: dict[tuple[str, str], tuple[IntArray, IntArray]] = {}
+    of_default = default[:, None]
+    expected = np.where(of_default, [1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 1.0, 1.0])
+    for convention in CONVENTIONS:
+        score = scores.score if convention == "mismatch" else np.nan_to_num(scores.score)
+        counts = scores.stated & ~scores.failed if convention == "zero" else scores.stated
+        between = (score[:, :1] > 0) & (score[:, :1] < 1)
+        strict = _share(np.hstack([between, score[:, 1:] == expected]), counts, STRICT_SCALE)
+        others, of_d = score[:, 2:], score[:, 1:2]
+        holds = np.where(of_default, others < of_d, others > of_d)
+        lax = _share(holds, counts[:, 2:] & counts[:, 1:2], LAX_SCALE)
+        # The mean of strict / 60 and lax / 6 is (strict + 10 lax) / 120
+        both = np.where((strict[0] < 0) | (lax[0] < 0), -1, strict[0] + lax[0] * (STRICT_SCALE // LAX_SCALE))
+        parts |= {
+            (LMR, convention): (both, strict[1] + lax[1]),
+            (STRICT, convention): strict,
+            (LAX, convention): lax,
+        }
+    return parts
+
+
+def _share(holds: BoolArray, counts: BoolArray, scale: int) -> tuple[IntArray, IntArray]:
+    """Return the share of the comparisons that count and hold, times the scale; and the number that do not count."""
+    number = counts.sum(axis=1)
+    points: IntArray = np.where(number > 0, (holds & counts).sum(axis=1) * scale // np.maximum(number, 1), -1)
+    return points, (~counts).sum(axis=1)
+
+
+def read_source_shares(place: str) -> dict[str, dict[tuple[str, str], float]]:
+    """Return by metric, sample and source the share of the statements of the source that the response covers.
+
+    Metrics with atoms (nli, qa) count the kept atoms of a source, before condensation merged them; the others count
+    statements. A source without statements has no share. Methods, section 6. Raises MetaEvaluationError for a folder
+    that has only scores.
+    """
+    keys = ("sample_id", "metric", "statement_id")
+    database = duckdb.connect()
+    for name, columns in (("atoms", (*keys, "kept", "sources")), ("statements", (*keys, "covered", "sources"))):
+        rows = read_table(place, name, columns)
+        if rows is None:
+            raise MetaEvaluationError(
+                f"{place}: no table {name}, and the shares of each source are counted from it; give an output of "
+                "untold score, or --conflictbank alone with scores of each context by itself"
+            )
+        database.register(name, rows)
+    found: dict[str, dict[tuple[str, str], float]] = {}
+    for metric, sample, source, share in database.sql(_SHARES).fetchall():
+        if share is not None:
+            found.setdefault(metric, {})[sample, source] = share
+    return found
+
+
+_SHARES = """with judged as (
+        select metric, sample_id, statements.covered, atoms.sources
+        from atoms join statements using (sample_id, metric, statement_id) where kept
+        union all
+        select metric, sample_id, covered, sources from statements anti join atoms using (metric)
+    )
+    select metric, sample_id, source, avg(covered::int)
+    from (select metric, sample_id, covered, unnest(sources) as source from judged) group by all"""
