@@ -12,7 +12,6 @@ import numpy as np
 
 from untold.jobs.run.terminal import amount
 from untold.jobs.run_tables import RunTables
-from untold.jobs.summary import score_counts
 from untold.jobs.summary.score_counts import COLUMN_OF_STATUS, Row, Rows, ScoreCounts, connect_scores
 from untold.udfs.errors import UserError, did_you_mean, near_misses
 from untold.udfs.statistics.intervals import (
