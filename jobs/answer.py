@@ -21,8 +21,8 @@ from untold.jobs.inference.backends.job import (
     Spool,
     SpooledJob,
     SpoolError,
+    note_left_out,
     open_spool,
-    tell_left_out,
 )
 from untold.jobs.inference.backends.node_checks import check_nodes
 from untold.jobs.inference.stage.call_settings import explain_refusal, with_given
@@ -131,7 +131,7 @@ class _SpoolWorker:
             nonlocal noted
             if event["event"] == "progress":
                 self.display.show(event)
-                tell_left_out(event, told, self.display.note)
+                note_left_out(event, told, self.display.note)
                 if monotonic() - noted >= job.settings.flush:
                     noted = monotonic()
                     spooled.note_usage(self.name, Usage.of(event["usage"]))

@@ -342,11 +342,11 @@ class Session:
 def display_for(progress: Callable[[Mapping[str, Any]], None] | None) -> Display:
     """Return the display of progress: the callback, a bar in a notebook, or lines on standard error."""
     if progress is not None:
-        return _Told(progress)
-    return Display() if (bars := notebook_bars()) is None else _Told(bars)
+        return CallbackDisplay(progress)
+    return Display() if (bars := notebook_bars()) is None else CallbackDisplay(bars)
 
 
-class _Told(Display):
+class CallbackDisplay(Display):
     """A display that passes progress events to a function."""
 
     def __init__(self, tell: Callable[[Mapping[str, Any]], None]) -> None:

@@ -21,7 +21,7 @@ from untold.jobs.inputs.checking import (
     describe_left_out,
     head_unit,
     input_files,
-    likely_columns,
+    probable_columns,
 )
 from untold.jobs.inputs.files import InputFile, ReadOptions, SampleError, data_files, inspect_files
 from untold.jobs.run.terminal import Page, amount, cut, table, visible, wrapped
@@ -142,7 +142,7 @@ def _columns_of(files: Sequence[InputFile], adapter: Adapter | None, options: Re
     # One by one: questions have no response, and not every file has contexts
     for name in REQUIRED:
         if name not in columns:
-            found |= likely_columns([name], columns - set(found.values()), {}) or {}
+            found |= probable_columns([name], columns - set(found.values()), {}) or {}
     return found or options.columns
 
 

@@ -22,7 +22,7 @@ from untold.jobs.run_tables import RunTables, open_run
 from untold.jobs.score import score
 from untold.jobs.study.agreement import average_rows, has_answered, missing_averages
 from untold.jobs.study.annotations import Restate, write_sheet
-from untold.jobs.study.claims_study import ClaimStudy, StageAsker, read_claims
+from untold.jobs.study.claims_study import ClaimStudy, StageCaller, read_claims
 from untold.jobs.study.coverage_study import NEEDS, CoverageStudy
 from untold.jobs.study.judgements import MetaEvaluationError
 from untold.jobs.study.label_study import REPORT, LabelStudy
@@ -195,7 +195,7 @@ def _write_sheet(study: Study, sheet: Sheet, metrics: Sequence[str], display: Di
     run = {metric: request.runs[judges[metric]] for metric in metrics}
     restate: Restate = _refuse_to_restate
     if sheet.endpoint is not None:
-        restate = partial(StageAsker(request, sheet.endpoint, display).restate, spark)
+        restate = partial(StageCaller(request, sheet.endpoint, display).restate, spark)
     counts = write_sheet(run, metrics, sheet.samples, sheet.seed, request.output, restate)
     display.note(
         f"annotation sheet: {amount(counts.items, 'sample')}, {amount(counts.rows, 'row')}, "

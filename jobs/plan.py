@@ -29,7 +29,7 @@ from untold.jobs.inference.stage.requests import Requests, Rows
 from untold.jobs.inference.stage.schema_support import Findings
 from untold.jobs.inputs.samples import SampleError, Samples, show_invalid
 from untold.jobs.metrics import METRICS, digests_of, stages_of
-from untold.jobs.metrics.base import Assumptions, Metric, tell_profile
+from untold.jobs.metrics.base import Assumptions, Metric, note_profile
 from untold.jobs.metrics.request import ScoreRequest
 from untold.jobs.metrics.scoring import repeated_samples, salted_stages
 from untold.jobs.metrics.summaries import summarise_contexts
@@ -71,7 +71,7 @@ def plan(
     stages = {name: findings.applied(bind_stage(name, settings, embedded_model=sha256)) for name in names}
     display = display or Display()
     spark = spark or open_session(settings, small=request.small)
-    tell_profile(settings, [METRICS[name] for name in request.metrics], display.note)
+    note_profile(settings, [METRICS[name] for name in request.metrics], display.note)
     display.status(f"reading {request.input}")
     # What a run would refuse a plan refuses too
     digests_of(request.metrics, settings)
@@ -140,37 +140,37 @@ class Planner:
         """Plans a metric after those before it: what they would ask counts as reused. `name`: what its rows say."""
         planned = _Planned(name or metric.name, metric, samples, metric.assume(settings))
         tools = self._tools(planned, planned.assumed.results, self._before)
-        planned.askings = tools.run()
+        planned.calls = tools.run()
         self._planned.append(planned)
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a metric and stage, as `plan` gives them."""
-        open_stages = any(asking.tally["missing"] for planned in self._planned for asking in planned.askings)
+        open_stages = any(call.tally["missing"] for planned in self._planned for call in planned.calls)
         figures: Mapping[str, Figures | None] = {}
         if open_stages:
             figures = read_figures(self.spark, self.store, self.stages)
             before = EarlierRequests()
             for planned in self._planned:
-                planned.likely = self._likely(planned, figures, before)
+                planned.expected_calls = self._expected_calls(planned, figures, before)
         return [row for planned in self._planned for row in one_a_stage(planned.rows(figures))]
 
-    def _likely(
+    def _expected_calls(
         self, planned: _Planned, figures: Mapping[str, Figures | None], before: EarlierRequests
     ) -> Sequence[ExpectedCall]:
         """The askings of a metric were unanswered requests answered as usual.
 
         Up to the first stage with something to ask nothing is assumed, so that these are counted already.
         """
-        ends = (place for place, asking in enumerate(planned.askings, start=1) if asking.tally["missing"])
-        given = planned.askings[: next(ends, len(planned.askings))]
+        ends = (place for place, call in enumerate(planned.calls, start=1) if call.tally["missing"])
+        given = planned.calls[: next(ends, len(planned.calls))]
         known = {name: one for name in planned.stages if (one := figures[name]) is not None}
         # What looks something up yields nothing that its store's means would tell
         unknown = [name for name in planned.stages if name not in known and name not in LOOKUPS]
-        if len(given) == len(planned.askings) or planned.assumed.likely is None or unknown:
-            for asking in planned.askings:
-                before.add(asking)
-            return planned.askings
-        return self._tools(planned, planned.assumed.likely(known), before, given, known).run()
+        if len(given) == len(planned.calls) or planned.assumed.expected is None or unknown:
+            for call in planned.calls:
+                before.add(call)
+            return planned.calls
+        return self._tools(planned, planned.assumed.expected(known), before, given, known).run()
 
     def _tools(
         self,
@@ -192,8 +192,8 @@ class _Planned:
     metric: Metric
     samples: DataFrame
     assumed: Assumptions
-    askings: Sequence[ExpectedCall] = ()
-    likely: Sequence[ExpectedCall] = ()
+    calls: Sequence[ExpectedCall] = ()
+    expected_calls: Sequence[ExpectedCall] = ()
     # The askings before something was looked up; None where nothing is
     found_after: int | None = None
 
@@ -204,23 +204,23 @@ class _Planned:
     def rows(self, figures: Mapping[str, Figures | None]) -> Iterator[dict[str, Any]]:
         """A row an asking. From the first with something to ask on, numbers are bounds and need not be exact."""
         exact = True
-        for place, asking in enumerate(self.askings):
+        for place, call in enumerate(self.calls):
             exact = exact and (self.found_after is None or place < self.found_after)
-            row = self._row(asking, exact)
-            likely = asking if exact or place >= len(self.likely) else self.likely[place]
-            yield row | _expected(row, likely, figures.get(asking.stage.name), self.assumed.settings, exact)
-            exact = exact and not asking.tally["missing"]
+            row = self._row(call, exact)
+            expected_calls = call if exact or place >= len(self.expected_calls) else self.expected_calls[place]
+            yield row | _expected(row, expected_calls, figures.get(call.stage.name), self.assumed.settings, exact)
+            exact = exact and not call.tally["missing"]
 
-    def _row(self, asking: ExpectedCall, exact: bool) -> dict[str, Any]:
+    def _row(self, call: ExpectedCall, exact: bool) -> dict[str, Any]:
         """What is possible. Tokens are of the requests still to be asked: completions at their limit."""
-        settings, to_ask, stage = self.assumed.settings, asking.tally["asked"], asking.stage
-        tokens = {"prompt_tokens": asking.prompt_tokens, "completion_tokens": to_ask * completion_limit(stage)}
+        settings, to_ask, stage = self.assumed.settings, call.tally["asked"], call.stage
+        tokens = {"prompt_tokens": call.prompt_tokens, "completion_tokens": to_ask * completion_limit(stage)}
         return {
             "metric": self.name,
             "stage": stage.name,
-            "requests": asking.tally["total"],
+            "requests": call.tally["total"],
             "exact": exact and not (stage.name in self.assumed.at_most and to_ask),
-            "reused": asking.tally["total"] - to_ask,
+            "reused": call.tally["total"] - to_ask,
             **tokens,
             **cost_and_hours(settings, stage, to_ask, tokens),
         }
@@ -246,20 +246,22 @@ def one_a_stage(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _expected(
-    row: Mapping[str, Any], likely: ExpectedCall, figures: Figures | None, settings: Settings, exact: bool
+    row: Mapping[str, Any], expected_calls: ExpectedCall, figures: Figures | None, settings: Settings, exact: bool
 ) -> dict[str, Any]:
     """What is likely of a row, and no more than what is possible; calls that fail and are made again come on top.
 
     Where the requests are known, their prompts are counted; else they have the mean of the store, if that knows it.
     """
-    asked = min(likely.tally["asked"], row["requests"] - row["reused"])
+    asked = min(expected_calls.tally["asked"], row["requests"] - row["reused"])
     prompts, completions = float(row["prompt_tokens"]), float(row["completion_tokens"])
     if figures is not None:
         calls = max(figures.calls, 1.0)
         mean = None if exact else figures.prompt_tokens
-        counted = likely.prompt_tokens * (asked / likely.tally["asked"] if likely.tally["asked"] else 0.0)
+        counted = expected_calls.prompt_tokens * (
+            asked / expected_calls.tally["asked"] if expected_calls.tally["asked"] else 0.0
+        )
         prompts = counted * calls if mean is None else asked * mean
-        variables = max(0.0, counted - asked * likely.frame_tokens)
+        variables = max(0.0, counted - asked * expected_calls.frame_tokens)
         completions = asked * figures.completion.base + figures.completion.slope * variables
     tokens = {
         "prompt_tokens": round(prompts if exact else min(prompts, row["prompt_tokens"])),
@@ -268,7 +270,7 @@ def _expected(
     return {
         "expected_requests": asked,
         **{f"expected_{name}": value for name, value in tokens.items()},
-        "expected_cost": cost_and_hours(settings, likely.stage, asked, tokens)["cost"],
+        "expected_cost": cost_and_hours(settings, expected_calls.stage, asked, tokens)["cost"],
     }
 
 
@@ -303,29 +305,29 @@ class PlanningTools:
     outputs: Outputs
     given: Sequence[ExpectedCall] = ()
     figures: Mapping[str, Figures] | None = None
-    askings: list[ExpectedCall] = field(default_factory=list)
+    calls: list[ExpectedCall] = field(default_factory=list)
 
     def run(self) -> list[ExpectedCall]:
         """The askings of the metric. The tables that it gives are frames nobody reads."""
         self.planned.metric.score(self.planned.samples, self, self.planned.assumed.settings)
-        return self.askings
+        return self.calls
 
     def contexts(self) -> DataFrame:
         """As in a run, where metrics share them: each but the first has nothing to ask."""
         samples, known = self.planned.samples, self.lookup.before.contexts
         if samples not in known:
-            summarise, place = self.planned.assumed.settings.summarise_contexts, len(self.askings)
+            summarise, place = self.planned.assumed.settings.summarise_contexts, len(self.calls)
             frame = summarise_contexts(samples, self.ask, summarise=summarise)
-            shared = [replace(asking, tally=RepeatedCall(asking.tally)) for asking in self.askings[place:]]
+            shared = [replace(call, tally=RepeatedCall(call.tally)) for call in self.calls[place:]]
             known[samples] = shared, frame
             return frame
-        askings, frame = known[samples]
-        self.askings += askings
+        calls, frame = known[samples]
+        self.calls += calls
         return frame
 
     def keep(self, frame: DataFrame, name: str = "") -> DataFrame:
         """The frame, computed once, as long as anything is still to be asked that may be made of it."""
-        done = {asking.stage.name for asking in self.askings}
+        done = {call.stage.name for call in self.calls}
         return frame if done.issuperset(self.planned.stages) else keep(frame)
 
     def retrieve(self, rows: DataFrame, k: int | None = None) -> DataFrame:
@@ -339,7 +341,7 @@ class PlanningTools:
                 self.ask(stage, rows.select("query", F.lit(most).alias("count")))
         # Which chunks are found is known once they were: what is asked of them from here on is a bound
         if self.planned.found_after is None:
-            self.planned.found_after = len(self.askings)
+            self.planned.found_after = len(self.calls)
         return self.keep(assumed_hits(rows, settings, k))
 
     def _texts_to_embed(self, rows: DataFrame) -> DataFrame:
@@ -359,19 +361,19 @@ class PlanningTools:
     def ask(self, stage: str, rows: DataFrame | Requests, carry: Iterable[str] = ()) -> DataFrame:
         """Looks the requests up and gives results as `StageRunner.ask` does, assumed ones among them."""
         requests = Rows(rows, tuple(carry)) if isinstance(rows, DataFrame) else rows
-        asking = self._find(self.stages[stage], requests)
-        self.askings.append(asking)
-        self.lookup.before.add(asking)
-        return asking.results(self.outputs[stage] if stage in self.outputs else assumed_results()[stage])
+        call = self._find(self.stages[stage], requests)
+        self.calls.append(call)
+        self.lookup.before.add(call)
+        return call.results(self.outputs[stage] if stage in self.outputs else assumed_results()[stage])
 
     def _find(self, stage: Stage, requests: Requests) -> ExpectedCall:
         """The asking, known beforehand, by a formula, or looked up.
 
         Pairs of made-up texts are not generated: their number follows from a formula, and may be billions.
         """
-        if len(self.askings) < len(self.given):
-            return self.given[len(self.askings)]
-        sizes = requests.bound if self.figures is None else requests.likely
+        if len(self.calls) < len(self.given):
+            return self.given[len(self.calls)]
+        sizes = requests.bound if self.figures is None else requests.expected
         if sizes is not None and self._is_open(requests.made_of):
             return self.lookup.by_formula(stage, requests, sizes)
         figures = None if self.figures is None else self.figures.get(stage.name)
@@ -386,14 +388,14 @@ class PlanningTools:
         """
         if self.planned.found_after is not None:
             return True
-        if not self.askings:
+        if not self.calls:
             return False
         if self.figures is not None:
             return True
-        if not made_of and not self.askings[0].stored:
+        if not made_of and not self.calls[0].stored:
             return True
-        before = [asking for asking in self.askings if not made_of or asking.stage.name in made_of]
-        return any(asking.tally["missing"] for asking in before)
+        before = [call for call in self.calls if not made_of or call.stage.name in made_of]
+        return any(call.tally["missing"] for call in before)
 
 
 def completion_limit(stage: Stage) -> int:

@@ -276,7 +276,7 @@ def _candidates(name: str, columns: set[str]) -> list[str]:
     return list(dict.fromkeys([*same, *near]))
 
 
-def likely_columns(missing: Sequence[str], theirs: set[str], renaming: Mapping[str, str]) -> dict[str, str] | None:
+def probable_columns(missing: Sequence[str], theirs: set[str], renaming: Mapping[str, str]) -> dict[str, str] | None:
     """What the file calls our columns, by ours, with those that are missing; None where one has no likely name."""
     found = {name.split(" or ")[0]: next(iter(_candidates(name, theirs)), None) for name in missing}
     if _is_trec(theirs) and "contexts" in found:
@@ -303,7 +303,7 @@ def _advice(missing: Sequence[str], theirs: set[str], renaming: Mapping[str, str
         return "give --format deepeval, or rename them"
     if RESULTS in theirs:
         return f"--format ragchecker reads one object with `{RESULTS}`"
-    columns = likely_columns(missing, theirs, renaming)
+    columns = probable_columns(missing, theirs, renaming)
     if columns is None:
         without = (
             ", or choose a metric that reads no contexts, such as longrecall" if set(missing) <= NO_CONTEXTS else ""

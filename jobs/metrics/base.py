@@ -80,7 +80,7 @@ class Assumptions:
     at_most: frozenset[str] = frozenset()
     # From the figures of its stages to what `results` are in the mean (`untold.jobs.metrics.summaries`); without, these
     # are what is expected too
-    likely: Callable[[Mapping[str, Figures]], Mapping[str, Mapping[str, Column]]] | None = None
+    expected: Callable[[Mapping[str, Figures]], Mapping[str, Mapping[str, Column]]] | None = None
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Metric:
         return "relations" in self.tables
 
 
-def tell_profile(settings: Settings, metrics: Sequence[Metric], notify: Callable[[str], None]) -> None:
+def note_profile(settings: Settings, metrics: Sequence[Metric], notify: Callable[[str], None]) -> None:
     """Says what of a run of these metrics is not as its profile has it, where it has one."""
     stages = dict.fromkeys(name for metric in metrics for name in metric.asks(settings))
     line = explain_profile(settings, stages, lambda key: any(metric.depends_on(key) for metric in metrics))

@@ -41,7 +41,7 @@ def assume(settings: Settings) -> Assumptions:
         settings,
         {**summaries.assumed_summaries(), **judgement},
         frozenset({COVER}),
-        likely=lambda figures: {**summaries.likely_summaries(figures), **judgement},
+        expected=lambda figures: {**summaries.expected_summaries(figures), **judgement},
     )
 
 

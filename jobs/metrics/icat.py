@@ -22,7 +22,16 @@ from untold.jobs.metrics import base, grounded_claims
 from untold.jobs.metrics.graphs import LONGEST_ATOM, different_texts
 from untold.jobs.metrics.judging import CLASSIFY_LISTS
 from untold.jobs.metrics.settings import IcatSettings
-from untold.jobs.metrics.summaries import MARK, Likely, made_up, numbers, size_of_things, tokens_of, value_of, whole
+from untold.jobs.metrics.summaries import (
+    MARK,
+    StageFigures,
+    made_up,
+    numbers,
+    size_of_things,
+    tokens_of,
+    value_of,
+    whole,
+)
 from untold.jobs.metrics.views import ClaimView
 from untold.jobs.run.output import absolute
 from untold.jobs.run.session import spark_schema
@@ -82,7 +91,7 @@ def assume(settings: Settings) -> base.Assumptions:
     results = {EXTRACT: {"claims": different_texts(WORDS_OF_A_CLAIM)}, GENERATE: {"aspects": names}}
     at_once = settings.model_copy(update={NAME: settings.icat.model_copy(update={"early_stop": False})})
     at_most = frozenset({verifier}) if settings.icat.early_stop else frozenset[str]()
-    return base.Assumptions(at_once, results | _judged(verifier), at_most, partial(_likely, settings))
+    return base.Assumptions(at_once, results | _judged(verifier), at_most, partial(_expected, settings))
 
 
 def _judged(verifier: str) -> dict[str, Mapping[str, Column]]:
@@ -94,7 +103,7 @@ def _judged(verifier: str) -> dict[str, Mapping[str, Column]]:
     }
 
 
-def _likely(settings: Settings, figures: Likely) -> dict[str, Mapping[str, Column]]:
+def _expected(settings: Settings, figures: StageFigures) -> dict[str, Mapping[str, Column]]:
     """As many claims and aspects as the figures have. How many chunks ground a claim no figure says: all are judged."""
     found: dict[str, Mapping[str, Column]] = dict(_judged(verifying_stage(settings)))
     for stage, variable, name in ((EXTRACT, "text", "claims"), (GENERATE, "query", "aspects")):

@@ -41,10 +41,10 @@ from untold.jobs.metrics.reference_facts import (
 from untold.jobs.metrics.settings import ImportanceSettings
 from untold.jobs.metrics.summaries import STAGE as SUMMARISE
 from untold.jobs.metrics.summaries import (
-    Likely,
+    StageFigures,
     all_highest,
     assumed_summaries,
-    likely_summaries,
+    expected_summaries,
     made_up,
     size_of_things,
     tokens_of,
@@ -120,7 +120,7 @@ def assume(settings: Settings) -> Assumptions:
         stage: {name: different_texts(WORDS_OF_A_STATEMENT, text)} for stage, (name, text, *_) in EXTRACTING.items()
     }
     everything = {**assumed_summaries(), **found, **_judged()}
-    return Assumptions(settings, {name: everything[name] for name in stages(settings)}, likely=_likely)
+    return Assumptions(settings, {name: everything[name] for name in stages(settings)}, expected=_expected)
 
 
 def _judged() -> dict[str, Mapping[str, Column]]:
@@ -135,7 +135,7 @@ def _judged() -> dict[str, Mapping[str, Column]]:
     }
 
 
-def _likely(figures: Likely) -> dict[str, Mapping[str, Column]]:
+def _expected(figures: StageFigures) -> dict[str, Mapping[str, Column]]:
     """As many facts and claims as the figures have of a text. That few facts are near each other no figure says."""
     found: dict[str, Mapping[str, Column]] = dict(_judged())
     for stage, (name, text, *others) in EXTRACTING.items():
@@ -143,7 +143,7 @@ def _likely(figures: Likely) -> dict[str, Mapping[str, Column]]:
             tokens = tokens_of(text, *others)
             count = whole(value_of(figures[stage].things, tokens), text)
             found[stage] = {name: made_up(count, size_of_things(figures[stage], tokens), text)}
-    return {**likely_summaries(figures), **found}
+    return {**expected_summaries(figures), **found}
 
 
 NAME = "importance"

@@ -80,7 +80,7 @@ PAIR = ["owner", "source", "target"]
 CLASSIFIER, NEUTRAL = "classifier", "neutral"
 EDGES = "array<struct<source: bigint, target: bigint>>"
 _ALL = "all"
-_NO_SIEVE = PairFilter()
+_NO_FILTER = PairFilter()
 
 
 def stage_of(settings: NliSettings) -> str:
@@ -90,18 +90,18 @@ def stage_of(settings: NliSettings) -> str:
 
 def stages_of(settings: NliSettings) -> tuple[str, ...]:
     """The stages that judging asks, in order."""
-    vectors = (EMBED,) if sieve_of(settings).needs_vectors else ()
+    vectors = (EMBED,) if pair_filter_of(settings).needs_vectors else ()
     return (*vectors, *((ENTAIL,) if settings.classifies else ()), stage_of(settings))
 
 
-def sieve_of(settings: NliSettings) -> PairFilter:
+def pair_filter_of(settings: NliSettings) -> PairFilter:
     """The filter of pairs, and the share of what it takes that is audited."""
     return PairFilter(settings.filter, settings.filter_cosine, settings.audit_share)
 
 
 def is_audited(settings: NliSettings) -> bool:
     """Whether anything but the model tells relations, of which a share is audited."""
-    return bool(sieve_of(settings)) or settings.classifies
+    return bool(pair_filter_of(settings)) or settings.classifies
 
 
 def judge_pairs(owners: DataFrame, tools: Tools, settings: NliSettings) -> DataFrame:
@@ -111,8 +111,8 @@ def judge_pairs(owners: DataFrame, tools: Tools, settings: NliSettings) -> DataF
     and the classifier's where that is certain. Reachability, hence the score, is the same with `nli.skip_implied`
     (methods, section 2).
     """
-    sieve = sieve_of(settings)
-    vectors = _vectors_of(owners, tools) if sieve.needs_vectors else None
+    pair_filter = pair_filter_of(settings)
+    vectors = _vectors_of(owners, tools) if pair_filter.needs_vectors else None
     if settings.skip_implied:
         return _judge_in_waves(owners, tools, settings, vectors)
     of_responses = _owners_of_responses(owners, _ALL).drop("contexts_owner")
@@ -123,12 +123,12 @@ def judge_pairs(owners: DataFrame, tools: Tools, settings: NliSettings) -> DataF
 
 def _judge(owners: DataFrame, tools: Tools, settings: NliSettings, choose: Callable[..., Choice]) -> DataFrame:
     """The columns of `JUDGED` for the pairs that `choose` takes: by a classifier where there is one, then the model."""
-    sieve = sieve_of(settings)
+    pair_filter = pair_filter_of(settings)
     if settings.classifies:
-        return _judge_in_cascade(tools.ask(ENTAIL, Pairs(owners, choose, sieve)), owners, tools, settings)
+        return _judge_in_cascade(tools.ask(ENTAIL, Pairs(owners, choose, pair_filter)), owners, tools, settings)
     if settings.judgement == "lists":
-        return judge_lists(owners, tools, CLASSIFY_LISTS, settings.list_size, sieve, choose)
-    return _told(tools.ask(CLASSIFY, Pairs(owners, choose, sieve)))
+        return judge_lists(owners, tools, CLASSIFY_LISTS, settings.list_size, pair_filter, choose)
+    return _told(tools.ask(CLASSIFY, Pairs(owners, choose, pair_filter)))
 
 
 def _judge_in_cascade(classified: DataFrame, owners: DataFrame, tools: Tools, settings: NliSettings) -> DataFrame:
@@ -188,7 +188,7 @@ def judge_lists(
     tools: Tools,
     stage: str,
     size: int,
-    sieve: PairFilter = _NO_SIEVE,
+    pair_filter: PairFilter = _NO_FILTER,
     choose: Callable[..., Choice] = ask_all,
 ) -> DataFrame:
     """The columns of `JUDGED`: the pairs in lists of a premise's hypotheses (`ask_in_lists`), by a stage of these.
@@ -199,8 +199,8 @@ def judge_lists(
 
     def ask(pairs: DataFrame | None, size: int) -> DataFrame:
         if pairs is None:
-            return _ask_lists(tools, stage, Lists(owners, choose, sieve, size=size))
-        return _ask_lists(tools, stage, Lists(_again(owners, pairs, tools), ask_again, sieve, size=size))
+            return _ask_lists(tools, stage, Lists(owners, choose, pair_filter, size=size))
+        return _ask_lists(tools, stage, Lists(_again(owners, pairs, tools), ask_again, pair_filter, size=size))
 
     return ask_in_lists(ask, size).select(*JUDGED)
 
@@ -375,8 +375,8 @@ def correct(
     ends = F.col("missed_source").alias("source"), F.col("missed_target").alias("target")
     told = missed.where("is_told").select(F.col("as_told").alias("graph"), *ends, F.lit(True).alias("judged"))
     score = F.col("covered") / (F.col("covered") + F.col("uncovered"))
-    condensed_as_told = tools.condense(nodes, edges.unionByName(told))
-    before = condensed_as_told.counts.select(F.col("graph").alias("as_told"), score.alias("before"))
+    condensed_before_audit = tools.condense(nodes, edges.unionByName(told))
+    before = condensed_before_audit.counts.select(F.col("graph").alias("as_told"), score.alias("before"))
     scores = condensed.counts.select("graph", score.alias("score"))
     worth = missed.join(scores, on="graph", how="inner").join(before, on="as_told", how="inner")
     change = F.sum(F.col("score") - F.col("before")) * (1 / share - 1 if share else 0.0)

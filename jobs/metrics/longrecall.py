@@ -20,7 +20,7 @@ from untold.jobs.metrics.graphs import different_texts
 from untold.jobs.metrics.grounded_claims import claim_id, covered_statements
 from untold.jobs.metrics.reference_facts import without_unwanted
 from untold.jobs.metrics.settings import LongrecallSettings
-from untold.jobs.metrics.summaries import MARK, Likely, made_up, size_of_things, tokens_of, value_of, whole
+from untold.jobs.metrics.summaries import MARK, StageFigures, made_up, size_of_things, tokens_of, value_of, whole
 from untold.jobs.metrics.views import ReferenceView
 from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.retrieval.sources import assumed_results
@@ -131,7 +131,7 @@ class Sizes:
     """
 
     bound: DataFrame
-    likely: DataFrame
+    expected: DataFrame
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def assume(settings: Settings) -> base.Assumptions:
         EMBED: assumed_results()[EMBED],
         **_judged(),
     }
-    return base.Assumptions(settings, results, likely=_likely)
+    return base.Assumptions(settings, results, expected=_expected)
 
 
 def _judged() -> dict[str, Mapping[str, Column]]:
@@ -164,7 +164,7 @@ def _judged() -> dict[str, Mapping[str, Column]]:
     }
 
 
-def _likely(figures: Likely) -> dict[str, Mapping[str, Column]]:
+def _expected(figures: StageFigures) -> dict[str, Mapping[str, Column]]:
     """As many facts as the figures have of a text."""
     found: dict[str, Mapping[str, Column]] = dict(_judged())
     if "extract_claims" in figures:
@@ -270,7 +270,7 @@ class _StageCalls:
 
     def ask(self, stage: str, rows: DataFrame, carry: tuple[str, ...], sizes: Sizes | None = None) -> DataFrame:
         """The stage's results; `sizes`: how many requests there are where answers that nobody has decide that."""
-        requests = Rows(rows, carry) if sizes is None else Rows(rows, carry, sizes.bound, sizes.likely)
+        requests = Rows(rows, carry) if sizes is None else Rows(rows, carry, sizes.bound, sizes.expected)
         answered = self.tools.ask(stage, requests, carry)
         self.results.setdefault(stage, []).append(answered)
         return answered
@@ -289,49 +289,49 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     A sample whose facts were lost on the way is not judged any further; a judgement that was lost leaves a score with
     bounds. All facts of a sample meet within one task, and only candidates leave it.
     """
-    options, asking, samples = options_of(settings), _StageCalls(tools), without_unwanted(samples)
-    facts = _facts(samples, asking, options, stages(settings))
-    incomplete = asking.incomplete(samples)
+    options, calls, samples = options_of(settings), _StageCalls(tools), without_unwanted(samples)
+    facts = _facts(samples, calls, options, stages(settings))
+    incomplete = calls.incomplete(samples)
     sizes = sizes_of(facts, samples, settings.longrecall.top_k)
     prepare = partial(concluding.prepare_samples, options=options)
     complete = facts.join(incomplete.select("sample_id"), on="sample_id", how="left_anti")
     prepared = tools.keep(complete.mapInArrow(prepare, spark_schema(concluding.PREPARED)), "prepared")
     shown = tools.keep(prepared.mapInArrow(concluding.shown_by_words, spark_schema(concluding.SHOWN)), "shown-by-words")
-    by_words = _match(shown, asking, sizes.by_words)
+    by_words = _match(shown, calls, sizes.by_words)
     judged = tools.keep(_join_lists(prepared, by_words, "outcomes", "number", *_OUTCOME), "judged-by-words")
-    near = tools.keep(_near(judged, asking, options, sizes.texts), "shown-by-vectors")
-    by_vectors = _match(near, asking, sizes.by_vectors)
+    near = tools.keep(_near(judged, calls, options, sizes.texts), "shown-by-vectors")
+    by_vectors = _match(near, calls, sizes.by_vectors)
     gathered = _gather(judged, near, by_vectors)
     if WHOLE in stages(settings):
-        whole = _holistic(samples, prepared, asking, sizes.whole)
+        whole = _holistic(samples, prepared, calls, sizes.whole)
         gathered = gathered.join(whole, on="sample_id", how="left")
     else:
         gathered = gathered.withColumn("holistic", F.lit(None).cast("array<array<int>>"))
     conclude = partial(conclude_samples, baselines=settings.longrecall.baselines)
     concluded = tools.keep(gathered.mapInArrow(conclude, spark_schema(CONCLUDED)), "concluded")
-    return make_tables(samples, RecallFindings(incomplete, prepared, concluded, asking.results), settings)
+    return make_tables(samples, RecallFindings(incomplete, prepared, concluded, calls.results), settings)
 
 
-def _facts(samples: DataFrame, asking: _StageCalls, options: sample_facts.Options, asked: tuple[str, ...]) -> DataFrame:
+def _facts(samples: DataFrame, calls: _StageCalls, options: sample_facts.Options, asked: tuple[str, ...]) -> DataFrame:
     """The columns of `CUT`, and resolved array<struct<side, facts>>: a row a sample, as far as nothing was lost."""
     rows = samples.select("sample_id", "response", "references")
     cut = rows.mapInArrow(partial(sample_facts.cut_samples, options=options), spark_schema(sample_facts.CUT))
     if EXTRACT in asked:
-        cut = _extracted(asking.tools.keep(cut, "cut"), asking, options)
-    cut = asking.tools.keep(cut, "facts")
+        cut = _extracted(calls.tools.keep(cut, "cut"), calls, options)
+    cut = calls.tools.keep(cut, "facts")
     if RESOLVE not in asked:
         return cut.withColumn("resolved", F.lit(None).cast(_UNRESOLVED))
     # The other side of a sample that has lost one would be resolved in vain
-    complete = cut.join(asking.incomplete(samples).select("sample_id"), on="sample_id", how="left_anti")
+    complete = cut.join(calls.incomplete(samples).select("sample_id"), on="sample_id", how="left_anti")
     sides = complete.mapInArrow(sample_facts.free_sides, spark_schema(sample_facts.FREE))
-    resolved = asking.ask(RESOLVE, sides, ("sample_id", "side"))
+    resolved = calls.ask(RESOLVE, sides, ("sample_id", "side"))
     return _join_lists(cut, resolved, "resolved", "side", "facts")
 
 
-def _extracted(cut: DataFrame, asking: _StageCalls, options: sample_facts.Options) -> DataFrame:
+def _extracted(cut: DataFrame, calls: _StageCalls, options: sample_facts.Options) -> DataFrame:
     """The columns of `CUT`, with the facts of those sides that a model has to cut."""
     sides = cut.select("sample_id", F.inline("to_extract"))
-    extracted = asking.ask(EXTRACT, sides, ("sample_id", "side"))
+    extracted = calls.ask(EXTRACT, sides, ("sample_id", "side"))
     joined = _join_lists(cut, extracted, "extracted", "side", "claims")
     return joined.mapInArrow(partial(sample_facts.add_extracted, options=options), spark_schema(sample_facts.CUT))
 
@@ -342,7 +342,7 @@ def _join_lists(rows: DataFrame, others: DataFrame, name: str, *columns: str) ->
     return rows.join(lists, on="sample_id", how="left")
 
 
-def _match(shown: DataFrame, asking: _StageCalls, sizes: Mapping[str, Sizes]) -> DataFrame:
+def _match(shown: DataFrame, calls: _StageCalls, sizes: Mapping[str, Sizes]) -> DataFrame:
     """Columns sample_id, number, chosen array<long>, lost, waiting: what of the candidates entails each reference.
 
     shown: sample_id, number, positions array<long>, reference, candidates array<string>, by rank. Rows without
@@ -352,8 +352,8 @@ def _match(shown: DataFrame, asking: _StageCalls, sizes: Mapping[str, Sizes]) ->
     count = F.size("candidates")
     single = shown.where(count == 1).select(*keys, "reference", F.get("candidates", F.lit(0)).alias("candidate"))
     several = shown.where(count > 1).select(*keys, "reference", "candidates")
-    one = asking.ask(ONE, single, keys, sizes[ONE])
-    many = asking.ask(MANY, several, keys, sizes[MANY])
+    one = calls.ask(ONE, single, keys, sizes[ONE])
+    many = calls.ask(MANY, several, keys, sizes[MANY])
     matched = F.when(F.col("matched"), F.col("positions")).when(~F.col("matched"), F.slice("positions", 1, 0))
     numbered = F.transform("candidates", lambda number: F.get("positions", number - 1))
     return _outcomes(one, matched).unionByName(_outcomes(many, numbered))
@@ -364,10 +364,10 @@ def _outcomes(answered: DataFrame, chosen: Column) -> DataFrame:
     return answered.select("sample_id", "number", chosen.alias("chosen"), *flags)
 
 
-def _near(judged: DataFrame, asking: _StageCalls, options: sample_facts.Options, sizes: Sizes) -> DataFrame:
+def _near(judged: DataFrame, calls: _StageCalls, options: sample_facts.Options, sizes: Sizes) -> DataFrame:
     """The columns of `OPEN`: the references that words left open, each with its candidates by vectors."""
     texts = judged.mapInArrow(concluding.open_texts, spark_schema(concluding.TEXTS))
-    embedded = asking.ask(EMBED, texts, ("sample_id", "kind", "number"), sizes)
+    embedded = calls.ask(EMBED, texts, ("sample_id", "kind", "number"), sizes)
     embedded = embedded.withColumn("waiting", is_unasked())
     joined = _join_lists(judged, embedded, "embedded", "kind", "number", "vector", "waiting")
     return joined.mapInArrow(partial(concluding.find_by_vectors, options=options), spark_schema(concluding.OPEN))
@@ -383,7 +383,7 @@ def _gather(judged: DataFrame, near: DataFrame, outcomes: DataFrame) -> DataFram
     return _join_lists(judged, joined, "by_vectors", "number", "pairs", "lost", "waiting", "outcome")
 
 
-def _holistic(samples: DataFrame, prepared: DataFrame, asking: _StageCalls, sizes: Sizes) -> DataFrame:
+def _holistic(samples: DataFrame, prepared: DataFrame, calls: _StageCalls, sizes: Sizes) -> DataFrame:
     """Columns sample_id, holistic: of each reference the numbers of its facts, from one prompt for all of a sample."""
     sides = prepared.select(
         "sample_id",
@@ -391,7 +391,7 @@ def _holistic(samples: DataFrame, prepared: DataFrame, asking: _StageCalls, size
         F.transform("generated", lambda one: one["text"]).alias("candidates"),
     ).where((F.size("references") > 0) & (F.size("candidates") > 0))
     rows = sides.join(samples.select("sample_id", "query"), on="sample_id", how="inner")
-    answered = asking.ask(WHOLE, rows, ("sample_id",), sizes)
+    answered = calls.ask(WHOLE, rows, ("sample_id",), sizes)
     return answered.select("sample_id", F.col("candidates").alias("holistic"))
 
 

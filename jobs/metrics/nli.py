@@ -62,9 +62,9 @@ def assume(settings: Settings) -> Assumptions:
     }
     at_once = settings.model_copy(update={NAME: settings.nli.model_copy(update={"skip_implied": False})})
     cascaded = settings.nli.classifies
-    fewer = settings.nli.skip_implied or judging.sieve_of(settings.nli).needs_vectors or cascaded
+    fewer = settings.nli.skip_implied or judging.pair_filter_of(settings.nli).needs_vectors or cascaded
     at_most = frozenset({judging.stage_of(settings.nli)}) if fewer else frozenset[str]()
-    return Assumptions(at_once, results, at_most, partial(_likely, settings))
+    return Assumptions(at_once, results, at_most, partial(_expected, settings))
 
 
 def _judged() -> dict[str, Mapping[str, Column]]:
@@ -78,7 +78,7 @@ def _judged() -> dict[str, Mapping[str, Column]]:
     }
 
 
-def _likely(settings: Settings, figures: summaries.Likely) -> dict[str, Mapping[str, Column]]:
+def _expected(settings: Settings, figures: summaries.StageFigures) -> dict[str, Mapping[str, Column]]:
     """As many atoms as the figures have of a text, of which as many are relevant."""
     unit_type = F.lit(settings.nli.unit_types[0]).alias("unit_type")
     of_text, of_both = summaries.tokens_of("text"), summaries.tokens_of("text", "statements")
@@ -89,10 +89,10 @@ def _likely(settings: Settings, figures: summaries.Likely) -> dict[str, Mapping[
     revised = F.greatest(summaries.whole(nodes, "text", "statements"), F.lit(1))
     passing = figures[RATE].passing(settings.thresholds.relevance)
     return {
-        **summaries.likely_summaries(figures),
+        **summaries.expected_summaries(figures),
         EXTRACT: {"atoms": F.transform(texts, lambda text: F.struct(text.alias("text"), unit_type))},
         REVISE: {"atoms": summaries.rewritten("statements", revised)},
-        RATE: {"ratings": summaries.likely_ratings("statements", passing), "weighted": F.lit(True)},
+        RATE: {"ratings": summaries.expected_ratings("statements", passing), "weighted": F.lit(True)},
         **_judged(),
     }
 

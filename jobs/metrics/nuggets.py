@@ -108,7 +108,7 @@ def assume(settings: Settings) -> base.Assumptions:
     )
     results = {**summaries.assumed_summaries(), CREATE: {"nuggets": most}, **_labelled()}
     return base.Assumptions(
-        settings, {name: results[name] for name in stages(settings)}, likely=partial(_likely, settings)
+        settings, {name: results[name] for name in stages(settings)}, expected=partial(_expected, settings)
     )
 
 
@@ -123,7 +123,7 @@ def _all(label: str) -> Column:
     return F.transform("nuggets", lambda _: F.lit(label))
 
 
-def _likely(settings: Settings, figures: summaries.Likely) -> dict[str, Mapping[str, Column]]:
+def _expected(settings: Settings, figures: summaries.StageFigures) -> dict[str, Mapping[str, Column]]:
     """As many nuggets as the figures have."""
     tokens = summaries.tokens_of("query", "texts")
     count = F.least(
@@ -131,7 +131,7 @@ def _likely(settings: Settings, figures: summaries.Likely) -> dict[str, Mapping[
         F.lit(settings.nuggets.max_generated),
     )
     created = summaries.made_up(count, summaries.size_of_things(figures[CREATE], tokens), "query")
-    return {**summaries.likely_summaries(figures), CREATE: {"nuggets": created}, **_labelled()}
+    return {**summaries.expected_summaries(figures), CREATE: {"nuggets": created}, **_labelled()}
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from untold.jobs.metrics.judging import LIST, ask_in_lists, cut_in_lists, listed
 from untold.jobs.metrics.settings import QaSettings
 from untold.jobs.metrics.summaries import (
     MARK,
-    Likely,
+    StageFigures,
     all_highest,
     assumed_summaries,
+    expected_summaries,
     gather_contexts,
-    likely_summaries,
     made_up,
     rewritten,
     size_of_things,
@@ -74,7 +74,7 @@ def compare_answers(atoms: DataFrame, tools: Tools, settings: QaSettings) -> Dat
     to_ask = pairs.where(F.col("settled").isNull())
     in_lists = settings.judgement == "lists"
     sizes = partial(_sizes, size=settings.list_size if in_lists else None)
-    requests = partial(Rows, bound=sizes(_most_answers(atoms)), likely=sizes(_likely_answers(atoms)))
+    requests = partial(Rows, bound=sizes(_most_answers(atoms)), expected=sizes(_expected_answers(atoms)))
 
     def ask(again: DataFrame | None, size: int) -> DataFrame:
         if again is None:
@@ -148,7 +148,7 @@ def _most_answers(atoms: DataFrame) -> DataFrame:
     return some.select("contexts", "responses", longest.alias("longest"), asked.alias("asked"))
 
 
-def _likely_answers(atoms: DataFrame) -> DataFrame:
+def _expected_answers(atoms: DataFrame) -> DataFrame:
     """The same of each question, were no other answers to come."""
     nodes = atoms.where(F.col("contexts") > 0).select("sample_id", F.explode("atoms").alias("atom"))
     return (
@@ -231,10 +231,10 @@ def assume(settings: Settings) -> Assumptions:
         },
         **assumed_comparisons(),
     }
-    return Assumptions(settings, results, likely=partial(_likely, settings))
+    return Assumptions(settings, results, expected=partial(_expected, settings))
 
 
-def _likely(settings: Settings, figures: Likely) -> dict[str, Mapping[str, Column]]:
+def _expected(settings: Settings, figures: StageFigures) -> dict[str, Mapping[str, Column]]:
     """As many questions and answers as the figures have of a text and of a list of questions; those that pass alone."""
     mined, listed, of_both = tokens_of("query", "text"), tokens_of("query", "questions"), tokens_of("text", "questions")
     relevant = value_of(figures[REFINE].things, listed) * figures[REFINE].passing(settings.thresholds.relevance)
@@ -247,7 +247,7 @@ def _likely(settings: Settings, figures: Likely) -> dict[str, Mapping[str, Colum
     answers = F.transform("questions", lambda question: made_up(whole(mean, "text", question), size, "text", question))
     count = whole(value_of(figures[MINE].things, mined), "query", "text")
     return {
-        **likely_summaries(figures),
+        **expected_summaries(figures),
         MINE: {"questions": made_up(count, size_of_things(figures[MINE], mined), "text", "query")},
         REFINE: {"questions": refined, "ratings": all_highest(refined), "weighted": F.lit(True)},
         ANSWER: {"answers": answers, "confidences": F.transform(answers, all_highest), "weighted": F.lit(True)},

@@ -16,7 +16,7 @@ from untold.jobs.metrics.graphs import different_texts
 from untold.jobs.metrics.grounded_claims import claim_id, claim_rows
 from untold.jobs.metrics.judging import judge_lists
 from untold.jobs.metrics.settings import RagSettings
-from untold.jobs.metrics.summaries import Likely, made_up, size_of_things, tokens_of, value_of, whole
+from untold.jobs.metrics.summaries import StageFigures, made_up, size_of_things, tokens_of, value_of, whole
 from untold.jobs.metrics.views import RagView
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
@@ -38,14 +38,14 @@ UNKNOWN: Mapping[str, tuple[float | None, float | None]] = {
 def assume(settings: Settings) -> base.Assumptions:
     """As many claims as a text can have, each held against all texts; no list is asked again."""
     results = {EXTRACT: {"claims": different_texts(WORDS_OF_A_CLAIM)}, **_judged()}
-    return base.Assumptions(settings, results, likely=_likely)
+    return base.Assumptions(settings, results, expected=_expected)
 
 
 def _judged() -> dict[str, Mapping[str, Column]]:
     return {CHECK: {"relations": F.transform("targets", lambda _: F.lit("neutral"))}}
 
 
-def _likely(figures: Likely) -> dict[str, Mapping[str, Column]]:
+def _expected(figures: StageFigures) -> dict[str, Mapping[str, Column]]:
     """As many claims as the figures have of a text."""
     tokens = tokens_of("text")
     count = whole(value_of(figures[EXTRACT].things, tokens), "text")

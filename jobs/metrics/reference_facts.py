@@ -313,8 +313,8 @@ def _near_pairs(ready: DataFrame) -> Rows:
     longest = F.array_max(F.transform("found", lambda one: F.octet_length(one["text"])))
     pairs_of, both = size * (size - 1), F.coalesce(2 * longest, F.lit(0)).alias("bytes")
     bound = ready.select(pairs_of.alias("requests"), both)
-    likely = ready.select(F.round(NEAR_SHARE * pairs_of).cast("long").alias("requests"), both)
-    return Rows(rows, ("owner", "source", "target"), bound, likely)
+    expected = ready.select(F.round(NEAR_SHARE * pairs_of).cast("long").alias("requests"), both)
+    return Rows(rows, ("owner", "source", "target"), bound, expected)
 
 
 def _classes(found: DataFrame, related: DataFrame) -> DataFrame:

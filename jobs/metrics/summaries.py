@@ -84,7 +84,7 @@ def is_ready() -> Column:
 # Parts that a hash is told apart by where it draws a number between 0 and 1
 _PARTS = 1_000_003
 
-Likely = Mapping[str, Figures]
+StageFigures = Mapping[str, Figures]
 """By stage its figures."""
 
 
@@ -145,17 +145,17 @@ def size_of_things(figures: Figures, tokens: Column) -> Column:
     return value_of(figures.completion, tokens) * BYTES_OF_A_TOKEN / things
 
 
-def likely_summaries(likely: Likely) -> dict[str, Mapping[str, Column]]:
+def expected_summaries(expected: StageFigures) -> dict[str, Mapping[str, Column]]:
     """A part of the text, as long as completions are, for as many texts as have one; nothing where none is asked."""
-    if STAGE not in likely:
+    if STAGE not in expected:
         return {}
-    figures, tokens = likely[STAGE], tokens_of("query", "text")
+    figures, tokens = expected[STAGE], tokens_of("query", "text")
     size = value_of(figures.completion, tokens) * BYTES_OF_A_TOKEN
     said = F.concat(F.substring(F.col("text"), F.lit(1), F.greatest(size.cast("int"), F.lit(1))), F.lit(MARK))
     return {STAGE: {"summary": F.when(drawn("query", "text") < value_of(figures.things, tokens), said)}}
 
 
-def likely_ratings(items: str, passing: float) -> Column:
+def expected_ratings(items: str, passing: float) -> Column:
     """The highest rating for a share of the items, the lowest for the others; which, their texts say."""
     return F.transform(items, lambda item: F.when(drawn(item) < passing, 5.0).otherwise(1.0))
 

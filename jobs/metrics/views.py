@@ -145,7 +145,7 @@ class View:
             yield BLANK
             yield f"conflicts: {count(len(self.rows.conflicts), 'pair')} of contradicting statements", "", ""
         for row in self.rows.conflicts:
-            yield told_conflict(row), INDENT, f"{INDENT}  "
+            yield describe_conflict(row), INDENT, f"{INDENT}  "
 
     def _listed(self, statements: Sequence[Row], first: int) -> Iterator[Line]:
         """A statement's text with its number in the picture, what states it, its other wordings, and what is below."""
@@ -165,13 +165,13 @@ def wordings(statement: Row) -> Iterator[Line]:
             yield one_line(member), f"{INDENT}also: ", f"{INDENT}  "
 
 
-def told_conflict(row: Row) -> str:
+def describe_conflict(row: Row) -> str:
     """What a response says and leaves out of two statements; the question that both answer is said once.
 
     >>> answers = {"first": "Q: How high? A: 8,848 m", "second": "Q: How high? A: 8,844 m", "coverage": "first"}
-    >>> told_conflict({**answers, "first_sources": ["1"], "second_sources": ["2", "3"]})
+    >>> describe_conflict({**answers, "first_sources": ["1"], "second_sources": ["2", "3"]})
     'Q: How high? says 8,848 m; leaves out 8,844 m, which contexts 2, 3 state'
-    >>> told_conflict({**answers, "coverage": None})
+    >>> describe_conflict({**answers, "coverage": None})
     'Q: How high? unjudged: 8,848 m or 8,844 m'
     """
     question, mark, _ = row["first"].partition(" A: ")

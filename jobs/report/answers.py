@@ -16,7 +16,7 @@ from rapidfuzz import fuzz, process
 from untold.graph.views import CONTRADICTIONS, DRAWN_RELATIONS, ENTAILMENTS, order_statements
 from untold.graph.views import Row as GraphRow
 from untold.jobs.inference.store.compaction import VERSION, list_folder
-from untold.jobs.metrics.views import told_conflict
+from untold.jobs.metrics.views import describe_conflict
 from untold.jobs.report.sources import (
     CONTEXT,
     DETAILED,
@@ -378,7 +378,7 @@ class ReportSamples:
         for key, row in self.sources.rows("conflicts", CONFLICTS.names[1:], among=self._detailed):
             if row["metric"] in found[key]["metrics"]:
                 told = found[key]["metrics"][row["metric"]].setdefault("conflicts", [])
-                told.append(self.texts.add(told_conflict(row)))
+                told.append(self.texts.add(describe_conflict(row)))
 
     def _add_claims(self, found: Mapping[Key, Row]) -> None:
         """Claims with their verdicts, and the chunks that ground them, or that are nearest to them."""

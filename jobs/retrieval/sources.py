@@ -338,10 +338,10 @@ class Knowledge:
         chunk = F.struct("chunk_id", "document_id", "text", "vector")
         query = F.struct(F.col("key").alias("query"), "text", "vector")
         by_sample = pieces.where(has).groupBy("sample_id").agg(F.collect_list(chunk).alias("chunks"))
-        asking = wanted.where(has).groupBy("sample_id").agg(F.collect_list(query).alias("queries"))
+        with_queries = wanted.where(has).groupBy("sample_id").agg(F.collect_list(query).alias("queries"))
         broken = _missing(pieces.where(~has), "sample_id")
         # A sample with a chunk that has no vector is not looked through in part
-        both = by_sample.join(asking, on="sample_id", how="inner").join(broken, on="sample_id", how="left_anti")
+        both = by_sample.join(with_queries, on="sample_id", how="inner").join(broken, on="sample_id", how="left_anti")
         rank = partial(rank_contexts, k=k, retrievers=self._retrievers)
         found = both.mapInArrow(rank, spark_schema(RANKED)).withColumnRenamed("query", "key")
         of_chunks = queries.select("sample_id", "key").join(broken, on="sample_id", how="inner")
@@ -349,8 +349,8 @@ class Knowledge:
 
     def _chunks(self, queries: DataFrame) -> DataFrame:
         """The chunks of the contexts of the samples that ask something."""
-        asking = self.samples.join(queries.select("sample_id").distinct(), on="sample_id", how="left_semi")
-        return self.steps.keep(context_chunks(asking, self.settings.index), "context-chunks")
+        with_queries = self.samples.join(queries.select("sample_id").distinct(), on="sample_id", how="left_semi")
+        return self.steps.keep(context_chunks(with_queries, self.settings.index), "context-chunks")
 
     def _vectors(self, rows: DataFrame, kind: str, key: str) -> DataFrame:
         """The key, vector and outcome of each distinct text; all null where no retriever compares vectors."""

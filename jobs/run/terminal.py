@@ -109,7 +109,7 @@ def table(
             return _stacked(heads, columns, page, names, width)
         limits = given
     longest = max((limit for limit in limits[:names] if limit is not None), default=None)
-    shown = _told_apart([*columns[:names], among], [*limits[:names], longest], page)[:names] + columns[names:]
+    shown = _distinguishable([*columns[:names], among], [*limits[:names], longest], page)[:names] + columns[names:]
     whole = [
         [head if limit is None else cut(head, limit, mark=page.ellipsis), *column]
         for head, column, limit in zip(heads, shown, limits, strict=True)
@@ -134,7 +134,7 @@ def _limits(needs: Sequence[int], names: int, width: int) -> list[int] | None:
 def _stacked(heads: Sequence[str], columns: Sequence[list[str]], page: Page, names: int, width: int) -> list[str]:
     """The rows as blocks of lines, one a cell, with an empty line between them."""
     rooms = [width - len(head) - 2 for head in heads[:names]]
-    shown = _told_apart(columns[:names], rooms, page) + list(columns[names:])
+    shown = _distinguishable(columns[:names], rooms, page) + list(columns[names:])
     lines: list[str] = []
     for row in zip(*shown, strict=True):
         for place, (head, text) in enumerate(zip(heads, row, strict=True)):
@@ -144,7 +144,7 @@ def _stacked(heads: Sequence[str], columns: Sequence[list[str]], page: Page, nam
     return lines[:-1]
 
 
-def _told_apart(columns: Sequence[Sequence[str]], widths: Sequence[int | None], page: Page) -> list[list[str]]:
+def _distinguishable(columns: Sequence[Sequence[str]], widths: Sequence[int | None], page: Page) -> list[list[str]]:
     """What is shown of names in columns of some widths; names that would be shown alike get numbers."""
     for share in (*SHARES, SHARES[0]):
         shown = _shown(columns, widths, page, share, {})

@@ -66,7 +66,7 @@ WORK = "_asking"
 
 
 @dataclass(frozen=True)
-class StageAsker:
+class StageCaller:
     """A runner of single stages at an endpoint. Keeps completions in the output of the request, or in its store."""
 
     request: MetaEvaluationRequest
@@ -171,7 +171,7 @@ class ClaimStudy(Study):
     def verify(self, endpoint: StudyEndpoint, display: Display) -> MetaEvaluationOutcome:
         """Verify the claims at an endpoint."""
         return verify_claims(
-            self.claims, StageAsker(self.request, endpoint, display), self.request.runs[endpoint.model]
+            self.claims, StageCaller(self.request, endpoint, display), self.request.runs[endpoint.model]
         )
 
     def write(self, output: Output, found: Judgements) -> tuple[str, dict[str, Any]]:
@@ -214,7 +214,7 @@ def label_claims(about: str, claims: pa.Table) -> LabelledUnits:
     return LabelledUnits(about, claims.drop_columns(["label"]).append_column("label", pa.array(labels)), KEY)
 
 
-def verify_claims(claims: DataFrame, asker: StageAsker, place: str) -> MetaEvaluationOutcome:
+def verify_claims(claims: DataFrame, caller: StageCaller, place: str) -> MetaEvaluationOutcome:
     """Run `verify_claim` on all claims with evidence, and write the tables `claims` and `failures` to a folder.
 
     A claim without evidence is not supported, as in the metric `importance`. Writes nothing if the run ends early.
@@ -222,9 +222,9 @@ def verify_claims(claims: DataFrame, asker: StageAsker, place: str) -> MetaEvalu
     given = claims.select("claim_id", "claim", "evidence")
     bare = given.where(F.size("evidence") == 0)
     columns = ("relation", "request_id", "error_type", "error")
-    rows, ending = asker.ask(STAGE, given.where(F.size("evidence") > 0), KEY, columns)
+    rows, ending = caller.ask(STAGE, given.where(F.size("evidence") > 0), KEY, columns)
     if ending.reason is not None:
-        message = ending.explain(asker.request.command)
+        message = ending.explain(caller.request.command)
         return MetaEvaluationOutcome(ending.exit_code({}, "none"), message=message)
     said = rows.select("claim_id", F.col("relation").alias("verdict"))
     silent = bare.select("claim_id", F.lit(NOT_SUPPORTED).alias("verdict"))
@@ -235,7 +235,7 @@ def verify_claims(claims: DataFrame, asker: StageAsker, place: str) -> MetaEvalu
     failures = lost.select(*names, F.lit(STAGE).alias("stage"), "request_id", "error_type", "error")
     write_parquet(failures, f"{place}/failures")
     failed, without = lost.count(), bare.count()
-    code = ending.exit_code({"ok": given.count() - failed, "failed": failed}, asker.endpoint.settings.fail_on_error)
+    code = ending.exit_code({"ok": given.count() - failed, "failed": failed}, caller.endpoint.settings.fail_on_error)
     have = amount(without, "claim has", "claims have")
     return MetaEvaluationOutcome(code, message=f"{have} no evidence: not supported, unasked" if without else None)
 

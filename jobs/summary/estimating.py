@@ -111,7 +111,7 @@ class Group:
 def read_groups(request: EstimateRequest, notify: Callable[[str], None]) -> list[Group]:
     """The groups of samples that means are estimated of: of each metric all samples, then each system by name."""
     database, pairs = _open(request)
-    _tell_unmatched(database, request, notify)
+    _note_unmatched(database, request, notify)
     _sum_up(database, request.strata)
     strata = _fetch(database, _STRATA)
     weighed = _weigh(strata)
@@ -138,7 +138,7 @@ def read_groups(request: EstimateRequest, notify: Callable[[str], None]) -> list
         lost = {name: lost[name] for name in ("undefined", "failed")}
         system = key[2] if key[1] else None
         groups.append(Group(pairs[key[0]], system, None, **counts, **lost, moments=moments, cross=crossed[key]))
-    _tell_unscored(groups, notify)
+    _note_unscored(groups, notify)
     return groups
 
 
@@ -332,7 +332,7 @@ def _fetch(database: DuckDBPyConnection, query: str) -> Rows:
     return rows
 
 
-def _tell_unmatched(database: DuckDBPyConnection, request: EstimateRequest, notify: Callable[[str], None]) -> None:
+def _note_unmatched(database: DuckDBPyConnection, request: EstimateRequest, notify: Callable[[str], None]) -> None:
     """Says what the estimate takes for granted of the judged samples."""
     ((missing,),) = database.sql(
         "select count(distinct sample_id) from dear anti join cheap using (sample_id)"
@@ -346,7 +346,7 @@ def _tell_unmatched(database: DuckDBPyConnection, request: EstimateRequest, noti
         notify(f"{request.run.directory}: its samples are the first by id (--limit) and not random ones (--random)")
 
 
-def _tell_unscored(groups: Sequence[Group], notify: Callable[[str], None]) -> None:
+def _note_unscored(groups: Sequence[Group], notify: Callable[[str], None]) -> None:
     """Says how many drawn samples have no score, where these are many."""
     for group in groups:
         lost = group.undefined + group.failed

@@ -3,7 +3,7 @@
 2 * R * C + C * (C - 1) ordered pairs a sample (methods, section 2): response -> context, context -> response and
 context -> context, never response -> response. Those of contexts alone belong to a distinct set of context atoms and
 are made once for it, however many samples share it.
-A sieve takes pairs for neutral without a judgement; a few of these are judged all the same.
+A pair filter labels pairs as neutral without a request. The audit judges a share of these pairs too.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ class PairFilter:
         if self.needs_vectors:
             apart |= _are_far(owner["vectors"], self.cosine)
 
-        def sift(source: Places, target: Places) -> tuple[Flags, Flags]:
+        def split_pairs(source: Places, target: Places) -> tuple[Flags, Flags]:
             taken = apart[source, target]
             audited = np.zeros(len(source), dtype=bool)
             for place in np.flatnonzero(taken):
                 audited[place] = is_audited(texts[source[place]], texts[target[place]], self.audit_share)
             return taken, audited
 
-        return sift
+        return split_pairs
 
 
 def is_audited(premise: str, hypothesis: str, share: float) -> bool:
@@ -144,7 +144,7 @@ LISTS = pa.schema(
 # What tells the relation of a pair: a model, a model though a filter takes it, other pairs, or a filter
 MODEL, AUDIT, IMPLIED, FILTERED = TELLERS = ("model", "audit", "implied", "filtered")
 Choice = Callable[[Places, Places], tuple[Flags, Flags]]
-_NO_SIEVE = PairFilter()
+_NO_FILTER = PairFilter()
 
 
 def ask_all(owner: Mapping[str, Any]) -> Choice:
@@ -163,7 +163,7 @@ def generate_pairs(
     batches: Iterator[pa.RecordBatch],
     stage: Stage,
     choose: Callable[[Mapping[str, Any]], Choice],
-    sieve: PairFilter = _NO_SIEVE,
+    pair_filter: PairFilter = _NO_FILTER,
 ) -> Iterator[pa.RecordBatch]:
     """The pairs of owners, for `mapInArrow`: rows of `PAIRS`.
 
@@ -172,7 +172,7 @@ def generate_pairs(
     `choose(owner)(source, target)` says which of these pairs are asked now and which are implied by what is known. The
     rows of implied and filtered pairs have no request_id; what is neither asked nor implied has no row.
     """
-    return _joined(batches, lambda owner: _pairs_of(owner, stage, choose(owner), sieve))
+    return _joined(batches, lambda owner: _pairs_of(owner, stage, choose(owner), pair_filter))
 
 
 def generate_lists(
@@ -180,14 +180,14 @@ def generate_lists(
     stage: Stage,
     choose: Callable[[Mapping[str, Any]], Choice],
     size: int,
-    sieve: PairFilter = _NO_SIEVE,
+    pair_filter: PairFilter = _NO_FILTER,
 ) -> Iterator[pa.RecordBatch]:
     """The same pairs as lists, for `mapInArrow`: rows of `LISTS`, the asked targets of a source, at most `size` in one.
 
     Targets are in the order of their texts by code points, so that equal sets are one request. The filtered targets of
     a source are a row without request_id.
     """
-    return _joined(batches, lambda owner: _lists_of(owner, stage, choose(owner), size, sieve))
+    return _joined(batches, lambda owner: _lists_of(owner, stage, choose(owner), size, pair_filter))
 
 
 def _joined(
@@ -206,19 +206,21 @@ def _joined(
             yield pa.concat_batches(waiting)
 
 
-def _pairs_of(owner: Mapping[str, Any], stage: Stage, choose: Choice, sieve: PairFilter) -> Iterator[pa.RecordBatch]:
+def _pairs_of(
+    owner: Mapping[str, Any], stage: Stage, choose: Choice, pair_filter: PairFilter
+) -> Iterator[pa.RecordBatch]:
     """The pairs of an owner in batches."""
     keys = PairKeys(stage, owner["texts"])
-    for source, target, teller in _told(owner, choose, sieve):
+    for source, target, teller in _told(owner, choose, pair_filter):
         yield _rows(owner["owner"], source, target, teller, keys)
 
 
 def _lists_of(
-    owner: Mapping[str, Any], stage: Stage, choose: Choice, size: int, sieve: PairFilter
+    owner: Mapping[str, Any], stage: Stage, choose: Choice, size: int, pair_filter: PairFilter
 ) -> Iterator[pa.RecordBatch]:
     """The lists of an owner in batches."""
     texts = owner["texts"]
-    for source, target, teller in _told(owner, choose, sieve):
+    for source, target, teller in _told(owner, choose, pair_filter):
         rows = list(_lists(zip(source.tolist(), target.tolist(), teller.tolist(), strict=True), texts, size))
         ids = [
             None if FILTERED in tellers else _id_of_list(stage, texts, premise, hypotheses)
@@ -247,14 +249,14 @@ def _id_of_list(stage: Stage, texts: Sequence[str], premise: int, hypotheses: Se
     return stage.request_id({first: texts[premise], second: [texts[place] for place in hypotheses]})
 
 
-def _told(owner: Mapping[str, Any], choose: Choice, sieve: PairFilter) -> Iterator[tuple[Places, Places, Places]]:
+def _told(owner: Mapping[str, Any], choose: Choice, pair_filter: PairFilter) -> Iterator[tuple[Places, Places, Places]]:
     """The pairs (source, target) that have a row, in batches, and by number of `TELLERS` what tells their relations."""
-    sift = sieve.of(owner)
+    split_pairs = pair_filter.of(owner)
     for source, target in _places_of(owner):
         asked, implied = choose(source, target)
         shown = asked | implied
         if shown.any():
-            taken, audited = sift(source[shown], target[shown])
+            taken, audited = split_pairs(source[shown], target[shown])
             teller = np.select([implied[shown], taken & ~audited, taken], [2, 3, 1], 0)
             yield source[shown], target[shown], teller
 

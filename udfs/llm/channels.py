@@ -69,7 +69,7 @@ def attempts_of_halves(request: Request, answer: Answer, max_attempts: int) -> i
     return request.attempts - 1 if _is_about_rows(answer) else max_attempts - 1
 
 
-def may_hide_a_culprit(request: Request, answer: Answer) -> bool:
+def may_fail_for_one_row(request: Request, answer: Answer) -> bool:
     """Return True if one of several rows can cause the failure: a 4xx, or an error that retries did not resolve."""
     kind = answer.error_type or ""
     return request.rows > 1 and (_is_about_rows(answer) or is_fault(kind) or kind in ASK_AGAIN)
@@ -392,9 +392,9 @@ class Channel(Slots):
 class Channels:
     """The endpoints of an actor. With several endpoints, each has its own limiter and `purse` leases the budget."""
 
-    def __init__(self, work: Work, each: Sequence[Channel], purse: Slots | None = None) -> None:
-        self.each, self.purse = each, purse
-        self.slots: list[Slots] = [*each, *([purse] if purse else [])]
+    def __init__(self, work: Work, each: Sequence[Channel], budget_slots: Slots | None = None) -> None:
+        self.each, self.budget_slots = each, budget_slots
+        self.slots: list[Slots] = [*each, *([budget_slots] if budget_slots else [])]
         self._settings = work.settings
 
     @property
@@ -434,8 +434,8 @@ class Channels:
     @property
     def refusal(self) -> str | None:
         """Return the reason for no lease: the budget, or an outage of all endpoints that do not refuse the run."""
-        if self.purse and self.purse.pacing.refusal:
-            return self.purse.pacing.refusal
+        if self.budget_slots and self.budget_slots.pacing.refusal:
+            return self.budget_slots.pacing.refusal
         refusals = {channel.pacing.refusal for channel in self.each if not channel.refused}
         return refusals.pop() if len(refusals) == 1 else None
 
@@ -483,6 +483,6 @@ class Channels:
 
         The tokens of a lost call are unknown, so its whole reservation counts as used.
         """
-        for slots, tokens in zip((channel, self.purse), reserved, strict=True):
+        for slots, tokens in zip((channel, self.budget_slots), reserved, strict=True):
             if slots is not None:
                 slots.pacing.settle(tokens, max(used, tokens) if lost else used)

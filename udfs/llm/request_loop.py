@@ -24,7 +24,7 @@ from untold.udfs.llm.channels import (
     attempts_of_halves,
     gather,
     group_of,
-    may_hide_a_culprit,
+    may_fail_for_one_row,
     spend,
     split,
     split_answered,
@@ -196,7 +196,7 @@ class RequestLoop:
         living = self._endpoints.living
         able = self._able(living)
         able = [number for number in able if self._has_slot(self._channels[number], now)]
-        if not able or (self._endpoints.purse and not self._has_slot(self._endpoints.purse, now)):
+        if not able or (self._endpoints.budget_slots and not self._has_slot(self._endpoints.budget_slots, now)):
             return None
         for number in self._ready.order(able):
             request = self._ready.take(number, able, living)
@@ -205,7 +205,7 @@ class RequestLoop:
         else:
             return None
         request.reserved = self._channels[number].use()
-        request.promised = self._endpoints.purse.use() if self._endpoints.purse else 0
+        request.promised = self._endpoints.budget_slots.use() if self._endpoints.budget_slots else 0
         if self._ready and any(channel.pacing.held for channel in self._channels):
             self._waiters.wake()
         return number, request
@@ -436,7 +436,7 @@ class RequestLoop:
     def _record(self, channel: Channel, request: Request, answer: Answer) -> None:
         """Ends a request. One for several rows that a single row of them may have spoilt is asked in halves."""
         late = request.first_sent is None or monotonic() - request.first_sent >= self._settings.deadline
-        if may_hide_a_culprit(request, answer) and not late:
+        if may_fail_for_one_row(request, answer) and not late:
             for half in split(request, attempts_of_halves(request, answer, self._settings.max_attempts)):
                 self._return(half)
             return

@@ -39,7 +39,7 @@ FIRST_LOOK_SECONDS = 0.02
 LOW_WATER = 1000
 # Memory and nodes fail by chance too: thrice in a unit is suspicious, and twice more, alone in its actor, is proof
 DEATHS_OF_A_SUSPECT = 3
-DEATHS_OF_A_CULPRIT = 2
+DEATHS_OF_A_REQUEST = 2
 # What is in flight is paid for and gets so long to arrive: little where a user waits for the end, hardly any time where
 # nobody waits for it any more
 STOP_GRACE_SECONDS = 3.0
@@ -195,7 +195,7 @@ class ActorDriver:
     def _ask_suspect(self, row: tuple[str, dict[str, Any]]) -> str | None:
         """Asks one request until it is answered, or has killed so many actors that it is recorded as the culprit."""
         deaths = 0
-        while deaths < DEATHS_OF_A_CULPRIT:
+        while deaths < DEATHS_OF_A_REQUEST:
             worker = self.pool.workers[0]
             name = f"{row[0]}-{deaths}"
             worker.units = []
@@ -215,7 +215,7 @@ class ActorDriver:
 
     def _record_crash(self, request_id: str) -> None:
         """Writes the failure of a request that kills actors; its deaths speak neither of the machine nor of the job."""
-        deaths = DEATHS_OF_A_SUSPECT + DEATHS_OF_A_CULPRIT
+        deaths = DEATHS_OF_A_SUSPECT + DEATHS_OF_A_REQUEST
         row = Completion(
             request_id,
             attempts=deaths,

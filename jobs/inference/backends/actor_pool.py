@@ -40,7 +40,7 @@ LEAVE_SECONDS = 5.0
 FIRST_WAIT = 0.5
 LONGEST_WAIT = 30.0
 # Of what tells askings of one stage of one start apart: there are a few of them
-ASKING_CHARACTERS = 8
+CALL_ID_CHARACTERS = 8
 # Memory and nodes fail by chance; so many deaths within an hour, but for those that one request caused, have a reason
 # that stays
 DEATHS_IN_AN_HOUR = 50
@@ -130,7 +130,7 @@ class ActorPool:
         self._job, self._idle, self._wait_on = job, idle, wait_on
         # A stage may be asked several times in a start: files of one asking would replace another's, and the limiter
         # would take its reports for old ones
-        self._call_id = f"{job.run}-{job.stage.name}-{uuid4().hex[:ASKING_CHARACTERS]}"
+        self._call_id = f"{job.run}-{job.stage.name}-{uuid4().hex[:CALL_ID_CHARACTERS]}"
         self._used_by_dead = NOTHING_USED
         self._spent_by_dead: dict[str, Usage] = {}
         self._started = 0

@@ -63,7 +63,7 @@ class JobOutcome:
     parameters: Parameters | None = None
 
 
-def tell_left_out(event: Mapping[str, Any], told: set[str], note: Callable[[str], None]) -> None:
+def note_left_out(event: Mapping[str, Any], told: set[str], note: Callable[[str], None]) -> None:
     """Says once of each endpoint that refuses a run that the others answer alone."""
     for line in set(event.get("left_out", ())) - told:
         note(f"left out while others answer: {line}")

@@ -40,7 +40,7 @@ class Requests(Protocol):
     def bound(self) -> DataFrame | None: ...
 
     @property
-    def likely(self) -> DataFrame | None: ...
+    def expected(self) -> DataFrame | None: ...
 
     @property
     def made_of(self) -> tuple[str, ...]: ...
@@ -68,7 +68,7 @@ class Rows:
     frame: DataFrame
     carry: tuple[str, ...]
     bound: DataFrame | None = None
-    likely: DataFrame | None = None
+    expected: DataFrame | None = None
     made_of: tuple[str, ...] = ()
     all_asked: bool = True
 
@@ -98,19 +98,19 @@ class Pairs:
     """Pairs of the texts of `owners`, as `untold.udfs.facts.pairs.generate_pairs` makes them: owner, source, target.
 
     Rows of pairs carry numbers alone; texts join the missing requests. A pair that `choose` calls implied, or that the
-    sieve takes, has no request.
+    pair filter removes, has no request.
     """
 
     owners: DataFrame
     choose: Callable[..., Any] = ask_all
-    sieve: PairFilter = field(default_factory=PairFilter)
+    pair_filter: PairFilter = field(default_factory=PairFilter)
     carry: tuple[str, ...] = ("owner", "source", "target", "judged_by")
     made_of: tuple[str, ...] = ()
 
     @property
     def all_asked(self) -> bool:
         """Whether no pair is left out as implied or filtered."""
-        return self.choose is ask_all and not self.sieve
+        return self.choose is ask_all and not self.pair_filter
 
     @cached_property
     def bound(self) -> DataFrame:
@@ -120,13 +120,13 @@ class Pairs:
         return self.owners.select(pairs.alias("requests"), (2 * longest).alias("bytes"))
 
     @property
-    def likely(self) -> DataFrame:
+    def expected(self) -> DataFrame:
         """The same formula: it holds for any numbers of texts."""
         return self.bound
 
     def identify(self, stage: Stage, *, measured: bool = False) -> DataFrame:
         """The columns of `PAIRS`: numbers and request_id, no texts to measure."""
-        pairs = partial(generate_pairs, stage=stage, choose=self.choose, sieve=self.sieve)
+        pairs = partial(generate_pairs, stage=stage, choose=self.choose, pair_filter=self.pair_filter)
         return self.owners.mapInArrow(pairs, spark_schema(PAIRS))
 
     def texts_of(self, stage: Stage, identified: DataFrame, wanted: DataFrame) -> DataFrame:
@@ -170,7 +170,7 @@ class Lists(Pairs):
     @property
     def all_asked(self) -> bool:
         """A pair that is not asked is in no list, but for filtered ones."""
-        return not self.sieve
+        return not self.pair_filter
 
     @cached_property
     def bound(self) -> DataFrame:
@@ -187,7 +187,7 @@ class Lists(Pairs):
 
     def identify(self, stage: Stage, *, measured: bool = False) -> DataFrame:
         """The columns of `LISTS`: numbers and request_id, no texts to measure."""
-        lists = partial(generate_lists, stage=stage, choose=self.choose, size=self.size, sieve=self.sieve)
+        lists = partial(generate_lists, stage=stage, choose=self.choose, size=self.size, pair_filter=self.pair_filter)
         return self.owners.mapInArrow(lists, spark_schema(LISTS))
 
     def readable(self, stage: Stage, identified: DataFrame) -> DataFrame:

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 
 from untold.jobs.inference.backends.backends import Backend, PendingRequests, ProcessBackend, TaskBackend
 from untold.jobs.inference.backends.cluster_checks import ClusterChecks
-from untold.jobs.inference.backends.job import JobOutcome, tell_left_out
+from untold.jobs.inference.backends.job import JobOutcome, note_left_out
 from untold.jobs.inference.backends.local_model import LocalModelError
 from untold.jobs.inference.backends.process import ActorProcessError
 from untold.jobs.inference.backends.spooled_backends import BatchBackend, RayJobBackend, SpoolBackend, WaitingError
@@ -117,18 +117,18 @@ class StageRunner:
         display.course.begin(name)
         display.status(f"{display.course.describe(name)}: looking up stored answers")
         requests = Rows(rows, tuple(carry)) if isinstance(rows, DataFrame) else rows
-        asking = self._identify(name, requests)
-        results = self._ask(asking)
+        stage_call = self._identify(name, requests)
+        results = self._ask(stage_call)
         while results is None:
-            asking = replace(self._identify(name, requests), usage=asking.usage)
-            results = self._ask(asking)
-        usage = price(self.settings, asking.stage, asking.usage)
+            stage_call = replace(self._identify(name, requests), usage=stage_call.usage)
+            results = self._ask(stage_call)
+        usage = price(self.settings, stage_call.stage, stage_call.usage)
         self.account.add(
-            StageResult(asking.stage, results.rows, asking.reused or 0, usage, self._address(asking.stage))
+            StageResult(stage_call.stage, results.rows, stage_call.reused or 0, usage, self._address(stage_call.stage))
         )
         if requests.all_asked:
             return results.rows
-        return results.rows.unionByName(without_requests(asking.identified, results.rows.schema, requests.carry))
+        return results.rows.unionByName(without_requests(stage_call.identified, results.rows.schema, requests.carry))
 
     def _address(self, stage: Stage) -> str | None:
         """The endpoint that the settings name for a stage; None for several, and for what is no endpoint."""
@@ -184,32 +184,32 @@ class StageRunner:
             return self._spool
         return ProcessBackend(self.engines, self.settings, self.endpoint, self.workspace, self.reach)
 
-    def _ask(self, asking: _StageCall) -> Results | None:
+    def _ask(self, stage_call: _StageCall) -> Results | None:
         """Looks up, answers and reads until no file of the folder turned out to be damaged on the way.
 
         None where the endpoint does not take the stage's schema as it was sent: the requests are others.
         """
         with self._ending_early():
             for spool in (self._spool, self._batches):
-                asking.usage += spool.collect(asking.stage, asking.store)
+                stage_call.usage += spool.collect(stage_call.stage, stage_call.store)
         while True:
-            asking.look_up()
-            self.turns.take(partial(self._answer_for, self.engines.display.course.metric, asking))
-            if self._findings.applied(asking.stage).digest != asking.stage.digest:
+            stage_call.look_up()
+            self.turns.take(partial(self._answer_for, self.engines.display.course.metric, stage_call))
+            if self._findings.applied(stage_call.stage).digest != stage_call.stage.digest:
                 return None
-            before = asking.store.damaged
-            results = asking.store.read(asking.requests, asking.identified)
-            self.account.note_models(section_of(asking.stage.api), results.models)
-            if asking.store.damaged == before or self.ended:
-                self._check(asking, results)
+            before = stage_call.store.damaged
+            results = stage_call.store.read(stage_call.requests, stage_call.identified)
+            self.account.note_models(section_of(stage_call.stage.api), results.models)
+            if stage_call.store.damaged == before or self.ended:
+                self._check(stage_call, results)
                 return results
             # A page was damaged that looking up did not read: what was in its file has to be asked again
 
-    def _answer_for(self, metric: str, asking: _StageCall) -> None:
+    def _answer_for(self, metric: str, stage_call: _StageCall) -> None:
         """Has the missing requests of a metric answered; what goes wrong ends the asking."""
         self.engines.display.course.enter(metric)
         with self._ending_early():
-            self._answer_missing(asking)
+            self._answer_missing(stage_call)
 
     @contextmanager
     def _ending_early(self) -> Iterator[None]:
@@ -227,36 +227,36 @@ class StageRunner:
             self.ended = "interrupted" if self.engines.interrupts.requested else "broken"
             self.error = str(error)
 
-    def _answer_missing(self, asking: _StageCall) -> None:
+    def _answer_missing(self, stage_call: _StageCall) -> None:
         """Has the missing requests answered as the one spender of the stage's folder, unless asking has ended."""
         if self.engines.interrupts.requested:
             self.ended = self.ended or "interrupted"
         # Another stage may have found meanwhile how the endpoint is to be asked
-        if self.ended or self._findings.applied(asking.stage).digest != asking.stage.digest:
+        if self.ended or self._findings.applied(stage_call.stage).digest != stage_call.stage.digest:
             return
-        if not asking.found.missing:
-            asking.store.compact_leftovers()
+        if not stage_call.found.missing:
+            stage_call.store.compact_leftovers()
             return
-        backend = self._backend_of(asking.stage)
+        backend = self._backend_of(stage_call.stage)
         with self.engines.interrupts.waiting():
-            backend.prepare(asking.stage)
-        with asking.store.locked() as lock:
-            if asking.store.has_changed(asking.found):
-                asking.look_up()
-            if asking.found.missing:
-                self._answer(asking, backend, lock)
-                asking.store.compact()
+            backend.prepare(stage_call.stage)
+        with stage_call.store.locked() as lock:
+            if stage_call.store.has_changed(stage_call.found):
+                stage_call.look_up()
+            if stage_call.found.missing:
+                self._answer(stage_call, backend, lock)
+                stage_call.store.compact()
 
-    def _answer(self, asking: _StageCall, backend: Backend, lock: FolderLock | None) -> None:
+    def _answer(self, stage_call: _StageCall, backend: Backend, lock: FolderLock | None) -> None:
         """Has them answered; what that used counts even where it ends with an error."""
-        stage, section = asking.stage, section_of(asking.stage.api)
+        stage, section = stage_call.stage, section_of(stage_call.stage.api)
         last = NOTHING_USED
 
         def show(event: Mapping[str, Any]) -> None:
             nonlocal last
             last = Usage.of(event["usage"])
             self.engines.display.show(event)
-            tell_left_out(event, self._left_out, self.engines.display.note)
+            note_left_out(event, self._left_out, self.engines.display.note)
 
         call = CallContext(
             stage,
@@ -267,12 +267,12 @@ class StageRunner:
             may_drop_schema=self._findings.can_drop_schema(stage),
             may_adapt=backend is not self._spool and backend is not self._batches,
         )
-        rows = asking.store.missing(asking.requests, asking.identified, asking.found)
-        unanswered = PendingRequests(call, asking.store.folder, rows, asking.found.missing, lock, show)
+        rows = stage_call.store.missing(stage_call.requests, stage_call.identified, stage_call.found)
+        unanswered = PendingRequests(call, stage_call.store.folder, rows, stage_call.found.missing, lock, show)
         try:
             self._end(backend.answer(unanswered), stage)
         finally:
-            asking.usage += last
+            stage_call.usage += last
             self.account.spent += last
 
     def _end(self, outcome: JobOutcome, stage: Stage) -> None:
@@ -289,14 +289,14 @@ class StageRunner:
         if outcome.reason not in (None, "restructured"):
             self.ended, self.error = outcome.reason, outcome.error
 
-    def _check(self, asking: _StageCall, results: Results) -> None:
+    def _check(self, stage_call: _StageCall, results: Results) -> None:
         """Ends the run where answers were paid for and cannot be read; says once that ratings are not weighted.
 
         Asking on would pay for the same again. A rating without probabilities is the digit that was written alone.
         """
         if results.unasked and not self.ended:
             self.ended = "broken"
-            self.error = f"cannot read {amount(results.unasked, 'completion')} back from {asking.store.folder}"
+            self.error = f"cannot read {amount(results.unasked, 'completion')} back from {stage_call.store.folder}"
         if results.unweighted and not self._warned_of_ratings:
             self._warned_of_ratings = True
             self.engines.display.note("the endpoint returns no log-probabilities: ratings are not probability-weighted")

@@ -409,9 +409,9 @@ class StageStore:
 
     def _read(self, act: Callable[[Reading], Given]) -> Given:
         """What `act` makes of the folder, read whole; the user hears of files that are not."""
-        return read_strictly(self._workspace.spark, self.folder, act, self._tell_of_damage)
+        return read_strictly(self._workspace.spark, self.folder, act, self._report_damage)
 
-    def _tell_of_damage(self, whole: compaction.Whole) -> None:
+    def _report_damage(self, whole: compaction.Whole) -> None:
         """Counts and names the files that are damaged; those that are gone once in a run."""
         self.damaged += len(whole.damaged)
         if whole.damaged:

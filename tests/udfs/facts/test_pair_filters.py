@@ -34,10 +34,10 @@ def owned(texts: list[str], contexts: int, **more: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{**owner("o", contexts, len(texts) - contexts), "texts": texts, **more}])
 
 
-def taken(sieve: PairFilter, texts: list[str], **more: Any) -> set[tuple[int, int]]:
-    """The pairs of all texts that a sieve takes."""
+def taken(pair_filter: PairFilter, texts: list[str], **more: Any) -> set[tuple[int, int]]:
+    """Return the pairs of all texts that the filter removes."""
     source, target = (np.array(side) for side in zip(*permutations(range(len(texts)), 2), strict=True))
-    found = sieve.of({"texts": texts, **more})(source, target)[0]
+    found = pair_filter.of({"texts": texts, **more})(source, target)[0]
     return set(zip(source[found].tolist(), target[found].tolist(), strict=True))
 
 
@@ -80,15 +80,15 @@ def test_vectors_take_pairs_below_the_cosine_and_either_takes_what_one_takes() -
 @given(st.lists(texts_of_words, min_size=2, max_size=7, unique=True), st.integers(1, 3), st.floats(0, 1))
 def test_pairs_and_lists_ask_what_is_not_taken_and_what_is_audited(texts: list[str], size: int, share: float) -> None:
     contexts = max(1, len(texts) - 2)
-    sieve, batch = PairFilter("words", audit_share=share), owned(texts, contexts)
-    pairs = pa.Table.from_batches(generate_pairs(iter([batch]), STAGE, ask_all, sieve), PAIRS).to_pylist()
-    apart = taken(sieve, texts)
+    pair_filter, batch = PairFilter("words", audit_share=share), owned(texts, contexts)
+    pairs = pa.Table.from_batches(generate_pairs(iter([batch]), STAGE, ask_all, pair_filter), PAIRS).to_pylist()
+    apart = taken(pair_filter, texts)
     for row in pairs:
         pair = row["source"], row["target"]
         audited = is_audited(texts[pair[0]], texts[pair[1]], share)
         told = ("audit" if audited else "filtered") if pair in apart else "model"
         assert (row["judged_by"], row["request_id"] is None) == (told, told == "filtered")
-    lists = pa.Table.from_batches(generate_lists(iter([batch]), LISTED, ask_all, size, sieve), LISTS).to_pylist()
+    lists = pa.Table.from_batches(generate_lists(iter([batch]), LISTED, ask_all, size, pair_filter), LISTS).to_pylist()
     listed = {
         (row["source"], target): (teller, row["request_id"] is None)
         for row in lists
