@@ -338,7 +338,7 @@ class Condensation:
         if lost := self.workspace.count(apart[0].unionByName(apart[1]).distinct()):
             raise CondensationError(f"{lost:,} nodes are in a class whose other nodes they do not entail in turn")
         if self.workspace.count(self._walker.peel(quotient, self.workspace.count(quotient)).limit(1)):
-            raise CondensationError("classes lie on a cycle: they were found too fine")
+            raise CondensationError("the strongly connected components are incomplete: a cycle of components remains")
 
     def _find_pairs(self, members: DataFrame, edges: DataFrame) -> DataFrame:
         """source, target, judged, by ids."""
@@ -352,7 +352,7 @@ class Condensation:
             found.select(F.col("source_id").alias("source"), F.col("target_id").alias("target"), judged)
         )
         if lost := self.workspace.count(pairs.where("source is null or target is null")):
-            raise ValueError(f"{lost:,} edges have an end that is no node of their graph")
+            raise ValueError(f"{lost:,} edges have an end that is not a node of their graph")
         return pairs
 
     def _solve_bounds(self, members: DataFrame, pairs: DataFrame, lower: DataFrame) -> DataFrame:

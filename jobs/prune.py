@@ -81,7 +81,7 @@ def _ids_of(uses: Iterable[ReferenceFile], stage: str) -> RequestIds:
                 ids += (np.asarray(some, np.bytes_) for some in use.ids())
             except (OSError, ValueError, pa.ArrowException) as error:
                 raise PruneError(
-                    f"{use.place} cannot be read, so that nobody knows what run {use.run} needs"
+                    f"{use.place} cannot be read, so the completions of run {use.run} are unknown"
                 ) from error
     return RequestIds(np.concatenate(ids) if ids else ())
 

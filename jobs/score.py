@@ -179,7 +179,7 @@ def _score(run: _Scoring) -> Outcome:
     changes = _changes(start, found) if output.refreshes else {}
     if changes:
         rows = ", ".join(f"{number:,} {what}" for what, number in changes.items())
-        start.display.note(f"{output.place} is made anew of its input as it is now; rows: {rows}")
+        start.display.note(f"{output.place} is scored again from the changed input; rows: {rows}")
     elif added is not None:
         _check_kept(output, found, start.display)
     elif unchanged := start.unchanged():
@@ -244,7 +244,7 @@ def _check_kept(output: Output, found: Samples, display: Display) -> None:
     if lost > 0:
         raise manifest.OutputError(
             f"{lost:,} samples that {there} scored are invalid for a metric that is to be added to {place}; "
-            "mend the rows named above, or give another --output (store may be the same)"
+            "fix the rows named above, or give another --output (store may be the same)"
         )
     display.note(f"{place} has {there} already, and keeps it")
 

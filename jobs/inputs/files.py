@@ -226,7 +226,7 @@ def find_files(path: str) -> list[InputFile]:
     try:
         found = _find_remote(path) if is_remote(path) else _find_local(local_path(path))
     except BrokenLinkError as error:
-        raise SampleError(f"{error}: a link to a file that is not there; remove or mend it") from error
+        raise SampleError(f"{error}: a link to a file that is not there; remove or fix it") from error
     except (OSError, pa.ArrowException, ValueError) as error:
         raise SampleError(
             f"{path}: cannot be listed ({type(error).__name__}); check the path and its rights"

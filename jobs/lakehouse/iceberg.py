@@ -85,7 +85,7 @@ def _check_readable(name: str, tasks: Sequence[FileScanTask], schema: Schema) ->
             "first: CALL ... rewrite_data_files with delete-file-threshold 1"
         )
     if any(task.file.file_format != FileFormat.PARQUET for task in tasks):
-        raise base.LakehouseError(f"iceberg:{name}: it has files that are no Parquet; rewrite them as Parquet")
+        raise base.LakehouseError(f"iceberg:{name}: it has files that are not Parquet; rewrite them as Parquet")
     if defaults := [field.name for field in schema.fields if field.initial_default is not None]:
         raise base.LakehouseError(
             f"iceberg:{name}: `{defaults[0]}` has a default for older files, which is not read; rewrite its files"

@@ -45,13 +45,13 @@ def open_catalog(index: str) -> Catalog:
     """
     manifest = read_manifest(index)
     if manifest is None:
-        raise UnusableIndexError(f"{index} holds no index; make one with: untold index --input CORPUS --output {index}")
+        raise UnusableIndexError(f"{index} has no index; build one with: untold index --input CORPUS --output {index}")
     try:
         found = catalog_in(manifest)
     except (KeyError, TypeError) as error:
-        raise UnusableIndexError(f"{index}/manifest.json is damaged; make the index anew with --overwrite") from error
+        raise UnusableIndexError(f"{index}/manifest.json is damaged; build the index again with --overwrite") from error
     if found is None:
-        raise UnusableIndexError(f"{index} holds no whole index; start untold index again, it goes on where it was")
+        raise UnusableIndexError(f"{index} has an incomplete index; start untold index again to continue")
     return found
 
 

@@ -55,8 +55,8 @@ def check_folders(inputs: Iterable[str | None], output: str, store: str | None =
     foreign = _find_foreign(output, store)
     if foreign is not None:
         raise OutputError(
-            f"{output} holds {foreign} and no manifest of a run, so that it is no output of untold, and nothing is "
-            "written into it, --overwrite or not; give another --output, or an empty folder"
+            f"{output} holds {foreign} and no manifest of a run, so it is not an output of untold and is never "
+            "overwritten; give another --output, or an empty folder"
         )
 
 

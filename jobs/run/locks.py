@@ -185,7 +185,7 @@ class Lock(ABC):
         """Raises LostLockError where another run took the folder over. It is quick: call it before writes."""
         if self.lost:
             raise LostLockError(
-                f"another run took over {self._folder} while this one stood still; "
+                f"another run took over {self._folder} because this one lost its lock; "
                 "what was answered is kept: start again once it has ended"
             )
 

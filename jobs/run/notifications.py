@@ -56,7 +56,7 @@ def _emitter(told: Lineage, note: Callable[[str], None]) -> Callable[[str], None
 
         client, run = OpenLineageClient(), Run(runId=str(generate_new_uuid()))
     except Exception as error:
-        note(f"OpenLineage is not told ({type(error).__name__}: {error})")
+        note(f"OpenLineage events are not sent ({type(error).__name__}: {error})")
         return lambda _: None
     failed: list[str] = []
 
@@ -76,7 +76,7 @@ def _emitter(told: Lineage, note: Callable[[str], None]) -> Callable[[str], None
             client.emit(event)
         except Exception as error:
             failed.append(state)
-            note(f"OpenLineage could not be told ({type(error).__name__})")
+            note(f"OpenLineage could not be reached ({type(error).__name__})")
 
     return emit
 
@@ -185,7 +185,7 @@ def _tell(
         try:
             _send(settings, report.facts)
         except (OSError, ValueError) as error:
-            note(f"notify.url could not be told ({_reason(error)})")
+            note(f"notify.url could not be reached ({_reason(error)})")
 
 
 def _send(settings: NotifySettings, facts: Mapping[str, Any]) -> None:

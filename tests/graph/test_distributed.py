@@ -133,7 +133,7 @@ def test_wrong_components_are_found_out(
     ("labels", "message"),
     [
         ([0, 0, 0, 3, 3, 5], None),
-        ([0, 0, 0, 3, 4, 5], "classes lie on a cycle"),
+        ([0, 0, 0, 3, 4, 5], "a cycle of components remains"),
         ([0, 0, 0, 3, 3, 3], "1 nodes are in a class"),
         ([0, 0, 0, 0, 0, 5], "2 nodes are in a class"),
     ],

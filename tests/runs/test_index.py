@@ -151,7 +151,7 @@ def test_a_corpus_of_failures_alone_is_written_as_failures(
 def test_a_folder_without_an_index_is_refused(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
     ended = run_here.command(words("search", server, "--index", tmp_path, "--query", "a"))
     assert ended.code == 1
-    assert f"{tmp_path} holds no index; make one with: untold index" in ended.err
+    assert f"{tmp_path} has no index; build one with: untold index" in ended.err
 
 
 @pytest.mark.slow

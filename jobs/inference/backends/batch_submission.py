@@ -441,7 +441,7 @@ class BatchSubmitter:
             self._check_stopped()
         results, whole = download(self._api, look)
         if not whole or results.count < least:
-            self._watch.note(f"batch {look.id}: its results are incomplete; what they lack is asked again")
+            self._watch.note(f"batch {look.id}: its results are incomplete; the missing requests are sent again")
         return results
 
     def _take(

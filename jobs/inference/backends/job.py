@@ -254,7 +254,7 @@ class Spool:
 def open_spool(path: str) -> Spool:
     """The spool at a path. Raises SpoolError where there is none."""
     if (StoragePath(path) / JOBS).entry().kind != "folder":
-        raise SpoolError(f"{path} is no spool: it has no folder {JOBS}; give the path that the run has printed")
+        raise SpoolError(f"{path} is not a spool: it has no folder {JOBS}; give the path that the run has printed")
     return Spool(path)
 
 

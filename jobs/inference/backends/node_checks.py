@@ -68,7 +68,7 @@ class Probe:
         """Raises ValueError where what a machine wrote cannot be seen."""
         listed = {entry.name for entry in StoragePath(folder).entries()}
         if name not in listed or (StoragePath(folder) / name).read_bytes() != self.nonce.encode():
-            raise ValueError("what it wrote there cannot be seen here")
+            raise ValueError("its files there are not visible here")
 
 
 @contextmanager

@@ -141,7 +141,7 @@ def prune_folder(folder: str, unneeded: Unneeded, *, clock: Callable[[], float] 
     gone = [ReplacedFile(name=name, at=clock(), into=targets) for name, targets in into.items()]
     publish_merged(folder, number, listing, sorted(kept), made, gone)
     if not are_whole(folder, list_folder(folder), [merge.target for merge in merges]):
-        raise ValueError(f"what stays of {folder} cannot be read back; nothing was removed")
+        raise ValueError(f"the remaining completions of {folder} cannot be read back; nothing was removed")
     for name in _dead(listing, into):
         (StoragePath(folder) / name).remove()
     removed = sum(rows for rows, _ in kept.values()) - sum(left for _, left in kept.values())

@@ -334,7 +334,7 @@ def test_results_that_are_gone_are_asked_again(root: Path, status: int) -> None:
     started, notes = delivery(job, Gone(FakeBatches(endpoint)))
     assert started.run().reason is None
     assert is_whole(job)
-    assert "batch batch_1: its results are incomplete; what they lack is asked again" in notes
+    assert "batch batch_1: its results are incomplete; the missing requests are sent again" in notes
     assert sorted(endpoint.asked.values()) == [1] * (ROWS - 4) + [2] * 4
 
 

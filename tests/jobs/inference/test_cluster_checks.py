@@ -47,7 +47,7 @@ def test_a_machine_that_shares_the_place_is_fine_and_nothing_stays(tmp_path: Pat
     ("other", "problem"),
     [
         ("empty", "{} is not shared by the Ray node n: it does not see what the driver wrote there; give --output"),
-        ("copy", "{} is not shared by the Ray node n: what it wrote there cannot be seen here; give --output"),
+        ("copy", "{} is not shared by the Ray node n: its files there are not visible here; give --output"),
     ],
 )
 def test_a_machine_with_another_disk_is_named(tmp_path: Path, other: str, problem: str) -> None:

@@ -98,7 +98,7 @@ def test_a_job_that_makes_no_sense_says_what_to_do(tmp_path: Path, content: str)
 
 
 def test_a_folder_that_is_no_spool_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpoolError, match="is no spool: it has no folder jobs"):
+    with pytest.raises(SpoolError, match="is not a spool: it has no folder jobs"):
         open_spool(str(tmp_path))
 
 

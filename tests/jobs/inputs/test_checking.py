@@ -144,7 +144,7 @@ def test_a_broken_link_is_named(tmp_path: Path, name: str) -> None:
     write_lines(tmp_path / "a.jsonl", [ROW])
     (tmp_path / "lost.jsonl").symlink_to(tmp_path / "nowhere")
 
-    assert told(tmp_path / name) == f"{tmp_path}/lost.jsonl: a link to a file that is not there; remove or mend it"
+    assert told(tmp_path / name) == f"{tmp_path}/lost.jsonl: a link to a file that is not there; remove or fix it"
 
 
 def test_documents_are_checked_by_any_of_their_names(tmp_path: Path) -> None:

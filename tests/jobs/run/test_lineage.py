@@ -82,11 +82,11 @@ def test_telling_fails_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
         told.manifest = FINISHED
     refusing.close()
     assert len(notes) == 1
-    assert notes[0].startswith("OpenLineage could not be told (")
+    assert notes[0].startswith("OpenLineage could not be reached (")
     notes.clear()
     with patch.dict(sys.modules, {"openlineage.client": None}), lineage("untold.score", "in", "out", notes.append):
         pass
-    assert "OpenLineage is not told" in notes[0]
+    assert "OpenLineage events are not sent" in notes[0]
 
 
 def test_stages_are_spans_where_opentelemetry_is_loaded() -> None:

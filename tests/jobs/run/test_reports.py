@@ -97,10 +97,10 @@ def test_telling_fails_no_command(tmp_path: Path) -> None:
     refusing.close()
     assert [line.split(" (")[0] for line in notes] == [
         f"--metrics-file {tmp_path}/file/below could not be written",
-        "notify.url could not be told",
+        "notify.url could not be reached",
         f"--metrics-file {tmp_path}/file/below could not be written",
-        "notify.url could not be told",
-        "notify.url could not be told",
+        "notify.url could not be reached",
+        "notify.url could not be reached",
     ]
     assert "NOT_SET is not set" in notes[-1]
     assert len(refusing.bodies) == 1
