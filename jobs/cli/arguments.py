@@ -387,12 +387,12 @@ def _load(options: Options, system: Layer | None, demo: bool, asks: bool) -> Res
 
 
 def load_or_none(options: Options, *, asks: bool = True) -> Resolved | None:
-    """Return the settings of a command, or None without an endpoint."""
-    from untold.jobs.settings.loading import NoEndpointError
+    """Return the settings of a command, or None if no endpoint serves them."""
+    from untold.jobs.settings.loading import NoEndpointError, UnservedModelError
 
     try:
         return _load(options, None, False, asks)
-    except NoEndpointError:
+    except (NoEndpointError, UnservedModelError):
         return None
 
 
