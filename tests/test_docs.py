@@ -11,6 +11,7 @@ from pathlib import Path
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
+import untold
 from untold.jobs.cli.commands import COMMANDS
 from untold.jobs.cli.main import INTERRUPTED, MENDABLE, WRONG_USE
 from untold.jobs.metrics import METRICS
@@ -78,6 +79,20 @@ def test_the_readme_is_short_and_has_a_picture() -> None:
     (picture,) = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
     assert (ROOT / picture).stat().st_size > 10_000
     assert len(text.splitlines()) <= 120
+
+
+def test_the_example_of_the_readme_is_in_the_shipped_output() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    example = re.findall(r"^\| (query|response|covered|missing|score) \| (.*) \|$", text, re.MULTILINE)
+    run = untold.open_run(untold.demo_output())
+    found = run.sample("01-small")
+    (score,) = [row for row in found["scores"] if row["metric"] == "e2e"]
+    statements = [row for row in found["statements"] if row["metric"] == "e2e"]
+    expected = [(name, found["samples"][0][name]) for name in ("query", "response")]
+    expected += [("covered", row["text"]) for row in statements if row["covered"]]
+    expected += [("missing", row["text"]) for row in statements if not row["covered"]]
+    expected.append(("score", f"{score['score']:.2f}: one of three statements is covered"))
+    assert sorted(example) == sorted(expected)
 
 
 def folders() -> Iterator[str]:

@@ -9,11 +9,12 @@ import pytest
 
 from untold.jobs.metrics import METRICS
 from untold.jobs.metrics.request import ScoreRequest
+from untold.jobs.metrics.settings import NliSettings
 from untold.jobs.run.manifest import Added, Identity, OutputError, differences, identify
 from untold.jobs.run.outcome import Ending, below_bars
 from untold.jobs.run.terminal import Display
 from untold.jobs.score import score
-from untold.jobs.settings.model import GraphSettings, LlmSettings, NliSettings, Settings, StageSettings
+from untold.jobs.settings.model import GraphSettings, LlmSettings, Settings, StageSettings
 from untold.udfs.llm.keys import Stage
 
 

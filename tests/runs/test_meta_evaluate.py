@@ -74,7 +74,7 @@ def test_two_models_are_run_continued_and_set_side_by_side(
     assert sum(read_manifest(run)["totals"]["calls"] for run in runs.values()) == calls
     rows = read_table(output, "meta_evaluation")
     assert {(row["metric"], row["model"]) for row in rows} == {
-        (metric, model) for metric in ("e2e", "nli") for model in MODELS
+        (metric, model) for metric in ("e2e", "nli", "nli_view") for model in MODELS
     }
     lmr = {(row["metric"], row["convention"]): row["value"] for row in rows if row["measure"] == "lmr"}
     assert lmr["e2e", "mismatch"] == lmr["nli", "zero"] == 0.8  # the empty answer is incorrect, and labelled otherwise
