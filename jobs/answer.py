@@ -148,9 +148,7 @@ class _SpoolWorker:
         finally:
             self.display.end()
         if is_lost():
-            raise SpoolError(
-                f"another worker took over {spooled.place} because this one lost its lock; start again"
-            )
+            raise SpoolError(f"another worker took over {spooled.place} because this one lost its lock; start again")
         spooled.note_usage(self.name, outcome.usage)
         self._end(job, outcome)
         if outcome.reason is None:

@@ -231,7 +231,7 @@ def values_of(record: type, options: Options) -> dict[str, Any]:
     return found
 
 
-RUN_FLAGS = options_of(RunOptions, "retry_failed", "wait", "lock")
+REQUEST_FLAGS = options_of(RunOptions, "retry_failed", "wait", "lock")
 RUN_FLAGS = options_of(RunOptions, "overwrite", "retry_failed", "wait", "lock", "poll")
 LIMIT = options_of(RunOptions, "limit")
 READ_OPTIONS = options_of(ReadOptions)

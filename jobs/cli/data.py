@@ -298,7 +298,7 @@ COMMANDS: dict[str, click.Command] = {
             *settings_options(),
             *arguments.LIMIT,
             *options_of(RunOptions, "overwrite"),
-            *arguments.RUN_FLAGS,
+            *arguments.REQUEST_FLAGS,
         ],
     ),
     "search": Command(
@@ -312,7 +312,7 @@ COMMANDS: dict[str, click.Command] = {
             *settings_options(),
             JSON,
             *options_of(RunOptions, "overwrite"),
-            *arguments.RUN_FLAGS,
+            *arguments.REQUEST_FLAGS,
         ],
     ),
     "answer": Command(

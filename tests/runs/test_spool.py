@@ -161,7 +161,7 @@ def test_a_worker_that_finds_nothing_or_no_spool_says_so(tmp_path: Path) -> None
     assert start_worker(tmp_path).communicate()[0] == "Nothing to answer\n"
     shutil.rmtree(tmp_path / "jobs")
     worker = start_worker(tmp_path)
-    assert "is no spool" in worker.communicate()[0]
+    assert "is not a spool" in worker.communicate()[0]
     assert worker.returncode == 1
 
 

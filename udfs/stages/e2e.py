@@ -249,7 +249,7 @@ def parse_conflicts(completion: str, variables: Mapping[str, Any]) -> dict[str, 
 def _conflicts(values: tuple[Value, ...], contexts: NumberedTexts) -> Iterator[dict[str, Any]]:
     for value in unwrapped(values, ("first",)):
         if not isinstance(value, Record):
-            raise Unparsable("an element of the list is not an object")
+            raise Unparsable("an element of the list is no object")
         yield {name: _side(value, name, contexts) for name in ("first", "second")}
 
 

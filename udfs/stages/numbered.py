@@ -221,7 +221,7 @@ def find_number(text: str, numbered: NumberedTexts) -> int:
     """Return the number that a text states, or the number of an equal text. Raises `Unparsable` for any other text."""
     found = number_in(text, numbered)
     if found is None:
-        raise Unparsable("a text that is neither a number nor one of the given texts")
+        raise Unparsable("a text that is neither a number nor one of those given")
     return found
 
 
@@ -346,7 +346,7 @@ def read_numbered_labels(completion: str, numbered: NumberedTexts, read: ReadLab
         raise Unparsable("numbers that may be texts")
     labels = [said[number][0] if len(said[number]) == 1 else None for number in range(1, len(numbered.texts) + 1)]
     if not any(labels):
-        raise Unparsable("no clear label for a number")
+        raise Unparsable("no clear label beside a number")
     return labels
 
 

@@ -103,9 +103,7 @@ class ActorProcess:
                 show(event)
             elif event["event"] == "done":
                 if lost_lock():
-                    raise ActorProcessError(
-                        f"another run took over {job.directory} because this one lost its lock"
-                    )
+                    raise ActorProcessError(f"another run took over {job.directory} because this one lost its lock")
                 self.usable = not told
                 show(event)
                 named, usage = tuple(event["models"]), Usage.of(event["usage"])

@@ -59,3 +59,9 @@ def test_the_keywords_of_the_python_api_are_options() -> None:
     assert {name: keywords[name].default for name in ("overwrite", "retry_failed", "wait", "poll")} == {
         name: declared[name] for name in ("overwrite", "retry_failed", "wait", "poll")
     }
+
+
+@pytest.mark.parametrize("name", sorted(UNTOLD.commands))
+def test_a_command_declares_each_option_once(name: str) -> None:
+    options = [flag for one in UNTOLD.commands[name].params for flag in (*one.opts, *one.secondary_opts)]
+    assert len(options) == len(set(options))
