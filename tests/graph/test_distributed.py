@@ -157,7 +157,7 @@ def test_verification(spark: SparkSession, tmp_path: Path, labels: list[int], me
 
 def test_an_edge_to_no_node_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
     graph = path(4)
-    with pytest.raises(ValueError, match="1 edges have an end that is no node"):
+    with pytest.raises(ValueError, match="1 edges have an end that is not a node"):
         condense(spark, tmp_path, {"graph": replace(graph, nodes=graph.nodes[:3])}, FineComponents())
 
 
