@@ -207,8 +207,8 @@ class _Planned:
         for place, call in enumerate(self.calls):
             exact = exact and (self.found_after is None or place < self.found_after)
             row = self._row(call, exact)
-            expected_calls = call if exact or place >= len(self.expected_calls) else self.expected_calls[place]
-            yield row | _expected(row, expected_calls, figures.get(call.stage.name), self.assumed.settings, exact)
+            expected = call if exact or place >= len(self.expected_calls) else self.expected_calls[place]
+            yield row | _expected(row, expected, figures.get(call.stage.name), self.assumed.settings, exact)
             exact = exact and not call.tally["missing"]
 
     def _row(self, call: ExpectedCall, exact: bool) -> dict[str, Any]:
@@ -246,22 +246,20 @@ def one_a_stage(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _expected(
-    row: Mapping[str, Any], expected_calls: ExpectedCall, figures: Figures | None, settings: Settings, exact: bool
+    row: Mapping[str, Any], expected: ExpectedCall, figures: Figures | None, settings: Settings, exact: bool
 ) -> dict[str, Any]:
     """What is likely of a row, and no more than what is possible; calls that fail and are made again come on top.
 
     Where the requests are known, their prompts are counted; else they have the mean of the store, if that knows it.
     """
-    asked = min(expected_calls.tally["asked"], row["requests"] - row["reused"])
+    asked = min(expected.tally["asked"], row["requests"] - row["reused"])
     prompts, completions = float(row["prompt_tokens"]), float(row["completion_tokens"])
     if figures is not None:
         calls = max(figures.calls, 1.0)
         mean = None if exact else figures.prompt_tokens
-        counted = expected_calls.prompt_tokens * (
-            asked / expected_calls.tally["asked"] if expected_calls.tally["asked"] else 0.0
-        )
+        counted = expected.prompt_tokens * (asked / expected.tally["asked"] if expected.tally["asked"] else 0.0)
         prompts = counted * calls if mean is None else asked * mean
-        variables = max(0.0, counted - asked * expected_calls.frame_tokens)
+        variables = max(0.0, counted - asked * expected.frame_tokens)
         completions = asked * figures.completion.base + figures.completion.slope * variables
     tokens = {
         "prompt_tokens": round(prompts if exact else min(prompts, row["prompt_tokens"])),
@@ -270,7 +268,7 @@ def _expected(
     return {
         "expected_requests": asked,
         **{f"expected_{name}": value for name, value in tokens.items()},
-        "expected_cost": cost_and_hours(settings, expected_calls.stage, asked, tokens)["cost"],
+        "expected_cost": cost_and_hours(settings, expected.stage, asked, tokens)["cost"],
     }
 
 

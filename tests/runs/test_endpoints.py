@@ -52,9 +52,12 @@ def test_shares_of_a_job_are_those_of_the_weights(run_here: RunHere, server: Mod
     path, output = write_samples(tmp_path / "samples.jsonl", make_samples(400)), tmp_path / "out"
     with ModelServer() as second, ModelServer() as third:
         weights = {server: 1, second: 1, third: 2}
+        # Without a latency, the processors of this machine decide the shares of three servers
+        for one in weights:
+            one.configure(latency=0.1)
         each = [{"base_url": one.base_url, "weight": weight} for one, weight in weights.items()]
         settings = {"llm.base_url": "null", "llm.endpoints": json.dumps(each), "summarise_contexts": "false"}
-        ended = run_here(server, path, output, settings=settings)
+        ended = run_here(server, path, output, settings={**settings, "llm.max_concurrency": 16})
         arrived = [one.count() for one in weights]
     assert ended.code == 0, ended.err
     asked = sum(arrived)
