@@ -1,4 +1,4 @@
-"""What a run would ask and cost, before it does: the metric's own code, asked by a planner that calls nobody."""
+"""Plan the requests and the cost of a run: the code of the metrics runs with tools that send no request."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from untold.udfs.llm.keys import Stage
 from untold.udfs.stages import LOOKUPS
 from untold.udfs.stages.definitions import MAX_TOKENS, Figures
 
-# Names under which a limit is sent; the first counts where both are
+# Names of the sent token limit; the first one counts if both are sent
 COMPLETION_LIMITS = ("max_completion_tokens", "max_tokens")
-# A model's own limit is not known; this one stands for it where a stage sends none.
+# The assumed limit of a stage that sends none, because the limit of the model is unknown
 UNLIMITED_COMPLETION_TOKENS = MAX_TOKENS
 # The columns of `untold.graph.distributed.Condensed`
 CLASSES = "graph string, node long, statement long, representative boolean, covered boolean, in_basis boolean"
@@ -53,16 +53,15 @@ COUNTS = "graph string, covered long, uncovered long, low double, high double"
 def plan(
     request: ScoreRequest, display: Display | None = None, spark: SparkSession | None = None
 ) -> list[dict[str, Any]]:
-    """One row a metric and stage, in the order in which they are asked. Asks nothing and writes nothing.
+    """Return one row per metric and stage, in the order of the stages. Sends no request and writes no file.
 
-    metric, stage; requests: distinct ones; exact: whether that is their number or an upper bound, as it is after a
-    stage with requests still to be asked; reused: requests that this run would not ask, because the store, or an
-    earlier metric of the list, has their answer or lasting failure. For the others: prompt_tokens, estimated;
-    completion_tokens, at most; cost, None without a price, and batch_cost, what batches would cost; hours at the
-    limits, None without a limit, and of batches a day. Beside these expected_requests, expected_prompt_tokens,
-    expected_completion_tokens and expected_cost: what is likely, by the means of the store, else by the shipped figures
-    (`untold.jobs.inference.stage.expected_usage`). Raises what `untold score` raises for samples, settings and
-    templates.
+    Columns: metric, stage; requests, the number of distinct requests; exact, False if this number is an upper bound,
+    because an earlier stage has missing requests; reused, the requests with a completion or a permanent failure in the
+    store, or of an earlier metric. For the missing requests: prompt_tokens, estimated; completion_tokens, at most;
+    cost and batch_cost, None without a price; hours at the limits, None without a limit, and a day per batch. The
+    columns expected_requests, expected_prompt_tokens, expected_completion_tokens and expected_cost use the means of
+    the store, or else the shipped figures (`untold.jobs.inference.stage.expected_usage`). Raises the errors of `untold
+    score` for samples, settings and templates.
     """
     settings = request.settings
     sha256 = _embedded_sha256(settings) if request.embedded else None
@@ -73,14 +72,14 @@ def plan(
     spark = spark or open_session(settings, small=request.small)
     note_profile(settings, [METRICS[name] for name in request.metrics], display.note)
     display.status(f"reading {request.input}")
-    # What a run would refuse a plan refuses too
+    # A plan has the errors of a run
     digests_of(request.metrics, settings)
     found = request.read_samples(spark)
     _check_valid(request.input, found)
     show_invalid(found, display)
     display.status("counting requests")
     valid = found.samples.join(found.invalid.select("sample_id"), on="sample_id", how="left_anti")
-    # Read by every metric and stage; a plan has no output to write them to
+    # Cached for all metrics and stages, because a plan writes no output
     samples = keep(valid)
     scorings = [(samples, stages)]
     if settings.llm.repeats > 1:
@@ -96,16 +95,15 @@ def plan(
 
 
 def _check_valid(path: str, found: Samples) -> None:
-    """Raises SampleError where no row can be scored: a plan of nothing would read as a run that costs nothing."""
+    """Raise SampleError if every row is invalid, because an empty plan looks like a run without a cost."""
     if found.invalid_count == found.row_count:
         raise SampleError(f"{path}: all {found.row_count:,} rows are invalid; the first: {found.first_invalid[0]}")
 
 
 def _embedded_sha256(settings: Settings) -> str:
-    """The sha256 of the embedded model's file, which is not put together for a plan, nor remembered.
+    """Return the sha256 of the embedded model's file. A plan does not create the file.
 
-    It is part of the key, so that the store is asked for the right requests. Raises LocalModelError for a file that
-    cannot be read.
+    The hash is a part of the keys of requests. Raises LocalModelError for an unreadable file.
     """
     if settings.llm.local_model is None:
         return local_model.MODEL_SHA256
@@ -121,11 +119,11 @@ def _embedded_sha256(settings: Settings) -> str:
 
 @dataclass
 class Planner:
-    """Counts what stages would ask, and reads what the store knows, for one metric after the other.
+    """Count the requests of the stages of several metrics, with the store and its means.
 
-    Frames are built first and counted together, as each execution of Spark's costs about a second on slow cores
-    whatever its size (docs/architecture.md, "A start"): `rows` has all metrics counted as far as they can be, then, of
-    those that depend on answers that nobody has, what is likely.
+    Frames are built first and counted together, because each Spark execution costs about a second on slow cores
+    (docs/architecture.md, "A start"). `rows` first counts the largest possible requests of all metrics, and then the
+    expected requests of stages that depend on missing completions.
     """
 
     spark: SparkSession
@@ -137,14 +135,14 @@ class Planner:
     _before: EarlierRequests = field(default_factory=EarlierRequests)
 
     def add(self, metric: Metric, samples: DataFrame, settings: Settings, name: str | None = None) -> None:
-        """Plans a metric after those before it: what they would ask counts as reused. `name`: what its rows say."""
+        """Plan a metric. Requests of earlier metrics count as reused. `name` is the metric in the rows."""
         planned = _Planned(name or metric.name, metric, samples, metric.assume(settings))
         tools = self._tools(planned, planned.assumed.results, self._before)
         planned.calls = tools.run()
         self._planned.append(planned)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a metric and stage, as `plan` gives them."""
+        """Return one row per metric and stage, as `plan`."""
         open_stages = any(call.tally["missing"] for planned in self._planned for call in planned.calls)
         figures: Mapping[str, Figures | None] = {}
         if open_stages:
@@ -157,14 +155,14 @@ class Planner:
     def _expected_calls(
         self, planned: _Planned, figures: Mapping[str, Figures | None], before: EarlierRequests
     ) -> Sequence[ExpectedCall]:
-        """The askings of a metric were unanswered requests answered as usual.
+        """Return the calls of a metric with average completions.
 
-        Up to the first stage with something to ask nothing is assumed, so that these are counted already.
+        The calls before the first stage with missing requests need no assumption, so they are counted already.
         """
         ends = (place for place, call in enumerate(planned.calls, start=1) if call.tally["missing"])
         given = planned.calls[: next(ends, len(planned.calls))]
         known = {name: one for name in planned.stages if (one := figures[name]) is not None}
-        # What looks something up yields nothing that its store's means would tell
+        # Stages of lookups have no means in the store
         unknown = [name for name in planned.stages if name not in known and name not in LOOKUPS]
         if len(given) == len(planned.calls) or planned.assumed.expected is None or unknown:
             for call in planned.calls:
@@ -186,7 +184,7 @@ class Planner:
 
 @dataclass
 class _Planned:
-    """A metric in a plan: what is assumed of it, its askings as they are counted, and as they are likely."""
+    """A metric in a plan: its assumptions, and its calls of stages as counted and as expected."""
 
     name: str
     metric: Metric
@@ -194,7 +192,7 @@ class _Planned:
     assumed: Assumptions
     calls: Sequence[ExpectedCall] = ()
     expected_calls: Sequence[ExpectedCall] = ()
-    # The askings before something was looked up; None where nothing is
+    # The number of calls before the first search, None without a search
     found_after: int | None = None
 
     @property
@@ -202,7 +200,7 @@ class _Planned:
         return self.metric.asks(self.assumed.settings)
 
     def rows(self, figures: Mapping[str, Figures | None]) -> Iterator[dict[str, Any]]:
-        """A row an asking. From the first with something to ask on, numbers are bounds and need not be exact."""
+        """Yield one row per call of a stage. After the first call with missing requests, numbers are upper bounds."""
         exact = True
         for place, call in enumerate(self.calls):
             exact = exact and (self.found_after is None or place < self.found_after)
@@ -212,7 +210,7 @@ class _Planned:
             exact = exact and not call.tally["missing"]
 
     def _row(self, call: ExpectedCall, exact: bool) -> dict[str, Any]:
-        """What is possible. Tokens are of the requests still to be asked: completions at their limit."""
+        """Return the largest possible columns. The tokens assume completions at their limit."""
         settings, to_ask, stage = self.assumed.settings, call.tally["asked"], call.stage
         tokens = {"prompt_tokens": call.prompt_tokens, "completion_tokens": to_ask * completion_limit(stage)}
         return {
@@ -227,9 +225,9 @@ class _Planned:
 
 
 def one_a_stage(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row a stage, in the order in which they are first asked, with the sums over the turns that it is asked in.
+    """Return one row per stage, in the order of its first call, with the sums over all calls of the stage.
 
-    Facts and claims are both embedded, say, and not known at one time.
+    A metric can call a stage several times, for example to embed facts and then claims.
     """
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
@@ -248,9 +246,9 @@ def one_a_stage(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _expected(
     row: Mapping[str, Any], expected: ExpectedCall, figures: Figures | None, settings: Settings, exact: bool
 ) -> dict[str, Any]:
-    """What is likely of a row, and no more than what is possible; calls that fail and are made again come on top.
+    """Return the expected columns of a row, at most the possible ones. Repeated calls are added.
 
-    Where the requests are known, their prompts are counted; else they have the mean of the store, if that knows it.
+    Prompts of known requests are counted. Prompts of other requests have the mean length of the store, if it has one.
     """
     asked = min(expected.tally["asked"], row["requests"] - row["reused"])
     prompts, completions = float(row["prompt_tokens"]), float(row["completion_tokens"])
@@ -275,9 +273,9 @@ def _expected(
 def cost_and_hours(
     settings: Settings, stage: Stage, requests: int, tokens: Mapping[str, int]
 ) -> dict[str, float | None]:
-    """What so many requests cost, and how long the limits make them take; None for a stage that calls nobody.
+    """Return the cost and the hours of requests at the limits, None for a stage without calls.
 
-    tokens: prompt_tokens, completion_tokens of all of them.
+    `tokens` has the sums prompt_tokens and completion_tokens.
     """
     if runs_in_tasks(stage, settings):
         return {"cost": None, "batch_cost": None, "hours": None}
@@ -291,10 +289,10 @@ def cost_and_hours(
 
 @dataclass
 class PlanningTools:
-    """Stands in for the tools of a run: looks up what is asked, and gives outputs that nobody wrote.
+    """Tools of a metric that count requests and return assumed outputs.
 
-    `given`: askings that are known beforehand. `figures`: those that what is likely is counted by; None where what is
-    possible is.
+    `given` are the first calls, if they are known. `figures` are the means for expected requests, None for the largest
+    possible requests.
     """
 
     planned: _Planned
@@ -306,12 +304,12 @@ class PlanningTools:
     calls: list[ExpectedCall] = field(default_factory=list)
 
     def run(self) -> list[ExpectedCall]:
-        """The askings of the metric. The tables that it gives are frames nobody reads."""
+        """Return the calls of the metric. Its tables are frames that are never read."""
         self.planned.metric.score(self.planned.samples, self, self.planned.assumed.settings)
         return self.calls
 
     def contexts(self) -> DataFrame:
-        """As in a run, where metrics share them: each but the first has nothing to ask."""
+        """Return the summarised contexts, which the metrics share: only the first metric has missing requests."""
         samples, known = self.planned.samples, self.lookup.before.contexts
         if samples not in known:
             summarise, place = self.planned.assumed.settings.summarise_contexts, len(self.calls)
@@ -324,12 +322,12 @@ class PlanningTools:
         return frame
 
     def keep(self, frame: DataFrame, name: str = "") -> DataFrame:
-        """The frame, computed once, as long as anything is still to be asked that may be made of it."""
+        """Return the frame, computed once if a later stage can use it."""
         done = {call.stage.name for call in self.calls}
         return frame if done.issuperset(self.planned.stages) else keep(frame)
 
     def retrieve(self, rows: DataFrame, k: int | None = None) -> DataFrame:
-        """Looks up what finding asks, each distinct text once, and gives as many hits as there may be."""
+        """Count the requests of a search, once per distinct text, and return the largest number of hits."""
         settings = self.planned.assumed.settings
         most = k or settings.knowledge.top_k
         for stage in stages_of_knowledge(settings):
@@ -337,13 +335,13 @@ class PlanningTools:
                 self.ask(STAGE, self._texts_to_embed(rows))
             else:
                 self.ask(stage, rows.select("query", F.lit(most).alias("count")))
-        # Which chunks are found is known once they were: what is asked of them from here on is a bound
+        # The found chunks are unknown, so all later requests are upper bounds
         if self.planned.found_after is None:
             self.planned.found_after = len(self.calls)
         return self.keep(assumed_hits(rows, settings, k))
 
     def _texts_to_embed(self, rows: DataFrame) -> DataFrame:
-        """text, kind: the queries, and where the contexts are what is looked in, their chunks."""
+        """Return text and kind of the queries, and of the chunks of contexts if contexts are searched."""
         settings = self.planned.assumed.settings
         queries = rows.select(F.col("query").alias("text"), F.lit("query").alias("kind"))
         if settings.knowledge.source != "contexts":
@@ -352,12 +350,12 @@ class PlanningTools:
         return queries.unionByName(chunks.select("text", F.lit("document").alias("kind")))
 
     def condense(self, nodes: DataFrame, edges: DataFrame) -> Condensed:
-        """Nothing: a plan ends where everything is asked."""
+        """Return no statements, because a plan ends with the last request."""
         spark = self.lookup.spark
         return Condensed(spark.createDataFrame([], CLASSES), spark.createDataFrame([], COUNTS))
 
     def ask(self, stage: str, rows: DataFrame | Requests, carry: Iterable[str] = ()) -> DataFrame:
-        """Looks the requests up and gives results as `StageRunner.ask` does, assumed ones among them."""
+        """Look up the requests and return results like `StageRunner.ask`, with assumed results for missing requests."""
         requests = Rows(rows, tuple(carry)) if isinstance(rows, DataFrame) else rows
         call = self._find(self.stages[stage], requests)
         self.calls.append(call)
@@ -365,9 +363,9 @@ class PlanningTools:
         return call.results(self.outputs[stage] if stage in self.outputs else assumed_results()[stage])
 
     def _find(self, stage: Stage, requests: Requests) -> ExpectedCall:
-        """The asking, known beforehand, by a formula, or looked up.
+        """Return the call, from the known calls, from a formula, or from a lookup.
 
-        Pairs of made-up texts are not generated: their number follows from a formula, and may be billions.
+        Pairs of assumed texts are not generated, because there can be billions. A formula gives their number.
         """
         if len(self.calls) < len(self.given):
             return self.given[len(self.calls)]
@@ -375,14 +373,14 @@ class PlanningTools:
         if sizes is not None and self._is_open(requests.made_of):
             return self.lookup.by_formula(stage, requests, sizes)
         figures = None if self.figures is None else self.figures.get(stage.name)
-        # What a store's means say of prompts and completions need not be measured
+        # The store has the mean sizes of prompts and completions, so they are not measured
         measured = figures is None or figures.prompt_tokens is None or figures.completion.slope != 0
         return self.lookup.find(stage, requests, measured=measured)
 
     def _is_open(self, made_of: Sequence[str]) -> bool:
-        """Whether what is asked now depends on answers that nobody has. Counts, unless that is plain.
+        """Return True if the requests depend on missing completions. Counts only if needed.
 
-        made_of: the stages whose answers it is made of, all before it where none is named.
+        `made_of` are the stages that the requests depend on, by default all earlier stages.
         """
         if self.planned.found_after is not None:
             return True
@@ -397,10 +395,9 @@ class PlanningTools:
 
 
 def completion_limit(stage: Stage) -> int:
-    """The most tokens that a completion of the stage may have, as it is asked for.
+    """Return the token limit of a completion of the stage, 0 for vectors and hits.
 
-    A stage that sends no limit is taken to have `UNLIMITED_COMPLETION_TOKENS`, so that a plan has a number. Vectors and
-    hits are no tokens.
+    A stage without a limit counts with `UNLIMITED_COMPLETION_TOKENS`.
     """
     if stage.name in LOOKUPS:
         return 0
@@ -452,7 +449,7 @@ def _by_batches(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     *stages, total = rows
     if total["batch_cost"] is None:
         return []
-    # Stages of several metrics run one after the other too
+    # Stages of several metrics also run one after another
     batched = {row["stage"] for row in stages if row["requests"] > row["reused"] and row["batch_cost"] is not None}
     rounds = amount(len(batched.difference(LOOKUPS)), "round of batches", "rounds of batches")
     cost = f"cost {total['batch_cost']:,.2f} at most"
