@@ -1,4 +1,4 @@
-"""The backends that carry out the requests of a stage: the actor process, Spark's tasks, or a spool."""
+"""Backends that carry out the requests of a stage: the actor process and Spark's tasks."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from untold.udfs.llm.usage import Usage
 from untold.udfs.retrieval.embedding import COUNTS, answer_in_task
 from untold.udfs.storage import StoragePath
 
-# So that the last unit is a small part of an actor's work, and no actor waits long for the slowest
+# Units per actor. Small last units keep all actors busy.
 UNITS_OF_AN_ACTOR = 4
-# Requests that one task of Spark writes for the actors
+# Requests per Spark task that writes units
 REQUESTS_OF_A_TASK = 10_000
 
 
@@ -67,25 +67,25 @@ class PendingRequests:
         return self.call.stage
 
     def is_lost(self) -> bool:
-        """Whether another run took the folder over."""
+        """Return True if another run took over the folder."""
         return self.lock is not None and self.lock.lost
 
     def write(self, settings: Settings, path: str) -> None:
-        """Writes one row a request, in files of one unit of work; more where their texts are long.
+        """Write one row per request, in files of one unit of work, or several units for long texts.
 
-        Without dictionaries, for the sizes in their footers are then those of the rows in memory (`list_units`).
+        The files have no dictionaries, so the sizes in their footers are the sizes in memory (`list_units`).
         """
         unit = self._rows_of_a_unit(settings)
-        # In the order of the prompt, so that a common beginning of prompts is asked together: prompt caches then hit
+        # In the order of the prompt, so that prompts with a common beginning follow each other and use prompt caches
         keys = (*order_of_prompt(self.stage), "request_id")
-        # By number alone: what Spark would choose varies with cores, and each task's last unit is a short one
+        # By the number of requests: Spark's default depends on cores, and the last unit of each task is short
         tasks = -(-self.count // REQUESTS_OF_A_TASK)
         ordered = self.rows.repartitionByRange(tasks, *keys).sortWithinPartitions(*keys)
         options = {"maxRecordsPerFile": unit, "parquet.enable.dictionary": False, "parquet.block.size": UNIT_BYTES}
         write_parquet(ordered, path, **options)
 
     def _rows_of_a_unit(self, settings: Settings) -> int:
-        """As many as the architecture allows, less where actors would stand idle; whole calls where one has several."""
+        """Return the rows of a unit: fewer if actors would be idle, and whole calls if a call has several rows."""
         actors = count_actors(settings, self.stage.api)
         rows = max(1, min(UNIT_ROWS, -(-self.count // (UNITS_OF_AN_ACTOR * actors))))
         batch = batch_of(settings, self.stage.api)
@@ -98,18 +98,18 @@ class PendingRequests:
 
 
 class Backend(Protocol):
-    """Answers requests of stages."""
+    """A backend that carries out the requests of stages."""
 
     def prepare(self, stage: Stage) -> None:
-        """Gets ready for a stage, before its folder is locked: runs that waited in other orders would block."""
+        """Prepare for a stage before its folder is locked, because waiting in different orders would block runs."""
 
     def answer(self, unanswered: PendingRequests) -> JobOutcome:
-        """Has requests answered, or ends early for the outcome's reason. Raises ActorProcessError for what broke it."""
+        """Carry out the requests, or end early with a reason. Raises ActorProcessError for a broken process."""
 
 
 @contextmanager
 def shown(engines: Engines, stage: Stage) -> Iterator[None]:
-    """Shows the stage from the start of its answering to its end."""
+    """Show the progress of the stage during the block."""
     engines.display.start(stage.name)
     try:
         yield
@@ -119,7 +119,7 @@ def shown(engines: Engines, stage: Stage) -> Iterator[None]:
 
 @dataclass
 class ProcessBackend:
-    """Has requests answered by the process beside the driver."""
+    """Carry out requests in the actor process next to the driver."""
 
     engines: Engines
     settings: Settings
@@ -129,13 +129,13 @@ class ProcessBackend:
     _base_url: str = field(default="", init=False)
 
     def prepare(self, stage: Stage) -> None:
-        """Starts the server of the embedded model, where that is asked."""
+        """Start the server of the embedded model, if the stage uses it."""
         self._base_url = self.endpoint.base_url(stage.api)
 
     def answer(self, unanswered: PendingRequests) -> JobOutcome:
-        """By a job that the process gets; the outcome of a refusal says what to do about a key.
+        """Pass the requests to the process as a job. The outcome of a refusal contains the remedy for a key.
 
-        Raises NodeCheckError, before anything is asked, where a machine does not reach what the run writes.
+        Raises NodeCheckError before the first request if a machine does not reach the folders of the run.
         """
         if self.reach is not None:
             self.reach.check_executors()
@@ -155,7 +155,7 @@ class ProcessBackend:
         )
         with shown(self.engines, unanswered.stage):
             if lock is not None:
-                # The last look before money is spent
+                # The last check before the first paid call
                 lock.check()
             if not process.ready:
                 self.engines.display.status("starting Ray")
@@ -163,7 +163,7 @@ class ProcessBackend:
         return self._explained(outcome, unanswered.stage)
 
     def _explained(self, outcome: JobOutcome, stage: Stage) -> JobOutcome:
-        """The outcome, with what to do where the endpoint refused the run."""
+        """Return the outcome, with a remedy if the endpoint refused the run."""
         if outcome.reason != "refused":
             return outcome
         section = section_of(stage.api)
@@ -172,28 +172,28 @@ class ProcessBackend:
         return replace(outcome, error=explain_refusal(str(outcome.error), keys, section))
 
 
-# Rows of a task: half a minute to a few minutes of work, so that the last ones do not run alone for long
+# Rows per task: half a minute to a few minutes of work, so that the last tasks end together
 TASK_ROWS = 2000
 LOOK_SECONDS = 0.5
-# Reading the footers of all new files costs more than looking whether the work has ended
+# Reading the footers of new files costs more than a check of the thread
 COUNT_SECONDS = 5.0
-# What Python workers raise reaches the driver as text, with a traceback around it
+# Errors of Python workers reach the driver as text with a traceback
 _ERROR = re.compile(r"LocalModelFileError: ([^\n]+)")
 
 
 @dataclass
 class TaskBackend:
-    """Has requests answered by local models within Spark's tasks. Nothing is called, and nothing is paid for."""
+    """Carry out requests with local models in Spark's tasks, without calls and costs."""
 
     engines: Engines
     settings: Settings
     workspace: Workspace
 
     def prepare(self, stage: Stage) -> None:
-        """There is nothing to start."""
+        """Do nothing, because local models need no server."""
 
     def answer(self, unanswered: PendingRequests) -> JobOutcome:
-        """By one Spark job, which an interrupt or a lost lock cancels."""
+        """Run one Spark job. An interrupt or a lost lock cancels it."""
         requests = self.workspace.path(f"{unanswered.stage.name}-units")
         unanswered.write(self.settings, requests)
         with shown(self.engines, unanswered.stage):
@@ -205,7 +205,7 @@ class TaskBackend:
 
 
 class _TaskRun:
-    """One answering of a stage's requests by tasks."""
+    """One execution of a stage's requests in tasks."""
 
     def __init__(self, engines: Engines, settings: Settings, unanswered: PendingRequests, requests: str) -> None:
         self._engines, self._spark, self._run = engines, engines.spark, engines.run
@@ -215,15 +215,15 @@ class _TaskRun:
         self._tag = f"untold-{uuid4().hex}"
         self._error: BaseException | None = None
         self._counted: dict[str, int] = {}
-        # What an earlier asking of the stage in this start wrote
+        # Rows of an earlier call of the stage in this start
         self._earlier = 0
-        # Rows and failures, once all tasks have ended
+        # Rows and failures, after all tasks have ended
         self._done: tuple[int, int] | None = None
 
     def answer(self) -> bool:
-        """Answers all, or ends early; whether it finished.
+        """Run the tasks. Return True if they finished, False if they were canceled.
 
-        Raises ActorProcessError in one line where a model cannot be used on a worker, or the tasks fail otherwise.
+        Raises ActorProcessError with one line if a worker cannot use a model or the tasks fail.
         """
         StoragePath(self._folder).make_folder()
         self._earlier = self._rows_written()
@@ -246,11 +246,11 @@ class _TaskRun:
         return not cancelled
 
     def _work(self, total: int) -> None:
-        """The Spark job, in a thread of its own, so that signals are heard meanwhile."""
+        """Run the Spark job in a thread, so that the main thread receives signals."""
         try:
             self._spark.addTag(self._tag)
             frame = read_parquet(self._spark, self._requests)
-            # Files of requests are small and would all be one task's; each core should have one
+            # Requests files are small. Without repartitioning, one task would read all of them.
             tasks = max(-(-total // TASK_ROWS), min(task_slots(self._spark), total))
             answer = partial(answer_in_task, stage=self._stage, folder=self._folder, run=self._run, flush=self._flush)
             counts = frame.repartition(tasks).mapInArrow(answer, spark_schema(COUNTS)).collect()
@@ -259,14 +259,14 @@ class _TaskRun:
             self._error = error
 
     def _progress(self, total: int, began: float) -> dict[str, Any]:
-        """How far it is, by the files written so far, as the answering process tells it."""
-        # Files count a task that ran twice twice; until the end that is near enough
+        """Return a progress event from the written files, like the actor process."""
+        # A repeated task counts twice in the files, which is accurate enough before the end
         done, failed = self._done or (min(self._rows_written() - self._earlier, total), 0)
         usage = Usage(done=done, failed=failed, seconds=monotonic() - began)
         return {"stage": self._stage.name, "total": total, "usage": asdict(usage)}
 
     def _rows_written(self) -> int:
-        """The rows in this run's files; the footer of each is read once."""
+        """Return the number of rows in the files of this run. Each footer is read once."""
         prefix = f"{self._run}-{self._stage.name}-task-"
         for entry in StoragePath(self._folder).entries():
             name = entry.name
@@ -276,7 +276,7 @@ class _TaskRun:
         return sum(self._counted.values())
 
     def _explain(self, error: BaseException) -> str:
-        """One line: what a model's files lack, else what a disk refused or the worker said."""
+        """Return one line: the error of a model's file, of a disk, or of the worker."""
         found = _ERROR.search(str(error))
         if found:
             return found[1].strip()

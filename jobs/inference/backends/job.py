@@ -1,4 +1,4 @@
-"""A stage to run, as plain JSON, and the spool: a folder that machines share for such jobs. Imports no pyspark."""
+"""Jobs that carry out a stage, as JSON, and spools, the shared folders of jobs. Imports no pyspark."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Job:
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """How an answering ended: `reason` is None where all was answered, else a reason of `untold.jobs.run.outcome`.
+    """The outcome of a job. `reason` is None after all requests, or a reason of `untold.jobs.run.outcome`.
 
-    `error`: of `refused` and `broken`. `models`: the names that answered. `lost`: answers that were paid for and could
-    not be written. `finding`: what the endpoint makes of a schema; where that changes how the stage is asked, the
-    reason is `restructured`. `parameters`: those that the endpoint refuses, likewise.
+    `error` belongs to the reasons `refused` and `broken`. `models` are the names in the responses. `lost` counts paid
+    completions that could not be written. `finding` is the schema support of the endpoint, and `parameters` are the
+    refused parameters. If they change the requests of the stage, the reason is `restructured`.
     """
 
     reason: str | None = None
@@ -64,7 +64,7 @@ class JobOutcome:
 
 
 def note_left_out(event: Mapping[str, Any], told: set[str], note: Callable[[str], None]) -> None:
-    """Says once of each endpoint that refuses a run that the others answer alone."""
+    """Note once per endpoint that it refuses the run while others respond."""
     for line in set(event.get("left_out", ())) - told:
         note(f"left out while others answer: {line}")
         told.add(line)
@@ -90,7 +90,7 @@ def job_from_json(plain: Mapping[str, Any]) -> Job:
 
 
 def _settings(plain: Mapping[str, Any]) -> CallSettings:
-    """The settings of their JSON, with those of each endpoint."""
+    """Return the settings from their JSON, with the settings of each endpoint."""
     parts: dict[str, Any] = {
         "limits": Limits(**plain.get("limits", {})),
         "budget": Budget(**plain.get("budget", {})),
@@ -101,7 +101,7 @@ def _settings(plain: Mapping[str, Any]) -> CallSettings:
 
 
 def _plain(value: Any) -> Any:
-    """Mappings as dictionaries, tuples as lists: a stage's mappings are read-only, which `asdict` cannot copy."""
+    """Return mappings as dictionaries and tuples as lists. `asdict` cannot copy read-only mappings."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
@@ -111,49 +111,49 @@ JOBS = "jobs"
 JOB = "job.json"
 REQUESTS, COMPLETIONS = "requests", "completions"
 USAGE = "usage-"
-TAKEN = "taken.json"  # the files of completions that the run has
+TAKEN = "taken.json"  # the files that the run has collected
 
 
 class SpoolError(UserError):
-    """A spool that cannot be used. The message says why and what to do."""
+    """An unusable spool. The message has the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class SpooledJob:
-    """A job in a spool. Requests never change once it is open."""
+    """A job in a spool. Its requests never change after it is published."""
 
     place: StoragePath
 
     @property
     def name(self) -> str:
-        """`<stage>-<digest>-<store>-<part>-<run>`; store and part are hexadecimal."""
+        """Return the name: `<stage>-<digest>-<store>-<part>-<run>`, with hexadecimal store and part."""
         return self.place.name
 
     @property
     def requests(self) -> str:
-        """The folder of its requests files."""
+        """Return the folder of the requests files."""
         return str(self.place / REQUESTS)
 
     @property
     def completions(self) -> str:
-        """The folder that its answers are written to."""
+        """Return the folder of the completions."""
         return str(self.place / COMPLETIONS)
 
     @property
     def is_open(self) -> bool:
-        """Whether something of it is still to be answered."""
+        """Return True if the job has missing requests."""
         return (self.place / JOB).entry().kind == "file"
 
     def is_of(self, runs: Collection[str]) -> bool:
-        """Whether one of these runs left it."""
+        """Return True if one of these runs wrote the job."""
         return any(self.name.endswith(f"-{run}") for run in runs)
 
     def count_requests(self) -> int:
-        """How many requests its files hold."""
+        """Return the number of requests in the files."""
         return sum(list_units(self.requests).values())
 
     def publish(self, job: Job) -> None:
-        """Opens the job, once its requests are written. Raises SpoolError for settings that hold a secret."""
+        """Publish the job after its requests are written. Raises SpoolError for settings with a secret."""
         each = [{"base_url": one.base_url, **_texts(one.headers), **_texts(one.query)} for one in job.settings.each]
         sent = {"each": each, "extra_body": job_to_json(job)["call"]["stage"]["extra_body"]}
         if without_secrets(sent) != sent:
@@ -166,7 +166,7 @@ class SpooledJob:
         (self.place / JOB).write_bytes(json.dumps(content).encode())
 
     def read(self) -> Job:
-        """The job with its paths as this machine sees them. Raises SpoolError where it makes no sense."""
+        """Return the job with the paths of this machine. Raises SpoolError for an invalid job."""
         try:
             job = job_from_json(json.loads((self.place / JOB).read_bytes()))
         except (ValueError, TypeError, KeyError) as error:
@@ -176,27 +176,27 @@ class SpooledJob:
         return replace(job, requests=self.requests, directory=self.completions)
 
     def close(self) -> None:
-        """Removes what is answered. Completions stay until a run takes them."""
+        """Remove the job and its requests. Completions stay until a run collects them."""
         (self.place / JOB).remove()
         (self.place / REQUESTS).remove()
 
     def note_usage(self, worker: str, usage: Usage) -> None:
-        """Writes what a worker has used so far, in the place of what it wrote before."""
+        """Write the usage of a worker so far, and replace its earlier note."""
         (self.place / f"{USAGE}{worker}.json").write_bytes(json.dumps(asdict(usage)).encode())
 
     def noted_usage(self) -> Usage:
-        """What workers have noted and nobody has collected."""
+        """Return the usage in the notes of workers that are not collected yet."""
         return _sum_of(self._notes())
 
     def _notes(self) -> list[StoragePath]:
         return [entry.place for entry in self.place.entries() if entry.name.startswith(USAGE)]
 
     def collect(self, folder: str) -> Usage:
-        """Copies the completions to a stage's folder and gives what they took, each time what is new alone.
+        """Copy new completions to a stage's folder, and return their usage.
 
-        What a worker that was killed had not noted yet of its calls is not known; its answers count all the same.
+        The calls of a killed worker since its last note are unknown, but its completions count.
         """
-        # The folder may have merged what was taken before, so that names in it do not say what that was
+        # The folder can have merged collected files, so its names do not identify them
         note = self.place / TAKEN
         known = set(json.loads(note.read_bytes())) if note.entry().kind == "file" else set()
         StoragePath(folder).make_folder()
@@ -219,7 +219,7 @@ class SpooledJob:
     def locked(
         self, run: str, *, wait: bool, notify: Callable[[str], None] = lambda _: None
     ) -> Iterator[Callable[[], bool]]:
-        """Holds the job, so that one process works on it; gives whether that was lost. Raises LockedError."""
+        """Lock the job for one process. Yields a function that returns True if the lock is lost. Raises LockedError."""
         with lock_folder(str(self.place), run, wait=wait, notify=notify) as lock:
             yield lambda: lock.lost
 
@@ -231,20 +231,20 @@ class Spool:
     path: str
 
     def jobs(self, prefix: str = "") -> list[SpooledJob]:
-        """The jobs whose names begin like that, by name, open or not."""
+        """Return the jobs whose names begin with the prefix, sorted by name."""
         found = (StoragePath(self.path) / JOBS).entries()
         jobs = [SpooledJob(entry.place) for entry in found if entry.kind == "folder" and entry.name.startswith(prefix)]
         return sorted(jobs, key=lambda job: job.name)
 
     def job(self, name: str) -> SpooledJob:
-        """A job of that name, which need not be there."""
+        """Return the job of this name, which can be missing."""
         return SpooledJob(StoragePath(self.path) / JOBS / name)
 
     def prefix(self, stage: Stage, store: str) -> str:
-        """What the names of all jobs of a stage and a store begin with.
+        """Return the common prefix of all jobs of a stage and a store.
 
-        A spool may serve several stores. They are told apart by where they lie as seen from the spool, which stays the
-        same on all machines.
+        A spool can serve several stores. A store is identified by its path relative to the spool, which is equal on all
+        machines.
         """
         here, there = StoragePath(self.path).local, StoragePath(store).local
         place = os.path.relpath(there, here) if here is not None and there is not None else store
@@ -252,14 +252,14 @@ class Spool:
 
 
 def open_spool(path: str) -> Spool:
-    """The spool at a path. Raises SpoolError where there is none."""
+    """Return the spool at a path. Raises SpoolError if the path is not a spool."""
     if (StoragePath(path) / JOBS).entry().kind != "folder":
         raise SpoolError(f"{path} is not a spool: it has no folder {JOBS}; give the path that the run has printed")
     return Spool(path)
 
 
 def _texts(sent: Mapping[str, Any]) -> dict[str, str]:
-    """Those headers or parameters whose values stand in the settings."""
+    """Return the headers or parameters with a value in the settings."""
     return {name: str(value) for name, value in sent.items() if not isinstance(value, Mapping)}
 
 

@@ -1,4 +1,4 @@
-"""Runs a stage over a DataFrame: look up, answer, read. Each step is materialised as Parquet."""
+"""Run a stage over a DataFrame: look up, send, read. Each step is materialised as Parquet."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from untold.udfs.llm.usage import NOTHING_USED, Usage
 
 @dataclass
 class StageRunner:
-    """Asks stages of one run under some settings. It stops asking, and only reads what is known, once it `ended`.
+    """Run the stages of one run. After it `ended`, it sends no request and only reads stored completions.
 
-    `store` is where completions are kept, `answered_before` whether an earlier start of the run was answered, and
-    `earlier` are starts that this one goes on with (`Output.spooled_runs`). `ended`: a reason of `Ending`, or None.
+    `store` is the folder of completions. `answered_before` is True if an endpoint responded to an earlier start, and
+    `earlier` are the starts that this one continues (`Output.spooled_runs`). `ended` is a reason of `Ending`, or None.
     """
 
     engines: Engines
@@ -52,13 +52,13 @@ class StageRunner:
     store: str
     answered_before: bool = False
     earlier: Collection[str] = ()
-    # The machines of the start; None where nothing is known of them
+    # The checks of the machines; None without checks
     reach: ClusterChecks | None = None
     ended: str | None = None
     error: str | None = None
     lost: int = 0
     account: Account = field(default_factory=Account)
-    # One stage is asked at a time, whatever is done beside it
+    # Only one stage sends requests at a time
     turns: MainThreadExecutor = field(default_factory=MainThreadExecutor)
     _locks: dict[str, Lock] = field(default_factory=dict)
     _stores: dict[str, StageStore] = field(default_factory=dict)
@@ -67,12 +67,12 @@ class StageRunner:
 
     @property
     def usage(self) -> list[dict[str, Any]]:
-        """The rows of the table `usage` so far, one a stage."""
+        """Return the rows of the table `usage` so far, one per stage."""
         return self.account.rows
 
     @property
     def models(self) -> set[str | None]:
-        """The names of the models that answered, now or before."""
+        """Return the names of the models in all responses, also of earlier starts."""
         return self.account.models
 
     @property
@@ -82,30 +82,29 @@ class StageRunner:
 
     @property
     def damaged_files(self) -> int:
-        """How many files of the store were moved aside."""
+        """Return the number of damaged files that were moved."""
         return sum(one.damaged for one in self._stores.values())
 
     @property
     def ending(self) -> Ending:
-        """Why it stopped asking, if it did."""
+        """Return the end of the run, with the reason of an early end."""
         where = self.store if self.ended == "batched" else self._spool.spool.path
         return Ending(self.ended, self.error, self.account.spent.calls, self.lost, where)
 
     def follow(self, before: StageRunner) -> None:
-        """Goes on behind another runner of the start: with one budget, and not at all where that ended for good."""
+        """Continue after another runner of the start with the same budget, or end if that runner ended."""
         self.account.spent = before.account.spent
         if before.ended not in LEFT:
             self.ended, self.error = before.ended, before.error
 
     def ask(self, name: str, rows: DataFrame | Requests, carry: Iterable[str] = ()) -> DataFrame:
-        """The stage's results: the columns of `carry`, request_id, the stage's output, error_type, error.
+        """Run a stage. Return the columns of `carry`, request_id, the stage's output, error_type and error.
 
-        Of a frame, columns named after the stage's variables are its variables; other requests say themselves what they
-        carry. A row whose request was not asked has the error_type `unasked`; one without a request has nulls. Nothing
-        that goes wrong with the endpoint raises: it ends the asking (`ended`). Raises StoreError where the store cannot
-        be read.
+        The variables of a frame are its columns with the names of the stage's variables. `Requests` define their own
+        columns. A row has the error_type `unasked` if its request was not sent, and nulls if it has no request. An
+        error of the endpoint ends the run (`ended`) and raises nothing. Raises StoreError for an unreadable store.
         """
-        # Two metrics that ask the same stage pay once for what both need
+        # Two metrics with a common stage pay once for common requests
         with (
             self._locks.setdefault(name, Lock()),
             span(f"stage {name}", metric=self.engines.display.course.metric),
@@ -131,23 +130,23 @@ class StageRunner:
         return results.rows.unionByName(without_requests(stage_call.identified, results.rows.schema, requests.carry))
 
     def _address(self, stage: Stage) -> str | None:
-        """The endpoint that the settings name for a stage; None for several, and for what is no endpoint."""
+        """Return the endpoint of a stage, None for several endpoints and for local models."""
         section = section_of(stage.api)
         several = section == "llm" and self.settings.llm.endpoints
         return None if several or stage.api == "local" else address_of(self.settings, section)
 
     def _identify(self, name: str, requests: Requests) -> _StageCall:
-        """The stage as its endpoint can be asked, and its requests with their ids."""
+        """Return the stage without refused parameters, and its requests with their ids."""
         waits = self._spool.is_used or self._batches.delivers(name)
         if waits and self._findings.needs_probe(self.stages[name]):
-            # Nobody waits for the first answer
+            # No other stage waits for the first response
             self.engines.display.note(self._findings.record(self.stages[name], SchemaSupport(UNTRIED)))
         stage = self._findings.applied(self.stages[name])
-        # Pairs are many: a list of all of them is none that comes along
+        # Pairs are too many for a list of their ids
         column = "request_id" if isinstance(requests, Rows) else None
         identified = self.workspace.keep(requests.identify(stage), f"{name}-requests", column=column)
         store = self._store_of(stage)
-        # Before they are looked up: what a run counts on is not removed meanwhile
+        # Before the lookup, so that `prune` does not remove these completions in between
         ids = self.workspace.values(identified, "request_id")
         note_use(self.store, self.engines.run, f"{stage.name}-{stage.digest}", ids)
         if self.engines.lock:
@@ -169,13 +168,13 @@ class StageRunner:
         return BatchBackend(*given, rounds=sum(backend_for(self.settings, name) == "batch" for name in self.stages))
 
     def _store_of(self, stage: Stage) -> StageStore:
-        """The stage's folder of the store, one object a run: it tells of damage once."""
+        """Return the stage's folder of the store, one object per run, which reports damage once."""
         if stage.digest not in self._stores:
             self._stores[stage.digest] = StageStore(self.store, stage, self.engines, self.workspace, self.earlier)
         return self._stores[stage.digest]
 
     def _backend_of(self, stage: Stage) -> Backend:
-        """What answers a stage under the settings."""
+        """Return the backend of a stage."""
         if runs_in_tasks(stage, self.settings):
             return TaskBackend(self.engines, self.settings, self.workspace)
         if self._batches.delivers(stage.name):
@@ -185,9 +184,9 @@ class StageRunner:
         return ProcessBackend(self.engines, self.settings, self.endpoint, self.workspace, self.reach)
 
     def _ask(self, stage_call: _StageCall) -> Results | None:
-        """Looks up, answers and reads until no file of the folder turned out to be damaged on the way.
+        """Look up, send and read, again if a file of the folder is damaged.
 
-        None where the endpoint does not take the stage's schema as it was sent: the requests are others.
+        Returns None if the endpoint refuses the stage's schema, because the requests then change.
         """
         with self._ending_early():
             for spool in (self._spool, self._batches):
@@ -203,17 +202,17 @@ class StageRunner:
             if stage_call.store.damaged == before or self.ended:
                 self._check(stage_call, results)
                 return results
-            # A page was damaged that looking up did not read: what was in its file has to be asked again
+            # The lookup did not read the damaged page. The requests of its file are sent again.
 
     def _answer_for(self, metric: str, stage_call: _StageCall) -> None:
-        """Has the missing requests of a metric answered; what goes wrong ends the asking."""
+        """Send the missing requests of a metric. An error ends the run."""
         self.engines.display.course.enter(metric)
         with self._ending_early():
             self._answer_missing(stage_call)
 
     @contextmanager
     def _ending_early(self) -> Iterator[None]:
-        """What goes wrong in it ends the asking, and is `error`."""
+        """End the run with `error` if the block raises an error of an endpoint or a process."""
         try:
             yield
         except KeyboardInterrupt:
@@ -223,15 +222,15 @@ class StageRunner:
         except WaitingError as error:
             self.ended, self.error = error.outcome.reason, error.outcome.error
         except (ActorProcessError, LockedError, LocalModelError) as error:
-            # A process that is told to stop before it took its job up ends without a word
+            # A process that is stopped before its job begins ends without an outcome
             self.ended = "interrupted" if self.engines.interrupts.requested else "broken"
             self.error = str(error)
 
     def _answer_missing(self, stage_call: _StageCall) -> None:
-        """Has the missing requests answered as the one spender of the stage's folder, unless asking has ended."""
+        """Send the missing requests under the lock of the stage's folder, unless the run has ended."""
         if self.engines.interrupts.requested:
             self.ended = self.ended or "interrupted"
-        # Another stage may have found meanwhile how the endpoint is to be asked
+        # Another stage can have learned refused parameters in between
         if self.ended or self._findings.applied(stage_call.stage).digest != stage_call.stage.digest:
             return
         if not stage_call.found.missing:
@@ -248,7 +247,7 @@ class StageRunner:
                 stage_call.store.compact()
 
     def _answer(self, stage_call: _StageCall, backend: Backend, lock: FolderLock | None) -> None:
-        """Has them answered; what that used counts even where it ends with an error."""
+        """Send the missing requests with a backend. The usage counts also after an error."""
         stage, section = stage_call.stage, section_of(stage_call.stage.api)
         last = NOTHING_USED
 
@@ -276,7 +275,7 @@ class StageRunner:
             self.account.spent += last
 
     def _end(self, outcome: JobOutcome, stage: Stage) -> None:
-        """Takes how an answering ended."""
+        """Record the outcome of a backend."""
         self.account.note_models(section_of(stage.api), outcome.models)
         self.lost += outcome.lost
         if outcome.finding is not None:
@@ -290,9 +289,9 @@ class StageRunner:
             self.ended, self.error = outcome.reason, outcome.error
 
     def _check(self, stage_call: _StageCall, results: Results) -> None:
-        """Ends the run where answers were paid for and cannot be read; says once that ratings are not weighted.
+        """End the run if paid completions cannot be read, and note once that ratings are not weighted.
 
-        Asking on would pay for the same again. A rating without probabilities is the digit that was written alone.
+        Sending the requests again would pay twice. A rating without probabilities is the digit of the completion.
         """
         if results.unasked and not self.ended:
             self.ended = "broken"
@@ -304,9 +303,9 @@ class StageRunner:
 
 @dataclass
 class _StageCall:
-    """A stage while it is asked: its requests with their ids, what the store has of them, what the asking used.
+    """A running stage: its requests with their ids, their lookup in the store, and the usage.
 
-    `reused`: how many the store had answers of; None before the first look.
+    `reused` is the number of requests with a stored completion, None before the first lookup.
     """
 
     stage: Stage
@@ -318,7 +317,7 @@ class _StageCall:
     usage: Usage = field(default_factory=Usage)
 
     def look_up(self) -> None:
-        """Looks what the store has now; what was answered by this asking is not reused, what was lost neither."""
+        """Look up the requests. Completions of this call and lost completions do not count as reused."""
         self.found = self.store.look_up(self.requests, self.identified)
         ok = max(0, self.found.ok - (self.usage.done - self.usage.failed))
         self.reused = ok if self.reused is None else min(self.reused, ok)
