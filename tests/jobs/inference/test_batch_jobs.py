@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
-from types import SimpleNamespace
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -34,21 +33,14 @@ from tests.jobs.inference.batched import (
     left_job,
     rows_of,
 )
-from tests.udfs.llm.askers import SETTINGS, STAGE, all_rows_in, ask, requests
-from tests.udfs.llm.test_asking_tools import FAR, FAR_TOO, NEAR, QUESTION
-from tests.udfs.llm.test_asking_tools import STAGE as COMPARING
+from tests.udfs.llm.askers import SETTINGS, STAGE, requests
 from untold.jobs.inference.backends import batch_jobs
-from untold.jobs.inference.backends.batch_jobs import Batch, BatchJob, BatchLimits, RequestSize, Watch, fill, parts
+from untold.jobs.inference.backends.batch_jobs import Batch, Watch
 from untold.jobs.inference.backends.batch_submission import BatchSubmitter
-from untold.jobs.inference.backends.job import JobOutcome
-from untold.jobs.inference.backends.spooled_backends import BatchBackend, WaitingError
-from untold.jobs.settings.model import Settings
 from untold.udfs.llm.batch_api import BatchError, BatchStatus, OpenAiBatches, Sent
 from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.limiter import Budget
 from untold.udfs.llm.responses import read_status
-from untold.udfs.llm.usage import Usage
-from untold.udfs.stages import STAGES
 
 
 @pytest.fixture(scope="module")
@@ -559,118 +551,3 @@ def test_an_endpoint_without_batches_says_what_to_set(root: Path) -> None:
 
     outcome = deliver(left_job(root), Without(FakeBatches(Endpoint())))
     assert (outcome.reason, "set llm.backend to process" in str(outcome.error)) == ("refused", True)
-
-
-@pytest.mark.parametrize(
-    "rules",
-    [
-        [],
-        [{"do": "garbage", "when": {"attempt_below": 2}}],
-        [{"do": "garbage"}],
-        [{"do": "tool_loop"}],
-        [{"do": {"tool_garbage": "no json"}}],
-        [{"do": "filter"}],
-        [{"do": {"status": 400, "error": {"code": "context_length_exceeded"}}, "when": {"contains": "5 km"}}],
-        [{"do": "empty", "when": {"attempt_below": 3}}],
-        [{"do": "no_usage"}],
-    ],
-    ids=str,
-)
-def test_rows_of_batches_are_those_of_calls(server: ModelServer, tmp_path: Path, rules: list[Row]) -> None:
-    """With a tool that the model calls: its turns are in the next batch."""
-    variables = [{"question": QUESTION, "first": first, "second": FAR} for first in (FAR_TOO, NEAR)]
-    asked = [(f"r{number}", one) for number, one in enumerate(variables)]
-    server.configure(answer="world", rules=rules)
-    (tmp_path / "calls").mkdir()
-    kinds: Any = {"parse": STAGES[COMPARING.name].parse, "form": STAGES[COMPARING.name].form}
-    called = ask(server, tmp_path / "calls", asked, SETTINGS, 20.0, stage=COMPARING, **kinds)
-    server.reset()
-    job = left_job(tmp_path, asked, COMPARING, base_url=server.base_url)
-    with closing(OpenAiBatches(job.read().settings)) as api:
-        assert deliver(job, api).reason is None
-
-    def essence(rows: Iterable[Row]) -> list[Row]:
-        """All but the times."""
-        return sorted(({**row, "answered_at": 0, "seconds": 0, "run_id": ""} for row in rows), key=str)
-
-    assert essence(all_rows_in(Path(job.completions))) == essence(all_rows_in(tmp_path / "calls"))
-    assert replace(job.ledger().used, seconds=0.0, endpoints={}) == replace(called.usage, seconds=0.0, endpoints={})
-
-
-@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 8), st.integers(1, 120), st.integers(1, 60))
-def test_batches_hold_all_lines_in_order_and_no_more_than_they_may(
-    sizes: list[int], requests: int, size: int, queue: int
-) -> None:
-    lines = [RequestSize(one, one, 2 * one, 0.1) for one in sizes]
-    found = parts(lines, BatchLimits(requests, size, queue))
-    assert [place for places in found for place in places] == list(range(len(lines)))
-    for places in found:
-        own = sum(sizes[places.start : places.stop])
-        assert len(places) == 1 or (len(places) <= requests and own <= min(size, queue))
-    taken = fill(lines, BatchLimits(requests, size, queue, tokens=40, cost=0.5))
-    assert sum(line.most for line in taken) <= 40
-    assert len(taken) <= 5
-
-
-def batch_backend(store: str, backend: str = "batch", *, poll: bool = True) -> BatchBackend:
-    """A run's side of the batches of a store, without Spark."""
-    engines: Any = SimpleNamespace(
-        run="run2",
-        wait=True,
-        poll=poll,
-        display=SimpleNamespace(note=lambda _: None, show=lambda _: None),
-        interrupts=SimpleNamespace(requested=False),
-    )
-    llm = {"base_url": "http://host/v1", "model": "m", "backend": backend}
-    return BatchBackend(engines, Settings.model_validate({"llm": llm}), cast(Any, None), store)
-
-
-class Scripted:
-    """Deliveries of jobs that end as said, and note that they went on."""
-
-    def __init__(self, outcomes: dict[str, list[JobOutcome]]) -> None:
-        self.outcomes, self.runs = outcomes, list[tuple[str, bool]]()
-
-    @contextmanager
-    def __call__(self, job: BatchJob, *_: object, **__: object) -> Iterator[Any]:
-        def run(*, submit: bool = True, poll: bool = True) -> JobOutcome:
-            self.runs.append((str(job.place), poll))
-            job.write_ledger(replace(job.ledger(), made=len(self.runs)))
-            outcome = self.outcomes[str(job.place)].pop(0)
-            if outcome.reason is None:
-                job.close()
-            return outcome
-
-        yield SimpleNamespace(run=run)
-
-
-def test_jobs_of_a_stage_are_gone_back_to_until_no_more_comes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = left_job(root), left_job(root)
-    waits, ends = JobOutcome("batched"), JobOutcome()
-    scripted = Scripted({str(first.place): [waits, waits, ends], str(second.place): [waits, ends]})
-    own = batch_backend(str(root))
-    monkeypatch.setattr(own, "_delivery", scripted)
-    outcome = own._deliver([first, second], lambda: None, lambda _: None, Usage())
-    assert outcome.reason is None
-    assert [poll for _, poll in scripted.runs] == [False, False, True, True, True]
-
-
-@pytest.mark.parametrize(
-    ("outcome", "reason"),
-    [
-        (JobOutcome("batched"), "batched"),
-        (JobOutcome("outage"), "outage"),
-        (JobOutcome("refused", "HTTP 401"), "refused"),
-    ],
-)
-@pytest.mark.parametrize("poll", [True, False])
-def test_a_stage_by_calls_says_why_its_batches_keep_it(
-    root: Path, monkeypatch: pytest.MonkeyPatch, outcome: JobOutcome, reason: str, poll: bool
-) -> None:
-    job = left_job(root)
-    own, scripted = batch_backend(str(root), "process", poll=poll), Scripted({str(job.place): [outcome]})
-    monkeypatch.setattr(own, "_delivery", scripted)
-    with pytest.raises(WaitingError) as waiting:
-        own._look_at(job, alone=True)
-    assert waiting.value.outcome.reason == reason
-    assert scripted.runs == [(str(job.place), poll)]
