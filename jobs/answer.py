@@ -1,4 +1,4 @@
-"""Carry out the requests of a spool by Ray: `untold answer`. Needs no Spark and no Java."""
+"""Run the jobs of a spool on Ray: `untold answer`. It does not use Spark or Java."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from untold.udfs.storage import StoragePath
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerRequest(AnswerOptions):
-    """What `untold answer` was asked to do. `given`: settings that replace those of the jobs, where they are set."""
+    """The request of `untold answer`. The settings in `given` override the settings of the jobs."""
 
     given: Settings
     command: str = ""
@@ -46,7 +46,7 @@ class AnswerRequest(AnswerOptions):
 
 @dataclass(frozen=True)
 class AnswerOutcome:
-    """How a start ended: exit code, what each stage used, how many jobs are still open, and why it ended early."""
+    """The end of a start: exit code, usage by stage, number of open jobs, and the reason of an early end."""
 
     exit_code: int
     stages: Mapping[str, Usage]
@@ -55,10 +55,10 @@ class AnswerOutcome:
 
 
 def answer(request: AnswerRequest, display: Display) -> AnswerOutcome:
-    """Answers all jobs of a spool, or ends early. Raises errors with one clear line for what a user can mend.
+    """Run all jobs of a spool, or end early. Raises errors of one line that a user can fix.
 
-    Answers lie beside their requests until the run that left these is started again. A start after a kill goes on where
-    the last one was. Several may work on one spool at once, each on other jobs.
+    The completions are kept in the spool until the run is started again. After a kill, the next start continues the
+    work. Several workers can use one spool at the same time.
     """
     spool = open_spool(StoragePath(request.spool).spark)
     worker = _SpoolWorker(request, display, Interrupts(display.note))
@@ -83,7 +83,7 @@ def answer(request: AnswerRequest, display: Display) -> AnswerOutcome:
 
 @dataclass
 class _SpoolWorker:
-    """One start. `used`: by stage; the budget holds for all of them together."""
+    """A worker of a spool. `used` is the usage of each stage. All stages have one budget."""
 
     request: AnswerRequest
     display: Display
@@ -94,14 +94,14 @@ class _SpoolWorker:
     _idle: list[Actor] = field(default_factory=list)
 
     def work(self, spool: Spool) -> None:
-        """Answers one job after the other; those that another worker is at come last."""
+        """Run the jobs one after another. The jobs of other workers are last."""
         busy = [job for job in spool.jobs() if not self._take(job, wait=False)]
         for job in busy:
             if not self._take(job, wait=self.request.wait):
                 raise LockedError(f"{job.place} is in use by another worker; start again without --no-wait to wait")
 
     def _take(self, spooled: SpooledJob, *, wait: bool) -> bool:
-        """Answers a job, unless something ended the work; False where another worker is at it."""
+        """Run a job, unless the work has ended. Return False if another worker runs the job."""
         if self.ending.reason is not None:
             return True
         with ExitStack() as stack:
@@ -114,12 +114,12 @@ class _SpoolWorker:
             if spooled.is_open:
                 self._answer(spooled, is_lost)
             elif not StoragePath(spooled.completions).entries():
-                # The run has taken all of it meanwhile, and the lock has made the folder anew
+                # The run has collected the job, and the lock has created the folder again
                 spooled.place.remove()
         return True
 
     def _answer(self, spooled: SpooledJob, is_lost: Callable[[], bool]) -> None:
-        """Answers what is left of a job; what that used is written as often as completions are."""
+        """Send the missing requests of a job. The usage is written as often as the completions."""
         job = with_given(spooled.read(), self.request.given)
         job = replace(job, call=replace(job.call, spent=sum(self.used.values(), job.call.spent)))
         noted, told = monotonic(), set[str]()
@@ -155,7 +155,7 @@ class _SpoolWorker:
             spooled.close()
 
     def _end(self, job: Job, outcome: JobOutcome) -> None:
-        """Counts what a job used, and takes how it ended."""
+        """Add the usage of a job and record its end."""
         stage, section = job.stage.name, job.settings.section
         self.used[stage] = self.used.get(stage, NOTHING_USED) + outcome.usage
         error = outcome.error
@@ -166,7 +166,7 @@ class _SpoolWorker:
 
 
 def show_answered(outcome: AnswerOutcome) -> None:
-    """Prints what each stage used, and what comes next."""
+    """Print the usage of each stage and the next command."""
     if not outcome.stages:
         print("Nothing to answer")
         return

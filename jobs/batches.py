@@ -24,17 +24,17 @@ from untold.udfs.llm.calls import Answer
 from untold.udfs.storage import StoragePath
 
 UNSEEN = "not visible"
-# Of batches that end by themselves
+# The statuses of batches that end without `cancel`
 ENDING = ("cancelling", "finalizing")
 
 
 class NoBatchesError(UserError):
-    """A folder without batches, or a batch that is not there. The message says what to give."""
+    """A folder without batches, or a missing batch. The message has the remedy."""
 
 
 @dataclass(frozen=True)
 class BatchListing:
-    """A batch as its endpoint shows it: `status` is `not submitted` without one, or why it cannot be seen."""
+    """A batch at its endpoint. `status` is `not submitted`, the status, or the reason if it is unknown."""
 
     batch: str
     stage: str
@@ -47,11 +47,11 @@ class BatchListing:
 def batches(
     folder: str, act: str, note: Callable[[str], None], ids: Sequence[str] = (), api_key_env: str | None = None
 ) -> list[BatchListing]:
-    """What is at endpoints for a store, or the store of an output, after it was fetched or cancelled where asked.
+    """Return the batches of a store or an output, after `fetch` or `cancel`.
 
-    ids: those to cancel, by default all. What has ended, or the endpoint does not show, is forgotten where its id is
-    given, so that its requests are asked again. Raises NoBatchesError, also where some could not be cancelled, and
-    LockedError where a run is at them.
+    `ids` are the batches to cancel, by default all. A named batch that has ended or is unknown to the endpoint is
+    removed from the ledger, so its requests are sent again. Raises NoBatchesError, also if a batch cannot be canceled,
+    and LockedError if a run uses the batches.
     """
     store = _store_at(absolute(folder))
     jobs = batch_jobs(store)
@@ -81,7 +81,7 @@ def batches(
 
 
 def _store_at(folder: str) -> str:
-    """The store that a folder is, or that the output in it has. Raises NoBatchesError."""
+    """Return the store of a folder or of the output in it. Raises NoBatchesError."""
     manifest = read_manifest(folder)
     named = ((manifest or {}).get("settings") or {}).get("completion_store")
     store = folder if manifest is None else store_of(Settings(completion_store=named), folder)
@@ -91,7 +91,7 @@ def _store_at(folder: str) -> str:
 
 
 def _listed(job: BatchJob, api: BatchApi) -> Iterator[BatchListing]:
-    """The batches of a job, by a look at each."""
+    """Return the batches of a job, and poll each of them."""
     for batch in job.ledger().batches:
         known = batch.id or batch.name, job.read().stage.name, job.read().run, batch.requests
         if batch.id is None:
@@ -109,9 +109,9 @@ def _why(answer: Answer) -> str:
 
 
 def _cancel(job: BatchJob, api: BatchApi, ids: Sequence[str]) -> list[str]:
-    """Cancels batches of a job, and says which it could not.
+    """Cancel batches of a job, and return one line per batch that it cannot cancel.
 
-    Those of these ids are forgotten that have ended, cannot be seen, or were perhaps never created.
+    Named batches that have ended or are unknown to the endpoint are removed from the ledger.
     """
     failed = []
     for batch in job.ledger().batches:
@@ -134,7 +134,7 @@ def _cancel(job: BatchJob, api: BatchApi, ids: Sequence[str]) -> list[str]:
 
 
 def _forget(job: BatchJob, batch: Batch) -> None:
-    """Has the requests of a batch asked again by another of another name."""
+    """Replace a batch with a new one of another name, which sends its requests again."""
     ledger = job.ledger()
     name = f"{ledger.made + 1:06d}"
     if (rest := job.rest(batch)) is not None:
@@ -145,7 +145,7 @@ def _forget(job: BatchJob, batch: Batch) -> None:
 
 
 def show_batches(found: Sequence[BatchListing], act: str) -> None:
-    """Prints a line a batch, and what comes next."""
+    """Print one line per batch and the next command."""
     if not found:
         print("No batches")
     else:

@@ -1,4 +1,4 @@
-"""The answering process beside a Spark driver: started when the first stage needs it, fed one job a stage."""
+"""The actor process next to a Spark driver. It starts with the first stage and receives one job per stage."""
 
 from __future__ import annotations
 
@@ -25,23 +25,21 @@ from untold.udfs.node_report import NodeReport
 from untold.udfs.python_path import python_environment
 
 LOOK_SECONDS = 0.2
-# The grace of the last requests (3 s), the last write and the end of Ray take seconds; a disk that hangs, for ever.
+# The last requests (3 s), the last write and the end of Ray take seconds. A disk can hang forever.
 END_SECONDS = 30.0
-# It tells its progress twice a second; its longest silence is the start of an actor, or the waiting for a lost one.
+# Progress comes twice a second. The longest pauses are the start of an actor and the wait for a lost one.
 SILENT_SECONDS = 900.0
 
 
 class ActorProcessError(UserError):
-    """The answering process ended or broke. The message says why."""
+    """The actor process ended or failed. The message has the reason."""
 
 
 class ActorProcess:
-    """Runs `untold.jobs.inference.backends.actor_driver` in a process group of its own, so that Ctrl-C reaches this
-    process only.
+    """A process of `untold.jobs.inference.backends.actor_driver` in its own process group, which Ctrl-C does not reach.
 
-    It is `ready` once its Ray is. Jobs go in and events come out as JSON, one a line; what the process and its Ray say
-    otherwise goes to a log in a folder of its own, which is removed with it and in which nothing lies that could be
-    imported.
+    It is `ready` after the start of its Ray. Jobs and events are JSON, one per line. Other output of the process and of
+    its Ray is written to a log in a temporary folder. The folder is also the working directory of the process.
     """
 
     def __init__(self, ray: RaySettings, interrupts: Interrupts) -> None:
@@ -53,7 +51,7 @@ class ActorProcess:
             check_writable(temporary, "Ray's folder", "make room, or set RAY_TMPDIR to another")
         self.interrupts = interrupts
         self.ready = False
-        # Whether another job can follow: the last one ended as it should
+        # True if the last job ended normally, so that another can follow
         self.usable = True
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._folder = tempfile.TemporaryDirectory(prefix="untold-")
@@ -72,7 +70,7 @@ class ActorProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id, which is that of its process group too."""
+        """Return its process id, which is also the id of its process group."""
         return self._process.pid
 
     def answer(
@@ -94,7 +92,7 @@ class ActorProcess:
             nonlocal told
             if not told and (self.interrupts.requested or lost_lock()):
                 told = True
-                # A line, not a signal: the process ends this job in order and writes what was answered
+                # A line instead of a signal, so that the process ends the job in order and writes its completions
                 self._send("stop")
 
         while True:
@@ -112,7 +110,7 @@ class ActorProcess:
                 return JobOutcome(event["reason"], event["error"], usage, named, event["lost"], finding, parameters)
 
     def visit_nodes(self, folders: Mapping[str, str], nonce: str) -> list[NodeReport]:
-        """What the nodes of its Ray say of the folders. Raises ActorProcessError where the process ends or breaks."""
+        """Return the reports of the Ray nodes on the folders. Raises ActorProcessError if the process ends or fails."""
         self.usable = False
         self._send(json.dumps({"folders": dict(folders), "nonce": nonce}))
         with self.interrupts.waiting():
@@ -123,7 +121,7 @@ class ActorProcess:
         return reports
 
     def _next_event(self, look: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """The next thing that the process tells; `look` is called while it says nothing, and before it is heard."""
+        """Return the next event of the process. `look` is called while it waits and before each event."""
         heard_at = monotonic()
         while True:
             look()
@@ -138,13 +136,13 @@ class ActorProcess:
             return event
 
     def leave(self) -> None:
-        """Tells the process that nothing more comes; it ends by itself."""
+        """Close the input of the process, so that the process ends."""
         with suppress(BrokenPipeError):
             assert self._process.stdin is not None
             self._process.stdin.close()
 
     def close(self) -> None:
-        """Ends the process and its Ray, and waits for that."""
+        """End the process and its Ray, and wait for the end."""
         try:
             self.leave()
             self._process.wait(timeout=END_SECONDS)
@@ -155,13 +153,13 @@ class ActorProcess:
         self._folder.cleanup()
 
     def _give_up(self) -> str:
-        """Ends a process that says nothing any more."""
+        """Kill a process that sends no events."""
         self._process.kill()
         minutes = f"{SILENT_SECONDS / 60:g} minutes"
         return f"the answering process {self.pid} said nothing for {minutes} and was ended; see how its machine is"
 
     def _send(self, line: str) -> None:
-        """Writes a line to the process. A broken pipe is no error here: why it ended is told where its events end."""
+        """Write a line to the process. A broken pipe is ignored, because the end of the events reports it."""
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(line + "\n")
@@ -170,7 +168,7 @@ class ActorProcess:
             return
 
     def _read(self) -> None:
-        """Puts the events in the queue, and None when they end. Lines that are no JSON are Ray's, which prints here."""
+        """Put the events into the queue, and None at their end. Other lines are output of Ray."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
@@ -179,7 +177,7 @@ class ActorProcess:
         self._events.put(None)
 
     def _explain(self, event: Mapping[str, Any] | None) -> str:
-        """Why the process broke: its own word, else its exit code and the last line of its log."""
+        """Return the reason of a failed process: its own message, or its exit code and the last line of its log."""
         if event is not None:
             return f"the answering process failed: {event['error']}"
         self._process.wait()
@@ -194,15 +192,15 @@ _begun: list[tuple[RaySettings, ActorProcess]] = []
 
 
 def begin_process(ray: RaySettings) -> None:
-    """Starts an answering process beside what comes next; the first start that needs one of these settings takes it.
+    """Start an actor process in advance. The first start that needs one with these settings uses it.
 
-    Its Ray takes some seconds, as Spark and the imports of a command do. One that nobody takes ends with this process.
+    Its Ray needs some seconds, like Spark and the imports of a command. An unused process ends with this process.
     """
     _begun.append((ray, ActorProcess(ray, Interrupts())))
 
 
 def _take_begun(ray: RaySettings, interrupts: Interrupts) -> ActorProcess | None:
-    """The process that was begun with these settings, if there is one."""
+    """Return the process that was started in advance with these settings, if there is one."""
     for begun in _begun:
         if begun[0] == ray:
             _begun.remove(begun)
@@ -212,47 +210,47 @@ def _take_begun(ray: RaySettings, interrupts: Interrupts) -> ActorProcess | None
 
 
 class ProcessWhenNeeded:
-    """The answering process of one start of a run, begun when it is first needed or before."""
+    """The actor process of one start of a run, which is started when it is needed or in advance."""
 
     def __init__(self, ray: RaySettings, interrupts: Interrupts) -> None:
         self._ray, self.interrupts = ray, interrupts
         self._process: ActorProcess | None = None
 
     def open(self) -> ActorProcess:
-        """The process, the same one every time."""
+        """Return the process, always the same."""
         if self._process is None:
             self._process = _take_begun(self._ray, self.interrupts) or ActorProcess(self._ray, self.interrupts)
         return self._process
 
     def leave(self) -> None:
-        """Tells the process, if there is one, that nothing more comes."""
+        """Close the input of the process, if there is one."""
         if self._process is not None:
             self._process.leave()
 
     def close(self) -> None:
-        """Ends the process, if there is one, and waits for that."""
+        """End the process, if there is one, and wait for the end."""
         if self._process is not None:
             self._process.close()
 
 
 class KeptProcess(ProcessWhenNeeded):
-    """An answering process for one start after the other; `end` ends it. One that broke is replaced by the next."""
+    """An actor process for several starts. `end` ends it. The next start replaces a failed process."""
 
     def serve(self, interrupts: Interrupts) -> None:
-        """Takes up the next start, whose interrupts these are."""
+        """Serve the next start with its interrupts."""
         self.interrupts = interrupts
         if self._process is not None:
             self._process.interrupts = interrupts
 
     def leave(self) -> None:
-        """The next start has more for it."""
+        """Keep the process for the next start."""
 
     def close(self) -> None:
-        """Ends a process that no other start can use."""
+        """End a process that no other start can use."""
         if self._process is not None and not self._process.usable:
             self.end()
 
     def end(self) -> None:
-        """Ends the process, if there is one, and waits for that."""
+        """End the process, if there is one, and wait for the end."""
         super().close()
         self._process = None
