@@ -232,6 +232,15 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
+def quoted_list(texts: Iterable[str]) -> str:
+    """Return texts as SQL literals with commas between them.
+
+    >>> quoted_list(["a", "b"])
+    "'a', 'b'"
+    """
+    return ", ".join(map(quoted, texts))
+
+
 def _named(database: duckdb.DuckDBPyConnection, rows: pa.Table | ds.Dataset) -> str:
     """Register Arrow rows in the database and return their name."""
     name = f"arrow_{id(rows)}"

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from untold.jobs.metrics.graphs import COVERAGE, MEASURES, NUMBER, ONE_SIDED, SIDES
 from untold.jobs.run.terminal import Page, amount, table
-from untold.jobs.run_tables import RunTables, connect_tables, quoted
+from untold.jobs.run_tables import RunTables, connect_tables, quoted, quoted_list
 from untold.jobs.summary.ranking import (
     LEVELS,
     answer_columns,
@@ -67,7 +67,7 @@ def summarise_measures(
     """
     always = always or {}
     columns = ("value", "value_low", "value_high", "value_zero")
-    silent = f"select sample_id, metric from measures where measure in ({_listed(STATED)}) and value = 0"
+    silent = f"select sample_id, metric from measures where measure in ({quoted_list(STATED)}) and value = 0"
     counted = count_distinct(
         connect_tables([run], ["measures", "scores"]),
         "measures",
@@ -126,13 +126,9 @@ def with_query_intervals(found: Sequence[dict[str, Any]], run: RunTables, measur
     ]
 
 
-def _listed(texts: Collection[str]) -> str:
-    return ", ".join(map(quoted, texts))
-
-
 def _named(measures: Mapping[str, Collection[str]]) -> str:
     """Return SQL that is true for a row of one of these measures, by metric."""
-    parts = (f"m.metric = {quoted(name)} and measure in ({_listed(own)})" for name, own in measures.items() if own)
+    parts = (f"m.metric = {quoted(name)} and measure in ({quoted_list(own)})" for name, own in measures.items() if own)
     return f"({' or '.join(parts) or 'false'})"
 
 

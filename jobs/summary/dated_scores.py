@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from untold.jobs.run_tables import RunTables, connect_tables, quoted
+from untold.jobs.run_tables import RunTables, connect_tables, quoted, quoted_list
 from untold.jobs.summary.score_counts import (
     COLUMN_OF_STATUS,
     DECIMALS,
@@ -153,7 +153,7 @@ class DatedScores:
 
     def moved(self, metric: str, system: str, later: DateRange, earlier: DateRange, key: str) -> list[Row]:
         """Return the samples with the largest moves between two stretches, with their latest texts."""
-        names = ", ".join(map(quoted, (SYSTEM, metric, system, MEAN)))
+        names = quoted_list((SYSTEM, metric, system, MEAN))
         where = [f"series = {_series(names)} and place between {one.first} and {one.last}" for one in (later, earlier)]
         found = self._rows(
             f"""select a.key, b.score as before_score, a.score, round(a.score - b.score, {DECIMALS}) as difference

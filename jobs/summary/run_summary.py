@@ -14,7 +14,7 @@ from untold.graph.views import one_line
 from untold.jobs.inference.stage.call_settings import DEMO_LABEL
 from untold.jobs.run.manifest import by_stage, seconds_of
 from untold.jobs.run.terminal import Page, amount, clock, table, visible, width_of, wrapped
-from untold.jobs.run_tables import RunTables, connect_tables, first_rows, lowest_scores, quoted
+from untold.jobs.run_tables import RunTables, connect_tables, first_rows, lowest_scores, quoted, quoted_list
 from untold.jobs.summary.aggregate import conflict_lines, leaning_lines
 from untold.jobs.summary.ranking import interval_text, mean_text
 from untold.jobs.tables import RESULT_TABLES
@@ -39,7 +39,7 @@ def most_frequent_errors(run: RunTables, stages: Iterable[str]) -> list[dict[str
         run,
         "failures",
         f"""select * from (select stage, error_type, error, count(distinct request_id) as count from failures
-                where stage in ({", ".join(map(quoted, stages))}) group by all)
+                where stage in ({quoted_list(stages)}) group by all)
             qualify row_number() over (partition by stage order by {order}) = 1""",
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from untold.jobs.run_tables import RunTables, connect_tables, quoted
+from untold.jobs.run_tables import RunTables, connect_tables, quoted_list
 from untold.udfs.statistics.permutation import Clusters
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ COLUMN_OF_STATUS = {
 FAILED_STATUSES = [status for status, column in COLUMN_OF_STATUS.items() if column == "failed"]
 # As SQL: the statuses of undefined scores, the score of a sample, and the score with 0 if it is undefined although the
 # sample has something to state
-SILENT = ", ".join(quoted(status) for status, column in COLUMN_OF_STATUS.items() if column == "undefined")
+SILENT = quoted_list(status for status, column in COLUMN_OF_STATUS.items() if column == "undefined")
 SCORE = "case when not isnan(score) then score end"
 SCORE_OR_ZERO = f"coalesce({SCORE}, case when status in ({SILENT}) and covered + uncovered > 0 then 0.0 end)"
 _LOW, _HIGH = (f"case when not isnan({name}) then {name} end" for name in ("score_low", "score_high"))
@@ -179,10 +179,10 @@ def connect_scores(
     """
     own = ["samples", "scores", *(["measures"] if measures else []), *tables]
     database = connect_tables(runs, own, numbered=True)
-    system = "system" if names is None else f"coalesce(system, [{', '.join(map(quoted, names))}][output + 1])"
+    system = "system" if names is None else f"coalesce(system, [{quoted_list(names)}][output + 1])"
     where = "" if metrics is None else f"where metric in ({_listed(metrics)})"
     name = "concat_ws('.', metric, measure)" if measures else "metric"
-    rows = "scores" if not measures else _MEASURED.format(_listed(measures), ", ".join(map(quoted, FAILED_STATUSES)))
+    rows = "scores" if not measures else _MEASURED.format(_listed(measures), quoted_list(FAILED_STATUSES))
     database.execute(
         f"""create view judged as
             select output, sample_id, metric, {system} as system, status, covered,
@@ -199,7 +199,7 @@ def connect_scores(
 
 def _listed(texts: Iterable[str]) -> str:
     """Return a query of these texts, without rows if there are none."""
-    return f"select unnest([{', '.join(map(quoted, texts))}]::varchar[])"
+    return f"select unnest([{quoted_list(texts)}]::varchar[])"
 
 
 def rows_of(database: DuckDBPyConnection, query: str, n: int | None = None) -> pa.Table:
