@@ -139,7 +139,7 @@ def test_a_path_without_outputs_is_refused(store: Path, tmp_path: Path) -> None:
 def test_notes_that_cannot_be_read_end_it_before_anything_goes(store: Path) -> None:
     (place,) = [one.place for one in list_uses(str(store)) if one.run == "recent-run"]
     Path(str(place)).write_bytes(b"no Parquet")
-    with pytest.raises(PruneError, match="nobody knows what run recent-run needs"):
+    with pytest.raises(PruneError, match="the completions of run recent-run are unknown"):
         prune(asked(store))
     assert len(ids_of(store)) == 9
 
