@@ -254,9 +254,9 @@ def test_what_is_wrong_with_a_file_of_systems_is_named(tmp_path: Path, text: str
 
 
 def test_a_system_without_an_endpoint_and_a_missing_file_are_named(tmp_path: Path) -> None:
-    with pytest.raises(SystemsError, match=r"systems\.yaml system a: no endpoint: set OPENAI_API_KEY"):
+    with pytest.raises(SystemsError, match=r"systems\.yaml system a: no endpoint is set. Set OPENAI_API_KEY"):
         load(tmp_path, "a: {}")
-    with pytest.raises(SystemsError, match=r"none\.yaml: cannot be read: No such file"):
+    with pytest.raises(SystemsError, match=r"cannot read .*none\.yaml: No such file"):
         load_systems(str(tmp_path / "none.yaml"), lambda system: pytest.fail("nothing to load"))
 
 

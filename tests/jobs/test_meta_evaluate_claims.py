@@ -155,9 +155,9 @@ def test_factscore_has_the_precision_of_its_labels(spark: SparkSession, data: Pa
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--metric", "e2e"], "--metric goes with --scores: the stage verify_claim judges claims"),
-        (["--format", "realsumm"], "--format realsumm goes with --dataset coverage"),
-        (["--covered", "yes"], "--covered goes with --dataset coverage"),
+        (["--metric", "e2e"], "--metric requires --scores, because the stage verify_claim judges claims"),
+        (["--format", "realsumm"], "--format realsumm requires --dataset coverage"),
+        (["--covered", "yes"], "--covered requires --dataset coverage"),
         (["--annotation-sheet", "3"], "--annotation-sheet draws from labels of responses"),
     ],
 )

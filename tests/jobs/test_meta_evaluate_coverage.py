@@ -337,7 +337,7 @@ def test_statements_that_do_not_fit_are_refused_all_at_once(spark: SparkSession,
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--dataset", "wikicontradict", "--covered", "yes"], "--covered goes with --dataset coverage"),
+        (["--dataset", "wikicontradict", "--covered", "yes"], "--covered requires --dataset coverage"),
         (["--dataset", "coverage", "--annotation-sheet", "3"], "--annotation-sheet draws from labels of responses"),
         (["--dataset", "coverage", "--format", "realsum"], "did you mean realsumm?"),
     ],

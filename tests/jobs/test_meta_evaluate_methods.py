@@ -340,7 +340,7 @@ def test_k_qa_has_the_figures_of_its_labels_and_its_words(spark: SparkSession, d
     ("words", "told"),
     [
         (["--dataset", "coverage", "--subset", "hard:3"], "'hard:3' is neither standard:N nor challenging:N"),
-        (["--dataset", "wikicontradict", "--subset", "standard:3"], "--subset goes with --dataset coverage"),
+        (["--dataset", "wikicontradict", "--subset", "standard:3"], "--subset requires --dataset coverage"),
     ],
 )
 def test_subsets_that_cannot_be_drawn_are_refused(

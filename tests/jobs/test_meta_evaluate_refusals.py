@@ -148,15 +148,15 @@ def test_two_endpoints_of_one_model_or_folder_are_refused(tmp_path: Path) -> Non
         (["--dataset", "conflictbank", "--input", "a", *["--scores", "m=d"] * 2], "--scores names one model twice"),
         (
             ["--dataset", "wikicontradict", "--input", "a", "--scores", "qa:m=d", "--scores", "nli:m=e"],
-            "--scores gives m two folders; name the judges apart",
+            "--scores has two folders for m. Use a different name for each judge",
         ),
         (
             ["--dataset", "wikicontradict", "--input", "a", "--scores", "qa:m=d", "--scores", "org/x:free=e"],
-            "--scores METRIC:JUDGE=DIR names a judge for each metric",
+            "--scores METRIC:JUDGE=DIR sets the judge of one metric",
         ),
         (
             ["--dataset", "wikicontradict", "--input", "a", "--scores", "m=d", "--conflictbank", "alone"],
-            "--conflictbank goes with the data set conflictbank",
+            "--conflictbank requires --dataset conflictbank",
         ),
         (
             ["--dataset", "conflictbank", "--input", "a", "--scores", "m=d", "--endpoint", "vllm"],
