@@ -292,12 +292,7 @@ COMMANDS: dict[str, click.Command] = {
         "create an index of a corpus, or extend it",
         _index,
         [
-            Option(
-                "--input",
-                "PATH",
-                "documents with document_id (or id), text (or contents) and optionally title and url",
-                required=True,
-            ),
+            Option("--input", "PATH", "documents: document_id (or id), text (or contents), title, url", required=True),
             Option("--output", "DIR", "folder of the index", required=True),
             *arguments.READ_OPTIONS,
             *settings_options(),
@@ -311,12 +306,7 @@ COMMANDS: dict[str, click.Command] = {
         _search,
         [
             *options_of(SearchOptions),
-            Option(
-                "--queries",
-                "FILE",
-                "file with many queries (columns query and query_id), requires --output",
-                to="input",
-            ),
+            Option("--queries", "FILE", "file of queries (query, query_id), requires --output", to="input"),
             *arguments.READ_OPTIONS,
             Option("--output", "DIR", "folder of the table of hits"),
             *settings_options(),

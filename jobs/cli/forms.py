@@ -53,7 +53,7 @@ def read_form(text: str) -> tuple[str, tuple[str, ...]]:
     found = re.fullmatch(r"(?:([^=]+?):\s+)?([\w.]+=.*)", text.strip())
     if found is None:
         raise ValueError(
-            f"must be settings such as nli.list_size=5, or NAME: settings, separated by commas, not {text or 'an empty text'}"
+            f"must be settings by comma, such as nli.list_size=5, or NAME: settings. Got {text or 'nothing'}"
         )
     settings = tuple(re.split(r",\s*(?=[\w.]+=)", found[2]))
     return found[1] or ", ".join(settings), settings

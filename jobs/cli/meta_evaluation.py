@@ -77,9 +77,7 @@ def _check(options: Options) -> None:
         raise click.UsageError("--scores names one model twice")
     scores, judges = _judges_of(options)
     if judges and len(judges) < len(given):
-        raise click.UsageError(
-            "--scores METRIC:JUDGE=DIR sets the judge of one metric. Write all --scores as METRIC:JUDGE=DIR"
-        )
+        raise click.UsageError("--scores METRIC:JUDGE=DIR sets the judge of one metric. Write all in this way")
     several = max(len(scores), len(options.endpoint or ()), len(options.prompt_set or ()))
     if options.annotation_sheet and not judges and several > 1:
         raise click.UsageError("--annotation-sheet is for one model; give one --endpoint, --prompt-set or --scores")

@@ -138,8 +138,7 @@ RequestRate = Annotated[Positive | None, Field(description="Maximum HTTP request
 TokenRate = Annotated[Positive | None, Field(description="Maximum tokens per minute; null means no limit")]
 Concurrency = Annotated[Count, Field(description="Maximum concurrent HTTP requests")]
 TokenPrice = Annotated[
-    Amount | None,
-    Field(description="Price of a million tokens, in the currency of budget.max_cost; null means no price"),
+    Amount | None, Field(description="Price per million tokens, in the currency of budget.max_cost; null for none")
 ]
 
 

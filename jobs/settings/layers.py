@@ -332,9 +332,9 @@ def _read_text(layer: Layer) -> str | None:
         with open_text(layer.origin) as file:
             return file.read(MOST_CHARACTERS + 1)
     except OSError as error:
-        layer.problems.append(f"cannot read {layer.origin}: {error.strerror or type(error).__name__}")
+        layer.problems.append(f"{layer.origin} cannot be read ({error.strerror or type(error).__name__})")
     except UnicodeDecodeError:
-        layer.problems.append(f"cannot read {layer.origin}: the file is not UTF-8")
+        layer.problems.append(f"{layer.origin} cannot be read, because it is not UTF-8")
     return None
 
 

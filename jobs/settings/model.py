@@ -156,9 +156,7 @@ class StageSettings(sections.SetFieldsSection):
     extra_body: ExtraBody | None = setting(None, "Fields merged over llm.extra_body; a null removes its key, or all")
     backend: sections.StageBackend | None = setting(None, "Executor of requests, if llm.backend is process or batch")
     prompt_set: PromptSet | None = setting(None, "Shipped template: Untold's own, or as in the metric's paper")
-    price_per_million_prompt_tokens: Amount | None = setting(
-        None, "Price per million prompt tokens; null means no price"
-    )
+    price_per_million_prompt_tokens: Amount | None = setting(None, "Price per million prompt tokens, null for none")
     price_per_million_completion_tokens: Amount | None = setting(None, "Price per million completion tokens")
 
     @field_validator("model", "api", "prompt_set", "structured", "backend")

@@ -43,7 +43,7 @@ def test_labels_that_are_none_of_the_three_are_counted(spark: SparkSession, tmp_
     rows[0] |= {"label0": "correct", "label3": "correct", "label4": None}
     write_lines(tmp_path / "wiki.jsonl", rows)
     told = refused(spark, ask(tmp_path, {"m": write_scores(tmp_path / "m", make_scores())}))
-    assert "3 samples have a label that is none of Incorrect, Partially correct, Correct" in told
+    assert "3 samples have a label that is not one of Incorrect, Partially correct, Correct" in told
     assert "`correct` (did you mean `Correct`?) in 2, none at all in 1" in told
 
 
@@ -58,9 +58,9 @@ def test_ids_that_are_missing_on_either_side_are_counted_with_near_misses(spark:
     where, about = f"m ({wiki / 'm'})", wiki / "wiki.jsonl"
     assert told.splitlines() == [
         f"{where}: e2e: 1 sample of {about} has several scores: `0-answer0`",
-        f"{where}: e2e: 1 score is of no sample of {about}: `9-answer0`",
+        f"{where}: e2e: 1 score belongs to no sample of {about}: `9-answer0`",
         f"{where}: nli: 5 samples of {about} have no score: `1-answer0` (did you mean `1_ANSWER0`?)",
-        f"{where}: nli: 5 scores are of no sample of {about}: `1_ANSWER0`",
+        f"{where}: nli: 5 scores belong to no sample of {about}: `1_ANSWER0`",
     ]
 
 
@@ -80,7 +80,7 @@ def test_metrics_that_are_not_there_are_named_with_the_nearest(spark: SparkSessi
     ("column", "values", "told"),
     [
         ("scor", None, "no column `score` (did you mean `scor`?); it has metric, sample_id, scor"),
-        ("score", pa.array(["high"] * 40), "the column `score` is string; give numbers from 0 to 1"),
+        ("score", pa.array(["high"] * 40), "the column `score` is string. Give numbers from 0 to 1"),
         ("score", pa.array([2.0, -1.0] + [0.5] * 38), "2 rows have a score that is not between 0 and 1"),
         ("sample_id", pa.array([None] + ["x"] * 39), "1 row has no sample_id"),
         ("metric", pa.array([None] + ["e2e"] * 39), "the column `metric` is null in some rows"),
@@ -102,7 +102,7 @@ def test_columns_of_no_use_are_named(
 
 def test_a_folder_without_parquet_is_named(spark: SparkSession, wiki: Path) -> None:
     request = ask(wiki, {"m": str(wiki / "wiki.jsonl")})
-    assert "wiki.jsonl: no Parquet in it; give an output of untold score" in refused(spark, request)
+    assert "wiki.jsonl has no Parquet. Give an output of untold score" in refused(spark, request)
 
 
 @pytest.mark.gate
@@ -124,7 +124,7 @@ def test_a_limit_that_cuts_an_instance_is_refused(spark: SparkSession, tmp_path:
     places = {"m": write_scores(tmp_path / "m", rows)}
     request = ask(tmp_path, places, dataset="conflictbank_alone", input=str(tmp_path / "bank.jsonl"))
     told = refused(spark, replace(request, limit=13))
-    assert "1 of 2 instances lack some of their 10 samples; give --limit a multiple of 10" in told
+    assert "1 of 2 instances lack some of their 10 samples. Set --limit to a multiple of 10" in told
     assert run(spark, replace(request, limit=10)).exit_code == 0
 
 

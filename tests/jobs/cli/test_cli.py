@@ -209,7 +209,7 @@ def test_a_wrong_setting_is_one_line_without_a_traceback(tmp_path: Path, capsys:
 )
 def test_a_command_that_takes_settings_reads_them(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
     assert main([*command, "--config", "none.yaml"]) == 1
-    assert "none.yaml: No such file or directory" in "".join(capsys.readouterr())
+    assert "none.yaml cannot be read (No such file or directory)" in "".join(capsys.readouterr())
 
 
 def test_prompts_lists_the_templates_that_a_run_would_use(capsys: pytest.CaptureFixture[str]) -> None:
