@@ -238,7 +238,7 @@ def test_measures_are_lines_of_sample_metric_and_score(tmp_path: Path, capsysbin
         b"all\tqa\t0.5000",
     ]
     assert out.splitlines() == lines
-    assert err == b"untold: lines are qid, measure, value; what is undefined has none\n"
+    assert err == b"untold: each line is qid, measure, value. Undefined values have no line\n"
 
 
 def test_measures_of_topics_are_lines_beside_their_scores(tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_nuggets_are_lines_as_nuggetizer_writes_them(tmp_path: Path, capsysbinar
     assert main(["export", str(run), "--to", "trec_rag_nuggets"]) == 0
     said = capsysbinary.readouterr()
     (line,) = said.out.splitlines()
-    assert said.err.startswith(b"untold: 1 response is left out, some nugget of which has no assignment")
+    assert said.err.startswith(b"untold: 1 response is left out, because a nugget has no assignment")
     assert json.loads(line) == {
         "query": "q",
         "qid": "s00000",

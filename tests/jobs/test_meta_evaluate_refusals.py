@@ -72,14 +72,14 @@ def test_scores_that_all_failed_are_one_line(spark: SparkSession, wiki: Path) ->
 
 def test_metrics_that_are_not_there_are_named_with_the_nearest(spark: SparkSession, wiki: Path) -> None:
     request = ask(wiki, {"m": write_scores(wiki / "m", make_scores())}, metrics=("e2e", "nlli"))
-    assert "no scores of metric `nlli` (did you mean `nli`?); it has e2e, nli" in refused(spark, request)
+    assert "no scores of metric `nlli` (did you mean `nli`?). It has e2e, nli" in refused(spark, request)
 
 
 @pytest.mark.gate
 @pytest.mark.parametrize(
     ("column", "values", "told"),
     [
-        ("scor", None, "no column `score` (did you mean `scor`?); it has metric, sample_id, scor"),
+        ("scor", None, "no column `score` (did you mean `scor`?). It has metric, sample_id, scor"),
         ("score", pa.array(["high"] * 40), "the column `score` is string. Give numbers from 0 to 1"),
         ("score", pa.array([2.0, -1.0] + [0.5] * 38), "2 rows have a score that is not between 0 and 1"),
         ("sample_id", pa.array([None] + ["x"] * 39), "1 row has no sample_id"),

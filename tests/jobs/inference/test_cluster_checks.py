@@ -113,7 +113,7 @@ def test_a_ray_of_another_version_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.60.0\n    Python: 3.12.1\n")
 
     monkeypatch.setattr("ray.init", refuse)
-    told = r"at h:6379 \(Version mismatch: .* Ray: 2.60.0 Python: 3.12.1\): see that"
+    told = r"at h:6379 \(Version mismatch: .* Ray: 2.60.0 Python: 3.12.1\)\. Check that"
     with patch.dict(os.environ), pytest.raises(RuntimeError, match=told):
         start_ray("h:6379")
 

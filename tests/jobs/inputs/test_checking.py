@@ -89,7 +89,7 @@ def test_a_file_of_no_use_is_one_line(tmp_path: Path, name: str, content: bytes 
 
     said = told(tmp_path / name)
 
-    assert said.startswith(f"{tmp_path / name}: ")
+    assert said.startswith(f"{tmp_path / name}")
     assert message in said
     assert "\n" not in said
 
