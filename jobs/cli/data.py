@@ -279,7 +279,7 @@ COMMANDS: dict[str, click.Command] = {
         [
             Argument("run", "RUN", "the output of a run"),
             Option("--to", "FORM", ", ".join(EXPORTS), read=OneOf(EXPORTS)),
-            Option("--output", "FILE", "write the text to FILE instead of standard output"),
+            Option("--output", "FILE", "output file, by default standard output for text"),
             Option("--trec", "FILE", "short for --to trec --output FILE; one file per system if topics repeat"),
         ],
     ),

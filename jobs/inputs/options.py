@@ -212,7 +212,7 @@ class PruneRequest:
     store: str = option("--completion-store DIR", "a store of completions")
     older_than: timedelta = option("--older-than AGE", "remove completions older than AGE: 90d, 12w, 36h", read="age")  # noqa: RUF009
     keep_outputs: Sequence[str] = option(
-        "--keep-outputs PATH", "keep all completions of these outputs (repeatable)", ()
+        "--keep-outputs PATH", "keep the completions of the outputs PATH, at any age (repeatable)", ()
     )
     apply: bool = option("--apply", "remove the files instead of only printing them", False)
 

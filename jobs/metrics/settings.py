@@ -57,8 +57,8 @@ class NliSettings(Section):
 
     filter: Literal["none", "words", "vectors", "either"] = Field(
         default="none",
-        description="Filter of pairs that count as neutral without a request: pairs without a shared word (words), "
-        "pairs with a cosine below nli.filter_cosine (vectors), or both (either)",
+        description="Pairs that count as neutral without a request: no shared content word (words), a cosine below "
+        "nli.filter_cosine (vectors), or one of the two (either)",
     )
     filter_cosine: Cosine = Field(default=0.3, description="Minimum cosine of a pair that is judged")
     classifier: PathText | None = Field(
@@ -79,7 +79,7 @@ class NliSettings(Section):
     classifier_threshold: Probability | None = Field(
         default=None,
         description="Minimum probability at which the relation of the classifier counts. The model judges the other "
-        "pairs. Null judges no pair with the model",
+        "pairs. Null sends no pair to the model",
     )
     audit_share: Probability = Field(
         default=0.01,
@@ -201,7 +201,7 @@ class ImportanceSettings(Section):
 
     documents: Count = Field(
         default=10,
-        description="Number of documents of an index, with the best chunks for the query, that facts come from",
+        description="Number of index documents that facts come from: the documents with the best chunks for the query",
     )
     passage_words: Count = Field(default=512, description="Maximum words of the text in one request for facts")
     max_facts: Count = Field(default=5000, description="Maximum number of facts of a query; later facts are skipped")

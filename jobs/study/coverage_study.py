@@ -369,4 +369,4 @@ def _token_model(settings: Settings) -> tuple[ModelFiles | None, str | None]:
     try:
         return find_model(settings.embeddings.model), None
     except LocalModelFileError as error:
-        return None, f"BERTScore is left out: {error}"
+        return None, f"BERTScore is skipped: {error}"

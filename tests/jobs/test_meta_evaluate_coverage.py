@@ -186,7 +186,7 @@ def test_annotators_of_one_number_have_the_kappa_of_statsmodels(spark: SparkSess
     report = run(spark, request).report
     kappa = next(row["value"] for row in rows_of(request, "meta_evaluation") if row["measure"] == "fleiss_kappa")
     assert kappa == pytest.approx(fleiss_kappa(np.array([[sum(one), 3 - sum(one)] for one in labels])))
-    assert "Note: BERTScore is skipped, " in report
+    assert "Note: BERTScore is skipped: " in report
     assert "has no model.onnx and no tokenizer.json" in report
     assert not any("bert" in str(row["metric"]) for row in rows_of(request, "meta_evaluation"))
     assert "Labels that mean covered: `1`" in report
