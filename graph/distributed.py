@@ -386,7 +386,7 @@ class Condensation:
         """
         found = self._take(self.components.strong(_ends(edges), _as_graph(edges)))
         if not self.workspace.count(found.where("id <> component").limit(1)):
-            raise CondensationError("strong components found no class in a graph that has cycles; raise the iterations")
+            raise CondensationError("strong components found no class in a graph with cycles. Raise the iterations")
         return found
 
     def _take(self, found: DataFrame) -> DataFrame:

@@ -386,7 +386,7 @@ def _key(graph: Graph) -> list[Line2D]:
     kinds = {node["kind"] for node in nodes}
     keys = [_marker(COLOURS[kind], SHAPES[kind], "white", NAMES[kind]) for kind in KINDS if kind in kinds]
     if any(node["basis"] for node in nodes):
-        keys.append(_marker(COLOURS["uncovered"], SHAPES["uncovered"], BLACK, "basis: what is to be added"))
+        keys.append(_marker(COLOURS["uncovered"], SHAPES["uncovered"], BLACK, "basis: statements to add"))
     if any(node["response"] for node in nodes):
         keys.append(_marker(COLOURS["covered"], SHAPES["covered"], BLUE, "stated by the response itself"))
     for name, look in EDGE_STYLES.items():

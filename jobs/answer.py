@@ -148,7 +148,7 @@ class _SpoolWorker:
         finally:
             self.display.end()
         if is_lost():
-            raise SpoolError(f"another worker took over {spooled.place} because this one lost its lock; start again")
+            raise SpoolError(f"another worker took over {spooled.place} because this worker lost its lock. Start again")
         spooled.note_usage(self.name, outcome.usage)
         self._end(job, outcome)
         if outcome.reason is None:
@@ -180,4 +180,4 @@ def show_answered(outcome: AnswerOutcome) -> None:
     ]
     print_lines(table(["stage", "answered", "failed", "calls", "tokens", "cost"], rows, page_of(sys.stdout), names=1))
     if not outcome.left:
-        print("next: start the run again that left these requests")
+        print("Next: start the run again that wrote these requests")

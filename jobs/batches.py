@@ -76,7 +76,7 @@ def batches(
                         failed += _cancel(job, api, ids)
             found += _listed(job, api)
     if failed:
-        raise NoBatchesError(f"{'; '.join(failed)}; see the account that made them")
+        raise NoBatchesError(f"{'; '.join(failed)}; check the account that created them")
     return found
 
 
@@ -86,7 +86,7 @@ def _store_at(folder: str) -> str:
     named = ((manifest or {}).get("settings") or {}).get("completion_store")
     store = folder if manifest is None else store_of(Settings(completion_store=named), folder)
     if (StoragePath(store) / FOLDER / JOBS).entry().kind != "folder":
-        raise NoBatchesError(f"{folder}: no batches in it; give the output of a run, or its store")
+        raise NoBatchesError(f"{folder} has no batches. Give the output of a run, or its store")
     return store
 
 
@@ -163,4 +163,4 @@ def show_batches(found: Sequence[BatchListing], act: str) -> None:
         heads = ["batch", "stage", "run", "requests", "status", "done"]
         print_lines(table(heads, rows, page_of(sys.stdout), names=5))
     if act != "list":
-        print("next: start the run again; it reads the completions and sends the other requests")
+        print("Next: start the run again. It reads the completions and sends the other requests")

@@ -93,7 +93,7 @@ def calibrate(request: CalibrateRequest, display: Display) -> Calibrated:
         output.begin(shown(settings), input=given, forms={form.name: list(form.settings) for form in request.forms})
         with open_held(settings, display, first.small) as held:
             for form in request.forms:
-                display.note(f"form {form.name}: {' '.join(form.settings) or 'the settings as they are'}")
+                display.note(f"form {form.name}: {' '.join(form.settings) or 'the given settings'}")
                 ended = score(form.request, display, held)
                 if ended.exit_code not in (0, FAILED_TOO_MANY):
                     status = ended.manifest["status"]
@@ -327,9 +327,7 @@ def _draw(rows: Sequence[Row], request: CalibrateRequest) -> None:
                         one_line(row["form"]), (tokens, row["kappa"]), xytext=(5, 5), textcoords="offset points"
                     )
             axes.axhline(request.kappa, linestyle="--", linewidth=1)
-            axes.set(
-                xlabel="tokens", ylabel="kappa (95 % interval)", title="Forms by what they cost and how far they agree"
-            )
+            axes.set(xlabel="tokens", ylabel="kappa (95 % interval)", title="Cost and agreement of the variants")
             (StoragePath(request.output) / f"{TABLE}.{form}").write_bytes(save_figure(figure, form))
 
 
@@ -376,7 +374,7 @@ def _advice(rows: Sequence[Row], least: float) -> list[str]:
     """What is recommended, and the settings to copy."""
     chosen = next((row for row in rows if row["recommended"]), None)
     if chosen is None:
-        return [f"recommended: none; no cheaper form has a kappa whose lower end is at least {least:g}"]
+        return [f"recommended: none, because no cheaper variant has a kappa with a lower limit of at least {least:g}"]
     words = " ".join(f"--set {shlex.quote(setting)}" for setting in chosen["settings"])
     return [f"recommended: {chosen['form']}", f"  {words}"]
 
@@ -408,10 +406,10 @@ def report_of(rows: Sequence[Row], least: float) -> str:
     parts = [
         f"# Calibration\n\n{rows[0]['samples']:,} of {rows[0]['population_size']:,} samples, scored in each form.\n",
         markdown_table(HEADS, [_cells(row) for row in rows]),
-        "\nSeconds are those of requests and local models, one after the other.\n",
+        "\nSeconds are the sum over requests and local models.\n",
         markdown_table(EACH, [_cells_of_each(row) for row in rows]),
-        "\nDifferences of scores are of the form less the published one; intervals take whole queries. Limits of "
-        "agreement, within which 95 % of the differences lie:\n",
+        "\nDifferences are the score of the variant minus the published score. Intervals resample whole queries. "
+        "Limits of agreement, which contain 95 % of the differences:\n",
         markdown_table(heads, limits),
         "\nSystems:\n",
         markdown_table(("form", "tau-b, 95 % interval", "same winner", "winner changes"), ranks),

@@ -223,7 +223,7 @@ def _useless(groups: Sequence[Group]) -> Iterator[str]:
             why = f"its weight is {poor[0].moments.weight:.2f}" if poor[0].rest else "every sample is judged"
             yield (
                 f"{metric}: the proxy {proxy} adds nothing to the mean of {', '.join(names[:SHOWN_NAMES])}{more} "
-                f"({why}); that of the judged samples alone is as good"
+                f"({why}). The mean of only the judged samples is as good"
             )
 
 

@@ -139,7 +139,7 @@ def _read_rows(spark: SparkSession, path: str, required: Sequence[str], options:
     missing = [name for name in required if name not in rows.columns]
     if missing:
         parts = [f"no column `{name}`{aside(near_misses(name, rows.columns))}" for name in missing]
-        raise RelationsError(f"{path}: {'; '.join(parts)}; it has {', '.join(sorted(rows.columns))}")
+        raise RelationsError(f"{path}: {', and '.join(parts)}. It has {', '.join(sorted(rows.columns))}")
     return as_text(rows, (*required, *GROUPS, FREQUENCY))
 
 
@@ -159,7 +159,7 @@ def _keep_rows(steps: Workspace, path: str, rows: DataFrame) -> DataFrame:
     except PySparkException as error:
         raise RelationsError(describe_unreadable(path, error)) from error
     if not steps.count(kept):
-        raise RelationsError(f"{path}: no rows in it")
+        raise RelationsError(f"{path} has no rows")
     return kept
 
 
@@ -168,8 +168,8 @@ def _check_groups(request: CondenseRequest, relations: Sequence[str], nodes: Seq
     for name in GROUPS:
         if name in nodes and name not in relations:
             raise RelationsError(
-                f"{request.nodes} has the column `{name}` and {request.relations} has not; give it in both, or in the "
-                "relations alone"
+                f"{request.nodes} has the column `{name}`, and {request.relations} does not have it. Write it to both, "
+                "or only to the relations"
             )
 
 
@@ -186,7 +186,7 @@ def _check_values(path: str, rows: DataFrame, column: str, known: Sequence[str])
             for row in found[:SHOWN]
         ]
         more = ", and others" if len(found) > SHOWN else ""
-        raise RelationsError(f"{path}: unknown {column} {', '.join(parts)}{more}; known are {', '.join(known)}")
+        raise RelationsError(f"{path}: unknown {column} {', '.join(parts)}{more}. It must be one of {', '.join(known)}")
 
 
 def _check_present(path: str, rows: DataFrame, columns: Sequence[str]) -> None:
@@ -194,7 +194,7 @@ def _check_present(path: str, rows: DataFrame, columns: Sequence[str]) -> None:
     counts = rows.agg(*[F.count_if(F.col(name).isNull()) for name in columns], F.count("*")).collect()[0]
     lacking = [f"`{name}` in {count:,}" for name, count in zip(columns, counts, strict=False) if count]
     if lacking:
-        raise RelationsError(f"{path}: no {' and no '.join(lacking)} of {counts[-1]:,} rows; give every row its own")
+        raise RelationsError(f"{path} has no {' and no '.join(lacking)} of {counts[-1]:,} rows. Add them")
 
 
 def _check_nodes(steps: Workspace, path: str, rows: DataFrame) -> None:
@@ -202,13 +202,13 @@ def _check_nodes(steps: Workspace, path: str, rows: DataFrame) -> None:
     _check_values(path, rows, "origin", ORIGINS)
     _check_present(path, rows, ("id", "text", "origin"))
     if wrong := steps.count(rows.where("frequency < 1")):
-        raise RelationsError(f"{path}: `frequency` must be a positive integer; {amount(wrong, 'row')} without one")
+        raise RelationsError(f"{path}: `frequency` must be a positive integer ({amount(wrong, 'row')} without one)")
     texts = rows.groupBy("graph", "id").agg(F.min("text").alias("low"), F.max("text").alias("high"))
     several = steps.keep(texts.where("low <> high").select("id"))
     if count := steps.count(several):
         raise RelationsError(
-            f"{path}: {amount(count, 'id has', 'ids have')} different texts ({_examples(several)}); "
-            "give each node an id of its own"
+            f"{path}: {amount(count, 'id has', 'ids have')} different texts ({_examples(several)}). "
+            "Give each node a unique id"
         )
 
 
@@ -225,8 +225,8 @@ def _check_ends(steps: Workspace, request: CondenseRequest, relations: DataFrame
     )
     parts = [f"`{shorten(row['node'])}`{aside([row['near']] if row['near'] else [])}" for row in shown]
     raise RelationsError(
-        f"{request.relations}: {amount(count, 'id is', 'ids are')} not among the nodes of {request.nodes}: "
-        f"{', '.join(parts)}{', ...' if count > len(shown) else ''}; add them, or leave --nodes out"
+        f"{request.relations}: {amount(count, 'id is', 'ids are')} missing in the nodes of {request.nodes}: "
+        f"{', '.join(parts)}{', ...' if count > len(shown) else ''}. Add them, or remove --nodes"
     )
 
 

@@ -149,7 +149,7 @@ def showing_results(request: ScoreRequest, say: Callable[[str], None]) -> Iterat
         if spent := answers.spent.prompt_tokens:
             share = answers.spent.cached_tokens / spent
             tokens = shown_tokens(spent, estimated=answers.spent.estimated)
-            say(f"{share:.0%} of {tokens} tokens of prompts had been read before and were kept")
+            say(f"{share:.0%} of {tokens} tokens of prompts came from the cache")
 
 
 def _requests(samples: Path, stage: Stage) -> dict[str, dict[str, Any]]:
@@ -240,7 +240,7 @@ def _beside_coverage(expected: Sequence[Mapping[str, Any]], found: _Found) -> li
         numbers = [_number(score.get("score")), _number(wanted["score"])]
         rows.append([wanted["sample_id"], *numbers, _both(score), _counts(covered)])
     heads = ["sample", "score", "expected", "statements", "expected"]
-    title = "beside what a person would expect (statements covered / uncovered)"
+    title = "result and human expectation (statements covered / uncovered)"
     return [title, *table(heads, rows, page_of(sys.stdout))]
 
 
@@ -258,7 +258,7 @@ def _beside_claims(expected: Sequence[Mapping[str, Any]], found: _Found) -> list
         verdicts += [[sample, claim["verdict"] or "not judged", claim["text"]] for claim in claims]
     page = page_of(sys.stdout)
     heads = ["sample", "icat", "s_fact", "expected", "claims", "expected", "aspects"]
-    title = "beside what a person would expect (claims supported / not, aspects covered / not)"
+    title = "result and human expectation (claims supported / not, aspects covered / not)"
     return [title, *table(heads, rows, page), "", *table(["sample", "verdict", "claim"], verdicts, page, names=3)]
 
 

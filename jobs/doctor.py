@@ -134,7 +134,7 @@ def _within(about: str, seconds: float, check: Callable[[], CheckResult]) -> Che
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
-    return found[0] if found else CheckResult(FAIL, about, f"no result within {seconds:g} s; see what it waits for")
+    return found[0] if found else CheckResult(FAIL, about, f"no result within {seconds:g} s. Find out why it waits")
 
 
 def _check_python() -> CheckResult:
@@ -295,7 +295,7 @@ def check_store(store: str | None) -> CheckResult:
     there are written under their final names.
     """
     if store is None:
-        return CheckResult(OK, "store", "none is set: each output keeps its own completions")
+        return CheckResult(OK, "store", "completion_store is not set, so each output has its own completions")
     where = plain_url(store)
     try:
         place = StoragePath(store)
@@ -303,7 +303,7 @@ def check_store(store: str | None) -> CheckResult:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
         remedy = "check the path, its rights and credentials, or set completion_store to another"
-        return CheckResult(FAIL, "store", f"{where}: a file cannot be written, read and deleted ({reason}); {remedy}")
+        return CheckResult(FAIL, "store", f"{where}: cannot write, read and delete a file ({reason}); {remedy}")
     return CheckResult(OK, "store", where)
 
 
@@ -316,7 +316,7 @@ def _try_file(folder: StoragePath) -> None:
     try:
         place.write_bytes(content)
         if place.read_bytes() != content:
-            raise OSError("another content was read than was written")
+            raise OSError("the content that was read differs from the written content")
     finally:
         with suppress(OSError):
             place.remove()
@@ -339,5 +339,5 @@ def check_disk(store: str | None) -> Iterator[CheckResult]:
         free = shutil.disk_usage(path).free
         text = f"{free / 1e9:,.1f} GB free in the {name} {path}"
         if free < LOW_DISK_BYTES:
-            text += f"; less than {LOW_DISK_BYTES / 1e9:g} GB may not last a run: make room, or use another folder"
+            text += f". A run may need {LOW_DISK_BYTES / 1e9:g} GB. Make room, or use another folder"
         yield CheckResult(OK if free >= LOW_DISK_BYTES else WARN, "disk", text)

@@ -158,7 +158,7 @@ def write_xlsx(run: RunTables, file: IO[bytes]) -> None:
     samples = run.dataset("samples").count_rows()
     if samples >= XLSX_ROWS:
         raise UserError(
-            f"{run.directory}: {samples:,} samples, and a worksheet has {XLSX_ROWS:,} rows; export --to csv or parquet"
+            f"{run.directory} has {samples:,} samples. A worksheet has {XLSX_ROWS:,} rows. Use --to csv or parquet"
         )
     from untold.udfs.sheets import stream_xlsx
 
@@ -251,7 +251,7 @@ def write_ragchecker(run: RunTables, file: IO[bytes]) -> None:
     Raises UserError for a run without the metric rag.
     """
     if "contexts_used" not in run.tables or RAG not in metrics_of(run):
-        raise UserError(f"{run.directory}: no metric {RAG}; score it with --metric {RAG} first")
+        raise UserError(f"{run.directory} has no metric {RAG}. Score it with --metric {RAG} first")
     file.write(b'{"results": [')
     for number, result in enumerate(_ragchecker_results(run)):
         text = json.dumps(result, ensure_ascii=False, indent=1)
@@ -378,13 +378,13 @@ def export(run: RunTables, to: str, output: str) -> list[str]:
 def note_of(run: RunTables, to: str) -> str | None:
     """What a reader of this form of the run should know."""
     if to == TREC:
-        return "lines are qid, measure, value; what is undefined has none"
+        return "each line is qid, measure, value. Undefined values have no line"
     if to != "trec_rag_nuggets":
         return None
     query = f"select count(distinct sample_id) from statements where metric = '{NUGGETS}' and kept and support is null"
     ((lost,),) = run.sql(query).fetchall()
     have = amount(lost, "response is", "responses are")
-    return f"{have} left out, some nugget of which has no assignment; --retry-failed asks again" if lost else None
+    return f"{have} left out, because a nugget has no assignment. Try --retry-failed" if lost else None
 
 
 def log_to_mlflow(run: RunTables) -> tuple[str, str]:

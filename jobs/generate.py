@@ -112,8 +112,8 @@ def _check_distinct(systems: Sequence[_System]) -> None:
         same = first.setdefault(system.stage.digest, system.name)
         if same != system.name:
             raise SystemsError(
-                f"systems {same} and {system.name} have one model, decoding and template, so that they share every "
-                "answer (an address is no part of a request): leave one out, or give each its own llm.model"
+                f"systems {same} and {system.name} have the same model, decoding and template, so they share all "
+                "completions (the address is not part of a request). Remove one, or set different llm.model"
             )
 
 
@@ -133,7 +133,7 @@ def _generate(run: _Generating) -> Outcome:
         start.display.note(note)
     show_invalid(found, start.display, "answered")
     if request.closed_book and found.samples.where(F.size("contexts") > 0).isEmpty():
-        raise SampleError(f"{request.input}: no question has contexts to leave out; run it without --closed-book")
+        raise SampleError(f"{request.input}: no question has contexts. Run without --closed-book")
     digests = {system.name: system.stage.digest for system in run.systems}
     content = fingerprint(found.samples)
     results = {"systems": digests, **({"closed_book": True} if request.closed_book else {})}
@@ -277,7 +277,7 @@ def _count(answers: _SystemAnswers, counts: Mapping[str, Any]) -> dict[str, Any]
 def show_systems(outcome: Outcome, request: RunRequest) -> None:
     """Prints what became of the questions, and how to go on."""
     if outcome.unchanged:
-        print("Nothing to do; results unchanged")
+        print("Nothing to do. The results are unchanged")
     systems, counts = outcome.manifest["systems"], ("questions", "answered", "failed", "unasked")
     rows = [[row["system"], row["model"], *(f"{row[name]:,}" for name in counts)] for row in systems]
     heads = ["system", "model", *counts[:-1], "not asked"]

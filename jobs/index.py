@@ -175,7 +175,7 @@ def show_index(outcome: Outcome, request: RunRequest) -> None:
     """Prints what is in the index, and how to search it."""
     catalog, counts = catalog_in(outcome.manifest), outcome.manifest["counts"]
     if outcome.unchanged:
-        print("Nothing to do; results unchanged")
+        print("Nothing to do. The results are unchanged")
     if catalog is not None:
         new = 0 if outcome.unchanged else counts["new_chunks"]
         kind = amount(catalog.making.lists, "list") if catalog.making.lists else "exact"
@@ -272,9 +272,7 @@ def _search_one(run: _Searching) -> Outcome:
 def _check_local(master: str | None) -> None:
     """Raises SearchError where tasks run on other machines: they cannot read the steps of one query, kept on this."""
     if master is not None and not master.startswith("local"):
-        raise SearchError(
-            f"--query needs a Spark of this machine; spark.master is {master}; use --queries and --output"
-        )
+        raise SearchError(f"--query needs a local Spark, and spark.master is {master}. Use --queries and --output")
 
 
 def _search_file(run: _Searching) -> Outcome:
@@ -337,7 +335,7 @@ def show_hits(outcome: Outcome, request: SearchRequest, *, as_json: bool) -> Non
     """Prints the hits of one query, or where those of many are; nothing of one that ended before it was searched."""
     if request.query is None:
         if outcome.unchanged:
-            print("Nothing to do; results unchanged")
+            print("Nothing to do. The results are unchanged")
         counts = outcome.manifest["counts"]
         found = f"{amount(counts['hits'], 'hit')} of {amount(counts['queries'], 'query', 'queries')}"
         print_lines([redact(f"{found}: {place_of_table(request.output, outcome.manifest, 'hits')}")])

@@ -209,7 +209,7 @@ class _Head:
         for one in self.samples:
             contents.setdefault(str(one.known["sample_id"]), set()).add(one.content)
         twice = [f"sample_id `{name}` has two contents" for name, found in contents.items() if len(found) > 1]
-        more = [f"and {len(wrong) - SHOWN_PROBLEMS:,} more rows of those read"] if len(wrong) > SHOWN_PROBLEMS else []
+        more = [f"and {len(wrong) - SHOWN_PROBLEMS:,} more invalid rows"] if len(wrong) > SHOWN_PROBLEMS else []
         return [*wrong[:SHOWN_PROBLEMS], *more, *twice[:SHOWN_PROBLEMS]]
 
 
@@ -325,7 +325,7 @@ def inspection_lines(found: Inspection, page: Page) -> list[str]:
     for number, sample in enumerate(found.samples, start=1):
         lines += ["", f"sample {number}"]
         lines += [_line(name, value, page) for name, value in sample.items()]
-    lines += ["", *(["wrong", *found.problems] if found.problems else ["nothing is wrong with what was read"])]
+    lines += ["", *(["wrong", *found.problems] if found.problems else ["no problem was found"])]
     return [*lines, "", f"next: {found.command}"]
 
 

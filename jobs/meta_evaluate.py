@@ -107,8 +107,8 @@ def _check_models(endpoints: Sequence[StudyEndpoint]) -> None:
         other = by_folder.setdefault(endpoint.folder.lower(), endpoint.model)
         if endpoint is not next(one for one in endpoints if one.folder.lower() == endpoint.folder.lower()):
             raise MetaEvaluationError(
-                f"two endpoints have the models `{other}` and `{endpoint.model}`, and one folder for both; "
-                "give each endpoint a model of its own (llm.model of a preset file)"
+                f"two endpoints have the models `{other}` and `{endpoint.model}` and would share one folder. "
+                "Set a different model for each endpoint (llm.model of a preset file)"
             )
 
 
@@ -253,8 +253,8 @@ def combine_studies(
     averages = average_rows(counts, seed=seed)
     if not has_answered(averages):
         raise CombineError(
-            "nothing to average: no metric of a model has an LMR on all data sets of these studies; "
-            "see their reports, and evaluate again what failed"
+            "cannot average, because no metric of a model has an LMR on all data sets in these studies. "
+            "Check their reports, and repeat the failed evaluations"
         )
     rows = given + averages
     report = render_averages(rows)
@@ -274,8 +274,8 @@ def _open(study: str) -> RunTables:
     missing = [name for name in NEEDED if name not in run.tables]
     if missing or run.manifest.get("status") != "finished":
         raise CombineError(
-            f"{study}: not a finished output of untold meta-evaluate ({' and '.join(missing) or 'it has not ended'}); "
-            "give other outputs, or evaluate it again"
+            f"{study} is not a finished output of untold meta-evaluate ({' and '.join(missing) or 'not ended'}). "
+            "Give other outputs, or evaluate it again"
         )
     return run
 

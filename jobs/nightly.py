@@ -100,7 +100,7 @@ class DateResult:
         means = [f"{row['metric']} {mean_text(row)}" for row in overall]
         counts = self.manifest.get("counts", {})
         samples = [amount(counts["samples"], "sample")] if "samples" in counts else []
-        changed = ["its input has changed since; --refresh takes it up"] if self.input_changed else []
+        changed = ["its input has changed since then. --refresh scores the changed input"] if self.input_changed else []
         return f"{self.date}: {', '.join([self.status, *samples, *means, *changed])}"
 
 

@@ -79,8 +79,8 @@ def pack_environment(archive: Path, wheel: Path) -> None:
     edited = sorted({known.name for known in distributions() if _is_edited(known)})
     if edited:
         raise PackageError(
-            f"{', '.join(edited)}: installed to be edited, which no archive can hold; make an environment of its own "
-            f"(python -m venv ENV; ENV/bin/pip install '{wheel}[package]'), and run ENV/bin/untold package"
+            f"{', '.join(edited)}: an editable installation cannot be packed. Create a new environment (python -m venv "
+            f"ENV && ENV/bin/pip install '{wheel}[package]'), and run ENV/bin/untold package"
         )
     packer = "conda_pack" if _is_conda() else "venv_pack"
     require("untold package", "package", packer)
@@ -109,7 +109,7 @@ def copy_jars(folder: Path, settings: Settings) -> list[str]:
 def show_package(output: str, text: str) -> None:
     """Prints the settings that use a package."""
     print(text, end="")
-    print(f"# in {os.path.join(output, 'cluster.yaml')}: give it by --config; all machines must see these paths")
+    print(f"# in {os.path.join(output, 'cluster.yaml')}: use it with --config. All machines must see these paths")
 
 
 def _is_conda() -> bool:

@@ -97,7 +97,7 @@ def plan(
 def _check_valid(path: str, found: Samples) -> None:
     """Raise SampleError if every row is invalid, because an empty plan looks like a run without a cost."""
     if found.invalid_count == found.row_count:
-        raise SampleError(f"{path}: all {found.row_count:,} rows are invalid; the first: {found.first_invalid[0]}")
+        raise SampleError(f"all {found.row_count:,} rows of {path} are invalid. The first: {found.first_invalid[0]}")
 
 
 def _embedded_sha256(settings: Settings) -> str:
@@ -113,7 +113,7 @@ def _embedded_sha256(settings: Settings) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise local_model.LocalModelError(
-            f"llm.local_model: cannot read {path}: {error.strerror or error}; give the path of a GGUF file"
+            f"llm.local_model: cannot read {path} ({error.strerror or error}). Give the path of a GGUF file"
         ) from error
 
 
@@ -414,14 +414,14 @@ EXPECTED = ("expected_requests", "expected_prompt_tokens", "expected_completion_
 CLUSTER = ("cluster_hours", "files", "bytes", "store_requests", "machines")
 AMOUNTS = ("cost", "hours", "expected_cost", "cluster_hours")
 NOTES = (
-    "=: exact, <=: at most. Tokens, cost and hours are for requests that are not reused, without retries. Tokens in "
-    "are estimated, tokens out are at most. Expected: from the means of the store's completions, otherwise from the "
-    "figures of docs/methods.md, section 9. -: no price or no limit is set."
+    "= means exact, <= means at most. Tokens, cost and hours are for requests that are not reused, without retries. "
+    "Tokens in are estimates, tokens out are limits. Expected values use the means of the store's completions, or "
+    "otherwise the figures of docs/methods.md, section 9. - means that no price or no limit is set."
 )
 CLUSTER_NOTE = (
-    "Cluster: the expected requests on these machines, at the limits or at the measured speed, if that is slower; "
-    "files and bytes of completions, and the requests to an object store that write and read them. Machines: the "
-    "number after which another machine saves no time, - if no limit is set."
+    "Cluster: the expected requests on these machines, at the limits or at the measured speed, if that is slower. "
+    "The columns files and bytes count completions, and store_requests counts the requests to an object store that "
+    "write and read them. Machines: the number after which another machine saves no time, - if no limit is set."
 )
 WIDEST = 100
 

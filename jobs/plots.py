@@ -120,7 +120,7 @@ def distribution(run: RunTables, *others: RunTables) -> Picture:
             panel.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
             panel.set_title(metric if system == systems[0] else "")
         line[0].set_ylabel(_name(system), rotation=0, ha="right", va="center")
-    figure.supxlabel("score; height: share of the system's samples", fontsize=9.5)
+    figure.supxlabel("score (height = share of the system's samples)", fontsize=9.5)
     return figure
 
 
@@ -284,7 +284,7 @@ def match_rates(run: RunTables, convention: str = "mismatch") -> Picture:
             panel.axvline(constant, color=RED, linestyle="--", linewidth=1)
         panel.set(title=_name(model), xlim=(-0.02, 1.14), ylim=(-0.6, len(names) - 0.4))
         panel.set_yticks(range(len(names)), names)
-    figure.supxlabel("label match rate, 95 % interval; dashed: one label for everything", fontsize=9.5)
+    figure.supxlabel("label match rate, 95 % interval (dashed = one label for everything)", fontsize=9.5)
     return figure
 
 

@@ -53,7 +53,7 @@ def prune(request: PruneRequest) -> list[Pruned]:
     folders = [str(entry.place) for entry in stages if _STAGE.fullmatch(entry.name)]
     if not folders:
         raise PruneError(
-            f"{request.store}: no completions in it; give the store of runs, STORE in --set completion_store=STORE"
+            f"{request.store} has no completions. Give the store of runs, STORE in --set completion_store=STORE"
         )
     before = datetime.now(UTC) - request.older_than
     with ExitStack() as locks:
@@ -95,8 +95,8 @@ def _runs_of_outputs(request: PruneRequest, noted: set[str]) -> set[str]:
             own = {str(manifest.get("run")), *(start["run"] for start in manifest.get("starts", ()))}
             if not own & noted and _needs(manifest, place, request.store):
                 raise PruneError(
-                    f"{place}: no run of it has noted in {request.store} what it needs; score it again, which asks "
-                    "nothing, or leave it out of --keep-outputs"
+                    f"{place}: none of its runs has recorded in {request.store} which completions it needs. Score it "
+                    "again, which sends no requests, or remove it from --keep-outputs"
                 )
             runs |= own
     return runs
@@ -109,7 +109,7 @@ def _outputs(pattern: str) -> list[str]:
         with suppress(NoInputError):
             found += [file.path.rpartition("/")[0] for file in find_files(form)]
     if not found:
-        raise PruneError(f"--keep-outputs {shlex.quote(pattern)}: no output there; correct it, or leave it out")
+        raise PruneError(f"--keep-outputs {shlex.quote(pattern)} matches no output. Correct or remove it")
     return [path for one in found for path in (one, f"{one}/{SENTINEL_FOLDER}")]
 
 
@@ -125,7 +125,7 @@ def prune_lines(found: Sequence[Pruned], page: Page, *, applied: bool) -> list[s
     total = Pruned("all", *(sum(getattr(one, name) for one in found) for name in _NUMBERS))
     heads = ["stage", "rows", "bytes", "rows removed" if applied else "rows to remove", "bytes freed"]
     rows = [[one.stage, *(f"{getattr(one, name):,}" for name in _NUMBERS)] for one in (*found, total)]
-    end = "removed" if applied else "nothing was removed; --apply removes these rows. Bytes are about"
+    end = "removed" if applied else "nothing was removed. --apply removes these rows. Bytes are estimates"
     return [*table(heads, rows, page, names=1), end]
 
 

@@ -92,7 +92,7 @@ class RunTables:
         if not files:
             near = did_you_mean(near_misses(name, self.tables, most=3), quote="")
             hint = near or f"it has {', '.join(self.tables) or 'none'}"
-            raise UnreadableRunError(f"{self.directory}: no table {name!r}; {hint}")
+            raise UnreadableRunError(f"{self.directory} has no table {name!r}; {hint}")
         factory = ds.FileSystemDatasetFactory(self.path_of(name).arrow[0], files, ds.ParquetFileFormat())
         return factory.finish(factory.inspect())
 
@@ -198,8 +198,8 @@ def open_run(directory: str | os.PathLike[str], *, allow_running: bool = False) 
     # A killed run has this status too
     if run.manifest.get("status") == "running" and not allow_running:
         raise UnreadableRunError(
-            f"{place}: the run has not ended, or was killed; wait for it or start it again "
-            "(in Python, allow_running=True reads what is there)"
+            f"{place}: the run has not ended, or was killed. Wait for it or start it again "
+            "(in Python, allow_running=True reads the tables that exist)"
         )
     return run
 
@@ -286,7 +286,7 @@ def _read_manifest(place: str) -> dict[str, Any]:
         raise UnreadableRunError(str(error)) from error
     except FileNotFoundError as error:
         raise UnreadableRunError(
-            f"{place}: no {MANIFEST}, so this is not the output of a run; give the directory that --output named"
+            f"{place} has no {MANIFEST}, so it is not the output of a run. Give the directory of --output"
         ) from error
     except (ValueError, OSError) as error:
         raise UnreadableRunError(f"{place}: {MANIFEST} cannot be read ({type(error).__name__})") from error

@@ -179,7 +179,7 @@ def _score(run: _Scoring) -> Outcome:
     changes = _changes(start, found) if output.refreshes else {}
     if changes:
         rows = ", ".join(f"{number:,} {what}" for what, number in changes.items())
-        start.display.note(f"{output.place} is scored again from the changed input; rows: {rows}")
+        start.display.note(f"{output.place} is scored again from the changed input ({rows})")
     elif added is not None:
         _check_kept(output, found, start.display)
     elif unchanged := start.unchanged():
@@ -246,14 +246,14 @@ def _check_kept(output: Output, found: Samples, display: Display) -> None:
             f"{lost:,} samples that {there} scored are invalid for a metric that is to be added to {place}; "
             "fix the rows named above, or give another --output (store may be the same)"
         )
-    display.note(f"{place} has {there} already, and keeps it")
+    display.note(f"{place} already has {there}, which stays unchanged")
 
 
 def _show_unused_tools(settings: Settings, stages: Mapping[str, Stage], display: Display) -> None:
     """Says which stages cannot use the tools that the settings ask for."""
     unused = [name for name, stage in stages.items() if definition_of(name).tools and not stage.tools]
     if unused and settings.offers_tools:
-        display.note(f"{', '.join(unused)}: text completions have no tools; qa.quantity_tool is as if it were none")
+        display.note(f"{', '.join(unused)}: the completions API has no tools, so qa.quantity_tool is ignored")
 
 
 def _begin(run: _Scoring, found: Samples, content: str, changes: Mapping[str, int]) -> None:
@@ -312,8 +312,8 @@ def _check_scores(run: _Scoring, scores: int) -> None:
     if scores != samples * metrics:
         raise LostRowsError(
             f"{run.start.output.place}: the table scores has {amount(scores, 'row')}, and "
-            f"{amount(samples, 'sample')} by {amount(metrics, 'metric')} need {samples * metrics:,}; rows were lost "
-            "between the steps: see that all machines share --output, store and work, then start again (completions "
+            f"{amount(samples, 'sample')} by {amount(metrics, 'metric')} need {samples * metrics:,}. Rows were lost "
+            "between the steps. Check that all machines share --output, store and work, then start again (completions "
             "are kept)"
         )
 
@@ -398,12 +398,12 @@ def _counts(scores: Counted, failures: Counted) -> dict[str, Any]:
 def show_summary(outcome: Outcome, request: ScoreRequest) -> None:
     """Prints how a run ended: its summary, what failed, what it took, and where to look further."""
     if outcome.unchanged:
-        print("Nothing to do; results unchanged\n")
+        print("Nothing to do. The results are unchanged\n")
     given, page = outcome.manifest, page_of(sys.stdout)
     try:
         run = open_run(request.output)
         lines = end_of_run(run, given["summary"], given["counts"], page, embedded=request.embedded)
     except (OSError, ValueError) as error:
         # The tables are whole; whoever cannot read them this moment can later
-        lines = [redact(f"results: {request.output}; its tables cannot be read at the moment ({type(error).__name__})")]
+        lines = [redact(f"results: {request.output} (its tables cannot be read at the moment: {type(error).__name__})")]
     print_lines(lines)

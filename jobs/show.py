@@ -63,7 +63,7 @@ def _draw(shown: View, place: str, form: str, *, raw: bool) -> list[str]:
 
     graph = make_graph(shown, raw=raw)
     if not graph:
-        _print(["no picture: there is nothing to draw"])
+        _print(["no picture, because there is nothing to draw"])
         return []
     _write(place, draw_graph(graph, form=form, title=_title(shown), response=_of_sample(shown, "response")))
     _print([f"picture: {views.one_line(place)}"])
@@ -83,7 +83,7 @@ def _open(output: str) -> RunTables:
     """The run. Raises ShowError where it has not ended: its tables may be half written."""
     run = open_run(output, allow_running=True)
     if run.manifest.get("status") == "running":
-        raise ShowError(f"{output}: the run has not ended, or was killed; wait for it, or start it again")
+        raise ShowError(f"{output}: the run has not ended, or was killed. Wait for it, or start it again")
     return run
 
 
@@ -147,7 +147,7 @@ def _unknown_sample(run: RunTables, sample_id: str) -> str:
     Near misses come from ids that contain the given one anywhere in the table, then from its first rows.
     """
     if "scores" not in run.tables:
-        return f"{run.directory}: the run has no scores; start it again"
+        return f"{run.directory} has no scores. Start the run again"
     scores = run.dataset("scores")
     containing = pc.match_substring(ds.field("sample_id"), sample_id, ignore_case=True)
     near = _ids(scores.scanner(columns=["sample_id"], filter=containing).head(SHOWN_IDS)) if sample_id else []
@@ -158,7 +158,7 @@ def _unknown_sample(run: RunTables, sample_id: str) -> str:
     found = list(dict.fromkeys([*near, *close]))[:SHOWN_IDS]
     examples = f"its ids look like {', '.join(map(_quote, first[:SHOWN_IDS]))}" if first else "it has none"
     hint = did_you_mean([_quote(name) for name in found], quote="") or examples
-    return f"{run.directory}: no sample {_quote(sample_id)}; {hint}"
+    return f"{run.directory} has no sample {_quote(sample_id)}; {hint}"
 
 
 def _ids(table: pa.Table) -> list[str]:
@@ -271,7 +271,7 @@ def _write(place: str, picture: bytes) -> None:
     try:
         StoragePath(place).write_whole(lambda file: file.write(picture))
     except (OSError, pa.ArrowException) as error:
-        raise ShowError(f"{place}: cannot be written ({type(error).__name__}); give another --picture") from error
+        raise ShowError(f"{place} cannot be written ({type(error).__name__}). Give another --picture") from error
 
 
 def _safe(name: str) -> str:

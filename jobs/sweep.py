@@ -52,7 +52,7 @@ def read_measured(spark: SparkSession, run: RunTables, metric: str) -> tuple[Dat
     """
     missing = [name for name in ("measures", "scores") if name not in run.tables]
     if missing:
-        raise UnmeasuredError(f"{run.directory}: no table {missing[0]}; score it with --metric {metric} first")
+        raise UnmeasuredError(f"{run.directory} has no table {missing[0]}. Score it with --metric {metric} first")
     measures, scores = (
         read_parquet(spark, run.path_of(name).spark, schema=schema).where(F.col("metric") == metric)
         for name, schema in (("measures", MEASURES), ("scores", SCORES))
@@ -81,10 +81,10 @@ def check_measured(found: Mapping[Any, Any], run: RunTables, metric: str) -> Non
         return
     whole = next((row for row in run.manifest.get("summary", ()) if row["metric"] == metric), None)
     if whole is None:
-        raise UnmeasuredError(f"{run.directory}: no measures of {metric}; score it with --metric {metric} first")
+        raise UnmeasuredError(f"{run.directory} has no measures of {metric}. Score it with --metric {metric} first")
     raise UnmeasuredError(
         f"{run.directory}: none of {whole['n']:,} samples has the measures of {metric} ({whole['failed']:,} failed, "
-        f"{whole['undefined']:,} undefined); the table failures says why, untold score --retry-failed asks again"
+        f"{whole['undefined']:,} undefined). The table failures has the reasons. Retry with untold score --retry-failed"
     )
 
 
@@ -111,7 +111,7 @@ def show_lines(rows: Rows, output: str, name: str, over: Mapping[str, str]) -> N
     heads = ["system", *over, "n", "mean", "95 % interval"]
     names = 1 + sum(not form for form in over.values())
     pictures = ", ".join(str(_picture_place(output, name, form)) for form in FORMATS)
-    places = f"table: {output}/{name}; pictures: {pictures}"
+    places = f"The table is {output}/{name}. The pictures are {pictures}"
     print_lines([*table(heads, cells, page_of(sys.stdout), names=names, texts=1), places])
 
 

@@ -65,7 +65,7 @@ def trend(
     for line in _missing(runs):
         notify(line)
     if len(found.dates) < 2:
-        notify(f"one date, {found.dates[0]}: there is none to compare it with; give the outputs of more dates")
+        notify(f"{found.dates[0]} is the only date, so there is no comparison. Give the outputs of more dates")
     falls = _rows(found.falls(fall), CHANGES)
     tables = {"trend": (found.points, TREND), "changes": (found.changes, CHANGES), "moved": (found.moved, MOVED)}
     files = dict(file for name, (rows, schema) in tables.items() for file in _files_of(name, rows, schema))
@@ -93,7 +93,7 @@ def open_dated(paths: Sequence[str], notify: Callable[[str], None]) -> list[RunT
     if left_out:
         notify(f"left out: {', '.join(left_out)}")
     if not runs:
-        raise TrendError("no finished output of untold score with a date; give outputs of untold nightly: 'nightly/*'")
+        raise TrendError("no finished output of untold score has a date. Give outputs of untold nightly: 'nightly/*'")
     return runs
 
 
@@ -168,14 +168,14 @@ def trend_lines(found: TrendResult, fall: float, page: Page) -> Iterator[str]:
     shown = [row for row in found.trend.shown if row["date"] in last]
     yield from table(HEADS, [_cells(row) for row in shown], page, names=3, texts=1)
     if len(dates) > MOST_DATES:
-        yield f"the last {MOST_DATES} of {len(dates):,} dates; the files have all"
+        yield f"the last {MOST_DATES} of {len(dates):,} dates (the files have all dates)"
     told = [describe_finding(row) for row in found.trend.findings] or ["no change is more than chance"]
     yield ""
     for line in told:
         yield from wrapped(line, page)
     for row in found.falls:
         what = "answer rate of " if row["measure"] == ANSWER_RATE else ""
-        line = f"fall: {what}{row['system']} under {row['metric']}, {row['date']}: by more than {fall:g} beyond chance"
+        line = f"fall: {what}{row['system']} under {row['metric']}, {row['date']}, by more than {fall:g} beyond chance"
         yield from wrapped(line, page)
     yield from ("", f"files: {', '.join(found.files)}")
 

@@ -23,10 +23,10 @@ ERROR_TYPES = {
     "DUP_ATOM": "a statement is given more than once",
     "HALU_ATOM": "a statement is in none of the contexts",
     "MISS_ATOM": "a relevant statement of the contexts is in neither list",
-    "NON_ATOM": "a statement is not atomic: it says several things",
-    "IRR_ATOM": "a statement is of no use for the query",
-    "INVAL_ATOM": "an entry is no valid statement: broken, empty of meaning or not understood alone",
-    NONE: "nothing of the above; stands alone",
+    "NON_ATOM": "a statement is not atomic, because it has several facts",
+    "IRR_ATOM": "a statement is not useful for the query",
+    "INVAL_ATOM": "an entry is not a valid statement, because it is broken, meaningless or unclear without context",
+    NONE: "no error, must be the only entry",
 }
 SHOWN_COLUMNS = ("item", "method", "query", "response", "contexts", "covered", "uncovered")
 SHEET_COLUMNS = (*SHOWN_COLUMNS, "errors")
@@ -167,7 +167,7 @@ def read_annotations(sheet: tuple[str, Rows], key: tuple[str, Rows]) -> list[Jud
         for item, method in sorted(others.keys() - own.keys())
     ]
     if not problems and not errors:
-        problems = [f"{sheet[0]}: no rows in it; give the sheet that was filled in"]
+        problems = [f"{sheet[0]} has no rows. Give the sheet that was filled in"]
     if problems:
         more = len(problems) - SHOWN_PROBLEMS
         raise AnnotationError("\n".join([*problems[:SHOWN_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]))
@@ -201,9 +201,9 @@ def _find_columns(name: str, rows: Rows, columns: Sequence[str]) -> dict[str, in
     missing = [column for column in columns if not times[column]]
     several = [column for column in columns if times[column] > 1]
     if missing:
-        raise AnnotationError(f"{name}: no column {', '.join(missing)} in its first row; keep the header of the sheet")
+        raise AnnotationError(f"{name} has no column {', '.join(missing)} in row 1. Keep the header")
     if several:
-        raise AnnotationError(f"{name}: several columns {', '.join(several)}; keep one of each")
+        raise AnnotationError(f"{name} has several columns {', '.join(several)}. Keep one of each")
     return {column: header.index(column) for column in columns}
 
 
@@ -225,12 +225,12 @@ def _read_errors(cells: Mapping[str, str]) -> frozenset[str]:
     where = f"item {cells['item']}, method {cells['method']}"
     # Empty is not NONE: a row that somebody has skipped is no row without errors.
     if not codes:
-        raise AnnotationError(f"{where}: errors is empty; write codes, or {NONE} where there are none")
+        raise AnnotationError(f"{where}: errors is empty. Write codes, or {NONE} for no errors")
     for code in sorted(codes - ERROR_TYPES.keys()):
-        raise AnnotationError(f"{where}: no error type {_shorten(code)!r}; {_near(code, ERROR_TYPES)}")
+        raise AnnotationError(f"{where}: unknown error type {_shorten(code)!r}; {_near(code, ERROR_TYPES)}")
     if NONE in codes and len(codes) > 1:
         raise AnnotationError(
-            f"{where}: {NONE} stands beside {', '.join(sorted(codes - {NONE}))}; keep one or the other"
+            f"{where}: {NONE} occurs together with {', '.join(sorted(codes - {NONE}))}. Keep one or the other"
         )
     return frozenset(codes - {NONE})
 
@@ -238,7 +238,7 @@ def _read_errors(cells: Mapping[str, str]) -> frozenset[str]:
 def _read_key(cells: Mapping[str, str]) -> tuple[str, float | None, str]:
     """(metric, score, label) of a row of the key."""
     if not cells["metric"]:
-        raise AnnotationError("metric is empty; give the key as it was written")
+        raise AnnotationError("metric is empty. Give the unchanged key")
     if cells["label"] not in LABELS:
         raise AnnotationError(f"no label {_shorten(cells['label'])!r}; {_near(cells['label'], LABELS)}")
     return cells["metric"], _read_score(cells["score"]), cells["label"]
@@ -254,7 +254,7 @@ def _read_score(cell: str) -> float | None:
         # NaN is between no bounds: the same message as for a number outside of them.
         score = float("nan")
     if not 0 <= score <= 1:
-        raise AnnotationError("score is neither empty nor a number from 0 to 1; give the key as it was written")
+        raise AnnotationError("score is neither empty nor a number from 0 to 1. Give the unchanged key")
     return score
 
 

@@ -91,12 +91,12 @@ def within(act: Callable[[], Any], seconds: float = PLACE_SECONDS) -> str | None
 def _try(folder: StoragePath, nonce: str, name: str) -> None:
     """Reads what the driver wrote; writes, lists, reads and removes a file, and leaves another."""
     if DRIVER not in {entry.name for entry in folder.entries()}:
-        raise ValueError("it does not see what the driver wrote there")
+        raise ValueError("it does not see the file that the driver wrote there")
     own, content = folder / f"{name}-own", nonce.encode()
     own.write_bytes(content)
     listed = {entry.name for entry in folder.entries()}
     if own.name not in listed or not (own.read_bytes() == content == (folder / DRIVER).read_bytes()):
-        raise ValueError("it reads something else than was written there")
+        raise ValueError("it reads another content than the driver wrote there")
     own.remove()
     (folder / name).write_bytes(content)
 

@@ -328,10 +328,10 @@ def _check_answers(root: Root) -> None:
     if isinstance(problem, TimeoutError):
         raise _late(where, "the network, the credentials, and storage.endpoint")
     if "<Code>NoSuchBucket</Code>" in str(problem):
-        raise PlaceError(redact(f"{where}: there is no such bucket; check the address and storage.endpoint"))
+        raise PlaceError(redact(f"{where}: the bucket does not exist. Check the address and storage.endpoint"))
     if problem is not None and not _may_not_list(problem):
         advice = "check the address, the credentials, and the settings storage.*"
-        raise PlaceError(redact(f"{where}: cannot be opened ({_first_line(problem)}); {advice}"))
+        raise PlaceError(redact(f"{where} cannot be opened ({_first_line(problem)}); {advice}"))
 
 
 def _list_nothing(root: Root) -> None:
@@ -355,7 +355,7 @@ def _may_not_list(problem: BaseException) -> bool:
 
 
 def _late(where: str, what: str) -> PlaceError:
-    return PlaceError(redact(f"{where}: no answer within {ANSWER_SECONDS:.0f} seconds; check {what}"))
+    return PlaceError(redact(f"{where} did not answer within {ANSWER_SECONDS:.0f} seconds. Check {what}"))
 
 
 def _within(seconds: float, act: Callable[[], Any]) -> BaseException | None:

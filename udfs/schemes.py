@@ -53,4 +53,4 @@ def complaint_of(path: str) -> str | None:
     if scheme is None or (scheme in SCHEMES and "://" in path):
         return None
     name, known = path.partition(":")[0], ", ".join(SCHEMES)
-    return f"{path}: unknown scheme {name}:; give a local path, or a URI of {known}"
+    return f"{path} has the unknown scheme {name}. Give a local path, or a URI of {known}"

@@ -104,7 +104,7 @@ def read_rows(name: str, content: bytes) -> list[list[str]]:
         return readers[ending](content)
     except Exception as error:  # openpyxl raises whatever the first broken part leads to
         raise SpreadsheetError(
-            f"{name}: cannot be read as {ending[1:].upper()} ({type(error).__name__}); save it again as {ending}"
+            f"{name} cannot be read as {ending[1:].upper()} ({type(error).__name__}). Save it again as {ending}"
         ) from error
 
 

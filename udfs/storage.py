@@ -90,7 +90,7 @@ class StoragePath:
                 raise
             # What Arrow says of an address repeats it, key and all
             reason = "" if isinstance(error, pa.ArrowInvalid) else f" ({error})"
-            text = f"{self.uri}: cannot be opened{reason}; check the address and storage.options"
+            text = f"{self.uri} cannot be opened{reason}. Check the address and storage.options"
             raise PlaceError(redact(text)) from error
         return system, f"{above.rstrip('/')}/{path}".rstrip("/") or "/"
 

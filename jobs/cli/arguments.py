@@ -251,7 +251,7 @@ def settings_options(*, several: bool = False) -> list[click.Parameter]:
 CONFLICTBANK_OPTION = Option(
     "--conflictbank",
     "HOW",
-    "S_X of a context: by_source, from one evaluation (the default), or alone, from a separate evaluation",
+    "evaluation of S_X of a context: by_source (default) uses one evaluation, alone evaluates each context separately",
     read=OneOf(("by_source", "alone")),
 )
 DRAW = options_of(records.DrawOptions)
@@ -281,7 +281,7 @@ def data_set(name: str | None, conflictbank: str | None) -> str | None:
     'conflictbank_alone'
     """
     if conflictbank is not None and name != "conflictbank":
-        raise click.UsageError("--conflictbank goes with the data set conflictbank")
+        raise click.UsageError("--conflictbank requires --dataset conflictbank")
     return f"{name}_alone" if conflictbank == "alone" else name
 
 
@@ -302,7 +302,7 @@ def draw_of(options: Options, settings: Settings) -> Draw | None:
     rows, seed = (getattr(options, name, None) for name in ("random", "seed"))
     stratify: tuple[str, ...] = getattr(options, "stratify", None) or ()
     if stratify and not rows:
-        raise click.UsageError("--stratify goes with --random")
+        raise click.UsageError("--stratify requires --random")
     return Draw(rows, settings.statistics.seed if seed is None else seed, stratify) if rows else None
 
 

@@ -142,7 +142,7 @@ def _show(options: Options) -> int:
     from untold.jobs.show import show
 
     if options.raw and options.picture is None:
-        raise click.UsageError("--raw goes with --picture")
+        raise click.UsageError("--raw requires --picture")
     if options.picture is not None:
         require("show --picture", "study", "matplotlib", "networkx")
     show(ShowRequest(**arguments.values_of(ShowRequest, options)))
@@ -156,7 +156,7 @@ def _report(options: Options) -> int:
     from untold.jobs.run_tables import open_run
 
     report = write_report([open_run(run) for run in dict.fromkeys(options.runs)], options.html)
-    print(f"report: {one_line(options.html)} ({len(report.html.encode()) / 1e6:.1f} MB); open it in a browser")
+    print(f"report: {one_line(options.html)} ({len(report.html.encode()) / 1e6:.1f} MB). Open it in a browser")
     return 0
 
 

@@ -121,7 +121,7 @@ def _batches(options: Options) -> int:
 
     act = options.act or ACTS[0]
     if options.id and act != "cancel":
-        raise click.UsageError("--id goes with cancel")
+        raise click.UsageError("--id requires the action cancel")
     given = arguments.load_given(options)
     show_batches(batches(options.folder, act, arguments.display().note, options.id, given.llm.api_key_env), act)
     return 0
@@ -279,7 +279,7 @@ COMMANDS: dict[str, click.Command] = {
         [
             Argument("run", "RUN", "the output of a run"),
             Option("--to", "FORM", ", ".join(EXPORTS), read=OneOf(EXPORTS)),
-            Option("--output", "FILE", "the file; without it, text goes to standard output"),
+            Option("--output", "FILE", "output file, by default standard output for text"),
             Option("--trec", "FILE", "short for --to trec --output FILE; one file per system if topics repeat"),
         ],
     ),
@@ -292,7 +292,7 @@ COMMANDS: dict[str, click.Command] = {
         "create an index of a corpus, or extend it",
         _index,
         [
-            Option("--input", "PATH", "documents: document_id (or id), text (or contents); title, url", required=True),
+            Option("--input", "PATH", "documents: document_id (or id), text (or contents), title, url", required=True),
             Option("--output", "DIR", "folder of the index", required=True),
             *arguments.READ_OPTIONS,
             *settings_options(),
@@ -306,7 +306,7 @@ COMMANDS: dict[str, click.Command] = {
         _search,
         [
             *options_of(SearchOptions),
-            Option("--queries", "FILE", "many queries: query, query_id; with --output", to="input"),
+            Option("--queries", "FILE", "file of queries (query, query_id), requires --output", to="input"),
             *arguments.READ_OPTIONS,
             Option("--output", "DIR", "folder of the table of hits"),
             *settings_options(),
@@ -326,7 +326,7 @@ COMMANDS: dict[str, click.Command] = {
         [
             Argument("folder", "DIR", "the output of a run, or a store of completions"),
             Argument("act", "ACT", "list (the default), fetch or cancel", required=False, read=OneOf(ACTS)),
-            Option("--id", "ID", "one batch to cancel; repeatable; by default all", multiple=True),
+            Option("--id", "ID", "batch to cancel, by default all (repeatable)", multiple=True),
             *arguments.SETTINGS_FILE,
         ],
     ),

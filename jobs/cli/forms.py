@@ -53,7 +53,7 @@ def read_form(text: str) -> tuple[str, tuple[str, ...]]:
     found = re.fullmatch(r"(?:([^=]+?):\s+)?([\w.]+=.*)", text.strip())
     if found is None:
         raise ValueError(
-            f"must be settings such as nli.list_size=5, by comma, or NAME: settings; got {text or 'nothing'}"
+            f"must be settings by comma, such as nli.list_size=5, or NAME: settings. Got {text or 'nothing'}"
         )
     settings = tuple(re.split(r",\s*(?=[\w.]+=)", found[2]))
     return found[1] or ", ".join(settings), settings
@@ -82,7 +82,7 @@ def requests_of(options: Options, metric: str, *, asks: bool = True) -> dict[str
             variants = {name: (*settings, *published) for name, settings in variants.items()}
             variants |= {name: (*named, *settings) for name, settings in CASCADES.items()}
     if not variants:
-        raise click.UsageError(f"{metric} has no cheaper forms of its own; give --forms, such as a smaller model")
+        raise click.UsageError(f"{metric} has no cheaper variants. Add --forms, for example with a smaller model")
     every = {PUBLISHED: published, **variants}
     return {name: (own, _request(options, metric, name, own, asks=asks)) for name, own in every.items()}
 
@@ -110,7 +110,7 @@ def unpriced_models(requests: Iterable[ScoreRequest]) -> list[str]:
         for stage, own in request.settings.stages.items():
             if own.model not in (None, llm.model) and not own.model_fields_set & set(PRICES):
                 keys = " and ".join(f"stages.{stage}.{name}" for name in PRICES)
-                lines[f"stages.{stage}.model={own.model}: has the prices of {llm.model}; set {keys}"] = None
+                lines[f"stages.{stage}.model={own.model} has the prices of {llm.model}. Set {keys}"] = None
     return list(lines)
 
 
@@ -150,7 +150,7 @@ def _calibrate(options: Options) -> int:
 def plan_forms(options: Options) -> int:
     """Plan the requests of each variant: totals over the stages of the metric."""
     if len(options.metric) != 1:
-        raise click.UsageError("--forms goes with one metric")
+        raise click.UsageError("--forms requires exactly one metric")
     found = requests_of(options, options.metric[0], asks=False)
     from untold.jobs.api import Plan
     from untold.jobs.plan import plan
@@ -174,7 +174,7 @@ def plan_forms(options: Options) -> int:
 FORMS_OPTION = Option(
     "--forms",
     "FORM",
-    "settings of a cheaper variant, KEY=VALUE,... or NAME: KEY=VALUE,...; repeatable",
+    "settings of a cheaper variant, KEY=VALUE,... or NAME: KEY=VALUE,... (repeatable)",
     read=read_form,
     multiple=True,
 )

@@ -132,7 +132,7 @@ def _guarded(context: click.Context) -> int:
 def _describe(error: BaseException, command: str) -> list[str]:
     """Return the lines of an error: the command to continue, the remedy, or the kind of an unexpected error."""
     if isinstance(error, KeyboardInterrupt):
-        return [f"interrupted; completions are kept, continue with: {command}"]
+        return [f"interrupted. The completions are kept. Continue with: {command}"]
     if isinstance(error, UserError):
         return str(error).splitlines()
     from untold.jobs.run.error_messages import explain, root_cause

@@ -77,7 +77,7 @@ def _check(options: Options) -> None:
         raise click.UsageError("--scores names one model twice")
     scores, judges = _judges_of(options)
     if judges and len(judges) < len(given):
-        raise click.UsageError("--scores METRIC:JUDGE=DIR names a judge for each metric; give all of them that form")
+        raise click.UsageError("--scores METRIC:JUDGE=DIR sets the judge of one metric. Write all in this way")
     several = max(len(scores), len(options.endpoint or ()), len(options.prompt_set or ()))
     if options.annotation_sheet and not judges and several > 1:
         raise click.UsageError("--annotation-sheet is for one model; give one --endpoint, --prompt-set or --scores")
@@ -96,17 +96,17 @@ def _check_data_set(options: Options) -> None:
         given = [f"--{name}" for name in ("covered", "subset") if getattr(options, name) is not None]
         given += ["--format"] if options.format is not None and dataset not in ("claims", "nuggets") else []
         if given:
-            raise click.UsageError(f"{' and '.join(given)} goes with --dataset coverage")
+            raise click.UsageError(f"{' and '.join(given)} requires --dataset coverage")
     formats = {"coverage": known_formats("items"), "nuggets": known_formats("items"), "claims": claim_formats()}
     if dataset in formats and options.format not in (None, *formats[dataset]):
         other = "coverage" if dataset == "claims" else "claims"
-        raise click.UsageError(f"--format {options.format} goes with --dataset {other}")
+        raise click.UsageError(f"--format {options.format} requires --dataset {other}")
     if dataset in formats and options.annotation_sheet:
         raise click.UsageError(f"--annotation-sheet draws from labels of responses; the data set {dataset} has none")
     if dataset == "nuggets" and metric not in (None, (), ("nuggets",)):
         raise click.UsageError("--dataset nuggets is only for the metric nuggets")
     if dataset == "claims" and metric and not options.scores:
-        raise click.UsageError("--metric goes with --scores: the stage verify_claim judges claims")
+        raise click.UsageError("--metric requires --scores, because the stage verify_claim judges claims")
 
 
 def _judges_of(options: Options) -> tuple[dict[str, str], dict[str, str]]:
@@ -124,7 +124,7 @@ def _judges_of(options: Options) -> tuple[dict[str, str], dict[str, str]]:
         if colon and metric in values.known_metrics():
             judges[metric] = name = judge
         if scores.setdefault(name, folder) != folder:
-            raise click.UsageError(f"--scores gives {name} two folders; name the judges apart")
+            raise click.UsageError(f"--scores has two folders for {name}. Use a different name for each judge")
     return scores, judges
 
 
@@ -191,8 +191,8 @@ def _sheet_of(options: Options, endpoints: Sequence[StudyEndpoint]) -> Sheet | N
 
 
 _SCORES = (
-    "existing scores: an output of score, or a folder of Parquet; repeatable; METRIC:JUDGE=DIR if each metric has "
-    "another judge"
+    "existing scores, an output of score or a folder of Parquet (repeatable). Use METRIC:JUDGE=DIR if each metric has "
+    "a different judge"
 )
 _COVERED = "coverage: labels of items that mean covered (covered, true, yes, 1)"
 _SEED = "seed of --random (statistics.seed), and of the draw and the intervals of the human study (0)"

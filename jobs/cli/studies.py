@@ -162,7 +162,7 @@ _ESTIMATED = [
 ]
 COMMANDS: dict[str, click.Command] = {
     "generate": Command(
-        "generate the responses of several systems to questions, as samples to score",
+        "generate responses with several systems and write them as samples to score",
         _generate,
         [
             Option("--input", "PATH", "questions: a file, a folder or a glob", required=True),

@@ -50,7 +50,7 @@ SHOWN_LEFT_OUT = 5
 RESULTS = "results"
 TREC_RAG = {"topic", "references"}
 BY_COLUMNS = (
-    "its one object holds columns and no rows; write a row a line: "
+    "its only object has columns instead of rows. Write one row per line with "
     "pandas.DataFrame(json.load(open(FILE))).to_json(NEW, orient='records', lines=True)"
 )
 NO_CONTEXTS = {"contexts", EITHER}
@@ -62,8 +62,8 @@ def adapter_of(name: str | None) -> Adapter | None:
         return None
     if name not in FORMATS:
         raise SampleError(
-            f"unknown format `{name}`{aside(near_misses(name, FORMATS))}; formats: {', '.join(sorted(FORMATS))}, "
-            "or none to go by extension"
+            f"unknown format `{name}`{aside(near_misses(name, FORMATS))}. Formats are {', '.join(sorted(FORMATS))}, "
+            "or none to use the extension of the file"
         )
     return FORMATS[name]
 
@@ -80,7 +80,7 @@ def check_names(columns: Mapping[str, str], adapter: Adapter | None = None) -> N
     known = known_columns(adapter)
     for name in columns:
         if name not in known:
-            there = f"; there are {', '.join(known)}" if known else "; this format has names of its own"
+            there = f". Columns are {', '.join(known)}" if known else ". This format has fixed column names"
             raise SampleError(f"columns: no column `{name}` is read{aside(near_misses(name, known))}{there}")
 
 
@@ -108,7 +108,7 @@ def listed_files(path: str, adapter: Adapter | None) -> tuple[list[InputFile], l
         return found, others
     files = [file for file in (*found, *others) if fnmatch.fnmatchcase(file.path, adapter.files)]
     if not files:
-        raise NoInputError(f"{path}: no file named like {adapter.files}; give the folder of the data set")
+        raise NoInputError(f"{path} has no file that matches {adapter.files}. Give the folder of the data set")
     return files, []
 
 
@@ -119,7 +119,7 @@ def describe_left_out(names: Sequence[str]) -> str:
     'left out, as their extensions are not those of data: README.md'
     """
     more = f" and {len(names) - SHOWN_LEFT_OUT} more" if len(names) > SHOWN_LEFT_OUT else ""
-    return f"left out, as their extensions are not those of data: {', '.join(names[:SHOWN_LEFT_OUT])}{more}"
+    return f"skipped, because their extensions are unknown: {', '.join(names[:SHOWN_LEFT_OUT])}{more}"
 
 
 def check_input(
@@ -138,7 +138,7 @@ def check_input(
     heads = with_names(heads, files, names or {})
     check_columns(path, files, heads, needed(adapter, required), options.columns)
     if len(files) < CHECKED_FILES and not any(head.rows for head in heads.values()):
-        raise NoInputError(f"{path}: no samples in it; give a file with at least one row")
+        raise NoInputError(f"{path} has no samples. Give a file with at least one row")
 
 
 def with_names(facts: Mapping[int, FileFacts], files: Sequence[InputFile], names: Names) -> dict[int, FileFacts]:
@@ -162,7 +162,7 @@ def _head(file: InputFile, adapter: Adapter | None, columns: Mapping[str, str]) 
             found |= columns_of(adapter, record, expanded(adapter, record, tally.rows_read - 1) if ours else ())
             first = first or record
             if file.kind == "csv" and columns.get("contexts") in DEEPEVAL["contexts"] and _is_joined(record, adapter):
-                return FileFacts(problem="its contexts stand between bars; give --format deepeval")
+                return FileFacts(problem="its contexts are separated by bars. Use --format deepeval")
     except (UnreadableFileError, *READ_ERRORS) as error:
         return FileFacts(problem=describe_break(error))
     layout = _layout_of(first.values) if first and adapter is None and tally.rows_read == 1 else None
@@ -186,7 +186,7 @@ def _layout_of(values: Mapping[str, Any]) -> str | None:
     of_rows = [name for name, value in values.items() if isinstance(value, list) and _are_rows(value)]
     if "query" in values or len(of_rows) != 1 or of_rows == [RESULTS]:
         return None
-    return f"its rows are in the list `{of_rows[0]}`; write them a line each: jq -c '.{of_rows[0]}[]' FILE > NEW.jsonl"
+    return f"its rows are in the list `{of_rows[0]}`. Write one per line: jq -c '.{of_rows[0]}[]' FILE > NEW.jsonl"
 
 
 def _are_rows(value: Sequence[Any]) -> bool:
@@ -234,20 +234,20 @@ def check_columns(
             problems.append(f"{file.path}: {_describe_missing(missing, columns, renaming)}")
     raise_problems(problems)
     if len(union) > MAX_COLUMNS:
-        raise SampleError(f"{path}: {len(union):,} columns over all files, at most {MAX_COLUMNS:,}; {WIDTH_ADVICE}")
+        raise SampleError(f"{path} has {len(union):,} columns over all files, at most {MAX_COLUMNS:,}; {WIDTH_ADVICE}")
 
 
 def _describe_missing(missing: Sequence[str], columns: set[str], renaming: Mapping[str, str]) -> str:
     if not columns:
         return (
-            "no row of it is a JSON object; give JSON Lines, a JSON array, CSV or Parquet (--format ragchecker reads "
-            "one object with `results`; `untold inspect` says what a file is)"
+            "none of its rows is a JSON object. Give JSON Lines, a JSON array, CSV or Parquet (--format ragchecker "
+            "reads one object with `results`, and `untold inspect` shows the format of a file)"
         )
     theirs = set(_as_given(columns, renaming))
     parts = [_describe_one(name, theirs, renaming) for name in missing]
     shown = ", ".join(f"`{name}`" for name in sorted(theirs)[:SHOWN_COLUMNS])
     more = f" and {len(theirs) - SHOWN_COLUMNS} more" if len(theirs) > SHOWN_COLUMNS else ""
-    return f"{'; '.join(parts)}; it has {shown}{more}; {_advice(missing, theirs, renaming)}"
+    return f"{', and '.join(parts)}. It has {shown}{more}; {_advice(missing, theirs, renaming)}"
 
 
 def _as_given(columns: Iterable[str], renaming: Mapping[str, str]) -> list[str]:

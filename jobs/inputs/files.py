@@ -226,13 +226,11 @@ def find_files(path: str) -> list[InputFile]:
     try:
         found = _find_remote(path) if is_remote(path) else _find_local(local_path(path))
     except BrokenLinkError as error:
-        raise SampleError(f"{error}: a link to a file that is not there; remove or fix it") from error
+        raise SampleError(f"{error} is a link to a missing file. Remove or fix it") from error
     except (OSError, pa.ArrowException, ValueError) as error:
-        raise SampleError(
-            f"{path}: cannot be listed ({type(error).__name__}); check the path and its rights"
-        ) from error
+        raise SampleError(f"{path} cannot be listed ({type(error).__name__}). Check its permissions") from error
     if not found:
-        raise NoInputError(f"{path}: no such file, or no files in it; check the path")
+        raise NoInputError(f"{path} does not exist, or has no files. Check the path")
     return [replace(file, constants=_of_folders(file.path)) for file in sorted(found, key=lambda file: file.path)]
 
 
@@ -384,7 +382,7 @@ def _try_inspect(file: InputFile, options: ReadOptions) -> InputFile | str:
     except UnreadableFileError as problem:
         return f"{file.path}: {problem}"
     except READ_ERRORS as error:
-        return f"{file.path}: cannot be read ({type(error).__name__}); replace the file or check its rights"
+        return f"{file.path} cannot be read ({type(error).__name__}). Replace the file or check its permissions"
 
 
 def _inspect(file: InputFile, options: ReadOptions) -> InputFile:
@@ -394,7 +392,7 @@ def _inspect(file: InputFile, options: ReadOptions) -> InputFile:
     """
     kind = _kind(file.path)
     if kind is None:
-        raise UnreadableFileError(f"unknown extension; known are {KNOWN_EXTENSIONS}")
+        raise UnreadableFileError(f"unknown extension. Known extensions are {KNOWN_EXTENSIONS}")
     if kind == "parquet":
         return _inspect_parquet(file, options)
     encoding = encoding_of(file.path, options.encoding)

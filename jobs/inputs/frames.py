@@ -87,7 +87,7 @@ def _array_of(column: Any) -> pa.Array:
     for row, value in enumerate(values, start=1):
         if not isinstance(value, VALUES):
             kind = type(value).__name__
-            raise SampleError(f"samples: column `{column.name}` row {row} is of the type {kind}; convert it to text")
+            raise SampleError(f"samples: column `{column.name}` row {row} has the type {kind}. Convert it to text")
     return pa.array([without_surrogates(text_of(value)) for value in values], pa.string())
 
 

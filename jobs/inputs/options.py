@@ -63,7 +63,7 @@ class RunOptions:
     overwrite: bool = option("--overwrite", "replace the tables of another run in --output", False)
     retry_failed: bool = option("--retry-failed", "retry permanently failed requests", False)
     wait: bool = option("--no-wait", "refuse instead of waiting for another run on the same store", True)
-    lock: bool = option("--no-lock", "lock nothing, for stores without locks: start one run at a time", True)
+    lock: bool = option("--no-lock", "do not lock the store, for stores without locks (start one run at a time)", True)
     poll: bool = option("--no-poll", "poll batches once, and exit with code 7 while they are in progress", True)
 
 
@@ -74,7 +74,7 @@ class DrawOptions:
     random: int | None = option("--random N", "N random rows of the input (statistics.seed)", None, read="count")
     stratify: Sequence[str] | None = option(
         "--stratify LIST",
-        "columns by which --random draws from each group its share, at least one row",
+        "columns that define groups: --random draws a share of each group, at least one row",
         None,
         read="names",
     )
@@ -120,7 +120,7 @@ class ReportingOptions:
 class CompareOptions:
     """Options of `untold compare`."""
 
-    metrics: Sequence[str] | None = option("--metric LIST", "metrics, by comma; by default all", None, read="names")
+    metrics: Sequence[str] | None = option("--metric LIST", "metrics by comma, by default all", None, read="names")
     measures: Sequence[str] | None = option(
         "--measure LIST", "measures in place of scores, by comma: conflict_coverage,one_sided", None, read="names"
     )
@@ -168,7 +168,7 @@ class GenerateOptions:
         "--contexts FILE", "the contexts of questions of eli5_category: rows of q_id and contexts", None
     )
     closed_book: bool = option(
-        "--closed-book", "leave the contexts out of the prompts, such as gold proofs; the samples keep them", False
+        "--closed-book", "exclude the contexts, such as gold proofs, from the prompts, but not from the samples", False
     )
 
 
@@ -180,7 +180,7 @@ class SearchOptions:
     query: str | None = option("--query TEXT", "the text to search for", None)
     top: int = option("--top N", "hits per query (10)", 10, read="count")
     retriever: str = option(
-        "--retriever HOW", "dense, by vectors (the default); bm25, by words; hybrid, both", "dense", choices=RETRIEVERS
+        "--retriever HOW", "dense (vectors, default), bm25 (words) or hybrid (both)", "dense", choices=RETRIEVERS
     )
     exact: bool = option("--exact", "compare all vectors of the index", False)
 
@@ -212,9 +212,9 @@ class PruneRequest:
     store: str = option("--completion-store DIR", "a store of completions")
     older_than: timedelta = option("--older-than AGE", "remove completions older than AGE: 90d, 12w, 36h", read="age")  # noqa: RUF009
     keep_outputs: Sequence[str] = option(
-        "--keep-outputs PATH", "keep the completions of these outputs, at any age; repeatable", ()
+        "--keep-outputs PATH", "keep the completions of the outputs PATH, at any age (repeatable)", ()
     )
-    apply: bool = option("--apply", "remove them; without it only print them", False)
+    apply: bool = option("--apply", "remove the files instead of only printing them", False)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def read_questions(
     else:
         found = _read_known(spark, path, format, limit, draw, options)
     ignored = [f"`{name}`" for name in OF_ANSWERS if name in found.columns]
-    notes = [f"{path}: {', '.join(ignored)} left out: what belongs to answers is no part of a question"]
+    notes = [f"{path}: {', '.join(ignored)} skipped, because columns of answers are not part of a question"]
     return replace(found, samples=found.samples.drop(*OF_ANSWERS)), notes if ignored else []
 
 
@@ -75,7 +75,7 @@ def _join_contexts(
     )
     joined = all_questions.count()
     if not joined:
-        raise SampleError(f"{contexts}: no contexts for any of the questions of {path}; check that their q_id agree")
+        raise SampleError(f"{contexts} has no contexts for the questions of {path}. Check their q_id")
     # After the join: of rows drawn before it, those without contexts would be missing
     drawn = all_questions if draw is None else draw.keep(all_questions)
     count = joined if draw is None else drawn.count()
@@ -115,7 +115,7 @@ def _describe_left_out(asked: tuple[str, int], given: tuple[str, int], joined: i
     (path, questions), (contexts, rows) = asked, given
     notes = []
     if questions > joined:
-        notes.append(f"{questions - joined:,} of {questions:,} questions have no contexts in {contexts}: left out")
+        notes.append(f"{questions - joined:,} of {questions:,} questions skipped (no contexts in {contexts})")
     if rows > joined:
-        notes.append(f"{rows - joined:,} of {rows:,} rows of {contexts} are of no question of {path}: left out")
+        notes.append(f"{rows - joined:,} of {rows:,} rows of {contexts} skipped (no question in {path})")
     return notes

@@ -209,7 +209,7 @@ def read_rows(
     if found.conflicts:
         raise SampleError(_describe_conflicts(found, files))
     if not found.total:
-        raise NoInputError(f"{path}: no samples in it; give a file with at least one row")
+        raise NoInputError(f"{path} has no samples. Give a file with at least one row")
     headers = [file.types for file in files] if adapter is None else []
     carried = carried_types(headers, [one.shapes for one in facts.values()])
     carried |= {name: OPTIONAL_TYPES[name] for name in optional if name in carried}
@@ -252,7 +252,7 @@ def _choose(
         chosen = draw.among(found.by_id, whole_rows=whole_rows)
         return lambda rows: rows.where(chosen), shown
     if whole_rows:
-        raise SampleError("stratify: this format is drawn by whole rows, which may lie in several strata; leave it out")
+        raise SampleError("a row of this format can belong to several strata. Remove stratify")
     kept = _kept(found, None)
     drawn = draw.by_stratum(kept if set(draw.stratify) <= set(KNOWN) else typed(kept))
     return lambda rows: rows.join(drawn.ids, on="sample_id", how="left_semi"), {**shown, "strata": drawn.strata}
@@ -343,8 +343,8 @@ def show_untested(written: WrittenSamples, display: Display) -> None:
     """Says how many samples have a text in a script that the tests do not cover; nothing where there are none."""
     if written.untested:
         display.note(
-            f"samples with a text in a script that Untold is not tested with: {written.untested:,}; "
-            "their scores may be wrong (docs/methods.md, section 14)"
+            f"{amount(written.untested, 'sample has', 'samples have')} a text in a script that Untold is not tested "
+            "with. Their scores may be wrong (docs/methods.md, section 14)"
         )
 
 
@@ -415,8 +415,8 @@ def _describe_conflicts(found: _Pass, files: list[InputFile]) -> str:
         first, second, *_ = sorted(by_id[name])
         at = " and ".join(f"{files[file].path} row {row}" for file, row in (first, second))
         lines.append(f"sample_id `{name}` has two contents: {at}")
-    more = f"{found.conflicts - len(lines)} more such ids; " if found.conflicts > len(lines) else ""
-    return "\n".join([*lines, f"{more}give every distinct row an id of its own, or none"])
+    more = f"{found.conflicts - len(lines)} more such ids. " if found.conflicts > len(lines) else ""
+    return "\n".join([*lines, f"{more}Give every distinct row a unique id, or no id"])
 
 
 def _last_id(by_id: DataFrame, limit: int) -> str:

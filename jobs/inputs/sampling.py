@@ -58,7 +58,7 @@ class Draw:
         for name in self.stratify:
             if name not in strata.columns:
                 near = aside(near_misses(name, strata.columns))
-                raise SampleError(f"stratify: no column `{name}`{near}; there are {', '.join(strata.columns)}")
+                raise SampleError(f"stratify: no column `{name}`{near}. Columns are {', '.join(strata.columns)}")
         values = F.struct(*(F.col(f"`{name.replace('`', '``')}`") for name in self.stratify))
         named = strata.select("sample_id", F.to_json(values, {"ignoreNullFields": "false"}).alias("stratum"))
         counted = named.groupBy("stratum").agg(F.count("*").alias("of")).orderBy("stratum").limit(self.rows + 1)

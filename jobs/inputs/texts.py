@@ -139,7 +139,7 @@ def _checked(steps: Workspace, path: str, read: _Read, key: str, problem: Column
     if counts["conflicts"]:
         raise SampleError(_describe_conflicts(rows.where(good), read, key, counts["conflicts"]))
     if not counts["all"]:
-        raise SampleError(f"{path}: no rows in it; give a file with at least one row")
+        raise SampleError(f"{path} has no rows. Give a file with at least one row")
     broken = counts["all"] - counts["good"]
     invalid = _invalid(rows.where(~good), read, key) if broken else None
     first = invalid.orderBy("file", "row").limit(SHOWN_INVALID).collect() if invalid is not None else []
@@ -186,8 +186,8 @@ def _describe_conflicts(rows: DataFrame, read: _Read, key: str, conflicts: int) 
         first, second, *_ = sorted(by_id[name])
         at = " and ".join(f"{read.files[file].path} row {row}" for file, row in (first, second))
         lines.append(f"{key} `{name}` has two contents: {at}")
-    more = f"{conflicts - len(lines)} more such ids; " if conflicts > len(lines) else ""
-    return "\n".join([*lines, f"{more}give every distinct row an id of its own"])
+    more = f"{conflicts - len(lines)} more such ids. " if conflicts > len(lines) else ""
+    return "\n".join([*lines, f"{more}Give every distinct row a unique id"])
 
 
 class UnreadableTableError(ValueError):
@@ -220,14 +220,14 @@ def _check_forms(files: Sequence[InputFile]) -> None:
     """Raises UnreadableTableError for what our own readers can read, and Spark's cannot."""
     for file in files:
         if compression_of(file.path) == "zstd":
-            raise UnreadableTableError(f"{file.path}: .zst is not read here; decompress it, or give Parquet")
+            raise UnreadableTableError(f"{file.path}: .zst is not supported here. Decompress the file, or give Parquet")
         if file.kind == "objects":
             raise UnreadableTableError(
                 f"{file.path}: objects that span several lines are not read here. Write one per line"
             )
         if file.kind == "lines" and not cuts_lines(file.encoding):
             raise UnreadableTableError(
-                f"{file.path}: JSON Lines in {file.encoding.upper()} are not read here; save them as UTF-8"
+                f"{file.path}: JSON Lines in {file.encoding.upper()} are not supported here. Save them as UTF-8"
             )
 
 
@@ -242,7 +242,7 @@ def rename_columns(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
 def describe_unreadable(path: str, error: PySparkException) -> str:
     """One line for a file that Spark breaks at, without what stands in it."""
     condition = error.getCondition() or type(error).__name__
-    return f"{path}: a file of it cannot be read ({condition}); check that extension and content agree"
+    return f"{path}: cannot read one of its files ({condition}). Check that its extension fits its content"
 
 
 def as_text(rows: DataFrame, names: Sequence[str]) -> DataFrame:

@@ -66,7 +66,7 @@ def in_partition(what: str, files: Iterable[tuple[File, Mapping[str, str]]], wan
         if lacking := [name for name in wanted if name not in parts]:
             known = f"by {', '.join(parts)}" if parts else "by no column"
             raise LakehouseError(
-                f"{what}: not all files are partitioned by `{lacking[0]}`, but {known}; give such a table"
+                f"{what}: a file is partitioned {known}, not by `{lacking[0]}`. Use a table with this partition column"
             )
         if all(parts[name] == value for name, value in wanted.items()):
             found.append(file)
@@ -124,8 +124,8 @@ class Lake(ABC):
     def other_type(self, name: str, column: pa.Field[Any], there: object) -> LakehouseError:
         """The error about a column that has another type in its table."""
         return LakehouseError(
-            f"{self.place}, {name}: `{column.name}` is {there} there and {column.type} in this output; give the column "
-            "another name or type, or give other settings lakehouse.*"
+            f"{self.place}, {name}: `{column.name}` is {there} in the table and {column.type} in this output. Change "
+            "the name or type of the column, or the settings lakehouse.*"
         )
 
 

@@ -33,7 +33,7 @@ def read_version(path: str, version: str | datetime | None, wanted: Mapping[str,
             table = DeltaTable(place, storage_options=_options(place))
         except TableNotFoundError as error:
             raise base.NoTableError(
-                f"delta:{path}: no Delta table; check the path, a version is @v12 or a time"
+                f"delta:{path} is not a Delta table. Check the path and the version (such as @v12, or a time)"
             ) from error
         _load(table, path, version)
         files = [_file(place, row) for row in _rows(pa.table(table.get_add_actions(flatten=False)))]
@@ -64,12 +64,12 @@ def _load(table: DeltaTable, path: str, version: str | datetime | None) -> None:
     newest = table.version()
     if isinstance(version, str):
         if (number := int(version.removeprefix("v"))) > newest:
-            raise base.LakehouseError(f"delta:{path}@{version}: the newest version is v{newest}")
+            raise base.LakehouseError(f"delta:{path}@{version} does not exist. The newest version is v{newest}")
         table.load_as_version(number)
     elif version is not None:
         # The first version is what it would go to for any time before that
         if table.history()[-1]["timestamp"] > version.timestamp() * 1000:
-            raise base.LakehouseError(f"delta:{path}@{version.isoformat()}: the table is younger; give a later time")
+            raise base.LakehouseError(f"the table delta:{path} is newer than {version.isoformat()}. Use a later time")
         table.load_as_version(version)
 
 
@@ -78,13 +78,13 @@ def _check_readable(table: DeltaTable, path: str, files: Sequence[base.TableFile
     mode = table.metadata().configuration.get("delta.columnMapping.mode", "none")
     if mode != "none":
         raise base.LakehouseError(
-            f"delta:{path}: columns have other names in its files (delta.columnMapping.mode={mode}), which are not "
-            "read; write a copy without column mapping, and give that"
+            f"delta:{path} uses column mapping (delta.columnMapping.mode={mode}), which is not supported. Write a copy "
+            "of the table without column mapping, and use the copy"
         )
     if "deletionVectors" in (table.protocol().reader_features or []) and _has_vectors(table, files):
         raise base.LakehouseError(
-            f"delta:{path}: deletion vectors mark rows of its files as deleted, which are not read; rewrite the files "
-            "first: REORG TABLE ... APPLY (PURGE)"
+            f"delta:{path} has deletion vectors, which are not supported. Rewrite the files first with "
+            "REORG TABLE ... APPLY (PURGE)"
         )
 
 

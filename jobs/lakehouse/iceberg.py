@@ -45,7 +45,7 @@ def read_version(name: str, version: str | datetime | None, wanted: Mapping[str,
         try:
             table = _catalog_of(name).load_table(name.partition(".")[2])
         except NoSuchTableError as error:
-            raise base.NoTableError(f"iceberg:{name}: no such table; {CHECK}") from error
+            raise base.NoTableError(f"iceberg:{name} does not exist; {CHECK}") from error
         snapshot = _snapshot(table, name, version)
         scan = table.scan(snapshot_id=snapshot)
         schema, specs = scan.projection(), table.specs()
@@ -65,15 +65,15 @@ def _snapshot(table: Table, name: str, version: str | datetime | None) -> int:
     if isinstance(version, datetime):
         found = table.snapshot_as_of_timestamp(int(version.timestamp() * 1000))
         if found is None:
-            raise base.LakehouseError(f"iceberg:{name}@{version.isoformat()}: the table is younger; give a later time")
+            raise base.LakehouseError(f"the table iceberg:{name} is newer than {version.isoformat()}. Use a later time")
     elif version is not None:
         found = table.snapshot_by_id(int(version))
         if found is None:
-            raise base.LakehouseError(f"iceberg:{name}@{version}: no such snapshot; it may have expired")
+            raise base.LakehouseError(f"iceberg:{name} has no snapshot {version}. It may have expired")
     else:
         found = table.current_snapshot()
         if found is None:
-            raise base.NoTableError(f"iceberg:{name}: no rows in it yet")
+            raise base.NoTableError(f"iceberg:{name} has no rows yet")
     return found.snapshot_id
 
 
@@ -81,14 +81,14 @@ def _check_readable(name: str, tasks: Sequence[FileScanTask], schema: Schema) ->
     """Raises LakehouseError where the rows of the table are not those of its files."""
     if any(task.delete_files for task in tasks):
         raise base.LakehouseError(
-            f"iceberg:{name}: delete files mark rows of its files as deleted, which are not read; rewrite the files "
-            "first: CALL ... rewrite_data_files with delete-file-threshold 1"
+            f"iceberg:{name} has delete files, which are not supported. Rewrite the files first with "
+            "CALL ... rewrite_data_files with delete-file-threshold 1"
         )
     if any(task.file.file_format != FileFormat.PARQUET for task in tasks):
-        raise base.LakehouseError(f"iceberg:{name}: it has files that are not Parquet; rewrite them as Parquet")
+        raise base.LakehouseError(f"iceberg:{name} has files that are not Parquet. Rewrite them as Parquet")
     if defaults := [field.name for field in schema.fields if field.initial_default is not None]:
         raise base.LakehouseError(
-            f"iceberg:{name}: `{defaults[0]}` has a default for older files, which is not read; rewrite its files"
+            f"iceberg:{name} has a default for `{defaults[0]}` of older files, which is not supported. Rewrite them"
         )
 
 

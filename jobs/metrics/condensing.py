@@ -138,7 +138,7 @@ def _remedy() -> str:
 def _describe_missing(settings: Settings) -> str:
     """Why GraphFrames is needed and that its jar is missing: also where a setting names a file that is not there."""
     jar = graphframes_jar(settings)
-    gone = f" ({jar} is no file)" if jar and (path := StoragePath(jar).local) and not os.path.isfile(path) else ""
+    gone = f" ({jar} is not a file)" if jar and (path := StoragePath(jar).local) and not os.path.isfile(path) else ""
     return (
         f"GraphFrames is needed (graph.method {settings.graph.method}, graph.max_edges_in_task "
         f"{settings.graph.max_edges_in_task}) and its jar is not on Spark's class path{gone}; {_remedy()}"
@@ -212,7 +212,7 @@ class Condenser:
             return Condensation(components, steps, self.settings.graph.max_edges_in_task).condense(nodes, edges)
         except CondensationError as error:
             remedy = "raise graph.max_edges_in_task, so that one task condenses the graph"
-            raise GraphFramesError(f"the result of GraphFrames failed its check: {error}; {remedy}") from error
+            raise GraphFramesError(f"the result of GraphFrames failed its check ({error}); {remedy}") from error
 
 
 def _condense_local(steps: Workspace, nodes: DataFrame, edges: DataFrame) -> Condensed:

@@ -76,7 +76,7 @@ def digests(settings: Settings) -> dict[str, str]:
     if settings.icat.variant != "m":
         return {}
     if settings.icat.qrels is None:
-        raise aspect_coverage.QrelsError("icat.qrels: not set, and icat.variant is m: --set icat.qrels=FILE")
+        raise aspect_coverage.QrelsError("icat.qrels is not set, and icat.variant is m. Use --set icat.qrels=FILE")
     return {"icat.qrels": aspect_coverage.digest_of_qrels(absolute(settings.icat.qrels))}
 
 

@@ -48,12 +48,12 @@ class ScoreRequest(RunRequest):
         earlier = read_manifest(self.output)
         if scored and earlier is None and not StoragePath(self.store).entries():
             raise SampleError(
-                f"{self.output} has no run and {self.store} no completions, so that every row would be asked; "
-                "leave --since out"
+                f"{self.output} has no run and {self.store} has no completions, so every row needs requests. "
+                "Remove --since"
             )
         before = table_named((earlier or {}).get("input", {}).get("path", ""))
         if earlier is not None and (before is None or before.rows != table.rows):
-            raise SampleError(f"{self.output} is of another input; give an output of {table.rows}, or a new one")
+            raise SampleError(f"{self.output} has another input. Choose an output of {table.rows}, or a new one")
 
     def read_samples(self, spark: SparkSession, metrics: Sequence[str] | None = None) -> Samples:
         """The samples with the columns that the metrics read: these, or all of the request."""

@@ -57,8 +57,8 @@ class NliSettings(Section):
 
     filter: Literal["none", "words", "vectors", "either"] = Field(
         default="none",
-        description="Pairs that are taken for neutral unasked: those that share no content word, those whose cosine is "
-        "below nli.filter_cosine, or those of either kind",
+        description="Pairs that count as neutral without a request: no shared content word (words), a cosine below "
+        "nli.filter_cosine (vectors), or one of the two (either)",
     )
     filter_cosine: Cosine = Field(default=0.3, description="Minimum cosine of a pair that is judged")
     classifier: PathText | None = Field(
@@ -68,22 +68,22 @@ class NliSettings(Section):
     )
     classifier_url: Address | None = Field(
         default=None,
-        description="Address of a server that classifies pairs, in place of nli.classifier; its path ends in /classify "
-        "or /score (vLLM) or /predict (text-embeddings-inference). classifier.* says how it is asked",
+        description="Address of a server that classifies pairs, instead of nli.classifier. Its path ends in /classify "
+        "or /score (vLLM) or /predict (text-embeddings-inference). classifier.* are the settings of its requests",
     )
     classifier_gpus: Positive | None = Field(
         default=None,
-        description="GPUs of a Ray actor that runs the classifier of a folder, such as 1 or 0.5; llm.actors says how "
-        "many actors. Null runs it within Spark's tasks, on processors",
+        description="GPUs of a Ray actor that runs the classifier of a folder, such as 1 or 0.5. llm.actors is the "
+        "number of actors. Null runs the classifier on processors in Spark tasks",
     )
     classifier_threshold: Probability | None = Field(
         default=None,
-        description="Minimum probability of a relation that the classifier's word counts for; the model is asked of "
-        "other pairs. Null asks it of none",
+        description="Minimum probability at which the relation of the classifier counts. The model judges the other "
+        "pairs. Null sends no pair to the model",
     )
     audit_share: Probability = Field(
         default=0.01,
-        description="Share of what a filter or the classifier tells that the model is asked all the same, by a hash",
+        description="Share of the filtered or classified pairs, chosen by a hash, that the model judges too",
     )
     max_miss_rate: Probability | None = Field(
         default=None,
@@ -113,7 +113,7 @@ class NliSettings(Section):
         if value is not None and value > 1 and not value.is_integer():
             raise ValueError("a number <= 1, or a whole one")
         if value is not None and info.data.get("classifier_url") is not None:
-            raise ValueError("null with nli.classifier_url, whose server has GPUs of its own")
+            raise ValueError("null with nli.classifier_url, because the GPUs belong to its server")
         return value
 
     @field_validator("classifier_threshold")
@@ -151,11 +151,11 @@ class QaSettings(Section):
         "to it",
     )
     judgement: Literal["pairs", "lists"] = Field(
-        default="pairs", description="Two answers a request, or an answer with a list of others to its question"
+        default="pairs", description="Two answers per request, or an answer and a list of other answers to its question"
     )
     list_size: Count = Field(default=20, description="Maximum number of other answers of a list")
     questions: Literal["all", "contexts"] = Field(
-        default="all", description="Questions are mined from response and contexts, or from contexts alone"
+        default="all", description="Questions come from response and contexts, or only from contexts"
     )
 
 
@@ -167,8 +167,8 @@ class IcatSettings(Section):
 
     variant: Literal["auto", "m", "s", "a"] = Field(
         default="auto",
-        description="Whose aspects: m, given, covered by the documents that icat.qrels annotates; s, given; a, "
-        "generated; auto, s where a sample gives some and else a",
+        description="Source of the aspects. m uses given aspects, covered by the documents that icat.qrels annotates. "
+        "s uses given aspects. a generates them. auto is s if a sample has aspects, and otherwise a",
     )
     qrels: PathText | None = Field(
         default=None, description="File of annotated documents, for icat.variant m: topic subtopic document relevance"
@@ -201,14 +201,14 @@ class ImportanceSettings(Section):
 
     documents: Count = Field(
         default=10,
-        description="Number of documents of an index that facts come from: those of the best chunks for the query",
+        description="Number of index documents that facts come from: the documents with the best chunks for the query",
     )
     passage_words: Count = Field(default=512, description="Maximum words of the text in one request for facts")
-    max_facts: Count = Field(default=5000, description="Maximum number of facts of a query; later ones are left out")
+    max_facts: Count = Field(default=5000, description="Maximum number of facts of a query; later facts are skipped")
     duplicates: Literal["words", "distance", "entailed", "none"] = Field(
         default="words",
-        description="Which facts are one: near ones of the same words, near ones, ones that entail each other, or "
-        "equal ones alone",
+        description="Rule that merges facts: near facts with the same words, near facts, facts that entail each other, "
+        "or only equal facts",
     )
     duplicate_distance: Distance = Field(
         default=0.1, description="Maximum distance (1 - cosine) of facts that are merged by words or distance"
@@ -225,7 +225,7 @@ class ImportanceSettings(Section):
     )
     judgement: Literal["pairs", "lists"] = Field(
         default="pairs",
-        description="A claim beside all chunks that it is shown, or a chunk beside the claims that it is shown to",
+        description="One request for a claim with all its chunks, or for a chunk with all its claims",
     )
     list_size: Count = Field(default=20, description="Maximum number of claims of a list")
     claims: Literal["text", "window"] = Field(
@@ -235,7 +235,7 @@ class ImportanceSettings(Section):
     )
     evidence_chunks: Count | None = Field(
         default=5,
-        description="Chunks that a claim is verified against, the nearest ones; null takes all evidence of the query",
+        description="Number of nearest chunks that verify a claim; null uses all evidence of the query",
     )
     ks: Annotated[list[Count], Field(min_length=1)] = Field(
         default=[5, 10, 20, 50], description="The k of recall@k: the first k facts by rank"
@@ -251,12 +251,12 @@ class LongrecallSettings(Section):
 
     segmentation: Literal["auto", "list", "sentences", "atomic"] = Field(
         default="auto",
-        description="How texts are cut into facts: as lists, as sentences, or by the stage extract_claims; auto, by "
-        "what response and references are",
+        description="Split texts into facts as lists, as sentences, or with the stage extract_claims. auto chooses by "
+        "the form of response and references",
     )
     anchor_words: Count = Field(default=10, description="Maximum words of the anchor that begins a list item")
     resolve_coreference: bool = Field(default=True, description="Resolve references in facts from free text first")
-    max_facts: Count = Field(default=2000, description="Maximum number of facts of a side; later ones are left out")
+    max_facts: Count = Field(default=2000, description="Maximum number of facts of a side; later facts are skipped")
     duplicate_similarity: Probability = Field(
         default=0.9, description="Minimum fuzzy Jaccard at which the second of two generated facts is left out"
     )
@@ -273,7 +273,7 @@ class LongrecallSettings(Section):
     )
     top_k: Count = Field(default=3, description="Maximum number of candidates shown for a reference")
     baselines: list[Literal["arecall", "erecall", "holistic"]] = Field(
-        default=["arecall", "erecall"], description="Published baselines beside the metric; holistic asks a stage"
+        default=["arecall", "erecall"], description="Published baselines next to the metric; holistic needs requests"
     )
 
 
@@ -283,11 +283,11 @@ class NuggetsSettings(Section):
     NO_RESULT: ClassVar[frozenset[str]] = frozenset({"file"})
 
     file: PathText | None = Field(
-        default=None, description="File of nuggets by topic (query_id), as nuggetizer writes it; null takes references"
+        default=None, description="File of nuggets by topic (query_id), as nuggetizer writes it; null uses references"
     )
-    window: Count = Field(default=10, description="Maximum number of texts that one request makes nuggets of")
+    window: Count = Field(default=10, description="Maximum number of texts per request that creates nuggets")
     max_generated: Count = Field(default=30, description="Maximum number of nuggets made for a query")
-    top_k: Count = Field(default=20, description="Number of nuggets that count, the vital ones first")
+    top_k: Count = Field(default=20, description="Number of nuggets that count, vital nuggets first")
     vital_weight: float = Field(
         default=1.0, allow_inf_nan=False, description="Minimum weight of a given nugget that makes it vital"
     )

@@ -261,7 +261,7 @@ class ClaimView(View):
         grounded = [name for name in self.by_id if self._is_grounded(name) and name not in used]
         if grounded:
             yield BLANK
-            yield f"grounded, but of no aspect: {count(len(grounded), 'claim')}", "", ""
+            yield f"grounded, but without an aspect: {count(len(grounded), 'claim')}", "", ""
             yield from self._covering(grounded)
         rest = [name for name in self.by_id if not self._is_grounded(name)]
         if rest:
@@ -343,7 +343,7 @@ class FactView(ClaimView):
         if not others:
             return
         yield BLANK
-        yield f"of no fact: {count(len(others), 'claim')}", "", ""
+        yield f"without a fact: {count(len(others), 'claim')}", "", ""
         for row in others:
             verdict = one_line(row["verdict"] or "not judged").replace("_", " ")
             yield one_line(row["text"] or ""), f"{INDENT}{verdict}: ", f"{INDENT}  "
@@ -374,7 +374,7 @@ class NuggetView(View):
             own = [(number, row) for number, row in enumerate(nuggets, start=1) if row["support"] == support]
             if own:
                 yield BLANK
-                yield f"{heading}: {count(len(own), self.statement)}, vital ones first", "", ""
+                yield f"{heading}: {count(len(own), self.statement)}, vital nuggets first", "", ""
             for number, row in own:
                 weight = "" if row["weight"] is None else f", weight {row['weight']:g}"
                 yield f"{one_line(row['text'] or '')} ({row['importance']}{weight})", f"  {number:>3}  ", INDENT
@@ -463,7 +463,7 @@ class ReferenceView(View):
     def _candidates(self, statement: Row) -> Iterator[Line]:
         shown = self.by_statement.get(statement["statement_id"], ())
         if not shown:
-            yield "nothing is near it", INDENT, INDENT
+            yield "no fact is near it", INDENT, INDENT
         for row in shown:
             state = "not judged" if row["chosen"] is None else "rejected"
             start = f"{INDENT}{state}, found {FOUND_BY.get(row['step'], one_line(row['step']))} ({_likeness(row)}): "
@@ -475,7 +475,7 @@ class ReferenceView(View):
         rest = [text for name, text in self.texts.items() if name not in used]
         if rest:
             yield BLANK
-            yield f"of no reference: {count(len(rest), 'fact')}", "", ""
+            yield f"without a reference: {count(len(rest), 'fact')}", "", ""
         for text in rest:
             yield text, f"{INDENT}fact: ", f"{INDENT}  "
 

@@ -212,7 +212,7 @@ def opening(sources: Sources) -> list[str]:
 
 def _outcomes(counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
     for metric, row in counts.items():
-        undefined = f", {row['undefined']:,} had nothing to state" if row["undefined"] else ""
+        undefined = f", {row['undefined']:,} had no statements" if row["undefined"] else ""
         yield f"{metric}: {row['scored']:,} of {row['n']:,} have a score{undefined}, {row['failed']:,} failed."
 
 
@@ -255,7 +255,7 @@ def reliance(sources: Sources) -> list[Sentence]:
 def _ends(sources: Sources) -> Iterator[Sentence]:
     for name, run in zip(sources.names, sources.runs, strict=True):
         if run.status in ENDS:
-            yield WARNING, f"The run {name} {ENDS[run.status]}: its figures are of a part of the samples."
+            yield WARNING, f"The run {name} {ENDS[run.status]}, so its figures cover only a part of the samples."
 
 
 def _embedded(sources: Sources) -> Iterator[Sentence]:
@@ -275,7 +275,7 @@ def _failed(counts: Mapping[str, Mapping[str, int]]) -> Iterator[Sentence]:
         )
         yield (
             WARNING if share > MANY else NOTE,
-            f"{told}failed. They are not in its means; bounds say what they could change.",
+            f"{told}failed. Its means do not include them. The bounds show how far they could change it.",
         )
 
 
@@ -295,9 +295,9 @@ def _read_loosely(sources: Sources) -> Iterator[Sentence]:
     share = sum(lost.values()) / requests
     told = ", ".join(f"{count:,} {name}" for name, count in lost.items() if count)
     if told:
-        yield (WARNING if share > FEW else NOTE), f"{share:.1%} of the judge's completions are of no use ({told})."
+        yield (WARNING if share > FEW else NOTE), f"{share:.1%} of the judge's completions could not be used ({told})."
     else:
-        yield GOOD, f"Every completion that came could be read ({int(requests):,} requests)."
+        yield GOOD, f"Every completion could be read ({int(requests):,} requests)."
 
 
 def _silent(sources: Sources) -> Iterator[Sentence]:
@@ -309,7 +309,7 @@ def _silent(sources: Sources) -> Iterator[Sentence]:
                 yield (
                     NOTE,
                     f"{sources.labels[place, row['system']]} has a score under {row['metric']} for {rate:.0%} of the "
-                    "answers with something to state; its mean is of these alone.",
+                    "answers with statements. Its mean covers only these answers.",
                 )
 
 
@@ -323,14 +323,14 @@ def _people(sources: Sources) -> Iterator[Sentence]:
         ends = "" if row["ci_low"] is None else f" (95 % interval {row['ci_low']:.2f} to {row['ci_high']:.2f})"
         under = f", {row['convention']} convention" if row["convention"] else ""
         by = f"{row['metric']} by {row['model'] or 'this judge'} on {row['dataset']}"
-        other = "" if row["model"] in judges else " This judge goes by another name."
+        other = "" if row["model"] in judges else " The study has another name for its judge."
         told = f"{by}: {row['measure']} {row['value']:.2f}{ends}, n = {row['n']:,}{under}"
         yield NOTE, f"Agreement with people, {told}.{other}"
     if not own:
         yield (
             NOTE,
-            "Nothing here says how far this judge agrees with people. untold meta-evaluate measures it; give its "
-            "output to untold report beside the others.",
+            "This report has no measure of the judge's agreement with people. untold meta-evaluate measures it. Add "
+            "its output to untold report.",
         )
 
 
@@ -401,7 +401,7 @@ def write_report(runs: Sequence[RunTables], file: str | os.PathLike[str]) -> Rep
     try:
         StoragePath(os.fspath(file)).write_whole(lambda target: target.write(page))
     except (OSError, pa.ArrowException) as error:
-        raise ReportError(f"{file}: cannot be written ({type(error).__name__}); give another --html FILE") from error
+        raise ReportError(f"{file} cannot be written ({type(error).__name__}). Choose another --html FILE") from error
     return report
 
 
@@ -450,14 +450,14 @@ def _shown(sources: Sources, data: Packed) -> list[str]:
     total = sum(sources.sizes)
     if sources.shown < total:
         said.append(
-            f"The table has {sources.shown:,} of {total:,} answers: those of the {PART:,} lowest scores, and {PART:,} "
-            "drawn at random by query. All figures are of all answers."
+            f"The table has {sources.shown:,} of {total:,} answers: the {PART:,} with the lowest scores, and {PART:,} "
+            "drawn at random by query. All figures cover all answers."
         )
     if data.limit is not None:
         said.append(
-            "Long texts are cut, so that the file stays small; each says so. Of most answers contexts are cut to "
+            "Long texts are cut and marked, so that the file stays small. Contexts are cut to "
             f"{data.limit * CONTEXT:,} characters, responses to {data.limit * RESPONSE:,} and statements to "
-            f"{data.limit * STATEMENT:,}; of the {MOST_DETAILED:,} worst to {DETAILED} times these."
+            f"{data.limit * STATEMENT:,}. The limits of the {MOST_DETAILED:,} worst answers are {DETAILED} times these."
         )
     return said
 

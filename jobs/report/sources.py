@@ -124,9 +124,9 @@ def open_sources(runs: Sequence[RunTables]) -> Sources:
     studies = tuple(run for run in runs if "scores" not in run.tables and "meta_evaluation" in run.tables)
     for run in runs:
         if run not in scored and run not in studies:
-            raise UnreadableRunError(f"{run.directory}: no table scores; give an output of untold score")
+            raise UnreadableRunError(f"{run.directory} has no table scores. Give an output of untold score")
     if not scored:
-        raise UnreadableRunError("no output has scores; give an output of untold score beside those of meta-evaluate")
+        raise UnreadableRunError("no output has scores. Add an output of untold score to the outputs of meta-evaluate")
     return Sources(scored, studies)
 
 

@@ -188,7 +188,7 @@ class Maker:
             before, kept, chunks = None, IndexDiff(damaged=kept.damaged), self._cut(documents)
         new = self.steps.count(chunks)
         if not kept.chunks + new:
-            raise CorpusError("no document of the corpus has a word: there is nothing to index")
+            raise CorpusError("cannot build an index, because no document of the corpus has a word")
         embedded = self._embed(chunks)
         if embedded.waiting:
             return IndexBuild(None, embedded.failures, embedded.failed, damaged=kept.damaged)
@@ -196,7 +196,7 @@ class Maker:
         shards = {} if making is None else self._build(making, embedded)
         found = {shard.name: shard for shard in write_tombstones(self.steps, self.index, self.cache, kept)} | shards
         if making is None or not found:
-            nothing = "no text of the corpus could be embedded: there is no index; see the table failures"
+            nothing = "no index was built, because no text of the corpus could be embedded. See the table failures"
             return IndexBuild(None, embedded.failures, embedded.failed, damaged=kept.damaged, nothing=nothing)
         catalog = Catalog(making, count - embedded.failed, tuple(found[name] for name in sorted(found)))
         return IndexBuild(catalog, embedded.failures, embedded.failed, new, len(shards), kept.damaged)

@@ -45,7 +45,7 @@ def open_catalog(index: str) -> Catalog:
     """
     manifest = read_manifest(index)
     if manifest is None:
-        raise UnusableIndexError(f"{index} has no index; build one with: untold index --input CORPUS --output {index}")
+        raise UnusableIndexError(f"{index} has no index. Build one with untold index --input CORPUS --output {index}")
     try:
         found = catalog_in(manifest)
     except (KeyError, TypeError) as error:
@@ -59,8 +59,8 @@ def check_model(index: str, catalog: Catalog, model: str) -> None:
     """Raises UnusableIndexError for vectors of another model, which could be compared with nothing."""
     if catalog.making.model != model:
         raise UnusableIndexError(
-            f"{index} was made with another embedding model or other settings of it; "
-            "set embeddings.* as they were, or search with --retriever bm25"
+            f"{index} was built with another embedding model or other embedding settings. "
+            "Restore embeddings.*, or search with --retriever bm25"
         )
 
 
@@ -127,7 +127,7 @@ def open_knowledge(settings: Settings, stages: Mapping[str, Stage]) -> Catalog |
     if settings.knowledge.source != "index":
         return None
     if settings.knowledge.index is None:
-        raise UnusableIndexError("knowledge.index: not set, and knowledge.source is index: --set knowledge.index=DIR")
+        raise UnusableIndexError("knowledge.source=index needs an index. Use --set knowledge.index=DIR")
     place = absolute(settings.knowledge.index)
     catalog = open_catalog(place)
     if STAGE in stages:

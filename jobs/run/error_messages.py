@@ -42,7 +42,7 @@ _WORKER = "An exception was thrown from the Python worker"
 # Maven's names of what Spark lacks for a file system, by the package of its classes
 _PACKAGES = {
     "org.apache.hadoop.fs.s3a": "org.apache.hadoop:hadoop-aws in the version of Spark's Hadoop",
-    "software.amazon.awssdk": "software.amazon.awssdk:s3 and what hadoop-aws needs beside it",
+    "software.amazon.awssdk": "software.amazon.awssdk:s3 and the other packages that hadoop-aws needs",
     "org.apache.hadoop.fs.gs": "org.apache.hadoop:hadoop-gcp",
     "com.google.cloud.hadoop": "com.google.cloud.bigdataoss:gcs-connector",
     "org.apache.hadoop.fs.azurebfs": "org.apache.hadoop:hadoop-azure in the version of Spark's Hadoop",
@@ -54,7 +54,7 @@ _MISSING_CLASS = re.compile(
 _NO_MEMORY = re.compile(
     r"java\.lang\.OutOfMemoryError(?!: unable to create)|SparkOutOfMemoryError|Could not allocate memory to grow"
 )
-_INSTALL = "install untold on the workers as it is here, or use `untold package`"
+_INSTALL = "install the same version of untold on the workers, or use `untold package`"
 # What Spark and its workers say of a machine that is not set up, and what to do there
 _UNPREPARED = (
     (
@@ -68,15 +68,15 @@ _UNPREPARED = (
     ),
     (
         re.compile(r'Cannot run program "(.+?)"[^:]*: error=\d+, (.+)'),
-        "a worker of Spark cannot start {0}: {1}; install Python there, or name it by spark.conf.spark.pyspark.python",
+        "a worker of Spark cannot start {0}: {1}. Install Python there, or set spark.conf.spark.pyspark.python",
     ),
     (
         re.compile(
             r"(?:FILE_NOT_EXIST\] Encountered error while reading file (\S+?)\.? File does not exist"
             r"|FileNotFoundError: .*'(.+?)')"
         ),
-        "{0}: not there where a worker of Spark reads it; give a place that all machines share, and leave the file "
-        "there while the command runs",
+        "a worker of Spark cannot find {0}. Use a path that all machines share, and do not move the file while the "
+        "command runs",
     ),
     (
         re.compile(r"Error from python worker:\n(?:(?!PYTHONPATH was).*\n)*?\s*((?:\w+Error|Fatal Python error): .+)"),
@@ -93,7 +93,7 @@ def check_writable(folder: str, use: str, remedy: str) -> None:
     """Raises UnwritableError where nothing can be written into a local folder, or into what it is to be made in."""
     number = _probe(folder)
     if number is not None:
-        raise UnwritableError(f"{use} {folder} cannot be written: {os.strerror(number)}; {remedy}, then start again")
+        raise UnwritableError(f"{use} {folder} cannot be written ({os.strerror(number)}); {remedy}, then start again")
 
 
 class EnvironmentVariableError(UserError):
@@ -122,7 +122,7 @@ def check_socket_folder(temporary: str) -> None:
         variable = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
         raise EnvironmentVariableError(
             f"{variable} is too long for the sockets of Ray: {temporary} has {len(os.fsencode(temporary))} bytes, at "
-            f"most {SOCKET_PATH_BYTES - RAY_SOCKET_BYTES} fit; set RAY_TMPDIR to a short folder, such as /tmp"
+            f"most {SOCKET_PATH_BYTES - RAY_SOCKET_BYTES} fit. Set RAY_TMPDIR to a short folder, such as /tmp"
         )
 
 
@@ -140,14 +140,14 @@ def explain(error: BaseException) -> str | None:
         return unprepared
     if _NO_MEMORY.search(text):
         return (
-            "Spark's memory is full; give it more by spark.conf.spark.driver.memory (on a cluster "
-            "spark.conf.spark.executor.memory), then start again: what was answered is kept"
+            "Spark's memory is full. Raise spark.conf.spark.driver.memory (on a cluster "
+            "spark.conf.spark.executor.memory), then start again. The completions are kept"
         )
     name = _unencodable(error, text)
     if name is not None:
         return f"{name} cannot be encoded in this locale; set LC_ALL=C.UTF-8, or rename it, then start again"
     if "No usable temporary directory" in text:
-        return "no temporary folder can be written; make room, or set TMPDIR to a folder that can be, then start again"
+        return "cannot write to a temporary folder. Make room, or set TMPDIR to a writable folder, then start again"
     path = _named(error) or _path_in(text)
     number = _number_of(error, text, path)
     # Only room is refused without a path; a permission without one is none of a file's
@@ -155,7 +155,7 @@ def explain(error: BaseException) -> str | None:
         return None
     folders = work_folders()
     where = path or ", ".join(one for one in folders if _probe(one) is not None) or " or ".join(folders)
-    return f"{where}: {os.strerror(number)}; {_REMEDIES[number]}, then start again: what was written is kept"
+    return f"{where}: {os.strerror(number)}; {_REMEDIES[number]}, then start again. The written files are kept"
 
 
 def root_cause(error: BaseException) -> str:

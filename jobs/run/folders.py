@@ -64,10 +64,10 @@ def _check_apart(path: str, output: str) -> None:
     """Raises OutputError where, links and globs resolved, one of them lies in the other."""
     place = _real(output)
     if any(_is_within(found, place) for found in _places_of(path)):
-        raise OutputError(f"{path} lies in the output {output}, which a run writes over; give another --output")
+        raise OutputError(f"{path} is in the output {output}, which a run overwrites. Give another --output")
     holding = any(_is_within(place, found) for found in _places_of(path))
     if holding or _is_matched(place, path):
-        raise OutputError(f"{output} lies in the input {path} and would be read with it; give another --output")
+        raise OutputError(f"{output} is in the input {path} and would be read with it. Give another --output")
 
 
 def _places_of(path: str) -> Iterator[str]:
@@ -324,6 +324,6 @@ def check_rows(path: str, written: int) -> None:
     found = sum(rows or 0 for rows in count_rows(files))
     if found != written:
         raise LostRowsError(
-            f"{path}: Spark wrote {written:,} rows, and {found:,} can be read back; Spark's executors probably write "
-            "to another disk than this machine reads: give --output, store and work a place that all machines share"
+            f"{path}: Spark wrote {written:,} rows, and {found:,} can be read back. Spark's executors probably write "
+            "to another disk than this machine. Set --output, store and work to paths that all machines share"
         )

@@ -185,8 +185,8 @@ class Lock(ABC):
         """Raises LostLockError where another run took the folder over. It is quick: call it before writes."""
         if self.lost:
             raise LostLockError(
-                f"another run took over {self._folder} because this one lost its lock; "
-                "what was answered is kept: start again once it has ended"
+                f"another run took over {self._folder} because this run lost its lock. "
+                "The completions are kept. Start again when the other run has ended"
             )
 
     def add_process(self, pid: int) -> None:
@@ -436,8 +436,8 @@ def check_lockable(folder: str) -> None:
     """Raises UnlockableError where runs cannot lock a folder."""
     if not is_lockable(folder):
         raise UnlockableError(
-            f"{folder} cannot be locked: two writes of one new file both succeed there, so runs cannot see each other; "
-            "start one run at a time on it, with --no-lock"
+            f"cannot lock {folder}, because two writes of one new file both succeed there and runs cannot detect each "
+            "other. Start one run at a time on it, with --no-lock"
         )
 
 

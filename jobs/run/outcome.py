@@ -46,14 +46,14 @@ class Ending:
         """The line that says why it ended early, and how to go on; None where it did not."""
         again = f"continue with: {command}"
         reasons = {
-            "budget": f"the budget is used up after {amount(self.calls, 'call')}; raise budget.* and {again}",
-            "outage": f"the endpoint does not answer; {self._kept('nothing is lost')}, {again}",
-            "spooled": f"requests wait in a spool; run: untold answer {shlex.quote(self.spool)}, then {again}",
-            "batched": f"requests wait in batches; see: untold batches {shlex.quote(self.spool)}, later {again}",
-            "interrupted": f"interrupted; {self._kept('what was answered is kept')}, {again}",
+            "budget": f"the budget is used up after {amount(self.calls, 'call')}; raise budget.*, then {again}",
+            "outage": f"the endpoint does not answer; {self._kept('the completions are kept')}, {again}",
+            "spooled": f"requests wait in a spool. Run `untold answer {shlex.quote(self.spool)}`, then {again}",
+            "batched": f"requests wait in batches. See `untold batches {shlex.quote(self.spool)}`, and later {again}",
+            "interrupted": f"interrupted; {self._kept('the completions are kept')}, {again}",
             "refused": f"the endpoint refuses the run: {self.error}, then {again}",
             # Not all that was answered: a process that broke may have had some that it had not written yet
-            "broken": f"{self.error}; {self._kept('what was written is kept')}, {again}",
+            "broken": f"{self.error}; {self._kept('the stored completions are kept')}, {again}",
         }
         return reasons.get(self.reason or "")
 
@@ -101,7 +101,7 @@ def missed_too_often(audits: Iterable[Mapping[str, Any]], bars: Mapping[str, flo
     audits: rows of `measures_summary` on audits; bars: the highest miss rate by metric, None for any.
     """
     return [
-        f"{row['metric']}: what was not asked of the model is wrong for up to {row['ci_high']:.3%} of its pairs, and "
+        f"{row['metric']}: up to {row['ci_high']:.3%} of the pairs that the model did not judge are wrong, and "
         f"max_miss_rate is {bar:.3%} ({amount(row['defined'], 'audited pair')})"
         for row in audits
         if row["measure"] == "miss_rate" and (bar := bars.get(row["metric"])) is not None and row["ci_high"] > bar
@@ -150,4 +150,4 @@ class Interrupts:
         again, self.requested = self.requested, True
         if again or self._waiting:
             raise KeyboardInterrupt
-        self._say("Stopping; press Ctrl-C again to stop now")
+        self._say("Stopping. Press Ctrl-C again to stop at once")

@@ -165,7 +165,7 @@ class Output:
             remove()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or type(error).__name__
-            self.notify(f"{what} could not be removed ({reason}); nothing reads it, so remove it when you can")
+            self.notify(f"{what} could not be removed ({reason}). No run reads it, so remove it when possible")
 
     def claim(self, identity: Identity, added: Added | None = None) -> None:
         """Makes the folder that of this identity. Raises OutputError where it belongs to another, unless `overwrite`.

@@ -58,8 +58,8 @@ MOST_SLOTS = 2**20
 # The JVM that only puts the command line of the other together
 LAUNCHER_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 _UNRESOLVED = (
-    "Spark did not start with the packages {}: check that this machine reaches Maven Central, or bring the jars along "
-    "(`untold package --jars`); --debug shows what Spark says"
+    "Spark did not start with the packages {}. Check that this machine reaches Maven Central, or add the jars with "
+    "`untold package --jars`. --debug shows the output of Spark"
 )
 _BEGINNING = Lock()
 _begun: _Jvm | None = None
@@ -283,13 +283,13 @@ def check_java() -> str:
     where = "JAVA_HOME" if os.environ.get("JAVA_HOME") else "PATH"
     if java is None:
         raise JavaError(
-            f"no Java found by {where}; Spark needs Java {OLDEST_JAVA} or newer: install one, set JAVA_HOME"
+            f"no Java found by {where}. Spark needs Java {OLDEST_JAVA} or newer. Install it and set JAVA_HOME"
         )
     shown = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     version = re.search(r'version "(?:1\.)?(\d+)[^"]*"', shown)
     if version is None or int(version.group(1)) < OLDEST_JAVA:
         found = version.group(0) if version else "an unknown version"
-        raise JavaError(f"Java of {where} is {found}; Spark needs Java {OLDEST_JAVA} or newer: set JAVA_HOME to one")
+        raise JavaError(f"Java of {where} is {found}. Spark needs Java {OLDEST_JAVA} or newer. Set JAVA_HOME to one")
     return version.group(0).removeprefix("version ").strip('"')
 
 

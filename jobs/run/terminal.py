@@ -469,9 +469,9 @@ def why_waiting(event: Mapping[str, Any]) -> str | None:
     """Why nothing is sent for longer than a moment, and for how long; None where that is not so."""
     if event.get("trouble"):
         unwritten = amount(event["unwritten"], "answer")
-        return f"{unwritten} cannot be written ({event['trouble']}); kept, and tried again"
+        return f"{unwritten} cannot be written ({event['trouble']}). Untold keeps them and tries again"
     if event.get("paused", 0.0) > LONG_WAIT_SECONDS:
-        return f"the endpoint asks to wait (Retry-After): nothing is sent for {clock(event['paused'])}"
+        return f"the endpoint asks to wait (Retry-After), so no request is sent for {clock(event['paused'])}"
     return None
 
 

@@ -132,13 +132,13 @@ VariableName = Annotated[str, AfterValidator(_check_variable_name), allows("the 
 # Fields that several sections have, with their descriptions
 ApiKeyEnv = Annotated[
     VariableName | None,
-    Field(description="Name of the environment variable with the API key; null is no key, or the preset's"),
+    Field(description="Name of the environment variable with the API key; null means no key, or the key of the preset"),
 ]
-RequestRate = Annotated[Positive | None, Field(description="Maximum HTTP requests per minute; null is no limit")]
-TokenRate = Annotated[Positive | None, Field(description="Maximum tokens per minute; null is no limit")]
+RequestRate = Annotated[Positive | None, Field(description="Maximum HTTP requests per minute; null means no limit")]
+TokenRate = Annotated[Positive | None, Field(description="Maximum tokens per minute; null means no limit")]
 Concurrency = Annotated[Count, Field(description="Maximum concurrent HTTP requests")]
 TokenPrice = Annotated[
-    Amount | None, Field(description="Price of a million tokens, in the currency of budget.max_cost; null is no price")
+    Amount | None, Field(description="Price per million tokens, in the currency of budget.max_cost; null for none")
 ]
 
 

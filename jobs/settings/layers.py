@@ -101,9 +101,9 @@ def parse(text: str) -> tuple[Any, Any]:
         kind = "cannot be read" if isinstance(error, RefusedYamlError) else "not valid YAML"
         raise ValueError(f"{line}: {kind}: {problem}") from error
     except yaml.YAMLError:
-        raise ValueError(": not valid YAML: it has characters that YAML does not allow") from None
+        raise ValueError(" is not valid YAML. It has characters that YAML does not allow") from None
     except (ValueError, LookupError, AttributeError):
-        raise ValueError(": not valid YAML: a value cannot be read") from None
+        raise ValueError(" is not valid YAML. A value cannot be read") from None
 
 
 # A possible key: a provider's prefix, 20 letters and digits in a row, or a URL with a password
@@ -332,9 +332,9 @@ def _read_text(layer: Layer) -> str | None:
         with open_text(layer.origin) as file:
             return file.read(MOST_CHARACTERS + 1)
     except OSError as error:
-        layer.problems.append(f"{layer.origin}: cannot be read: {error.strerror or type(error).__name__}")
+        layer.problems.append(f"{layer.origin} cannot be read ({error.strerror or type(error).__name__})")
     except UnicodeDecodeError:
-        layer.problems.append(f"{layer.origin}: cannot be read: it is not UTF-8")
+        layer.problems.append(f"{layer.origin} cannot be read, because it is not UTF-8")
     return None
 
 

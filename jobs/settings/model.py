@@ -81,8 +81,8 @@ class LlmSettings(sections.SendingSettings):
     api_key_env: ApiKeyEnv = None
     endpoints: sections.Endpoints = setting(
         [],
-        "Several endpoints in place of llm.base_url: each with base_url, and optionally with model, "
-        "api_key_env, limits, prices, extra_headers and extra_query; weight is its share of the requests",
+        "Several endpoints instead of llm.base_url. Each has a base_url, and optionally a model, api_key_env, limits, "
+        "prices, extra_headers, extra_query and a weight, its share of the requests",
     )
     api: Api = setting("chat", "Chat completions or plain completions")
     structured: Structured = setting(
@@ -104,13 +104,13 @@ class LlmSettings(sections.SendingSettings):
         AUTO, "Maximum tokens; auto is the stage's limit, null is not sent"
     )
     reasoning_tokens: Natural = setting(0, "Tokens added to max_tokens for a model that reasons; 0 measures them")
-    requests_per_minute: Positive | None = setting(None, "Maximum requests per minute; null is no limit")
+    requests_per_minute: Positive | None = setting(None, "Maximum requests per minute; null means no limit")
     tokens_per_minute: TokenRate = None
     max_concurrency: Count = setting(64, "Maximum concurrent requests of all actors")
     backend: sections.Backend = setting(
         "process",
-        "Executor of requests: process, a local process; ray-job, a job on the Ray cluster with its job "
-        "server at ray.address (http://HEAD:8265); spool, `untold answer`; batch, the batch API of the endpoint, at a "
+        "Executor of requests. process is a local process. ray-job is a job on the Ray cluster with its job server "
+        "at ray.address (http://HEAD:8265). spool is `untold answer`. batch is the batch API of the endpoint, at a "
         "lower price and within a day",
     )
     spool: PathText | None = setting(None, "Folder of the spool, path or URI; null is spool/ in the store")
@@ -118,7 +118,7 @@ class LlmSettings(sections.SendingSettings):
     flush_seconds: Positive | None = setting(None, "Seconds between writes; null is 1, or 30 on object stores")
     journal: Text | None = setting(
         None,
-        "Folder on each node's disk for completions that are not in the store yet; off keeps none; null is "
+        "Folder on each node's disk for completions that are not in the store yet. off writes no journal. null means "
         "the node's temporary folder for object stores, and off for local disks",
     )
     price_per_million_prompt_tokens: Amount | None = setting(None, "Price per million prompt tokens")
@@ -156,7 +156,7 @@ class StageSettings(sections.SetFieldsSection):
     extra_body: ExtraBody | None = setting(None, "Fields merged over llm.extra_body; a null removes its key, or all")
     backend: sections.StageBackend | None = setting(None, "Executor of requests, if llm.backend is process or batch")
     prompt_set: PromptSet | None = setting(None, "Shipped template: Untold's own, or as in the metric's paper")
-    price_per_million_prompt_tokens: Amount | None = setting(None, "Price per million prompt tokens; null is no price")
+    price_per_million_prompt_tokens: Amount | None = setting(None, "Price per million prompt tokens, null for none")
     price_per_million_completion_tokens: Amount | None = setting(None, "Price per million completion tokens")
 
     @field_validator("model", "api", "prompt_set", "structured", "backend")
@@ -276,7 +276,7 @@ def settings_model() -> type[Settings]:
     for metric, name, section in package_sections():
         taken = "Untold" if name in Settings.model_fields else found.get(name, (metric, section))[0]
         if name in Settings.model_fields or found.get(name, (metric, section))[1] is not section:
-            raise SettingsError(f"metric {metric}: {taken} has settings {name}.* already; rename its section")
+            raise SettingsError(f"metric {metric}: {taken} already has settings {name}.*. Rename its section")
         found[name] = (metric, section)
     added: dict[str, Any] = {name: (section, section()) for name, (_, section) in found.items()}
     return create_model("Settings", __base__=Settings, **added) if added else Settings
@@ -329,7 +329,7 @@ def backend_for(settings: Settings, stage: str) -> sections.Backend:
 
 def _of_stage(settings: Settings, stage: str) -> StageSettings:
     if stage not in STAGE_NAMES:
-        raise SettingsError(f"stages.{stage}: no such stage; known are {', '.join(STAGE_NAMES)}")
+        raise SettingsError(f"stages.{stage}: this stage does not exist. Stages are {', '.join(STAGE_NAMES)}")
     return settings.stages.get(stage, StageSettings())
 
 

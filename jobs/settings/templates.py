@@ -61,7 +61,7 @@ def find_template(stage: str, api: str, prompts_dir: str | None, prompt_set: mod
         if _shipped(path).is_file():
             return Template(_shipped(path).read_text(encoding="utf-8"), api, f"conf/prompts/{path}")
     raise model.SettingsError(
-        f"stages.{stage}.api: there is no template {name} for {api}; write one in prompts_dir, or use {other}"
+        f"stages.{stage}.api: the template {name} for {api} does not exist. Write one in prompts_dir, or use {other}"
     )
 
 
@@ -123,7 +123,7 @@ def explain_profile(settings: model.Settings, stages: Iterable[str], uses: Calla
         if value != wanted[key]
     ]
     return (
-        f"profile {settings.profile}: you changed {'; '.join(changed + replaced) or 'nothing that it sets'}; the "
+        f"profile {settings.profile}: you changed {'; '.join(changed + replaced) or 'none of its settings'}. The "
         "models, the corpus and the wording of the prompts also differ from the papers (docs/methods.md, section 15)"
     )
 

@@ -86,7 +86,7 @@ def _read(place: str) -> bytes:
     try:
         return StoragePath(place).read_bytes()
     except (OSError, PlaceError) as error:
-        raise AnnotationError(f"{place}: cannot be read ({type(error).__name__}); give a file that is there") from error
+        raise AnnotationError(f"{place} cannot be read ({type(error).__name__}). Give an existing file") from error
 
 
 def write_sheet(
@@ -145,7 +145,7 @@ def _draw(runs: Mapping[str, RunTables], n: int, seed: int) -> list[Row]:
         places = dict.fromkeys(run.directory for run in runs.values())
         raise AnnotationError(
             f"--annotation-sheet {n}: {' and '.join(places)} has {len(samples)} labelled samples with a result of each "
-            f"of {', '.join(runs)}; ask for fewer"
+            f"of {', '.join(runs)}. Set a smaller number"
         )
     drawn: list[Row] = sorted(samples, key=lambda row: (_hash(seed, row["sample_id"]), row["sample_id"]))[:n]
     return drawn
@@ -226,8 +226,8 @@ def _restate(pairs: Sequence[Pair], restate: Restate) -> dict[Pair, str]:
         types = Counter(row["error_type"] or "empty" for row in rows if (row["question"], row["answer"]) in missing)
         told = ", ".join(f"{name} {count}" for name, count in sorted(types.items()))
         raise AnnotationError(
-            f"{len(missing)} of {len(pairs)} Q&A statements could not be restated ({told}); no sheet was written: "
-            "start again to ask for these alone"
+            f"{len(missing)} of {len(pairs)} Q&A statements could not be restated ({told}), so no sheet was written. "
+            "Start again to send only the missing requests"
         )
     return stated
 

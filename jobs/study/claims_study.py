@@ -210,7 +210,7 @@ def label_claims(about: str, claims: pa.Table) -> LabelledUnits:
     labels = [re.sub(r"[\s_-]+", "_", label.strip().lower()) for label in claims["label"].to_pylist()]
     check_labels(about, labels, VERDICTS, "claim")
     if not labels:
-        raise MetaEvaluationError(f"{about}: no claim with a label; give rows of claim, evidence and label")
+        raise MetaEvaluationError(f"{about} has no claim with a label. Give rows of claim, evidence and label")
     return LabelledUnits(about, claims.drop_columns(["label"]).append_column("label", pa.array(labels)), KEY)
 
 
@@ -237,7 +237,7 @@ def verify_claims(claims: DataFrame, caller: StageCaller, place: str) -> MetaEva
     failed, without = lost.count(), bare.count()
     code = ending.exit_code({"ok": given.count() - failed, "failed": failed}, caller.endpoint.settings.fail_on_error)
     have = amount(without, "claim has", "claims have")
-    return MetaEvaluationOutcome(code, message=f"{have} no evidence: not supported, unasked" if without else None)
+    return MetaEvaluationOutcome(code, message=f"{have} no evidence and count as not supported" if without else None)
 
 
 def evaluation_rows(units: LabelledUnits, found: Judgements, *, clustered: bool, seed: int) -> list[dict[str, Any]]:
@@ -287,8 +287,8 @@ def render(rows: Sequence[Row], *, clustered: bool) -> str:
     measures = intervals(VERDICT_MEASURES, 4)
     return document(
         "Meta-evaluation on claims",
-        f"Intervals: 95 % BCa, 10,000 resamples of {units}. Where no label is `contradicted`, a verdict of it counts "
-        "as `not_supported`. Claims without a verdict are left out.",
+        f"Intervals: 95 % BCa, 10,000 resamples of {units}. If no label is `contradicted`, this verdict counts "
+        "as `not_supported`. Claims without a verdict are excluded.",
         section("Verdicts", "", {**columns, **measures}, pivot(rows, VERDICT_MEASURES)),
         _share_table(rows),
     )
@@ -306,5 +306,5 @@ def _share_table(rows: Sequence[Row]) -> str:
         own[PEOPLE if row["metric"] == PEOPLE else f"{row['metric']} of {row['model']}"] = interval(row, 4)
     names = dict.fromkeys(name for own in by_measure.values() for name in own)
     columns = {name: name for name in sorted(names, key=lambda name: (name == "published") - (name == "system"))}
-    note = "Of all claims, pooled. Published: FActScore's human labels (Min et al. 2023), S / (S + NS)."
+    note = "All claims are pooled. The published values are FActScore's human labels (Min et al. 2023), S / (S + NS)."
     return section("Supported", note, columns, by_measure.values())

@@ -46,9 +46,9 @@ ICAT_FIGURES = (
     ("correlation of bleu (ours: pearson)", "bleu", "pearson", -0.099),
 )
 ICAT_NOTE = (
-    "Published (Samarinas et al. 2025) of responses to topics of the TREC Web Track, with ClueWeb or a web search as "
-    "the source. ClueWeb and the paper's human labels are not at hand: these figures are of other samples than ours, "
-    "and show only how large such figures are. Which coefficient the published baselines are is not known here."
+    "Published (Samarinas et al. 2025) for responses to topics of the TREC Web Track, with ClueWeb or a web search as "
+    "the source. ClueWeb and the paper's human labels are not available, so the published figures describe other "
+    "samples and show only the size to expect. The coefficient of the published baselines is unknown."
 )
 # Precision, recall and F1 in per cent by data set and answering model, means over prompts
 IMPORTANCE_MEANS = {
@@ -59,8 +59,8 @@ IMPORTANCE_MEANS = {
     "LongForm, Llama-3.1-70B": (27.7, 8.5, 8.9),
 }
 IMPORTANCE_NOTE = (
-    "Published (importance-aware recall, 2026) of answers of other systems to other prompts: means over prompts, so "
-    "that F1 is no harmonic mean of the other two. Ours are the means of this study's outputs, over their samples."
+    "Published (importance-aware recall, 2026) for answers of other systems to other prompts, as means over prompts. "
+    "Therefore F1 is not the harmonic mean of the other two. Ours are the means over the samples of this study."
 )
 LONGRECALL_SETS = ("QAMPARI", "RoMQA", "ExpertQA")
 LONGRECALL_F1 = {
@@ -75,8 +75,8 @@ LONGRECALL_KAPPAS = (
     ("Fleiss' kappa of majorities", LONGRECALL, MAJORITIES_KAPPA, "0.87, 0.85"),
 )
 LONGRECALL_NOTE = (
-    "Published (LongRecall) of 900 labelled references of each data set, and of 300 challenging ones; candidates were "
-    "missed for 2-4 % of the references. Those labels are not at hand: they show only how large such figures are."
+    "Published (LongRecall) for 900 labelled references of each data set and 300 challenging references, with missed "
+    "candidates for 2-4 % of them. These labels are not available, so the figures show only the size to expect."
 )
 
 
@@ -106,7 +106,7 @@ def render(
     units = "whole queries" if clustered else "single samples"
     return document(
         "Meta-evaluation on coverage",
-        f"Intervals: 95 % BCa, 10,000 resamples of {units}; p-values take samples for independent. Human coverage is "
+        f"Intervals: 95 % BCa, 10,000 resamples of {units}. p-values assume independent samples. Human coverage is "
         "the share of a sample's labelled items that most annotators found covered.",
         _labels(found),
         *[f"Note: {note}." for note in notes],
@@ -120,9 +120,9 @@ def render(
         ),
         section(
             "Baselines and ceilings of single items",
-            "word_overlap: the share of an item's words that stand in the response. constant: one label for all. "
-            "annotator: one of them against the majority, which their own label is part of. auc_weight: weights of "
-            "must-have against those of nice-to-have references.",
+            "word_overlap is the share of an item's words that occur in the response. constant is one label for all "
+            "items. annotator compares one annotator with the majority, which includes the annotator. auc_weight "
+            "compares the weights of must-have and nice-to-have references.",
             {"who": "metric", "model": "model", "measure": "measure", "value": interval, "n": "n"},
             [row for row in rows if _is_single(row)],
         ),
@@ -135,19 +135,19 @@ def render(
         ),
         section(
             "Tiers",
-            "How many methods call a reference covered: all, some, one alone, none. Of all references, drawn or not.",
+            "Number of methods that find a reference covered (all, some, one or none), over all references.",
             {"tier": "tier", "references": "count"},
             found.tiers,
         ),
         section(
             "False negatives",
-            "Covered by most annotators and not by the method: no candidate covers it, or entailment said no.",
+            "Covered by most annotators, but not by the method (no candidate covers it, or entailment rejected it).",
             {"method": "method", "missed": "fn", "no candidate": "fn_candidate", "no entailment": "fn_entailment"},
             found.misses if any(row["fn"] for row in found.misses) else (),
         ),
         section(
-            "What a sample cost",
-            "Of all starts.",
+            "Cost per sample",
+            "Costs include all starts.",
             {name: name for name in ("metric", "model", *COSTS)},
             [
                 {"metric": metric, "model": model, **dict(zip(COSTS, cost_cells(cost), strict=True))}
@@ -174,13 +174,13 @@ def _is_single(row: Row) -> bool:
 def _labels(found: CoverageFindings) -> str:
     """Return the counts of the labels, and the subset."""
     labels, kappa = found.labels, next(row for row in found.rows if row["measure"] == KAPPA)
-    taken = "" if found.subset is None else f"Of the subset {found.subset} alone. "
+    taken = "" if found.subset is None else f"All figures cover only the subset {found.subset}. "
     if not found.covered:
-        return f"{taken}{labels.items:,} items, none of them labelled: nothing is held against people."
+        return f"{taken}{labels.items:,} items without labels, so there is no comparison with people."
     return (
-        f"{taken}Labels that mean covered: {', '.join(f'`{markdown_cell(name)}`' for name in found.covered)}. Of "
-        f"{labels.items:,} items, {labels.labelled:,} have a majority; {labels.ties:,} are ties and "
-        f"{labels.items - labels.labelled - labels.ties:,} have no label: these are left out. Fleiss' kappa of the "
+        f"{taken}Labels that mean covered: {', '.join(f'`{markdown_cell(name)}`' for name in found.covered)}. "
+        f"{labels.labelled:,} of {labels.items:,} items have a majority. {labels.ties:,} are ties and "
+        f"{labels.items - labels.labelled - labels.ties:,} have no label, and both are excluded. Fleiss' kappa of the "
         f"annotators: {number(kappa['value'])}, Krippendorff's alpha {number(labels.alpha)}, over {kappa['n']:,} "
         "items with two labels or more."
     )
@@ -214,8 +214,8 @@ def _items(rows: Sequence[Row]) -> str:
         for own in pivot(split, MEASURES, ("metric", "model", "average"))
     ]
     note = (
-        "Of labelled items. Macro: over the n samples in which a measure is defined; micro: over items, n of its "
-        "denominator."
+        "Measures cover labelled items. Macro is the mean over the n samples with a defined measure. Micro is over "
+        "items, and n is its denominator."
     )
     heads = ["metric", "model", "average", *[head for name in MEASURES for head in (name, "n")]]
     return table_section("Covered items", note, heads, lines)

@@ -73,9 +73,7 @@ def _read_verdicts(where: str, rows: pa.Table) -> pa.Table:
     for name in ("covered", *baselines):
         kind = rows.schema.field(name).type
         if not pa.types.is_boolean(kind):
-            raise MetaEvaluationError(
-                f"{where}: the column `{name}` is {kind}; give true, false, or null where unknown"
-            )
+            raise MetaEvaluationError(f"{where}: the column `{name}` is {kind}. Give true, false, or null if unknown")
     rows = rows.filter(pc.field("reference_id").is_valid())
     weight = rows["weight"].cast(pa.float64()) if "weight" in rows.column_names else pa.nulls(len(rows), pa.float64())
     named = {name: rows[name].cast(pa.string()) for name in ("metric", *KEY)}
@@ -129,8 +127,8 @@ class CoverageStudy(Study):
         counts = {tier: tiers.count(tier) for tier in all_tiers(names)}
         notes = [missing] if missing else []
         if unknown := tiers.count(None):
-            words = "of no tier: some method says nothing of"
-            notes.append(amount(unknown, f"reference is {words} it", f"references are {words} them"))
+            words = "no tier, because a method has no result for"
+            notes.append(amount(unknown, f"reference has {words} it", f"references have {words} them"))
         if request.subset is not None:
             quotas = quotas_of(request.subset, counts, names)
             for name, (have, want) in shortages(request.subset, quotas, counts).items():
@@ -153,9 +151,9 @@ class CoverageStudy(Study):
         queries = len({row["cluster"] for row in people})
         if queries < len(people) and not request.cluster:
             notes.append(
-                f"{amount(len(people), 'sample is', 'samples are')} of {amount(queries, 'query', 'queries')}, and "
-                "those of one query are alike: intervals over single samples are too narrow; --cluster resamples "
-                "whole queries"
+                f"{amount(len(people), 'sample shares', 'samples share')} {amount(queries, 'query', 'queries')}, and "
+                "samples of one query are similar, so intervals over single samples are too narrow. --cluster "
+                "resamples whole queries"
             )
         compared = compare_items(samples, request.prompt_pairs, **options)
         places = {name: request.runs[name] for name, metrics in found.metrics.items() if IMPORTANCE in metrics}
@@ -187,7 +185,7 @@ def read_items(path: str, samples: DataFrame, metrics: Sequence[str] | None) -> 
     if source is None:
         near = aside(near_misses(SOURCES[0], samples.columns))
         raise MetaEvaluationError(
-            f"{path}: no column `{SOURCES[0]}`{near} or `{SOURCES[1]}`; give each sample what a response ought to cover"
+            f"{path} has no column `{SOURCES[0]}`{near} or `{SOURCES[1]}`. Add the items that a response should cover"
         )
     is_text = isinstance(samples.schema[source].dataType, T.StringType)
     names = [name for name in ("query_id", "query") if name in samples.columns]
@@ -213,7 +211,7 @@ def read_items(path: str, samples: DataFrame, metrics: Sequence[str] | None) -> 
             items.append(named | {"labels": one.labels or (), "covered_by": one.covered_by, "type": kind})
     if broken:
         have = amount(len(broken), "sample has", "samples have")
-        raise MetaEvaluationError(f"{path}: {have} items that cannot be read: {', '.join(broken[:SHOWN])}")
+        raise MetaEvaluationError(f"{path}: {have} items that cannot be read ({', '.join(broken[:SHOWN])})")
     return rows, pa.Table.from_pylist(items, _ITEMS)
 
 
@@ -239,18 +237,18 @@ def check_labels(path: str, items: pa.Table, covered: Sequence[str] | None, *, u
     if not known and not covered and (unlabelled or items["type"].null_count < len(items)):
         return ()
     if not known:
-        raise MetaEvaluationError(f"{path}: no item has a label; give each {{id, text, labels}}, a label an annotator")
+        raise MetaEvaluationError(f"{path}: no item has a label. Give each {{id, text, labels}}, a label per annotator")
     if covered is None:
         labels = tuple(name for name in known if name.strip().lower() in COVERED)
         if not labels:
             raise MetaEvaluationError(
-                f"{path}: no label is one of {', '.join(COVERED)}; name those that mean covered with --covered: "
-                f"labels are {shown}"
+                f"{path}: no label is one of {', '.join(COVERED)}. Set the labels that mean covered with --covered. "
+                f"Labels are {shown}"
             )
         return labels
     unknown = [f"`{shorten(name)}`{aside(near_misses(name, known))}" for name in covered if name not in counts]
     if unknown:
-        raise MetaEvaluationError(f"{path}: no item is labelled {', '.join(unknown)}; labels are {shown}")
+        raise MetaEvaluationError(f"{path}: no item is labelled {', '.join(unknown)}. Labels are {shown}")
     return tuple(covered)
 
 
@@ -367,8 +365,8 @@ def similarity_baselines(items: Items, model: ModelFiles | None, samples: DataFr
 def _token_model(settings: Settings) -> tuple[ModelFiles | None, str | None]:
     """Return the model of BERTScore, or None with the reason."""
     if settings.embeddings.base_url is not None:
-        return None, "BERTScore is left out: embeddings.base_url gives vectors of texts, and none of their tokens"
+        return None, "BERTScore is skipped, because embeddings.base_url returns vectors of texts, not of tokens"
     try:
         return find_model(settings.embeddings.model), None
     except LocalModelFileError as error:
-        return None, f"BERTScore is left out: {error}"
+        return None, f"BERTScore is skipped: {error}"

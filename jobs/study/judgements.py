@@ -76,8 +76,8 @@ class Source:
         words = {
             "lost": (f"{unit} of {about} has no {value}", f"{units} of {about} have no {value}"),
             "repeated": (f"{unit} of {about} has several {values}", f"{units} of {about} have several {values}"),
-            "other": (f"{value} is none of {allowed}", f"{values} are none of {allowed}"),
-            "unknown": (f"{value} is of no {unit} of {about}", f"{values} are of no {unit} of {about}"),
+            "other": (f"{value} is not one of {allowed}", f"{values} are not one of {allowed}"),
+            "unknown": (f"{value} belongs to no {unit} of {about}", f"{values} belong to no {unit} of {about}"),
         }
         lost, near = _nearest(faults.get("lost", ()), faults.get("unknown", ()))
         lines = []
@@ -169,8 +169,8 @@ def read_judgements(
         wanted = tuple((judged or {}).get(model) or metrics or _names(owners))
         has = _names(rows["metric"])
         problems += [
-            f"{where}: no {source.rows} of metric `{shorten(name)}`{aside(near_misses(name, has))}; "
-            f"it has {', '.join(has) or 'none'}"
+            f"{where} has no {source.rows} of metric `{shorten(name)}`{aside(near_misses(name, has))}. "
+            f"It has {', '.join(has) or 'none'}"
             for name in wanted or ("any",)
             if name not in has
         ]
@@ -178,7 +178,7 @@ def read_judgements(
         problems += [f"{where}: {problem}" for problem in source.check(own)]
         if source.complete and rows["metric"].null_count:
             problems.append(
-                f"{where}: the column `metric` is null in some rows; name the metric of every {source.value[0]}"
+                f"{where}: the column `metric` is null in some rows. Set the metric of every {source.value[0]}"
             )
         beside = set(_names(own["metric"]))
         found[model] = tuple(dict.fromkeys((*wanted, *(name for name in source.baselines if name in beside))))
@@ -205,9 +205,9 @@ def check_labels(path: str, labels: Iterable[str | None], known: Sequence[str], 
     ]
     if parts:
         raise MetaEvaluationError(
-            f"{path}: {amount(wrong.total(), f'{unit} has', f'{unit}s have')} a label that is none of "
-            f"{', '.join(known)}: {', '.join(parts[:SHOWN])}{', ...' if len(parts) > SHOWN else ''}; "
-            "correct or remove them"
+            f"{path}: {amount(wrong.total(), f'{unit} has', f'{unit}s have')} a label that is not one of "
+            f"{', '.join(known)} ({', '.join(parts[:SHOWN])}{', ...' if len(parts) > SHOWN else ''}). "
+            "Correct or remove them"
         )
 
 
@@ -269,7 +269,7 @@ def table_files(place: str, name: str) -> list[StoragePath]:
     files = inspect_files(find_files(place if table is None else str(table)))
     found = [StoragePath(file.path) for file in files if file.kind == "parquet"]
     if not found:
-        raise MetaEvaluationError(f"{place}: no Parquet in it; give an output of untold score, or a folder of Parquet")
+        raise MetaEvaluationError(f"{place} has no Parquet. Give an output of untold score, or a folder of Parquet")
     return found
 
 
@@ -285,11 +285,11 @@ def read_columns(where: str, place: str, name: str, required: Sequence[str], opt
         missing = [column for column in required if column not in has]
         if missing:
             parts = [f"no column `{column}`{aside(near_misses(column, has))}" for column in missing]
-            raise MetaEvaluationError(f"{where}: {'; '.join(parts)}; it has {', '.join(sorted(has))}")
+            raise MetaEvaluationError(f"{where}: {', and '.join(parts)}. It has {', '.join(sorted(has))}")
         return rows.to_table(columns=[*required, *(column for column in optional if column in has)])
     except (pa.ArrowException, OSError) as error:
         raise MetaEvaluationError(
-            f"{where}: a file of it cannot be read ({type(error).__name__}); give one table of {name}"
+            f"{where}: one of its files cannot be read ({type(error).__name__}). Give one table of {name}"
         ) from error
 
 

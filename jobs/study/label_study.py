@@ -59,7 +59,7 @@ def _read_scores(where: str, rows: pa.Table) -> pa.Table:
     kind = rows.schema.field("score").type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
         raise MetaEvaluationError(
-            f"{where}: the column `score` is {kind}; give numbers from 0 to 1, null where undefined"
+            f"{where}: the column `score` is {kind}. Give numbers from 0 to 1, or null if undefined"
         )
     score = rows["score"].cast(pa.float64())
     failed = [False] * len(rows)
@@ -172,8 +172,8 @@ class LabelStudy(Study):
         rows = with_published(agreement.agreement_rows(request.dataset, [*metrics, *views], models, intervals))
         if request.scores and not agreement.has_answered(rows):
             raise MetaEvaluationError(
-                f"nothing to evaluate: no sample of {request.input} has a score in {', '.join(request.runs.values())}; "
-                "the table failures of each says why, untold score --retry-failed asks again"
+                f"nothing to evaluate: no sample of {request.input} has a score in {', '.join(request.runs.values())}. "
+                "The table failures of each has the reasons. Retry with untold score --retry-failed"
             )
         tests = agreement.PointTests(request.dataset, self.scales[LMR], clusters, seed)
         comparisons = tests.of_metrics(earned, metrics) + tests.of_prompts(earned, metrics, request.prompt_pairs)
@@ -226,13 +226,13 @@ def check_instances(path: str, rows: Sequence[int | None], whole: int) -> None:
     unread = sizes.pop(None, 0)
     if unread:
         raise MetaEvaluationError(
-            f"{path}: {amount(unread, 'row')} cannot be read as instances; correct or remove them"
+            f"{path}: {amount(unread, 'row')} cannot be read as instances. Correct or remove them"
         )
     cut = sum(size != whole for size in sizes.values())
     if cut:
         raise MetaEvaluationError(
-            f"{path}: {cut:,} of {len(sizes):,} instances lack some of their {whole} samples; "
-            f"give --limit a multiple of {whole}"
+            f"{path}: {cut:,} of {len(sizes):,} instances lack some of their {whole} samples. "
+            f"Set --limit to a multiple of {whole}"
         )
 
 
@@ -242,8 +242,8 @@ def describe_repeats(questions: IntArray) -> str | None:
     if number == len(questions):
         return None
     return (
-        f"{amount(len(questions), 'row is', 'rows are')} of {amount(number, 'question')}, and answers to one question "
-        "are alike: intervals and tests over single rows are too narrow; --cluster resamples whole questions"
+        f"{amount(len(questions), 'row shares', 'rows share')} {amount(number, 'question')}, and answers to one "
+        "question are similar, so intervals and tests over rows are too narrow. --cluster resamples whole questions"
     )
 
 
@@ -415,8 +415,8 @@ def read_source_shares(place: str) -> dict[str, dict[tuple[str, str], float]]:
         rows = read_table(place, name, columns)
         if rows is None:
             raise MetaEvaluationError(
-                f"{place}: no table {name}, and the shares of each source are counted from it; give an output of "
-                "untold score, or --conflictbank alone with scores of each context by itself"
+                f"{place} has no table {name}, which the share of each source is computed from. Give an output of "
+                "untold score, or use `--conflictbank alone` with scores of each single context"
             )
         database.register(name, rows)
     found: dict[str, dict[tuple[str, str], float]] = {}

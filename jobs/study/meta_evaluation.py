@@ -190,6 +190,6 @@ def check_prompts(pairs: PromptPairs, metrics: Sequence[str]) -> None:
         stages = stages_that_differ() & set(stages_of(metrics, one.settings))
         if all(template_of(stage, one.settings) == template_of(stage, other.settings) for stage in stages):
             raise MetaEvaluationError(
-                f"--prompt-set: {', '.join(metrics)} would ask {one.name} the same under both; prompts differ for "
-                f"{', '.join(sorted(stages_that_differ()))}, unless prompts_dir or stages.<stage>.prompt_set says which"
+                f"--prompt-set: {', '.join(metrics)} would send {one.name} equal prompts under both. They differ for "
+                f"{', '.join(sorted(stages_that_differ()))}, unless prompts_dir or stages.<stage>.prompt_set is set"
             )

@@ -93,7 +93,7 @@ def label_nuggets(about: str, samples: DataFrame) -> LabelledUnits:
     assignments, and for an input without labels.
     """
     if "references" not in samples.columns:
-        raise MetaEvaluationError(f"{about}: no column `references`; give each nugget {{id, text, importance, labels}}")
+        raise MetaEvaluationError(f"{about} has no column `references` of {{id, text, importance, labels}}")
     names = [name for name in ("query_id", "query") if name in samples.columns]
     found = []
     for row in samples.select("sample_id", *names, "system", "references").toArrow().to_pylist():
@@ -103,14 +103,14 @@ def label_nuggets(about: str, samples: DataFrame) -> LabelledUnits:
             unknown = next((label for label in labels if label not in SUPPORTS), None)
             if unknown is not None:
                 raise MetaEvaluationError(
-                    f"{about}: sample `{shorten(row['sample_id'])}` has the label `{shorten(unknown)}`; "
-                    f"an assignment is one of {', '.join(SUPPORTS)}"
+                    f"{about}: sample `{shorten(row['sample_id'])}` has the label `{shorten(unknown)}`. "
+                    f"An assignment is one of {', '.join(SUPPORTS)}"
                 )
             if labels:
                 named = {"sample_id": row["sample_id"], "reference_id": one["id"], "topic": topic}
                 found.append(named | {"system": row["system"], PEOPLE: _majority(labels)})
     if not found:
-        raise MetaEvaluationError(f"{about}: no nugget has a label; give each {{text, importance, assignment}}")
+        raise MetaEvaluationError(f"{about}: no nugget has a label. Give each {{text, importance, assignment}}")
     return LabelledUnits(about, pa.Table.from_pylist(found), KEY)
 
 
@@ -129,7 +129,7 @@ def join_assignments(units: LabelledUnits, found: Judgements) -> dict[str, list[
         rows = zip(units.table.to_pylist(), table.to_pylist(), found.given[owner], strict=True)
         assigned[owner[0]] = [assignment | labels for labels, assignment, given in rows if given]
         if not assigned[owner[0]]:
-            raise MetaEvaluationError(f"{owner[0]}: no nugget of it is labelled; give a run of the same input")
+            raise MetaEvaluationError(f"{owner[0]}: none of its nuggets is labelled. Give a run of the same input")
     return assigned
 
 
@@ -222,8 +222,8 @@ def render(rows: Sequence[Row], score: str, *, clustered: bool) -> str:
     """Return the report as Markdown, from the rows of the table `meta_evaluation`."""
     units = "whole queries" if clustered else "single samples"
     note = (
-        f"kappa and accuracy are of single assignments; intervals resample {units}. kendall is tau-b of the systems' "
-        f"mean `{score}` by people's assignments and the model's, kendall_within_query the mean of tau-b in each query."
+        f"kappa and accuracy compare single assignments. Intervals resample {units}. kendall is tau-b of the systems' "
+        f"mean `{score}` by people's assignments and the model's. kendall_within_query is the mean of tau-b per query."
     )
     columns: Columns = {"model": "model", "n": "n", **intervals(MEASURES)}
     return document("Meta-evaluation on nuggets", section("Assignments", note, columns, pivot(rows, MEASURES)))

@@ -123,8 +123,8 @@ _NUMBER = re.compile(r"[-+<]?(\d|$)")
 WITH_INTERVAL = ("lmr", "lmr_strict", "lmr_lax", "kappa", "macro_f1", "balanced_accuracy")
 PUBLISHED_NOTE = (
     "Published (Dejl et al. 2025), means of the LMR of WikiContradict and ConflictBank: 0.85 for E2E with Llama 4 "
-    "17Bx128E, 0.81 for Q&A with gpt-oss-20b; standard deviation over five models 0.009 for Q&A and 0.044 for E2E; "
-    "Q&A and E2E above NLI for every model (p < 0.05)."
+    "17Bx128E and 0.81 for Q&A with gpt-oss-20b. The standard deviation over five models is 0.009 for Q&A and 0.044 "
+    "for E2E. Q&A and E2E are above NLI for every model (p < 0.05)."
 )
 
 
@@ -218,10 +218,10 @@ def render(
     units = "whole questions" if clustered else "single rows"
     return document(
         f"Meta-evaluation on {rows[0]['dataset'] if rows else 'nothing'}",
-        f"Intervals: 95 % BCa, 10,000 resamples of {units}. `mismatch`: an undefined score agrees with no label; "
-        "`zero`: it is the score 0, and failed ones are left out; `published`: failed ones are 0 too. Left out: failed "
-        "scores, and comparisons with a source that states nothing. Calls, tokens and cost are a sample's, of all "
-        "starts.",
+        f"Intervals: 95 % BCa, 10,000 resamples of {units}. With `mismatch`, an undefined score agrees with no "
+        "label. With `zero`, an undefined score is 0 and failed scores are excluded. With `published`, failed scores "
+        "are 0 too. Failed scores, and comparisons with a source without statements, are excluded. Calls, tokens and "
+        "cost are per sample, over all starts.",
         f"Note: {note}." if note else "",
         _main_table(rows, costs),
         _published_table(rows),

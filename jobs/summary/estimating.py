@@ -117,8 +117,8 @@ def read_groups(request: EstimateRequest, notify: Callable[[str], None]) -> list
     weighed = _weigh(strata)
     if not weighed:
         raise EstimateError(
-            f"{request.run.directory}: none of its samples with a score is in {request.everything.directory}; "
-            "the proxy has to be of all samples, by the same sample_id"
+            f"{request.run.directory}: none of its samples with a score is in {request.everything.directory}. "
+            "The proxy must have all samples, with the same sample_id"
         )
     database.register("weighed", pa.Table.from_pylist(weighed))
     database.execute(_INFLUENCE)
@@ -228,8 +228,7 @@ def _pair(request: EstimateRequest) -> list[tuple[str, str | None]]:
     for metric in metrics:
         if metric not in proxies and len(proxies) > 1:
             raise EstimateError(
-                f"{everything.directory}: no metric {metric}; say with --proxy-metric which of "
-                f"{', '.join(proxies)} is its proxy"
+                f"{everything.directory} has no metric {metric}. Set --proxy-metric to one of {', '.join(proxies)}"
             )
         found.append((metric, metric if metric in proxies else proxies[0]))
     return found
@@ -245,12 +244,12 @@ def _read_labels(path: str) -> pa.Table:
     except FileNotFoundError as error:
         raise EstimateError(f"{path}: no such file") from error
     except pa.ArrowInvalid as error:
-        raise EstimateError(f"{path}: cannot be read as {suffix[1:]}; give a file with sample_id and score") from error
+        raise EstimateError(f"{path} cannot be read as {suffix[1:]}. Give a file with sample_id and score") from error
     name = next((name for name in LABEL_COLUMNS if name in rows.column_names), None)
     if name is None or "sample_id" not in rows.column_names:
         near = aside(near_misses("sample_id" if name else "score", rows.column_names))
         raise EstimateError(
-            f"{path}: labels need the columns sample_id and score{near}; it has {', '.join(rows.column_names)}"
+            f"{path}: labels need the columns sample_id and score{near}. It has {', '.join(rows.column_names)}"
         )
     return pa.table({"sample_id": pc.cast(rows["sample_id"], pa.string()), "score": numbers_in(path, rows, name)})
 
@@ -343,7 +342,7 @@ def _note_unmatched(database: DuckDBPyConnection, request: EstimateRequest, noti
         notify(f"{request.labels or request.run.directory}: {samples} not in {everything}, and left out")
     given = request.run.manifest.get("input") or {}
     if request.labels is None and request.proxy is not None and given.get("limit") is not None:
-        notify(f"{request.run.directory}: its samples are the first by id (--limit) and not random ones (--random)")
+        notify(f"{request.run.directory}: its samples are the first by id (--limit) and not random (--random)")
 
 
 def _note_unscored(groups: Sequence[Group], notify: Callable[[str], None]) -> None:
@@ -353,7 +352,7 @@ def _note_unscored(groups: Sequence[Group], notify: Callable[[str], None]) -> No
         if group.system is None and lost > MANY_UNSCORED * (lost + group.judged):
             notify(
                 f"{group.pair[0]}: {lost:,} of {lost + group.judged:,} drawn samples have no score "
-                f"({group.undefined:,} undefined, {group.failed:,} failed); the mean is of samples that have one"
+                f"({group.undefined:,} undefined, {group.failed:,} failed). The mean covers samples with a score"
             )
 
 
@@ -480,9 +479,9 @@ def _read(path: str, needed: Sequence[str], hint: str) -> pa.Table:
             files = sorted(str(one.place) for one in place.entries() if one.name.endswith(".parquet"))
             rows = pa.concat_tables(READERS[".parquet"](io.BytesIO(StoragePath(file).read_bytes())) for file in files)
     except (OSError, pa.ArrowInvalid) as error:
-        raise EstimateError(f"{path or 'no samples'}: cannot be read; {hint}") from error
+        raise EstimateError(f"{path or 'no samples'} cannot be read; {hint}") from error
     missing = [name for name in needed if name not in rows.column_names]
     if missing:
         near = aside(near_misses(missing[0], rows.column_names))
-        raise EstimateError(f"{path}: no column {missing[0]}{near}; {hint}")
+        raise EstimateError(f"{path} has no column {missing[0]}{near}; {hint}")
     return rows

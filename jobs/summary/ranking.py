@@ -120,7 +120,7 @@ def _column_of(status: str) -> str:
     """Return the column of `summary` of a status. Raises ValueError for an unknown one, which a mean would hide."""
     if status not in COLUMN_OF_STATUS:
         hint = did_you_mean(near_misses(str(status), COLUMN_OF_STATUS), quote="'")
-        raise ValueError(f"scores: status {status!r} is none of {', '.join(COLUMN_OF_STATUS)}; {hint}".rstrip("; "))
+        raise ValueError(f"scores has status {status!r}, not {', '.join(COLUMN_OF_STATUS)}; {hint}".rstrip("; "))
     return COLUMN_OF_STATUS[status]
 
 
@@ -176,7 +176,7 @@ def compare_scores(
     if undefined not in UNDEFINED:
         raise CompareError(f"undefined={undefined}: must be {' or '.join(UNDEFINED)}")
     if wanted and undefined != "mean":
-        raise CompareError(f"undefined={undefined} is of scores; the table measures_summary has mean_zero of measures")
+        raise CompareError(f"undefined={undefined} is for scores. Measures have mean_zero in measures_summary")
     for line in _judged_differently(runs):
         notify(line)
     scores = ScoreCounts(connect_scores(runs, names_of(runs), metrics, wanted))
@@ -194,8 +194,8 @@ def compare_scores(
     elif repeated := scores.count_repeated_queries():
         have = amount(repeated, "query has", "queries have")
         notify(
-            f"{have} several rows of one system, which are alike: intervals and tests over single rows are too "
-            "narrow; --cluster resamples whole queries"
+            f"{have} several rows of one system, which are similar, so intervals and tests over single rows are too "
+            "narrow. --cluster resamples whole queries"
         )
     pairs = compare_pairs(systems, scores.count_differences(score, cluster=cluster), seed)
     return {"systems": systems, "comparisons": pairs}
@@ -206,7 +206,7 @@ def check_runs(runs: Sequence[RunTables]) -> Sequence[RunTables]:
     outputs = [run.directory for run in runs]
     twice = sorted({output for output in outputs if outputs.count(output) > 1})
     if twice:
-        raise CompareError(f"{', '.join(twice)}: given twice; give every output once")
+        raise CompareError(f"{', '.join(twice)} is given twice. Give every output once")
     for run in runs:
         _check_tables(run)
     return runs
@@ -218,7 +218,7 @@ def _check_tables(run: RunTables) -> None:
         score_it = f"score it: untold score --input {run.path_of('samples')}"
         hint = score_it if "samples" in run.tables else "give other outputs"
         tables = " and no table ".join(missing)
-        raise CompareError(f"{run.directory}: no table {tables}, so no output of untold score; {hint}")
+        raise CompareError(f"{run.directory} has no table {tables}, so it is not an output of untold score; {hint}")
 
 
 def wanted_metrics(runs: Sequence[RunTables], metrics: Sequence[str] | None) -> Sequence[str]:
@@ -291,8 +291,8 @@ def _check_scored(systems: Rows, runs: Sequence[RunTables], by: str) -> None:
         failed, undefined = (sum(row[name] for row in systems) for name in ("failed", "undefined"))
         outputs = ", ".join(run.directory for run in runs)
         raise CompareError(
-            f"nothing to compare: no sample of {outputs} has a score ({failed:,} failed, {undefined:,} "
-            "undefined); the table failures says why, untold score --retry-failed asks again"
+            f"nothing to compare, because no sample of {outputs} has a score ({failed:,} failed, {undefined:,} "
+            "undefined). The table failures has the reasons. Retry with untold score --retry-failed"
         )
 
 
@@ -324,7 +324,7 @@ def _unequal_answers(scores: ScoreCounts, systems: Rows, seed: int, *, cluster: 
             low, high = sorted((pair["first"], pair["second"]), key=lambda name: rates[metric, name])
             yield (
                 f"{metric}: answer rates differ by more than chance ({low} {rates[metric, low]:.2f}, {high} "
-                f"{rates[metric, high]:.2f}); --undefined zero counts what was not answered as 0"
+                f"{rates[metric, high]:.2f}). --undefined zero counts an undefined score as 0"
             )
 
 

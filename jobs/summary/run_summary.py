@@ -67,7 +67,7 @@ def _explain(usage: Row, error: Row | None) -> str:
     if error is None:
         return said
     times = "once" if error["count"] == 1 else f"{error['count']:,} times"
-    return f"{said}; the most frequent error, {times}: {_error(error['error_type'], error['error'])}"
+    return f"{said}. The most frequent error ({times}): {_error(error['error_type'], error['error'])}"
 
 
 def describe_failures(failures: Iterable[Row]) -> list[str]:
@@ -159,9 +159,9 @@ def _sentence(run: RunTables, row: Mapping[str, Any]) -> str:
     order = [("value", "descending"), ("sample_id", "ascending")]
     columns = ["value", "sample_id", "metric", "measure"]
     (worst,) = first_rows(run.dataset("measures"), 1, columns, order, own).to_pylist()
-    most = f"worst: {redact(worst['sample_id'])} ({worst['value']:.1%} of its claims)"
+    most = f"The worst is {redact(worst['sample_id'])} ({worst['value']:.1%} of its claims)"
     have = f"{row['samples']:,} of {amount(row['defined'], 'sample')}"
-    return f"{half} ({measure}): {have} have claims {what}; {most}"
+    return f"{half} ({measure}): {have} have claims {what}. {most}"
 
 
 def _of_system(name: str, rows: Iterable[Mapping[str, Any]]) -> str:
@@ -311,7 +311,7 @@ def _cut_prompts(manifest: Mapping[str, Any]) -> Iterator[str]:
     stages = ", ".join(f"{stage} {cut:,} of {calls:,}" for stage, (cut, calls) in found.items() if cut)
     if stages:
         yield (
-            f"WARNING: the endpoint reports too few prompt tokens for the text that was sent ({stages}): its context "
+            f"WARNING: the endpoint reports too few prompt tokens for the text that was sent ({stages}). Its context "
             "window cuts prompts. Raise it (num_ctx of Ollama, --max-model-len of vLLM) and score with another store"
         )
 

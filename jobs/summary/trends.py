@@ -119,7 +119,7 @@ def describe_finding(row: Row) -> str:
     what = "" if row["measure"] == MEAN else f"{_SHARES[row['measure']]} "
     who = f"{when}, {what}{row['system']} is {moved} under {row['metric']}"
     judge = {
-        JUDGE: "; so is the sentinel: the judge moved",
+        JUDGE: "; the sentinel moved too, so the judge moved",
         BOTH: f"; the judge moved by {row.get('judge_difference') or 0:+.3f} of it",
         SYSTEM: "; the judge did not move",
     }

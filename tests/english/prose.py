@@ -76,18 +76,19 @@ def _python_passages(path: str, source: str) -> Iterator[Passage]:
 
 def _strings(path: str, nodes: Iterable[ast.expr], kind: str) -> Iterator[Passage]:
     for node in nodes:
-        text = _literal(node)
+        text = literal(node)
         if text and len(text.split()) >= 4:
             yield Passage(path, node.lineno, kind, text)
 
 
-def _literal(node: ast.expr) -> str | None:
+def literal(node: ast.expr) -> str | None:
+    """Return the text of a string, an f-string or a sum of both, with ``x`` in code marks for each value."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
         return "".join(str(v.value) if isinstance(v, ast.Constant) else "`x`" for v in node.values)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return (_literal(node.left) or "`x`") + (_literal(node.right) or "`x`")
+        return (literal(node.left) or "`x`") + (literal(node.right) or "`x`")
     return None
 
 

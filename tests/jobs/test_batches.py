@@ -51,7 +51,9 @@ def test_what_is_cancelled_keeps_its_answers_and_the_rest_goes_on(job: BatchJob)
 def test_what_another_key_made_is_forgotten_only_by_its_id(job: BatchJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANOTHER", "sk-another")
     assert {one.status for one in run(job, "list", key="ANOTHER")} == {"not visible"}
-    with pytest.raises(NoBatchesError, match="; batch_3 cannot be cancelled: HTTP 404; see the account that made them"):
+    with pytest.raises(
+        NoBatchesError, match="; batch_3 cannot be cancelled: HTTP 404; check the account that created them"
+    ):
         run(job, "cancel", key="ANOTHER")
     with pytest.raises(NoBatchesError, match="has no batch batch_9; it has batch_1, batch_2, batch_3"):
         run(job, "cancel", "batch_9", key="ANOTHER")
@@ -83,7 +85,7 @@ def test_a_batch_that_cannot_be_cancelled_keeps_no_other_from_it(
         cancelled.append(batch)
 
     monkeypatch.setattr(OpenAiBatches, "cancel", cancel)
-    with pytest.raises(NoBatchesError, match="batch_1 cannot be cancelled: HTTP 500; see the account"):
+    with pytest.raises(NoBatchesError, match="batch_1 cannot be cancelled: HTTP 500; check the account"):
         run(job, "cancel")
     assert cancelled == ["batch_2", "batch_3"]
     # One that is about to end is left alone
@@ -93,5 +95,5 @@ def test_a_batch_that_cannot_be_cancelled_keeps_no_other_from_it(
 
 
 def test_a_folder_without_batches_is_told(tmp_path: Path) -> None:
-    with pytest.raises(NoBatchesError, match="no batches in it; give the output of a run, or its store"):
+    with pytest.raises(NoBatchesError, match=r"has no batches\. Give the output of a run, or its store"):
         batches(str(tmp_path), "list", print)

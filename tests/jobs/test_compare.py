@@ -130,7 +130,8 @@ def test_outputs_without_any_score_are_one_line(tmp_path: Path, capsys: pytest.C
     assert main(["compare", output]) == 1
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err.startswith(f"untold: nothing to compare: no sample of {output} has a score (0 failed, 3 undefined)")
+    nothing = f"untold: nothing to compare, because no sample of {output} has a score (0 failed, 3 undefined)"
+    assert told.err.startswith(nothing)
     assert told.err.count("\n") == 1
 
 
@@ -172,8 +173,8 @@ def test_who_states_nothing_leads_by_the_mean_and_not_with_zeros(tmp_path: Path)
     (pair,) = [row for row in zero["comparisons"] if row["first"] == "able" and row["second"] == "shy"]
     assert (pair["n"], pair["difference"]) == (20, pytest.approx(0.75 - 3 / 20))
     assert notes[0] == (
-        "qa: answer rates differ by more than chance (shy 0.15, able 1.00); "
-        "--undefined zero counts what was not answered as 0"
+        "qa: answer rates differ by more than chance (shy 0.15, able 1.00). "
+        "--undefined zero counts an undefined score as 0"
     )
 
 
@@ -283,7 +284,7 @@ def test_measures_are_compared_as_scores_of_the_same_values(tmp_path: Path, how:
     assert [(row["n"], row["scored"], row["failed"], row["mean"]) for row in own["lost"]] == [(2, 1, 1, 9.0)]
     with pytest.raises(CompareError, match="no measure one_side; did you mean one_sided"):
         compare([run], measures=["one_side"], seed=3)
-    with pytest.raises(CompareError, match="undefined=zero is of scores"):
+    with pytest.raises(CompareError, match="undefined=zero is for scores"):
         compare([run], measures=measures, seed=3, undefined="zero")
 
 

@@ -225,7 +225,7 @@ REFUSED = {
         "`Entails` (did you mean `entailment`?) in 1",
     ),
     "null id": (changed(RELATIONS, 2, premise_id=None), NODES, "no `premise_id` in 1 of 8 rows"),
-    "unknown id": (changed(RELATIONS, 2, premise_id="C3"), NODES, "1 id is not among the nodes"),
+    "unknown id": (changed(RELATIONS, 2, premise_id="C3"), NODES, "1 id is missing in the nodes"),
     "near id": (changed(RELATIONS, 2, premise_id="C3"), NODES, "`C3` (did you mean `c3`?)"),
     "two texts": (RELATIONS, [*NODES, {**NODES[1], "text": "Other."}], "1 id has different texts (`c0`)"),
     "unknown origin": (RELATIONS, changed(NODES, 1, origin="contexts"), "`contexts` (did you mean `context`?)"),
@@ -233,7 +233,7 @@ REFUSED = {
     "frequency": (
         RELATIONS,
         [{**row, "frequency": 0} for row in NODES],
-        "`frequency` must be a positive integer; 6 rows",
+        "`frequency` must be a positive integer (6 rows without one)",
     ),
     "samples in one": (RELATIONS, [{**row, "sample_id": "1"} for row in NODES], "has the column `sample_id`"),
 }
@@ -252,7 +252,7 @@ def test_refuses_input_with_one_line(spark: SparkSession, tmp_path: Path, case: 
 
 
 def test_refuses_what_is_not_there(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(SampleError, match="no such file"):
+    with pytest.raises(SampleError, match="does not exist"):
         condense(
             CondenseRequest(relations=str(tmp_path / "none.csv"), output=str(tmp_path / "out"), settings=Settings())
         )

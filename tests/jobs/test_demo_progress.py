@@ -72,7 +72,7 @@ def test_each_result_is_shown_as_it_comes_and_what_was_known_is_counted(
     assert said == [
         "5 judgements to make (1 known from before)",
         f"{second['sample_id']}: 1 covered, 2 left out",
-        f"75% of {tokens} tokens of prompts had been read before and were kept",
+        f"75% of {tokens} tokens of prompts came from the cache",
     ]
 
 

@@ -129,7 +129,7 @@ def test_endpoint_that_fails_is_named_with_what_to_do(calm: ModelServer, deed: d
     [
         (
             None,
-            "none is named for this address; name its variable with --set llm.api_key_env=NAME",
+            "this address has none. Set the variable of the key with --set llm.api_key_env=NAME",
         ),
         ("KEY_OF_A_TEST", "KEY_OF_A_TEST (llm.api_key_env) is not set"),
         ("HOME", "HOME (llm.api_key_env) is set"),
@@ -343,7 +343,7 @@ def test_a_python_that_workers_lack_is_told() -> None:
     conf = {"spark.pyspark.python": "/no/such/python"}
     found = check_spark(Settings(spark=SparkSettings(master="local[1]", conf=conf)))
     assert found.state == "FAIL"
-    assert "a worker of Spark cannot start /no/such/python: No such file or directory; install Python" in found.text
+    assert "a worker of Spark cannot start /no/such/python: No such file or directory. Install Python" in found.text
 
 
 @pytest.mark.gate

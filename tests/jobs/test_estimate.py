@@ -153,7 +153,7 @@ def test_what_has_no_score_is_counted_and_said(tmp_path: Path) -> None:
     notes: list[str] = []
     overall, first, second = estimate(EstimateRequest(run, cheap), notes.append).means
     assert notes == [
-        "nli: 2 of 120 drawn samples have no score (2 undefined, 0 failed); the mean is of samples that have one"
+        "nli: 2 of 120 drawn samples have no score (2 undefined, 0 failed). The mean covers samples with a score"
     ]
     assert (overall["n"], overall["judged"], overall["undefined"]) == (998, 118, 2)
     assert (first["undefined"], second["undefined"]) == (1, 1)
@@ -231,7 +231,7 @@ def test_runs_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(EstimateError, match=r"^give --proxy, cheap scores of all samples"):
         estimate(EstimateRequest(run))
     two = write_run(tmp_path / "two", {"e2e": [0.5], "qa": [0.5]}, queries=["q"], systems=["a"])
-    with pytest.raises(EstimateError, match="no metric nli; say with --proxy-metric which of e2e, qa is its proxy"):
+    with pytest.raises(EstimateError, match=r"has no metric nli\. Set --proxy-metric to one of e2e, qa"):
         estimate(EstimateRequest(run, two))
     apart = write_run(tmp_path / "apart", {"nli": [0.5]}, queries=["q"], systems=["a"], kept=[True])
     (tmp_path / "apart" / "scores" / "part-0.parquet").unlink()

@@ -221,7 +221,7 @@ def test_what_no_cell_can_hold_is_cut_or_replaced(tmp_path: Path) -> None:
 def test_more_samples_than_a_worksheet_has_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = open_run(write_run(tmp_path / "run", 5))
     monkeypatch.setattr(exports, "XLSX_ROWS", 5)
-    with pytest.raises(UserError, match="5 samples, and a worksheet has 5 rows; export --to csv or parquet"):
+    with pytest.raises(UserError, match=r"5 samples\. A worksheet has 5 rows\. Use --to csv or parquet"):
         run.export("xlsx", tmp_path / "out.xlsx")
     assert not (tmp_path / "out.xlsx").exists()
 
@@ -238,7 +238,7 @@ def test_measures_are_lines_of_sample_metric_and_score(tmp_path: Path, capsysbin
         b"all\tqa\t0.5000",
     ]
     assert out.splitlines() == lines
-    assert err == b"untold: lines are qid, measure, value; what is undefined has none\n"
+    assert err == b"untold: each line is qid, measure, value. Undefined values have no line\n"
 
 
 def test_measures_of_topics_are_lines_beside_their_scores(tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_nuggets_are_lines_as_nuggetizer_writes_them(tmp_path: Path, capsysbinar
     assert main(["export", str(run), "--to", "trec_rag_nuggets"]) == 0
     said = capsysbinary.readouterr()
     (line,) = said.out.splitlines()
-    assert said.err.startswith(b"untold: 1 response is left out, some nugget of which has no assignment")
+    assert said.err.startswith(b"untold: 1 response is left out, because a nugget has no assignment")
     assert json.loads(line) == {
         "query": "q",
         "qid": "s00000",
@@ -389,7 +389,7 @@ def test_ragchecker_gets_no_list_that_lacks_a_relation(tmp_path: Path) -> None:
 
 
 def test_ragchecker_needs_the_metric(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no metric rag; score it with --metric rag first"):
+    with pytest.raises(UserError, match=r"no metric rag\. Score it with --metric rag first"):
         export(open_run(str(write_run(tmp_path / "run"))), "ragchecker", str(tmp_path / "out.json"))
 
 

@@ -200,7 +200,7 @@ def test_questions_with_several_answers_are_noted_where_rows_are_taken_one_by_on
     evaluated: MetaEvaluationRequest,
 ) -> None:
     report = (Path(evaluated.output) / "meta_evaluation.md").read_text(encoding="utf-8")
-    assert "Note: 20 rows are of 2 questions" in report
+    assert "Note: 20 rows share 2 questions" in report
 
 
 @pytest.mark.gate

@@ -121,11 +121,11 @@ def test_what_cannot_be_used_is_refused(spark: SparkSession, tmp_path: Path) -> 
     about, where = tmp_path / "wiki.jsonl", f"m ({tmp_path / 'm'}): verify_claim"
     assert str(raised.value).splitlines() == [
         f"{where}: 1 claim of {about} has several verdicts: claim_id `c00`",
-        f"{where}: 1 verdict is none of supported, contradicted, not_supported: claim_id `c01`",
-        f"{where}: 1 verdict is of no claim of {about}: claim_id `c99`",
+        f"{where}: 1 verdict is not one of supported, contradicted, not_supported: claim_id `c01`",
+        f"{where}: 1 verdict belongs to no claim of {about}: claim_id `c99`",
     ]
     write_lines(about, [{**claims[0], "label": "suported"}, *claims[1:]])
-    with pytest.raises(MetaEvaluationError, match=r"1 claim has a label that is none of supported, .*`suported`"):
+    with pytest.raises(MetaEvaluationError, match=r"1 claim has a label that is not one of supported, .*`suported`"):
         run(spark, request)
     write_lines(about, [{"claim": "c", "label": "supported"}])
     with pytest.raises(SampleError, match="no column `evidence`"):
@@ -155,9 +155,9 @@ def test_factscore_has_the_precision_of_its_labels(spark: SparkSession, data: Pa
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--metric", "e2e"], "--metric goes with --scores: the stage verify_claim judges claims"),
-        (["--format", "realsumm"], "--format realsumm goes with --dataset coverage"),
-        (["--covered", "yes"], "--covered goes with --dataset coverage"),
+        (["--metric", "e2e"], "--metric requires --scores, because the stage verify_claim judges claims"),
+        (["--format", "realsumm"], "--format realsumm requires --dataset coverage"),
+        (["--covered", "yes"], "--covered requires --dataset coverage"),
         (["--annotation-sheet", "3"], "--annotation-sheet draws from labels of responses"),
     ],
 )

@@ -120,5 +120,7 @@ def test_conflictbank_by_source_counts_what_each_context_states(
 def test_conflictbank_by_source_needs_more_than_scores(spark: SparkSession, tmp_path: Path) -> None:
     rows = [{"sample_id": f"0-{claim}-all", "metric": "qa", "score": 1.0} for claim in CLAIMS]
     request = ask(tmp_path, {"m": write_scores(tmp_path / "m", rows)}, dataset="conflictbank")
-    with pytest.raises(MetaEvaluationError, match="no table atoms, and the shares of each source are counted from it"):
+    with pytest.raises(
+        MetaEvaluationError, match="has no table atoms, which the share of each source is computed from"
+    ):
         run(spark, replace(request, input=write_bank(tmp_path / "bank.jsonl", 1)))

@@ -186,7 +186,7 @@ def test_annotators_of_one_number_have_the_kappa_of_statsmodels(spark: SparkSess
     report = run(spark, request).report
     kappa = next(row["value"] for row in rows_of(request, "meta_evaluation") if row["measure"] == "fleiss_kappa")
     assert kappa == pytest.approx(fleiss_kappa(np.array([[sum(one), 3 - sum(one)] for one in labels])))
-    assert "Note: BERTScore is left out: " in report
+    assert "Note: BERTScore is skipped: " in report
     assert "has no model.onnx and no tokenizer.json" in report
     assert not any("bert" in str(row["metric"]) for row in rows_of(request, "meta_evaluation"))
     assert "Labels that mean covered: `1`" in report
@@ -303,10 +303,10 @@ def item(**values: Any) -> Rows:
     ("rows", "options", "told"),
     [
         ([{"query": "q", "response": "r", "aspect": ["a"]}], {}, "no column `aspects` (did you mean `aspect`?) or"),
-        ([{"query": "q", "response": "r", "aspects": ["a"]}], {}, "no item has a label; give each {id, text, labels}"),
-        (item(text=None), {}, "1 sample has items that cannot be read: "),
-        (item(labels=["right"]), {}, "no label is one of covered, true, yes, 1; name those that mean covered with"),
-        (item(), {"covered": ("Yes!",)}, "no item is labelled `Yes!` (did you mean `yes`?); labels are `yes`"),
+        ([{"query": "q", "response": "r", "aspects": ["a"]}], {}, "no item has a label. Give each {id, text, labels}"),
+        (item(text=None), {}, "1 sample has items that cannot be read ("),
+        (item(labels=["right"]), {}, "no label is one of covered, true, yes, 1. Set the labels that mean covered with"),
+        (item(), {"covered": ("Yes!",)}, "no item is labelled `Yes!` (did you mean `yes`?). Labels are `yes`"),
     ],
 )
 def test_items_that_cannot_be_used_are_refused(
@@ -330,14 +330,14 @@ def test_statements_that_do_not_fit_are_refused_all_at_once(spark: SparkSession,
     about, where = tmp_path / "wiki.jsonl", f"m ({tmp_path / 'm'}): icat"
     assert str(raised.value).splitlines() == [
         f"{where}: 1 item of {about} has several statements: reference_id `f1` of sample `s00`",
-        f"{where}: 1 statement is of no item of {about}: reference_id `f9` of sample `s00`",
+        f"{where}: 1 statement belongs to no item of {about}: reference_id `f9` of sample `s00`",
     ]
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--dataset", "wikicontradict", "--covered", "yes"], "--covered goes with --dataset coverage"),
+        (["--dataset", "wikicontradict", "--covered", "yes"], "--covered requires --dataset coverage"),
         (["--dataset", "coverage", "--annotation-sheet", "3"], "--annotation-sheet draws from labels of responses"),
         (["--dataset", "coverage", "--format", "realsum"], "did you mean realsumm?"),
     ],

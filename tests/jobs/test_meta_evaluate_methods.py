@@ -158,7 +158,7 @@ def test_tiers_count_the_methods_that_call_a_reference_covered(study: MetaEvalua
     # One verdict of each model is not known, of the same reference
     assert len(tiers) == SAMPLES * REFERENCES - 1
     report = (Path(study.output) / "meta_evaluation.md").read_text()
-    assert "Note: 1 reference is of no tier: some method says nothing of it." in report
+    assert "Note: 1 reference has no tier, because a method has no result for it." in report
 
 
 def test_what_was_missed_was_no_candidate_or_not_entailed(study: MetaEvaluationRequest) -> None:
@@ -288,7 +288,7 @@ def test_a_subset_is_drawn_by_tiers_and_is_all_that_is_studied(
     for name, value in human.items():
         own = [people[key] for key in keys if key[0] == name]
         assert value == (pytest.approx(np.mean(own)) if own else None)
-    assert f"Of the subset {kind}:{size} alone." in report
+    assert f"All figures cover only the subset {kind}:{size}." in report
 
 
 def test_references_without_labels_are_counted_by_tier(spark: SparkSession, tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_references_without_labels_are_counted_by_tier(spark: SparkSession, tmp_
     write_lines(tmp_path / "wiki.jsonl", samples)
     request = ask_for(tmp_path, {"gpt": str(place)}, subset=Subset("standard", 10))
     report = run(spark, request).report
-    assert "Of the subset standard:10 alone. 10 items, none of them labelled" in report
+    assert "All figures cover only the subset standard:10. 10 items without labels" in report
     assert len(rows_of(request, "subset")) == 10
     assert sum(row["count"] for row in rows_of(request, "tiers")) == SAMPLES * REFERENCES - 1
 
@@ -340,7 +340,7 @@ def test_k_qa_has_the_figures_of_its_labels_and_its_words(spark: SparkSession, d
     ("words", "told"),
     [
         (["--dataset", "coverage", "--subset", "hard:3"], "'hard:3' is neither standard:N nor challenging:N"),
-        (["--dataset", "wikicontradict", "--subset", "standard:3"], "--subset goes with --dataset coverage"),
+        (["--dataset", "wikicontradict", "--subset", "standard:3"], "--subset requires --dataset coverage"),
     ],
 )
 def test_subsets_that_cannot_be_drawn_are_refused(

@@ -135,7 +135,7 @@ def test_a_run_is_held_against_assignments_in_nuggetizers_form(spark: SparkSessi
 
 
 def test_labels_that_are_no_assignments_are_refused(spark: SparkSession, tmp_path: Path) -> None:
-    for people, said in (("maybe", "has the label `maybe`; an assignment is one of support"), (None, "no nugget has")):
+    for people, said in (("maybe", "has the label `maybe`. An assignment is one of support"), (None, "no nugget has")):
         folder = tmp_path / str(people)
         folder.mkdir()
         places = write_study(folder, [row | {"people": people} for row in assignments()])

@@ -43,7 +43,7 @@ def test_labels_that_are_none_of_the_three_are_counted(spark: SparkSession, tmp_
     rows[0] |= {"label0": "correct", "label3": "correct", "label4": None}
     write_lines(tmp_path / "wiki.jsonl", rows)
     told = refused(spark, ask(tmp_path, {"m": write_scores(tmp_path / "m", make_scores())}))
-    assert "3 samples have a label that is none of Incorrect, Partially correct, Correct" in told
+    assert "3 samples have a label that is not one of Incorrect, Partially correct, Correct" in told
     assert "`correct` (did you mean `Correct`?) in 2, none at all in 1" in told
 
 
@@ -58,9 +58,9 @@ def test_ids_that_are_missing_on_either_side_are_counted_with_near_misses(spark:
     where, about = f"m ({wiki / 'm'})", wiki / "wiki.jsonl"
     assert told.splitlines() == [
         f"{where}: e2e: 1 sample of {about} has several scores: `0-answer0`",
-        f"{where}: e2e: 1 score is of no sample of {about}: `9-answer0`",
+        f"{where}: e2e: 1 score belongs to no sample of {about}: `9-answer0`",
         f"{where}: nli: 5 samples of {about} have no score: `1-answer0` (did you mean `1_ANSWER0`?)",
-        f"{where}: nli: 5 scores are of no sample of {about}: `1_ANSWER0`",
+        f"{where}: nli: 5 scores belong to no sample of {about}: `1_ANSWER0`",
     ]
 
 
@@ -72,15 +72,15 @@ def test_scores_that_all_failed_are_one_line(spark: SparkSession, wiki: Path) ->
 
 def test_metrics_that_are_not_there_are_named_with_the_nearest(spark: SparkSession, wiki: Path) -> None:
     request = ask(wiki, {"m": write_scores(wiki / "m", make_scores())}, metrics=("e2e", "nlli"))
-    assert "no scores of metric `nlli` (did you mean `nli`?); it has e2e, nli" in refused(spark, request)
+    assert "no scores of metric `nlli` (did you mean `nli`?). It has e2e, nli" in refused(spark, request)
 
 
 @pytest.mark.gate
 @pytest.mark.parametrize(
     ("column", "values", "told"),
     [
-        ("scor", None, "no column `score` (did you mean `scor`?); it has metric, sample_id, scor"),
-        ("score", pa.array(["high"] * 40), "the column `score` is string; give numbers from 0 to 1"),
+        ("scor", None, "no column `score` (did you mean `scor`?). It has metric, sample_id, scor"),
+        ("score", pa.array(["high"] * 40), "the column `score` is string. Give numbers from 0 to 1"),
         ("score", pa.array([2.0, -1.0] + [0.5] * 38), "2 rows have a score that is not between 0 and 1"),
         ("sample_id", pa.array([None] + ["x"] * 39), "1 row has no sample_id"),
         ("metric", pa.array([None] + ["e2e"] * 39), "the column `metric` is null in some rows"),
@@ -102,7 +102,7 @@ def test_columns_of_no_use_are_named(
 
 def test_a_folder_without_parquet_is_named(spark: SparkSession, wiki: Path) -> None:
     request = ask(wiki, {"m": str(wiki / "wiki.jsonl")})
-    assert "wiki.jsonl: no Parquet in it; give an output of untold score" in refused(spark, request)
+    assert "wiki.jsonl has no Parquet. Give an output of untold score" in refused(spark, request)
 
 
 @pytest.mark.gate
@@ -124,7 +124,7 @@ def test_a_limit_that_cuts_an_instance_is_refused(spark: SparkSession, tmp_path:
     places = {"m": write_scores(tmp_path / "m", rows)}
     request = ask(tmp_path, places, dataset="conflictbank_alone", input=str(tmp_path / "bank.jsonl"))
     told = refused(spark, replace(request, limit=13))
-    assert "1 of 2 instances lack some of their 10 samples; give --limit a multiple of 10" in told
+    assert "1 of 2 instances lack some of their 10 samples. Set --limit to a multiple of 10" in told
     assert run(spark, replace(request, limit=10)).exit_code == 0
 
 
@@ -148,15 +148,15 @@ def test_two_endpoints_of_one_model_or_folder_are_refused(tmp_path: Path) -> Non
         (["--dataset", "conflictbank", "--input", "a", *["--scores", "m=d"] * 2], "--scores names one model twice"),
         (
             ["--dataset", "wikicontradict", "--input", "a", "--scores", "qa:m=d", "--scores", "nli:m=e"],
-            "--scores gives m two folders; name the judges apart",
+            "--scores has two folders for m. Use a different name for each judge",
         ),
         (
             ["--dataset", "wikicontradict", "--input", "a", "--scores", "qa:m=d", "--scores", "org/x:free=e"],
-            "--scores METRIC:JUDGE=DIR names a judge for each metric",
+            "--scores METRIC:JUDGE=DIR sets the judge of one metric",
         ),
         (
             ["--dataset", "wikicontradict", "--input", "a", "--scores", "m=d", "--conflictbank", "alone"],
-            "--conflictbank goes with the data set conflictbank",
+            "--conflictbank requires --dataset conflictbank",
         ),
         (
             ["--dataset", "conflictbank", "--input", "a", "--scores", "m=d", "--endpoint", "vllm"],

@@ -24,5 +24,5 @@ def test_a_wheel_has_the_package_and_records_it(tmp_path: Path) -> None:
 
 def test_an_environment_that_is_edited_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(package, "_is_edited", lambda known: known.name == "pytest")
-    with pytest.raises(PackageError, match=r"^pytest: installed to be edited, which no archive can hold; make an"):
+    with pytest.raises(PackageError, match=r"^pytest: an editable installation cannot be packed\. Create a"):
         pack_environment(tmp_path / "environment.tar.gz", tmp_path / "untold.whl")

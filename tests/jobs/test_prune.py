@@ -108,7 +108,7 @@ def test_without_apply_nothing_changes_and_rows_and_bytes_are_told(
     before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
     words = ["prune", "--completion-store", str(store), "--older-than", "90d"]
     assert main(words) == 0
-    assert "nothing was removed; --apply removes these rows" in capsys.readouterr().out
+    assert "nothing was removed. --apply removes these rows" in capsys.readouterr().out
     assert {path: path.read_bytes() for path in store.rglob("*") if path.is_file()} == before
     assert main([*words, "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)
@@ -121,7 +121,7 @@ def test_without_apply_nothing_changes_and_rows_and_bytes_are_told(
 def test_an_output_that_names_no_notes_of_its_store_is_refused(store: Path, tmp_path: Path) -> None:
     output(store, tmp_path / "out" / "older", "a run without notes")
     before = names_in(store / "v1" / STAGE)
-    with pytest.raises(PruneError, match="out/older: no run of it has noted"):
+    with pytest.raises(PruneError, match="out/older: none of its runs has recorded"):
         prune(asked(store, tmp_path / "out" / "*"))
     assert names_in(store / "v1" / STAGE, "*.parquet") == [name for name in before if name.endswith(".parquet")]
     # One of another store needs nothing of this one
@@ -130,9 +130,9 @@ def test_an_output_that_names_no_notes_of_its_store_is_refused(store: Path, tmp_
 
 
 def test_a_path_without_outputs_is_refused(store: Path, tmp_path: Path) -> None:
-    with pytest.raises(PruneError, match="no output there"):
+    with pytest.raises(PruneError, match="matches no output"):
         prune(asked(store, tmp_path / "outt" / "*"))
-    with pytest.raises(PruneError, match="no completions in it"):
+    with pytest.raises(PruneError, match="has no completions"):
         prune(asked(tmp_path / "out"))
 
 

@@ -137,6 +137,6 @@ def test_no_table_is_written_over_the_samples_that_it_is_made_of(tmp_path: Path)
     request = ScoreRequest(
         input=str(given), output=str(tmp_path), metrics=("e2e",), settings=Settings(), embedded=False, overwrite=True
     )
-    with pytest.raises(OutputError, match="give another --output"):
+    with pytest.raises(OutputError, match="Give another --output"):
         score(request, Display())
     assert given.read_bytes() == b"answers"

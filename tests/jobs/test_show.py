@@ -264,7 +264,7 @@ def test_a_failed_sample_says_what_failed_and_draws_nothing(
     assert show(ShowRequest(str(folder), "one", picture=str(folder / "p.svg"))) == []
     lines = lines_of(capsys)
     assert "failed: extract_atoms (3): timeout: late" in lines
-    assert lines[-1] == "no picture: there is nothing to draw"
+    assert lines[-1] == "no picture, because there is nothing to draw"
 
 
 def test_no_text_of_a_run_reaches_the_terminal_as_control(
@@ -342,7 +342,7 @@ def test_a_picture_of_another_ending_is_refused_before_anything_is_read(tmp_path
 
 def test_a_picture_that_cannot_be_written_is_told(make_run: MakeRun, tmp_path: Path) -> None:
     target = str(tmp_path / "no folder" / "p.svg")
-    assert f"{target}: cannot be written" in error_of(ShowRequest(str(make_run(**NLI)), "one", picture=target))
+    assert f"{target} cannot be written" in error_of(ShowRequest(str(make_run(**NLI)), "one", picture=target))
 
 
 def test_a_run_that_has_not_ended_is_refused(make_run: MakeRun) -> None:

@@ -89,11 +89,11 @@ def test_missing_references_come_with_their_candidates(run: Path, capsys: pytest
         "?   2  Ingmar Bergman",
         "not judged, found by words (J 0.30, L 0.20): Ten �[2J",
         "3  Agnès Varda",
-        "nothing is near it",
+        "no fact is near it",
         "covered: 1 reference",
         "4  Richard Boleslavsky",
         "fact: Ryszard Boleslawski",
-        "of no reference: 2 facts",
+        "without a reference: 2 facts",
         "fact: Steve McQueen, an actor",
         "fact: Ten �[2J",
     ]

@@ -93,7 +93,7 @@ def test_aspects_claims_and_chunks_are_shown(run: Path, capsys: pytest.CaptureFi
         "claim: She lives in France.",
         "d#0: This is �[2Jd#0.",
         "d#2: This is �[2Jd#2.",
-        "grounded, but of no aspect: 1 claim",
+        "grounded, but without an aspect: 1 claim",
         "claim: She likes tea.",
         "d#1: This is �[2Jd#1.",
         "not grounded: 3 claims",

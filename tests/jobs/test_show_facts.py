@@ -108,7 +108,7 @@ def test_missing_facts_then_contradicted_claims_then_the_rest(output: Path, caps
         "covered: 1 fact",
         *("4  She sails. (weight 0.80)", "stated in context 1", "claim: She sails a boat."),
         "1 more that an answer need not give (importance.min_weight, importance.top_k)",
-        "of no fact: 2 claims",
+        "without a fact: 2 claims",
         *("not supported: She knits.", "not judged: She reads."),
     ]
     assert Path(picture).read_bytes().startswith(b"<?xml")

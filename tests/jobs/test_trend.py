@@ -47,7 +47,7 @@ def test_tables_picture_and_json_say_what_changed(nights: Path, tmp_path: Path, 
     code, out, err = trend(nights)
     assert (code, err) == (0, "")
     assert "2026-11-19, =b is lower by 0.350 (" in out
-    assert "fall: =b under e2e, 2026-11-19: by more than 0.05 beyond chance" in out
+    assert "fall: =b under e2e, 2026-11-19, by more than 0.05 beyond chance" in out
     folder = tmp_path / "trend"
     points, changes, moved = (
         pq.read_table(folder / f"{name}.parquet").to_pylist() for name in ("trend", "changes", "moved")
@@ -142,11 +142,11 @@ def test_no_date_is_an_error_and_one_is_a_line(nights: Path, tmp_path: Path, tre
     code, out, err = trend(tmp_path / "nowhere")
     assert (code, out) == (1, "")
     assert err.splitlines()[-1].endswith(
-        "no finished output of untold score with a date; give outputs of untold nightly: 'nightly/*'"
+        "no finished output of untold score has a date. Give outputs of untold nightly: 'nightly/*'"
     )
     code, out, err = trend(nights / "2026-11-17")
     assert code == 0
-    assert "one date, 2026-11-17: there is none to compare it with" in err
+    assert "2026-11-17 is the only date, so there is no comparison" in err
     assert "no change is more than chance" in out
 
 

@@ -39,7 +39,7 @@ def test_a_metric_is_added_whichever_way_it_is_asked_for(
 
     added = run_here(server, path, output, "--metric", "nli", settings=settings)
     assert added.code == 0, added.err
-    assert f"{output} has e2e already, and keeps it" in added.err
+    assert f"{output} already has e2e, which stays unchanged" in added.err
     assert rows_of(output, "e2e") == e2e
     assert {row["status"] for row in rows_of(output, "nli")["scores"]} == {"ok"}
     assert server.count("summarise_context") + server.count("evaluate_coverage") == paid

@@ -56,7 +56,8 @@ def test_batches_give_the_tables_of_calls_at_half_the_price(
     assert (first.code, read_manifest(output)["status"]) == (7, "batched"), first.err
     assert "at most 2 rounds of batches, one a stage, each within 24 hours" in first.err
     assert (
-        f"requests wait in batches; see: untold batches {output}/completions, later continue with: untold" in first.err
+        f"requests wait in batches. See `untold batches {output}/completions`, and later continue with: untold"
+        in first.err
     )
     assert {row["status"] for row in read_table(output, "scores")} == {"budget"}
     asked = server.count()
@@ -144,7 +145,7 @@ def test_an_interrupted_run_names_its_batches_and_the_next_pays_nothing(
     os.kill(run.pid, signal.SIGINT)
     ended = run.wait()
     assert (ended.code, read_manifest(output)["status"]) == (130, "interrupted"), ended.err
-    assert "these batches go on, and the next start takes their answers: batch_1" in ended.err
+    assert "these batches continue, and the next start reads their completions: batch_1" in ended.err
     last = run_here(server, samples, output, settings=BATCH)
     assert last.code == 0, last.err
     assert 0 < asked < server.count() == count_distinct(SAMPLES)

@@ -127,7 +127,7 @@ def test_a_disk_that_stays_full_ends_the_run_with_how_many_answers_are_lost(
     assert (ended.code, written > 0, lost > 0) == (1, True, True), ended.err
     told = f"(No space left on device); {lost} answer{'s are' if lost > 1 else ' is'} lost and will be paid for again"
     assert told in ended.err.splitlines()[-1]
-    assert "what was answered is kept" not in ended.err
+    assert "the completions are kept" not in ended.err
     disk.empty()
     server.reset()
     assert run_here(server, path, output, settings=settings).code == 0
@@ -225,7 +225,7 @@ def test_a_sample_that_is_lost_between_the_steps_is_no_finished_run(
     monkeypatch.setattr("untold.jobs.score.score_samples", lose_one)
     ended = run_here(server, path, output, settings=SETTINGS)
     assert (ended.code, read_manifest(output)["status"]) == (1, "failed")
-    assert "the table scores has 39 rows, and 40 samples by 1 metric need 40; rows were lost" in ended.err
+    assert "the table scores has 39 rows, and 40 samples by 1 metric need 40. Rows were lost" in ended.err
     monkeypatch.undo()
     paid = server.count()
     ended = run_here(server, path, output, settings=SETTINGS)

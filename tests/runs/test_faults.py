@@ -226,8 +226,8 @@ def test_a_run_whose_requests_all_fail_says_why_at_each_start(
         ended = run_here(server, path, output, settings=settings)
         assert ended.code == 4, ended.err
         assert ended.err.splitlines()[-1] == (
-            "untold: every request of evaluate_coverage failed (4 of 4); "
-            "the most frequent error, 2 times: http_413: HTTP 413"
+            "untold: every request of evaluate_coverage failed (4 of 4). "
+            "The most frequent error (2 times): http_413: HTTP 413"
         )
     assert server.count() == 4
 

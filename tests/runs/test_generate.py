@@ -160,7 +160,7 @@ def test_a_closed_book_without_contexts_is_refused_before_any_call(
     questions = write_samples(tmp_path / "longfact-objects_rain.jsonl", [{"prompt": "What is rain?", "canary": "c"}])
     ended = generate(server, questions, tmp_path / "out", "--format", "longfact", "--closed-book")
     assert (ended.code, server.count(), len(ended.err.splitlines())) == (1, 0, 1), ended.err
-    assert f"{questions}: no question has contexts to leave out; run it without --closed-book" in ended.err
+    assert f"{questions}: no question has contexts. Run without --closed-book" in ended.err
 
 
 def check_samples(output: Path) -> None:
@@ -260,6 +260,6 @@ def test_questions_of_eli5_category_get_their_contexts(
     flags = ("--format", "eli5_category", "--contexts", str(contexts))
     ended = generate(server, questions, tmp_path / "out", *flags)
     assert (ended.code, server.count()) == (0, 4), ended.err
-    assert f"2 of 4 questions have no contexts in {contexts}: left out" in ended.err
+    assert f"2 of 4 questions skipped (no contexts in {contexts})" in ended.err
     said = {row["sample_id"]: row["response"] for row in read_table(tmp_path / "out", "samples")}
     assert said == {f"q{n}:{system}": f"Fact {n}." for n in (1, 3) for system in SYSTEMS}

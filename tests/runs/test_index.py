@@ -76,7 +76,7 @@ def test_an_index_is_made_searched_and_grown(run_here: RunHere, server: ModelSer
     assert server.count("embed_text") == texts + 1
     again = run_here.command(words("search", server, *found))
     assert again.code == 0, again.err
-    assert "Nothing to do; results unchanged" in again.out, again.out
+    assert "Nothing to do. The results are unchanged" in again.out, again.out
 
     grown = {**CORPUS, "new": "a wholly new one"}
     del grown["doc-001"]
@@ -94,7 +94,7 @@ def test_an_index_is_made_searched_and_grown(run_here: RunHere, server: ModelSer
     one = words("search", server, "--index", place, "--query", "of another kind", "--json")
     elsewhere = run_here.command([*one, "--set", "spark.master=spark://host:7077"])
     assert (elsewhere.code, elsewhere.err.count("\n")) == (1, 1)
-    assert "spark.master is spark://host:7077; use --queries and --output" in elsewhere.err
+    assert "spark.master is spark://host:7077. Use --queries and --output" in elsewhere.err
     stopped = run_here.command([*one, "--set", "budget.max_calls=0"])
     assert (stopped.code, stopped.out) == (3, ""), stopped.err
     assert "the budget is used up" in stopped.err.splitlines()[-1]
@@ -102,7 +102,7 @@ def test_an_index_is_made_searched_and_grown(run_here: RunHere, server: ModelSer
     other = words("search", server, "--index", place, "--query", "a", "--set", "embeddings.query_prefix=ask: ")
     refused = run_here.command(other)
     assert (refused.code, refused.err.count("\n")) == (1, 1)
-    assert "was made with another embedding model" in refused.err
+    assert "was built with another embedding model" in refused.err
     fewer = index(run_here, server, corpus, place, "--set", "index.chunk_overlap=4")
     assert fewer.code == 1
     assert "other settings (index.chunk_overlap)" in fewer.err
@@ -131,7 +131,7 @@ def test_a_corpus_of_no_use_is_one_line(
     ("row", "stage", "told"),
     [
         ({"id": "", "contents": "x"}, "input", "no document of the corpus has a word"),
-        ({"id": "a", "contents": "poison"}, "embed_text", "no text of the corpus could be embedded"),
+        ({"id": "a", "contents": "poison"}, "embed_text", "because no text of the corpus could be embedded"),
     ],
 )
 def test_a_corpus_of_failures_alone_is_written_as_failures(
@@ -151,7 +151,7 @@ def test_a_corpus_of_failures_alone_is_written_as_failures(
 def test_a_folder_without_an_index_is_refused(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
     ended = run_here.command(words("search", server, "--index", tmp_path, "--query", "a"))
     assert ended.code == 1
-    assert f"{tmp_path} has no index; build one with: untold index" in ended.err
+    assert f"{tmp_path} has no index. Build one with untold index" in ended.err
 
 
 @pytest.mark.slow

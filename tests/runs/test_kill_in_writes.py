@@ -213,7 +213,7 @@ def test_an_answering_process_that_is_killed_as_a_segment_is_written_ends_the_ru
     paid_twice = unwritten_at_a_stop(job)
     assert ended.code == 1
     assert "the answering process ended with code -9" in ended.err.splitlines()[-1]
-    assert "what was written is kept" in ended.err.splitlines()[-1]
+    assert "the stored completions are kept" in ended.err.splitlines()[-1]
     for part in job.leftovers():
         os.utime(part, (0, 0))
     check_whole(job, run_here(job.server, job.samples, job.output, settings=SETTINGS), paid_twice)

@@ -61,7 +61,7 @@ def test_two_models_are_run_continued_and_set_side_by_side(
     ended = meta_evaluate(run_here, tmp_path, "--output", str(output), *endpoints, **{"budget.max_calls": 6})
     assert ended.code == 3, ended.err
     assert "the budget is used up after 6 calls" in ended.err
-    assert "continue with: untold meta-evaluate" in ended.err
+    assert "ontinue with: untold meta-evaluate" in ended.err
     assert read_manifest(output)["status"] == "budget"
     assert not (output / "meta_evaluation").exists()
     assert not (output / "runs" / MODELS[1]).exists()
@@ -121,13 +121,13 @@ def test_claims_are_verified_by_two_models_and_what_they_said_can_be_read_again(
         words += ["--set", f"{key}={value}"] if key != "llm.model" else []
     ended = run_here.command([*words, *endpoints, "--set", "budget.max_calls=2"])
     assert ended.code == 3, ended.err
-    assert "continue with: untold meta-evaluate" in ended.err
+    assert "ontinue with: untold meta-evaluate" in ended.err
     assert read_manifest(output)["status"] == "budget"
     ended = run_here.command([*words, *endpoints])
     assert ended.code == 0, ended.err
     # A claim without evidence is not supported, unasked; what was answered before the budget ended it is kept
     assert server.count("verify_claim") == server.count() == 6
-    assert "1 claim has no evidence: not supported, unasked" in ended.err
+    assert "1 claim has no evidence and count as not supported" in ended.err
     found = {(row["model"], row["measure"]): row for row in read_table(output, "meta_evaluation")}
     assert [found[model, "accuracy"]["value"] for model in MODELS] == [1, 1]
     place = output / "runs" / MODELS[1] / "claims"
@@ -149,7 +149,7 @@ def test_two_prompts_of_a_model_are_run_and_compared(run_here: RunHere, server: 
         words += ["--set", f"{key}={value}"] if key != "prompts_dir" else []
     refused = run_here.command([*words, "--set", f"prompts_dir={SETTINGS['prompts_dir']}"])
     assert refused.code == 1
-    assert "e2e would ask fake-model the same under both; prompts differ for check_coverage" in refused.err
+    assert "e2e would send fake-model equal prompts under both. They differ for check_coverage" in refused.err
     ended = run_here.command(words)
     assert ended.code == 0, ended.err
     # Responses are judged under each set

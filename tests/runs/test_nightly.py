@@ -152,7 +152,7 @@ def test_a_week_of_nights(nights: Nights) -> None:
         required = nights.run(*span(17, 20), "--require-input")
         assert required.code == 1
         assert "untold: 2026-11-19: " in required.err
-        assert "no such file" in required.err
+        assert "does not exist" in required.err
     assert snapshot(nights.folder / "out") == before
 
     # Rows that came late wait for --refresh, and cost what is new of them
@@ -161,7 +161,7 @@ def test_a_week_of_nights(nights: Nights) -> None:
         changed = nights.run(*day(17))
         assert changed.code == 0
         assert changed.out.startswith("2026-11-17: done, 10 samples, e2e 0.")
-        assert changed.out.endswith(", its input has changed since; --refresh takes it up\n")
+        assert changed.out.endswith(", its input has changed since then. --refresh scores the changed input\n")
     paid = nights.server.count()
     code, found = nights.ask(*span(17, 20), "--refresh")
     assert (code, {name: row["status"] for name, row in found.items()}) == (
@@ -306,7 +306,7 @@ def test_a_sentinel_is_asked_once_a_night_and_within_its_budget(nights: Nights) 
     code, found = nights.ask(*day(19), **given, **{"budget.max_calls": most})
     assert (code, found["2026-11-19"]["status"], nights.server.count() - paid) == (3, "budget", most)
     missing = nights.run(*day(19), "--overwrite", **{"nightly.sentinel": "/nowhere.jsonl"})
-    assert (missing.code, "untold: 2026-11-19: nightly.sentinel: /nowhere.jsonl: no such file" in missing.err) == (
+    assert (missing.code, "untold: 2026-11-19: nightly.sentinel: /nowhere.jsonl does not exist" in missing.err) == (
         1,
         True,
     )

@@ -153,7 +153,7 @@ def test_show_lists_nuggets_by_their_support(run_here: RunHere, job: NuggetsJob)
     assert ended.code == 0, ended.err
     for nugget in one.nuggets:
         assert not nugget.kept or f"({nugget.importance}" in ended.out
-    assert "supported: 1 nugget, vital ones first" in ended.out or one.counts[0] > 1
+    assert "supported: 1 nugget, vital nuggets first" in ended.out or one.counts[0] > 1
 
 
 @pytest.mark.slow

@@ -104,6 +104,6 @@ def test_failures_of_an_earlier_start_are_named_with_the_option_that_sends_them(
     calls = server.count()
     again = run_here(server, path, tmp_path / "out")
     assert (again.code, server.count()) == (4, calls)
-    assert "of earlier starts: not sent again without --retry-failed" in again.err
+    assert "of earlier starts, not sent again without --retry-failed" in again.err
     server.configure(answer="e2e", rules=[])
     assert run_here(server, path, tmp_path / "out", "--retry-failed").code == 0

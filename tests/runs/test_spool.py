@@ -40,7 +40,7 @@ KEY = "sk-a-key-that-no-spool-has-1234567890"
 
 
 def words(spool: Path) -> str:
-    return f"requests wait in a spool; run: untold answer {spool}, then continue with: untold score "
+    return f"requests wait in a spool. Run `untold answer {spool}`, then continue with: untold score "
 
 
 def ids_in(folder: Path) -> list[str]:
@@ -254,5 +254,5 @@ def test_a_cluster_whose_nodes_do_not_share_the_spool_is_asked_nothing(
     monkeypatch.setattr("untold.jobs.answer.visit_nodes", visit_elsewhere)
     ended = run_here.command(["answer", spool, "--ray-address", "ray-head:6379"])
     assert ended.code == 1
-    assert f"untold: {spool} is not shared by the Ray node n: it does not see what the driver" in ended.err
+    assert f"untold: {spool} is not shared by the Ray node n: it does not see the file that the driver" in ended.err
     assert server.count() == 0

@@ -86,8 +86,8 @@ def completions_of(store: Path) -> list[Row]:
 @pytest.mark.parametrize(
     ("kind", "said", "more"),
     [
-        ("refused", "a schema is refused", 1),
-        pytest.param("empty", "no answer stands in its place", 5, marks=slow),
+        ("refused", "the endpoint refuses a schema", 1),
+        pytest.param("empty", "completions with a schema have no content", 5, marks=slow),
         pytest.param("ignored", "ignored", 0, marks=slow),
     ],
 )

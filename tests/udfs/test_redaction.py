@@ -50,7 +50,7 @@ def test_a_key_of_a_known_kind_goes_without_a_name() -> None:
         "check the key: OPENAI_API_KEY (llm.api_key_env) is not set",
         "OPENAI_API_KEY: not set in the environment, and the endpoint openai needs its key (llm.api_key_env)",
         "untold score --input a.jsonl --output out --set llm.api_key_env=MINE --set llm.max_tokens=9",
-        "set RAY_AUTH_MODE=token where the cluster asks for a token",
+        "Set RAY_AUTH_MODE=token if the cluster requires a token",
         "http://127.0.0.1:8000/v1/a@b: HTTP 401 (invalid_api_key)",
         "extract_atoms: 5 / 60, 3.0 calls/s, 4,000 tokens, cost 0.0100, 0:05 left",
         '{"prompt_tokens": 12, "metric": "e2e", "tokens_estimated": false}',

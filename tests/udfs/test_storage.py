@@ -100,7 +100,7 @@ def test_a_relative_place_is_the_same_in_every_process(tmp_path: Path, monkeypat
 
 
 def test_a_scheme_that_nobody_knows_is_named() -> None:
-    with pytest.raises(PlaceError, match=r"nope://bucket: unknown scheme nope:; give a local path"):
+    with pytest.raises(PlaceError, match=r"nope://bucket has the unknown scheme nope. Give a local path"):
         StoragePath("nope://bucket/out").entries()
 
 

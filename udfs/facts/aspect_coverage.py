@@ -60,7 +60,7 @@ def read_qrels(path: str) -> Iterator[Annotation]:
                 if relevant:
                     yield Annotation(*named)
     except READ_ERRORS as error:
-        raise QrelsError(f"{path}: cannot be read ({type(error).__name__}); check icat.qrels") from error
+        raise QrelsError(f"{path} cannot be read ({type(error).__name__}). Check icat.qrels") from error
 
 
 def is_json(path: str) -> bool:
@@ -103,7 +103,7 @@ def _of_json(line: str) -> list[str]:
 
 def _expected(path: str) -> str:
     form = f"a JSON object with {', '.join(NAMES)}" if is_json(path) else "topic subtopic document relevance"
-    return f"not of the form `{form}`; mend the line, or check icat.qrels"
+    return f"not in the format `{form}`. Fix the line, or check icat.qrels"
 
 
 FACT, COVERAGE, ICAT, CLAIMS = MEASURES = ("s_fact", "s_coverage", "icat", "claims")

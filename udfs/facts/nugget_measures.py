@@ -59,12 +59,12 @@ def read_nuggets(path: str) -> Iterator[dict[str, Any]]:
                 except (ValueError, LookupError, TypeError, RecursionError):
                     name = nuggets = None
                 if not name or nuggets is None or name in seen:
-                    why = "has a qid that stands above" if name in seen else "is no object of qid and nuggets"
-                    raise NuggetsError(f"{path}: line {number} {why}; mend the line, or check nuggets.file")
+                    why = "repeats a qid" if name in seen else "is not an object with qid and nuggets"
+                    raise NuggetsError(f"{path}: line {number} {why}. Fix the line, or check nuggets.file")
                 seen.add(name)
                 yield {"query_id": name, TOPIC: text_of(row.get("query")), OF_TOPIC: nuggets}
     except READ_ERRORS as error:
-        raise NuggetsError(f"{path}: cannot be read ({type(error).__name__}); check nuggets.file") from error
+        raise NuggetsError(f"{path} cannot be read ({type(error).__name__}). Check nuggets.file") from error
 
 
 def digest_of_nuggets(path: str) -> str:

@@ -308,4 +308,4 @@ def heard() -> Iterator[None]:
     except BROKEN_STREAMS as error:
         raise BatchError(Answer(error_type="bad_body", error="the endpoint's answer broke off")) from error
     except (OpenAIError, AttributeError, TypeError, ValueError, LookupError) as error:
-        raise BatchError(Answer(error_type="bad_body", error="the endpoint's answer is no batch or file")) from error
+        raise BatchError(Answer(error_type="bad_body", error="the endpoint's answer is not a batch or file")) from error

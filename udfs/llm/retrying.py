@@ -158,7 +158,7 @@ CHECK = "check key, {address} and {section}.model"
 CREDIT = "add credit to the account, or raise its quota"
 NO_SCHEMA = "it takes no schema in this form, set llm.structured to auto or off"
 NO_TOOLS = "it takes no tools, set qa.quantity_tool to resolve or none"
-_LEARN = "a run with llm.backend=process learns how to send it"
+_LEARN = "a run with llm.backend=process finds the accepted parameters"
 # By the parameter or topic that an error names
 _REMEDIES = {
     "temperature": f"set llm.temperature to null, or to a value that the model accepts; {_LEARN}",

@@ -206,7 +206,7 @@ def _read(place: StoragePath, make: Callable[[Any], Given]) -> Given | None:
             if senseless == 2:
                 return None
             if last:
-                raise OSError(f"{place} cannot be read ({error}): mend its disk or move it out of the store") from error
+                raise OSError(f"{place} cannot be read ({error}). Repair its disk, or move it elsewhere") from error
     return None
 
 

@@ -80,8 +80,8 @@ def check_variables(source: str, allowed: tuple[str, ...], *, api: str = "chat",
         unknown |= {one.name: one.lineno for one in tree.find_all(nodes.Name) if one.name in wrong - unknown.keys()}
     if unknown:
         raise PromptError(
-            f"{name} line {min(unknown.values())}: unknown variable {', '.join(sorted(unknown))}; "
-            f"the stage has {', '.join(allowed)}"
+            f"{name} line {min(unknown.values())}: unknown variable {', '.join(sorted(unknown))}. "
+            f"The stage has {', '.join(allowed)}"
         )
 
 

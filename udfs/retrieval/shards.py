@@ -309,8 +309,8 @@ class Shard:
             yield
         except _UNREADABLE as error:
             raise DamagedShardError(
-                f"the shard {self._folder} is damaged ({type(error).__name__}); "
-                "remove this folder and start untold index again: no text is embedded twice"
+                f"the shard {self._folder} is damaged ({type(error).__name__}). "
+                "Remove this folder and start untold index again (no text is embedded twice)"
             ) from error
 
 
@@ -342,9 +342,9 @@ def _check_files(folder: str, facts: ShardFacts) -> None:
     for name, (size, digest) in facts.files.items():
         path = os.path.join(folder, name)
         if os.path.getsize(path) != size:
-            raise ValueError(f"{name} has not its size")
+            raise ValueError(f"{name} has the wrong size")
         if size <= CHECKED_BYTES and _describe_file(path)[1] != digest:
-            raise ValueError(f"{name} has not its digest")
+            raise ValueError(f"{name} has the wrong digest")
 
 
 def write_dead(folder: str, shard: str, positions: Integers) -> str:
@@ -364,8 +364,8 @@ def read_dead(path: str) -> Integers:
             raise ValueError("not its digest")
     except _UNREADABLE as error:
         raise DamagedShardError(
-            f"{path}, which says what of a shard counts no more, is damaged ({type(error).__name__}); "
-            "start untold index again with --overwrite: no text is embedded twice"
+            f"the list of removed documents {path} is damaged ({type(error).__name__}). "
+            "Start untold index again with --overwrite (no text is embedded twice)"
         ) from error
     return np.frombuffer(content, "<i4").astype(np.int32)
 

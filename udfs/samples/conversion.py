@@ -187,7 +187,7 @@ def _text_column(name: str, value: Any, problems: list[str]) -> str | None:
     if name == "response":
         value = _joined(value)
     if isinstance(value, list | dict):
-        problems.append(f"{name} is no text")
+        problems.append(f"{name} is not a text")
         return None
     text = text_of(value)
     if text is None:
@@ -228,7 +228,7 @@ def normalise_contexts(value: Any) -> list[dict[str, str]]:
         raise ValueError("contexts is null")
     if isinstance(value, str):
         if not value.strip():
-            raise ValueError("contexts is an empty text; give [] where there are none")
+            raise ValueError("contexts is an empty text. Give [] for no contexts")
         value = [value]
     elif isinstance(value, dict) and isinstance(value.get("text"), list):
         value = _items_of_lists(value)
@@ -240,7 +240,7 @@ def _kind_of(context: Any, place: int) -> dict[str, str]:
     """The kind of a context's source, where it says one."""
     kind = context.get("kind") if isinstance(context, dict) else None
     if isinstance(kind, list | dict):
-        raise ValueError(f"kind of context {place} is no text")
+        raise ValueError(f"kind of context {place} is not a text")
     named = text_of(finite(kind))
     return {"kind": named} if named else {}
 
@@ -282,7 +282,7 @@ def items_of_text(value: Any, column: str) -> Any:
             kind = "list of objects" if mapped == OF_OBJECTS else "list"
             raise ValueError(f"{column} is a Python {kind}, not JSON; write the file again after {mended}") from None
         if column not in ONE_TEXT or text.lstrip().startswith(JSON_BEGINNINGS):
-            raise ValueError(f"{column} is no JSON list") from None
+            raise ValueError(f"{column} is not a JSON list") from None
         return text
     if isinstance(found, str) and (found.lstrip().startswith(JSON_IN_JSON) or way_to_json(found) is not None):
         return items_of_text(found, column)

@@ -157,7 +157,7 @@ def _answer(record: FileRecord) -> tuple[Any, ...]:
     missing = [name for name in COLUMNS if name not in values]
     if missing:
         parts = ", ".join(f"`{name}`{aside(near_misses(name, values))}" for name in missing)
-        raise UnreadableFileError(f"no column {parts}; give NLI_medical_annotator.csv as it is published")
+        raise UnreadableFileError(f"no column {parts}. Give NLI_medical_annotator.csv as published")
     return tuple(values[name] for name in COLUMNS[:3])
 
 
@@ -261,7 +261,7 @@ def read_system(unit: Unit) -> Iterator[FileRecord]:
     for name, lines in zip(names, columns, strict=True):
         if len(lines) != len(columns[0]):
             raise UnreadableFileError(
-                f"{name} has {len(lines):,} lines and {names[0]} {len(columns[0]):,}; give the data set whole"
+                f"{name} has {len(lines):,} lines and {names[0]} {len(columns[0]):,}. Give the whole data set"
             )
     for row in zip(*columns, strict=True):
         yield _realsumm_record(system, *row)
@@ -321,7 +321,7 @@ def read_topics(unit: Unit) -> Iterator[FileRecord]:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
         line, _ = error.position
-        raise UnreadableFileError(f"no XML of topics (line {line}); give the files of NIST as they are") from error
+        raise UnreadableFileError(f"no XML of topics (line {line}). Give the unchanged files of NIST") from error
     for topic in root.iter("topic"):
         yield _trec_web_record(topic)
 
@@ -364,7 +364,7 @@ def read_results(unit: Unit) -> Iterator[FileRecord]:
         value = None
     results = value.get(RESULTS) if isinstance(value, dict) else None
     if not isinstance(results, list):
-        raise UnreadableFileError("no JSON object with a list `results`; give a file of RAGChecker as it is")
+        raise UnreadableFileError("no JSON object with a list `results`. Give an unchanged file of RAGChecker")
     for row, result in enumerate(results, start=1):
         yield _ragchecker_record(result, row)
 

@@ -98,7 +98,7 @@ def describe_break(error: Exception) -> str:
         return str(error)
     if isinstance(error, UnicodeDecodeError):
         return f"is not {error.encoding.upper()} throughout; give another --encoding"
-    return f"cannot be read to its end ({type(error).__name__}); replace the file or check its rights"
+    return f"cannot be read completely ({type(error).__name__}); replace the file or check its permissions"
 
 
 @dataclass(frozen=True)
@@ -317,7 +317,7 @@ class _ArrayReader:
         except json.JSONDecodeError as error:
             if error.msg.startswith("Unterminated") or error.pos > len(self.buffer) - LONGEST_TOKEN:
                 return None, len(self.buffer)
-            raise UnreadableFileError(f"{element} is no JSON") from None
+            raise UnreadableFileError(f"{element} is not JSON") from None
         except ValueError:
             raise UnreadableFileError(f"{element} has too long a number") from None
 
@@ -388,7 +388,7 @@ def _header(rows: Iterator[list[str]]) -> list[str]:
         # Excel may write a line with the delimiter before the header
         names = column_names(next((row for row in rows if row and not _names_delimiter(row)), []))
     except csv.Error as error:
-        raise UnreadableFileError(f"the header is no CSV ({error})") from None
+        raise UnreadableFileError(f"the header is not CSV ({error})") from None
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise UnreadableFileError(f"the header has {', '.join(f'`{name}`' for name in repeated)} twice; rename one")
@@ -413,7 +413,7 @@ def _read_csv(unit: Unit) -> Iterator[FileRecord]:
                 # the file.
                 raw = "".join(taken)
                 # Spark writes quotes in cells so, which RFC 4180 doubles
-                way = "; write quotes doubled (of Spark: option('escape', '\"'))" if '\\"' in raw else ""
+                way = ". Write quotes doubled (in Spark, option('escape', '\"'))" if '\\"' in raw else ""
                 if "end of data" in str(error):
                     raise UnreadableFileError(f"a quote in the record at line {begins} never ends{way}") from None
                 yield FileRecord(problem=f"broken CSV quoting{way}", raw=raw, row=begins)

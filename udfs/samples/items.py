@@ -76,7 +76,7 @@ def items_of_json(text: str | None) -> list[Item]:
     try:
         value = load_json(text)
     except (ValueError, RecursionError):
-        raise ValueError("items is no JSON list") from None
+        raise ValueError("items is not a JSON list") from None
     return [] if value is None else read_items(value, "item")
 
 
@@ -98,7 +98,7 @@ def named_texts(value: Any, one: str) -> list[tuple[int, str, str, Any]]:
     Raises ValueError that says what is wrong, without the text; `one` is what an item is called there.
     """
     if not isinstance(value, list):
-        raise ValueError(f"{one}s is no list")
+        raise ValueError(f"{one}s is not a list")
     found: list[tuple[int, str, str, Any]] = []
     seen: dict[str, int] = {}
     for position, item in enumerate(value, start=1):
@@ -141,7 +141,7 @@ def _item(name: str, text: str, item: Any, where: str) -> Item:
     known: Mapping[str, Any] = item if isinstance(item, dict) else {}
     anchor = finite(known.get("anchor"))
     if isinstance(anchor, list | dict):
-        raise ValueError(f"anchor of {where} is no text")
+        raise ValueError(f"anchor of {where} is not a text")
     covered_by = _texts(known.get("covered_by"), f"covered_by of {where}")
     if covered_by is not None and None in covered_by:
         raise ValueError(f"covered_by of {where} has a null")
@@ -178,7 +178,7 @@ def _texts(value: Any, what: str) -> tuple[str | None, ...] | None:
         return None
     several = value if isinstance(value, list) else [value]
     if any(isinstance(one, list | dict) for one in several):
-        raise ValueError(f"{what} are no texts")
+        raise ValueError(f"{what} are not texts")
     return tuple(text_of(finite(one)) for one in several)
 
 
@@ -191,7 +191,7 @@ def _weight(value: Any, where: str) -> float | None:
     except (ValueError, OverflowError):
         weight = math.nan
     if not math.isfinite(weight):
-        raise ValueError(f"weight of {where} is no finite number")
+        raise ValueError(f"weight of {where} is not a finite number")
     return weight
 
 
@@ -236,19 +236,19 @@ def normalise_checks(value: Any) -> dict[str, Any] | None:
     if finite(value) is None:
         return None
     if not isinstance(value, dict):
-        raise ValueError("claim_checks is no object")
+        raise ValueError("claim_checks is not an object")
     found: dict[str, Any] = {}
     for claims, whole, retrieved in FIELDS.values():
         found[claims] = _claims(value.get(claims), claims)
         found[whole] = _labels(value.get(whole), whole)
         rows = value.get(retrieved)
         if rows is not None and not isinstance(rows, list):
-            raise ValueError(f"{retrieved} is no list")
+            raise ValueError(f"{retrieved} is not a list")
         found[retrieved] = None if rows is None else [_labels(row, retrieved) or [] for row in rows]
         for name in (whole, retrieved):
             count, wanted = len(found[name] or ()), len(found[claims] or ())
             if found[name] is not None and count != wanted:
-                raise ValueError(f"the length of {name} is {count:,}, and that of {claims} {wanted:,}")
+                raise ValueError(f"{name} has the length {count:,}, but {claims} has {wanted:,}")
         if found[claims] is None:
             # Relations of no claims say nothing of those that will be extracted
             found[whole] = found[retrieved] = None
@@ -260,7 +260,7 @@ def check_contexts(checks: Checks, contexts: Sequence[Any]) -> str | None:
     for name in ("retrieved2response", "retrieved2answer"):
         for row in (checks or {}).get(name) or ():
             if len(row) != len(contexts):
-                return f"the length of a row of {name} is {len(row):,}, and that of contexts {len(contexts):,}"
+                return f"a row of {name} has the length {len(row):,}, but contexts has {len(contexts):,}"
     return None
 
 
@@ -280,10 +280,10 @@ def _claims(value: Any, what: str) -> list[str] | None:
     if finite(value) is None:
         return None
     if not isinstance(value, list):
-        raise ValueError(f"{what} is no list")
+        raise ValueError(f"{what} is not a list")
     texts = [" ".join(map(str, one)) if isinstance(one, list) else text_of(one) for one in value]
     if any(text is None for text in texts) or any(isinstance(one, dict) for one in value):
-        raise ValueError(f"{what} holds what is no text")
+        raise ValueError(f"{what} has an item that is not a text")
     return [text for text in texts if text is not None]
 
 
@@ -291,7 +291,7 @@ def _labels(value: Any, what: str) -> list[str | None] | None:
     if value is None:
         return None
     if not isinstance(value, list):
-        raise ValueError(f"{what} is no list")
+        raise ValueError(f"{what} is not a list")
     labels = [None if finite(one) is None else str(one).lower() for one in value]
     if any(label not in (*LABELS, ABSTAIN, None) for label in labels):
         raise ValueError(f"{what} has a relation that is none of {', '.join(LABELS)}")

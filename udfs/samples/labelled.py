@@ -35,7 +35,7 @@ def read_claims(unit: Unit) -> Iterator[FileRecord]:
         if record.problem:
             yield record
         elif "annotations" not in record.values:
-            raise UnreadableFileError("no `annotations`; give the human data of FActScore as it is published")
+            raise UnreadableFileError("no `annotations`. Give the human data of FActScore as published")
         else:
             name = f"{row}-{system}"
             for claim in converted(partial(_claims, name, system), record):

@@ -558,7 +558,7 @@ def read_arrow(unit: Unit) -> Iterator[FileRecord]:
         try:
             batches = pa.ipc.open_stream(stream)
         except pa.ArrowInvalid:
-            raise UnreadableFileError("is no stream of Arrow batches; give a folder of Dataset.save_to_disk") from None
+            raise UnreadableFileError("is not an Arrow stream. Give a folder of Dataset.save_to_disk") from None
         rows = count(1)
         for batch in batches:
             for start in range(0, batch.num_rows, ROWS_PER_BATCH):

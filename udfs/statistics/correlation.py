@@ -100,9 +100,9 @@ def correlate(
 def _checked(first: ArrayLike, second: ArrayLike) -> tuple[FloatArray, FloatArray]:
     x, y = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if x.ndim != 1 or x.shape != y.shape:
-        raise ValueError(f"two measures must be of one length, not of shapes {x.shape} and {y.shape}")
+        raise ValueError(f"two measures must have the same length, not the shapes {x.shape} and {y.shape}")
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
-        raise ValueError("measures must be finite; leave out what is undefined")
+        raise ValueError("measures must be finite. Remove undefined values")
     return x, y
 
 

@@ -284,14 +284,14 @@ def clopper_pearson_interval(successes: int, n: int, *, confidence: float = 0.95
 
 def _check_successes(successes: int, n: int, confidence: float) -> None:
     if not 0 <= successes <= n:
-        raise ValueError(f"successes must lie between 0 and {n}, not {successes}")
+        raise ValueError(f"successes must be between 0 and {n}, not {successes}")
     _check_options(confidence, 1)
 
 
 def _check_options(confidence: float, resamples: int) -> None:
     if not 0 < confidence < 1 or resamples < 1:
         raise ValueError(
-            f"confidence must lie between 0 and 1 and resamples be at least 1, not {confidence} and {resamples}"
+            f"confidence must be between 0 and 1 and resamples at least 1, not {confidence} and {resamples}"
         )
 
 
@@ -311,11 +311,11 @@ def _checked(values: ArrayLike, counts: ArrayLike, first: str, second: str) -> t
     given = np.asarray(counts)
     rows = given.astype(np.int64)
     if numbers.ndim != 1 or numbers.shape != rows.shape:
-        raise ValueError(f"{first} and {second} must be of one length, not of shapes {numbers.shape} and {rows.shape}")
+        raise ValueError(f"{first} and {second} differ in length, with shapes {numbers.shape} and {rows.shape}")
     if (rows < 0).any() or (rows != given).any():
         raise ValueError(f"{second} must be whole numbers, not negative")
     if not np.isfinite(numbers).all():
-        raise ValueError(f"{first} must be finite; leave out what is undefined")
+        raise ValueError(f"{first} must be finite. Remove undefined values")
     return numbers + 0.0, rows
 
 

@@ -386,8 +386,8 @@ def start_ray(address: str | None, runtime_env: Mapping[str, Any] = MappingProxy
             ray.init(address=address, runtime_env=given, **common)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise RuntimeError(
-                f"no connection to the Ray cluster at {address} ({_reason(error)}): see that it runs, that "
-                "ray.address names it, and set RAY_AUTH_MODE=token where the cluster asks for a token"
+                f"cannot connect to the Ray cluster at {address} ({_reason(error)}). Check that it runs and that "
+                "ray.address is its address. Set RAY_AUTH_MODE=token if the cluster requires a token"
             ) from error
         return
     _keep_to_loopback()

@@ -189,7 +189,7 @@ class BatchSubmitter:
         except EndedError as ended:
             if ended.reason == "interrupted" and self._awaited:
                 ids = ", ".join(str(batch.id) for batch in self._awaited)
-                self._watch.note(f"these batches go on, and the next start takes their answers: {ids}")
+                self._watch.note(f"these batches continue, and the next start reads their completions: {ids}")
             return JobOutcome(ended.reason, ended.error, self.used)
 
     @property
@@ -420,7 +420,7 @@ class BatchSubmitter:
         self._clear()
         if look.id:
             answered = judged.used.done - judged.used.failed
-            self._watch.note(f"batch {look.id} {look.status}: {answered:,} answered, {len(left):,} to be asked again")
+            self._watch.note(f"batch {look.id} {look.status}: {answered:,} answered, {len(left):,} to be sent again")
         if look.refusal is not None:
             judged.refusal = f"{look.refusal.error}; {remedy_of(look.refusal)}"
         # What ended an earlier start may be mended by now
@@ -441,7 +441,7 @@ class BatchSubmitter:
             self._check_stopped()
         results, whole = download(self._api, look)
         if not whole or results.count < least:
-            self._watch.note(f"batch {look.id}: its results are incomplete; the missing requests are sent again")
+            self._watch.note(f"batch {look.id} has incomplete results. The missing requests are sent again")
         return results
 
     def _take(

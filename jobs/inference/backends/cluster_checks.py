@@ -100,8 +100,8 @@ def _check_spark(spark: SparkSession, probe: Probe, places: Iterable[str]) -> No
             read_parquet(spark, path).collect()
         except SPARK_ERRORS as error:
             raise NodeCheckError(
-                f"{place}: Spark cannot write and read there ({explain(error) or root_cause(error)}); "
-                "check the settings storage and spark.conf"
+                f"{place}: Spark cannot write and read there ({explain(error) or root_cause(error)}). "
+                "Check the settings storage and spark.conf"
             ) from error
 
 

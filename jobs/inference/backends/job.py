@@ -66,7 +66,7 @@ class JobOutcome:
 def note_left_out(event: Mapping[str, Any], told: set[str], note: Callable[[str], None]) -> None:
     """Note once per endpoint that it refuses the run while others respond."""
     for line in set(event.get("left_out", ())) - told:
-        note(f"left out while others answer: {line}")
+        note(f"skipped while other endpoints answer: {line}")
         told.add(line)
 
 
@@ -158,9 +158,9 @@ class SpooledJob:
         sent = {"each": each, "extra_body": job_to_json(job)["call"]["stage"]["extra_body"]}
         if without_secrets(sent) != sent:
             raise SpoolError(
-                "llm.base_url or llm.extra_body holds a secret, or a header or parameter does, and a spool holds none: "
-                "name the variable of the key by llm.api_key_env, of a header by {env: NAME}, or answer without a "
-                "spool (llm.backend=process)"
+                "llm.base_url, llm.extra_body, a header or a parameter contains a secret, which a spool must not "
+                "contain. Set llm.api_key_env to the variable of the key, write a header as {env: NAME}, or run "
+                "without a spool (llm.backend=process)"
             )
         content = job_to_json(replace(job, requests=REQUESTS, directory=COMPLETIONS))
         (self.place / JOB).write_bytes(json.dumps(content).encode())
@@ -171,7 +171,7 @@ class SpooledJob:
             job = job_from_json(json.loads((self.place / JOB).read_bytes()))
         except (ValueError, TypeError, KeyError) as error:
             raise SpoolError(
-                f"{self.place / JOB} cannot be read: remove {self.place}, and start the run again that left it"
+                f"{self.place / JOB} cannot be read. Remove {self.place}, and start the run again that left it"
             ) from error
         return replace(job, requests=self.requests, directory=self.completions)
 
@@ -254,7 +254,7 @@ class Spool:
 def open_spool(path: str) -> Spool:
     """Return the spool at a path. Raises SpoolError if the path is not a spool."""
     if (StoragePath(path) / JOBS).entry().kind != "folder":
-        raise SpoolError(f"{path} is not a spool: it has no folder {JOBS}; give the path that the run has printed")
+        raise SpoolError(f"{path} is not a spool, because it has no folder {JOBS}. Use the path that the run printed")
     return Spool(path)
 
 

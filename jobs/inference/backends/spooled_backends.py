@@ -322,7 +322,7 @@ class BatchBackend(SpoolBackend):
         """
         poll = alone and self.engines.poll
         if poll:
-            self.engines.display.note("batches of an earlier start are waited for; untold batches DIR cancel ends them")
+            self.engines.display.note("waiting for batches of an earlier start. untold batches DIR cancel ends them")
 
         def stopped() -> str | None:
             return "interrupted" if self.engines.interrupts.requested else None

@@ -62,9 +62,9 @@ def bind_entailment(settings: Settings) -> Stage:
     """`classify_entailment`: the classifier that `grounding.verifier` or `nli` names, in a folder or of a server."""
     named = classifiers_of(settings)
     if not named:
-        raise SettingsError("grounding.verifier: relation asks the stage classify_relation; name a classifier's folder")
+        raise SettingsError("grounding.verifier: relation needs classify_relation. Set the folder of a classifier")
     if len(named) > 1:
-        raise SettingsError("nli.classifier and grounding.verifier: one run has one classifier; name the same one")
+        raise SettingsError("nli.classifier and grounding.verifier must be equal. A run has one classifier")
     folder = named[0]
     if is_address(folder):
         return _bind_server(folder, settings)
@@ -89,7 +89,7 @@ def _bind_server(address: str, settings: Settings) -> Stage:
     try:
         relations = relations_of(given.labels) if given.labels and api != "score" else ()
     except ValueError as error:
-        raise SettingsError(f"classifier.labels: {error}; call the classes {CLASSES}") from None
+        raise SettingsError(f"classifier.labels: {error}. Use the class names {CLASSES}") from None
     return Stage(
         name="classify_entailment",
         variables=LOOKUPS["classify_entailment"].variables,
@@ -106,13 +106,13 @@ def _lacking(api: str, settings: Settings) -> Iterator[str]:
     if api not in CLASSIFYING:
         yield "nli.classifier_url: must end in /classify, /predict or /score"
     if given.model is None:
-        yield "classifier.model: not set; --set classifier.model=NAME"
+        yield "classifier.model is not set. Use --set classifier.model=NAME"
     if api == "classify" and not given.labels:
         yield "classifier.labels: /classify needs the names of the classes in order"
     if api == "classify" and given.separator is None:
-        yield "classifier.separator: /classify takes single texts; name what joins a pair, such as </s></s>"
+        yield "classifier.separator: /classify accepts single texts. Set the text that joins a pair, such as </s></s>"
     if api == "score" and settings.nli.classifier_url and (threshold or 0.0) < EVEN:
-        need = f"must be at least {EVEN} with /score, which tells the probability of entailment alone"
+        need = f"must be at least {EVEN} with /score, which returns only the probability of entailment"
         yield f"nli.classifier_threshold: {need}"
     if settings.budget.max_cost is not None and given.price_per_million_tokens is None:
         yield "budget.max_cost: a server that classifies needs classifier.price_per_million_tokens"

@@ -294,7 +294,7 @@ def key_remedy(variable: str | None, section: str = "llm") -> str:
     """
     name = f"{section}.api_key_env"
     if variable is None:
-        return f"no key was sent: none is named for this address; name its variable with --set {name}=NAME"
+        return f"no key was sent, because this address has none. Set the variable of the key with --set {name}=NAME"
     known = "is set" if os.environ.get(variable) else "is not set"
     return f"check the key: {variable} ({name}) {known}"
 
@@ -326,11 +326,11 @@ def check_network(addresses: Iterable[str]) -> None:
 def _unusable_authorities(name: str, path: str) -> str | None:
     """Return the reason why a file or a folder of certificates cannot be used."""
     if name == "SSL_CERT_DIR":
-        return None if os.path.isdir(path) else "which is no folder"
+        return None if os.path.isdir(path) else "which is not a folder"
     try:
         ssl.create_default_context(cafile=path)
     except ssl.SSLError:
-        return "which holds no certificates"
+        return "which has no certificates"
     except OSError as error:
         return f"which cannot be read ({error.strerror or type(error).__name__})"
     return None
@@ -346,7 +346,7 @@ def clear_text_warning(base_url: str | None) -> str | None:
     """What to say of an address that is called over a network without encryption; None for any other."""
     if base_url is None or not base_url.startswith("http://") or is_loopback(base_url):
         return None
-    return f"{base_url} is not encrypted: others on the network can read texts and key; use https:// if you can"
+    return f"{base_url} is not encrypted. Others on the network can read texts and key. Use https:// if possible"
 
 
 class RunEndpoint:

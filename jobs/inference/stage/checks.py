@@ -214,8 +214,8 @@ def check_spark(settings: Settings, seconds: float = ENGINE_SECONDS) -> CheckRes
     remedy = "check spark.master and spark.conf.*, free memory, and that workers have this environment"
     if not master.startswith("local") and (host := loopback_of_driver(settings)):
         remedy += (
-            f"; workers may not reach the driver at {host}: set spark.conf.spark.driver.host and SPARK_LOCAL_IP to the "
-            "address of this machine that they reach"
+            f". Workers may not reach the driver at {host}. Set spark.conf.spark.driver.host and SPARK_LOCAL_IP to an "
+            "address of this machine that they can reach"
         )
     given: dict[str, Any] = {"settings": settings.model_dump(mode="json"), "places": _places(settings)}
     index = settings.knowledge.index

@@ -15,11 +15,11 @@ from untold.udfs.storage import StoragePath
 
 NAME, PARAMETERS_NAME = "structured.json", "parameters.json"
 _SAID = {
-    TAKEN: "answers have the JSON schema of their stage",
-    IGNORED: "a schema is ignored; answers are read as text",
-    REFUSED: "a schema is refused; stages are asked without one",
-    UNTRIED: "stages are asked without a schema, as nobody waits for what the endpoint makes of it",
-    BROKEN: "no answer stands in its place under a schema; stages are asked without one",
+    TAKEN: "completions follow the JSON schema of their stage",
+    IGNORED: "the endpoint ignores a schema, so completions are read as text",
+    REFUSED: "the endpoint refuses a schema, so requests have none",
+    UNTRIED: "requests have no schema, because this backend cannot test one",
+    BROKEN: "completions with a schema have no content, so requests have none",
 }
 
 
@@ -119,5 +119,5 @@ class Findings:
 
 def _describe(stage: Stage, found: SchemaSupport) -> str:
     thinks = ", without reasoning as the model thinks" if found.thinks else ""
-    weighs = ", but for ratings, which have no log-probabilities beside it" if found.weighs is False else ""
+    weighs = ", except for ratings, which have no log-probabilities with it" if found.weighs is False else ""
     return f"{stage.model}: {_SAID[found.outcome]}{thinks}{weighs} (llm.structured)"

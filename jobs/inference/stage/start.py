@@ -162,7 +162,7 @@ class Start:
             errors = most_frequent_errors(run, [row["stage"] for row in dead])
         counts = written["counts"]
         lasting = counts.get("failures", 0) - counts.get("passing_failures", 0)
-        shown = f"{amount(lasting, 'stored failure')} of earlier starts: not sent again without --retry-failed"
+        shown = f"{amount(lasting, 'stored failure')} of earlier starts, not sent again without --retry-failed"
         stored = [shown] if lasting > 0 and not sent and ending.reason is None else []
         lines = [*missed, *stored, *explain_dead_stages(dead, errors), ending.explain(self.request.command)]
         return "\n".join(line for line in lines if line) or None

@@ -125,7 +125,7 @@ def list_folder(folder: str) -> Listing:
         listing = _list_once(folder)
         if listing is not None:
             return listing
-    raise OSError(f"the snapshots of {folder} change all the time: end all but one of the runs on this store")
+    raise OSError(f"the snapshots of {folder} change continuously. End all runs on this store except one")
 
 
 def find_whole(folder: str, *, move: bool) -> Whole:
@@ -206,7 +206,7 @@ def write_snapshot(folder: str, snapshot: Snapshot) -> None:
     place = StoragePath(folder)
     written = (place / _file_of(snapshot.number)).put_if_absent(snapshot.model_dump_json().encode())
     if not written:
-        raise FileExistsError(f"another run has merged files of {folder} meanwhile")
+        raise FileExistsError(f"another run has merged files of {folder} at the same time")
     for number in _numbers(place.entries()):
         if number < snapshot.number:
             (place / _file_of(number)).remove()
@@ -446,7 +446,7 @@ def answered_ids(
 
     def tell(names: Iterable[str]) -> None:
         if shown := ", ".join(names):
-            notify(f"damaged files were moved to {folder}/damaged and are asked again: {shown}")
+            notify(f"damaged files were moved to {folder}/damaged, and their requests are sent again: {shown}")
 
     while True:
         whole = find_whole(folder, move=True)

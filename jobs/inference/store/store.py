@@ -396,7 +396,7 @@ class StageStore:
         try:
             compact(self._workspace.spark, self.folder)
         except (*SPARK_ERRORS, OSError, ValueError, pa.ArrowException) as error:
-            self._note(f"the store could not be compacted ({explain(error) or root_cause(error)}); nothing is lost")
+            self._note(f"the store could not be compacted ({explain(error) or root_cause(error)}). No data is lost")
 
     def compact_leftovers(self) -> None:
         """Does the compaction of a run that was killed before or in it: this one, which asks nothing, would not.
@@ -415,12 +415,12 @@ class StageStore:
         """Counts and names the files that are damaged; those that are gone once in a run."""
         self.damaged += len(whole.damaged)
         if whole.damaged:
-            where = f"moved to {self.folder}/{compaction.DAMAGED}; what no other file holds is asked again"
+            where = f"moved to {self.folder}/{compaction.DAMAGED}, and missing completions are requested again"
             self._note(f"damaged files of the store were {where}: {_name(whole.damaged)}")
         missing = sorted(set(whole.missing) - self._missing_files)
         self._missing_files.update(missing)
         if missing:
-            gone = f"files of the store are gone from {self.folder}; what they held is asked again"
+            gone = f"files of the store are missing from {self.folder}, and their requests are sent again"
             self._note(f"{gone}: {_name(missing)}")
 
     def _note(self, line: str) -> None:

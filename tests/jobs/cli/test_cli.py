@@ -174,7 +174,7 @@ def test_an_interrupt_is_130_with_the_command_that_continues(
     failing(monkeypatch, KeyboardInterrupt())
     assert main(["fail"]) == 130
     shown = capsys.readouterr().err
-    assert shown.endswith("continue with: untold fail\n")
+    assert shown.endswith("Continue with: untold fail\n")
     assert "Traceback" not in shown
 
 
@@ -209,7 +209,7 @@ def test_a_wrong_setting_is_one_line_without_a_traceback(tmp_path: Path, capsys:
 )
 def test_a_command_that_takes_settings_reads_them(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
     assert main([*command, "--config", "none.yaml"]) == 1
-    assert "none.yaml: cannot be read: No such file or directory" in "".join(capsys.readouterr())
+    assert "none.yaml cannot be read (No such file or directory)" in "".join(capsys.readouterr())
 
 
 def test_prompts_lists_the_templates_that_a_run_would_use(capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,7 +236,7 @@ def test_schema_shows_every_table_and_column(capsys: pytest.CaptureFixture[str])
 
 
 def test_atoms_are_drawn_in_a_picture_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--raw goes with --picture" in usage_error(capsys, "show", "o", "--sample", "s", "--raw")
+    assert "--raw requires --picture" in usage_error(capsys, "show", "o", "--sample", "s", "--raw")
 
 
 def test_schema_shows_one_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,9 +84,7 @@ def test_a_model_of_a_stage_without_a_price_of_its_own_is_told_once(tmp_path: Pa
         options_of(tmp_path, "--forms", small, "--forms", f"a: {small}", "--forms", f"b: {priced}"), "nli"
     )
     (line,) = unpriced_models(request for _, request in found.values())
-    assert line.startswith(
-        f"{small}: has the prices of m; set stages.classify_relation.price_per_million_prompt_tokens"
-    )
+    assert line.startswith(f"{small} has the prices of m. Set stages.classify_relation.price_per_million_prompt_tokens")
 
 
 def test_a_plan_of_forms_needs_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,16 +98,16 @@ def test_a_plan_of_forms_needs_no_key(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("text", ["", "small", "small: model", "=1"])
 def test_what_is_no_form_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match="must be settings"):
+    with pytest.raises(ValueError, match="must be settings by comma"):
         read_form(text)
     with pytest.raises(SystemExit) as ended:
         main(["calibrate", "--input", "a", "--output", "b", "--metric", "nli", "--forms", text])
     assert ended.value.code == 2
-    assert "must be settings such as nli.list_size=5, by comma, or NAME: settings; got" in capsys.readouterr().err
+    assert "must be settings by comma, such as nli.list_size=5, or NAME: settings. Got " in capsys.readouterr().err
 
 
 def test_a_metric_without_forms_of_its_own_asks_for_some(tmp_path: Path) -> None:
-    with pytest.raises(click.UsageError, match="longrecall has no cheaper forms of its own; give --forms"):
+    with pytest.raises(click.UsageError, match=r"longrecall has no cheaper variants\. Add --forms"):
         requests_of(options_of(tmp_path), "longrecall")
 
 
@@ -137,7 +135,7 @@ def test_the_settings_of_the_recommended_form_are_there_to_copy() -> None:
     lines = list(calibration_lines(rows, 0.95, Page()))
     assert lines[-2:] == ["recommended: small", "  --set 'a.b=c d' --set e=1"]
     lines = list(calibration_lines(rows[:1], 0.95, Page()))
-    assert lines[-1] == "recommended: none; no cheaper form has a kappa whose lower end is at least 0.95"
+    assert lines[-1] == "recommended: none, because no cheaper variant has a kappa with a lower limit of at least 0.95"
 
 
 def test_figures_stand_for_what_was_scored_for_one_sample_and_for_all() -> None:

@@ -325,6 +325,6 @@ def test_every_node_tries_the_places_of_a_run(tmp_path: Path) -> None:
         return visit_nodes({**folders, "store": str(tmp_path / "other")}, nonce)
 
     with pytest.raises(
-        NodeCheckError, match=r"^store is not shared by the Ray node .*: it does not see what the driver"
+        NodeCheckError, match=r"^store is not shared by the Ray node .*: it does not see the file that the driver"
     ):
         check_nodes(places, elsewhere, lambda line: None)

@@ -207,7 +207,7 @@ def test_without_polling_a_start_looks_once(root: Path) -> None:
     assert deliver(job, Api(fake), poll=False).reason == "batched"
     interrupted, notes = delivery(job, Api(fake), stopped="interrupted")
     assert interrupted.run().reason == "interrupted"
-    assert notes == ["these batches go on, and the next start takes their answers: batch_1, batch_2, batch_3"]
+    assert notes == ["these batches continue, and the next start reads their completions: batch_1, batch_2, batch_3"]
     assert (len(fake.made), len(job.ledger().in_flight), rows_of(job)) == (3, 3, [])
     for batch in fake.made.values():
         batch.until = 0.0
@@ -326,7 +326,7 @@ def test_results_that_are_gone_are_asked_again(root: Path, status: int) -> None:
     started, notes = delivery(job, Gone(FakeBatches(endpoint)))
     assert started.run().reason is None
     assert is_whole(job)
-    assert "batch batch_1: its results are incomplete; the missing requests are sent again" in notes
+    assert "batch batch_1 has incomplete results. The missing requests are sent again" in notes
     assert sorted(endpoint.asked.values()) == [1] * (ROWS - 4) + [2] * 4
 
 

@@ -236,7 +236,7 @@ def test_one_byte_of_a_template_changes_the_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{{ quary }}", "unknown variable quary; the stage has query, text"),
+        ("{{ quary }}", "unknown variable quary. The stage has query, text"),
         ("{% include 'x' %}", "cannot include another"),
         ("{{ query", "line 1: unexpected end of template"),
         ("=== system\n{% if query %}\n=== user\n{% endif %}", "line 2: Unexpected end of template"),

@@ -46,7 +46,10 @@ def test_a_machine_that_shares_the_place_is_fine_and_nothing_stays(tmp_path: Pat
 @pytest.mark.parametrize(
     ("other", "problem"),
     [
-        ("empty", "{} is not shared by the Ray node n: it does not see what the driver wrote there; give --output"),
+        (
+            "empty",
+            "{} is not shared by the Ray node n: it does not see the file that the driver wrote there; give --output",
+        ),
         ("copy", "{} is not shared by the Ray node n: its files there are not visible here; give --output"),
     ],
 )
@@ -65,7 +68,7 @@ def test_a_place_that_does_not_answer_is_given_up() -> None:
 def test_a_place_that_the_driver_cannot_write_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     looking = probing({"out": f"{tmp_path}/file/_work"})
-    with pytest.raises(NodeCheckError, match=r"^out cannot be written from here: File exists; see to its permissions"):
+    with pytest.raises(NodeCheckError, match=r"^out cannot be written from here: File exists; check its permissions"):
         looking.__enter__()
 
 
@@ -95,7 +98,7 @@ def test_a_package_that_is_missing_is_wrong_unless_the_machine_has_no_use_for_it
     bare: NodeReport = {**silent("n", ""), "versions": {"python": "3.11.7", "untold": "0.1.0", "numpy": "2.1"}}
     assert compare_versions(OWN, [bare], frozenset({"pyspark"})) == ([], [])
     (line,) = compare_versions(OWN, [bare])[0]
-    assert line == "pyspark is missing on n; install untold on the workers as it is here, or use `untold package`"
+    assert line == "pyspark is missing on n; install the same version of untold on the workers, or use `untold package`"
     # Untold may lie on a worker without having been installed: then nothing is known of what it needs
     sent: NodeReport = {**bare, "versions": {"python": "3.11.7"}}
     assert compare_versions(OWN, [sent]) == ([], [])
@@ -110,7 +113,7 @@ def test_a_ray_of_another_version_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.60.0\n    Python: 3.12.1\n")
 
     monkeypatch.setattr("ray.init", refuse)
-    told = r"at h:6379 \(Version mismatch: .* Ray: 2.60.0 Python: 3.12.1\): see that"
+    told = r"at h:6379 \(Version mismatch: .* Ray: 2.60.0 Python: 3.12.1\)\. Check that"
     with patch.dict(os.environ), pytest.raises(RuntimeError, match=told):
         start_ray("h:6379")
 

@@ -44,7 +44,7 @@ REMOTE, LOOPBACK = "https://judge.example/v1", "http://127.0.0.1:8000/v1"
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [(None, "cannot be read (No such file or directory)"), ("no PEM", "holds no certificates")]
+    ("content", "reason"), [(None, "cannot be read (No such file or directory)"), ("no PEM", "has no certificates")]
 )
 @pytest.mark.parametrize("address", [REMOTE, LOOPBACK])
 def test_certificates_that_cannot_be_used_are_named_with_their_variable(
@@ -61,7 +61,7 @@ def test_certificates_that_cannot_be_used_are_named_with_their_variable(
 
 def test_a_folder_of_certificates_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "none"))
-    with pytest.raises(EnvironmentVariableError, match=r"SSL_CERT_DIR names .*, which is no folder"):
+    with pytest.raises(EnvironmentVariableError, match=r"SSL_CERT_DIR names .*, which is not a folder"):
         check_network([REMOTE])
 
 

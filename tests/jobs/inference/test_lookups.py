@@ -122,15 +122,15 @@ def test_a_server_is_known_by_api_model_classes_and_separator() -> None:
     ("given", "said"),
     [
         (server("rerank"), "nli.classifier_url: must end in"),
-        (server(model=None), "classifier.model: not set"),
+        (server(model=None), "classifier.model is not set"),
         (server(labels=None), "classifier.labels: /classify needs"),
         (server(labels=["LABEL_0", "LABEL_1"]), "classifier.labels: calls a class LABEL_0"),
-        (server(separator=None), "classifier.separator: /classify takes single texts"),
+        (server(separator=None), "classifier.separator: /classify accepts single texts"),
         (server("score", threshold=0.4), "nli.classifier_threshold: must be at least 0.5"),
         ({**server(), "budget": {"max_cost": 1.0}}, "budget.max_cost: a server that classifies needs"),
         (
             {**server(), "grounding": {"verifier": "http://other/classify"}},
-            "nli.classifier and grounding.verifier: one run has one",
+            "nli.classifier and grounding.verifier must be equal",
         ),
     ],
 )

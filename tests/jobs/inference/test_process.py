@@ -28,7 +28,7 @@ def test_a_process_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytes
     os.kill(answering.pid, signal.SIGSTOP)
     job = Job(str(tmp_path), str(tmp_path), "run", CallContext(STAGE), SETTINGS)
     try:
-        with pytest.raises(ActorProcessError, match=f"process {answering.pid} said nothing"):
+        with pytest.raises(ActorProcessError, match=f"process {answering.pid} reported nothing"):
             answering.answer(job, lambda _: None, lambda: False)
     finally:
         answering.close()

@@ -51,7 +51,9 @@ def test_jobs_of_two_stores_are_told_apart_and_those_of_one_store_are_not(tmp_pa
 
 def test_a_password_is_never_in_a_spool(tmp_path: Path) -> None:
     secret = replace(JOB, settings=replace(SETTINGS, base_url="http://me:hush-hush@host/v1"))
-    with pytest.raises(SpoolError, match=r"llm\.base_url or llm\.extra_body holds a secret") as refused:
+    with pytest.raises(
+        SpoolError, match=r"llm\.base_url, llm\.extra_body, a header or a parameter contains a secret"
+    ) as refused:
         spooled(tmp_path, job=secret)
     assert "hush-hush" not in str(refused.value)
     assert not any(job.is_open for job in Spool(str(tmp_path)).jobs())
@@ -93,12 +95,12 @@ def test_two_workers_are_never_at_one_job(tmp_path: Path) -> None:
 def test_a_job_that_makes_no_sense_says_what_to_do(tmp_path: Path, content: str) -> None:
     job = spooled(tmp_path)
     (tmp_path / "jobs/stage-run1/job.json").write_text(content)
-    with pytest.raises(SpoolError, match=r"stage-run1/job\.json cannot be read: remove .*, and start the run again"):
+    with pytest.raises(SpoolError, match=r"stage-run1/job\.json cannot be read. Remove .*, and start the run again"):
         job.read()
 
 
 def test_a_folder_that_is_no_spool_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpoolError, match="is not a spool: it has no folder jobs"):
+    with pytest.raises(SpoolError, match="is not a spool, because it has no folder jobs"):
         open_spool(str(tmp_path))
 
 

@@ -57,7 +57,8 @@ def test_columns_are_checked_under_our_names_in_every_format(tmp_path: Path, wri
     name = {write_lines: "a.jsonl", write_csv: "a.csv", write_parquet: "a.parquet"}[write]
     path = write(tmp_path / name, [RAGAS])
 
-    assert "no column `query` (did you mean `question`?); no column `response` (did you mean `answer`?)" in told(path)
+    missing = "no column `query` (did you mean `question`?), and no column `response` (did you mean `answer`?)"
+    assert missing in told(path)
     assert told(path, ReadOptions({"query": "question", "response": "answer"})) == ""
     wrong = told(path, ReadOptions({"query": "questoin", "response": "answer"}))
     assert "no column `questoin` (did you mean `question`?), which --columns takes for `query`" in wrong
@@ -71,15 +72,15 @@ def test_columns_are_checked_under_our_names_in_every_format(tmp_path: Path, wri
         ("a.csv", "query,réponse,contexts\n".encode("cp1252"), f"line 1 {NOT_UTF_8}"),
         ("a.jsonl", b'\n\n{"query": "caf\xe9"}\n', f"line 3 {NOT_UTF_8}"),
         ("a.json", b'[\n{"query": "caf\xe9"}]', f"line 2 {NOT_UTF_8}"),
-        ("a.xlsx", b"x", "unknown extension; known are .parquet, .jsonl, .ndjson, .json, .csv, .tsv"),
-        ("a.jsonl", b"", "no samples in it"),
-        ("a.jsonl", b"\n \n", "no samples in it"),
-        ("a.csv", b"query,response,contexts\n", "no samples in it"),
+        ("a.xlsx", b"x", "unknown extension. Known extensions are .parquet, .jsonl, .ndjson, .json, .csv, .tsv"),
+        ("a.jsonl", b"", "has no samples"),
+        ("a.jsonl", b"\n \n", "has no samples"),
+        ("a.csv", b"query,response,contexts\n", "has no samples"),
         ("a.json", b'{\n "results": []\n}', "--format ragchecker reads one object"),
         ("a.json", b'{"results": []}', "--format ragchecker reads one object with `results`"),
         ("a.parquet", b"PAR1 not really", "cannot be read"),
         ("a.csv", b"query,query\n", "twice"),
-        ("absent.csv", None, "no such file"),
+        ("absent.csv", None, "does not exist"),
     ],
 )
 def test_a_file_of_no_use_is_one_line(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
@@ -88,7 +89,7 @@ def test_a_file_of_no_use_is_one_line(tmp_path: Path, name: str, content: bytes 
 
     said = told(tmp_path / name)
 
-    assert said.startswith(f"{tmp_path / name}: ")
+    assert said.startswith(f"{tmp_path / name}")
     assert message in said
     assert "\n" not in said
 
@@ -144,7 +145,7 @@ def test_a_broken_link_is_named(tmp_path: Path, name: str) -> None:
     write_lines(tmp_path / "a.jsonl", [ROW])
     (tmp_path / "lost.jsonl").symlink_to(tmp_path / "nowhere")
 
-    assert told(tmp_path / name) == f"{tmp_path}/lost.jsonl: a link to a file that is not there; remove or fix it"
+    assert told(tmp_path / name) == f"{tmp_path}/lost.jsonl is a link to a missing file. Remove or fix it"
 
 
 def test_documents_are_checked_by_any_of_their_names(tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_documents_are_checked_by_any_of_their_names(tmp_path: Path) -> None:
     check_input(path, AS_THEY_ARE, DOCUMENT_NEEDS, names=DOCUMENT)
 
     path = write_lines(tmp_path / "b.jsonl", [{"id": "1", "body": "t"}])
-    with pytest.raises(SampleError, match="no column `text`; it has `body`, `document_id`, `id`"):
+    with pytest.raises(SampleError, match=r"no column `text`\. It has `body`, `document_id`, `id`"):
         check_input(path, AS_THEY_ARE, DOCUMENT_NEEDS, names=DOCUMENT)
     check_input(path, ReadOptions({"text": "body"}), DOCUMENT_NEEDS, names=DOCUMENT)
 
@@ -184,7 +185,7 @@ def test_every_command_checks_its_input_first(tmp_path: Path, capsys: pytest.Cap
     assert main(words(command, tmp_path, "--encoding", "cp1252", "--delimiter", ";")) == 1
     shown = capsys.readouterr().err
     assert "no column" in shown
-    assert "it has `réponse`, `some`" in shown
+    assert "It has `réponse`, `some`" in shown
     assert not (tmp_path / "out").exists()
 
 
@@ -262,7 +263,7 @@ def test_a_list_of_rows_in_an_object_is_told(tmp_path: Path, key: str) -> None:
     for indent in (None, 2):
         (tmp_path / "a.json").write_text(json.dumps({"version": 1, key: [ROW, ROW]}, indent=indent))
         assert told(tmp_path / "a.json").endswith(
-            f"its rows are in the list `{key}`; write them a line each: jq -c '.{key}[]' FILE > NEW.jsonl"
+            f"its rows are in the list `{key}`. Write one per line: jq -c '.{key}[]' FILE > NEW.jsonl"
         )
 
 
@@ -271,13 +272,15 @@ def test_a_list_of_rows_in_an_object_is_told(tmp_path: Path, key: str) -> None:
 def test_rows_by_columns_are_told(tmp_path: Path, value: Any, names: tuple[str, ...]) -> None:
     columns = dict(zip(names, map(value, ROW.values()), strict=True))
     (tmp_path / "a.json").write_text(json.dumps(columns))
-    assert "its one object holds columns and no rows; write a row a line: pandas" in told(tmp_path / "a.json")
+    assert "its only object has columns instead of rows. Write one row per line with pandas" in told(
+        tmp_path / "a.json"
+    )
 
 
 def test_contexts_between_bars_are_told(tmp_path: Path) -> None:
     names = {"query": "input", "response": "actual_output", "contexts": "retrieval_context"}
     (tmp_path / "a.csv").write_text("input,actual_output,retrieval_context\nq,r,a|b\n")
-    assert told(tmp_path / "a.csv", ReadOptions(columns=names)).endswith("give --format deepeval")
+    assert told(tmp_path / "a.csv", ReadOptions(columns=names)).endswith("Use --format deepeval")
     assert told(tmp_path / "a.csv").endswith("give --format deepeval, or rename them")
     (tmp_path / "a.csv").write_text('input,actual_output,retrieval_context\nq,r,"[""a|b""]"\n')
     assert told(tmp_path / "a.csv", ReadOptions(columns=names)) == ""
@@ -298,4 +301,4 @@ def test_a_missing_file_comes_before_a_missing_endpoint(
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     assert main([*command, "--input", "nofile.jsonl", "--set", "llm.model=m"]) != 0
-    assert "untold: nofile.jsonl: no such file" in capsys.readouterr().err
+    assert "untold: nofile.jsonl does not exist" in capsys.readouterr().err

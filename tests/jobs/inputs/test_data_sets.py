@@ -117,5 +117,5 @@ def test_data_sets_with_files_of_their_own_are_read_from_their_folders(spark: Sp
     assert (experts.row_count, experts.duplicates, experts.invalid_count) == (479, 885 - 479, 0)
     claims = read_claims(spark, str(data / "expertqa"), "expertqa", None, None)
     assert (claims.row_count, claims.invalid_count) == (2177, 0)
-    with pytest.raises(SampleError, match=r"trec_web: no file named like \*/labels/\*\.label; give the folder"):
+    with pytest.raises(SampleError, match=r"trec_web has no file that matches \*/labels/\*\.label\. Give the folder"):
         read_samples(spark, str(data / "trec_web"), format="realsumm")

@@ -86,7 +86,8 @@ def test_each_stratum_has_its_share_and_at_least_one(spark: SparkSession, tmp_pa
     with pytest.raises(UserError, match=r"^3 random rows are fewer than the strata by system; draw more"):
         read_samples(spark, path, draw=Draw(3, 0, ("system",)))
     with pytest.raises(
-        SampleError, match=r"^stratify: no column `sistem` \(did you mean `system`\?\); there are sample_id"
+        SampleError,
+        match=r"^stratify: no column `sistem` \(did you mean `system`\?\)\. Columns are sample_id",
     ):
         read_samples(spark, path, draw=Draw(9, 0, ("sistem",)))
 

@@ -69,9 +69,9 @@ def test_columns_of_pandas_with_mixed_types_are_written(
     [
         (
             pd.DataFrame({**BASE, "o": [1, object()]}),
-            "samples: column `o` row 2 is of the type object; convert it to text",
+            "samples: column `o` row 2 has the type object. Convert it to text",
         ),
-        (pd.DataFrame({**BASE, "o": [1j, 2j]}), "samples: column `o` row 1 is of the type complex; convert it to text"),
+        (pd.DataFrame({**BASE, "o": [1j, 2j]}), "samples: column `o` row 1 has the type complex. Convert it to text"),
         (pd.DataFrame([["a", "b"]], columns=["q", "q"]), "samples has two columns `q`; rename one"),
     ],
 )

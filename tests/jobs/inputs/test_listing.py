@@ -51,5 +51,5 @@ def test_an_input_without_files_is_told_apart(tmp_path: Path) -> None:
     for path in ("missing/*.jsonl", "missing", "empty"):
         with pytest.raises(NoInputError):
             listing(tmp_path / path)
-    with pytest.raises(NoInputError, match="no file named like"):
+    with pytest.raises(NoInputError, match="has no file that matches"):
         listed_files(str(tmp_path / "other"), adapter_of("realsumm"))

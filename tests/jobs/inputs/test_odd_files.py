@@ -109,7 +109,7 @@ def test_rows_are_numbered_as_in_their_files_everywhere(spark: SparkSession, tmp
     assert read.duplicates == 1
     shown = StringIO()
     show_invalid(read, Display(shown))
-    assert "left out, as their extensions are not those of data: README.md\n" in shown.getvalue()
+    assert "skipped, because their extensions are unknown: README.md\n" in shown.getvalue()
     write_lines(tmp_path / "a.jsonl", ["", {**ROW, "sample_id": "s"}, "", {**bad, "sample_id": "s"}])
     with pytest.raises(SampleError, match=f"has two contents: {tmp_path}/a.jsonl row 2 and {tmp_path}/a.jsonl row 4"):
         read_samples(spark, str(tmp_path / "a.jsonl"))
@@ -154,7 +154,7 @@ def test_a_plan_of_invalid_rows_alone_is_an_error(tmp_path: Path, capsys: pytest
     assert main(["plan", "--input", str(path), "--metric", "e2e", *endpoint]) == 1
     shown = capsys.readouterr()
     assert shown.err.endswith(
-        f"untold: {path}: all 2 rows are invalid; the first: {path} row 2: contexts is a Python list, not JSON; "
+        f"untold: all 2 rows of {path} are invalid. The first: {path} row 2: contexts is a Python list, not JSON; "
         'write the file again after df["contexts"] = df["contexts"].map(json.dumps)\n'
     )
     assert shown.out == ""
@@ -181,8 +181,12 @@ def test_relations_are_read_under_their_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", '{"a": 1}'.encode("utf-16"), "JSON Lines in UTF-16 are not read here; save them as UTF-8"),
-        ("a.csv.zst", pa.compress(b"a,b\n1,2\n", "zstd", asbytes=True), ".zst is not read here; decompress it"),
+        ("a.jsonl", '{"a": 1}'.encode("utf-16"), "JSON Lines in UTF-16 are not supported here. Save them as UTF-8"),
+        (
+            "a.csv.zst",
+            pa.compress(b"a,b\n1,2\n", "zstd", asbytes=True),
+            ".zst is not supported here. Decompress the file",
+        ),
     ],
 )
 def test_relations_in_forms_that_spark_cannot_read_are_one_line(

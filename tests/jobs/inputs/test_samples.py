@@ -174,7 +174,7 @@ def test_too_many_columns_over_all_files_are_refused(spark: SparkSession, tmp_pa
     write_lines(tmp_path / "a.jsonl", [{**ROW, **{f"a{n}": 1 for n in range(500)}}])
     write_csv(tmp_path / "b.csv", [{**ROW, **{f"b{n}": 1 for n in range(498)}}])
 
-    with pytest.raises(SampleError, match=re.escape(f"{tmp_path}: 1,001 columns over all files, at most 1,000; ")):
+    with pytest.raises(SampleError, match=re.escape(f"{tmp_path} has 1,001 columns over all files, at most 1,000; ")):
         read_samples(spark, str(tmp_path))
 
 
@@ -207,19 +207,19 @@ def test_missing_columns_of_all_files_are_named_at_once(spark: SparkSession, tmp
     assert "no column `contexts` (did you mean `context`?)" in first
     assert "b.csv: no column `response` (did you mean `respones`?)" in second
     assert "c.parquet: no column `contexts`" in third
-    assert "d.jsonl: no row of it is a JSON object" in fourth
+    assert "d.jsonl: none of its rows is a JSON object" in fourth
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("absent.jsonl", None, "no such file"),
+        ("absent.jsonl", None, "does not exist"),
         ("a.txt", b"x", "unknown extension"),
         ("a.parquet", b"PAR1 not really", "cannot be read"),
         ("a.jsonl.gz", b"not gzip", "cannot be read"),
         ("a.jsonl", b"caf\xe9\n", "line 1 is not UTF-8; give its encoding"),
         ("a.csv", b"query,query\n", "twice"),
-        (".", None, "no such file, or no files"),
+        (".", None, "does not exist, or has no files"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(
@@ -354,7 +354,7 @@ def test_samples_with_a_text_in_an_untested_script_are_counted(
     show_untested(written, Display())
 
     assert written.untested == 1
-    assert "samples with a text in a script that Untold is not tested with: 1;" in capsys.readouterr().err
+    assert "1 sample has a text in a script that Untold is not tested with" in capsys.readouterr().err
 
 
 def test_a_start_reads_checks_hashes_and_writes_in_three_executions(spark: SparkSession, tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_answers_of_trec_rag_have_their_topics_and_runs_and_no_contexts() -> Non
     )
     assert first.rest["segment_ids"] == ["msmarco_v2.1_doc_16_287012450#4_490828734", "msmarco_v2.1_doc_01_1#0_2"]
     with pytest.raises(
-        SampleError, match=r"no column `contexts`; it has .*`segment_ids`.*metric that reads no contexts"
+        SampleError, match=r"no column `contexts`\. It has .*`segment_ids`.*metric that reads no contexts"
     ):
         check_input(str(EXPORTS / "trec_rag.jsonl"), AS_THEY_ARE, REQUIRED, FORMATS["trec_rag"])
 
@@ -267,7 +267,7 @@ def test_broken_lines_of_a_trace_file_are_rows_with_their_places(tmp_path: Path)
 
 def test_no_stream_of_arrow_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "a.arrow").write_bytes(b"not Arrow")
-    with pytest.raises(SampleError, match=r"a\.arrow: is no stream of Arrow batches; give a folder"):
+    with pytest.raises(SampleError, match=r"a\.arrow: is not an Arrow stream\. Give a folder"):
         check_input(str(tmp_path), AS_THEY_ARE, REQUIRED, FORMATS["huggingface"])
 
 
@@ -340,7 +340,7 @@ def test_inspect_shows_columns_rows_and_how_to_go_on(tmp_path: Path, capsys: pyt
         assert [line for line in shown.splitlines() if " ".join(line.split()) == " ".join(cells)]
     assert shown.count("\nsample ") == 3
     command = f"untold plan --input {path} --columns query=question,response=answer,contexts=passages --metric e2e"
-    assert shown.endswith(f"nothing is wrong with what was read\n\nnext: {command}\n")
+    assert shown.endswith(f"no problem was found\n\nnext: {command}\n")
     assert main(["inspect", path, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["command"] == command
 
@@ -415,8 +415,8 @@ def test_a_folder_is_inspected_as_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("# Data")
     found = inspect(str(tmp_path))
     assert (found.files, found.rows, found.usable) == (2, 3, True)
-    assert found.problems == ["left out, as their extensions are not those of data: README.md"]
-    with pytest.raises(SampleError, match="no such file"):
+    assert found.problems == ["skipped, because their extensions are unknown: README.md"]
+    with pytest.raises(SampleError, match="does not exist"):
         inspect(str(tmp_path / "absent"))
 
 

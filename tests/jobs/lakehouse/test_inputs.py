@@ -92,12 +92,12 @@ def test_of_a_partition_of_delta_its_files_alone_are_read(tmp_path: Path) -> Non
     assert pinned(named) == f"{named}@v2"
     assert pinned(named, f"{named}@v1") == f"{named}@v1"
     assert pinned(named, f"delta:{table}?day=2026-11-19@v1") == f"{named}@v2"
-    with pytest.raises(NoInputError, match="no rows in it"):
+    with pytest.raises(NoInputError, match="has no rows"):
         find_files(f"delta:{table}?day=2026-11-21")
-    with pytest.raises(SampleError, match="not all files are partitioned by `date`, but by day, n; give such"):
+    with pytest.raises(SampleError, match="a file is partitioned by day, n, not by `date`"):
         find_files(f"delta:{table}?date=2026-11-20")
     # Nobody scores a table that is not there night by night
-    with pytest.raises(SampleError, match="no Delta table") as raised:
+    with pytest.raises(SampleError, match="is not a Delta table") as raised:
         find_files(f"delta:{table}s?day=2026-11-20")
     assert not isinstance(raised.value, NoInputError)
 
@@ -133,16 +133,16 @@ def test_a_clone_is_read_from_the_files_of_the_other_table(tmp_path: Path) -> No
 
 def test_what_is_wrong_with_a_delta_table_is_one_line(tmp_path: Path) -> None:
     table = tmp_path / "answers"
-    with pytest.raises(NoInputError, match="no Delta table; check the path"):
+    with pytest.raises(NoInputError, match="is not a Delta table"):
         find_files(f"delta:{table}")
     append_delta(table, answers("a"))
-    with pytest.raises(SampleError, match=r"@v7: the newest version is v0$"):
+    with pytest.raises(SampleError, match=r"@v7 does not exist\. The newest version is v0$"):
         find_files(f"delta:{table}@v7")
     before = datetime.now(UTC) - timedelta(days=1)
-    with pytest.raises(SampleError, match="the table is younger; give a later time"):
+    with pytest.raises(SampleError, match=r"the table delta:.* is newer than"):
         find_files(f"delta:{table}@{before.isoformat()}")
     DeltaTable(str(table)).delete()
-    with pytest.raises(NoInputError, match="no rows in it"):
+    with pytest.raises(NoInputError, match="has no rows"):
         find_files(f"delta:{table}")
 
 
@@ -178,15 +178,15 @@ def test_deletion_vectors_and_column_mapping_are_refused(tmp_path: Path) -> None
 
     rewrite_log(mapped, map_columns)
     rewrite_log(deleted, delete_rows)
-    with pytest.raises(SampleError, match=r"columns have other names in its files \(delta.columnMapping.mode=name\)"):
+    with pytest.raises(SampleError, match=r"column mapping \(delta.columnMapping.mode=name\), which is not supported"):
         find_files(f"delta:{mapped}")
-    with pytest.raises(SampleError, match=r"deletion vectors mark rows .* REORG TABLE"):
+    with pytest.raises(SampleError, match=r"deletion vectors, which are not supported.* REORG TABLE"):
         find_files(f"delta:{deleted}")
 
 
 def test_an_iceberg_table_is_read_at_its_newest_snapshot_or_the_one_that_is_named(catalog: Catalog) -> None:
     table = catalog.create_table("db.answers", answers().schema)
-    with pytest.raises(NoInputError, match="no rows in it yet"):
+    with pytest.raises(NoInputError, match="has no rows yet"):
         find_files("iceberg:local.db.answers")
     table.append(answers("a"))
     first, between = table.current_snapshot(), datetime.now(UTC)
@@ -219,7 +219,7 @@ def test_of_a_partition_of_iceberg_its_files_alone_are_read(catalog: Catalog, tm
     if isinstance(transform, DayTransform):
         days = [datetime(day.year, day.month, day.day, 7) for day in days]
     table = catalog.create_table("db.answers", answers("a", day=days[0]).schema)
-    with pytest.raises(SampleError, match="no rows in it yet"):
+    with pytest.raises(SampleError, match="has no rows yet"):
         find_files("iceberg:local.db.answers?day=2026-11-20")
     with table.update_spec() as update:
         update.add_field("day", transform, "part")
@@ -231,13 +231,13 @@ def test_of_a_partition_of_iceberg_its_files_alone_are_read(catalog: Catalog, tm
 
 
 def test_what_is_wrong_with_an_iceberg_table_is_one_line(catalog: Catalog) -> None:
-    with pytest.raises(NoInputError, match=r"iceberg:local\.db\.none: no such table"):
+    with pytest.raises(NoInputError, match=r"iceberg:local\.db\.none does not exist"):
         find_files("iceberg:local.db.none")
     with pytest.raises(SampleError, match=r"iceberg:elsewhere\.db\.none: .*PYICEBERG_CATALOG__"):
         find_files("iceberg:elsewhere.db.none")
     table = catalog.create_table("db.answers", answers().schema)
     table.append(answers("a"))
-    with pytest.raises(SampleError, match="no such snapshot; it may have expired"):
+    with pytest.raises(SampleError, match=r"has no snapshot .*\. It may have expired"):
         find_files("iceberg:local.db.answers@7")
     with table.update_schema() as update:
         update.rename_column("query", "question")
@@ -253,5 +253,5 @@ def test_delete_files_of_iceberg_are_refused(catalog: Catalog) -> None:
     table.append(answers("a", "b"))
     tasks = [FileScanTask(task.file, {task.file}) for task in table.scan().plan_files()]
     with patch("pyiceberg.table.DataScan.plan_files", return_value=tasks):
-        with pytest.raises(SampleError, match=r"delete files mark rows .* rewrite_data_files"):
+        with pytest.raises(SampleError, match=r"delete files, which are not supported.* rewrite_data_files"):
             find_files("iceberg:local.db.answers")

@@ -103,7 +103,7 @@ def test_columns_are_added_and_other_types_are_refused(lake: Opened) -> None:
     assert [found["topic"] for found in read(first)] == [None, "t"]
     other = SCHEMA.append(pa.field("topic", pa.list_(pa.int64())))
     folder = write(second, "r3", [row("b", 0.5, topic=[1])], other)
-    with pytest.raises(LakehouseError, match=r", scores: `topic` is string there and list<"):
+    with pytest.raises(LakehouseError, match=r", scores: `topic` is string in the table and list<"):
         second.check("scores", folder)
     assert [found["topic"] for found in read(first)] == [None, "t"]
 

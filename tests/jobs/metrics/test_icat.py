@@ -63,7 +63,7 @@ def test_what_the_annotations_say_belongs_to_an_output(tmp_path: Path) -> None:
 
 
 def test_annotations_that_are_not_there_are_one_line() -> None:
-    with pytest.raises(QrelsError, match=r"^icat\.qrels: not set"):
+    with pytest.raises(QrelsError, match=r"^icat\.qrels is not set"):
         digests_of(["icat"], settings_for(icat={"variant": "m"}))
 
 

@@ -279,9 +279,12 @@ def test_a_file_of_nuggets_is_joined_by_topic(spark: SparkSession, tmp_path: Pat
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("[]", "line 2 is no object of qid and nuggets"),
-        ('{"qid": "2", "nuggets": [{"text": "a", "importance": "high"}]}', "line 2 is no object of qid and nuggets"),
-        ('{"qid": "1", "nuggets": []}', "line 2 has a qid that stands above"),
+        ("[]", "line 2 is not an object with qid and nuggets"),
+        (
+            '{"qid": "2", "nuggets": [{"text": "a", "importance": "high"}]}',
+            "line 2 is not an object with qid and nuggets",
+        ),
+        ('{"qid": "1", "nuggets": []}', "line 2 repeats a qid"),
     ],
 )
 def test_a_file_of_nuggets_that_cannot_be_used_is_an_error(tmp_path: Path, line: str, said: str) -> None:

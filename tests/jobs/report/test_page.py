@@ -160,7 +160,7 @@ def test_what_most_answers_leave_out_is_listed(tmp_path: Path) -> None:
 
 def test_a_study_says_how_far_the_judge_agrees_with_people(tmp_path: Path) -> None:
     run = open_run(write_output(tmp_path / "out", TABLES))
-    assert "Nothing here says how far this judge agrees with people." in text_of(make_report([run]))
+    assert "This report has no measure of the judge's agreement with people." in text_of(make_report([run]))
     row = {
         "dataset": "wikicontradict",
         "metric": "e2e",
@@ -230,9 +230,9 @@ def test_runs_without_a_score_or_a_sample_have_a_report(tmp_path: Path) -> None:
 def test_what_is_no_output_and_what_cannot_be_written_is_told(tmp_path: Path) -> None:
     run = open_run(write_output(tmp_path / "out", TABLES))
     bare = open_run(write_output(tmp_path / "bare", {"samples": []}))
-    with pytest.raises(UnreadableRunError, match="bare: no table scores; give an output of untold score"):
+    with pytest.raises(UnreadableRunError, match=r"bare has no table scores\. Give an output of untold score"):
         make_report([bare])
-    with pytest.raises(ReportError, match=r"cannot be written \(FileNotFoundError\); give another --html FILE"):
+    with pytest.raises(ReportError, match=r"cannot be written \(FileNotFoundError\)\. Choose another --html FILE"):
         write_report([run], tmp_path / "no" / "report.html")
 
 
@@ -242,7 +242,7 @@ def test_the_command_writes_a_file(
     monkeypatch.chdir(tmp_path)
     output = write_output(tmp_path / "out", TABLES)
     assert main(["report", str(output)]) == 0
-    assert re.fullmatch(r"report: report\.html \(0\.\d MB\); open it in a browser\n", capsys.readouterr().out)
+    assert re.fullmatch(r"report: report\.html \(0\.\d MB\)\. Open it in a browser\n", capsys.readouterr().out)
     assert data_of((tmp_path / "report.html").read_text(encoding="utf-8"))["runs"] == ["out"]
 
 

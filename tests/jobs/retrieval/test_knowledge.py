@@ -150,8 +150,8 @@ def test_what_looking_up_asks_follows_from_the_settings(given: dict[str, Any], s
 
 
 def test_an_index_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UnusableIndexError, match=r"^knowledge\.index: not set"):
+    with pytest.raises(UnusableIndexError, match=r"^knowledge\.source=index needs an index"):
         open_knowledge(settings_for(source="index"), {})
-    with pytest.raises(UnusableIndexError, match="has no index; build one with: untold index"):
+    with pytest.raises(UnusableIndexError, match=r"has no index\. Build one with untold index"):
         open_knowledge(settings_for(source="index", index=str(tmp_path)), {})
     assert open_knowledge(settings_for(source="web"), {}) is None

@@ -97,7 +97,7 @@ def test_checking_a_lock_costs_no_request(object_store: ObjectStore) -> None:
 
 def test_a_store_that_ignores_conditions_is_refused_before_anything_is_written(object_store: ObjectStore) -> None:
     object_store.conditional = False
-    with pytest.raises(UnlockableError, match="start one run at a time on it, with --no-lock"):
+    with pytest.raises(UnlockableError, match="Start one run at a time on it, with --no-lock"):
         with Output(FOLDER, (), store=f"{FOLDER}/completions"):
             pass
     with Output(FOLDER, (), store=f"{FOLDER}/completions", lock=False):
@@ -105,5 +105,5 @@ def test_a_store_that_ignores_conditions_is_refused_before_anything_is_written(o
 
 
 def test_hdfs_has_no_lock() -> None:
-    with pytest.raises(UnlockableError, match="hdfs://host/out cannot be locked"):
+    with pytest.raises(UnlockableError, match="cannot lock hdfs://host/out"):
         lock_folder("hdfs://host/out", "mine", wait=False)

@@ -326,6 +326,6 @@ def test_an_interrupt_is_told_over_the_line() -> None:
     display.start("evaluate_coverage")
     interrupts = Interrupts(display.note)
     interrupts._note(signal.SIGINT, None)
-    assert stream.getvalue().split(CLEAR)[-1] == "Stopping; press Ctrl-C again to stop now\n"
+    assert stream.getvalue().split(CLEAR)[-1] == "Stopping. Press Ctrl-C again to stop at once\n"
     with pytest.raises(KeyboardInterrupt):
         interrupts._note(signal.SIGINT, None)

@@ -94,9 +94,7 @@ def test_a_memory_that_is_full_is_named_with_its_setting(said: str) -> None:
     text = (
         f"An error occurred while calling o9.parquet.\n: org.apache.spark.SparkException: Failed.\nCaused by: {said}\n"
     )
-    assert str(explain(RuntimeError(text))).startswith(
-        "Spark's memory is full; give it more by spark.conf.spark.driver"
-    )
+    assert str(explain(RuntimeError(text))).startswith("Spark's memory is full. Raise spark.conf.spark.driver")
 
 
 def test_a_thread_that_cannot_be_had_is_no_full_memory() -> None:
@@ -137,7 +135,8 @@ def test_folders_are_checked_before_they_are_needed(disk: SmallDisk, tmp_path: P
     check_writable(str(tmp_path / "not" / "there"), "the work folder", "set TMPDIR")
     assert list(tmp_path.iterdir()) == [disk.folder]
     disk.fill()
-    with pytest.raises(UnwritableError, match=r"^the work folder .*: No space left on device; set TMPDIR, then start"):
+    refusal = r"^the work folder .* cannot be written \(No space left on device\); set TMPDIR, then start"
+    with pytest.raises(UnwritableError, match=refusal):
         check_writable(f"{disk.folder}/deep/down", "the work folder", "set TMPDIR")
 
 
@@ -168,7 +167,7 @@ def test_a_class_that_spark_lacks_is_named_with_the_package_that_brings_it(spark
         (
             "org.apache.spark.SparkException: [FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file "
             "file:///data/out/_work/a.parquet. File does not exist. It is possible",
-            "file:///data/out/_work/a.parquet: not there where a worker of Spark reads it; give a place that all",
+            "a worker of Spark cannot find file:///data/out/_work/a.parquet. Use a path that all",
         ),
         (
             "org.apache.spark.SparkException: \nError from python worker:\n  Exception ignored error evaluating path:\n"
@@ -191,8 +190,8 @@ def test_a_module_that_a_worker_lacks_is_named(spark: SparkSession) -> None:
     error = error_of(lambda: spark.range(1).mapInArrow(ask, "id long").collect())
     assert root_cause(error) == "ModuleNotFoundError: No module named 'a_module'"
     assert explain(error) == (
-        "a worker of Spark has no Python module a_module: install untold on the workers as it is here, or use "
-        "`untold package`"
+        "a worker of Spark has no Python module a_module: install the same version of untold on the workers, "
+        "or use `untold package`"
     )
     assert explain(ModuleNotFoundError("No module named 'a_module'")) is None
 
@@ -201,7 +200,7 @@ def test_a_python_that_a_worker_lacks_is_named(spark: SparkSession, monkeypatch:
     monkeypatch.setattr(spark.sparkContext, "pythonExec", "./environment/bin/python")
     error = error_of(lambda: spark.range(1).mapInArrow(fail, "id long").collect())
     assert str(explain(error)).startswith(
-        "a worker of Spark cannot start ./environment/bin/python: No such file or directory; install Python there"
+        "a worker of Spark cannot start ./environment/bin/python: No such file or directory. Install Python there"
     )
 
 
@@ -209,7 +208,7 @@ def test_a_temporary_folder_that_is_too_long_for_sockets_is_named(monkeypatch: p
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     fits = "/" + "x" * (SOCKET_PATH_BYTES - RAY_SOCKET_BYTES - 1)
     check_socket_folder(fits)
-    with pytest.raises(EnvironmentVariableError, match=r"TMPDIR is too long for the sockets of Ray.* set RAY_TMPDIR"):
+    with pytest.raises(EnvironmentVariableError, match=r"TMPDIR is too long for the sockets of Ray.* Set RAY_TMPDIR"):
         check_socket_folder(f"{fits}x")
 
 

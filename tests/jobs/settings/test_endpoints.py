@@ -48,8 +48,8 @@ def test_endpoint_choice(
         ((), {"endpoint": "openai"}, ("OPENAI_API_KEY: not set",)),
         (("llm.api_key_env=MINE",), {"endpoint": "openai"}, ("MINE: not set",)),
         (("llm.model=m",), {"endpoint": "openrouter"}, ("OPENROUTER_API_KEY: not set",)),
-        (("llm.base_url=http://h/v1",), {}, ("llm.model: not set",)),
-        ((), {"endpoint": "vllm"}, ("llm.model: not set", "vllm")),
+        (("llm.base_url=http://h/v1",), {}, ("llm.model is not set",)),
+        ((), {"endpoint": "vllm"}, ("llm.model is not set", "vllm")),
         (("llm.model=m",), {}, ("llm.model=m (--set): has no endpoint",)),
         ((*SERVER, "budget.max_cost=1"), {}, ("budget.max_cost=1 (--set): needs llm.price_per_million",)),
         (
@@ -154,7 +154,7 @@ def test_a_search_of_ones_own_gets_no_key_that_was_not_named_for_it() -> None:
 
 def test_an_endpoint_for_embeddings_needs_a_model_and_where_cost_is_bounded_a_price() -> None:
     assert problems(*SERVER, "embeddings.base_url=http://h/v1") == [
-        "embeddings.model: not set, and embeddings.base_url names none: --set embeddings.model=NAME"
+        "embeddings.model is not set, and embeddings.base_url has no model. Use --set embeddings.model=NAME"
     ]
     (line,) = problems(
         *SERVER, *PRICED, "budget.max_cost=1", "embeddings.base_url=http://h/v1", "embeddings.model=embedder"

@@ -86,8 +86,8 @@ def test_metrics_of_one_package_share_a_section(bring: Bring) -> None:
 @pytest.mark.parametrize(
     ("sections", "told"),
     [
-        ([("words", "llm", ToySettings)], r"metric words: Untold has settings llm\.\* already"),
-        ([("a", "toy", ToySettings), ("b", "toy", OtherSettings)], r"metric b: a has settings toy\.\* already"),
+        ([("words", "llm", ToySettings)], r"metric words: Untold already has settings llm\.\*"),
+        ([("a", "toy", ToySettings), ("b", "toy", OtherSettings)], r"metric b: a already has settings toy\.\*"),
     ],
 )
 def test_a_section_whose_name_is_taken_is_refused(

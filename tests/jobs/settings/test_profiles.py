@@ -26,7 +26,7 @@ def told(settings: Settings, *metrics: str) -> list[str]:
 
 def explained(settings: Settings, *metrics: str) -> str:
     (line,) = told(settings, *metrics)
-    return line.removeprefix("profile published: you changed ").partition("; the models")[0]
+    return line.removeprefix("profile published: you changed ").partition(". The models")[0]
 
 
 @pytest.mark.parametrize("name", shipped_names("profiles"))
@@ -72,7 +72,7 @@ def test_a_profile_that_does_not_ship_is_refused() -> None:
 
 
 def test_a_run_says_what_of_it_is_not_as_in_the_papers(tmp_path: Path) -> None:
-    assert explained(load(*SERVER, PROFILE).settings, *METRICS) == "nothing that it sets"
+    assert explained(load(*SERVER, PROFILE).settings, *METRICS) == "none of its settings"
     changed = (PROFILE, "llm.temperature=0.7", "thresholds.relevance=4", "longrecall.cosine=null")
     settings = load(*SERVER, *changed).settings
     assert explained(settings, "e2e") == "llm.temperature=0.7 (was 0)"
@@ -89,7 +89,7 @@ def test_it_says_what_differs_for_one_stage(tmp_path: Path) -> None:
         f"the template of summarise_context ({tmp_path}/summarise_context.jinja)",
         "the template of evaluate_coverage (conf/prompts/evaluate_coverage.jinja)",
     ]
-    assert explained(load(*SERVER, PROFILE, *changed).settings, "qa") == "nothing that it sets"
+    assert explained(load(*SERVER, PROFILE, *changed).settings, "qa") == "none of its settings"
 
 
 def test_prompts_chosen_anew_are_told_once() -> None:

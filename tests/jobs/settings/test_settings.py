@@ -332,7 +332,7 @@ def test_an_alias_bomb_in_an_option_is_one_line() -> None:
 
 def test_missing_file_is_an_error(tmp_path: Path) -> None:
     (line,) = problems(*SERVER, config=tmp_path / "none.yaml")
-    assert "none.yaml: cannot be read: No such file" in line
+    assert "none.yaml cannot be read (No such file" in line
 
 
 def test_empty_file_sets_nothing(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_a_worker_has_the_endpoints_of_a_job_and_may_have_others() -> None:
 def test_a_spool_holds_no_secret_of_a_header(tmp_path: Any) -> None:
     job = Spool(str(tmp_path)).job("a-job")
     own = {"base_url": A, "extra_headers": {"api-key": "a-word"}}
-    with pytest.raises(SpoolError, match="a header or parameter"):
+    with pytest.raises(SpoolError, match="a header or a parameter"):
         job.publish(job_of(settings_of(endpoints(own))))
     named = {"base_url": A, "extra_headers": {"api-key": {"env": "A_NAME"}}, "extra_query": {"api-version": "1"}}
     job.place.make_folder()

@@ -331,7 +331,7 @@ def test_a_report_again_is_the_same_and_leaves_a_manifest_alone(whole: Path, tmp
 
 def test_files_that_cannot_be_read_are_one_line_and_write_nothing(whole: Path, tmp_path: Path) -> None:
     for name, error, message in (
-        ("absent.csv", AnnotationError, r"absent\.csv: cannot be read \(FileNotFoundError\)"),
+        ("absent.csv", AnnotationError, r"absent\.csv cannot be read \(FileNotFoundError\)"),
         ("key.ods", SpreadsheetError, r"has to end in \.csv or \.xlsx"),
     ):
         if error is SpreadsheetError:

@@ -121,7 +121,7 @@ def test_the_report_says_what_the_rows_say() -> None:
     labels = ItemLabels(120, 100, 5, 0.5, 0.4, 90)
     rows = evaluation_rows(sample_rows(people, judged, baselines, [("icat", "a|b")]), labels, clustered=True, seed=0)
     costs = {"m": {"icat": Cost(2.5, 1200.0, None, tokens_estimated=True)}}
-    notes = ["BERTScore is left out: so"]
+    notes = ["BERTScore is skipped, because so"]
     report = render(CoverageFindings(rows, labels, ["yes", "part|ly"]), costs, clustered=True, notes=notes)
     # No verdict is of that model, so nothing is known of it
     assert "| icat | a\\|b | 0 | 30 | - | - | - | - | - | - |" in report
@@ -129,12 +129,12 @@ def test_the_report_says_what_the_rows_say() -> None:
     shown = f"{bleu['value']:.3f} [{bleu['ci_low']:.3f}, {bleu['ci_high']:.3f}]"
     assert f"| bleu | (baseline) | 30 | 0 | {shown} | {bleu['p_value']:.4f} |" in report
     assert "10,000 resamples of whole queries" in report
-    assert "Note: BERTScore is left out: so." in report
+    assert "Note: BERTScore is skipped, because so." in report
     assert (
-        "Labels that mean covered: `yes`, `part\\|ly`. Of 120 items, 100 have a majority; 5 are ties and 15 have"
+        "Labels that mean covered: `yes`, `part\\|ly`. 100 of 120 items have a majority. 5 are ties and 15 have"
         in report
     )
     assert "| icat | m | 2.50 | ~1,200 | - |" in report
     assert "| pearson of ICAT-S, a corpus (ClueWeb) | - | 0.422 |" in report
     assert "| Fleiss' kappa of annotators | 0.500 | 0.829 |" in report
-    assert "ClueWeb and the paper's human labels are not at hand" in report
+    assert "ClueWeb and the paper's human labels are not available" in report

@@ -59,7 +59,7 @@ def test_all_problems_of_all_tables_are_one_error(tmp_path: Path) -> None:
     one, two = (f"{model} ({place}): e2e" for model, place in places.items())
     assert str(raised.value).splitlines() == [
         f"{one}: 1 sample of input has no score: `b` (did you mean `B`?)",
-        f"{one}: 1 score is of no sample of input: `B`",
+        f"{one}: 1 score belongs to no sample of input: `B`",
         f"{two}: 1 sample of input has several scores: `b`",
     ]
 

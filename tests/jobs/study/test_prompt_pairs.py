@@ -51,7 +51,7 @@ def test_published_figures_are_found_for_a_judge_under_any_prompts() -> None:
 @pytest.mark.parametrize("metrics", [("qa",), ("longrecall", "qa")])
 def test_prompts_that_are_the_same_are_not_compared(metrics: tuple[str, ...]) -> None:
     check_prompts([PAIR], ("e2e", *metrics))
-    with pytest.raises(MetaEvaluationError, match=f"{', '.join(metrics)} would ask org/m the same under both"):
+    with pytest.raises(MetaEvaluationError, match=f"{', '.join(metrics)} would send org/m equal prompts under both"):
         check_prompts([PAIR], metrics)
 
 

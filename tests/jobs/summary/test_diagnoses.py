@@ -48,9 +48,10 @@ def run(tmp_path: Path) -> RunTables:
 
 def test_each_fault_is_a_sentence_with_the_half_that_has_it(run: RunTables) -> None:
     assert describe_faults(run) == [
-        "retriever (claim_recall): 2 of 2 samples have claims left out, in no context; worst: a (50.0% of its claims)",
-        "generator (hallucination): 1 of 2 samples have claims not in the ground truth, in no context; "
-        "worst: b (12.5% of its claims)",
+        "retriever (claim_recall): 2 of 2 samples have claims left out, in no context. "
+        "The worst is a (50.0% of its claims)",
+        "generator (hallucination): 1 of 2 samples have claims not in the ground truth, in no context. "
+        "The worst is b (12.5% of its claims)",
         "dense: retriever (claim_recall) 1 of 1",
         "words: retriever (claim_recall) 1 of 1, generator (hallucination) 1 of 1",
     ]

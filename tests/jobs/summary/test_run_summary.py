@@ -167,4 +167,4 @@ def test_a_store_that_does_not_answer_at_the_end_is_a_line_and_no_error(
     manifest = {"summary": [summarised(None)], "counts": {"statuses": {"ok": 1}}}
     request = ScoreRequest(input="", output=str(output), settings=Settings(), metrics=("e2e",), embedded=False)
     show_summary(Outcome(exit_code=0, manifest=manifest), request)
-    assert capsys.readouterr().out == f"results: {output}; its tables cannot be read at the moment (ArrowInvalid)\n"
+    assert capsys.readouterr().out == f"results: {output} (its tables cannot be read at the moment: ArrowInvalid)\n"

@@ -104,7 +104,7 @@ def fill_in(source: str, variables: dict[str, object]) -> None:
     [
         ("{{ broken", "unexpected end of template"),
         ("{{ query | no_such_filter }}", "No filter named 'no_such_filter'"),
-        ("{{ quary }}", "unknown variable quary; the stage has query, contexts"),
+        ("{{ quary }}", "unknown variable quary. The stage has query, contexts"),
         ("{{ query.text }}", "'str object' has no attribute 'text'"),
         ("{% for one in contexts %}{{ one.text }}{% endfor %}", "'str object' has no attribute 'text'"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
@@ -202,7 +202,7 @@ def test_a_template_cannot_count_for_ever() -> None:
 
 
 def test_check_variables_names_what_a_stage_does_not_have() -> None:
-    with pytest.raises(PromptError, match="s line 2: unknown variable answer, quary; the stage has query, text"):
+    with pytest.raises(PromptError, match=r"s line 2: unknown variable answer, quary\. The stage has query, text"):
         check_variables("=== system\n{{ quary }}\n=== user\n{{ answer }}{{ text }}", ("query", "text"), name="s")
 
 

@@ -102,7 +102,7 @@ def test_a_folder_without_a_file_is_named_with_it(folder: Path, missing: str) ->
 @pytest.mark.parametrize("broken", ["model.onnx", "tokenizer.json"])
 def test_a_file_that_is_none_is_one_line(folder: Path, broken: str) -> None:
     (folder / broken).write_text("<html>")
-    with pytest.raises(LocalModelFileError, match=rf"^\S+{broken} is no [^\n]+$"):
+    with pytest.raises(LocalModelFileError, match=rf"^\S+{broken} is not [^\n]+$"):
         Embedder(find_model(str(folder)))
 
 
@@ -116,8 +116,8 @@ def test_without_its_package_the_embedded_model_says_what_to_do(monkeypatch: pyt
     ("vector", "said"),
     [
         ([0.0, 0.0], "zero"),
-        ([1.0, float("nan")], "no numbers"),
-        ([1.0, float("inf")], "no numbers"),
+        ([1.0, float("nan")], "not numbers"),
+        ([1.0, float("inf")], "not numbers"),
         ([], "0 dimensions"),
         ([1.0, 2.0, 3.0], "3 dimensions, not 2"),
     ],

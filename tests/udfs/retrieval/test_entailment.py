@@ -88,7 +88,7 @@ def test_a_model_of_two_classes_knows_entailment_and_all_else(tmp_path: Path) ->
         ("<html>", "no id2label"),
         ('{"id2label": {"1": "entailment"}}', "no id2label"),
         ('{"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}', "calls a class LABEL_0"),
-        ('{"id2label": {"0": "neutral", "1": "contradiction"}}', "names no class entailment"),
+        ('{"id2label": {"0": "neutral", "1": "contradiction"}}', "must have exactly one class entailment"),
     ],
 )
 def test_classes_that_are_not_named_are_one_clear_line(tmp_path: Path, config: str | None, said: str) -> None:

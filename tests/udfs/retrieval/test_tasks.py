@@ -77,7 +77,7 @@ def test_a_task_writes_while_it_works(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_worker_with_another_file_does_not_answer(tmp_path: Path) -> None:
     stage = replace(embedding_stage(tmp_path / "model"), model_key="sha256:another")
-    with pytest.raises(LocalModelFileError, match="another file"):
+    with pytest.raises(LocalModelFileError, match="differs from the file"):
         answer(stage, tmp_path / "store", texts("bees"))
 
 

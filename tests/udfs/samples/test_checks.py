@@ -53,12 +53,12 @@ def test_a_ground_truth_may_be_text_or_claims_in_csv_too(given: str, read: dict[
     [
         ({"ground_truth": None}, "ground_truth is null"),
         ({"ground_truth": {"claims": None}}, "ground_truth is neither text nor a list of claims"),
-        ({"ground_truth": [{"text": "a"}]}, "claims of ground_truth holds what is no text"),
-        ({"claim_checks": []}, "claim_checks is no object"),
-        ({"claim_checks": {"response_claims": "a"}}, "response_claims is no list"),
+        ({"ground_truth": [{"text": "a"}]}, "claims of ground_truth has an item that is not a text"),
+        ({"claim_checks": []}, "claim_checks is not an object"),
+        ({"claim_checks": {"response_claims": "a"}}, "response_claims is not a list"),
         (
             {"claim_checks": {"answer2response": ["Neutral"]}},
-            "the length of answer2response is 1, and that of response_claims 0",
+            "answer2response has the length 1, but response_claims has 0",
         ),
         (
             {"claim_checks": {**CHECKS, "answer2response": ["yes", "no"]}},
@@ -66,7 +66,7 @@ def test_a_ground_truth_may_be_text_or_claims_in_csv_too(given: str, read: dict[
         ),
         (
             {"claim_checks": CHECKS, "contexts": ["a"]},
-            "the length of a row of retrieved2response is 2, and that of contexts 1",
+            "a row of retrieved2response has the length 2, but contexts has 1",
         ),
     ],
 )

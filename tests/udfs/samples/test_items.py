@@ -50,7 +50,7 @@ def test_references_keep_all_and_aspects_what_they_have() -> None:
 def test_one_text_alone_is_a_reference_yet_to_be_cut() -> None:
     read = normalise_references("One. Two.")
     assert read == [dict.fromkeys(REFERENCE_FIELDS) | {"id": None, "text": "One. Two."}]
-    with pytest.raises(ValueError, match=r"^aspects is no list$"):
+    with pytest.raises(ValueError, match=r"^aspects is not a list$"):
         normalise_aspects("One. Two.")
 
 
@@ -73,19 +73,19 @@ def test_what_a_data_frame_writes_for_nothing_is_nothing() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"text": "a"}, "items is no list"),
+        ({"text": "a"}, "items is not a list"),
         ([None], "item 1 is null"),
         (["a", {"id": "1"}], "item 2 has no text"),
         ([{"id": ["1"], "text": "a"}], "item 1 is neither text nor an object of id and text"),
         (["a", {"id": "1", "text": "b"}], "items 1 and 2 have one id"),
-        ([{"text": "a", "labels": {"yes": 1}}], "labels of item 1 are no texts"),
-        ([{"text": "a", "labels": [["yes"]]}], "labels of item 1 are no texts"),
-        ([{"text": "a", "anchor": ["b"]}], "anchor of item 1 is no text"),
+        ([{"text": "a", "labels": {"yes": 1}}], "labels of item 1 are not texts"),
+        ([{"text": "a", "labels": [["yes"]]}], "labels of item 1 are not texts"),
+        ([{"text": "a", "anchor": ["b"]}], "anchor of item 1 is not a text"),
         ([{"text": "a", "importance": "high"}], "importance of item 1 is neither vital nor okay"),
         ([{"text": "a", "covered_by": ["b", None]}], "covered_by of item 1 has a null"),
-        *(([{"text": "a", "weight": weight}], "weight of item 1 is no finite number") for weight in ("x", [])),
-        ([{"text": "a", "weight": True}], "weight of item 1 is no finite number"),
-        ([{"text": "a", "weight": "1e999"}], "weight of item 1 is no finite number"),
+        *(([{"text": "a", "weight": weight}], "weight of item 1 is not a finite number") for weight in ("x", [])),
+        ([{"text": "a", "weight": True}], "weight of item 1 is not a finite number"),
+        ([{"text": "a", "weight": "1e999"}], "weight of item 1 is not a finite number"),
     ],
 )
 def test_what_is_no_item_is_said_without_its_text(given: Any, told: str) -> None:
@@ -94,5 +94,5 @@ def test_what_is_no_item_is_said_without_its_text(given: Any, told: str) -> None
 
 
 def test_text_that_is_no_json_is_no_items() -> None:
-    with pytest.raises(ValueError, match=r"^items is no JSON list$"):
+    with pytest.raises(ValueError, match=r"^items is not a JSON list$"):
         items_of_json("{")

@@ -232,7 +232,7 @@ def test_answers_of_k_qa_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         "2 cells where the header has 8",
     ]
     (tmp_path / "b.csv").write_text(header.replace("claim", "Claim") + "\n" + rows[0])
-    with pytest.raises(UnreadableFileError, match=r"no column `claim` \(did you mean `Claim`\?\); give NLI_medical"):
+    with pytest.raises(UnreadableFileError, match=r"no column `claim` \(did you mean `Claim`\?\)\. Give NLI_medical"):
         list(read_answers(Unit(0, str(tmp_path / "b.csv"), "")))
 
 

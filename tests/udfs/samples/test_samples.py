@@ -40,25 +40,25 @@ AS_PYTHON = (
         ({"query": None}, "query is null"),
         ({"query": ""}, "query is empty"),
         ({"query": " \n"}, "query is empty"),
-        ({"query": {"a": 1}}, "query is no text"),
+        ({"query": {"a": 1}}, "query is not a text"),
         ({"response": None}, "response is null"),
-        ({"response": ["r"]}, "response is no text"),
+        ({"response": ["r"]}, "response is not a text"),
         ({"contexts": None}, "contexts is null"),
-        ({"contexts": " "}, "contexts is an empty text; give [] where there are none"),
-        ({"contexts": '["a"'}, "contexts is no JSON list"),
-        ({"contexts": '[{"text": "a"'}, "contexts is no JSON list"),
+        ({"contexts": " "}, "contexts is an empty text. Give [] for no contexts"),
+        ({"contexts": '["a"'}, "contexts is not a JSON list"),
+        ({"contexts": '[{"text": "a"'}, "contexts is not a JSON list"),
         ({"contexts": "['a', 'b']"}, AS_PYTHON),
         ({"contexts": '["it\'s", None]'}, AS_PYTHON),
         ({"contexts": "[{'id': '1', 'text': 'a'}]"}, AS_PYTHON),
         ({"contexts": "array(['a', 'b'], dtype=object)"}, AS_PYTHON),
         ({"contexts": "{'text': ['a']}"}, AS_PYTHON),
-        ({"contexts": 3}, "contexts is no list"),
-        ({"contexts": {"id": "1", "text": "a"}}, "contexts is no list"),
+        ({"contexts": 3}, "contexts is not a list"),
+        ({"contexts": {"id": "1", "text": "a"}}, "contexts is not a list"),
         ({"contexts": ["a", None]}, "context 2 is null"),
         ({"contexts": [{"id": "1"}]}, "context 1 has no text"),
         ({"contexts": [["a"]]}, "context 1 is neither text nor an object of id and text"),
         ({"contexts": ["a", {"id": "1", "text": "b"}]}, "contexts 1 and 2 have one id"),
-        ({"query": None, "contexts": 3}, "query is null; contexts is no list"),
+        ({"query": None, "contexts": 3}, "query is null; contexts is not a list"),
     ],
 )
 def test_a_bad_row_says_what_is_wrong(values: dict[str, Any], error: str) -> None:
@@ -96,13 +96,13 @@ def optional_of(*required: str, as_text: bool = False, **values: Any) -> Sample:
 @pytest.mark.parametrize(
     ("values", "error"),
     [
-        ({"aspects": "cost"}, "aspects is no list"),
+        ({"aspects": "cost"}, "aspects is not a list"),
         ({"aspects": ["cost", None]}, "aspect 2 is null"),
         ({"aspects": [{"id": "1"}]}, "aspect 1 has no text"),
         ({"aspects": [["cost"]]}, "aspect 1 is neither text nor an object of id and text"),
         ({"aspects": [{"id": "2", "text": "a"}, "b"]}, "aspects 1 and 2 have one id"),
-        ({"aspects": [{"text": "a", "labels": {"a": "yes"}}]}, "labels of aspect 1 are no texts"),
-        ({"query": None, "aspects": 3}, "query is null; aspects is no list"),
+        ({"aspects": [{"text": "a", "labels": {"a": "yes"}}]}, "labels of aspect 1 are not texts"),
+        ({"query": None, "aspects": 3}, "query is null; aspects is not a list"),
     ],
 )
 def test_aspects_that_are_read_say_what_is_wrong(values: dict[str, Any], error: str) -> None:
@@ -122,7 +122,7 @@ def test_optional_columns_have_one_form() -> None:
     sample = optional_of(aspects=given, query_id=2.0)
     assert (sample.error, sample.rest["aspects"], sample.rest["query_id"]) == (None, wanted, "2")
     assert optional_of(aspects=json.dumps(given), as_text=True, contexts='["a"]').rest["aspects"] == wanted
-    assert optional_of(aspects="[", as_text=True, contexts='["a"]').error == "aspects is no JSON list"
+    assert optional_of(aspects="[", as_text=True, contexts='["a"]').error == "aspects is not a JSON list"
     assert optional_of(aspects=None).rest == {"aspects": None}
     assert optional_of().rest == {}
     assert optional_of("query_id", query_id="").error == "query_id is null"
@@ -133,7 +133,7 @@ def test_references_may_be_one_text_and_are_wanted_where_they_are_required() -> 
     given = ("[1] a", '["a", "b"]', '["a')
     of_text = {text: optional_of(references=text, as_text=True, contexts="[]") for text in given}
     assert [len(sample.rest["references"] or ()) for sample in of_text.values()] == [1, 2, 0]
-    assert [sample.error for sample in of_text.values()] == [None, None, "references is no JSON list"]
+    assert [sample.error for sample in of_text.values()] == [None, None, "references is not a JSON list"]
     assert optional_of("references").error == "references is null"
     assert optional_of("references", references=None).error == "references is null"
     assert optional_of("references", references=[]).error is None
@@ -186,7 +186,7 @@ def test_a_response_in_cited_sentences_is_one_text() -> None:
     sentences = [{"text": "One.", "citations": [0]}, {"text": "Two.", "citations": []}]
 
     assert sample_of(response=sentences).known["response"] == "One. Two."
-    assert sample_of(response=[{"text": None}]).error == "response is no text"
+    assert sample_of(response=[{"text": None}]).error == "response is not a text"
 
 
 def test_scalars_become_text() -> None:
@@ -305,7 +305,7 @@ def test_csv_cells_are_null_where_empty_but_a_response(tmp_path: Path) -> None:
     assert (first.known["query"], first.known["response"], first.known["system"]) == ('a "b",\nc', "", None)
     assert first.rest == {"x": None}
     assert short.error == "2 cells where the header has 6"
-    assert last.error == "contexts is no JSON list"
+    assert last.error == "contexts is not a JSON list"
 
 
 def test_a_broken_csv_record_is_its_own_problem(tmp_path: Path) -> None:

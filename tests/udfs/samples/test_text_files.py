@@ -288,7 +288,7 @@ def test_quotes_that_spark_wrote_have_their_way_out(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text('query,response\n"Who said \\"open\\"?","He said \\"open\\", twice."\n')
     (record,) = READERS["csv"](Unit(0, str(path), "csv"))
-    assert record.problem == "broken CSV quoting; write quotes doubled (of Spark: option('escape', '\"'))"
+    assert record.problem == "broken CSV quoting. Write quotes doubled (in Spark, option('escape', '\"'))"
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])

@@ -142,13 +142,13 @@ def test_what_people_and_spreadsheets_change_does_not_matter() -> None:
 @pytest.mark.parametrize(
     ("cell", "problem"),
     [
-        ("", "errors is empty; write codes, or NONE where there are none"),
-        (" , ", "errors is empty; write codes, or NONE where there are none"),
-        ("MIS_ATOM", "no error type 'MIS_ATOM'; did you mean MISS_ATOM?"),
-        ("dup atom", "no error type 'DUP ATOM'; did you mean DUP_ATOM?"),
-        ("?", f"no error type '?'; there are {', '.join(ERROR_TYPES)}"),
-        ("NONE, DUP_ATOM", "NONE stands beside DUP_ATOM; keep one or the other"),
-        ("x" * 500, f"no error type '{'X' * 20}...'; there are {', '.join(ERROR_TYPES)}"),
+        ("", "errors is empty. Write codes, or NONE for no errors"),
+        (" , ", "errors is empty. Write codes, or NONE for no errors"),
+        ("MIS_ATOM", "unknown error type 'MIS_ATOM'; did you mean MISS_ATOM?"),
+        ("dup atom", "unknown error type 'DUP ATOM'; did you mean DUP_ATOM?"),
+        ("?", f"unknown error type '?'; there are {', '.join(ERROR_TYPES)}"),
+        ("NONE, DUP_ATOM", "NONE occurs together with DUP_ATOM. Keep one or the other"),
+        ("x" * 500, f"unknown error type '{'X' * 20}...'; there are {', '.join(ERROR_TYPES)}"),
     ],
 )
 def test_a_wrong_cell_is_told_by_row_and_item(cell: str, problem: str) -> None:
@@ -205,9 +205,9 @@ def test_every_problem_is_told_up_to_twenty() -> None:
 @pytest.mark.parametrize(
     ("sheet", "problem"),
     [
-        ([["item", "errors"]], "sheet.csv: no column method in its first row"),
-        ([], "sheet.csv: no column item, method, errors in its first row"),
-        ([["item", "method", "errors", "Errors"]], "sheet.csv: several columns errors"),
+        ([["item", "errors"]], "sheet.csv has no column method in row 1"),
+        ([], "sheet.csv has no column item, method, errors in row 1"),
+        ([["item", "method", "errors", "Errors"]], "sheet.csv has several columns errors"),
     ],
 )
 def test_a_sheet_without_its_columns_is_refused(sheet: Rows, problem: str) -> None:
@@ -216,7 +216,7 @@ def test_a_sheet_without_its_columns_is_refused(sheet: Rows, problem: str) -> No
 
 
 def test_an_empty_sheet_is_refused() -> None:
-    assert problems_of(FILLED[:1], KEY[:1]) == ["sheet.csv: no rows in it; give the sheet that was filled in"]
+    assert problems_of(FILLED[:1], KEY[:1]) == ["sheet.csv has no rows. Give the sheet that was filled in"]
 
 
 def test_shares_are_those_counted_by_hand() -> None:

@@ -131,7 +131,7 @@ def test_the_first_worksheet_is_read_whatever_it_is_called() -> None:
     [
         ("sheet.ods", b"", r"sheet\.ods: the name has to end in \.csv or \.xlsx"),
         ("sheet", b"", r"sheet: the name has to end in \.csv or \.xlsx"),
-        ("a.xlsx", b"item,method\n", r"a\.xlsx: cannot be read as XLSX \(BadZipFile\); save it again as \.xlsx"),
+        ("a.xlsx", b"item,method\n", r"a\.xlsx cannot be read as XLSX \(BadZipFile\)\. Save it again as \.xlsx"),
     ],
 )
 def test_what_is_no_spreadsheet_is_refused(name: str, content: bytes, message: str) -> None:

@@ -107,7 +107,7 @@ def test_a_perfect_correlation_has_no_interval() -> None:
 
 
 def test_what_cannot_be_correlated_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"of one length, not of shapes \(2,\) and \(3,\)"):
+    with pytest.raises(ValueError, match=r"the same length, not the shapes \(2,\) and \(3,\)"):
         correlate([1, 2], [1, 2, 3], seed=0)
     with pytest.raises(ValueError, match="finite"):
         correlate([1, 2, np.nan], [1, 2, 3], seed=0)

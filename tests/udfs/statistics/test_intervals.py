@@ -194,7 +194,7 @@ def test_mean_is_that_of_all_rows() -> None:
 @pytest.mark.parametrize(
     ("values", "counts", "message"),
     [
-        ([0.5], [1, 2], "one length"),
+        ([0.5], [1, 2], "differ in length"),
         ([0.5], [-1], "not negative"),
         ([0.5], [1.5], "whole numbers"),
         ([float("nan")], [1], "finite"),
@@ -366,8 +366,8 @@ def test_many_distinct_clusters_do_not_depend_on_order() -> None:
 @pytest.mark.parametrize(
     ("sums", "sizes", "counts", "message"),
     [
-        ([0.5], [1, 2], None, "sums and sizes must be of one length"),
-        ([0.5], [1], [1, 2], "sums and counts must be of one length"),
+        ([0.5], [1, 2], None, "sums and sizes differ in length"),
+        ([0.5], [1], [1, 2], "sums and counts differ in length"),
         ([0.5], [1.5], None, "sizes must be whole numbers"),
         ([0.5], [1], [-1], "counts must be whole numbers, not negative"),
         ([float("nan")], [1], None, "sums must be finite"),
