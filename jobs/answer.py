@@ -180,4 +180,4 @@ def show_answered(outcome: AnswerOutcome) -> None:
     ]
     print_lines(table(["stage", "answered", "failed", "calls", "tokens", "cost"], rows, page_of(sys.stdout), names=1))
     if not outcome.left:
-        print("Next: start the run again that wrote these requests")
+        print("next: start the run again that wrote these requests")

@@ -163,4 +163,4 @@ def show_batches(found: Sequence[BatchListing], act: str) -> None:
         heads = ["batch", "stage", "run", "requests", "status", "done"]
         print_lines(table(heads, rows, page_of(sys.stdout), names=5))
     if act != "list":
-        print("Next: start the run again. It reads the completions and sends the other requests")
+        print("next: start the run again. It reads the completions and sends the other requests")

@@ -205,7 +205,7 @@ def test_a_run_that_lost_scores_has_failed_and_is_not_done(
     monkeypatch.setattr("untold.jobs.score.METRICS", {"e2e": replace(whole, score=lose)})
     ended = run_here(server, path, output, settings=SETTINGS)
     assert (ended.code, read_manifest(output)["status"]) == (1, "failed"), ended.err
-    (line,) = [line for line in ended.err.splitlines() if "rows were lost" in line]
+    (line,) = [line for line in ended.err.splitlines() if "Rows were lost" in line]
     assert "the table scores has 39 rows, and 40 samples by 1 metric need 40" in line
     monkeypatch.undo()
     paid = server.count()
