@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from untold.jobs.inference.backends.cluster_checks import ClusterChecks
-from untold.jobs.inference.backends.node_checks import check_nodes
+from untold.jobs.inference.backends.node_checks import ClusterChecks, check_nodes
 from untold.jobs.inference.stage.bindings import bind_embedding, bind_entailment, bind_search
 from untold.jobs.inference.stage.call_settings import (
     Section,
