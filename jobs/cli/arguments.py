@@ -24,8 +24,6 @@ from untold.udfs.redaction import redact
 from untold.udfs.schemes import STORES, scheme_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from untold.jobs.inputs.sampling import Draw
     from untold.jobs.metrics.request import ScoreRequest
     from untold.jobs.run.terminal import Display, Page
@@ -459,17 +457,6 @@ def absolute(path: str) -> str:
     from untold.jobs.run.output import absolute
 
     return absolute(path)
-
-
-@contextmanager
-def open_spark(options: Options) -> Iterator[tuple[SparkSession, Settings, Display]]:
-    """Start Spark for a command that needs no endpoint. The display ends with the block."""
-    from untold.jobs.run.session import open_session
-
-    settings = settings_without_endpoint(options)
-    with display() as shown:
-        shown.status("starting Java")
-        yield open_session(settings), settings, shown
 
 
 def run_job(job: Callable[..., Any], request: Any, show: Callable[[Any, Any], None]) -> int:
