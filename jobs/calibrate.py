@@ -133,7 +133,7 @@ def _price(row: Row, by: str) -> float:
 
 
 def _costs(form: Variant, run: RunTables, cores: int) -> Row:
-    """Return the costs of a form, also of requests that another run of the store sent. Local models only use seconds."""
+    """Return the costs of a form, also of requests that another run of the store sent. Local models use seconds."""
     drawn = run.manifest["counts"]["samples"]
     whole = ((run.manifest.get("input") or {}).get("draw") or {}).get("of") or drawn
     used = [

@@ -71,7 +71,7 @@ _RECALLS = f"""select system, measure, value from measures join scores using (sa
 
 
 class UnmeasuredError(UserError):
-    """The run lacks the needed measures. The message says what to do."""
+    """The run lacks the needed measures. The message names the command that computes them."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def sweep(request: SweepRequest) -> list[dict[str, Any]]:
     """Write the table `beta_sweep` and two pictures into the output of a run, and return the rows of the table.
 
     The rows of all samples (system null) come first, and then the rows of each system by name, with ascending betas.
-    Means and intervals are of the samples with a defined ICAT (methods, section 11). Raises UnmeasuredError for a run
+    Means and intervals include only samples with a defined ICAT (methods, section 11). Raises UnmeasuredError for a run
     without the metric, and UnreadableRunError for a folder without a run that has ended.
     """
     run = open_run(request.output)
@@ -114,7 +114,7 @@ def curve(request: CurveRequest) -> list[dict[str, Any]]:
     """Write the table `recall_curve` and two pictures into the output of a run, and return the rows of the table.
 
     The rows of all samples (system null) come first, and then the rows of each system by name. Each has the rankings
-    combined, relevance, salience and contexts with ascending k. Means and intervals are of the samples with a defined
+    combined, relevance, salience and contexts with ascending k. Means and intervals include only samples with a defined
     recall (methods, sections 12 and 16). Raises UnmeasuredError for a run without the metrics, and UnreadableRunError
     for a folder without a run that has ended.
     """
@@ -150,7 +150,7 @@ def _count(run: RunTables, metric: str, query: str, *values: str) -> Iterator[di
 
 
 def _check_measured(found: Mapping[Any, Any], run: RunTables, metric: str) -> None:
-    """Raise UnmeasuredError without measures. The message says if the run has the metric."""
+    """Raise UnmeasuredError without measures. The message depends on whether the run has the metric."""
     if found:
         return
     whole = next((row for row in run.manifest.get("summary", ()) if row["metric"] == metric), None)
