@@ -24,7 +24,7 @@ from untold.jobs.inference.stage.call_settings import calls_for, hours_at, runs_
 from untold.jobs.inference.stage.engines import open_held
 from untold.jobs.inference.store.compaction import VERSION, list_folder
 from untold.jobs.inference.store.completion_references import list_uses
-from untold.jobs.metrics.request import ScoreRequest
+from untold.jobs.metrics.scoring import ScoreRequest
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
 from untold.jobs.run.output import Output, shown
 from untold.jobs.run.session import task_slots

@@ -25,7 +25,7 @@ from untold.udfs.schemes import STORES, scheme_of
 
 if TYPE_CHECKING:
     from untold.jobs.inputs.sampling import Draw
-    from untold.jobs.metrics.request import ScoreRequest
+    from untold.jobs.metrics.scoring import ScoreRequest
     from untold.jobs.run.terminal import Display, Page
     from untold.jobs.settings.layers import Layer
     from untold.jobs.settings.loading import Resolved
@@ -421,7 +421,7 @@ def score_request(options: Options, resolved: Resolved) -> ScoreRequest:
     Raise SampleError and UsageError.
     """
     from untold.jobs.inputs.checking import adapter_of, known_columns
-    from untold.jobs.metrics.request import ScoreRequest
+    from untold.jobs.metrics.scoring import ScoreRequest
 
     layout = data_set(options.format, options.conflictbank)
     run = run_fields(options, resolved.settings, read_options(options, known_columns(adapter_of(layout))))

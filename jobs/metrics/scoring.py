@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
 from functools import partial, reduce
 from threading import Lock
 
@@ -15,11 +16,18 @@ from untold.graph.distributed import Condensed
 from untold.jobs.inference.stage.engines import MainThreadExecutor
 from untold.jobs.inference.stage.requests import Requests, invalid_rows
 from untold.jobs.inference.stage.runner import StageRunner
+from untold.jobs.inputs.checking import adapter_of, check_input, check_names
+from untold.jobs.inputs.files import SampleError
+from untold.jobs.inputs.request import RunRequest
+from untold.jobs.inputs.samples import Samples
 from untold.jobs.inputs.sampling import Draw
+from untold.jobs.lakehouse.inputs import read_table, table_named
+from untold.jobs.metrics import needs_of, optional_of
 from untold.jobs.metrics.base import Metric, Tables, score_columns, unknown_measures
 from untold.jobs.metrics.condensing import Condenser
 from untold.jobs.metrics.summaries import STAGE as SUMMARISE
 from untold.jobs.metrics.summaries import summarise_contexts
+from untold.jobs.run.manifest import read_manifest
 from untold.jobs.run.output import with_added
 from untold.jobs.run.session import is_connect, spark_schema
 from untold.jobs.settings.model import LlmSettings, Settings, backend_for
@@ -28,11 +36,55 @@ from untold.jobs.tables import ORDER, RESULT_TABLES
 from untold.udfs.llm.keys import Stage
 from untold.udfs.retrieval.catalog import Catalog
 from untold.udfs.stages import LOOKUPS
+from untold.udfs.storage import StoragePath
 
 # While one is asked about, Spark has the steps of others to do; more of them only share its memory
 METRICS_AT_ONCE = 3
 # Samples that are scored several times at least, where some are
 LEAST_REPEATED = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreRequest(RunRequest):
+    """The samples and the metrics of `untold score` and `untold plan`."""
+
+    metrics: tuple[str, ...]
+    # True if the embedded model is used
+    embedded: bool
+    # The version of a table whose rows are already scored: `v12`
+    since: str | None = None
+    # The date of the samples, if the command names one
+    day: date | None = None
+
+    def check(self) -> None:
+        """Raise SampleError if the first rows of the samples cannot be used. Spark does not start."""
+        adapter = adapter_of(self.format)
+        check_names(self.read.columns, adapter)
+        strata = self.draw.stratify if self.draw else ()
+        check_input(self.input, self.read, (*needs_of(self.metrics, self.settings), *strata), adapter)
+        if self.since is not None:
+            self._check_since(self.since)
+
+    def _check_since(self, since: str) -> None:
+        """Raise SampleError if no run scored the rows of the table at that version."""
+        table = table_named(self.input)
+        if table is None or table.format != "delta":
+            raise SampleError("--since needs a Delta table: --input delta:PATH")
+        scored = read_table(table._replace(version=since)).files
+        earlier = read_manifest(self.output)
+        if scored and earlier is None and not StoragePath(self.store).entries():
+            raise SampleError(
+                f"{self.output} has no run and {self.store} no completions, so that every row would be asked; "
+                "leave --since out"
+            )
+        before = table_named((earlier or {}).get("input", {}).get("path", ""))
+        if earlier is not None and (before is None or before.rows != table.rows):
+            raise SampleError(f"{self.output} is of another input; give an output of {table.rows}, or a new one")
+
+    def read_samples(self, spark: SparkSession, metrics: Sequence[str] | None = None) -> Samples:
+        """Return the samples with the columns that these metrics, or all metrics of the request, read."""
+        names = self.metrics if metrics is None else metrics
+        return self.read_columns(spark, needs_of(names, self.settings), optional_of(names))
 
 
 @dataclass
