@@ -6,7 +6,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
 from typing import Any
@@ -101,11 +101,7 @@ def draw_graph(graph: Graph, *, form: str = "svg", title: str = "", response: st
     `RESPONSE_LENGTH` and `TEXT_LENGTH` characters. Of graphs with more than `MAX_NODES` nodes the first are drawn, of
     more than `MAX_EDGES` edges likewise, and the picture says so. Raises ValueError for another form.
     """
-    if form not in FORMATS:
-        raise ValueError(f"no picture of form {form!r}; there are {', '.join(FORMATS)}")
-    # No style of the caller's may change a byte
-    with style.context(["default", STYLE]), _without_glyph_warnings():
-        return save_figure(make_figure(graph, title, response), form)
+    return draw_picture(form, lambda: make_figure(graph, title, response))
 
 
 @contextmanager
@@ -115,7 +111,25 @@ def _without_glyph_warnings() -> Iterator[None]:
         yield
 
 
-def save_figure(figure: Figure, form: str) -> bytes:
+def draw_picture(form: str, draw: Callable[[], Figure]) -> bytes:
+    """Return a figure as the bytes of one of `FORMATS`, independent of the caller's style.
+
+    Raises ValueError for another format.
+    """
+    if form not in FORMATS:
+        raise ValueError(f"no picture of form {form!r}; there are {', '.join(FORMATS)}")
+    with style.context(["default", STYLE]), _without_glyph_warnings():
+        return _save(draw(), form)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of a size in inches with a constrained layout and a canvas without a window."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _save(figure: Figure, form: str) -> bytes:
     """The bytes of a figure in one of `FORMATS`, without a date, so that the same figure has the same bytes.
 
     A PNG with characters that no font of this machine has says so in its corner; an SVG leaves fonts to its viewer.
@@ -125,8 +139,7 @@ def save_figure(figure: Figure, form: str) -> bytes:
     if form == "png" and _lacks_glyphs(figure):
         note = "This machine has no font for some characters; an .svg shows them."
         figure.text(0.005, 0.995, note, fontsize=FONT_SIZE - 3, va="top")
-    with _without_glyph_warnings():
-        figure.savefig(written, format=form, dpi=DPI, metadata=metadata, facecolor="white")
+    figure.savefig(written, format=form, dpi=DPI, metadata=metadata, facecolor="white")
     return written.getvalue()
 
 

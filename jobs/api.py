@@ -27,7 +27,7 @@ from untold.jobs.inputs.files import ReadOptions
 from untold.jobs.inputs.frames import write_frame
 from untold.jobs.inputs.sampling import Draw
 from untold.jobs.metrics import check_metrics
-from untold.jobs.metrics.request import ScoreRequest
+from untold.jobs.metrics.scoring import ScoreRequest
 from untold.jobs.plan import plan
 from untold.jobs.run.outcome import Interrupts
 from untold.jobs.run.output import absolute

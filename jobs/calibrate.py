@@ -1,13 +1,13 @@
-"""Cheaper forms of a metric beside the published one, on the same samples: what each costs, and what it errs.
+"""Compare the costs and the agreement of cheaper forms of a metric with the published one on the same samples.
 
-A form is a set of settings. Each is a run of its own in a folder of the output, and all share a store.
+A form is a set of settings. Each form is a run in a folder of the output, and all runs share a store.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +15,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from matplotlib import style
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from untold.graph.plotting import STYLE, save_figure
+from untold.graph.plotting import draw_picture, new_figure
 from untold.graph.views import FORMATS, one_line
 from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.stage.call_settings import calls_for, hours_at, runs_in_tasks
 from untold.jobs.inference.stage.engines import open_held
 from untold.jobs.inference.store.compaction import VERSION, list_folder
 from untold.jobs.inference.store.completion_references import list_uses
-from untold.jobs.metrics.request import ScoreRequest
+from untold.jobs.metrics.scoring import ScoreRequest
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
 from untold.jobs.run.output import Output, shown
 from untold.jobs.run.session import task_slots
@@ -34,7 +32,7 @@ from untold.jobs.run.terminal import Display, Page, table, wrapped
 from untold.jobs.run_tables import RunTables, connect_tables, open_run
 from untold.jobs.score import score
 from untold.jobs.settings.model import Settings, prices_for
-from untold.jobs.study.report import markdown_table
+from untold.jobs.study.report import Columns, cells, markdown_table
 from untold.jobs.summary.score_counts import SCORE
 from untold.jobs.tables import CALIBRATION
 from untold.udfs.llm.keys import Stage
@@ -53,7 +51,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Variant:
-    """A set of settings, as `KEY=VALUE`, and what scores the samples under it."""
+    """A set of settings as `KEY=VALUE`, and the request that scores the samples with these settings."""
 
     name: str
     settings: tuple[str, ...]
@@ -62,18 +60,18 @@ class Variant:
 
 @dataclass(frozen=True)
 class CalibrateRequest:
-    """What `untold calibrate` is asked: the forms of one metric, the published one first."""
+    """The forms of one metric; the published form is the first."""
 
     forms: Sequence[Variant]
     output: str
-    # A form is recommended where the lower end of its kappa is no lower
+    # The least lower limit of kappa of a recommended form
     kappa: float = 0.95
     overwrite: bool = False
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """How a start ended: rows of the table `calibration`; none where a form is not scored to its end."""
+    """The exit code and the rows of the table `calibration`; no rows if a form is not scored completely."""
 
     exit_code: int
     rows: Sequence[Row] = ()
@@ -81,9 +79,9 @@ class Calibrated:
 
 
 def calibrate(request: CalibrateRequest, display: Display) -> Calibrated:
-    """Scores the samples under each form, and writes the table `calibration`, its picture and a report.
+    """Score the samples with each form, and write the table `calibration`, its pictures and a report.
 
-    Started again, it asks what is missing. A form that ends early ends the start with its exit code.
+    A second start sends only the missing requests. If a form ends early, the start ends with the exit code of the form.
     """
     first = request.forms[0].request
     settings, metric = first.settings, first.metrics[0]
@@ -92,9 +90,9 @@ def calibrate(request: CalibrateRequest, display: Display) -> Calibrated:
         output.claim({"dataset": "calibrate", "input": json.dumps(given), "metrics": [metric]})
         output.begin(shown(settings), input=given, forms={form.name: list(form.settings) for form in request.forms})
         with open_held(settings, display, first.small) as held:
-            for form in request.forms:
-                display.note(f"form {form.name}: {' '.join(form.settings) or 'the given settings'}")
-                ended = score(form.request, display, held)
+            for variant in request.forms:
+                display.note(f"form {variant.name}: {' '.join(variant.settings) or 'the given settings'}")
+                ended = score(variant.request, display, held)
                 if ended.exit_code not in (0, FAILED_TOO_MANY):
                     status = ended.manifest["status"]
                     output.end(Ending(status if status in EXIT_CODES else "broken", ended.message))
@@ -103,13 +101,15 @@ def calibrate(request: CalibrateRequest, display: Display) -> Calibrated:
         rows = measure(request, cores)
         output.write_rows(TABLE, rows, CALIBRATION)
         StoragePath(f"{request.output}/{REPORT}").write_bytes(report_of(rows, request.kappa).encode())
-        _draw(rows, request)
+        for form in FORMATS:
+            picture = draw_calibration(rows, request.kappa, form)
+            (StoragePath(request.output) / f"{TABLE}.{form}").write_bytes(picture)
         output.end(Ending())
     return Calibrated(0, rows)
 
 
 def measure(request: CalibrateRequest, cores: int) -> list[Row]:
-    """The rows of the table `calibration`, a form each, from the runs of all forms. cores: that run local models."""
+    """Return one row of the table `calibration` per form. `cores` is the number of cores for local models."""
     runs = [open_run(form.request.output) for form in request.forms]
     seed = request.forms[0].request.settings.statistics.seed
     rows = [
@@ -121,7 +121,7 @@ def measure(request: CalibrateRequest, cores: int) -> list[Row]:
 
 
 def _recommend(rows: Sequence[Row], least: float) -> Row | None:
-    """The cheapest form that agrees well enough, if it is cheaper than the published one."""
+    """Return the cheapest form that agrees well enough, if it is cheaper than the published form."""
     by = "cost" if all(row["cost"] is not None for row in rows) else "tokens"
     good = [row for row in rows[1:] if row["kappa_low"] is not None and row["kappa_low"] >= least]
     cheapest = min(good, key=lambda row: (_price(row, by), row["requests"]), default=None)
@@ -129,11 +129,11 @@ def _recommend(rows: Sequence[Row], least: float) -> Row | None:
 
 
 def _price(row: Row, by: str) -> float:
-    return float(row["cost"] if by == "cost" else row["prompt_tokens"] + row["completion_tokens"])
+    return float(row["cost"]) if by == "cost" else _tokens(row)
 
 
 def _costs(form: Variant, run: RunTables, cores: int) -> Row:
-    """What a form needs, whether this run or another one of the store asked it; local models need seconds alone."""
+    """Return the costs of a form, also of requests that another run of the store sent. Local models use seconds."""
     drawn = run.manifest["counts"]["samples"]
     whole = ((run.manifest.get("input") or {}).get("draw") or {}).get("of") or drawn
     used = [
@@ -165,7 +165,7 @@ def _costs(form: Variant, run: RunTables, cores: int) -> Row:
 
 @dataclass(frozen=True)
 class _Used:
-    """What a stage's requests of a run used, whoever asked them, and how many these are."""
+    """The usage of the requests of a stage, also of requests that another run sent, and their number."""
 
     stage: Stage
     usage: Usage
@@ -173,7 +173,7 @@ class _Used:
     in_tasks: bool
 
     def hours(self, settings: Settings, times: float, cores: int) -> float | None:
-        """Hours of so many times as much: at the limits, or within tasks on so many cores."""
+        """Return the hours of a multiple of this usage, at the rate limits or within tasks on these cores."""
         if self.in_tasks:
             return self.usage.seconds * times / cores / SECONDS_AN_HOUR
         return hours_at(
@@ -182,11 +182,11 @@ class _Used:
 
 
 def _used(run: RunTables, store: str, stage: Stage, digest: str, settings: Settings) -> _Used:
-    """What a stage of a run used; several requests of one call have its seconds together."""
+    """Return the usage of a stage. Several requests of one call share its seconds."""
     noted = [
         use for use in list_uses(store) if use.run == run.manifest["run"] and use.stage.startswith(f"{stage.name}-")
     ]
-    # A schema that is refused gives a stage another digest in the middle of a run
+    # A refused schema changes the digest of a stage during a run
     folder = max(noted, key=lambda use: use.at).stage if noted else f"{stage.name}-{digest}"
     asked = (one for use in noted if use.stage == folder for batch in use.ids() for one in batch)
     wanted = pa.array(sorted(set(asked)), pa.string())
@@ -205,9 +205,9 @@ def _used(run: RunTables, store: str, stage: Stage, digest: str, settings: Setti
 
 
 def _sum_completions(folder: StoragePath, wanted: pa.Array) -> dict[str, float]:
-    """prompt_tokens, completion_tokens, attempts and seconds of the stored rows of these requests.
+    """Return the sums of prompt_tokens, completion_tokens, attempts and seconds of the stored rows of requests.
 
-    A request that was asked again has a row an answer, each with its own tokens, and attempts and seconds up to it.
+    A retried request has one row per completion. Each row has its own tokens, and the attempts and seconds so far.
     """
     each = {"prompt_tokens": "sum", "completion_tokens": "sum", "attempts": "max", "seconds": "max"}
     keys, parts = ["request_id", "run_id"], []
@@ -222,7 +222,7 @@ def _sum_completions(folder: StoragePath, wanted: pa.Array) -> dict[str, float]:
 
 
 def _agreement(runs: Sequence[RunTables], metric: str, seed: int) -> Row:
-    """How far a form agrees with the published one: verdicts, scores, and the ranking of systems."""
+    """Return the agreement of a form with the published form: verdicts, scores, and the ranking of systems."""
     database = connect_tables(runs, ("samples", "scores", "relations", "statements", "claims"), numbered=True)
     database.execute(
         f"""create view asked as select sample_id, dense_rank() over (order by query) - 1 as query
@@ -261,11 +261,10 @@ def _ends(name: str, interval: Interval, limits: str = "") -> Row:
 
 
 def _kappa(database: DuckDBPyConnection, metric: str, seed: int) -> tuple[Interval, int]:
-    """Kappa of the verdicts of both forms, and how many the published one has.
+    """Return kappa of the verdicts of both forms, and the number of verdicts of the published form.
 
-    Verdicts are relations, or of a metric without these what statements and claims of one text are: covered or not,
-    supported or not. What a form lacks agrees with nothing; relations that are implied are those of a path of
-    entailments.
+    Verdicts are relations. For a metric without relations, they are the coverage of statements and the support of
+    claims with one text. A missing verdict agrees with no verdict. An implied relation is a path of entailments.
     """
     database.execute(
         f"""create view verdicts as
@@ -309,69 +308,72 @@ def _ranking(pairs: Mapping[str, Any], place: Any, queries: int, seed: int) -> R
     return {**_ends("tau", found.tau), "same_winner": found.same_winner, "winner_changes": found.changes}
 
 
-def _draw(rows: Sequence[Row], request: CalibrateRequest) -> None:
-    """The picture: kappa with its interval against the tokens of a form."""
-    for form in FORMATS:
-        with style.context(["default", STYLE]):
-            figure = Figure(figsize=(8, 5), layout="constrained")
-            FigureCanvasAgg(figure)
-            axes = figure.add_subplot()
-            for row in rows:
-                if row["kappa"] is not None:
-                    tokens = row["prompt_tokens"] + row["completion_tokens"]
-                    low, high = ((row[f"kappa_{end}"] or row["kappa"]) for end in ("low", "high"))
-                    axes.errorbar(
-                        tokens, row["kappa"], [[row["kappa"] - low], [high - row["kappa"]]], marker="o", capsize=3
-                    )
-                    axes.annotate(
-                        one_line(row["form"]), (tokens, row["kappa"]), xytext=(5, 5), textcoords="offset points"
-                    )
-            axes.axhline(request.kappa, linestyle="--", linewidth=1)
-            axes.set(xlabel="tokens", ylabel="kappa (95 % interval)", title="Cost and agreement of the variants")
-            (StoragePath(request.output) / f"{TABLE}.{form}").write_bytes(save_figure(figure, form))
+def draw_calibration(rows: Sequence[Row], least: float, form: str) -> bytes:
+    """Return an SVG or a PNG of kappa with its interval over the tokens of each form. The line is the least kappa."""
+
+    def draw() -> Figure:
+        figure = new_figure(8, 5)
+        axes = figure.add_subplot()
+        for row in rows:
+            if row["kappa"] is not None:
+                tokens, kappa = _tokens(row), row["kappa"]
+                low, high = ((row[f"kappa_{end}"] or kappa) for end in ("low", "high"))
+                axes.errorbar(tokens, kappa, [[kappa - low], [high - kappa]], marker="o", capsize=3)
+                axes.annotate(one_line(row["form"]), (tokens, kappa), xytext=(5, 5), textcoords="offset points")
+        axes.axhline(least, linestyle="--", linewidth=1)
+        title = "Cost and agreement of the variants"
+        axes.set(xlabel="tokens", ylabel="kappa (95 % interval)", title=title)
+        return figure
+
+    return draw_picture(form, draw)
 
 
-HEADS = ("form", "requests", "tokens", "cost", "seconds", "kappa", "95 % interval", "difference", "tau-b")
-# Of one sample, and of all that the input has
-EACH = (
-    "form",
-    "requests a sample",
-    "tokens a sample",
-    "cost a sample",
-    "seconds a sample",
-    "cost of all",
-    "hours of all",
-)
+def _tokens(row: Row, prefix: str = "") -> float:
+    return float(row[f"{prefix}prompt_tokens"] + row[f"{prefix}completion_tokens"])
 
 
-def _cells(row: Row) -> list[str]:
-    tokens = row["prompt_tokens"] + row["completion_tokens"]
-    return [
-        *(row["form"], f"{row['requests']:,}", f"{tokens:,}", _figure(row["cost"], ",.4f"), f"{row['seconds']:,.1f}"),
-        *(_figure(row["kappa"]), _between(row, "kappa")),
-        *(_figure(row["difference"], "+.3f"), _figure(row["tau"], ".2f")),
-    ]
+def _figure(name: str, form: str = ".3f") -> Callable[[Row], str]:
+    """Return a column with the values of a field, `-` for None."""
+    return lambda row: "-" if row[name] is None else format(row[name], form)
 
 
-def _cells_of_each(row: Row) -> list[str]:
-    tokens = row["sample_prompt_tokens"] + row["sample_completion_tokens"]
-    return [
-        *(row["form"], f"{row['sample_requests']:,.1f}", f"{tokens:,.0f}", _figure(row["sample_cost"], ",.6f")),
-        *(f"{row['sample_seconds']:,.2f}", _figure(row["projected_cost"], ",.2f"), f"{row['projected_hours']:,.2f}"),
-    ]
+def _range(name: str, form: str = ".3f") -> Callable[[Row], str]:
+    """Return a column with the limits of an interval, `-` for an unknown interval."""
+    low, high = f"{name}_low", f"{name}_high"
+    return lambda row: "-" if row[low] is None else f"{row[low]:{form}} .. {row[high]:{form}}"
 
 
-def _figure(value: float | None, form: str = ".3f") -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _between(row: Row, name: str, form: str = ".3f") -> str:
-    low, high = row[f"{name}_low"], row[f"{name}_high"]
-    return "-" if low is None else f"{low:{form}} .. {high:{form}}"
+# The columns of the terminal and of the report by form: totals, and figures per sample and of the whole input
+TOTALS: Columns = {
+    "form": "form",
+    "requests": _figure("requests", ","),
+    "tokens": lambda row: f"{_tokens(row):,.0f}",
+    "cost": _figure("cost", ",.4f"),
+    "seconds": _figure("seconds", ",.1f"),
+    "kappa": _figure("kappa"),
+    "95 % interval": _range("kappa"),
+    "difference": _figure("difference", "+.3f"),
+    "tau-b": _figure("tau", ".2f"),
+}
+PER_SAMPLE: Columns = {
+    "form": "form",
+    "requests a sample": _figure("sample_requests", ",.1f"),
+    "tokens a sample": lambda row: f"{_tokens(row, 'sample_'):,.0f}",
+    "cost a sample": _figure("sample_cost", ",.6f"),
+    "seconds a sample": _figure("sample_seconds", ",.2f"),
+    "cost of all": _figure("projected_cost", ",.2f"),
+    "hours of all": _figure("projected_hours", ",.2f"),
+}
+RANKS: Columns = {
+    "form": "form",
+    "tau-b, 95 % interval": _range("tau", ".2f"),
+    "same winner": lambda row: str(row["same_winner"]),
+    "winner changes": _figure("winner_changes", ".1%"),
+}
 
 
 def _advice(rows: Sequence[Row], least: float) -> list[str]:
-    """What is recommended, and the settings to copy."""
+    """Return the lines with the recommended form and the settings to copy."""
     chosen = next((row for row in rows if row["recommended"]), None)
     if chosen is None:
         return [f"recommended: none, because no cheaper variant has a kappa with a lower limit of at least {least:g}"]
@@ -380,39 +382,36 @@ def _advice(rows: Sequence[Row], least: float) -> list[str]:
 
 
 def calibration_lines(rows: Sequence[Row], least: float, page: Page) -> Iterator[str]:
-    """The forms as lines, and which is recommended."""
-    yield from table(HEADS, [_cells(row) for row in rows], page, names=1)
+    """Yield the lines of the forms and of the recommended form."""
+    yield from table(list(TOTALS), cells(TOTALS, rows), page, names=1)
     yield ""
-    yield from table(EACH, [_cells_of_each(row) for row in rows], page, names=1)
+    yield from table(list(PER_SAMPLE), cells(PER_SAMPLE, rows), page, names=1)
     size, drawn = rows[0]["population_size"], rows[0]["samples"]
     yield from wrapped(f"of all: of all {size:,} samples, by the {drawn:,} that were scored", page)
     yield from ("", *_advice(rows, least))
 
 
 def report_of(rows: Sequence[Row], least: float) -> str:
-    """The report as Markdown."""
-    heads = ("form", "lower limit", "95 % interval", "upper limit", "95 % interval")
-    limits = [
-        [
-            *(row["form"], _figure(row["loa_low"], "+.3f"), _between(row, "loa_low_ci", "+.3f")),
-            *(_figure(row["loa_high"], "+.3f"), _between(row, "loa_high_ci", "+.3f")),
-        ]
-        for row in rows
-    ]
-    ranks = [
-        [row["form"], _between(row, "tau", ".2f"), str(row["same_winner"]), _figure(row["winner_changes"], ".1%")]
-        for row in rows
-    ]
+    """Return the report as Markdown."""
+
+    limits = [_figure("loa_low", "+.3f"), _range("loa_low_ci", "+.3f")]
+    limits += [_figure("loa_high", "+.3f"), _range("loa_high_ci", "+.3f")]
+    # Two columns have one head, so this table is no mapping
+    heads = ["form", "lower limit", "95 % interval", "upper limit", "95 % interval"]
+
+    def markdown(columns: Columns) -> str:
+        return markdown_table(list(columns), cells(columns, rows))
+
     parts = [
         f"# Calibration\n\n{rows[0]['samples']:,} of {rows[0]['population_size']:,} samples, scored in each form.\n",
-        markdown_table(HEADS, [_cells(row) for row in rows]),
+        markdown(TOTALS),
         "\nSeconds are the sum over requests and local models.\n",
-        markdown_table(EACH, [_cells_of_each(row) for row in rows]),
+        markdown(PER_SAMPLE),
         "\nDifferences are the score of the variant minus the published score. Intervals resample whole queries. "
         "Limits of agreement, which contain 95 % of the differences:\n",
-        markdown_table(heads, limits),
+        markdown_table(heads, [[row["form"], *(limit(row) for limit in limits)] for row in rows]),
         "\nSystems:\n",
-        markdown_table(("form", "tau-b, 95 % interval", "same winner", "winner changes"), ranks),
+        markdown(RANKS),
         "",
         "\n".join(_advice(rows, least)),
     ]

@@ -1,4 +1,4 @@
-"""Relations from any source to statements: `untold condense`. Methods, section 5; tables as in the contract."""
+"""Condense relations from any source to statements: `untold condense` (methods, section 5)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions
 from untold.jobs.inputs.options import CondenseOptions
 from untold.jobs.inputs.samples import fingerprint
 from untold.jobs.inputs.texts import UnreadableTableError, as_text, describe_unreadable, read_table
+from untold.jobs.metrics.base import score_columns, status_of
 from untold.jobs.metrics.condensing import Condensed, Condenser
 from untold.jobs.run import manifest
 from untold.jobs.run.folders import Workspace
@@ -29,42 +30,40 @@ from untold.udfs.errors import UserError, aside, near_misses, shorten
 from untold.udfs.redaction import redact
 
 METRIC = "condense"
-# Relations that are an edge from premise to hypothesis, and those that are one the other way; the rest are known and
-# make no edge. The names are those of the tables of nli and qa (docs/contract.md, "Tables")
+# The relations with an edge from premise to hypothesis, and the relations with the reverse edge. The other relations
+# have no edge. The tables of nli and qa have these names (docs/contract.md, "Tables")
 FORWARD = ("entailment", "implied", "equivalent", "first_implies_second")
 BACKWARD = ("equivalent", "second_implies_first")
 UNORDERED = ("equivalent", "first_implies_second", "second_implies_first", "contradictory")
 RELATION_VALUES = tuple(dict.fromkeys((*FORWARD, *BACKWARD, *UNORDERED, "contradiction", "neutral")))
 ORIGINS = ("context", "response", "both")
-# What a graph is named by: the relations of one sample under one metric
+# A graph has the relations of one sample and one metric
 GROUPS = ("sample_id", "metric")
 RELATION_NEEDS = ("premise_id", "hypothesis_id", "relation")
 NODE_NEEDS = ("id", "text", "origin")
 FREQUENCY = "frequency"
-# Examples that a message shows
+# The number of examples in a message
 SHOWN = 3
 TABLES = {"statements": STATEMENTS, "atoms": ATOMS, "scores": SCORES}
 
 
 class RelationsError(UserError):
-    """Relations or nodes that cannot be condensed. The message is one line that says what is wrong and how often."""
+    """The relations or nodes cannot be condensed. The message is one line with the problem and its frequency."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CondenseRequest(CondenseOptions):
-    """What `untold condense` was asked to do."""
+    """The options of `untold condense`, its settings, and the options of the reader."""
 
     settings: Settings
     read: ReadOptions = AS_THEY_ARE
 
 
 def condense(request: CondenseRequest) -> dict[str, int]:
-    """Writes statements, atoms, scores and a manifest, and gives what was counted.
+    """Write statements, atoms, scores and a manifest, and return the counts.
 
-    Raises RelationsError for input that cannot be condensed, OutputError for an output that is there already.
-
-    Counts: graphs, ok, partial, no_statements, statements, covered, basis, nodes, relations. No model is asked, so that
-    the scores are of the relations as they are given. Methods, section 5.
+    The counts are graphs, ok, partial, no_statements, statements, covered, basis, nodes and relations. No model is
+    used. Raises RelationsError for invalid input and OutputError for an existing output. Methods, section 5.
     """
     with Output(request.output, tuple(TABLES), request.overwrite, inputs=[request.relations, request.nodes]) as output:
         _check_output(request)
@@ -72,10 +71,10 @@ def condense(request: CondenseRequest) -> dict[str, int]:
 
 
 def _condense(output: Output, request: CondenseRequest, steps: Workspace) -> dict[str, int]:
-    """Reads, claims, condenses and writes: the manifest is begun once the whole input was checked."""
+    """Read, check and condense the input, and write the tables. The manifest starts after the checks."""
     relations, nodes = _read_input(steps, request)
     prints = {"relations": fingerprint(relations), "nodes": fingerprint(nodes)}
-    # By content and not by path: the same relations from another place are the same run
+    # The same relations from another path are the same run
     output.claim({"input": prints, "metrics": [METRIC]})
     given = {"relations": request.relations, "nodes": request.nodes, "fingerprints": prints}
     output.begin(shown(request.settings), metrics=[METRIC], input=given, counts={})
@@ -89,7 +88,7 @@ def _condense(output: Output, request: CondenseRequest, steps: Workspace) -> dic
 
 
 def _check_output(request: CondenseRequest) -> None:
-    """Raises OutputError where the output holds a run, or tables of another origin, and is not to be replaced."""
+    """Raise OutputError for an output with a run or with other tables, without `overwrite`."""
     there = [manifest.NAME] if manifest.read_manifest(request.output) is not None else []
     found = [*there, *(name for name in TABLES if find_table(request.output, name) is not None)]
     if found and not request.overwrite:
@@ -99,9 +98,10 @@ def _check_output(request: CondenseRequest) -> None:
 
 
 def _read_input(steps: Workspace, request: CondenseRequest) -> tuple[DataFrame, DataFrame]:
-    """Relations (graph, sample_id, metric, premise_id, hypothesis_id, relation) and nodes, both checked and kept.
+    """Return the checked relations and nodes. A pair with a null relation is not judged.
 
-    nodes: columns of `merge_nodes`. A null relation is a pair that was not judged. Raises RelationsError.
+    Relations: graph, sample_id, metric, premise_id, hypothesis_id, relation. Nodes: the columns of `merge_nodes`.
+    Raises RelationsError for invalid input.
     """
     spark = steps.spark
     raw = _read_rows(spark, request.relations, RELATION_NEEDS, request.read)
@@ -114,7 +114,7 @@ def _read_input(steps: Workspace, request: CondenseRequest) -> tuple[DataFrame, 
     _check_groups(request, raw.columns, read.columns)
     if "frequency" not in read.columns:
         read = read.withColumn("frequency", F.lit(None))
-    # What is no number becomes 0, which the check below refuses with how many there are
+    # The check of the nodes rejects 0, which replaces a text that is no number
     number = F.when(F.col("frequency").isNull(), 1).otherwise(
         F.coalesce(F.expr("try_cast(frequency as bigint)"), F.lit(0))
     )
@@ -131,7 +131,7 @@ def _read_input(steps: Workspace, request: CondenseRequest) -> tuple[DataFrame, 
 
 
 def _read_rows(spark: SparkSession, path: str, required: Sequence[str], options: ReadOptions) -> DataFrame:
-    """The rows of the files, the known columns as text. Raises RelationsError for missing columns, with near misses."""
+    """Return the rows of files with the known columns as text. Raises RelationsError for missing columns."""
     try:
         rows = read_table(spark, path, options)
     except UnreadableTableError as error:
@@ -144,16 +144,16 @@ def _read_rows(spark: SparkSession, path: str, required: Sequence[str], options:
 
 
 def _with_graph(rows: DataFrame, *columns: str) -> DataFrame:
-    """The columns after sample_id, metric and graph, which names the graph that a row belongs to."""
+    """Return graph, sample_id, metric and these columns. `graph` is the name of the graph of a row."""
     sample = F.col("sample_id") if "sample_id" in rows.columns else F.lit(None).cast("string")
     metric = F.coalesce("metric", F.lit(METRIC)) if "metric" in rows.columns else F.lit(METRIC)
     named = rows.withColumn("sample_id", sample).withColumn("metric", metric)
-    # As JSON, so that no two pairs of names run together into one; a null sample_id is a graph of its own
+    # JSON keeps pairs of names apart. Rows with a null sample_id are one graph
     return named.select(F.to_json(F.array("sample_id", "metric")).alias("graph"), *GROUPS, *columns)
 
 
 def _keep_rows(steps: Workspace, path: str, rows: DataFrame) -> DataFrame:
-    """The rows, read once. Raises RelationsError for files that break while they are read, and for none."""
+    """Return the rows after one reading. Raises RelationsError for unreadable files and for files without rows."""
     try:
         kept = steps.keep(rows)
     except PySparkException as error:
@@ -164,7 +164,7 @@ def _keep_rows(steps: Workspace, path: str, rows: DataFrame) -> DataFrame:
 
 
 def _check_groups(request: CondenseRequest, relations: Sequence[str], nodes: Sequence[str]) -> None:
-    """Raises RelationsError where nodes tell graphs apart by a column that the relations do not have."""
+    """Raise RelationsError if the nodes have a column of graphs that the relations lack."""
     for name in GROUPS:
         if name in nodes and name not in relations:
             raise RelationsError(
@@ -174,10 +174,7 @@ def _check_groups(request: CondenseRequest, relations: Sequence[str], nodes: Seq
 
 
 def _check_values(path: str, rows: DataFrame, column: str, known: Sequence[str]) -> None:
-    """Raises RelationsError for values that are not known; null is left to others.
-
-    The most frequent come first, and their number is bounded: values are texts of any kind.
-    """
+    """Raise RelationsError for unknown values except null. The message has the most frequent values."""
     counted = rows.where(F.col(column).isNotNull() & ~F.col(column).isin(*known)).groupBy(column).count()
     found = counted.orderBy(F.desc("count"), column).limit(SHOWN + 1).collect()
     if found:
@@ -190,7 +187,7 @@ def _check_values(path: str, rows: DataFrame, column: str, known: Sequence[str])
 
 
 def _check_present(path: str, rows: DataFrame, columns: Sequence[str]) -> None:
-    """Raises RelationsError where one of these columns is null, with how often each is."""
+    """Raise RelationsError for null values in these columns, with their numbers."""
     counts = rows.agg(*[F.count_if(F.col(name).isNull()) for name in columns], F.count("*")).collect()[0]
     lacking = [f"`{name}` in {count:,}" for name, count in zip(columns, counts, strict=False) if count]
     if lacking:
@@ -198,31 +195,33 @@ def _check_present(path: str, rows: DataFrame, columns: Sequence[str]) -> None:
 
 
 def _check_nodes(steps: Workspace, path: str, rows: DataFrame) -> None:
-    """Raises RelationsError for unknown origins, missing columns, frequencies below 1 and two texts of one id."""
+    """Raise RelationsError for unknown origins, missing values, frequencies below 1, and an id with two texts."""
     _check_values(path, rows, "origin", ORIGINS)
     _check_present(path, rows, ("id", "text", "origin"))
     if wrong := steps.count(rows.where("frequency < 1")):
         raise RelationsError(f"{path}: `frequency` must be a positive integer ({amount(wrong, 'row')} without one)")
-    texts = rows.groupBy("graph", "id").agg(F.min("text").alias("low"), F.max("text").alias("high"))
-    several = steps.keep(texts.where("low <> high").select("id"))
+    ids = rows.groupBy("graph", "id").agg(F.count_distinct("text").alias("texts")).where("texts > 1").select("id")
+    several = steps.keep(ids)
     if count := steps.count(several):
+        # In order, so that one input has one message
+        named = several.distinct().orderBy("id").limit(SHOWN).collect()
+        examples = ", ".join(f"`{shorten(row['id'])}`" for row in named)
         raise RelationsError(
-            f"{path}: {amount(count, 'id has', 'ids have')} different texts ({_examples(several)}). "
-            "Give each node a unique id"
+            f"{path}: {amount(count, 'id has', 'ids have')} different texts ({examples}). Give each node a unique id"
         )
 
 
 def _check_ends(steps: Workspace, request: CondenseRequest, relations: DataFrame, nodes: DataFrame) -> None:
-    """Raises RelationsError for relations whose ids are not among the nodes, with ids that differ by case or space."""
+    """Raise RelationsError for ids that are not among the nodes, with ids that differ only by case or space."""
     ends = _ends(relations).select("graph", F.col("id").alias("node"))
     lost = steps.keep(ends.join(nodes.select("graph", "node"), on=["graph", "node"], how="left_anti"))
     if not (count := steps.count(lost)):
         return
-    folded = nodes.select("graph", F.col("node").alias("near"), _folded("node").alias("folded"))
-    near = lost.withColumn("folded", _folded("node")).join(folded, on=["graph", "folded"], how="left")
-    shown = (
-        near.groupBy("node").agg(F.min("near").alias("near")).orderBy(F.isnull("near"), "node").limit(SHOWN).collect()
-    )
+    folded = F.regexp_replace(F.lower("node"), r"[\s_-]+", "").alias("folded")
+    known = nodes.select("graph", F.col("node").alias("near"), folded)
+    near = lost.select("*", folded).join(known, on=["graph", "folded"], how="left")
+    nearest = near.groupBy("node").agg(F.min("near").alias("near"))
+    shown = nearest.orderBy(F.isnull("near"), "node").limit(SHOWN).collect()
     parts = [f"`{shorten(row['node'])}`{aside([row['near']] if row['near'] else [])}" for row in shown]
     raise RelationsError(
         f"{request.relations}: {amount(count, 'id is', 'ids are')} missing in the nodes of {request.nodes}: "
@@ -230,21 +229,10 @@ def _check_ends(steps: Workspace, request: CondenseRequest, relations: DataFrame
     )
 
 
-def _folded(column: str) -> Column:
-    """A text by which ids that differ by case, spaces, `_` and `-` are equal."""
-    return F.regexp_replace(F.lower(column), r"[\s_-]+", "")
-
-
-def _examples(ids: DataFrame) -> str:
-    """Some ids as a message shows them, the first in order, so that one input has one message."""
-    shown = [row["id"] for row in ids.select("id").distinct().orderBy("id").limit(SHOWN).collect()]
-    return ", ".join(f"`{shorten(name)}`" for name in shown)
-
-
 def place_nodes(nodes: DataFrame, relations: DataFrame) -> DataFrame:
-    """Nodes that do not say which graph they are of, once in each graph whose relations name them, and in no other.
+    """Return nodes without a graph once in each graph whose relations name them, as `merge_nodes` reads them.
 
-    nodes: id, text, origin, frequency, and at most one of sample_id and metric. Columns: as `merge_nodes` reads them.
+    nodes: id, text, origin, frequency, and at most one of sample_id and metric.
     """
     shared = [name for name in ("id", *GROUPS) if name in nodes.columns]
     found = nodes.join(_ends(relations), on=shared, how="inner")
@@ -252,7 +240,7 @@ def place_nodes(nodes: DataFrame, relations: DataFrame) -> DataFrame:
 
 
 def nodes_of(relations: DataFrame) -> DataFrame:
-    """The nodes that relations alone speak of: all of the contexts, with their ids as texts. Columns: `merge_nodes`."""
+    """Return the nodes of relations without a file of nodes: nodes of contexts with their ids as texts."""
     return merge_nodes(
         _ends(relations).select(
             "*", F.col("id").alias("text"), F.lit("context").alias("origin"), F.lit(1).alias("frequency")
@@ -261,17 +249,18 @@ def nodes_of(relations: DataFrame) -> DataFrame:
 
 
 def _ends(relations: DataFrame) -> DataFrame:
-    """graph, sample_id, metric, id: the ids that relations speak of."""
+    """Return the ids of relations: graph, sample_id, metric, id."""
     return relations.select("graph", *GROUPS, F.explode(F.array("premise_id", "hypothesis_id")).alias("id")).distinct()
 
 
 def merge_nodes(rows: DataFrame) -> DataFrame:
-    """graph, sample_id, metric, node, text, context, response, frequency: a row a node, of all origins that rows give.
+    """Return one row per node with all its origins.
 
-    rows: graph, sample_id, metric, id, text, origin, frequency.
+    rows: graph, sample_id, metric, id, text, origin, frequency. Columns: graph, sample_id, metric, node, text, context,
+    response, frequency.
     """
     return rows.groupBy("graph", *GROUPS, F.col("id").alias("node")).agg(
-        # Rows of one id have one text, as was checked
+        # Rows with the same id have the same text
         F.min("text").alias("text"),
         F.bool_or(F.col("origin").isin("context", "both")).alias("context"),
         F.bool_or(F.col("origin").isin("response", "both")).alias("response"),
@@ -280,12 +269,12 @@ def merge_nodes(rows: DataFrame) -> DataFrame:
 
 
 def find_edges(relations: DataFrame) -> DataFrame:
-    """graph, source, target, judged: entailments, and pairs without a relation as not judged.
+    """Return the edges graph, source, target, judged: entailments, and unjudged pairs.
 
-    The latter run one way, as they are given, where the metric's relations have nli's names; they run both ways where
-    they have qa's, which are relations of unordered pairs.
+    An unjudged pair has one edge if the metric has relations of nli, and two edges if it has relations of qa, which are
+    relations of unordered pairs.
     """
-    # By metric and not by row: a pair without a relation does not say of which kind it is
+    # A pair without a relation has the kind of the other pairs of the metric
     unordered = F.bool_or(F.col("relation").isin(*UNORDERED) | (F.col("metric") == "qa"))
     kinds = relations.groupBy("metric").agg(F.coalesce(unordered, F.lit(False)).alias("unordered"))
     unjudged = F.col("relation").isNull()
@@ -295,7 +284,7 @@ def find_edges(relations: DataFrame) -> DataFrame:
         F.when(forward, F.struct(F.col("premise_id").alias("source"), F.col("hypothesis_id").alias("target"))),
         F.when(backward, F.struct(F.col("hypothesis_id").alias("source"), F.col("premise_id").alias("target"))),
     )
-    # A handful of metrics
+    # There are only a few metrics
     both = relations.join(F.broadcast(kinds), on="metric", how="inner")
     return (
         both.select("graph", (~unjudged).alias("judged"), F.explode(F.array_compact(edges)).alias("edge"))
@@ -305,7 +294,7 @@ def find_edges(relations: DataFrame) -> DataFrame:
 
 
 def make_tables(relations: DataFrame, nodes: DataFrame, condensed: Condensed) -> dict[str, DataFrame]:
-    """The tables statements, atoms and scores, with the columns of the contract."""
+    """Return the tables statements, atoms and scores with the columns of the contract."""
     members = nodes.join(condensed.classes, on=["graph", "node"], how="inner")
     pairs = relations.where(F.col("relation").isNull()).select("graph", "premise_id", "hypothesis_id").distinct()
     unjudged = pairs.groupBy("graph").agg(F.count("*").alias("unjudged"))
@@ -315,7 +304,7 @@ def make_tables(relations: DataFrame, nodes: DataFrame, condensed: Condensed) ->
 
 
 def _statements(members: DataFrame) -> DataFrame:
-    """The table `statements`: an id is that of the first node of its class; sources are not known."""
+    """Return the table `statements`. The id of a statement is the first node of its class. Its sources are unknown."""
     found = members.where(F.col("statement").isNotNull())
     return found.groupBy(*GROUPS, F.col("statement").alias("statement_id")).agg(
         F.max(F.when(F.col("representative"), F.col("text"))).alias("text"),
@@ -327,7 +316,7 @@ def _statements(members: DataFrame) -> DataFrame:
 
 
 def _atoms(members: DataFrame) -> DataFrame:
-    """The table `atoms`: every node, none of them filtered."""
+    """Return the table `atoms` with every node."""
     origin = F.when(F.col("context") & F.col("response"), "both").when(F.col("context"), "context")
     return members.select(
         *GROUPS,
@@ -344,29 +333,16 @@ def _atoms(members: DataFrame) -> DataFrame:
 
 
 def _scores(counted: DataFrame) -> DataFrame:
-    """The table `scores`, a row a graph (docs/contract.md, "Scores" and "Bounds").
-
-    `condensed.counts` has the bounds; a pair given twice without a relation counts once.
-    """
-    total = F.col("covered") + F.col("uncovered")
-    unjudged = F.coalesce("unjudged", F.lit(0).cast("long"))
-    status = F.when(total == 0, "no_statements").when(unjudged > 0, "partial").otherwise("ok")
-    return counted.select(
-        *GROUPS,
-        F.lit(None).cast("string").alias("system"),
-        F.try_divide("covered", total).alias("score"),
-        F.col("low").alias("score_low"),
-        F.col("high").alias("score_high"),
-        "covered",
-        "uncovered",
-        unjudged.alias("unjudged"),
-        F.lit(0).cast("long").alias("dropped"),
-        status.alias("status"),
-    )
+    """Return the table `scores`, one row per graph. A repeated pair without a relation counts once."""
+    empty = F.col("covered") + F.col("uncovered") == 0
+    never = F.lit(False)
+    status = status_of(lost=never, waiting=never, empty=empty, partial=F.coalesce("unjudged", F.lit(0)) > 0)
+    named = counted.withColumns({"system": F.lit(None).cast("string"), "status": status})
+    return named.select(*score_columns(F.col("metric")))
 
 
 def _write_tables(output: Output, tables: Mapping[str, DataFrame]) -> dict[str, int]:
-    """Writes the tables in the order of `TABLES`, and gives what is counted of them, by name."""
+    """Write the tables in the order of `TABLES`, and return their counts by name."""
     written = {name: output.write(name, tables[name], order=ORDER[name], schema=TABLES[name]) for name in TABLES}
     counted = written["statements"].agg(F.count("*"), F.count_if("covered"), F.count_if("in_basis")).collect()[0]
     statuses = {row["status"]: row["count"] for row in written["scores"].groupBy("status").count().collect()}
@@ -379,7 +355,7 @@ def _write_tables(output: Output, tables: Mapping[str, DataFrame]) -> dict[str, 
 
 
 def show_counts(counts: Mapping[str, int], output: str) -> None:
-    """Prints what was counted and where the tables are."""
+    """Print the counts and the path of the tables."""
     rows = {
         "graphs": counts["graphs"],
         "  partly judged": counts["partial"],

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from untold.jobs.inference.backends import local_model
 from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.store.store import stage_folder
-from untold.jobs.metrics.request import ScoreRequest
+from untold.jobs.metrics.scoring import ScoreRequest
 from untold.jobs.run.terminal import page_of, print_lines, table
 from untold.jobs.run_tables import RunTables, UnreadableRunError, open_run
 from untold.jobs.settings.model import Settings

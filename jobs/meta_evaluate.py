@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from untold.graph.views import FORMATS
 from untold.jobs.inputs.samples import Samples, fingerprint, show_invalid
-from untold.jobs.metrics.request import ScoreRequest
+from untold.jobs.metrics.scoring import ScoreRequest
 from untold.jobs.run.manifest import Identity
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
 from untold.jobs.run.output import Output, shown, store_of

@@ -16,7 +16,7 @@ from untold.jobs.inference.store.store import SPARK_ERRORS
 from untold.jobs.inputs.checking import adapter_of, listed_files
 from untold.jobs.inputs.files import NoInputError, count_bytes, listing_of
 from untold.jobs.inputs.options import NightlyOptions
-from untold.jobs.metrics.request import ScoreRequest
+from untold.jobs.metrics.scoring import ScoreRequest
 from untold.jobs.run.error_messages import explain, root_cause
 from untold.jobs.run.manifest import read_manifest
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, LEFT, Ending

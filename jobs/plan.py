@@ -30,8 +30,7 @@ from untold.jobs.inference.stage.schema_support import Findings
 from untold.jobs.inputs.samples import SampleError, Samples, show_invalid
 from untold.jobs.metrics import METRICS, digests_of, stages_of
 from untold.jobs.metrics.base import Assumptions, Metric, note_profile
-from untold.jobs.metrics.request import ScoreRequest
-from untold.jobs.metrics.scoring import repeated_samples, salted_stages
+from untold.jobs.metrics.scoring import ScoreRequest, repeated_samples, salted_stages
 from untold.jobs.metrics.summaries import summarise_contexts
 from untold.jobs.retrieval.sources import STAGE, assumed_hits, assumed_results, context_chunks, stages_of_knowledge
 from untold.jobs.run.session import open_session

@@ -61,6 +61,7 @@ _LOOK: dict[str, Any] = {
 
 
 P = ParamSpec("P")
+Row = Mapping[str, Any]
 
 
 class Picture(Figure):
@@ -88,17 +89,11 @@ def _drawn(draw: Callable[P, Picture]) -> Callable[P, Picture]:
 def means(run: RunTables, *others: RunTables) -> Picture:
     """Plot the mean of each system with its 95 % interval, one panel per metric."""
     rows = analysis.trend((run, *others)).to_pylist()
-    rows = [row for row in rows if row["mean"] is not None and (row["system"] is not None or not _systems(rows))]
-    by_metric = _grouped(rows, "metric")
-    names = sorted({_name(row["system"]) for row in rows}, reverse=True)
-    figure, panels = _panels(len(by_metric), len(names))
-    for panel, (metric, own) in zip(panels, by_metric.items(), strict=False):
-        panel.set(title=metric, xlim=(-0.02, 1.14), ylim=(-0.6, len(names) - 0.4))
-        for row in own:
-            _interval(panel, names.index(_name(row["system"])), row["mean"], row, BLUE, f"{row['mean']:.2f}")
-        panel.set_yticks(range(len(names)), names)
+    several = any(row["system"] is not None for row in rows if row["mean"] is not None)
+    rows = [row for row in rows if row["mean"] is not None and (row["system"] is not None or not several)]
+    figure = _dots(rows, "metric", "system", "mean", "mean score, 95 % interval")
+    for panel in figure.axes:
         panel.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"])
-    figure.supxlabel("mean score, 95 % interval", fontsize=9.5)
     return figure
 
 
@@ -188,7 +183,7 @@ def left_out(
     return _bars(labels, [row["share"] for row in rows], told, RED, title, limit=1.0)
 
 
-def _label(row: Mapping[str, Any], by: str, *, several: bool) -> str:
+def _label(row: Row, by: str, *, several: bool) -> str:
     """Return the label of a bar, with the metric if there are several. Ids of sources are unique per query."""
     name = f"{row[by]} ({row['query']})" if by == "source" else str(row[by])
     return f"{row['metric']}: {name}" if several else name
@@ -201,15 +196,17 @@ def statuses(run: RunTables, *others: RunTables) -> Picture:
     names = list(dict.fromkeys((row["metric"], row["system"]) for row in rows))[::-1]
     figure = _figure(HEAD + LINE * max(len(names), 1))
     panel = figure.subplots()
+    ends = dict.fromkeys(range(len(names)), 0.0)
     for status, colour in STATUSES.items():
         own = [row for row in rows if row["status"] == status]
         places = [names.index((row["metric"], row["system"])) for row in own]
-        before = [_share_before(row, rows) for row in own]
+        before = [ends[place] for place in places]
         if own:
             panel.barh(places, [row["share"] for row in own], left=before, height=0.72, color=colour, label=status)
         for row, place, start in zip(own, places, before, strict=True):
             ink = INK if status in ("no_statements", "budget", "partial") else "white"
             panel.text(start + row["share"] / 2, place, f"{row['count']:,}", ha="center", va="center", color=ink)
+            ends[place] = start + row["share"]
     panel.set_yticks(range(len(names)), [f"{metric}: {_name(system)}" for metric, system in names])
     panel.set(xlim=(0, 1), xticks=[])
     if rows:
@@ -273,27 +270,18 @@ def draw_trend(found: Trend) -> Picture:
 def match_rates(run: RunTables, convention: str = "mismatch") -> Picture:
     """Plot the label match rates of metrics with 95 % intervals, one panel per judge. The line is a constant label."""
     rows = [row for row in run.table("meta_evaluation").to_pylist() if row["convention"] == convention]
-    by_model = _grouped([row for row in rows if row["measure"] == "lmr" and row["value"] is not None], "model")
-    names = sorted({row["metric"] for own in by_model.values() for row in own}, reverse=True)
-    figure, panels = _panels(len(by_model), len(names))
+    rates = [row for row in rows if row["measure"] == "lmr" and row["value"] is not None]
     constant = next((row["value"] for row in rows if row["measure"] == "baseline_constant"), None)
-    for panel, (model, own) in zip(panels, by_model.items(), strict=False):
-        for row in own:
-            _interval(panel, names.index(row["metric"]), row["value"], row, BLUE, f"{row['value']:.2f}")
-        if constant is not None:
-            panel.axvline(constant, color=RED, linestyle="--", linewidth=1)
-        panel.set(title=_name(model), xlim=(-0.02, 1.14), ylim=(-0.6, len(names) - 0.4))
-        panel.set_yticks(range(len(names)), names)
-    figure.supxlabel("label match rate, 95 % interval (dashed = one label for everything)", fontsize=9.5)
-    return figure
+    label = "label match rate, 95 % interval (dashed = one label for everything)"
+    return _dots(rates, "model", "metric", "value", label, line=constant)
 
 
-def _price(row: Mapping[str, Any]) -> str:
+def _price(row: Row) -> str:
     """Return the cost of a stage as text. A missing price is not a cost of 0."""
     return "no price" if row["cost"] is None else f"{row['cost']:.4f}"
 
 
-def _band(panel: Axes, line: Sequence[Mapping[str, Any]], dates: Sequence[str], colour: str) -> None:
+def _band(panel: Axes, line: Sequence[Row], dates: Sequence[str], colour: str) -> None:
     """Draw the means of a system over the dates with their intervals."""
     places = [dates.index(row["date"]) for row in line]
     low, high = ([row["mean"] if row[end] is None else row[end] for row in line] for end in ("ci_low", "ci_high"))
@@ -337,7 +325,31 @@ def _bars(
     return figure
 
 
-def _interval(panel: Axes, place: float, value: float, row: Mapping[str, Any], colour: str, told: str) -> None:
+def _dots(rows: Sequence[Row], by: str, name: str, value: str, label: str, line: float | None = None) -> Picture:
+    """Draw the values of names from 0 to 1 with their intervals: at most three panels in a row, one per group.
+
+    `by`, `name` and `value` are columns of the rows. `line` is the value of a dashed line.
+    """
+    groups = _grouped(rows, by)
+    names = sorted({_name(row[name]) for row in rows}, reverse=True)
+    across = min(max(len(groups), 1), 3)
+    down = -(-max(len(groups), 1) // across)
+    figure = _figure(down * (HEAD + LINE * max(len(names), 1)))
+    panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
+    for panel in panels[len(groups) :]:
+        panel.set_visible(False)
+    for panel, (group, own) in zip(panels, groups.items(), strict=False):
+        panel.set(title=_name(group), xlim=(-0.02, 1.14), ylim=(-0.6, len(names) - 0.4))
+        for row in own:
+            _interval(panel, names.index(_name(row[name])), row[value], row, BLUE, f"{row[value]:.2f}")
+        if line is not None:
+            panel.axvline(line, color=RED, linestyle="--", linewidth=1)
+        panel.set_yticks(range(len(names)), names)
+    figure.supxlabel(label, fontsize=9.5)
+    return figure
+
+
+def _interval(panel: Axes, place: float, value: float, row: Row, colour: str, told: str) -> None:
     """Draw a dot with its interval, and its number at the right."""
     low, high = (value if row[end] is None else row[end] for end in ("ci_low", "ci_high"))
     panel.plot([low, high], [place, place], color=colour, linewidth=2, solid_capstyle="butt")
@@ -346,37 +358,15 @@ def _interval(panel: Axes, place: float, value: float, row: Mapping[str, Any], c
         panel.annotate(told, (high, place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9)
 
 
-def _panels(count: int, lines: int) -> tuple[Picture, Sequence[Axes]]:
-    """Return at most three panels side by side with common systems."""
-    across = min(max(count, 1), 3)
-    down = -(-max(count, 1) // across)
-    figure = _figure(down * (HEAD + LINE * max(lines, 1)))
-    panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
-    for panel in panels[count:]:
-        panel.set_visible(False)
-    return figure, list(panels)
-
-
 def _figure(height: float, width: float = WIDTH) -> Picture:
     return Picture(figsize=(width, height), layout="constrained")
 
 
-def _grouped(rows: Iterable[Mapping[str, Any]], key: str) -> dict[str, list[Mapping[str, Any]]]:
-    groups: dict[str, list[Mapping[str, Any]]] = {}
+def _grouped(rows: Iterable[Row], key: str) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row[key], []).append(row)
     return groups
-
-
-def _share_before(row: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> float:
-    """Return the sum of the shares before this status."""
-    order = list(STATUSES)
-    own = [one for one in rows if (one["metric"], one["system"]) == (row["metric"], row["system"])]
-    return float(sum(one["share"] for one in own if order.index(one["status"]) < order.index(row["status"])))
-
-
-def _systems(rows: Iterable[Mapping[str, Any]]) -> bool:
-    return any(row["system"] is not None for row in rows)
 
 
 def _name(system: str | None) -> str:

@@ -31,8 +31,7 @@ from untold.jobs.metrics.base import Metric, Tables, note_profile
 from untold.jobs.metrics.condensing import check_graphframes
 from untold.jobs.metrics.graphs import SIDES
 from untold.jobs.metrics.judging import MISS_RATE, SCORE_AUDITED
-from untold.jobs.metrics.request import ScoreRequest
-from untold.jobs.metrics.scoring import count_stages, repeated_samples, salted_stages, score_samples
+from untold.jobs.metrics.scoring import ScoreRequest, count_stages, repeated_samples, salted_stages, score_samples
 from untold.jobs.retrieval.sources import open_knowledge
 from untold.jobs.run import manifest
 from untold.jobs.run.folders import Counted, LostRowsError

@@ -24,10 +24,8 @@ from untold.udfs.redaction import redact
 from untold.udfs.schemes import STORES, scheme_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from untold.jobs.inputs.sampling import Draw
-    from untold.jobs.metrics.request import ScoreRequest
+    from untold.jobs.metrics.scoring import ScoreRequest
     from untold.jobs.run.terminal import Display, Page
     from untold.jobs.settings.layers import Layer
     from untold.jobs.settings.loading import Resolved
@@ -423,7 +421,7 @@ def score_request(options: Options, resolved: Resolved) -> ScoreRequest:
     Raise SampleError and UsageError.
     """
     from untold.jobs.inputs.checking import adapter_of, known_columns
-    from untold.jobs.metrics.request import ScoreRequest
+    from untold.jobs.metrics.scoring import ScoreRequest
 
     layout = data_set(options.format, options.conflictbank)
     run = run_fields(options, resolved.settings, read_options(options, known_columns(adapter_of(layout))))
@@ -459,17 +457,6 @@ def absolute(path: str) -> str:
     from untold.jobs.run.output import absolute
 
     return absolute(path)
-
-
-@contextmanager
-def open_spark(options: Options) -> Iterator[tuple[SparkSession, Settings, Display]]:
-    """Start Spark for a command that needs no endpoint. The display ends with the block."""
-    from untold.jobs.run.session import open_session
-
-    settings = settings_without_endpoint(options)
-    with display() as shown:
-        shown.status("starting Java")
-        yield open_session(settings), settings, shown
 
 
 def run_job(job: Callable[..., Any], request: Any, show: Callable[[Any, Any], None]) -> int:

@@ -19,7 +19,7 @@ from untold.jobs.inputs.options import CondenseOptions, RunOptions, ShowRequest
 from untold.udfs.errors import require
 
 if TYPE_CHECKING:
-    from untold.jobs.metrics.request import ScoreRequest
+    from untold.jobs.metrics.scoring import ScoreRequest
     from untold.jobs.run.notifications import RunNotification
     from untold.jobs.run.terminal import Display
     from untold.jobs.settings.model import Settings

@@ -15,7 +15,7 @@ from untold.jobs.cli.arguments import JSON, Command, Option, Options, settings_o
 from untold.jobs.cli.values import OneOf, bar
 
 if TYPE_CHECKING:
-    from untold.jobs.metrics.request import ScoreRequest
+    from untold.jobs.metrics.scoring import ScoreRequest
 
 METRICS = ("nli", "qa", "icat", "importance")
 # The size of the draw without --random

@@ -146,8 +146,7 @@ def _over_measures(
 ) -> int:
     """Make a table and a plot from the measures of a run."""
     output = arguments.absolute(options.run)
-    with arguments.open_spark(options) as (spark, settings, _):
-        rows = run(spark, request(output, seed=settings.statistics.seed))
+    rows = run(request(output, seed=arguments.settings_without_endpoint(options).statistics.seed))
     show(rows, output)
     return 0
 

@@ -256,7 +256,7 @@ def unknown_measures(
     return exploded.select("sample_id", F.lit(metric).alias("metric"), "one.*")
 
 
-def score_columns(metric: str, dropped: Column | None = None) -> list[Column]:
+def score_columns(metric: str | Column, dropped: Column | None = None) -> list[Column]:
     """The columns of the table `scores` of a comprehensiveness metric.
 
     From sample_id, system, status, covered, uncovered, unjudged, low and high. `dropped` counts the items that a list

@@ -1,10 +1,11 @@
-"""Samples scored by metrics: frames to frames, by tools that ask. Folders, signals and printing are the job's."""
+"""Score samples with metrics: the request, the tools of the metrics, and the union of their tables."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
 from functools import partial, reduce
 from threading import Lock
 
@@ -15,11 +16,18 @@ from untold.graph.distributed import Condensed
 from untold.jobs.inference.stage.engines import MainThreadExecutor
 from untold.jobs.inference.stage.requests import Requests, invalid_rows
 from untold.jobs.inference.stage.runner import StageRunner
+from untold.jobs.inputs.checking import adapter_of, check_input, check_names
+from untold.jobs.inputs.files import SampleError
+from untold.jobs.inputs.request import RunRequest
+from untold.jobs.inputs.samples import Samples
 from untold.jobs.inputs.sampling import Draw
+from untold.jobs.lakehouse.inputs import read_table, table_named
+from untold.jobs.metrics import needs_of, optional_of
 from untold.jobs.metrics.base import Metric, Tables, score_columns, unknown_measures
 from untold.jobs.metrics.condensing import Condenser
 from untold.jobs.metrics.summaries import STAGE as SUMMARISE
 from untold.jobs.metrics.summaries import summarise_contexts
+from untold.jobs.run.manifest import read_manifest
 from untold.jobs.run.output import with_added
 from untold.jobs.run.session import is_connect, spark_schema
 from untold.jobs.settings.model import LlmSettings, Settings, backend_for
@@ -28,11 +36,55 @@ from untold.jobs.tables import ORDER, RESULT_TABLES
 from untold.udfs.llm.keys import Stage
 from untold.udfs.retrieval.catalog import Catalog
 from untold.udfs.stages import LOOKUPS
+from untold.udfs.storage import StoragePath
 
-# While one is asked about, Spark has the steps of others to do; more of them only share its memory
+# During the calls of one metric, Spark runs the steps of the others. More metrics would only share its memory
 METRICS_AT_ONCE = 3
-# Samples that are scored several times at least, where some are
+# The least number of repeated samples, if there are any
 LEAST_REPEATED = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreRequest(RunRequest):
+    """The samples and the metrics of `untold score` and `untold plan`."""
+
+    metrics: tuple[str, ...]
+    # True if the embedded model is used
+    embedded: bool
+    # The version of a table whose rows are already scored: `v12`
+    since: str | None = None
+    # The date of the samples, if the command names one
+    day: date | None = None
+
+    def check(self) -> None:
+        """Raise SampleError if the first rows of the samples cannot be used. Spark does not start."""
+        adapter = adapter_of(self.format)
+        check_names(self.read.columns, adapter)
+        strata = self.draw.stratify if self.draw else ()
+        check_input(self.input, self.read, (*needs_of(self.metrics, self.settings), *strata), adapter)
+        if self.since is not None:
+            self._check_since(self.since)
+
+    def _check_since(self, since: str) -> None:
+        """Raise SampleError if no run scored the rows of the table at that version."""
+        table = table_named(self.input)
+        if table is None or table.format != "delta":
+            raise SampleError("--since needs a Delta table: --input delta:PATH")
+        scored = read_table(table._replace(version=since)).files
+        earlier = read_manifest(self.output)
+        if scored and earlier is None and not StoragePath(self.store).entries():
+            raise SampleError(
+                f"{self.output} has no run and {self.store} has no completions, so every row needs requests. "
+                "Remove --since"
+            )
+        before = table_named((earlier or {}).get("input", {}).get("path", ""))
+        if earlier is not None and (before is None or before.rows != table.rows):
+            raise SampleError(f"{self.output} has another input. Choose an output of {table.rows}, or a new one")
+
+    def read_samples(self, spark: SparkSession, metrics: Sequence[str] | None = None) -> Samples:
+        """Return the samples with the columns that these metrics, or all metrics of the request, read."""
+        names = self.metrics if metrics is None else metrics
+        return self.read_columns(spark, needs_of(names, self.settings), optional_of(names))
 
 
 @dataclass
@@ -46,11 +98,11 @@ class RunTools:
     _lock: Lock = field(default_factory=Lock)
 
     def ask(self, stage: str, rows: DataFrame | Requests, carry: Iterable[str] = ()) -> DataFrame:
-        """By the runner; what was answered before is not asked again."""
+        """Run a stage. Stored completions are not requested again."""
         return self.runner.ask(stage, rows, carry)
 
     def contexts(self) -> DataFrame:
-        """Asked for all metrics together, at the first that wants them."""
+        """Return the contexts, which are summarised once for all metrics."""
         with self._lock:
             if self._contexts is None:
                 summarise = self.runner.settings.summarise_contexts
@@ -58,19 +110,19 @@ class RunTools:
             return self._contexts
 
     def retrieve(self, rows: DataFrame, k: int | None = None) -> DataFrame:
-        """By the settings `knowledge.*`."""
-        # Only where a metric looks something up: FAISS is loaded with it
+        """Retrieve chunks with the settings `knowledge.*`."""
+        # This import loads FAISS
         from untold.jobs.retrieval.sources import Knowledge
 
         knowledge = Knowledge(self.runner.settings, self.runner.workspace, self.ask, self.samples, self.catalog)
         return knowledge.retrieve(rows, k)
 
     def keep(self, frame: DataFrame, name: str) -> DataFrame:
-        """In the run's working folder, which goes at its end."""
+        """Keep a frame in the working folder of the run until its end."""
         return self.runner.workspace.keep(frame, name)
 
     def condense(self, nodes: DataFrame, edges: DataFrame) -> Condensed:
-        """By the settings `graph.*`."""
+        """Condense graphs with the settings `graph.*`."""
         return Condenser(self.runner.settings, self.runner.workspace).condense(nodes, edges)
 
 
@@ -82,12 +134,11 @@ def score_samples(
     catalog: Catalog | None = None,
     begin: Callable[[str], None] = lambda _: None,
 ) -> Tables:
-    """The tables that the metrics give.
+    """Return the tables of the metrics. Each table is the union over the metrics, in their order.
 
-    samples: columns of the table `samples`; invalid: sample_id, error of the rows that cannot be scored; catalog: the
-    index that facts are looked up in; begin: called with each metric's name before it is scored. Tables of all metrics
-    are unions, in the order of the metrics; one that no metric gives has no entry. Metrics are scored side by side,
-    and their stages asked one after the other.
+    samples: the columns of the table `samples`. invalid: sample_id and error of the rows that cannot be scored.
+    catalog: the index for the retrieval of facts. begin: called with the name of each metric before it is scored.
+    Metrics are scored in parallel, and their stages run one after the other.
     """
     valid = samples.join(invalid.select("sample_id"), on="sample_id", how="left_anti")
     unusable = samples.select("sample_id", "system").join(invalid, on="sample_id", how="inner")
@@ -101,17 +152,17 @@ def score_samples(
     given = runner.turns.run([partial(score, metric) for metric in metrics], _at_once(runner, samples.sparkSession))
     runner.account.sort(runner.stages)
     names = [name for name in ORDER if any(name in tables for tables in given)]
-    # An empty frame of the contract's schema leads each union: columns a metric's rows lack are errors here, not nulls
+    # Each union starts with an empty frame of the contract, so that a missing column is an error
     spark = samples.sparkSession
     empty = {name: spark.createDataFrame([], spark_schema(RESULT_TABLES[name])) for name in names}
     return {name: _united(name, nothing, given) for name, nothing in empty.items()}
 
 
 def _at_once(runner: StageRunner, spark: SparkSession) -> int:
-    """How many metrics are scored side by side: one where what ends early is to leave whole metrics behind.
+    """Return the number of metrics in parallel: one if a run that ends early must leave complete metrics.
 
-    A budget ends so, and so do spools and batches, which take one stage a start. Spark Connect keeps its session to a
-    thread.
+    Such a run has a budget, or a spool or batches, which run one stage per start. The session of Spark Connect belongs
+    to one thread.
     """
     settings = runner.settings
     whole = settings.budget != BudgetSettings() or settings.llm.uses_spool
@@ -120,26 +171,26 @@ def _at_once(runner: StageRunner, spark: SparkSession) -> int:
 
 
 def repeated_samples(samples: DataFrame, count: int, settings: Settings) -> DataFrame:
-    """The share of `count` samples that `llm.repeats` has scored several times, by hash. One action."""
+    """Return the share of `count` samples that `llm.repeats` scores several times, by hash. Runs one action."""
     rows = max(LEAST_REPEATED, math.ceil(count * settings.llm.repeated_share))
     return samples.where(Draw(rows, settings.statistics.seed).among(samples))
 
 
 def salted_stages(stages: Mapping[str, Stage], llm: LlmSettings) -> Iterator[tuple[int, dict[str, Stage]]]:
-    """The number of each scoring after the first, from 2, and the stages with its salt; lookups have none."""
+    """Yield the number of each repetition, from 2, and the stages with its salt. Lookups have no salt."""
     for number in range(2, llm.repeats + 1):
         salt = " ".join(filter(None, (llm.salt, f"repeat {number}")))
         yield number, {name: one if name in LOOKUPS else replace(one, salt=salt) for name, one in stages.items()}
 
 
 def count_stages(metrics: Iterable[Metric], settings: Settings) -> int:
-    """The stages to come. Contexts are summarised once for all metrics."""
+    """Return the number of stages. Contexts are summarised once for all metrics."""
     stages = [name for metric in metrics for name in metric.asks(settings)]
     return len(stages) - max(0, stages.count(SUMMARISE) - 1)
 
 
 def _united(name: str, nothing: DataFrame, given: Sequence[Tables]) -> DataFrame:
-    """The rows of a table over all metrics; of chunks, which are no metric's, each once."""
+    """Return the rows of a table over all metrics. Chunks belong to no metric, so each chunk occurs once."""
     rows = reduce(
         DataFrame.unionByName, [with_added(name, tables[name]) for tables in given if name in tables], nothing
     )
@@ -147,9 +198,9 @@ def _united(name: str, nothing: DataFrame, given: Sequence[Tables]) -> DataFrame
 
 
 def _with_unusable(metric: Metric, tables: Tables, unusable: DataFrame, settings: Settings) -> Tables:
-    """The tables with a score and a failure for each row that cannot be scored.
+    """Return the tables with a score and a failure for each row that cannot be scored.
 
-    Such a row is a sample of every metric, with the status failed and bounds of 0 and 1 (docs/contract.md, "Bounds").
+    Such a row has a score in every metric, with the status failed and the bounds 0 and 1 (docs/contract.md, "Bounds").
     """
     null = F.lit(None).cast("double")
     nothing = [null.alias(name) for name in ("covered", "uncovered", "unjudged", "low", "high")]

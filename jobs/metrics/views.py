@@ -1,4 +1,4 @@
-"""Print a sample as lines for `untold show`: the lines that all metrics share, and those of each metric."""
+"""The view of each metric in `untold show`: the parts of a sample, and the lines of each part."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, ClassVar
 
 from untold.graph.views import one_line
@@ -18,36 +19,46 @@ from untold.udfs.recall.fact_texts import match_form, shown_form
 from untold.udfs.recall.segmentation import sentences
 from untold.udfs.texts import words_of
 
-# A line's text, what stands before it, and what stands before the lines that it is wrapped to
+# The text of a line, the text before it, and the indent of its continuation lines
 Line = tuple[str, str, str]
+# A heading and the lines below it. A part without a heading starts with a blank line too
+Part = tuple[str, Iterable[Line]]
+Row = Mapping[str, Any]
+BLANK: Line = ("", "", "")
 LONGEST_SENTENCE = 500
-# Below the number of a statement
+# The width of the number of a statement
 INDENT = "       "
+
+
+def detail(text: str | None, label: str = "", depth: int = 0) -> Line:
+    """Return a line below a statement, with a label and a depth in steps of two spaces."""
+    margin = INDENT + depth * "  "
+    return one_line(text or ""), f"{margin}{label}", f"{margin}  "
 
 
 def stating_lines(
     statement: str, sources: Sequence[str] | None, contexts: Mapping[str, str], *, quoted: bool
 ) -> Iterator[Line]:
-    """Where a statement is stated, and if `quoted` the sentence of each of these contexts that states it.
+    """Yield the sources of a statement, and with `quoted` the sentence of each context that states it.
 
-    sources: ids of contexts, or of chunks.
+    The sources are ids of contexts or of chunks.
     """
     for what, known in (("context", True), ("chunk", False)):
         names = [one_line(name) for name in sources or () if (name in contexts or not contexts) == known]
         if names:
-            yield ", ".join(names), f"{INDENT}stated in {what}{'' if len(names) == 1 else 's'} ", f"{INDENT}  "
+            yield detail(", ".join(names), f"stated in {what}{'' if len(names) == 1 else 's'} ")
     for name in sources or () if quoted else ():
         found = stating_sentence(statement, contexts.get(name, ""))
         if found is not None:
             sentence, verbatim = found
             how = "" if verbatim else " (found by shared words)"
-            yield one_line(shorten(sentence, LONGEST_SENTENCE)), f"{INDENT}  {one_line(name)}{how}: ", f"{INDENT}    "
+            yield detail(shorten(sentence, LONGEST_SENTENCE), f"{one_line(name)}{how}: ", 1)
 
 
 def stating_sentence(statement: str, context: str) -> tuple[str, bool] | None:
-    """The sentence of a context that has the most words of a statement, and whether it has the statement verbatim.
+    """Return the sentence of a context with the most words of a statement, and True if it has the statement verbatim.
 
-    None where no sentence has a word of it. Of equal sentences the shortest counts, then the first.
+    Return None if no sentence has one of the words. If several sentences are equal, return the first of the shortest.
 
     >>> stating_sentence("The tower has 12 bells", "It rained. The tower has 12 bells. Bells ring.")
     ('The tower has 12 bells.', True)
@@ -64,109 +75,121 @@ def stating_sentence(statement: str, context: str) -> tuple[str, bool] | None:
 
 
 def _units(text: str) -> frozenset[str]:
-    """The words of a text, and the signs of scripts that put no spaces between words."""
+    """Return the words of a text, and the characters of scripts without spaces between words."""
     return words_of(text) | {sign for sign in text if unicodedata.east_asian_width(sign) == "W"}
-
-
-Row = Mapping[str, Any]
-BLANK: Line = ("", "", "")
 
 
 @dataclass(frozen=True)
 class SampleRows:
-    """What a run holds of one sample under one metric: rows of its tables, by their names."""
+    """The rows of the tables of a run for one sample and one metric, by table."""
 
     score: Row
-    # Of `samples`; None where the run has no such sample
+    # The row of `samples`, None for a run without the sample
     sample: Row | None = None
-    # Those that are missing first
+    # Missing statements come first
     statements: Sequence[Row] = ()
     atoms: Sequence[Row] = ()
-    # Only those that are drawn
+    # Only the relations of the picture
     relations: Sequence[Row] = ()
     conflicts: Sequence[Row] = ()
     failures: Sequence[Row] = ()
     claims: Sequence[Row] = ()
     evidence: Sequence[Row] = ()
-    # Only those that `View.chunk_ids` names
+    # Only the chunks of `View.chunk_ids`
     chunks: Sequence[Row] = ()
     candidates: Sequence[Row] = ()
 
     @property
     def contexts(self) -> dict[str, str]:
-        """By id the texts of the sample's contexts, in their order."""
+        """Return the texts of the contexts of the sample by id, in their order."""
         return {row["id"]: row["text"] or "" for row in (self.sample or {}).get("contexts") or ()}
+
+    @cached_property
+    def claims_by_id(self) -> Mapping[str, Row]:
+        """Return the claims by id, in the order of the response."""
+        return {row["claim_id"]: row for row in sorted(self.claims, key=lambda row: row["position"] or 0)}
+
+    @cached_property
+    def used_claims(self) -> set[str]:
+        """Return the ids of the claims that cover a statement."""
+        return {name for row in self.statements for name in row.get("claims") or ()}
 
 
 @dataclass(frozen=True)
 class View:
-    """A sample under a metric, as `untold show` prints it. A metric with more to say has a subclass (`Metric.view`)."""
+    """The parts of a sample in `untold show`. A metric with other parts has a subclass (`Metric.view`)."""
 
     rows: SampleRows
 
-    # What a statement is called
+    # The word for a statement
     statement: ClassVar[str] = "statement"
-    # What is counted where it is unjudged
+    # The word for the things that the column `unjudged` of `scores` counts
     unjudged: ClassVar[str] = "pair"
-    # What is said of the things that the column `dropped` of `scores` counts
+    # The text after the number in the column `dropped` of `scores`
     dropped: ClassVar[str] = "without a source dropped"
 
     def chunk_ids(self) -> list[str]:
-        """The chunks whose texts the lines need."""
+        """Return the ids of the chunks whose texts the lines need."""
         return []
 
-    def below(self, statement: Row) -> Iterator[Line]:
-        """Further lines below a statement."""
-        yield from ()
-
-    def rest(self) -> Iterator[Line]:
-        """Further lines below all statements."""
-        yield from ()
-
     def lines(self) -> Iterator[Line]:
-        """What is missing, then what is covered. `*` marks the basis, `?` what is not judged."""
-        missing = [row for row in self.rows.statements if not row["covered"]]
-        if self.rows.statements:
-            basis = sum(bool(row["in_basis"]) for row in missing)
-            completing = f"; adding the {count(basis, self.statement)} marked * would complete the answer"
+        """Yield the lines of all parts."""
+        for heading, lines in chain(self.parts(), self.conflicts(), self.rest()):
             yield BLANK
-            yield f"missing: {count(len(missing), self.statement)}{completing if basis else ''}", "", ""
-            yield from self._listed(missing, 1)
-            covered = self.rows.statements[len(missing) :]
-            yield BLANK
-            yield f"covered: {count(len(covered), self.statement)}", "", ""
-            yield from self._listed(covered, len(missing) + 1)
-        yield from self._conflicts()
-        yield from self.rest()
+            if heading:
+                yield heading, "", ""
+            yield from lines
 
-    def _conflicts(self) -> Iterator[Line]:
-        """What the response says of each two statements that contradict each other."""
+    def parts(self) -> Iterator[Part]:
+        """Yield the missing statements and then the covered statements."""
+        statements = self.rows.statements
+        if not statements:
+            return
+        missing = sum(not row["covered"] for row in statements)
+        basis = sum(bool(row["in_basis"]) for row in statements[:missing])
+        completing = f"; adding the {count(basis, self.statement)} marked * would complete the answer"
+        numbered = list(enumerate(statements, start=1))
+        heading = f"missing: {count(missing, self.statement)}{completing if basis else ''}"
+        yield heading, self.listed(numbered[:missing])
+        yield f"covered: {count(len(statements) - missing, self.statement)}", self.listed(numbered[missing:])
+
+    def conflicts(self) -> Iterator[Part]:
+        """Yield the conflicts of the contexts, with the side that the response takes."""
         if self.rows.conflicts:
-            yield BLANK
-            yield f"conflicts: {count(len(self.rows.conflicts), 'pair')} of contradicting statements", "", ""
-        for row in self.rows.conflicts:
-            yield describe_conflict(row), INDENT, f"{INDENT}  "
+            heading = f"conflicts: {count(len(self.rows.conflicts), 'pair')} of contradicting statements"
+            yield heading, (detail(describe_conflict(row)) for row in self.rows.conflicts)
 
-    def _listed(self, statements: Sequence[Row], first: int) -> Iterator[Line]:
-        """A statement's text with its number in the picture, what states it, its other wordings, and what is below."""
-        contexts = self.rows.contexts
-        for number, row in enumerate(statements, first):
-            mark = "*" if row["in_basis"] else "?" if row["covered"] is None else " "
-            yield one_line(row["text"] or ""), f"{mark} {number:>3}  ", INDENT
-            yield from stating_lines(row["text"] or "", row["sources"], contexts, quoted=not row["covered"])
-            yield from wordings(row)
+    def rest(self) -> Iterator[Part]:
+        """Yield the parts after the statements and the conflicts."""
+        yield from ()
+
+    def listed(self, numbered: Iterable[tuple[int, Row]]) -> Iterator[Line]:
+        """Yield each statement with its number in the picture, its sources, its other wordings, and the lines below."""
+        for number, row in numbered:
+            yield self.text_of(row), f"{self.mark(row)} {number:>3}  ", INDENT
+            yield from stating_lines(row["text"] or "", row["sources"], self.rows.contexts, quoted=self.is_quoted(row))
+            yield from (detail(one, "also: ") for one in row["members"] or () if one != row["text"])
             yield from self.below(row)
 
+    def text_of(self, statement: Row) -> str:
+        """Return the text of a statement."""
+        return one_line(statement["text"] or "")
 
-def wordings(statement: Row) -> Iterator[Line]:
-    """The texts of a statement's members that are worded otherwise."""
-    for member in statement["members"] or ():
-        if member != statement["text"]:
-            yield one_line(member), f"{INDENT}also: ", f"{INDENT}  "
+    def mark(self, statement: Row) -> str:
+        """Return `*` for a statement of the basis and `?` for an unjudged statement."""
+        return "*" if statement["in_basis"] else "?" if statement["covered"] is None else " "
+
+    def is_quoted(self, statement: Row) -> bool:
+        """Return True if the sentences of the contexts are shown."""
+        return not statement["covered"]
+
+    def below(self, statement: Row) -> Iterator[Line]:
+        """Yield further lines below a statement."""
+        yield from ()
 
 
 def describe_conflict(row: Row) -> str:
-    """What a response says and leaves out of two statements; the question that both answer is said once.
+    """Return the stated and the missing side of two statements, after their common question.
 
     >>> answers = {"first": "Q: How high? A: 8,848 m", "second": "Q: How high? A: 8,844 m", "coverage": "first"}
     >>> describe_conflict({**answers, "first_sources": ["1"], "second_sources": ["2", "3"]})
@@ -197,12 +220,12 @@ def _stating(sources: Sequence[str]) -> str:
 
 
 def required(statements: Sequence[Row]) -> list[Row]:
-    """The statements that an answer ought to give: of ranked facts those that are kept, else all."""
+    """Return the statements that count: the kept facts, or all statements of another metric."""
     return [row for row in statements if row.get("kept") is not False]
 
 
 def count(number: int, word: str) -> str:
-    """A number of things in words.
+    """Return a number with its noun.
 
     >>> count(1, "aspect"), count(2_000, "aspect")
     ('1 aspect', '2,000 aspects')
@@ -210,178 +233,157 @@ def count(number: int, word: str) -> str:
     return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
+def verdict_of(claim: Row) -> str:
+    """Return the verdict of a claim as words."""
+    return one_line(claim["verdict"] or "not judged").replace("_", " ")
+
+
 class ClaimView(View):
-    """A sample whose claims are verified: what it says of aspects is that of icat."""
+    """A sample with verified claims that cover aspects."""
 
     statement = "aspect"
     unjudged = "claim"
 
     @cached_property
-    def by_id(self) -> Mapping[str, Row]:
-        """The claims by their ids, in the order of the response."""
-        return {row["claim_id"]: row for row in sorted(self.rows.claims, key=lambda row: row["position"] or 0)}
-
-    @cached_property
     def nearest(self) -> Mapping[str, Row]:
-        """By claim, its pair with the chunk of the first rank that was to be judged."""
+        """Return the judged pair with the first rank by claim."""
         ranked = sorted(self.rows.evidence, key=lambda row: (row["rank"], row["chunk_id"]), reverse=True)
         return {row["claim_id"]: row for row in ranked}
 
     @cached_property
     def texts(self) -> Mapping[str, str]:
-        """What the chunks say, by their ids."""
+        """Return the texts of the chunks by id."""
         return {row["chunk_id"]: row["text"] or "" for row in self.rows.chunks}
 
     def chunk_ids(self) -> list[str]:
-        """What grounds a claim, else what is nearest to it."""
+        """Return the chunks that ground a claim, and the nearest chunks of the other claims."""
         grounding = {chunk for row in self.rows.claims for chunk in row["evidence"] or ()}
         nearest = {row["chunk_id"] for name, row in self.nearest.items() if not self._is_grounded(name)}
         return sorted(grounding | nearest)
 
     def _is_grounded(self, name: str) -> bool:
-        return name in self.by_id and self.by_id[name]["verdict"] == SUPPORTED
+        claims = self.rows.claims_by_id
+        return name in claims and claims[name]["verdict"] == SUPPORTED
 
     def below(self, statement: Row) -> Iterator[Line]:
-        """The claims that cover an aspect, each with the chunks that ground it."""
+        """Yield the claims that cover an aspect with their chunks."""
         return self._covering(statement.get("claims") or ())
 
-    def _covering(self, names: Iterable[str]) -> Iterator[Line]:
-        for name in names:
-            if name in self.by_id:
-                yield one_line(self.by_id[name]["text"] or ""), f"{INDENT}claim: ", f"{INDENT}  "
-                yield from self._grounding(self.by_id[name])
+    def _covering(self, names: Iterable[str], label: str = "claim: ") -> Iterator[Line]:
+        for row in (self.rows.claims_by_id[name] for name in names if name in self.rows.claims_by_id):
+            yield detail(row["text"], label)
+            for chunk in row["evidence"] or ():
+                yield detail(self.texts.get(chunk), f"{one_line(chunk)}: ", 1)
 
-    def _grounding(self, claim: Row) -> Iterator[Line]:
-        for chunk in claim["evidence"] or ():
-            yield one_line(self.texts.get(chunk, "")), f"         {one_line(chunk)}: ", "           "
-
-    def rest(self) -> Iterator[Line]:
-        """The grounded claims that cover nothing, then those that nothing grounds, each with its nearest chunk."""
-        used = {name for row in self.rows.statements for name in row.get("claims") or ()}
-        grounded = [name for name in self.by_id if self._is_grounded(name) and name not in used]
+    def rest(self) -> Iterator[Part]:
+        """Yield the grounded claims that cover no aspect, and then the other claims with their nearest chunk."""
+        claims = self.rows.claims_by_id
+        grounded = [name for name in claims if self._is_grounded(name) and name not in self.rows.used_claims]
+        rest = [name for name in claims if not self._is_grounded(name)]
+        lines = chain.from_iterable(map(self._ungrounded, rest))
+        heading = f"not grounded: {count(len(rest), 'claim')}"
         if grounded:
-            yield BLANK
-            yield f"grounded, but without an aspect: {count(len(grounded), 'claim')}", "", ""
-            yield from self._covering(grounded)
-        rest = [name for name in self.by_id if not self._is_grounded(name)]
-        if rest:
-            if not grounded:
-                yield BLANK
-            yield f"not grounded: {count(len(rest), 'claim')}", "", ""
-            for name in rest:
-                yield from self._ungrounded(name)
+            more: Iterable[Line] = chain([(heading, "", "")], lines) if rest else ()
+            yield (
+                f"grounded, but without an aspect: {count(len(grounded), 'claim')}",
+                chain(self._covering(grounded), more),
+            )
+        elif rest:
+            yield heading, lines
 
     def _ungrounded(self, name: str) -> Iterator[Line]:
-        verdict = one_line(self.by_id[name]["verdict"] or "not judged").replace("_", " ")
-        yield one_line(self.by_id[name]["text"] or ""), f"       {verdict}: ", "         "
-        pair = self.nearest.get(name)
+        claim, pair = self.rows.claims_by_id[name], self.nearest.get(name)
+        yield detail(claim["text"], f"{verdict_of(claim)}: ")
         if pair is None:
-            yield "no chunk was found for it", "         ", "           "
+            yield detail("no chunk was found for it", depth=1)
             return
         relation = one_line(pair["relation"] or "not judged")
-        text = one_line(self.texts.get(pair["chunk_id"], ""))
-        yield text, f"         nearest, {relation}, {one_line(pair['chunk_id'])}: ", "           "
+        yield detail(self.texts.get(pair["chunk_id"]), f"nearest, {relation}, {one_line(pair['chunk_id'])}: ", 1)
 
 
 class FactView(ClaimView):
-    """A sample whose statements are ranked facts, beside its verified claims."""
+    """A sample with ranked facts and verified claims."""
 
     statement = "fact"
     unjudged = "verdict"
     dropped = "beyond importance.max_facts left out"
 
-    def lines(self) -> Iterator[Line]:
-        """Missing facts, the most important first, contradicted claims with their evidence, then what is covered."""
+    def parts(self) -> Iterator[Part]:
+        """Yield the missing facts in the order of importance, the contradicted claims, and the covered facts."""
+        if not self.rows.statements:
+            return
         facts = list(enumerate(required(self.rows.statements), start=1))
-        if self.rows.statements:
-            yield from self._facts(facts)
-        yield from self._others()
-
-    def _facts(self, facts: Sequence[tuple[int, Row]]) -> Iterator[Line]:
-        missing = [(number, row) for number, row in facts if row["covered"] is False]
-        unjudged = [(number, row) for number, row in facts if row["covered"] is None]
-        covered = [(number, row) for number, row in facts if row["covered"]]
-        yield from self._part(f"missing: {count(len(missing), 'fact')}, most important first", missing)
+        missing, unjudged, covered = (
+            [(number, row) for number, row in facts if row["covered"] is state] for state in (False, None, True)
+        )
+        yield f"missing: {count(len(missing), 'fact')}, most important first", self.listed(missing)
         if unjudged:
-            yield from self._part(f"not judged: {count(len(unjudged), 'fact')}", unjudged)
-        yield from self._contradicted()
-        yield from self._part(f"covered: {count(len(covered), 'fact')}", covered)
+            yield f"not judged: {count(len(unjudged), 'fact')}", self.listed(unjudged)
+        wrong = [name for name, row in self.rows.claims_by_id.items() if row["verdict"] == CONTRADICTED]
+        if wrong:
+            yield f"contradicted: {count(len(wrong), 'claim')}", self._covering(wrong, "")
         left_out = len(self.rows.statements) - len(facts)
-        if left_out:
-            yield f"{left_out:,} more that an answer need not give (importance.min_weight, importance.top_k)", "", ""
+        note = f"{left_out:,} more that an answer need not give (importance.min_weight, importance.top_k)"
+        more = [(note, "", "")] if left_out else []
+        yield f"covered: {count(len(covered), 'fact')}", chain(self.listed(covered), more)
 
-    def _part(self, heading: str, facts: Sequence[tuple[int, Row]]) -> Iterator[Line]:
-        yield BLANK
-        yield heading, "", ""
-        for number, row in facts:
-            yield from self._fact(number, row)
+    def text_of(self, statement: Row) -> str:
+        """Return the text of a fact with its weight, and with the ratings that the weight combines."""
+        weight = f"weight {statement['weight']:.2f}"
+        if statement["relevance"] is not None:
+            weight += f": relevance {statement['relevance']:.1f}, salience {statement['salience']:.1f}"
+        return f"{super().text_of(statement)} ({weight})"
 
-    def _fact(self, number: int, row: Row) -> Iterator[Line]:
-        yield f"{one_line(row['text'] or '')} ({_weight_of(row)})", f"  {number:>3}  ", INDENT
-        yield from stating_lines(row["text"] or "", row["sources"], self.rows.contexts, quoted=row["covered"] is False)
-        yield from wordings(row)
-        for name in row.get("claims") or ():
-            if name in self.by_id:
-                yield one_line(self.by_id[name]["text"] or ""), f"{INDENT}claim: ", f"{INDENT}  "
+    def mark(self, statement: Row) -> str:
+        """Return no mark, because each state has a part."""
+        return " "
 
-    def _contradicted(self) -> Iterator[Line]:
-        found = [row for row in self.by_id.values() if row["verdict"] == CONTRADICTED]
-        if not found:
-            return
-        yield BLANK
-        yield f"contradicted: {count(len(found), 'claim')}", "", ""
-        for row in found:
-            yield one_line(row["text"] or ""), INDENT, f"{INDENT}  "
-            for chunk in row["evidence"] or ():
-                text = one_line(self.texts.get(chunk, ""))
-                yield text, f"{INDENT}  {one_line(chunk)}: ", f"{INDENT}    "
+    def is_quoted(self, statement: Row) -> bool:
+        """Return True for missing facts."""
+        return statement["covered"] is False
 
-    def _others(self) -> Iterator[Line]:
-        """The claims that are not contradicted and cover no fact, each with its verdict."""
-        covering = {name for row in self.rows.statements for name in row.get("claims") or ()}
-        others = [row for name, row in self.by_id.items() if name not in covering and row["verdict"] != CONTRADICTED]
-        if not others:
-            return
-        yield BLANK
-        yield f"without a fact: {count(len(others), 'claim')}", "", ""
-        for row in others:
-            verdict = one_line(row["verdict"] or "not judged").replace("_", " ")
-            yield one_line(row["text"] or ""), f"{INDENT}{verdict}: ", f"{INDENT}  "
+    def below(self, statement: Row) -> Iterator[Line]:
+        """Yield the claims that cover a fact."""
+        claims = self.rows.claims_by_id
+        yield from (detail(claims[one]["text"], "claim: ") for one in statement.get("claims") or () if one in claims)
 
-
-def _weight_of(row: Row) -> str:
-    """A fact's weight, with the ratings that it is made of, where it is."""
-    weight = f"weight {row['weight']:.2f}"
-    if row["relevance"] is None:
-        return weight
-    return f"{weight}: relevance {row['relevance']:.1f}, salience {row['salience']:.1f}"
+    def rest(self) -> Iterator[Part]:
+        """Yield the claims that are not contradicted and cover no fact, with their verdicts."""
+        claims = self.rows.claims_by_id
+        others = [row for name, row in claims.items() if name not in self.rows.used_claims]
+        others = [row for row in others if row["verdict"] != CONTRADICTED]
+        if others:
+            lines = (detail(row["text"], f"{verdict_of(row)}: ") for row in others)
+            yield f"without a fact: {count(len(others), 'claim')}", lines
 
 
 HEADINGS = {NOT_SUPPORT: "missing", PARTIAL: "supported in part", None: "not judged", SUPPORT: "supported"}
 
 
 class NuggetView(View):
-    """A sample whose statements are nuggets."""
+    """A sample with nuggets."""
 
     statement = "nugget"
     unjudged = "nugget"
     dropped = "beyond nuggets.top_k left out"
 
-    def lines(self) -> Iterator[Line]:
-        """Nuggets by their support, each with its importance, and its weight where one was given."""
+    def parts(self) -> Iterator[Part]:
+        """Yield the nuggets by support."""
         nuggets = sorted(required(self.rows.statements), key=lambda row: row["rank"])
         for support, heading in HEADINGS.items():
             own = [(number, row) for number, row in enumerate(nuggets, start=1) if row["support"] == support]
             if own:
-                yield BLANK
-                yield f"{heading}: {count(len(own), self.statement)}, vital nuggets first", "", ""
-            for number, row in own:
-                weight = "" if row["weight"] is None else f", weight {row['weight']:g}"
-                yield f"{one_line(row['text'] or '')} ({row['importance']}{weight})", f"  {number:>3}  ", INDENT
+                yield f"{heading}: {count(len(own), self.statement)}, vital nuggets first", self.listed(own)
+
+    def listed(self, numbered: Iterable[tuple[int, Row]]) -> Iterator[Line]:
+        """Yield the nuggets with their importance, and with their given weight."""
+        for number, row in numbered:
+            weight = "" if row["weight"] is None else f", weight {row['weight']:g}"
+            yield f"{self.text_of(row)} ({row['importance']}{weight})", f"  {number:>3}  ", INDENT
 
 
 def faults_of(statements: Sequence[Row], claims: Sequence[Row]) -> dict[str, tuple[int, int]]:
-    """Of each fault of `FAULTS` that a sample has, how many claims it is of, and out of how many; most shares first."""
+    """Return the number of claims with each fault of `FAULTS` and the number of all claims, the largest share first."""
     missing = [row for row in statements if row["covered"] is False]
     relevant = {name for row in statements for name in row["sources"] or ()}
     kinds = Counter(NOT_USED if row["sources"] else NOT_RETRIEVED for row in missing)
@@ -394,93 +396,84 @@ def faults_of(statements: Sequence[Row], claims: Sequence[Row]) -> dict[str, tup
     return {name: (kinds[name], totals[name]) for name in order}
 
 
-def _wrong(claims: Sequence[Row]) -> list[Row]:
-    """The claims that the ground truth does not entail, in the order of the response."""
+def _wrong(claims: Iterable[Row]) -> list[Row]:
+    """Return the claims that the ground truth does not entail, in the order of the response."""
     found = [row for row in claims if row["verdict"] not in (None, SUPPORTED)]
     return sorted(found, key=lambda row: row["position"] or 0)
 
 
 class RagView(View):
-    """A sample whose statements are the claims of its ground truth, beside those of the response."""
+    """A sample with the claims of its ground truth and of its response."""
 
     statement = "ground-truth claim"
     unjudged = "relation"
 
-    def lines(self) -> Iterator[Line]:
-        """The faults, the gravest first, then the claims that are missing and covered, then those that are wrong."""
-        for number, (name, (wrong, total)) in enumerate(faults_of(self.rows.statements, self.rows.claims).items()):
-            half, measure, what = FAULTS[name]
-            of = self.statement if name in (NOT_RETRIEVED, NOT_USED) else "claim"
-            if not number:
-                yield BLANK
-            yield f"{half}: {wrong:,} of {count(total, of)} {what} ({measure})", "", "  "
-        yield from super().lines()
+    def parts(self) -> Iterator[Part]:
+        """Yield the faults with the largest first, and then the claims of the ground truth."""
+        faults = faults_of(self.rows.statements, self.rows.claims)
+        if faults:
+            yield "", [self._fault(name, *numbers) for name, numbers in faults.items()]
+        yield from super().parts()
 
-    def rest(self) -> Iterator[Line]:
-        """The claims of the response that the ground truth does not entail, with the contexts that state each."""
+    def _fault(self, name: str, wrong: int, total: int) -> Line:
+        half, measure, what = FAULTS[name]
+        of = self.statement if name in (NOT_RETRIEVED, NOT_USED) else "claim"
+        return f"{half}: {wrong:,} of {count(total, of)} {what} ({measure})", "", "  "
+
+    def rest(self) -> Iterator[Part]:
+        """Yield the claims of the response that the ground truth does not entail, with their contexts."""
         wrong = _wrong(self.rows.claims)
-        if not wrong:
-            return
-        yield BLANK
-        yield f"not in the ground truth: {count(len(wrong), 'claim')}", "", ""
-        for row in wrong:
-            verdict = row["verdict"].replace("_", " ")
-            yield one_line(row["text"] or ""), f"{INDENT}{verdict}: ", f"{INDENT}  "
-            names = ", ".join(map(one_line, row["evidence"] or ()))
-            yield (f"stated in context {names}" if names else "stated in no context"), f"{INDENT}  ", f"{INDENT}    "
+        if wrong:
+            lines = chain.from_iterable(map(self._unsupported, wrong))
+            yield f"not in the ground truth: {count(len(wrong), 'claim')}", lines
+
+    def _unsupported(self, claim: Row) -> Iterator[Line]:
+        yield detail(claim["text"], f"{verdict_of(claim)}: ")
+        names = ", ".join(map(one_line, claim["evidence"] or ()))
+        yield detail(f"stated in context {names}" if names else "stated in no context", depth=1)
 
 
 FOUND_BY = {"lexical": "by words", "semantic": "by vectors"}
 
 
 class ReferenceView(View):
-    """A sample whose statements are references, beside the facts of its response."""
+    """A sample with references and the facts of its response."""
 
     statement = unjudged = "reference"
     dropped = "beyond longrecall.max_facts left out"
 
     @cached_property
     def by_statement(self) -> Mapping[str, Sequence[Row]]:
-        """The candidates of each reference as they were shown: by words first, by rank."""
+        """Return the candidates of each reference in their order: first by step and then by rank."""
         found: dict[str, list[Row]] = {}
         for row in sorted(self.rows.candidates, key=lambda row: (row["step"], row["rank"])):
             found.setdefault(row["statement_id"], []).append(row)
         return found
 
-    @cached_property
-    def texts(self) -> Mapping[str, str]:
-        """What the generated facts say, by their ids, in the order of the response."""
-        ordered = sorted(self.rows.claims, key=lambda row: row["position"] or 0)
-        return {row["claim_id"]: one_line(row["text"] or "") for row in ordered}
+    def _fact(self, name: str, label: str = "fact: ") -> Line:
+        return detail(self.rows.claims_by_id.get(name, {}).get("text"), label)
 
     def below(self, statement: Row) -> Iterator[Line]:
-        """The facts that cover a reference; of one that nothing covers its candidates, with what spoke for each."""
-        for name in statement.get("claims") or ():
-            yield self.texts.get(name, ""), f"{INDENT}fact: ", f"{INDENT}  "
-        if not statement["covered"]:
-            yield from self._candidates(statement)
-
-    def _candidates(self, statement: Row) -> Iterator[Line]:
+        """Yield the facts that cover a reference, or the candidates of an uncovered reference with their similarity."""
+        yield from map(self._fact, statement.get("claims") or ())
+        if statement["covered"]:
+            return
         shown = self.by_statement.get(statement["statement_id"], ())
         if not shown:
             yield "no fact is near it", INDENT, INDENT
         for row in shown:
             state = "not judged" if row["chosen"] is None else "rejected"
-            start = f"{INDENT}{state}, found {FOUND_BY.get(row['step'], one_line(row['step']))} ({_likeness(row)}): "
-            yield self.texts.get(row["claim_id"], ""), start, f"{INDENT}  "
+            found = FOUND_BY.get(row["step"], one_line(row["step"]))
+            yield self._fact(row["claim_id"], f"{state}, found {found} ({_similarity(row)}): ")
 
-    def rest(self) -> Iterator[Line]:
-        """The facts of the response that cover no reference."""
-        used = {name for row in self.rows.statements for name in row.get("claims") or ()}
-        rest = [text for name, text in self.texts.items() if name not in used]
+    def rest(self) -> Iterator[Part]:
+        """Yield the facts of the response that cover no reference."""
+        rest = [name for name in self.rows.claims_by_id if name not in self.rows.used_claims]
         if rest:
-            yield BLANK
-            yield f"without a reference: {count(len(rest), 'fact')}", "", ""
-        for text in rest:
-            yield text, f"{INDENT}fact: ", f"{INDENT}  "
+            yield f"without a reference: {count(len(rest), 'fact')}", map(self._fact, rest)
 
 
-def _likeness(row: Row) -> str:
-    """J, L and the cosine, as far as there are any."""
+def _similarity(row: Row) -> str:
+    """Return the known values of J, L and the cosine."""
     known = (("J", row["jaccard"]), ("L", row["lcs"]), ("cosine", row["cosine"]))
     return ", ".join(f"{name} {value:.2f}" for name, value in known if value is not None)

@@ -9,13 +9,11 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from matplotlib import style
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from untold.graph.plotting import STYLE, save_figure
-from untold.graph.views import FORMATS, one_line
+from untold.graph.plotting import draw_picture, new_figure
+from untold.graph.views import one_line
 from untold.jobs.run.terminal import Page, table
 from untold.udfs.llm.usage import shown_tokens
 from untold.udfs.statistics.confusion import CONVENTIONS, LABELS, PREDICTIONS
@@ -33,7 +31,7 @@ def document(title: str, *parts: str) -> str:
 
 def section(heading: str, note: str, columns: Columns, rows: Iterable[Row]) -> str:
     """Return a heading, a note and a table with one line per row; empty without rows."""
-    return table_section(heading, note, list(columns), _lines(columns, rows))
+    return table_section(heading, note, list(columns), cells(columns, rows))
 
 
 def table_section(heading: str, note: str, heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -41,7 +39,8 @@ def table_section(heading: str, note: str, heads: Sequence[str], lines: Sequence
     return "\n\n".join(filter(None, [f"## {heading}", note, markdown_table(heads, lines)])) if lines else ""
 
 
-def _lines(columns: Columns, rows: Iterable[Row]) -> list[list[str]]:
+def cells(columns: Columns, rows: Iterable[Row]) -> list[list[str]]:
+    """Return one list of texts per row, with one text per column."""
     return [[_cell(row, column) for column in columns.values()] for row in rows]
 
 
@@ -252,7 +251,7 @@ def render_averages(rows: Sequence[Row]) -> str:
         "LMR. Averages count every data set the same; their intervals are 95 % BCa, joint over the data sets, 10,000 "
         "resamples of each."
     )
-    table = markdown_table(list(columns), _lines(columns, rows))
+    table = markdown_table(list(columns), cells(columns, rows))
     return document("Meta-evaluations together", note, table, PUBLISHED_NOTE)
 
 
@@ -353,11 +352,7 @@ def draw(rows: Sequence[Row], *, form: str = "svg") -> bytes:
     Has one panel per convention. Lines are baselines. Diamonds are published figures, on the bar of their model or in
     the middle of the metric. Raises ValueError for another format.
     """
-    if form not in FORMATS:
-        raise ValueError(f"no picture of form {form!r}; there are {', '.join(FORMATS)}")
-    # The style of the caller must not change the bytes
-    with style.context(["default", STYLE]):
-        return save_figure(_draw(rows), form)
+    return draw_picture(form, partial(_draw, rows))
 
 
 def _draw(rows: Sequence[Row]) -> Figure:
@@ -366,8 +361,7 @@ def _draw(rows: Sequence[Row]) -> Figure:
     models = list(dict.fromkeys(row["model"] for row in rows))
     # In inches: the width of a panel depends on its number of bars
     width = max(3.2, 0.9 + len(metrics) * (0.5 + 0.3 * len(models)))
-    figure = Figure(figsize=(len(CONVENTIONS) * width + 2.6, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(len(CONVENTIONS) * width + 2.6, 4.2)
     panels = figure.subplots(1, len(CONVENTIONS), sharey=True)
     for axes, convention in zip(panels, CONVENTIONS, strict=True):
         _draw_panel(axes, [row for row in rows if row["convention"] == convention], metrics, models)

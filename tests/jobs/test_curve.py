@@ -9,7 +9,6 @@ from xml.etree import ElementTree
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
 
 from untold.jobs.run.manifest import FORMAT
 from untold.jobs.run_tables import UnreadableRunError, open_run
@@ -50,8 +49,8 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def test_means_are_of_samples_at_each_k(spark: SparkSession, run: Path) -> None:
-    rows = curve(spark, CurveRequest(str(run)))
+def test_means_are_of_samples_at_each_k(run: Path) -> None:
+    rows = curve(CurveRequest(str(run)))
     assert open_run(run).table("recall_curve").to_pylist() == rows
     found = [(row["system"], row["ranking"], row["k"], row["n"], row["mean"]) for row in rows]
     wanted = {None: ((4, 0.4375), (3, 0.75)), "x": ((2, 0.625), (2, 0.625)), "y": ((1, 0.0), None)}
@@ -69,12 +68,12 @@ def test_means_are_of_samples_at_each_k(spark: SparkSession, run: Path) -> None:
     assert all(name in text for name in ("combined", "relevance", "salience", "all", "x", "y"))
 
 
-def test_a_run_without_the_metric_is_one_line(spark: SparkSession, run: Path) -> None:
+def test_a_run_without_the_metric_is_one_line(run: Path) -> None:
     pq.write_table(pa.Table.from_pylist([], MEASURES), run / "measures" / "part-0.parquet")
     with pytest.raises(UnmeasuredError, match="no measures of importance"):
-        curve(spark, CurveRequest(str(run)))
+        curve(CurveRequest(str(run)))
     with pytest.raises(UnreadableRunError):
-        curve(spark, CurveRequest(str(run / "measures")))
+        curve(CurveRequest(str(run / "measures")))
 
 
 def test_a_plot_of_the_same_rows_has_the_same_bytes() -> None:

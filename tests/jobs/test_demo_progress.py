@@ -14,7 +14,7 @@ from tests.fakes.answers import coverage_text
 from untold.jobs.demo import STAGE, Spent, demo_settings, describe_work, showing_results
 from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.store.store import stage_folder
-from untold.jobs.metrics.request import ScoreRequest
+from untold.jobs.metrics.scoring import ScoreRequest
 from untold.jobs.settings.model import Settings
 from untold.jobs.tables import COMPLETIONS
 from untold.udfs.llm.segments import write_file

@@ -21,6 +21,7 @@ from untold.jobs.doctor import (
     CheckResult,
     check_disk,
     check_endpoint,
+    check_lookups,
     check_ray,
     check_spark,
     check_store,
@@ -28,7 +29,6 @@ from untold.jobs.doctor import (
     plain_url,
 )
 from untold.jobs.inference.stage.call_settings import clear_text_warning
-from untold.jobs.inference.stage.checks import check_lookups
 from untold.jobs.settings.loading import NoEndpointError, Resolved, load_settings
 from untold.jobs.settings.model import LlmSettings, RaySettings, Settings, SettingsError, SparkSettings
 

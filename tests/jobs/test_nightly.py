@@ -11,7 +11,7 @@ import pytest
 
 from tests.jobs.summary.test_nights import night
 from untold.jobs import nightly as nights
-from untold.jobs.metrics.request import ScoreRequest
+from untold.jobs.metrics.scoring import ScoreRequest
 from untold.jobs.nightly import NightlyRequest, nightly
 from untold.jobs.run.manifest import write_manifest
 from untold.jobs.run.terminal import Display

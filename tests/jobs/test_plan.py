@@ -20,7 +20,7 @@ from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.stage.call_settings import hours_of
 from untold.jobs.inference.store.store import stage_folder
 from untold.jobs.metrics import METRICS, stages_of
-from untold.jobs.metrics.request import ScoreRequest
+from untold.jobs.metrics.scoring import ScoreRequest
 from untold.jobs.plan import UNLIMITED_COMPLETION_TOKENS, Planner, completion_limit, cost_and_hours, plan, plan_lines
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run.terminal import Page

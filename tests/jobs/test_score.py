@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from untold.jobs.metrics import METRICS
-from untold.jobs.metrics.request import ScoreRequest
+from untold.jobs.metrics.scoring import ScoreRequest
 from untold.jobs.metrics.settings import NliSettings
 from untold.jobs.run.manifest import Added, Identity, OutputError, differences, identify
 from untold.jobs.run.outcome import Ending, below_bars

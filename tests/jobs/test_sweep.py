@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql import SparkSession
 
 from untold.jobs.cli.values import weights
 from untold.jobs.run.manifest import FORMAT
@@ -65,8 +64,8 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def test_means_are_of_samples_under_each_beta(spark: SparkSession, run: Path) -> None:
-    rows = sweep(spark, SweepRequest(str(run), (2.0, 0.5)))
+def test_means_are_of_samples_under_each_beta(run: Path) -> None:
+    rows = sweep(SweepRequest(str(run), (2.0, 0.5)))
     assert open_run(run).table("beta_sweep").to_pylist() == rows
     wanted = {None: SAMPLES[:4], "x": SAMPLES[:2], "y": SAMPLES[2:3]}
     assert [(row["system"], row["beta"]) for row in rows] == [
@@ -95,17 +94,17 @@ def test_ticks_and_names_are_shown_as_written() -> None:
     assert not any("mathdefault" in text for text in shown)
 
 
-def test_a_run_without_icat_is_one_line(spark: SparkSession, run: Path) -> None:
+def test_a_run_without_icat_is_one_line(run: Path) -> None:
     pq.write_table(pa.Table.from_pylist([], MEASURES), run / "measures" / "part-0.parquet")
     with pytest.raises(UnmeasuredError, match="no measures of icat"):
-        sweep(spark, SweepRequest(str(run)))
+        sweep(SweepRequest(str(run)))
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["summary"] = [{"metric": "icat", "level": "overall", "n": 5, "failed": 4, "undefined": 1}]
     (run / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UnmeasuredError, match=r"none of 5 samples has the measures of icat \(4 failed, 1 undefined\)"):
-        sweep(spark, SweepRequest(str(run)))
+        sweep(SweepRequest(str(run)))
     with pytest.raises(UnreadableRunError):
-        sweep(spark, SweepRequest(str(run / "measures")))
+        sweep(SweepRequest(str(run / "measures")))
 
 
 @given(st.dictionaries(st.tuples(st.floats(0, 1), st.floats(0, 1)), st.integers(1, 5), min_size=1, max_size=8))

@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.model_server import ModelServer
 from tests.runs.harness import make_samples, read_manifest, read_table, score, write_samples
 from tests.runs.standalone import Standalone
-from untold.jobs.inference.stage.checks import check_spark
+from untold.jobs.doctor import check_spark
 from untold.jobs.settings.model import Settings, SparkSettings
 from untold.jobs.settings.sections import KnowledgeSettings
 

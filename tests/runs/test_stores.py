@@ -10,7 +10,7 @@ from tests.fakes.model_server import ModelServer
 from tests.fakes.stores import URIS, serve_store
 from tests.runs.harness import Run, canonical, count_distinct, make_samples, read_manifest, write_samples
 from tests.runs.here import RunHere
-from untold.jobs.inference.stage.checks import check_spark
+from untold.jobs.doctor import check_spark
 from untold.jobs.settings.model import Settings, SparkSettings
 from untold.jobs.settings.sections import StorageSettings
 from untold.udfs.storage import StoragePath

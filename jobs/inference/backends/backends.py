@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from pyspark import InheritableThread
 from pyspark.sql import DataFrame
 
-from untold.jobs.inference.backends.cluster_checks import ClusterChecks
 from untold.jobs.inference.backends.job import Job, JobOutcome
+from untold.jobs.inference.backends.node_checks import ClusterChecks
 from untold.jobs.inference.backends.process import ActorProcessError
 from untold.jobs.inference.stage.bindings import order_of_prompt
 from untold.jobs.inference.stage.call_settings import (

@@ -17,9 +17,11 @@ from untold.jobs.inference.backends.job import Job
 from untold.jobs.run.error_messages import EnvironmentVariableError
 from untold.jobs.settings.model import LlmSettings, Settings, backend_for, prices_at, prices_for
 from untold.jobs.settings.sections import EndpointSettings
-from untold.udfs.llm.calls import CallSettings, format_at, is_loopback
+from untold.udfs.llm.calls import Answer, CallSettings, format_at, is_loopback
 from untold.udfs.llm.keys import CLASSIFYING, LOCAL, SEVERAL_ROWS, Stage
 from untold.udfs.llm.limiter import Budget, Limits
+from untold.udfs.llm.retrying import address_setting
+from untold.udfs.llm.retrying import remedy_of as refusal_remedy
 from untold.udfs.llm.usage import Usage
 from untold.udfs.python_path import usable_cores
 from untold.udfs.storage import StoragePath
@@ -297,6 +299,37 @@ def key_remedy(variable: str | None, section: str = "llm") -> str:
         return f"no key was sent, because this address has none. Set the variable of the key with --set {name}=NAME"
     known = "is set" if os.environ.get(variable) else "is not set"
     return f"check the key: {variable} ({name}) {known}"
+
+
+def remedy_of(answer: Answer, settings: Settings, section: Section = "llm") -> str:
+    """Return the remedy of a failed call. `section` is the section of the settings with the endpoint."""
+    kind = answer.error_type or ""
+    if answer.about:
+        return refusal_remedy(answer, section)
+    if kind in ("http_401", "http_403"):
+        return key_remedy(getattr(settings, section).api_key_env, section)
+    address = address_setting(section)
+    if answer.refused:
+        return f"check {address}{'' if section == 'classifier' else ' (most end in /v1)'} and {section}.model"
+    fits = {
+        "llm": "an OpenAI-compatible API (most end in /v1) and fits llm.api",
+        "search": "the web search",
+        "classifier": "a server that classifies pairs",
+    }
+    remedies = {
+        "connection": f"check {address} and that its server runs and can be reached from here",
+        "timeout": f"check {address} and the load of its server, or raise llm.timeout_seconds",
+        "bad_body": f"check that {address} is {fits.get(section, 'an OpenAI-compatible API for embeddings')}",
+        "http_429": "the rate or the quota is used up: wait, or check the account",
+    }
+    if kind.startswith("http_5"):
+        return "the endpoint is in trouble: try again later, or see its own log"
+    others = {
+        "llm": "llm.model, llm.api, llm.extra_body and the decoding settings",
+        "search": "search.base_url",
+        "classifier": "classifier.model, classifier.separator and classifier.batch",
+    }
+    return remedies.get(kind, f"check {others.get(section, f'{section}.model and {section}.extra_body')}")
 
 
 def explain_refusal(error: str, keys: Iterable[str | None], section: str = "llm") -> str:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from untold.jobs.inference.stage.start import Outcome
-from untold.jobs.metrics.request import ScoreRequest
+from untold.jobs.metrics.scoring import ScoreRequest
 from untold.jobs.run.terminal import Page, width_of
 from untold.jobs.run_tables import open_run
 from untold.jobs.score import show_summary

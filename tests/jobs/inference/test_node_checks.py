@@ -13,10 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.jobs.executions import counted_executions
-from untold.jobs.inference.backends import cluster_checks
+from untold.jobs.inference.backends import node_checks
 from untold.jobs.inference.backends.actor_pool import start_ray
-from untold.jobs.inference.backends.cluster_checks import ClusterChecks
-from untold.jobs.inference.backends.node_checks import NodeCheckError, compare_versions, probing
+from untold.jobs.inference.backends.node_checks import ClusterChecks, NodeCheckError, compare_versions, probing
 from untold.udfs.node_report import NodeReport, silent, versions, visit, within
 
 OWN = {"python": "3.11.7", "untold": "0.1.0", "pyspark": "4.0.1", "numpy": "2.1"}
@@ -128,13 +127,13 @@ def test_executors_are_asked_by_one_execution_and_a_local_spark_not_at_all(
         machines.check_executors()
     assert found == [0]
     assert not (tmp_path / "_work").exists()
-    monkeypatch.setattr(cluster_checks, "is_local", lambda _: False)
+    monkeypatch.setattr(node_checks, "is_local", lambda _: False)
     machines = ClusterChecks(spark, machines.places, machines.files)
     with counted_executions(spark) as found:
         machines.check_executors()
         machines.check_executors()
     assert found == [1]
-    monkeypatch.setattr(cluster_checks, "digest_of", lambda _: "another")
+    monkeypatch.setattr(node_checks, "digest_of", lambda _: "another")
     with pytest.raises(
         NodeCheckError, match=r"manifest.json is not shared by the executor on .*: it reads another file"
     ):
