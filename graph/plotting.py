@@ -6,8 +6,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import product
 from typing import Any
 from unicodedata import east_asian_width
@@ -104,22 +103,24 @@ def draw_graph(graph: Graph, *, form: str = "svg", title: str = "", response: st
     return draw_picture(form, lambda: make_figure(graph, title, response))
 
 
-@contextmanager
-def _without_glyph_warnings() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        yield
-
-
 def draw_picture(form: str, draw: Callable[[], Figure]) -> bytes:
-    """Return a figure as the bytes of one of `FORMATS`, independent of the caller's style.
+    """Return a figure as the bytes of one of `FORMATS`, the same for the same figure, in the style of the project.
 
-    Raises ValueError for another format.
+    A PNG has a note in its corner if no font of this machine has a character; an SVG leaves fonts to its viewer. Raises
+    ValueError for another format.
     """
     if form not in FORMATS:
         raise ValueError(f"no picture of form {form!r}; there are {', '.join(FORMATS)}")
-    with style.context(["default", STYLE]), _without_glyph_warnings():
-        return _save(draw(), form)
+    written = io.BytesIO()
+    with style.context(["default", STYLE]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure = draw()
+        if form == "png" and _lacks_glyphs(figure):
+            note = "This machine has no font for some characters; an .svg shows them."
+            figure.text(0.005, 0.995, note, fontsize=FONT_SIZE - 3, va="top")
+        metadata = {"Date": None, "Creator": "Untold"} if form == "svg" else {"Software": None}
+        figure.savefig(written, format=form, dpi=DPI, metadata=metadata, facecolor="white")
+    return written.getvalue()
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -127,20 +128,6 @@ def new_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
-
-
-def _save(figure: Figure, form: str) -> bytes:
-    """The bytes of a figure in one of `FORMATS`, without a date, so that the same figure has the same bytes.
-
-    A PNG with characters that no font of this machine has says so in its corner; an SVG leaves fonts to its viewer.
-    """
-    written = io.BytesIO()
-    metadata = {"Date": None, "Creator": "Untold"} if form == "svg" else {"Software": None}
-    if form == "png" and _lacks_glyphs(figure):
-        note = "This machine has no font for some characters; an .svg shows them."
-        figure.text(0.005, 0.995, note, fontsize=FONT_SIZE - 3, va="top")
-    figure.savefig(written, format=form, dpi=DPI, metadata=metadata, facecolor="white")
-    return written.getvalue()
 
 
 def _lacks_glyphs(figure: Figure) -> bool:

@@ -67,11 +67,15 @@ Row = Mapping[str, Any]
 class Picture(Figure):
     """A figure that a notebook shows with and without `%matplotlib inline`."""
 
-    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+    def png(self) -> bytes:
+        """Return the figure as a PNG, the same bytes for the same figure."""
         written = BytesIO()
         self.savefig(written, format="png", dpi=STORED, metadata={"Software": None}, facecolor="white")
+        return written.getvalue()
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         width, height = (round(SHOWN * inches) for inches in self.get_size_inches())
-        return written.getvalue(), {"width": width, "height": height}
+        return self.png(), {"width": width, "height": height}
 
 
 def _drawn(draw: Callable[P, Picture]) -> Callable[P, Picture]:

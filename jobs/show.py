@@ -1,4 +1,4 @@
-"""One sample of a run: its response and statements in the terminal, and its graph as a picture."""
+"""Show one sample of a run: its response and statements in the terminal, and its graph as a picture."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, replace
 from hashlib import blake2b
 from pathlib import PurePosixPath
 from typing import Any
@@ -20,29 +20,28 @@ import pyarrow.dataset as ds
 from untold.graph import views
 from untold.jobs.inputs.options import ShowRequest
 from untold.jobs.metrics import METRICS
-from untold.jobs.metrics.views import Line, Row, SampleRows, View, count, required
+from untold.jobs.metrics.views import Row, SampleRows, View, count, required
 from untold.jobs.run_tables import RunTables, UnreadableRunError, open_run
 from untold.jobs.summary.run_summary import describe_failures
 from untold.udfs.errors import did_you_mean, near_misses
 from untold.udfs.storage import StoragePath
 
-NEAR_IDS = 10_000  # sample ids that near misses are looked for among: a run may have millions
+NEAR_IDS = 10_000  # the sample ids of the search for near misses, because a run can have millions
 SHOWN_IDS = 3
-# a line of a terminal
 SHOWN_LENGTH = 80  # characters of an id in a message
-# Characters of a file's name or a title; names of files end at 255 bytes, and a sample_id and a metric share one
+# Characters of a sample_id or a metric in a title or in the name of a file, which has at most 255 bytes
 NAME_LENGTH = 80
 
 
 class ShowError(UnreadableRunError):
-    """A sample or a picture that cannot be shown. The message says what to do."""
+    """The sample or the picture cannot be shown. The message has the remedy."""
 
 
 def show(request: ShowRequest) -> list[str]:
-    """Prints a sample's response and statements, and writes the pictures asked for; gives the paths of those written.
+    """Print the response and the statements of a sample, write its pictures, and return the paths of the pictures.
 
-    Raises UnreadableRunError where there is no run, and ShowError for a run that has not ended, an unknown sample or
-    metric, and a picture that cannot be written.
+    Raises UnreadableRunError without a run, and ShowError for a run that has not ended, an unknown sample or metric,
+    and a failed write.
     """
     form = _form(request.picture)
     run = _open(request.output)
@@ -57,21 +56,21 @@ def show(request: ShowRequest) -> list[str]:
 
 
 def _draw(shown: View, place: str, form: str, *, raw: bool) -> list[str]:
-    """Writes the picture of a sample and says where it is; empty where there is nothing to draw."""
-    # Here, as texts are shown without the libraries of pictures
+    """Write the picture of a sample, print its path and return it. A sample without nodes has no picture."""
+    # Texts need no library of pictures
     from untold.graph.plotting import draw_graph
 
     graph = make_graph(shown, raw=raw)
     if not graph:
         _print(["no picture, because there is nothing to draw"])
         return []
-    _write(place, draw_graph(graph, form=form, title=_title(shown), response=_of_sample(shown, "response")))
+    _write(place, draw_graph(graph, form=form, title=_title(shown), response=(shown.rows.sample or {}).get("response")))
     _print([f"picture: {views.one_line(place)}"])
     return [place]
 
 
 def _form(picture: str | None) -> str:
-    """The picture's form by the ending of its name, SVG without one. Raises ShowError for another ending."""
+    """Return the format of a picture by the extension, SVG without a name. Raises ShowError for another extension."""
     form = PurePosixPath(picture).suffix[1:].lower() if picture else views.FORMATS[0]
     if form not in views.FORMATS:
         endings = " or ".join(f".{name}" for name in views.FORMATS)
@@ -80,7 +79,7 @@ def _form(picture: str | None) -> str:
 
 
 def _open(output: str) -> RunTables:
-    """The run. Raises ShowError where it has not ended: its tables may be half written."""
+    """Return the run. Raises ShowError for a run that has not ended, because its tables can be incomplete."""
     run = open_run(output, allow_running=True)
     if run.manifest.get("status") == "running":
         raise ShowError(f"{output}: the run has not ended, or was killed. Wait for it, or start it again")
@@ -88,8 +87,8 @@ def _open(output: str) -> RunTables:
 
 
 def _read(run: RunTables, request: ShowRequest) -> list[View]:
-    """What the run holds of the sample, a value for each metric shown, sorted. Raises ShowError for an unknown one."""
-    # Words of a command line that are not UTF-8 hold lone surrogates, which Arrow refuses
+    """Return one view per shown metric, sorted. Raises ShowError for an unknown sample or metric."""
+    # Arrow rejects the lone surrogates of arguments that are not UTF-8
     sample_id = request.sample.encode("utf-8", "replace").decode()
     scores = {str(row["metric"]): row for row in _rows(run, "scores", sample_id)}
     if not scores:
@@ -104,24 +103,19 @@ def _read(run: RunTables, request: ShowRequest) -> list[View]:
 
 
 def _read_metric(run: RunTables, sample_id: str, score: Row, sample: Row | None) -> View:
-    """What the run holds of one sample under the metric of its score."""
+    """Return the view of one sample for the metric of its score."""
     of_metric = ds.field("metric") == score["metric"]
     metric = METRICS.get(score["metric"])
     view = View if metric is None else metric.view
-    rows = SampleRows(
-        score=score,
-        sample=sample,
-        statements=views.order_statements(_rows(run, "statements", sample_id, of_metric)),
-        atoms=_rows(run, "atoms", sample_id, of_metric),
-        # Most pairs are neutral, and a sample may have millions
-        relations=_rows(run, "relations", sample_id, of_metric & ds.field("relation").isin(views.DRAWN_RELATIONS)),
-        conflicts=_rows(run, "conflicts", sample_id, of_metric),
-        failures=_rows(run, "failures", sample_id, of_metric),
-        claims=_rows(run, "claims", sample_id, of_metric),
-        evidence=_rows(run, "evidence", sample_id, of_metric),
-        candidates=_rows(run, "candidates", sample_id, of_metric),
-    )
-    # Chunks are of all samples
+    # Most pairs are neutral, and a sample can have millions
+    extra = {"relations": ds.field("relation").isin(views.DRAWN_RELATIONS)}
+    names = (one.name for one in fields(SampleRows) if one.name not in ("score", "sample", "chunks"))
+    found: dict[str, Sequence[Row]] = {
+        name: _rows(run, name, sample_id, of_metric & extra[name] if name in extra else of_metric) for name in names
+    }
+    found["statements"] = views.order_statements(found["statements"])
+    rows = SampleRows(score, sample, **found)
+    # Chunks belong to all samples
     wanted = view(rows).chunk_ids() if "chunks" in run.tables else []
     if not wanted:
         return view(rows)
@@ -132,7 +126,7 @@ def _read_metric(run: RunTables, sample_id: str, score: Row, sample: Row | None)
 def _rows(
     run: RunTables, table: str, sample_id: str, extra: pc.Expression | None = None, *, columns: list[str] | None = None
 ) -> list[dict[str, Any]]:
-    """The rows of one sample; none where the run does not have the table. Only matching rows are kept in memory."""
+    """Return the rows of one sample, none for a missing table. Other rows are not kept in memory."""
     if table not in run.tables:
         return []
     wanted = ds.field("sample_id") == sample_id
@@ -142,9 +136,9 @@ def _rows(
 
 
 def _unknown_sample(run: RunTables, sample_id: str) -> str:
-    """The message for a sample that the run does not have, with ids that may have been meant.
+    """Return the message about an unknown sample with near misses.
 
-    Near misses come from ids that contain the given one anywhere in the table, then from its first rows.
+    These are ids of the table that contain the unknown id, and then similar ids of its first rows.
     """
     if "scores" not in run.tables:
         return f"{run.directory} has no scores. Start the run again"
@@ -152,7 +146,7 @@ def _unknown_sample(run: RunTables, sample_id: str) -> str:
     containing = pc.match_substring(ds.field("sample_id"), sample_id, ignore_case=True)
     near = _ids(scores.scanner(columns=["sample_id"], filter=containing).head(SHOWN_IDS)) if sample_id else []
     first = _ids(scores.head(NEAR_IDS, columns=["sample_id"]))
-    # Comparing takes time with the product of two lengths, and ids may be of any
+    # The time of a comparison grows with the product of the lengths
     cut = {name[:SHOWN_LENGTH]: name for name in first}
     close = [cut[name] for name in near_misses(sample_id[:SHOWN_LENGTH], cut, most=SHOWN_IDS)]
     found = list(dict.fromkeys([*near, *close]))[:SHOWN_IDS]
@@ -162,18 +156,18 @@ def _unknown_sample(run: RunTables, sample_id: str) -> str:
 
 
 def _ids(table: pa.Table) -> list[str]:
-    """The ids of a table of them, each once, in their order."""
+    """Return the distinct ids of a table in their order."""
     return [name for name in dict.fromkeys(table.column("sample_id").to_pylist()) if name is not None]
 
 
 def _quote(name: str) -> str:
-    """An id in quotes, cut, on one line and without signs that a terminal obeys."""
+    """Return an id in quotes on one line, shortened, without control characters."""
     shown = views.one_line(name[: 2 * SHOWN_LENGTH])
     return f"'{shown if len(shown) <= SHOWN_LENGTH else shown[:SHOWN_LENGTH] + '…'}'"
 
 
 def make_graph(shown: View, *, raw: bool) -> views.Graph:
-    """The graph of a sample: of its statements, of its atoms (`raw`), or where there are none of its contexts."""
+    """Return the graph of the statements, of the atoms (`raw`), or of the contexts of a sample without atoms."""
     rows = shown.rows
     if rows.atoms:
         make = views.raw_graph if raw else views.condensed_graph
@@ -184,43 +178,30 @@ def make_graph(shown: View, *, raw: bool) -> views.Graph:
 
 
 def describe(shown: View) -> list[str]:
-    """The lines that say what a sample covers and misses. No text of the run can move a terminal's cursor.
-
-    Statements that are missing come first, as they are what a reader looks for; `*` marks the basis.
-    """
+    """Return the lines of a sample without control characters: its texts, its score, and the parts of its view."""
     failed = [f"failed: {text}" for text in describe_failures(shown.rows.failures)]
     texts = (line for name in ("query", "response") for line in _text_lines(shown, name))
-    return [_heading(shown.rows.score), *texts, _score_line(shown), *failed, *_wrapped(shown.lines()), ""]
+    wrapped = (line for parts in shown.lines() for line in _wrap(*parts))
+    return [_heading(shown.rows.score), *texts, _score_line(shown), *failed, *wrapped, ""]
 
 
 def _heading(score: Row) -> str:
-    """What is shown: sample, metric and the system, where there is one."""
+    """Return the sample, the metric and the system, if the sample has one."""
     system = f", system {views.one_line(score['system'])}" if score["system"] is not None else ""
     return f"sample {views.one_line(score['sample_id'])}, metric {views.one_line(score['metric'])}{system}"
 
 
-def _of_sample(shown: View, column: str) -> str | None:
-    """A text of the sample; None where the run has no such sample, or no text."""
-    return (shown.rows.sample or {}).get(column)
-
-
 def _text_lines(shown: View, column: str) -> Iterator[str]:
-    """The lines of a text of the sample, as far as it has any."""
-    text = _of_sample(shown, column)
-    if text is None:
-        return
-    lines = [views.one_line(line) for line in text.splitlines() if line.strip()] or ["(empty)"]
-    for number, line in enumerate(lines):
-        yield from _wrap(line, "  " if number else f"{column}: ", "  ")
-
-
-def _wrapped(lines: Iterable[Line]) -> Iterator[str]:
-    for text, start, indent in lines:
-        yield from _wrap(text, start, indent)
+    """Yield the lines of a text of the sample, if the run has it."""
+    text = (shown.rows.sample or {}).get(column)
+    if text is not None:
+        lines = [views.one_line(line) for line in text.splitlines() if line.strip()] or ["(empty)"]
+        for number, line in enumerate(lines):
+            yield from _wrap(line, "  " if number else f"{column}: ", "  ")
 
 
 def _score_line(shown: View) -> str:
-    """The score with its bounds where they differ from it, its status, and what was counted."""
+    """Return the score with different bounds, the status and the counts."""
     score = shown.rows.score
     value = _number(score["score"])
     bounds = ""
@@ -233,12 +214,12 @@ def _score_line(shown: View) -> str:
 
 
 def _number(value: float | None) -> str:
-    """A score to two decimals; `none` for null."""
+    """Return a score with two decimals, `none` for null."""
     return "none" if value is None else f"{value:.2f}"
 
 
 def _wrap(text: str, start: str, indent: str) -> list[str]:
-    """Lines that fit a terminal; one line where the output is no terminal, so that it can be searched."""
+    """Return lines that fit a terminal, or one line for another output, which can then be searched."""
     if not sys.stdout.isatty():
         return [start + text]
     width = max(shutil.get_terminal_size().columns, 2 * len(start))
@@ -246,14 +227,14 @@ def _wrap(text: str, start: str, indent: str) -> list[str]:
 
 
 def _print(lines: Iterable[str]) -> None:
-    """Prints lines in the encoding of the output; signs that it does not have become `?` and no error."""
+    """Print lines in the encoding of the output, with `?` for unknown characters."""
     encoding = sys.stdout.encoding or "utf-8"
     for line in lines:
         print(line.encode(encoding, "replace").decode(encoding))
 
 
 def _title(shown: View) -> str:
-    """The picture's title."""
+    """Return the title of a picture."""
     score = shown.rows.score
     return (
         f"{score['sample_id'][:NAME_LENGTH]} · {score['metric']} · score {_number(score['score'])} ({score['status']})"
@@ -261,13 +242,13 @@ def _title(shown: View) -> str:
 
 
 def _place(picture: str, score: Row, *, several: bool) -> str:
-    """The file asked for, with the metric's name in it where several are shown."""
+    """Return the path of a picture, with the name of the metric if there are several."""
     stem, ending = os.path.splitext(picture)
     return f"{stem}-{_safe(score['metric'])}{ending}" if several else picture
 
 
 def _write(place: str, picture: bytes) -> None:
-    """Writes a picture. Raises ShowError where that cannot be done."""
+    """Write a picture. Raises ShowError for a failed write."""
     try:
         StoragePath(place).write_whole(lambda file: file.write(picture))
     except (OSError, pa.ArrowException) as error:
@@ -275,7 +256,7 @@ def _write(place: str, picture: bytes) -> None:
 
 
 def _safe(name: str) -> str:
-    """A name of safe characters; with 8 hex digits of a hash of the whole name, where it had to be changed."""
+    """Return a name with safe characters. A changed name ends with 8 hex digits of a hash of the whole name."""
     safe = re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:NAME_LENGTH].lstrip(".")
     if safe == name:
         return name

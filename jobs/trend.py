@@ -156,9 +156,7 @@ def _picture_of(found: Trend, notify: Callable[[str], None]) -> dict[str, bytes]
         return {}
     from untold.jobs.plots import draw_trend
 
-    target = BytesIO()
-    draw_trend(found).savefig(target, format="png", dpi=144, metadata={"Software": None}, facecolor="white")
-    return {"trend.png": target.getvalue()}
+    return {"trend.png": draw_trend(found).png()}
 
 
 def trend_lines(found: TrendResult, fall: float, page: Page) -> Iterator[str]:
