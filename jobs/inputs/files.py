@@ -254,7 +254,7 @@ def _find_of_table(path: str, table: TableName) -> list[InputFile]:
     except LakehouseError as error:
         raise SampleError(str(error)) from error
     if not found:
-        raise NoInputError(f"{path}: no rows in it")
+        raise NoInputError(f"{path} has no rows")
     return sorted((InputFile(**vars(file)) for file in found), key=lambda file: file.path)
 
 

@@ -450,4 +450,4 @@ def test_a_scheme_that_is_not_known_is_refused_by_the_option(
     error = usage_error(capsys, *arguments)
     assert f"Invalid value for '{option}'" in error
     assert "unknown scheme" in error
-    assert "give a local path, or a URI of s3, gs, abfss, hdfs" in error
+    assert "Give a local path, or a URI of s3, gs, abfss, hdfs" in error
