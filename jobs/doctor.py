@@ -27,7 +27,8 @@ from uuid import uuid4
 import pyarrow as pa
 
 from untold.jobs.inference.backends import local_model
-from untold.jobs.inference.backends.node_checks import ClusterChecks, check_nodes
+from untold.jobs.inference.backends.backends import ClusterChecks
+from untold.jobs.inference.backends.node_checks import check_nodes
 from untold.jobs.inference.stage.bindings import bind_embedding, bind_entailment, bind_search, checked_template
 from untold.jobs.inference.stage.call_settings import (
     Section,

@@ -47,7 +47,7 @@ def complaint_of(path: str) -> str | None:
     """What is wrong with the scheme of a path; None where it is one that is known, or none.
 
     >>> complaint_of("dbfs:/mnt/out"), complaint_of("s3a://bucket/out"), complaint_of("a:b/out")
-    ('dbfs:/mnt/out: unknown scheme dbfs:; give a local path, or a URI of s3, gs, abfss, hdfs', None, None)
+    ('dbfs:/mnt/out has the unknown scheme dbfs. Give a local path, or a URI of s3, gs, abfss, hdfs', None, None)
     """
     scheme = scheme_of(path)
     if scheme is None or (scheme in SCHEMES and "://" in path):

@@ -116,7 +116,7 @@ def describe_left_out(names: Sequence[str]) -> str:
     """What is said of files beside the data of a folder.
 
     >>> describe_left_out(["README.md"])
-    'left out, as their extensions are not those of data: README.md'
+    'skipped, because their extensions are unknown: README.md'
     """
     more = f" and {len(names) - SHOWN_LEFT_OUT} more" if len(names) > SHOWN_LEFT_OUT else ""
     return f"skipped, because their extensions are unknown: {', '.join(names[:SHOWN_LEFT_OUT])}{more}"

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from untold.jobs.inference.backends.node_checks import ClusterChecks, reached_places
+from untold.jobs.inference.backends.backends import ClusterChecks, reached_places
 from untold.jobs.inference.backends.process import ActorProcessError
 from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.stage.call_settings import RunEndpoint

@@ -51,7 +51,7 @@ def explain_dead_stages(dead: Iterable[Row], errors: Iterable[Row]) -> list[str]
 
     >>> error = {"stage": "match_one", "error_type": "http_500", "error": "HTTP 500", "count": 3}
     >>> explain_dead_stages([{"stage": "match_one", "failed": 4, "requests": 4}], [error])
-    ['every request of match_one failed (4 of 4); the most frequent error, 3 times: http_500: HTTP 500']
+    ['every request of match_one failed (4 of 4). The most frequent error (3 times): http_500: HTTP 500']
     >>> explain_dead_stages([{"stage": "match_one", "failed": 1, "requests": 4}], [])
     ['no request of match_one succeeded (1 of 4 failed)']
     """

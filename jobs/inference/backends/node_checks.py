@@ -1,30 +1,18 @@
-"""Check before the first call that all machines of a run reach its folders and have the same versions."""
+"""Check nodes by their own reports: the folders that they reach and their versions. Imports no pyspark."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
 
-from pyspark.sql import SparkSession
-
-from untold.jobs.inference.backends.process import ProcessWhenNeeded
-from untold.jobs.inference.store.store import SPARK_ERRORS
-from untold.jobs.run.error_messages import explain, root_cause
-from untold.jobs.run.folders import write_parquet
-from untold.jobs.run.output import WORK
-from untold.jobs.run.session import is_connect, is_local, read_parquet, task_slots
 from untold.udfs.errors import UserError
-from untold.udfs.llm.store_files import digest_of
-from untold.udfs.node_report import DRIVER, NodeReport, versions, visit_in_task, within
+from untold.udfs.node_report import DRIVER, NodeReport, versions, within
 from untold.udfs.storage import StoragePath
 
 MACHINES_NAMED = 3
-# Executors can start while others already answer
-ROUNDS = 5
 SHARE = "give --output, store, work and llm.spool a place that all machines share"
 INSTALL = "install the same version of untold on the workers, or use `untold package`"
 # Packages that actors do not need
@@ -143,90 +131,3 @@ def _name(machines: Iterable[str]) -> str:
     names = sorted(set(machines))
     more = f" and {len(names) - MACHINES_NAMED:,} more" if len(names) > MACHINES_NAMED else ""
     return ", ".join(names[:MACHINES_NAMED]) + more
-
-
-@dataclass
-class ClusterChecks:
-    """The checked machines of a run: the executors of Spark, and the nodes of Ray before the first request.
-
-    `places` are the folders that all machines write and read, by their names in messages. `files` are the files that
-    executors read. `note` is called with harmless differences.
-    """
-
-    spark: SparkSession
-    places: Mapping[str, str]
-    files: Sequence[str] = ()
-    note: Callable[[str], None] = print
-    _executors: set[str] = field(default_factory=set)
-    _nodes_known: bool = False
-
-    def check_executors(self) -> None:
-        """Raise NodeCheckError for folders that executors do not reach. Each executor is checked once.
-
-        A local Spark has the disks and the versions of this process, so only its object stores are checked, except the
-        store of the output, which it writes before the first request.
-        """
-        local = is_local(self.spark)
-        remote = {place: folder for place, folder in self.places.items() if StoragePath(folder).local is None}
-        if local:
-            remote = {place: folder for place, folder in remote.items() if not folder.endswith(f"/{WORK}")}
-        if self._executors and (local or _count_executors(self.spark) <= len(self._executors)):
-            return
-        if not local or remote:
-            with probing(remote if local else self.places) as probe:
-                if not local:
-                    probe.check(self._visit_executors(probe), self.note)
-                _check_spark(self.spark, probe, remote)
-        self._executors |= {"driver"} if local else set()
-
-    def check_nodes(self, process: ProcessWhenNeeded) -> None:
-        """Raise NodeCheckError for folders that nodes of the Ray cluster do not reach. The nodes are checked once."""
-        if not self._nodes_known:
-            check_nodes(self.places, process.open().visit_nodes, self.note)
-        self._nodes_known = True
-
-    def _visit_executors(self, probe: Probe) -> list[NodeReport]:
-        """Return the report of every executor. Small tasks run until all known executors have reported."""
-        files = {path: digest_of(StoragePath(path)) for path in self.files if StoragePath(path).entry().kind == "file"}
-        visit = partial(visit_in_task, folders=probe.folders, files=files, nonce=probe.nonce)
-        found: dict[str, NodeReport] = {}
-        for _ in range(ROUNDS):
-            tasks = task_slots(self.spark)
-            rows = self.spark.range(0, tasks, 1, tasks).mapInArrow(visit, "executor string, report string").collect()
-            found |= {row["executor"]: json.loads(row["report"]) for row in rows}
-            if len(found) >= _count_executors(self.spark):
-                break
-        self._executors |= set(found)
-        return list(found.values())
-
-
-def reached_places(output: str, work: str, store: str) -> dict[str, str]:
-    """Return the folders that every machine writes and reads, by their names in messages.
-
-    >>> reached_places("/out", "/out/_work", "/out/completions"), reached_places("/out", "/w", "/s")
-    ({'/out': '/out/_work'}, {'/out': '/out/_work', '/w': '/w', '/s': '/s'})
-    """
-    # The next run removes this folder of the output, also after a kill
-    places = {output: f"{output}/{WORK}"}
-    others = [place for place in (work, store) if place and not f"{place}/".startswith(f"{output}/")]
-    return places | {place: place for place in others}
-
-
-def _check_spark(spark: SparkSession, probe: Probe, places: Iterable[str]) -> None:
-    """Raise NodeCheckError for object stores that Spark cannot write and read with its own client."""
-    for place in places:
-        path = f"{probe.folders[place]}/spark"
-        try:
-            write_parquet(spark.range(1), path)
-            read_parquet(spark, path).collect()
-        except SPARK_ERRORS as error:
-            raise NodeCheckError(
-                f"{place}: Spark cannot write and read there ({explain(error) or root_cause(error)}). "
-                "Check the settings storage and spark.conf"
-            ) from error
-
-
-def _count_executors(spark: SparkSession) -> int:
-    """Return the number of known executors, 0 over Spark Connect."""
-    # The driver is one of them
-    return 0 if is_connect(spark) else len(spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()) - 1

@@ -11,10 +11,9 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from untold.jobs.inference.backends.backends import Backend, PendingRequests, ProcessBackend, TaskBackend
+from untold.jobs.inference.backends.backends import Backend, ClusterChecks, PendingRequests, ProcessBackend, TaskBackend
 from untold.jobs.inference.backends.job import JobOutcome, note_left_out
 from untold.jobs.inference.backends.local_model import LocalModelError
-from untold.jobs.inference.backends.node_checks import ClusterChecks
 from untold.jobs.inference.backends.process import ActorProcessError
 from untold.jobs.inference.backends.spooled_backends import BatchBackend, RayJobBackend, SpoolBackend, WaitingError
 from untold.jobs.inference.stage.call_settings import RunEndpoint, address_of, price, runs_in_tasks, section_of

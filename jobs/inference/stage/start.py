@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from untold.jobs.inference.backends.node_checks import ClusterChecks, reached_places
+from untold.jobs.inference.backends.backends import ClusterChecks, reached_places
 from untold.jobs.inference.stage.call_settings import RunEndpoint
 from untold.jobs.inference.stage.engines import Engines, SharedEngines, open_engines
 from untold.jobs.inference.stage.runner import StageRunner

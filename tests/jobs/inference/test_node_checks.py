@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 from tests.jobs.executions import counted_executions
 from untold.jobs.inference.backends import node_checks
 from untold.jobs.inference.backends.actor_pool import start_ray
-from untold.jobs.inference.backends.node_checks import ClusterChecks, NodeCheckError, compare_versions, probing
+from untold.jobs.inference.backends.backends import ClusterChecks
+from untold.jobs.inference.backends.node_checks import NodeCheckError, compare_versions, probing
 from untold.udfs.node_report import NodeReport, silent, versions, visit, within
 
 OWN = {"python": "3.11.7", "untold": "0.1.0", "pyspark": "4.0.1", "numpy": "2.1"}
