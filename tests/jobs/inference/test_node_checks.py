@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.jobs.executions import counted_executions
-from untold.jobs.inference.backends import node_checks
+from untold.jobs.inference.backends import backends
 from untold.jobs.inference.backends.actor_pool import start_ray
 from untold.jobs.inference.backends.backends import ClusterChecks
 from untold.jobs.inference.backends.node_checks import NodeCheckError, compare_versions, probing
@@ -128,13 +128,13 @@ def test_executors_are_asked_by_one_execution_and_a_local_spark_not_at_all(
         machines.check_executors()
     assert found == [0]
     assert not (tmp_path / "_work").exists()
-    monkeypatch.setattr(node_checks, "is_local", lambda _: False)
+    monkeypatch.setattr(backends, "is_local", lambda _: False)
     machines = ClusterChecks(spark, machines.places, machines.files)
     with counted_executions(spark) as found:
         machines.check_executors()
         machines.check_executors()
     assert found == [1]
-    monkeypatch.setattr(node_checks, "digest_of", lambda _: "another")
+    monkeypatch.setattr(backends, "digest_of", lambda _: "another")
     with pytest.raises(
         NodeCheckError, match=r"manifest.json is not shared by the executor on .*: it reads another file"
     ):
