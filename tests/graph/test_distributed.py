@@ -118,7 +118,7 @@ def test_condenser_asks_nobody_where_all_fit(spark: SparkSession, tmp_path: Path
     ("components", "graph", "message"),
     [
         (CoarseComponents(), chain_of_cycles([5, 4]), "nodes are in a class whose other nodes they do not entail"),
-        (StuckComponents(), cycle(9), "found no class in a graph that has cycles"),
+        (StuckComponents(), cycle(9), "found no class in a graph with cycles"),
     ],
 )
 def test_wrong_components_are_found_out(
