@@ -34,11 +34,11 @@ from untold.jobs.inference.stage.call_settings import (
     Section,
     address_of,
     addresses_of,
+    call_remedy,
     check_network,
     classifiers_of,
     clear_text_warning,
     is_address,
-    remedy_of,
 )
 from untold.jobs.run import manifest
 from untold.jobs.run.cache import cache_dir
@@ -249,7 +249,7 @@ def check_endpoint(settings: Settings, base_url: str, about: str = "") -> Iterat
         yield CheckResult(WARN, "encryption", warning)
     answer, dropped = _call(settings, base_url, GREETING, Parameters(), rated=False)
     if answer.error_type not in ANSWERED:
-        yield CheckResult(FAIL, "endpoint", f"{where}: {answer.error}; {remedy_of(answer, settings)}")
+        yield CheckResult(FAIL, "endpoint", f"{where}: {answer.error}; {call_remedy(answer, settings)}")
         yield CheckResult(WARN, "log-probabilities", "not checked: the endpoint gave no completion")
         return
     yield CheckResult(OK, "endpoint", where)
@@ -379,7 +379,7 @@ def _check_lookup(
     where = f"{stage.model} at {plain_url(address)}"
     if answer.error_type is None:
         return CheckResult(OK, section, where)
-    return CheckResult(FAIL, section, f"{where}: {answer.error}; {remedy_of(answer, settings, section)}")
+    return CheckResult(FAIL, section, f"{where}: {answer.error}; {call_remedy(answer, settings, section)}")
 
 
 def check_spark(settings: Settings, seconds: float = ENGINE_SECONDS) -> CheckResult:

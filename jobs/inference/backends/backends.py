@@ -47,7 +47,6 @@ from untold.udfs.storage import StoragePath
 
 # Executors can start while others already answer
 ROUNDS = 5
-
 # Units per actor. Small last units keep all actors busy.
 UNITS_OF_AN_ACTOR = 4
 # Requests per Spark task that writes units

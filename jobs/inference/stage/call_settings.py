@@ -20,8 +20,7 @@ from untold.jobs.settings.sections import EndpointSettings
 from untold.udfs.llm.calls import Answer, CallSettings, format_at, is_loopback
 from untold.udfs.llm.keys import CLASSIFYING, LOCAL, SEVERAL_ROWS, Stage
 from untold.udfs.llm.limiter import Budget, Limits
-from untold.udfs.llm.retrying import address_setting
-from untold.udfs.llm.retrying import remedy_of as refusal_remedy
+from untold.udfs.llm.retrying import address_setting, remedy_of
 from untold.udfs.llm.usage import Usage
 from untold.udfs.python_path import usable_cores
 from untold.udfs.storage import StoragePath
@@ -301,11 +300,11 @@ def key_remedy(variable: str | None, section: str = "llm") -> str:
     return f"check the key: {variable} ({name}) {known}"
 
 
-def remedy_of(answer: Answer, settings: Settings, section: Section = "llm") -> str:
+def call_remedy(answer: Answer, settings: Settings, section: Section = "llm") -> str:
     """Return the remedy of a failed call. `section` is the section of the settings with the endpoint."""
     kind = answer.error_type or ""
     if answer.about:
-        return refusal_remedy(answer, section)
+        return remedy_of(answer, section)
     if kind in ("http_401", "http_403"):
         return key_remedy(getattr(settings, section).api_key_env, section)
     address = address_setting(section)
