@@ -1,203 +1,127 @@
-"""Reading how two answers relate (Dejl et al. 2025; methods, sections 3 and 9)."""
+"""Read how two answers relate: the classification that ends `first - second [...]`, or one line for each pair."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from untold.udfs.facts.nodes import normalise
+from untold.udfs.stages.answers import reader
 from untold.udfs.stages.definitions import Unparsable
-from untold.udfs.stages.final_answers import final_answer
-from untold.udfs.stages.labels import BOXED
-from untold.udfs.stages.lists import whole
-from untold.udfs.stages.numbered import NumberedTexts, matching_key, read_numbered_labels
-from untold.udfs.stages.reading import is_drawing, letters, past_echoes, split_marker, strip_thinking
-from untold.udfs.stages.records import Record, read_records
+from untold.udfs.stages.forms import find_records, get_field, lines_with_places
+from untold.udfs.stages.labels import LABEL_NAMES, Vocabulary, read_label, read_numbered_labels
+from untold.udfs.texts import compatible
 
 RELATIONS = ("equivalent", "first_implies_second", "second_implies_first", "contradictory", "neutral")
-
-# What stands beside the number of an answer: `Answer 3`, `a3`
-_NUMBER_WORDS = re.compile(r"(?<![^\W_])(?:answers?|others?|nos?|numbers?|ids?|a)(?![^\W\d_])", re.IGNORECASE)
-_DECORATION = 60  # characters by which a side may be longer than its answer: quotation marks, emphasis, a label
-_NAMES = {
-    "equivalent": r"equivalent|equivalence",
-    "first_implies_second": r"first(?: answer)? (?:implies|entails)(?: the)? second(?: answer)?",
-    "second_implies_first": r"second(?: answer)? (?:implies|entails)(?: the)? first(?: answer)?",
-    "contradictory": r"contradictory|contradictions?|contradicts?",
-    "neutral": r"neutral",
-}
-_RELATION_NAME = re.compile(
-    r"(?:(?:final )?(?:classification|relation|relationship|label|answer|result)(?: is)? )?(?:the )?(?:"
-    + "|".join(f"(?P<{relation}>{names})" for relation, names in _NAMES.items())
-    + ")"
+_WORDS = Vocabulary(
+    {
+        "equivalent": ("equivalence",),
+        "first_implies_second": (
+            *("the first implies the second", "first answer implies second answer", "first entails second"),
+            "the first answer implies the second answer",
+        ),
+        "second_implies_first": (
+            *("the second implies the first", "second answer implies first answer", "second entails first"),
+            *("the second answer implies the first answer", "first is implied by second"),
+        ),
+        "contradictory": ("contradiction", "contradicts", "contradict"),
+        "neutral": ("independent",),
+    },
+    inputs=("question", "first", "second", "others", "other", "first answer", "second answer"),
 )
-_BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*")
-_LABELLED = re.compile(
-    r"(?<![^\W_])(?:classification|relation(?:ship)?|label|verdict)[*_]{0,2}\s?(?:[:：]|is\b)[\W_]{0,6}"
-    rf"((?:the )?(?:{'|'.join(_NAMES.values())}))(?![^\W_])",
-    re.I,
+_BRACKET = re.compile(
+    r"[\[【［(（]([^\[\]【】［］()（）\n]{1,60})[\]】］)）]|\\boxed\{(?:\\text\{)?([^{}\n]{1,60})\}{1,2}"
 )
-_SQUARE_BRACKET = re.compile(r"[\[【［]([^\[\]【】［］]{1,80})[\]】］]")
-_ROUND_BRACKET = re.compile(r"[(（]([^()（）]{1,80})[)）]")
-_AFTER_RELATION = re.compile(r"[\W_]{0,9}\Z|[*_.`\s]{0,6}(?:[(#]|[-–—:;,]\s|(?:note|because|since|as)\b)", re.I)
-# What a relation is set apart by from a reason behind it
-_REASON = re.compile(r"[*_`\]]{0,3}(?:\s[-–—]{1,2}\s|[:;,.(])")
-_SIDE_LABEL = re.compile(
-    r"(?:(?:the )?(?:final|first|second) )?(?:answer|first|second|classification|comparison|result|a)"
-    r"(?: ?[12ab])?[*_]{0,2} ?(?:[:：][*_]{0,2}|(?=[(\"'“‘]))",
-    re.I,
-)
-_BETWEEN_SIDES = re.compile(r"(?<=\s)(?:-{1,3}|[–—−|]|vs\.?)(?=\s)", re.I)
-_SPLIT = re.compile(r"(?<=\s)(?:-{1,3}|[–—−|/;&→⇒↔]|vs\.?|and|to)(?=\s)", re.I)
-_AROUND_SIDE = " \t\r*_`\"'“”‘’«»[]()<>"
-_MOST_SPLITS = 64  # of one line: an answer may be a list of dashes, and each split is compared in three forms
+_BRACKETED = re.compile(r"\[([^\[\]\n]{1,60})\]")
+_LAST_BRACKET = re.compile(r"\[([^\[\]\n]{1,60})\]\W*\Z")
+_BEHIND = re.compile(r"(?:[^\w(]*\Z|[*_.`$\s]*(?:[(#]|[-–—:;,]\s|because\b|since\b))", re.IGNORECASE)
 _SWAPPED = {"first_implies_second": "second_implies_first", "second_implies_first": "first_implies_second"}
-_RELATION_FIELDS = ("relation", "relationship", "classification", "label", "verdict", "result", "answer")
-_LONE_OBJECT = re.compile(r"\A[`~\w\s]{0,20}\{|\}[`~\s]{0,20}\Z")
-_BRACKETS = (_SQUARE_BRACKET, _ROUND_BRACKET, _BOLD, _LABELLED)
+_NOT_WORDS = re.compile(r"[\W_]+")
+_LAST_LINES = 3
 
 
-@final_answer
-@past_echoes
-def parse_comparison(completion: str, variables: Mapping[str, Any]) -> dict[str, str]:
-    """`relation`: one of `RELATIONS`, of the variable `first` to `second`, whichever the completion names first.
+@reader
+def parse_comparison(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
+    """Return the `relation` of the variable `first` to `second`, in whichever order the answer repeats the two.
 
-    That is the classification on the last line, below which one note may stand. Raises `Unparsable` where that has
-    none or several.
+    It is in brackets behind both answers on one of the last lines, in a field, or alone in a line. Raises `Unparsable`
+    for no relation and for several.
     """
-    recorded = _recorded(completion, variables)
-    if recorded is not None:
-        return {"relation": recorded}
-    lines = reversed(strip_thinking(completion).split("\n"))
-    last = list(islice((line for line in lines if not is_drawing(split_marker(line))), 3))
-    last = [BOXED.sub(r"[\1]", line) for line in last]
-    for place, line in enumerate(last[:2]):
-        found = _classified(line, is_last=place == 0, variables=variables)
-        if found is not None:
-            sides, relation = found
-            if place == 0 and any(_relation(each) not in (None, relation) for each in last[1:2]):
-                raise Unparsable("two classifications that differ")
-            if place == 0 and matching_key(sides) and _said_above(last[1:2], sides, relation, variables):
-                raise Unparsable("an afterword with another classification")
-            sides = sides if matching_key(sides) else "".join(last[place + 1 : place + 2])
-            orders = _orders(sides, variables["first"], variables["second"])
-            return {"relation": _turned(relation, orders)}
-        if _SQUARE_BRACKET.search(line):
-            break
-    raise Unparsable("no classification on the last line")
+    first, second = (str(variables.get(name) or "") for name in ("first", "second"))
+    found = find_records(text, LABEL_NAMES)
+    if found is not None and _BRACKET.search(found[1]) and any(map(_WORDS.read, _BRACKETED.findall(found[1]))):
+        raise Unparsable("JSON, and a classification beside it")
+    if found is not None and len(found[0]) == 1 and isinstance(found[0][0], dict):
+        sides = [str(get_field(found[0][0], (name,)) or "") for name in ("first", "second")]
+        return {"relation": _turned(read_label(text, _WORDS, ()), " ".join(sides), first, second)}
+    lines = [line for _, line in lines_with_places(text)]
+    ending = _LAST_BRACKET.search(lines[-1]) if lines else None
+    if ending and _WORDS.read(ending[1]) is None and _last_side(lines[-1][: ending.start()], first, second):
+        raise Unparsable("no classification on the last line")
+    classified = [one for place in range(len(lines)) if (one := _classified(lines, place, first, second))]
+    classified = classified[-_LAST_LINES:]
+    named = [one for one in classified if _last_side(one.sides, first, second)]
+    if classified and classified[-1].place >= len(lines) - _LAST_LINES:
+        last = (named or classified)[-1]
+        if not last.is_clear:
+            raise Unparsable("several classifications, or one amid a sentence")
+        return {"relation": _turned(last.relation, last.sides, first, second)}
+    try:
+        return {"relation": read_label("\n".join(lines[-2:]), _WORDS, (first, second))}
+    except Unparsable as error:
+        raise Unparsable("no classification on the last line") from error
 
 
-@final_answer
-@past_echoes
-def parse_comparisons(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
-    """`relations`: one of `RELATIONS` of `answer` to each of `others`, in their order, as `read_numbered_labels` finds.
-
-    None where an answer has no clear relation or several. Raises `Unparsable` where none has one.
-    """
-    numbered = NumberedTexts(variables["others"], _NUMBER_WORDS)
-    return {"relations": read_numbered_labels(completion, numbered, _read_listed)}
+@reader
+def parse_comparisons(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
+    """Return the `relations` of `answer` to each of `others`, None for one without a clear relation."""
+    return {"relations": read_numbered_labels(text, variables["others"], _WORDS)}
 
 
-def _read_listed(text: str, number: int) -> str:
-    """The relation that a line of a list names, in front of a reason or in brackets. Raises `Unparsable`."""
-    lines = [line for line in text.split("\n") if line.strip()]
-    named = [_relation(line) or _relation(_REASON.split(line.strip(), maxsplit=1)[0]) for line in lines]
-    bracketed = [relation for line in lines for _, relation in _bracketed(line, _SQUARE_BRACKET)]
-    said = {*filter(None, named), *bracketed}
-    if said:  # `neutral, contradictory` names two
-        said |= {relation for line in lines for part in _REASON.split(line.strip()) if (relation := _relation(part))}
-    if len(said) != 1:
-        raise Unparsable("no clear relation beside a number")
-    return said.pop()
+class _Classified(NamedTuple):
+    """A line that ends with a relation in brackets: its place, the relation, and the answers before it."""
+
+    place: int
+    relation: str
+    sides: str
+    is_clear: bool
 
 
-def _recorded(completion: str, variables: Mapping[str, Any]) -> str | None:
-    """The relation that a lone JSON object gives in a field; its fields `first` and `second` may be swapped."""
-    records = read_records(completion) if _LONE_OBJECT.search(strip_thinking(completion)) else None
-    record = records.values[0] if records and len(records.values) == 1 else None
-    said = record.cell(_RELATION_FIELDS) if isinstance(record, Record) else None
-    relation = _relation(said.text) if said else None
-    if relation is None or not isinstance(record, Record):
+def _classified(lines: Sequence[str], place: int, first: str, second: str) -> _Classified | None:
+    line = lines[place]
+    keys = _key(first), _key(second)
+    if all(keys) and _key(line).endswith((" ".join(keys), " ".join(keys[::-1]))):
+        return None  # brackets of the answers themselves
+    brackets = [
+        (found, relation) for found in _BRACKET.finditer(line) if (relation := _WORDS.read(found[1] or found[2]))
+    ]
+    if not brackets:
         return None
-    named = [record.cell((name,)) for name in ("first", "second")]
-    sides = " - ".join(side.text for side in named if side)
-    return _turned(relation, _orders(sides, variables["first"], variables["second"]))
+    found, relation = brackets[-1]
+    sides = line[: found.start()]
+    sides = sides if _key(sides) or not place else lines[place - 1]
+    is_sure = all(other == relation for _, other in brackets) or _last_side(sides, first, second) is not None
+    return _Classified(place, relation, sides, is_sure and _BEHIND.match(line, found.end()) is not None)
 
 
-def _said_above(above: Sequence[str], sides: str, relation: str, variables: Mapping[str, Any]) -> bool:
-    """Whether a last line of prose is an afterword: above it stands `first - second [...]` with another relation."""
-    answers = variables["first"], variables["second"]
-    found = [each for line in above for each in _bracketed(line, _SQUARE_BRACKET)][-1:]
-    named = [bracket.string[: bracket.start()] for bracket, said in found if said != relation]
-    return any(_orders(each, *answers) for each in named) and not _orders(sides, *answers)
+def _last_side(sides: str, first: str, second: str) -> str | None:
+    """Return the one of two answers that a line names last, None if it does not name both."""
+    pairs = sorted(((first, second), (second, first)), key=lambda pair: -len(pair[0]))
+    # As they are written first: signs tell `C` and `C++`, or `5` and `-5`, apart
+    for form in (normalise, _key):
+        named = form(sides.strip(" *_`"))
+        for last, other in pairs if form(first) and form(second) else ():
+            if named.endswith(form(last)) and form(other) in named[: -len(form(last))]:
+                return last
+    return None
 
 
-def _turned(relation: str, orders: set[bool]) -> str:
-    """The relation of the variable `first` to `second`, where a completion names them in one of `orders`."""
-    return _SWAPPED.get(relation, relation) if orders == {True} else relation
+def _key(text: str) -> str:
+    return _NOT_WORDS.sub(" ", compatible(text).casefold()).strip()
 
 
-def _classified(line: str, is_last: bool, variables: Mapping[str, Any]) -> tuple[str, str] | None:
-    """What stands before the classification that ends a line, and its relation; alone it needs no bracket.
-
-    Brackets within the two answers are none. Above a note only `first - second [classification]` counts.
-    """
-    if is_last and not any(map(str.isdigit, line)) and (relation := _relation(line)):
-        return "", relation
-    found = next((found for brackets in _BRACKETS if (found := _bracketed(line, brackets))), [])
-    if not found or not _AFTER_RELATION.match(line, found[-1][0].end()):
-        return None
-    bracket, relation = found[-1]
-    sides = line[: bracket.start()]
-    first, second = variables["first"], variables["second"]
-    if _orders(line, first, second):
-        return None
-    if len({relation for _, relation in found}) > 1 and not _orders(sides, first, second):
-        raise Unparsable("several classifications on the last line")
-    return (sides, relation) if is_last or not matching_key(sides) or _BETWEEN_SIDES.search(sides) else None
-
-
-def _bracketed(line: str, brackets: re.Pattern[str]) -> list[tuple[re.Match[str], str]]:
-    """The brackets of one kind on a line that hold a relation and nothing else."""
-    return [(found, relation) for found in brackets.finditer(line) if (relation := _relation(found[1]))]
-
-
-def _relation(text: str) -> str | None:
-    """The relation that a text names and nothing else."""
-    plain = len(text) <= _DECORATION * 2 and not {"?", "？"} & set(text)
-    named = _RELATION_NAME.fullmatch(letters(text)) if plain else None
-    return named.lastgroup if named else None
-
-
-def _orders(sides: str, first: str, second: str) -> set[bool]:
-    """Whether a line names the two answers swapped: both where that cannot be told, none where it does not name them.
-
-    As they are written first, then without decoration, then by letters and digits.
-    """
-    splits = list(_splits(sides, (len(first), len(second))))
-    forms: tuple[Callable[[str], str], ...] = (normalise, _plain_side, matching_key)
-    for form in forms:
-        pair = form(first), form(second)
-        named = [(form(left), form(right)) for left, right in splits] if all(pair) else []
-        orders = {swapped for swapped, wanted in ((False, pair), (True, pair[::-1])) if wanted in named}
-        if orders:
-            return orders
-    return set()
-
-
-def _splits(sides: str, lengths: tuple[int, int]) -> Iterator[tuple[str, str]]:
-    """The ways to read a line as `first - second` where the parts are about as long as the answers."""
-    places = (found.span() for found in _SPLIT.finditer(sides))
-    near = ((start, end) for start, end in places if any(abs(start - length) <= _DECORATION for length in lengths))
-    for start, end in islice(near, _MOST_SPLITS):
-        if any(abs(len(sides) - end - length) <= _DECORATION for length in lengths):
-            yield sides[:start].strip(), sides[end:].strip()
-
-
-def _plain_side(text: str) -> str:
-    """An answer as a side of `first - second` gives it, without label, bullet and quotation marks."""
-    bare = split_marker(whole(text)).text.strip(_AROUND_SIDE)
-    label = _SIDE_LABEL.match(bare)
-    return normalise(bare[label.end() if label else 0 :].strip(_AROUND_SIDE))
+def _turned(relation: str, sides: str, first: str, second: str) -> str:
+    """Return the relation of `first` to `second`, given the line that names them, perhaps in the other order."""
+    is_swapped = first != second and _last_side(sides, first, second) == first
+    return _SWAPPED.get(relation, relation) if is_swapped else relation
