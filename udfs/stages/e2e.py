@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from untold.udfs.facts.nodes import normalise
-from untold.udfs.stages.answers import reader
+from untold.udfs.stages.answers import read_text, reader, unbulleted
 from untold.udfs.stages.coverage import parse_coverage
 from untold.udfs.stages.definitions import (
     RECORDED,
@@ -30,7 +30,6 @@ from untold.udfs.stages.definitions import (
     record,
 )
 from untold.udfs.stages.forms import find_records, get_field, numbers_of_value, says_nothing
-from untold.udfs.stages.free_texts import read_text, unbulleted
 from untold.udfs.stages.labels import Vocabulary, read_numbered_labels
 from untold.udfs.stages.non_answers import says_absent
 from untold.udfs.stages.reading import collapsed

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from untold.udfs.stages.answers import reader
+from untold.udfs.stages.answers import read_text, reader, unbulleted, unframed, untagged
 from untold.udfs.stages.definitions import (
     TEXT,
     WRITTEN,
@@ -21,7 +21,6 @@ from untold.udfs.stages.definitions import (
     record,
 )
 from untold.udfs.stages.forms import undecorated
-from untold.udfs.stages.free_texts import read_text, unbulleted, unframed, untagged
 from untold.udfs.stages.lists import item_text
 from untold.udfs.stages.reading import is_drawing, split_marker, unfenced, without_ticks
 

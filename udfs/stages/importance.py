@@ -33,9 +33,8 @@ from untold.udfs.stages.definitions import (
 from untold.udfs.stages.forms import find_records, get_field, lines_with_places, numbers_of_value, place_of_record
 from untold.udfs.stages.icat import EXTRACT_CLAIMS
 from untold.udfs.stages.labels import Vocabulary, labels_in_lines, read_label
-from untold.udfs.stages.lists import FACT_NAMES, read_texts, things_of
+from untold.udfs.stages.lists import FACT_NAMES, digits_of_fields, rating_of_value, read_texts, things_of
 from untold.udfs.stages.number_lists import numbers_in_lines
-from untold.udfs.stages.rated_lists import digits_of_fields, rating_of_value
 
 FACTS_SCHEMA = pa.schema([pa.field("facts", pa.list_(pa.string()))])
 # In the order of the facts

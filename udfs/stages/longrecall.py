@@ -25,9 +25,8 @@ from untold.udfs.stages.definitions import (
     record,
 )
 from untold.udfs.stages.labels import Vocabulary, read_label
-from untold.udfs.stages.lists import FACT_NAMES, check_rewritten, read_items
+from untold.udfs.stages.lists import FACT_NAMES, check_rewritten, matching_key, read_items
 from untold.udfs.stages.number_lists import read_number_lists, read_numbers
-from untold.udfs.stages.rated_lists import matching_key
 
 RESOLVED_SCHEMA = pa.schema([pa.field("facts", pa.list_(pa.string()))])
 MATCH_SCHEMA = pa.schema([pa.field("matched", pa.bool_())])

@@ -30,9 +30,15 @@ from untold.udfs.stages.definitions import (
 )
 from untold.udfs.stages.forms import ListLine, find_records, get_field, read_list, says_nothing, undecorated
 from untold.udfs.stages.labels import Vocabulary, read_label, read_numbered_labels
-from untold.udfs.stages.lists import STATEMENT_NAMES, check_rewritten, read_texts, things_of
+from untold.udfs.stages.lists import (
+    STATEMENT_NAMES,
+    check_rewritten,
+    ratings_in_order,
+    read_rated_texts,
+    read_texts,
+    things_of,
+)
 from untold.udfs.stages.non_answers import says_absent
-from untold.udfs.stages.rated_lists import ratings_in_order, read_rated_texts
 
 ATOM_TYPE = pa.struct([pa.field("text", pa.string()), pa.field("unit_type", pa.string())])
 ATOMS_SCHEMA = pa.schema([pa.field("atoms", pa.list_(ATOM_TYPE))])

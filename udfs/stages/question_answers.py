@@ -17,9 +17,8 @@ from untold.udfs.stages.forms import (
     place_of_record,
     undecorated,
 )
-from untold.udfs.stages.lists import balanced
+from untold.udfs.stages.lists import balanced, digits_of_fields, matching_key, rating_of_value, split_rating
 from untold.udfs.stages.non_answers import UNKNOWN_WORDS, says_absent
-from untold.udfs.stages.rated_lists import digits_of_fields, matching_key, rating_of_value, split_rating
 from untold.udfs.stages.reading import is_none, split_marker
 
 _SOURCE = r"(?:the|this)(?: \w+)? (?:text|context|passage|source|document)"

@@ -10,9 +10,9 @@ from tests.udfs.stages.qa_read import QA, answered, mined, refined, relation, va
 from tests.udfs.stages.test_nli_properties import plain
 from untold.udfs.facts.nodes import normalise
 from untold.udfs.stages import STAGES, Unparsable
+from untold.udfs.stages.lists import matching_key
 from untold.udfs.stages.non_answers import NONE_WORDS
 from untold.udfs.stages.qa import ANSWER_QUESTIONS, COMPARE_ANSWERS, MINE_QUESTIONS, REFINE_QUESTIONS, RELATIONS
-from untold.udfs.stages.rated_lists import matching_key
 
 SWAPPED = {"first_implies_second": "second_implies_first", "second_implies_first": "first_implies_second"}
 
