@@ -34,7 +34,7 @@ _BRACKET = (
     r"(?:\[{1,2}|[【［])[^\[\]【】［］\n]{0,60}\d[^\[\]【】［］\n]{0,120}(?:\]{1,2}|[】］])"
     r"|\((?:contexts?|sources?) \d{1,4}\)"
 )
-_BETWEEN_BRACKETS = r"[*_]{0,2}\s*(?:[,;]?\s*and|[,;]|to|&|–|-)?\s*[*_]{0,2}"
+_BETWEEN_BRACKETS = r"[*_]{0,2}\s*+(?:[,;]?\s*+and|[,;]|to|&|–|-)?+\s*+[*_]{0,2}"
 _SOURCES_BEHIND = re.compile(
     rf"(?<!\s)\s*(?:[–—-]\s*)?[*_`]{{0,2}}(?P<sources>(?:{_BRACKET})(?:{_BETWEEN_BRACKETS}(?:{_BRACKET})){{0,12}})"
     r"[\s*_`.)✅❌]*(?:\([^()\[\]]{0,100}\))?\W*\Z"

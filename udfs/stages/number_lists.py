@@ -82,10 +82,10 @@ def read_numbers(text: str, names: Sequence[str], texts: Sequence[str]) -> list[
         return _known(list(map(int, re.findall(r"\d+", concluded[1]))), texts)
     named = [line for line in lines if _NAMED_NUMBERS.fullmatch(line)]
     if named:
-        said = [_numbers_in(line) for line in named]
-        if any(each != said[0] for each in said):
+        answers = [_numbers_in(line) for line in named]
+        if any(each != answers[0] for each in answers):
             raise Unparsable("several lists of candidates")
-        return _known(said[0], texts)
+        return _known(answers[0], texts)
     said = [numbers for line in lines if (numbers := _numbers_in(line)) is not None]
     if not said and lines and (lines[-1].strip() == "[]" or is_none(lines[-1])):
         return []

@@ -22,7 +22,7 @@ from untold.udfs.stages.non_answers import UNKNOWN_WORDS, says_absent
 from untold.udfs.stages.reading import is_none, split_marker
 
 _SOURCE = r"(?:the|this)(?: \w+)? (?:text|context|passage|source|document)"
-# That the text does not say, as all of an answer
+# The answer that the text does not contain the information
 _UNKNOWN = re.compile(
     rf"\W*(?:{UNKNOWN_WORDS}|(?:it is |it's |this is )?not (?:explicitly |directly )?(?:stated|mentioned|specified"
     r"|given|provided|available|known|said|applicable|addressed|answered|indicated|discussed)|un(?:specified|stated|determined)"
@@ -68,7 +68,7 @@ def parse_answers(text: str, variables: Mapping[str, Any]) -> dict[str, list[lis
     """Return the `answers`, each text once, and their `confidences`: a list for each of `questions`, in their order.
 
     A list is empty for `unknown`. Questions are matched by text or number.
-    Without both, equal counts are matched by position.
+    If neither is given, they are matched by position.
     Raises `Unparsable` for a question without an answer, and for an answer without a confidence from 1 to 5.
     """
     questions: Sequence[str] = variables["questions"]
@@ -90,7 +90,7 @@ def answers_in(completion: str) -> list[ExtractedItem]:
     """Return the answers with their confidence and question. Raises `Unparsable` for none."""
     blocks = _blocks(completion, ())
     if not blocks:
-        raise Unparsable("no question that is answered")
+        raise Unparsable("no question with an answer")
     said = [(block.question, _in_lines(block.lines, completion)) for block in blocks]
     return [ExtractedItem(f"{matching_key(q)}: {text}", digit.value) for q, answers in said for text, digit in answers]
 
@@ -106,7 +106,7 @@ def _placed(text: str, questions: Sequence[str]) -> list[tuple[int, list[_Answer
     places = [keys.index(key) if (key := matching_key(block.question)) in keys else None for block in blocks]
     if None in places:
         if len(blocks) != len(questions) or any(place not in (None, n) for n, place in enumerate(places)):
-            raise Unparsable("an answer to none of the questions")
+            raise Unparsable("an answer to an unknown question")
         places = list(range(len(questions)))
     if len(set(places)) < len(places) or not all(block.lines for block in blocks):
         raise Unparsable("a repeated question, or a question without an answer")
@@ -114,7 +114,7 @@ def _placed(text: str, questions: Sequence[str]) -> list[tuple[int, list[_Answer
 
 
 def _blocks(text: str, questions: Sequence[str]) -> list[_Block]:
-    """Return the questions of a completion with the lines below each; a lone question need not be repeated."""
+    """Return the questions of a completion with the lines below each question."""
     known = set(map(matching_key, questions))
     blocks: list[_Block] = []
     lines = list(lines_with_places(text))
@@ -152,7 +152,7 @@ def _asks(text: str) -> bool:
 
 
 def _in_lines(lines: Sequence[tuple[int, str]], completion: str) -> list[_Answer]:
-    """Return the answers of lines without the unknown ones."""
+    """Return the answers of the lines. Skip unknown answers."""
     answers = []
     for start, line in lines:
         for place, part in _parts(line):
@@ -192,7 +192,7 @@ def _of_records(text: str, records: Sequence[Any], questions: Sequence[str]) -> 
         key = matching_key(str(get_field(each, ("question", "q"))))
         place = number - 1 if number is not None else keys.index(key) if key in keys else -1
         if not 0 <= place < len(questions):
-            raise Unparsable("an answer to none of the questions")
+            raise Unparsable("an answer to an unknown question")
         said = next(each[name] for name in _ANSWER_NAMES if name in each)
         rows.append((place, list(_of_value(said, get_field(each, _CONFIDENCE_NAMES)))))
     digits = iter(digits_of_fields(text, "confidence", [rating for _, said in rows for _, rating in said]))
@@ -200,7 +200,7 @@ def _of_records(text: str, records: Sequence[Any], questions: Sequence[str]) -> 
 
 
 def _of_value(said: Any, confidence: Any) -> Iterator[tuple[str, int]]:
-    """Yield the answers of a field: a text, a list, or objects, whose own confidence counts before the outer one."""
+    """Yield the answers of a field with their confidence. An object may have its own confidence."""
     for each in said if isinstance(said, list) else [said]:
         if isinstance(each, dict):
             own = get_field(each, _CONFIDENCE_NAMES)
