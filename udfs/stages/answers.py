@@ -34,11 +34,13 @@ _NAMES = (
     r"(?: (?:is|would be|reads))?|restated|rewritten|rephrased)"
 )
 _LABEL = re.compile(
-    rf"[#*_\s]{{0,9}}(?:the )?{_NAMES}(?:[*_]{{0,2}}\s?[:：][*_]{{0,2}}\s*|[*_]{{0,2}}\s*\n\s*)", re.IGNORECASE
+    rf"[#*_\s]{{0,9}}(?:the )?{_NAMES}(?:[*_]{{0,2}}\s?[:：][*_]{{0,2}}\s*+(?!(?-i:[a-z]))|[*_]{{0,2}}\s*\n\s*)",
+    re.IGNORECASE,
 )
 _INTRODUCTION = re.compile(
     rf"(?:{_GREETING}(?:[,.!]+\s*|\s*\n))?(?:here(?:['’]s| is| are)|below (?:is|are)|this is|the following)\b"
-    rf"[^.:\n]{{0,160}}(?:[:：][*_]{{0,2}}\s+|\.\s*\n\s*)|{_GREETING}[,.!]+\s*\n\s*",
+    rf"(?:[^.:\n]{{0,100}}\b{_NAMES}\b[^.:\n]{{0,60}}[:：][*_]{{0,2}}\s+|[^.:\n]{{0,160}}[:：.][*_]{{0,2}}\s*\n\s*)"
+    rf"|{_GREETING}[,.!]+\s*\n\s*",
     re.IGNORECASE,
 )
 _AFTERWORD = re.compile(

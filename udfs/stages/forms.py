@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from untold.udfs.facts.nodes import normalise
@@ -107,7 +108,7 @@ def place_of_record(fields: Fields, names: Sequence[str], texts: Sequence[str]) 
 
     Raises `Unparsable` if the number and the text of a record differ.
     """
-    places = {normalise(text): place for place, text in enumerate(texts, 1)}
+    places = _places_of(tuple(texts))
     said = [fields[name] for name in (*names, *ID_NAMES) if name in fields]
 
     def place_of(value: Any) -> int | None:
@@ -120,6 +121,12 @@ def place_of_record(fields: Fields, names: Sequence[str], texts: Sequence[str]) 
     if chosen and any(place_of(each) not in (None, *chosen) for each in fields.values()):
         raise Unparsable("a record with the text of another number")
     return chosen[0] if chosen else None
+
+
+@lru_cache(maxsize=2)  # the records of a completion have the same texts
+def _places_of(texts: tuple[str, ...]) -> Mapping[str, int]:
+    """Return the number, from 1, of each text by its normal form."""
+    return {normalise(text): place for place, text in enumerate(texts, 1)}
 
 
 def numbers_of_value(value: Any, count: int, texts: Sequence[str] = ()) -> tuple[list[int], int]:

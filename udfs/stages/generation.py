@@ -61,7 +61,10 @@ def parse_restated(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
         statement = f"{statement} {without_ticks(unbulleted(line.strip()))}".strip()
         if line.rstrip("*_ ").endswith(_ENDS_SENTENCE):
             break
-    statement = undecorated(item_text(_GREETING.sub("", undecorated(statement), count=1)))
+    statement = _GREETING.sub("", undecorated(statement), count=1)
+    bare = item_text(statement)
+    # `The statement: a lie, was made.` has no label
+    statement = undecorated(statement if bare[:1].islower() and not statement[:1].islower() else bare)
     if statement[:1] + statement[-1:] in _QUOTES and statement[0] not in statement[1:-1]:
         statement = statement[1:-1].strip()
     number = _NUMBER.match(statement)

@@ -116,7 +116,8 @@ class Vocabulary:
             return label
         answer = _YES_OR_NO.match(text)
         if answer and self.positive:
-            label = self.read_with_reason(text[answer.end() :])
+            rest = text[answer.end() :]
+            label = None if _YES_OR_NO.match(rest) else self.read_with_reason(rest)
             return label if (label == self.positive) == bool(answer["yes"]) else None
         for found in islice(_REASON.finditer(text, 0, _LONGEST_ANSWER), _MOST_CLAUSES):
             label = self.read(text[: found.start()])

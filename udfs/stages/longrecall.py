@@ -35,6 +35,7 @@ HOLISTIC_SCHEMA = pa.schema([pa.field("candidates", pa.list_(pa.list_(pa.int32()
 
 MATCH_VARIABLES = ("reference", "candidate")
 _MATCH, _NO_MATCH = "match", "no match"
+_DENIES = re.compile(r"\W*no[.,:;!]\s", re.IGNORECASE)
 _LABELS = Vocabulary(
     {
         _MATCH: ("matches", "it matches"),
@@ -71,8 +72,8 @@ def parse_resolved(text: str, variables: Mapping[str, Any]) -> dict[str, list[st
     items = read_items(text, FACT_NAMES, preferred=_RESOLVED_NAMES)
     check_rewritten([item.text for item in items], "\n".join([str(variables.get("text") or ""), *facts]))
     numbers = [item.number for item in items if item.number is not None]
-    # Markdown counts on from a 1 before each item
-    if numbers and numbers != [1] * len(facts):
+    # Markdown counts on from one number before each item
+    if len(set(numbers)) > 1:
         if sorted(numbers) != list(range(1, len(facts) + 1)):
             raise Unparsable("numbers that are not those of the facts")
         items = sorted(items, key=lambda item: item.number or 0)
@@ -93,7 +94,10 @@ def parse_resolved(text: str, variables: Mapping[str, Any]) -> dict[str, list[st
 def parse_match(text: str, variables: Mapping[str, Any]) -> dict[str, bool]:
     """Return `matched`: whether the label is Match. Raises `Unparsable` for none, both, and a partial match."""
     own = [str(variables.get(name) or "") for name in MATCH_VARIABLES]
-    return {"matched": read_label(text, _LABELS, own) == _MATCH}
+    label = read_label(text, _LABELS, own)
+    if label == _MATCH and _DENIES.match(text):
+        raise Unparsable("no and a match")
+    return {"matched": label == _MATCH}
 
 
 @reader

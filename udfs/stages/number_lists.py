@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from untold.udfs.stages.definitions import Unparsable
@@ -51,6 +51,11 @@ _CONCLUDES = re.compile(
     r"\b(?:answer|subset|result|candidates|set|list)\b[^\[\]\n]{0,30}\b(?:is|are)\b[^\[\]\n]{0,20}(\[[\d, ]*\])\W*\Z",
     re.IGNORECASE,
 )
+_VERDICT_NAMES = ("match", "entails")
+_VERDICTS = {
+    **dict.fromkeys(("true", "yes", "match", "1"), True),
+    **dict.fromkeys(("false", "no", "no match", "none", "0"), False),
+}
 _NO_LIST = re.compile(r"(?<!\d)-\d|\[\s*\[|^[^\[\n]*\]|\[[^\]\n]*\Z")
 _LIST_ON_LINES = re.compile(r"\[[\s\d,]{0,2000}\]")
 _NO_MATCH = re.compile(
@@ -100,18 +105,34 @@ def _numbers_of_records(records: Sequence[Any], names: Sequence[str]) -> Any:
     """Return the list in a field of one object, or one number per object."""
     if not all(isinstance(each, dict) for each in records):
         return list(records)
-    if len(records) > 1 and all("match" in each for each in records):
-        records = [each for each in records if str(each["match"]).casefold() in ("true", "yes", "match")]
+    verdicts = [_verdict_of(each) for each in records]
+    if None not in verdicts and len(records) > 1:
+        records = [each for each, verdict in zip(records, verdicts, strict=True) if verdict]
         return [number_of_value(get_field(each, (*ID_NAMES, *names))) or 0 for each in records]
+    if len(records) > 1 and any(verdict is not None for verdict in verdicts):
+        raise Unparsable("candidates with and without a verdict")
     if len(records) != 1:
         return [number_of_value(get_field(each, (*ID_NAMES, *names))) or 0 for each in records]
     named = [name for name in names if name in records[0] and not isinstance(records[0][name], bool)]
     if not named or isinstance(records[0][named[0]], dict):
         raise Unparsable("an object without a list of numbers")
     values = get_field(records[0], named)
-    if values and str(records[0].get("match", "")).casefold() in ("none", "false", "no match", "no"):
+    if values and verdicts[0] is False:
         raise Unparsable("numbers and `no match`")
     return values
+
+
+def _verdict_of(record: Mapping[str, Any]) -> bool | None:
+    """Return the verdict of a record on its candidate, None without one. Raises `Unparsable` for any other value."""
+    said = [
+        str(record[name]).casefold()
+        for name in _VERDICT_NAMES
+        if isinstance(record.get(name), bool | float | int | str)
+    ]
+    verdicts = {_VERDICTS.get(each) for each in said}
+    if None in verdicts or len(verdicts) > 1:
+        raise Unparsable("an unknown verdict, or two")
+    return verdicts.pop() if verdicts else None
 
 
 def _lines(text: str) -> list[str]:
