@@ -149,8 +149,7 @@ _MARKUP = re.compile(r"\{\s{0,9}\\{0,3}\"\w{1,40}\\{0,3}\"\s?:|\A\w{1,20} = [\"\
 
 
 def reader(read: Read[Row], *, is_text: bool = False, may_be_code: bool = False) -> Read[Row]:
-    """Return the parser of a stage: it calls `read` with the answer of a completion and keeps the positions of
-    digits.
+    """Return the parser of a stage. It calls `read` with the answer of a completion, and corrects digit positions.
 
     is_text: the answer is free text, which may contain `Actually, ...`. may_be_code: the answer may contain JSON.
     Raises `Refused` if the completion declines the task, and `Unparsable` if it is empty or withdraws its answer.

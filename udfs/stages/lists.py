@@ -220,8 +220,8 @@ def rating_of_value(value: Any) -> int:
 def digits_of_fields(completion: str, name: str, values: Sequence[int]) -> list[Digit]:
     """Return the ratings of a JSON field with the positions of their digits, -1 for unknown positions."""
     found = list(re.finditer(rf"[\"']?{name}[\"']?\s*:\s*[\"']?([{SCALE}])\b", completion, re.IGNORECASE))
-    is_told = [int(each[1]) for each in found] == list(values)
-    return [Digit(value, found[n].start(1) if is_told else -1) for n, value in enumerate(values)]
+    is_located = [int(each[1]) for each in found] == list(values)
+    return [Digit(value, found[n].start(1) if is_located else -1) for n, value in enumerate(values)]
 
 
 def read_rated_texts(completion: str, names: Sequence[str], texts: Sequence[str] = ()) -> list[RatedText]:
