@@ -80,10 +80,11 @@ def parse_resolved(text: str, variables: Mapping[str, Any]) -> dict[str, list[st
     if len(items) != len(facts):
         raise Unparsable(f"{len(items)} texts of {len(facts)} facts")
     keys = list(map(matching_key, facts))
-    for key, item in zip(keys, items, strict=True):
-        said = matching_key(item.text)
+    texts = [matching_key(item.text) for item in items]
+    for key, said, item in zip(keys, texts, items, strict=True):
         words = set(key.split())
-        if said != key and said in keys:
+        # A fact may become equal to another one, which then has this text too
+        if said != key and said in keys and texts[keys.index(said)] != said:
             raise Unparsable("the text of another fact")
         if not item.is_marked and 2 * len(words.intersection(said.split())) < len(words):
             raise Unparsable("a line that is no form of its fact")
