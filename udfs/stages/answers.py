@@ -140,7 +140,7 @@ _CALL = re.compile(
 _GOES_ON = re.compile(
     r"[\W_]*(?:(?:…|\.\.\.)\W*(?:(?:and|und|plus)\b[^\n]{0,40})?|etc\.?|and so (?:on|forth)"
     r"|(?:and |plus |und )?(?:\d{1,4}|many|several|some) (?:more|others?|weitere)\b[^\n]{0,20}"
-    r"|\(?(?:continued|truncated)\b[^\n]{0,20})\W*",
+    r"|[(\[](?:continued|truncated)\b[^\n]{0,20})\W*",
     re.IGNORECASE,
 )
 _NOT_A_BREAK = re.compile(r"[^\n]")

@@ -92,7 +92,7 @@ def read_numbers(text: str, names: Sequence[str], texts: Sequence[str]) -> list[
             raise Unparsable("several lists of candidates")
         return _known(answers[0], texts)
     said = [numbers for line in lines if (numbers := _numbers_in(line)) is not None]
-    if not said and lines and (lines[-1].strip() == "[]" or is_none(lines[-1])):
+    if not said and lines and (split_marker(lines[-1]).text == "[]" or is_none(lines[-1])):
         return []
     if len(said) > 1 and len(said) == len(lines) and all(len(each) == 1 for each in said) and "[" not in text:
         return _known([each[0] for each in said], texts)
@@ -182,7 +182,7 @@ def read_number_lists(
         found = find_records(text, (*id_names, *list_names))
         beside = found[1].split("\n") if found else []
         if found is None or any(is_none(line) or _pair_in(line, len(texts)) for line in beside):
-            raise Unparsable("no object with a number and a list of numbers")
+            raise Unparsable("no object with a number and those that go with it")
         pairs = [_pair_of(each, id_names, list_names, keys, texts) for each in found[0]]
     for number, numbers in pairs:
         if number < 1:
