@@ -150,11 +150,7 @@ def numbers_of_value(value: Any, count: int, texts: Sequence[str] = ()) -> tuple
         if bounds and 0 < int(bounds[1]) < int(bounds[2]) <= count:
             numbers.extend(range(int(bounds[1]), int(bounds[2]) + 1))
             continue
-        inner = (
-            get_field(each, (*ID_NAMES, "claimid", "candidateid", "claim", "candidate"))
-            if isinstance(each, dict)
-            else each
-        )
+        inner = get_field(each, _NUMBER_NAMES) if isinstance(each, dict) else each
         number = texts.index(inner) + 1 if isinstance(inner, str) and inner in texts else number_of_value(inner)
         if number is None or number < 1:
             raise Unparsable("a list element other than a number from 1")

@@ -191,6 +191,9 @@ def labels_in_lines(text: str, vocabulary: Vocabulary, own: Iterable[str]) -> li
             continue
         sentences = [each for each in _SENTENCE_END.split(bare) if each.strip()]
         said = [label for each in sentences if (label := vocabulary.read_with_reason(each)) is not None]
+        answer = _YES_OR_NO.match(bare) if vocabulary.positive else None
+        if answer and any((label == vocabulary.positive) != bool(answer["yes"]) for label in said):
+            raise Unparsable("a label that the yes or no before it contradicts")
         labels.extend(said)
     return labels
 
