@@ -347,9 +347,9 @@ def _average(owner: tuple[str, str, str], sets: Sequence[Sequence[Row]], seed: i
 
 
 def _spreads(averages: Iterable[Row]) -> list[dict[str, Any]]:
-    """Return the standard deviation (n - 1) of the averages over at least two models, by metric and convention.
+    """Return the population standard deviation of the averages over at least two models, by metric and convention.
 
-    n counts models. The published figure is one of five models under the convention `published`.
+    n counts models. The published figure covers five models under the convention `published`.
     """
     values: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in averages:
@@ -358,7 +358,7 @@ def _spreads(averages: Iterable[Row]) -> list[dict[str, Any]]:
     names = ("model", "ci_low", "ci_high", "excluded")
     return [
         {"dataset": AVERAGE, "metric": metric, "convention": convention, "measure": SPREAD, **dict.fromkeys(names)}
-        | {"value": statistics.stdev(found), "n": len(found)}
+        | {"value": statistics.pstdev(found), "n": len(found)}
         | {"published": PUBLISHED_SPREADS.get(metric) if convention == PUBLISHED_CONVENTION else None}
         for (metric, convention), found in sorted(values.items())
         if len(found) > 1

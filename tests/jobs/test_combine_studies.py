@@ -70,7 +70,7 @@ def test_data_sets_count_the_same_and_the_interval_is_over_both(studies: list[st
 def test_the_spread_is_the_standard_deviation_over_models(studies: list[str], tmp_path: Path) -> None:
     report = combine_studies(studies, str(tmp_path / "out"), seed=0)
     row = rows_of(tmp_path / "out")["average", "qa", None, "published", "lmr_spread"]
-    assert row["value"] == pytest.approx(statistics.stdev([0.7, np.mean([0.5, 0.6])]))
+    assert row["value"] == pytest.approx(statistics.pstdev([0.7, np.mean([0.5, 0.6])]))
     assert (row["n"], row["published"]) == (2, 0.009)
     assert f"| average | qa | {MODELS[0]} | published | 130 | 0.700 [" in report
     assert (tmp_path / "out" / "meta_evaluation.md").read_text(encoding="utf-8") == report

@@ -298,3 +298,23 @@ def test_baselines_stand_beside_every_metric_that_a_model_has() -> None:
         ("e2e", "a", "lmr", 0.5),
         ("e2e", "a", "baseline_constant", 0.75),
     ]
+
+
+# The match rates of WikiContradict and ConflictBank of five models (Dejl et al. 2025)
+PUBLISHED_RATES = {
+    "qa": [(0.745, 0.876), (0.744, 0.846), (0.719, 0.847), (0.773, 0.808), (0.709, 0.878)],
+    "e2e": [(0.788, 0.801), (0.756, 0.699), (0.814, 0.854), (0.806, 0.903), (0.803, 0.846)],
+}
+
+
+@pytest.mark.parametrize(("metric", "published"), [("qa", 0.009), ("e2e", 0.044)])
+def test_the_spread_over_models_is_the_published_one(metric: str, published: float) -> None:
+    counts = [
+        {"dataset": dataset, "metric": metric, "model": f"m{model}", "convention": "published", "measure": "lmr"}
+        | {"scale": 1000, "points": round(1000 * rate), "size": 1, "count": 1, "excluded": 0}
+        for model, rates in enumerate(PUBLISHED_RATES[metric])
+        for dataset, rate in zip(("wikicontradict", "conflictbank"), rates, strict=True)
+    ]
+    (spread,) = [row for row in agreement.average_rows(counts, seed=0) if row["measure"] == "lmr_spread"]
+    assert round(spread["value"], 3) == published == spread["published"]
+    assert spread["n"] == 5
