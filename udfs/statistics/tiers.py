@@ -76,27 +76,36 @@ def largest_remainder(counts: Mapping[str, int], size: int) -> dict[str, int]:
 def quotas_of(subset: Subset, counts: Mapping[str, int], methods: Sequence[str]) -> dict[str, int]:
     """Return the number of references to draw from each tier. A tier may have fewer.
 
-    standard: in proportion to the counts of all tiers. challenging: half partial and half singleton, with an odd one
-    partial. The methods have equal numbers of singletons, and the first methods one more if these do not divide.
+    standard: in proportion to the counts of all tiers but `none`. challenging: half partial and half singleton, with
+    an odd one partial. The methods have equal numbers of singletons, and the first methods one more if these do not
+    divide.
 
+    >>> quotas_of(Subset("standard", 10), {"full": 50, "partial": 30, "singleton:a": 20, "none": 900}, ["a"])
+    {'full': 5, 'partial': 3, 'singleton:a': 2}
     >>> quotas_of(Subset("challenging", 11), {}, ["a", "b"])
     {'partial': 6, 'singleton:a': 3, 'singleton:b': 2}
     """
     if subset.kind == "standard":
-        return largest_remainder(counts, subset.size)
+        return largest_remainder(_covered(counts), subset.size)
     alone = subset.size // 2
     each, odd = divmod(alone, len(methods)) if methods else (0, 0)
     singles = {f"{SINGLETON}{name}": each + (place < odd) for place, name in enumerate(methods)}
     return {PARTIAL: subset.size - alone, **singles}
 
 
+def _covered(counts: Mapping[str, int]) -> dict[str, int]:
+    return {name: count for name, count in counts.items() if name != NONE}
+
+
 def shortages(subset: Subset, quotas: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """Return the tiers with too few references: their number and the quota. `all` means that the input is too small.
+    """Return the tiers with too few references: their number and the quota.
+
+    `all` means that the methods cover too few references together.
 
     >>> shortages(Subset("standard", 9), {"full": 4}, {"full": 4})
     {'all': (4, 9)}
     """
-    total = sum(counts.values())
     if subset.kind == "standard":
+        total = sum(_covered(counts).values())
         return {"all": (total, subset.size)} if total < subset.size else {}
     return {name: (counts.get(name, 0), wanted) for name, wanted in quotas.items() if counts.get(name, 0) < wanted}
