@@ -16,12 +16,13 @@ from untold.udfs.statistics.tiers import read_subset
 
 if TYPE_CHECKING:
     from untold.jobs.meta_evaluate import Sheet, StudyEndpoint
+    from untold.jobs.settings.loading import Resolved
 
 
 def print_report(report: str) -> None:
     """Print the report of a study."""
     from untold.jobs.run.terminal import page_of, print_lines
-    from untold.jobs.study.report import report_lines
+    from untold.jobs.study.rendering import report_lines
 
     print_lines(report_lines(report, page_of(sys.stdout)))
 
@@ -133,6 +134,28 @@ def _by_endpoint(options: Options) -> list[Options]:
     return [Options(**{**vars(options), "endpoint": name}) for name in options.endpoint or [None]]
 
 
+def load_endpoint(options: Options) -> Resolved:
+    """Return the settings of a command line with one `--endpoint`.
+
+    A preset sets `llm.*` and `stages.*` below all other layers. A file that also sets a metric, for example
+    `qa.quantity_tool`, is above all other layers, because a profile sets metrics too. Raise the errors of
+    `load_settings`.
+    """
+    from untold.jobs.metrics import METRICS
+    from untold.jobs.settings.layers import read_file
+
+    if options.endpoint is None or not options.endpoint.endswith((".yaml", ".yml")):
+        return arguments.load(options)
+    layer = read_file(options.endpoint)
+    of_preset, of_metrics = ("llm.", "stages."), tuple(f"{metric}." for metric in METRICS)
+    if not any(one.key.startswith(of_metrics) for one in layer.assignments):
+        return arguments.load(options)
+    for one in layer.assignments:
+        if not one.key.startswith((*of_preset, *of_metrics)):
+            layer.complain(one.key, {}, "an endpoint sets only llm.*, stages.* and the settings of metrics")
+    return arguments.load(Options(**{**vars(options), "endpoint": None}), system=layer)
+
+
 def _run(options: Options) -> int:
     """Run the metrics on each endpoint, or read existing scores, and print the report.
 
@@ -141,8 +164,8 @@ def _run(options: Options) -> int:
     from untold.jobs.meta_evaluate import MetaEvaluationRequest, endpoint_of, meta_evaluate
 
     each = _by_endpoint(options)
-    resolved = [] if options.scores else [arguments.load(one) for one in each]
-    # Only `llm.*` differs between the runs
+    resolved = [] if options.scores else [load_endpoint(one) for one in each]
+    # Only `llm.*`, `stages.*` and the settings of metrics differ between the runs
     settings = resolved[0].settings if resolved else arguments.settings_without_endpoint(each[0])
     endpoints = tuple(
         endpoint_of(one.settings, embedded=one.embedded, prompt_set=prompt_set)

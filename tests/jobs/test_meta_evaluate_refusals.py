@@ -21,13 +21,16 @@ from tests.jobs.studies import (
     write_scores,
 )
 from tests.sample_files import CONFLICTBANK_ROW, write_lines
+from untold.jobs.cli.arguments import Options
 from untold.jobs.cli.main import main
+from untold.jobs.cli.meta_evaluation import load_endpoint
 from untold.jobs.meta_evaluate import (
     MetaEvaluationRequest,
     meta_evaluate,
 )
 from untold.jobs.run.terminal import Display
 from untold.jobs.run_tables import UnreadableRunError
+from untold.jobs.settings.model import Settings, SettingsError
 from untold.jobs.study.judgements import MetaEvaluationError
 
 
@@ -135,6 +138,31 @@ def test_two_endpoints_of_one_model_or_folder_are_refused(tmp_path: Path) -> Non
         with pytest.raises(MetaEvaluationError, match=f"two endpoints have the models `{first}` and `{second}`"):
             meta_evaluate(pair, Display())
     assert not (tmp_path / "out").exists()
+
+
+PRESET = "llm: {base_url: http://127.0.0.1:9/v1, model: %s}\n"
+
+
+def settings_of(folder: Path, name: str, text: str) -> Settings:
+    """Return the settings of `--endpoint FILE --profile published --set llm.max_tokens=100`."""
+    path = folder / f"{name}.yaml"
+    path.write_text(PRESET % name + text, encoding="utf-8")
+    options = Options(config=None, overrides=("llm.max_tokens=100",), endpoint=str(path), profile="published")
+    return load_endpoint(options).settings
+
+
+def test_each_endpoint_has_its_own_settings_of_metrics(tmp_path: Path) -> None:
+    with_tool, without = settings_of(tmp_path, "llama", ""), settings_of(tmp_path, "oss", "qa: {quantity_tool: none}")
+    assert (with_tool.llm.model, with_tool.qa.quantity_tool) == ("llama", "tool")
+    assert (without.llm.model, without.qa.quantity_tool) == ("oss", "none")
+    assert without.llm.base_url == with_tool.llm.base_url
+    assert without.nli == with_tool.nli
+    assert without.llm.max_tokens == with_tool.llm.max_tokens == 100
+
+
+def test_an_endpoint_sets_nothing_of_the_study(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"statistics\.seed.*an endpoint sets only llm"):
+        settings_of(tmp_path, "oss", "qa: {quantity_tool: none}\nstatistics: {seed: 3}")
 
 
 @pytest.mark.parametrize(
