@@ -43,6 +43,7 @@ setup(
         "untold.conf": [
             "*.yaml",
             "*.conf",
+            "*.csv",
             "endpoints/*.yaml",
             "prompts/*.jinja",
             "prompts/published/*.jinja",

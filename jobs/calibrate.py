@@ -32,7 +32,7 @@ from untold.jobs.run.terminal import Display, Page, table, wrapped
 from untold.jobs.run_tables import RunTables, connect_tables, open_run
 from untold.jobs.score import score
 from untold.jobs.settings.model import Settings, prices_for
-from untold.jobs.study.report import Columns, cells, markdown_table
+from untold.jobs.study.rendering import Columns, cells, markdown_table
 from untold.jobs.summary.score_counts import SCORE
 from untold.jobs.tables import CALIBRATION
 from untold.udfs.llm.keys import Stage

@@ -13,7 +13,7 @@ import numpy as np
 
 from untold.jobs.study.judgements import BoolArray, Owner, Row
 from untold.jobs.study.meta_evaluation import PromptPairs, StudyEndpoint
-from untold.jobs.study.report import AVERAGE, PUBLISHED_CONVENTION, PUBLISHED_SPREADS, with_published
+from untold.jobs.study.published import AVERAGE, with_published
 from untold.udfs.statistics import confusion
 from untold.udfs.statistics.intervals import (
     FloatArray,
@@ -30,7 +30,6 @@ LMR, STRICT, LAX = "lmr", "lmr_strict", "lmr_lax"
 LABEL_BASELINES = ("baseline_constant", "baseline_overlap")
 # In the order of the table `meta_evaluation`
 ALL_MEASURES = (LMR, STRICT, LAX, *confusion.MEASURES, *LABEL_BASELINES)
-COMPARED_UNDER = "mismatch"
 SPREAD = "lmr_spread"
 Key = tuple[str | None, str | None, str, str]
 """A model, a metric, a convention and a measure."""
@@ -190,10 +189,10 @@ def agreement_rows(
 
 @dataclass(frozen=True)
 class PointTests:
-    """Paired permutation tests of LMR under `COMPARED_UNDER`; whole clusters of units flip together.
+    """Paired permutation tests of LMR under each convention. Whole clusters of units flip together.
 
-    `scale` is the points of a full match; `clusters`: int64[units], or None for single units. A family is adjusted
-    after Benjamini and Hochberg. Methods, section 7.
+    `scale` is the points of a full match; `clusters`: int64[units], or None for single units. The tests under one
+    convention are a family, which is adjusted after Benjamini and Hochberg. Methods, section 7.
     """
 
     dataset: str
@@ -221,23 +220,26 @@ class PointTests:
         ]
         return self._rows(earned, named)
 
-    def _rows(self, earned: Mapping[Owner, Earned], pairs: Iterable[tuple[Row, Owner, Owner]]) -> list[dict[str, Any]]:
-        tests = []
-        for names, one, other in pairs:
-            if one in earned and other in earned:
-                cells = self._differences(earned[one], earned[other])
-                if len(cells):
-                    distinct, counts = np.unique(cells, axis=0, return_counts=True)
-                    sums, sizes = distinct[:, 0] / self.scale, distinct[:, 1]
-                    tests.append((names, clustered_permutation_test(sums, sizes, counts, seed=self.seed)))
-        return comparison_rows(tests, self.dataset, COMPARED_UNDER)
+    def _rows(self, earned: Mapping[Owner, Earned], pairs: Sequence[tuple[Row, Owner, Owner]]) -> list[dict[str, Any]]:
+        rows = []
+        for convention in confusion.CONVENTIONS:
+            tests = []
+            for names, one, other in pairs:
+                if one in earned and other in earned:
+                    cells = self._differences(earned[one], earned[other], convention)
+                    if len(cells):
+                        distinct, counts = np.unique(cells, axis=0, return_counts=True)
+                        sums, sizes = distinct[:, 0] / self.scale, distinct[:, 1]
+                        tests.append((names, clustered_permutation_test(sums, sizes, counts, seed=self.seed)))
+            rows += comparison_rows(tests, self.dataset, convention)
+        return rows
 
-    def _differences(self, one: Earned, other: Earned) -> IntArray:
+    def _differences(self, one: Earned, other: Earned, convention: str) -> IntArray:
         """Return the difference of the points and the number of units of each cluster: int64[clusters, 2].
 
         A unit counts if both have points of it.
         """
-        (first, _), (second, _) = (each.parts[LMR, COMPARED_UNDER] for each in (one, other))
+        (first, _), (second, _) = (each.parts[LMR, convention] for each in (one, other))
         both = (first >= 0) & (second >= 0) & one.given & other.given
         cells = np.stack([first - second, np.ones_like(first)], axis=1)[both]
         return _sum_by(cells, None if self.clusters is None else self.clusters[both])
@@ -306,7 +308,7 @@ def average_rows(counts: Iterable[Row], *, seed: int) -> list[dict[str, Any]]:
     datasets = sorted({dataset for found in by_owner.values() for dataset in found})
     whole = {owner: found for owner, found in by_owner.items() if len(found) == len(datasets)}
     averages = [_average(owner, [found[name] for name in datasets], seed) for owner, found in sorted(whole.items())]
-    return with_published(averages) + _spreads(averages)
+    return with_published([*averages, *_spreads(averages)])
 
 
 def has_answered(rows: Iterable[Row]) -> bool:
@@ -359,7 +361,6 @@ def _spreads(averages: Iterable[Row]) -> list[dict[str, Any]]:
     return [
         {"dataset": AVERAGE, "metric": metric, "convention": convention, "measure": SPREAD, **dict.fromkeys(names)}
         | {"value": statistics.pstdev(found), "n": len(found)}
-        | {"published": PUBLISHED_SPREADS.get(metric) if convention == PUBLISHED_CONVENTION else None}
         for (metric, convention), found in sorted(values.items())
         if len(found) > 1
     ]

@@ -45,7 +45,8 @@ from untold.jobs.study.meta_evaluation import (
     Study,
     StudyEndpoint,
 )
-from untold.jobs.study.report import Columns, document, interval, intervals, number, pivot, section
+from untold.jobs.study.published import FACTSCORE, find_published
+from untold.jobs.study.rendering import Columns, document, interval, intervals, pivot, section
 from untold.jobs.tables import META_EVALUATION
 from untold.udfs.errors import aside, near_misses
 from untold.udfs.facts.claim_verdicts import NOT_SUPPORTED
@@ -276,10 +277,6 @@ def _shares(rows: Sequence[Row], people: Sequence[Row], column: str, seed: int) 
     return found
 
 
-# Min et al. 2023, of the public human labels; a study of these labels has to return the same shares
-PUBLISHED_SHARES = {"ChatGPT": 0.6537, "InstructGPT": 0.5158, "PerplexityAI": 0.8642}
-
-
 def render(rows: Sequence[Row], *, clustered: bool) -> str:
     """Return the report as Markdown, from the rows of the table `meta_evaluation`."""
     units = "whole queries" if clustered else "single claims"
@@ -300,8 +297,9 @@ def _share_table(rows: Sequence[Row]) -> str:
     by_measure: dict[str, dict[str, Any]] = {}
     for row in sorted(shares, key=lambda row: row["metric"] != PEOPLE):
         system = row["measure"].partition(":")[2]
+        figure = find_published("factscore", PEOPLE, system, SHARE, FACTSCORE)
         own = by_measure.setdefault(
-            row["measure"], {"system": system or "all", "published": number(PUBLISHED_SHARES.get(system), 4)}
+            row["measure"], {"system": system or "all", "published": "-" if figure is None else figure.text}
         )
         own[PEOPLE if row["metric"] == PEOPLE else f"{row['metric']} of {row['model']}"] = interval(row, 4)
     names = dict.fromkeys(name for own in by_measure.values() for name in own)

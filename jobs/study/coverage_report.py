@@ -2,82 +2,66 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from untold.jobs.study.coverage_rows import AGREEMENTS, KAPPA, MAJORITIES_KAPPA, MODELS_KAPPA, ItemLabels
+from untold.jobs.study import published
+from untold.jobs.study.coverage_rows import (
+    AGREEMENTS,
+    F1_PAIRS,
+    KAPPA,
+    MAJORITIES_KAPPA,
+    MODELS_KAPPA,
+    PAIRS,
+    ItemLabels,
+)
 from untold.jobs.study.judgements import BY_QUERY, BY_SAMPLE, Row
-from untold.jobs.study.report import (
-    COSTS,
-    Cost,
-    cost_cells,
+from untold.jobs.study.meta_evaluation import COSTS, Cost, cost_cells
+from untold.jobs.study.published import PublishedFigure, published_figures, published_section
+from untold.jobs.study.rendering import (
     document,
     interval,
     intervals,
     markdown_cell,
     number,
     pivot,
-    prompts_table,
     section,
     table_section,
 )
+from untold.jobs.study.report import prompts_table
 from untold.udfs.statistics.correlation import COEFFICIENTS
 from untold.udfs.statistics.item_agreement import AVERAGES, MEASURES
 from untold.udfs.statistics.tiers import Subset
 
 Means = Mapping[str, Mapping[str, float | None]]
 """By model the means of the measures of importance."""
-ICAT, IMPORTANCE, LONGRECALL = "icat", "importance", "longrecall"
-# Samarinas et al. 2025; ICAT-S uses a 70B aligner
-ICAT_FIGURES = (
-    ("pearson of ICAT-S, a corpus (ClueWeb)", ICAT, "pearson", 0.422),
-    ("spearman of ICAT-S, a corpus (ClueWeb)", ICAT, "spearman", 0.446),
-    ("kendall of ICAT-S, a corpus (ClueWeb)", ICAT, "kendall", 0.368),
-    ("pearson of ICAT-S, web search", ICAT, "pearson", 0.525),
-    ("spearman of ICAT-S, web search", ICAT, "spearman", 0.443),
-    ("kendall of ICAT-S, web search", ICAT, "kendall", 0.358),
-    ("precision of covered aspects", ICAT, "precision_macro", 0.903),
-    ("recall of covered aspects", ICAT, "recall_macro", 0.798),
-    ("f1 of covered aspects", ICAT, "f1_macro", 0.835),
-    ("Fleiss' kappa of annotators", None, KAPPA, 0.829),
-    ("correlation of bertscore_recall (ours: pearson)", "bertscore_recall", "pearson", 0.291),
-    ("correlation of meteor (ours: pearson)", "meteor", "pearson", 0.027),
-    ("correlation of rouge1 (ours: pearson)", "rouge1", "pearson", -0.058),
-    ("correlation of bleu (ours: pearson)", "bleu", "pearson", -0.099),
-)
-ICAT_NOTE = (
-    "Published (Samarinas et al. 2025) for responses to topics of the TREC Web Track, with ClueWeb or a web search as "
-    "the source. ClueWeb and the paper's human labels are not available, so the published figures describe other "
-    "samples and show only the size to expect. The coefficient of the published baselines is unknown."
-)
-# Precision, recall and F1 in per cent by data set and answering model, means over prompts
-IMPORTANCE_MEANS = {
-    "biographies, GPT-4o-mini": (13.3, 9.1, 8.2),
-    "biographies, Gemini-2.5-flash-lite": (14.1, 10.9, 9.4),
-    "LongFact, GPT-4o-mini": (38.6, 42.6, 36.8),
-    "LongFact, Gemini-2.5-flash-lite": (28.6, 44.4, 30.4),
-    "LongForm, Llama-3.1-70B": (27.7, 8.5, 8.9),
+IMPORTANCE = "importance"
+# The heading, the paper and the note by metric
+PUBLISHED = {
+    IMPORTANCE: (
+        "Published: importance",
+        published.IMPORTANCE,
+        "Published (Beyond Precision, Jafari et al. 2026) for responses of other systems to other prompts, as means "
+        "over prompts. Therefore F1 is not the harmonic mean of the other two. Ours are the means over the samples of "
+        "this study.",
+    ),
+    "longrecall": (
+        "Published: LongRecall",
+        published.LONGRECALL,
+        "Published (LongRecall, Ardestani et al. 2025) for 900 labelled references of each data set and 300 "
+        "challenging references, with missed candidates for 2-4 % of them. These labels are not available, so the "
+        "figures show only the size to expect. f1_pairs is over pairs of a reference and a response fact. If a method "
+        "has no pairs, its f1_micro is shown.",
+    ),
+    "icat": (
+        "Published",
+        published.ICAT,
+        "Published (ICAT-S, Samarinas et al. 2025) for responses to topics of the TREC Web Track, with ClueWeb or a "
+        "web search as the source and a 70B aligner. ClueWeb and the paper's human labels are not available, so the "
+        "figures describe other samples and show only the size to expect.",
+    ),
 }
-IMPORTANCE_NOTE = (
-    "Published (importance-aware recall, 2026) for answers of other systems to other prompts, as means over prompts. "
-    "Therefore F1 is not the harmonic mean of the other two. Ours are the means over the samples of this study."
-)
-LONGRECALL_SETS = ("QAMPARI", "RoMQA", "ExpertQA")
-LONGRECALL_F1 = {
-    "longrecall, Qwen-2.5-32B": (LONGRECALL, (0.91, 0.88, 0.55)),
-    "longrecall, Gemini": (LONGRECALL, (0.86, 0.80, 0.53)),
-    "holistic": ("holistic", (0.52, 0.36, 0.42)),
-    "arecall, or erecall": ("arecall", (0.78, 0.66, 0.01)),
-    "longrecall, challenging subset": (LONGRECALL, (0.76, 0.74, 0.64)),
-}
-LONGRECALL_KAPPAS = (
-    ("Fleiss' kappa of annotators", None, KAPPA, "0.83, 0.85"),
-    ("Fleiss' kappa of majorities", LONGRECALL, MAJORITIES_KAPPA, "0.87, 0.85"),
-)
-LONGRECALL_NOTE = (
-    "Published (LongRecall) for 900 labelled references of each data set and 300 challenging references, with missed "
-    "candidates for 2-4 % of them. These labels are not available, so the figures show only the size to expect."
-)
 
 
 @dataclass(frozen=True)
@@ -155,7 +139,7 @@ def render(
                 for metric, cost in own.items()
             ],
         ),
-        *published(rows, found.means),
+        *published_sections(rows, found.means),
     )
 
 
@@ -206,7 +190,7 @@ def _items(rows: Sequence[Row]) -> str:
     split = [
         row | dict(zip(("measure", "average"), row["measure"].rsplit("_", 1), strict=True))
         for row in map(dict, rows)
-        if row["measure"].endswith(tuple(f"_{average}" for average in AVERAGES))
+        if row["measure"].endswith(tuple(f"_{average}" for average in (*AVERAGES, PAIRS)))
     ]
     lines = [
         [own["metric"], own["model"], own["average"]]
@@ -215,49 +199,31 @@ def _items(rows: Sequence[Row]) -> str:
     ]
     note = (
         "Measures cover labelled items. Macro is the mean over the n samples with a defined measure. Micro is over "
-        "items, and n is its denominator."
+        "items, and pairs is over pairs of an item and a response fact; n is the denominator."
     )
     heads = ["metric", "model", "average", *[head for name in MEASURES for head in (name, "n")]]
     return table_section("Covered items", note, heads, lines)
 
 
-def published(rows: Sequence[Row], means: Means) -> list[str]:
+def published_sections(rows: Sequence[Row], means: Means) -> list[str]:
     """Return the published figures of the metrics of the study. By default, return the figures of ICAT."""
-    metrics = {row["metric"] for row in rows}
-    values: dict[tuple[str | None, str], list[str]] = {}
+    ours: dict[tuple[str | None, str], list[str]] = defaultdict(list)
     for row in rows:
-        if row.get("level") != BY_QUERY:
-            values.setdefault((row["metric"], row["measure"]), []).append(number(row["value"]))
-    ours = {key: ", ".join(shown) for key, shown in values.items()}
-    parts = []
-    if IMPORTANCE in metrics:
-        parts.append(_importance(means))
-    if LONGRECALL in metrics:
-        parts.append(_longrecall(ours))
-    if ICAT in metrics or not parts:
-        lines = [
-            [name, ours.get((metric, measure), "-"), number(value)] for name, metric, measure, value in ICAT_FIGURES
-        ]
-        parts.append(table_section("Published", ICAT_NOTE, ["figure", "here", "published"], lines))
-    return parts
+        if row["level"] != BY_QUERY:
+            ours[row["metric"], row["measure"]].append(number(row["value"]))
+    for own in means.values():
+        for measure, value in own.items():
+            ours[IMPORTANCE, measure].append(number(value))
 
+    def find(one: PublishedFigure) -> str | None:
+        found = ours.get((one.metric, one.measure))
+        if found is None and one.measure == F1_PAIRS:
+            found = ours.get((one.metric, "f1_micro"))
+        return None if found is None else ", ".join(found)
 
-def _importance(means: Means) -> str:
-    lines = []
-    for model, own in means.items():
-        values = [own.get(name) for name in ("precision", "recall", "f1")]
-        lines.append([f"here: {model}", *("-" if value is None else f"{100 * value:.1f}" for value in values)])
-    lines += [[name, *(f"{value:.1f}" for value in figures)] for name, figures in IMPORTANCE_MEANS.items()]
-    return table_section(
-        "Published: importance", IMPORTANCE_NOTE, ["answers", "precision %", "recall %", "F1 %"], lines
-    )
-
-
-def _longrecall(ours: Mapping[tuple[str | None, str], str]) -> str:
-    lines = [
-        [f"F1, {name}, {data}", ours.get((metric, "f1_micro"), "-"), f"{value:.2f}"]
-        for name, (metric, figures) in LONGRECALL_F1.items()
-        for data, value in zip(LONGRECALL_SETS, figures, strict=True)
+    metrics = {row["metric"] for row in rows}
+    return [
+        published_section(heading, note, published_figures(paper), find)
+        for metric, (heading, paper, note) in PUBLISHED.items()
+        if metric in metrics or (metric == "icat" and metrics.isdisjoint(PUBLISHED))
     ]
-    lines += [[name, ours.get((metric, measure), "-"), shown] for name, metric, measure, shown in LONGRECALL_KAPPAS]
-    return table_section("Published: LongRecall", LONGRECALL_NOTE, ["figure", "here, pooled", "published"], lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum
@@ -21,10 +21,13 @@ from untold.jobs.study.judgements import (
     DIGITS,
     BoolArray,
     Judgements,
+    Key,
     LabelledUnits,
     Row,
     whole_rows,
 )
+from untold.jobs.study.judgements import Owner as JudgementOwner
+from untold.udfs.facts.nodes import normalise
 from untold.udfs.samples.data_sets import MUST_HAVE, NICE_TO_HAVE
 from untold.udfs.samples.labelled import word_overlap
 from untold.udfs.statistics.confusion import accuracy, kappa, macro_f1
@@ -40,6 +43,8 @@ COUNTS = ("true_positives", "false_positives", "false_negatives", "true_negative
 AGREEMENTS = {"kappa": kappa, "macro_f1": macro_f1, "accuracy": accuracy}
 Owner = tuple[str, str | None]
 """A metric or a baseline, and its model."""
+Facts = Mapping[Key, Sequence[frozenset[str]]]
+"""By item the response facts of an output, each as its texts: with and without its anchor."""
 
 
 @dataclass(frozen=True)
@@ -260,6 +265,7 @@ def _items(rows: Sequence[Row], clustered: bool, seed: int) -> list[dict[str, An
 
 
 OVERLAP, CONSTANT, ANNOTATOR = "word_overlap", "constant", "annotator"
+PAIRS, F1_PAIRS = "pairs", "f1_pairs"
 AUC, WEIGHT_AUC, ACCURACY = "auc", "auc_weight", "accuracy"
 MODELS_KAPPA, MAJORITIES_KAPPA = "fleiss_kappa_models", "fleiss_kappa_majorities"
 # With two annotators, a majority is both of them
@@ -295,6 +301,37 @@ def model_kappas(items: Items, found: Judgements) -> list[dict[str, Any]]:
             for name, table in tables:
                 sizes = {"n": len(table), "excluded": len(items.said) - len(table)}
                 rows.append({"metric": metric, "measure": name, "value": fleiss_kappa(table), **sizes})
+    return rows
+
+
+def pair_rows(
+    items: Items, found: Judgements, cited: Mapping[JudgementOwner, Facts], *, clustered: bool, seed: int
+) -> list[dict[str, Any]]:
+    """Return by metric and model precision, recall and F1 over pairs of a reference and a response fact.
+
+    `cited` has the facts by which a method calls an item covered. The pairs of people are the covered items with the
+    facts of `covered_by`. So a fact that people do not name is a wrong pair, also of a covered item. Leaves out items
+    without a majority or a verdict, and covered items without `covered_by`. LongRecall; methods, section 6.
+    """
+    covering = [None if names is None else set(map(normalise, names)) for names in items.units.column("covered_by")]
+    if not any(covering):
+        return []
+    clusters = [row["cluster"] for row in items.samples] if clustered else None
+    rows = []
+    for owner, facts in cited.items():
+        known = (items.said == 0) & (codes_of(found.tables[owner]) >= 0)
+        known |= (items.said == 1) & (codes_of(found.tables[owner]) >= 0) & [names is not None for names in covering]
+        counts = np.zeros((len(items.samples), 3), dtype=np.int64)
+        for item in np.flatnonzero(known).tolist():
+            people = (covering[item] or set()) if items.said[item] else set()
+            given = [set(map(normalise, forms)) for forms in facts.get(items.units.keys[item], ())]
+            chosen = {min(forms & people or forms) for forms in given}
+            counts[items.sample[item]] += len(chosen & people), len(chosen - people), len(people - chosen)
+        for (measure, average), one in item_averages(*counts.T, clusters, seed=seed).items():
+            if average == "micro":
+                named = {"metric": owner[1], "model": owner[0], "measure": f"{measure}_{PAIRS}"}
+                sizes = {"n": one.n, "excluded": int((~known).sum())}
+                rows.append(named | one.interval.columns() | sizes)
     return rows
 
 

@@ -27,7 +27,7 @@ from untold.jobs.settings.model import Settings
 from untold.jobs.study import coverage_rows
 from untold.jobs.study.agreement import compare_items
 from untold.jobs.study.coverage_report import IMPORTANCE, CoverageFindings, render
-from untold.jobs.study.coverage_rows import KEY, Items, codes_of
+from untold.jobs.study.coverage_rows import KEY, Facts, Items, codes_of
 from untold.jobs.study.judgements import (
     SHOWN,
     BoolArray,
@@ -146,8 +146,9 @@ class CoverageStudy(Study):
             people, judged, baselines, [(metric, name) for name, metric in found.owners]
         )
         more = coverage_rows.item_rows(items, found, **options)
+        more += coverage_rows.pair_rows(items, found, read_facts(found, request.runs, "statements"), **options)
         measures = coverage_rows.evaluation_rows(samples, labels, more, **options)
-        misses = find_misses(found, items, request.runs)
+        misses = find_misses(found, items, read_facts(found, request.runs, "candidates"))
         queries = len({row["cluster"] for row in people})
         if queries < len(people) and not request.cluster:
             notes.append(
@@ -293,50 +294,63 @@ def draw_items(keys: Sequence[Key], tiers: Sequence[str | None], quotas: Mapping
     return drawn
 
 
-def find_misses(found: Judgements, items: Items, places: Mapping[str, str]) -> list[dict[str, Any]]:
+def find_misses(found: Judgements, items: Items, shown: Mapping[Owner, Facts]) -> list[dict[str, Any]]:
     """Return the rows of the table `false_negatives`: method, fn, fn_candidate, fn_entailment.
 
     fn counts the items that people call covered, and the method does not. fn_candidate counts the items of fn without a
     candidate that covers the item; without covered_by, any candidate covers it. fn_entailment counts the other items.
-    Both are null for methods without candidates. `places` has the output of each model.
+    Both are null for methods without candidates. `shown` are the candidates of each method.
     """
     rows = []
     keys, covering = items.units.keys, items.units.column("covered_by")
-    for (model, metric), name in methods_of(found).items():
-        missed = np.flatnonzero((items.said == 1) & (codes_of(found.tables[model, metric]) == 0)).tolist()
-        shown = _read_shown(metric, places[model])
-        seen = None if shown is None else sum(was_shown(shown[keys[item]], covering[item]) for item in missed)
+    for owner, name in methods_of(found).items():
+        missed = np.flatnonzero((items.said == 1) & (codes_of(found.tables[owner]) == 0)).tolist()
+        facts = shown.get(owner)
+        seen = None
+        if facts is not None:
+            seen = sum(was_shown(set().union(*facts.get(keys[item], ())), covering[item]) for item in missed)
         parts = {"fn_candidate": None if seen is None else len(missed) - seen, "fn_entailment": seen}
         rows.append({"method": name, "fn": len(missed), **parts})
     return rows
 
 
-def _read_shown(metric: str, place: str) -> Mapping[Key, set[str]] | None:
-    """Return by item the texts of its candidates, None if the output has none. An anchored text has two forms."""
-    if metric not in METRICS or "candidates" not in METRICS[metric].tables:
-        return None
+def read_facts(found: Judgements, places: Mapping[str, str], table: str) -> dict[Owner, Facts]:
+    """Return the response facts of each item by method: its candidates, or those that cover it (table `statements`).
+
+    `places` has the output of each model. Leaves out methods whose outputs do not have these facts.
+    """
+    facts = {
+        (model, metric): read
+        for model, metric in found.owners
+        if metric in METRICS and table in METRICS[metric].tables
+        if (read := _read_facts(metric, places[model], table)) is not None
+    }
+    return {owner: one for owner, one in facts.items() if one or table == "candidates"}
+
+
+def _read_facts(metric: str, place: str, table: str) -> Facts | None:
     columns = {
-        "candidates": ("sample_id", "metric", "statement_id", "claim_id"),
-        "claims": ("sample_id", "metric", "claim_id", "text", "anchor"),
-        "statements": ("sample_id", "metric", "statement_id", "reference_id"),
+        "claims": ("claim_id", "text", "anchor"),
+        "statements": ("statement_id", "reference_id", "claims"),
+        "candidates": ("statement_id", "claim_id"),
     }
-    tables = {name: read_table(place, name, wanted) for name, wanted in columns.items()}
+    read = {name: read_table(place, name, ("sample_id", "metric", *own)) for name, own in columns.items()}
     rows = {
-        name: [] if table is None else table.filter(pc.field("metric") == metric).to_pylist()
-        for name, table in tables.items()
+        name: [] if one is None else one.filter(pc.field("metric") == metric).to_pylist() for name, one in read.items()
     }
-    references = {(row["sample_id"], row["statement_id"]): row["reference_id"] for row in rows["statements"]}
-    if tables["candidates"] is None or tables["claims"] is None or all(name is None for _, name in references):
+    items = {(row["sample_id"], row["statement_id"]): row["reference_id"] for row in rows["statements"]}
+    if read[table] is None or read["claims"] is None or all(name is None for name in items.values()):
         return None
     texts = {(row["sample_id"], row["claim_id"]): row for row in rows["claims"]}
-    shown: dict[Key, set[str]] = defaultdict(set)
-    for row in rows["candidates"]:
-        claim = texts.get((row["sample_id"], row["claim_id"]))
-        reference = references.get((row["sample_id"], row["statement_id"]))
-        if claim is not None and reference is not None:
-            whole = ": ".join(part for part in (claim["anchor"], claim["text"]) if part is not None)
-            shown[row["sample_id"], reference] |= {claim["text"], whole}
-    return shown
+    facts: dict[Key, list[frozenset[str]]] = defaultdict(list)
+    for row in rows[table]:
+        item = items.get((row["sample_id"], row["statement_id"]))
+        for name in (row["claims"] or ()) if table == "statements" else (row["claim_id"],):
+            claim = texts.get((row["sample_id"], name))
+            if claim is not None and item is not None:
+                whole = ": ".join(part for part in (claim["anchor"], claim["text"]) if part is not None)
+                facts[row["sample_id"], item].append(frozenset((claim["text"], whole)))
+    return facts
 
 
 def similarity_baselines(items: Items, model: ModelFiles | None, samples: DataFrame) -> list[dict[str, Any]]:

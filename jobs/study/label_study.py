@@ -35,7 +35,8 @@ from untold.jobs.study.judgements import (
     read_table,
 )
 from untold.jobs.study.meta_evaluation import Study, all_costs
-from untold.jobs.study.report import draw, render, with_published
+from untold.jobs.study.published import with_published
+from untold.jobs.study.report import draw, render
 from untold.jobs.summary.score_counts import FAILED_STATUSES
 from untold.jobs.tables import COMPARISONS, MATCH_COUNTS, META_EVALUATION
 from untold.udfs.samples.adapters import CONFLICTBANK_CLAIMS, CONFLICTBANK_CONTEXTS, CONFLICTBANK_SETS
@@ -47,9 +48,12 @@ from untold.udfs.storage import StoragePath
 
 REPORT = "meta_evaluation"
 KEY = ("sample_id",)
-# The shares of at most five, and of at most three, comparisons are whole multiples of one point
-STRICT_SCALE, LAX_SCALE = 60, 6
-BANK_SCALES = {LMR: 2 * STRICT_SCALE, STRICT: STRICT_SCALE, LAX: LAX_SCALE}
+# The share of one to five comparisons, and each fixed share below, is a whole number of points
+BANK_SCALE = 60
+BANK_SCALES = {LMR: 2 * BANK_SCALE, STRICT: BANK_SCALE, LAX: BANK_SCALE}
+# The authors' code gives these strict and lax points to units without statements: 0 and 0.25 if no context has one, 0.3
+# and 0.9 if only D has none
+POINTS_WITHOUT_STATEMENTS, POINTS_WITHOUT_DEFAULT = (0, 15), (18, 54)
 LABEL_SCALES = {LMR: 1, **dict.fromkeys(LABEL_BASELINES, 1)}
 BY_SOURCE, ALONE = "conflictbank", "conflictbank_alone"
 
@@ -373,6 +377,8 @@ def bank_points(scores: BankScores, default: BoolArray) -> Parts:
     of C1, C2 and C3. The strict part has five comparisons. With all contexts, 0 < S < 1 holds. With context X, S_X = 1
     holds if X states the claim, and S_X = 0 otherwise. The lax part compares C1, C2 and C3 with D. S_X < S_D holds for
     the default fact, and S_X > S_D for the counterfactual. Under `mismatch`, no comparison holds for undefined scores.
+    A comparison with a context without statements does not count. Under `published`, a unit has fixed points instead if
+    no context has statements, or if only D has none.
     """
     parts: dict[tuple[str, str], tuple[IntArray, IntArray]] = {}
     of_default = default[:, None]
@@ -381,12 +387,19 @@ def bank_points(scores: BankScores, default: BoolArray) -> Parts:
         score = scores.score if convention == "mismatch" else np.nan_to_num(scores.score)
         counts = scores.stated & ~scores.failed if convention == "zero" else scores.stated
         between = (score[:, :1] > 0) & (score[:, :1] < 1)
-        strict = _share(np.hstack([between, score[:, 1:] == expected]), counts, STRICT_SCALE)
-        others, of_d = score[:, 2:], score[:, 1:2]
-        holds = np.where(of_default, others < of_d, others > of_d)
-        lax = _share(holds, counts[:, 2:] & counts[:, 1:2], LAX_SCALE)
-        # The mean of strict / 60 and lax / 6 is (strict + 10 lax) / 120
-        both = np.where((strict[0] < 0) | (lax[0] < 0), -1, strict[0] + lax[0] * (STRICT_SCALE // LAX_SCALE))
+        strict = _share(np.hstack([between, score[:, 1:] == expected]), counts)
+        others, own = score[:, 2:], score[:, 1:2]
+        holds = np.where(of_default, others < own, others > own)
+        lax = _share(holds, counts[:, 2:] & counts[:, 1:2])
+        if convention == "published":
+            of_d, of_others = scores.stated[:, 1], scores.stated[:, 2:]
+            for units, fixed in (
+                (~of_d & ~of_others.any(axis=1), POINTS_WITHOUT_STATEMENTS),
+                (~of_d & of_others.all(axis=1), POINTS_WITHOUT_DEFAULT),
+            ):
+                strict, lax = (_fix(part, units, points) for part, points in zip((strict, lax), fixed, strict=True))
+        # The mean of strict / 60 and lax / 60 is (strict + lax) / 120
+        both = np.where((strict[0] < 0) | (lax[0] < 0), -1, strict[0] + lax[0])
         parts |= {
             (LMR, convention): (both, strict[1] + lax[1]),
             (STRICT, convention): strict,
@@ -395,11 +408,16 @@ def bank_points(scores: BankScores, default: BoolArray) -> Parts:
     return parts
 
 
-def _share(holds: BoolArray, counts: BoolArray, scale: int) -> tuple[IntArray, IntArray]:
-    """Return the share of the comparisons that count and hold, times the scale; and the number that do not count."""
+def _share(holds: BoolArray, counts: BoolArray) -> tuple[IntArray, IntArray]:
+    """Return the share of the comparisons that count and hold, in points, and the number that do not count."""
     number = counts.sum(axis=1)
-    points: IntArray = np.where(number > 0, (holds & counts).sum(axis=1) * scale // np.maximum(number, 1), -1)
+    points: IntArray = np.where(number > 0, (holds & counts).sum(axis=1) * BANK_SCALE // np.maximum(number, 1), -1)
     return points, (~counts).sum(axis=1)
+
+
+def _fix(part: tuple[IntArray, IntArray], units: BoolArray, points: int) -> tuple[IntArray, IntArray]:
+    """Return the points and the excluded comparisons with fixed points, and nothing excluded, for some units."""
+    return np.where(units, points, part[0]), np.where(units, 0, part[1])
 
 
 def read_source_shares(place: str) -> dict[str, dict[tuple[str, str], float]]:

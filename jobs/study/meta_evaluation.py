@@ -22,7 +22,8 @@ from untold.jobs.run.output import Output
 from untold.jobs.settings.model import PromptSet, Settings
 from untold.jobs.settings.templates import stages_that_differ, template_of
 from untold.jobs.study.judgements import Judgements, MetaEvaluationError, Source, read_judgements
-from untold.jobs.study.report import Cost
+from untold.jobs.study.rendering import number
+from untold.udfs.llm.usage import shown_tokens
 from untold.udfs.statistics.tiers import Subset
 
 RUNS = "runs"
@@ -155,6 +156,27 @@ def endpoint_of(settings: Settings, *, embedded: bool, prompt_set: PromptSet | N
     if prompt_set is not None:
         settings = settings.model_copy(update={"prompt_set": prompt_set})
     return StudyEndpoint(name, settings, embedded, prompt_set)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The calls, the tokens and the cost per sample of a metric; the cost is None without a known price."""
+
+    calls: float
+    tokens: float
+    cost: float | None
+    tokens_estimated: bool = False
+
+
+COSTS = ("calls", "tokens", "cost")
+
+
+def cost_cells(cost: Cost | None) -> list[str]:
+    """Return the cells of `COSTS`. A sample may cost a small part of a cent, so the cost has six decimals."""
+    if cost is None:
+        return ["-", "-", "-"]
+    tokens = shown_tokens(cost.tokens, estimated=cost.tokens_estimated)
+    return [f"{cost.calls:.2f}", tokens, number(cost.cost, 6)]
 
 
 def all_costs(request: MetaEvaluationRequest) -> dict[str, dict[str, Cost]]:

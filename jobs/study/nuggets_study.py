@@ -31,7 +31,7 @@ from untold.jobs.study.judgements import (
     whole_rows,
 )
 from untold.jobs.study.meta_evaluation import NUGGETS, Study
-from untold.jobs.study.report import Columns, document, intervals, pivot, section
+from untold.jobs.study.rendering import Columns, document, intervals, pivot, section
 from untold.jobs.tables import META_EVALUATION
 from untold.udfs.errors import shorten
 from untold.udfs.facts.nugget_measures import SUPPORTS, Nugget, measures_of

@@ -61,7 +61,7 @@ def test_data_sets_count_the_same_and_the_interval_is_over_both(studies: list[st
     row = rows["average", "qa", MODELS[0], "published", "lmr"]
     expected = joint_bca_interval([([1, 0], [1, 1], [24, 6]), ([1, 0], [1, 1], [60, 40])], seed=3)
     assert (row["value"], row["ci_low"], row["ci_high"]) == (pytest.approx(0.7), expected.low, expected.high)
-    assert (row["n"], row["published"]) == (130, 0.81)
+    assert (row["n"], row["published"]) == (130, 0.811)
     assert rows["wiki", "qa", MODELS[1], "zero", "lmr"]["value"] == 0.5
     assert ("average", "e2e", MODELS[0], "zero", "lmr") not in rows
     assert notes == [f"e2e of {MODELS[0]} has no average: it was not evaluated on bank"]

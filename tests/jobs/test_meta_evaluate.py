@@ -32,7 +32,7 @@ from untold.jobs.run.manifest import OutputError
 from untold.jobs.run_tables import open_run
 from untold.jobs.settings.model import Settings
 from untold.jobs.tables import COMPARISONS, MEASURES, META_EVALUATION
-from untold.udfs.statistics.confusion import LABELS
+from untold.udfs.statistics.confusion import CONVENTIONS, LABELS
 from untold.udfs.statistics.intervals import bca_interval, clustered_bca_interval
 from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
 
@@ -92,7 +92,8 @@ def test_what_is_given_of_conflicts_is_held_against_labels_beside_the_score(spar
     lmr = [*matches(scores, "nli").values()]
     assert rows["nli", "mismatch", "lmr"]["value"] == sum(lmr) / len(lmr) < 1
     assert "| nli_view | m | mismatch |" in report
-    assert [(row["first"], row["second"]) for row in rows_of(request, "comparisons")] == [("e2e", "nli")]
+    compared = [(row["first"], row["second"], row["convention"]) for row in rows_of(request, "comparisons")]
+    assert compared == [("e2e", "nli", convention) for convention in CONVENTIONS]
     assert {row["metric"] for row in rows_of(request, "match_counts")} == {"e2e", "nli", None}
 
 
@@ -129,7 +130,7 @@ def test_metrics_are_compared_within_each_model(evaluated: MetaEvaluationRequest
         differences = [first[name] - second[name] for name in first]
         tests.append(clustered_permutation_test(differences, [1] * 20, seed=0))
     adjusted = adjust_p_values([test.p_value for test in tests])
-    assert compared.to_pylist() == [
+    assert [row for row in compared.to_pylist() if row["convention"] == "mismatch"] == [
         {
             "dataset": "wikicontradict",
             "model": model,

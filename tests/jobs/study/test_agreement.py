@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +16,7 @@ from untold.jobs.study import agreement
 from untold.jobs.study.agreement import Earned, PointTests
 from untold.jobs.study.judgements import LabelledUnits
 from untold.jobs.study.label_study import (
+    BANK_SCALES,
     BankScores,
     add_overlap,
     bank_points,
@@ -113,8 +114,8 @@ def of_sets(*scores: float | None) -> Scores:
 def parts(strict: tuple[int, int], lax: tuple[int, int]) -> dict[str, tuple[int | None, int]]:
     """Points and what is left out, of (comparisons that hold, that count) of five and of three."""
     of_strict = strict[0] * 60 // strict[1] if strict[1] else None
-    of_lax = lax[0] * 6 // lax[1] if lax[1] else None
-    both = None if of_strict is None or of_lax is None else of_strict + 10 * of_lax
+    of_lax = lax[0] * 60 // lax[1] if lax[1] else None
+    both = None if of_strict is None or of_lax is None else of_strict + of_lax
     missing = 5 - strict[1], 3 - lax[1]
     return {"lmr_strict": (of_strict, missing[0]), "lmr_lax": (of_lax, missing[1]), "lmr": (both, sum(missing))}
 
@@ -171,8 +172,33 @@ def test_a_source_that_states_nothing_is_left_out_and_counted(
     claim: str, shares: Scores, strict: tuple[int, int], lax: tuple[int, int]
 ) -> None:
     earned = by_source({(7, claim): shares, (8, claim): of_sets(0.5, 1.0, 0.0, 0.0, 0.0)})
-    for convention in ("mismatch", "zero", "published"):
+    for convention in ("mismatch", "zero"):
         check(earned, claim, convention, strict, lax)
+
+
+@pytest.mark.parametrize("claim", ["default", "counterfactual"])
+@pytest.mark.parametrize(
+    ("shares", "strict", "lax"),
+    [
+        (of_sets(None, None, None, None, None), 0.0, 0.25),
+        (of_sets(FAILED, None, None, None, None), 0.0, 0.25),
+        (of_sets(1.0, None, 1.0, 1.0, 1.0), 0.3, 0.9),
+        (of_sets(0.5, None, 0.0, 0.5, 1.0), 0.3, 0.9),
+    ],
+)
+def test_units_without_statements_have_the_shares_of_the_authors_code(
+    claim: str, shares: Scores, strict: float, lax: float
+) -> None:
+    earned = by_source({(7, claim): shares})
+    for measure, share in (("lmr_strict", strict), ("lmr_lax", lax), ("lmr", (strict + lax) / 2)):
+        points, excluded = earned[f"7-{claim}", "published", measure]
+        assert points is not None
+        assert (points / BANK_SCALES[measure], excluded) == (pytest.approx(share), 0)
+
+
+def test_a_counterfactual_without_statements_is_excluded_under_the_published_convention_too() -> None:
+    earned = by_source({(7, "default"): of_sets(0.5, 1.0, 0.0, None, 0.5)})
+    check(earned, "default", "published", (3, 4), (2, 2))
 
 
 def test_nothing_counts_of_an_evaluation_that_failed_under_zero() -> None:
@@ -180,7 +206,6 @@ def test_nothing_counts_of_an_evaluation_that_failed_under_zero() -> None:
     earned = by_source(groups)
     check(earned, "default", "mismatch", (0, 1), (0, 0))
     check(earned, "default", "zero", (0, 0), (0, 0))
-    check(earned, "default", "published", (0, 1), (0, 0))
 
 
 def strict_and_lax(claim: str, scores: Scores) -> tuple[float, float]:
@@ -208,7 +233,7 @@ def test_points_of_random_groups_are_those_of_the_formula(count: Any) -> None:
         for convention, known in (("mismatch", scores), ("zero", filled), ("published", filled)):
             strict, lax = strict_and_lax(claim, known)
             got = [earned[f"{row}-{claim}", convention, name][0] for name in ("lmr_strict", "lmr_lax", "lmr")]
-            assert [got[0] / 60, got[1] / 6, got[2] / 120] == pytest.approx([strict, lax, (strict + lax) / 2])
+            assert [got[0] / 60, got[1] / 60, got[2] / 120] == pytest.approx([strict, lax, (strict + lax) / 2])
 
 
 # Questions
@@ -250,14 +275,17 @@ def test_metrics_are_compared_by_whole_questions() -> None:
     earned = {
         ("m", metric): Earned(label_points(*arrays(own), label_codes(units)), given) for metric, own in scores.items()
     }
-    by_question: dict[str, int] = Counter()
-    for sign, metric in ((1, "a"), (-1, "b")):
-        for question, points in zip(QUESTIONS, earned["m", metric].parts["lmr", "mismatch"][0], strict=True):
-            by_question[question] += sign * points
-    (got,) = PointTests("wikicontradict", 1, QUESTIONS, seed=2).of_metrics(earned, ("a", "b"))
-    expected = clustered_permutation_test(list(by_question.values()), [4] * 9, seed=2)
-    assert (got["p_value"], got["n"], got["convention"]) == (expected.p_value, 36, "mismatch")
-    assert got["difference"] == expected.difference
+    found = PointTests("wikicontradict", 1, QUESTIONS, seed=2).of_metrics(earned, ("a", "b"))
+    assert [row["convention"] for row in found] == list(CONVENTIONS)
+    for row in found:
+        one, other = (earned["m", metric].parts["lmr", row["convention"]][0] for metric in ("a", "b"))
+        both = (one >= 0) & (other >= 0)
+        sums, sizes = (np.bincount(QUESTIONS, weights=each) for each in (np.where(both, one - other, 0), both))
+        expected = clustered_permutation_test(sums, sizes.astype(int), seed=2)
+        assert (row["p_value"], row["n"]) == (expected.p_value, both.sum())
+        assert row["difference"] == expected.difference
+    # Only `zero` excludes the failed scores
+    assert found[0]["n"] == found[2]["n"] == 36 > found[1]["n"]
 
 
 @pytest.mark.gate

@@ -7,12 +7,22 @@ from collections import defaultdict
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from scipy import stats
 
 from untold.jobs.study.coverage_report import CoverageFindings, render
-from untold.jobs.study.coverage_rows import ItemLabels, count_labels, evaluation_rows, sample_rows
-from untold.jobs.study.report import Cost
+from untold.jobs.study.coverage_rows import (
+    ItemLabels,
+    Items,
+    count_labels,
+    evaluation_rows,
+    pair_rows,
+    sample_rows,
+)
+from untold.jobs.study.judgements import Judgements, LabelledUnits
+from untold.jobs.study.meta_evaluation import Cost
 from untold.udfs.statistics.item_agreement import fleiss_kappa, krippendorff_alpha
 
 Row = dict[str, Any]
@@ -135,6 +145,36 @@ def test_the_report_says_what_the_rows_say() -> None:
         in report
     )
     assert "| icat | m | 2.50 | ~1,200 | - |" in report
-    assert "| pearson of ICAT-S, a corpus (ClueWeb) | - | 0.422 |" in report
-    assert "| Fleiss' kappa of annotators | 0.500 | 0.829 |" in report
+    assert "| ClueWeb | icat | - | kendall | - | 0.368 |" in report
+    assert "| ClueWeb | - | - | fleiss_kappa | 0.500 | 0.829 |" in report
     assert "ClueWeb and the paper's human labels are not available" in report
+
+
+def test_a_right_verdict_for_a_wrong_reason_is_a_wrong_pair() -> None:
+    """Two samples with four references each: s0 names the covering facts, s1 does not."""
+    rows = [
+        ("s0", "right", ["yes"], ["Bees make honey."], True),
+        ("s0", "wrong reason", ["yes"], ["bees make honey"], True),
+        ("s0", "half", ["yes"], ["Bees make honey.", "Bees sting."], True),
+        ("s0", "missed", ["yes"], ["Bees sting."], False),
+        ("s1", "invented", ["no"], None, True),
+        ("s1", "absent", ["no"], None, False),
+        ("s1", "unnamed", ["yes"], None, True),
+        ("s1", "tie", ["yes", "no"], ["Bees sting."], True),
+    ]
+    names = ("sample_id", "reference_id", "labels", "covered_by")
+    table = pa.Table.from_pylist([dict(zip(names, row[:4], strict=True)) for row in rows])
+    samples = [{"sample_id": name, "cluster": name, "response": ""} for name in ("s0", "s1")]
+    items = Items(samples, LabelledUnits("input", table, ("sample_id", "reference_id")), ("yes",))
+    owner = ("m", "longrecall")
+    verdicts = pa.table({"covered": [row[4] for row in rows]})
+    found = Judgements({"m": ("longrecall",)}, {owner: verdicts}, {owner: np.ones(len(rows), dtype=bool)})
+    honey, sting = frozenset(["make honey", "Bees: make honey", "Bees make honey."]), frozenset(["Bees sting."])
+    facts = {("s0", "right"): [honey], ("s0", "wrong reason"): [sting], ("s0", "half"): [honey]}
+    facts |= {("s1", "invented"): [sting]}
+    rows_of_pairs = {row["measure"]: row for row in pair_rows(items, found, {owner: facts}, clustered=False, seed=0)}
+    # Right pairs: 2 of 4 chosen pairs, and 2 of 5 pairs of people
+    shares = {"precision_pairs": (2 / 4, 4), "recall_pairs": (2 / 5, 5), "f1_pairs": (4 / 9, 9)}
+    assert {name: (row["value"], row["n"]) for name, row in rows_of_pairs.items()} == shares
+    # A covered item without named facts, and a tie
+    assert {row["excluded"] for row in rows_of_pairs.values()} == {2}

@@ -16,7 +16,9 @@ from untold.jobs.study.meta_evaluation import (
     check_prompts,
     endpoint_of,
 )
-from untold.jobs.study.report import find_published, prompts_table
+from untold.jobs.study.published import find_published
+from untold.jobs.study.report import prompts_table
+from untold.udfs.statistics.confusion import CONVENTIONS
 from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
 
 
@@ -43,7 +45,7 @@ def test_a_judge_is_a_model_and_its_prompts() -> None:
 
 
 def test_published_figures_are_found_for_a_judge_under_any_prompts() -> None:
-    found = find_published("wikicontradict", "e2e", "meta-llama/Llama-3.3-70B-Instruct (published prompts)")
+    found = find_published("wikicontradict", "e2e", "meta-llama/Llama-3.3-70B-Instruct (published prompts)", "lmr")
     assert found is not None
     assert found.value == 0.8142
 
@@ -71,8 +73,13 @@ def test_labels_are_compared_by_metric_and_only_under_two_prompts_of_a_model() -
         ("n (untold prompts)", "e2e"): [0] * 6,
     }
     given, nothing = np.ones(6, dtype=bool), np.zeros(6, dtype=np.int64)
-    earned = {key: Earned({("lmr", "mismatch"): (np.array(own), nothing)}, given) for key, own in points.items()}
-    found = PointTests("wiki", 1, None, seed=0).of_prompts(earned, ("e2e", "nli"), [PAIR])
+    earned = {
+        key: Earned({("lmr", convention): (np.array(own), nothing) for convention in CONVENTIONS}, given)
+        for key, own in points.items()
+    }
+    everything = PointTests("wiki", 1, None, seed=0).of_prompts(earned, ("e2e", "nli"), [PAIR])
+    assert [row["convention"] for row in everything] == [one for one in CONVENTIONS for _ in range(2)]
+    found = everything[:2]
     tests = [
         clustered_permutation_test([1, 0], [1, 1], [3, 2], seed=0),
         clustered_permutation_test([0, -1], [1, 1], [5, 1], seed=0),

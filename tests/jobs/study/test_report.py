@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from untold.jobs.run.terminal import Page
-from untold.jobs.study.report import draw, find_published, markdown_table, render, report_lines
+from untold.jobs.study.published import DEJL, find_published, published_figures
+from untold.jobs.study.rendering import markdown_table, report_lines
+from untold.jobs.study.report import draw, render, render_averages
 
 
 def lmr_row(metric: str, model: str, convention: str, value: float | None) -> dict[str, Any]:
@@ -38,11 +40,48 @@ def test_a_form_that_is_no_picture_is_refused() -> None:
 
 @pytest.mark.parametrize("model", ["gpt-oss-120b", "openai/gpt-oss-120b", "GPT_OSS 120B"])
 def test_published_figures_are_found_however_a_provider_writes_the_model(model: str) -> None:
-    found = find_published("wikicontradict", "e2e", model)
-    assert found is not None
-    assert found.value == 0.7558
-    assert find_published("wikicontradict", "qa", model) is None
-    assert find_published("conflictbank", "e2e", model) is None
+    found = {
+        (dataset, metric, measure): one.value
+        for dataset in ("wikicontradict", "conflictbank", "average")
+        for metric in ("qa", "e2e")
+        for measure in ("lmr", "lmr_lax")
+        if (one := find_published(dataset, metric, model, measure)) is not None
+    }
+    assert found == {
+        ("wikicontradict", "qa", "lmr"): 0.744,
+        ("wikicontradict", "e2e", "lmr"): 0.7558,
+        ("conflictbank", "qa", "lmr"): 0.846,
+        ("conflictbank", "qa", "lmr_lax"): 0.951,
+        ("conflictbank", "e2e", "lmr"): 0.699,
+        ("conflictbank", "e2e", "lmr_lax"): 0.743,
+        ("average", "qa", "lmr"): 0.795,
+        ("average", "e2e", "lmr"): 0.728,
+    }
+
+
+def test_published_means_are_consistent() -> None:
+    figures = {(one.dataset, one.metric, one.model, one.measure): one.value for one in published_figures(DEJL)}
+    owners = {(one.metric, one.model) for one in published_figures(DEJL) if one.measure == "lmr"}
+    assert len(owners) == 15
+    assert len(figures) == 75 + 2 + 10
+    for owner in owners:
+        strict, lax, mean = (figures["conflictbank", *owner, name] for name in ("lmr_strict", "lmr_lax", "lmr"))
+        # The figures have three digits
+        assert mean == pytest.approx((strict + lax) / 2, abs=0.0011)
+        average = figures["average", *owner, "lmr"]
+        assert average == pytest.approx((mean + figures["wikicontradict", *owner, "lmr"]) / 2, abs=0.0011)
+
+
+def test_published_figures_stand_next_to_ours() -> None:
+    row = lmr_row("e2e", "openai/gpt-oss-120b", "published", 0.5) | {"excluded": 0, "published": 0.7558}
+    report = render([row], [], {}, {}, clustered=False)
+    assert "| wikicontradict | e2e | gpt-oss-120b | lmr | 0.500 | 0.7558 [0.731, 0.779] |" in report
+    assert "| wikicontradict | e2e | gpt-oss-20b | lmr | - | 0.788 |" in report
+    assert "| wikicontradict | qa |" not in report
+    together = render_averages([row | {"dataset": "average", "published": 0.728}])
+    assert "| average | e2e | gpt-oss-120b | lmr | 0.500 | 0.728 |" in together
+    assert "| average | e2e | - | lmr_spread | - | 0.044 |" in together
+    assert "| eli5 | e2e | Qwen2.5-72B-Instruct | mean | - | 0.739 |" in together
 
 
 def test_every_cell_of_the_report_stands_under_its_heading() -> None:

@@ -1,0 +1,115 @@
+"""Render rows as Markdown, and Markdown tables for a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from untold.graph.views import one_line
+from untold.jobs.run.terminal import Page, table
+
+Row = Mapping[str, Any]
+Columns = Mapping[str, str | Callable[[Any], str]]
+"""The columns of a table by head: the name of a field of its rows, or a function of a row."""
+
+
+def document(title: str, *parts: str) -> str:
+    """Return a page of Markdown with a title and the parts that are not empty."""
+    return "\n\n".join(filter(None, [f"# {title}", *parts])) + "\n"
+
+
+def section(heading: str, note: str, columns: Columns, rows: Iterable[Row]) -> str:
+    """Return a heading, a note and a table with one line per row; empty without rows."""
+    return table_section(heading, note, list(columns), cells(columns, rows))
+
+
+def table_section(heading: str, note: str, heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a heading, a note and a table of these lines; empty without lines."""
+    return "\n\n".join(filter(None, [f"## {heading}", note, markdown_table(heads, lines)])) if lines else ""
+
+
+def cells(columns: Columns, rows: Iterable[Row]) -> list[list[str]]:
+    """Return one list of texts per row, with one text per column."""
+    return [[_cell(row, column) for column in columns.values()] for row in rows]
+
+
+def _cell(row: Row, column: str | Callable[[Any], str]) -> str:
+    value = column(row) if callable(column) else row[column]
+    return value if isinstance(value, str) else number(value)
+
+
+def markdown_table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table with escaped cells."""
+    rows = [heads, ["---"] * len(heads), *lines]
+    return "\n".join(f"| {' | '.join(map(markdown_cell, row))} |" for row in rows)
+
+
+def markdown_cell(cell: str) -> str:
+    """Return a name of a model or a metric as the text of one cell in one line."""
+    return one_line(cell).replace("|", "\\|")
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Return a number with its digits, a whole number with thousands separators, `-` for None.
+
+    >>> number(0.25), number(1200), number(None)
+    ('0.250', '1,200', '-')
+    """
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}f}"
+
+
+def interval(row: Row, digits: int = 3) -> str:
+    """Return the value of a row with its interval, if that is known; `-` if the value is undefined."""
+    if row["value"] is None or row["ci_low"] is None:
+        return number(row["value"], digits)
+    return f"{row['value']:.{digits}f} [{row['ci_low']:.{digits}f}, {row['ci_high']:.{digits}f}]"
+
+
+def pivot(rows: Iterable[Row], measures: Iterable[str], keys: Sequence[str] = ("metric", "model")) -> list[Row]:
+    """Return one row per key, in the order of the rows: the fields of its first row, and its rows by measure.
+
+    `baseline` is the model, or `(baseline)`.
+    """
+    wanted = set(measures)
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        if row["measure"] in wanted:
+            first = {"baseline": row["model"] or "(baseline)", **row}
+            found.setdefault(tuple(row[key] for key in keys), first)[row["measure"]] = row
+    return list(found.values())
+
+
+def intervals(measures: Iterable[str], digits: int = 3) -> dict[str, Callable[[Row], str]]:
+    """Return a column per measure of a pivoted table, with the interval."""
+    return {name: partial(_interval_of, name, digits) for name in measures}
+
+
+def _interval_of(name: str, digits: int, row: Row) -> str:
+    return interval(row[name], digits)
+
+
+# The start of a cell with a number, an interval or nothing
+_NUMBER = re.compile(r"[-+<]?(\d|$)")
+
+
+def report_lines(report: str, page: Page) -> list[str]:
+    """Return the lines of a report: plain Markdown, or on a terminal with tables that fit its width."""
+    lines: list[str] = []
+    for is_table, group in groupby(report.removesuffix("\n").split("\n"), key=lambda line: line.startswith("| ")):
+        if not is_table or page.width is None:
+            lines += group
+            continue
+        heads, _, *rows = (_cells(line) for line in group)
+        numeric = [all(_NUMBER.match(row[place]) for row in rows) for place in range(len(heads))]
+        lines += table(heads, rows, page, names=[*numeric, True].index(True))
+    return lines
+
+
+def _cells(line: str) -> list[str]:
+    """Return the cells of a line of a Markdown table."""
+    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
