@@ -234,7 +234,7 @@ def test_the_report_says_what_the_tables_say(evaluated: MetaEvaluationRequest) -
     assert shown[1:5] == ["small\\|é x", "zero", "20", "0"]
     assert shown[5] == f"{lmr['value']:.3f} [{lmr['ci_low']:.3f}, {lmr['ci_high']:.3f}]"
     assert shown[-4:-1] == ["-", "-", "-"]  # what the scores cost is not known
-    assert "| e2e | gpt-oss-120b | 0.756 [0.731, 0.779] |" in report
+    assert "| wikicontradict | e2e | gpt-oss-120b | lmr | - | 0.7558 [0.731, 0.779] |" in report
     cells = open_run(evaluated.output).manifest["confusion"]
     assert sum(cell["count"] for cell in cells) == 2 * 2 * 20
 
