@@ -33,7 +33,7 @@ from untold.jobs.study.meta_evaluation import Sheet as Sheet
 from untold.jobs.study.meta_evaluation import StudyEndpoint as StudyEndpoint
 from untold.jobs.study.meta_evaluation import endpoint_of as endpoint_of
 from untold.jobs.study.nuggets_study import READS, NuggetStudy
-from untold.jobs.study.published import AVERAGE
+from untold.jobs.study.rendering import AVERAGE
 from untold.jobs.study.report import render_averages
 from untold.jobs.tables import COMPARISONS, FALSE_NEGATIVES, MATCH_COUNTS, META_EVALUATION, SUBSET, TIERS
 from untold.jobs.tables import COVERAGE as COVERAGE_TABLE

@@ -6,6 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations, product
 from typing import Any
 
@@ -13,18 +14,17 @@ import numpy as np
 
 from untold.jobs.study.judgements import BoolArray, Owner, Row
 from untold.jobs.study.meta_evaluation import PromptPairs, StudyEndpoint
-from untold.jobs.study.published import AVERAGE, with_published
+from untold.jobs.study.rendering import AVERAGE, with_published
 from untold.udfs.statistics import confusion
 from untold.udfs.statistics.intervals import (
     FloatArray,
     IntArray,
-    Interval,
     bca_interval,
     clustered_bca_interval,
     joint_bca_interval,
 )
 from untold.udfs.statistics.permutation import PairedTest, adjust_p_values, clustered_permutation_test
-from untold.udfs.statistics.question_resampling import SHAPE, Resampled, resample_questions, total_interval
+from untold.udfs.statistics.question_resampling import table_intervals
 
 LMR, STRICT, LAX = "lmr", "lmr_strict", "lmr_lax"
 LABEL_BASELINES = ("baseline_constant", "baseline_overlap")
@@ -48,30 +48,6 @@ class Earned:
 
     parts: Parts
     given: BoolArray
-
-
-def cell_intervals(
-    cells: IntArray,
-    measures: Mapping[str, confusion.Measure],
-    clusters: Sequence[str] | None = None,
-    *,
-    seed: int,
-) -> dict[str, Interval]:
-    """Return the intervals of measures of the sum of confusion tables.
-
-    `cells`: int64[samples, labels, predictions], the table of each sample. Resamples samples, or whole clusters if
-    their names are given. Methods, section 7.
-    """
-    shape = cells.shape[1:]
-    flat = cells.reshape(len(cells), shape[0] * shape[1])
-    found = {}
-    for name, measure in measures.items():
-
-        def of_totals(totals: IntArray, measure: confusion.Measure = measure) -> FloatArray:
-            return measure(totals.reshape(*totals.shape[:-1], *shape))
-
-        found[name] = total_interval(of_totals, flat, clusters, seed=seed)
-    return found
 
 
 def count_units(earned: Earned, clusters: IntArray | None) -> list[dict[str, Any]]:
@@ -105,18 +81,15 @@ def _sum_by(cells: IntArray, clusters: IntArray | None) -> IntArray:
     return sums
 
 
-def resample_tables(
-    labels: IntArray, said: IntArray, given: BoolArray, clusters: IntArray | None, *, seed: int
-) -> Resampled:
-    """Return the confusion table of a metric and its resamples.
+def label_tables(labels: IntArray, said: IntArray, given: BoolArray, clusters: IntArray | None) -> IntArray:
+    """Return the confusion table of each given unit, or of each cluster of them: int64[units or clusters, 3, 5].
 
-    `labels` and `said`: int64[units], positions in `LABELS` and `OUTCOMES`. Resamples the units that are `given`, or
-    whole clusters of them.
+    `labels` and `said`: int64[units], positions in `LABELS` and `OUTCOMES`.
     """
     owner = np.unique((np.arange(len(labels)) if clusters is None else clusters)[given], return_inverse=True)[1]
-    tables = np.zeros((owner.max() + 1, *SHAPE), dtype=np.int64)
+    tables = np.zeros((owner.max() + 1, len(confusion.LABELS), len(confusion.OUTCOMES)), dtype=np.int64)
     np.add.at(tables, (owner, labels[given], said[given]), 1)
-    return resample_questions(tables, np.ones(len(tables), dtype=np.int64), seed=seed)
+    return tables
 
 
 def point_intervals(counted: Iterable[Row], scales: Mapping[str, int], *, seed: int) -> dict[Key, Values]:
@@ -156,19 +129,26 @@ def match_counts(dataset: str, counted: Iterable[Row], scales: Mapping[str, int]
     return sorted(rows, key=lambda row: [(row[name] is not None, row[name]) for name in names])
 
 
-def table_intervals(tables: Mapping[Owner, Resampled]) -> dict[Key, Values]:
+def confusion_intervals(tables: Mapping[Owner, IntArray], *, seed: int) -> dict[Key, Values]:
     """Return the measures of confusion tables with their BCa intervals, by model, metric, convention and measure.
 
-    Only the convention `zero` excludes units, the failed ones.
+    `tables` are those of `label_tables`. Only the convention `zero` excludes units, the failed ones.
     """
+    measures = {
+        (convention, name): partial(_under, convention, measure)
+        for convention, (name, measure) in product(confusion.CONVENTIONS, confusion.MEASURES.items())
+    }
     found: dict[Key, Values] = {}
-    for (model, metric), resampled in tables.items():
-        rows = int(resampled.table.sum())
-        for convention, name in product(confusion.CONVENTIONS, confusion.MEASURES):
-            n = int(confusion.under_convention(resampled.table, convention).sum())
-            interval = resampled.interval(convention, name)
-            found[model, metric, convention, name] = {**interval.columns(), "n": n, "excluded": rows - n}
+    for (model, metric), cells in tables.items():
+        total = cells.sum(axis=0)
+        for (convention, name), interval in table_intervals(measures, cells, seed=seed).items():
+            n = int(confusion.under_convention(total, convention).sum())
+            found[model, metric, convention, name] = {**interval.columns(), "n": n, "excluded": int(total.sum()) - n}
     return found
+
+
+def _under(convention: str, measure: confusion.Measure, tables: IntArray) -> FloatArray:
+    return measure(confusion.under_convention(tables, convention))
 
 
 def agreement_rows(

@@ -45,8 +45,16 @@ from untold.jobs.study.meta_evaluation import (
     Study,
     StudyEndpoint,
 )
-from untold.jobs.study.published import FACTSCORE, find_published
-from untold.jobs.study.rendering import Columns, document, interval, intervals, pivot, section
+from untold.jobs.study.rendering import (
+    FACTSCORE,
+    Columns,
+    document,
+    find_published,
+    interval,
+    intervals,
+    pivot,
+    section,
+)
 from untold.jobs.tables import META_EVALUATION
 from untold.udfs.errors import aside, near_misses
 from untold.udfs.facts.claim_verdicts import NOT_SUPPORTED

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from untold.jobs.study.agreement import cell_intervals
 from untold.jobs.study.judgements import (
     BY_ITEM,
     BY_QUERY,
@@ -34,7 +33,7 @@ from untold.udfs.statistics.confusion import accuracy, kappa, macro_f1
 from untold.udfs.statistics.correlation import correlate
 from untold.udfs.statistics.intervals import IntArray
 from untold.udfs.statistics.item_agreement import fleiss_kappa, item_averages, krippendorff_alpha, votes
-from untold.udfs.statistics.question_resampling import auc, score_counts, total_interval
+from untold.udfs.statistics.question_resampling import auc, score_counts, table_intervals, total_interval
 
 KEY = ("sample_id", "reference_id")
 KAPPA, ALPHA = "fleiss_kappa", "krippendorff_alpha"
@@ -260,7 +259,7 @@ def _items(rows: Sequence[Row], clustered: bool, seed: int) -> list[dict[str, An
     ]
     cells = np.array([[row[name] for name in COUNTS] for row in judged], dtype=np.int64).reshape(-1, 2, 2)
     sizes = {"level": BY_ITEM, "n": int(cells.sum()), "excluded": unjudged["micro"]}
-    found = cell_intervals(cells, AGREEMENTS, clusters, seed=seed)
+    found = table_intervals(AGREEMENTS, cells, clusters, seed=seed)
     return averages + [{"measure": name, **one.columns(), **sizes} for name, one in found.items()]
 
 
@@ -327,7 +326,8 @@ def pair_rows(
             given = [set(map(normalise, forms)) for forms in facts.get(items.units.keys[item], ())]
             chosen = {min(forms & people or forms) for forms in given}
             counts[items.sample[item]] += len(chosen & people), len(chosen - people), len(people - chosen)
-        for (measure, average), one in item_averages(*counts.T, clusters, seed=seed).items():
+        hits, wrong, missed = counts.T
+        for (measure, average), one in item_averages(hits, wrong, missed, clusters, seed=seed).items():
             if average == "micro":
                 named = {"metric": owner[1], "model": owner[0], "measure": f"{measure}_{PAIRS}"}
                 sizes = {"n": one.n, "excluded": int((~known).sum())}

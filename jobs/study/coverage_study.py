@@ -26,7 +26,6 @@ from untold.jobs.run.terminal import amount
 from untold.jobs.settings.model import Settings
 from untold.jobs.study import coverage_rows
 from untold.jobs.study.agreement import compare_items
-from untold.jobs.study.coverage_report import IMPORTANCE, CoverageFindings, render
 from untold.jobs.study.coverage_rows import KEY, Facts, Items, codes_of
 from untold.jobs.study.judgements import (
     SHOWN,
@@ -43,6 +42,7 @@ from untold.jobs.study.judgements import (
     read_table,
 )
 from untold.jobs.study.meta_evaluation import Study, all_costs
+from untold.jobs.study.report import IMPORTANCE, CoverageFindings, render_coverage
 from untold.jobs.tables import COMPARISONS, COVERAGE, FALSE_NEGATIVES, META_EVALUATION, SUBSET, TIERS
 from untold.udfs.errors import aside, near_misses, shorten
 from untold.udfs.recall.concluding import ARECALL, BASELINES, ERECALL, was_shown
@@ -160,7 +160,7 @@ class CoverageStudy(Study):
         places = {name: request.runs[name] for name, metrics in found.metrics.items() if IMPORTANCE in metrics}
         means = read_means(places, IMPORTANCE)
         findings = CoverageFindings(measures, labels, items.covered, counted, misses, means, request.subset, compared)
-        report = render(findings, all_costs(request), clustered=request.cluster, notes=notes)
+        report = render_coverage(findings, all_costs(request), clustered=request.cluster, notes=notes)
         output.write_rows("coverage", samples, COVERAGE)
         if compared:
             output.write_rows("comparisons", compared, COMPARISONS)

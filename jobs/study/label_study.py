@@ -35,7 +35,7 @@ from untold.jobs.study.judgements import (
     read_table,
 )
 from untold.jobs.study.meta_evaluation import Study, all_costs
-from untold.jobs.study.published import with_published
+from untold.jobs.study.rendering import with_published
 from untold.jobs.study.report import draw, render
 from untold.jobs.summary.score_counts import FAILED_STATUSES
 from untold.jobs.tables import COMPARISONS, MATCH_COUNTS, META_EVALUATION
@@ -43,7 +43,6 @@ from untold.udfs.samples.adapters import CONFLICTBANK_CLAIMS, CONFLICTBANK_CONTE
 from untold.udfs.statistics import confusion
 from untold.udfs.statistics.confusion import CONVENTIONS, LABELS
 from untold.udfs.statistics.intervals import FloatArray, IntArray
-from untold.udfs.statistics.question_resampling import Resampled
 from untold.udfs.storage import StoragePath
 
 REPORT = "meta_evaluation"
@@ -168,10 +167,10 @@ class LabelStudy(Study):
             for row in agreement.count_units(one, clusters)
         ]
         intervals = agreement.point_intervals(counted, self.scales, seed=seed)
-        tables = self._resample(found, clusters, seed) if self.has_labels else {}
-        intervals |= agreement.table_intervals(tables)
+        tables = self._label_tables(found, clusters) if self.has_labels else {}
+        intervals |= agreement.confusion_intervals(tables, seed=seed)
         # The report shows these tables
-        confusions = {key: confusion.under_convention(one.table, CONVENTIONS[0]) for key, one in tables.items()}
+        confusions = {key: confusion.under_convention(one.sum(axis=0), CONVENTIONS[0]) for key, one in tables.items()}
         views = [view_of(metric) for metric in metrics]
         rows = with_published(agreement.agreement_rows(request.dataset, [*metrics, *views], models, intervals))
         if request.scores and not agreement.has_answered(rows):
@@ -191,13 +190,13 @@ class LabelStudy(Study):
             (StoragePath(request.output) / f"{REPORT}.{form}").write_bytes(draw(rows, form=form))
         return report, {"metrics": list(metrics), "confusion": agreement.confusion_cells(confusions)}
 
-    def _resample(self, found: Judgements, clusters: IntArray | None, seed: int) -> dict[Owner, Resampled]:
-        """Return the resampled confusion table of each model and metric."""
-        labels, tables = label_codes(self.units), {}
-        for owner, table in sorted(found.tables.items()):
-            said = outcomes(*scores_of(table))
-            tables[owner] = agreement.resample_tables(labels, said, found.given[owner], clusters, seed=seed)
-        return tables
+    def _label_tables(self, found: Judgements, clusters: IntArray | None) -> dict[Owner, IntArray]:
+        """Return the confusion tables of the units, or of the clusters, by model and metric."""
+        labels = label_codes(self.units)
+        return {
+            owner: agreement.label_tables(labels, outcomes(*scores_of(table)), found.given[owner], clusters)
+            for owner, table in sorted(found.tables.items())
+        }
 
 
 def codes(names: Any) -> IntArray:

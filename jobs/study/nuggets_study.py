@@ -18,7 +18,6 @@ from pyspark.sql import DataFrame
 from scipy.stats import kendalltau
 
 from untold.jobs.run.output import Output
-from untold.jobs.study.agreement import cell_intervals
 from untold.jobs.study.judgements import (
     BY_ITEM,
     BY_QUERY,
@@ -38,6 +37,7 @@ from untold.udfs.facts.nugget_measures import SUPPORTS, Nugget, measures_of
 from untold.udfs.statistics.confusion import accuracy, kappa
 from untold.udfs.statistics.correlation import correlate
 from untold.udfs.statistics.intervals import bca_interval
+from untold.udfs.statistics.question_resampling import table_intervals
 
 METRIC = "nuggets"
 READS = ("query_id", "references")
@@ -159,7 +159,7 @@ def _agreements(rows: Sequence[Row], clustered: bool, seed: int) -> Iterator[dic
         for row in own:
             table[SUPPORTS.index(row[PEOPLE]), SUPPORTS.index(row[JUDGE])] += 1
     sizes = {"level": BY_ITEM, "n": len(known), "excluded": len(rows) - len(known)}
-    for measure, one in cell_intervals(cells, AGREEMENTS, clusters, seed=seed).items():
+    for measure, one in table_intervals(AGREEMENTS, cells, clusters, seed=seed).items():
         yield {"measure": measure, **one.columns(), **sizes}
 
 

@@ -23,7 +23,7 @@ from untold.udfs.statistics.intervals import (
     draw_counts,
     wilson_interval,
 )
-from untold.udfs.statistics.question_resampling import table_interval
+from untold.udfs.statistics.question_resampling import table_intervals
 
 MEASURES = ("precision", "recall", "f1")
 AVERAGES = ("macro", "micro")
@@ -183,7 +183,7 @@ def verdict_intervals(rows: Sequence[Row], labels: VerdictLabels, *, seed: int) 
         for row in rows:
             by_unit.setdefault(row["unit"], []).append(row)
         tables = np.stack([labels.table(own) for own in by_unit.values()])
-    found = {name: table_interval(measure, tables, seed=seed) for name, measure in VERDICT_MEASURES.items()}
+    found = table_intervals(VERDICT_MEASURES, tables, seed=seed)
     return found | {"accuracy": wilson_interval(int(np.trace(tables)), int(tables.sum()))} if single else found
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,12 +20,20 @@ from untold.udfs.statistics.intervals import (
     draw_counts,
 )
 
+Name = TypeVar("Name", bound=Hashable)
 Statistic = Callable[[IntArray], FloatArray]
 """int64[..., k], totals of k counts, to float64[...], NaN if undefined."""
 
 
 def total_interval(
-    statistic: Statistic,
+    statistic: Statistic, totals: ArrayLike, clusters: Sequence[str] | None = None, **options: Any
+) -> Interval:
+    """Return a statistic of the sums of counts over all samples with its BCa interval, as `total_intervals`."""
+    return total_intervals({"": statistic}, totals, clusters, **options)[""]
+
+
+def total_intervals(
+    statistics: Mapping[Name, Statistic],
     totals: ArrayLike,
     clusters: Sequence[str] | None = None,
     *,
@@ -33,8 +41,8 @@ def total_interval(
     seed: int,
     confidence: float = 0.95,
     resamples: int = 10_000,
-) -> Interval:
-    """Return a statistic of the sums of counts over all samples, with its BCa interval.
+) -> dict[Name, Interval]:
+    """Return statistics of the sums of counts over all samples with their BCa intervals, by name.
 
     totals: int[samples, k], not negative, for example the confusion table of the items of a sample; clusters: the
     cluster of each sample. Samples, or whole clusters, are resampled, and the jackknife leaves out one at a time.
@@ -48,44 +56,54 @@ def total_interval(
     given = np.asarray(totals, dtype=np.int64)
     rows, alike = _distinct(_summed(given, clusters)) if counts is None else (given, np.asarray(counts, dtype=np.int64))
     total: IntArray = (rows * alike[:, None]).sum(axis=0)
-    observed = float(statistic(total)) if alike.any() else np.nan
-    acceleration = None
-    if not np.isnan(observed):
-        changes = observed - statistic(total - rows[alike > 0])
-        held = alike[alike > 0]
-        acceleration = acceleration_of(changes - np.average(changes, weights=held), held, negligible=SAME)
+    held, without = alike[alike > 0], total - rows[alike > 0]
+    observed = {name: float(of(total)) if alike.any() else np.nan for name, of in statistics.items()}
+    changes = {name: observed[name] - of(without) for name, of in statistics.items() if not np.isnan(observed[name])}
+    accelerations = {
+        name: acceleration_of(own - np.average(own, weights=held), held, negligible=SAME)
+        for name, own in changes.items()
+    }
 
-    def draw() -> FloatArray:
-        values: FloatArray = np.concatenate([statistic(some) for some in _draw_totals(rows, alike, resamples, seed)])
-        return values - observed
+    @cache
+    def draw() -> dict[Name, FloatArray]:
+        drawn = [[of(some) for of in statistics.values()] for some in _draw_totals(rows, alike, resamples, seed)]
+        return {name: np.concatenate(values) for name, values in zip(statistics, zip(*drawn, strict=True), strict=True)}
 
-    return bca_limits(observed, acceleration, draw, confidence)
+    return {
+        name: bca_limits(value, accelerations.get(name), partial(_centred, draw, name, value), confidence)
+        for name, value in observed.items()
+    }
 
 
-def table_interval(
-    measure: confusion.Measure,
+def _centred(draw: Callable[[], Mapping[Name, FloatArray]], name: Name, observed: float) -> FloatArray:
+    return draw()[name] - observed
+
+
+def table_intervals(
+    measures: Mapping[Name, confusion.Measure],
     tables: ArrayLike,
-    counts: ArrayLike | None = None,
+    clusters: Sequence[str] | None = None,
     *,
     seed: int,
-    confidence: float = 0.95,
     resamples: int = 10_000,
-) -> Interval:
-    """Return a measure of a confusion table with its BCa interval, as `total_interval`.
+) -> dict[Name, Interval]:
+    """Return measures of a confusion table with their BCa intervals, as `total_intervals`.
 
     tables: int[r, c], the table of all items, which are resampled one by one; or int[samples, r, c], the table of each
-    sample, which are resampled as a whole, with counts int[samples] as `total_interval` accepts them.
+    sample, which are resampled as a whole.
     """
     given = np.asarray(tables, dtype=np.int64)
     shape = given.shape[-2:]
+    counts = None
     if given.ndim == 2:
         given, counts = np.eye(given.size, dtype=np.int64), given.ravel()
+    rows = given.reshape(len(given), shape[0] * shape[1])
+    of_totals = {name: partial(_measure_totals, measure, shape) for name, measure in measures.items()}
+    return total_intervals(of_totals, rows, clusters, counts=counts, seed=seed, resamples=resamples)
 
-    def of_totals(totals: IntArray) -> FloatArray:
-        return measure(totals.reshape(*totals.shape[:-1], *shape))
 
-    rows = given.reshape(len(given), -1)
-    return total_interval(of_totals, rows, counts=counts, seed=seed, confidence=confidence, resamples=resamples)
+def _measure_totals(measure: confusion.Measure, shape: tuple[int, int], totals: IntArray) -> FloatArray:
+    return measure(totals.reshape(*totals.shape[:-1], *shape))
 
 
 def auc(totals: IntArray) -> FloatArray:
@@ -144,74 +162,3 @@ def _weigh(weights: IntArray, rows: IntArray) -> IntArray:
     """Return the weighted sums of the rows: int64[resamples, columns]; weights: int64[resamples, k]."""
     # Whole numbers below 2^53 are exact as floats in any order of their sum, and BLAS is ten times as fast
     return (weights.astype(np.float64) @ rows.astype(np.float64)).astype(np.int64)
-
-
-SHAPE = (len(confusion.LABELS), len(confusion.OUTCOMES))
-CELLS = len(confusion.LABELS) * len(confusion.OUTCOMES)
-RESAMPLES = 10_000  # methods, section 7
-FORMS = tuple(product(confusion.CONVENTIONS, confusion.MEASURES))
-Form = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class Resampled:
-    """A confusion table, its resamples by question, and the acceleration of each measure, None if nothing changes it.
-
-    table: int64[3, 5], with a column per `OUTCOMES`; drawn: int64[resamples, 3, 5]; accelerations: by convention and
-    measure.
-    """
-
-    table: IntArray
-    drawn: IntArray
-    accelerations: dict[Form, float | None]
-
-    def interval(self, convention: str, measure: str, *, confidence: float = 0.95) -> Interval:
-        """Return the measure under the convention with its BCa interval, as `total_interval`."""
-
-        def of(tables: IntArray) -> FloatArray:
-            return confusion.MEASURES[measure](confusion.under_convention(tables, convention))
-
-        observed = float(of(self.table))
-        acceleration = self.accelerations[convention, measure]
-        return bca_limits(observed, acceleration, lambda: of(self.drawn) - observed, confidence)
-
-
-def resample_questions(tables: ArrayLike, counts: ArrayLike, *, seed: int, resamples: int = RESAMPLES) -> Resampled:
-    """Resample questions that are given by their confusion tables and by the number of questions with each.
-
-    tables: int64[k, 3, 4 or 5], the responses to a question by label and outcome; counts: int64[k], positive. A
-    multinomial resample of the counts is a resample of the questions. The order of the tables has no effect. Methods,
-    section 7; `scipy.stats.bootstrap(method="BCa")` over questions is the reference.
-    """
-    cells, rows = _sorted_tables(np.asarray(tables, dtype=np.int64), np.asarray(counts, dtype=np.int64))
-    table = (cells * rows[:, None]).sum(axis=0).reshape(SHAPE)
-    drawn = np.concatenate([*_draw_totals(cells, rows, resamples, seed)])
-    accelerations = {form: _acceleration(form, table, cells.reshape(-1, *SHAPE), rows) for form in FORMS}
-    return Resampled(table, drawn.reshape(-1, *SHAPE), accelerations)
-
-
-def _sorted_tables(tables: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the distinct tables as rows of `CELLS` cells in one order, and how many questions have each."""
-    wide = np.zeros((len(tables), *SHAPE), dtype=np.int64)
-    wide[..., : tables.shape[-1]] = tables
-    cells, place = np.unique(wide.reshape(-1, CELLS), axis=0, return_inverse=True)
-    rows = np.bincount(place.ravel(), weights=counts, minlength=len(cells)).astype(np.int64)
-    return cells, rows
-
-
-def _changes(form: Form, table: IntArray, tables: IntArray) -> FloatArray:
-    """Return the change of the measure if a question of each table is left out: float64[k]."""
-    convention, name = form
-    measure: confusion.Measure = confusion.MEASURES[name]
-    changes: FloatArray = measure(confusion.under_convention(table, convention)) - measure(
-        confusion.under_convention(table - tables, convention)
-    )
-    return changes
-
-
-def _acceleration(form: Form, table: IntArray, tables: IntArray, counts: IntArray) -> float | None:
-    """Return the acceleration of a measure, or None with fewer than two questions."""
-    if counts.sum() < 2:
-        return None
-    changes = _changes(form, table, tables)
-    return acceleration_of(changes - np.average(changes, weights=counts), counts)

@@ -25,11 +25,18 @@ from untold.jobs.study.label_study import (
     label_points,
     outcomes,
 )
-from untold.udfs.statistics.confusion import CONVENTIONS, LABELS, OUTCOMES, match_label, predict_label
+from untold.udfs.statistics.confusion import (
+    CONVENTIONS,
+    LABELS,
+    MEASURES,
+    OUTCOMES,
+    match_label,
+    predict_label,
+    under_convention,
+)
 from untold.udfs.statistics.confusion import FAILED as FAILED_OUTCOME
 from untold.udfs.statistics.intervals import Interval
 from untold.udfs.statistics.permutation import clustered_permutation_test
-from untold.udfs.statistics.question_resampling import resample_questions
 
 Scores = Mapping[str, float | None]
 VALUES = (0.0, 0.25, 0.5, 1.0, None)
@@ -252,7 +259,7 @@ QUESTIONS = np.arange(36) // 4
 
 @pytest.mark.gate
 @pytest.mark.parametrize("clustered", [False, True])
-def test_tables_of_questions_are_counted_and_resampled(clustered: bool) -> None:
+def test_tables_of_questions_are_counted_and_measured(clustered: bool) -> None:
     scores, units = wiki_scores()
     tables: dict[str, Any] = defaultdict(lambda: np.zeros((3, 5), dtype=np.int64))
     for sample, question, label, score in zip(
@@ -260,12 +267,17 @@ def test_tables_of_questions_are_counted_and_resampled(clustered: bool) -> None:
     ):
         said = FAILED_OUTCOME if score == FAILED else predict_label(score)
         tables[question if clustered else sample][LABELS.index(label), OUTCOMES.index(said)] += 1
-    expected = resample_questions(np.stack(list(tables.values())), [1] * len(tables), seed=4)
-    said = outcomes(*arrays(scores["a"]))
     clusters = QUESTIONS if clustered else None
-    found = agreement.resample_tables(label_codes(units), said, np.ones(36, dtype=bool), clusters, seed=4)
-    assert found.accelerations == expected.accelerations
-    assert (found.drawn == expected.drawn).all()
+    said = outcomes(*arrays(scores["a"]))
+    found = agreement.label_tables(label_codes(units), said, np.ones(36, dtype=bool), clusters)
+    assert sorted(found.tolist()) == sorted(table.tolist() for table in tables.values())
+    intervals = agreement.confusion_intervals({("m", "a"): found}, seed=4)
+    assert len(intervals) == 9
+    by_hand = under_convention(found.sum(axis=0), "zero")
+    kappa = intervals["m", "a", "zero", "kappa"]
+    assert kappa["value"] == MEASURES["kappa"](by_hand)
+    assert (kappa["n"], kappa["excluded"]) == (by_hand.sum(), 36 - by_hand.sum())
+    assert kappa["ci_low"] < kappa["value"] < kappa["ci_high"]
 
 
 @pytest.mark.gate

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 from scipy import stats
 
-from untold.jobs.study.coverage_report import CoverageFindings, render
 from untold.jobs.study.coverage_rows import (
     ItemLabels,
     Items,
@@ -23,6 +22,7 @@ from untold.jobs.study.coverage_rows import (
 )
 from untold.jobs.study.judgements import Judgements, LabelledUnits
 from untold.jobs.study.meta_evaluation import Cost
+from untold.jobs.study.report import CoverageFindings, render_coverage
 from untold.udfs.statistics.item_agreement import fleiss_kappa, krippendorff_alpha
 
 Row = dict[str, Any]
@@ -132,7 +132,7 @@ def test_the_report_says_what_the_rows_say() -> None:
     rows = evaluation_rows(sample_rows(people, judged, baselines, [("icat", "a|b")]), labels, clustered=True, seed=0)
     costs = {"m": {"icat": Cost(2.5, 1200.0, None, tokens_estimated=True)}}
     notes = ["BERTScore is skipped, because so"]
-    report = render(CoverageFindings(rows, labels, ["yes", "part|ly"]), costs, clustered=True, notes=notes)
+    report = render_coverage(CoverageFindings(rows, labels, ["yes", "part|ly"]), costs, clustered=True, notes=notes)
     # No verdict is of that model, so nothing is known of it
     assert "| icat | a\\|b | 0 | 30 | - | - | - | - | - | - |" in report
     bleu = by_measure(rows, "bleu", "sample")["pearson"]

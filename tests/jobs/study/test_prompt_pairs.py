@@ -16,7 +16,7 @@ from untold.jobs.study.meta_evaluation import (
     check_prompts,
     endpoint_of,
 )
-from untold.jobs.study.published import find_published
+from untold.jobs.study.rendering import find_published
 from untold.jobs.study.report import prompts_table
 from untold.udfs.statistics.confusion import CONVENTIONS
 from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from untold.jobs.run.terminal import Page
-from untold.jobs.study.published import DEJL, find_published, published_figures
-from untold.jobs.study.rendering import markdown_table, report_lines
+from untold.jobs.study.rendering import DEJL, find_published, markdown_table, published_figures, report_lines
 from untold.jobs.study.report import draw, render, render_averages
 
 

@@ -27,7 +27,7 @@ from untold.udfs.statistics.confusion import (
     under_convention,
 )
 from untold.udfs.statistics.intervals import FloatArray, IntArray, Interval
-from untold.udfs.statistics.question_resampling import table_interval
+from untold.udfs.statistics.question_resampling import table_intervals
 
 INCORRECT, PARTIALLY, CORRECT = LABELS
 RESAMPLING_NOISE = 0.3  # in standard errors, of a limit of 4,000 resamples
@@ -148,7 +148,7 @@ def test_limits_are_those_of_scipys_bootstrap_of_the_rows(name: str) -> None:
         batch=200,
         rng=0,
     )
-    got = table_interval(MEASURES[name], table, seed=1)
+    got = table_intervals({name: MEASURES[name]}, table, seed=1)[name]
     assert got.mean == pytest.approx(float(measured(name, cells // 4, cells % 4)))
     assert got.low is not None
     assert got.high is not None
@@ -163,7 +163,7 @@ def test_limits_are_numbers_within_the_measures_range_or_none(table: IntArray) -
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for measure in MEASURES.values():
-            got = table_interval(measure, table, seed=0, resamples=100)
+            got = table_intervals({0: measure}, table, seed=0, resamples=100)[0]
             assert (got.low is None) == (got.high is None)
             if got.low is not None and got.high is not None:
                 assert -1 <= got.low <= got.high <= 1
@@ -187,16 +187,16 @@ def one_cell(row: int, column: int, count: int) -> IntArray:
 def test_degenerate_tables_have_no_limits(table: IntArray, means: list[float | None]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        got = [table_interval(measure, table, seed=0) for measure in MEASURES.values()]
+        got = list(table_intervals(MEASURES, table, seed=0).values())
     assert [interval.mean for interval in got] == pytest.approx(means)
     if np.count_nonzero(table) < 2:
         assert all(interval == Interval(interval.mean, None, None) for interval in got)
 
 
 def test_the_seed_decides_the_limits() -> None:
-    first = table_interval(kappa, RECORDED, seed=3)
-    assert first == table_interval(kappa, RECORDED, seed=3)
-    assert first != table_interval(kappa, RECORDED, seed=4)
+    first = table_intervals({0: kappa}, RECORDED, seed=3)
+    assert first == table_intervals({0: kappa}, RECORDED, seed=3)
+    assert first != table_intervals({0: kappa}, RECORDED, seed=4)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
+from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,8 +13,9 @@ from scipy import stats
 
 from untold.udfs.statistics.confusion import CONVENTIONS, MEASURES, under_convention
 from untold.udfs.statistics.intervals import FloatArray, IntArray, Interval
-from untold.udfs.statistics.question_resampling import CELLS, SHAPE, resample_questions
+from untold.udfs.statistics.question_resampling import table_intervals
 
+SHAPE, CELLS = (3, 5), 15
 ANSWERS = 5
 RESAMPLING_NOISE = 0.3  # in standard errors, of a limit of 4,000 resamples
 
@@ -29,8 +33,14 @@ def make_questions(count: int, seed: int = 4) -> IntArray:
     return tables
 
 
-def ones(tables: IntArray) -> IntArray:
-    return np.ones(len(tables), dtype=np.int64)
+def intervals_of(tables: IntArray, seed: int) -> Mapping[tuple[str, str], Interval]:
+    """Return the intervals of all measures under all conventions, over questions."""
+
+    def under(convention: str, name: str, cells: IntArray) -> FloatArray:
+        return MEASURES[name](under_convention(cells, convention))
+
+    forms = {form: partial(under, *form) for form in product(CONVENTIONS, MEASURES)}
+    return table_intervals(forms, tables, seed=seed)
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
@@ -45,7 +55,7 @@ def test_limits_are_those_of_scipys_bootstrap_of_the_questions(name: str, conven
     expected = stats.bootstrap(
         (places,), statistic, vectorized=True, method="BCa", n_resamples=4000, batch=500, rng=np.random.default_rng(0)
     )
-    got = resample_questions(tables, ones(tables), seed=1).interval(convention, name)
+    got = intervals_of(tables, seed=1)[convention, name]
     assert got.mean == pytest.approx(float(statistic(places)))
     noise = RESAMPLING_NOISE * float(expected.standard_error)
     limits = expected.confidence_interval
@@ -57,19 +67,21 @@ def test_alike_answers_to_a_question_widen_the_interval() -> None:
     single = np.repeat(np.eye(CELLS, dtype=np.int64), tables.sum(axis=0).ravel(), axis=0).reshape(-1, *SHAPE)
     width = {}
     for name, given in (("questions", tables), ("answers", single)):
-        found = resample_questions(given, ones(given), seed=0).interval("zero", "kappa")
+        found = intervals_of(given, seed=0)["zero", "kappa"]
         assert found.low is not None
         assert found.high is not None
         width[name] = found.high - found.low
     assert width["questions"] > 1.2 * width["answers"]
 
 
-def test_order_and_splitting_change_nothing() -> None:
+def test_order_changes_nothing_and_conventions_may_be_applied_first() -> None:
     tables = make_questions(40)
-    turned = resample_questions(np.concatenate([tables[::-1]] * 2), np.repeat([1, 2], 40), seed=2, resamples=200)
-    thrice = resample_questions(tables, 3 * ones(tables), seed=2, resamples=200)
-    assert turned.accelerations == thrice.accelerations
-    assert (turned.drawn == thrice.drawn).all()
+    together = intervals_of(tables, seed=2)
+    assert intervals_of(tables[::-1], seed=2) == together
+    mismatch = table_intervals(MEASURES, under_convention(tables, "mismatch"), seed=2)
+    assert {name: mismatch[name].mean for name in MEASURES} == {
+        name: together["mismatch", name].mean for name in MEASURES
+    }
 
 
 @pytest.mark.parametrize("count", [1, 30])
@@ -78,11 +90,8 @@ def test_questions_that_are_all_alike_have_no_limits(count: int) -> None:
     table[0, 1, 1], table[0, 0, 1], table[0, 2, 4] = 3, 1, 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = resample_questions(table, np.array([count]), seed=0)
-        for convention in CONVENTIONS:
-            for name in MEASURES:
-                interval = found.interval(convention, name)
-                assert interval == Interval(interval.mean, None, None)
+        for interval in intervals_of(np.repeat(table, count, axis=0), seed=0).values():
+            assert interval == Interval(interval.mean, None, None)
 
 
 def test_a_failed_score_is_no_row_under_zero_and_incorrect_as_published() -> None:
