@@ -15,12 +15,10 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
 
 from untold.graph.views import FORMATS
 from untold.jobs.metrics.graphs import COVERAGE, ONE_SIDED
 from untold.jobs.run.output import Output
-from untold.jobs.run.session import spark_schema
 from untold.jobs.run.terminal import amount
 from untold.jobs.study import agreement
 from untold.jobs.study.agreement import LABEL_BASELINES, LAX, LMR, STRICT, Earned, Parts
@@ -41,7 +39,7 @@ from untold.jobs.summary.score_counts import FAILED_STATUSES
 from untold.jobs.tables import COMPARISONS, MATCH_COUNTS, META_EVALUATION
 from untold.udfs.samples.adapters import CONFLICTBANK_CLAIMS, CONFLICTBANK_CONTEXTS, CONFLICTBANK_SETS
 from untold.udfs.statistics import confusion
-from untold.udfs.statistics.confusion import CONVENTIONS, LABELS
+from untold.udfs.statistics.confusion import CONVENTIONS, LABELS, overlap_score
 from untold.udfs.statistics.intervals import FloatArray, IntArray
 from untold.udfs.storage import StoragePath
 
@@ -50,8 +48,8 @@ KEY = ("sample_id",)
 # The share of one to five comparisons, and each fixed share below, is a whole number of points
 BANK_SCALE = 60
 BANK_SCALES = {LMR: 2 * BANK_SCALE, STRICT: BANK_SCALE, LAX: BANK_SCALE}
-# The authors' code gives these strict and lax points to units without statements: 0 and 0.25 if no context has one, 0.3
-# and 0.9 if only D has none
+# The strict and the lax points in the authors' code: 0 and 0.25 if no context has statements, 0.3 and 0.9 if only D has
+# no statements
 POINTS_WITHOUT_STATEMENTS, POINTS_WITHOUT_DEFAULT = (0, 15), (18, 54)
 LABEL_SCALES = {LMR: 1, **dict.fromkeys(LABEL_BASELINES, 1)}
 BY_SOURCE, ALONE = "conflictbank", "conflictbank_alone"
@@ -115,7 +113,8 @@ class LabelStudy(Study):
     def units(self) -> LabelledUnits:
         """The samples with query, label and overlap. Samples of ConflictBank have row, claim and context_set."""
         if self.has_labels:
-            rows = add_overlap(self.samples).toArrow()
+            names = ("response", "contexts", "query", "label")
+            rows = add_overlap(self.samples.select(*KEY, *names).toArrow())
             check_labels(self.request.input, rows["label"].to_pylist(), LABELS, "sample")
         else:
             names = [name for name in ("row", "claim", "context_set") if name in self.samples.columns]
@@ -216,11 +215,19 @@ def scores_of(table: pa.Table) -> tuple[FloatArray, BoolArray]:
     return table["score"].to_numpy(), failed
 
 
-def add_overlap(samples: DataFrame) -> DataFrame:
-    """Return sample_id, query, label and overlap, the score of the words of a response (`overlap_score`)."""
-    fields = spark_schema(pa.schema(confusion.OVERLAP_FIELDS))
-    columns = samples.select("sample_id", "query", "response", "contexts", "label")
-    return columns.mapInArrow(confusion.overlap_batches, fields)
+def add_overlap(samples: pa.Table) -> pa.Table:
+    """Return sample_id, query, label and overlap, the score of the words of a response (`overlap_score`).
+
+    `samples`: sample_id, query, response, contexts list<struct<id, text>>, label. overlap is null without a response or
+    contexts.
+    """
+    scores = [
+        overlap_score(response, [context["text"] for context in contexts])
+        if response is not None and contexts is not None
+        else None
+        for response, contexts in zip(samples["response"].to_pylist(), samples["contexts"].to_pylist(), strict=True)
+    ]
+    return samples.select(["sample_id", "query", "label"]).append_column("overlap", pa.array(scores, pa.float64()))
 
 
 def check_instances(path: str, rows: Sequence[int | None], whole: int) -> None:

@@ -30,7 +30,7 @@ def section(heading: str, note: str, columns: Columns, rows: Iterable[Row]) -> s
 
 
 def table_section(heading: str, note: str, heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return a heading, a note and a table of these lines; empty without lines."""
+    """Return a heading, a note and a table of lines, or an empty text without lines."""
     return "\n\n".join(filter(None, [f"## {heading}", note, markdown_table(heads, lines)])) if lines else ""
 
 
@@ -128,9 +128,9 @@ AVERAGE = "average"
 
 @dataclass(frozen=True)
 class PublishedFigure:
-    """A value of a paper, with its interval if the paper gives one.
+    """A published value, and its interval if the paper has an interval.
 
-    `metric` and `measure` have the names of the table `meta_evaluation`. `text` is the value as the paper prints it.
+    `metric` and `measure` have the names of the table `meta_evaluation`. `text` is the value with the digits of the paper.
     """
 
     paper: str
@@ -192,7 +192,7 @@ def _published_value(row: Row) -> float | None:
 
 
 def has_published_convention(row: Row) -> bool:
-    """Return True under the convention of the paper, to which `zero` is equal if no score failed."""
+    """Return True under the convention `published`, and under `zero` if no score failed, because both are equal then."""
     return row["convention"] == PUBLISHED_CONVENTION or (row["convention"] == "zero" and row.get("excluded") == 0)
 
 

@@ -67,7 +67,7 @@ MEASURE_HEADS = {
     "baseline_overlap": "token overlap",
 }
 MATCH_RATES = ("lmr", "lmr_strict", "lmr_lax")
-# The measures and the additional data set of the report of several data sets
+# The published measures in the report of several data sets, and the data set of the published means
 COMBINED, ELI5 = ("lmr", "lmr_spread", "mean"), "eli5"
 # Baselines have no interval in the report
 WITH_INTERVAL = (*MATCH_RATES, "kappa", "macro_f1", "balanced_accuracy")
@@ -119,7 +119,7 @@ def _confusion_table(model: str, metric: str, cells: IntArray) -> str:
 
 
 def render_averages(rows: Sequence[Row]) -> str:
-    """Return the report of several data sets: the LMR of each, the averages, and their spread over models."""
+    """Return the report of several data sets: each LMR, the averages, and the spread of the averages over models."""
     columns: Columns = {
         "data set": "dataset",
         "metric": "metric",

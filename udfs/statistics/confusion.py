@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import ArrayLike
 
 from untold.udfs.statistics.intervals import FloatArray, IntArray
@@ -20,7 +19,6 @@ OUTCOMES = (*PREDICTIONS, FAILED)
 # mismatch: undefined and failed scores match no label; zero: undefined scores are 0 and failed ones are left out;
 # published: both are 0, as in the published code
 CONVENTIONS = ("mismatch", "zero", "published")
-OVERLAP_FIELDS = (("sample_id", pa.string()), ("query", pa.string()), ("label", pa.string()), ("overlap", pa.float64()))
 WORD = re.compile(r"\w+")
 
 Measure = Callable[[IntArray], FloatArray]
@@ -131,19 +129,3 @@ def overlap_score(response: str, contexts: Sequence[str]) -> float | None:
     said = set(WORD.findall(response.lower()))
     words = [set(WORD.findall(context.lower())) for context in contexts]
     return sum(2 * len(known & said) >= len(known) for known in words) / len(words) if words else None
-
-
-def overlap_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield sample_id, query, label string, overlap double (`overlap_score`, null for unusable rows).
-
-    batches: sample_id, query, response, contexts list<struct<id, text>>, label.
-    """
-    for batch in batches:
-        yield pa.RecordBatch.from_pylist([_overlap_row(row) for row in batch.to_pylist()], pa.schema(OVERLAP_FIELDS))
-
-
-def _overlap_row(row: dict[str, Any]) -> dict[str, Any]:
-    response, contexts = row["response"], row["contexts"]
-    usable = response is not None and contexts is not None
-    score = overlap_score(response, [context["text"] for context in contexts]) if usable else None
-    return {"sample_id": row["sample_id"], "query": row["query"], "label": row["label"], "overlap": score}

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
 
 from untold.jobs.study import agreement
 from untold.jobs.study.agreement import Earned, PointTests
@@ -301,7 +300,7 @@ def test_metrics_are_compared_by_whole_questions() -> None:
 
 
 @pytest.mark.gate
-def test_baselines_are_of_the_constant_label_and_of_the_words(spark: SparkSession) -> None:
+def test_baselines_are_of_the_constant_label_and_of_the_words() -> None:
     contexts = [{"id": "1", "text": "alpha beta"}, {"id": "2", "text": "gamma delta"}]
     rows = [
         ("a", "q", "alpha gamma", contexts, "Correct"),
@@ -310,9 +309,8 @@ def test_baselines_are_of_the_constant_label_and_of_the_words(spark: SparkSessio
         ("d", "p", "none of it", [], "Incorrect"),
         ("e", None, None, None, "Incorrect"),
     ]
-    contexts_type = "array<struct<id: string, text: string>>"
-    schema = f"sample_id string, query string, response string, contexts {contexts_type}, label string"
-    samples = add_overlap(spark.createDataFrame(rows, schema)).toArrow().sort_by("sample_id")
+    names = ("sample_id", "query", "response", "contexts", "label")
+    samples = add_overlap(pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows]))
     # Of two labels that are equally frequent the first is the constant one
     baselines = baseline_points(LabelledUnits("input", samples, ("sample_id",)))
     found = {key: "".join(map(str, points.tolist())) for key, (points, _) in baselines.parts.items()}
