@@ -24,7 +24,7 @@ from untold.jobs.study.agreement import average_rows, has_answered, missing_aver
 from untold.jobs.study.annotations import Restate, write_sheet
 from untold.jobs.study.claims_study import ClaimStudy, StageCaller, read_claims
 from untold.jobs.study.coverage_study import NEEDS, CoverageStudy
-from untold.jobs.study.judgements import MetaEvaluationError
+from untold.jobs.study.judgements import AVERAGE, MetaEvaluationError
 from untold.jobs.study.label_study import REPORT, LabelStudy
 from untold.jobs.study.meta_evaluation import CLAIMS, COVERAGE, NUGGETS, Study, check_prompts
 from untold.jobs.study.meta_evaluation import MetaEvaluationOutcome as MetaEvaluationOutcome
@@ -33,7 +33,6 @@ from untold.jobs.study.meta_evaluation import Sheet as Sheet
 from untold.jobs.study.meta_evaluation import StudyEndpoint as StudyEndpoint
 from untold.jobs.study.meta_evaluation import endpoint_of as endpoint_of
 from untold.jobs.study.nuggets_study import READS, NuggetStudy
-from untold.jobs.study.rendering import AVERAGE
 from untold.jobs.study.report import render_averages
 from untold.jobs.tables import COMPARISONS, FALSE_NEGATIVES, MATCH_COUNTS, META_EVALUATION, SUBSET, TIERS
 from untold.jobs.tables import COVERAGE as COVERAGE_TABLE

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from untold.jobs.study.judgements import BoolArray, Owner, Row
+from untold.jobs.study.judgements import AVERAGE, BoolArray, Owner, Row
 from untold.jobs.study.meta_evaluation import PromptPairs, StudyEndpoint
-from untold.jobs.study.rendering import AVERAGE, with_published
+from untold.jobs.study.rendering import with_published
 from untold.udfs.statistics import confusion
 from untold.udfs.statistics.intervals import (
     FloatArray,

@@ -32,6 +32,8 @@ from untold.udfs.storage import StoragePath
 SHOWN = 3
 # Levels of the table `meta_evaluation`
 BY_SAMPLE, BY_QUERY, BY_ITEM = "sample", "query", "item"
+# The data set of averages over data sets
+AVERAGE = "average"
 # Rounding to these digits makes means tie if they tie as fractions
 DIGITS = 12
 Row = Mapping[str, Any]

@@ -113,8 +113,7 @@ class LabelStudy(Study):
     def units(self) -> LabelledUnits:
         """The samples with query, label and overlap. Samples of ConflictBank have row, claim and context_set."""
         if self.has_labels:
-            names = ("response", "contexts", "query", "label")
-            rows = add_overlap(self.samples.select(*KEY, *names).toArrow())
+            rows = add_overlap(self.samples.select(*KEY, "query", "response", "contexts", "label").toArrow())
             check_labels(self.request.input, rows["label"].to_pylist(), LABELS, "sample")
         else:
             names = [name for name in ("row", "claim", "context_set") if name in self.samples.columns]

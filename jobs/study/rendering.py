@@ -122,25 +122,21 @@ DEJL, ICAT, IMPORTANCE, LONGRECALL, FACTSCORE = (
     *("Dejl et al. 2025", "Samarinas et al. 2025", "Jafari et al. 2026", "Ardestani et al. 2025", "Min et al. 2023"),
 )
 PUBLISHED_CONVENTION = "published"
-# The data set of averages over data sets
-AVERAGE = "average"
 
 
 @dataclass(frozen=True)
 class PublishedFigure:
-    """A published value, and its interval if the paper has an interval.
+    """A published value.
 
-    `metric` and `measure` have the names of the table `meta_evaluation`. `text` is the value with the digits of the paper.
+    `metric` and `measure` have the names of the table `meta_evaluation`. `text` has the digits of the paper, and its
+    interval if the paper has one.
     """
 
-    paper: str
     dataset: str | None
     metric: str | None
     model: str | None
     measure: str
     value: float
-    ci_low: float | None
-    ci_high: float | None
     text: str
 
 
@@ -148,14 +144,13 @@ class PublishedFigure:
 def published_figures(paper: str) -> tuple[PublishedFigure, ...]:
     """Return the figures of a paper, in the order of the file."""
     lines = files("untold.conf").joinpath("published.csv").read_text(encoding="utf-8").splitlines()
-    rows = [{name: text or None for name, text in row.items()} for row in csv.DictReader(lines)]
-    return tuple(_figure(row) for row in rows if row["paper"] == paper)
-
-
-def _figure(row: Mapping[str, Any]) -> PublishedFigure:
-    limits = {name: None if row[name] is None else float(row[name]) for name in ("ci_low", "ci_high")}
-    text = row["value"] if limits["ci_low"] is None else f"{row['value']} [{row['ci_low']}, {row['ci_high']}]"
-    return PublishedFigure(**{**row, **limits, "value": float(row["value"]), "text": text})
+    found = []
+    for source, *names, measure, value, low, high in csv.reader(lines[1:]):
+        if source == paper:
+            dataset, metric, model = (name or None for name in names)
+            text = f"{value} [{low}, {high}]" if low else value
+            found.append(PublishedFigure(dataset, metric, model, measure, float(value), text))
+    return tuple(found)
 
 
 def find_published(
@@ -192,7 +187,7 @@ def _published_value(row: Row) -> float | None:
 
 
 def has_published_convention(row: Row) -> bool:
-    """Return True under the convention `published`, and under `zero` if no score failed, because both are equal then."""
+    """Return True under the convention `published`, and under its equal `zero` if no score failed."""
     return row["convention"] == PUBLISHED_CONVENTION or (row["convention"] == "zero" and row.get("excluded") == 0)
 
 

@@ -93,8 +93,11 @@ def render(
 ) -> str:
     """Return the report of a study of labels as Markdown.
 
-    `rows` and `comparisons` are those of the tables `meta_evaluation` and `comparisons`; `confusions` are int64[3, 4]
-    by model and metric; `costs` are by model and metric, without those of existing scores.
+    Args:
+        rows: The table `meta_evaluation`.
+        comparisons: The table `comparisons`.
+        confusions: The confusion table of each model and metric, int64[3, 4].
+        costs: The costs per sample by model and metric. Existing scores have none.
     """
     units = "whole questions" if clustered else "single rows"
     return document(
