@@ -81,14 +81,14 @@ def _sum_by(cells: IntArray, clusters: IntArray | None) -> IntArray:
     return sums
 
 
-def label_tables(labels: IntArray, said: IntArray, given: BoolArray, clusters: IntArray | None) -> IntArray:
+def label_tables(labels: IntArray, predicted: IntArray, given: BoolArray, clusters: IntArray | None) -> IntArray:
     """Return the confusion table of each given unit, or of each cluster of them: int64[units or clusters, 3, 5].
 
-    `labels` and `said`: int64[units], positions in `LABELS` and `OUTCOMES`.
+    `labels` and `predicted`: int64[units], positions in `LABELS` and `OUTCOMES`.
     """
     owner = np.unique((np.arange(len(labels)) if clusters is None else clusters)[given], return_inverse=True)[1]
     tables = np.zeros((owner.max() + 1, len(confusion.LABELS), len(confusion.OUTCOMES)), dtype=np.int64)
-    np.add.at(tables, (owner, labels[given], said[given]), 1)
+    np.add.at(tables, (owner, labels[given], predicted[given]), 1)
     return tables
 
 
