@@ -13,6 +13,7 @@ import pytest
 from scipy import stats
 
 from untold.jobs.study.coverage_rows import (
+    Facts,
     ItemLabels,
     Items,
     count_labels,
@@ -170,8 +171,12 @@ def test_a_right_verdict_for_a_wrong_reason_is_a_wrong_pair() -> None:
     verdicts = pa.table({"covered": [row[4] for row in rows]})
     found = Judgements({"m": ("longrecall",)}, {owner: verdicts}, {owner: np.ones(len(rows), dtype=bool)})
     honey, sting = frozenset(["make honey", "Bees: make honey", "Bees make honey."]), frozenset(["Bees sting."])
-    facts = {("s0", "right"): [honey], ("s0", "wrong reason"): [sting], ("s0", "half"): [honey]}
-    facts |= {("s1", "invented"): [sting]}
+    facts: Facts = {
+        ("s0", "right"): [honey],
+        ("s0", "wrong reason"): [sting],
+        ("s0", "half"): [honey],
+        ("s1", "invented"): [sting],
+    }
     rows_of_pairs = {row["measure"]: row for row in pair_rows(items, found, {owner: facts}, clustered=False, seed=0)}
     # Right pairs: 2 of 4 chosen pairs, and 2 of 5 pairs of people
     shares = {"precision_pairs": (2 / 4, 4), "recall_pairs": (2 / 5, 5), "f1_pairs": (4 / 9, 9)}
