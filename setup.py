@@ -51,6 +51,7 @@ setup(
             "demo/**/*",
             "report/*",
             "minilm/*",
+            "judge/*",
         ],
     },
     # The lowest versions are those that tests/test_distribution.py installs and runs

@@ -58,7 +58,8 @@ from untold.udfs.llm.script import key_header_of, request_body, script_of
 from untold.udfs.llm.templates import compile_prompt
 from untold.udfs.python_path import python_environment
 from untold.udfs.redaction import redact
-from untold.udfs.retrieval.embedding import Classifier, Embedder, find_classifier, find_model
+from untold.udfs.retrieval.classifying import Classifier, find_classifier
+from untold.udfs.retrieval.embedding import Embedder, find_model
 from untold.udfs.retrieval.local_models import MINILM, LocalModelFileError
 from untold.udfs.stages import LOOKUPS, STAGES
 from untold.udfs.storage import StoragePath

@@ -11,7 +11,8 @@ from untold.jobs.settings.model import Decoding, Settings, SettingsError, decodi
 from untold.jobs.settings.templates import Template, template_of
 from untold.udfs.llm.keys import CLASSIFYING, OWN_FIELDS, Stage
 from untold.udfs.llm.templates import check_variables, compile_prompt, order_of_variables, try_prompt
-from untold.udfs.retrieval.embedding import CLASSES, find_classifier, find_model, prefixes_template, relations_of
+from untold.udfs.retrieval.classifying import CLASSES, find_classifier, relations_of
+from untold.udfs.retrieval.embedding import find_model, prefixes_template
 from untold.udfs.stages import LOOKUPS, STAGES
 from untold.udfs.stages.definitions import SUFFIXES as SUFFIXES
 from untold.udfs.stages.definitions import StageDefinition

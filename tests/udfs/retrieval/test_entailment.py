@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.udfs.retrieval.onnx_files import write_classifier
-from untold.udfs.retrieval.embedding import MOST_TOKENS, Classifier, find_classifier
+from untold.udfs.retrieval.classifying import MOST_TOKENS, Classifier, find_classifier
 from untold.udfs.retrieval.local_models import LocalModelFileError
 from untold.udfs.stages import definition_of
 
