@@ -14,8 +14,8 @@ from itertools import pairwise
 
 from untold.udfs.judge.language import is_english
 from untold.udfs.recall.segmentation import sentences
-from untold.udfs.retrieval.classifying import JUDGE, Classifier, ClassifierFiles, find_classifier
-from untold.udfs.retrieval.local_models import open_tokenizer
+from untold.udfs.retrieval.classifying import Classifier, ClassifierFiles, find_classifier
+from untold.udfs.retrieval.local_models import JUDGE, open_tokenizer
 
 # The longest pairs of the training data, in tokens
 WINDOW_TOKENS = 256

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from untold.udfs.llm.keys import Stage
 from untold.udfs.retrieval.local_models import (
+    JUDGE,
     MINILM,
     MODEL,
     ON_PROCESSORS,
@@ -30,8 +31,6 @@ from untold.udfs.retrieval.local_models import (
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
-# The name of the classifier that the package contains
-JUDGE = "judge"
 CONFIG = "config.json"
 TOO_LONG = "the hypothesis alone is too long"
 # The limit of the training pairs of common classifiers

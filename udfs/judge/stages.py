@@ -1,0 +1,247 @@
+"""Answer stages with the shipped judge: from the variables of a request to the completion that a model would give."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
+from untold.udfs.facts.nugget_measures import NOT_SUPPORT, PARTIAL, SUPPORT
+from untold.udfs.judge.model import Judgement, shipped_judge
+from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.segments import Completion
+from untold.udfs.recall.segmentation import cut, distinct_facts
+from untold.udfs.retrieval.classifying import find_for
+from untold.udfs.retrieval.embedding import LOCAL_ANSWERS, Answering, Answers, Row, open_embedder
+from untold.udfs.retrieval.local_models import find_minilm
+
+# The probabilities from which a text states a fact, and states a part of it
+STATED, PARTLY_STATED = 0.5, 0.2
+# The words of an item that are its anchor, as in longrecall.anchor_words
+_ANCHOR_WORDS = 10
+# The cosines of a query and a statement from which the relevance is 2, 3, 4 and 5
+_COSINES = (0.1, 0.2, 0.3, 0.5)
+# The type of an atom that nli keeps, and that of a sentence that asks
+_FACT, _QUESTION = "Fact", "Question"
+UNJUDGED = "unjudged"
+RELEVANCE = "rate_relevance"
+
+Pairs = list[tuple[str, str]]
+
+
+class Unjudged(Exception):
+    """A request without an answer, because a judgement has no probability. The message is the reason."""
+
+
+@dataclass(frozen=True)
+class JudgedStage:
+    """How the judge answers a stage.
+
+    `pairs` gives the pairs (text, fact) of a request. `answer` gives the completion as JSON of the stage's schema, from
+    the variables and the judgements in the order of the pairs. It raises Unjudged.
+    """
+
+    answer: Callable[[Row, Sequence[Judgement]], Mapping[str, Any]]
+    pairs: Callable[[Row], Pairs] = lambda row: []
+
+
+def statements_in(text: str) -> list[str]:
+    """Return the items and sentences of a text, each once and in order.
+
+    >>> statements_in("It rained. It rained. Why?")
+    ['It rained.', 'Why?']
+    """
+    return [fact.text for fact in distinct_facts(cut(text, "list", _ANCHOR_WORDS))]
+
+
+def claims_in(text: str) -> list[str]:
+    """Return the statements of a text without its questions."""
+    return [statement for statement in statements_in(text) if not _asks(statement)]
+
+
+def _asks(statement: str) -> bool:
+    return statement.endswith("?")
+
+
+def relation_of(judgement: Judgement) -> str:
+    """Return the relation of a pair, by its larger probability. Raises Unjudged without a probability."""
+    entailment, contradiction = _known(judgement)
+    if max(entailment, contradiction) < STATED:
+        return "neutral"
+    return "entailment" if entailment >= contradiction else "contradiction"
+
+
+def _known(judgement: Judgement) -> tuple[float, float]:
+    if judgement.entailment is None or judgement.contradiction is None:
+        raise Unjudged(judgement.reason or "the judgement has no probability")
+    return judgement.entailment, judgement.contradiction
+
+
+def _states(judgement: Judgement) -> bool:
+    return _known(judgement)[0] >= STATED
+
+
+def _support_of(judgement: Judgement) -> str:
+    entailment, _ = _known(judgement)
+    return SUPPORT if entailment >= STATED else PARTIAL if entailment >= PARTLY_STATED else NOT_SUPPORT
+
+
+def _of_lists(
+    text: str, facts: str, records: str, number: str, label: str, label_of: Callable[[Judgement], str]
+) -> JudgedStage:
+    """Return how a text is judged with each of several facts. A fact without a probability has no record.
+
+    Raises Unjudged if no fact has a probability. `text` and `facts` are variables; `records`, `number` and `label`
+    are fields of the schema.
+    """
+
+    def answer(row: Row, judgements: Sequence[Judgement]) -> Mapping[str, Any]:
+        found = []
+        for place, judgement in enumerate(judgements, start=1):
+            if judgement.entailment is not None:
+                found.append({number: place, label: label_of(judgement)})
+        if judgements and not found:
+            _known(judgements[0])
+        return {records: found}
+
+    return JudgedStage(answer, lambda row: [(row[text], fact) for fact in row[facts]])
+
+
+def _several(fact: str, texts: Sequence[str]) -> Pairs:
+    """Return the pairs of a fact with each of several texts, and with all of them together."""
+    together = [" ".join(texts)] if len(texts) > 1 else []
+    return [(text, fact) for text in [*texts, *together]]
+
+
+def _stating(judgements: Sequence[Judgement], count: int) -> list[int]:
+    """Return the numbers of the texts that state a fact, from 1: of each alone, or else of all together."""
+    states = list(map(_states, judgements))
+    alone = [number for number, stated in enumerate(states[:count], start=1) if stated]
+    return alone or (list(range(1, count + 1)) if any(states[count:]) else [])
+
+
+def _align(row: Row, judgements: Sequence[Judgement]) -> Mapping[str, Any]:
+    left = iter(judgements)
+    covered = []
+    for number, _ in enumerate(row["aspects"], start=1):
+        evidence = _stating(list(islice(left, len(row["claims"]))), len(row["claims"]))
+        covered.append({"topic_id": number, "evidence": evidence})
+    return {"covered": covered}
+
+
+def _cover(row: Row, judgements: Sequence[Judgement]) -> Mapping[str, Any]:
+    claims = _stating(judgements, len(row["claims"]))
+    return {"label": "COVERED" if claims else "NOT_COVERED", "evidence_claim_ids": claims}
+
+
+def _verify(_: Row, judgements: Sequence[Judgement]) -> Mapping[str, Any]:
+    known = list(map(_known, judgements))
+    entailment, contradiction = (max((pair[place] for pair in known), default=0.0) for place in (0, 1))
+    if max(entailment, contradiction) < STATED:
+        return {"verdict": NOT_SUPPORTED}
+    return {"verdict": SUPPORTED if entailment >= contradiction else CONTRADICTED}
+
+
+def _listed(name: str, variable: str = "text") -> JudgedStage:
+    return JudgedStage(lambda row, _: {name: claims_in(row[variable])})
+
+
+def _atoms(row: Row, _: Sequence[Judgement]) -> Mapping[str, Any]:
+    units = statements_in(row["text"])
+    return {"atoms": [{"unit": one, "type": _QUESTION if _asks(one) else _FACT} for one in units]}
+
+
+def _relevance(row: Row, _: Sequence[Judgement]) -> Mapping[str, Any]:
+    """Rate statements by the cosines of their vectors with that of the query."""
+    vectors = open_embedder(find_minilm(), "mean", 256).embed([row["query"], *row["statements"]])
+    lengths = np.linalg.norm(vectors, axis=1)
+    cosines = (vectors[1:] @ vectors[0]) / (lengths[1:] * lengths[0])
+    ratings = 1 + np.searchsorted(_COSINES, cosines, side="right")
+    return {"ratings": [{"id": number, "relevance": int(one)} for number, one in enumerate(ratings, start=1)]}
+
+
+_RELATIONS = _of_lists("premise", "hypotheses", "relations", "id", "relation", relation_of)
+
+JUDGED: Mapping[str, JudgedStage] = {
+    "classify_relation": JudgedStage(
+        lambda _, found: {"relation": relation_of(found[0])}, lambda row: [(row["premise"], row["hypothesis"])]
+    ),
+    "classify_relations": _RELATIONS,
+    "check_claims": _RELATIONS,
+    "match_one": JudgedStage(
+        lambda _, found: {"label": "Match" if _states(found[0]) else "No Match"},
+        lambda row: [(row["candidate"], row["reference"])],
+    ),
+    "match_many": JudgedStage(
+        lambda row, found: {"candidates": _stating(found, len(row["candidates"]))},
+        lambda row: _several(row["reference"], row["candidates"]),
+    ),
+    "assign_nuggets": _of_lists("response", "nuggets", "labels", "number", "label", _support_of),
+    "align_claims": JudgedStage(
+        _align, lambda row: [(claim, aspect) for aspect in row["aspects"] for claim in row["claims"]]
+    ),
+    "verify_claim": JudgedStage(_verify, lambda row: [(text, row["claim"]) for text in row["evidence"]]),
+    "check_coverage": JudgedStage(_cover, lambda row: _several(row["fact"], row["claims"])),
+    "extract_atoms": JudgedStage(_atoms),
+    "revise_atoms": JudgedStage(lambda row, _: {"statements": list(row["statements"])}),
+    RELEVANCE: JudgedStage(_relevance),
+    "extract_claims": _listed("claims"),
+    "extract_facts": _listed("facts"),
+    "extract_verifiable_claims": _listed("claims", "sentence"),
+}
+"""The stages that the judge answers."""
+
+GIVEN: Mapping[str, str] = {
+    "create_nuggets": "the judge cannot create nuggets. Give the nuggets of the sample as references",
+    "rate_nuggets": "the judge cannot rate nuggets. Give each nugget an importance or a weight",
+    "rate_importance": "the judge cannot rate facts. Give the facts of the sample as references",
+}
+"""The stages that the judge fails, with the reason. No request is made of them if samples have the columns."""
+
+
+def judging(stage: Stage) -> Answers:
+    """Return the answers of the judge to the requests of a stage; a request that it cannot judge is `unjudged`.
+
+    The probabilities and windows of a request's pairs are in the column tool_trace, as JSON. Raises LocalModelFileError
+    if this worker has other files than those that the run began with.
+    """
+    find_for(stage)
+    judged, judge = JUDGED.get(stage.name), shipped_judge()
+
+    def answers(rows: Sequence[Row]) -> list[Completion]:
+        if judged is None:
+            return [_failed(row, GIVEN[stage.name]) for row in rows]
+        pairs = [judged.pairs(row) for row in rows]
+        flat = [pair for own in pairs for pair in own]
+        found = iter(judge.assess([text for text, _ in flat], [fact for _, fact in flat]) if flat else [])
+        return [_completion(judged, row, list(islice(found, len(own)))) for row, own in zip(rows, pairs, strict=True)]
+
+    return answers
+
+
+def _completion(judged: JudgedStage, row: Row, judgements: Sequence[Judgement]) -> Completion:
+    trace = json.dumps(list(map(_traced, judgements))) if judgements else None
+    try:
+        text = json.dumps(judged.answer(row, judgements), ensure_ascii=False)
+    except Unjudged as error:
+        return _failed(row, str(error), trace)
+    return Completion(row["request_id"], text=text, tool_trace=trace)
+
+
+def _traced(judgement: Judgement) -> dict[str, Any]:
+    """Return the fields that a judgement has, with probabilities as short as they are exact."""
+    known = {name: value for name, value in asdict(judgement).items() if value is not None}
+    return {name: round(value, 6) if isinstance(value, float) else value for name, value in known.items()}
+
+
+def _failed(row: Row, reason: str, trace: str | None = None) -> Completion:
+    return Completion(row["request_id"], tool_trace=trace, error_type=UNJUDGED, error=reason)
+
+
+ANSWERS: Mapping[str, Answering] = {**LOCAL_ANSWERS, **dict.fromkeys((*JUDGED, *GIVEN), judging)}
+"""By stage, what answers its requests within Spark's tasks."""
