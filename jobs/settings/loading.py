@@ -271,7 +271,7 @@ def _choose(
 
 
 def _choice_problems(settings: Settings, merged: _Merged, choice: _Choice) -> Iterator[str]:
-    """Yield a line for a wrong model of the judge, or if a backend with a spool lacks its endpoint or its job server."""
+    """Yield a line for another model than the judge, or if a spool lacks its endpoint or its job server."""
     if settings.llm.uses_spool and (choice.embedded or choice.judge):
         model = "judge" if choice.judge else "embedded model"
         yield merged.problem("llm.backend", f"needs llm.base_url: the {model} runs only next to the start")

