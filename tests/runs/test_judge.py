@@ -72,8 +72,7 @@ def _rows(folder: Path) -> list[list[dict[str, float]]]:
 @pytest.mark.parametrize(
     ("metric", "settings", "stages"),
     [
-        ("e2e", (), "summarise_context"),
-        ("e2e", ("summarise_contexts=false",), "evaluate_coverage"),
+        ("e2e", (), "evaluate_coverage"),
         ("qa", (), "mine_questions"),
         ("nli", ("summarise_contexts=true",), "summarise_context"),
         ("icat", ("icat.variant=auto",), "generate_aspects"),
