@@ -1,4 +1,4 @@
-"""The demo: six short samples by nli, e2e or icat, and next to the results what a person expects."""
+"""Print the results of the demo, six short samples by nli, e2e or icat, next to the judgements of a person."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from untold.udfs.facts.aspect_coverage import FACT, ICAT
 from untold.udfs.facts.claim_verdicts import SUPPORTED
 from untold.udfs.storage import read_lines
 
-# A claim is compared with so many chunks: one of the fifteen documents, each a chunk, is about the claim
+# Chunks per claim. Each of the fifteen documents is one chunk, and one document is about the claim
 CHUNKS = 3
 
 
@@ -31,7 +31,7 @@ def demo_settings(settings: Settings, folder: Path, index: str | None = None) ->
 
 
 def show_expected(output: str, folder: Path, metric: str) -> None:
-    """Print the results of each sample next to what a person expects, or nothing if the run has no scores.
+    """Print the results of each sample next to a person's judgement, or nothing if the run has no scores.
 
     `folder` has JSON Lines with sample_id and the judgements of a person: `expected.jsonl` has score and statements,
     each with `covered`. `expected_claims.jsonl` has claims, each with `supported` by the documents.
@@ -108,7 +108,7 @@ def _beside_claims(expected: Sequence[Mapping[str, Any]], found: _Found) -> list
     return [title, *table(heads, rows, page), "", *table(["sample", "verdict", "claim"], verdicts, page, names=3)]
 
 
-# By metric: the file of the expected results, the tables to read, and the function that returns the lines
+# The file of the expected results, the tables to read, and the function of the lines, by metric
 _EXPECTED: Mapping[str, tuple[str, Sequence[str], Callable[[Sequence[Mapping[str, Any]], _Found], list[str]]]] = {
     "nli": ("expected.jsonl", ("scores", "statements"), _beside_statements),
     "e2e": ("expected.jsonl", ("scores",), _beside_coverage),

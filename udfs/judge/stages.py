@@ -1,4 +1,4 @@
-"""Answer stages with the shipped judge: from the variables of a request to the completion that a model would give."""
+"""Answer the requests of stages with the judge of the package, in the JSON of language models."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from untold.udfs.retrieval.classifying import find_for
 from untold.udfs.retrieval.embedding import LOCAL_ANSWERS, Answering, Answers, Row, open_embedder
 from untold.udfs.retrieval.local_models import find_minilm
 
-# The probabilities from which a text states a fact, and states a part of it
+# Minimum probability of a stated fact, and of a partly stated fact
 STATED, PARTLY_STATED = 0.5, 0.2
-# The words of an item that are its anchor, as in longrecall.anchor_words
+# The default of longrecall.anchor_words
 _ANCHOR_WORDS = 10
-# The cosines of a query and a statement from which the relevance is 2, 3, 4 and 5
+# Minimum cosines of query and statement for the ratings 2, 3, 4 and 5
 _COSINES = (0.1, 0.2, 0.3, 0.5)
-# The type of an atom that nli keeps, and that of a sentence that asks
+# Types of atoms
 _FACT, _QUESTION = "Fact", "Question"
 UNJUDGED = "unjudged"
 RELEVANCE = "rate_relevance"
@@ -35,15 +35,15 @@ Pairs = list[tuple[str, str]]
 
 
 class Unjudged(Exception):
-    """A request without an answer, because a judgement has no probability. The message is the reason."""
+    """A judgement has no probability. The message is the reason."""
 
 
 @dataclass(frozen=True)
 class JudgedStage:
-    """How the judge answers a stage.
+    """The answers of a stage.
 
-    `pairs` gives the pairs (text, fact) of a request. `answer` gives the completion as JSON of the stage's schema, from
-    the variables and the judgements in the order of the pairs. It raises Unjudged.
+    `pairs` returns the pairs (text, fact) of a request. `answer` returns the completion in the schema of the stage; it
+    receives the variables and the judgements in the order of the pairs, and raises Unjudged.
     """
 
     answer: Callable[[Row, Sequence[Judgement]], Mapping[str, Any]]
@@ -51,7 +51,7 @@ class JudgedStage:
 
 
 def statements_in(text: str) -> list[str]:
-    """Return the items and sentences of a text, each once and in order.
+    """Return the distinct list items and sentences of a text, in order.
 
     >>> statements_in("It rained. It rained. Why?")
     ['It rained.', 'Why?']
@@ -94,10 +94,10 @@ def _support_of(judgement: Judgement) -> str:
 def _of_lists(
     text: str, facts: str, records: str, number: str, label: str, label_of: Callable[[Judgement], str]
 ) -> JudgedStage:
-    """Return how a text is judged with each of several facts. A fact without a probability has no record.
+    """Return a stage that labels each fact of a list by one text. A fact without a probability has no record.
 
-    Raises Unjudged if no fact has a probability. `text` and `facts` are variables; `records`, `number` and `label`
-    are fields of the schema.
+    The stage raises Unjudged if no fact has a probability. `text` and `facts` are variables; `records`, `number` and
+    `label` are fields of the schema.
     """
 
     def answer(row: Row, judgements: Sequence[Judgement]) -> Mapping[str, Any]:
@@ -113,15 +113,15 @@ def _of_lists(
 
 
 def _several(fact: str, texts: Sequence[str]) -> Pairs:
-    """Return the pairs of a fact with each of several texts, and with all of them together."""
+    """Return the pairs of a fact with each text, and with the joined texts."""
     together = [" ".join(texts)] if len(texts) > 1 else []
     return [(text, fact) for text in [*texts, *together]]
 
 
 def _stating(judgements: Sequence[Judgement], count: int) -> list[int]:
-    """Return the numbers of the texts that state a fact, from 1: of each alone, or else of all together.
+    """Return the numbers, from 1, of the texts that state a fact. All texts count if only the joined texts state it.
 
-    Raises Unjudged if no text alone states the fact, and one has no probability.
+    Raises Unjudged if no text states the fact and a judgement has no probability.
     """
     judged = [number for number, one in enumerate(judgements, start=1) if one.reason is None]
     alone = [number for number in judged if number <= count and _states(judgements[number - 1])]
@@ -161,7 +161,7 @@ def _atoms(row: Row, _: Sequence[Judgement]) -> Mapping[str, Any]:
 
 
 def _relevance(row: Row, _: Sequence[Judgement]) -> Mapping[str, Any]:
-    """Rate statements by the cosines of their vectors with that of the query."""
+    """Rate each statement by the cosine of its vector and the vector of the query."""
     vectors = open_embedder(find_minilm(), "mean", 256).embed([row["query"], *row["statements"]])
     lengths = np.linalg.norm(vectors, axis=1)
     cosines = (vectors[1:] @ vectors[0]) / (lengths[1:] * lengths[0])
@@ -205,14 +205,14 @@ GIVEN: Mapping[str, str] = {
     "rate_nuggets": "the judge cannot rate nuggets. Give each nugget an importance or a weight",
     "rate_importance": "the judge cannot rate facts. Give the facts of the sample as references",
 }
-"""The stages that the judge fails, with the reason. No request is made of them if samples have the columns."""
+"""The reasons of failure of stages that the judge cannot answer. Samples with given facts make no such request."""
 
 
 def judging(stage: Stage) -> Answers:
-    """Return the answers of the judge to the requests of a stage; a request that it cannot judge is `unjudged`.
+    """Return a function that answers requests of a stage. A request without a probability fails as `unjudged`.
 
-    The probabilities and windows of a request's pairs are in the column tool_trace, as JSON. Raises LocalModelFileError
-    if this worker has other files than those that the run began with.
+    The column tool_trace contains the probabilities and windows of each pair, as JSON. Raises LocalModelFileError if
+    the files of this worker differ from the files of the driver.
     """
     find_for(stage)
     judged, judge = JUDGED.get(stage.name), shipped_judge()
@@ -238,7 +238,7 @@ def _completion(judged: JudgedStage, row: Row, judgements: Sequence[Judgement]) 
 
 
 def _traced(judgement: Judgement) -> dict[str, Any]:
-    """Return the fields that a judgement has, with probabilities as short as they are exact."""
+    """Return the known fields of a judgement, with six digits of a probability."""
     known = {name: value for name, value in asdict(judgement).items() if value is not None}
     return {name: round(value, 6) if isinstance(value, float) else value for name, value in known.items()}
 
@@ -248,4 +248,4 @@ def _failed(row: Row, reason: str, trace: str | None = None) -> Completion:
 
 
 ANSWERS: Mapping[str, Answering] = {**LOCAL_ANSWERS, **dict.fromkeys((*JUDGED, *GIVEN), judging)}
-"""By stage, what answers its requests within Spark's tasks."""
+"""The functions that answer requests in Spark's tasks, by stage."""
