@@ -80,6 +80,7 @@ setup(
         "filelock>=3.16,<5",  # locks of the operating system, held for a run's life
         "pyyaml>=6,<7",  # settings files
         "jinja2>=3.1,<4",  # prompt templates
+        "json-repair>=0.50,<0.70",  # JSON with Python's literals, comments or lost commas, as models write it
         "jsonschema>=4.23,<5",  # whether a completion is JSON of its stage's schema
         "click>=8.1,<9",  # the command line
     ],

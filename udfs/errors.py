@@ -167,3 +167,15 @@ class Registry(Mapping[str, Value]):
     def __contains__(self, name: object) -> bool:
         # Mapping would look the value up, and so load it
         return name in self._names
+
+
+class Unparsable(ValueError):
+    """A completion that does not have its stage's form. The message names what is missing, never the text."""
+
+    error_type = "unparsable"
+
+
+class Refused(Unparsable):
+    """A completion that declines the task."""
+
+    error_type = "refused"

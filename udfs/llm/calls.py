@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_OPEN_THINKING, _CLOSED_THINKING = "<think>", "</think>"
 # The header that a key is sent in, where an API has no other
 BEARER = "Authorization"
 # Of the APIs whose address is one of the endpoint's
@@ -132,12 +131,6 @@ class Answer:
     unconnected: bool = False
     vector: NDArray[np.float32] | None = None
     parts: tuple[Answer, ...] = ()
-
-    @property
-    def cut_while_reasoning(self) -> bool:
-        """Return True if reasoning used up the token limit of a truncated completion."""
-        reasons = self.thinks or bool(self.usage.reasoning_tokens) or _OPEN_THINKING in (self.text or "")
-        return reasons and _CLOSED_THINKING not in (self.text or "")
 
     @property
     def about_tools(self) -> bool:

@@ -220,12 +220,12 @@ def is_rejection(answer: Answer) -> bool:
 def next_limit(answer: Answer, sent: int | None) -> int | None:
     """Return the token limit for the next call of a request, after an error about the limit `sent`; None for no change.
 
-    A completion that was cut off while it reasoned gets twice the room. A limit above the context window is cut to the
+    A completion that was cut off gets twice the room. A limit above the context window is cut to the
     rest of it.
     """
     if answer.error_type == "truncated":
         used = 0 if answer.usage.estimated else answer.usage.completion_tokens
-        return 2 * max(used, sent or 0) or None if answer.cut_while_reasoning else None
+        return 2 * max(used, sent or 0) or None
     if "max_tokens" in answer.about and (most := answer.most_tokens) and LEAST_TOKENS <= most < (sent or most + 1):
         return most
     return None

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from untold.udfs.errors import Refused as Refused
 from untold.udfs.errors import Registry
+from untold.udfs.errors import Unparsable as Unparsable
 
 if TYPE_CHECKING:
     from untold.udfs.stages.definitions import StageDefinition
+
 
 GROUP = "untold.stages"
 """The entry points by which other packages add stages: workers and actors know a stage by its name."""

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from untold.udfs.errors import Refused as Refused
+from untold.udfs.errors import Unparsable as Unparsable
 from untold.udfs.ratings import SCALE
 from untold.udfs.stages.reading import first_turn, texts_of
 
@@ -90,18 +92,6 @@ MAX_TOKENS = 4_096
 """Longest completion of a stage that declares no limit of its own, where settings give none."""
 # What a stage's template is named after its own name, by the API whose form it has
 SUFFIXES = {"chat": ".jinja", "completions": ".text.jinja"}
-
-
-class Unparsable(ValueError):
-    """A completion that does not have its stage's form. The message names what is missing, never the text."""
-
-    error_type = "unparsable"
-
-
-class Refused(Unparsable):
-    """A completion that declines the task."""
-
-    error_type = "refused"
 
 
 @dataclass(frozen=True)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
 from untold.udfs.ratings import Digit
-from untold.udfs.stages.claims import parse_claims
+from untold.udfs.stages.answers import reader
 from untold.udfs.stages.definitions import (
     FACTSCORE,
     RATING,
     TEXT,
     WRITTEN,
-    ExtractedItem,
     Figures,
     LinearSize,
     OutputFormat,
@@ -32,380 +30,186 @@ from untold.udfs.stages.definitions import (
     one_of,
     record,
 )
-from untold.udfs.stages.final_answers import final_answer
+from untold.udfs.stages.forms import find_records, get_field, lines_with_places, numbers_of_value, place_of_record
 from untold.udfs.stages.icat import EXTRACT_CLAIMS
-from untold.udfs.stages.labels import labels_of, read_label
-from untold.udfs.stages.numbered import (
-    CLAIM_WORDS,
-    EVIDENCE_NAMES,
-    NumberedTexts,
-    evidence_cells,
-    listed_numbers,
-    matching_key,
-    number_in,
-    rating_pattern,
-    read_digit,
-)
-from untold.udfs.stages.reading import answer_in_place, is_fence, is_rule, past_echoes, strip_thinking, unfenced
-from untold.udfs.stages.records import Cell, Record, Value, json_at_line_starts, read_rating, read_records
-
-_LABEL_NAMES = (
-    *("label", "coveragelabel", "coverage", "verdict", "status", "answer", "classification", "decision"),
-    *("covered", "iscovered"),
-)
-_COVERED = r"(?P<denied>(?:not|un|non)[\s_*–‑-]{0,6})?covered"
-_LABEL = re.compile(rf"[\W_]{{0,9}}(?:{_COVERED}|(?P<true>true|yes)|(?P<false>false|no))[\W_]{{0,9}}", re.IGNORECASE)
-# A completion without an object: `NOT_COVERED`, `Label: COVERED` and below it `Evidence: claims 1 and 3`
-_LONE = re.compile(
-    rf"[\W_]{{0,9}}(?:(?:final )?(?:label|answer|verdict)[\W_]{{1,9}})?{_COVERED}(?![^\W_])(?:\sby\b)?(?P<behind>.*)",
-    re.IGNORECASE | re.DOTALL,
-)
-# `The fact is covered by claim 1, which ...` and `... is not covered by any of the claims`
-_SAID_OF_FACT = re.compile(
-    r"[\W_]{0,9}(?:(?:thus|therefore|hence|so),?\s)?(?:the|this)\sfact\sis(?=\s(?:not\s)?covered)|", re.IGNORECASE
-)
-# Between the label and its claims: `Evidence claim ids:`, bold, bulleted
-_EVIDENCE_LABEL = re.compile(
-    r"[\W_]{0,20}(?:(?:evidence|supporting|claims?|ids?|numbers?)[\W_]{1,9}){1,4}(?=\d|none\b)", re.IGNORECASE
-)
-_BULLET = re.compile(r"\n[ \t]{0,9}[-*•+][ \t]{1,3}")
-# `claim 1`, `claims 2, 3 and 5` in a sentence; a number without the word is the claim's own
-_CLAIM_NUMBER = re.compile(
-    r"\bclaims?[ \t]{0,2}[#\[(]{0,2}(?P<one>\d{1,6})(?P<more>(?:(?:,|,? and|,? &) ?#?\d{1,6}\b(?! ?[^\W\d]))*)", re.I
-)
-_TAKES_BACK = re.compile(
-    r"\b(?:not|no|none|never|neither|nor|but|only|alone|except|however|although|though|while|whereas|unlike|without|if"
-    r"|unless"
-    r"|part|partly|partially|other|others|rather|instead|wait|actually|or)\b|n['’]t\b",
-    re.IGNORECASE,
-)
-_BY_NO_CLAIM = re.compile(r"\s?(?:by )?(?:any|the|these|those)\b[^\d\n]{0,80}\Z", re.IGNORECASE)
-_TOGETHER = re.compile(r"[\s,;]{0,9}(?:and\s{1,3}|&\s{0,3})?")
-_DIGITS = re.compile(r"\d+")
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s{1,3}")
-_ANY_LABEL = re.compile(r"(?<![^\W_])(?:un)?covered(?![^\W_])", re.IGNORECASE)
-_ENDS_LABEL = re.compile(r"[ \t\r]*(?:[^\w\s]|\n|\Z)")
-
-# Whether the fact is covered, and by which claims
-_Coverage = tuple[bool, frozenset[int]]
-
-
-@final_answer
-@past_echoes
-def parse_covering(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """`covered`, and `claims`: the numbers of the `claims` that cover the fact, from 1, ascending; none uncovered.
-
-    Numbers of no claim are passed over. Raises `Unparsable` where there is no label, where several objects disagree,
-    where what is covered has no known claim, which nothing shows then, and where what is not covered has some.
-    """
-    text = strip_thinking(completion)
-    claims = NumberedTexts(variables["claims"], CLAIM_WORDS)
-    records = read_records(json_at_line_starts(text))
-    if records and "{" in records.rest:
-        raise Unparsable("an object that cannot be read")
-    objects = [each for value in records.values for each in _labelled(value)] if records else []
-    found = {_read_object(each, claims) for each in objects} or {_read_lone_label(unfenced(text), claims)}
-    if len(found) > 1:
-        raise Unparsable("objects that disagree")
-    covered, numbers = found.pop()
-    if covered and not numbers:
-        raise Unparsable("covered by no known claim")
-    return {"covered": covered, "claims": sorted(numbers)}
-
-
-def _labelled(value: Value) -> Iterator[Record]:
-    """The objects with a label, within lists and other objects too."""
-    if isinstance(value, Record) and value.cell(_LABEL_NAMES):
-        yield value
-    elif not isinstance(value, Cell):
-        for each in value if isinstance(value, list) else [inner for _, inner in value.pairs]:
-            yield from _labelled(each)
-
-
-def _read_object(value: Record, claims: NumberedTexts) -> _Coverage:
-    """What an object says. Raises `Unparsable` where its label is another one, or it has two."""
-    labels = [value.cell((name,)) for name in _LABEL_NAMES]
-    read = {_is_covered(label.text) for label in labels if label}
-    if len(read) > 1:
-        raise Unparsable("an object with two labels")
-    covered = read.pop()
-    cells = evidence_cells(value.field(EVIDENCE_NAMES))
-    known = frozenset(number for cell in cells for number in _known(cell, claims))
-    if known and not covered:
-        raise Unparsable("claims beside the word that the fact is not covered")
-    return covered, known
-
-
-def _is_covered(label: str) -> bool:
-    found = _LABEL.fullmatch(label)
-    if found is None:
-        raise Unparsable("neither COVERED nor NOT_COVERED")
-    return not (found["denied"] or found["false"])
-
-
-def _known(cell: Cell, claims: NumberedTexts) -> Iterator[int]:
-    """The known numbers of `3`, `claim 3`, `1, 3` and `1-3`, or of the claim that is repeated."""
-    number = number_in(cell.bare, claims)
-    if number is not None and number in claims:
-        yield number
-    else:
-        yield from listed_numbers(cell.bare, claims) or ()
-
-
-def _read_lone_label(text: str, claims: NumberedTexts) -> _Coverage:
-    """What a completion without an object says. Raises `Unparsable` where that is no label, or several.
-
-    Thoughts without a label may stand above the line of the label, or before it on the line where nothing is covered.
-    """
-    thoughts, label = _split_before_label(text)
-    found = _LONE.fullmatch(_SAID_OF_FACT.sub("", label, count=1))
-    if found is None or _ANY_LABEL.search(thoughts):
-        raise Unparsable("no object with a label")
-    if found["denied"]:
-        if not _ends_denial(found["behind"]) or _ANY_LABEL.search(found["behind"]):
-            raise Unparsable("no object, and more than a label")
-        return False, frozenset()
-    numbers = _claims_behind(found["behind"], claims)
-    if numbers is None:
-        raise Unparsable("no object, and more than a label and numbers")
-    return True, numbers
-
-
-def _split_before_label(text: str) -> tuple[str, str]:
-    """What stands before the line, or the last sentence of all, that begins with a label, and what follows."""
-    lines = text.split("\n")
-    for place, line in enumerate(lines):
-        if _LONE.match(_SAID_OF_FACT.sub("", line, count=1)):
-            return "\n".join(lines[:place]), "\n".join(lines[place:])
-    *before, last = _SENTENCE_END.split(lines[-1])
-    denied = _LONE.fullmatch(last)
-    return ("\n".join([*lines[:-1], *before]), last) if denied and denied["denied"] else ("", text)
-
-
-def _ends_denial(behind: str) -> bool:
-    return _ENDS_LABEL.match(behind) is not None or _BY_NO_CLAIM.match(behind) is not None
-
-
-def _claims_behind(text: str, claims: NumberedTexts) -> frozenset[int] | None:
-    """The claims that stand behind a label, as a list or in a sentence that takes none back; None for other texts."""
-    label = _EVIDENCE_LABEL.match(text)
-    plain = _BULLET.sub(", ", text[label.end() :] if label else text)
-    numbers = listed_numbers(plain.strip(", \t\r\n"), claims)
-    if numbers is not None:
-        return numbers
-    named = list(_CLAIM_NUMBER.finditer(text))
-    together = all(_TOGETHER.fullmatch(text, one.end(), other.start()) for one, other in pairwise(named))
-    if not named or not together or _TAKES_BACK.search(text) or _ANY_LABEL.search(text):
-        return None
-    digits = [number for found in named for number in (found["one"], *_DIGITS.findall(found["more"]))]
-    return frozenset(int(number) for number in digits if int(number) in claims)
-
-
-# `Fact 1 (relevance 5 ...` and `2. [Relevance: 4] ...`: what leads to ratings behind a fact's number or text
-_AROUND = " \t\r*_`|([{,;-–—:="
-# A number that leads a line, with a text behind it that is not as the fact was given
-_LEADS = re.compile(r"[^\w\n]{0,6}(?:(?:fact|statement)[ _]?)?(?P<number>\d{1,6})[.):\]]", re.IGNORECASE)
-
-
-@dataclass
-class _FactRatings:
-    """The ratings below or beside one fact, by scale."""
-
-    fact: int
-    said: dict[str, list[Digit | None]] = field(default_factory=dict)
-
-
-def read_rated_lines(
-    text: str, scales: Mapping[str, str], facts: NumberedTexts
-) -> dict[tuple[str, int], list[Digit | None]]:
-    """By scale and number of a fact its ratings, as the lines have them that name the fact and those below it.
-
-    `text` has line breaks in place of thinking, so that digits keep their places; `scales` are alternations of the
-    words for each scale. Raises `Unparsable` for a rating of no fact, and for a fact that is named and rated twice.
-    """
-    patterns = {scale: rating_pattern(words) for scale, words in scales.items()}
-    blocks = [block for block in _blocks(text, patterns, facts) if block.said]
-    if len({block.fact for block in blocks}) < len(blocks):
-        raise Unparsable("a fact that is rated twice")
-    return {(scale, block.fact): digits for block in blocks for scale, digits in block.said.items()}
-
-
-def _blocks(text: str, patterns: Mapping[str, re.Pattern[str]], facts: NumberedTexts) -> Iterator[_FactRatings]:
-    """The facts in the order of their lines; 0 stands for what is above the first."""
-    block, start = _FactRatings(0), 0
-    for line in text.split("\n"):
-        end = start + len(line)
-        found = [(scale, match) for scale, pattern in patterns.items() for match in pattern.finditer(text, start, end)]
-        rated = [(scale, match) for scale, match in found if match["number"]]
-        if line.strip() and not is_fence(line) and not is_rule(line):
-            first = min((match.start() for _, match in rated), default=end)
-            last = max((match.end() for _, match in rated), default=end)
-            number = _named(text[start:first], text[last:end], facts)
-            if number is not None:
-                yield block
-                block = _FactRatings(number)
-        if rated and block.fact not in facts:
-            raise Unparsable("a rating of no fact")
-        for scale, match in rated:
-            block.said.setdefault(scale, []).append(read_digit(text, match))
-        start = end + 1
-    yield block
-
-
-def _named(before: str, behind: str, facts: NumberedTexts) -> int | None:
-    """The fact that a line names before its ratings, or behind them where nothing stands before; None for none."""
-    said = before.strip(_AROUND)
-    if not matching_key(said):
-        said = behind.strip("/5" + _AROUND) if matching_key(behind) else ""
-    number = number_in(said, facts) if said else None
-    leading = _LEADS.match(before)
-    return number if number is not None or leading is None else int(leading["number"])
-
-
-SCALES: Mapping[str, Sequence[str]] = {
-    "relevance": ("relevance", "relevancescore", "relevancerating", "relevancy"),
-    "salience": ("salience", "saliencescore", "saliencerating", "saliency"),
-}
-_ID_NAMES = ("id", "factid", "number", "factnumber", "no", "index")
-_TEXT_NAMES = ("", "fact", "statement", "text")  # the first is a column `#`
-_WORDS: Mapping[str, str] = {"relevance": "relevance|relevancy", "salience": "salience|saliency"}  # in lines
-_SCORE_NAMES = ("score", "rating", "value")
-# What stands beside a fact's number: `Fact 3`, `fact_3`, `F3`
-_FACT_WORDS = re.compile(r"(?<![^\W_])(?:facts?|statements?|no|number|id|f)(?![^\W\d_])", re.IGNORECASE)
-
-
-class _ParsedRating(NamedTuple):
-    """A rating of a fact, by its number, on a scale; the digit is null where it is no whole number from 1 to 5."""
-
-    fact: int
-    scale: str
-    digit: Digit | None
-
-
-@final_answer
-@past_echoes
-def parse_importance(completion: str, variables: Mapping[str, Any]) -> dict[str, list[Digit]]:
-    """`relevance` and `salience`: a `Digit` for each of `facts`, in their order.
-
-    Objects with other ids, and other fields, are passed over. Raises `Unparsable` where a fact lacks a rating from 1 to
-    5, or has two that differ.
-    """
-    facts = NumberedTexts(variables["facts"], _FACT_WORDS)
-    text = answer_in_place(completion)
-    records = read_records(json_at_line_starts(text))
-    said: defaultdict[tuple[str, int], list[Digit | None]] = defaultdict(list)
-    if records is None:
-        said.update(read_rated_lines(text, _WORDS, facts))
-    for one in _ratings(list(records.values) if records else [], 0, facts):
-        said[one.scale, one.fact].append(one.digit)
-    return {
-        scale: [_agreed(said[scale, number], scale) for number in range(1, len(facts.texts) + 1)] for scale in SCALES
-    }
-
-
-def _agreed(digits: Sequence[Digit | None], scale: str) -> Digit:
-    """The only rating, or the last of several that agree."""
-    found = [digit for digit in digits if digit is not None]
-    if not digits or len(found) < len(digits):
-        raise Unparsable(f"a fact without a {scale} from 1 to 5")
-    if len({digit.value for digit in found}) > 1:
-        raise Unparsable(f"two ratings of one fact's {scale}")
-    return found[-1]
-
-
-def _ratings(value: Value, above: int, facts: NumberedTexts) -> Iterator[_ParsedRating]:
-    """The ratings of known facts within a value: of an object with an id of its own, else of that above it.
-
-    `{"1": {...}}` and `{"id": 1, "ratings": {...}}` name the fact above its ratings; 0 is no fact.
-    """
-    if isinstance(value, list):
-        for each in value:
-            yield from _ratings(each, above, facts)
-    elif isinstance(value, Record):
-        fact = _numbered(value, above, facts)
-        rated = {scale: value.field(names) for scale, names in SCALES.items()}
-        found = {scale: each for scale, each in rated.items() if each is not None}
-        if found and (known := fact or _worded(value, facts)) in facts:
-            yield from (_ParsedRating(known, scale, _digit(each)) for scale, each in found.items())
-        elif not found:
-            for key, each in value.pairs:
-                yield from _ratings(each, number_in(key, facts) or fact, facts)
-
-
-def _numbered(value: Record, above: int, facts: NumberedTexts) -> int:
-    """The number of the fact that an object's id names, one of no fact where it is unknown; else the one above it."""
-    cell = value.cell(_ID_NAMES)
-    return above if cell is None else number_in(cell.bare, facts) or len(facts.texts) + 1
-
-
-def _worded(value: Record, facts: NumberedTexts) -> int:
-    """The number of the fact that an object without an id repeats, else 0."""
-    cell = value.cell(_TEXT_NAMES)
-    return (number_in(cell.bare, facts) if cell else None) or 0
-
-
-def _digit(value: Value) -> Digit | None:
-    """The digit of `4`, `"4/5"` or `{"score": 4, "reason": "..."}`."""
-    inner = value.field(_SCORE_NAMES) if isinstance(value, Record) else value
-    return read_rating(inner) if isinstance(inner, Cell) else None
-
-
-VERDICTS = (SUPPORTED, CONTRADICTED, NOT_SUPPORTED)
-
-# `NOT_SUPPORTED`, `not-supported`, `not **supported**` and `isn't supported` are one word, and no `supported` is in it
-_NOT = r"(?:not|non|un|(?:is|are|was|were)n['’]t)[\s*_\"'`~‐‑–—-]{0,6}supported"
-# Lines are read one by one: one that ends between the two words is no end
-_TORN = re.compile(r"(?<=not)[ \t]{0,9}\r?\n[ \t]{0,9}(?=supported)", re.IGNORECASE)
-_LABELS = labels_of(
-    {
-        NOT_SUPPORTED: rf"{_NOT}|not (?:at all|in any way) supported",
-        CONTRADICTED: r"contradict(?:ion|s|ed|ing|ory)?",
-        SUPPORTED: r"supported|supports?",
-    },
-    denying=r"do(?:es)?(?: not|n['’]t) (?:at all )?support",
-    hedged=r"(?:partially|partly|mostly|largely|somewhat|weakly|half)[\s_-]supported",
-    inputs=("claim", "evidence"),
-    positive=SUPPORTED,
-    neither=NOT_SUPPORTED,
-    opposites=(SUPPORTED, CONTRADICTED),
-)
-
-
-@final_answer
-@past_echoes
-def parse_verdict(completion: str, variables: Mapping[str, Any]) -> dict[str, str]:
-    """`relation`: the one of `VERDICTS` that is the answer, as `read_label` finds it; what neither supports nor
-    contradicts is not supported. Raises `Unparsable` where that is none or several.
-    """
-    own = [str(variables.get("claim") or ""), *map(str, variables.get("evidence") or ())]
-    return {"relation": read_label(_TORN.sub(" ", completion), _LABELS, own)}
-
+from untold.udfs.stages.labels import Vocabulary, labels_in_lines, read_label
+from untold.udfs.stages.lists import FACT_NAMES, digits_of_fields, rating_of_value, read_texts, things_of
+from untold.udfs.stages.number_lists import numbers_in_lines
 
 FACTS_SCHEMA = pa.schema([pa.field("facts", pa.list_(pa.string()))])
-# Each a list in the order of the variable `facts`
+# In the order of the facts
 IMPORTANCE_SCHEMA = pa.schema(
     [pa.field("relevance", pa.list_(pa.float64())), pa.field("salience", pa.list_(pa.float64()))]
 )
 VERDICT_SCHEMA = pa.schema([pa.field("relation", pa.string())])
-# Numbers of claims from 1, ascending; none of what is not covered
 COVERING_SCHEMA = pa.schema([pa.field("covered", pa.bool_()), pa.field("claims", pa.list_(pa.int32()))])
 
-_RATED = r'\{"id": \d+, "relevance": [1-5], "salience": [1-5]\}'
+VERDICTS = (SUPPORTED, CONTRADICTED, NOT_SUPPORTED)
+_VERDICTS = Vocabulary(
+    {
+        SUPPORTED: ("supports", "support"),
+        CONTRADICTED: ("contradicts", "contradict", "contradiction"),
+        NOT_SUPPORTED: (
+            *("unsupported", "does not support", "doesn't support", "do not support", "not support", "notsupported"),
+            *("isn't supported", "not at all supported", "neither supported nor contradicted"),
+            *("neither supports nor contradicts", "neither contradicts nor supports"),
+            "neither contradicted nor supported",
+        ),
+    },
+    positive=SUPPORTED,
+    inputs=("claim", "evidence"),
+)
+_COVERED, _NOT_COVERED = "COVERED", "NOT_COVERED"
+_COVERINGS = Vocabulary(
+    {
+        _COVERED: ("yes", "true"),
+        _NOT_COVERED: ("uncovered", "no", "false", "notcovered", "not covered by any", "not covered by any of"),
+    },
+    positive=_COVERED,
+)
+_EVIDENCE_NAMES = (
+    *("evidenceclaimids", "evidence", "claims", "claimids", "evidenceids", "ids", "numbers", "supportingclaims"),
+    "evidenceclaims",
+)
+# `COVERED by claims 1 and 3`, `NOT_COVERED`
+_COVERING_LINE = re.compile(
+    r"[\W_]{0,6}(?:label[*_]{0,2}:\s*)?(?P<not>not[ _-])?covered\b[\s*_]{0,4}(?:by|:|：|\(|（|-|–|,)?\s*"
+    r"(?:(?:evidence(?: claim)?(?: ids)?:?|by claims?|claims?)\s*){0,3}:?\s*"
+    r"(?P<numbers>[\[(]?\s*(?:\d{1,4}(?:\s*(?:,|，|、|and|&|to|-|–)\s*\d{1,4})*)?\s*[\])]?)?\W{0,6}",
+    re.IGNORECASE,
+)
+SCALES: Mapping[str, tuple[str, ...]] = {
+    "relevance": ("relevance", "relevancy", "relevancescore", "relevancerating"),
+    "salience": ("salience", "saliency", "saliencescore", "saliencerating"),
+}
+_FACT_LINE = re.compile(r"[\W_]{0,6}(?:(?:fact|id|no|number)[\s_:#]*)?(?P<id>\d{1,4})\b", re.IGNORECASE)
+_LINE_RATING = re.compile(
+    r"(?P<scale>relevance|salience)[\s*_`]{0,3}[:=]?[\s*_`]{0,3}(?P<digit>[1-5])(?:/5)?(?![\d.,/-]*\d)", re.IGNORECASE
+)
 
 
-def parse_facts(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
-    """`facts`: the facts in order, one that stands twice twice; none for a lone `None`. Read as claims are.
+@reader
+def parse_facts(text: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the `facts` in order; none for `None`. Raises `Unparsable` if a line may be a fact or not."""
+    return {"facts": read_texts(text, FACT_NAMES, str(variables.get("text") or ""))}
 
-    Raises `Unparsable` where a line may be a fact or not, and where nothing is one.
+
+@reader
+def parse_importance(text: str, variables: Mapping[str, Any]) -> dict[str, list[Digit]]:
+    """Return `relevance` and `salience`: a `Digit` for each of `facts`, in their order.
+
+    Other ids are passed over. Raises `Unparsable` for a fact without both ratings from 1 to 5, and for one with two
+    that differ.
     """
-    return {"facts": parse_claims(completion, variables)["claims"]}
+    facts = variables["facts"]
+    found = find_records(text, [name for names in SCALES.values() for name in names])
+    rated = _rated_lines(text, len(facts)) if found is None else _rated_records(text, found[0], facts)
+    if found is not None:
+        with suppress(Unparsable):
+            rated += _rated_lines(found[1], 0)
+    ratings: dict[int, tuple[Digit, ...]] = {}
+    for number, digits in rated:
+        if number < 1:
+            raise Unparsable("the number 0")
+        said = [digit.value for digit in ratings.setdefault(number, digits)]
+        if said != [digit.value for digit in digits]:
+            raise Unparsable("two ratings of one fact")
+    if any(number not in ratings for number in range(1, len(facts) + 1)):
+        raise Unparsable("a fact without ratings")
+    return {scale: [ratings[n][place] for n in range(1, len(facts) + 1)] for place, scale in enumerate(SCALES)}
 
 
-def facts_in(completion: str) -> list[ExtractedItem]:
-    """The facts. Raises `Unparsable`."""
-    return list(map(ExtractedItem, parse_facts(completion, {})["facts"]))
+def _rated_records(text: str, records: list[Any], facts: list[str]) -> list[tuple[int, tuple[Digit, ...]]]:
+    numbers, rated = [], []
+    for each in records:
+        number = (
+            place_of_record(each, ("id", "factid", "fact", "factnumber"), facts) if isinstance(each, dict) else None
+        )
+        if number is None:
+            raise Unparsable("ratings without the number of a fact")
+        try:
+            ratings = [rating_of_value(get_field(each, names)) for names in SCALES.values()]
+        except Unparsable:
+            if number > len(facts):
+                continue
+            raise
+        numbers.append(number)
+        rated.append(ratings)
+    columns = [digits_of_fields(text, scale, [row[n] for row in rated]) for n, scale in enumerate(SCALES)]
+    return list(zip(numbers, zip(*columns, strict=True), strict=True))
 
 
+def _rated_lines(text: str, count: int) -> list[tuple[int, tuple[Digit, ...]]]:
+    """Return the ratings of the lines that name both scales; lines without numbers are as many as the facts."""
+    numbers: list[int | None] = []
+    rated = []
+    for start, line in lines_with_places(text):
+        if not all(scale in line.casefold() for scale in SCALES):
+            continue
+        found = {each["scale"].casefold(): each for each in _LINE_RATING.finditer(line)}
+        if len(found) < len(SCALES) or len(_LINE_RATING.findall(line)) > len(SCALES):
+            raise Unparsable("a line without two ratings from 1 to 5")
+        number = _FACT_LINE.match(line)
+        numbers.append(int(number["id"]) if number else None)
+        rated.append(tuple(Digit(int(found[s]["digit"]), start + found[s].start("digit")) for s in SCALES))
+    if numbers == [None] * count:
+        numbers = list(range(1, count + 1))
+    if None in numbers:
+        raise Unparsable("ratings without the number of a fact")
+    return [(number or 0, digits) for number, digits in zip(numbers, rated, strict=True)]
+
+
+@reader
+def parse_verdict(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
+    """Return the `relation`: one of `VERDICTS`. Raises `Unparsable` for none and for several."""
+    own = (str(variables.get("claim") or ""), *(variables.get("evidence") or ()))
+    return {"relation": read_label(text, _VERDICTS, own)}
+
+
+@reader
+def parse_covering(text: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `covered`, and `claims`: the numbers of the known `claims` that cover the fact, ascending.
+
+    Raises `Unparsable` for no label, for objects that disagree, for COVERED without a known claim, and for NOT_COVERED
+    with one.
+    """
+    claims = variables["claims"]
+    found = find_records(text, ("label", "covered", *_EVIDENCE_NAMES))
+    if found and (
+        labels_in_lines(found[1], _COVERINGS, ()) or any(map(_COVERING_LINE.fullmatch, found[1].split("\n")))
+    ):
+        raise Unparsable("JSON, and a label beside it")
+    said = {_covering_of(each, claims) for each in found[0]} if found else {_covering_in_lines(text, claims)}
+    if len(said) != 1:
+        raise Unparsable("objects that disagree")
+    covered, numbers = said.pop()
+    if covered != bool(numbers):
+        raise Unparsable("covered by no known claim, or not covered beside claims")
+    return {"covered": covered, "claims": list(numbers)}
+
+
+def _covering_of(value: Any, claims: list[str]) -> tuple[bool, tuple[int, ...]]:
+    if not isinstance(value, dict):
+        raise Unparsable("no label")
+    said = [get_field(value, ("label", "verdict", "status", "judgement", "answer")), value.get("covered")]
+    labels = {_COVERINGS.read(str(each)) for each in said if each is not None}
+    if len(labels) != 1 or None in labels:
+        raise Unparsable("no label, or two")
+    return labels == {_COVERED}, tuple(numbers_of_value(get_field(value, _EVIDENCE_NAMES), len(claims), claims)[0])
+
+
+def _covering_in_lines(text: str, claims: list[str]) -> tuple[bool, tuple[int, ...]]:
+    """Return the label of the only line that gives one, with the numbers on it, or else on the other lines."""
+    found = [each for _, line in lines_with_places(text) if (each := _COVERING_LINE.fullmatch(line))]
+    if not found and set(labels_in_lines(text, _COVERINGS, ())) == {_NOT_COVERED}:
+        return False, ()
+    if len(found) != 1:
+        raise Unparsable("no object with a label")
+    numbers = found[0]["numbers"] or numbers_in_lines(text)
+    return not found[0]["not"], tuple(numbers_of_value(numbers, len(claims))[0])
+
+
+_RATED = r'\{"id": \d+, "relevance": [1-5], "salience": [1-5]\}'
 EXTRACT_FACTS = StageDefinition(
     "extract_facts",
     ("text",),
@@ -415,7 +219,7 @@ EXTRACT_FACTS = StageDefinition(
     form=lines_of("- .+", "- fact"),
     # The same facts as those of `extract_claims`, each behind a bullet
     figures=Figures(FACTSCORE, completion=LinearSize(slope=1.81), things=LinearSize(slope=0.158)),
-    things=facts_in,
+    things=things_of(parse_facts, "facts"),
     max_tokens=8_192,
     items=("facts",),
 )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from operator import itemgetter
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
-from untold.udfs.ratings import SCALE, Digit
+from untold.udfs.ratings import Digit
+from untold.udfs.stages.answers import reader
 from untold.udfs.stages.definitions import (
     FACTSCORE,
     RATING,
@@ -28,80 +28,17 @@ from untold.udfs.stages.definitions import (
     one_of,
     record,
 )
-from untold.udfs.stages.final_answers import final_answer
-from untold.udfs.stages.labels import labels_of, read_label
-from untold.udfs.stages.numbered import (
-    NumberedTexts,
-    is_known,
-    is_named,
-    match_lines,
-    matching_key,
-    rank,
-    rating_pattern,
-    read_digit,
-    read_numbered_labels,
-)
-from untold.udfs.stages.reading import answer_span, past_echoes, split_marker
-from untold.udfs.stages.records import (
-    NUMBER_NAMES,
-    RATING_NAMES,
+from untold.udfs.stages.forms import ListLine, find_records, get_field, read_list, says_nothing, undecorated
+from untold.udfs.stages.labels import Vocabulary, read_label, read_numbered_labels
+from untold.udfs.stages.lists import (
     STATEMENT_NAMES,
-    Cell,
-    Record,
-    Value,
-    read_rating,
-    read_records,
-    unwrapped,
+    check_rewritten,
+    ratings_in_order,
+    read_rated_texts,
+    read_texts,
+    things_of,
 )
-from untold.udfs.stages.units import UNIT_TYPES as UNIT_TYPES
-from untold.udfs.stages.units import parse_atoms, parse_revised
-
-RELATIONS = ("entailment", "contradiction", "neutral")
-RELATION_VARIABLES = ("premise", "hypothesis")
-LIST_VARIABLES = ("premise", "hypotheses")
-
-# What stands beside a hypothesis's number: `Hypothesis 3`, `h3`
-_NUMBER_WORDS = re.compile(
-    r"(?<![^\W_])(?:hypothes[ei]s|statements?|claims?|nos?|numbers?|ids?|h)(?![^\W\d_])", re.IGNORECASE
-)
-
-# `certain`, `impossible` and `open` are the words by which other prompts explain the labels
-_LABELS = labels_of(
-    {
-        "entailment": r"entail(?:ment|s|ed|ing)?|certain",
-        "contradiction": r"contradict(?:ion|s|ed|ing|ory)?|impossible",
-        "neutral": r"neutral|open",
-    },
-    hedged=r"(?:partial|weak|near|possible|apparent|likely)[\s_-](?:entailment|contradiction)",
-    inputs=RELATION_VARIABLES,
-    positive="entailment",
-    neither="neutral",
-    opposites=("entailment", "contradiction"),
-)
-
-
-@final_answer
-def parse_relation(completion: str, variables: Mapping[str, Any]) -> dict[str, str]:
-    """`relation`: the one of `RELATIONS` that is the answer, as `read_label` finds it; what neither entails nor
-    contradicts is neutral. Raises `Unparsable` where that is none or several.
-    """
-    own = [str(variables.get(name) or "") for name in RELATION_VARIABLES]
-    return {"relation": read_label(completion, _LABELS, own)}
-
-
-@final_answer
-def parse_relations(completion: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
-    """`relations`: one of `RELATIONS` for each of `hypotheses`, in their order, as `read_numbered_labels` finds them.
-
-    None where a hypothesis has no clear relation or several. Raises `Unparsable` where none has one.
-    """
-    hypotheses, premise = variables["hypotheses"], str(variables.get("premise") or "")
-
-    def read(text: str, number: int) -> str:
-        return read_label(text, _LABELS, (premise, hypotheses[number - 1]))
-
-    return {"relations": read_numbered_labels(completion, NumberedTexts(hypotheses, _NUMBER_WORDS), read)}
-
+from untold.udfs.stages.non_answers import says_absent
 
 ATOM_TYPE = pa.struct([pa.field("text", pa.string()), pa.field("unit_type", pa.string())])
 ATOMS_SCHEMA = pa.schema([pa.field("atoms", pa.list_(ATOM_TYPE))])
@@ -111,163 +48,141 @@ RELATION_SCHEMA = pa.schema([pa.field("relation", pa.string())])
 # In the order of the hypotheses; null where one has to be asked again
 RELATIONS_SCHEMA = pa.schema([pa.field("relations", pa.list_(pa.string()))])
 
+RELATIONS = ("entailment", "contradiction", "neutral")
+RELATION_VARIABLES = ("premise", "hypothesis")
+LIST_VARIABLES = ("premise", "hypotheses")
+UNIT_TYPES = ("Fact", "Claim", "Instruction", "Data Format", "Meta Statement", "Question", "Other")
 # The types of units that go on by default (methods, section 2)
 STATING = ("Fact", "Claim")
 
-_RATING = rating_pattern("relevance|relevancy")
-# `statement (4)`, `statement: 4/5`: a digit that ends a line, and is part of no larger number
-_LAST_NUMBER = re.compile(rf"(?<![\w.,/+-])(?P<number>[{SCALE}])(?:\s?/\s?{SCALE[-1]})?[\W_]{{0,8}}\Z")
-# `Statement 3` in place of the statement
-_NUMBERED = re.compile(r"[\W_]*(?:(?:statement|atom|item|no)[\W_]{1,3})?(\d{1,6})[\W_]*", re.IGNORECASE)
-_LONGEST_END = 24  # characters in which that digit is looked for
+# `certain`, `impossible` and `open` are the words by which other prompts explain the labels
+_LABELS = Vocabulary(
+    {
+        "entailment": ("entails", "entailed", "entail", "entailing", "certain"),
+        "contradiction": ("contradicts", "contradict", "contradictory", "contradicted", "impossible"),
+        "neutral": (
+            *("open", "neither entails nor contradicts", "neither contradicts nor entails"),
+            *("neither entailment nor contradiction", "neither contradiction nor entailment"),
+            *("neither entailed nor contradicted", "neither contradicted nor entailed"),
+            "neither an entailment nor a contradiction",
+        ),
+    },
+    positive="entailment",
+    inputs=("premise", "hypothesis", "hypotheses", "claim", "claims"),
+)
+_TYPES = {kind.casefold(): kind for kind in UNIT_TYPES} | {f"{kind.casefold()}s": kind for kind in UNIT_TYPES}
+_TYPE = r"(?:facts?|claims?|instructions?|data[ _-]formats?|meta[ _-]statements?|questions?|others?)"
+_GAPS = re.compile(r"[\s_-]+")
+# `unit: Fact`, `unit (Fact)`, each perhaps with a reason behind it
+_TYPE_BEHIND = re.compile(
+    rf"(?s:(?P<text>.+))(?:\s?(?:[:：→|]|\s[-–—]{{1,2}}\s|->|=>)[\s*_`\[(\"]{{0,4}}|\s?[\s*_`]{{0,3}}[\[(（【][\s*_`]{{0,3}}"
+    rf"(?:type: ?)?)(?P<type>{_TYPE})[\s*_`\]）】)\".]{{0,4}}(?:\s?(?:\(|[-–—]\s)[^:]*|[^\w]*)\Z",
+    re.IGNORECASE,
+)
+# `Fact: unit`, `[Fact] unit`
+_TYPE_BEFORE = re.compile(
+    rf"(?:[*_]{{0,2}}(?P<type>{_TYPE})(?: \d+)?[*_]{{0,2}}\s*[:：][*_]{{0,2}}"
+    rf"|[\[(][*_]{{0,2}}(?P<inside>{_TYPE})[*_]{{0,2}}[\])][:：]?)\s*(?P<text>.+)",
+    re.IGNORECASE | re.DOTALL,
+)
+# Several units on one line, or a type on a line of its own
+_GLUED = re.compile(r"(?:[:：]\s?|\()(?:facts?|claims?|questions?|instructions?)\b\)?[.;,)]|\bType\W*\Z", re.IGNORECASE)
+_UNIT_NAMES = ("unit", "contentunit", "atom", "value", "text", "statement", "item", "content")
+_TYPE_NAMES = ("type", "unittype", "label", "category")
 
 
-@dataclass(frozen=True)
-class _Rated:
-    """A line that rates: its text without the rating, and the digit, null where that is out of scale."""
+@reader
+def parse_relation(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
+    """Return the `relation`: one of `RELATIONS`. Raises `Unparsable` for none and for several."""
+    own = [str(variables.get(name) or "") for name in RELATION_VARIABLES]
+    return {"relation": read_label(text, _LABELS, own)}
 
-    text: str
-    digit: Digit | None
+
+@reader
+def parse_relations(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
+    """Return the `relations`: one of `RELATIONS` for each of `hypotheses`, None for one without a clear relation."""
+    own = [str(variables.get("premise") or "")]
+    return {"relations": read_numbered_labels(text, variables["hypotheses"], _LABELS, own)}
 
 
-@final_answer
-@past_echoes
-def parse_relevance(completion: str, variables: Mapping[str, Any]) -> dict[str, list[Digit]]:
-    """`ratings`: a `Digit` for each of `statements`, in their order.
+@reader
+def parse_atoms(text: str, variables: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:
+    """Return the `atoms`, each a `text` and a `unit_type` of `UNIT_TYPES`, in order; none for `None`.
 
-    Lines are matched to statements by text first, by position second, the latter only where there are as many rated
-    lines as statements. Raises `Unparsable` where a statement has no rating from 1 to 5.
+    The type stands behind the unit, before it, or in a heading above it. Raises `Unparsable` for a unit without a type.
     """
-    statements: Sequence[str] = variables["statements"]
-    known = set(map(matching_key, statements))
-    rated = _in_order(_rated_records(completion, known) or list(_rated_lines(completion, known)), known)
-    chosen = match_lines(statements, [line.text for line in rated])
-    if any(_is_torn(completion, [rated[line] for line in lines]) for lines in chosen.values()):
-        raise Unparsable("two ratings of one statement")
-    ratings = [rated[chosen[place][-1]].digit if place in chosen else None for place in range(len(statements))]
-    found = [digit for digit in ratings if digit is not None]
-    if len(found) < len(statements):
-        raise Unparsable(f"no rating from 1 to 5 for {len(statements) - len(found)} of {len(statements)} statements")
-    return {"ratings": found}
+    if says_nothing(text) or says_absent(text):
+        return {"atoms": []}
+    found = find_records(text, (*_UNIT_NAMES[:3], *_TYPE_NAMES[:2], *_UNIT_NAMES[4:]))
+    if found is not None and not found[0]:
+        return {"atoms": []}
+    if found is not None:
+        units = [_unit_of(each) for each in found[0]]
+    else:
+        items = [item for item in read_list(text) if not (item.heading and says_nothing(item.text))]
+        units = [_typed(item) for item in items]
+        before = [_TYPE_BEFORE.match(item.text.strip()) for item in items]
+        if None in units and all(before):
+            units = [(each["text"], _type_of(each["type"] or each["inside"])) for each in before if each]
+    if not units or any(unit is None or unit[1] is None for unit in units):
+        raise Unparsable("a unit without a type")
+    return {"atoms": [{"text": undecorated(unit[0]), "unit_type": str(unit[1])} for unit in units if unit]}
 
 
-def _is_torn(completion: str, lines: Sequence[_Rated]) -> bool:
-    """Whether the last two of a statement's ratings differ with no word between them that the later one is meant."""
-    digits = [line.digit for line in lines[-2:]]
-    if len({digit.value if digit else None for digit in digits}) < 2:
-        return False
-    first, last = (digit.offset if digit else 0 for digit in digits)
-    between = completion[first:last].split("\n")[1:-1]
-    return not any(matching_key(line) and not _RATING.search(line) for line in between)
+def _type_of(said: Any) -> str | None:
+    return _TYPES.get(_GAPS.sub(" ", str(said).strip(" #*_:：-")).casefold())
 
 
-def _rated_records(completion: str, known: set[str]) -> list[_Rated]:
-    """The ratings of a JSON list or a table; none where it is none of statements and ratings."""
-    records = read_records(completion)
-    values = unwrapped(records.values, STATEMENT_NAMES) if records else []
-    rated = [one for value in values for one in _rated_record(value)]
-    if records and rated and any(_rated_lines(records.rest, known)):
-        raise Unparsable("ratings beside a list of ratings")
-    return rated
-
-
-def _in_order(rated: Sequence[_Rated], known: set[str]) -> Sequence[_Rated]:
-    """The ratings by their numbers, where they have those in place of statements; `1.` before each says nothing."""
-    found = [_NUMBERED.fullmatch(line.text) for line in rated if not is_known(line.text, known)]
-    numbers = [int(number[1]) for number in found if number]
-    if len(numbers) < len(rated) or len(set(numbers)) < 2:
-        return rated
-    if sorted(numbers) not in (list(range(len(rated))), list(range(1, len(rated) + 1))):
-        raise Unparsable("ratings are not numbered as the statements are")
-    return [line for _, line in sorted(zip(numbers, rated, strict=True), key=itemgetter(0))]
-
-
-def _rated_record(value: Value) -> Iterator[_Rated]:
-    """One of an object with statement and rating, or one for each pair of `{"statement": 4}`."""
-    if not isinstance(value, Record):
-        return
-    rating = value.field(RATING_NAMES)
-    statement = value.cell(STATEMENT_NAMES) or value.cell(NUMBER_NAMES)
-    if rating is not None:
-        yield _Rated(statement.text if statement else "", read_rating(rating))
-    elif statement is None:
-        digits = [(key, read_rating(each)) for key, each in value.pairs if isinstance(each, Cell)]
-        yield from (_Rated(key, digit) for key, digit in digits)
-
-
-def _rated_lines(completion: str, known: set[str]) -> Iterator[_Rated]:
-    """Every rating with the text that it is for: its own line's, or that of the lines that it ends."""
-    begun: list[str] = []
-    bulleted = False
-    offset, end = answer_span(completion)
-    for line in completion[offset:end].split("\n"):
-        rated, marked = _read_rating(line, offset, known), split_marker(line).marked
-        offset += len(line) + 1
-        if rated is not None:
-            yield _Rated(_rated_text(rated.text, [] if marked else begun, known), rated.digit)
-            begun, bulleted = [], False
-        elif line.strip():
-            if marked or not bulleted:
-                begun = []
-            begun.append(line)
-            bulleted = bulleted or marked
-
-
-def _read_rating(line: str, offset: int, known: set[str]) -> _Rated | None:
-    """The last rating of a line, null where it has none; a line that repeats a statement and no more has none."""
-    if is_known(line, known):
-        return None
-    ratings = [found for found in _RATING.finditer(line) if found["number"] or is_named(found)]
-    last = max(reversed(ratings), key=lambda found: rank(line, found.start()), default=None)
-    bare = _read_bare_rating(line, offset, known)
-    if last is None or bare is not None:
-        return bare
-    before = line[: last.start()]
-    digits = {found["number"] for found in ratings if rank(line, found.start()) == rank(line, last.start())}
-    if len(digits) > 1 and not is_known(before, known):
-        return _Rated(before, None)
-    return _Rated(before if matching_key(before) else line[last.end() :], read_digit(line, last, offset))
-
-
-def _read_bare_rating(line: str, offset: int, known: set[str]) -> _Rated | None:
-    """A digit without a word, `statement (4)`: only where all before it is one of the statements."""
-    end = line.rstrip()[-_LONGEST_END:]
-    found = _LAST_NUMBER.search(end)
+def _typed(item: ListLine) -> tuple[str, str | None] | None:
+    found = _TYPE_BEHIND.match(item.text.strip())
     if found is None:
-        return None
-    place = len(line.rstrip()) - len(end) + found.start()
-    text = line[:place]
-    return _Rated(text, Digit(int(line[place]), offset + place)) if is_known(text, known) else None
+        return (item.text, _type_of(item.heading)) if item.heading else None
+    if _GLUED.search(found["text"]):
+        raise Unparsable("several units on one line")
+    return found["text"], _type_of(found["type"])
 
 
-def _rated_text(text: str, begun: Sequence[str], known: set[str]) -> str:
-    """The text that a rating is for: of what may be meant, the one that is a statement, else all of it."""
-    if not begun:
-        return text
-    joined = " ".join([*begun, text])
-    meant = [text, joined, begun[0]]
-    return next((each for each in meant if is_known(each, known)), text if matching_key(text) else joined)
+def _unit_of(value: Any) -> tuple[str, str | None] | None:
+    if isinstance(value, str):
+        return _typed(ListLine(value, None, 0))
+    unit = get_field(value, _UNIT_NAMES)
+    return (unit, _type_of(get_field(value, _TYPE_NAMES))) if isinstance(unit, str) else None
+
+
+@reader
+def parse_revised(text: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the revised `atoms` in order; none for `None`. Raises `Unparsable` if a line may be a statement or not."""
+    own = "\n".join([str(variables.get("text") or ""), *(variables.get("statements") or ())])
+    atoms = read_texts(text, STATEMENT_NAMES, own)
+    check_rewritten(atoms, own)
+    return {"atoms": atoms}
+
+
+@reader
+def parse_relevance(text: str, variables: Mapping[str, Any]) -> dict[str, list[Digit]]:
+    """Return the `ratings`: a `Digit` for each of `statements`, in their order.
+
+    Raises `Unparsable` for a statement without a rating from 1 to 5, and for one with two.
+    """
+    statements = variables["statements"]
+    return {"ratings": ratings_in_order(read_rated_texts(text, _RATED_NAMES, statements), statements)}
+
+
+_RATED_NAMES = ("statement", "statementtext", "atom", "text", "item", "content")
 
 
 def atoms_in(completion: str) -> list[ExtractedItem]:
-    """The units that state something: Facts and Claims. Raises `Unparsable`."""
-    return [
-        ExtractedItem(unit["text"]) for unit in parse_atoms(completion, {})["atoms"] if unit["unit_type"] in STATING
-    ]
-
-
-def revised_in(completion: str) -> list[ExtractedItem]:
-    """The statements. Raises `Unparsable`."""
-    return list(map(ExtractedItem, parse_revised(completion, {})["atoms"]))
+    """Return the units that state something: Facts and Claims. Raises `Unparsable`."""
+    units = parse_atoms(completion, {})["atoms"]
+    return [ExtractedItem(unit["text"]) for unit in units if unit["unit_type"] in STATING]
 
 
 def relevances_in(completion: str) -> list[ExtractedItem]:
-    """What is rated, whatever statements were given. Raises `Unparsable` where nothing is, or numbers stand for it."""
-    rated = _rated_records(completion, set()) or list(_rated_lines(completion, set()))
-    things = [ExtractedItem(line.text, line.digit.value) for line in rated if line.digit]
-    if all(map(_NUMBERED.fullmatch, (thing.text for thing in things))):
-        raise Unparsable("no rating from 1 to 5 beside its statement")
-    return things
+    """Return what is rated, with its rating. Raises `Unparsable` if numbers stand for all statements."""
+    rated = read_rated_texts(completion, _RATED_NAMES)
+    if not any(any(map(str.isalpha, one.text)) for one in rated):
+        raise Unparsable("no rating beside its statement")
+    return [ExtractedItem(one.text, one.digit.value) for one in rated]
 
 
 EXTRACT_ATOMS = StageDefinition(
@@ -291,7 +206,7 @@ REVISE_ATOMS = StageDefinition(
     form=lines_of(r"\* .+", "* statement"),
     # The same facts as if revised: as many, beside the text and themselves
     figures=Figures(FACTSCORE, completion=LinearSize(slope=0.64), things=LinearSize(slope=0.056)),
-    things=revised_in,
+    things=things_of(parse_revised, "atoms"),
     max_tokens=8_192,
     items=("atoms",),
 )

@@ -102,6 +102,10 @@ _PERSONAL = "|".join(
         rf"|i apologi[sz]e"
         rf"|as an? (?:ai|large language|language)\b[^.\n]{{0,40}})?[^.\n\w]{{0,4}}(?:but |that )?(?:i|we) ?{_UNABLE}"
         rf" (?:\w+ )?(?:{_TASKS})\b(?! (?:\w+ ){{1,3}}as\b)",
+        r"as an? (?:ai|artificial|large language|language)\b[^.\n]{0,80}?,? i(?:['’]m| am| do| can|['’]ve)?"
+        r"(?: not|not|n['’]t| unable)\b",
+        rf"(?:i apologi[sz]e|(?:my )?apologies|(?:i['’]m |i am )?sorry)\b[^.,\n]{{0,60}}, but i {_UNABLE}"
+        rf" (?:\w+ )?(?:{_TASKS})\b",
         r"(?:i['’]m |i am )?sorry[^.\n\w]{0,4}(?:but )?(?:i|we) (?:can['’]t|cannot)[.!\s]",
         r"(?:i|we) (?:must|have to|need to) (?:respectfully )?(?:decline|refuse)\b",
         rf"(?:the|this) (?:assistant|model|ai|system) {_UNABLE} (?:\w+ )?(?:{_TASKS})\b",

@@ -6,9 +6,9 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, wraps
+from functools import lru_cache
 from itertools import accumulate, islice
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from untold.udfs.llm.escaping import TAGS, TOKEN, find_escaped
 from untold.udfs.ratings import Digit
@@ -35,7 +35,7 @@ _OTHER_OPEN = re.compile(
     r"\s*<(?P<name>(?!(?:a|b|i|u|p|s|br|em|li|ol|ul|td|th|tr|div|sub|sup|pre|code|span|strong|small|table|thead|tbody"
     r"|html|body|h\d"
     r"|blockquote|details|center|cite|math|q)[\s>])"
-    r"(?!\w{0,40}(?:answer|claim|fact|atom|unit|question|topic|aspect|summar|output|result|label|relation|verdict"
+    r"(?!\w{0,40}(?:answer|nugget|claim|fact|atom|unit|question|topic|aspect|summar|output|result|label|relation|verdict"
     r"|classif|response"
     r"|final|solution|json|list|statement|cover|match|candidate|rating|relevan|evidence|item|premise|hypothes|query"
     r"|text|context"
@@ -57,7 +57,7 @@ _ANSWER_LABEL = re.compile(
     r"^[ \t#*_]{0,6}(?:(?:my|the|so|final|extracted|revised) ){0,3}(?:answer|response|claims|facts|questions"
     r"|statements|units|topics"
     r"|summary|output|result|label|relation|verdict|classification|conclusion|statement)(?: is)?[*_ ]{0,3}"
-    r"(?:[:：][*_ \t]{0,4}|(?<=\*\*)(?=\n))|^[ \t]{0,3}(?:-{3,}|\*{3,})[ \t\r]*$|^(?=[ \t*#]{0,6}\[(?:un)?covered\b)",
+    r"(?:[:：][*_ \t]{0,4}|(?<=\*\*)(?=\n))|^[ \t]{0,3}(?:-{3,}|\*{3,})[ \t\r]*$|^(?=[ \t*#]{0,6}\[?(?:un)?covered\b)",
     re.IGNORECASE | re.MULTILINE,
 )
 _PARAGRAPHS = re.compile(r"\n[ \t\r]*\n\s*")
@@ -100,6 +100,7 @@ _BOLD_FROM_NUMBER = re.compile(rf"\*\*{_NUMBER_MARKER}\s+")
 _LINE_END = re.compile(r"(?:\s{0,9}(?:<br\s?/?>|</li>|(?<!\\)\\|[\u200b\u2060]))+\Z", re.IGNORECASE)
 _BREAKS = (">", "\\", "\u200b", "\u2060")  # the last signs of these
 _LONGEST_END = 60
+_TAG_LINE = re.compile(r"\s*</?\w{1,30}>\s*")
 _NOT_LETTERS = re.compile(r"[\W\d_]+")
 _RULE_CHARACTERS = "-*_=~"
 _AROUND_NONE = " \t\r\n\"'“”‘’«»`*_()[]-–—•.。"
@@ -225,7 +226,8 @@ def _end_of_thinking_aloud(completion: str, start: int) -> int:
     """Where an answer is named, or the second of two paragraphs begins; else the end, as it is not known."""
     labels = list(_ANSWER_LABEL.finditer(completion, start))
     if labels:
-        return labels[-1].end()
+        # The first of two headings
+        return next((label.end() for label in labels if not label[0]), labels[-1].end())
     breaks = list(_PARAGRAPHS.finditer(completion.rstrip(), start))
     breaks = breaks[1:] if breaks and not completion[start : breaks[0].start()].strip() else breaks
     return breaks[0].end() if len(breaks) == 1 else len(completion)
@@ -251,15 +253,33 @@ def is_drawing(line: ParsedLine) -> bool:
 
 
 def unfenced(text: str) -> str:
-    """The text inside a code fence that surrounds all of it; any other text as it is, trimmed."""
-    text = text.strip()
-    if "\n" not in text:
-        return text
+    """Return the text inside of a code fence that surrounds all of it, or any other text, trimmed."""
+    lines = text.strip().split("\n")
+    fences = _fences(lines)
+    return "\n".join(lines[1:-1] if fences == [0, len(lines) - 1] else lines).strip()
+
+
+def within_fence(text: str) -> str:
+    """Return the text inside of the only code fence or pair of tags on lines of their own, or any other text.
+
+    Prose around it goes. If bullets stand above it, or first below it, the text stays whole.
+    """
     lines = text.split("\n")
-    fences = [number for number, line in enumerate(lines) if is_fence(line)]
-    if fences == [0, len(lines) - 1]:
-        lines = lines[1:-1]
-    return "\n".join(lines).strip()
+    ends = _fences(lines)
+    if not ends:
+        opened = [number for number, line in enumerate(lines) if _TAG_LINE.fullmatch(line)]
+        names = [lines[number].strip().strip("</>") for number in opened]
+        ends = opened if len(names) == 2 and names[0] == names[1] and "</" in lines[opened[1]] else []
+    if len(ends) != 2 or ends[1] - ends[0] < 2:
+        return text
+    below = [line for line in lines[ends[1] + 1 :] if line.strip()][:1]
+    if any(split_marker(line).marked for line in (*lines[: ends[0]], *below)):
+        return text
+    return "\n".join(lines[ends[0] + 1 : ends[1]])
+
+
+def _fences(lines: Sequence[str]) -> list[int]:
+    return [number for number, line in enumerate(lines) if is_fence(line)]
 
 
 def is_none(text: str) -> bool:
@@ -348,29 +368,21 @@ Row = TypeVar("Row", bound=Mapping[str, Any])
 Edit = tuple[int, int, str]  # start, end, and what stands there instead
 
 
-def past_echoes(parse: Callable[[str, Mapping[str, Any]], Row]) -> Callable[[str, Mapping[str, Any]], Row]:
-    """The parser, reading a completion as if the prompt had held its texts as they are; digits keep their places in it.
+def without_echoes(text: str, own: Sequence[str]) -> tuple[str, Callable[[int], int]]:
+    """Return the text without the prompt's tags that it repeats, and a function from places in it to those in `text`.
 
-    The prompt's tags that it repeats go. A tag stays where a text of the variables has one of that name: there it may
-    be the text's own. What was escaped in a text, and is repeated so, is as it was in the text.
+    A tag stays if one of the `own` texts has a tag of that name. What was escaped in an own text, and is repeated so,
+    is as it was there.
     """
-
-    @wraps(parse)
-    def parse_bare(completion: str, variables: Mapping[str, Any]) -> Row:
-        # The longest search of a reading, which most completions do not need
-        tags = list(_TAG.finditer(completion)) if "<" in completion else []
-        escaped = list(find_escaped(completion))
-        if not tags and not escaped:
-            return parse(completion, variables)
-        texts = list(texts_of(variables.values()))
-        own = {found["name"].lower() for text in texts for found in _TAG.finditer(text)}
-        edits = [_without(found) for found in tags if found["name"].lower() not in own]
-        edits += [edit for edit in escaped if any(edit[2] in text for text in texts)]
-        bare, place_of = _edited(completion, sorted(edits))
-        read = parse(bare, variables)
-        return cast("Row", {name: moved(value, place_of) for name, value in read.items()})
-
-    return parse_bare
+    # The longest search of a reading, which most completions do not need
+    tags = list(_TAG.finditer(text)) if "<" in text else []
+    escaped = list(find_escaped(text))
+    if not tags and not escaped:
+        return text, lambda place: place
+    named = {found["name"].lower() for each in own for found in _TAG.finditer(each)}
+    edits = [_without(found) for found in tags if found["name"].lower() not in named]
+    edits += [edit for edit in escaped if any(edit[2] in each for each in own)]
+    return _edited(text, sorted(edits))
 
 
 def next_turn(text: str, variables: Mapping[str, Any]) -> tuple[int, bool] | None:

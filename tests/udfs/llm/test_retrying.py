@@ -7,6 +7,7 @@ import pytest
 from untold.udfs.llm.calls import Answer, Request
 from untold.udfs.llm.limiter import OUTAGE_FAULTS, Lease
 from untold.udfs.llm.retrying import DOUBTS_IN_A_ROW, EndpointHealth, RetryDecision, Verdict, is_passing, judge
+from untold.udfs.llm.usage import Usage
 
 FLAGGED = Answer(error_type="http_403", refused=True)
 GOOD = Answer(text="text")
@@ -45,6 +46,17 @@ def test_what_cannot_be_used_is_asked_again_until_its_attempts_are_used_up(error
     assert again == [RetryDecision.AGAIN, RetryDecision.AGAIN, RetryDecision.AGAIN, RetryDecision.RECORD]
     assert verdict(answer).attempt
     assert verdict(answer).afresh
+
+
+@pytest.mark.parametrize(
+    ("sent", "used", "following"), [(300, 300, 600), (300, 0, 600), (None, 512, 1024), (None, 0, None)]
+)
+def test_a_request_whose_completion_was_cut_off_gets_twice_the_room(
+    sent: int | None, used: int, following: int | None
+) -> None:
+    cut = Answer(text="- The bridge", error_type="truncated", usage=Usage(completion_tokens=used))
+    assert judge(Request("r", {}, "unit", limit=sent), cut, 4, free=False).limit == following
+    assert judge(Request("r", {}, "unit", limit=sent, attempts=3), cut, 4, free=False).act is RetryDecision.RECORD
 
 
 @pytest.mark.parametrize("error_type", ["filtered", "http_400", "http_413"])

@@ -25,7 +25,7 @@ def ratings(completion: str, of: Sequence[str] = ("It is old.", "It is high.")) 
     """Relevance and salience by fact, each digit checked to stand at its offset in the completion."""
     found: dict[str, list[Digit]] = RATE_IMPORTANCE.parse(completion, {"query": "q", "facts": list(of)})
     digits = [digit for scale in ("relevance", "salience") for digit in found[scale]]
-    assert [completion[digit.offset] for digit in digits] == [str(digit.value) for digit in digits]
+    assert all(digit.offset < 0 or completion[digit.offset] == str(digit.value) for digit in digits)
     return [(one.value, other.value) for one, other in zip(found["relevance"], found["salience"], strict=True)]
 
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from math import isqrt
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.examples import examples
 from tests.linear import assert_linear
 from tests.udfs.stages.e2e_read import Read, coverage, lists
-from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages import Unparsable
 from untold.udfs.stages.e2e import EVALUATE_COVERAGE, SUMMARISE_CONTEXT
 from untold.udfs.stages.non_answers import NONE_WORDS
 from untold.udfs.stages.reading import letters, without_emphasis, without_ticks
@@ -198,34 +195,6 @@ nearly = in_form(
     between=["And:\n"],
     behind=["\nThat is all.", "<|im_end|>"],
 )
-
-
-def test_the_form_of_the_prompt_is_read_the_short_way() -> None:
-    prompt = (PROMPTS / "evaluate_coverage.jinja").read_text(encoding="utf-8")
-    examples = re.findall(r"(?<==== assistant\n).*?(?=\n\n=== user)", prompt, re.DOTALL)
-    assert len(examples) == 3
-    with patch("untold.udfs.stages.coverage._parse_any_form", None):
-        assert all(EVALUATE_COVERAGE.parse(text, {"contexts": ["a", "b"]})["statements"] for text in examples)
-
-
-@examples(500)
-@given(usual | nearly | written | st.lists(pieces | others, max_size=25).map("".join))
-def test_shortcuts_of_the_usual_form_change_no_reading(text: str) -> None:
-    def read() -> tuple[Any, str | None]:
-        try:
-            return EVALUATE_COVERAGE.parse(text, {"contexts": ["a", "b"]}), None
-        except Unparsable as error:
-            return None, str(error)
-
-    shortly = read()
-    readers = "untold.udfs.stages"
-    with (
-        patch(f"{readers}.coverage._USUAL", re.compile("(?!)")),
-        patch(f"{readers}.lists._PLAIN", re.compile("(?!)")),
-        patch(f"{readers}.coverage._OF_HEADINGS", ("",)),
-        patch(f"{readers}.reading._BREAKS", ("",)),
-    ):
-        assert read() == shortly
 
 
 HOSTILE = [

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.udfs.stages.test_completions import plain
-from untold.udfs.stages import STAGES
-from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages import STAGES, Unparsable
 
 TEXTS = ("The tower is 41 metres high.", "Ada Fenn built it: in 1874", "It has [3 of 5] floors", "Rune Dahl likes it")
 QUESTIONS = (

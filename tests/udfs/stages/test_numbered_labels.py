@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.linear import assert_linear
-from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages import Unparsable
 from untold.udfs.stages.nli import CLASSIFY_RELATIONS, RELATIONS
 
 TEXTS = (

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from tests.udfs.stages.qa_read import QA, answered, mined, refined, relation, values
 from tests.udfs.stages.test_nli_properties import plain
 from untold.udfs.facts.nodes import normalise
-from untold.udfs.stages import STAGES
-from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.stages import STAGES, Unparsable
+from untold.udfs.stages.lists import matching_key
 from untold.udfs.stages.non_answers import NONE_WORDS
-from untold.udfs.stages.numbered import matching_key
 from untold.udfs.stages.qa import ANSWER_QUESTIONS, COMPARE_ANSWERS, MINE_QUESTIONS, REFINE_QUESTIONS, RELATIONS
 
 SWAPPED = {"first_implies_second": "second_implies_first", "second_implies_first": "first_implies_second"}

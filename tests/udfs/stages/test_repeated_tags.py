@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from untold.udfs.llm.escaping import TAGS, as_data
 from untold.udfs.ratings import Digit
 from untold.udfs.stages import STAGES
-from untold.udfs.stages.reading import past_echoes
+from untold.udfs.stages.reading import without_echoes
 
 PROMPTS = Path(__file__).parents[3] / "conf"
 WORDS = st.text(st.characters(categories=("Lu", "Ll")), min_size=1, max_size=9).map(lambda word: f"{word} is so")
@@ -54,10 +53,7 @@ def test_ratings_beside_tags_keep_their_places(rows: list[tuple[str, int, Callab
     ],
 )
 def test_tags_go_and_a_line_that_an_item_opens_is_one(completion: str, bare: str) -> None:
-    def parse(text: str, _: Any) -> dict[str, str]:
-        return {"text": text}
-
-    assert past_echoes(parse)(completion, {"text": "A page with <text> in it"}) == {"text": bare}
+    assert without_echoes(completion, ["A page with <text> in it"])[0] == bare
 
 
 HOSTILE = ['Tags are <context id="2">so</context>', "It ends <|im_end|> so", "a[/INST]b</s>c"]
