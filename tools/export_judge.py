@@ -1,0 +1,153 @@
+"""Write the trained judge as ONNX with int8 weights, and fit its temperature on held-back pairs.
+
+    python tools/export_judge.py --weights trained/model.pt --base all-MiniLM-L6-v2 \\
+        --tokenizer conf/minilm/tokenizer.json --held-back held_back.jsonl.gz --out conf/judge
+
+The weights have 7 bits, so that processors with and without the instructions VNNI compute the same numbers: products of
+8 bits overflow the 16-bit sums of the latter. The command prints the AUC of the exact model beside that of the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from judge_measures import area, calibration_error
+from numpy.typing import NDArray
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from scipy.optimize import minimize_scalar
+from tokenizers import Tokenizer
+from torch import nn
+from train_judge import CLASSES, CrossEncoder
+from transformers import AutoModel
+
+# The window of the judge, in tokens. Longer pairs have several windows
+LONGEST = 256
+
+
+class Exported(nn.Module):
+    """The cross-encoder without a mask: pairs of one length run together. The last layer computes one token."""
+
+    def __init__(self, model: CrossEncoder) -> None:
+        super().__init__()
+        self.encoder, self.classify = model.encoder, model.classify
+        self.heads = model.encoder.config.num_attention_heads
+
+    def forward(self, input_ids: torch.Tensor, token_type_ids: torch.Tensor) -> torch.Tensor:
+        """Return the logits of pairs, one row of three each."""
+        embeddings = self.encoder.embeddings
+        states = embeddings.word_embeddings(input_ids) + embeddings.token_type_embeddings(token_type_ids)
+        states = embeddings.LayerNorm(states + embeddings.position_embeddings.weight[: input_ids.shape[1]])
+        layers = self.encoder.encoder.layer
+        for number, layer in enumerate(layers):
+            asking = states[:, :1] if number + 1 == len(layers) else states
+            attended = self._attend(layer.attention.self, asking, states)
+            output = layer.attention.output
+            states = output.LayerNorm(output.dense(attended) + asking)
+            inner = nn.functional.gelu(layer.intermediate.dense(states))
+            states = layer.output.LayerNorm(layer.output.dense(inner) + states)
+        return self.classify(states[:, 0])
+
+    def _attend(self, layer: nn.Module, asking: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        def split(values: torch.Tensor) -> torch.Tensor:
+            return values.reshape(values.shape[0], -1, self.heads, values.shape[-1] // self.heads).transpose(1, 2)
+
+        queries, keys, values = split(layer.query(asking)), split(layer.key(states)), split(layer.value(states))
+        scores = torch.matmul(queries, keys.transpose(-1, -2)) / math.sqrt(queries.shape[-1])
+        mixed = torch.matmul(torch.softmax(scores, -1), values).transpose(1, 2)
+        return mixed.reshape(mixed.shape[0], -1, states.shape[-1])
+
+
+def export(model: CrossEncoder, exact: Path, path: Path) -> None:
+    """Write the model as ONNX: the exact weights, and weights of 7 bits in int8 with a scale per column."""
+    ids = torch.randint(1000, 2000, (3, 17))
+    types = torch.zeros_like(ids)
+    names = ["input_ids", "token_type_ids"]
+    torch.onnx.export(
+        Exported(model).eval(),
+        (ids, types),
+        exact,
+        input_names=names,
+        output_names=["logits"],
+        dynamic_axes={name: {0: "pairs", 1: "tokens"} for name in names},
+        dynamo=False,
+        opset_version=17,
+    )
+    extra = {"DefaultTensorType": onnx.TensorProto.FLOAT}
+    quantize_dynamic(exact, path, per_channel=True, reduce_range=True, weight_type=QuantType.QInt8, extra_options=extra)
+
+
+def logits_of(path: Path, tokenizer: Tokenizer, pairs: list[tuple[str, str]]) -> NDArray[np.float64]:
+    """Return the logits of pairs [pairs, 3], each run alone."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    rows = []
+    for one in tokenizer.encode_batch(pairs):
+        feeds = {"input_ids": np.array([one.ids]), "token_type_ids": np.array([one.type_ids])}
+        rows.append(session.run(None, feeds)[0][0])
+    return np.array(rows, dtype=np.float64)
+
+
+def entailment(logits: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
+    """Return the probabilities of the first class."""
+    exact = logits / temperature
+    powers = np.exp(exact - exact.max(axis=1, keepdims=True))
+    return powers[:, 0] / powers.sum(axis=1)
+
+
+def main() -> None:
+    """Read the options, export, calibrate, and write the folder of the judge."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("--weights", "--base", "--tokenizer", "--held-back", "--out"):
+        parser.add_argument(name, type=Path, required=True)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    encoder = AutoModel.from_pretrained(options.base, add_pooling_layer=False, attn_implementation="eager")
+    model = CrossEncoder(encoder)
+    model.load_state_dict(torch.load(options.weights, map_location="cpu"), strict=False)
+    model.eval()
+    path = options.out / "model.onnx"
+    with TemporaryDirectory() as folder:
+        exact = Path(folder) / "exact.onnx"
+        export(model, exact, path)
+        calibrate(exact, path, options)
+
+
+def calibrate(exact: Path, path: Path, options: argparse.Namespace) -> None:
+    """Fit the temperature on the held-back pairs, write config.json, and print the measures."""
+    tokenizer = Tokenizer.from_file(str(options.tokenizer))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    with gzip.open(options.held_back, "rt", encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    rows = [row for row in rows if len(tokenizer.encode(row["text"], row["fact"])) <= LONGEST]
+    holds = np.array([row["label"] in ("supported", "entailment") for row in rows])
+    pairs = [(row["text"], row["fact"]) for row in rows]
+    logits = logits_of(path, tokenizer, pairs)
+
+    def loss(temperature: float) -> float:
+        stated = np.clip(entailment(logits, temperature), 1e-9, 1 - 1e-9)
+        return float(-np.log(np.where(holds, stated, 1 - stated)).mean())
+
+    temperature = float(minimize_scalar(loss, bounds=(0.2, 5.0), method="bounded").x)
+    probabilities = entailment(logits, temperature)
+    config = {"id2label": {str(number): label for number, label in enumerate(CLASSES)}, "temperature": temperature}
+    (options.out / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    before = area(entailment(logits_of(exact, tokenizer, pairs), temperature), holds)
+    print(
+        f"temperature {temperature:.3f}, AUC {area(probabilities, holds):.4f} ({before:.4f} before rounding)", end=", "
+    )
+    print(f"calibration error {calibration_error(probabilities, holds):.4f}, {len(rows)} pairs")
+
+
+if __name__ == "__main__":
+    main()
