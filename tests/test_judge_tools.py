@@ -77,6 +77,24 @@ def test_a_tiny_judge_is_trained_exported_and_opened(tmp_path: Path) -> None:
     assert 0 < found.entailment < 1
 
 
+@pytest.mark.gate
+def test_the_exported_module_computes_what_was_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    from export_judge import Exported
+    from train_judge import CrossEncoder
+
+    torch.manual_seed(3)
+    config = transformers.BertConfig(hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=64)
+    trained = CrossEncoder(transformers.BertModel(config, add_pooling_layer=False)).eval()
+    for length in (4, 31):
+        ids, types = torch.randint(0, 30000, (1, length)), torch.arange(length)[None] // (length // 2 + 1)
+        with torch.no_grad():
+            expected, found = trained(ids, torch.ones_like(ids), types), Exported(trained).eval()(ids, types)
+        assert torch.allclose(found, expected, atol=1e-5)
+
+
 def test_measures_of_pairs_are_printed_with_intervals(tmp_path: Path) -> None:
     made = write_rows(tmp_path / "held.gz", pairs(60, 3))
     (line,) = run("measure_judge.py", "--realsumm", made).splitlines()

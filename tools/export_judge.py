@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import math
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -34,41 +33,61 @@ LONGEST = 256
 
 
 class Exported(nn.Module):
-    """The cross-encoder without a mask: pairs of one length run together. The last layer computes one token."""
+    """The cross-encoder for one pair without padding, with fewer operators than the trained module.
+
+    A layer has one product for queries, keys and values, and the last layer computes only the first token.
+    """
 
     def __init__(self, model: CrossEncoder) -> None:
         super().__init__()
         self.encoder, self.classify = model.encoder, model.classify
         self.heads = model.encoder.config.num_attention_heads
+        self.size = model.encoder.config.hidden_size // self.heads
+        attentions = [layer.attention.self for layer in model.encoder.encoder.layer]
+        self.asking = scaled(attentions[-1].query, self.size**-0.5)
+        self.into = nn.ModuleList(
+            [joined(scaled(one.query, self.size**-0.5), one.key, one.value) for one in attentions[:-1]]
+            + [joined(attentions[-1].key, attentions[-1].value)]
+        )
 
     def forward(self, input_ids: torch.Tensor, token_type_ids: torch.Tensor) -> torch.Tensor:
-        """Return the logits of pairs, one row of three each."""
+        """Return the logits of a pair [1, 3] for its tokens [1, tokens]."""
         embeddings = self.encoder.embeddings
         states = embeddings.word_embeddings(input_ids) + embeddings.token_type_embeddings(token_type_ids)
         states = embeddings.LayerNorm(states + embeddings.position_embeddings.weight[: input_ids.shape[1]])
-        layers = self.encoder.encoder.layer
-        for number, layer in enumerate(layers):
-            asking = states[:, :1] if number + 1 == len(layers) else states
-            attended = self._attend(layer.attention.self, asking, states)
-            output = layer.attention.output
-            states = output.LayerNorm(output.dense(attended) + asking)
+        for layer, into in zip(self.encoder.encoder.layer, self.into, strict=True):
+            parts = into(states).reshape(-1, into.out_features // (self.heads * self.size), self.heads, self.size)
+            *queries, keys, values = parts.permute(1, 2, 0, 3).unbind()
+            if not queries:
+                states = states[:, :1]
+                queries = [self.asking(states).reshape(self.heads, 1, self.size)]
+            shares = torch.softmax(torch.matmul(queries[0], keys.transpose(-1, -2)), -1)
+            mixed = torch.matmul(shares, values).transpose(0, 1).reshape(1, -1, self.heads * self.size)
+            states = layer.attention.output.LayerNorm(layer.attention.output.dense(mixed) + states)
             inner = nn.functional.gelu(layer.intermediate.dense(states))
             states = layer.output.LayerNorm(layer.output.dense(inner) + states)
         return self.classify(states[:, 0])
 
-    def _attend(self, layer: nn.Module, asking: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        def split(values: torch.Tensor) -> torch.Tensor:
-            return values.reshape(values.shape[0], -1, self.heads, values.shape[-1] // self.heads).transpose(1, 2)
 
-        queries, keys, values = split(layer.query(asking)), split(layer.key(states)), split(layer.value(states))
-        scores = torch.matmul(queries, keys.transpose(-1, -2)) / math.sqrt(queries.shape[-1])
-        mixed = torch.matmul(torch.softmax(scores, -1), values).transpose(1, 2)
-        return mixed.reshape(mixed.shape[0], -1, states.shape[-1])
+def joined(*layers: nn.Linear) -> nn.Linear:
+    """Return one linear layer with the outputs of several."""
+    result = nn.Linear(layers[0].in_features, sum(layer.out_features for layer in layers))
+    result.weight.data = torch.cat([layer.weight.data for layer in layers])
+    result.bias.data = torch.cat([layer.bias.data for layer in layers])
+    return result
+
+
+def scaled(layer: nn.Linear, factor: float) -> nn.Linear:
+    """Return a copy of a linear layer whose outputs are multiplied by a factor."""
+    result = joined(layer)
+    result.weight.data *= factor
+    result.bias.data *= factor
+    return result
 
 
 def export(model: CrossEncoder, exact: Path, path: Path) -> None:
     """Write the model as ONNX: the exact weights, and weights of 7 bits in int8 with a scale per column."""
-    ids = torch.randint(1000, 2000, (3, 17))
+    ids = torch.randint(1000, 2000, (1, 17))
     types = torch.zeros_like(ids)
     names = ["input_ids", "token_type_ids"]
     torch.onnx.export(
@@ -77,7 +96,7 @@ def export(model: CrossEncoder, exact: Path, path: Path) -> None:
         exact,
         input_names=names,
         output_names=["logits"],
-        dynamic_axes={name: {0: "pairs", 1: "tokens"} for name in names},
+        dynamic_axes={name: {1: "tokens"} for name in names},
         dynamo=False,
         opset_version=17,
     )
