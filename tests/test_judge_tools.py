@@ -107,7 +107,7 @@ def test_measures_of_pairs_are_printed_with_intervals(tmp_path: Path) -> None:
 
 def test_measures_are_those_of_their_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    from judge_measures import area, calibration_error, interval
+    from judge_measures import area, calibration_error, cascade_threshold, interval
 
     random_numbers = np.random.default_rng(5)
     scores, holds = random_numbers.integers(0, 9, 80) / 8, random_numbers.random(80) < 0.4
@@ -117,6 +117,10 @@ def test_measures_are_those_of_their_definitions(monkeypatch: pytest.MonkeyPatch
     assert calibration_error(np.array([0.05, 0.05, 0.95, 1.0]), np.array([False, True, True, True])) == pytest.approx(
         (abs(0.1 - 1) + abs(1.95 - 2)) / 4
     )
+    rows = np.array([[0.9, 0.1, 0.0], [0.8, 0.1, 0.1], [0.1, 0.2, 0.7], [0.3, 0.6, 0.1]])
+    assert cascade_threshold(rows, np.array([True, True, False, True])) == (0.7, 0.75)
+    assert cascade_threshold(rows, np.array([True, True, False, True]), most_wrong=0.25) == (0.6, 1.0)
+    assert cascade_threshold(rows, np.array([False, True, False, True]))[1] == 0
     # The mean of rows, whose documents have one value each
     values = np.repeat(np.arange(10), 3)
     low, high = interval(lambda rows: float(values[rows].mean()), [str(one) for one in values])

@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
-from judge_measures import area, calibration_error
+from judge_measures import area, calibration_error, cascade_threshold
 from numpy.typing import NDArray
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from scipy.optimize import minimize_scalar
@@ -116,11 +116,11 @@ def logits_of(path: Path, tokenizer: Tokenizer, pairs: list[tuple[str, str]]) ->
     return np.array(rows, dtype=np.float64)
 
 
-def entailment(logits: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
-    """Return the probabilities of the first class."""
+def softmax(logits: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
+    """Return the probabilities of the classes [pairs, 3]. The first is entailment."""
     exact = logits / temperature
     powers = np.exp(exact - exact.max(axis=1, keepdims=True))
-    return powers[:, 0] / powers.sum(axis=1)
+    return powers / powers.sum(axis=1, keepdims=True)
 
 
 def main() -> None:
@@ -154,18 +154,21 @@ def calibrate(exact: Path, path: Path, options: argparse.Namespace) -> None:
     logits = logits_of(path, tokenizer, pairs)
 
     def loss(temperature: float) -> float:
-        stated = np.clip(entailment(logits, temperature), 1e-9, 1 - 1e-9)
+        stated = np.clip(softmax(logits, temperature)[:, 0], 1e-9, 1 - 1e-9)
         return float(-np.log(np.where(holds, stated, 1 - stated)).mean())
 
     temperature = float(minimize_scalar(loss, bounds=(0.2, 5.0), method="bounded").x)
-    probabilities = entailment(logits, temperature)
+    classes = softmax(logits, temperature)
+    probabilities = classes[:, 0]
     config = {"id2label": {str(number): label for number, label in enumerate(CLASSES)}, "temperature": temperature}
     (options.out / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    before = area(entailment(logits_of(exact, tokenizer, pairs), temperature), holds)
+    before = area(softmax(logits_of(exact, tokenizer, pairs), temperature)[:, 0], holds)
     print(
         f"temperature {temperature:.3f}, AUC {area(probabilities, holds):.4f} ({before:.4f} before rounding)", end=", "
     )
     print(f"calibration error {calibration_error(probabilities, holds):.4f}, {len(rows)} pairs")
+    threshold, share = cascade_threshold(classes, holds)
+    print(f"at most 2 % of the pairs are wrong from a certainty of {threshold:.3f} on, which {share:.1%} reach")
 
 
 if __name__ == "__main__":

@@ -39,6 +39,21 @@ def calibration_error(probabilities: Numbers, holds: Flags, bins: int = 10) -> f
     return float(sum(gaps) / len(holds))
 
 
+def cascade_threshold(probabilities: Numbers, holds: Flags, most_wrong: float = 0.02) -> tuple[float, float]:
+    """Return the lowest certainty from which on at most a share `most_wrong` of the pairs is wrong, and their share.
+
+    `probabilities` [pairs, 3] begin with entailment. A pair is certain by its largest probability, and wrong if that is
+    of entailment and the fact is not stated, or the reverse. The threshold is NaN if no pair remains.
+    """
+    certainty = probabilities.max(axis=1)
+    wrong = (probabilities.argmax(axis=1) == 0) != holds
+    order = np.argsort(-certainty, kind="stable")
+    allowed = np.flatnonzero(np.cumsum(wrong[order]) <= most_wrong * np.arange(1, len(order) + 1))
+    if not len(allowed):
+        return float("nan"), 0.0
+    return float(certainty[order[allowed[-1]]]), float((allowed[-1] + 1) / len(order))
+
+
 def interval(
     measure: Callable[[NDArray[np.int64]], float], documents: Sequence[str], *, resamples: int = 1000, seed: int = 17
 ) -> tuple[float, float]:
