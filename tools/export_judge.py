@@ -4,7 +4,7 @@
         --tokenizer conf/minilm/tokenizer.json --held-back held_back.jsonl.gz --out conf/judge
 
 The weights have 7 bits, so that processors with and without the instructions VNNI compute the same numbers: products of
-8 bits overflow the 16-bit sums of the latter. The command prints the AUC of the exact model beside that of the result.
+8 bits overflow the 16-bit sums of the latter. The command prints the AUC before and after the rounding.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Exported(nn.Module):
 
 
 def joined(*layers: nn.Linear) -> nn.Linear:
-    """Return one linear layer with the outputs of several."""
+    """Return a linear layer that concatenates the outputs of other layers."""
     result = nn.Linear(layers[0].in_features, sum(layer.out_features for layer in layers))
     result.weight.data = torch.cat([layer.weight.data for layer in layers])
     result.bias.data = torch.cat([layer.bias.data for layer in layers])
@@ -105,7 +105,7 @@ def export(model: CrossEncoder, exact: Path, path: Path) -> None:
 
 
 def logits_of(path: Path, tokenizer: Tokenizer, pairs: list[tuple[str, str]]) -> NDArray[np.float64]:
-    """Return the logits of pairs [pairs, 3], each run alone."""
+    """Return the logits of pairs [pairs, 3]. A run has one pair."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

@@ -40,10 +40,11 @@ def calibration_error(probabilities: Numbers, holds: Flags, bins: int = 10) -> f
 
 
 def cascade_threshold(probabilities: Numbers, holds: Flags, most_wrong: float = 0.02) -> tuple[float, float]:
-    """Return the lowest certainty from which on at most a share `most_wrong` of the pairs is wrong, and their share.
+    """Return the lowest threshold with at most a share `most_wrong` of wrong pairs, and the share of pairs above it.
 
-    `probabilities` [pairs, 3] begin with entailment. A pair is certain by its largest probability, and wrong if that is
-    of entailment and the fact is not stated, or the reverse. The threshold is NaN if no pair remains.
+    The first column of `probabilities` [pairs, 3] is entailment. The threshold applies to the largest probability of a
+    pair. A pair is wrong if entailment has this probability and the fact is not stated, or if another class has it and
+    the fact is stated. The threshold is NaN if no pair is above it.
     """
     certainty = probabilities.max(axis=1)
     wrong = (probabilities.argmax(axis=1) == 0) != holds

@@ -7,8 +7,8 @@ majority of three physicians. REALSumm is a gzipped file of JSON Lines with `tex
 WikiContradict is a folder with `wiki_contradict_simple_humaneval.jsonl`.
 
 AUC, Cohen's kappa at .5, Pearson's correlation between the shares of covered facts per text, and the expected
-calibration error have 95 % bootstrap intervals over documents. The score of an answer of WikiContradict is the share of
-the sentences of both contexts that it states, and its kappa is that of the three labels (methods, section 6).
+calibration error have 95 % bootstrap intervals over documents. An answer of WikiContradict is scored by the share of the
+contexts' sentences that the answer states. Its kappa compares the three labels (methods, section 6).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def read_pairs(path: Path) -> Labelled:
 
 
 def probabilities_of(texts: Sequence[str], facts: Sequence[str]) -> tuple[Numbers, float]:
-    """Return the probabilities of pairs, 0 for those without one, and the pairs per second."""
+    """Return the probabilities of pairs and the speed in pairs per second. A missing probability counts as 0."""
     untold.judge(texts[:1], facts[:1])
     began = time.perf_counter()
     found = untold.judge(texts, facts)

@@ -6,7 +6,7 @@
 
 The pairs are JSON Lines with the fields `source`, `text`, `fact` and `label`. A label is `entailment`, `neutral` or
 `contradiction`, or, from a source with two classes, `supported` or `not_supported`. The model has three classes. A pair
-with one of the two-class labels trains the probability of entailment alone.
+with one of the two-class labels trains only the probability of entailment.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CLASSES = ("entailment", "neutral", "contradiction")
 SUPPORTED, NOT_SUPPORTED = "supported", "not_supported"
 # The number of a label in a batch: the classes first, then the two labels of sources with two classes
 LABELS = {label: number for number, label in enumerate((*CLASSES, SUPPORTED, NOT_SUPPORTED))}
-# Word overlap alone solves these sources: a quarter of their pairs is enough
+# Word overlap solves these sources: a quarter of their pairs is enough
 EASY_SOURCES = frozenset({"medquad", "conjnli_auto", "rose_multi", "medec"})
 EASY_SHARE = 0.25
 WIDTH_STEP = 16
@@ -138,7 +138,7 @@ def rate_at(step: int, steps: int, warm: float = 0.06) -> float:
 
 
 def stream(pairs: Sequence[Pair], batch_tokens: int, seed: int) -> Iterator[list[Pair]]:
-    """Yield batches without end; each epoch has its own order, which the seed and the number of the epoch give."""
+    """Yield batches without end. The order of an epoch depends on the seed and on the number of the epoch."""
     epoch = 0
     while True:
         yield from batches_of(pairs, batch_tokens, random.Random(f"{seed}-{epoch}"))
@@ -148,7 +148,7 @@ def stream(pairs: Sequence[Pair], batch_tokens: int, seed: int) -> Iterator[list
 class Bfloat16Trainer:
     """AdamW over weights of 32 bits for a model that computes in 16 bits.
 
-    The embeddings stay as they are: they are half of the weights, and few of their words occur in the pairs.
+    The embeddings are not trained: they are half of the weights, and few of their words occur in the pairs.
     """
 
     def __init__(self, model: CrossEncoder, rate: float) -> None:
@@ -179,7 +179,7 @@ class Bfloat16Trainer:
         return loss.item()
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds."""
+        """Return the content of a checkpoint."""
         return {"weights": self.weights, "optimizer": self._optimizer.state_dict()}
 
     def load(self, state: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-# Fewer words do not tell languages of the Latin script apart
+# Fewer words do not identify a language of the Latin script
 _FEWEST_WORDS = 8
 # Stop words of another language that a text must have, next to fewer of English
 _FEWEST_FOREIGN = 3
@@ -20,7 +20,7 @@ _ENGLISH = frozenset(
     )
 )
 # Frequent words of German, French, Spanish, Italian, Portuguese, Dutch, Swedish, Danish, Polish, Turkish and
-# Indonesian that are no words of English
+# Indonesian, without frequent words of English
 _FOREIGN = tuple(
     frozenset(words.split()) - _ENGLISH
     for words in (
@@ -40,7 +40,7 @@ _FOREIGN = tuple(
 
 
 def is_english(text: str) -> bool:
-    """Return False if the script or the frequent words of a text are those of another language.
+    """Return False if the script or the frequent words of a text belong to another language.
 
     A short text in the Latin script counts as English, as does one in a language that has no list of words here.
 

@@ -82,7 +82,7 @@ class Judge:
         ]
 
     def _windows(self, text: _Text, fact: str) -> list[str] | str:
-        """Return the windows of a text beside a fact, or the reason for which the pair cannot be judged."""
+        """Return the windows of a text for a fact, or the reason why the pair has no judgement."""
         tokens = len(self._spans(fact))
         if text.reason or not tokens:
             return text.reason or EMPTY_FACT
@@ -106,7 +106,7 @@ def _joined(windows: Sequence[Mapping[str, float] | None]) -> Judgement:
 
 
 class _Text:
-    """A text with the characters of its tokens, and the reason for which it cannot be judged."""
+    """A text with the characters of its tokens, and the reason why it has no judgement."""
 
     def __init__(self, text: str, spans: Sequence[tuple[int, int]]) -> None:
         self._text, self._spans = text, spans
