@@ -7,8 +7,8 @@ majority of three physicians. REALSumm is a gzipped file of JSON Lines with `tex
 WikiContradict is a folder with `wiki_contradict_simple_humaneval.jsonl`.
 
 AUC, Cohen's kappa at .5, Pearson's correlation between the shares of covered facts per text, and the expected
-calibration error have 95 % bootstrap intervals over documents. An answer of WikiContradict is scored by the share of the
-contexts' sentences that the answer states. Its kappa compares the three labels (methods, section 6).
+calibration error have 95 % bootstrap intervals over documents. The score of an answer of WikiContradict is the share of
+the contexts' sentences that the answer states. Its kappa compares the three labels (methods, section 6).
 """
 
 from __future__ import annotations
