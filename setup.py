@@ -24,6 +24,8 @@ LAKEHOUSE = [
 LINEAGE = ["openlineage-python>=1.54,<2"]  # events of inputs and outputs, where OPENLINEAGE_URL is set
 # untold package, for workers whose Python has nothing installed: environments of venv, and those of conda
 PACKAGE = ["venv-pack>=0.2,<1", "conda-pack>=0.8,<1"]
+# Training and export of the judge (tools/train_judge.py, tools/export_judge.py)
+JUDGE = ["torch>=2.15,<2.16", "transformers>=5.24,<5.25", "onnx>=1.23,<2"]
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.8,<10"]  # the site of the documentation, built without a network
 
 setup(
@@ -95,6 +97,7 @@ setup(
         "lineage": LINEAGE,
         "all": [*STUDY, *LOCAL, *NOTEBOOK, *CONNECT, *CLUSTER, *PACKAGE, *LAKEHOUSE, *LINEAGE],
         "docs": DOCS,
+        "judge": JUDGE,
         "test": [
             *STUDY,
             *NOTEBOOK,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-# Fewer words do not tell languages of the Latin script apart
+# Fewer words do not identify a language of the Latin script
 _FEWEST_WORDS = 8
-# Stop words of another language that a text must have, next to fewer of English
+# Different stop words of another language that a text must have, next to fewer of English
 _FEWEST_FOREIGN = 3
 # The share of letters of the Latin script in an English text with foreign names and formulas
 _LATIN_SHARE = 0.5
@@ -19,10 +19,12 @@ _ENGLISH = frozenset(
         "your do does than then these those into about after also other some should such"
     )
 )
+# Parts of names such as Álvar Núñez Cabeza de Vaca
+_IN_NAMES = frozenset(_WORD.findall("de del la las los le el du des van von der den di da do dos e y al"))
 # Frequent words of German, French, Spanish, Italian, Portuguese, Dutch, Swedish, Danish, Polish, Turkish and
-# Indonesian that are no words of English
+# Indonesian, without frequent words of English
 _FOREIGN = tuple(
-    frozenset(words.split()) - _ENGLISH
+    frozenset(words.split()) - _ENGLISH - _IN_NAMES
     for words in (
         "der die das und ist nicht ein eine mit von den dem zu für auf sich auch wird bei oder einer sind wurde nach",
         "le la les des et est un une du dans pour que qui sur pas avec par au ce sont aux plus il elle ou être",
@@ -40,7 +42,7 @@ _FOREIGN = tuple(
 
 
 def is_english(text: str) -> bool:
-    """Return False if the script or the frequent words of a text are those of another language.
+    """Return False if the script or the frequent words of a text belong to another language.
 
     A short text in the Latin script counts as English, as does one in a language that has no list of words here.
 
@@ -53,6 +55,6 @@ def is_english(text: str) -> bool:
     words = _WORD.findall(text.lower())
     if len(words) < _FEWEST_WORDS:
         return True
-    english = sum(word in _ENGLISH for word in words)
-    foreign = max(sum(word in language for word in words) for language in _FOREIGN)
-    return foreign < _FEWEST_FOREIGN or english >= foreign
+    different = frozenset(words)
+    foreign = max(len(different & language) for language in _FOREIGN)
+    return foreign < _FEWEST_FOREIGN or len(different & _ENGLISH) >= foreign

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
+import numpy as np
+from numpy.typing import NDArray
+
 from untold.udfs.judge.language import is_english
 from untold.udfs.recall.segmentation import sentences
 from untold.udfs.retrieval.classifying import Classifier, ClassifierFiles, find_classifier
@@ -79,7 +82,7 @@ class Judge:
         ]
 
     def _windows(self, text: _Text, fact: str) -> list[str] | str:
-        """Return the windows of a text beside a fact, or the reason for which the pair cannot be judged."""
+        """Return the windows of a text for a fact, or the reason why the pair has no judgement."""
         tokens = len(self._spans(fact))
         if text.reason or not tokens:
             return text.reason or EMPTY_FACT
@@ -103,7 +106,7 @@ def _joined(windows: Sequence[Mapping[str, float] | None]) -> Judgement:
 
 
 class _Text:
-    """A text with the characters of its tokens, and the reason for which it cannot be judged."""
+    """A text with the characters of its tokens, and the reason why it has no judgement."""
 
     def __init__(self, text: str, spans: Sequence[tuple[int, int]]) -> None:
         self._text, self._spans = text, spans
@@ -161,3 +164,20 @@ def cut_windows(sizes: Sequence[int], room: int) -> Iterator[tuple[int, int]]:
 def shipped_judge() -> Judge:
     """Return the judge of the package, which the process keeps. Raises LocalModelFileError if a file is missing."""
     return Judge(find_classifier(JUDGE))
+
+
+def judge(texts: str | Sequence[str], facts: str | Sequence[str]) -> NDArray[np.float64]:
+    """Return the probability that a text states a fact, for each pair: an array [facts] of float64.
+
+    A single text is judged with every fact. The probability is NaN if the text or the fact is empty or not in
+    English, or if the fact is longer than the window of the model. Raises ValueError if `texts` and `facts` differ in
+    length, TypeError if a value is not a string, and LocalModelFileError if the model is missing.
+    """
+    stated = [facts] if isinstance(facts, str) else list(facts)
+    given = [texts] * len(stated) if isinstance(texts, str) else list(texts)
+    for name, values in (("texts", given), ("facts", stated)):
+        wrong = next((number for number, value in enumerate(values) if not isinstance(value, str)), None)
+        if wrong is not None:
+            raise TypeError(f"{name}[{wrong}] is of type {type(values[wrong]).__name__}, not str")
+    found = shipped_judge().assess(given, stated)
+    return np.array([np.nan if one.entailment is None else one.entailment for one in found], dtype=np.float64)

@@ -65,13 +65,16 @@ def bind_entailment(settings: Settings) -> Stage:
     """`classify_entailment`: the classifier that `grounding.verifier` or `nli` names, in a folder or of a server."""
     named = classifiers_of(settings)
     if not named:
-        raise SettingsError("grounding.verifier: relation needs classify_relation. Set the folder of a classifier")
+        raise SettingsError(
+            "grounding.verifier: relation needs classify_relation. Set judge, or the folder of a classifier"
+        )
     if len(named) > 1:
         raise SettingsError("nli.classifier and grounding.verifier must be equal. A run has one classifier")
     folder = named[0]
     if is_address(folder):
         return _bind_server(folder, settings)
     found = find_classifier(folder)
+    body: dict[str, Any] = {"tokenizer": found.files.tokenizer_sha256, "relations": list(found.relations)}
     return Stage(
         name="classify_entailment",
         variables=LOOKUPS["classify_entailment"].variables,
@@ -79,7 +82,8 @@ def bind_entailment(settings: Settings) -> Stage:
         template="",
         api=LOCAL,
         model_key=f"sha256:{found.files.sha256}",
-        extra_body={"tokenizer": found.files.tokenizer_sha256, "relations": list(found.relations)},
+        # The ids of classifications without a temperature stay as they were
+        extra_body=body if found.temperature == 1 else {**body, "temperature": found.temperature},
     )
 
 

@@ -100,6 +100,23 @@ def test_classes_that_are_not_named_are_one_clear_line(tmp_path: Path, config: s
         find_classifier(str(tmp_path))
 
 
+def test_logits_are_divided_by_the_temperature(tmp_path: Path) -> None:
+    write_classifier(tmp_path, WORDS, LABELS)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "temperature": 1.5}))
+    (stated,) = Classifier(find_classifier(str(tmp_path))).classify([("bees", "bees")])
+    assert stated is not None
+    assert stated["entailment"] == pytest.approx(exp(2) / (exp(2) + 2))
+
+
+@pytest.mark.parametrize("temperature", ["0", "-1", '"1.5"', "true", "null", "Infinity", "NaN"])
+def test_a_temperature_is_a_positive_number(tmp_path: Path, temperature: str) -> None:
+    write_classifier(tmp_path, WORDS, LABELS)
+    (tmp_path / "config.json").write_text(f'{{"id2label": {{"0": "entailment"}}, "temperature": {temperature}}}')
+    with pytest.raises(LocalModelFileError, match="temperature must be a positive number"):
+        find_classifier(str(tmp_path))
+
+
 def test_a_model_with_other_classes_than_its_config_is_one_clear_line(tmp_path: Path) -> None:
     write_classifier(tmp_path, WORDS, LABELS)
     (tmp_path / "config.json").write_text('{"id2label": {"0": "entailment", "1": "neutral"}}')
