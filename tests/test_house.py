@@ -10,11 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("jobs", "udfs", "graph", "untold")
 LONGEST_FILE = 600
-<<<<<<< HEAD
 MOST_MODULES = 256
-=======
-MOST_MODULES = 264
->>>>>>> h-judge1
 # A change that raises a number does it in the same commit, and explains it in the message
 LINES = ROOT / "tests" / "folder_lines.json"
 
