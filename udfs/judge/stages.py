@@ -109,7 +109,16 @@ def _of_lists(
             _known(judgements[0])
         return {records: found}
 
-    return JudgedStage(answer, lambda row: [(row[text], fact) for fact in row[facts]])
+    def pairs(row: Row) -> Pairs:
+        shown = _in_reply(row, row[text]) if "query" in row else row[text]
+        return [(shown, fact) for fact in row[facts]]
+
+    return JudgedStage(answer, pairs)
+
+
+def _in_reply(row: Row, text: str) -> str:
+    """Return a text of a response behind its query, which may name the subject of the text."""
+    return f"{row['query']} {text}"
 
 
 def _several(fact: str, texts: Sequence[str]) -> Pairs:
@@ -187,7 +196,7 @@ JUDGED: Mapping[str, JudgedStage] = {
     ),
     "assign_nuggets": _of_lists("response", "nuggets", "labels", "number", "label", _support_of),
     "align_claims": JudgedStage(
-        _align, lambda row: [(claim, aspect) for aspect in row["aspects"] for claim in row["claims"]]
+        _align, lambda row: [(_in_reply(row, claim), aspect) for aspect in row["aspects"] for claim in row["claims"]]
     ),
     "verify_claim": JudgedStage(_verify, lambda row: [(text, row["claim"]) for text in row["evidence"]]),
     "check_coverage": JudgedStage(_cover, lambda row: _several(row["fact"], row["claims"])),
