@@ -97,13 +97,13 @@ def unframed(text: str, own: str = "") -> str:
         if found and letters(found[0]) not in letters(own):
             lines = lines[:place]
             break
-    while lines and _says_nothing(lines[-1]):
+    while lines and _is_blank(lines[-1]):
         lines.pop()
-    start = next((place for place, line in enumerate(lines) if not _says_nothing(line)), 0)
+    start = next((place for place, line in enumerate(lines) if not _is_blank(line)), 0)
     return "\n".join(lines[start:]).strip()
 
 
-def _says_nothing(line: str) -> bool:
+def _is_blank(line: str) -> bool:
     return is_rule(line) or not any(sign.isascii() or sign.isalnum() for sign in "".join(line.split()))
 
 
@@ -140,7 +140,7 @@ _CALL = re.compile(
 _GOES_ON = re.compile(
     r"[\W_]*(?:(?:…|\.\.\.)\W*(?:(?:and|und|plus)\b[^\n]{0,40})?|etc\.?|and so (?:on|forth)"
     r"|(?:and |plus |und )?(?:\d{1,4}|many|several|some) (?:more|others?|weitere)\b[^\n]{0,20}"
-    r"|\(?(?:continued|truncated)\b[^\n]{0,20})\W*",
+    r"|[(\[](?:continued|truncated)\b[^\n]{0,20})\W*",
     re.IGNORECASE,
 )
 _NOT_A_BREAK = re.compile(r"[^\n]")
@@ -173,22 +173,24 @@ def reader(read: Read[Row], *, is_text: bool = False, may_be_code: bool = False)
 
     def read_answer(completion: str, variables: Mapping[str, Any], own: Sequence[str]) -> Row:
         text = first_turn(completion, own)
-        end, _ = next_turn(text, variables) or (len(text), True)
-        text, place_of = without_echoes(text[:end], own)
+        text, place_of = without_echoes(text[: next_turn(text, variables)], own)
         if is_refusal(text, own):
             raise Refused("the model declined the task")
         if not text.strip():
             raise Unparsable("no answer after the thinking")
         if _CALL.match(text) and not any(map(_CALL.search, own)):
             raise Unparsable("a call of a tool in place of an answer")
-        row = _read_final(_unquoted(text), variables, read, is_text=is_text)
+        unquoted = _unquoted(text)
+        row = _read_final(unquoted, variables, read, is_text=is_text)
         if not may_be_code and any(map(_MARKUP.search, _texts_in(dict(row)))) and not any(map(_MARKUP.search, own)):
             raise Unparsable("markup in place of a text")
         last = [line for line in text.split("\n") if line.strip() and not is_fence(line)][-1:]
         is_list = not is_text and any(isinstance(value, list) for value in row.values())
         if is_list and any(map(_GOES_ON.fullmatch, [*last, *_texts_in(row)])):
             raise Unparsable("an incomplete list")
-        return cast("Row", {name: moved(value, place_of) for name, value in row.items()})
+        # The digits of a quoted JSON string have other positions in the completion
+        position_of = place_of if unquoted == text else lambda _: -1
+        return cast("Row", {name: moved(value, position_of) for name, value in row.items()})
 
     return parse
 

@@ -29,7 +29,7 @@ _HEADING = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _COVERED = re.compile("covered", re.IGNORECASE)
-# Brackets with a number in them; `_is_sources` tells whether they have nothing but numbers of contexts
+# Brackets with a number. `_is_sources` finds those that contain only numbers of contexts
 _BRACKET = (
     r"(?:\[{1,2}|[【［])[^\[\]【】［］\n]{0,60}\d[^\[\]【】［］\n]{0,120}(?:\]{1,2}|[】］])"
     r"|\((?:contexts?|sources?) \d{1,4}\)"
@@ -80,7 +80,7 @@ class _Statement(NamedTuple):
 
 @reader
 def parse_coverage(text: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `statements`, covered ones first, and how many items beside them were `dropped`: they name no context.
+    """Return the `statements`, covered ones first, and the number of `dropped` items, which name no shown context.
 
     Statements with equal texts are one with the sources of both. Raises `Unparsable` for a missing heading, for
     partially covered statements, and for items none of which names a shown context.
@@ -88,7 +88,7 @@ def parse_coverage(text: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     count = len(variables["contexts"])
     json = find_json(text) if "{" in text else JsonFound([], text)
     if json.values and _HEADING.search(json.rest) and _names_sources(json.rest):
-        raise Unparsable("JSON, and lists beside it")
+        raise Unparsable("JSON and lists outside of it")
     own = [collapsed(str(variables.get(name) or "")) for name in ("query", "response")]
     found = _of_json(json.values, count) if json.values else _of_lists(text, count, own)
     statements: dict[str, dict[str, Any]] = {}
@@ -129,7 +129,7 @@ def _of_lists(text: str, count: int, own: Sequence[str]) -> list[_Statement]:
 
 
 def _is_quoted(text: str, heading: re.Match[str], own: Sequence[str]) -> bool:
-    """Return True if a heading and the line below it stand in one of the `own` texts."""
+    """Return True if one of the `own` texts contains a heading and the line below it."""
     below = next((line for _, line in lines_with_places(text[heading.end() :])), "")
     quoted = collapsed(f"{heading[0]} {below}").removeprefix("> ")
     return any(quoted in each for each in own)
@@ -147,7 +147,7 @@ def _of_section(text: str, covered: bool, count: int) -> list[_Statement]:
 
 
 def _items(text: str) -> list[str]:
-    """Return the items of a list up to what stands below it; remarks on items are no part of them."""
+    """Return the items of a list without remarks on them and without the text below the list."""
     items: list[str] = []
     base, is_marked, below_blank = -1, False, False
     for raw in text.split("\n"):
@@ -175,7 +175,7 @@ def _items(text: str) -> list[str]:
         elif below_blank or raw.lstrip()[0] in "#*[":
             break
         else:
-            raise Unparsable("a line without a bullet beside some that have one")
+            raise Unparsable("lines with and without a bullet")
         below_blank = False
     return items
 
@@ -219,7 +219,7 @@ def _is_sources(bracket: str) -> bool:
 
 
 def _numbers(text: str) -> Iterable[int]:
-    """Return the numbers that a text gives, with those of its ranges."""
+    """Return the numbers of a text, ranges included."""
     for found in _NUMBER_OR_RANGE.finditer(text):
         if found[1] and not 0 <= int(found[2]) - int(found[1]) <= 1000:
             raise Unparsable("a range that does not ascend")
@@ -253,7 +253,7 @@ def _of_record(value: Any, covered: bool | None, count: int) -> _Statement:
     if isinstance(value, str) and covered is not None:
         return _of_item(value, covered, count)
     if not isinstance(value, dict):
-        raise Unparsable("an element of a list that is no statement")
+        raise Unparsable("a list element without a statement")
     if covered is None:
         covered = _COVERED_WORDS.get(str(get_field(value, ("covered", "label", "status"))).casefold())
     text = get_field(value, _TEXT_NAMES)

@@ -118,7 +118,9 @@ def place_of_record(fields: Fields, names: Sequence[str], texts: Sequence[str]) 
     others = [number_of_value(each) for each in said if place_of(each) is None]
     numbers = [number for number in others if number is not None]
     chosen = (numbers or by_text)[:1]
-    if chosen and any(place_of(each) not in (None, *chosen) for each in fields.values()):
+    # Equal texts have the place of the first of them
+    named = [place_of(texts[number - 1]) for number in chosen if 0 < number <= len(texts)]
+    if chosen and any(place_of(each) not in (None, *chosen, *named) for each in fields.values()):
         raise Unparsable("a record with the text of another number")
     return chosen[0] if chosen else None
 
@@ -126,7 +128,10 @@ def place_of_record(fields: Fields, names: Sequence[str], texts: Sequence[str]) 
 @lru_cache(maxsize=2)  # the records of a completion have the same texts
 def _places_of(texts: tuple[str, ...]) -> Mapping[str, int]:
     """Return the number, from 1, of each text by its normal form."""
-    return {normalise(text): place for place, text in enumerate(texts, 1)}
+    places: dict[str, int] = {}
+    for place, text in enumerate(texts, 1):
+        places.setdefault(normalise(text), place)
+    return places
 
 
 def numbers_of_value(value: Any, count: int, texts: Sequence[str] = ()) -> tuple[list[int], int]:
@@ -145,11 +150,7 @@ def numbers_of_value(value: Any, count: int, texts: Sequence[str] = ()) -> tuple
         if bounds and 0 < int(bounds[1]) < int(bounds[2]) <= count:
             numbers.extend(range(int(bounds[1]), int(bounds[2]) + 1))
             continue
-        inner = (
-            get_field(each, (*ID_NAMES, "claimid", "candidateid", "claim", "candidate"))
-            if isinstance(each, dict)
-            else each
-        )
+        inner = get_field(each, _NUMBER_NAMES) if isinstance(each, dict) else each
         number = texts.index(inner) + 1 if isinstance(inner, str) and inner in texts else number_of_value(inner)
         if number is None or number < 1:
             raise Unparsable("a list element other than a number from 1")

@@ -1,4 +1,4 @@
-"""The stages of ICAT: claims, aspects, and their alignment (Samarinas et al. 2025; methods, section 9)."""
+"""The stages of ICAT: claims, aspects and their alignment. Source: Samarinas et al. 2025; methods, section 9."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ EXTRACT_CLAIMS = StageDefinition(
     CLAIMS_SCHEMA,
     schema=record(claims=listed(TEXT)),
     form=lines_of(r"(?![-*•] ).+", "claim"),
-    # The same facts as those of `extract_atoms`, without a bullet and a type
+    # The facts of `extract_atoms` without a bullet and a type
     figures=Figures(FACTSCORE, completion=LinearSize(slope=1.73), things=LinearSize(slope=0.158)),
     things=things_of(parse_claims, "claims"),
     max_tokens=8_192,
@@ -74,7 +74,7 @@ GENERATE_ASPECTS = StageDefinition(
     ASPECTS_SCHEMA,
     schema=record(topics=listed(TEXT)),
     form=lines_of(r'\{"topic": ".+"\}', '{"topic": "..."}'),
-    # A long query has no more aspects than a short one
+    # Long and short queries have equally many aspects
     figures=Figures(WRITTEN, completion=LinearSize(64.0), things=LinearSize(5.7)),
     things=things_of(parse_aspects, "aspects"),
     items=("aspects",),

@@ -178,13 +178,13 @@ def parse_covering(text: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     if found and (
         labels_in_lines(found[1], _COVERINGS, ()) or any(map(_COVERING_LINE.fullmatch, found[1].split("\n")))
     ):
-        raise Unparsable("JSON, and a label beside it")
+        raise Unparsable("JSON and a label outside of it")
     said = {_covering_of(each, claims) for each in found[0]} if found else {_covering_in_lines(text, claims)}
     if len(said) != 1:
         raise Unparsable("objects that disagree")
     covered, numbers = said.pop()
     if covered != bool(numbers):
-        raise Unparsable("covered by no known claim, or not covered beside claims")
+        raise Unparsable("COVERED without a known claim, or NOT_COVERED with claims")
     return {"covered": covered, "claims": list(numbers)}
 
 
@@ -199,7 +199,7 @@ def _covering_of(value: Any, claims: list[str]) -> tuple[bool, tuple[int, ...]]:
 
 
 def _covering_in_lines(text: str, claims: list[str]) -> tuple[bool, tuple[int, ...]]:
-    """Return the label of the only line that gives one, with the numbers on it, or else on the other lines."""
+    """Return the only label, with the numbers on its line. If that line has none, use the other lines."""
     found = [each for _, line in lines_with_places(text) if (each := _COVERING_LINE.fullmatch(line))]
     if not found and set(labels_in_lines(text, _COVERINGS, ())) == {_NOT_COVERED}:
         return False, ()
@@ -217,7 +217,7 @@ EXTRACT_FACTS = StageDefinition(
     FACTS_SCHEMA,
     schema=record(facts=listed(TEXT)),
     form=lines_of("- .+", "- fact"),
-    # The same facts as those of `extract_claims`, each behind a bullet
+    # The facts of `extract_claims` with bullets
     figures=Figures(FACTSCORE, completion=LinearSize(slope=1.81), things=LinearSize(slope=0.158)),
     things=things_of(parse_facts, "facts"),
     max_tokens=8_192,

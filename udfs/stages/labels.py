@@ -191,6 +191,9 @@ def labels_in_lines(text: str, vocabulary: Vocabulary, own: Iterable[str]) -> li
             continue
         sentences = [each for each in _SENTENCE_END.split(bare) if each.strip()]
         said = [label for each in sentences if (label := vocabulary.read_with_reason(each)) is not None]
+        answer = _YES_OR_NO.match(bare) if vocabulary.positive else None
+        if answer and any((label == vocabulary.positive) != bool(answer["yes"]) for label in said):
+            raise Unparsable("a label that the yes or no before it contradicts")
         labels.extend(said)
     return labels
 
@@ -200,6 +203,7 @@ _NUMBERED = re.compile(
     r"[\s>*_#•\-–+(（\[]{0,9}(?:[^\W\d_]{1,12}[ _.#]{0,2})?(\d{1,4})[)\]）.:：*_]*"
     r"(?:\s*(?:[:：)\-–—=]|→|->|=>))?[\s*_]*"
 )
+_BRACKETED_END = re.compile(r"\[([^\[\]\n]{1,40})\]\W{0,4}\Z")
 _NEXT_NUMBER = re.compile(r"(?<=\w)[,;|]\s{1,3}(?=\(?\d{1,4}[)\].:=])")
 # A sentence about a text: `For 2 I assume that ...`
 _SPEAKS_OF_NUMBER = re.compile(r"\W{0,3}[^\W\d_]{1,12} \d{1,4},? [^\W\d_]")
@@ -324,5 +328,7 @@ def _label_behind(rest: str, number: int, texts: Sequence[str], vocabulary: Voca
     label = vocabulary.read_with_reason(bare)
     if label is None:
         _, arrow, last = bare.rpartition(" - ")
+        bracket = _BRACKETED_END.search(rest)
         label = vocabulary.label_of.get(_key(last)) if arrow else None
+        label = label or (vocabulary.label_of.get(_key(bracket[1])) if bracket else None)
     return label

@@ -56,18 +56,18 @@ _BEHIND_ITEM = re.compile(
 
 
 def read_texts(text: str, names: Sequence[str], own: str = "") -> list[str]:
-    """Return the texts of a list in order, none for `None` and for a sentence that says that there is nothing.
+    """Return the texts of a list in order. `None` and a sentence that reports no items are an empty list.
 
-    names: the keys of fields that hold a text in JSON and in tables. Raises `Unparsable` if nothing is a list, and if a
-    line may be an item or not.
+    names: the keys of fields that hold a text in JSON and in tables. Raises `Unparsable` without a list, and
+    for an ambiguous line.
     """
     return [item.text for item in read_items(text, names, own)]
 
 
 def read_items(text: str, names: Sequence[str], own: str = "", preferred: Sequence[str] = ()) -> list[ListLine]:
-    """Return the same with the numbers that the items have.
+    """Return the items of a list in order, with their numbers.
 
-    preferred: the keys of fields that hold the text beside those of another text.
+    preferred: the keys of the text fields of records with several texts.
     """
     bare = unfenced(text).strip()
     if says_nothing(bare) or (says_absent(bare) and collapsed(bare) not in collapsed(own)):
@@ -75,8 +75,9 @@ def read_items(text: str, names: Sequence[str], own: str = "", preferred: Sequen
     found = find_records(text, (*preferred, *names))
     if found is not None:
         items = [_recorded(each, names, preferred) for each in found[0]]
-        if any(line.text for line in _marked_or_none(found[1])):
-            raise Unparsable("items beside JSON or a table")
+        beside = [split_marker(line) for line in found[1].split("\n")]
+        if any(line.marked and line.text.strip(" -_*=:") for line in beside):
+            raise Unparsable("items outside of JSON or a table")
         if not items:
             return []
     else:
@@ -88,19 +89,13 @@ def read_items(text: str, names: Sequence[str], own: str = "", preferred: Sequen
     return items
 
 
-def _marked_or_none(rest: str) -> list[ListLine]:
-    """Return the items with bullets around JSON."""
-    lines = [split_marker(line) for line in rest.split("\n")]
-    return [ListLine(line.text, None, 0) for line in lines if line.marked and line.text.strip(" -_*=:")]
-
-
 def _recorded(value: Any, names: Sequence[str], preferred: Sequence[str]) -> ListLine:
     said = value
     if isinstance(value, dict):
         said = get_field(value, preferred) or get_field(value, (*names, "value"))
     number = number_of_value(get_field(value, ID_NAMES)) if isinstance(value, dict) else None
     if not isinstance(said, str):
-        raise Unparsable("an element of a list that is no text")
+        raise Unparsable("a list element of another type than text")
     return ListLine(said.strip(), number, -1)
 
 
@@ -117,7 +112,7 @@ def item_text(text: str) -> str:
 
 
 def balanced(text: str) -> str:
-    """Return the text without marks of emphasis at its ends that the cut has left alone."""
+    """Return the text without unpaired marks of emphasis at its ends."""
     text = text.strip()
     for mark in ("**", "`", "*"):
         if text.count(mark) % 2:
@@ -126,7 +121,7 @@ def balanced(text: str) -> str:
 
 
 def things_of(parse: Parser, column: str) -> Reader:
-    """Return the reader of the texts in a list column of what `parse` returns."""
+    """Return the reader of the texts in a list column of `parse`."""
     return lambda completion: list(map(ExtractedItem, parse(completion, {})[column]))
 
 
@@ -136,7 +131,7 @@ _REMARK = re.compile(r"\((?P<inside>[^()]+)\)\Z|[:–—-]\s*(?:unchanged|no cha
 def check_rewritten(texts: Sequence[str], own: str) -> None:
     """Raise `Unparsable` if a rewritten text has the old one before it or a remark behind it.
 
-    own: the texts that were given; what they have in brackets may stand in a rewritten text too.
+    own: the given texts. A rewritten text may contain their brackets.
     """
     for text in texts:
         if any(arrow in text and arrow not in own for arrow in (" → ", " -> ")):

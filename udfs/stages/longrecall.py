@@ -35,7 +35,6 @@ HOLISTIC_SCHEMA = pa.schema([pa.field("candidates", pa.list_(pa.list_(pa.int32()
 
 MATCH_VARIABLES = ("reference", "candidate")
 _MATCH, _NO_MATCH = "match", "no match"
-_DENIES = re.compile(r"\W*no[.,:;!]\s", re.IGNORECASE)
 _LABELS = Vocabulary(
     {
         _MATCH: ("matches", "it matches"),
@@ -63,9 +62,9 @@ _CANDIDATES = listed(number_of("candidates"))
 
 @reader
 def parse_resolved(text: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the `facts`: a text for each of `facts`, by number or else by position.
+    """Return the `facts`: a text for each of `facts`, by number or by position.
 
-    Raises `Unparsable` for another number of texts, for numbers that are not those of the facts, for the text of
+    Raises `Unparsable` for another number of texts, for other numbers than the facts have, for the text of
     another fact, and for a line without a bullet that has less than half of the words of its fact.
     """
     facts: Sequence[str] = variables["facts"]
@@ -75,18 +74,19 @@ def parse_resolved(text: str, variables: Mapping[str, Any]) -> dict[str, list[st
     # Markdown counts on from one number before each item
     if len(set(numbers)) > 1:
         if sorted(numbers) != list(range(1, len(facts) + 1)):
-            raise Unparsable("numbers that are not those of the facts")
+            raise Unparsable("other numbers than the facts have")
         items = sorted(items, key=lambda item: item.number or 0)
     if len(items) != len(facts):
         raise Unparsable(f"{len(items)} texts of {len(facts)} facts")
     keys = list(map(matching_key, facts))
-    for key, item in zip(keys, items, strict=True):
-        said = matching_key(item.text)
+    texts = [matching_key(item.text) for item in items]
+    for key, said, item in zip(keys, texts, items, strict=True):
         words = set(key.split())
-        if said != key and said in keys:
+        # A fact may become equal to another one, which then has this text too
+        if said != key and said in keys and texts[keys.index(said)] != said:
             raise Unparsable("the text of another fact")
         if not item.is_marked and 2 * len(words.intersection(said.split())) < len(words):
-            raise Unparsable("a line that is no form of its fact")
+            raise Unparsable("a line without the words of its fact")
     return {"facts": [item.text for item in items]}
 
 
@@ -94,10 +94,7 @@ def parse_resolved(text: str, variables: Mapping[str, Any]) -> dict[str, list[st
 def parse_match(text: str, variables: Mapping[str, Any]) -> dict[str, bool]:
     """Return `matched`: whether the label is Match. Raises `Unparsable` for none, both, and a partial match."""
     own = [str(variables.get(name) or "") for name in MATCH_VARIABLES]
-    label = read_label(text, _LABELS, own)
-    if label == _MATCH and _DENIES.match(text):
-        raise Unparsable("no and a match")
-    return {"matched": label == _MATCH}
+    return {"matched": read_label(text, _LABELS, own) == _MATCH}
 
 
 @reader

@@ -45,7 +45,7 @@ ATOMS_SCHEMA = pa.schema([pa.field("atoms", pa.list_(ATOM_TYPE))])
 REVISED_SCHEMA = pa.schema([pa.field("atoms", pa.list_(pa.string()))])
 RATINGS_SCHEMA = pa.schema([pa.field("ratings", pa.list_(pa.float64()))])
 RELATION_SCHEMA = pa.schema([pa.field("relation", pa.string())])
-# In the order of the hypotheses; null where one has to be asked again
+# In the order of the hypotheses; null if the relation is missing
 RELATIONS_SCHEMA = pa.schema([pa.field("relations", pa.list_(pa.string()))])
 
 RELATIONS = ("entailment", "contradiction", "neutral")
@@ -55,7 +55,7 @@ UNIT_TYPES = ("Fact", "Claim", "Instruction", "Data Format", "Meta Statement", "
 # The types of units that go on by default (methods, section 2)
 STATING = ("Fact", "Claim")
 
-# `certain`, `impossible` and `open` are the words by which other prompts explain the labels
+# Other prompts explain the labels as `certain`, `impossible` and `open`
 _LABELS = Vocabulary(
     {
         "entailment": ("entails", "entailed", "entail", "entailing", "certain"),
@@ -73,7 +73,7 @@ _LABELS = Vocabulary(
 _TYPES = {kind.casefold(): kind for kind in UNIT_TYPES} | {f"{kind.casefold()}s": kind for kind in UNIT_TYPES}
 _TYPE = r"(?:facts?|claims?|instructions?|data[ _-]formats?|meta[ _-]statements?|questions?|others?)"
 _GAPS = re.compile(r"[\s_-]+")
-# `unit: Fact`, `unit (Fact)`, each perhaps with a reason behind it
+# `unit: Fact`, `unit (Fact)`, with or without a reason
 _TYPE_BEHIND = re.compile(
     rf"(?s:(?P<text>.+))(?:\s?(?:[:：→|]|\s[-–—]{{1,2}}\s|->|=>)[\s*_`\[(\"]{{0,4}}|\s?[\s*_`]{{0,3}}[\[(（【][\s*_`]{{0,3}}"
     rf"(?:type: ?)?)(?P<type>{_TYPE})[\s*_`\]）】)\".]{{0,4}}(?:\s?(?:\(|[-–—]\s)[^:]*|[^\w]*)\Z",
@@ -109,7 +109,7 @@ def parse_relations(text: str, variables: Mapping[str, Any]) -> dict[str, list[s
 def parse_atoms(text: str, variables: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:
     """Return the `atoms`, each a `text` and a `unit_type` of `UNIT_TYPES`, in order; none for `None`.
 
-    The type stands behind the unit, before it, or in a heading above it. Raises `Unparsable` for a unit without a type.
+    The type is after the unit, before it, or in a heading above it. Raises `Unparsable` for a unit without a type.
     """
     if says_nothing(text) or says_absent(text):
         return {"atoms": []}
@@ -178,10 +178,10 @@ def atoms_in(completion: str) -> list[ExtractedItem]:
 
 
 def relevances_in(completion: str) -> list[ExtractedItem]:
-    """Return what is rated, with its rating. Raises `Unparsable` if numbers stand for all statements."""
+    """Return the statements with their ratings. Raises `Unparsable` if the completion only has their numbers."""
     rated = read_rated_texts(completion, _RATED_NAMES)
     if not any(any(map(str.isalpha, one.text)) for one in rated):
-        raise Unparsable("no rating beside its statement")
+        raise Unparsable("no statement with its rating")
     return [ExtractedItem(one.text, one.digit.value) for one in rated]
 
 

@@ -1,5 +1,6 @@
-"""The stages of nuggets: what an answer should state, which of it is vital, and what a response supports of it
-(Pradeep et al. 2025, AutoNuggetizer; methods, section 9).
+"""The stages of nuggets: create the facts of a good answer, rate them, and label their support by a response.
+
+Source: Pradeep et al. 2025, AutoNuggetizer; methods, section 9.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ _SUPPORTS = Vocabulary(
 
 @reader
 def parse_nuggets(text: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the `nuggets`: the whole list in order; none for `None`.
+    """Return the `nuggets`: the whole list in order. `None` is an empty list.
 
-    Raises `Unparsable` if a line may be a nugget or not, and for an empty list in place of the nuggets so far.
+    Raises `Unparsable` if a line may be a nugget or not, and for an empty list if there are nuggets already.
     """
     nuggets = read_texts(text, ("nugget", *CLAIM_NAMES))
     if variables.get("nuggets") and not nuggets:
-        raise Unparsable("no list, although there are nuggets so far")
+        raise Unparsable("an empty list in place of the existing nuggets")
     return {"nuggets": nuggets}
 
 
@@ -69,7 +70,7 @@ def parse_assignments(text: str, variables: Mapping[str, Any]) -> dict[str, list
 
 
 def _labelling(name: str, variables: Sequence[str], labels: Sequence[str], **more: Any) -> StageDefinition:
-    """A stage that gives each of its nuggets a label."""
+    """Return a stage that assigns a label to each nugget."""
     return StageDefinition(
         name,
         (*variables, "nuggets"),

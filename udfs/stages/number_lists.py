@@ -84,7 +84,7 @@ def read_numbers(text: str, names: Sequence[str], texts: Sequence[str]) -> list[
         raise Unparsable("no list of candidates")
     concluded = _CONCLUDES.search(lines[-1]) if lines else None
     if concluded:
-        return _known(list(map(int, re.findall(r"\d+", concluded[1]))), texts)
+        return _known(_integers(concluded[1]), texts)
     named = [line for line in lines if _NAMED_NUMBERS.fullmatch(line)]
     if named:
         answers = [_numbers_in(line) for line in named]
@@ -92,7 +92,7 @@ def read_numbers(text: str, names: Sequence[str], texts: Sequence[str]) -> list[
             raise Unparsable("several lists of candidates")
         return _known(answers[0], texts)
     said = [numbers for line in lines if (numbers := _numbers_in(line)) is not None]
-    if not said and lines and (lines[-1].strip() == "[]" or is_none(lines[-1])):
+    if not said and lines and (split_marker(lines[-1]).text == "[]" or is_none(lines[-1])):
         return []
     if len(said) > 1 and len(said) == len(lines) and all(len(each) == 1 for each in said) and "[" not in text:
         return _known([each[0] for each in said], texts)
@@ -106,12 +106,11 @@ def _numbers_of_records(records: Sequence[Any], names: Sequence[str]) -> Any:
     if not all(isinstance(each, dict) for each in records):
         return list(records)
     verdicts = [_verdict_of(each) for each in records]
-    if None not in verdicts and len(records) > 1:
-        records = [each for each, verdict in zip(records, verdicts, strict=True) if verdict]
-        return [number_of_value(get_field(each, (*ID_NAMES, *names))) or 0 for each in records]
-    if len(records) > 1 and any(verdict is not None for verdict in verdicts):
-        raise Unparsable("candidates with and without a verdict")
     if len(records) != 1:
+        if any(verdict is not None for verdict in verdicts):
+            if None in verdicts:
+                raise Unparsable("candidates with and without a verdict")
+            records = [each for each, verdict in zip(records, verdicts, strict=True) if verdict]
         return [number_of_value(get_field(each, (*ID_NAMES, *names))) or 0 for each in records]
     named = [name for name in names if name in records[0] and not isinstance(records[0][name], bool)]
     if not named or isinstance(records[0][named[0]], dict):
@@ -135,6 +134,10 @@ def _verdict_of(record: Mapping[str, Any]) -> bool | None:
     return verdicts.pop() if verdicts else None
 
 
+def _integers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]
+
+
 def _lines(text: str) -> list[str]:
     return [line for _, line in lines_with_places(unfenced(text))]
 
@@ -146,7 +149,7 @@ def _numbers_in(line: str) -> list[int] | None:
     for pattern in (_NAMED_NUMBERS, _ONLY_NUMBERS, _SAID_NUMBERS, _LIST_AND_REASON):
         found = pattern.fullmatch(lines[0]) or pattern.fullmatch(lines[1])
         if found:
-            return list(map(int, re.findall(r"\d+", found["numbers"])))
+            return _integers(found["numbers"])
     return None
 
 
@@ -182,7 +185,7 @@ def read_number_lists(
         found = find_records(text, (*id_names, *list_names))
         beside = found[1].split("\n") if found else []
         if found is None or any(is_none(line) or _pair_in(line, len(texts)) for line in beside):
-            raise Unparsable("no object with a number and a list of numbers")
+            raise Unparsable("no object with a number and those that go with it")
         pairs = [_pair_of(each, id_names, list_names, keys, texts) for each in found[0]]
     for number, numbers in pairs:
         if number < 1:
@@ -196,7 +199,7 @@ def _pair_in(line: str, count: int) -> tuple[int, list[int]] | None:
     found = _PAIR.fullmatch(line)
     if found is None or not (found["word"] or found["numbers"][0] in "[nN"):
         return None
-    return int(found["id"]), numbers_of_value(list(map(int, re.findall(r"\d+", found["numbers"]))), count)[0]
+    return int(found["id"]), numbers_of_value(_integers(found["numbers"]), count)[0]
 
 
 def _pair_of(

@@ -64,15 +64,15 @@ _LAST_LINES = 3
 
 @reader
 def parse_comparison(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
-    """Return the `relation` of the variable `first` to `second`, in whichever order the answer repeats the two.
+    """Return the `relation` of the variable `first` to `second`. The completion may name them in either order.
 
-    It is in brackets behind both answers on one of the last lines, in a field, or alone in a line. Raises `Unparsable`
-    for no relation and for several.
+    It is in brackets after both answers on one of the last lines, in a field, or on a line of its own. Raises
+    `Unparsable` for no relation and for several.
     """
     first, second = (str(variables.get(name) or "") for name in ("first", "second"))
     found = find_records(text, LABEL_NAMES)
     if found is not None and _BRACKET.search(found[1]) and any(map(_WORDS.read, _BRACKETED.findall(found[1]))):
-        raise Unparsable("JSON, and a classification beside it")
+        raise Unparsable("JSON and a classification outside of it")
     if found is not None and len(found[0]) == 1 and isinstance(found[0][0], dict):
         sides = [str(get_field(found[0][0], (name,)) or "") for name in ("first", "second")]
         return {"relation": _turned(read_label(text, _WORDS, ()), " ".join(sides), first, second)}
@@ -86,7 +86,7 @@ def parse_comparison(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
     if classified and classified[-1].place >= len(lines) - _LAST_LINES:
         last = (named or classified)[-1]
         if not last.is_clear:
-            raise Unparsable("several classifications, or one amid a sentence")
+            raise Unparsable("several classifications, or one inside a sentence")
         return {"relation": _turned(last.relation, last.sides, first, second)}
     try:
         return {"relation": read_label("\n".join(lines[-2:]), _WORDS, (first, second))}
@@ -129,7 +129,7 @@ def _classified(lines: Sequence[str], place: int, first: str, second: str) -> _C
 def _last_side(sides: str, first: str, second: str) -> str | None:
     """Return the one of two answers that a line names last, None if it does not name both."""
     pairs = sorted(((first, second), (second, first)), key=lambda pair: -len(pair[0]))
-    # As they are written first: signs tell `C` and `C++`, or `5` and `-5`, apart
+    # The exact forms come first, because `C` and `C++`, or `5` and `-5`, differ only in signs
     for form in (normalise, _key):
         named = form(sides.strip(" *_`"))
         for last, other in pairs if form(first) and form(second) else ():
@@ -143,7 +143,7 @@ def _key(text: str) -> str:
 
 
 def _turned(relation: str, sides: str, first: str, second: str) -> str:
-    """Return the relation of `first` to `second`, given the line that names them, perhaps in the other order."""
+    """Return the relation of `first` to `second`, given the line that names them in either order."""
     is_swapped = first != second and _last_side(sides, first, second) == first
     return _SWAPPED.get(relation, relation) if is_swapped else relation
 
@@ -154,7 +154,7 @@ ANSWERS_SCHEMA = pa.schema(
     [pa.field("answers", pa.list_(pa.list_(pa.string()))), pa.field("confidences", pa.list_(pa.list_(pa.float64())))]
 )
 RELATION_SCHEMA = pa.schema([pa.field("relation", pa.string())])
-# In the order of the other answers; null where one has to be asked again
+# In the order of the other answers; null if the relation is missing
 RELATIONS_SCHEMA = pa.schema([pa.field("relations", pa.list_(pa.string()))])
 
 _ANSWER = record(answer=TEXT, confidence=RATING)
@@ -165,7 +165,7 @@ _ANSWERS_FORM = lines_of(
 )
 _COMPARISON_FORM = OutputFormat(
     f"a short reason, then on the last line `first - second [{' | '.join(RELATIONS).replace('_', ' ')}]`",
-    # Each part is matched in one way alone: a long line without its label would else take the square of its length
+    # The atomic groups keep the time linear in the length of a line without a label
     re.compile(rf"(?:.*\n)*+(?>.+? - )(?>.+ \[)(?:{'|'.join(RELATIONS).replace('_', ' ')})\]"),
 )
 _GLUED = re.compile(r"[?？][*_\"')]*[\s–—;|*-]+\w|\AA:")

@@ -385,8 +385,8 @@ def without_echoes(text: str, own: Sequence[str]) -> tuple[str, Callable[[int], 
     return _edited(text, sorted(edits))
 
 
-def next_turn(text: str, variables: Mapping[str, Any]) -> tuple[int, bool] | None:
-    """Return the start of a second turn, and True if it cannot be anything else. Return None if there is one turn.
+def next_turn(text: str, variables: Mapping[str, Any]) -> int | None:
+    """Return the start of a second turn, None if there is one turn.
 
     The turn begins with the name of a role, or with a tag that has the name of a variable and another text than the own
     ones. Ignore the tags of items: completions set them around their own items.
@@ -405,8 +405,7 @@ def next_turn(text: str, variables: Mapping[str, Any]) -> tuple[int, bool] | Non
     first = next((each for each in found if each["name"] != "user" or True in answered), None)
     if first is None or _INTRODUCES.search(text, max(0, first.start() - _LONGEST_GAP), first.start()):
         return None
-    is_glued = first["name"] is not None and text[first.start() - 1] != "\n"
-    return first.start(), len(answered) > 1 or is_glued
+    return first.start()
 
 
 def _is_own(tag: re.Match[str], own: str) -> bool:
@@ -447,7 +446,7 @@ def _opens_item(found: re.Match[str]) -> bool:
 
 
 def moved(value: Any, place: Callable[[int], int]) -> Any:
-    """The value with the digits in it at their places in the whole completion."""
+    """Return the value with the positions of its digits in the whole completion. Unknown positions stay -1."""
     if isinstance(value, Digit):
-        return replace(value, offset=place(value.offset))
+        return replace(value, offset=place(value.offset)) if value.offset >= 0 else value
     return [moved(each, place) for each in value] if isinstance(value, list) else value

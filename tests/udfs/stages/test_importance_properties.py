@@ -67,7 +67,8 @@ def test_ratings_in_any_form_and_order_are_read_back(
     name = data.draw(st.sampled_from([int, str, "fact {}".format, "F{}".format]))
     objects = [{"id": name(n), "relevance": one, "salience": two} for n, (one, two) in enumerate(written, start=1)]
     strangers = [
-        {"id": len(written) + more, "relevance": 9, "salience": 1} for more in range(1, data.draw(st.integers(1, 3)))
+        {"id": name(len(written) + more), "relevance": 9, "salience": 1}
+        for more in range(1, data.draw(st.integers(1, 3)))
     ]
     completion = data.draw(frames).replace("{}", form(data.draw(st.permutations([*objects, *strangers]))))
     assert ratings(completion, [f"text {n}" for n in range(len(written))]) == written

@@ -71,7 +71,9 @@ def test_lines_are_read_as_an_oracle_reads_them(given_: Any, form: str, preamble
     texts = dict(enumerate(hypotheses, start=1))
     lines = [form.format(n=number, r=label, t=texts.get(number, "Another text")) for number, label in said]
     expected = oracle(said, len(hypotheses))
-    assert parse(preamble + "\n".join(lines) + note, hypotheses) == (expected if any(expected) else None)
+    found = parse(preamble + "\n".join(lines) + note, hypotheses)
+    # A form that repeats the text may be refused
+    assert found == (expected if any(expected) else None) or (found is None and "{t}" in form)
 
 
 @given(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -84,3 +85,13 @@ def test_nothing_is_found_again_that_no_text_has() -> None:
     (atom,) = STAGES["extract_atoms"].parse("- It writes &lt;text> and [ INST ]: Fact", {"text": "a < b"})["atoms"]
 
     assert atom["text"] == "It writes &lt;text> and [ INST ]"
+
+
+RATED = {"ratings": [{"id": 1, "relevance": 4}, {"id": 2, "relevance": 5}]}
+TABLE = "| id | relevance |\n|---|---|\n| 1 | 4 |\n| 2 | 5 |"
+
+
+@pytest.mark.parametrize("completion", [json.dumps(json.dumps(RATED)), f"<statement>\n{TABLE}"])
+def test_a_rating_without_a_known_position_has_none(completion: str) -> None:
+    variables = {"query": "q", "statements": ["The bridge is old.", "The bridge is long."]}
+    assert STAGES["rate_relevance"].parse(completion, variables)["ratings"] == [Digit(4, -1), Digit(5, -1)]
