@@ -22,7 +22,7 @@ import torch
 from judge_measures import area, calibration_error, cascade_threshold
 from numpy.typing import NDArray
 from onnxruntime.quantization import QuantType, quantize_dynamic
-from scipy.optimize import minimize_scalar
+from scipy.optimize import minimize
 from tokenizers import Tokenizer
 from torch import nn
 from train_judge import CLASSES, CrossEncoder
@@ -116,9 +116,9 @@ def logits_of(path: Path, tokenizer: Tokenizer, pairs: list[tuple[str, str]]) ->
     return np.array(rows, dtype=np.float64)
 
 
-def softmax(logits: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
-    """Return the probabilities of the classes [pairs, 3]. The first is entailment."""
-    exact = logits / temperature
+def softmax(logits: NDArray[np.float64], temperature: float, shift: float) -> NDArray[np.float64]:
+    """Return the probabilities of the classes [pairs, 3]. The first is entailment, whose logit is shifted."""
+    exact = logits / temperature + np.array([shift, 0.0, 0.0])
     powers = np.exp(exact - exact.max(axis=1, keepdims=True))
     return powers / powers.sum(axis=1, keepdims=True)
 
@@ -142,7 +142,7 @@ def main() -> None:
 
 
 def calibrate(exact: Path, path: Path, options: argparse.Namespace) -> None:
-    """Fit the temperature on the held-back pairs, write config.json, and print the measures."""
+    """Fit the temperature and the shift on the held-back pairs, write config.json, and print the measures."""
     tokenizer = Tokenizer.from_file(str(options.tokenizer))
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -153,18 +153,22 @@ def calibrate(exact: Path, path: Path, options: argparse.Namespace) -> None:
     pairs = [(row["text"], row["fact"]) for row in rows]
     logits = logits_of(path, tokenizer, pairs)
 
-    def loss(temperature: float) -> float:
-        stated = np.clip(softmax(logits, temperature)[:, 0], 1e-9, 1 - 1e-9)
+    def loss(calibration: NDArray[np.float64]) -> float:
+        stated = np.clip(softmax(logits, np.exp(calibration[0]), calibration[1])[:, 0], 1e-9, 1 - 1e-9)
         return float(-np.log(np.where(holds, stated, 1 - stated)).mean())
 
-    temperature = float(minimize_scalar(loss, bounds=(0.2, 5.0), method="bounded").x)
-    classes = softmax(logits, temperature)
+    best = minimize(loss, np.zeros(2), method="Nelder-Mead").x
+    temperature, shift = float(np.exp(best[0])), float(best[1])
+    classes = softmax(logits, temperature, shift)
     probabilities = classes[:, 0]
-    config = {"id2label": {str(number): label for number, label in enumerate(CLASSES)}, "temperature": temperature}
+    names = {str(number): label for number, label in enumerate(CLASSES)}
+    config = {"id2label": names, "temperature": temperature, "shift": shift}
     (options.out / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    before = area(softmax(logits_of(exact, tokenizer, pairs), temperature)[:, 0], holds)
+    before = area(softmax(logits_of(exact, tokenizer, pairs), temperature, shift)[:, 0], holds)
     print(
-        f"temperature {temperature:.3f}, AUC {area(probabilities, holds):.4f} ({before:.4f} before rounding)", end=", "
+        f"temperature {temperature:.3f}, shift {shift:.3f}, "
+        f"AUC {area(probabilities, holds):.4f} ({before:.4f} before rounding)",
+        end=", ",
     )
     print(f"calibration error {calibration_error(probabilities, holds):.4f}, {len(rows)} pairs")
     threshold, share = cascade_threshold(classes, holds)

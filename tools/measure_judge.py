@@ -8,7 +8,7 @@ WikiContradict is a folder with `wiki_contradict_simple_humaneval.jsonl`.
 
 AUC, Cohen's kappa at .5, Pearson's correlation between the shares of covered facts per text, and the expected
 calibration error have 95 % bootstrap intervals over documents. The score of an answer of WikiContradict is the share of
-the contexts' sentences that the answer states. Its kappa compares the three labels (methods, section 6).
+the contexts' sentences that the answer, behind its question, states. Its kappa compares the three labels (methods, section 6).
 """
 
 from __future__ import annotations
@@ -52,11 +52,13 @@ def read_pairs(path: Path) -> Labelled:
     return Labelled([row["text"] for row in rows], [row["fact"] for row in rows], holds, documents)
 
 
-def probabilities_of(texts: Sequence[str], facts: Sequence[str]) -> tuple[Numbers, float]:
+def probabilities_of(
+    texts: Sequence[str], facts: Sequence[str], queries: str | Sequence[str] = ""
+) -> tuple[Numbers, float]:
     """Return the probabilities of pairs and the speed in pairs per second. A missing probability counts as 0."""
     untold.judge(texts[:1], facts[:1])
     began = time.perf_counter()
-    found = untold.judge(texts, facts)
+    found = untold.judge(texts, facts, queries)
     seconds = time.perf_counter() - began
     unjudged = int(np.isnan(found).sum())
     if unjudged:
@@ -79,9 +81,9 @@ def correlation(predicted: Flags, holds: Flags, owners: NDArray[np.int64]) -> fl
     return float(np.corrcoef(*shares)[0, 1]) if min(map(np.ptp, shares)) > 0 else float("nan")
 
 
-def print_pairs(name: str, data: Labelled) -> None:
-    """Judge pairs and print their measures."""
-    scores, speed = probabilities_of(data.texts, data.facts)
+def print_pairs(name: str, data: Labelled, queries: str | Sequence[str] = "") -> None:
+    """Judge pairs, each text behind its query if there is one, and print their measures."""
+    scores, speed = probabilities_of(data.texts, data.facts, queries)
     predicted, holds = scores >= THRESHOLD, data.holds
     texts = {text: number for number, text in enumerate(dict.fromkeys(data.texts))}
     owners = np.array([texts[text] for text in data.texts])
@@ -100,16 +102,17 @@ def print_wikicontradict(folder: Path) -> None:
     """Score the answers of WikiContradict by the sentences of the contexts, and print kappa of their labels."""
     with open(folder / "wiki_contradict_simple_humaneval.jsonl", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
-    texts, facts, owners, labels, questions = [], [], [], [], []
+    texts, facts, queries, owners, labels, questions = [], [], [], [], [], []
     for row in rows:
         statements = [one for key in ("context1", "context2") for one in sentences(row[f"{key}_self_contained"]) if one]
         for number in range(ANSWERS_PER_ROW):
             owners += [len(labels)] * len(statements)
             texts += [row[f"answer{number}"]] * len(statements)
             facts += statements
+            queries += [row["question"]] * len(statements)
             labels.append(label_of(row, number))
             questions.append(row["question"])
-    scores, speed = probabilities_of(texts, facts)
+    scores, speed = probabilities_of(texts, facts, queries)
     shares = np.bincount(owners, weights=scores >= THRESHOLD) / np.bincount(owners)
     cells = np.array(
         [
@@ -147,7 +150,9 @@ def main() -> None:
     parser.add_argument("--wikicontradict", type=Path, help="folder of WikiContradict")
     options = parser.parse_args()
     if options.k_qa:
-        print_pairs("K-QA", read_k_qa(options.k_qa))
+        statements = read_k_qa(options.k_qa)
+        print_pairs("K-QA", statements)
+        print_pairs("K-QA, behind the question", statements, statements.documents)
     if options.realsumm:
         print_pairs("REALSumm, held back", read_pairs(options.realsumm))
     if options.wikicontradict:

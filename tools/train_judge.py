@@ -17,7 +17,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,7 @@ SUPPORTED, NOT_SUPPORTED = "supported", "not_supported"
 # The number of a label in a batch: the classes first, then the two labels of sources with two classes
 LABELS = {label: number for number, label in enumerate((*CLASSES, SUPPORTED, NOT_SUPPORTED))}
 # Word overlap solves these sources: a quarter of their pairs is enough
-EASY_SOURCES = frozenset({"medquad", "conjnli_auto", "rose_multi", "medec"})
-EASY_SHARE = 0.25
+SHARES = {"medquad": 0.25, "conjnli_auto": 0.25, "rose_multi": 0.25, "medec": 0.25}
 WIDTH_STEP = 16
 # More encodings at once take gigabytes
 ENCODED_AT_ONCE = 4096
@@ -68,11 +67,13 @@ class CrossEncoder(nn.Module):
         return self.classify(states[:, 0])
 
 
-def read_pairs(path: Path, tokenizer: Tokenizer, max_tokens: int, chooser: random.Random) -> list[Pair]:
-    """Return the pairs of a file that fit in `max_tokens`, with a share of the sources that word overlap solves."""
+def read_pairs(
+    path: Path, tokenizer: Tokenizer, max_tokens: int, shares: Mapping[str, float], chooser: random.Random
+) -> list[Pair]:
+    """Return the pairs of a file that fit in `max_tokens`, with the share of each source in `shares`."""
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
-    rows = [row for row in rows if row["source"] not in EASY_SOURCES or chooser.random() < EASY_SHARE]
+    rows = [row for row in rows if chooser.random() < shares.get(row["source"], 1.0)]
     pairs = []
     for first in range(0, len(rows), ENCODED_AT_ONCE):
         group = rows[first : first + ENCODED_AT_ONCE]
@@ -230,11 +231,18 @@ def train(model: CrossEncoder, pairs: Sequence[Pair], options: argparse.Namespac
     torch.save(trainer.trained(), options.out / "model.pt")
 
 
+def share_of(text: str) -> tuple[str, float]:
+    """Return the source and the share of a text such as `snli=0.25`. Raises ValueError for another form."""
+    source, share = text.split("=")
+    return source, float(share)
+
+
 def main() -> None:
     """Read the options, train, and save the weights."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=Path, required=True, help="training pairs, gzipped JSON Lines")
     parser.add_argument("--base", type=Path, required=True, help="folder of the base model, as transformers saves it")
+    parser.add_argument("--weights", type=Path, help="weights of an earlier training, to start from")
     parser.add_argument("--tokenizer", type=Path, required=True, help="file tokenizer.json of the base model")
     parser.add_argument("--out", type=Path, required=True, help="folder of the weights and the checkpoint")
     parser.add_argument("--epochs", type=float, default=2.0)
@@ -242,6 +250,9 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=256, help="longer pairs are left out")
     parser.add_argument("--batch-tokens", type=int, default=4096)
     parser.add_argument("--rate", type=float, default=1.5e-4, help="highest learning rate of AdamW")
+    parser.add_argument(
+        "--share", metavar="SOURCE=SHARE", action="append", default=[], type=share_of, help="share of a source's pairs"
+    )
     parser.add_argument("--seed", type=int, default=17)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
@@ -250,7 +261,8 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(options.tokenizer))
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    pairs = read_pairs(options.pairs, tokenizer, options.max_tokens, random.Random(options.seed))
+    shares = SHARES | dict(options.share)
+    pairs = read_pairs(options.pairs, tokenizer, options.max_tokens, shares, random.Random(options.seed))
     print(f"{len(pairs)} pairs, {sum(len(pair.ids) for pair in pairs)} tokens", flush=True)
     # The fused kernel of attention is slow backwards for heads of 32 numbers, and drop-out is not needed in two epochs
     encoder = AutoModel.from_pretrained(
@@ -261,6 +273,8 @@ def main() -> None:
         attention_probs_dropout_prob=0.0,
     )
     model = CrossEncoder(encoder).to(options.device)
+    if options.weights is not None:
+        model.load_state_dict(torch.load(options.weights, map_location=options.device))
     train(model, pairs, options)
 
 

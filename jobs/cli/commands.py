@@ -69,6 +69,8 @@ def _run_score(
     display: Display,
     bars: Mapping[str, float] = MappingProxyType({}),
     report: RunNotification | None = None,
+    *,
+    brief: bool = False,
 ) -> int:
     """Run the main job, and report its end and the means below their bars."""
     from untold.jobs.run.notifications import facts_of
@@ -81,7 +83,7 @@ def _run_score(
     if report is not None:
         report.metrics = metrics_text(outcome.manifest, outcome.exit_code)
         report.facts |= facts_of(outcome.manifest, outcome.exit_code)
-    arguments.report_outcome(lambda: show_summary(outcome, request), outcome.message)
+    arguments.report_outcome(lambda: show_summary(outcome, request, brief=brief), outcome.message)
     end_archive(whole=outcome.exit_code == 0 and not outcome.unchanged)
     return outcome.exit_code
 
@@ -121,7 +123,7 @@ def _demo(options: Options) -> int:
         settings = demo_settings(resolved.settings, folder, index)
         request = arguments.score_request(asked, replace(resolved, settings=settings))
         request.check()
-        code = _run_score(request, arguments.display())
+        code = _run_score(request, arguments.display(), brief=True)
         show_expected(request.output, folder, options.metric)
     return code
 

@@ -31,7 +31,8 @@ _FACT, _QUESTION = "Fact", "Question"
 UNJUDGED = "unjudged"
 RELEVANCE = "rate_relevance"
 
-Pairs = list[tuple[str, str]]
+# Texts, facts, and the queries that the texts answer, or empty strings
+Pairs = list[tuple[str, str, str]]
 
 
 class Unjudged(Exception):
@@ -42,8 +43,8 @@ class Unjudged(Exception):
 class JudgedStage:
     """The answers of a stage.
 
-    `pairs` returns the pairs (text, fact) of a request. `answer` returns the completion in the schema of the stage; it
-    receives the variables and the judgements in the order of the pairs, and raises Unjudged.
+    `pairs` returns the pairs (text, fact, query) of a request. `answer` returns the completion in the schema of the
+    stage. It receives the variables and the judgements in the order of the pairs, and raises Unjudged.
     """
 
     answer: Callable[[Row, Sequence[Judgement]], Mapping[str, Any]]
@@ -110,21 +111,15 @@ def _of_lists(
         return {records: found}
 
     def pairs(row: Row) -> Pairs:
-        shown = _in_reply(row, row[text]) if "query" in row else row[text]
-        return [(shown, fact) for fact in row[facts]]
+        return [(row[text], fact, row.get("query", "")) for fact in row[facts]]
 
     return JudgedStage(answer, pairs)
-
-
-def _in_reply(row: Row, text: str) -> str:
-    """Return a text of a response behind its query, which may name the subject of the text."""
-    return f"{row['query']} {text}"
 
 
 def _several(fact: str, texts: Sequence[str]) -> Pairs:
     """Return the pairs of a fact with each text, and with the joined texts."""
     together = [" ".join(texts)] if len(texts) > 1 else []
-    return [(text, fact) for text in [*texts, *together]]
+    return [(text, fact, "") for text in [*texts, *together]]
 
 
 def _stating(judgements: Sequence[Judgement], count: int) -> list[int]:
@@ -182,13 +177,13 @@ _RELATIONS = _of_lists("premise", "hypotheses", "relations", "id", "relation", r
 
 JUDGED: Mapping[str, JudgedStage] = {
     "classify_relation": JudgedStage(
-        lambda _, found: {"relation": relation_of(found[0])}, lambda row: [(row["premise"], row["hypothesis"])]
+        lambda _, found: {"relation": relation_of(found[0])}, lambda row: [(row["premise"], row["hypothesis"], "")]
     ),
     "classify_relations": _RELATIONS,
     "check_claims": _RELATIONS,
     "match_one": JudgedStage(
         lambda _, found: {"label": "Match" if _states(found[0]) else "No Match"},
-        lambda row: [(row["candidate"], row["reference"])],
+        lambda row: [(row["candidate"], row["reference"], "")],
     ),
     "match_many": JudgedStage(
         lambda row, found: {"candidates": _stating(found, len(row["candidates"]))},
@@ -196,9 +191,9 @@ JUDGED: Mapping[str, JudgedStage] = {
     ),
     "assign_nuggets": _of_lists("response", "nuggets", "labels", "number", "label", _support_of),
     "align_claims": JudgedStage(
-        _align, lambda row: [(_in_reply(row, claim), aspect) for aspect in row["aspects"] for claim in row["claims"]]
+        _align, lambda row: [(claim, aspect, row["query"]) for aspect in row["aspects"] for claim in row["claims"]]
     ),
-    "verify_claim": JudgedStage(_verify, lambda row: [(text, row["claim"]) for text in row["evidence"]]),
+    "verify_claim": JudgedStage(_verify, lambda row: [(text, row["claim"], "") for text in row["evidence"]]),
     "check_coverage": JudgedStage(_cover, lambda row: _several(row["fact"], row["claims"])),
     "extract_atoms": JudgedStage(_atoms),
     "revise_atoms": JudgedStage(lambda row, _: {"statements": list(row["statements"])}),
@@ -231,7 +226,7 @@ def judging(stage: Stage) -> Answers:
             return [_failed(row, GIVEN[stage.name]) for row in rows]
         pairs = [judged.pairs(row) for row in rows]
         flat = [pair for own in pairs for pair in own]
-        found = iter(judge.assess([text for text, _ in flat], [fact for _, fact in flat]) if flat else [])
+        found = iter(judge.assess(*zip(*flat, strict=True)) if flat else [])
         return [_completion(judged, row, list(islice(found, len(own)))) for row, own in zip(rows, pairs, strict=True)]
 
     return answers

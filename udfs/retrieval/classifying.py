@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -48,11 +49,21 @@ _RELATIONS = {
 
 @dataclass(frozen=True)
 class ClassifierFiles:
-    """Files of a classifier, the relation of each class by its number, and the divisor of the logits."""
+    """Files of a classifier, the relation of each class by its number, and the calibration of its logits.
+
+    The logits are divided by `temperature`. Then `shift` is added to the logit of entailment.
+    """
 
     files: ModelFiles
     relations: tuple[str, ...]
     temperature: float = 1.0
+    shift: float = 0.0
+
+    @property
+    def calibration(self) -> dict[str, float]:
+        """Return the numbers that change the logits, by name."""
+        numbers = {"temperature": (self.temperature, 1.0), "shift": (self.shift, 0.0)}
+        return {name: number for name, (number, unchanged) in numbers.items() if number != unchanged}
 
 
 def find_classifier(name: str) -> ClassifierFiles:
@@ -72,7 +83,10 @@ def find_classifier(name: str) -> ClassifierFiles:
         ) from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise LocalModelFileError(f"{path} has no id2label that names the classes 0, 1, ... of the model") from error
-    return ClassifierFiles(files, _relations_of(labels, path), _temperature_of(config, path))
+    temperature, shift = _number(config, path, "temperature", 1.0), _number(config, path, "shift", 0.0)
+    if temperature <= 0:
+        raise LocalModelFileError(f"{path}: temperature must be a positive number, not {temperature:g}")
+    return ClassifierFiles(files, _relations_of(labels, path), temperature, shift)
 
 
 def _find_judge() -> ModelFiles:
@@ -84,12 +98,12 @@ def _find_judge() -> ModelFiles:
     return hashed_files(model, tokenizer)
 
 
-def _temperature_of(config: Mapping[str, Any], path: Path) -> float:
-    """Return the optional number `temperature` of a config.json. Raises LocalModelFileError unless it is positive."""
-    temperature = config.get("temperature", 1.0)
-    if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 < temperature < np.inf:
-        raise LocalModelFileError(f"{path}: temperature must be a positive number, not {temperature!r}")
-    return float(temperature)
+def _number(config: Mapping[str, Any], path: Path, name: str, default: float) -> float:
+    """Return an optional number of a config.json. Raises LocalModelFileError unless it is finite."""
+    number = config.get(name, default)
+    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        raise LocalModelFileError(f"{path}: {name} must be a finite number, not {number!r}")
+    return float(number)
 
 
 def _relations_of(labels: Sequence[str], path: Path) -> tuple[str, ...]:
@@ -140,7 +154,7 @@ class Classifier:
                 raise LocalModelFileError(
                     f"{self._found.files.model} must return numbers [pairs, {len(self._found.relations)} classes]"
                 )
-            for place, row in zip(group, _softmax(logits, self._found.temperature), strict=True):
+            for place, row in zip(group, self._probabilities(logits), strict=True):
                 found[places[place]] = self._by_relation(row)
         return found
 
@@ -154,19 +168,20 @@ class Classifier:
                 return None
             raise
 
+    def _probabilities(self, logits: NDArray[Any]) -> NDArray[np.float64]:
+        """Return the calibrated probabilities [pairs, classes] in double precision."""
+        exact = logits.astype(np.float64) / self._found.temperature
+        exact[:, self._found.relations.index("entailment")] += self._found.shift
+        # The largest logit is subtracted to avoid an overflow
+        powers = np.exp(exact - exact.max(axis=1, keepdims=True))
+        shares: NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
+        return shares
+
     def _by_relation(self, row: NDArray[np.float64]) -> Mapping[str, float]:
         sums: dict[str, float] = {}
         for relation, probability in zip(self._found.relations, row.tolist(), strict=True):
             sums[relation] = sums.get(relation, 0.0) + probability
         return sums
-
-
-def _softmax(logits: NDArray[Any], temperature: float) -> NDArray[np.float64]:
-    """Return rows that add up to 1 in double precision. The largest logit is subtracted to avoid an overflow."""
-    exact = logits.astype(np.float64) / temperature
-    powers = np.exp(exact - exact.max(axis=1, keepdims=True))
-    shares: NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
-    return shares
 
 
 def find_for(stage: Stage) -> ClassifierFiles:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from untold.jobs.inference.stage.call_settings import classifiers_of, is_address
 from untold.jobs.settings.model import Decoding, Settings, SettingsError, decoding_for
 from untold.jobs.settings.templates import Template, template_of
+from untold.udfs.judge.model import SHORT_TOKENS, WINDOW_TOKENS
 from untold.udfs.judge.stages import ANSWERS, RELEVANCE
 from untold.udfs.llm.keys import CLASSIFYING, LOCAL, OWN_FIELDS, Stage
 from untold.udfs.llm.templates import check_variables, compile_prompt, order_of_variables, try_prompt
@@ -82,8 +83,7 @@ def bind_entailment(settings: Settings) -> Stage:
         template="",
         api=LOCAL,
         model_key=f"sha256:{found.files.sha256}",
-        # The ids of classifications without a temperature stay as they were
-        extra_body=body if found.temperature == 1 else {**body, "temperature": found.temperature},
+        extra_body=body | found.calibration,
     )
 
 
@@ -182,7 +182,8 @@ def _bind_judge(name: str, settings: Settings) -> Stage:
         extra_body={
             "tokenizer": found.files.tokenizer_sha256,
             "relations": list(found.relations),
-            "temperature": found.temperature,
+            **found.calibration,
+            "windows": [WINDOW_TOKENS, SHORT_TOKENS],
             "embedding": embedding,
         },
         salt=decoding_for(settings, name).salt,

@@ -27,8 +27,15 @@ def test_one_text_is_judged_with_every_fact() -> None:
     assert untold.judge(BEES, []).shape == untold.judge([], []).shape == (0,)
 
 
+def test_one_query_stands_before_every_text() -> None:
+    texts, facts = ["They dance.", "They make honey."], ["Bees dance.", "Bees make honey."]
+    found = untold.judge(texts, facts, "What do bees do?")
+    assert found.tolist() == untold.judge(texts, facts, ["What do bees do?"] * 2).tolist()
+    assert (found > untold.judge(texts, facts)).all()
+
+
 def test_lists_of_different_length_are_an_error() -> None:
-    with pytest.raises(ValueError, match="3 texts and 2 facts"):
+    with pytest.raises(ValueError, match="3 texts, 2 facts and 2 queries"):
         untold.judge([BEES] * 3, ["Bees dance."] * 2)
 
 

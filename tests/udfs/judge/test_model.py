@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from untold.udfs.judge import model
-from untold.udfs.judge.model import WINDOW_TOKENS, Judge, Judgement, cut_windows, shipped_judge
+from untold.udfs.judge.model import SHORT_TOKENS, WINDOW_TOKENS, Judge, Judgement, cut_windows, shipped_judge
 from untold.udfs.retrieval.classifying import JUDGE, find_classifier
 from untold.udfs.retrieval.local_models import LocalModelFileError, open_tokenizer
 
@@ -74,9 +74,34 @@ def test_a_fact_is_found_in_each_part_of_a_long_text(judge: Judge, text: str) ->
 
 
 def test_windows_of_a_text_without_sentences_overlap(judge: Judge) -> None:
-    (found,) = judge.assess(["word " * 2000], ["A word occurs."])
-    room = WINDOW_TOKENS - 3 - 4
-    assert 2000 / room < found.windows <= 2 * 2000 / room + 2
+    (found,) = judge.assess([" ".join(f"w{number:04}" for number in range(500))], ["A word occurs."])
+    tokens = 1874
+    least = tokens / (WINDOW_TOKENS - 3 - 4) + tokens / SHORT_TOKENS
+    assert least < found.windows <= 2 * least + 4
+
+
+def test_a_query_names_the_subject_of_a_text(judge: Judge) -> None:
+    texts, facts = (
+        ["It is 8,849 metres high."] * 2,
+        ["Mount Everest is 8,849 metres high.", "Vienna lies on the Danube."],
+    )
+    stated, other = entailments(judge.assess(texts, facts, ["How high is Mount Everest?"] * 2))
+    assert stated > 0.5 > other
+    assert stated > entailments(judge.assess(texts, facts))[0]
+    assert judge.assess(texts, facts, ["", ""]) == judge.assess(texts, facts)
+
+
+def test_a_query_stands_before_each_window_of_a_long_text(judge: Judge) -> None:
+    query, text = "How high is Mount Everest?", f"{FILLER} It is 8,849 metres high."
+    (found,) = judge.assess([text], ["Mount Everest is 8,849 metres high."], [query])
+    assert found.windows > 1
+    assert found.entailment is not None
+    assert found.entailment > 0.5
+
+
+def test_a_long_query_is_left_out(judge: Judge) -> None:
+    query = "Why do bees, which live in hives, dance? " * 6
+    assert judge.assess([BEES], ["Bees live in hives."], [query]) == judge.assess([BEES], ["Bees live in hives."])
 
 
 @pytest.mark.parametrize(
@@ -100,7 +125,7 @@ def test_a_pair_that_cannot_be_judged_has_a_reason(judge: Judge, text: str, fact
 
 
 def test_lists_of_different_length_are_an_error(judge: Judge) -> None:
-    with pytest.raises(ValueError, match="2 texts and 1 facts"):
+    with pytest.raises(ValueError, match="2 texts, 1 facts and 2 queries"):
         judge.assess([BEES, BEES], ["Bees dance."])
     assert judge.assess([], []) == []
 

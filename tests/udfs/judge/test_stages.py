@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -28,7 +28,10 @@ FOREIGN = "fremd"
 
 
 class Judge:
-    def assess(self, texts: Sequence[str], facts: Sequence[str]) -> list[Judgement]:
+    asked: ClassVar[set[str]] = set()
+
+    def assess(self, texts: Sequence[str], facts: Sequence[str], queries: Sequence[str]) -> list[Judgement]:
+        self.asked.update(queries)
         return [self._judge(*pair) for pair in zip(texts, facts, strict=True)]
 
     def _judge(self, text: str, fact: str) -> Judgement:
@@ -40,6 +43,7 @@ class Judge:
 @pytest.fixture(autouse=True)
 def _judge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "shipped_judge", Judge)
+    Judge.asked.clear()
     monkeypatch.setattr(stages, "find_for", lambda stage: None)
 
 
@@ -118,6 +122,7 @@ def test_the_parser_of_a_stage_reads_the_answer(name: str, variables: dict[str, 
     assert text is not None
     definition = STAGES[name]
     assert definition.parse(text, variables) == expected
+    assert Judge.asked == ({variables.get("query", "")} if stages.JUDGED[name].pairs(variables) else set())
     assert read_as(text, definition.schema, definition.form, variables) == SCHEMA
 
 
