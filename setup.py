@@ -13,7 +13,7 @@ STUDY = [
     "sacrebleu>=2.4,<3",  # BLEU, another
     "openpyxl>=3.1,<3.2",  # annotation sheets as workbooks, for people and back
 ]
-LOCAL = ["xllamacpp==2026.10.11549", *LOCAL_MODEL_PARTS, EMBEDDING_MODEL]
+LOCAL = ["xllamacpp==2026.10.11549", *LOCAL_MODEL_PARTS]
 NOTEBOOK = DRAWING  # pictures of runs
 CONNECT = ["pyspark[connect]"]  # sessions of Spark Connect, given to the Python API
 CLUSTER = ["ray[default]"]  # Ray's client (ray://) and its jobs (llm.backend=ray-job)
@@ -24,6 +24,8 @@ LAKEHOUSE = [
 LINEAGE = ["openlineage-python>=1.54,<2"]  # events of inputs and outputs, where OPENLINEAGE_URL is set
 # untold package, for workers whose Python has nothing installed: environments of venv, and those of conda
 PACKAGE = ["venv-pack>=0.2,<1", "conda-pack>=0.8,<1"]
+# Training and export of the judge (tools/train_judge.py, tools/export_judge.py)
+JUDGE = ["torch>=2.15,<2.16", "transformers>=5.24,<5.25", "onnx>=1.23,<2"]
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.8,<10"]  # the site of the documentation, built without a network
 
 setup(
@@ -52,6 +54,7 @@ setup(
             "demo/**/*",
             "report/*",
             "minilm/*",
+            "judge/*",
         ],
     },
     # The lowest versions are those that tests/test_distribution.py installs and runs
@@ -67,6 +70,7 @@ setup(
         "ruptures>=1.1.9,<2",  # where a series of nights changes (PELT); 1 MB, needs NumPy and SciPy alone
         "faiss-cpu>=1.9,<2",  # nearest vectors, exact or by an inverted file
         "onnxruntime>=1.20,<2",  # embedding models and classifiers that run within tasks
+        EMBEDDING_MODEL,
         "tokenizers>=0.21,<0.24",  # their tokenizers, as files tokenizer.json have them
         "rapidfuzz>=3.10,<4",  # how alike tokens and texts are written, a vocabulary at once
         "regex>=2024.11.6",  # scripts and accents of characters, by Unicode
@@ -94,6 +98,7 @@ setup(
         "lineage": LINEAGE,
         "all": [*STUDY, *LOCAL, *NOTEBOOK, *CONNECT, *CLUSTER, *PACKAGE, *LAKEHOUSE, *LINEAGE],
         "docs": DOCS,
+        "judge": JUDGE,
         "test": [
             *STUDY,
             *NOTEBOOK,
@@ -105,7 +110,6 @@ setup(
             "kubeflow-spark-api>=2.4,<3",  # knows the fields of a SparkApplication
             "opentelemetry-sdk>=1.30,<2",  # spans that tests look at
             "polars>=1.30,<2",  # frames of samples, given to the API
-            EMBEDDING_MODEL,
             *DOCS,
             "onnx>=1.23,<2",  # makes the tiny models of tests
             "bm25s==0.3.16",  # what the ranking by BM25 is compared with

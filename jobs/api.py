@@ -144,7 +144,8 @@ class Session:
         endpoint: A preset, like `--endpoint`.
 
     Raises:
-        UntoldError: A setting is unknown or invalid, or no endpoint is set.
+        UntoldError: A setting is unknown or invalid. Without an endpoint and the embedded model, the judge of the
+            package takes their place.
 
     Examples:
         >>> import untold
@@ -166,6 +167,7 @@ class Session:
             [f"{key}={json.dumps(value)}" for key, value in _dotted(settings or {})],
             endpoint,
             os.environ,
+            judged=not local_model.installed(),
             local_installed=local_model.installed,
         )
         active = None if _STARTED else SparkSession.getActiveSession()

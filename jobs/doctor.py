@@ -58,8 +58,9 @@ from untold.udfs.llm.script import key_header_of, request_body, script_of
 from untold.udfs.llm.templates import compile_prompt
 from untold.udfs.python_path import python_environment
 from untold.udfs.redaction import redact
-from untold.udfs.retrieval.embedding import Classifier, Embedder, find_classifier, find_model
-from untold.udfs.retrieval.local_models import MINILM, LocalModelFileError
+from untold.udfs.retrieval.classifying import Classifier, find_classifier
+from untold.udfs.retrieval.embedding import Embedder, find_model
+from untold.udfs.retrieval.local_models import JUDGE, MINILM, LocalModelFileError
 from untold.udfs.stages import LOOKUPS, STAGES
 from untold.udfs.storage import StoragePath
 
@@ -206,12 +207,15 @@ def _check_templates(settings: Settings) -> Iterator[CheckResult]:
 
 
 def _check_model(resolved: Resolved) -> Iterator[CheckResult]:
-    """Check each endpoint, or the embedded model, and its log-probabilities.
+    """Check each endpoint, the judge, or the embedded model, and the log-probabilities of language models.
 
     The embedded model starts for the calls. Without its file, or if another run uses the only server of the machine, no
     call is sent and the log-probabilities are not checked.
     """
     settings = resolved.settings
+    if settings.llm.is_judge:
+        yield _try("judge", partial(_classify, JUDGE))
+        return
     if not resolved.embedded:
         for one in settings.llm.each:
             yield from check_endpoint(settings.model_copy(update={"llm": one}), str(one.base_url))

@@ -398,7 +398,7 @@ def completion_limit(stage: Stage) -> int:
 
     A stage without a limit counts with `UNLIMITED_COMPLETION_TOKENS`.
     """
-    if stage.name in LOOKUPS:
+    if not stage.has_prompt:
         return 0
     sent = (stage.decoding.get(name) for name in COMPLETION_LIMITS)
     limit = next((limit for limit in sent if isinstance(limit, int)), None)

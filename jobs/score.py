@@ -394,15 +394,18 @@ def _counts(scores: Counted, failures: Counted) -> dict[str, Any]:
     return {"scores": scores["rows"], "statuses": statuses, **failed}
 
 
-def show_summary(outcome: Outcome, request: ScoreRequest) -> None:
-    """Prints how a run ended: its summary, what failed, what it took, and where to look further."""
+def show_summary(outcome: Outcome, request: ScoreRequest, *, brief: bool = False) -> None:
+    """Print the end of a run: the summary, the failures, the cost and time, and the next commands.
+
+    brief: True leaves out the lowest scores and the conflicts.
+    """
     if outcome.unchanged:
         print("Nothing to do. The results are unchanged\n")
     given, page = outcome.manifest, page_of(sys.stdout)
     try:
         run = open_run(request.output)
-        lines = end_of_run(run, given["summary"], given["counts"], page, embedded=request.embedded)
+        lines = end_of_run(run, given["summary"], given["counts"], page, embedded=request.embedded, brief=brief)
     except (OSError, ValueError) as error:
-        # The tables are whole; whoever cannot read them this moment can later
+        # The tables are whole, and a later command can read them
         lines = [redact(f"results: {request.output} (its tables cannot be read at the moment: {type(error).__name__})")]
     print_lines(lines)

@@ -39,7 +39,7 @@ PAGES = (
 FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 LANGUAGES = {"bash", "cron", "python", "json", "jsonl", "yaml", "toml", "jinja"}
 RUN_ELSEWHERE = {
-    "pip install -e '.[local]' && untold demo": "tests/jobs/test_demo.py",
+    "pip install -e . && untold demo": "tests/jobs/test_demo.py",
     "pip install -e '.[test]' && pytest": ".ci/run",
     # The templates of these tests are the same whatever `prompt_set` says
     "untold meta-evaluate --dataset wikicontradict --input labelled.jsonl --output two-prompts --metric e2e "

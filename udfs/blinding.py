@@ -77,7 +77,7 @@ class DrawnSample:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class AnnotatedJudgement:
     """What a person found in one metric's output of an item: `errors` is empty where it is fully correct."""
 
     item: int
@@ -150,7 +150,7 @@ def _shown_texts(sample: DrawnSample, output: MetricOutput) -> list[str]:
 # Sheets filled in
 
 
-def read_annotations(sheet: tuple[str, Rows], key: tuple[str, Rows]) -> list[Judgement]:
+def read_annotations(sheet: tuple[str, Rows], key: tuple[str, Rows]) -> list[AnnotatedJudgement]:
     """What a filled sheet says of each output, by the key. Both are a file's name and its rows, the header first.
 
     Of the sheet the columns item, method and errors count, of the key item, method, metric, score (empty where
@@ -171,7 +171,7 @@ def read_annotations(sheet: tuple[str, Rows], key: tuple[str, Rows]) -> list[Jud
     if problems:
         more = len(problems) - SHOWN_PROBLEMS
         raise AnnotationError("\n".join([*problems[:SHOWN_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]))
-    return [Judgement(pair[0], *keyed[pair], errors[pair]) for pair in sorted(errors)]
+    return [AnnotatedJudgement(pair[0], *keyed[pair], errors[pair]) for pair in sorted(errors)]
 
 
 def _by_pair(
@@ -271,7 +271,7 @@ def _shorten(word: str) -> str:
 # What they say
 
 
-def summarise_study(judgements: Sequence[Judgement], *, seed: int) -> list[dict[str, Any]]:
+def summarise_study(judgements: Sequence[AnnotatedJudgement], *, seed: int) -> list[dict[str, Any]]:
     """Shares by metric, then of all metrics together: metric, measure strings, value, ci_low, ci_high double, n long.
 
     Measures: `fully_correct`, the share without errors; `agreement`, AR = the mean of [match(S, l) = [E = 0]]; and of
@@ -287,7 +287,7 @@ def summarise_study(judgements: Sequence[Judgement], *, seed: int) -> list[dict[
     ]
 
 
-def _measures() -> dict[str, Callable[[Judgement], bool]]:
+def _measures() -> dict[str, Callable[[AnnotatedJudgement], bool]]:
     """What of a judgement is counted, by the measure's name."""
     types = [code for code in ERROR_TYPES if code != NONE]
     return {
@@ -297,12 +297,14 @@ def _measures() -> dict[str, Callable[[Judgement], bool]]:
     }
 
 
-def _has_error(code: str, judgement: Judgement) -> bool:
+def _has_error(code: str, judgement: AnnotatedJudgement) -> bool:
     """Whether a person found an error of this type."""
     return code in judgement.errors
 
 
-def _share(rows: Sequence[Judgement], holds: Callable[[Judgement], bool], seed: int) -> dict[str, float | None]:
+def _share(
+    rows: Sequence[AnnotatedJudgement], holds: Callable[[AnnotatedJudgement], bool], seed: int
+) -> dict[str, float | None]:
     """The share of outputs of which `holds` is true, with its 95 % interval, by items as clusters."""
     sizes = Counter(judgement.item for judgement in rows)
     sums = Counter(judgement.item for judgement in rows if holds(judgement))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from untold.jobs.run_analysis import open_run as open_run
     from untold.jobs.run_analysis import open_runs as open_runs
     from untold.udfs.errors import UserError as UntoldError
+    from untold.udfs.judge.model import judge as judge
 
 _WHERE = {
     "Plan": ("untold.jobs.api", "Plan"),
@@ -28,10 +29,22 @@ _WHERE = {
     "Run": ("untold.jobs.run_analysis", "Run"),
     "UntoldError": ("untold.udfs.errors", "UserError"),
     "demo_output": ("untold.jobs.run_analysis", "demo_output"),
+    "judge": ("untold.udfs.judge.model", "judge"),
     "open_run": ("untold.jobs.run_analysis", "open_run"),
     "open_runs": ("untold.jobs.run_analysis", "open_runs"),
 }
-__all__ = ["Plan", "Run", "Session", "UntoldError", "__version__", "demo_output", "open_run", "open_runs", "plots"]
+__all__ = [
+    "Plan",
+    "Run",
+    "Session",
+    "UntoldError",
+    "__version__",
+    "demo_output",
+    "judge",
+    "open_run",
+    "open_runs",
+    "plots",
+]
 
 
 def __getattr__(name: str) -> Any:

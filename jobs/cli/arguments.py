@@ -371,6 +371,7 @@ def _load(options: Options, system: Layer | None, demo: bool, asks: bool) -> Res
         profile=options.profile,
         system=system,
         demo=demo,
+        judged=options.metric in (None, "nli") if demo else _is_judged(options),
         asks=asks,
         local_installed=local_model.installed,
     )
@@ -382,6 +383,15 @@ def _load(options: Options, system: Layer | None, demo: bool, asks: bool) -> Res
 
         return replace(resolved, settings=with_packages(resolved.settings, remote))
     return resolved
+
+
+def _is_judged(options: Options) -> bool:
+    """Return True if the command has metrics, and the judge of the package scores all of them."""
+    from untold.jobs.metrics import JUDGED_METRICS
+
+    given = getattr(options, "metric", None)
+    metrics = (given,) if isinstance(given, str) else tuple(given or ())
+    return bool(metrics) and set(metrics) <= set(JUDGED_METRICS)
 
 
 def load_or_none(options: Options, *, asks: bool = True) -> Resolved | None:

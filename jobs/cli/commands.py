@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from untold.jobs.settings.model import Settings
 
 
-DEMO_OUTPUTS = {"e2e": "untold-demo", "icat": "untold-demo-icat"}
+DEMO_OUTPUTS = {"nli": "untold-demo", "e2e": "untold-demo-e2e", "icat": "untold-demo-icat"}
 
 
 def _begin_spark(request: ScoreRequest, display: Display, *, archives: bool = False) -> None:
@@ -69,6 +69,8 @@ def _run_score(
     display: Display,
     bars: Mapping[str, float] = MappingProxyType({}),
     report: RunNotification | None = None,
+    *,
+    brief: bool = False,
 ) -> int:
     """Run the main job, and report its end and the means below their bars."""
     from untold.jobs.run.notifications import facts_of
@@ -81,7 +83,7 @@ def _run_score(
     if report is not None:
         report.metrics = metrics_text(outcome.manifest, outcome.exit_code)
         report.facts |= facts_of(outcome.manifest, outcome.exit_code)
-    arguments.report_outcome(lambda: show_summary(outcome, request), outcome.message)
+    arguments.report_outcome(lambda: show_summary(outcome, request, brief=brief), outcome.message)
     end_archive(whole=outcome.exit_code == 0 and not outcome.unchanged)
     return outcome.exit_code
 
@@ -105,10 +107,11 @@ def _plan(options: Options) -> int:
 
 
 def _demo(options: Options) -> int:
-    """Score the shipped samples, and show the expected scores next to the result."""
+    """Score the shipped samples, and show the expected results next to the results."""
     resolved = arguments.load(options, demo=True)
+    options.metric = options.metric or ("nli" if resolved.settings.llm.is_judge else "e2e")
     options.output = options.output or DEMO_OUTPUTS[options.metric]
-    from untold.jobs.demo import demo_settings, show_expected, showing_results
+    from untold.jobs.demo import demo_settings, show_expected
 
     # The package may be in a zip file
     with as_file(files("untold.conf").joinpath("demo")) as folder:
@@ -119,9 +122,8 @@ def _demo(options: Options) -> int:
             return code
         settings = demo_settings(resolved.settings, folder, index)
         request = arguments.score_request(asked, replace(resolved, settings=settings))
-        display = arguments.display()
-        with showing_results(request, display.note) if index is None else nullcontext():
-            code = _run_score(request, display)
+        request.check()
+        code = _run_score(request, arguments.display(), brief=True)
         show_expected(request.output, folder, options.metric)
     return code
 
@@ -295,12 +297,12 @@ COMMANDS: dict[str, click.Command] = {
     **forms.COMMANDS,
     **meta_evaluation.COMMANDS,
     "demo": Command(
-        "score the shipped samples on the embedded model",
+        "score the shipped samples by the judge, or by the language model of --endpoint",
         _demo,
         [
             *settings_options(),
-            Option("--metric", "NAME", "e2e (the default) or icat", read=OneOf(tuple(DEMO_OUTPUTS)), default="e2e"),
-            Option("--output", "DIR", f"folder of the tables ({', or '.join(DEMO_OUTPUTS.values())} with icat)"),
+            Option("--metric", "NAME", "nli (the default of the judge), e2e or icat", read=OneOf(tuple(DEMO_OUTPUTS))),
+            Option("--output", "DIR", "folder of the tables (untold-demo, or untold-demo-METRIC with e2e and icat)"),
             *options_of(RunOptions, "overwrite"),
         ],
     ),

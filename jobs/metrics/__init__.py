@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from untold.jobs.metrics.settings import GROUP
@@ -23,6 +23,10 @@ METRICS: Registry[Metric] = Registry(
 )
 
 
+# The metrics that the judge of the package scores without a language model
+JUDGED_METRICS = ("icat", "importance", "longrecall", "nli", "nuggets", "rag")
+
+
 class UnknownMetricError(UserError):
     """A name that no metric has."""
 
@@ -39,13 +43,30 @@ def check_metrics(names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def stages_of(metrics: Sequence[str], settings: Settings) -> list[str]:
-    """The stages that these metrics ask, each once, in order.
+    """Return the stages of these metrics, each once and in order.
 
-    Metrics that share a stage share its requests too, so that a plan and a run bind it once.
+    Metrics with a common stage share its requests, so a plan and a run bind the stage once. Raises SettingsError if the
+    judge takes the place of a language model and cannot answer a stage.
 
-    Of e2e and nli with summarised contexts: summarise_context, evaluate_coverage, extract_atoms and what follows.
+    Of e2e and nli with summarised contexts: summarise_context, evaluate_coverage, extract_atoms and so on.
     """
-    return list(dict.fromkeys(name for metric in metrics for name in METRICS[metric].asks(settings)))
+    asked = {metric: METRICS[metric].asks(settings) for metric in metrics}
+    if settings.llm.is_judge:
+        _check_judged(asked)
+    return list(dict.fromkeys(name for names in asked.values() for name in names))
+
+
+def _check_judged(asked: Mapping[str, Sequence[str]]) -> None:
+    """Raise SettingsError with a line for each metric that has a stage without an answer of the judge."""
+    from untold.jobs.settings.model import SettingsError
+    from untold.udfs.judge.stages import ANSWERS
+    from untold.udfs.stages import LOOKUPS
+
+    missing = {metric: [name for name in names if name not in {*ANSWERS, *LOOKUPS}] for metric, names in asked.items()}
+    if lines := [f"{metric}: the judge cannot answer {', '.join(names)}" for metric, names in missing.items() if names]:
+        works = f"the judge works with {', '.join(JUDGED_METRICS)}"
+        remedy = "for other metrics, set OPENAI_API_KEY, llm.base_url and llm.model, or --endpoint local"
+        raise SettingsError("\n".join([*lines, f"llm.endpoint: {works}; {remedy}"]))
 
 
 def joined(there: Sequence[str], asked: Sequence[str]) -> tuple[str, ...]:

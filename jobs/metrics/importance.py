@@ -35,6 +35,7 @@ from untold.jobs.metrics.reference_facts import (
     find_evidence,
     find_owners,
     find_reference_facts,
+    needed_facts,
     owners_failures,
     without_unwanted,
 )
@@ -369,8 +370,8 @@ TABLES = ("statements", "scores", "measures", "claims", "evidence", "chunks", "f
 
 
 def needs(settings: Settings) -> tuple[str, ...]:
-    """The columns that samples must have: contexts, where they are what facts are taken from, or references instead."""
-    return ("query", "response", *((EITHER,) if settings.knowledge.source == "contexts" else ()))
+    """Return the columns that samples must have: contexts if facts come from them, or references."""
+    return ("query", "response", *needed_facts(settings))
 
 
 def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:

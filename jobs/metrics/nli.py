@@ -112,7 +112,8 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     rated = tools.ask(RATE, _statements_to_rate(revised), carry=("sample_id", "position"))
     incomplete = incomplete_samples(extracted, revised, rated)
     atoms = tools.keep(_gather_atoms(extracted, revised, rated, incomplete, settings), "atoms")
-    owners = tools.keep(add_owners(atoms, settings.nli.max_pairs_per_sample), "owners")
+    owners = add_owners(atoms, settings.nli.max_pairs_per_sample)
+    owners = tools.keep(add_query(owners, samples) if settings.llm.is_judge else owners, "owners")
     judged = judging.judge_pairs(owners, tools, settings.nli)
     relations = tools.keep(_relations_of_samples(owners, judged), "relations")
     graphs = _graphs(atoms, owners, relations)
@@ -219,6 +220,19 @@ def add_owners(atoms: DataFrame, cap: int | None) -> DataFrame:
         F.concat_ws(":", F.lit("contexts"), "contexts_key", "between_contexts").alias("contexts_owner"),
         F.concat_ws(":", F.lit("sample"), "sample_id").alias("response_owner"),
     )
+
+
+def add_query(owners: DataFrame, samples: DataFrame) -> DataFrame:
+    """Return the owners with the query before each statement of the response.
+
+    The judge does not revise statements. A sentence alone may lack the subject, which the query names.
+    """
+    contexts = F.col("contexts").cast("int")
+    responses = F.slice("texts", contexts + 1, F.greatest(F.size("texts") - contexts, F.lit(0)))
+    stated = F.transform(responses, lambda text: F.concat_ws(" ", "query", text))
+    texts = F.concat(F.slice("texts", F.lit(1), contexts), stated)
+    queries = samples.select("sample_id", "query")
+    return owners.join(queries, on="sample_id", how="inner").withColumn("texts", texts).drop("query")
 
 
 def _share_room(counted: DataFrame, cap: int | None) -> DataFrame:

@@ -25,7 +25,6 @@ from untold.jobs.run.output import absolute
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts import nugget_measures
-from untold.udfs.samples.conversion import EITHER
 
 LISTED = 10
 
@@ -90,7 +89,7 @@ def needs(settings: Settings) -> tuple[str, ...]:
     """The columns that samples must have: the topic, where a file has the nuggets, else what they are made of."""
     if settings.nuggets.file is not None:
         return ("query", "response", "query_id")
-    return ("query", "response", *((EITHER,) if settings.knowledge.source == "contexts" else ()))
+    return ("query", "response", *reference_facts.needed_facts(settings))
 
 
 def digests(settings: Settings) -> dict[str, str]:

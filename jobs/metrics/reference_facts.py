@@ -39,6 +39,7 @@ from untold.udfs.facts.reference_facts import (
     pair_near,
 )
 from untold.udfs.retrieval.terms import decimals_of
+from untold.udfs.samples.conversion import EITHER
 
 # Half of a sha2-256: no two texts of a billion have one
 KEY_CHARACTERS = 32
@@ -150,6 +151,13 @@ def owners_failures(metric: str, owned: DataFrame, asked: Mapping[str, DataFrame
     ]
     named = [failure_rows(metric, stage, frame) for stage, frame in zip(asked, rows, strict=True)]
     return reduce(DataFrame.unionByName, named)
+
+
+def needed_facts(settings: Settings) -> tuple[str, ...]:
+    """Return the column that facts come from. The judge cannot rate facts, so they must be given."""
+    if settings.llm.is_judge:
+        return ("references",)
+    return (EITHER,) if settings.knowledge.source == "contexts" else ()
 
 
 EXTRACT, RELATE, RATE = "extract_facts", "classify_relation", "rate_importance"

@@ -22,7 +22,7 @@ from untold.jobs.inputs.request import RunRequest
 from untold.jobs.inputs.samples import Samples
 from untold.jobs.inputs.sampling import Draw
 from untold.jobs.lakehouse.inputs import read_table, table_named
-from untold.jobs.metrics import needs_of, optional_of
+from untold.jobs.metrics import needs_of, optional_of, stages_of
 from untold.jobs.metrics.base import Metric, Tables, score_columns, unknown_measures
 from untold.jobs.metrics.condensing import Condenser
 from untold.jobs.metrics.summaries import STAGE as SUMMARISE
@@ -57,7 +57,11 @@ class ScoreRequest(RunRequest):
     day: date | None = None
 
     def check(self) -> None:
-        """Raise SampleError if the first rows of the samples cannot be used. Spark does not start."""
+        """Raise SampleError if the first rows of the samples cannot be used. Spark does not start.
+
+        Raises SettingsError for metrics that the judge cannot score.
+        """
+        stages_of(self.metrics, self.settings)
         adapter = adapter_of(self.format)
         check_names(self.read.columns, adapter)
         strata = self.draw.stratify if self.draw else ()

@@ -63,8 +63,8 @@ class NliSettings(Section):
     filter_cosine: Cosine = Field(default=0.3, description="Minimum cosine of a pair that is judged")
     classifier: PathText | None = Field(
         default=None,
-        description="Folder with model.onnx, tokenizer.json and config.json of a classifier that judges pairs within "
-        "tasks, before the model",
+        description="judge, the classifier of the package, or a folder with model.onnx, tokenizer.json and config.json "
+        "of a classifier. It judges pairs within tasks, before the model",
     )
     classifier_url: Address | None = Field(
         default=None,

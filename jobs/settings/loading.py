@@ -35,7 +35,7 @@ from untold.jobs.settings.model import (
 )
 from untold.jobs.settings.sections import EndpointSettings
 from untold.udfs.errors import did_you_mean, near_misses, new_name
-from untold.udfs.retrieval.local_models import MINILM
+from untold.udfs.retrieval.local_models import JUDGE, MINILM
 
 # A system with its own endpoint inherits none of these settings, because they belong to another endpoint
 _OF_ENDPOINTS = frozenset(
@@ -98,12 +98,12 @@ def describe(*, advanced: bool | None = None) -> list[tuple[str, str, str, str]]
 
 
 def _preset_layer(name: str, origin: str) -> Layer:
-    """Return the layer of a preset by name or path. A preset can set only llm.* and stages.*."""
+    """Return the layer of a preset by name or path. A preset of a user can set only llm.* and stages.*."""
     names = shipped_names("endpoints")
+    if name in names:
+        return shipped_layer(f"endpoints/{name}.yaml")
     if name.endswith((".yaml", ".yml")):
         layer = read_file(name)
-    elif name in names:
-        layer = shipped_layer(f"endpoints/{name}.yaml")
     else:
         near = near_misses(name, names)
         nearest = f"; the nearest is {near[0]}" if near else ""
@@ -218,18 +218,24 @@ def _of_entry(location: tuple[int | str, ...], reason: str) -> str:
 
 @dataclass(frozen=True)
 class _Choice:
-    """The chosen endpoint: its preset or None, the settings of the choice, and whether the model is embedded."""
+    """The chosen endpoint: its preset or None, the settings of the choice, and the kind of a model without an address.
+
+    `embedded`: the embedded language model. `judge`: the judge of the package.
+    """
 
     preset: str | None
     layer: Layer
-    embedded: bool
+    embedded: bool = False
+    judge: bool = False
 
 
-def _choose(given: _Merged, environ: Mapping[str, str], demo: bool, local_installed: Callable[[], bool]) -> _Choice:
+def _choose(
+    given: _Merged, environ: Mapping[str, str], demo: bool, judged: bool, local_installed: Callable[[], bool]
+) -> _Choice:
     """Choose the endpoint: docs/contract.md, "Settings".
 
-    The order is: the setting, an address, a model file, OpenAI's variables in the environment, the embedded model. The
-    demo ignores the environment unless the settings name a model or a key variable.
+    The order is: the setting, an address, a model file, OpenAI's variables in the environment, the judge if `judged`,
+    the embedded model. The demo ignores the environment unless the settings name a model or a key variable.
     """
     endpoint = given.values.get("llm.endpoint")
     address = next((name for name in ("llm.endpoints", "llm.base_url") if given.values.get(name)), None)
@@ -237,13 +243,15 @@ def _choose(given: _Merged, environ: Mapping[str, str], demo: bool, local_instal
     names_model = given.given("llm.model") or given.given("llm.api_key_env")
     # Validation reports an endpoint of the wrong type
     if isinstance(endpoint, dict | list) or (endpoint is None and address):
-        return _Choice(None, Layer(address or "llm.endpoint"), embedded=False)
+        return _Choice(None, Layer(address or "llm.endpoint"))
     if endpoint is not None:
         preset, layer = str(endpoint), Layer(given.sources["llm.endpoint"])
     elif given.given("llm.local_model"):
         preset, layer = "local", Layer("llm.local_model")
     elif variable and (names_model or not demo):
         preset, layer = "openai", Layer(variable)
+    elif judged and not names_model:
+        preset, layer = JUDGE, Layer("no endpoint")
     else:
         preset, layer = "local", Layer("embedded model")
     if endpoint is None:
@@ -259,13 +267,16 @@ def _choose(given: _Merged, environ: Mapping[str, str], demo: bool, local_instal
             layer.problems.append(_NOT_INSTALLED if demo else _NO_ENDPOINT)
     elif layer.origin == "embedded model" and given.given("llm.model"):
         layer.problems.append(given.problem("llm.model", _UNSERVED))
-    return _Choice(preset, layer, embedded)
+    return _Choice(preset, layer, embedded, judge=preset == JUDGE and not address)
 
 
-def _spool_problems(settings: Settings, merged: _Merged, choice: _Choice) -> Iterator[str]:
-    """Yield a line if a backend with a spool lacks its endpoint or its job server."""
-    if settings.llm.uses_spool and choice.embedded:
-        yield merged.problem("llm.backend", "needs llm.base_url: the embedded model runs only next to the start")
+def _choice_problems(settings: Settings, merged: _Merged, choice: _Choice) -> Iterator[str]:
+    """Yield a line for another model than the judge, or if a spool lacks its endpoint or its job server."""
+    if settings.llm.uses_spool and (choice.embedded or choice.judge):
+        model = "judge" if choice.judge else "embedded model"
+        yield merged.problem("llm.backend", f"needs llm.base_url: the {model} runs only next to the start")
+    elif choice.judge and settings.llm.model != JUDGE:
+        yield merged.problem("llm.model", f"must be {JUDGE} with the endpoint {JUDGE}")
     elif settings.llm.backend == "ray-job" and not (settings.ray.address or "").startswith("http"):
         problem = "needs ray.address of the cluster's job server, such as http://ray-head:8265"
         yield merged.problem("llm.backend", problem)
@@ -302,14 +313,15 @@ def _unpriced(merged: _Merged, need: str) -> Iterator[str]:
             yield merged.problem(key, need)
 
 
-def _backend_problems(settings: Settings, merged: _Merged, embedded: bool) -> Iterator[str]:
+def _backend_problems(settings: Settings, merged: _Merged, choice: _Choice) -> Iterator[str]:
     """Yield a line for each problem with the endpoint of embeddings, or with a backend and its batches."""
     llm, embeddings, batch = settings.llm, settings.embeddings, settings.batch
     if embeddings.base_url is not None and embeddings.model == MINILM:
         yield "embeddings.model is not set, and embeddings.base_url has no model. Use --set embeddings.model=NAME"
     if embeddings.base_url is not None and embeddings.price_per_million_tokens is None:
         yield from _unpriced(merged, "needs embeddings.price_per_million_tokens")
-    reason = "the embedded model" if embedded else "several llm.endpoints" if llm.endpoints else None
+    reason = "several llm.endpoints" if llm.endpoints else None
+    reason = "the embedded model" if choice.embedded else "the judge" if choice.judge else reason
     by_stage = {f"stages.{name}.backend": stage.backend for name, stage in settings.stages.items()}
     for key, backend in {"llm.backend": llm.backend, **by_stage}.items():
         if reason and backend == "batch":
@@ -346,6 +358,7 @@ def load_settings(
     profile: str | None = None,
     system: Layer | None = None,
     demo: bool = False,
+    judged: bool = False,
     asks: bool = True,
     local_installed: Callable[[], bool],
 ) -> Resolved:
@@ -357,7 +370,8 @@ def load_settings(
         profile: The value of `profile`.
         system: A layer of `read_systems` above all others. It replaces the overrides of stages. If it names an
             endpoint, it inherits nothing from another endpoint.
-        demo: Use the embedded model unless an endpoint, address, model or key variable is set.
+        demo: Ignore the variables of OpenAI unless an endpoint, address, model or key variable is set.
+        judged: Use the judge of the package if nothing names an endpoint or a model.
         asks: False for a command that sends no requests and needs no key.
         local_installed: Return True if the embedded model is installed.
 
@@ -374,7 +388,7 @@ def load_settings(
         # A system below the command line would be compared with itself
         upper = [*(_beneath(system, layer, _OF_ENDPOINTS) for layer in upper), system]
     given = _merge(upper)
-    choice = _choose(given, environ, demo, local_installed)
+    choice = _choose(given, environ, demo, judged, local_installed)
     presets = [] if choice.preset is None else [_beneath(system, _preset_layer(choice.preset, choice.layer.origin))]
     # Validation reports an unknown profile
     profiles = [name for name in shipped_names("profiles") if name == given.values.get("profile")]
@@ -390,10 +404,10 @@ def load_settings(
         # The address of a preset that names a variable needs a key
         needs_key = asks and any(one.key == "llm.api_key_env" for layer in presets for one in layer.assignments)
         # Later checks would repeat the problems of earlier checks
-        problems = list(_spool_problems(settings, merged, choice))
-        if not choice.embedded:
+        problems = list(_choice_problems(settings, merged, choice))
+        if not (choice.embedded or choice.judge):
             problems = problems or list(_endpoint_problems(settings, merged, choice.preset, environ, needs_key))
-        problems = problems or list(_backend_problems(settings, merged, choice.embedded))
+        problems = problems or list(_backend_problems(settings, merged, choice))
     if problems or settings is None:
         unserved = len(problems) == 1 and problems[0].endswith(_UNSERVED)
         kind = NoEndpointError if problems == [_NO_ENDPOINT] else UnservedModelError if unserved else SettingsError

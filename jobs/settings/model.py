@@ -35,6 +35,7 @@ from untold.jobs.settings.sections import RaySettings as RaySettings
 from untold.jobs.settings.sections import SparkSettings as SparkSettings
 from untold.udfs.errors import UserError
 from untold.udfs.llm.usage import Prices, dearest
+from untold.udfs.retrieval.local_models import JUDGE
 from untold.udfs.stages import LOOKUPS, STAGES
 
 STAGE_NAMES: tuple[str, ...] = tuple(STAGES)
@@ -129,6 +130,11 @@ class LlmSettings(sections.SendingSettings):
     def uses_spool(self) -> bool:
         """Return True if `untold answer` carries out the requests, as a command or as a job of a Ray cluster."""
         return self.backend in ("spool", "ray-job")
+
+    @property
+    def is_judge(self) -> bool:
+        """Return True if the judge of the package takes the place of a language model."""
+        return self.model == JUDGE and self.base_url is None and not self.endpoints
 
     @property
     def each(self) -> list[LlmSettings]:

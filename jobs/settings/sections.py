@@ -336,8 +336,9 @@ class GroundingSettings(Section):
 
     verifier: Text = setting(
         "relation",
-        "relation is the stage classify_relation; otherwise a folder with model.onnx, tokenizer.json and "
-        "config.json of a classifier, or the address of a server that classifies pairs (nli.classifier_url)",
+        "relation is the stage classify_relation; judge is the classifier of the package; otherwise a folder with "
+        "model.onnx, tokenizer.json and config.json of a classifier, "
+        "or the address of a server that classifies pairs (nli.classifier_url)",
     )
     threshold: Probability = setting(0.5, "Minimum probability of entailment at which a classifier grounds a claim")
 

@@ -181,12 +181,18 @@ Unasked = Mapping[tuple[str, str | None], int]
 
 
 def end_of_run(
-    run: RunTables, summary: Sequence[Row], counts: Mapping[str, Any], page: Page, *, embedded: bool
+    run: RunTables,
+    summary: Sequence[Row],
+    counts: Mapping[str, Any],
+    page: Page,
+    *,
+    embedded: bool,
+    brief: bool = False,
 ) -> list[str]:
     """Return the lines at the end of a run.
 
     summary: rows of the table `summary`; counts: the counts of the manifest; embedded: True labels the scores as those
-    of a demo.
+    of a demo; brief: True leaves out the lowest scores and the conflicts.
     """
     unasked = count_unasked(run) if counts["statuses"].get(NOT_ASKED) else {}
     rows = run.manifest["rows"]
@@ -201,11 +207,11 @@ def end_of_run(
         [f"summary{label}", *_summary(summary, unasked, page), *wrapped(_statuses(counts["statuses"]), page)],
         ["failures", *failures_table(failures, page)] if failures else [],
         _readings(run.manifest["starts"][-1].get("usage", []), page),
-        ["lowest scores", *_worst(worst, page)] if worst else [],
+        ["lowest scores", *_worst(worst, page)] if worst and not brief else [],
         ["diagnoses", *(line for one in diagnoses for line in wrapped(one, page))] if diagnoses else [],
         ["audits of filters", *_audits(run.manifest.get("audits", []), page)] if run.manifest.get("audits") else [],
-        ["conflicts of contexts", *conflicts] if conflicts else [],
-        ["sources followed in conflicts", *leaning_lines(preference, page)] if preference else [],
+        ["conflicts of contexts", *conflicts] if conflicts and not brief else [],
+        ["sources followed in conflicts", *leaning_lines(preference, page)] if preference and not brief else [],
         [
             *wrapped(_took(run.manifest), page),
             *_leaks(run.manifest),

@@ -26,7 +26,7 @@ from tests.benchmarks.figures import Figure, Options
 from tests.udfs.retrieval.onnx_files import save
 from untold.jobs.inference.stage.bindings import bind_lookup
 from untold.jobs.settings.model import Settings
-from untold.udfs.retrieval.embedding import MOST_TOKENS
+from untold.udfs.retrieval.classifying import MOST_TOKENS
 
 PAIRS = 300
 LAYERS, WIDTH, HEADS, INNER, VOCABULARY, PLACES = 6, 384, 12, 1536, 30522, 512

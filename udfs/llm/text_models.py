@@ -19,7 +19,8 @@ from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.keys import LOCAL, Stage
 from untold.udfs.llm.responses import Reader, read_status, read_usage, status_in, valid_utf8
 from untold.udfs.llm.usage import Usage, estimate_tokens
-from untold.udfs.retrieval.embedding import TOO_LONG, Classifier, find_for, relation_of, vector_error
+from untold.udfs.retrieval.classifying import TOO_LONG, Classifier, find_for, relation_of
+from untold.udfs.retrieval.embedding import vector_error
 
 
 def embedding_body(stage: Stage, texts: Sequence[str]) -> bytes:

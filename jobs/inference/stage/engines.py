@@ -109,7 +109,7 @@ def open_held(settings: Settings, display: Display, small: bool) -> Iterator[Sha
 
 def calls_endpoint(settings: Settings, stages: Collection[str] = STAGE_NAMES) -> bool:
     """Whether the process beside the start is likely to call the language model for one of these stages."""
-    asked = set(stages) - set(LOOKUPS)
+    asked = set() if settings.llm.is_judge else set(stages) - set(LOOKUPS)
     return any(backend_for(settings, name) == "process" for name in asked)
 
 

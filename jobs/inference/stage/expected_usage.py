@@ -15,13 +15,13 @@ from pyspark.sql import functions as F
 from untold.jobs.inference.stage.call_settings import address_of
 from untold.jobs.inference.stage.requests import Requests, result_schema, without_requests
 from untold.jobs.inference.store import compaction, store
-from untold.jobs.settings.model import Settings
+from untold.jobs.settings.model import STAGE_NAMES, Settings
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.segments import JOURNALED_BYTES
 from untold.udfs.llm.templates import compile_prompt
 from untold.udfs.llm.units import UNIT_ROWS
 from untold.udfs.llm.usage import estimate_tokens
-from untold.udfs.stages import LOOKUPS, definition_of
+from untold.udfs.stages import definition_of
 from untold.udfs.stages.arrow import TOKENS, make_parser, measure_prompts, read_things
 from untold.udfs.stages.definitions import RATINGS, Figures, LinearSize
 from untold.udfs.storage import StoragePath
@@ -118,7 +118,7 @@ class ExpectedCall:
     @property
     def frame_tokens(self) -> int:
         """The tokens of a prompt whose variables are empty; lookups have none."""
-        if self.stage.name in LOOKUPS:
+        if not self.stage.has_prompt:
             return 0
         prompt = compile_prompt(self.stage.template, api=self.stage.api, name=self.stage.name)
         return estimate_tokens(prompt.characters(dict.fromkeys(self.stage.variables, "")))
@@ -366,7 +366,8 @@ HOUR = 3600.0
 
 def cluster_of(machines: int, cores: int, settings: Settings) -> Cluster:
     """So many machines, under the settings of a run."""
-    in_tasks = {}
+    # A request of the judge has at least one pair
+    in_tasks = dict.fromkeys(STAGE_NAMES, CLASSIFIED_PAIRS_PER_SECOND_AND_CORE) if settings.llm.is_judge else {}
     if settings.embeddings.base_url is None:
         in_tasks["embed_text"] = EMBEDDED_TEXTS_PER_SECOND_AND_CORE
     if settings.nli.classifier_gpus is None and address_of(settings, "classifier") is None:

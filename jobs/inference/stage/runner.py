@@ -31,7 +31,7 @@ from untold.jobs.run.outcome import LEFT, Ending
 from untold.jobs.run.terminal import amount
 from untold.jobs.settings.model import Settings, backend_for
 from untold.udfs.llm.calls import CallContext
-from untold.udfs.llm.keys import UNTRIED, SchemaSupport, Stage
+from untold.udfs.llm.keys import LOCAL, UNTRIED, SchemaSupport, Stage
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 
 
@@ -132,7 +132,7 @@ class StageRunner:
         """Return the endpoint of a stage, None for several endpoints and for local models."""
         section = section_of(stage.api)
         several = section == "llm" and self.settings.llm.endpoints
-        return None if several or stage.api == "local" else address_of(self.settings, section)
+        return None if several or stage.api == LOCAL else address_of(self.settings, section)
 
     def _identify(self, name: str, requests: Requests) -> _StageCall:
         """Return the stage without refused parameters, and its requests with their ids."""

@@ -57,6 +57,8 @@ def test_the_hours_of_a_limit_are_of_the_requests_that_are_expected() -> None:
         ("classify_entailment", {"nli": {"classifier": "folder"}}, CLASSIFIED_PAIRS_PER_SECOND_AND_CORE),
         ("classify_entailment", {"nli": {"classifier_url": "http://127.0.0.1:1/score"}}, CALLS_PER_SECOND_AND_CORE),
         ("classify_entailment", {"grounding": {"verifier": "folder"}}, CLASSIFIED_PAIRS_PER_SECOND_AND_CORE),
+        ("classify_relation", {"llm": {"model": "judge"}}, CLASSIFIED_PAIRS_PER_SECOND_AND_CORE),
+        ("classify_relation", {}, CALLS_PER_SECOND_AND_CORE),
     ],
 )
 def test_a_model_within_tasks_has_a_rate_of_its_own(stage: str, settings: dict[str, Any], rate: float) -> None:

@@ -29,7 +29,7 @@ from untold.jobs.inference.stage.bindings import bind_lookup
 from untold.jobs.inference.stage.call_settings import call_settings, runs_in_tasks
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.calls import CallContext
-from untold.udfs.retrieval.embedding import Classifier, find_classifier
+from untold.udfs.retrieval.classifying import Classifier, find_classifier
 from untold.udfs.retrieval.local_models import ON_PROCESSORS
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,24 @@ def test_a_classifier_is_known_by_its_files_and_classes(tmp_path: Path) -> None:
         for name in ("one", "copy", "turned")
     }
     assert found["one"] == found["copy"] != found["turned"]
+
+
+def test_a_classifier_is_known_by_its_temperature(tmp_path: Path) -> None:
+    write_classifier(tmp_path, ["bees"], ["entailment", "neutral"])
+    digests = set()
+    for temperature in ({}, {"temperature": 1.0}, {"temperature": 1.5}):
+        config = {"id2label": {"0": "entailment", "1": "neutral"}, **temperature}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        digests.add(digest("classify_entailment", grounding={"verifier": str(tmp_path)}))
+    assert len(digests) == 2
+
+
+def test_the_judge_is_one_classifier_for_contexts_and_claims() -> None:
+    stage = bind_stage("classify_entailment", settings_for(nli={"classifier": "judge"}))
+    assert (stage.model, stage.api) == ("judge", "local")
+    assert stage.extra_body["relations"] == ["entailment", "neutral", "contradiction"]
+    claims = digest("classify_entailment", grounding={"verifier": "judge"}, nli={"classifier": "judge"})
+    assert claims == digest("classify_entailment", nli={"classifier": "judge"})
 
 
 JUDGE: dict[str, Any] = {"model": "judge", "labels": ["entailment", "neutral", "contradiction"], "separator": "[SEP]"}

@@ -24,10 +24,13 @@ def load(
     config: Path | None = None,
     endpoint: str | None = None,
     demo: bool = False,
+    judged: bool = False,
     installed: bool = True,
 ) -> Resolved:
     path = None if config is None else str(config)
-    return load_settings(path, overrides, endpoint, environ or {}, demo=demo, local_installed=lambda: installed)
+    return load_settings(
+        path, overrides, endpoint, environ or {}, demo=demo, judged=judged, local_installed=lambda: installed
+    )
 
 
 def problems(*overrides: str, **options: Any) -> list[str]:

@@ -30,6 +30,12 @@ PRICED = tuple(f"llm.price_per_million_{kind}_tokens=1" for kind in ("prompt", "
         ((), {"OPENAI_API_KEY": "k"}, {"demo": True, "endpoint": "openai"}, "openai", False),
         ((), {"OPENAI_API_KEY": "k", "UNTOLD_LLM__ENDPOINT": "openai"}, {"demo": True}, "openai", False),
         (SERVER, {"OPENAI_API_KEY": "k"}, {"demo": True}, None, False),
+        ((), {}, {"judged": True, "installed": False}, "judge", False),
+        ((), {}, {"judged": True, "demo": True}, "judge", False),
+        ((), {"OPENAI_API_KEY": "k"}, {"judged": True}, "openai", False),
+        (("llm.local_model=/m.gguf",), {}, {"judged": True}, "local", True),
+        (SERVER, {}, {"judged": True}, None, False),
+        ((), {"OPENAI_API_KEY": "k"}, {"endpoint": "judge"}, "judge", False),
     ],
 )
 def test_endpoint_choice(
@@ -51,6 +57,10 @@ def test_endpoint_choice(
         (("llm.base_url=http://h/v1",), {}, ("llm.model is not set",)),
         ((), {"endpoint": "vllm"}, ("llm.model is not set", "vllm")),
         (("llm.model=m",), {}, ("llm.model=m (--set): has no endpoint",)),
+        (("llm.model=m",), {"judged": True}, ("llm.model=m (--set): has no endpoint",)),
+        (("llm.model=m",), {"endpoint": "judge"}, ("llm.model=m (--set): must be judge",)),
+        (("llm.backend=spool",), {"endpoint": "judge"}, ("llm.backend=spool (--set): needs llm.base_url",)),
+        (("llm.backend=batch",), {"endpoint": "judge"}, ("llm.backend=batch (--set): must be process with the judge",)),
         ((*SERVER, "budget.max_cost=1"), {}, ("budget.max_cost=1 (--set): needs llm.price_per_million",)),
         (
             (*SERVER, *PRICED, "stages.extract_facts.price_per_million_prompt_tokens=null", "budget.max_cost=1"),
@@ -64,6 +74,15 @@ def test_what_the_endpoint_lacks_is_one_line(
 ) -> None:
     (line,) = problems(*overrides, **options)
     assert all(part in line for part in parts)
+
+
+def test_the_judge_writes_no_text_and_has_no_price() -> None:
+    settings = load("budget.max_cost=1", endpoint="judge").settings
+    assert settings.llm.is_judge
+    assert (settings.summarise_contexts, settings.longrecall.resolve_coreference) == (False, False)
+    assert (settings.icat.variant, settings.llm.price_per_million_prompt_tokens) == ("s", 0)
+    assert not load("llm.base_url=http://h/v1", endpoint="judge").settings.llm.is_judge
+    assert not load(*SERVER).settings.llm.is_judge
 
 
 @pytest.mark.parametrize("endpoint", [None, "openai"])
@@ -133,9 +152,10 @@ def test_preset_sets_the_llm_and_stages_alone(tmp_path: Path, text: str) -> None
 
 
 def test_shipped_presets_load() -> None:
-    assert shipped_names("endpoints") == ["local", "ollama", "openai", "openai-reasoning", "openrouter", "vllm"]
+    names = shipped_names("endpoints")
+    assert names == ["judge", "local", "ollama", "openai", "openai-reasoning", "openrouter", "vllm"]
     environ = {"OPENAI_API_KEY": "k", "OPENROUTER_API_KEY": "k"}
-    for name in shipped_names("endpoints"):
+    for name in names[1:]:
         assert load("llm.model=m", endpoint=name, environ=environ).settings.llm.endpoint == name
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.udfs.retrieval.onnx_files import write_classifier
-from untold.udfs.retrieval.embedding import MOST_TOKENS, Classifier, find_classifier
+from untold.udfs.retrieval.classifying import MOST_TOKENS, Classifier, find_classifier
 from untold.udfs.retrieval.local_models import LocalModelFileError
 from untold.udfs.stages import definition_of
 
@@ -97,6 +97,41 @@ def test_classes_that_are_not_named_are_one_clear_line(tmp_path: Path, config: s
     if config is not None:
         (tmp_path / "config.json").write_text(config)
     with pytest.raises(LocalModelFileError, match=rf"^{tmp_path}/config.json[^\n]*{said}[^\n]*$"):
+        find_classifier(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("calibration", "logit"), [({"temperature": 1.5}, 2), ({"shift": -1}, 2), ({"temperature": 1.5, "shift": 0.5}, 2.5)]
+)
+def test_logits_are_divided_by_the_temperature_and_entailment_is_shifted(
+    tmp_path: Path, calibration: dict[str, float], logit: float
+) -> None:
+    write_classifier(tmp_path, WORDS, LABELS)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **calibration}))
+    found = find_classifier(str(tmp_path))
+    assert found.calibration == calibration
+    (stated,) = Classifier(found).classify([("bees", "bees")])
+    assert stated is not None
+    assert stated["entailment"] == pytest.approx(exp(logit) / (exp(logit) + 2))
+
+
+@pytest.mark.parametrize(
+    ("calibration", "message"),
+    [
+        *(
+            (f'"{name}": {value}', f"{name} must be a finite number")
+            for name in ("temperature", "shift")
+            for value in ('"1.5"', "true", "null", "Infinity", "NaN")
+        ),
+        ('"temperature": 0', "temperature must be a positive number, not 0"),
+        ('"temperature": -1', "temperature must be a positive number, not -1"),
+    ],
+)
+def test_a_wrong_calibration_is_one_clear_line(tmp_path: Path, calibration: str, message: str) -> None:
+    write_classifier(tmp_path, WORDS, LABELS)
+    (tmp_path / "config.json").write_text(f'{{"id2label": {{"0": "entailment"}}, {calibration}}}')
+    with pytest.raises(LocalModelFileError, match=message):
         find_classifier(str(tmp_path))
 
 

@@ -18,7 +18,7 @@ from untold.jobs.settings.model import Settings
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.segments import COMPLETIONS
 from untold.udfs.retrieval import embedding
-from untold.udfs.retrieval.embedding import MOST_TOKENS
+from untold.udfs.retrieval.classifying import MOST_TOKENS
 from untold.udfs.retrieval.local_models import LocalModelFileError
 
 WORDS = ["bees", "make", "honey"]

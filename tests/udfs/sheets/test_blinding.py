@@ -13,9 +13,9 @@ from untold.udfs.blinding import (
     ERROR_TYPES,
     KEY_COLUMNS,
     SHEET_COLUMNS,
+    AnnotatedJudgement,
     AnnotationError,
     DrawnSample,
-    Judgement,
     MetricOutput,
     describe_study,
     make_sheet,
@@ -111,10 +111,10 @@ def test_a_plain_line_is_one_line_and_stays_as_it_is(text: str) -> None:
 
 def test_a_filled_sheet_is_read_by_its_key() -> None:
     assert read_annotations(("sheet.csv", FILLED), ("key.csv", KEY)) == [
-        Judgement(1, "nli", 1.0, "Correct", frozenset()),
-        Judgement(1, "e2e", None, "Correct", frozenset({"MISS_ATOM", "DUP_ATOM"})),
-        Judgement(2, "e2e", 0.5, "Partially correct", frozenset({"MISS_ATOM"})),
-        Judgement(2, "nli", 0.0, "Partially correct", frozenset()),
+        AnnotatedJudgement(1, "nli", 1.0, "Correct", frozenset()),
+        AnnotatedJudgement(1, "e2e", None, "Correct", frozenset({"MISS_ATOM", "DUP_ATOM"})),
+        AnnotatedJudgement(2, "e2e", 0.5, "Partially correct", frozenset({"MISS_ATOM"})),
+        AnnotatedJudgement(2, "nli", 0.0, "Partially correct", frozenset()),
     ]
 
 
@@ -249,12 +249,12 @@ def test_shares_are_those_counted_by_hand() -> None:
 def test_agreement_is_that_of_the_match_with_no_errors(
     score: float | None, label: str, errors: str, agrees: bool
 ) -> None:
-    assert Judgement(1, "nli", score, label, frozenset(errors.split())).agrees == agrees
+    assert AnnotatedJudgement(1, "nli", score, label, frozenset(errors.split())).agrees == agrees
 
 
 def test_intervals_enclose_the_shares_and_are_none_where_degenerate() -> None:
     judged = [
-        Judgement(item, metric, 1.0, "Correct", frozenset({"DUP_ATOM"} if item % share == 0 else ()))
+        AnnotatedJudgement(item, metric, 1.0, "Correct", frozenset({"DUP_ATOM"} if item % share == 0 else ()))
         for metric, share in (("nli", 2), ("e2e", 8))
         for item in range(40)
     ]
@@ -277,7 +277,7 @@ def test_intervals_enclose_the_shares_and_are_none_where_degenerate() -> None:
 def test_outputs_of_one_item_are_resampled_together() -> None:
     """Three methods that always err together are as uncertain as one."""
     judged = [
-        Judgement(item, metric, 1.0, "Correct", frozenset({"DUP_ATOM"} if item % 2 else ()))
+        AnnotatedJudgement(item, metric, 1.0, "Correct", frozenset({"DUP_ATOM"} if item % 2 else ()))
         for metric in METRICS
         for item in range(40)
     ]
@@ -288,7 +288,7 @@ def test_outputs_of_one_item_are_resampled_together() -> None:
 
 def test_the_table_shows_the_published_figures_alongside() -> None:
     judged = [
-        Judgement(item, metric, 1.0, "Correct", frozenset({"DUP_ATOM"} if item == 1 else ()))
+        AnnotatedJudgement(item, metric, 1.0, "Correct", frozenset({"DUP_ATOM"} if item == 1 else ()))
         for metric in METRICS
         for item in range(4)
     ]

@@ -1,4 +1,4 @@
-"""What the demo of icat ships, and what it says beside its summary: without the model, which `test_demo` runs."""
+"""The files of the demo, and the lines next to its summary. `test_demo` runs the demo itself."""
 
 from __future__ import annotations
 
@@ -25,6 +25,29 @@ VARIABLES: dict[str, dict[str, Any]] = {
 
 def lines_of(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (DEMO / name).read_text(encoding="utf-8").splitlines()]
+
+
+# Characters
+LONGEST_CONTEXT = 120
+
+
+def test_the_demo_needs_no_condensing_and_a_shorter_prompt() -> None:
+    samples = lines_of("samples.jsonl")
+    settings = demo_settings(Settings(), DEMO)
+    row = {"query": "q", "contexts": ["c"], "response": "r"}
+    lengths = [
+        compile_prompt(
+            bind_stage("evaluate_coverage", chosen).template, api="chat", name="evaluate_coverage"
+        ).characters(row)
+        for chosen in (settings, Settings())
+    ]
+
+    assert [sample["sample_id"] for sample in samples] == [one["sample_id"] for one in lines_of("expected.jsonl")]
+    assert len(samples) == 6
+    assert not settings.summarise_contexts
+    texts = [context["text"] for sample in samples for context in sample["contexts"]]
+    assert max(map(len, texts)) <= LONGEST_CONTEXT
+    assert lengths[0] < lengths[1]
 
 
 def test_it_looks_few_chunks_up_in_its_index_with_shorter_prompts() -> None:
@@ -63,6 +86,23 @@ def test_each_sample_stands_beside_what_a_person_expects(tmp_path: Path, capsys:
     # A sample that the run left nothing of
     assert lines[3].split() == ["everest-height-a", "-", "-", "0.33", "0", "/", "0", "1", "/", "2", "-"]
     assert [line.split()[1:] for line in lines[-2:]] == [["supported", "A."], ["not", "judged", "B."]]
+
+
+def test_the_statements_of_nli_stand_beside_a_judgement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "manifest.json").write_text('{"status": "finished"}', encoding="utf-8")
+    mine: dict[str, Any] = {"sample_id": "longest-river-b", "metric": "nli"}
+    nile, amazon = (one["text"] for one in lines_of("expected.jsonl")[3]["statements"])
+    write(tmp_path, "scores", [{**mine, "score": 1.0}])
+    write(tmp_path, "statements", [{**mine, "members": ["The Nile.", nile], "covered": True}])
+    show_expected(str(tmp_path), DEMO, "nli")
+    lines = capsys.readouterr().out.splitlines()
+    assert next(line.split() for line in lines if line.startswith(mine["sample_id"])) == [
+        mine["sample_id"],
+        "1.00",
+        "0.50",
+    ]
+    told = [line.split(maxsplit=3)[1:] for line in lines if line.startswith(mine["sample_id"]) and "." in line[-1:]]
+    assert told == [["covered", "covered", nile], ["-", "missing", amazon]]
 
 
 def test_without_tables_it_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

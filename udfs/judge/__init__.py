@@ -1,0 +1,1 @@
+"""The judge: a small model of the package that computes the probability that a text states a fact."""
