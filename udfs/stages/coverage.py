@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from untold.udfs.stages.answers import reader
@@ -78,7 +79,7 @@ class _Statement(NamedTuple):
     sources: list[int]
 
 
-@reader
+@partial(reader, reasons=True)
 def parse_coverage(text: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `statements`, covered ones first, and the number of `dropped` items, which name no shown context.
 

@@ -42,9 +42,6 @@ _FILLER_WORDS = (
 )
 _FILLERS = frozenset(_FILLER_WORDS.split())
 BOXED = re.compile(r"\$?\\boxed\s?\{\s?(?:\\text\w{0,2}\s?\{)?([^{}]{1,80})\}{1,2}\$?")
-_TAGS = re.compile(
-    r"</?(?:final_?)?(?:answer|label|relation|verdict|classification|result|output|response|conclusion)>", re.IGNORECASE
-)
 _SENTENCE_END = re.compile(r"(?<=[.!?？。！])[*_\"')\]]{0,4}\s+|\n")
 _REASON = re.compile(r"[*_`\"')\]]{0,4}(?:\s{0,3}[:：(（–—;,]|\.\s|\s-\s|\s{1,3}(?:because|since|as|given)\b)\s*")
 # What limits or takes back the label before it
@@ -155,7 +152,7 @@ def read_label(text: str, vocabulary: Vocabulary, own: Iterable[str]) -> str:
         if None in said or len(said | beside) != 1:
             raise Unparsable("no clear label in a field")
         return str(said.pop())
-    text = _TAGS.sub(" ", BOXED.sub(r" \1 ", text))
+    text = BOXED.sub(r" \1 ", text)
     if _NEGATES_BELOW.search(text) or _CORRECTS_WITHIN.search(text):
         raise Unparsable("a label that is taken back")
     labels = set(labels_in_lines(text, vocabulary, own))

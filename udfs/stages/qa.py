@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -62,7 +63,7 @@ _NOT_WORDS = re.compile(r"[\W_]+")
 _LAST_LINES = 3
 
 
-@reader
+@partial(reader, reasons=True)
 def parse_comparison(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
     """Return the `relation` of the variable `first` to `second`. The completion may name them in either order.
 
