@@ -101,8 +101,7 @@ def parse_relation(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
 @reader
 def parse_relations(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
     """Return the `relations`: one of `RELATIONS` for each of `hypotheses`, None for one without a clear relation."""
-    own = [str(variables.get("premise") or "")]
-    return {"relations": read_numbered_labels(text, variables["hypotheses"], _LABELS, own)}
+    return {"relations": read_numbered_labels(text, variables["hypotheses"], _LABELS)}
 
 
 @reader
