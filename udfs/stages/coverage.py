@@ -48,8 +48,6 @@ _NUMBER_WORDS = re.compile(
     re.IGNORECASE,
 )
 _SOURCES = re.compile(_BRACKET, re.IGNORECASE)
-_SOURCES_BEFORE = re.compile(rf"\W{{0,3}}(?P<sources>(?:{_BRACKET}))[:.]?\s+(?=\w)", re.IGNORECASE)
-_SOURCES_ALONE = re.compile(r"\W*(?:contexts?|sources?)\W*(?P<sources>\[?[\d,\s]+\]?)\W*", re.IGNORECASE)
 _NUMBER_OR_RANGE = re.compile(r"(\d{1,6})\]?\s*(?:-|–|to)\s*\[?(\d{1,6})(?!\d)|\d+")
 _SOURCES_LABEL = re.compile(r"(?<![\s*_(–-])[\s*_(–-]*(?:contexts?|sources?)\s*[:：]?[*_\s]*\Z", re.IGNORECASE)
 _ITEM_LABEL = re.compile(r"(?:\*\*)?(?:statement|fact)\s?\d{0,3}\s?[:：](?:\*\*)?\s*", re.IGNORECASE)
@@ -162,10 +160,7 @@ def _items(text: str) -> list[str]:
         if base < 0:
             base, is_marked = row.indent, row.marked
         if row.marked and row.indent > base + 1:
-            sources = _SOURCES_ALONE.fullmatch(row.text)
-            if sources and items:
-                items[-1] += f" [{sources['sources'].strip('[]')}]"
-            elif not _REMARK.match(row.text):
+            if not _REMARK.match(row.text):
                 raise Unparsable("a list below an item")
         elif row.marked or not (is_marked or (below_blank and items)):
             if items and _CLOSES_LIST.match(row.text):
@@ -204,9 +199,6 @@ def _split_sources(item: str) -> tuple[str, str]:
         if first < len(brackets):
             start = behind.start("sources") + brackets[first].start() if first else behind.start()
             return item[:start], item[behind.start("sources") + brackets[first].start() : behind.end("sources")]
-    before = _SOURCES_BEFORE.match(item)
-    if before and _is_sources(before["sources"]):
-        return item[before.end() :], before["sources"]
     return item, ""
 
 

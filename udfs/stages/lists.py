@@ -55,19 +55,22 @@ _BEHIND_ITEM = re.compile(
 )
 
 
-def read_texts(text: str, names: Sequence[str], own: str = "") -> list[str]:
+def read_texts(text: str, names: Sequence[str], own: str = "", *, may_be_plain: bool = False) -> list[str]:
     """Return the texts of a list in order. `None` and a sentence that reports no items are an empty list.
 
     names: the keys of fields that hold a text in JSON and in tables. Raises `Unparsable` without a list, and
     for an ambiguous line.
     """
-    return [item.text for item in read_items(text, names, own)]
+    return [item.text for item in read_items(text, names, own, may_be_plain=may_be_plain)]
 
 
-def read_items(text: str, names: Sequence[str], own: str = "", preferred: Sequence[str] = ()) -> list[ListLine]:
+def read_items(
+    text: str, names: Sequence[str], own: str = "", preferred: Sequence[str] = (), *, may_be_plain: bool = False
+) -> list[ListLine]:
     """Return the items of a list in order, with their numbers.
 
-    preferred: the keys of the text fields of records with several texts.
+    preferred: the keys of the text fields of records with several texts. may_be_plain: one line without a bullet is a
+    list. Raises `Unparsable` without a list, for an ambiguous line, and for a list that is cut off.
     """
     bare = unfenced(text).strip()
     if says_nothing(bare) or (says_absent(bare) and collapsed(bare) not in collapsed(own)):
@@ -82,8 +85,13 @@ def read_items(text: str, names: Sequence[str], own: str = "", preferred: Sequen
             return []
     else:
         items = [replace(line, text=item_text(line.text)) for line in read_list(text)]
+        if len(items) == 1 and not items[0].is_marked and not may_be_plain and not is_none(items[0].text):
+            raise Unparsable("one line that may be a list or a sentence")
     if len(items) == 1 and is_none(items[0].text):
         return []
+    ends = {item.text[-1:] for item in items[:-1]}
+    if len(items) > 2 and len(ends) == 1 and ends.issubset(".?!") and items[-1].text[-1:].isalnum():
+        raise Unparsable("a list that is cut off")
     if not items or any(is_none(item.text) or not any(map(str.isalnum, item.text)) for item in items):
         raise Unparsable("no items, or an item without a text")
     return items

@@ -151,8 +151,9 @@ def _unit_of(value: Any) -> tuple[str, str | None] | None:
 @reader
 def parse_revised(text: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the revised `atoms` in order; none for `None`. Raises `Unparsable` if a line may be a statement or not."""
-    own = "\n".join([str(variables.get("text") or ""), *(variables.get("statements") or ())])
-    atoms = read_texts(text, STATEMENT_NAMES, own)
+    statements = list(variables.get("statements") or ())
+    own = "\n".join([str(variables.get("text") or ""), *statements])
+    atoms = read_texts(text, STATEMENT_NAMES, own, may_be_plain=len(statements) == 1)
     check_rewritten(atoms, own)
     return {"atoms": atoms}
 
