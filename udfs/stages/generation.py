@@ -48,12 +48,17 @@ def parse_restated(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
     if not isinstance(said, str):
         raise Unparsable("no statement")
     lines = [line for line in said.split("\n") if any(map(str.isalnum, line))]
-    statement = item_text(unbulleted(without_ticks(lines[0].strip()))) if len(lines) == 1 else ""
+    line = unbulleted(without_ticks(lines[0].strip())) if len(lines) == 1 else ""
+    statement = item_text(line)
+    # `The statement: a lie, was made.` has no label
+    statement = line if statement[:1].islower() and not line[:1].islower() else statement
     if statement[:1] + statement[-1:] in _QUOTES and statement[0] not in statement[1:-1]:
         statement = statement[1:-1].strip()
-    given = [word for name in ("question", "answer") for word in str(variables.get(name) or "").split()]
+    given = [word for name in ("question", "answer") for word in str(variables.get(name) or "").casefold().split()]
     # `1. FC Köln` keeps its number
-    statement = statement if statement.partition(" ")[0] in given else split_marker(statement).text
+    rest = split_marker(statement).text
+    if rest.split()[:1] and rest.casefold().split()[0] in given and statement.split()[0] not in given:
+        statement = rest
     if not any(map(str.isalnum, statement)) or statement.startswith("|") or statement.endswith((":", "?")):
         raise Unparsable("no statement on one line")
     return {"statement": statement}

@@ -58,9 +58,9 @@ _REJECTED = r"(?:not|rather than|instead of|and not) (?:an? )?"
 _OFFERS_BOTH = re.compile(r"\b(?:but|however|or|rather|instead|could|might|may)\b")
 _SHORT_REASON = 6  # words
 _LONGEST_ANSWER, _MOST_CLAUSES = 300, 8  # characters before a reason, and places in them where one may begin
-# A negation on the line above, or a correction in the same line
+# A `No.` at the beginning, a negation on the line above, or a correction in the same line
 _TAKEN_BACK = re.compile(
-    r"(?:\b(?:not|no|never|nor|neither)|n['’]t)[\s*_]*\n\s*[\w*]"
+    r"\A\W*(?:no|nein|non)[.!;]\s|(?:\b(?:not|no|never|nor|neither)|n['’]t)[\s*_]*\n\s*[\w*]"
     r"|[.!?…]\W{1,4}(?:no,? |but |oh,? |hmm,? )?(?:wait|actually|correction)\b",
     re.IGNORECASE,
 )
@@ -170,6 +170,8 @@ def labels_in_lines(text: str, vocabulary: Vocabulary, own: Iterable[str]) -> li
         bare = split_marker(line).text
         before, colon, behind = bare.partition(":")
         is_input = colon and _key(before) in vocabulary.inputs and _key(behind) not in vocabulary.label_of
+        if is_input and labels:
+            break  # the completion goes on with another request
         if _key(bare) in repeated or is_input:
             continue
         whole = vocabulary.read_with_reason(bare)
@@ -205,13 +207,13 @@ def read_numbered_labels(text: str, texts: Sequence[str], vocabulary: Vocabulary
         for place, each in enumerate(found[0], 1):
             number = place_of_record(each, vocabulary.inputs, texts) if are_records else place
             said.append((number, _field_label(each, vocabulary, names)))
+    if not said and len(texts) == 1:
+        said = [(1, read_label(text, vocabulary, texts))]
     labels: dict[int, str | None] = {}
     for number, label in said:
         if number is None or number < 1:
             raise Unparsable("a label without a number, or the number 0")
-        # A remark on a text with a label has no label
-        if label is not None or number not in labels:
-            labels[number] = None if number in labels else label
+        labels[number] = None if number in labels else label
     chosen = [labels.get(number) for number in range(1, len(texts) + 1)]
     if not any(chosen):
         raise Unparsable("no clear label beside a number")
@@ -235,7 +237,9 @@ def _numbered_lines(text: str, texts: Sequence[str], vocabulary: Vocabulary) -> 
             own = texts[number - 1].strip() if 0 < number <= len(texts) else ""
             bare = rest.strip(' \t*_`"').removeprefix(own).strip(_EDGE + "→=>")
             label = vocabulary.read_with_reason(bare) or vocabulary.label_of.get(_key(_LAST_PART.split(bare)[-1]))
-            said.append((number, label))
+            # A sentence about a text: `For 2 I assume that ...`
+            if label is not None or not line.lstrip(" *_(")[:1].isalpha():
+                said.append((number, label))
             waiting = None
         elif said and _key(line.rpartition(":")[2]) in vocabulary.label_of:
             said.append((None, None))

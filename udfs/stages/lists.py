@@ -70,7 +70,7 @@ def read_items(
     """Return the items of a list in order, with their numbers.
 
     preferred: the keys of the text fields of records with several texts. may_be_plain: one line without a bullet is a
-    list. Raises `Unparsable` without a list, for an ambiguous line, and for a list that is cut off.
+    list. Raises `Unparsable` without a list, and for an ambiguous line.
     """
     bare = unfenced(text).strip()
     if says_nothing(bare) or (says_absent(bare) and collapsed(bare) not in collapsed(own)):
@@ -89,9 +89,6 @@ def read_items(
             raise Unparsable("one line that may be a list or a sentence")
     if len(items) == 1 and is_none(items[0].text):
         return []
-    ends = {item.text[-1:] for item in items[:-1]}
-    if len(items) > 2 and len(ends) == 1 and ends.issubset(".?!") and items[-1].text[-1:].isalnum():
-        raise Unparsable("a list that is cut off")
     if not items or any(is_none(item.text) or not any(map(str.isalnum, item.text)) for item in items):
         raise Unparsable("no items, or an item without a text")
     return items

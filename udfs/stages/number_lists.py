@@ -43,6 +43,7 @@ _PAIR = re.compile(
 )
 
 
+_REASONS = ("reasoning", "reason", "explanation", "justification", "analysis", "reference", "rationale")
 _NO_LIST = re.compile(r"(?<!\d)-\d|\[\s*\[|^[^\[\n]*\]|\[[^\]\n]*\Z")
 _LIST_ON_LINES = re.compile(r"\[[\s\d,]{0,2000}\]")
 
@@ -77,17 +78,15 @@ def _numbers_of_records(records: Sequence[Any], names: Sequence[str], texts: Seq
     """Return the list in a field of one object, or one number per object."""
     if not all(isinstance(each, dict) for each in records):
         return list(records)
+    known_names = (*ID_NAMES, *names, *_REASONS)
     if len(records) != 1:
-        others = [value for each in records for name, value in each.items() if name not in (*ID_NAMES, *names)]
+        others = [value for each in records for name, value in each.items() if name not in known_names]
         if any(value not in texts for value in others):
             raise Unparsable("candidates with other fields")
         return [number_of_value(get_field(each, (*ID_NAMES, *names))) or 0 for each in records]
-    others = {name: value for name, value in records[0].items() if isinstance(value, bool) or name not in names}
-    verdicts = [
-        value for value in others.values() if isinstance(value, bool) or (isinstance(value, str) and is_none(value))
-    ]
-    values = get_field({name: value for name, value in records[0].items() if name not in others}, names)
-    if not set(names).intersection(records[0]) or verdicts not in ([], [bool(values)]) or isinstance(values, dict):
+    values = get_field({name: value for name, value in records[0].items() if not isinstance(value, bool)}, names)
+    others = [value for name, value in records[0].items() if isinstance(value, bool) or name not in known_names]
+    if not set(names).intersection(records[0]) or others not in ([], [bool(values)]) or isinstance(values, dict):
         raise Unparsable("an object without a list of numbers, or with another verdict")
     return values
 
