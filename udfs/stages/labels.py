@@ -185,6 +185,8 @@ _NUMBERED = re.compile(
     r"[\s>*_#•\-–+(（\[]{0,9}(?:[^\W\d_]{1,12}[ _.#]{0,2})?(\d{1,4})[)\]）.:：*_]*"
     r"(?:\s*(?:[:：)\-–—=]|→|->|=>))?[\s*_]*"
 )
+# A sentence about a text: `For 2 I assume that ...`
+_SPEAKS_OF_NUMBER = re.compile(r"\W{0,3}[^\W\d_]{1,12} \d{1,4}[*_]*,? [^\W\d_]")
 _LAST_PART = re.compile(r" - |\[")
 _NEXT_NUMBER = re.compile(r"(?<=\w)[,;|]\s{1,3}(?=\(?\d{1,4}[)\].:=])")
 
@@ -237,8 +239,7 @@ def _numbered_lines(text: str, texts: Sequence[str], vocabulary: Vocabulary) -> 
             own = texts[number - 1].strip() if 0 < number <= len(texts) else ""
             bare = rest.strip(' \t*_`"').removeprefix(own).strip(_EDGE + "→=>")
             label = vocabulary.read_with_reason(bare) or vocabulary.label_of.get(_key(_LAST_PART.split(bare)[-1]))
-            # A sentence about a text: `For 2 I assume that ...`
-            if label is not None or not line.lstrip(" *_(")[:1].isalpha():
+            if label is not None or not _SPEAKS_OF_NUMBER.match(line):
                 said.append((number, label))
             waiting = None
         elif said and _key(line.rpartition(":")[2]) in vocabulary.label_of:
