@@ -32,11 +32,13 @@ _NAMES = (
     r"(?: (?:is|would be|reads))?|restated|rewritten|rephrased)"
 )
 _LABEL = re.compile(
-    rf"[#*_\s]{{0,9}}(?:the )?{_NAMES}(?:[*_]{{0,2}}\s?[:：][*_]{{0,2}}\s*+(?!(?-i:[a-z]))|[*_]{{0,2}}\s*\n\s*)",
+    rf"[#*_\s]{{0,9}}(?:the )?{_NAMES}(?:[*_]{{0,2}}\s?[:：][*_]{{0,2}}\s*+(?!(?-i:[a-z]))|[*_]{{0,2}}\s*\n\s*)"
+    r"|[\u4e00-\u9fff]{1,4}：\s*|\#{1,6} (?:relevant|condensed) [^\n]{1,30}\n\s*",
     re.IGNORECASE,
 )
 _INTRODUCTION = re.compile(
-    rf"(?:{_GREETING}(?:[,.!]+\s*|\s*\n))?(?:here(?:['’]s| is| are)|below (?:is|are)|this is|the following)\b"
+    rf"(?:{_GREETING}(?:[,.!]+\s*|\s*\n)|based on [^.:,\n]{{1,60}}, )?"
+    r"(?:here(?:['’]s| is| are)|below (?:is|are)|this is|the following)\b"
     rf"(?:[^.:\n]{{0,100}}\b{_NAMES}\b[^.:\n]{{0,60}}[:：][*_]{{0,2}}\s+|[^.:\n]{{0,160}}[:：.][*_]{{0,2}}\s*\n\s*)"
     rf"|{_GREETING}[,.!]+\s*\n\s*|(?:sure|certainly)!\s+|here it is:\s",
     re.IGNORECASE,

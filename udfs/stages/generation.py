@@ -20,6 +20,7 @@ from untold.udfs.stages.definitions import (
     Unparsable,
     record,
 )
+from untold.udfs.stages.forms import undecorated
 from untold.udfs.stages.lists import item_text
 from untold.udfs.stages.reading import split_marker, without_ticks
 
@@ -35,7 +36,7 @@ def parse_answer(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
     answer = read_text(text, ("answer", "response"), str(variables.get("query") or ""))
     if not isinstance(answer, str) or not any(map(str.isalnum, answer)):
         raise Unparsable("no answer")
-    return {"answer": answer}
+    return {"answer": undecorated(answer)}
 
 
 @partial(reader, is_text=True)

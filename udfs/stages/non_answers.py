@@ -191,12 +191,12 @@ def _plain(text: str) -> str:
     return " ".join(text.replace("’", "'").split()).casefold()
 
 
-# Of a template: what its examples name, all of it invented
+# The invented names in the examples of a template
 _NAMES = re.compile(r"\{#-?\s*names:(?P<names>[^#]*?)-?#\}")
 
 
 def example_names(template: str) -> tuple[str, ...]:
-    """The names of a template's examples, as its comment lists them; none without one.
+    """Return the names in the examples of a template from its comment. Return no names without a comment.
 
     >>> example_names("{# names: Ada Fenn, Osk #}\\n=== user\\n{{ text }}")
     ('Ada Fenn', 'Osk')
@@ -208,10 +208,10 @@ def example_names(template: str) -> tuple[str, ...]:
 def without_leaked(
     output: Mapping[str, Any], items: Sequence[str], variables: Mapping[str, Any], names: tuple[str, ...]
 ) -> tuple[Mapping[str, Any], int]:
-    """The output without the items that hold a name which is in none of the inputs, and how many these were.
+    """Return the output without items that contain a name of the examples, and the number of removed items.
 
-    items: the lists of the output that belong together, item by item, the first of which holds texts, or mappings with
-    a `text`. variables: the inputs, texts and lists of texts; other values are passed over.
+    items: the parallel lists of the output. The first one has texts, or mappings with a `text`. variables: the inputs;
+    names in these are not removed.
 
     >>> without_leaked({"facts": ["Osk is old.", "Lyon is old."]}, ["facts"], {"text": "Lyon is old"}, ("Osk",))
     ({'facts': ['Lyon is old.']}, 1)

@@ -62,6 +62,28 @@ _SWAPPED = {"first_implies_second": "second_implies_first", "second_implies_firs
 _NOT_WORDS = re.compile(r"[\W_]+")
 _LAST_LINES = 3
 
+QUESTIONS_SCHEMA = pa.schema([pa.field("questions", pa.list_(pa.string()))])
+REFINED_SCHEMA = QUESTIONS_SCHEMA.append(pa.field("ratings", pa.list_(pa.float64())))
+ANSWERS_SCHEMA = pa.schema(
+    [pa.field("answers", pa.list_(pa.list_(pa.string()))), pa.field("confidences", pa.list_(pa.list_(pa.float64())))]
+)
+RELATION_SCHEMA = pa.schema([pa.field("relation", pa.string())])
+# In the order of the other answers; null if the relation is missing
+RELATIONS_SCHEMA = pa.schema([pa.field("relations", pa.list_(pa.string()))])
+
+_ANSWER = record(answer=TEXT, confidence=RATING)
+_ANSWERS_FORM = lines_of(
+    r"\* .+\nA: (?:unknown|.+ \[Confidence: [1-5]\])",
+    "* question",
+    "`A: answer [Confidence: n]`, several set apart by a bar, or `A: unknown`, each on the line below its question:",
+)
+_COMPARISON_FORM = OutputFormat(
+    f"a short reason, then on the last line `first - second [{' | '.join(RELATIONS).replace('_', ' ')}]`",
+    # The atomic groups keep the time linear in the length of a line without a label
+    re.compile(rf"(?:.*\n)*+(?>.+? - )(?>.+ \[)(?:{'|'.join(RELATIONS).replace('_', ' ')})\]"),
+)
+_GLUED = re.compile(r"[?？][*_\"')]*[\s–—;|*-]+\w|\AA:")
+
 
 @partial(reader, reasons=True)
 def parse_comparison(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
@@ -147,29 +169,6 @@ def _turned(relation: str, sides: str, first: str, second: str) -> str:
     """Return the relation of `first` to `second`, given the line that names them in either order."""
     is_swapped = first != second and _last_side(sides, first, second) == first
     return _SWAPPED.get(relation, relation) if is_swapped else relation
-
-
-QUESTIONS_SCHEMA = pa.schema([pa.field("questions", pa.list_(pa.string()))])
-REFINED_SCHEMA = QUESTIONS_SCHEMA.append(pa.field("ratings", pa.list_(pa.float64())))
-ANSWERS_SCHEMA = pa.schema(
-    [pa.field("answers", pa.list_(pa.list_(pa.string()))), pa.field("confidences", pa.list_(pa.list_(pa.float64())))]
-)
-RELATION_SCHEMA = pa.schema([pa.field("relation", pa.string())])
-# In the order of the other answers; null if the relation is missing
-RELATIONS_SCHEMA = pa.schema([pa.field("relations", pa.list_(pa.string()))])
-
-_ANSWER = record(answer=TEXT, confidence=RATING)
-_ANSWERS_FORM = lines_of(
-    r"\* .+\nA: (?:unknown|.+ \[Confidence: [1-5]\])",
-    "* question",
-    "`A: answer [Confidence: n]`, several set apart by a bar, or `A: unknown`, each on the line below its question:",
-)
-_COMPARISON_FORM = OutputFormat(
-    f"a short reason, then on the last line `first - second [{' | '.join(RELATIONS).replace('_', ' ')}]`",
-    # The atomic groups keep the time linear in the length of a line without a label
-    re.compile(rf"(?:.*\n)*+(?>.+? - )(?>.+ \[)(?:{'|'.join(RELATIONS).replace('_', ' ')})\]"),
-)
-_GLUED = re.compile(r"[?？][*_\"')]*[\s–—;|*-]+\w|\AA:")
 
 
 @reader

@@ -48,8 +48,8 @@ _FENCE = re.compile(r"(?:`{3,}|~{3,})[ \t]{0,3}[\w+-]{0,20}")
 _NUMBER_MARKER = r"(?:\d{1,3}\\?[.)]|\(\d{1,3}\)|[a-z]\))"
 _LABEL_MARKER = r"(?i:statement|unit|atom|item)\s\d{1,3}\s?[:：.)]"
 _SYMBOL = "[\u2190-\u21ff\u2600-\u27bf\u2b00-\u2bff\U0001f300-\U0001faff]\ufe0f?|\\d\ufe0f?\u20e3"
-# A hyphen needs a space or a letter behind it, since `-5 °C` has a sign; a `*` close to its word is a bullet
-# only where no second one makes it emphasis
+# A hyphen needs a space or a letter behind it, since `-5 °C` has a sign. A `*` before a word is a bullet
+# if no second one makes it emphasis
 _MARKER = re.compile(
     r"(?:[•‣·⁃∙⋅・⦁]|[\u25a0-\u25ff]\ufe0f?|<li>)\s*|\\(?:[-*+•](?=\s)|item\b)\s*|[-*+–—−](?:\s+|\Z)|[-–—](?=[^\W\d_])"
     r"|\*(?=[^\s*])(?!(?i:notes?\b))(?=[^*]*\Z)"
@@ -124,36 +124,33 @@ def _start_of_answer(completion: str) -> int:
 
 
 def is_fence(line: str) -> bool:
-    """Whether the line is nothing but the opening or the end of a code fence."""
+    """Return True for the first or last line of a code fence."""
     return _FENCE.fullmatch(line.strip()) is not None
 
 
 def is_rule(line: str) -> bool:
-    """Whether the line is a horizontal rule: three or more of one drawing character."""
+    """Return True for a horizontal rule: three or more of one drawing character."""
     drawn = "".join(line.split())
     return len(drawn) >= 3 and drawn[0] in _RULE_CHARACTERS and drawn.strip(drawn[0]) == ""
 
 
 def is_drawing(line: ParsedLine) -> bool:
-    """Whether a line says nothing: blank, a fence or a rule, one of spaced dashes included."""
+    """Return True for a blank line, a fence, and a rule, which may have spaces between its dashes."""
     if line.marked:
-        # The marker took a dash of a spaced rule: what is left of `- - -` is long enough again when tripled
+        # A marker has one dash of the rule `- - -`, so its text is shorter than a rule
         return line.text == "" or is_rule(line.text * 3)
     return line.text == "" or is_fence(line.text) or is_rule(line.text)
 
 
 def unfenced(text: str) -> str:
-    """Return the text inside of a code fence that surrounds all of it, or any other text, trimmed."""
+    """Return the text inside a code fence around the whole text, or the text without a fence, trimmed."""
     lines = text.strip().split("\n")
     fences = _fences(lines)
     return "\n".join(lines[1:-1] if fences == [0, len(lines) - 1] else lines).strip()
 
 
 def within_fence(text: str) -> str:
-    """Return the text inside of the only code fence or pair of tags on lines of their own, or any other text.
-
-    Prose around it goes. If bullets stand above it, or first below it, the text stays whole.
-    """
+    """Return the text inside the only code fence. Return the whole text without one, and with bullets outside of it."""
     lines = text.split("\n")
     ends = _fences(lines)
     if len(ends) != 2 or ends[1] - ends[0] < 2:
@@ -169,24 +166,24 @@ def _fences(lines: Sequence[str]) -> list[int]:
 
 
 def is_none(text: str) -> bool:
-    """Whether the text is a lone `None`, in any language and case, quoted, bold, bulleted, bracketed or fenced."""
+    """Return True for the word `None` in any language and case, also in quotation marks, bold type or a fence."""
     return len(text) <= _LONGEST_NONE and unfenced(text).strip(_AROUND_NONE).casefold() in NONE_WORDS
 
 
 def letters(text: str) -> str:
-    """The words of a text, case folded, without digits and punctuation: what a heading or label is known by."""
+    """Return the words of a text, case folded, without digits and punctuation."""
     return _NOT_LETTERS.sub(" ", text).strip().casefold()
 
 
 def collapsed(text: str) -> str:
-    """The text trimmed and with every run of white space made one space."""
+    """Return the text with single spaces and without white space at its ends."""
     return " ".join(text.split())
 
 
 def split_marker(line: str) -> ParsedLine:
-    """A line and its marker, a bullet or a number; one marker only, so that `- 1. FC Köln` keeps its number.
+    """Split a line into its first marker, a bullet or a number, and its text: `- 1. FC Köln` keeps its number.
 
-    A tick box or a tick behind the marker, and the `>` of a quotation before it, are decoration.
+    Ticks behind the marker and the `>` of a quotation before it are removed.
     """
     text = line.strip().removeprefix("> ").lstrip(" \t\r\u00a0\u200b\u2060\ufeff")
     indent = len(line) - len(line.lstrip())
@@ -199,34 +196,34 @@ def split_marker(line: str) -> ParsedLine:
 
 
 def begins_with_symbol(line: str) -> bool:
-    """Whether a line's marker is a picture or an arrow, which models draw before greetings and headings too."""
+    """Return True if the marker of a line is a picture or an arrow. Greetings and headings may have these too."""
     return _SYMBOL_MARKER.match(line.strip().removeprefix("> ").lstrip()) is not None
 
 
 def without_ticks(text: str) -> str:
-    """The text without ticks, coloured dots and arrows at its ends, as chatty models draw them beside items."""
+    """Return the text without ticks, coloured dots and arrows at its ends."""
     return text.strip(_TICKS + " \t\r") if text[:1] in _TICKS or text[-1:] in _TICKS else text
 
 
 def without_emphasis(text: str) -> str:
-    """The text without bold, italics or backticks that surround all of it; emphasis inside it stays."""
+    """Return the text without emphasis or backticks around the whole text. Emphasis inside it stays."""
     for mark in _EMPHASES:
         inner = text[len(mark) : -len(mark)]
-        # `__init__` is a name: bold type of this kind is read around several words alone
+        # `__init__` is a name, so this mark needs several words
         named = mark == "__" and " " not in inner
         if inner and not named and text.startswith(mark) and text.endswith(mark) and mark not in inner:
             return inner.strip()
     return text
 
 
-# A line that such a tag opens is an item, as much as one behind a bullet: prompts list these one a line
+# Prompts have one of these per line, so a line with such a tag is an item
 _ITEMS = ("statement", "question", "aspect", "claim", "fact")
 _TAG = re.compile(
     rf"(?P<before>^[^\S\n]{{0,40}}|(?<=>))?</?(?P<name>{'|'.join(TAGS)})s?"
     rf"(?:\s{{1,3}}id\s?=\s?[\"']?\d{{1,6}}[\"']?)?\s{{0,3}}>",
     re.IGNORECASE | re.MULTILINE,
 )
-_OPENS_NONE = re.compile(r"/|s\s{0,3}>", re.IGNORECASE)  # a closing tag, and `<claims>` around all of them
+_OPENS_NONE = re.compile(r"/|s\s{0,3}>", re.IGNORECASE)  # a closing tag, or `<claims>` around a list
 _ROLES = ("assistant", "human", "user", "usuario", "utilisateur", "benutzer", "utente", "пользователь", "用户")
 _ROLE = rf"(?:{'|'.join(_ROLES)})"
 # `Human: ...`, `=== user`, `Context 1: <context>`, and the names of roles that removed tokens leave
@@ -242,14 +239,13 @@ _MOST_TURNS, _LONGEST_GAP = 32, 16  # candidates to check, characters between on
 _BULLET = "* "
 
 Row = TypeVar("Row", bound=Mapping[str, Any])
-Edit = tuple[int, int, str]  # start, end, and what stands there instead
+Edit = tuple[int, int, str]  # start, end, replacement
 
 
 def without_echoes(text: str, own: Sequence[str]) -> tuple[str, Callable[[int], int]]:
-    """Return the text without the prompt's tags that it repeats, and a function from places in it to those in `text`.
+    """Return the text without repeated tags of the prompt, and a function from its positions to those in `text`.
 
-    A tag stays if one of the `own` texts has a tag of that name. What was escaped in an own text, and is repeated so,
-    is as it was there.
+    A tag stays if one of the `own` texts has a tag of that name. Escaped parts of own texts are unescaped.
     """
     # The longest search of a reading, which most completions do not need
     tags = list(_TAG.finditer(text)) if "<" in text else []
@@ -265,8 +261,8 @@ def without_echoes(text: str, own: Sequence[str]) -> tuple[str, Callable[[int], 
 def next_turn(text: str, variables: Mapping[str, Any]) -> int | None:
     """Return the start of a second turn, None if there is one turn.
 
-    The turn begins with the name of a role, or with a tag that has the name of a variable and another text than the own
-    ones. Ignore the tags of items: completions set them around their own items.
+    The turn begins with the name of a role, or with the tag of a variable around a text that is not an own text.
+    Tags of items do not begin a turn.
     """
     folded, begin = text.casefold(), len(text) - len(text.lstrip())
     # The pattern is slow: most completions have no candidate
@@ -292,20 +288,20 @@ def _is_own(tag: re.Match[str], own: str) -> bool:
 
 
 def texts_of(values: Any) -> Iterator[str]:
-    """All texts, those in lists included."""
+    """Yield all texts, also the texts in lists."""
     texts = (text for value in values for text in (value if isinstance(value, (list, tuple)) else [value]))
     return (text for text in texts if isinstance(text, str))
 
 
 def _without(tag: re.Match[str]) -> Edit:
-    """The edit that removes a tag, or puts a bullet in the place of one that opens an item."""
+    """Return the edit that removes a tag, or replaces the opening tag of an item by a bullet."""
     starts_line = tag.start() == 0 or tag.string[tag.start() - 1] == "\n"
     bullet = ("" if starts_line else "\n") + _BULLET
     return tag.start(), tag.end(), bullet if _opens_item(tag) else ""
 
 
 def _edited(completion: str, edits: Sequence[Edit]) -> tuple[str, Callable[[int], int]]:
-    """The completion after all edits, in order, and where a place in it was before."""
+    """Return the completion after all edits, and a function from its positions to those before the edits."""
     kept, ends, lost, last = [], [0], [0], 0
     for start, end, instead in edits:
         kept += [completion[last:start], instead]
@@ -318,7 +314,7 @@ def _edited(completion: str, edits: Sequence[Edit]) -> tuple[str, Callable[[int]
 
 
 def _opens_item(found: re.Match[str]) -> bool:
-    """Whether a line, or what stands behind another tag, begins with the opening tag of an item."""
+    """Return True for the opening tag of an item at the start of a line or behind another tag."""
     return found["before"] is not None and found["name"].lower() in _ITEMS and not _OPENS_NONE.search(found[0])
 
 
