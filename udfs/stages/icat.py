@@ -33,13 +33,13 @@ _EVIDENCE_NAMES = ("evidence", "evidenceids", "evidenceclaimids", "claims", "cla
 
 @reader
 def parse_claims(text: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the `claims` in order; none for `None`. Raises `Unparsable` if a line may be a claim or not."""
+    """Return the `claims` in order, an empty list for `None`. Raises `Unparsable` for an ambiguous line."""
     return {"claims": read_texts(text, CLAIM_NAMES, str(variables.get("text") or ""), may_be_plain=True)}
 
 
 @reader
 def parse_aspects(text: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the `aspects` in order; none for `None`. Raises `Unparsable` if a line may be an aspect or not."""
+    """Return the `aspects` in order, an empty list for `None`. Raises `Unparsable` for an ambiguous line."""
     return {"aspects": read_texts(text, TOPIC_NAMES, str(variables.get("query") or ""))}
 
 

@@ -63,6 +63,7 @@ def read_numbers(text: str, names: Sequence[str], texts: Sequence[str]) -> list[
             raise Unparsable("an object without a list of numbers")
         return _known(_numbers_of_records(found[0], names, texts), texts)
     lines = _lines(_LIST_ON_LINES.sub(lambda found: " ".join(found[0].split()), text))
+    lines = [line for line in lines if not line.lstrip(" *_").casefold().startswith("note")]
     named = [line for line in lines if _NAMED_NUMBERS.fullmatch(line)]
     said = [numbers for line in named or lines if (numbers := _numbers_in(line)) is not None]
     concluded = _CONCLUDES.fullmatch(lines[-1]) if lines and not said else None
@@ -143,8 +144,8 @@ def read_number_lists(
         if found is None or any("{" in line or is_none(line) or _pair_in(line, len(texts)) for line in beside):
             raise Unparsable("no object with a number and those that go with it")
         pairs = [_pair_of(each, id_names, list_names, keys, texts) for each in found[0]]
-    if any(number < 1 for number, _ in pairs) or (pairs and all(number > len(keys) for number, _ in pairs)):
-        raise Unparsable("the number 0, or only unknown numbers")
+    if any(number < 1 for number, _ in pairs):
+        raise Unparsable("the number 0")
     for number, numbers in pairs:
         if number <= len(keys):
             chosen[number - 1].update(numbers)
