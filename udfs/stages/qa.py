@@ -177,7 +177,7 @@ def parse_questions(text: str, variables: Mapping[str, Any]) -> dict[str, list[s
 
     Raises `Unparsable` if a line may be a question or not, and for a question with more behind it.
     """
-    is_question = text.rstrip().endswith("?")
+    is_question = text.rstrip("`~*_ \n").endswith(("?", "？"))
     questions = read_texts(text, QUESTION_NAMES, str(variables.get("text") or ""), may_be_plain=is_question)
     if any(map(_GLUED.search, questions)):
         raise Unparsable("a question with more behind it")
