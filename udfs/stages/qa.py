@@ -177,8 +177,8 @@ def parse_questions(text: str, variables: Mapping[str, Any]) -> dict[str, list[s
 
     Raises `Unparsable` if a line may be a question or not, and for a question with more behind it.
     """
-    is_question = text.rstrip("`~*_ \n").endswith(("?", "？"))
-    questions = read_texts(text, QUESTION_NAMES, str(variables.get("text") or ""), may_be_plain=is_question)
+    own = str(variables.get("text") or "")
+    questions = read_texts(text, QUESTION_NAMES, own, may_be_plain="?" in text or "？" in text)
     if any(map(_GLUED.search, questions)):
         raise Unparsable("a question with more behind it")
     return {"questions": questions}
