@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from untold.udfs.stages.answers import reader
@@ -47,8 +48,6 @@ _NUMBER_WORDS = re.compile(
     re.IGNORECASE,
 )
 _SOURCES = re.compile(_BRACKET, re.IGNORECASE)
-_SOURCES_BEFORE = re.compile(rf"\W{{0,3}}(?P<sources>(?:{_BRACKET}))[:.]?\s+(?=\w)", re.IGNORECASE)
-_SOURCES_ALONE = re.compile(r"\W*(?:contexts?|sources?)\W*(?P<sources>\[?[\d,\s]+\]?)\W*", re.IGNORECASE)
 _NUMBER_OR_RANGE = re.compile(r"(\d{1,6})\]?\s*(?:-|–|to)\s*\[?(\d{1,6})(?!\d)|\d+")
 _SOURCES_LABEL = re.compile(r"(?<![\s*_(–-])[\s*_(–-]*(?:contexts?|sources?)\s*[:：]?[*_\s]*\Z", re.IGNORECASE)
 _ITEM_LABEL = re.compile(r"(?:\*\*)?(?:statement|fact)\s?\d{0,3}\s?[:：](?:\*\*)?\s*", re.IGNORECASE)
@@ -78,7 +77,7 @@ class _Statement(NamedTuple):
     sources: list[int]
 
 
-@reader
+@partial(reader, reasons=True)
 def parse_coverage(text: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `statements`, covered ones first, and the number of `dropped` items, which name no shown context.
 
@@ -161,10 +160,7 @@ def _items(text: str) -> list[str]:
         if base < 0:
             base, is_marked = row.indent, row.marked
         if row.marked and row.indent > base + 1:
-            sources = _SOURCES_ALONE.fullmatch(row.text)
-            if sources and items:
-                items[-1] += f" [{sources['sources'].strip('[]')}]"
-            elif not _REMARK.match(row.text):
+            if not _REMARK.match(row.text):
                 raise Unparsable("a list below an item")
         elif row.marked or not (is_marked or (below_blank and items)):
             if items and _CLOSES_LIST.match(row.text):
@@ -203,9 +199,6 @@ def _split_sources(item: str) -> tuple[str, str]:
         if first < len(brackets):
             start = behind.start("sources") + brackets[first].start() if first else behind.start()
             return item[:start], item[behind.start("sources") + brackets[first].start() : behind.end("sources")]
-    before = _SOURCES_BEFORE.match(item)
-    if before and _is_sources(before["sources"]):
-        return item[before.end() :], before["sources"]
     return item, ""
 
 

@@ -204,7 +204,9 @@ def _decode(text: str, start: int) -> tuple[Any, int] | None:
     """Return the JSON value at a place and its end, None for a list of numbers with other signs."""
     try:
         return _DECODER.raw_decode(text, start)
-    except (json.JSONDecodeError, RecursionError):
+    except RecursionError:
+        raise Unparsable("JSON that is nested too deeply") from None
+    except json.JSONDecodeError:
         if text[start] == "[" and _BARE_NUMBERS.match(text, start):
             return None
         end = _balanced_end(text, start)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from untold.udfs.stages.answers import read_text, reader, unbulleted, unframed, untagged
+from untold.udfs.stages.answers import read_text, reader, unbulleted
 from untold.udfs.stages.definitions import (
     TEXT,
     WRITTEN,
@@ -22,27 +22,21 @@ from untold.udfs.stages.definitions import (
 )
 from untold.udfs.stages.forms import undecorated
 from untold.udfs.stages.lists import item_text
-from untold.udfs.stages.reading import is_drawing, split_marker, unfenced, without_ticks
+from untold.udfs.stages.reading import split_marker, without_ticks
 
 ANSWER_SCHEMA = pa.schema([pa.field("answer", pa.string())])
 RESTATED_SCHEMA = pa.schema([pa.field("statement", pa.string())])
 
-_GREETING = re.compile(r"(?:sure|certainly|of course|okay|ok|absolutely)(?: thing)?[,.!]+\s+", re.IGNORECASE)
-_NUMBER = re.compile(r"\d{1,2}[.)]\s{1,9}(?P<word>[^\W\d_]{1,60})")
-_ENDS_SENTENCE = (".", "!", "?", "。", '"', "”")
 _QUOTES = ('""', "“”", "«»", "„“")
 
 
 @partial(reader, is_text=True, may_be_code=True)
 def parse_answer(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
     """Return the `answer`: the text without a fence or tags around it. Raises `Unparsable` for an empty one."""
-    answer = untagged(unfenced(text))
-    # A query may ask for JSON
-    recorded = read_text(answer, ("answer",)) if answer.startswith('{"answer"') else answer
-    answer = recorded.strip() if isinstance(recorded, str) else answer
-    if not answer:
+    answer = read_text(text, ("answer", "response"), str(variables.get("query") or ""))
+    if not isinstance(answer, str) or not any(map(str.isalnum, answer)):
         raise Unparsable("no answer")
-    return {"answer": answer}
+    return {"answer": undecorated(answer)}
 
 
 @partial(reader, is_text=True)
@@ -54,26 +48,20 @@ def parse_restated(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
     said = read_text(text, ("statement", "restatedstatement", "sentence", "text"))
     if not isinstance(said, str):
         raise Unparsable("no statement")
-    paragraph = unframed(said.removeprefix("> ")).split("\n\n")[0].split("\n")
-    lines = [line for line in paragraph if not is_drawing(split_marker(line)) and any(map(str.isalnum, line))]
-    statement = ""
-    for line in lines:
-        statement = f"{statement} {without_ticks(unbulleted(line.strip()))}".strip()
-        if line.rstrip("*_ ").endswith(_ENDS_SENTENCE):
-            break
-    statement = _GREETING.sub("", undecorated(statement), count=1)
-    bare = item_text(statement)
+    lines = [line for line in said.split("\n") if any(map(str.isalnum, line))]
+    line = unbulleted(without_ticks(lines[0].strip())) if len(lines) == 1 else ""
+    statement = item_text(line)
     # `The statement: a lie, was made.` has no label
-    statement = undecorated(statement if bare[:1].islower() and not statement[:1].islower() else bare)
+    statement = line if statement[:1].islower() and not line[:1].islower() else statement
     if statement[:1] + statement[-1:] in _QUOTES and statement[0] not in statement[1:-1]:
         statement = statement[1:-1].strip()
-    number = _NUMBER.match(statement)
-    given = " ".join(str(variables.get(name) or "") for name in ("question", "answer")).casefold()
+    given = [word for name in ("question", "answer") for word in str(variables.get(name) or "").casefold().split()]
     # `1. FC Köln` keeps its number
-    if number and number["word"].casefold() in given and number[0].casefold() not in given:
-        statement = number["word"] + statement[number.end() :]
-    if not any(map(str.isalnum, statement)) or statement.startswith("|") or statement.endswith(":"):
-        raise Unparsable("no statement")
+    rest = split_marker(statement).text
+    if rest.split()[:1] and rest.casefold().split()[0] in given and statement.split()[0] not in given:
+        statement = rest
+    if not any(map(str.isalnum, statement)) or statement.startswith("|") or statement.endswith((":", "?")):
+        raise Unparsable("no statement on one line")
     return {"statement": statement}
 
 

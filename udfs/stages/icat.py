@@ -15,13 +15,12 @@ from untold.udfs.stages.definitions import (
     Figures,
     LinearSize,
     StageDefinition,
-    Unparsable,
     lines_of,
     listed,
     number_of,
     record,
 )
-from untold.udfs.stages.lists import CLAIM_NAMES, TOPIC_NAMES, read_items, read_texts, things_of
+from untold.udfs.stages.lists import CLAIM_NAMES, TOPIC_NAMES, read_texts, things_of
 from untold.udfs.stages.number_lists import read_number_lists
 
 CLAIMS_SCHEMA = pa.schema([pa.field("claims", pa.list_(pa.string()))])
@@ -34,17 +33,14 @@ _EVIDENCE_NAMES = ("evidence", "evidenceids", "evidenceclaimids", "claims", "cla
 
 @reader
 def parse_claims(text: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the `claims` in order; none for `None`. Raises `Unparsable` if a line may be a claim or not."""
-    return {"claims": read_texts(text, CLAIM_NAMES, str(variables.get("text") or ""))}
+    """Return the `claims` in order, an empty list for `None`. Raises `Unparsable` for an ambiguous line."""
+    return {"claims": read_texts(text, CLAIM_NAMES, str(variables.get("text") or ""), may_be_plain=True)}
 
 
 @reader
 def parse_aspects(text: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the `aspects` in order; none for `None`. Raises `Unparsable` if a line may be an aspect or not."""
-    items = read_items(text, TOPIC_NAMES, str(variables.get("query") or ""))
-    if len(items) == 1 and not items[0].is_marked:
-        raise Unparsable("one line that may be a list of topics or a sentence")
-    return {"aspects": [item.text for item in items]}
+    """Return the `aspects` in order, an empty list for `None`. Raises `Unparsable` for an ambiguous line."""
+    return {"aspects": read_texts(text, TOPIC_NAMES, str(variables.get("query") or ""))}
 
 
 @reader

@@ -91,7 +91,7 @@ _LINE_RATING = re.compile(
 @reader
 def parse_facts(text: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the `facts` in order; none for `None`. Raises `Unparsable` if a line may be a fact or not."""
-    return {"facts": read_texts(text, FACT_NAMES, str(variables.get("text") or ""))}
+    return {"facts": read_texts(text, FACT_NAMES, str(variables.get("text") or ""), may_be_plain=True)}
 
 
 @reader

@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.forms import (
-    ID_NAMES,
     find_records,
     get_field,
     lines_with_places,
-    number_of_value,
-    undecorated,
+    place_of_record,
 )
 from untold.udfs.stages.reading import split_marker, unfenced
 
@@ -42,9 +40,6 @@ _FILLER_WORDS = (
 )
 _FILLERS = frozenset(_FILLER_WORDS.split())
 BOXED = re.compile(r"\$?\\boxed\s?\{\s?(?:\\text\w{0,2}\s?\{)?([^{}]{1,80})\}{1,2}\$?")
-_TAGS = re.compile(
-    r"</?(?:final_?)?(?:answer|label|relation|verdict|classification|result|output|response|conclusion)>", re.IGNORECASE
-)
 _SENTENCE_END = re.compile(r"(?<=[.!?？。！])[*_\"')\]]{0,4}\s+|\n")
 _REASON = re.compile(r"[*_`\"')\]]{0,4}(?:\s{0,3}[:：(（–—;,]|\.\s|\s-\s|\s{1,3}(?:because|since|as|given)\b)\s*")
 # What limits or takes back the label before it
@@ -55,18 +50,20 @@ _DOUBT = re.compile(
     r"|\d\s?%|\d\s?/\s?\d|^\W*\d+\W*\Z",
     re.IGNORECASE,
 )
-_QUOTED = re.compile(r"\"[^\"\n]{1,300}\"|“[^“”\n]{1,300}”")
 _TAKES_BACK = re.compile(r"\b(?:wait|actually)\b|^\W*(?:yes|no|true|false|nein|non|нет|\d+)\W*\Z|\d\s?%", re.IGNORECASE)
+_QUOTED = re.compile(r"\"[^\"\n]{1,300}\"|“[^“”\n]{1,300}”")
 # The last clause of a sentence that infers: `The day is missing, so the answer is ...`
 _INFERS = re.compile(r"[,;:–—]?\s{1,20}(?:so|hence|therefore|thus)\b\s?[:,]?\s*", re.IGNORECASE)
-_YES_OR_NO = re.compile(r"\W{0,4}(?:(?P<yes>yes)|no)[,:.!–—-]\s+", re.IGNORECASE)
-_SOURCES = re.compile(r"(?<!\s)\s*\[[\d, ]{1,40}\]\W*\Z")
 _REJECTED = r"(?:not|rather than|instead of|and not) (?:an? )?"
 _OFFERS_BOTH = re.compile(r"\b(?:but|however|or|rather|instead|could|might|may)\b")
 _SHORT_REASON = 6  # words
 _LONGEST_ANSWER, _MOST_CLAUSES = 300, 8  # characters before a reason, and places in them where one may begin
-_NEGATES_BELOW = re.compile(r"(?:\b(?:not|no|never|nor|neither)|n['’]t)[\s*_]*\n\s*[\w*]", re.IGNORECASE)
-_CORRECTS_WITHIN = re.compile(r"[.!?…]\W{1,4}(?:no,? |but |oh,? |hmm,? )?(?:wait|actually|correction)\b", re.IGNORECASE)
+# A `No.` at the beginning, a negation on the line above, or a correction in the same line
+_TAKEN_BACK = re.compile(
+    r"\A\W*(?:no|nein|non)[.!;]\s|(?:\b(?:not|no|never|nor|neither)|n['’]t)[\s*_]*\n\s*[\w*]"
+    r"|[.!?…]\W{1,4}(?:no,? |but |oh,? |hmm,? )?(?:wait|actually|correction)\b",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -110,15 +107,9 @@ class Vocabulary:
 
         A reason of a few words that names another label makes the answer unclear.
         """
-        text = _SOURCES.sub("", text)
         label = self.read(text)
         if label is not None:
             return label
-        answer = _YES_OR_NO.match(text)
-        if answer and self.positive:
-            rest = text[answer.end() :]
-            label = None if _YES_OR_NO.match(rest) else self.read_with_reason(rest)
-            return label if (label == self.positive) == bool(answer["yes"]) else None
         for found in islice(_REASON.finditer(text, 0, _LONGEST_ANSWER), _MOST_CLAUSES):
             label = self.read(text[: found.start()])
             if label is not None:
@@ -155,8 +146,8 @@ def read_label(text: str, vocabulary: Vocabulary, own: Iterable[str]) -> str:
         if None in said or len(said | beside) != 1:
             raise Unparsable("no clear label in a field")
         return str(said.pop())
-    text = _TAGS.sub(" ", BOXED.sub(r" \1 ", text))
-    if _NEGATES_BELOW.search(text) or _CORRECTS_WITHIN.search(text):
+    text = BOXED.sub(r" \1 ", text)
+    if _TAKEN_BACK.search(text):
         raise Unparsable("a label that is taken back")
     labels = set(labels_in_lines(text, vocabulary, own))
     if len(labels) != 1:
@@ -172,29 +163,20 @@ def _field_label(value: Any, vocabulary: Vocabulary, names: Sequence[str]) -> st
 
 
 def labels_in_lines(text: str, vocabulary: Vocabulary, own: Iterable[str]) -> list[str]:
-    """Return the labels that lines and sentences give."""
-    repeated = {_key(each) for each in own}
+    """Return the labels that lines and sentences give. Skip lines that repeat one of the `own` texts."""
+    repeated = {_key(each) for each in own}.difference(vocabulary.label_of)
     labels: list[str] = []
     for _, line in lines_with_places(unfenced(text)):
         bare = split_marker(line).text
-        key = _key(bare)
-        if key in repeated and key not in vocabulary.label_of:
-            continue
         before, colon, behind = bare.partition(":")
-        if colon and labels and _key(before) in vocabulary.inputs:
-            break  # a second question
-        if colon and _key(before) in vocabulary.inputs and _key(behind) not in vocabulary.label_of:
+        is_input = colon and _key(before) in vocabulary.inputs and _key(behind) not in vocabulary.label_of
+        if is_input and labels:
+            break  # the completion goes on with another request
+        if _key(bare) in repeated or is_input:
             continue
         whole = vocabulary.read_with_reason(bare)
-        if whole is not None:
-            labels.append(whole)
-            continue
-        sentences = [each for each in _SENTENCE_END.split(bare) if each.strip()]
-        said = [label for each in sentences if (label := vocabulary.read_with_reason(each)) is not None]
-        answer = _YES_OR_NO.match(bare) if vocabulary.positive else None
-        if answer and any((label == vocabulary.positive) != bool(answer["yes"]) for label in said):
-            raise Unparsable("a label that the yes or no before it contradicts")
-        labels.extend(said)
+        sentences = [bare] if whole else filter(str.strip, _SENTENCE_END.split(bare))
+        labels.extend(label for each in sentences if (label := vocabulary.read_with_reason(each)))
     return labels
 
 
@@ -203,39 +185,36 @@ _NUMBERED = re.compile(
     r"[\s>*_#•\-–+(（\[]{0,9}(?:[^\W\d_]{1,12}[ _.#]{0,2})?(\d{1,4})[)\]）.:：*_]*"
     r"(?:\s*(?:[:：)\-–—=]|→|->|=>))?[\s*_]*"
 )
-_BRACKETED_END = re.compile(r"\[([^\[\]\n]{1,40})\]\W{0,4}\Z")
-_NEXT_NUMBER = re.compile(r"(?<=\w)[,;|]\s{1,3}(?=\(?\d{1,4}[)\].:=])")
 # A sentence about a text: `For 2 I assume that ...`
-_SPEAKS_OF_NUMBER = re.compile(r"\W{0,3}[^\W\d_]{1,12} \d{1,4},? [^\W\d_]")
+_SPEAKS_OF_NUMBER = re.compile(r"\W{0,3}[^\W\d_]{1,12} \d{1,4}[*_]*,? [^\W\d_]")
+_LAST_PART = re.compile(r" - |\[")
+_NEXT_NUMBER = re.compile(r"(?<=\w)[,;|]\s{1,3}(?=\(?\d{1,4}[)\].:=])")
 
 
-def read_numbered_labels(
-    text: str, texts: Sequence[str], vocabulary: Vocabulary, own: Iterable[str] = ()
-) -> list[str | None]:
-    """Return a label for each of the numbered `texts`, None if its number is missing, stands twice or has no label.
+def read_numbered_labels(text: str, texts: Sequence[str], vocabulary: Vocabulary) -> list[str | None]:
+    """Return a label for each of the numbered `texts`, None if its number is missing or repeated, or has no label.
 
-    The labels are lines `1: label`, JSON or a table; of a list of labels alone, as many as texts, by position. One text
-    may be answered without its number. Raises `Unparsable` if all are None, and for the number 0.
+    The labels are lines `1: label`, JSON or a table; of a list of labels alone, as many as texts, by position. Raises
+    `Unparsable` if all are None, for a label without a number, and for the number 0.
     """
     names = (*vocabulary.names, *LABEL_NAMES)
     found = find_records(text, names)
-    said: list[tuple[int, str | None]] = []
+    said = _numbered_lines(unfenced(text) if found is None else found[1], texts, vocabulary)
     if found is not None:
-        records = found[0]
-        if records and not any(isinstance(each, dict) for each in records):
-            said = _labels_by_position(records, texts, vocabulary)
-        else:
-            said = [_numbered_record(each, texts, vocabulary, names) for each in records]
-        if _numbered_lines(found[1], texts, vocabulary):
+        if said:
             raise Unparsable("labels beside a list of labels")
-    else:
-        said = _numbered_lines(unfenced(text), texts, vocabulary)
-        if not said and len(texts) == 1:
-            said = [(1, read_label(text, vocabulary, (*texts, *own)))]
-    if any(number < 1 for number, _ in said):
-        raise Unparsable("the number 0")
+        are_records = all(isinstance(each, dict) for each in found[0])
+        if not are_records and len(found[0]) != len(texts):
+            raise Unparsable(f"{len(found[0])} labels of {len(texts)} texts")
+        for place, each in enumerate(found[0], 1):
+            number = place_of_record(each, vocabulary.inputs, texts) if are_records else place
+            said.append((number, _field_label(each, vocabulary, names)))
+    if not said and len(texts) == 1:
+        said = [(1, read_label(text, vocabulary, texts))]
     labels: dict[int, str | None] = {}
     for number, label in said:
+        if number is None or number < 1:
+            raise Unparsable("a label without a number, or the number 0")
         labels[number] = None if number in labels else label
     chosen = [labels.get(number) for number in range(1, len(texts) + 1)]
     if not any(chosen):
@@ -243,92 +222,26 @@ def read_numbered_labels(
     return chosen
 
 
-def _labels_by_position(
-    values: Sequence[Any], texts: Sequence[str], vocabulary: Vocabulary
-) -> list[tuple[int, str | None]]:
-    lines = [line for each in values for line in _numbered_lines(str(each), texts, vocabulary)]
-    if len(lines) == len(values):
-        return lines
-    if len(values) != len(texts):
-        raise Unparsable(f"{len(values)} labels of {len(texts)} texts")
-    return [(place, vocabulary.label_of.get(_key(str(each)))) for place, each in enumerate(values, 1)]
-
-
-def _numbered_record(
-    value: Any, texts: Sequence[str], vocabulary: Vocabulary, names: Sequence[str]
-) -> tuple[int, str | None]:
-    if not isinstance(value, dict):
-        raise Unparsable("a list of labels with other elements")
-    number = None
-    for name in (*ID_NAMES, *vocabulary.inputs):
-        if name in value and name not in names:
-            number = _place_of(value[name], texts)
-            if number is not None:
-                break
-    others = [name for name in value if name not in names]
-    if number is None:
-        numbers = {number_of_value(value[name]) for name in others} - {None}
-        number = numbers.pop() if len(numbers) == 1 else None
-    if number is None and "answer" in value and "relation" in value:
-        return _place_of(value["answer"], texts) or 0, vocabulary.label_of.get(_key(str(value["relation"])))
-    if number is None:
-        raise Unparsable("a label without a number")
-    repeated = [value[name] for name in vocabulary.inputs if isinstance(value.get(name), str)]
-    if any(each in texts and texts.index(each) != number - 1 for each in repeated):
-        return number, None
-    return number, _field_label(value, vocabulary, names)
-
-
-def _place_of(value: Any, texts: Sequence[str]) -> int | None:
-    return texts.index(value) + 1 if isinstance(value, str) and value in texts else number_of_value(value)
-
-
-def _numbered_lines(text: str, texts: Sequence[str], vocabulary: Vocabulary) -> list[tuple[int, str | None]]:
-    """Return number and label of the lines that begin with a number; a label may stand on a line below its number."""
-    said: list[tuple[int, str | None]] = []
-    known = {_key(each) for each in texts}
+def _numbered_lines(text: str, texts: Sequence[str], vocabulary: Vocabulary) -> list[tuple[int | None, str | None]]:
+    """Return number and label of the lines that begin with a number; the label may be on the line below."""
+    said: list[tuple[int | None, str | None]] = []
+    known = set(map(_key, texts))
     waiting: int | None = None
-    lines = [part for _, line in lines_with_places(text) for part in _labelled_parts(line, vocabulary)]
-    for line in lines:
+    lines = [whole for _, whole in lines_with_places(text)]
+    parts = [_NEXT_NUMBER.split(whole) if _NUMBERED.match(whole) else [whole] for whole in lines]
+    for line in chain.from_iterable(parts):
         found = _NUMBERED.match(line)
-        rest = line[found.end() :] if found else line
+        rest = line[found.end() :] if found else split_marker(line).text
+        number = int(found[1]) if found else waiting
         if found and (not rest.strip(_EDGE) or _key(rest) in known):
-            if waiting is not None:
-                said.append((waiting, None))
-            waiting = int(found[1])
-        elif found:
-            waiting = None
-            label = _label_behind(rest, int(found[1]), texts, vocabulary)
+            waiting = number
+        elif number is not None:
+            own = texts[number - 1].strip() if 0 < number <= len(texts) else ""
+            bare = rest.strip(' \t*_`"').removeprefix(own).strip(_EDGE + "→=>")
+            label = vocabulary.read_with_reason(bare) or vocabulary.label_of.get(_key(_LAST_PART.split(bare)[-1]))
             if label is not None or not _SPEAKS_OF_NUMBER.match(line):
-                said.append((int(found[1]), label))
-        elif waiting is not None and _key(line) not in known:
-            label = vocabulary.read_with_reason(undecorated(split_marker(line).text))
-            if label is not None:
-                said.append((waiting, label))
-                waiting = None
+                said.append((number, label))
+            waiting = None
         elif said and _key(line.rpartition(":")[2]) in vocabulary.label_of:
-            raise Unparsable("a label without a number beside numbered ones")
+            said.append((None, None))
     return said
-
-
-def _labelled_parts(line: str, vocabulary: Vocabulary) -> list[str]:
-    """Return the parts of a line `1: label, 2: label`; any other line as it is."""
-    parts = _NEXT_NUMBER.split(line)
-    found = list(map(_NUMBERED.match, parts))
-    are_labels = [one and vocabulary.label_of.get(_key(one.string[one.end() :])) for one in found]
-    return parts if all(are_labels) else [line]
-
-
-def _label_behind(rest: str, number: int, texts: Sequence[str], vocabulary: Vocabulary) -> str | None:
-    """Return the label behind a number, between which the text of the number may be repeated."""
-    own = texts[number - 1].strip() if number <= len(texts) else ""
-    bare = rest.strip(' \t*_`"')
-    if own and bare.startswith(own):
-        bare = bare[len(own) :].strip(_EDGE + "→=>")
-    label = vocabulary.read_with_reason(bare)
-    if label is None:
-        _, arrow, last = bare.rpartition(" - ")
-        bracket = _BRACKETED_END.search(rest)
-        label = vocabulary.label_of.get(_key(last)) if arrow else None
-        label = label or (vocabulary.label_of.get(_key(bracket[1])) if bracket else None)
-    return label

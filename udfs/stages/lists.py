@@ -55,19 +55,22 @@ _BEHIND_ITEM = re.compile(
 )
 
 
-def read_texts(text: str, names: Sequence[str], own: str = "") -> list[str]:
+def read_texts(text: str, names: Sequence[str], own: str = "", *, may_be_plain: bool = False) -> list[str]:
     """Return the texts of a list in order. `None` and a sentence that reports no items are an empty list.
 
     names: the keys of fields that hold a text in JSON and in tables. Raises `Unparsable` without a list, and
     for an ambiguous line.
     """
-    return [item.text for item in read_items(text, names, own)]
+    return [item.text for item in read_items(text, names, own, may_be_plain=may_be_plain)]
 
 
-def read_items(text: str, names: Sequence[str], own: str = "", preferred: Sequence[str] = ()) -> list[ListLine]:
+def read_items(
+    text: str, names: Sequence[str], own: str = "", preferred: Sequence[str] = (), *, may_be_plain: bool = False
+) -> list[ListLine]:
     """Return the items of a list in order, with their numbers.
 
-    preferred: the keys of the text fields of records with several texts.
+    preferred: the keys of the text fields of records with several texts. may_be_plain: one line without a bullet is a
+    list. Raises `Unparsable` without a list, and for an ambiguous line.
     """
     bare = unfenced(text).strip()
     if says_nothing(bare) or (says_absent(bare) and collapsed(bare) not in collapsed(own)):
@@ -82,6 +85,8 @@ def read_items(text: str, names: Sequence[str], own: str = "", preferred: Sequen
             return []
     else:
         items = [replace(line, text=item_text(line.text)) for line in read_list(text)]
+        if len(items) == 1 and not items[0].is_marked and not may_be_plain and not is_none(items[0].text):
+            raise Unparsable("one line that may be a list or a sentence")
     if len(items) == 1 and is_none(items[0].text):
         return []
     if not items or any(is_none(item.text) or not any(map(str.isalnum, item.text)) for item in items):

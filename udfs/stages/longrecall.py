@@ -68,7 +68,7 @@ def parse_resolved(text: str, variables: Mapping[str, Any]) -> dict[str, list[st
     another fact, and for a line without a bullet that has less than half of the words of its fact.
     """
     facts: Sequence[str] = variables["facts"]
-    items = read_items(text, FACT_NAMES, preferred=_RESOLVED_NAMES)
+    items = read_items(text, FACT_NAMES, preferred=_RESOLVED_NAMES, may_be_plain=len(facts) == 1)
     check_rewritten([item.text for item in items], "\n".join([str(variables.get("text") or ""), *facts]))
     numbers = [item.number for item in items if item.number is not None]
     # Markdown counts on from one number before each item

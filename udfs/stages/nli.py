@@ -101,8 +101,7 @@ def parse_relation(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
 @reader
 def parse_relations(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
     """Return the `relations`: one of `RELATIONS` for each of `hypotheses`, None for one without a clear relation."""
-    own = [str(variables.get("premise") or "")]
-    return {"relations": read_numbered_labels(text, variables["hypotheses"], _LABELS, own)}
+    return {"relations": read_numbered_labels(text, variables["hypotheses"], _LABELS)}
 
 
 @reader
@@ -152,8 +151,9 @@ def _unit_of(value: Any) -> tuple[str, str | None] | None:
 @reader
 def parse_revised(text: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the revised `atoms` in order; none for `None`. Raises `Unparsable` if a line may be a statement or not."""
-    own = "\n".join([str(variables.get("text") or ""), *(variables.get("statements") or ())])
-    atoms = read_texts(text, STATEMENT_NAMES, own)
+    statements = list(variables.get("statements") or ())
+    own = "\n".join([str(variables.get("text") or ""), *statements])
+    atoms = read_texts(text, STATEMENT_NAMES, own, may_be_plain=len(statements) == 1)
     check_rewritten(atoms, own)
     return {"atoms": atoms}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from untold.udfs.stages.definitions import Unparsable
@@ -23,22 +23,19 @@ from untold.udfs.stages.reading import is_none, split_marker, unfenced
 _WORD = r"(?:(?:topic|aspect|reference|claim|candidate|fact|statement|context|number|no|id)s?\.?\s?#?|c(?=\d)|#)"
 _NUMBER = rf"(?:{_WORD}\s*+)?[\[({{#]?\d{{1,6}}+[\])}}]?"
 _NUMBERS = rf"[\[({{]?\s*+{_NUMBER}(?:(?=[\s,;&]|and)\s*+[,;&]?\s*+(?:and\s*+)?{_NUMBER})*+\s*+[\])}}]?"
-_ONLY_NUMBERS = re.compile(rf"\W{{0,4}}(?P<numbers>{_NUMBERS})\W{{0,6}}", re.IGNORECASE)
+_ONLY_NUMBERS = re.compile(rf"\W{{0,4}}(?P<numbers>{_NUMBERS}|\[\s*\]|none)\W{{0,6}}", re.IGNORECASE)
 _NAMED_NUMBERS = re.compile(
     r"[\W_]{0,6}(?:(?:the )?(?:final |selected |minimal |chosen )?(?:answer|selected|candidates?|numbers?|result|output"
     r"|subset|selection|matches|matching candidates?|set)(?: numbers?)?(?: is| are)?)[*_]{0,2}\s?[:：=]\s*[*_]{0,2}"
     rf"(?P<numbers>{_NUMBERS}|\[\s*\]|none)\W{{0,6}}",
     re.IGNORECASE,
 )
-_SAID_NUMBERS = re.compile(
-    r"\W{0,4}(?:only |so,? |thus,? |therefore,? )?(?P<numbers>(?:candidates?|claims?) \d{1,4}"
-    r"(?:(?:,|,? and| &) (?:(?:candidates?|claims?) )?\d{1,4})*)(?: alone| together| both)?"
-    r" (?:entails?|match(?:es)?|covers?|says?) (?:the )?(?:reference|fact)(?: fact)?\W{0,6}",
+# A sentence with the only brackets of its line
+_CONCLUDES = re.compile(
+    r"(?!.*\b(?:no|not|none|but|reject\w*|exclud\w*|wrong|instead)\b)[^\[\]\n]*(?P<numbers>\[[\d, ]*\])[^\[\]\n]*",
     re.IGNORECASE,
 )
-_LIST_AND_REASON = re.compile(
-    r"\W{0,4}(?P<numbers>\[[\d, ]*\])\W{0,3}(?:\s[–—→-]+\s|\s(?:because|since|as)\b)[^\[\]\n]*", re.IGNORECASE
-)
+_NO_MATCH = re.compile(r"\W*(?:no match|no candidates?|none of (?:the candidates|them))\b[^\n.]*\W*", re.IGNORECASE)
 _PAIR = re.compile(
     rf"[\W_]{{0,6}}(?:{_WORD}\s*)?(?P<id>\d{{1,6}})[\])]?[*_]{{0,2}}\s*(?:[:：]|→|->|=>|\s[-–—])\s*[*_]{{0,2}}(?P<word>{_WORD}\s*:?\s*)?"
     rf"(?P<numbers>{_NUMBERS}|\[\s*\]|none|not covered|-|–|—)\W{{0,6}}",
@@ -46,23 +43,9 @@ _PAIR = re.compile(
 )
 
 
-# `the answer is [1, 3].` at the end
-_CONCLUDES = re.compile(
-    r"\b(?:answer|subset|result|candidates|set|list)\b[^\[\]\n]{0,30}\b(?:is|are)\b[^\[\]\n]{0,20}(\[[\d, ]*\])\W*\Z",
-    re.IGNORECASE,
-)
-_VERDICT_NAMES = ("match", "entails")
-_VERDICTS = {
-    **dict.fromkeys(("true", "yes", "match", "1"), True),
-    **dict.fromkeys(("false", "no", "no match", "none", "0"), False),
-}
+_REASONS = ("reasoning", "reason", "explanation", "justification", "analysis", "reference", "rationale")
 _NO_LIST = re.compile(r"(?<!\d)-\d|\[\s*\[|^[^\[\n]*\]|\[[^\]\n]*\Z")
 _LIST_ON_LINES = re.compile(r"\[[\s\d,]{0,2000}\]")
-_NO_MATCH = re.compile(
-    r"\W*(?:no match(?:es)?|no candidates?|none of (?:the candidates|them))(?: (?:match|entail)\w*)?"
-    r"(?: the reference(?: fact)?)?\W*",
-    re.IGNORECASE,
-)
 
 
 def read_numbers(text: str, names: Sequence[str], texts: Sequence[str]) -> list[int]:
@@ -74,68 +57,39 @@ def read_numbers(text: str, names: Sequence[str], texts: Sequence[str]) -> list[
     if says_nothing(text) or _NO_MATCH.fullmatch(text.strip()):
         return []
     text = BOXED.sub(r"\1", text)
-    lines = _lines(_LIST_ON_LINES.sub(lambda found: " ".join(found[0].split()), text))
     if "{" in text or '["' in text or "['" in text:
         found = find_records(text, (*names, *ID_NAMES))
         if found is None:
             raise Unparsable("an object without a list of numbers")
-        return _known(_numbers_of_records(found[0], names), texts)
-    if any(_NO_LIST.search(line) for line in lines):
-        raise Unparsable("no list of candidates")
-    concluded = _CONCLUDES.search(lines[-1]) if lines else None
-    if concluded:
-        return _known(_integers(concluded[1]), texts)
+        return _known(_numbers_of_records(found[0], names, texts), texts)
+    lines = _lines(_LIST_ON_LINES.sub(lambda found: " ".join(found[0].split()), text))
+    lines = [line for line in lines if not line.lstrip(" *_").casefold().startswith("note")]
     named = [line for line in lines if _NAMED_NUMBERS.fullmatch(line)]
-    if named:
-        answers = [_numbers_in(line) for line in named]
-        if any(each != answers[0] for each in answers):
-            raise Unparsable("several lists of candidates")
-        return _known(answers[0], texts)
-    said = [numbers for line in lines if (numbers := _numbers_in(line)) is not None]
-    if not said and lines and (split_marker(lines[-1]).text == "[]" or is_none(lines[-1])):
-        return []
+    said = [numbers for line in named or lines if (numbers := _numbers_in(line)) is not None]
+    concluded = _CONCLUDES.fullmatch(lines[-1]) if lines and not said else None
+    said = [_integers(concluded["numbers"])] if concluded else said
     if len(said) > 1 and len(said) == len(lines) and all(len(each) == 1 for each in said) and "[" not in text:
-        return _known([each[0] for each in said], texts)
-    if not said or any(each != said[0] for each in said):
+        said = [[number for each in said for number in each]]
+    if not said or any(each != said[0] for each in said) or any(map(_NO_LIST.search, lines)):
         raise Unparsable("several lists of candidates" if said else "no list of candidates")
     return _known(said[0], texts)
 
 
-def _numbers_of_records(records: Sequence[Any], names: Sequence[str]) -> Any:
+def _numbers_of_records(records: Sequence[Any], names: Sequence[str], texts: Sequence[str]) -> Any:
     """Return the list in a field of one object, or one number per object."""
     if not all(isinstance(each, dict) for each in records):
         return list(records)
-    verdicts = [_verdict_of(each) for each in records]
+    known_names = (*ID_NAMES, *names, *_REASONS)
     if len(records) != 1:
-        if any(verdict is not None for verdict in verdicts):
-            if None in verdicts:
-                raise Unparsable("candidates with and without a verdict")
-            records = [each for each, verdict in zip(records, verdicts, strict=True) if verdict]
+        others = [value for each in records for name, value in each.items() if name not in known_names]
+        if any(value not in texts for value in others):
+            raise Unparsable("candidates with other fields")
         return [number_of_value(get_field(each, (*ID_NAMES, *names))) or 0 for each in records]
-    named = [name for name in names if name in records[0] and not isinstance(records[0][name], bool)]
-    if not named or isinstance(records[0][named[0]], dict):
-        raise Unparsable("an object without a list of numbers")
-    values = get_field(records[0], named)
-    if values and verdicts[0] is False:
-        raise Unparsable("numbers and `no match`")
+    values = get_field({name: value for name, value in records[0].items() if not isinstance(value, bool)}, names)
+    others = [value for name, value in records[0].items() if isinstance(value, bool) or name not in known_names]
+    if not set(names).intersection(records[0]) or others not in ([], [bool(values)]) or isinstance(values, dict):
+        raise Unparsable("an object without a list of numbers, or with another verdict")
     return values
-
-
-def _verdict_of(record: Mapping[str, Any]) -> bool | None:
-    """Return the verdict of a record on its candidate, None without one. Raises `Unparsable` for any other value."""
-    said = [
-        str(record[name]).casefold()
-        for name in _VERDICT_NAMES
-        if isinstance(record.get(name), bool | float | int | str)
-    ]
-    verdicts = {_VERDICTS.get(each) for each in said}
-    if None in verdicts or len(verdicts) > 1:
-        raise Unparsable("an unknown verdict, or two")
-    return verdicts.pop() if verdicts else None
-
-
-def _integers(text: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", text)]
 
 
 def _lines(text: str) -> list[str]:
@@ -143,14 +97,19 @@ def _lines(text: str) -> list[str]:
 
 
 def _numbers_in(line: str) -> list[int] | None:
+    """Return the numbers of a line with nothing else, [] for an empty list, None for other text."""
     behind = split_marker(line).text
-    # The number of a line is none of its list: `1. [2, 3]`
+    # The number of a line is not in its list: `1. [2, 3]`
     lines = (behind, line) if behind.startswith("[") else (line, behind)
-    for pattern in (_NAMED_NUMBERS, _ONLY_NUMBERS, _SAID_NUMBERS, _LIST_AND_REASON):
-        found = pattern.fullmatch(lines[0]) or pattern.fullmatch(lines[1])
-        if found:
-            return _integers(found["numbers"])
-    return None
+    found = next(
+        (found for each in lines for pattern in (_NAMED_NUMBERS, _ONLY_NUMBERS) if (found := pattern.fullmatch(each))),
+        None,
+    )
+    return _integers(found["numbers"]) if found else None
+
+
+def _integers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]
 
 
 def numbers_in_lines(text: str) -> list[int]:
@@ -161,7 +120,7 @@ def numbers_in_lines(text: str) -> list[int]:
 def _known(values: Any, texts: Sequence[str]) -> list[int]:
     known, unknown = numbers_of_value(values, len(texts), texts)
     if unknown and not known:
-        raise Unparsable("unknown numbers alone")
+        raise Unparsable("only unknown numbers")
     return known
 
 
@@ -175,21 +134,19 @@ def read_number_lists(
     give none for all. Raises `Unparsable` for an answer without records, and a record that cannot be read.
     """
     chosen: list[set[int]] = [set() for _ in keys]
-    if says_nothing(text):
-        return [[] for _ in keys]
     lines = _lines(text)
     pairs = [pair for line in lines if (pair := _pair_in(line, len(texts))) is not None]
-    if lines and is_none(lines[-1]) and not pairs and "{" not in text:
+    if says_nothing(text) or (lines and is_none(lines[-1]) and not pairs and "{" not in text):
         return [[] for _ in keys]
     if not pairs or len(pairs) < len(lines):
         found = find_records(text, (*id_names, *list_names))
         beside = found[1].split("\n") if found else []
-        if found is None or any(is_none(line) or _pair_in(line, len(texts)) for line in beside):
+        if found is None or any("{" in line or is_none(line) or _pair_in(line, len(texts)) for line in beside):
             raise Unparsable("no object with a number and those that go with it")
         pairs = [_pair_of(each, id_names, list_names, keys, texts) for each in found[0]]
+    if any(number < 1 for number, _ in pairs):
+        raise Unparsable("the number 0")
     for number, numbers in pairs:
-        if number < 1:
-            raise Unparsable("the number 0")
         if number <= len(keys):
             chosen[number - 1].update(numbers)
     return [sorted(numbers) for numbers in chosen]
@@ -199,7 +156,9 @@ def _pair_in(line: str, count: int) -> tuple[int, list[int]] | None:
     found = _PAIR.fullmatch(line)
     if found is None or not (found["word"] or found["numbers"][0] in "[nN"):
         return None
-    return int(found["id"]), numbers_of_value(_integers(found["numbers"]), count)[0]
+    return int(found["id"]), numbers_of_value([int(number) for number in re.findall(r"\d+", found["numbers"])], count)[
+        0
+    ]
 
 
 def _pair_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -61,8 +62,30 @@ _SWAPPED = {"first_implies_second": "second_implies_first", "second_implies_firs
 _NOT_WORDS = re.compile(r"[\W_]+")
 _LAST_LINES = 3
 
+QUESTIONS_SCHEMA = pa.schema([pa.field("questions", pa.list_(pa.string()))])
+REFINED_SCHEMA = QUESTIONS_SCHEMA.append(pa.field("ratings", pa.list_(pa.float64())))
+ANSWERS_SCHEMA = pa.schema(
+    [pa.field("answers", pa.list_(pa.list_(pa.string()))), pa.field("confidences", pa.list_(pa.list_(pa.float64())))]
+)
+RELATION_SCHEMA = pa.schema([pa.field("relation", pa.string())])
+# In the order of the other answers; null if the relation is missing
+RELATIONS_SCHEMA = pa.schema([pa.field("relations", pa.list_(pa.string()))])
 
-@reader
+_ANSWER = record(answer=TEXT, confidence=RATING)
+_ANSWERS_FORM = lines_of(
+    r"\* .+\nA: (?:unknown|.+ \[Confidence: [1-5]\])",
+    "* question",
+    "`A: answer [Confidence: n]`, several set apart by a bar, or `A: unknown`, each on the line below its question:",
+)
+_COMPARISON_FORM = OutputFormat(
+    f"a short reason, then on the last line `first - second [{' | '.join(RELATIONS).replace('_', ' ')}]`",
+    # The atomic groups keep the time linear in the length of a line without a label
+    re.compile(rf"(?:.*\n)*+(?>.+? - )(?>.+ \[)(?:{'|'.join(RELATIONS).replace('_', ' ')})\]"),
+)
+_GLUED = re.compile(r"[?？][*_\"')]*[\s–—;|*-]+\w|\AA:")
+
+
+@partial(reader, reasons=True)
 def parse_comparison(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
     """Return the `relation` of the variable `first` to `second`. The completion may name them in either order.
 
@@ -148,36 +171,14 @@ def _turned(relation: str, sides: str, first: str, second: str) -> str:
     return _SWAPPED.get(relation, relation) if is_swapped else relation
 
 
-QUESTIONS_SCHEMA = pa.schema([pa.field("questions", pa.list_(pa.string()))])
-REFINED_SCHEMA = QUESTIONS_SCHEMA.append(pa.field("ratings", pa.list_(pa.float64())))
-ANSWERS_SCHEMA = pa.schema(
-    [pa.field("answers", pa.list_(pa.list_(pa.string()))), pa.field("confidences", pa.list_(pa.list_(pa.float64())))]
-)
-RELATION_SCHEMA = pa.schema([pa.field("relation", pa.string())])
-# In the order of the other answers; null if the relation is missing
-RELATIONS_SCHEMA = pa.schema([pa.field("relations", pa.list_(pa.string()))])
-
-_ANSWER = record(answer=TEXT, confidence=RATING)
-_ANSWERS_FORM = lines_of(
-    r"\* .+\nA: (?:unknown|.+ \[Confidence: [1-5]\])",
-    "* question",
-    "`A: answer [Confidence: n]`, several set apart by a bar, or `A: unknown`, each on the line below its question:",
-)
-_COMPARISON_FORM = OutputFormat(
-    f"a short reason, then on the last line `first - second [{' | '.join(RELATIONS).replace('_', ' ')}]`",
-    # The atomic groups keep the time linear in the length of a line without a label
-    re.compile(rf"(?:.*\n)*+(?>.+? - )(?>.+ \[)(?:{'|'.join(RELATIONS).replace('_', ' ')})\]"),
-)
-_GLUED = re.compile(r"[?？][*_\"')]*[\s–—;|*-]+\w|\AA:")
-
-
 @reader
 def parse_questions(text: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the `questions` in order; none for `None`.
 
     Raises `Unparsable` if a line may be a question or not, and for a question with more behind it.
     """
-    questions = read_texts(text, QUESTION_NAMES, str(variables.get("text") or ""))
+    own = str(variables.get("text") or "")
+    questions = read_texts(text, QUESTION_NAMES, own, may_be_plain="?" in text or "？" in text)
     if any(map(_GLUED.search, questions)):
         raise Unparsable("a question with more behind it")
     return {"questions": questions}

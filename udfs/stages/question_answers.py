@@ -44,12 +44,6 @@ _BETWEEN_ANSWERS = re.compile(
     r"|(?<=[\])】）])\s*[,;]\s*",
     re.IGNORECASE,
 )
-# The start of an answer on the line of its question
-_BEHIND_QUESTION = re.compile(
-    rf"(?<=[?？])(?:[*_\s]*(?:\||[–—-]\s|→)?\s*(?={_A})"
-    r"|\*{0,2}\s+(?:[-–—:→|]\s+)?(?=\S))",
-    re.IGNORECASE,
-)
 _NOTE = re.compile(r"\W*(?:notes?|i hope|let me know|all questions)\b", re.IGNORECASE)
 _ANSWER_NAMES = ("answers", "answer", "a", "value")
 _CONFIDENCE_NAMES = ("confidence", "certainty", "rating", "score", "confidences")
@@ -103,14 +97,10 @@ def _placed(text: str, questions: Sequence[str]) -> list[tuple[int, list[_Answer
         return _of_records(text, found[0], questions)
     blocks = _blocks(text, questions)
     keys = list(map(matching_key, questions))
-    places = [keys.index(key) if (key := matching_key(block.question)) in keys else None for block in blocks]
-    if None in places:
-        if len(blocks) != len(questions) or any(place not in (None, n) for n, place in enumerate(places)):
-            raise Unparsable("an answer to an unknown question")
-        places = list(range(len(questions)))
-    if len(set(places)) < len(places) or not all(block.lines for block in blocks):
-        raise Unparsable("a repeated question, or a question without an answer")
-    return [(place or 0, _in_lines(block.lines, text)) for place, block in zip(places, blocks, strict=True)]
+    said = [matching_key(block.question) for block in blocks]
+    if len(set(said)) < len(said) or not set(keys).issuperset(said) or not all(block.lines for block in blocks):
+        raise Unparsable("a repeated or unknown question, or a question without an answer")
+    return [(keys.index(key), _in_lines(block.lines, text)) for key, block in zip(said, blocks, strict=True)]
 
 
 def _blocks(text: str, questions: Sequence[str]) -> list[_Block]:
@@ -123,11 +113,7 @@ def _blocks(text: str, questions: Sequence[str]) -> list[_Block]:
         question = _question(row.text)
         is_answer = _ANSWER_LABEL.match(line) is not None and matching_key(question) not in known
         is_followed = place + 1 < len(lines) and _ANSWER_LABEL.match(lines[place + 1][1]) is not None
-        inner = None if is_answer else _BEHIND_QUESTION.search(line)
-        before = _question(split_marker(line[: inner.start()]).text) if inner else ""
-        if inner and (matching_key(before) in known or (not questions and row.marked)):
-            blocks.append(_Block(before, [(start + inner.end(), line[inner.end() :])]))
-        elif is_answer:
+        if is_answer:
             if not blocks and len(questions) != 1:
                 raise Unparsable("an answer without a question")
             if not blocks:

@@ -6,7 +6,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import accumulate, islice
 from typing import Any, TypeVar
 
@@ -14,77 +13,43 @@ from untold.udfs.llm.escaping import TAGS, TOKEN, find_escaped
 from untold.udfs.ratings import Digit
 from untold.udfs.stages.non_answers import NONE_WORDS
 
-# Repetitions are bounded wherever a pattern is tried at many places, so that a text made to hurt takes linear time
+# Repetitions are bounded in the patterns that are tried at many places, so that hostile text takes linear time
 _THOUGHT = (
     r"(?:[a-z]{1,9}[:_ -]?)?(?:think(?:ing)?|thoughts?(?:[_ -]process)?|reason(?:ing)?|reflect(?:ion|ing)?|analysis"
-    r"|scratch[_-]?pad"
-    r"|deliberation|contemplat(?:ion|or|e)|monologue|plan(?:ning)?|rationale|cot(?:_\w{1,20})?|brainstorm(?:ing)?)"
+    r"|scratch[_-]?pad|contemplat(?:ion|or|e)|monologue|plan(?:ning)?|rationale|cot|notes)"
 )
 # `<think>`, `[THINK]`, `◁think▷`, `<|begin_of_thought|>`
 _THINK_OPEN = re.compile(
-    rf"\s*(?:[<\[◁【]{_THOUGHT}(?:\s[^<>\[\]\n]{{0,80}})?[>\]▷】]|<\|(?:(?:begin|start)_(?:of_)?)?{_THOUGHT}\|>|thinking\.\.\.\n)",
-    re.IGNORECASE,
+    rf"[<\[◁]{_THOUGHT}(?:\s[^<>\[\]\n]{{0,80}})?[>\]▷]|<\|(?:(?:begin|start)_(?:of_)?)?{_THOUGHT}\|>", re.IGNORECASE
 )
-_THINK_CLOSE = re.compile(
-    rf"[<\[◁【]/{_THOUGHT}[>\]▷】]|<\|(?:/|end_(?:of_)?){_THOUGHT}\|>|\n\.\.\.done thinking\.?", re.IGNORECASE
-)
-_THINK_OPENED = re.compile(_THINK_OPEN.pattern.removeprefix(r"\s*"), re.IGNORECASE)
-_HEADING = re.compile(r"\s*[\[【](?!think)", re.IGNORECASE)
-# Any other pair of tags before an answer is thinking too, but those of HTML, and of what stages ask for
-_OTHER_OPEN = re.compile(
-    r"\s*<(?P<name>(?!(?:a|b|i|u|p|s|br|em|li|ol|ul|td|th|tr|div|sub|sup|pre|code|span|strong|small|table|thead|tbody"
-    r"|html|body|h\d"
-    r"|blockquote|details|center|cite|math|q)[\s>])"
-    r"(?!\w{0,40}(?:answer|nugget|claim|fact|atom|unit|question|topic|aspect|summar|output|result|label|relation|verdict"
-    r"|classif|response"
-    r"|final|solution|json|list|statement|cover|match|candidate|rating|relevan|evidence|item|premise|hypothes|query"
-    r"|text|context"
-    r"|reference|conclu|first|second|document|source|content))[a-z][\w:.-]{0,40})>",
-    re.IGNORECASE,
-)
-# `Here is my thought process:`, and what the answer begins with behind it
-_ALOUD = re.compile(
-    r"[\s#*_]{0,9}(?:(?:here(?:['’]s| is| are)|below is|this is)\s(?:my|the)\s(?:\w{1,20}\s){0,2}?(?:thought process"
-    r"|thoughts"
-    r"|thinking(?: process)?|reasoning(?: process)?|chain of thought|train of thought)|(?:my )?(?:thought process"
-    r"|thinking process"
-    r"|thinking|thoughts|reasoning|gedanken|überlegung(?:en)?|réflexion|raisonnement|razonamiento|pensamientos?"
-    r"|思考(?:过程|過程)?|推理(?:过程)?|생각))"
-    r"(?: (?:on|for|about|behind) [^\n:]{1,60})?[*_ ]{0,4}(?:[:：][*_ ]{0,4}|\.?[*_]{0,2}(?=\n))",
-    re.IGNORECASE,
-)
-_ANSWER_LABEL = re.compile(
-    r"^[ \t#*_]{0,6}(?:(?:my|the|so|final|extracted|revised) ){0,3}(?:answer|response|claims|facts|questions"
-    r"|statements|units|topics"
-    r"|summary|output|result|label|relation|verdict|classification|conclusion|statement)(?: is)?[*_ ]{0,3}"
-    r"(?:[:：][*_ \t]{0,4}|(?<=\*\*)(?=\n))|^[ \t]{0,3}(?:-{3,}|\*{3,})[ \t\r]*$|^(?=[ \t*#]{0,6}\[?(?:un)?covered\b)",
-    re.IGNORECASE | re.MULTILINE,
-)
-_PARAGRAPHS = re.compile(r"\n[ \t\r]*\n\s*")
+_THINK_CLOSE = re.compile(rf"[<\[◁]/{_THOUGHT}[>\]▷]|<\|(?:/|end_(?:of_)?){_THOUGHT}\|>", re.IGNORECASE)
+# `[Reasoning]` without an end is a heading
+_HEADING = re.compile(r"\[(?!think)", re.IGNORECASE)
 
-# Channels are OpenAI's harmony form of gpt-oss; servers that do not know its tokens leave their names in the text.
-_TOKEN = r"<[|｜][^<>|｜\s]{1,40}[|｜]>"
-_FINAL = re.compile(r"<\|channel\|>\s{0,9}final\s{0,9}(?:<\|constrain\|>\s{0,9}\w{0,20}\s{0,9})?<\|message\|>")
+# OpenAI's models write channels. Some servers leave only their names in the text: on a line, or before the answer
+_FINAL = re.compile(
+    r"<\|channel\|>\s{0,9}final\s{0,9}(?:<\|constrain\|>\s{0,9}\w{0,20}\s{0,9})?<\|message\|>"
+    r"|^[ \t]{0,9}assistant\s?final[ \t\r]*$|assistantfinal(?=\S)",
+    re.MULTILINE,
+)
 _CHANNEL = re.compile(r"\s*(?:<\|start\|>\s{0,9}assistant\s{0,9})?<\|channel\|>")
-# What is left of the final channel where a server took its tokens out: on a line of its own, or glued to the answer
-_FINAL_LINE = re.compile(r"^[ \t]{0,9}assistant\s?final[ \t\r]*$", re.MULTILINE)
-_GLUED_FINAL = re.compile(r"assistantfinal(?=\S)")
-_ANALYSIS = re.compile(r"\s*(?:assistant)?analysis(?=\S)")
-_TOKENS_BEFORE = re.compile(rf"(?:\s*(?:\ufeff|(?:{_TOKEN}|</?s>|\[/?INST\])(?:assistant(?=\s*[<\n]))?))+")
+_TOKENS_BEFORE = re.compile(
+    r"(?:\s*(?:\ufeff|(?:<[|｜][^<>|｜\s]{1,40}[|｜]>|</?s>|\[/?INST\])(?:assistant(?=\s*[<\n]))?))*"
+)
 _END_OF_TURN = re.compile(rf"{TOKEN.pattern}|<\|?(?:eot|end_of_text|turn)\|?>", re.IGNORECASE)
 # Tokens that open a part of an answer and do not end it: thinking, calls, `<|begin_of_box|>`
 _OPENS_PART = re.compile(
     rf"<\|(?:begin|start)_of_|<\|/?(?:end_of_)?{_THOUGHT}\|>|</?(?:think|tool)|\[/?(?:think|tool)", re.IGNORECASE
 )
-_BEGINS_CLOSING = ("</", "[/", "◁/", "【/", "<|", "...done")
+_BEGINS_CLOSING = ("</", "[/", "◁/", "<|")
 _BLANK = re.compile(r"\s*")
 _FENCE = re.compile(r"(?:`{3,}|~{3,})[ \t]{0,3}[\w+-]{0,20}")
 # Three digits at most: a year and a full stop end a sentence
 _NUMBER_MARKER = r"(?:\d{1,3}\\?[.)]|\(\d{1,3}\)|[a-z]\))"
 _LABEL_MARKER = r"(?i:statement|unit|atom|item)\s\d{1,3}\s?[:：.)]"
 _SYMBOL = "[\u2190-\u21ff\u2600-\u27bf\u2b00-\u2bff\U0001f300-\U0001faff]\ufe0f?|\\d\ufe0f?\u20e3"
-# A hyphen needs a space or a letter behind it, since `-5 °C` has a sign; a `*` close to its word is a bullet
-# only where no second one makes it emphasis
+# A hyphen needs a space or a letter behind it, since `-5 °C` has a sign. A `*` before a word is a bullet
+# if no second one makes it emphasis
 _MARKER = re.compile(
     r"(?:[•‣·⁃∙⋅・⦁]|[\u25a0-\u25ff]\ufe0f?|<li>)\s*|\\(?:[-*+•](?=\s)|item\b)\s*|[-*+–—−](?:\s+|\Z)|[-–—](?=[^\W\d_])"
     r"|\*(?=[^\s*])(?!(?i:notes?\b))(?=[^*]*\Z)"
@@ -92,15 +57,10 @@ _MARKER = re.compile(
     rf"|(?:{_SYMBOL})\s*|(?:\*\*)?{_LABEL_MARKER}(?:\*\*)?(?:\s+|\Z)",
 )
 _FIRST_ITEM = re.compile(rf"^[ \t]{{0,9}}(?:[-*•+]|{_NUMBER_MARKER})\s", re.MULTILINE)
+_BOLD_NUMBER = re.compile(rf"\A\*\*({_NUMBER_MARKER})\s+")
 _SYMBOL_MARKER = re.compile(_SYMBOL)
 _CHECKBOX = re.compile(r"\[[ xX✓✔]\]\s+")
 _TICKS = "✅❌✔✓✗✘☑☒☐🔹🔸🔷🔶🟢🔴🟡🔵⚪⚫👉➤➡➔►▶⭐★⚠📌✨\ufe0f"
-_BOLD_FROM_NUMBER = re.compile(rf"\*\*{_NUMBER_MARKER}\s+")
-# Breaks and ends of items as HTML and Markdown write them, and spaces without width
-_LINE_END = re.compile(r"(?:\s{0,9}(?:<br\s?/?>|</li>|(?<!\\)\\|[\u200b\u2060]))+\Z", re.IGNORECASE)
-_BREAKS = (">", "\\", "\u200b", "\u2060")  # the last signs of these
-_LONGEST_END = 60
-_TAG_LINE = re.compile(r"\s*</?\w{1,30}>\s*")
 _NOT_LETTERS = re.compile(r"[\W\d_]+")
 _RULE_CHARACTERS = "-*_=~"
 _AROUND_NONE = " \t\r\n\"'“”‘’«»`*_()[]-–—•.。"
@@ -117,39 +77,6 @@ class ParsedLine:
     indent: int
 
 
-def strip_thinking(completion: str) -> str:
-    """What a completion answers: without leading thinking and without tokens before it, trimmed.
-
-    Thinking is `<think>…</think>` and whatever pair of tags stands before the answer, all up to the first
-    `<|channel|>final<|message|>` or the last line `assistantfinal`, and what `Here is my thought process:` introduces;
-    "" where it never ends.
-    """
-    start, end = answer_span(completion)
-    return completion[start:end].strip()
-
-
-@lru_cache(maxsize=8)  # the steps of one reading ask for it again and again
-def answer_span(completion: str) -> tuple[int, int]:
-    """Where the answer that `strip_thinking` gives begins and ends, for readers that speak of places."""
-    start = _end_of_channels(completion)
-    start += _end_of_thinking(completion[start:])
-    tokens = _TOKENS_BEFORE.match(completion, start)
-    if tokens:
-        start = tokens.end()
-        start += _end_of_thinking(completion[start:])
-    return start, len(completion)
-
-
-def answer_in_place(completion: str) -> str:
-    """What a completion answers, line breaks in place of all before it: offsets stay, and it begins with a line.
-
-    >>> answer_in_place("<think>4?</think>5").strip(), answer_in_place("<think>4?</think>5").index("5")
-    ('5', 17)
-    """
-    start, end = answer_span(completion)
-    return "\n" * start + completion[start:end]
-
-
 def first_turn(completion: str, own: Sequence[str]) -> str:
     """Return the answer of a completion up to its first end-of-turn token, with line breaks in place of all before it.
 
@@ -159,7 +86,7 @@ def first_turn(completion: str, own: Sequence[str]) -> str:
     >>> first_turn("Hm.</think>neutral<|im_end|>\\n<|im_start|>user", []).strip()
     'neutral'
     """
-    start, end = answer_span(completion)
+    start, end = _start_of_answer(completion), len(completion)
     tokens = [found for found in _END_OF_TURN.finditer(completion, start) if not _OPENS_PART.match(found[0])]
     known = {found[0] for text in own for found in _END_OF_TURN.finditer(text)} if tokens else set()
     for found in reversed(tokens):
@@ -170,106 +97,62 @@ def first_turn(completion: str, own: Sequence[str]) -> str:
     above, closings = start, list(_THINK_CLOSE.finditer(completion, start, end)) if may_close else []
     known = {found[0] for text in own for found in _THINK_CLOSE.finditer(text)} if closings else set()
     for found in closings:
-        is_lone = found[0] not in known and not _THINK_OPENED.search(completion, above, found.start())
+        is_lone = found[0] not in known and not _THINK_OPEN.search(completion, above, found.start())
         start, above = (found.end() if is_lone else start), found.end()
     return "\n" * start + completion[start:end].rstrip()
 
 
-def _end_of_channels(completion: str) -> int:
-    """Behind the first opening of a final channel; the end of a completion that only opens others."""
-    # To search a long completion by the patterns takes longer than all else that is read of it
-    if "assistant" not in completion and "<|" not in completion:
-        return 0
-    if final := _FINAL.search(completion, 0, completion.find("<|start|>user") % (len(completion) + 1)):
-        return final.end()
-    finals = [found.end() for found in _FINAL_LINE.finditer(completion)]
-    if not finals and _ANALYSIS.match(completion):
-        finals = [found.end() for found in _GLUED_FINAL.finditer(completion)]
-    unfinished = not finals and _CHANNEL.match(completion)
-    return len(completion) if unfinished else max(finals, default=0)
-
-
-def _end_of_thinking(completion: str) -> int:
-    """Behind the leading thoughts, one block after another; the end of a completion whose last one never closes."""
+def _start_of_answer(completion: str) -> int:
+    """Return the place behind the leading tokens and thoughts, or the end of a completion that has no answer."""
     start = 0
-    while opening := _THINK_OPEN.match(completion, start):
-        closing = _THINK_CLOSE.search(completion, opening.end())
+    # To search a long completion takes longer than all other steps
+    if "assistant" in completion or "<|" in completion:
+        final = _FINAL.search(completion, 0, completion.find("<|start|>user") % (len(completion) + 1))
+        if final is None and _CHANNEL.match(completion):
+            return len(completion)
+        start = final.end() if final else 0
+    while True:
+        tokens = _TOKENS_BEFORE.match(completion, start)
+        start = tokens.end() if tokens else start
+        blank = _BLANK.match(completion, start)
+        opening = _THINK_OPEN.match(completion, blank.end() if blank else start)
+        closing = _THINK_CLOSE.search(completion, opening.end()) if opening else None
         if closing is None:
-            return start if _HEADING.match(opening[0]) else len(completion)
+            is_open = opening is not None and not _HEADING.match(opening[0])
+            return len(completion) if is_open else start
         start = closing.end()
-    start = _end_of_other_tags(completion, start)
-    aloud = _ALOUD.match(completion, start)
-    return _end_of_thinking_aloud(completion, aloud.end()) if aloud else start
-
-
-def _end_of_other_tags(completion: str, start: int) -> int:
-    """Behind a pair of tags with an answer behind it; `start` where there is none."""
-    opening = _OTHER_OPEN.match(completion, start)
-    closing = completion.find(f"</{opening['name']}>", opening.end()) if opening else -1
-    end = completion.find(">", closing) + 1 if closing >= 0 else start
-    return end if completion[end:].strip() else start
-
-
-def without_heading(text: str) -> str:
-    """Return the text without the heading `Thinking:` that it begins with; any other text as it is. Offsets stay."""
-    aloud = _ALOUD.match(text)
-    return "\n" * aloud.end() + text[aloud.end() :] if aloud else text
-
-
-def from_first_item(text: str) -> str:
-    """Return the text from its first bullet or number on; "" without one. Offsets stay."""
-    found = _FIRST_ITEM.search(text)
-    return "\n" * found.start() + text[found.start() :] if found else ""
-
-
-def _end_of_thinking_aloud(completion: str, start: int) -> int:
-    """Where an answer is named, or the second of two paragraphs begins; else the end, as it is not known."""
-    labels = list(_ANSWER_LABEL.finditer(completion, start))
-    if labels:
-        # The first of two headings
-        return next((label.end() for label in labels if not label[0]), labels[-1].end())
-    breaks = list(_PARAGRAPHS.finditer(completion.rstrip(), start))
-    breaks = breaks[1:] if breaks and not completion[start : breaks[0].start()].strip() else breaks
-    return breaks[0].end() if len(breaks) == 1 else len(completion)
 
 
 def is_fence(line: str) -> bool:
-    """Whether the line is nothing but the opening or the end of a code fence."""
+    """Return True for the first or last line of a code fence."""
     return _FENCE.fullmatch(line.strip()) is not None
 
 
 def is_rule(line: str) -> bool:
-    """Whether the line is a horizontal rule: three or more of one drawing character."""
+    """Return True for a horizontal rule: three or more of one drawing character."""
     drawn = "".join(line.split())
     return len(drawn) >= 3 and drawn[0] in _RULE_CHARACTERS and drawn.strip(drawn[0]) == ""
 
 
 def is_drawing(line: ParsedLine) -> bool:
-    """Whether a line says nothing: blank, a fence or a rule, one of spaced dashes included."""
+    """Return True for a blank line, a fence, and a rule, which may have spaces between its dashes."""
     if line.marked:
-        # The marker took a dash of a spaced rule: what is left of `- - -` is long enough again when tripled
+        # A marker has one dash of the rule `- - -`, so its text is shorter than a rule
         return line.text == "" or is_rule(line.text * 3)
     return line.text == "" or is_fence(line.text) or is_rule(line.text)
 
 
 def unfenced(text: str) -> str:
-    """Return the text inside of a code fence that surrounds all of it, or any other text, trimmed."""
+    """Return the text inside a code fence around the whole text, or the text without a fence, trimmed."""
     lines = text.strip().split("\n")
     fences = _fences(lines)
     return "\n".join(lines[1:-1] if fences == [0, len(lines) - 1] else lines).strip()
 
 
 def within_fence(text: str) -> str:
-    """Return the text inside of the only code fence or pair of tags on lines of their own, or any other text.
-
-    Prose around it goes. If bullets stand above it, or first below it, the text stays whole.
-    """
+    """Return the text inside the only code fence. Return the whole text without one, and with bullets outside of it."""
     lines = text.split("\n")
     ends = _fences(lines)
-    if not ends:
-        opened = [number for number, line in enumerate(lines) if _TAG_LINE.fullmatch(line)]
-        names = [lines[number].strip().strip("</>") for number in opened]
-        ends = opened if len(names) == 2 and names[0] == names[1] and "</" in lines[opened[1]] else []
     if len(ends) != 2 or ends[1] - ends[0] < 2:
         return text
     below = [line for line in lines[ends[1] + 1 :] if line.strip()][:1]
@@ -283,73 +166,64 @@ def _fences(lines: Sequence[str]) -> list[int]:
 
 
 def is_none(text: str) -> bool:
-    """Whether the text is a lone `None`, in any language and case, quoted, bold, bulleted, bracketed or fenced."""
+    """Return True for the word `None` in any language and case, also in quotation marks, bold type or a fence."""
     return len(text) <= _LONGEST_NONE and unfenced(text).strip(_AROUND_NONE).casefold() in NONE_WORDS
 
 
 def letters(text: str) -> str:
-    """The words of a text, case folded, without digits and punctuation: what a heading or label is known by."""
+    """Return the words of a text, case folded, without digits and punctuation."""
     return _NOT_LETTERS.sub(" ", text).strip().casefold()
 
 
 def collapsed(text: str) -> str:
-    """The text trimmed and with every run of white space made one space."""
+    """Return the text with single spaces and without white space at its ends."""
     return " ".join(text.split())
 
 
 def split_marker(line: str) -> ParsedLine:
-    """A line and its marker, a bullet or a number; one marker only, so that `- 1. FC Köln` keeps its number.
+    """Split a line into its first marker, a bullet or a number, and its text: `- 1. FC Köln` keeps its number.
 
-    A tick box or a tick behind the marker, and the `>` of a quotation before it, are decoration.
+    Ticks behind the marker and the `>` of a quotation before it are removed.
     """
-    text = _without_end(line.strip()).removeprefix("> ").lstrip(" \t\r\u00a0\u200b\u2060\ufeff")
+    text = line.strip().removeprefix("> ").lstrip(" \t\r\u00a0\u200b\u2060\ufeff")
     indent = len(line) - len(line.lstrip())
+    text = _BOLD_NUMBER.sub(r"\1 **", text)
     if marker := _MARKER.match(text):
         inner = text[marker.end() :].strip().lstrip("\u200b\u2060")
         box = _CHECKBOX.match(inner)
         return ParsedLine(without_ticks(inner[box.end() :] if box else inner), True, indent)
-    if bold := _BOLD_FROM_NUMBER.match(text):
-        return ParsedLine("**" + text[bold.end() :], True, indent)
     return ParsedLine(text, False, indent)
 
 
-def _without_end(line: str) -> str:
-    """The line without what breaks it in HTML or Markdown; of a long one its end alone is looked at."""
-    if not line.endswith(_BREAKS):
-        return line
-    found = _LINE_END.search(line, max(0, len(line) - _LONGEST_END))
-    return line[: found.start()] if found else line
-
-
 def begins_with_symbol(line: str) -> bool:
-    """Whether a line's marker is a picture or an arrow, which models draw before greetings and headings too."""
+    """Return True if the marker of a line is a picture or an arrow. Greetings and headings may have these too."""
     return _SYMBOL_MARKER.match(line.strip().removeprefix("> ").lstrip()) is not None
 
 
 def without_ticks(text: str) -> str:
-    """The text without ticks, coloured dots and arrows at its ends, as chatty models draw them beside items."""
+    """Return the text without ticks, coloured dots and arrows at its ends."""
     return text.strip(_TICKS + " \t\r") if text[:1] in _TICKS or text[-1:] in _TICKS else text
 
 
 def without_emphasis(text: str) -> str:
-    """The text without bold, italics or backticks that surround all of it; emphasis inside it stays."""
+    """Return the text without emphasis or backticks around the whole text. Emphasis inside it stays."""
     for mark in _EMPHASES:
         inner = text[len(mark) : -len(mark)]
-        # `__init__` is a name: bold type of this kind is read around several words alone
+        # `__init__` is a name, so this mark needs several words
         named = mark == "__" and " " not in inner
         if inner and not named and text.startswith(mark) and text.endswith(mark) and mark not in inner:
             return inner.strip()
     return text
 
 
-# A line that such a tag opens is an item, as much as one behind a bullet: prompts list these one a line
+# Prompts have one of these per line, so a line with such a tag is an item
 _ITEMS = ("statement", "question", "aspect", "claim", "fact")
 _TAG = re.compile(
     rf"(?P<before>^[^\S\n]{{0,40}}|(?<=>))?</?(?P<name>{'|'.join(TAGS)})s?"
     rf"(?:\s{{1,3}}id\s?=\s?[\"']?\d{{1,6}}[\"']?)?\s{{0,3}}>",
     re.IGNORECASE | re.MULTILINE,
 )
-_OPENS_NONE = re.compile(r"/|s\s{0,3}>", re.IGNORECASE)  # a closing tag, and `<claims>` around all of them
+_OPENS_NONE = re.compile(r"/|s\s{0,3}>", re.IGNORECASE)  # a closing tag, or `<claims>` around a list
 _ROLES = ("assistant", "human", "user", "usuario", "utilisateur", "benutzer", "utente", "пользователь", "用户")
 _ROLE = rf"(?:{'|'.join(_ROLES)})"
 # `Human: ...`, `=== user`, `Context 1: <context>`, and the names of roles that removed tokens leave
@@ -365,14 +239,13 @@ _MOST_TURNS, _LONGEST_GAP = 32, 16  # candidates to check, characters between on
 _BULLET = "* "
 
 Row = TypeVar("Row", bound=Mapping[str, Any])
-Edit = tuple[int, int, str]  # start, end, and what stands there instead
+Edit = tuple[int, int, str]  # start, end, replacement
 
 
 def without_echoes(text: str, own: Sequence[str]) -> tuple[str, Callable[[int], int]]:
-    """Return the text without the prompt's tags that it repeats, and a function from places in it to those in `text`.
+    """Return the text without repeated tags of the prompt, and a function from its positions to those in `text`.
 
-    A tag stays if one of the `own` texts has a tag of that name. What was escaped in an own text, and is repeated so,
-    is as it was there.
+    A tag stays if one of the `own` texts has a tag of that name. Escaped parts of own texts are unescaped.
     """
     # The longest search of a reading, which most completions do not need
     tags = list(_TAG.finditer(text)) if "<" in text else []
@@ -388,8 +261,8 @@ def without_echoes(text: str, own: Sequence[str]) -> tuple[str, Callable[[int], 
 def next_turn(text: str, variables: Mapping[str, Any]) -> int | None:
     """Return the start of a second turn, None if there is one turn.
 
-    The turn begins with the name of a role, or with a tag that has the name of a variable and another text than the own
-    ones. Ignore the tags of items: completions set them around their own items.
+    The turn begins with the name of a role, or with the tag of a variable around a text that is not an own text.
+    Tags of items do not begin a turn.
     """
     folded, begin = text.casefold(), len(text) - len(text.lstrip())
     # The pattern is slow: most completions have no candidate
@@ -415,20 +288,20 @@ def _is_own(tag: re.Match[str], own: str) -> bool:
 
 
 def texts_of(values: Any) -> Iterator[str]:
-    """All texts, those in lists included."""
+    """Yield all texts, also the texts in lists."""
     texts = (text for value in values for text in (value if isinstance(value, (list, tuple)) else [value]))
     return (text for text in texts if isinstance(text, str))
 
 
 def _without(tag: re.Match[str]) -> Edit:
-    """The edit that removes a tag, or puts a bullet in the place of one that opens an item."""
+    """Return the edit that removes a tag, or replaces the opening tag of an item by a bullet."""
     starts_line = tag.start() == 0 or tag.string[tag.start() - 1] == "\n"
     bullet = ("" if starts_line else "\n") + _BULLET
     return tag.start(), tag.end(), bullet if _opens_item(tag) else ""
 
 
 def _edited(completion: str, edits: Sequence[Edit]) -> tuple[str, Callable[[int], int]]:
-    """The completion after all edits, in order, and where a place in it was before."""
+    """Return the completion after all edits, and a function from its positions to those before the edits."""
     kept, ends, lost, last = [], [0], [0], 0
     for start, end, instead in edits:
         kept += [completion[last:start], instead]
@@ -441,7 +314,7 @@ def _edited(completion: str, edits: Sequence[Edit]) -> tuple[str, Callable[[int]
 
 
 def _opens_item(found: re.Match[str]) -> bool:
-    """Whether a line, or what stands behind another tag, begins with the opening tag of an item."""
+    """Return True for the opening tag of an item at the start of a line or behind another tag."""
     return found["before"] is not None and found["name"].lower() in _ITEMS and not _OPENS_NONE.search(found[0])
 
 

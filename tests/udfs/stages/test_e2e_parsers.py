@@ -87,7 +87,6 @@ REALISTIC = {
         ("- A. [1];", "A.", [1]),
         ("- `A [1]`", "A", [1]),
         ("- A (parts 1, 3) [2]", "A (parts 1, 3)", [2]),
-        ("- [1, 2] A is B.", "A is B.", [1, 2]),
         ("- 1. FC Köln won [1]", "1. FC Köln won", [1]),
         ("1.5 million came [1]", "1.5 million came", [1]),
         ("- **Mounted mint (MM)** – same as **b** [1]", "**Mounted mint (MM)** – same as **b**", [1]),

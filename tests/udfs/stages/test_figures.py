@@ -40,22 +40,29 @@ def test_every_stage_has_figures_with_a_source() -> None:
         assert sum(stage.figures.ratings) == pytest.approx(1.0)
 
 
-def written(stage: str) -> list[tuple[str, list[float], int, int]]:
-    """Of the completions written by hand that can be read: text, things, tokens of the variables, of the completion."""
+def readable(stage: str) -> list[tuple[dict[str, Any], int, int]]:
+    """Return the completions written by hand that a person can read: row, tokens of the variables, of the completion.
+
+    Rows that were written to be hard are shorter than the completions of models, so they are left out.
+    """
+    lines = (FOLDER / f"{stage}.jsonl").read_text(encoding="utf-8").split("\n")
+    rows = [row for row in map(json.loads, filter(str.strip, lines)) if row["expected"] is not None]
+    return [
+        (row, sum(map(tokens, row["variables"].values())), tokens(row["completion"]))
+        for row in rows
+        if row["family"] not in ("hard", "refusal")
+    ]
+
+
+def written(stage: str) -> list[tuple[str, list[float], int]]:
+    """Return the text, the things and the tokens of the variables of the completions that the parser reads."""
     found = []
-    for line in (FOLDER / f"{stage}.jsonl").read_text(encoding="utf-8").split("\n"):
-        row = json.loads(line) if line.strip() else {"expected": None}
-        # What was written to be hard is shorter than what models write
-        if row["expected"] is None or row["family"] in ("hard", "refusal"):
-            continue
+    for row, of_variables, _ in readable(stage):
         try:
             read = STAGES[stage].parse(row["completion"], row["variables"])
         except Unparsable:
             continue
-        things = THINGS[stage](read) if stage in THINGS else []
-        found.append(
-            (row["completion"], things, sum(map(tokens, row["variables"].values())), tokens(row["completion"]))
-        )
+        found.append((row["completion"], THINGS[stage](read), of_variables))
     return found
 
 
@@ -88,8 +95,8 @@ BY_HAND = [name for name in STAGES if figures_of(name).source == WRITTEN]
 
 @pytest.mark.parametrize("stage", BY_HAND)
 def test_shipped_lengths_are_those_of_the_completions_written_by_hand(stage: str) -> None:
-    figures, rows = figures_of(stage), written(stage)
-    of_variables, of_completions = (sum(row[place] for row in rows) for place in (2, 3))
+    figures, rows = figures_of(stage), readable(stage)
+    of_variables, of_completions = (sum(row[place] for row in rows) for place in (1, 2))
     expected = figures.completion.at(of_variables / len(rows))
     assert expected == pytest.approx(of_completions / len(rows), rel=0.05)
 

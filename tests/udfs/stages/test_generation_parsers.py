@@ -70,9 +70,6 @@ STATEMENTS = {
     "typographic quotes": "“The tower: 5 m high.”",
     "fence": "```\nThe tower: 5 m high.\n```",
     "preamble and fence": "Here is the statement:\n```\nThe tower: 5 m high.\n```",
-    "wrapped": "The tower:\n5 m\n  high.",
-    "note": "The tower: 5 m high.\nNote: I kept the unit.",
-    "note apart": "The tower: 5 m high.\n\nI kept the unit.",
     "thinking": "<think>5 m?</think>\nThe tower: 5 m high.",
     "greeting in line": "Sure! The tower: 5 m high.",
     "greeting and label": "Sure! Statement: The tower: 5 m high.",
@@ -110,6 +107,9 @@ def test_what_belongs_to_a_statement_stays(statement: str) -> None:
         "Statement:",
         "Here is the statement:",
         "***",
+        "The tower:\n5 m\n  high.",
+        "The tower: 5 m high.\nNote: I kept the unit.",
+        "The tower: 5 m high.\n\nI kept the unit.",
     ],
 )
 def test_a_label_is_no_statement(completion: str) -> None:

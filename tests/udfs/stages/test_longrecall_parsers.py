@@ -295,8 +295,8 @@ def test_without_one_clear_list_it_is_unparsable(completion: str) -> None:
 @pytest.mark.parametrize(
     ("completion", "numbers"),
     [
-        ('[{"id": 1, "match": true}, {"id": 2, "match": false}, {"id": 3, "match": "yes"}]', [1, 3]),
-        ('[{"candidate": 2, "entails": 1}, {"candidate": 3, "entails": 0}]', [2]),
+        ('[{"id": 1, "match": true}, {"id": 2, "match": false}, {"id": 3, "match": "yes"}]', None),
+        ('[{"candidate": 2, "entails": 1}, {"candidate": 3, "entails": 0}]', None),
         ('{"candidates": [{"id": 1, "reason": "high"}, {"id": 3, "reason": "Ada Fenn"}]}', [1, 3]),
         ('{"match": true, "candidates": [2]}', [2]),
         ('{"match": 2}', None),
@@ -308,7 +308,7 @@ def test_without_one_clear_list_it_is_unparsable(completion: str) -> None:
         ('[{"candidate": 1, "match": true, "entails": false}]', None),
     ],
 )
-def test_a_verdict_on_each_candidate_counts(completion: str, numbers: list[int] | None) -> None:
+def test_candidates_may_have_reasons_but_no_other_verdicts(completion: str, numbers: list[int] | None) -> None:
     if numbers is None:
         with pytest.raises(Unparsable):
             chosen(completion)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from untold.udfs.stages.reading import is_none, split_marker, strip_thinking
+from untold.udfs.stages.reading import first_turn, is_none, split_marker
 
 
 def test_a_marker_is_taken_once() -> None:
@@ -20,7 +20,7 @@ def test_only_a_lone_none_is_none() -> None:
 
 
 def test_every_leading_think_block_goes() -> None:
-    assert strip_thinking(" <Think>a</THINK>\n<think>b</think> c") == "c"
+    assert first_turn(" <Think>a</THINK>\n<think>b</think> c", []).strip() == "c"
 
 
 @pytest.mark.parametrize(
@@ -31,19 +31,17 @@ def test_every_leading_think_block_goes() -> None:
         "<seed:think>a</seed:think>",
         "◁think▷a◁/think▷",
         "<|begin_of_thought|>a<|end_of_thought|>",
-        "<ponder>a</ponder>\n",
-        "Here is my thought process:\n- a\n- b\n\n",
     ],
 )
 def test_thinking_in_any_tags_is_no_answer(thinking: str) -> None:
-    assert strip_thinking(f"{thinking}b") == "b"
+    assert first_turn(f"{thinking}b", []).strip() == "b"
 
 
 @pytest.mark.parametrize("opened", ["[THINK]a", "<thought>a", "<scratchpad>a\n\nb", "◁think▷a"])
 def test_thinking_that_never_ends_leaves_no_answer(opened: str) -> None:
-    assert strip_thinking(opened) == ""
+    assert first_turn(opened, []).strip() == ""
 
 
 @pytest.mark.parametrize("answer", ["<label>neutral</label>", "<b>a</b> b", "[Covered statements]\nNone"])
 def test_tags_of_an_answer_are_no_thinking(answer: str) -> None:
-    assert strip_thinking(answer) == answer
+    assert first_turn(answer, []).strip() == answer

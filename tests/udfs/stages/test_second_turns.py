@@ -147,7 +147,7 @@ HEADINGS = [
     "Thinking.\n",
     "思考：\n",
 ]
-LABELS = ("classify_relation", "verify_claim")
+REASONED = ("evaluate_coverage", "compare_answers")
 FREE = ("bare claims", "summarise_context", "generate_answer", "restate_answer")  # no form tells a result from thoughts
 
 
@@ -158,16 +158,15 @@ def test_a_heading_of_thoughts_swallows_no_result(case: str, heading: str) -> No
     for thoughts in ("The year fits.\n", "The year fits.\n\n", "The year fits.\nIt is so.\n\nOn it goes.\n\n"):
         expected = read(stage, completion, variables)
         found = read(stage, heading + thoughts + completion, variables)
-        # A lone label below a heading may be a part of the thoughts
-        assert found == expected or (found is None and case in LABELS)
+        # Only the forms with reasons before the result have text above it
+        assert found == expected or (found is None and case not in REASONED)
 
 
+@pytest.mark.parametrize("gap", ["\n", "\n\n"])
 @pytest.mark.parametrize("case", FREE)
-def test_thoughts_without_an_end_are_no_text(case: str) -> None:
+def test_thoughts_without_an_end_are_no_text(case: str, gap: str) -> None:
     stage, variables, completion, _ = CASES[case]
-    read_below = read(stage, f"Thinking:\nThe year fits.\n\n{completion}", variables)
-    assert read_below == read(stage, completion, variables)
-    assert read(stage, f"Thinking:\nThe year fits.\n{completion}", variables) is None
+    assert read(stage, f"Thinking:\nThe year fits.{gap}{completion}", variables) is None
 
 
 def wrapped(result: str) -> list[str]:
@@ -211,7 +210,7 @@ def test_markup_around_a_result_is_no_part_of_it(stage: str) -> None:
     variables, result, expected = RESULTS[stage]
     found = [read(stage, completion, variables) for completion in wrapped(json.dumps(result))]
     assert all(each in (expected, None) for each in found)
-    assert found.count(expected) >= 4
+    assert found.count(expected) >= 3
 
 
 MORE = [
