@@ -107,7 +107,7 @@ def test_samples_without_labels_or_verdicts_are_left_out_and_counted() -> None:
     found = by_measure(evaluation_rows(samples, NO_LABELS, clustered=False, seed=0))
     values = {name: (row["value"], row["n"], row["excluded"]) for name, row in found.items()}
     assert values["pearson"] == (pytest.approx(stats.pearsonr([0.5, 0.25, 1.0], [0.5, 0.0, 1.0]).statistic), 3, 2)
-    # Nothing is called covered of s1: its precision is 0 / 0, and its recall and F1 are 0
+    # No fact of s1 has the verdict covered. Its precision is 0 / 0, and its recall and F1 are 0
     assert values["precision_macro"] == (pytest.approx((0.5 + 1) / 2), 2, 3)
     assert values["recall_macro"] == (pytest.approx((0.5 + 0 + 1) / 3), 3, 2)
     assert values["f1_macro"] == (pytest.approx((0.5 + 0 + 1) / 3), 3, 2)
@@ -134,7 +134,7 @@ def test_the_report_says_what_the_rows_say() -> None:
     costs = {"m": {"icat": Cost(2.5, 1200.0, None, tokens_estimated=True)}}
     notes = ["BERTScore is skipped, because so"]
     report = render_coverage(CoverageFindings(rows, labels, ["yes", "part|ly"]), costs, clustered=True, notes=notes)
-    # No verdict is of that model, so nothing is known of it
+    # The model has no verdicts
     assert "| icat | a\\|b | 0 | 30 | - | - | - | - | - | - |" in report
     bleu = by_measure(rows, "bleu", "sample")["pearson"]
     shown = f"{bleu['value']:.3f} [{bleu['ci_low']:.3f}, {bleu['ci_high']:.3f}]"

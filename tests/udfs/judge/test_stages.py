@@ -1,4 +1,4 @@
-"""The completions of the judge, as the parsers of the stages read them, with a judge that knows a few pairs."""
+"""Compare the completions of the judge with the fields that the parsers of the stages return."""
 
 from __future__ import annotations
 
