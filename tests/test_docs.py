@@ -97,7 +97,7 @@ def test_the_example_of_the_readme_is_in_the_shipped_output() -> None:
 
 def folders() -> Iterator[str]:
     """The folders of the repository that hold what the project is made of, as paths."""
-    for top in ("untold", "jobs", "udfs", "graph", "conf", "docs", "notebooks", "tests"):
+    for top in ("untold", "jobs", "udfs", "graph", "conf", "docs", "tools", "notebooks", "tests"):
         yield top
         mirrored = {f"tests/{name}" for name in ("jobs", "udfs", "graph")}
         for folder in sorted((ROOT / top).iterdir()):

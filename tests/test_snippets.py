@@ -62,6 +62,19 @@ RUN_ELSEWHERE = {
     "UNTOLD_RUN=results jupyter lab notebooks/results.ipynb": "tests/test_snippets.py",
     "jupyter lab notebooks/results.ipynb": "tests/test_notebooks.py",
     "pip install 'untold[notebook]' jupyterlab": "tests/test_distribution.py",
+    # Training needs the packages of the extra `judge`
+    **dict.fromkeys(
+        (
+            "pip install -e '.[judge]'",
+            "python tools/train_judge.py --pairs pairs.jsonl.gz --base all-MiniLM-L6-v2 "
+            "--tokenizer conf/minilm/tokenizer.json --out trained",
+            "python tools/export_judge.py --weights trained/model.pt --base all-MiniLM-L6-v2 "
+            "--tokenizer conf/minilm/tokenizer.json --held-back held_back.jsonl.gz --out conf/judge",
+            "python tools/measure_judge.py --k-qa data/k_qa --realsumm held_back.jsonl.gz --wikicontradict "
+            "data/wikicontradict",
+        ),
+        "tests/test_judge_tools.py",
+    ),
 }
 # The same jobs as others, under other settings
 SLOW = (

