@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("jobs", "udfs", "graph", "untold")
 LONGEST_FILE = 600
-MOST_MODULES = 261
+MOST_MODULES = 260
 # A change that raises a number does it in the same commit, and explains it in the message
 LINES = ROOT / "tests" / "folder_lines.json"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from untold.udfs.judge.language import is_english
+from untold.udfs.judge.model import is_english
 
 FOREIGN = {
     "German": "Die Bienen sammeln den Nektar auf der Wiese und werden von dem Imker nicht gestört.",
