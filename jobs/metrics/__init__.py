@@ -28,11 +28,11 @@ JUDGED_METRICS = ("icat", "importance", "longrecall", "nli", "nuggets", "rag")
 
 
 class UnknownMetricError(UserError):
-    """A name that no metric has."""
+    """A name is not the name of a metric."""
 
 
 def check_metrics(names: str | Sequence[str]) -> tuple[str, ...]:
-    """The names of metrics, each once. Raises UnknownMetricError for a name that no metric has, and for none at all."""
+    """Return the distinct names of metrics. Raises UnknownMetricError for an unknown name, and without a name."""
     given = tuple(dict.fromkeys([names] if isinstance(names, str) else names))
     unknown = [name for name in given if name not in METRICS]
     if unknown or not given:
@@ -43,12 +43,10 @@ def check_metrics(names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def stages_of(metrics: Sequence[str], settings: Settings) -> list[str]:
-    """Return the stages of these metrics, each once and in order.
+    """Return the distinct stages of metrics in order.
 
     Metrics with a common stage share its requests, so a plan and a run bind the stage once. Raises SettingsError if the
     judge takes the place of a language model and cannot answer a stage.
-
-    Of e2e and nli with summarised contexts: summarise_context, evaluate_coverage, extract_atoms and so on.
     """
     asked = {metric: METRICS[metric].asks(settings) for metric in metrics}
     if settings.llm.is_judge:
@@ -70,26 +68,26 @@ def _check_judged(asked: Mapping[str, Sequence[str]]) -> None:
 
 
 def joined(there: Sequence[str], asked: Sequence[str]) -> tuple[str, ...]:
-    """The metrics that an output has, then those that are asked for besides; the latter alone where one is unknown."""
+    """Return the metrics of an output and the requested ones, or only the latter if the output has an unknown one."""
     return tuple(dict.fromkeys((*there, *asked))) if all(name in METRICS for name in there) else tuple(asked)
 
 
 def retrieves(metrics: Sequence[str]) -> bool:
-    """Whether one of these metrics looks facts up."""
+    """Return True if a metric retrieves documents."""
     return any(METRICS[metric].retrieves for metric in metrics)
 
 
 def needs_of(metrics: Sequence[str], settings: Settings) -> tuple[str, ...]:
-    """The columns that samples must have for these metrics; whoever reads the samples refuses a file without them."""
+    """Return the required columns of samples for metrics."""
     return tuple(dict.fromkeys(name for metric in metrics for name in METRICS[metric].columns(settings)))
 
 
 def optional_of(metrics: Sequence[str]) -> tuple[str, ...]:
-    """The optional columns of samples that these metrics read where they are there."""
+    """Return the optional columns of samples for metrics."""
     return tuple(dict.fromkeys(name for metric in metrics for name in METRICS[metric].reads))
 
 
 def digests_of(metrics: Sequence[str], settings: Settings) -> dict[str, str]:
-    """By setting, the digest of each file that settings of these metrics name. Raises UserError for one of no use."""
+    """Return the digest of each file in the settings of metrics, by setting. Raises UserError for an unusable file."""
     found = (METRICS[metric].digests for metric in metrics)
     return {key: digest for given in found if given is not None for key, digest in given(settings).items()}

@@ -45,6 +45,9 @@ _OF_ENDPOINTS = frozenset(
         *PRICES,
     )
 )
+_EMBEDDED = "embedded model"
+# The models without an address, by preset
+_LOCAL = {JUDGE: JUDGE, "local": _EMBEDDED}
 _SENT = (".extra_headers", ".extra_query")
 _NO_ENDPOINT = (
     "no endpoint is set. Set OPENAI_API_KEY, or --set llm.base_url=http://HOST/v1 --set llm.model=NAME, "
@@ -218,15 +221,14 @@ def _of_entry(location: tuple[int | str, ...], reason: str) -> str:
 
 @dataclass(frozen=True)
 class _Choice:
-    """The chosen endpoint: its preset or None, the settings of the choice, and the kind of a model without an address.
+    """The chosen endpoint: its preset or None, the settings of the choice, and the name of a model without an address.
 
-    `embedded`: the embedded language model. `judge`: the judge of the package.
+    `local` is `JUDGE`, `_EMBEDDED` or None.
     """
 
     preset: str | None
     layer: Layer
-    embedded: bool = False
-    judge: bool = False
+    local: str | None = None
 
 
 def _choose(
@@ -253,29 +255,28 @@ def _choose(
     elif judged and not names_model:
         preset, layer = JUDGE, Layer("no endpoint")
     else:
-        preset, layer = "local", Layer("embedded model")
+        preset, layer = "local", Layer(_EMBEDDED)
     if endpoint is None:
         layer.assignments.append(SettingAssignment("llm.endpoint", (), preset, layer.origin))
     if preset == "openai" and environ.get("OPENAI_BASE_URL") and not given.given("llm.base_url"):
         moved = SettingAssignment("llm.base_url", (), environ["OPENAI_BASE_URL"], "OPENAI_BASE_URL")
         layer.assignments.append(moved)
-    embedded = preset == "local" and not address
-    if embedded and not given.given("llm.local_model") and not local_installed():
+    local = None if address else _LOCAL.get(preset)
+    if local == _EMBEDDED and not given.given("llm.local_model") and not local_installed():
         if endpoint is not None:
             layer.complain("llm.endpoint", preset, _NOT_INSTALLED)
         else:
             layer.problems.append(_NOT_INSTALLED if demo else _NO_ENDPOINT)
-    elif layer.origin == "embedded model" and given.given("llm.model"):
+    elif layer.origin == _EMBEDDED and given.given("llm.model"):
         layer.problems.append(given.problem("llm.model", _UNSERVED))
-    return _Choice(preset, layer, embedded, judge=preset == JUDGE and not address)
+    return _Choice(preset, layer, local)
 
 
 def _choice_problems(settings: Settings, merged: _Merged, choice: _Choice) -> Iterator[str]:
     """Yield a line for another model than the judge, or if a spool lacks its endpoint or its job server."""
-    if settings.llm.uses_spool and (choice.embedded or choice.judge):
-        model = "judge" if choice.judge else "embedded model"
-        yield merged.problem("llm.backend", f"needs llm.base_url: the {model} runs only next to the start")
-    elif choice.judge and settings.llm.model != JUDGE:
+    if settings.llm.uses_spool and choice.local:
+        yield merged.problem("llm.backend", f"needs llm.base_url: the {choice.local} runs only next to the start")
+    elif choice.local == JUDGE and settings.llm.model != JUDGE:
         yield merged.problem("llm.model", f"must be {JUDGE} with the endpoint {JUDGE}")
     elif settings.llm.backend == "ray-job" and not (settings.ray.address or "").startswith("http"):
         problem = "needs ray.address of the cluster's job server, such as http://ray-head:8265"
@@ -321,7 +322,7 @@ def _backend_problems(settings: Settings, merged: _Merged, choice: _Choice) -> I
     if embeddings.base_url is not None and embeddings.price_per_million_tokens is None:
         yield from _unpriced(merged, "needs embeddings.price_per_million_tokens")
     reason = "several llm.endpoints" if llm.endpoints else None
-    reason = "the embedded model" if choice.embedded else "the judge" if choice.judge else reason
+    reason = f"the {choice.local}" if choice.local else reason
     by_stage = {f"stages.{name}.backend": stage.backend for name, stage in settings.stages.items()}
     for key, backend in {"llm.backend": llm.backend, **by_stage}.items():
         if reason and backend == "batch":
@@ -405,14 +406,14 @@ def load_settings(
         needs_key = asks and any(one.key == "llm.api_key_env" for layer in presets for one in layer.assignments)
         # Later checks would repeat the problems of earlier checks
         problems = list(_choice_problems(settings, merged, choice))
-        if not (choice.embedded or choice.judge):
+        if not choice.local:
             problems = problems or list(_endpoint_problems(settings, merged, choice.preset, environ, needs_key))
         problems = problems or list(_backend_problems(settings, merged, choice))
     if problems or settings is None:
         unserved = len(problems) == 1 and problems[0].endswith(_UNSERVED)
         kind = NoEndpointError if problems == [_NO_ENDPOINT] else UnservedModelError if unserved else SettingsError
         raise kind("\n".join(problems))
-    return Resolved(settings, merged.sources, choice.embedded)
+    return Resolved(settings, merged.sources, choice.local == _EMBEDDED)
 
 
 # The id of a sample is the id of its question, a colon, and the name of the system

@@ -71,64 +71,18 @@ _UNABLE = (
     r"|permitted|allowed))(?: to)?)"
 )
 _CANNOT = (
-    *(r"kann ich\b", r"darf ich\b", r"ich kann\b", r"ich darf\b", r"\bne (?:peux|pouvons|suis|sommes)\b"),
-    *(r"\bno (?:puedo|podemos)\b", r"\bnon (?:posso|possiamo)\b", r"\bnão (?:posso|consigo|podemos)\b", r"\bkan ik\b"),
-    *(r"\bik kan\b", r"\bnie (?:mogę|jestem|potrafię)\b", r"\bне (?:могу|можем)\b", r"\bnem(?:ohu|ůžu)\b", r"nemôžem"),
-    *(
-        r"\bkan (?:tyvärr |desværre |dessverre |jag |jeg |ikke |inte )",
-        r"无法",
-        r"無法",
-        r"不能",
-        r"لا (?:أستطيع|يمكنني)",
-    ),
-    *(r"\byardım", r"お応え", r"お手伝い", r"죄송", r"申し訳", r"मुझे खेद", r"क्षमा"),
+    r"kann ich\b|darf ich\b|ich kann\b|ich darf\b|\bne (?:peux|pouvons|suis|sommes)\b"
+    r"|\bno (?:puedo|podemos)\b|\bnon (?:posso|possiamo)\b|\bnão (?:posso|consigo|podemos)\b|\bkan ik\b"
+    r"|\bik kan\b|\bnie (?:mogę|jestem|potrafię)\b|\bне (?:могу|можем)\b|\bnem(?:ohu|ůžu)\b|nemôžem"
+    r"|\bkan (?:tyvärr |desværre |dessverre |jag |jeg |ikke |inte )|无法|無法|不能|لا (?:أستطيع|يمكنني)|\byardım"
+    "|お応え|お手伝い|죄송|申し訳|मुझे खेद|क्षमा"
 )
 _HELP = (
-    *("helfen", "bearbeiten", "unterstützen", "erfüllen", "nachkommen", "behilflich", "zusammenfassen", "aider"),
-    *(
-        "assister",
-        "traiter",
-        "fournir",
-        "accéder",
-        "demande",
-        "ayudar",
-        "asistir",
-        "proporcionar",
-        "procesar",
-        "cumplir",
-    ),
-    *("resumir", "aiutar", "elaborare", "soddisfare", "richiesta", "ajudar", "auxiliar", "processar", "atender"),
-    *("helpen", "verwerken", "voldoen", "pomóc", "spełnić", "помочь", "выполнить", "помогать", "запрос", "pomoc"),
-    *(
-        "pomôcť",
-        "hjälpa",
-        "hj[æe]lpe",
-        "帮",
-        "協助",
-        "协助",
-        "处理",
-        "處理",
-        "提供",
-        "完成",
-        "满足",
-        "回应",
-        "回應",
-        "继续",
-    ),
-    *(
-        "执行",
-        "讨论",
-        "المساعدة",
-        "مساعدت",
-        "olamam",
-        "edemem",
-        "できません",
-        "できかねます",
-        "かねます",
-        "수 없",
-        "어렵습니다",
-    ),
-    "नहीं",
+    "helfen|bearbeiten|unterstützen|erfüllen|nachkommen|behilflich|zusammenfassen|aider|assister|traiter"
+    "|fournir|accéder|demande|ayudar|asistir|proporcionar|procesar|cumplir|resumir|aiutar|elaborare"
+    "|soddisfare|richiesta|ajudar|auxiliar|processar|atender|helpen|verwerken|voldoen|pomóc|spełnić"
+    "|помочь|выполнить|помогать|запрос|pomoc|pomôcť|hjälpa|hj[æe]lpe|帮|協助|协助|处理|處理|提供|完成|满足|回应|回應|继续|执行"
+    "|讨论|المساعدة|مساعدت|olamam|edemem|できません|できかねます|かねます|수 없|어렵습니다|नहीं"
 )
 _REFUSES = re.compile(
     r"[\s\"'“*_>`]{0,9}(?:\{\s{0,9}\"(?:error|refusal|message|response|answer|reason)\"\s{0,3}:\s{0,3}\")?(?P<said>"
@@ -148,7 +102,7 @@ _REFUSES = re.compile(
     r"|(?:request|response|content|prompt) (?:blocked|denied|rejected|refused|filtered|flagged)\b"
     # In other languages: an apology and a negation, or `cannot` and a word of help in the first sentence
     r"|[^\n]{0,9}(?:tut mir leid|抱歉|对不起|죄송)[^。\n]{0,60}(?:\bnicht\b|无法|不能|없습니다)"
-    rf"|[^.。\n]{{0,60}}?(?:{'|'.join(_CANNOT)})[^.。\n]{{0,80}}(?:{'|'.join(_HELP)}))",
+    rf"|[^.。\n]{{0,60}}?(?:{_CANNOT})[^.。\n]{{0,80}}(?:{_HELP}))",
     re.IGNORECASE,
 )
 # A sentence that lacks information is not a refusal

@@ -156,9 +156,8 @@ def _pair_in(line: str, count: int) -> tuple[int, list[int]] | None:
     found = _PAIR.fullmatch(line)
     if found is None or not (found["word"] or found["numbers"][0] in "[nN"):
         return None
-    return int(found["id"]), numbers_of_value([int(number) for number in re.findall(r"\d+", found["numbers"])], count)[
-        0
-    ]
+    known, _ = numbers_of_value(_integers(found["numbers"]), count)
+    return int(found["id"]), known
 
 
 def _pair_of(

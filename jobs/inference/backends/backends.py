@@ -36,7 +36,6 @@ from untold.jobs.run.locks import Lock
 from untold.jobs.run.output import WORK
 from untold.jobs.run.session import is_connect, is_local, read_parquet, spark_schema, task_slots
 from untold.jobs.settings.model import Settings
-from untold.udfs.judge.stages import ANSWERS
 from untold.udfs.llm.calls import CallContext
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.store_files import digest_of
@@ -255,6 +254,9 @@ class _TaskRun:
 
     def _work(self, total: int) -> None:
         """Run the Spark job in a thread, so that the main thread receives signals."""
+        # Only runs with a model in tasks need its imports
+        from untold.udfs.judge.stages import ANSWERS
+
         try:
             self._spark.addTag(self._tag)
             frame = read_parquet(self._spark, self._requests)

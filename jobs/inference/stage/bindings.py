@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
 from untold.jobs.inference.stage.call_settings import classifiers_of, is_address
 from untold.jobs.settings.model import Decoding, Settings, SettingsError, decoding_for
 from untold.jobs.settings.templates import Template, template_of
-from untold.udfs.judge.model import SHORT_TOKENS, WINDOW_TOKENS
-from untold.udfs.judge.stages import ANSWERS, RELEVANCE
 from untold.udfs.llm.keys import CLASSIFYING, LOCAL, OWN_FIELDS, Stage
 from untold.udfs.llm.templates import check_variables, compile_prompt, order_of_variables, try_prompt
 from untold.udfs.retrieval.classifying import CLASSES, find_classifier, relations_of
@@ -20,20 +19,20 @@ from untold.udfs.stages import LOOKUPS, STAGES
 from untold.udfs.stages.definitions import SUFFIXES as SUFFIXES
 from untold.udfs.stages.definitions import StageDefinition
 
-# Below it the other classes together may be likelier, of which a single number says nothing
+# With a lower probability of entailment, the other classes can be more probable. /score does not return them
 EVEN = 0.5
 
 
 def bind_lookup(name: str, settings: Settings) -> Stage:
-    """A stage of `LOOKUPS` with all that its digest is made of.
+    """Return a stage of `LOOKUPS` with all fields of its digest.
 
-    Raises SettingsError, or LocalModelFileError where a local model is not there, before anything is asked.
+    Raises SettingsError for unusable settings, and LocalModelFileError for a missing local model.
     """
     return _BINDINGS[name](settings)
 
 
 def bind_embedding(settings: Settings) -> Stage:
-    """`embed_text`: of a local model, its files stand for its name, and how they are used is part of the key."""
+    """Return the stage `embed_text`. The key of a local model has the digests of its files and its settings."""
     given = settings.embeddings
     local: Mapping[str, Any] = {}
     sha256 = None
@@ -53,7 +52,7 @@ def bind_embedding(settings: Settings) -> Stage:
 
 
 def bind_search(settings: Settings) -> Stage:
-    """`web_search`: with the edition, so that another one searches anew."""
+    """Return the stage `web_search`. The edition is part of the key, so a new edition repeats the searches."""
     given = settings.search
     if settings.budget.max_cost is not None and given.price_per_thousand_requests is None:
         raise SettingsError("budget.max_cost: a web search needs search.price_per_thousand_requests")
@@ -63,7 +62,7 @@ def bind_search(settings: Settings) -> Stage:
 
 
 def bind_entailment(settings: Settings) -> Stage:
-    """`classify_entailment`: the classifier that `grounding.verifier` or `nli` names, in a folder or of a server."""
+    """Return the stage `classify_entailment` for the classifier of `grounding.verifier` or `nli`."""
     named = classifiers_of(settings)
     if not named:
         raise SettingsError(
@@ -74,21 +73,18 @@ def bind_entailment(settings: Settings) -> Stage:
     folder = named[0]
     if is_address(folder):
         return _bind_server(folder, settings)
-    found = find_classifier(folder)
-    body: dict[str, Any] = {"tokenizer": found.files.tokenizer_sha256, "relations": list(found.relations)}
-    return Stage(
-        name="classify_entailment",
-        variables=LOOKUPS["classify_entailment"].variables,
-        model=folder,
-        template="",
-        api=LOCAL,
-        model_key=f"sha256:{found.files.sha256}",
-        extra_body=body | found.calibration,
-    )
+    return _bind_classifier("classify_entailment", LOOKUPS["classify_entailment"].variables, folder)
+
+
+def _bind_classifier(name: str, variables: tuple[str, ...], model: str, **more: Any) -> Stage:
+    """Return a stage of a classifier, `judge` or a folder, with `more` next to its files and numbers in the key."""
+    found = find_classifier(model)
+    body = {"tokenizer": found.files.tokenizer_sha256, "relations": list(found.relations), **found.calibration, **more}
+    return Stage(name, variables, model, "", api=LOCAL, model_key=f"sha256:{found.files.sha256}", extra_body=body)
 
 
 def _bind_server(address: str, settings: Settings) -> Stage:
-    """`classify_entailment` of a server. Raises SettingsError, one line a setting that its API needs."""
+    """Return the stage `classify_entailment` of a server. Raises SettingsError with a line per missing setting."""
     given, api = settings.classifier, urlsplit(address).path.rstrip("/").rpartition("/")[2]
     lacking = list(_lacking(api, settings))
     if lacking:
@@ -108,7 +104,7 @@ def _bind_server(address: str, settings: Settings) -> Stage:
 
 
 def _lacking(api: str, settings: Settings) -> Iterator[str]:
-    """What an API needs of the settings and does not have."""
+    """Yield a line for each missing or wrong setting of an API."""
     given, threshold = settings.classifier, settings.nli.classifier_threshold
     if api not in CLASSIFYING:
         yield "nli.classifier_url: must end in /classify, /predict or /score"
@@ -133,10 +129,10 @@ _BINDINGS: Mapping[str, Callable[[Settings], Stage]] = {
 
 
 def bind_stage(name: str, settings: Settings, *, embedded_model: str | None = None) -> Stage:
-    """The stage with its model, template and decoding: all that its digest is made of (docs/architecture.md,
-    "Requests and their keys"). `embedded_model` is the sha256 of a local model's file, which stands for its name.
+    """Return the stage with its model, template and decoding (docs/architecture.md, "Requests and their keys").
 
-    Raises SettingsError, PromptError or LocalModelFileError for what cannot be used, before anything is asked.
+    `embedded_model` is the sha256 of the embedded model's file. It replaces the name of the model in the key. Raises
+    SettingsError, PromptError or LocalModelFileError for unusable settings, templates or files.
     """
     if name in LOOKUPS:
         return bind_lookup(name, settings)
@@ -168,32 +164,23 @@ def bind_stage(name: str, settings: Settings, *, embedded_model: str | None = No
 
 def _bind_judge(name: str, settings: Settings) -> Stage:
     """Return the stage as the judge of the package answers it. Raises SettingsError if the judge cannot."""
+    # Only runs with the judge need its imports
+    from untold.udfs.judge.model import SHORT_TOKENS, WINDOW_TOKENS
+    from untold.udfs.judge.stages import ANSWERS, RELEVANCE
+
     if name not in ANSWERS:
         raise SettingsError(f"llm.model: the judge cannot answer {name}. Set another endpoint (--endpoint)")
-    found = find_classifier(JUDGE)
     embedding = find_minilm().sha256 if name == RELEVANCE else None
-    return Stage(
-        name=name,
-        variables=STAGES[name].variables,
-        model=JUDGE,
-        template="",
-        api=LOCAL,
-        model_key=f"sha256:{found.files.sha256}",
-        extra_body={
-            "tokenizer": found.files.tokenizer_sha256,
-            "relations": list(found.relations),
-            **found.calibration,
-            "windows": [WINDOW_TOKENS, SHORT_TOKENS],
-            "embedding": embedding,
-        },
-        salt=decoding_for(settings, name).salt,
-    )
+    windows = [WINDOW_TOKENS, SHORT_TOKENS]
+    stage = _bind_classifier(name, STAGES[name].variables, JUDGE, windows=windows, embedding=embedding)
+    return replace(stage, salt=decoding_for(settings, name).salt)
 
 
 def _structured(definition: StageDefinition, decoding: Decoding) -> dict[str, Any] | None:
-    """How the stage's schema is sent; None for free text, for plain completions, and where the user sends a form.
+    """Return the form and the schema of structured output, or None for free text and plain completions.
 
-    Nor does a stage with tools send one: some endpoints refuse both together, others then call no tool.
+    Also returns None if `extra_body` sets the form of the output. Stages with tools send no schema, because some
+    endpoints refuse both together, and other endpoints then call no tool.
     """
     own = not OWN_FIELDS.isdisjoint(decoding.extra_body)
     if definition.schema is None or decoding.structured == "off" or decoding.api != "chat" or own:
@@ -203,7 +190,7 @@ def _structured(definition: StageDefinition, decoding: Decoding) -> dict[str, An
 
 
 def checked_template(name: str, settings: Settings) -> Template:
-    """The template of a stage, compiled and filled in once. Raises SettingsError or PromptError where that fails."""
+    """Return the template of a stage after a trial with its examples. Raises SettingsError or PromptError."""
     definition = STAGES[name]
     template = template_of(name, settings)
     prompt = compile_prompt(template.source, api=template.api, name=template.origin)
