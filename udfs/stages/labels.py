@@ -58,10 +58,11 @@ _REJECTED = r"(?:not|rather than|instead of|and not) (?:an? )?"
 _OFFERS_BOTH = re.compile(r"\b(?:but|however|or|rather|instead|could|might|may)\b")
 _SHORT_REASON = 6  # words
 _LONGEST_ANSWER, _MOST_CLAUSES = 300, 8  # characters before a reason, and places in them where one may begin
-# A `No.` at the beginning, a negation on the line above, or a correction in the same line
+# A `No.` at the beginning, a negation on the line above, a correction in the same line, or the other side
 _TAKEN_BACK = re.compile(
     r"\A\W*(?:no|nein|non)[.!;]\s|(?:\b(?:not|no|never|nor|neither)|n['’]t)[\s*_]*\n\s*[\w*]"
-    r"|[.!?…]\W{1,4}(?:no,? |but |oh,? |hmm,? )?(?:wait|actually|correction)\b",
+    r"|[.!?…]\W{1,4}(?:no,? |but |oh,? |hmm,? )?(?:wait|actually|correction)\b"
+    r"|[.!?;]\s+on the other hand\b",
     re.IGNORECASE,
 )
 

@@ -56,7 +56,6 @@ _MARKER = re.compile(
     rf"|{_NUMBER_MARKER}(?:\s+|\Z)|\*\*{_NUMBER_MARKER}\*\*(?:\s+|\Z)|\d{{1,3}}[.)](?=[A-Z\"“])"
     rf"|(?:{_SYMBOL})\s*|(?:\*\*)?{_LABEL_MARKER}(?:\*\*)?(?:\s+|\Z)",
 )
-_FIRST_ITEM = re.compile(rf"^[ \t]{{0,9}}(?:[-*•+]|{_NUMBER_MARKER})\s", re.MULTILINE)
 _BOLD_NUMBER = re.compile(rf"\A\*\*({_NUMBER_MARKER})\s+")
 _SYMBOL_MARKER = re.compile(_SYMBOL)
 _CHECKBOX = re.compile(r"\[[ xX✓✔]\]\s+")
