@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from untold.jobs.run.terminal import Page, amount, table, wrapped
 from untold.jobs.summary.estimating import EstimateError, EstimateRequest, Group, read_groups
@@ -14,7 +15,13 @@ from untold.jobs.summary.ranking import CHANCE, UNDEFINED, interval_text, is_unl
 from untold.jobs.summary.score_counts import DECIMALS, Rows
 from untold.jobs.tables import ESTIMATES
 from untold.udfs.statistics.permutation import adjust_p_values
-from untold.udfs.statistics.prediction_powered import samples_needed
+from untold.udfs.statistics.prediction_powered import LEAST_JUDGED, samples_needed
+
+if TYPE_CHECKING:
+    from untold.jobs.inference.stage.start import Outcome
+    from untold.jobs.inputs.sampling import Draw
+    from untold.jobs.metrics.scoring import ScoreRequest
+    from untold.jobs.run.terminal import Display
 
 PAIR_COLUMNS = {"metric": "metric", "first": "first", "second": "second", "n": "n", "difference": "diff."}
 ESTIMATE_COLUMNS = {
@@ -132,6 +139,109 @@ def needed(request: EstimateRequest, half_width: float, notify: Callable[[str], 
         }
         for group in read_groups(request, notify)
     ]
+
+
+# The pilot has at most so many samples and this share of the budget
+PILOT, PILOT_SHARE = 20, 0.25
+# The part may cost more than its plan
+PLANNED_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class PartRequest:
+    """Two runs over the same samples: `proxy` scores all, and `judged` a random part with a language model.
+
+    `budget` is the largest cost of the part, in the currency of the prices. None uses the draw of `judged`.
+    """
+
+    proxy: ScoreRequest
+    judged: ScoreRequest
+    budget: float | None = None
+
+
+def score_part(request: PartRequest, display: Display) -> Outcome:
+    """Score all samples with the proxy, and the part with the language model. A run that ends early ends the job.
+
+    A pilot before both measures the cost of a sample. It is a smaller draw of the same seed: its samples are in the
+    part, and their completions in its store. A second start continues the draws of the first one. Raises EstimateError
+    without prices, and for a budget that pays for too few samples.
+    """
+    from untold.jobs.inputs.sampling import Draw
+    from untold.jobs.score import score
+
+    judged, budget = request.judged, request.budget
+    if budget is None:
+        outcome = score(request.proxy, display)
+        return outcome if outcome.exit_code else score(judged, display)
+    settings = judged.settings.model_copy(update={"completion_store": judged.store})
+    judged = replace(judged, settings=settings)
+    pilot = replace(judged, output=f"{judged.output}-pilot")
+    draw = Draw(PILOT, settings.statistics.seed, judged.draw.stratify if judged.draw else ())
+    drawn = _earlier_draw(pilot) or _affordable(pilot, draw, budget * PILOT_SHARE, 0, display)
+    outcome = score(_limited(pilot, drawn, budget - _spent(pilot)), display)
+    outcome = outcome if outcome.exit_code else score(request.proxy, display)
+    if outcome.exit_code:
+        return outcome
+    samples = outcome.manifest["counts"]["samples"]
+    left = budget - _spent(replace(pilot, overwrite=False)) - _spent(judged)
+    part = _earlier_draw(judged)
+    if part is None:
+        part = _affordable(judged, replace(draw, rows=samples), left * PLANNED_SHARE, drawn.rows, display)
+    display.note(f"the language model scores {min(part.rows, samples):,} of {samples:,} samples")
+    return score(_limited(judged, part, left), display)
+
+
+def _earlier_draw(request: ScoreRequest) -> Draw | None:
+    """Return the draw of an earlier start in the output of a request, None without an earlier start."""
+    from untold.jobs.inputs.sampling import Draw
+    from untold.jobs.run.manifest import read_manifest
+
+    earlier = None if request.overwrite else read_manifest(request.output)
+    if earlier is None:
+        return None
+    draw = earlier["input"]["draw"]
+    return Draw(draw["rows"], draw["seed"], tuple(draw.get("stratify", ())))
+
+
+def _spent(request: ScoreRequest) -> float:
+    """Return the cost of the earlier starts in the output of a request."""
+    from untold.jobs.run.manifest import read_manifest, sum_starts
+
+    earlier = None if request.overwrite else read_manifest(request.output)
+    return 0.0 if earlier is None else float(sum_starts(earlier, "cost") or 0)
+
+
+def _limited(request: ScoreRequest, draw: Draw, cost: float) -> ScoreRequest:
+    """Return the request with a draw and a limit of its cost."""
+    budget = request.settings.budget.model_copy(update={"max_cost": max(0.0, cost)})
+    return replace(request, draw=draw, settings=request.settings.model_copy(update={"budget": budget}))
+
+
+def _affordable(request: ScoreRequest, draw: Draw, budget: float, scored: int, display: Display) -> Draw:
+    """Return the draw with fewer rows, if needed, so that its expected cost is at most the budget.
+
+    The store has the completions of `scored` rows. Each draw is planned, because a part of the samples shares fewer
+    requests than all.
+    """
+    from untold.jobs.plan import plan
+
+    while (cost := _expected_cost(plan(replace(request, draw=draw), display))) > budget:
+        rows = min(draw.rows - 1, scored + int((draw.rows - scored) * budget / cost))
+        if rows < max(LEAST_JUDGED, scored):
+            raise EstimateError(f"--judge-budget pays for fewer than {LEAST_JUDGED} samples. Give a larger budget")
+        draw = replace(draw, rows=rows)
+    return draw
+
+
+def _expected_cost(rows: Rows) -> float:
+    """Return the expected cost of a plan. Raises EstimateError without prices."""
+    costs = [row["expected_cost"] for row in rows if row["expected_cost"] is not None]
+    if not costs:
+        raise EstimateError(
+            "--judge-budget: the language model has no price. Set llm.price_per_million_prompt_tokens and "
+            "llm.price_per_million_completion_tokens, or give --random N in place of --judge-budget"
+        )
+    return math.fsum(costs)
 
 
 def write_estimates(request: EstimateRequest, found: Estimates, output: str, *, overwrite: bool = False) -> None:

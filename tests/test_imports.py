@@ -120,8 +120,12 @@ def test_within_jobs_imports_point_down() -> None:
     assert [pair for pair in jobs if rank(pair[0]) > rank(pair[1])] == []
 
 
-# meta_evaluate scores each model, nightly each date and calibrate each form by the main job, as a person would
-PARTS_OF_OTHERS = {(f"untold.jobs.{name}", "untold.jobs.score") for name in ("meta_evaluate", "nightly", "calibrate")}
+# meta_evaluate scores each model, nightly each date and calibrate each form by the main job, as a person would.
+# compare scores the two runs of an estimate, and plans how many samples a budget pays for
+PARTS_OF_OTHERS = {
+    *((f"untold.jobs.{name}", "untold.jobs.score") for name in ("meta_evaluate", "nightly", "calibrate", "compare")),
+    ("untold.jobs.compare", "untold.jobs.plan"),
+}
 
 
 def test_a_command_imports_no_other() -> None:

@@ -11,10 +11,27 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from untold.jobs.cli import arguments
-from untold.jobs.cli.arguments import JSON, Argument, Command, Option, Options, flag, options_of, settings_options
+from untold.jobs.cli.arguments import (
+    CONFLICTBANK_OPTION,
+    JSON,
+    Argument,
+    Command,
+    Option,
+    Options,
+    flag,
+    options_of,
+    settings_options,
+)
 from untold.jobs.cli.meta_evaluation import print_report
-from untold.jobs.cli.values import CONTEXTS_APART, OneOf, question_formats, weights, width
-from untold.jobs.inputs.options import CompareOptions, EstimateOptions, GenerateOptions, ReadOptions, RunOptions
+from untold.jobs.cli.values import CONTEXTS_APART, OneOf, known_formats, question_formats, weights, width
+from untold.jobs.inputs.options import (
+    CompareOptions,
+    EstimateOptions,
+    GenerateOptions,
+    JudgeBudgetOptions,
+    ReadOptions,
+    RunOptions,
+)
 
 if TYPE_CHECKING:
     from untold.jobs.summary.estimating import EstimateRequest
@@ -92,9 +109,18 @@ def _combine_studies(options: Options) -> int:
 
 
 def _estimate(options: Options) -> int:
-    """Estimate the mean over all samples from judged samples and a cheap proxy. No engine starts."""
+    """Estimate the mean over all samples from judged samples and a cheap proxy. With RUN, no engine starts."""
     from untold.jobs.compare import estimate, estimate_lines, write_estimates
 
+    if options.run is None:
+        if code := _score_part(options):
+            return code
+        folders = {name: f"{options.output}/{name}" for name in PARTS}
+        options = Options(
+            **{**vars(options), **folders, "run": folders["judged"], "input": None, "output": folders["estimates"]}
+        )
+    elif options.judge_budget or options.random:
+        raise click.UsageError("RUN is scored: leave out RUN, or --judge-budget and --random")
     request = _estimated(options)
     found = estimate(request, _note)
     if options.output:
@@ -102,6 +128,39 @@ def _estimate(options: Options) -> int:
     rows = {"estimates": found.means, "differences": found.differences}
     arguments.print_result(options, rows, lambda page: estimate_lines(found, page, every=options.all))
     return 0
+
+
+def _score_part(options: Options) -> int:
+    """Score all samples with the judge of the package and a random part with a language model, under `--output`."""
+    missing = [f"--{name}" for name in ("input", "metrics", "output") if not getattr(options, name)]
+    if options.proxy != "judge" or missing or (options.judge_budget is None) == (options.random is None):
+        raise click.UsageError(
+            "give RUN, or --proxy judge with --input, --metric, --output and one of --judge-budget and --random"
+        )
+    if options.labels:
+        raise click.UsageError("--labels needs RUN, the output of the judge: untold estimate RUN --labels FILE")
+    from untold.jobs.compare import PartRequest, score_part
+    from untold.jobs.metrics import JUDGED_METRICS, check_metrics
+    from untold.jobs.settings.layers import read_overrides
+
+    metrics = check_metrics(options.metrics)
+    judge = read_overrides((), "judge")[0]
+    scored = {
+        "judged": (metrics, arguments.load(options)),
+        "proxy": (
+            tuple(one for one in metrics if one in JUDGED_METRICS) or ("nli",),
+            arguments.load(options, system=judge),
+        ),
+    }
+    if scored["judged"][1].settings.llm.is_judge:
+        raise click.UsageError("the samples need a language model: set OPENAI_API_KEY, llm.base_url or --endpoint")
+    requests = {}
+    for name, (metric, resolved) in scored.items():
+        given = {**vars(options), "output": f"{options.output}/{name}", "metric": metric}
+        given |= {} if name == "judged" else {"random": None, "stratify": None}
+        requests[name] = arguments.score_request(Options(**given), resolved)
+        requests[name].check()
+    return arguments.run_job(score_part, PartRequest(**requests, budget=options.judge_budget), lambda *_: None)
 
 
 def _sample_size(options: Options) -> int:
@@ -154,8 +213,10 @@ def _over_measures(
 PLOTS = ("matplotlib", "networkx")
 ALL_PAIRS = flag("--all", "print all pairs, also pairs without a significant difference")
 OVERWRITE = options_of(RunOptions, "overwrite")
+# Folders of `untold estimate` without RUN
+PARTS = ("proxy", "judged", "estimates")
+_JUDGED = "an output of untold score, for samples drawn by --random"
 _ESTIMATED = [
-    Argument("run", "RUN", "an output of untold score, for samples drawn by --random"),
     *options_of(EstimateOptions, "proxy", "input", "labels", "metrics", "proxy_metric", "undefined"),
     JSON,
 ]
@@ -201,12 +262,30 @@ COMMANDS: dict[str, click.Command] = {
     "estimate": Command(
         "estimate the mean over all samples from judged samples and a cheap proxy",
         _estimate,
-        [*_ESTIMATED, Option("--output", "DIR", "also write the table estimates there"), *OVERWRITE, ALL_PAIRS],
+        [
+            Argument(
+                "run", "RUN", f"{_JUDGED}; without RUN, --proxy judge scores the samples of --input", required=False
+            ),
+            *_ESTIMATED,
+            *options_of(JudgeBudgetOptions),
+            Option("--output", "DIR", "also write the table estimates there; without RUN, the folder of both runs"),
+            ALL_PAIRS,
+            Option("--format", "NAME", "a known data set", names=known_formats),
+            CONFLICTBANK_OPTION,
+            *arguments.READ_OPTIONS,
+            *arguments.DRAW,
+            *settings_options(),
+            *arguments.RUN_FLAGS,
+        ],
     ),
     "sample-size": Command(
         "compute the number of judged samples for intervals of one width, from a pilot",
         _sample_size,
-        [*_ESTIMATED, Option("--half-width", "X", "half the width of the 95 % interval", read=width, required=True)],
+        [
+            Argument("run", "RUN", _JUDGED),
+            *_ESTIMATED,
+            Option("--half-width", "X", "half the width of the 95 % interval", read=width, required=True),
+        ],
     ),
     "sweep": Command(
         "weigh coverage against factuality over a range: ICAT by beta",

@@ -140,16 +140,28 @@ class EstimateOptions(CompareOptions):
     proxy: str | None = option(
         "--proxy PROXY",
         "cheap scores of all samples: an output of untold score, a file of sample_id and score (csv, tsv, jsonl, "
-        "parquet), or words or vectors, shared by responses and references or contexts",
+        "parquet), or words or vectors, shared by responses and references or contexts; without RUN: judge",
         None,
     )
     input: str | None = option(
-        "--input PATH", "all samples, for words or vectors: file or folder of Parquet (the input of RUN's draw)", None
+        "--input PATH", "all samples, for words, vectors or judge (for words and vectors: the input of RUN)", None
     )
     labels: str | None = option(
         "--labels FILE", "human scores in place of RUN's scores: sample_id and score (csv, tsv, jsonl, parquet)", None
     )
     proxy_metric: str | None = option("--proxy-metric NAME", "the metric of the proxy, if its name differs", None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeBudgetOptions:
+    """Options of `untold estimate` without RUN, which scores the samples itself."""
+
+    judge_budget: float | None = option(
+        "--judge-budget X",
+        "score all samples with --proxy judge, and as many random ones with the language model as X pays for",
+        None,
+        read="width",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
