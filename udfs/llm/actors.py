@@ -7,6 +7,7 @@ import gc
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from untold.udfs.llm.text_models import LocalClassifier
 from untold.udfs.llm.units import read_requests
 from untold.udfs.llm.usage import Usage, dearest
 from untold.udfs.stages import definition_of
+from untold.udfs.stages.non_answers import example_names
 
 if TYPE_CHECKING:
     from untold.udfs.llm.client import Endpoint
@@ -123,7 +125,8 @@ class AnsweringActor:
         writer = SegmentWriter(assignment.directory, work.name, settings.flush, journal)
         definition = definition_of(work.stage.name)
         channels = open_channels(work, self._lender.lends)
-        self._loop = RequestLoop(work, definition.accept, channels, writer, definition.form)
+        accept = partial(definition.accept, names=example_names(work.stage.template))
+        self._loop = RequestLoop(work, accept, channels, writer, definition.form)
         self._loop.start()
         self._watch = self._watch or asyncio.create_task(self._end_with_raylet())
         # What is loaded by now stays to the end, and no collection need walk it again: with a pool of workers instead

@@ -20,7 +20,7 @@ from untold.udfs.ratings import weigh
 from untold.udfs.retrieval.embedding import embedding_inputs, normalised
 from untold.udfs.stages import definition_of
 from untold.udfs.stages.definitions import ExtractedItem, StageDefinition, Unparsable, read_as
-from untold.udfs.stages.non_answers import example_names, without_leaked
+from untold.udfs.stages.non_answers import example_names
 
 LEAKED = "leaked_example"
 TOKENS = "tokens"  # the estimated tokens of a request's prompt
@@ -132,7 +132,7 @@ def _parse(
         return {"error_type": UNASKED}
     try:
         variables = {name: row[name] for name in definition.variables if name in row}
-        output, leaked = without_leaked(definition.parse(completion, variables), definition.items, variables, names)
+        output, leaked = definition.accept(completion, variables, names)
         read = read_as(completion, definition.schema if structured else None, definition.form, variables)
         found = {**output, LEAKED: leaked, "read_as": read}
         if not definition.rated:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from untold.udfs.errors import Refused as Refused
 from untold.udfs.errors import Unparsable as Unparsable
 from untold.udfs.ratings import SCALE
+from untold.udfs.stages.non_answers import leaked_names, without_leaked
 from untold.udfs.stages.reading import first_turn, texts_of
 
 if TYPE_CHECKING:
@@ -107,7 +108,8 @@ class StageDefinition:
     `items` are the lists of the output that hold what the model found, the texts first: of these, items of the
     template's own examples are dropped. `schema` is that of a completion as JSON
     (`udfs.stages.schemas`), None where it is free text; `form` is what the template asks for. `read_alone`: results are
-    read without the variables, as the texts of millions of pairs are not joined to their labels.
+    read without the variables, as the texts of millions of pairs are not joined to their labels. `text` is the column
+    of a stage that writes one text: a text with a name of the template's examples that no variable has is unparsable.
     """
 
     name: str
@@ -120,15 +122,25 @@ class StageDefinition:
     things: Reader | None = None
     max_tokens: int = MAX_TOKENS
     items: tuple[str, ...] = ()
+    text: str | None = None
     # A mapping has no hash, and the name tells stages apart
     example: Mapping[str, Any] = field(default_factory=dict, hash=False)
     schema: Mapping[str, Any] | None = field(default=None, hash=False)
     form: OutputFormat | None = None
     read_alone: bool = False
 
-    def accept(self, completion: str, variables: Mapping[str, Any]) -> Any:
-        """Return the row of a completion as results are read from the store; raises as `parse`."""
-        return self.parse(completion, {} if self.read_alone else variables)
+    def accept(
+        self, completion: str, variables: Mapping[str, Any], names: tuple[str, ...] = ()
+    ) -> tuple[Mapping[str, Any], int]:
+        """Return the row of a completion, and the number of dropped items. Actors and readers of the store call it.
+
+        names: the names in the examples of the template (`example_names`). Raises as `parse`, and Unparsable for a
+        text with such a name.
+        """
+        output = self.parse(completion, {} if self.read_alone else variables)
+        if self.text is not None and leaked_names(output[self.text] or "", variables, names):
+            raise Unparsable("a text of the prompt's examples")
+        return without_leaked(output, self.items, variables, names)
 
     @property
     def examples(self) -> dict[str, Any] | None:

@@ -159,6 +159,7 @@ SUMMARISE_CONTEXT = StageDefinition(
     form=OutputFormat("the summary alone, or the single word None"),
     figures=Figures(RECORDED, completion=LinearSize(slope=0.44), things=LinearSize(0.99)),
     things=summaries_in,
+    text="summary",
 )
 EVALUATE_COVERAGE = StageDefinition(
     "evaluate_coverage",

@@ -81,4 +81,5 @@ RESTATE_ANSWER = StageDefinition(
     schema=record(statement=TEXT),
     form=OutputFormat("one statement on one line", re.compile(".+")),
     figures=Figures(WRITTEN, completion=LinearSize(slope=1.22)),
+    text="statement",
 )

@@ -159,6 +159,19 @@ def example_names(template: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in found["names"].split(",") if name.strip()) if found else ()
 
 
+def leaked_names(text: str, variables: Mapping[str, Any], names: tuple[str, ...]) -> set[str]:
+    """Return the names of the examples in a text that no input has, in lower case.
+
+    >>> leaked_names("Osk is old.", {"text": "Lyon is old"}, ("Osk",))
+    {'osk'}
+    """
+    found = {name.casefold() for name in _pattern(names).findall(text)} if names else set()
+    if not found:
+        return found
+    said = "\n".join(_texts(variables)).casefold()
+    return {name for name in found if name not in said}
+
+
 def without_leaked(
     output: Mapping[str, Any], items: Sequence[str], variables: Mapping[str, Any], names: tuple[str, ...]
 ) -> tuple[Mapping[str, Any], int]:
@@ -172,13 +185,8 @@ def without_leaked(
     """
     if not items or not names:
         return output, 0
-    pattern, said = _pattern(names), ""
-    kept = []
-    for place, item in enumerate(output[items[0]]):
-        found = {name.casefold() for name in pattern.findall(item if isinstance(item, str) else item["text"])}
-        said = said or ("\n".join(_texts(variables)).casefold() if found else "")
-        if all(name in said for name in found):
-            kept.append(place)
+    texts = [item if isinstance(item, str) else item["text"] for item in output[items[0]]]
+    kept = [place for place, text in enumerate(texts) if not leaked_names(text, variables, names)]
     leaked = len(output[items[0]]) - len(kept)
     if not leaked:
         return output, 0

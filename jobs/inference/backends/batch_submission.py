@@ -43,6 +43,7 @@ from untold.udfs.llm.segments import COMPLETIONS, completions_table
 from untold.udfs.llm.units import UNIT_ROWS
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 from untold.udfs.stages import definition_of
+from untold.udfs.stages.non_answers import example_names
 from untold.udfs.storage import StoragePath
 
 Left = tuple[str, dict[str, Any], RequestSize]
@@ -128,7 +129,8 @@ class BatchSubmitter:
         beside: Sequence[Batch] = (),
     ) -> None:
         definition = definition_of(job.stage.name)
-        self._script = script_of(job.stage, definition.accept, definition.form)
+        accept = partial(definition.accept, names=example_names(job.stage.template))
+        self._script = script_of(job.stage, accept, definition.form)
         self._spooled, self._job, self._api, self._how, self._watch = spooled, job, api, how, watch
         self._ledger = spooled.ledger()
         StoragePath(job.directory).make_folder()

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.script import script_of
 from untold.udfs.llm.templates import split_turns
 from untold.udfs.stages import STAGES
 from untold.udfs.stages.arrow import make_parser
+from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.stages.non_answers import example_names, without_leaked
 
 CONF = Path(__file__).parents[3] / "conf"
@@ -127,3 +131,28 @@ def test_every_shipped_template_lists_the_names_of_its_examples(path: Path) -> N
     # A capital behind a small letter, a comma or a number begins no sentence
     unnamed = set(re.findall(r"(?<=[a-z,0-9] )[A-Z]\w*", rest)) - ORDINARY
     assert not unnamed
+
+
+LEAKED = "The last miller of Osk moved to Lundvast in 1938."
+
+
+@pytest.mark.parametrize(
+    ("stage", "variables"),
+    [
+        ("summarise_context", {"query": "Who was the miller?", "text": "The mill of Lyon was sold."}),
+        ("restate_answer", {"question": "Who was the miller?", "answer": "Ada Mill"}),
+    ],
+)
+def test_a_text_of_the_examples_is_unparsable_for_actors_and_readers(stage: str, variables: dict[str, str]) -> None:
+    names = example_names((CONF / "prompts" / f"{stage}.jinja").read_text(encoding="utf-8"))
+    assert "Osk" in names
+    with pytest.raises(Unparsable, match="examples"):
+        STAGES[stage].accept(LEAKED, variables, names)
+    own = {name: f"{text} Osk and Lundvast are meant." for name, text in variables.items()}
+    for asked, said in ((own, LEAKED), (variables, "The last miller moved in 1938.")):
+        output, leaked = STAGES[stage].accept(said, asked, names)
+        assert (list(output.values()), leaked) == ([said], 0)
+    template = (CONF / "prompts" / f"{stage}.jinja").read_text(encoding="utf-8")
+    bound = Stage(stage, STAGES[stage].variables, "m", template=template)
+    script = script_of(bound, partial(STAGES[stage].accept, names=names))
+    assert script.read(Answer(LEAKED), variables).error_type == "unparsable"
