@@ -60,7 +60,7 @@ def test_a_store_that_an_executor_does_not_see_is_named_by_doctor_too(
     conf = {name.removeprefix("spark.conf."): value for name, value in standalone.settings.items()}
     given = SparkSettings(master=conf.pop("spark.master"), conf=conf)
     monkeypatch.setenv("SPARK_LOCAL_IP", standalone.environment["SPARK_LOCAL_IP"])
-    found = check_spark(Settings(spark=given, store=str(hidden / "store")))
+    found = check_spark(Settings(spark=given, completion_store=str(hidden / "store")))
     assert (found.state, "store is not shared by the executor on" in found.text) == ("FAIL", True), found.text
     index = hidden / "index"
     index.mkdir()
