@@ -1,6 +1,6 @@
-"""The human study of metrics (Dejl et al. 2025; methods, section 6): blinded sheets, and what filled ones say.
+"""The human study of metrics (Dejl et al. 2025; methods, section 6): write blinded sheets and read filled sheets.
 
-An *item* is a drawn sample, a *method* one metric's output of it, numbered in an order of its own in each item.
+An *item* is a drawn sample. A *method* is the output of one metric, with a random number per item.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PUBLISHED = {
     ("e2e", FULLY_CORRECT): 0.88,
     (ALL, AGREEMENT): 0.813,
 }
-# A column that is shifted makes a problem of every row; a screen of them is enough to see it.
+# A shifted column causes a problem in every row. One screen of problems is enough to see this
 SHOWN_PROBLEMS = 20
 SHOWN_LENGTH = 20  # characters of a cell in a message: enough for a code
 Pair = tuple[int, int]
@@ -51,12 +51,12 @@ Found = TypeVar("Found")
 
 
 class AnnotationError(UserError):
-    """A sheet that cannot be made or read. The message says where, a line each, and what to do."""
+    """A sheet that cannot be written or read. The message has one line per problem, with the row and the remedy."""
 
 
 @dataclass(frozen=True)
 class MetricOutput:
-    """What a metric gave for a sample: its score, None where undefined, and its statements, a line each."""
+    """The output of a metric for a sample: its score, None if undefined, and its statements."""
 
     metric: str
     score: float | None
@@ -66,7 +66,7 @@ class MetricOutput:
 
 @dataclass(frozen=True)
 class DrawnSample:
-    """A sample of a study, and what each metric gave for it. `contexts` are texts."""
+    """A sample of a study with the output of each metric. `contexts` are texts."""
 
     sample_id: str
     query: str
@@ -78,7 +78,7 @@ class DrawnSample:
 
 @dataclass(frozen=True)
 class AnnotatedJudgement:
-    """What a person found in one metric's output of an item: `errors` is empty where it is fully correct."""
+    """The errors that a person found in one metric's output for an item. `errors` is empty for a correct output."""
 
     item: int
     metric: str
@@ -93,7 +93,7 @@ class AnnotatedJudgement:
 
     @property
     def agrees(self) -> bool:
-        """Whether match(S, l) = [E = 0]; an undefined score matches no label."""
+        """Return True if match(S, l) = [E = 0]. An undefined score matches no label."""
         return match_label(self.score, self.label) == self.correct
 
 
@@ -101,9 +101,9 @@ class AnnotatedJudgement:
 
 
 def plain_line(text: str) -> str:
-    """A statement as one line that ends in a full stop or another mark, whoever made it.
+    """Return a statement as one line that ends in a full stop or another mark.
 
-    A metric whose statements end without a full stop would else be known by that.
+    Without this, a missing full stop could reveal the metric.
 
     >>> plain_line("the  Seine rises in Burgundy"), plain_line("Does it?")
     ('the Seine rises in Burgundy.', 'Does it?')
@@ -114,9 +114,9 @@ def plain_line(text: str) -> str:
 
 
 def order_metrics(metrics: Iterable[str], seed: int, sample_id: str) -> list[str]:
-    """The metrics in the order in which a sample's item shows them: random, the same for one seed and sample.
+    """Return the metrics in the order of a sample's item: random, and the same for the same seed and sample.
 
-    By hash, so that the order stays where other samples or metrics are added to a study.
+    A hash decides the order, so it does not change if other samples or metrics are added to a study.
 
     >>> order_metrics(["qa", "nli", "e2e"], 7, "s1") == order_metrics(["e2e", "qa", "nli"], 7, "s1")
     True
@@ -125,10 +125,10 @@ def order_metrics(metrics: Iterable[str], seed: int, sample_id: str) -> list[str
 
 
 def make_sheet(drawn: Sequence[DrawnSample], seed: int) -> tuple[list[list[Cell]], list[list[Cell]]]:
-    """The rows of the blinded sheet and of its key, each with its header: `SHEET_COLUMNS` and `KEY_COLUMNS`.
+    """Return the rows of the blinded sheet and of its key, with headers: `SHEET_COLUMNS` and `KEY_COLUMNS`.
 
-    One row an item and method, in order. Contexts are numbered; covered and uncovered have a statement a line, and are
-    empty where there is none.
+    There is one row per item and method, in order. Contexts are numbered. The cells covered and uncovered have one
+    statement per line, and are empty without statements.
     """
     sheet: list[list[Cell]] = [[*SHEET_COLUMNS]]
     key: list[list[Cell]] = [[*KEY_COLUMNS]]
@@ -142,7 +142,7 @@ def make_sheet(drawn: Sequence[DrawnSample], seed: int) -> tuple[list[list[Cell]
 
 
 def _shown_texts(sample: DrawnSample, output: MetricOutput) -> list[str]:
-    """The cells of an output behind its item and method: query, response, contexts, covered, uncovered."""
+    """Return the cells of an output after its item and method: query, response, contexts, covered, uncovered."""
     contexts = "\n\n".join(f"{number}. {text}" for number, text in enumerate(sample.contexts, start=1))
     return [sample.query, sample.response, contexts, "\n".join(output.covered), "\n".join(output.uncovered)]
 
@@ -151,16 +151,16 @@ def _shown_texts(sample: DrawnSample, output: MetricOutput) -> list[str]:
 
 
 def read_annotations(sheet: tuple[str, Rows], key: tuple[str, Rows]) -> list[AnnotatedJudgement]:
-    """What a filled sheet says of each output, by the key. Both are a file's name and its rows, the header first.
+    """Return the judgements of a filled sheet and its key. Each is a file name with its rows, the header first.
 
-    Of the sheet the columns item, method and errors count, of the key item, method, metric, score (empty where
-    undefined) and label; their order, their case and other columns do not matter. Raises AnnotationError with every
-    problem, up to `SHOWN_PROBLEMS`: a line each, by its row as spreadsheets number them.
+    The sheet needs the columns item, method and errors. The key needs item, method, metric, score (empty if undefined)
+    and label. Order, case and other columns do not matter. Raises AnnotationError with up to `SHOWN_PROBLEMS` problems,
+    one per line, each with its row number in the spreadsheet.
     """
     problems: list[str] = []
     errors = _by_pair(*sheet, READ_OF_SHEET, _read_errors, problems)
     keyed = _by_pair(*key, READ_OF_KEY, _read_key, problems)
-    # Only where all rows could be read: a row that could not would be missed here a second time.
+    # Only if all rows are readable. Otherwise an unreadable row would be reported twice
     problems = problems or [
         f"{name}: no row for item {item}, method {method}, which {other} has"
         for name, own, other, others in ((sheet[0], errors, key[0], keyed), (key[0], keyed, sheet[0], errors))
@@ -177,7 +177,7 @@ def read_annotations(sheet: tuple[str, Rows], key: tuple[str, Rows]) -> list[Ann
 def _by_pair(
     name: str, rows: Rows, columns: Sequence[str], read: Callable[[Mapping[str, str]], Found], problems: list[str]
 ) -> dict[Pair, Found]:
-    """What each row says, by item and method; appends what is wrong to `problems`."""
+    """Return the result of `read` for each row, by item and method. Append the errors to `problems`."""
     places = _find_columns(name, rows, columns)
     found: dict[Pair, Found] = {}
     for number, row in enumerate(rows[1:], start=2):
@@ -195,7 +195,7 @@ def _by_pair(
 
 
 def _find_columns(name: str, rows: Rows, columns: Sequence[str]) -> dict[str, int]:
-    """The place of each column by the header. Raises AnnotationError for those that are missing or stand twice."""
+    """Return the position of each column in the header. Raises AnnotationError for missing and duplicate columns."""
     header = [cell.strip().casefold() for cell in rows[0]] if rows else []
     times = Counter(header)
     missing = [column for column in columns if not times[column]]
@@ -208,7 +208,7 @@ def _find_columns(name: str, rows: Rows, columns: Sequence[str]) -> dict[str, in
 
 
 def _read_number(cells: Mapping[str, str], column: str) -> int:
-    """A positive integer; spreadsheets may have made it 1.0."""
+    """Return a positive integer. Spreadsheets may have written it as 1.0."""
     try:
         number = float(cells[column])
     except ValueError:
@@ -220,10 +220,10 @@ def _read_number(cells: Mapping[str, str], column: str) -> int:
 
 
 def _read_errors(cells: Mapping[str, str]) -> frozenset[str]:
-    """The error types of a row, empty for `NONE`; codes may be parted by commas, semicolons or lines, in any case."""
+    """Return the error types of a row, empty for `NONE`. Commas, semicolons or lines separate codes, in any case."""
     codes = {code.strip().upper() for code in cells["errors"].replace(";", ",").replace("\n", ",").split(",")} - {""}
     where = f"item {cells['item']}, method {cells['method']}"
-    # Empty is not NONE: a row that somebody has skipped is no row without errors.
+    # An empty cell is a skipped row, and not a row without errors
     if not codes:
         raise AnnotationError(f"{where}: errors is empty. Write codes, or {NONE} for no errors")
     for code in sorted(codes - ERROR_TYPES.keys()):
@@ -236,7 +236,7 @@ def _read_errors(cells: Mapping[str, str]) -> frozenset[str]:
 
 
 def _read_key(cells: Mapping[str, str]) -> tuple[str, float | None, str]:
-    """(metric, score, label) of a row of the key."""
+    """Return (metric, score, label) of a row of the key."""
     if not cells["metric"]:
         raise AnnotationError("metric is empty. Give the unchanged key")
     if cells["label"] not in LABELS:
@@ -245,13 +245,13 @@ def _read_key(cells: Mapping[str, str]) -> tuple[str, float | None, str]:
 
 
 def _read_score(cell: str) -> float | None:
-    """A score from 0 to 1, None where the cell is empty; spreadsheets may have written it with a comma."""
+    """Return a score from 0 to 1, or None for an empty cell. Spreadsheets may have written it with a comma."""
     if cell.casefold() in ("", "null"):
         return None
     try:
         score = float(cell.replace(",", "."))
     except ValueError:
-        # NaN is between no bounds: the same message as for a number outside of them.
+        # NaN gets the same message as a number outside the range
         score = float("nan")
     if not 0 <= score <= 1:
         raise AnnotationError("score is neither empty nor a number from 0 to 1. Give the unchanged key")
@@ -259,12 +259,12 @@ def _read_score(cell: str) -> float | None:
 
 
 def _near(word: str, known: Iterable[str]) -> str:
-    """What is said of an unknown word: the known one that it is like, else all of them."""
+    """Return a hint for an unknown word: the most similar known word, or all known words."""
     return did_you_mean(near_misses(word, known), quote="") or f"there are {', '.join(known)}"
 
 
 def _shorten(word: str) -> str:
-    """A cell as a message shows it: whoever fills in the wrong column may have put a whole text there."""
+    """Return a cell for a message. A wrong column may contain whole texts."""
     return word if len(word) <= SHOWN_LENGTH else f"{word[:SHOWN_LENGTH]}..."
 
 
@@ -272,11 +272,11 @@ def _shorten(word: str) -> str:
 
 
 def summarise_study(judgements: Sequence[AnnotatedJudgement], *, seed: int) -> list[dict[str, Any]]:
-    """Shares by metric, then of all metrics together: metric, measure strings, value, ci_low, ci_high double, n long.
+    """Return shares by metric, then over all metrics: metric, measure strings, value, ci_low, ci_high double, n long.
 
-    Measures: `fully_correct`, the share without errors; `agreement`, AR = the mean of [match(S, l) = [E = 0]]; and of
-    each error type the share of outputs that have it. n counts outputs. BCa intervals resample items, whose outputs
-    are judged together; they are None where degenerate. Dejl et al. 2025; methods, sections 6 and 7.
+    The measures are `fully_correct` (share without errors), `agreement` (AR, the mean of [match(S, l) = [E = 0]]) and
+    the share of outputs with each error type. n counts outputs. BCa intervals resample items, because the outputs of an
+    item are judged together. They are None if degenerate. Dejl et al. 2025; methods, sections 6 and 7.
     """
     metrics = sorted({judgement.metric for judgement in judgements})
     groups = {metric: [judgement for judgement in judgements if judgement.metric == metric] for metric in metrics}
@@ -288,7 +288,7 @@ def summarise_study(judgements: Sequence[AnnotatedJudgement], *, seed: int) -> l
 
 
 def _measures() -> dict[str, Callable[[AnnotatedJudgement], bool]]:
-    """What of a judgement is counted, by the measure's name."""
+    """Return a predicate for each measure, by name."""
     types = [code for code in ERROR_TYPES if code != NONE]
     return {
         FULLY_CORRECT: lambda judgement: judgement.correct,
@@ -298,21 +298,21 @@ def _measures() -> dict[str, Callable[[AnnotatedJudgement], bool]]:
 
 
 def _has_error(code: str, judgement: AnnotatedJudgement) -> bool:
-    """Whether a person found an error of this type."""
+    """Return True if a person found an error of this type."""
     return code in judgement.errors
 
 
 def _share(
     rows: Sequence[AnnotatedJudgement], holds: Callable[[AnnotatedJudgement], bool], seed: int
 ) -> dict[str, float | None]:
-    """The share of outputs of which `holds` is true, with its 95 % interval, by items as clusters."""
+    """Return the share of outputs for which `holds` is true, with its 95 % interval, clustered by item."""
     sizes = Counter(judgement.item for judgement in rows)
     sums = Counter(judgement.item for judgement in rows if holds(judgement))
     return clustered_bca_interval([sums[item] for item in sizes], list(sizes.values()), seed=seed).columns()
 
 
 def describe_study(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows of `summarise_study` as a Markdown table, the published figures alongside."""
+    """Return the rows of `summarise_study` and the published figures as a Markdown table."""
     metrics = list(dict.fromkeys(row["metric"] for row in rows))
     found = {(row["metric"], row["measure"]): row for row in rows}
     n = {row["metric"]: row["n"] for row in rows}

@@ -11,15 +11,15 @@ from typing import Protocol, TypeVar
 
 
 class UserError(Exception):
-    """What its user can mend: an input, a setting, a folder, an endpoint, a missing part.
+    """An error that the user can fix, such as a wrong setting, an unreadable input or a missing package.
 
-    The message is shown as it is, without a traceback: one line a problem that says what is wrong, where, and what to
-    do next, and never holds a key, a prompt or an answer's text.
+    Users see the message without a traceback. It has one line per problem, with the problem, the place and the remedy.
+    It never contains a key, a prompt or the text of an answer.
     """
 
 
 def require(what: str, extra: str, *modules: str) -> None:
-    """Raises UserError where a module is not installed: which package `what` needs, and the extra that brings it.
+    """Raise UserError if a module is not installed. The message has the package that `what` needs and its extra.
 
     >>> require("sweep", "study", "json")
     """
@@ -28,7 +28,7 @@ def require(what: str, extra: str, *modules: str) -> None:
         raise UserError(f"{what} needs {', '.join(missing)}: pip install 'untold[{extra}]'")
 
 
-ALIKE = 0.6  # difflib's own threshold of similarity: a slip or two in a word of usual length
+ALIKE = 0.6  # the default similarity of difflib: one or two typos in a word of usual length
 LONGEST_SHOWN = 40
 _PROJECTED = ("requests", "calls", "prompt_tokens", "completion_tokens", "cost", "seconds", "hours", "task_seconds")
 # The new names of settings, options, tables, columns and values, by the old name without its section or dashes
@@ -84,16 +84,16 @@ def new_name(word: str, known: Container[str]) -> str | None:
 
 
 def near_misses(word: str, known: Iterable[str], *, most: int = 1, cutoff: float = ALIKE) -> list[str]:
-    """The known words that are most like `word`, nearest first; case and outer spaces do not count.
+    """Return the known words that are most similar to `word`, nearest first. Case and outer spaces do not count.
 
-    The new name of a renamed word is the only one. `cutoff` is the least similarity, from 0 (anything) to 1 (the same).
+    For a renamed word, only its new name is returned. `cutoff` is the least similarity, from 0 (any) to 1 (equal).
 
     >>> near_misses("Sampel_ID ", ["query", "sample_id"])
     ['sample_id']
     """
     by_folded: dict[str, str] = {}
     for name in known:
-        # Of names that differ by case alone, the first is offered.
+        # Names that only differ by case: suggest the first
         by_folded.setdefault(name.strip().lower(), name)
     folded = word.strip().lower()
     if new := new_name(folded, by_folded):
@@ -102,7 +102,7 @@ def near_misses(word: str, known: Iterable[str], *, most: int = 1, cutoff: float
 
 
 def did_you_mean(near: Sequence[str], quote: str = "`") -> str:
-    """What is asked for these near misses, `did you mean a or b?`; empty where there are none.
+    """Return the question for these near misses, `did you mean a or b?`, or an empty text if there are none.
 
     >>> did_you_mean(["query", "response"])
     'did you mean `query` or `response`?'
@@ -111,7 +111,7 @@ def did_you_mean(near: Sequence[str], quote: str = "`") -> str:
 
 
 def aside(near: Sequence[str]) -> str:
-    """The same in brackets behind a name, with the space before them, long names cut; empty where there are none.
+    """Return the question in brackets after a space, with long names cut, or an empty text if there are no near misses.
 
     >>> aside(["sample_id"])
     ' (did you mean `sample_id`?)'
@@ -120,7 +120,7 @@ def aside(near: Sequence[str]) -> str:
 
 
 def shorten(name: str, most: int = LONGEST_SHOWN) -> str:
-    """The name, cut where it is longer than `most` characters: ids may be whole texts.
+    """Return the name, cut to `most` characters. Ids may be whole texts.
 
     >>> shorten("a-long-name", 6)
     'a-long…'
@@ -129,7 +129,7 @@ def shorten(name: str, most: int = LONGEST_SHOWN) -> str:
 
 
 class Named(Protocol):
-    """What a registry holds: a value that says its own name, by which it is found."""
+    """A value of a registry with a name."""
 
     @property
     def name(self) -> str: ...
@@ -139,11 +139,11 @@ Value = TypeVar("Value", bound=Named)
 
 
 class Registry(Mapping[str, Value]):
-    """Values by name: our own, then those that other packages give as entry points of `group`.
+    """Values by name: our own values, then the values of other packages, which are entry points of `group`.
 
-    These are loaded when they are looked up: what they load imports the modules that hold registries, and a process
-    that asks for one stage is spared what a metric of the same package needs. So are ours of `places`, each a name and
-    where it is, `module:NAME`. A name of ours is never another's.
+    Values of other packages are loaded at lookup, because they may import modules that contain registries. A process
+    that needs one stage also avoids loading a metric of the same package. `places` are our own values that are loaded
+    at lookup: a name and its location, `module:NAME`. Other packages cannot replace our names.
     """
 
     def __init__(self, own: Iterable[Value], group: str, places: Mapping[str, str] | None = None) -> None:
@@ -165,12 +165,12 @@ class Registry(Mapping[str, Value]):
         return len(self._names)
 
     def __contains__(self, name: object) -> bool:
-        # Mapping would look the value up, and so load it
+        # Mapping would look up the value, which loads it
         return name in self._names
 
 
 class Unparsable(ValueError):
-    """A completion that does not have its stage's form. The message names what is missing, never the text."""
+    """A completion that does not have the form of its stage. The message names the missing part, and never the text."""
 
     error_type = "unparsable"
 

@@ -23,16 +23,17 @@ from untold.udfs.llm.store_files import digest_of
 from untold.udfs.storage import StoragePath
 
 DRIVER = "driver"
-# A disk or an object store that needs longer for a file of 32 bytes is of no use to a run
+# A disk or an object store that needs longer for a file of 32 bytes is too slow for a run
 PLACE_SECONDS = 10.0
-# Each task holds its core so long that the others get the other cores, and so the other executors
+# Each task occupies its core for this time, so that the other tasks run on other cores and other executors
 HOLD_SECONDS = 0.5
 
 
 class NodeReport(TypedDict):
-    """`machine`: what messages call it; `file`: the name of the file that it left; `problems`: by place.
+    """The report of a machine.
 
-    `silence`: why it cannot say anything; empty where it could.
+    `machine` is its name in messages, `file` the name of its file, and `problems` are errors by folder. `silence` is
+    the reason for a missing report, empty otherwise.
     """
 
     machine: str
@@ -43,7 +44,7 @@ class NodeReport(TypedDict):
 
 
 def visit(machine: str, folders: Mapping[str, str], files: Mapping[str, str], nonce: str) -> NodeReport:
-    """Tries the folder of each place, and the files by their digests, within `PLACE_SECONDS` each."""
+    """Check each folder, and compare the files with their digests, within `PLACE_SECONDS` each."""
     name = uuid4().hex
     tried = {place: within(partial(_try, StoragePath(folder), nonce, name)) for place, folder in folders.items()}
     read = {path: within(partial(_compare, path, digest)) for path, digest in files.items()}
@@ -52,24 +53,24 @@ def visit(machine: str, folders: Mapping[str, str], files: Mapping[str, str], no
 
 
 def silent(machine: str, reason: str) -> NodeReport:
-    """The report of a machine that gave none."""
+    """Return the report of a machine that did not report."""
     return {"machine": machine, "silence": reason, "file": "", "problems": {}, "versions": {}}
 
 
 def visit_in_task(
     batches: Iterator[pa.RecordBatch], folders: Mapping[str, str], files: Mapping[str, str], nonce: str
 ) -> Iterator[pa.RecordBatch]:
-    """The visit of the executor that runs this task, as rows of executor and report."""
+    """Yield the report of the executor that runs this task, as rows of executor and report."""
     for _ in batches:
         sleep(HOLD_SECONDS)
-    # Each executor has folders of its own, and Python workers no other name for it
+    # Each executor has separate folders. Python workers have no other name for their executor
     executor = os.environ.get("SPARK_LOCAL_DIRS", str(os.getppid()))
     report = visit(f"the executor on {socket.gethostname()}", folders, files, nonce)
     yield pa.RecordBatch.from_pylist([{"executor": executor, "report": json.dumps(report)}])
 
 
 def within(act: Callable[[], Any], seconds: float = PLACE_SECONDS) -> str | None:
-    """Why an access failed, in a few words, or that it took too long; None where all went well."""
+    """Return a short reason if an access failed or took too long, or None."""
     found: list[str | None] = []
 
     def run() -> None:
@@ -81,7 +82,7 @@ def within(act: Callable[[], Any], seconds: float = PLACE_SECONDS) -> str | None
             said = str(error) if isinstance(error, UserError | ValueError) else type(error).__name__
             found.append(os.strerror(number) if number else said)
 
-    # A daemon: an access that hangs must not keep the process
+    # A daemon thread: an access that hangs must not keep the process alive
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
@@ -89,7 +90,7 @@ def within(act: Callable[[], Any], seconds: float = PLACE_SECONDS) -> str | None
 
 
 def _try(folder: StoragePath, nonce: str, name: str) -> None:
-    """Reads what the driver wrote; writes, lists, reads and removes a file, and leaves another."""
+    """Read the file of the driver. Write, list, read and remove a file, and leave another file."""
     if DRIVER not in {entry.name for entry in folder.entries()}:
         raise ValueError("it does not see the file that the driver wrote there")
     own, content = folder / f"{name}-own", nonce.encode()
@@ -107,9 +108,9 @@ def _compare(path: str, digest: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    """The versions here of Python, of untold, and of what it needs, by name; what is not installed is left out."""
+    """Return the installed versions of Python, of untold and of its requirements, by name."""
     found = {"python": platform.python_version(), **_installed(["untold", *_needed()])}
-    # Spark's own copy on a worker was not installed by anybody
+    # Workers use a copy of pyspark from Spark, without package metadata
     pyspark = sys.modules.get("pyspark")
     return {**({"pyspark": pyspark.__version__} if pyspark else {}), **found}
 
@@ -120,7 +121,7 @@ def _needed() -> Sequence[str]:
     except PackageNotFoundError:
         return []
     names = (re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in lines if "extra ==" not in line)
-    # Metadata of a clone and of an installation spell a name differently (typing_extensions, typing-extensions)
+    # The metadata of a clone and of an installation spell names differently (typing_extensions, typing-extensions)
     return [re.sub(r"[-_.]+", "-", name).lower() for name in names]
 
 

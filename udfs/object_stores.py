@@ -1,4 +1,4 @@
-"""Object stores as a process opens them: Arrow reads, obstore writes whole or on a condition."""
+"""The object stores of a process: Arrow reads, and obstore writes whole objects, optionally with a condition."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from pyarrow import fs
 from untold.udfs.redaction import redact
 from untold.udfs.schemes import ALIASES, PREFIX, STORES, PlaceError, complaint_of, variables
 
-# A store that gives no word in that time is taken to be out of reach
+# A store that does not respond within this time counts as unreachable
 ANSWER_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 30.0
 ATTEMPTS = 5
 _PAUSE = 0.2
 PROBE = "_untold-probe"
-# Codes of answers with 403 that speak of the key, and not of what it may do
+# Codes of 403 responses that reject the key itself and not its permissions
 _UNKNOWN_KEYS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthenticationFailed")
-# What obstore says of an answer whose body breaks off; it asks again for other requests than listings
+# obstore's error for an interrupted response body. It retries other requests than listings
 _BROKEN_OFF = "response body error"
 _METADATA = "http://169.254.169.254/"
-# obstore's names for Arrow's options
+# The names of Arrow's options in obstore
 _NAMES: Mapping[str, Mapping[str, str]] = {
     "s3": {
         "access_key": "access_key_id",
@@ -57,7 +57,7 @@ Given = TypeVar("Given")
 
 
 class Root(NamedTuple):
-    """What is opened once a process: a scheme, its bucket, container or host, and the variables that say how."""
+    """A key for cached file systems: a scheme, its bucket, container or host, and the variables with its options."""
 
     scheme: str
     authority: str
@@ -65,7 +65,7 @@ class Root(NamedTuple):
 
 
 class WrittenObject(NamedTuple):
-    """An object's content, its time (seconds since 1970, by the store's clock), and a tag of this state."""
+    """The content of an object, its time (seconds since 1970, by the clock of the store), and a tag of this version."""
 
     content: bytes
     modified: float
@@ -73,7 +73,7 @@ class WrittenObject(NamedTuple):
 
 
 def root_of(scheme: str, authority: str) -> Root:
-    """The root of a URI. Raises PlaceError for a scheme that is not known."""
+    """Return the root of a URI. Raises PlaceError for an unknown scheme."""
     complaint = complaint_of(f"{scheme}://{authority}")
     if complaint is not None:
         raise PlaceError(redact(complaint))
@@ -82,17 +82,20 @@ def root_of(scheme: str, authority: str) -> Root:
 
 @lru_cache
 def open_arrow(root: Root) -> tuple[fs.FileSystem, str]:
-    """Arrow's file system of a root, and the root's path in it. Raises PlaceError where it does not answer."""
+    """Return Arrow's file system of a root, and the root's path in it. Raises PlaceError if it does not respond."""
     if root.scheme not in STORES:
         return _open_in_time(f"{root.scheme}://{root.authority or '/'}")
-    # An option that Arrow does not know is wrong whoever answers
+    # Report an option that Arrow does not know before the store is called
     _make_arrow(root, _arrow_options(root))
     _check_answers(root)
     return _make_arrow(root, _located(root))
 
 
 def _open_in_time(uri: str) -> tuple[fs.FileSystem, str]:
-    """Arrow's file system of HDFS, once it has answered: it tries for minutes where nobody does, deaf to signals."""
+    """Return Arrow's file system of HDFS after its first response.
+
+    Without a response, Arrow retries for minutes and ignores signals.
+    """
     opened: list[tuple[fs.FileSystem, str]] = []
 
     def ask() -> None:
@@ -110,7 +113,7 @@ def _open_in_time(uri: str) -> tuple[fs.FileSystem, str]:
 
 @lru_cache
 def open_store(root: Root) -> Any:
-    """obstore's store of a root. Raises PlaceError where it does not answer, or is no object store."""
+    """Return obstore's store of a root. Raises PlaceError if it does not respond or is not an object store."""
     if root.scheme not in STORES:
         raise PlaceError(f"{root.scheme}://{root.authority}: no object store")
     _check_answers(root)
@@ -118,15 +121,16 @@ def open_store(root: Root) -> Any:
 
 
 def open_object(root: Root, path: str) -> Any:
-    """An object's bytes, to be read in any order. Raises FileNotFoundError where there is none.
+    """Return a file object with the bytes of an object. Raises FileNotFoundError if the object does not exist.
 
-    Not by Arrow: it gives up where a store that is busy refuses a read in more bytes than were to be read.
+    Arrow is not used, because it fails if a busy store answers a read with an error that is longer than the requested
+    range.
     """
     return pa.PythonFile(_ObjectFile(open_store(root), path), mode="r")
 
 
 class _ObjectFile(io.RawIOBase):
-    """An object as a file: each read is one request."""
+    """An object as a file. Each read is one request."""
 
     def __init__(self, store: Any, path: str) -> None:
         self._store, self._path = store, path
@@ -156,13 +160,13 @@ class _ObjectFile(io.RawIOBase):
 
 
 def put(root: Root, path: str, content: bytes | IO[bytes]) -> None:
-    """Writes an object whole: at once, or in parts that go where one of them fails. Raises OSError."""
+    """Write a whole object: in one request, or in parts that are removed if one part fails. Raises OSError."""
     with _os_errors():
         open_store(root).put(path, content)
 
 
 def read(root: Root, path: str) -> WrittenObject | None:
-    """An object with what names its state; None where there is none. Raises OSError."""
+    """Return an object with its time and tag, or None if it does not exist. Raises OSError."""
 
     def get() -> WrittenObject:
         found = open_store(root).get(path)
@@ -175,9 +179,9 @@ def read(root: Root, path: str) -> WrittenObject | None:
 
 
 def put_if(root: Root, path: str, content: bytes, tag: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Writes an object where there is none, or where it is as a tag says; its new tag, None where it is not so.
+    """Write an object if it does not exist (no tag) or is unchanged since `tag`. Return its new tag, or None.
 
-    Raises OSError where the store cannot be written.
+    Raises OSError if the store is not writable.
     """
     from obstore.exceptions import AlreadyExistsError, PreconditionError
 
@@ -186,19 +190,19 @@ def put_if(root: Root, path: str, content: bytes, tag: Mapping[str, Any] | None)
         with _os_errors(AlreadyExistsError, PreconditionError):
             return _tag(open_store(root).put(path, content, mode=mode))
     except (AlreadyExistsError, PreconditionError):
-        # The answer to a first try may be lost: what the next one then finds is its own
+        # The response to a first attempt may be lost. A retry then finds the object of that attempt
         found = read(root, path)
         return found.tag if found is not None and found.content == content else None
 
 
 def remove(root: Root, path: str) -> None:
-    """Removes an object, if it is there. Raises OSError."""
+    """Remove an object if it exists. Raises OSError."""
     with suppress(FileNotFoundError), _os_errors():
         open_store(root).delete(path)
 
 
 def _asked(act: Callable[[], Given]) -> Given:
-    """What a request gives that may be made again: obstore does not where an answer's body breaks off twice."""
+    """Return the result of a request, and retry it: obstore does not retry if a response body breaks off twice."""
     end = monotonic() + ANSWER_SECONDS
     while True:
         try:
@@ -214,7 +218,7 @@ def _asked(act: Callable[[], Given]) -> Given:
 
 @contextmanager
 def _os_errors(*kept: type[BaseException]) -> Iterator[None]:
-    """Raises what obstore raises of its own as OSError, but for what is kept: files fail so everywhere."""
+    """Convert the exceptions of obstore to OSError, as for other files. Do not convert exceptions in `kept`."""
     from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
     try:
@@ -232,7 +236,7 @@ def _tag(meta: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _make_arrow(root: Root, options: Mapping[str, Any]) -> tuple[fs.FileSystem, str]:
-    """Arrow's file system of an object store, patient for half a minute, and the root's path in it."""
+    """Return Arrow's file system of an object store, which retries for half a minute, and the root's path in it."""
     user, _, host = root.authority.rpartition("@")
     if root.scheme == "abfss":
         return fs.AzureFileSystem(host.partition(".")[0], **options), user
@@ -244,7 +248,7 @@ def _make_arrow(root: Root, options: Mapping[str, Any]) -> tuple[fs.FileSystem, 
 
 
 def _located(root: Root) -> dict[str, Any]:
-    """The options of Arrow's file system, with the region of a bucket of AWS where nobody says it."""
+    """Return the options of Arrow's file system, with the region of an AWS bucket if none is set."""
     options = _arrow_options(root)
     if root.scheme == "s3" and not options.keys() & {"region", "endpoint_override"}:
         options["region"] = _region_of(root.authority.rpartition("@")[2])
@@ -255,8 +259,8 @@ _region_of = lru_cache(fs.resolve_s3_region)
 
 
 def _arrow_options(root: Root) -> dict[str, Any]:
-    """The options of Arrow's file system: those of `storage.options`, over what the other settings say."""
-    # Only where a place is no local one: commands that read no file start without it
+    """Return the options of Arrow's file system: `storage.options` overrides the other settings."""
+    # Imported here because commands that read no remote file do not need it
     import yaml
 
     given = {name.removeprefix(PREFIX).lower(): yaml.safe_load(text) for name, text in root.variables}
@@ -270,7 +274,7 @@ def _arrow_options(root: Root) -> dict[str, Any]:
 
 
 def _s3_options(authority: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrow's options of S3 by the settings and by the variables of the environment that AWS's own tools read."""
+    """Return Arrow's options of S3 from the settings and from the environment variables of AWS's tools."""
     user = authority.rpartition("@")[0]
     options: dict[str, Any] = {}
     endpoint = given.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
@@ -287,7 +291,7 @@ def _s3_options(authority: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def store_config(root: Root) -> dict[str, Any]:
-    """How a store is opened, by the names that obstore and other users of its library have for it."""
+    """Return the options of a store, with the names of obstore and other users of its library."""
     options = _located(root)
     config = {_NAMES[root.scheme][name]: value for name, value in options.items() if name in _NAMES[root.scheme]}
     if "endpoint_override" in options:
@@ -301,7 +305,7 @@ def store_config(root: Root) -> dict[str, Any]:
 
 
 def _make_store(root: Root, retries: int) -> Any:
-    """obstore's store of a root, by Arrow's options."""
+    """Return obstore's store of a root, with Arrow's options."""
     from obstore.store import AzureStore, GCSStore, S3Store
 
     config = store_config(root)
@@ -317,9 +321,9 @@ def _make_store(root: Root, retries: int) -> Any:
 
 
 def _check_answers(root: Root) -> None:
-    """Raises PlaceError where a store gives no answer in time, or has no such bucket. One listing of nothing.
+    """Raise PlaceError if a store does not respond in time or has no such bucket. Lists an empty folder.
 
-    In a thread of its own, so that signals are heard meanwhile: Arrow retries for minutes and hears none.
+    The listing runs in a separate thread, so that signals are handled: Arrow retries for minutes without handling them.
     """
     problem = _within(ANSWER_SECONDS, partial(_list_nothing, root))
     where = f"{root.scheme}://{root.authority.rpartition('@')[2]}"
@@ -335,7 +339,7 @@ def _check_answers(root: Root) -> None:
 
 
 def _list_nothing(root: Root) -> None:
-    """A listing of an empty folder, asked again where its answer breaks off."""
+    """List an empty folder, and retry if the response breaks off."""
     from obstore.exceptions import BaseError
 
     for attempt in range(ATTEMPTS):
@@ -348,8 +352,8 @@ def _list_nothing(root: Root) -> None:
 
 
 def _may_not_list(problem: BaseException) -> bool:
-    """Whether a store knows the credentials, and they have no right to list all of it: they may for a folder."""
-    # obstore has a kind of its own for 403, but not where it lists
+    """Return True if the credentials are valid but may not list the whole store. They may still list a folder."""
+    # obstore has a separate exception for 403, but not for listings
     text = str(problem)
     return "403 Forbidden" in text and not any(sign in text for sign in (*_UNKNOWN_KEYS, _METADATA))
 
@@ -359,7 +363,7 @@ def _late(where: str, what: str) -> PlaceError:
 
 
 def _within(seconds: float, act: Callable[[], Any]) -> BaseException | None:
-    """What an act raises; TimeoutError where it has not ended by then, None where all went well."""
+    """Return the exception of an action, TimeoutError if it takes too long, or None."""
     raised: list[BaseException | None] = []
 
     def run() -> None:
@@ -377,11 +381,11 @@ def _within(seconds: float, act: Callable[[], Any]) -> BaseException | None:
 
 
 def _first_line(error: BaseException) -> str:
-    """What an error of obstore says, without what it repeats below; Arrow's words repeat the address, key and all."""
+    """Return the first line of an error. Messages of Arrow are hidden, because they contain addresses with keys."""
     if isinstance(error, pa.ArrowInvalid):
         return type(error).__name__
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    # Where clouds give credentials to their own machines; obstore asks there last
+    # The address at which clouds provide credentials to their machines. obstore tries it last
     return "no credentials were found" if _METADATA in line else line
 
 

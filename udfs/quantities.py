@@ -1,4 +1,4 @@
-"""Quantities as answers write them: which of two is larger, or whether they are equal within their rounding."""
+"""Compare quantities in answers: which of two is larger, or whether they are equal within their rounding."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 Outcome = Literal["equal", "first_larger", "second_larger", "incomparable"]
 
-# Characters. What is longer is a sentence, and the time that matching may take is bounded with its length.
+# Characters. A longer text is a sentence, and the limit bounds the time for matching
 MAX_LENGTH = 200
-# So that rounding to one digit, 14,816 km to 10,000 km, is not called equal (methods, section 3).
+# The limit prevents that rounding to one digit, 14,816 km to 10,000 km, counts as equal (methods, section 3)
 TOLERANCE = Fraction(3, 100)
 
 TOO_LONG = "text too long"
@@ -31,17 +31,17 @@ ONE_UNIT = "only one has a unit"
 DIFFERENT_CURRENCIES = "different currencies"
 DIFFERENT_DIMENSIONS = "different dimensions"
 
-# In a unit, at most so many factors; in a name so many words (imperial fluid ounce); symbols so long or shorter mean
-# what they do as written alone, longer words in lower case too.
+# Limits: factors in a unit, and words in a name (imperial fluid ounce). Short symbols depend on case, longer words also
+# match in lower case
 _MAX_FACTORS = 4
 _MAX_PHRASE = 3
 _LONGEST_SYMBOL = 3
 _CACHED_UNITS = 4096
 
 _MAGNITUDES = {"thousand": 3, "million": 6, "billion": 9, "bn": 9, "trillion": 12}
-# Beside a sign of currency these letters can be no unit.
+# Next to a currency sign these letters cannot be a unit
 _MONEY_MAGNITUDES = {**_MAGNITUDES, "k": 3, "m": 6, "mn": 6, "b": 9, "tn": 12}
-# The forms of one name are one unit. "$" is read as "US$", as no other dollar is read; "¥" may be yen or yuan.
+# All forms of one name are one unit. "$" means "US$", because no other dollar is supported. "¥" may be yen or yuan
 _CURRENCY_FORMS = (
     "$|US$|USD|dollar|dollars|US dollar|US dollars",
     "€|EUR|euro|euros",
@@ -53,7 +53,7 @@ _CURRENCY_FORMS = (
 _CURRENCIES = {form: forms for forms in _CURRENCY_FORMS for form in forms.casefold().split("|")}
 _SIGNS = "|".join(re.escape(form) for forms in _CURRENCY_FORMS for form in forms.split("|") if form == form.upper())
 
-# Words that Pint or common usage read in more than one way, by their singular.
+# Words with several meanings in Pint or in common usage, by their singular
 _TONS = ("ton", "long_ton", "metric_ton")
 _GALLONS = ("gallon", "imperial_gallon")
 _OUNCES = ("ounce", "troy_ounce", "fluid_ounce", "imperial_fluid_ounce")
@@ -74,7 +74,7 @@ _READINGS = {
     "calorie": ("calorie", "kilocalorie"),
     "kt": ("knot", "kilometric_ton"),
 }
-# Forms that Pint does not know, or takes for another unit, in any case of letters.
+# Forms that Pint does not have, or has for another unit. Case does not matter
 _ALIAS_FORMS = (
     "astronomical_unit au",
     "centimeter cm",
@@ -128,13 +128,13 @@ _lock = Lock()
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare_quantities` says: the outcome, and in a few words why two texts are incomparable."""
+    """The result of `compare_quantities`: the outcome, and a short reason if two texts are incomparable."""
 
     outcome: Outcome
     reason: str | None = None
 
     def to_json(self) -> str:
-        """The tool's answer: an object with `outcome`, and with `reason` where there is one.
+        """Return the result of the tool: an object with `outcome`, and with `reason` if it is set.
 
         >>> Comparison("incomparable", UNKNOWN_UNIT).to_json()
         '{"outcome": "incomparable", "reason": "unknown unit"}'
@@ -145,7 +145,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _RootUnit:
-    """Root units are `scale` times the number plus `offset`; `dimensions` are the root units and their powers."""
+    """A unit: root units are `scale` times the number plus `offset`. `dimensions` are root units with their powers."""
 
     scale: Fraction
     dimensions: frozenset[tuple[str, Fraction]]
@@ -154,9 +154,9 @@ class _RootUnit:
 
 @dataclass(frozen=True)
 class _Quantity:
-    """A number as written, the place of its last decimal, that of its last digit but trailing zeros, and its unit.
+    """A number as written, the value of its last decimal place, the value of its last nonzero place, and its unit.
 
-    A unit of several readings has an element in `units` for each, in units of `magnitude`: a million kilometres.
+    `units` has one element per reading of the unit. `magnitude` is the factor of a word such as million.
     """
 
     number: Fraction
@@ -166,7 +166,7 @@ class _Quantity:
     units: tuple[_RootUnit, ...]
 
     def scaled(self, unit: _RootUnit) -> _RootUnit:
-        """A reading with the magnitude word in it."""
+        """Return a reading of the unit that includes the magnitude."""
         return replace(unit, scale=unit.scale * self.magnitude)
 
 
@@ -177,12 +177,14 @@ _NUMBER = _RootUnit(Fraction(1), frozenset({("number", Fraction(1))}))
 def compare_quantities(first: str, second: str) -> Comparison:
     """Compare two texts as physical quantities, within the rounding that they imply (methods, section 3).
 
-    Two numbers are equal if numerically equal, or if the one written more precisely rounds to the other, an exact tie
-    to neither side, and both are within 3 % of the larger. In one unit precision is the decimals; across units (km and
-    m, or millions and a bare number) the trailing zeros of an integer are rounding too. Where a unit has several
-    readings (gallon, ton) that do not all agree, or two degrees are equal as a difference and not as a temperature
-    (2 °C and 3.6 °F), the texts are incomparable, "ambiguous". Currencies are never converted. Never raises: what is
-    not one number with or without a unit, in English notation and at most 200 characters, is `incomparable`.
+    Two numbers are equal if they are numerically equal, or if the more precise number rounds to the other and both are
+    within 3 % of the larger. An exact tie rounds to neither side. Within one unit, the decimals are the precision.
+    Across units (km and m, or millions and a bare number), the trailing zeros of an integer count as rounding too.
+
+    Texts are incomparable ("ambiguous") if several readings of a unit (gallon, ton) do not all agree, or if two degrees
+    are equal as a difference and not as a temperature (2 °C and 3.6 °F). Currencies are never converted. The function
+    never raises. A text is `incomparable` unless it is one number with or without a unit, in English notation and at
+    most 200 characters.
 
     >>> compare_quantities("8,000 nmi", "14,800 km").outcome
     'equal'
@@ -201,7 +203,7 @@ def compare_quantities(first: str, second: str) -> Comparison:
 
 
 def is_plain_quantity(text: str) -> bool:
-    """Whether a text is one number with a known unit, `%` or a magnitude word; a bare number is none. Never raises.
+    """Return True if a text is one number with a known unit, `%` or a magnitude word. Never raises.
 
     >>> [is_plain_quantity(text) for text in ("5 km", "5 million", "5", "about 5 km")]
     [True, True, False, False]
@@ -211,35 +213,35 @@ def is_plain_quantity(text: str) -> bool:
 
 
 def _pair_readings(one: _Quantity, other: _Quantity) -> Iterable[tuple[_RootUnit, _RootUnit]]:
-    """Every two readings that may be meant; a word that stands on both sides means the same on both."""
+    """Return all pairs of readings. If both quantities have the same unit, both have the same reading."""
     if one.units == other.units:
         return zip(one.units, other.units, strict=True)
     return product(one.units, other.units)
 
 
 def _compare_readings(one: _Quantity, left: _RootUnit, other: _Quantity, right: _RootUnit) -> Outcome:
-    """What two quantities are to each other under one reading of each, which have the same dimensions."""
+    """Compare two quantities under one reading of each. Both readings have the same dimensions."""
     left, right = one.scaled(left), other.scaled(right)
     if left == right:
         return _compare_in_one_unit(one, other)
     outcome = _compare_across(one, left, other, right)
     if outcome != "equal" and (left.offset or right.offset):
-        # 2 °C are 35.6 °F on a thermometer, and 3.6 °F as a rise: nothing in the text says which is meant
+        # 2 °C are 35.6 °F as a temperature and 3.6 °F as a difference, and the text does not distinguish them
         rise, other_rise = (replace(unit, offset=Fraction(0)) for unit in (left, right))
         return "incomparable" if _compare_across(one, rise, other, other_rise) == "equal" else outcome
     return outcome
 
 
 def _compare_in_one_unit(one: _Quantity, other: _Quantity) -> Outcome:
-    """The outcome for numbers of one unit, in which only decimals tell how precisely they are written."""
-    # Of two numbers with as many decimals neither is the more precise: only equal ones are equal
+    """Compare numbers of one unit. Only decimals determine the precision."""
+    # If two numbers have the same number of decimals, only equal numbers are equal
     coarse = max(one.decimal, other.decimal) if one.decimal != other.decimal else Fraction(0)
     return "equal" if _agree(one.number, other.number, coarse) else _order(one.number, other.number)
 
 
 def _compare_across(one: _Quantity, left: _RootUnit, other: _Quantity, right: _RootUnit) -> Outcome:
-    """The outcome for numbers of two units, in which trailing zeros may be rounding too."""
-    # Each in the unit as written: what is near in one unit of temperature may not be in another
+    """Compare numbers of two units. Trailing zeros may be rounding too."""
+    # Compare in both units, because values that are close in one unit of temperature may differ in another
     there, back = _convert(one.number, left, right), _convert(other.number, right, left)
     if _agree(there, other.number, other.digit) or _agree(back, one.number, one.digit):
         return "equal"
@@ -247,23 +249,23 @@ def _compare_across(one: _Quantity, left: _RootUnit, other: _Quantity, right: _R
 
 
 def _convert(number: Fraction, unit: _RootUnit, target: _RootUnit) -> Fraction:
-    """The number of the one unit in the other, by both units' zero points: exact, as all are fractions."""
+    """Convert a number from one unit to another, including the zero points. The result is exact."""
     return (number * unit.scale + unit.offset - target.offset) / target.scale
 
 
 def _agree(one: Fraction, other: Fraction, place: Fraction) -> bool:
-    """Whether numbers are the same, or closer than half a `place` and within the tolerance of the larger."""
+    """Return True if numbers are equal, or differ by less than half a `place` and by at most the tolerance."""
     difference, largest = abs(one - other), max(abs(one), abs(other))
     return not difference or (difference < place / 2 and difference <= TOLERANCE * largest)
 
 
 def _order(one: Fraction, other: Fraction) -> Outcome:
-    """Which of two different numbers is larger."""
+    """Return the outcome for two different numbers."""
     return "first_larger" if one > other else "second_larger"
 
 
 def _why_different(left: _RootUnit, right: _RootUnit) -> str:
-    """Why two quantities without a common dimension cannot be compared."""
+    """Return the reason why two quantities without a common dimension cannot be compared."""
     if _NUMBER.dimensions in (left.dimensions, right.dimensions):
         return ONE_UNIT
     names = {name for unit in (left, right) for name, _ in unit.dimensions}
@@ -271,7 +273,7 @@ def _why_different(left: _RootUnit, right: _RootUnit) -> str:
 
 
 def _read(text: str) -> _Quantity | str:
-    """The quantity, or why there is none."""
+    """Return the quantity, or the reason why there is none."""
     if len(text) > MAX_LENGTH:
         return TOO_LONG
     match = _TEXT.fullmatch(_write_plainly(text))
@@ -288,7 +290,7 @@ def _read(text: str) -> _Quantity | str:
 
 
 def _write_plainly(text: str) -> str:
-    """One form of spaces, signs and superscripts. No NFKC: it reads 5½ as 51⁄2 and 10⁶ as 106."""
+    """Normalise spaces, signs and superscripts. NFKC is not used: it reads 5½ as 51⁄2 and 10⁶ as 106."""
     plain = " ".join(text.translate(_PLAIN_CHARACTERS).split())
     plain = _SUPERSCRIPT.sub(lambda match: "^" + match[0].translate(_PLAIN_DIGITS), plain)
     plain = _DEGREE_SIGN.sub("°", _PER_CENT.sub("%", plain))
@@ -296,14 +298,14 @@ def _write_plainly(text: str) -> str:
 
 
 def _split_magnitude(rest: str, magnitudes: dict[str, int]) -> tuple[int, str]:
-    """The power of ten of a leading magnitude word, 0 without one, and what stands behind it."""
+    """Return the power of ten of a leading magnitude word (0 without one) and the rest of the text."""
     word, _, others = rest.partition(" ")
     power = magnitudes.get(word.lower())
     return (0, rest) if power is None else (power, others)
 
 
 def _number(match: re.Match[str], magnitude: Fraction, units: tuple[_RootUnit, ...]) -> _Quantity:
-    """The quantity of a match, its number as an exact fraction of what is written."""
+    """Return the quantity of a match, with its number as an exact fraction."""
     digits = re.sub("[^0-9]", "", match["digits"])
     decimals = match["decimals"] or ""
     decimal = Fraction(10) ** (int(match["power"] or 0) - len(decimals))
@@ -313,7 +315,7 @@ def _number(match: re.Match[str], magnitude: Fraction, units: tuple[_RootUnit, .
 
 
 def _read_units(text: str) -> tuple[_RootUnit, ...]:
-    """Every reading of a unit's text, none where it has none; a currency is a dimension of its own."""
+    """Return all readings of the text of a unit. A currency is a separate dimension."""
     if not text:
         return (_NUMBER,)
     currency = _CURRENCIES.get(text.casefold())
@@ -324,7 +326,7 @@ def _read_units(text: str) -> tuple[_RootUnit, ...]:
 
 @lru_cache(_CACHED_UNITS)
 def _read_compound(text: str) -> tuple[_RootUnit, ...]:
-    """Every reading of a product of units; none if a part is unknown, or two have several readings."""
+    """Return all readings of a product of units, none if a part is unknown or two parts have several readings."""
     factors: list[_Factor] = []
     for place, segment in enumerate(_PER.split(text)):
         found = _read_factors([(word, int(power or 1)) for word, power in _WORD.findall(segment)])
@@ -335,13 +337,16 @@ def _read_compound(text: str) -> tuple[_RootUnit, ...]:
         return factors[0][0]
     if len(factors) > _MAX_FACTORS or sum(len(units) > 1 for units, _ in factors) > 1:
         return ()
-    # A zero point, as of degrees Celsius, has no meaning within a product.
+    # A zero point, such as 0 degrees Celsius, has no meaning within a product
     choices = [[(unit, power) for unit in units if not unit.offset] for units, power in factors]
     return tuple(_multiply(choice) for choice in product(*choices))
 
 
 def _read_factors(words: list[tuple[str, int]]) -> list[_Factor]:
-    """The units of words and their powers, each of as many words as have a common meaning; none if one has none."""
+    """Return the units of words with their powers. A unit uses the most words that have a common meaning.
+
+    The list is empty if a word has no unit.
+    """
     factors: list[_Factor] = []
     while words:
         before = _POWERS.get(words[0][0].lower(), 1) if len(words) > 1 else 1
@@ -359,12 +364,12 @@ def _read_factors(words: list[tuple[str, int]]) -> list[_Factor]:
 
 
 def _has_power(words: list[tuple[str, int]]) -> bool:
-    """Whether any word has an exponent, so that it ends a name of several words."""
+    """Return True if a word has an exponent. An exponent ends a name of several words."""
     return any(power != 1 for _, power in words)
 
 
 def _multiply(choice: tuple[tuple[_RootUnit, int], ...]) -> _RootUnit:
-    """The unit of a product; dimensions that cancel out are gone, so that km/m is a bare scale."""
+    """Return the unit of a product. Dimensions that cancel out are removed, so km/m is only a scale."""
     scale, dimensions = Fraction(1), defaultdict[str, Fraction](Fraction)
     for unit, power in choice:
         scale *= unit.scale**power
@@ -374,7 +379,7 @@ def _multiply(choice: tuple[tuple[_RootUnit, int], ...]) -> _RootUnit:
 
 
 def _read_phrase(phrase: str) -> tuple[_RootUnit, ...]:
-    """The readings of words joined by `_`: as written, in lower case, then in the singular."""
+    """Return the readings of words joined by `_`: as written, in lower case, then in the singular."""
     lower = phrase.lower()
     forms = (phrase, lower, lower.removesuffix("s"))
     for form in forms:
@@ -386,7 +391,7 @@ def _read_phrase(phrase: str) -> tuple[_RootUnit, ...]:
 
 
 def _find_name(word: str) -> str | None:
-    """Pint's name of a unit. A short prefix only before the symbols that take one, else "cat" is a pressure."""
+    """Return Pint's name of a unit. Only some symbols accept a short prefix, because "cat" is not a pressure."""
     if word in _NO_UNITS or (len(word) == 1 and word not in _SYMBOLS):
         return None
     with _lock:
@@ -399,7 +404,7 @@ def _find_name(word: str) -> str | None:
 
 @lru_cache(_CACHED_UNITS)
 def _root_unit(name: str) -> _RootUnit:
-    """A unit by Pint's name for it. One that is not linear, such as the decibel, is comparable with itself alone."""
+    """Return a unit by its name in Pint. A nonlinear unit, such as the decibel, only compares with itself."""
     try:
         with _lock:
             quantity: Any = _registry().Quantity
@@ -412,7 +417,7 @@ def _root_unit(name: str) -> _RootUnit:
 
 @cache
 def _registry() -> UnitRegistry[Any]:
-    # Here, as it takes a second, which not every process that imports this module needs.
+    # Imported here because the import takes a second, and not every process needs it
     from pint import UnitRegistry
 
     return UnitRegistry(non_int_type=Fraction, cache_folder=None)

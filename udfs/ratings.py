@@ -1,4 +1,4 @@
-"""Ratings as expected scores from log-probabilities (Dejl et al. 2025; methods, section 1)."""
+"""Compute ratings as expected scores from log-probabilities (Dejl et al. 2025; methods, section 1)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SCALE = "12345"
 _RATING = re.compile(rf"(?<!\d)[{SCALE}](?!\d)")
 _ESCAPED_BYTES = re.compile(r"(?:bytes:)?\s*(?:\\x[0-9a-fA-F]{2}|<0x[0-9A-F]{2}>)+")
 _SPECIAL = re.compile(r"<[^<>\s]{1,40}>")
-_MOST_ALTERNATIVES = 20  # the most that any endpoint gives
-_LONGEST_TOKEN = 64  # characters; what is longer is no model's token
-_ROUNDING = 1e-3  # by which a log-probability may exceed 0
+_MOST_ALTERNATIVES = 20  # the maximum of all endpoints
+_LONGEST_TOKEN = 64  # characters; models have no longer tokens
+_ROUNDING = 1e-3  # tolerance for log-probabilities above 0
 
 
 @dataclass(frozen=True)
 class Digit:
-    """A rating as a completion says it: its value, and the character offset of its digit in the completion."""
+    """A rating in a completion: its value, and the character offset of its digit in the completion."""
 
     value: int
     offset: int
@@ -31,7 +31,7 @@ class Digit:
 
 @dataclass(frozen=True)
 class _Token:
-    """A token as the endpoint names it, with its log-probability and its alternatives as the endpoint sent them."""
+    """A token with its log-probability and its alternatives, as the endpoint sent them."""
 
     text: str
     logprob: Any
@@ -39,11 +39,11 @@ class _Token:
 
 
 def weigh(row: Mapping[str, Any], alternatives: Any) -> tuple[dict[str, Any], bool]:
-    """The row with the expected score, a float, for every `Digit`, at any depth; whether all could be weighted.
+    """Return the row with the expected score for every `Digit`, at any depth, and whether all have alternatives.
 
     `alternatives` is a list of {"offset": int, "top": [{"token": str, "logprob": float}, ...]}, or None. The expected
-    score is the sum of s * p(s) over that of p(s), s from 1 to 5, at the digit's offset; the digit itself where that
-    has no alternatives, or none with a probability above 0.
+    score is the sum of s * p(s) over the sum of p(s), s from 1 to 5, at the offset of the digit. It is the digit itself
+    if there are no alternatives with a probability above 0.
 
     >>> half = [{"token": "4", "logprob": math.log(0.5)}, {"token": "5", "logprob": math.log(0.5)}]
     >>> weigh({"rating": Digit(5, offset=12)}, [{"offset": 12, "top": half}])
@@ -61,10 +61,11 @@ def weigh(row: Mapping[str, Any], alternatives: Any) -> tuple[dict[str, Any], bo
 
 
 def read_alternatives(text: str, logprobs: Any) -> list[dict[str, Any]] | None:
-    """The alternatives at each digit 1 to 5 of `text` that stands alone, in the form that `weigh` takes, or None.
+    """Return the alternatives at each separate digit 1 to 5 of `text`, in the format of `weigh`, or None.
 
-    `logprobs` are a choice's, chat-shaped or legacy-shaped, of any content. An alternative is named without what
-    surrounds the digit in the token that was said. None where no digit has any, or where the tokens are not the text's.
+    `logprobs` are the log-probabilities of a choice, in the format of chat or the older format, unchecked. The text of
+    an alternative excludes the characters that surround the digit in the token of the completion. The result is None if
+    no digit has alternatives, or if the tokens do not match the text.
     """
     tokens = _read_tokens(logprobs)
     offsets = [found.start() for found in _RATING.finditer(text)]
@@ -76,7 +77,7 @@ def read_alternatives(text: str, logprobs: Any) -> list[dict[str, Any]] | None:
 
 
 def _digits(value: Any) -> Iterator[Digit]:
-    """Every `Digit` within a value, at any depth."""
+    """Yield every `Digit` within a value, at any depth."""
     if isinstance(value, Digit):
         yield value
     elif isinstance(value, Mapping):
@@ -88,7 +89,7 @@ def _digits(value: Any) -> Iterator[Digit]:
 
 
 def _replaced(value: Any, expected: Mapping[int, float]) -> Any:
-    """The value with every `Digit` as the score that is expected at its offset, else as the digit itself."""
+    """Replace every `Digit` with the expected score at its offset, or with its value if there is none."""
     if isinstance(value, Digit):
         return expected.get(value.offset, float(value.value))
     if isinstance(value, Mapping):
@@ -99,7 +100,7 @@ def _replaced(value: Any, expected: Mapping[int, float]) -> Any:
 
 
 def _expected_score(top: Iterable[Mapping[str, Any]]) -> float | None:
-    """The mean of the scores by their probabilities; None where no alternative is a score of any probability."""
+    """Return the mean of the scores weighted by probability, or None if no alternative is a score."""
     total = weighted = 0.0
     for each in top:
         score, logprob = _score(each["token"]), _logprob(each["logprob"])
@@ -110,7 +111,7 @@ def _expected_score(top: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def _score(token: Any) -> int | None:
-    """The rating that a token says: one digit of the scale and no other letter or digit.
+    """Return the rating of a token: one digit of the scale and no other letter or digit.
 
     >>> _score(" 4"), _score("**4"), _score("45"), _score("four")
     (4, 4, None, None)
@@ -120,7 +121,7 @@ def _score(token: Any) -> int | None:
 
 
 def _logprob(value: Any) -> float | None:
-    """A log-probability, rounding above 0 mended; None for what is none, NaN included."""
+    """Return a log-probability, with rounding errors above 0 removed, or None for an invalid value such as NaN."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -131,7 +132,7 @@ def _logprob(value: Any) -> float | None:
 
 
 def _read_tokens(logprobs: Any) -> list[_Token]:
-    """The tokens of a choice's log-probabilities, of the chat shape or the older one; none for any other."""
+    """Return the tokens of a choice's log-probabilities, in the format of chat or the older format."""
     if not isinstance(logprobs, Mapping):
         return []
     if isinstance(content := logprobs.get("content"), list):
@@ -142,27 +143,27 @@ def _read_tokens(logprobs: Any) -> list[_Token]:
 
 
 def _token(text: Any, logprob: Any, top: Any) -> _Token:
-    """A token; where its name is no text, it stands for nothing in the completion."""
+    """Return a token. The text is empty if it is not a string."""
     return _Token(text if isinstance(text, str) else "", logprob, top)
 
 
 def _list(value: Any) -> list[Any]:
-    """The value if it is a list, else an empty one."""
+    """Return the value if it is a list, otherwise an empty list."""
     return value if isinstance(value, list) else []
 
 
 def _field(entry: Any, name: str) -> Any:
-    """A field of an entry, None where the entry is no object."""
+    """Return a field of an entry, or None if the entry is not an object."""
     return entry.get(name) if isinstance(entry, Mapping) else None
 
 
 def _named(entry: Any) -> tuple[Any, Any]:
-    """An alternative's token and log-probability, of any type yet."""
+    """Return the token and log-probability of an alternative, unchecked."""
     return _field(entry, "token"), _field(entry, "logprob")
 
 
 def _alternatives(said: _Token) -> list[tuple[Any, Any]]:
-    """At most so many as an endpoint gives, and the token that was said where they leave it out."""
+    """Return the alternatives, up to the maximum of endpoints, and the token itself if the endpoint omits it."""
     top = said.top.items() if isinstance(said.top, Mapping) else map(_named, _list(said.top))
     alternatives = list(islice(top, _MOST_ALTERNATIVES))
     if alternatives and all(token != said.text for token, _ in alternatives):
@@ -171,9 +172,9 @@ def _alternatives(said: _Token) -> list[tuple[Any, Any]]:
 
 
 def _places(text: str, offsets: list[int], tokens: list[_Token]) -> Iterator[tuple[_Token, int]]:
-    """For each offset its token and the place in that token's skeleton; nothing where the tokens are not the text's.
+    """Yield for each offset its token and the position in that token's skeleton, if the tokens match the text.
 
-    Compared without white space and without all that is not ASCII: what tokens write differently from the text.
+    The comparison ignores white space and non-ASCII characters, because tokens write them differently.
     """
     skeletons = ["" if _ESCAPED_BYTES.fullmatch(token.text) else _skeleton(token.text) for token in tokens]
     start = _start_of(_skeleton(text), skeletons, tokens)
@@ -189,7 +190,7 @@ def _places(text: str, offsets: list[int], tokens: list[_Token]) -> Iterator[tup
 
 
 def _start_of(wanted: str, skeletons: list[str], tokens: list[_Token]) -> int | None:
-    """Where the text begins in the joined tokens: thinking may come before, a token that ends the completion after."""
+    """Return the start of the text in the joined tokens. Reasoning may precede it, and an end token may follow it."""
     joined = "".join(skeletons)
     last = joined.rfind(wanted) if wanted else -1
     if last < 0:
@@ -205,18 +206,18 @@ def _start_of(wanted: str, skeletons: list[str], tokens: list[_Token]) -> int | 
 
 
 def _skeleton(text: str) -> str:
-    """The ASCII characters of a text but white space."""
+    """Return the ASCII characters of a text without white space."""
     return "".join(text.encode("ascii", "ignore").decode("ascii").split())
 
 
 def _place_in(token: str, inside: int) -> int:
-    """The place in the token of the character that has `inside` others of the skeleton before it."""
+    """Return the position in the token of the character after `inside` characters of the skeleton."""
     kept = (place for place, character in enumerate(token) if character.isascii() and not character.isspace())
     return next(islice(kept, inside, None))
 
 
 def _top(said: _Token, inside: int) -> list[dict[str, Any]]:
-    """The alternatives at a digit: those of its token, each without what surrounds the digit there."""
+    """Return the alternatives at a digit, without the characters that surround the digit in its token."""
     if len(said.text) > _LONGEST_TOKEN:
         return []
     place = _place_in(said.text, inside)

@@ -1,4 +1,4 @@
-"""Secrets out of what is shown and written: by the names that they go by, and by the values of the environment."""
+"""Remove secrets from messages and files, by their names and by the values of environment variables."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from urllib.parse import quote
 
 HIDDEN = "(not shown)"
 _WORDS = "key|secret|password|passwd|pwd|passphrase|token|credentials?|authorization|signature"
-# The last word of a part of a dotted name: fs.azure.account.key.HOST, X-Api-Key, accessKey; max_tokens is no token
+# The last word of a part of a dotted name: fs.azure.account.key.HOST, X-Api-Key, accessKey. max_tokens is an exception
 _SECRET_PART = re.compile(rf"(?i)(?:.*(?:{_WORDS})|(?:.*[_-])?(?:auth|sas|sig|cookie|bearer))$")
 _HARMLESS_PARTS = frozenset({"max_token"})
-# Below these everything is hidden: what a header is for, its name does not always say
+# All values in these sections are hidden, because the name of a header does not always show its purpose
 _SECRET_SECTIONS = frozenset({"headers", "extra_headers", "default_headers", "custom_headers", "extra_query"})
 _OF_ENVIRONMENT = re.compile(r"(?i)(KEY|TOKEN|SECRET|PASSWORD)$")
-# Shorter values, such as `none` or `local`, are words that other lines have as well
+# Shorter values, such as `none` or `local`, also occur in other lines
 _SHORTEST_VALUE = 8
 _GONE = re.escape(HIDDEN)
 _QUOTED = r"\\?\"(?:[^\"\\]|\\[^\"])*\\?\"|'[^']*'"
@@ -29,19 +29,19 @@ _HEADER = re.compile(
     rf"(?i)\b((?:proxy-)?authorization|x-api-key|api-key|cookie)(:\s*)({_GONE}|(?:Bearer |Basic )?[^\s\"',;}}]+)"
 )
 _SECTION = re.compile(rf"(\\?[\"'](?:{'|'.join(_SECRET_SECTIONS)})\\?[\"']\s*:\s*)\{{[^{{}}]*\}}")
-# User and password of an address; after a colon, a port and a path are none
+# User and password of an address. A port or a path after a colon is not a password
 _USER = re.compile(r"(?<=://)(?:[^/\s\"'@]*|[^/\s\"'@:]+:(?!\d+/)[^\s\"'@]*)@")
-# What keys of well-known services begin with, wherever one is typed or echoed
+# Prefixes of the keys of well-known services
 _KEY_LIKE = re.compile(r"\b(?:(?:sk|gsk|hf|pk|rk|xai|ghp)[-_](?=[\w-]*\d)[\w-]{16,}|AKIA[0-9A-Z]{16})")
 
 
 def redact(text: str) -> str:
-    """The text without secrets: for every line that is shown, and for tracebacks.
+    """Return the text without secrets. Use it for every line that is shown, and for tracebacks.
 
     >>> redact("--set spark.conf.fs.s3a.secret.key=abc s3://user:word@bucket/path?sig=xyz&page=2")
     '--set spark.conf.fs.s3a.secret.key=(not shown) s3://(not shown)@bucket/path?sig=(not shown)&page=2'
     """
-    # Values first: a key is hidden wherever it stands, also where no name beside it tells what it is.
+    # Values first: a key is hidden everywhere, also without a name next to it
     for value in _values_of_environment():
         text = text.replace(value, HIDDEN)
     text = _USER.sub(f"{HIDDEN}@", text)
@@ -53,7 +53,7 @@ def redact(text: str) -> str:
 
 
 def redact_words(words: Iterable[str]) -> list[str]:
-    """The words of a command line without secrets: of `name=value` the whole value, of a mapping what is below.
+    """Return the words of a command line without secrets, in values of `name=value` and in fields of mappings.
 
     >>> redact_words(["--set", "llm.api_key=abc", "input.jsonl"])
     ['--set', 'llm.api_key=(not shown)', 'input.jsonl']
@@ -62,7 +62,7 @@ def redact_words(words: Iterable[str]) -> list[str]:
 
 
 def _redact_word(word: str) -> str:
-    """A word without secrets; of a mapping that is given as JSON its fields are looked at, not its text."""
+    """Return a word without secrets. If the value is a mapping in JSON, only its secret fields are hidden."""
     name, equals, value = word.removeprefix("--set=").partition("=")
     before = word[: len(word) - len(value)]
     if equals and is_secret_name(name):
@@ -74,7 +74,7 @@ def _redact_word(word: str) -> str:
 
 
 def without_secrets(values: Any, name: str = "") -> Any:
-    """Settings or a manifest without secrets, at any depth. `name` is what the values go by.
+    """Return settings or a manifest without secrets, at any depth. `name` is the key of the values.
 
     >>> without_secrets({"model": "m", "extra_headers": {"X-Id": "7"}, "client": {"token": "t"}})
     {'model': 'm', 'extra_headers': {'X-Id': '(not shown)'}, 'client': {'token': '(not shown)'}}
@@ -91,7 +91,7 @@ def without_secrets(values: Any, name: str = "") -> Any:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether what goes by this name, of a setting, a header or a parameter, is taken for a secret.
+    """Return True if the name of a setting, a header or a parameter denotes a secret.
 
     >>> is_secret_name("fs.azure.account.key.HOST"), is_secret_name("max_tokens")
     (True, False)
@@ -102,24 +102,24 @@ def is_secret_name(name: str) -> bool:
 
 
 def _hides(name: str) -> bool:
-    """Whether what is below this name is hidden, whatever it is."""
+    """Return True if all values below this name are hidden."""
     return is_secret_name(name) or name.lower() in _SECRET_SECTIONS
 
 
 def _hide_named(found: re.Match[str]) -> str:
-    """A quoted name with its value hidden, where the name says that it is a secret."""
+    """Return a quoted name with its value hidden if the name denotes a secret."""
     quote_mark, name, between, _ = found.groups()
     return f"{quote_mark}{name}{between}{HIDDEN}" if is_secret_name(name) else found[0]
 
 
 def _hide_assigned(found: re.Match[str]) -> str:
-    """What is assigned, or what is assigned within it: the parameters of an address, a setting within quotes."""
+    """Return an assignment without secrets, including assignments in its value: URL parameters or quoted settings."""
     name, equals, value = found.groups()
     return name + equals + (HIDDEN if is_secret_name(name) else _ASSIGNED.sub(_hide_assigned, value))
 
 
 def _values_of_environment() -> Iterator[str]:
-    """The secrets of the environment as they are, in JSON and in an address; the longest first, for one in another."""
+    """Yield the secrets of the environment, plain, in JSON and in URLs, the longest first (it may contain others)."""
     values = {value for name, value in os.environ.items() if _OF_ENVIRONMENT.search(name)}
     known = sorted((value for value in values if len(value) >= _SHORTEST_VALUE), key=lambda value: (-len(value), value))
     for value in known:

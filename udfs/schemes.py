@@ -1,4 +1,4 @@
-"""Schemes of URIs, and the variables by which processes open their file systems. Imports no engine."""
+"""Schemes of URIs, and the variables that configure file systems. Imports no engine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from untold.udfs.errors import UserError
 
-# Variables of the settings `storage.*`: every process of a run finds them there, on whatever machine
+# Variables of the settings `storage.*`. Every process of a run reads them, on every machine
 PREFIX = "UNTOLD_STORAGE__"
-# Names that other engines have for a scheme
+# Names of a scheme in other engines
 ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}
 STORES = ("s3", "gs", "abfss")
 SCHEMES = (*STORES, "hdfs")
@@ -20,21 +20,21 @@ _SCHEME = re.compile(r"([A-Za-z][\w+.-]*):/")
 
 
 class PlaceError(UserError, ValueError):
-    """A place whose file system cannot be opened. The message says why."""
+    """A path whose file system cannot be opened. The message has the reason."""
 
 
 def environment_of(storage: Mapping[str, Any]) -> dict[str, str]:
-    """The variables by which a process opens file systems as the section `storage` of the settings says."""
+    """Return the environment variables for the section `storage` of the settings."""
     return {f"{PREFIX}{name.upper()}": json.dumps(value) for name, value in storage.items() if value not in (None, {})}
 
 
 def variables() -> dict[str, str]:
-    """The variables of this process that say how file systems are opened."""
+    """Return the variables of this process that configure file systems."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIX)}
 
 
 def scheme_of(path: str) -> str | None:
-    """The scheme of a URI, of several names for one always the same; None for a local path.
+    """Return the scheme of a URI, the same for all its aliases, or None for a local path.
 
     >>> scheme_of("s3a://bucket/out"), scheme_of("/data/out"), scheme_of("file:///data/out")
     ('s3', None, None)
@@ -44,7 +44,7 @@ def scheme_of(path: str) -> str | None:
 
 
 def complaint_of(path: str) -> str | None:
-    """What is wrong with the scheme of a path; None where it is one that is known, or none.
+    """Return the problem with the scheme of a path, or None if the scheme is known or absent.
 
     >>> complaint_of("dbfs:/mnt/out"), complaint_of("s3a://bucket/out"), complaint_of("a:b/out")
     ('dbfs:/mnt/out has the unknown scheme dbfs. Give a local path, or a URI of s3, gs, abfss, hdfs', None, None)

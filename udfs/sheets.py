@@ -25,23 +25,23 @@ from untold.udfs.texts import FORMULA, escape_formula, unguard
 Cell = str | int | float | None
 Table = Sequence[Sequence[Cell]]
 
-MAX_CELL = 32_767  # UTF-16 units that Excel takes in a cell
+MAX_CELL = 32_767  # Maximum UTF-16 units in a cell of Excel
 CUT = " [... cut: the whole text is in the CSV]"
-# The least and the greatest width of a column, in characters: a number, and a line of text that can be read.
+# The least and the greatest width of a column, in characters: a number, and a readable line of text
 WIDTHS = (8, 60)
 NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 ESCAPE_OF_XLSX = re.compile("_(?=x[0-9A-Fa-f]{4}_)")
 DELIMITERS = ",;\t"
-# The first day that an archive of ZIP can be dated.
+# The first date that a ZIP archive supports
 UNDATED = datetime(1980, 1, 1)
 
 
 class SpreadsheetError(UserError):
-    """A file that is no spreadsheet that can be read. The message says what to do."""
+    """A file that is not a readable spreadsheet. The message has the remedy."""
 
 
 def to_csv(rows: Table) -> bytes:
-    """The rows as CSV: UTF-8 with a byte order mark (Excel asks for one), commas, texts whole and guarded."""
+    """Return the rows as CSV: UTF-8 with a byte order mark (Excel needs one), commas, whole texts, escaped formulas."""
     stream = io.StringIO(newline="")
     writer = csv.writer(stream)
     for row in rows:
@@ -50,10 +50,10 @@ def to_csv(rows: Table) -> bytes:
 
 
 def to_xlsx(sheets: Mapping[str, Table]) -> bytes:
-    """The tables, each with its header first, as the worksheets of a workbook; equal tables give equal bytes.
+    """Return the tables, each with its header first, as the worksheets of a workbook. Equal tables return equal bytes.
 
-    Texts are string cells, never formulas. What Excel cannot hold is replaced (control characters) or cut with a mark
-    (more than `MAX_CELL`).
+    Texts are string cells, never formulas. Control characters are replaced, and texts of more than `MAX_CELL` are cut
+    with a mark.
     """
     workbook = Workbook()
     workbook.properties.created = workbook.properties.modified = UNDATED
@@ -66,9 +66,9 @@ def to_xlsx(sheets: Mapping[str, Table]) -> bytes:
 
 
 def stream_xlsx(file: IO[bytes], title: str, rows: Iterable[Sequence[Any]]) -> None:
-    """Writes rows, the header first, as a workbook of one worksheet; a row at a time, of any number.
+    """Write rows, header first, as a workbook with one worksheet. Rows are streamed, so their number is not limited.
 
-    Texts are as `to_xlsx` has them; numbers and truth values are what they are, and any other value is text.
+    Texts are written as in `to_xlsx`. Numbers and truth values keep their type, and any other value becomes text.
     """
     workbook = Workbook(write_only=True)
     sheet = workbook.create_sheet(title)
@@ -79,7 +79,7 @@ def stream_xlsx(file: IO[bytes], title: str, rows: Iterable[Sequence[Any]]) -> N
 
 
 def _streamed(sheet: Any, value: Any) -> Any:
-    """A value as a cell that is written at once."""
+    """Return a value as a cell of a write-only worksheet."""
     if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     text = str(value)
@@ -91,10 +91,10 @@ def _streamed(sheet: Any, value: Any) -> Any:
 
 
 def read_rows(name: str, content: bytes) -> list[list[str]]:
-    """All rows of a CSV or of an XLSX's first worksheet, as texts, the header first; `name` says by its ending which.
+    """Return all rows of a CSV or of an XLSX's first worksheet, as texts, header first. The ending of `name` decides.
 
-    CSV may be separated by commas, semicolons or tabs, and be UTF-8, UTF-16 with its mark, or an older encoding of one
-    byte a letter. Raises SpreadsheetError for another ending and for what cannot be read.
+    CSV may be separated by commas, semicolons or tabs. Its encoding is UTF-8, UTF-16 with its mark, or an older
+    encoding with one byte per letter. Raises SpreadsheetError for another ending and for an unreadable file.
     """
     readers = {".csv": _read_csv, ".xlsx": _read_xlsx}
     ending = name[name.rfind(".") :].lower() if "." in name else ""
@@ -102,14 +102,14 @@ def read_rows(name: str, content: bytes) -> list[list[str]]:
         raise SpreadsheetError(f"{name}: the name has to end in {' or '.join(readers)}")
     try:
         return readers[ending](content)
-    except Exception as error:  # openpyxl raises whatever the first broken part leads to
+    except Exception as error:  # openpyxl raises various errors for a broken file
         raise SpreadsheetError(
             f"{name} cannot be read as {ending[1:].upper()} ({type(error).__name__}). Save it again as {ending}"
         ) from error
 
 
 def _fill(sheet: Worksheet, rows: Table) -> None:
-    """Writes a table into a worksheet: the header stays in sight, columns are as wide as their longest line needs."""
+    """Write a table into a worksheet. The header stays visible, and columns fit their longest line."""
     sheet.freeze_panes = "A2"
     for number, row in enumerate(rows, start=1):
         for column, value in enumerate(row, start=1):
@@ -120,31 +120,31 @@ def _fill(sheet: Worksheet, rows: Table) -> None:
 
 
 def _set_cell(sheet: Worksheet, row: int, column: int, value: Cell) -> None:
-    """Writes a value; texts wrap, as most are longer than their column."""
+    """Write a value. Texts wrap, because most are longer than their column."""
     cell = sheet.cell(row, column)
     cell.alignment = Alignment(wrap_text=True, vertical="top")
     if row == 1:
         cell.font = Font(bold=True)
     cell.value = excel_text(value) if isinstance(value, str) else value
     if isinstance(value, str) and value:
-        cell.data_type = "s"  # also for what begins with =
-        # A type is forgotten when somebody edits the cell, this is not
+        cell.data_type = "s"  # also for texts that begin with =
+        # The type is lost when the cell is edited, the prefix is not
         cell.quotePrefix = bool(FORMULA.match(value))
 
 
 def excel_text(text: str) -> str:
-    """The text as a cell can hold it: line feeds alone, no control characters, no more than `MAX_CELL`."""
+    """Return the text for a cell: only line feeds, no control characters, at most `MAX_CELL`."""
     lines = NOT_XML.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
-    # Excel counts UTF-16 units, two for a character beyond the first plane; half of one at the cut is dropped.
+    # Excel counts UTF-16 units, two for a character beyond the first plane. Half a character at the cut is dropped
     units = lines.encode("utf-16-le")
     if len(units) > 2 * MAX_CELL:
         lines = units[: 2 * (MAX_CELL - len(CUT))].decode("utf-16-le", "ignore") + CUT
-    # XLSX reads _x0041_ as A: an underscore before such a code is written as its own escape.
+    # XLSX reads _x0041_ as A, so the underscore of such a code is escaped
     return ESCAPE_OF_XLSX.sub("_x005F_", lines)
 
 
 def _undated(archive: bytes) -> bytes:
-    """The same archive without the time at which each part was written."""
+    """Return the same archive without the times of its parts."""
     stream = io.BytesIO()
     with ZipFile(io.BytesIO(archive)) as dated, ZipFile(stream, "w") as undated:
         for name in dated.namelist():
@@ -153,12 +153,12 @@ def _undated(archive: bytes) -> bytes:
 
 
 def _read_csv(content: bytes) -> list[list[str]]:
-    """The rows of a CSV, without the guards of texts, whatever separates its cells."""
+    """Return the rows of a CSV, with formulas unescaped, for any separator."""
     text = _decode(content)
     limit = csv.field_size_limit(sys.maxsize)
     try:
         split = {mark: csv.reader(io.StringIO(text, newline=""), delimiter=mark) for mark in DELIMITERS}
-        # By the header: spreadsheets write semicolons or tabs where the comma is for decimals.
+        # By the header: spreadsheets write semicolons or tabs in locales with decimal commas
         delimiter = max(DELIMITERS, key=lambda mark: len(next(split[mark], [])))
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
         return [[unguard(cell) for cell in row] for row in reader]
@@ -167,7 +167,7 @@ def _read_csv(content: bytes) -> list[list[str]]:
 
 
 def _decode(content: bytes) -> str:
-    """The text of a file: by its mark, as UTF-8, else as Latin-1, in which every byte is a character."""
+    """Return the text of a file: by its mark, as UTF-8, otherwise as Latin-1, which can decode every byte."""
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         return content.decode("utf-16")
     try:
@@ -177,8 +177,8 @@ def _decode(content: bytes) -> str:
 
 
 def _read_xlsx(content: bytes) -> list[list[str]]:
-    """The rows of the first worksheet; of a formula its last value, of an empty cell the empty text."""
+    """Return the rows of the first worksheet. A formula has its last value, and an empty cell the empty text."""
     workbook = load_workbook(io.BytesIO(content), read_only=True, data_only=True)
     sheet = workbook.worksheets[0]
-    sheet.reset_dimensions()  # what the file says of its size may be wrong
+    sheet.reset_dimensions()  # the size in the file may be wrong
     return [["" if cell is None else str(cell) for cell in row] for row in sheet.iter_rows(values_only=True)]

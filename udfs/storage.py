@@ -1,4 +1,4 @@
-"""Places: files and folders on local disks, object stores and HDFS, and files that appear whole or not at all."""
+"""Paths of files and folders on local disks, object stores and HDFS. Files are written as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from untold.udfs.redaction import redact
 from untold.udfs.schemes import STORES, complaint_of
 from untold.udfs.schemes import PlaceError as PlaceError
 
-# A password before a host may hold slashes; what follows a port is a path
+# A password before a host may contain slashes. After a port, the rest is a path
 _URI = re.compile(r"([A-Za-z][\w+.-]*)://((?:[^/@:]+:(?!\d+/)[^@]*@|[^/@]*@)?[^/]*)/?(.*)", re.DOTALL)
 _LOCAL = fs.LocalFileSystem()
 _KINDS: Any = {fs.FileType.NotFound: None, fs.FileType.File: "file", fs.FileType.Directory: "folder"}
-# Files whose footers are read side by side: each is one or two small reads, which wait on the network elsewhere
+# Footers that are read in parallel. Each needs one or two small reads, which wait for the network
 FOOTERS_AT_ONCE = 8
-# A file that is on its way to an object store and larger waits on disk
+# Larger files for an object store are buffered on disk
 _SPOOLED_BYTES = 8 * 2**20
-# What file systems answer that cannot sync a folder; they keep the names of a folder in order by themselves.
+# Errors of file systems that cannot sync a folder. They keep the names of a folder in order without it
 NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
 
 
 @dataclass(frozen=True)
 class StoragePath:
-    """A file or folder: a local path, or the URI of one in a file system that Arrow knows. It need not exist.
+    """A file or folder: a local path, or a URI of a file system that Arrow supports. It need not exist.
 
-    A path in a URI is taken as it stands: it may hold spaces, brackets and percent signs. Methods that reach the file
-    system raise OSError where it fails, PlaceError where it cannot be opened.
+    A path in a URI is not decoded: it may contain spaces, brackets and percent signs. Methods that access the file
+    system raise OSError if it fails, and PlaceError if it cannot be opened.
 
     >>> (StoragePath("s3://bucket/out/") / "scores").spark, StoragePath("file:///data/out").local, StoragePath("s3://bucket").local
     ('s3a://bucket/out/scores', '/data/out', None)
@@ -62,7 +62,7 @@ class StoragePath:
 
     @property
     def local(self) -> str | None:
-        """The path on a local disk, where a rename is atomic; None elsewhere. Raises PlaceError for `dbfs:/`."""
+        """Return the path on a local disk, where a rename is atomic, or None. Raises PlaceError for `dbfs:/`."""
         path = local_path(self.uri)
         if _URI.match(path):
             return None
@@ -72,14 +72,14 @@ class StoragePath:
 
     @property
     def spark(self) -> str:
-        """The same place for Spark, in every process: an absolute path, or a URI; `~` is the user's home."""
+        """Return the path for all processes of Spark: an absolute path, or a URI. `~` is the user's home."""
         if self.local is not None:
             return os.path.abspath(os.path.expanduser(self.local))
         return re.sub("(?<=[^/:])/+$", "", re.sub("^s3n?://", "s3a://", self.uri))
 
     @property
     def arrow(self) -> tuple[fs.FileSystem, str]:
-        """Arrow's file system, opened once a process, and the path in it."""
+        """Return Arrow's file system, opened once per process, and the path in it."""
         if self.local is not None:
             return _LOCAL, self.local
         root, path = self.root
@@ -88,7 +88,7 @@ class StoragePath:
         except (TypeError, ValueError) as error:
             if isinstance(error, PlaceError):
                 raise
-            # What Arrow says of an address repeats it, key and all
+            # Arrow's messages about an address contain the address with its key
             reason = "" if isinstance(error, pa.ArrowInvalid) else f" ({error})"
             text = f"{self.uri} cannot be opened{reason}. Check the address and storage.options"
             raise PlaceError(redact(text)) from error
@@ -96,36 +96,36 @@ class StoragePath:
 
     @property
     def has_conditions(self) -> bool:
-        """Whether it lies in an object store, which writes on a condition and has no folders."""
+        """Return True for an object store: it has conditional writes and no folders."""
         return self.local is None and self.root[0].scheme in STORES
 
     def entry(self) -> FileInfo:
-        """What is there now."""
+        """Return the current state of the path."""
         system, path = self.arrow
         found = _entry(self, system.get_file_info(path))
         return found._replace(kind="folder") if self._is_marker(found) else found
 
     def _is_marker(self, found: FileInfo) -> bool:
-        """Whether an object, as it was found, is the marker of a folder: empty, with others below its name."""
+        """Return True if an object is the marker of a folder: empty, with other objects below its name."""
         return found.kind == "file" and not found.size and self.has_conditions and bool(self.entries())
 
     def entries(self, *, recursive: bool = False, missing_ok: bool = True) -> list[FileInfo]:
-        """What lies in a folder, in no order; nothing where there is no folder, or FileNotFoundError."""
+        """Return the entries of a folder, in no order. A missing folder is empty, or raises FileNotFoundError."""
         system, path = self.arrow
         found = system.get_file_info(fs.FileSelector(path, recursive=recursive, allow_not_found=missing_ok))
         return [_entry(self / info.path[len(path) :].lstrip("/"), info) for info in found]
 
     def open(self) -> Any:
-        """A file's bytes, to be read in any order. Raises FileNotFoundError where there is none."""
+        """Return a seekable file of bytes. Raises FileNotFoundError if it does not exist."""
         if self.has_conditions:
             return object_stores.open_object(*self.root)
         system, path = self.arrow
         return system.open_input_file(path)
 
     def read_bytes(self) -> bytes:
-        """All bytes of a file. Raises FileNotFoundError where there is none."""
+        """Return all bytes of a file. Raises FileNotFoundError if it does not exist."""
         if self.has_conditions:
-            # One request, where Arrow would first ask for the size
+            # One request, while Arrow would first request the size
             found = self.read_written()
             if found is None:
                 raise FileNotFoundError(self.uri)
@@ -134,27 +134,28 @@ class StoragePath:
             return bytes(file.read())
 
     def write_bytes(self, content: bytes) -> None:
-        """Writes a file whole, and makes the folder that it lies in on a local disk; others make their own."""
+        """Write a whole file, and create its folder on a local disk. Other file systems create it automatically."""
         self._make_parent()
         self.write_whole(lambda file: file.write(content))
 
     def write_whole(self, write: Callable[[IO[bytes]], Any]) -> None:
-        """Writes a file that readers see as it was before or whole, and that a power cut leaves so once this returns.
+        """Write a file atomically: readers see the old or the new content, and it survives a power cut after return.
 
-        Locally aside, synced, renamed, and the folder synced; an object store takes it in one put. What is left of a
-        write that fails is removed, so that a full disk is no fuller for it. A pipe or a device takes what it gets.
+        A local file is written under another name, synced and renamed, and its folder is synced. An object store
+        receives one put. If a write fails, its partial file is removed, which frees its disk space. Pipes and devices
+        are written directly.
         """
         if self.local is not None:
             if os.path.exists(self.local) and not os.path.isfile(self.local):
-                # No rename may replace it
+                # A rename must not replace it
                 with open(self.local, "wb") as taking:
                     write(taking)
                 return
-            # In the same folder, as a rename is atomic within one file system alone; hidden from those who list it.
-            # Where a link stands, the file that it leads to is written.
+            # In the same folder, because a rename is only atomic within one file system. Hidden, so that listings skip
+            # it. The target of a link is written
             _write_aside(os.path.realpath(self.local), ".tmp", write, os.replace)
             return
-        # Written here first: a put that fails half way through `write` would leave what there is of it.
+        # Buffered first: if `write` failed during a put, the object would be incomplete
         with tempfile.SpooledTemporaryFile(_SPOOLED_BYTES) as file:
             write(cast(IO[bytes], file))
             file.seek(0)
@@ -166,9 +167,10 @@ class StoragePath:
                 shutil.copyfileobj(file, stream)
 
     def put_if_absent(self, content: bytes) -> bool:
-        """Writes a file whole where there is none; gives whether it did.
+        """Write a whole file if it does not exist. Return True if it was written.
 
-        Of two at once one writes, on local disks and object stores. HDFS has no such put for us: there the later stays.
+        If two processes write at once, only one succeeds on local disks and object stores. On HDFS the later write
+        stays, because it has no such put here.
         """
         if self.has_conditions:
             return self.put_if(content, None) is not None
@@ -179,24 +181,25 @@ class StoragePath:
             return absent
         self._make_parent()
         try:
-            # A name of its own: of two at once, neither may write into what the other is about to publish.
+            # A unique name, so that two processes do not write to the same temporary file
             _write_aside(self.local, f".{uuid4().hex[:8]}.tmp", lambda file: file.write(content), _link)
         except FileExistsError:
             return False
         return True
 
     def put_if(self, content: bytes, tag: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """Writes an object where there is none, or where it is as a tag says; its new tag, None where it is not so."""
+        """Write an object if it does not exist (no tag) or is unchanged since `tag`. Return its new tag, or None."""
         return object_stores.put_if(*self.root, content, tag)
 
     def read_written(self) -> object_stores.WrittenObject | None:
-        """An object with its time and its tag; None where there is none."""
+        """Return an object with its time and its tag, or None if it does not exist."""
         return object_stores.read(*self.root)
 
     def make_folder(self) -> None:
-        """Makes a folder and those above it; on a local disk their names last through a power cut.
+        """Create a folder and its parents. On a local disk their names survive a power cut.
 
-        Each new folder is synced in the one above it: a file that was synced is lost with a folder whose name was not.
+        The parent of each new folder is synced. Otherwise a synced file could be lost together with the name of its
+        folder.
         """
         if self.has_conditions:
             return
@@ -214,9 +217,10 @@ class StoragePath:
             sync_folder(os.path.dirname(folder))
 
     def move(self, target: StoragePath) -> None:
-        """Gives a file another name in its file system. Raises FileNotFoundError where there is none."""
+        """Rename a file within its file system. Raises FileNotFoundError if it does not exist."""
         if self.has_conditions:
-            # No store renames, and Arrow does it in three ways: of an Azure account without folders not at all
+            # Object stores have no rename. Arrow emulates it differently for each, and not for Azure accounts without
+            # folders
             self.copy(target)
             self.remove()
             return
@@ -224,12 +228,12 @@ class StoragePath:
         system.move(path, target.arrow[1])
 
     def remove(self) -> None:
-        """Removes a file, or a folder with all that is in it. What is gone already was removed by another run."""
+        """Remove a file, or a folder with its contents. A missing path was removed by another run."""
         system, path = self.arrow
         found = _entry(self, system.get_file_info(path))
         kind = found.kind
         if kind == "file" and self.has_conditions:
-            # Arrow would make an empty object where the folder was
+            # Arrow would create an empty object in place of the folder
             object_stores.remove(*self.root)
             if not self._is_marker(found):
                 return
@@ -240,32 +244,32 @@ class StoragePath:
                 if kind is not None:
                     act(path)
             except OSError as error:
-                # Some stores refuse to remove the marker of a folder before what is in it, in one request
+                # Some stores refuse to remove the marker of a folder and its contents in one request
                 if not self.has_conditions or isinstance(error, FileNotFoundError | PermissionError):
                     raise
                 act(path)
 
     def copy(self, target: StoragePath) -> None:
-        """Copies a file, or what is in a folder, to a place that may be in another file system."""
+        """Copy a file, or the contents of a folder, to a path that may be in another file system."""
         if self.entry().kind != "folder":
             self.copy_whole(target)
             return
         found = self.entries(recursive=True)
-        # Of a store, also the objects that are markers of folders
+        # In a store, markers of folders are objects too
         folders = {str(entry.place).rpartition("/")[0] for entry in found}
         for entry in found:
             if entry.kind == "file" and str(entry.place) not in folders:
                 entry.place.copy_whole(StoragePath(f"{target}{str(entry.place).removeprefix(str(self))}"))
 
     def copy_whole(self, target: StoragePath) -> None:
-        """Copies a file to a place that may be in another file system, where readers see all of it or nothing."""
+        """Copy a file to a path that may be in another file system. Readers see the whole file or nothing."""
         target._make_parent()
         with self.open() as source:
             target.write_whole(lambda file: shutil.copyfileobj(source, file, _SPOOLED_BYTES))
 
     @property
     def root(self) -> tuple[object_stores.Root, str]:
-        """What is opened once a process, and the path in it."""
+        """Return the root that a process opens once, and the path in it."""
         scheme, authority, path = cast(re.Match[str], _URI.fullmatch(self.uri)).groups()
         return object_stores.root_of(scheme, authority), path.rstrip("/")
 
@@ -275,7 +279,7 @@ class StoragePath:
 
 
 class FileInfo(NamedTuple):
-    """What is at a place, of which kind; bytes of a file, and seconds since 1970, 0 where the file system says none."""
+    """A path with its kind, its size in bytes, and its time in seconds since 1970, 0 if unknown."""
 
     place: StoragePath
     kind: Literal["file", "folder", "other"] | None
@@ -298,7 +302,7 @@ def literal_pattern(path: str) -> str:
 
 
 def local_path(path: str) -> str:
-    """A path without its `file:` scheme, percent signs decoded where there is no such file otherwise."""
+    """Return a path without its `file:` scheme. Percent signs are decoded if the plain path does not exist."""
     if not path.startswith("file:/"):
         return path
     bare = re.sub("^file:(//(localhost)?)?(?=/)", "", path)
@@ -306,9 +310,9 @@ def local_path(path: str) -> str:
 
 
 def sync_folder(path: str) -> None:
-    """Makes the names in a local folder last through a power cut, where its file system can.
+    """Sync the names in a local folder, so that they survive a power cut. Some file systems do not support it.
 
-    Raises OSError for a disk that fails; a file system that knows no such thing is passed over.
+    Raises OSError if the disk fails. A file system without this operation is ignored.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -321,7 +325,7 @@ def sync_folder(path: str) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSON Lines file of this machine; none where there is no such file."""
+    """Return the rows of a local JSON Lines file, none if it does not exist."""
     if not path.is_file():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -334,14 +338,14 @@ def _entry(place: StoragePath, info: fs.FileInfo) -> FileInfo:
 def _write_aside(
     path: str, suffix: str, write: Callable[[IO[bytes]], Any], publish: Callable[[str, str], None]
 ) -> None:
-    """Writes a local file under another name in its folder, then gives it its own by `publish`."""
+    """Write a local file under another name in its folder, then rename it with `publish`."""
     folder, name = os.path.split(path)
     aside = os.path.join(folder, f".{name}{suffix}")
     try:
         with naming(path), open(aside, "wb") as file:
             write(file)
             file.flush()
-            # The content before its name: after a power cut, a name could else stand over nothing.
+            # Sync the content before the rename. After a power cut, the file could otherwise be empty
             os.fsync(file.fileno())
         publish(aside, path)
     except BaseException:
@@ -353,23 +357,23 @@ def _write_aside(
 
 @contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Gives the path to an OSError that names no file, as that of a full disk does."""
+    """Add the path to an OSError without a file name, such as the error of a full disk."""
     try:
         yield
     except OSError as error:
-        # One without a number has words of its own, which a file name would replace
+        # An error without a number has a message, which a file name would replace
         if error.errno is not None:
             error.filename = error.filename or path
         raise
 
 
 def _link(aside: str, path: str) -> None:
-    """Gives a file a name that none has yet. Raises FileExistsError where one has."""
+    """Rename a file to a name that does not exist. Raises FileExistsError if it does."""
     try:
         os.link(aside, path)
         os.unlink(aside)
     except OSError as error:
         if os.path.lexists(path):
             raise FileExistsError(path) from error
-        # Some network disks have no second names
+        # Some network disks have no hard links
         os.rename(aside, path)

@@ -1,6 +1,6 @@
-"""What a text of any script is made of: its canonical signs, its words and tokens, and where its sentences end.
+"""Normalise texts of any script, and split them into words, tokens and sentences.
 
-Two statements say the same words whatever their order: a change of meaning rarely leaves these in place.
+Two statements have the same words in any order: a change of meaning usually changes the words.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ TESTED_SCRIPTS = (
     *("Latin", "Cyrillic", "Greek", "Arabic", "Hebrew", "Devanagari", "Hangul"),
     *("Han", "Hiragana", "Katakana", "Thai"),
 )
-"""The scripts, by their names in Unicode, whose texts the tests cut, count and compare."""
+"""The scripts, by their Unicode names, for which tests cut, count and compare texts."""
 
-# Characters; below it NFKC takes a millisecond whatever the text is
+# Characters; NFKC takes at most a millisecond for shorter texts
 _LONG = 1_000
 
 _RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁱⁿ"
 _LOWERED = "₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎"
 _PLAIN = str.maketrans(_RAISED + _LOWERED, "0123456789+-=()in0123456789+-=()")
-# Units in one character, of which NFKC reads `㎡` as `m2`; and fractions whose parts are written around a slash
+# Units in one character (NFKC reads `㎡` as `m2`), and fractions with a slash between their parts
 _SQUARED = {code: unicodedata.decomposition(chr(code)).split()[1:] for code in range(0x3371, 0x33E0)}
 _UNFOLDED = {
     **{code: "".join(chr(int(part, 16)) for part in parts) for code, parts in _SQUARED.items()},
@@ -40,13 +40,13 @@ _OFF_LINE = re.compile(
 _RAISED_LETTERS = re.compile(r"[ʰ-ʸˠ-ˤᴬ-ᵡᶛ-ᶿ]")
 _RAISED_DIGIT = re.compile(r"[⁰¹²³⁴-⁹]")
 
-# The mark that lengthens a vowel of Katakana is of no script
+# The mark that lengthens a vowel of Katakana has no script in Unicode
 UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}ー\p{Bopomofo}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
-"""Inside of brackets of a pattern of `regex`: the characters of scripts that set no spaces between words."""
-# Signs that end a sentence with no space behind them, but not in brackets or in a quotation that goes on: 「…。」と
+"""The characters of scripts without spaces between words, for use in brackets of a `regex` pattern."""
+# Signs that end a sentence without a following space, except in brackets or a quotation that continues: 「…。」と
 _SENTENCE_END = re.compile(r"[。！？｡।॥؟۔።။។]++[”’»」』\"]*+(?!\s*+[)）\]】》〉])(?!(?<=[」』])[ぁ-ゟ])")
 
-# Commands of LaTeX that begin as a line break does that was written out
+# Commands of LaTeX that begin like a written line break
 _COMMANDS = "abla|atural|e|earrow|eg|eq|ewcommand|ewline|exists|geq|i|leq|mid|oindent|olimits|onumber|ot|otin|u|warrow"
 _BREAK = re.compile(rf"(?<!\\)(?:\\r)?\\n(?!(?:{_COMMANDS})(?![a-z]))")
 # A path, or a text within code
@@ -55,7 +55,7 @@ _STRUCK = re.compile(r"~~(?=\S)[^~\n]{1,2000}(?<=\S)~~[ \t]?")
 
 
 def compatible(text: str) -> str:
-    """NFKC of a text, but that what stands above or below the line, and fractions, stay apart from what is beside them.
+    """Return the NFKC form of a text, but keep superscripts, subscripts and fractions separate from their neighbours.
 
     >>> compatible("10⁵ of 8½ m²"), compatible("CO₂ in 10₂"), compatible("ﬁrst ８")
     ('10^5 of 8 1/2 m^2', 'CO2 in 10_2', 'first 8')
@@ -67,7 +67,7 @@ def compatible(text: str) -> str:
 
 
 def _in_line(found: re.Match[str]) -> str:
-    """What stands above or below the line, or is a fraction, as it is typed on one line."""
+    """Return a superscript, a subscript or a fraction as it is typed on one line."""
     text, start, end = found.string, found.start(), found.end()
     before, behind = text[start - 1 : start] if start else "", text[end : end + 1]
     said = found[0].translate(_PLAIN)
@@ -84,9 +84,9 @@ def _in_line(found: re.Match[str]) -> str:
 
 
 def _with_ordered_accents(text: str) -> str:
-    """The text with each run of combining characters in canonical order, which NFKC brings them into anyway.
+    """Return the text with each run of combining characters in canonical order, as NFKC would sort it.
 
-    Its own sort is quadratic: 32,000 accents behind one letter took it 0.7 s, four times that for twice as many.
+    NFKC's sort is quadratic: 32,000 accents after one letter took 0.7 s, and twice as many four times as long.
     """
     if len(text) < _LONG:
         return text
@@ -103,12 +103,13 @@ class _Patterns(NamedTuple):
 
 @cache
 def _patterns() -> _Patterns:
-    # Here, as it takes 0.1 s, which no command needs before it has texts
+    # Imported here because the import takes 0.1 s, and a command needs it only for texts
     import regex
 
-    # As Unicode cuts words (UAX 29) a run of Katakana is one, and each other character. Signs beside it belong to it
+    # As in the word rules of Unicode (UAX 29), a run of Katakana is one word, and so is each other character. Adjacent
+    # signs belong to it
     beside = rf"[^\p{{L}}\p{{N}}\s{UNSPACED}]*+"
-    # As `\w+`, but that a vowel sign or an accent ends no word
+    # Like `\w+`, but a vowel sign or an accent does not end a word
     token = r"(?V1)(?:[{0}]\p{{M}}*+)++|[[\p{{L}}\p{{M}}\p{{N}}_{1}]--[{0}]]++"
     return _Patterns(
         regex.compile(rf"[{UNSPACED}]"),
@@ -123,9 +124,9 @@ def _has_unspaced(text: str) -> bool:
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text, each with the space behind it; together they are the text with single spaces.
+    """Return the words of a text, each with the space after it. Joined, they are the text with single spaces.
 
-    Words are what white space parts, and the single characters of scripts that set no spaces.
+    Words are separated by white space. In scripts without spaces, each character is a word.
 
     >>> split_words("Berlin  是首都。 It is."), split_words("タワー")
     (['Berlin ', '是', '首', '都。 ', 'It ', 'is.'], ['タワー'])
@@ -135,14 +136,15 @@ def split_words(text: str) -> list[str]:
 
 
 def count_words(text: str) -> int:
-    """How many words `split_words` gives."""
+    """Return the number of words that `split_words` returns."""
     return len(split_words(text) if _has_unspaced(text) else text.split())
 
 
 def tokens_in(folded: str, *, apostrophes: bool = False) -> list[str]:
-    """The tokens of a text that is compatible and case folded: runs of letters and digits, `_` among them.
+    """Return the tokens of a compatible, case folded text: runs of letters, digits and `_`.
 
-    Of a run in a script without spaces each two neighbours are a token, so that a text is like one with words of it.
+    In scripts without spaces, each pair of neighbouring characters is a token, so that texts have comparable numbers of
+    tokens.
 
     >>> tokens_in("the 2 towers"), tokens_in("東京は"), tokens_in("दिल्ली")
     (['the', '2', 'towers'], ['東京', '京は'], ['दिल्ली'])
@@ -153,12 +155,12 @@ def tokens_in(folded: str, *, apostrophes: bool = False) -> list[str]:
 
 
 def _neighbours(run: str) -> Iterable[str]:
-    """Each two neighbours of a run in a script without spaces; any other run as it is."""
+    """Return the pairs of neighbours of a run in a script without spaces, or any other run unchanged."""
     return map("".join, pairwise(run)) if len(run) > 1 and _has_unspaced(run[0]) else (run,)
 
 
 def sentence_ends(text: str) -> Iterator[int]:
-    """The places behind the signs that end sentences in other scripts than Latin.
+    """Yield the positions after the signs that end sentences in scripts other than Latin.
 
     >>> list(sentence_ends("你好。是吗？Yes. 對！"))
     [3, 6, 13]
@@ -167,7 +169,7 @@ def sentence_ends(text: str) -> Iterator[int]:
 
 
 def with_breaks(text: str) -> str:
-    r"""The text with line breaks where they are written out as `\n`, but for paths, code and commands of LaTeX.
+    r"""Return the text with line breaks in place of a written `\n`, except in paths, code and commands of LaTeX.
 
     >>> with_breaks(r"- a\n- b"), with_breaks(r"C:\new"), with_breaks(r"\nabla f")
     ('- a\n- b', 'C:\\new', '\\nabla f')
@@ -179,7 +181,7 @@ def with_breaks(text: str) -> str:
 
 
 def without_struck(text: str) -> str:
-    """The text without what is struck out.
+    """Return the text without the parts that are struck out.
 
     >>> without_struck("~~Madrid~~ Lisbon"), without_struck("~5 to ~10 km")
     ('Lisbon', '~5 to ~10 km')
@@ -194,19 +196,19 @@ SAME_WORD = 0.8
 _ARTICLES = "a an the"
 _VERBS = "be am is are was were been being have has had having do does did doing done"
 _MODALS = "can could may might must shall should will would ought"
-# Of two opposites one alone, as `with` and `without`, `to` and `from`, `in` and `out`: a statement that has the other
-# says something else
+# Only one of two opposites, such as `with` and `without`, `to` and `from`, `in` and `out`: with the other word, a
+# statement has another meaning
 _PREPOSITIONS = (
     "about across along amid amidst among amongst around as at by concerning during for in inside into of on onto per "
     "regarding through throughout to toward towards upon via with within"
 )
 FUNCTION_WORDS = frozenset(" ".join((_ARTICLES, _VERBS, _MODALS, _PREPOSITIONS)).split())
-"""What statements may differ in and still say the same: no negation is among them, and no number."""
+"""The words in which statements with the same meaning may differ. They include no negation and no number."""
 
 
 @lru_cache(maxsize=20_000)
 def words_of(text: str) -> frozenset[str]:
-    """The words of a text, compatible and case folded, without `FUNCTION_WORDS`.
+    """Return the words of a text, compatible and case folded, without `FUNCTION_WORDS`.
 
     >>> sorted(words_of("The Seine is a river in France."))
     ['france', 'river', 'seine']
@@ -215,10 +217,10 @@ def words_of(text: str) -> frozenset[str]:
 
 
 def say_same_words(first: str, second: str) -> bool:
-    """Whether two statements say the same words.
+    """Return True if two statements have the same words.
 
-    The words that only one of them has pair off, each with one that is nearly equal (Indel similarity of at least
-    `SAME_WORD`), and none of them has a digit.
+    The words that only one statement has must form pairs of nearly equal words (Indel similarity of at least
+    `SAME_WORD`), and none may have a digit.
 
     >>> say_same_words("The benefit occurs in weeks", "Benefits will occur within weeks")
     True
@@ -230,14 +232,14 @@ def say_same_words(first: str, second: str) -> bool:
 
 
 def _pair_off(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Whether there is a one-to-one matching of nearly equal words."""
+    """Return True if there is a one-to-one matching of nearly equal words."""
     if len(first) != len(second) or any(map(_DIGIT.search, (*first, *second))):
         return False
     alike = [[Indel.normalized_similarity(one, other) >= SAME_WORD for other in second] for one in first]
-    # Most differ in a word that is like none: that is plain without a matching
+    # Most pairs have a word without a similar word, which needs no matching
     if not all(map(any, alike)):
         return False
-    # Not at the top: commands that only show templates import this module, and SciPy takes a second
+    # Imported here because commands that only show templates import this module, and SciPy takes a second
     import numpy as np
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_bipartite_matching
@@ -251,7 +253,7 @@ FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 
 
 def escape_formula(text: str) -> str:
-    """The text with an apostrophe before it where a spreadsheet would take it for a formula.
+    """Return the text, with an apostrophe before it if a spreadsheet would read it as a formula.
 
     >>> escape_formula("=1+1"), escape_formula("'=1+1"), escape_formula("plain")
     ("'=1+1", "''=1+1", 'plain')
@@ -260,7 +262,7 @@ def escape_formula(text: str) -> str:
 
 
 def unguard(text: str) -> str:
-    """The text that `escape_formula` was given.
+    """Return the original text of `escape_formula`.
 
     >>> unguard(escape_formula("=1+1")), unguard("'quoted'")
     ('=1+1', "'quoted'")

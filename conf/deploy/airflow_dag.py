@@ -1,4 +1,4 @@
-"""Untold every night on Airflow 3: a task a metric, a run a date. Copy it to the folder of DAGs and edit the paths."""
+"""Run Untold every night on Airflow 3: a task per metric, a run per date. Copy it and edit the paths."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ METRICS = ["e2e", "nli"]
 INPUT = "/data/incoming/{date}/*.jsonl"
 OUTPUT = "/data/nightly/{metric}/{{date}}"
 STORE = "/data/nightly/completions"
-# Budget, outage, spool and interrupt: the same command goes on. Others need a person
+# Budget, outage, spool and interrupt: the same command continues. Other codes need a person
 AGAIN = (3, 5, 6, 7, 130)
 
 
 @task(retries=12, retry_delay=timedelta(minutes=30))
 def score(metric: str) -> None:
-    """Scores the day before the run's by one metric; its lines are in the log of the task."""
+    """Score the day before the run by one metric. The log of the task has the output."""
     night = (get_current_context()["logical_date"] - timedelta(days=1)).date().isoformat()
     command = ["untold", "nightly", "--input", INPUT, "--output", OUTPUT.format(metric=metric), "--metric", metric]
     command += ["--date", night, "--set", f"completion_store={STORE}"]
@@ -33,7 +33,7 @@ def score(metric: str) -> None:
 
 @dag(schedule="30 2 * * *", start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False, max_active_runs=1)
 def untold_nightly() -> None:
-    """Scores every metric."""
+    """Score every metric."""
     score.expand(metric=METRICS)
 
 

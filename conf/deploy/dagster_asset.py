@@ -1,4 +1,7 @@
-"""Untold on Dagster: an asset with a partition a date. `dagster dev -f dagster_asset.py` shows it; edit the paths."""
+"""Run Untold on Dagster, as an asset with a partition per date.
+
+Start it with `dagster dev -f dagster_asset.py` and edit the paths.
+"""
 
 import json
 import subprocess
@@ -7,13 +10,13 @@ import dagster
 
 INPUT = "/data/incoming/{date}/*.jsonl"
 OUTPUT = "/data/nightly/{date}"
-# Budget, outage, spool and interrupt: the same command goes on. Others need a person
+# Budget, outage, spool and interrupt: the same command continues. Other codes need a person
 AGAIN = (3, 5, 6, 7, 130)
 
 
 @dagster.asset(partitions_def=dagster.DailyPartitionsDefinition("2026-01-01"))
 def untold_scores(context: dagster.AssetExecutionContext) -> None:
-    """The scores of a date."""
+    """Score the samples of a date."""
     command = ["untold", "nightly", "--input", INPUT, "--output", OUTPUT, "--metric", "e2e", "--json"]
     ended = subprocess.run([*command, "--date", context.partition_key], stdout=subprocess.PIPE, text=True, check=False)
     if ended.returncode in AGAIN:
