@@ -28,20 +28,20 @@ from untold.udfs.stages.non_answers import example_names
 if TYPE_CHECKING:
     from untold.udfs.llm.client import Endpoint
 
-# Ray itself took 15 s to find a raylet that was killed (2.60), and lets its actors live on.
+# Ray 2.60 takes 15 s to notice a killed raylet, and keeps its actors alive
 RAYLET_LOOK_SECONDS = 0.5
 RAYLET_GRACE_SECONDS = 3.0
 
 
 def limiters_of(settings: CallSettings, model: str) -> tuple[str, ...]:
-    """The names of the limiters of all endpoints, and last, where several share a budget, of what leases that."""
+    """Return the names of the limiters of all endpoints. If several share a budget, its limiter is the last one."""
     names = tuple(limiter_name(one.label, one.model or model) for one in settings.each)
     spends = bool(settings.endpoints) and settings.budget != Budget()
     return (*names, limiter_name("budget", "")) if spends else names
 
 
 def open_channels(work: Work, lends: Sequence[Lend]) -> Channels:
-    """The endpoints of some work with what each limiter lends, in the order of `limiters_of`."""
+    """Return the channels of the endpoints. `lends` are the limiters in the order of `limiters_of`."""
     several = bool(work.settings.endpoints)
     own = [replace(one, budget=Budget() if several else one.budget) for one in work.settings.each]
     each = [
@@ -55,7 +55,7 @@ def open_channels(work: Work, lends: Sequence[Lend]) -> Channels:
 
 
 def open_client(settings: CallSettings, stage: Stage) -> Endpoint | LocalClassifier:
-    """The client of an endpoint, with the key that its settings name; of a local model, what runs it."""
+    """Return the client of an endpoint with its key, or the runtime of a local model."""
     if stage.api == LOCAL:
         return LocalClassifier(stage, settings.provider)
     # In an actor alone, which has loaded it: openai takes a second
@@ -74,7 +74,7 @@ def open_client(settings: CallSettings, stage: Stage) -> Endpoint | LocalClassif
 
 @dataclass(frozen=True)
 class Assignment:
-    """What an answering actor needs to know: its work, the limiters of it, and where completions go."""
+    """The work of an actor, the names of its limiters, and the folder of its completions."""
 
     work: Work
     limiters: tuple[str, ...]
@@ -83,14 +83,14 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Started:
-    """What an actor wrote at its start: a probe, and segments of what dead actors of its node had in their journals."""
+    """The files of an actor at its start: a probe, and segments from the journals of dead actors of its node."""
 
     probe: str
     replayed: tuple[str, ...] = ()
 
 
 class AnsweringActor:
-    """Answers units of work with one `RequestLoop` a stage. Every method is short; the asking goes on between them."""
+    """An actor that sends units of work. Its `RequestLoop` runs between the calls of its methods."""
 
     def __init__(self) -> None:
         self._loop: RequestLoop | None = None
@@ -100,17 +100,17 @@ class AnsweringActor:
         self._watch: asyncio.Task[None] | None = None
 
     async def load(self) -> None:
-        """Imports what would else come in the middle of the stream.
+        """Import the client and pandas before the first request.
 
-        That is the client, and pandas, which the first write of Parquet in a process does and which takes 2.4 s.
+        The first write of Parquet in a process imports pandas, which takes 2.4 s.
         """
         for name in ("untold.udfs.llm.client", "pandas"):
             await asyncio.to_thread(import_module, name)
 
     async def start(self, assignment: Assignment) -> Started:
-        """Writes the probe and what dead actors of the node left, and starts the workers.
+        """Write the probe and the completions in journals of dead actors of the node, and start the workers.
 
-        Raises OSError where the folder of completions cannot be written: nothing has been paid for by then.
+        Raises OSError if the folder of completions is not writable. Nothing is paid at that time.
         """
         work, settings = assignment.work, assignment.work.settings
         self._lender, self._client = LimiterClient(assignment.limiters), work.name
@@ -129,19 +129,19 @@ class AnsweringActor:
         self._loop = RequestLoop(work, accept, channels, writer, definition.form)
         self._loop.start()
         self._watch = self._watch or asyncio.create_task(self._end_with_raylet())
-        # What is loaded by now stays to the end, and no collection need walk it again: with a pool of workers instead
-        # of a task a request, CPU a call fell from 0.50 to 0.39 ms.
+        # The loaded modules stay until the end, so the garbage collector can skip them. With a pool of workers instead
+        # of a task per request, the CPU time per call fell from 0.50 to 0.39 ms
         gc.collect()
         gc.freeze()
         return Started(probe, tuple(replayed))
 
     async def feed(self, unit: str, skip: frozenset[str]) -> None:
-        """Takes a unit, less the requests that are answered already."""
+        """Add the requests of a unit, except those in `skip`, which have a completion."""
         rows = await asyncio.to_thread(read_requests, unit)
         self._running().feed(unit, [row for row in rows if row[0] not in skip])
 
     async def feed_rows(self, unit: str, rows: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-        """Takes single requests."""
+        """Add single requests of a unit."""
         self._running().feed(unit, rows)
 
     async def remember(self, gone: Mapping[str, Usage]) -> None:
@@ -149,11 +149,11 @@ class AnsweringActor:
         self._running().remember(gone)
 
     async def progress(self) -> Progress:
-        """`RequestLoop.progress`. Raises what broke one of its loops."""
+        """`RequestLoop.progress`. Raises the error of a broken task."""
         return self._running().progress()
 
     async def stop(self, grace: float) -> Progress:
-        """Ends the asking, writes what is known and frees the places in flight."""
+        """Stop the loop, write all completions and release the slots in flight."""
         progress = await self._running().stop(grace)
         if self._lender is not None:
             await self._lender.leave(self._client)
@@ -164,7 +164,7 @@ class AnsweringActor:
         self._running().shorten_deadline(grace)
 
     async def _end_with_raylet(self) -> None:
-        """Writes what is answered and ends the process once its raylet has died: another actor asks the rest."""
+        """Write all completions and exit when the raylet dies. Another actor sends the other requests."""
         while os.getppid() == self._raylet:
             await asyncio.sleep(RAYLET_LOOK_SECONDS)
         try:
@@ -173,7 +173,7 @@ class AnsweringActor:
             os._exit(1)
 
     def _running(self) -> RequestLoop:
-        """The asker. Raises RuntimeError before `start`."""
+        """Return the request loop. Raises RuntimeError before `start`."""
         if self._loop is None:
             raise RuntimeError("the actor was not started")
         return self._loop

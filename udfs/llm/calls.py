@@ -19,25 +19,33 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-# The header that a key is sent in, where an API has no other
+# The header of the key, unless an API has its own
 BEARER = "Authorization"
-# Of the APIs whose address is one of the endpoint's
+# The path of each API below the address of the endpoint
 PATHS = {"chat": "/chat/completions", "completions": "/completions", "embeddings": "/embeddings"}
 
 
 @dataclass(frozen=True)
 class CallSettings:
-    """How the endpoint is called: everything that does not change a completion. Times in seconds.
+    """The settings of calls to an endpoint. They do not change completions. Times are in seconds.
 
-    `timeout` is of one call, `deadline` of a request over all its calls and waits, `outage` how long an endpoint may be
-    away before the run ends. `flush`: between two writes of completions. `journal`: the folder in which an actor keeps
-    them until then, empty for the node's own, None for no journal. `prices` are those of the stage that is asked.
-    `batch`: the most rows of one call, for APIs that take several. `section`: of the settings that name the endpoint.
-    `model`: as the endpoint calls it, None for the stage's. `headers` and `query`: sent with every call, each a text or
-    `{"env": variable}`. `endpoints`: where several answer, the settings of each; `weight` is its share of the calls.
-    `batch_format`: how batches are sent, in files of `batch_folder` where no endpoint takes them; `keep_files`: whether
-    their files stay.
-    `gpus`: those of an actor that runs a local model, and `provider` what of onnxruntime does so.
+    Attributes:
+        timeout: limit of one call.
+        deadline: limit of a request, over all its calls and waits.
+        outage: how long an endpoint may be unavailable before the run ends.
+        flush: time between two writes of completions.
+        journal: folder in which an actor keeps completions until the next write. Empty for the default folder of the
+            node, None for no journal.
+        prices: prices of the stage.
+        batch: maximum number of rows per call, for APIs that accept several.
+        section: section of the settings that names the endpoint.
+        model: name of the model at the endpoint. None for the name in the stage.
+        headers, query: values for every call. Each is a text or `{"env": variable}`.
+        endpoints: settings of each endpoint if there are several. `weight` is the share of an endpoint in the calls.
+        batch_format: format of batches. Without an endpoint for batches, they are files in `batch_folder`.
+        keep_files: keep the files of batches at the endpoint.
+        gpus: number of GPUs per actor that runs a local model.
+        provider: execution provider of onnxruntime for a local model.
     """
 
     base_url: str
@@ -72,11 +80,11 @@ class CallSettings:
 
     @property
     def label(self) -> str:
-        """What the endpoint goes by: its address, and more where several have one."""
+        """The name of the endpoint: its address, or a longer name if several endpoints have the same address."""
         return self.name or self.base_url
 
     def priced(self, usage: Usage) -> Usage:
-        """The usage with its cost; of several endpoints each has its own prices."""
+        """Return the usage with its cost. Each of several endpoints has its own prices."""
         if not self.endpoints:
             return self.prices.priced(usage)
         parts = {one.label: one.priced(usage.endpoints.get(one.label, NOTHING_USED)) for one in self.endpoints}
@@ -84,33 +92,37 @@ class CallSettings:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether tokens have to be estimated before they are spent."""
-        # A bound on cost is one on tokens too: what they cost has to be known before they are spent.
+        """True if the tokens of a call must be estimated before it is sent."""
+        # A limit of the cost also limits tokens, because the cost must be known before the call
         limits = (one.limits.tokens_per_minute for one in self.each)
         return any(bound is not None for bound in (*limits, self.budget.max_tokens, self.budget.max_cost))
 
 
 def sent_values(given: Mapping[str, Any]) -> dict[str, str]:
-    """Headers or parameters as they are sent: texts, and values of the variables that they name.
-
-    What an unset variable would give is left out.
-    """
+    """Return headers or parameters as texts, with the values of environment variables. Leave out unset variables."""
     values = {name: os.environ.get(one["env"]) if isinstance(one, Mapping) else str(one) for name, one in given.items()}
     return {name: value for name, value in values.items() if value}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of one call.
+    """The result of one call: a completion, a vector or an error.
 
-    `error_type` is None for a completion that can be read. `refused` means that the error speaks of the run and not of
-    its row (key, credit, budget, certificate, address or model). `about`: the parameters and topics that the error
-    names, in the order in which they are given up: a parameter of the request, or `tools`, `response_format`, `system`,
-    `developer`, `context`, `api_key`, `credit`, `budget` or `certificate`. `window`: the context window that the error
-    states, and `most_tokens` the largest limit that it allows. `unconnected` means that no connection was made.
-    `retry_after` is in seconds. Of an API that takes several rows at once, `parts` are the answers to each of them;
-    `vector` is what an embedding model gives, instead of a text. `thinks`: thinking came beside the text; `misplaced`:
-    the text stood where thinking belongs.
+    Attributes:
+        error_type: None for a readable completion.
+        refused: True if the error concerns the run and not only its row (key, credit, budget, certificate, address or
+            model).
+        about: the parameters and topics that the error names, in the order in which Untold leaves them out: a parameter
+            of the request, or `tools`, `response_format`, `system`, `developer`, `context`, `api_key`, `credit`,
+            `budget` or `certificate`.
+        window: the context window that the error states.
+        most_tokens: the largest token limit that the error allows.
+        unconnected: True if there was no connection.
+        retry_after: seconds until the next attempt.
+        parts: the results of the rows, for an API that accepts several rows per call.
+        vector: the result of an embedding model.
+        thinks: True if the response has reasoning in its own field.
+        misplaced: True if the text was in the field of the reasoning.
     """
 
     text: str | None = None
@@ -154,7 +166,7 @@ class CallContext:
         spent: the usage of this start before the stage. It counts against the budget.
         answered_before: True if the endpoint answered this run before. A 403 or 404 is then an error of its row and
             not of the run.
-        tries_schema: True if the first request is sent alone, to find out if the endpoint supports JSON schemas.
+        tries_schema: True if a single first request tests if the endpoint supports JSON schemas.
         may_drop_schema: True if a refused schema ends the job, so that the runner starts it again without a schema.
         may_adapt: True if a refused parameter ends the job, so that the runner starts it again without the parameter.
     """
@@ -190,13 +202,17 @@ class Work:
 
 @dataclass(frozen=True)
 class Progress:
-    """A snapshot of an asker: what it used, what waits and is in flight, which units are written, why it stands still.
+    """A snapshot of a request loop: usage, waiting requests, requests in flight, written units, and errors.
 
-    `paused`: seconds for which the endpoint asked to be left alone. `unwritten`: answered rows on no disk yet;
-    `trouble`: why they could not be written the last time, and `unwritable`: that this has lasted too long. `finding`:
-    what the endpoint makes of a schema, where that was to be found out, which goes on while it `tries_schema`.
-    `parameters`: those that the endpoint refuses, and the tokens that reasoning took.
-    `left_out`: a line for each endpoint that refuses the run while others answer.
+    Attributes:
+        paused: seconds of the pause that the endpoint requested.
+        unwritten: completed rows that are not on a disk yet.
+        trouble: the error of the last failed write.
+        unwritable: True if writes have failed for too long.
+        finding: the schema support of the endpoint, once it is known.
+        tries_schema: True while the loop tests the schema support.
+        parameters: the parameters that the endpoint refuses, and the number of reasoning tokens.
+        left_out: a line for each endpoint that refuses the run while other endpoints respond.
     """
 
     usage: Usage
@@ -219,13 +235,19 @@ class Progress:
 
 @dataclass(slots=True)
 class Request:
-    """A request while it is asked: what was sent and spent, why it was not answered yet. Times by a monotonic clock.
+    """The state of a request until its completion: sent and used tokens, calls, and the last error.
 
-    `turns` are those that followed the prompt, in `rounds` in which the model called tools; `trace` is what these said;
-    `turn_due`: the next call goes on with them for the first time. `names_form`: calls say which form is wanted.
-    `members` are the rows of a request that asks for several at once; each is a row of the store. `promised`: tokens of
-    the budget that its call may take; `failed_at`: endpoints, by number, that another one is to be asked after.
-    `limit`: the token limit of its next call, instead of the stage's.
+    Attributes:
+        first_sent, first_fault: times of a monotonic clock.
+        rounds: number of responses in which the model called tools.
+        turns: the turns after the prompt.
+        trace: the calls and results of tools.
+        turn_due: True if the next call is the first call with the newest turns.
+        names_form: True if calls name the output format.
+        members: the rows of a request with several rows. Each is a row of the store.
+        promised: tokens of the budget that are reserved for the call.
+        failed_at: indices of endpoints at which the request failed. The next call goes to another endpoint.
+        limit: the token limit of the next call. None for the limit of the stage.
     """
 
     request_id: str
@@ -253,11 +275,11 @@ class Request:
 
     @property
     def rows(self) -> int:
-        """How many rows of the store it is."""
+        """The number of its rows in the store."""
         return len(self.members) or 1
 
     def begin_again(self, *, names_form: bool) -> None:
-        """Forgets what followed the prompt; the next call names the form that is wanted, or is the same."""
+        """Remove all turns after the prompt. With `names_form`, the next call names the output format."""
         self.names_form |= names_form
         self.rounds, self.turns, self.trace, self.turn_due = 0, [], [], False
         self.body, self.tokens = None, 0
@@ -268,7 +290,7 @@ class Request:
             self.limit, self.body, self.tokens = limit, None, 0
 
     def go_on(self, turns: list[dict[str, Any]], said: list[dict[str, str]]) -> None:
-        """Takes the turns in which tools were used; the next call sends them."""
+        """Add turns in which tools were called. The next call sends them."""
         self.turns += turns
         self.trace += said
         self.rounds += 1
@@ -276,16 +298,16 @@ class Request:
         self.body, self.tokens = None, 0
 
     def release(self) -> tuple[int, int]:
-        """Ends the reservations of its call; the tokens that were reserved of the limit and of the budget."""
+        """End the reservations of the call, and return the tokens reserved from the limit and from the budget."""
         reserved, self.reserved, self.promised = (self.reserved, self.promised), 0, 0
         return reserved
 
 
 @dataclass
 class Units:
-    """The units of work, by how many of their requests are not recorded yet.
+    """The units of work, with the number of their requests that are not recorded yet.
 
-    A unit is `recorded` once all of its rows are with the writer, and `finished` once these are on the disk.
+    A unit is `recorded` when the writer has all its rows, and `finished` when all its rows are on the disk.
     """
 
     left: dict[str, int] = field(default_factory=dict)
@@ -294,14 +316,14 @@ class Units:
     requests_left: int = 0
 
     def take(self, unit: str, count: int) -> None:
-        """A new unit of so many requests."""
+        """Add a unit with `count` requests."""
         self.left[unit] = count
         self.requests_left += count
         if not count:
             self.recorded.append(unit)
 
     def record(self, unit: str) -> None:
-        """One request of the unit is with the writer."""
+        """Record that the writer has one more request of the unit."""
         self.left[unit] -= 1
         self.requests_left -= 1
         if not self.left[unit]:
@@ -309,7 +331,7 @@ class Units:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether a URL's host is this machine's loopback interface.
+    """Return True if the host of a URL is the loopback interface of this machine.
 
     >>> is_loopback("http://127.0.0.1:8000/v1"), is_loopback("https://api.example.org/v1")
     (True, False)
@@ -321,7 +343,7 @@ def is_loopback(url: str) -> bool:
         return False
 
 
-# Names of hosts, or their ends, that have no other form
+# Names of hosts, or their endings, with the format of their batches
 _HOSTS = {
     ".openai.azure.com": "azure",
     ".cognitiveservices.azure.com": "azure",
@@ -335,7 +357,7 @@ _HOSTS = {
 
 
 def format_at(base_url: str) -> str:
-    """The form of batches at an address: that of its maker where the host says who that is, else OpenAI's.
+    """Return the format of batches at an address: the format of a known host, otherwise the format of OpenAI.
 
     >>> format_at("https://api.mistral.ai/v1"), format_at("http://localhost:8000/v1")
     ('mistral', 'openai')

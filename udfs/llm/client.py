@@ -33,7 +33,7 @@ def sent_beside(
     headers: Mapping[str, Any] = NOTHING,
     query: Mapping[str, Any] = NOTHING,
 ) -> Any:
-    """The options of openai's client that send headers and parameters with a call, as `Endpoint` says."""
+    """Return the options of the client of OpenAI for headers and parameters of a call (see `Endpoint`)."""
     unsent = [] if api_key and key_header == BEARER else [BEARER]
     if unsent or api_key != os.environ.get("OPENAI_API_KEY"):
         unsent += ["OpenAI-Organization", "OpenAI-Project", *client._custom_headers]
@@ -41,7 +41,7 @@ def sent_beside(
     if api_key and key_header != BEARER:
         sent[key_header] = api_key
     own = sent_values(headers).items()
-    # Under the client's own name, or both would be sent
+    # With the name that the client uses, otherwise both would be sent
     sent |= {BEARER if name.lower() == BEARER.lower() else name: value for name, value in own}
     return ({"headers": sent} if sent else {}) | ({"params": sent_values(query)} if query else {})
 
@@ -49,33 +49,33 @@ def sent_beside(
 if TYPE_CHECKING:
     import httpx2 as httpx
 else:
-    # What the client of openai is made of
+    # The library under the client of OpenAI
     httpx = import_module("httpx" if VERSION.startswith("2.") else "httpx2")
 
-# No completion comes near; a body that is longer, or inflates beyond, would fill an actor's memory.
+# No completion has this size. A larger body could fill the memory of an actor
 MOST_BYTES = 64 * 2**20
-# What is inflated at once: 1 KB of gzip may be 1 MB of zeros, and the bound is looked at after each piece.
+# The size of inflated pieces. 1 KB of gzip can be 1 MB of zeros, so the limit is checked after each piece
 PIECE_BYTES = 2**20
 _NO_HEADERS: Mapping[str, str] = {}
 _INFLATED = ("gzip", "x-gzip")
 _AUTHORITIES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
-# What breaks a body off while it is read
+# Errors while a body is read
 BROKEN_STREAMS: tuple[type[Exception], ...] = (httpx.TransportError, httpx.DecodingError)
 
 
 @lru_cache(maxsize=4)
 def _tls_context(*_: str | None) -> ssl.SSLContext:
-    """Certificates as the client reads them, once for all endpoints; anew where the environment names others."""
+    """Return the certificates, read once per value of the environment variables for all endpoints."""
     context: ssl.SSLContext = httpx.create_ssl_context(trust_env=True)
     return context
 
 
 class _TooLargeError(Exception):
-    """A body is longer than `MOST_BYTES`, or encoded in a way that was not asked for."""
+    """A body that is longer than `MOST_BYTES`, or has an encoding that was not requested."""
 
 
 class _BoundedBody(httpx.AsyncByteStream):
-    """A response's body as `_bounded` reads it. The decoders of httpx cannot be told to stop in the middle."""
+    """The body of a response, read by `_bounded`. The decoders of httpx cannot stop at a limit."""
 
     def __init__(self, body: httpx.AsyncByteStream, encoding: str) -> None:
         self._body, self._encoding = body, encoding
@@ -84,16 +84,16 @@ class _BoundedBody(httpx.AsyncByteStream):
         return _bounded(self._body, self._encoding)
 
     async def aclose(self) -> None:
-        """Closes the body underneath, read to its end or not."""
+        """Close the wrapped body."""
         await self._body.aclose()
 
 
 async def _bounded(chunks: AsyncIterable[bytes], encoding: str) -> AsyncIterator[bytes]:
-    """A body, decoded, of at most `MOST_BYTES`: what is longer is not read to its end.
+    """Yield the decoded body, at most `MOST_BYTES`. A longer body is not read completely.
 
-    Raises _TooLargeError, and zlib.error for what is no gzip.
+    Raises _TooLargeError, and zlib.error for invalid gzip.
     """
-    # 32 + MAX_WBITS: zlib finds out by itself whether the header is that of gzip or of zlib
+    # With 32 + MAX_WBITS, zlib detects the headers of gzip and zlib
     inflater = zlib.decompressobj(32 + zlib.MAX_WBITS) if encoding in _INFLATED else None
     size = 0
     async for chunk in chunks:
@@ -105,15 +105,15 @@ async def _bounded(chunks: AsyncIterable[bytes], encoding: str) -> AsyncIterator
 
 
 def _inflate(inflater: zlib._Decompress, chunk: bytes) -> Iterator[bytes]:
-    """A chunk inflated, in pieces of at most `PIECE_BYTES`."""
-    # Until nothing comes: what is left over of a piece may wait inside while all of the chunk is consumed
+    """Yield the inflated chunk in pieces of at most `PIECE_BYTES`."""
+    # Until a piece is empty, because zlib may keep output after it consumed the whole chunk
     while piece := inflater.decompress(chunk, PIECE_BYTES):
         yield piece
         chunk = inflater.unconsumed_tail
 
 
 def _encoding_of(headers: Mapping[str, str]) -> str:
-    """The encoding of a body. Raises _TooLargeError for one that was not asked for."""
+    """Return the encoding of a body. Raises _TooLargeError for an encoding that was not requested."""
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in ("identity", "", *_INFLATED):
         raise _TooLargeError
@@ -121,17 +121,17 @@ def _encoding_of(headers: Mapping[str, str]) -> str:
 
 
 async def _bound_body(response: httpx.Response) -> None:
-    """Puts the bound on a response before its body is read (a hook of httpx)."""
+    """Limit the body of a response before it is read (a hook of httpx)."""
     encoding = _encoding_of(response.headers)
     assert isinstance(response.stream, httpx.AsyncByteStream)
     response.stream = _BoundedBody(response.stream, encoding)
     if encoding in _INFLATED:
-        # httpx would inflate a second time what is inflated already.
+        # Otherwise httpx would inflate the body again
         del response.headers["content-encoding"]
 
 
 async def _read_body(response: aiohttp.ClientResponse) -> bytes:
-    """A response's body, bounded."""
+    """Return the body of a response, within the limit."""
     encoding, length = _encoding_of(response.headers), response.content_length
     if encoding not in _INFLATED and length is not None and length <= MOST_BYTES:
         return await response.read()
@@ -140,7 +140,7 @@ async def _read_body(response: aiohttp.ClientResponse) -> bytes:
 
 @dataclass(frozen=True)
 class _Repeated:
-    """What all requests of an API share, as the package made the first, and the session that it was sent by."""
+    """The parts of the first request of an API, for all others, and the session that sent it."""
 
     session: aiohttp.ClientSession
     url: URL
@@ -151,15 +151,14 @@ class _Repeated:
 class Endpoint:
     """An async client on the aiohttp transport that sends each call once and follows no redirect.
 
-    Without a key no Authorization header is sent; another `key_header` has the key as it is, in place of that one.
-    `headers` and `query` go with every call, as `sent_values` reads them. What
-    the client reads from OPENAI_* variables besides (organisation, project, headers) goes with the key of
-    OPENAI_API_KEY alone: it says whose account that is.
+    Without a key there is no Authorization header. Another `key_header` replaces it and contains the plain key.
+    `headers` and `query` (see `sent_values`) are sent with every call. The client reads other OPENAI_* variables
+    (organisation, project, headers), which describe the account. It sends them only with the key of OPENAI_API_KEY.
 
-    The package builds and sends the first request of each API. All others are copies of that with a body of their own,
-    sent by its session of aiohttp: building each anew, and wrapping each response, took more time than sending it.
+    The client of OpenAI builds and sends the first request of each API. All others are copies with another body,
+    sent by its aiohttp session, because building each request took more time than sending it.
 
-    Proxies of the environment are ignored on the loopback interface.
+    Proxies of the environment are ignored for the loopback interface.
     """
 
     def __init__(
@@ -175,12 +174,12 @@ class Endpoint:
     ) -> None:
         self._base_url, self._timeout = base_url, timeout
         self._http = DefaultAioHttpClient(
-            # The one encoding whose decoder can be stopped in the middle.
+            # The only encoding with a decoder that can stop at a limit
             headers={"Accept-Encoding": "gzip"},
             event_hooks={"response": [_bound_body]},
             limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
             timeout=httpx.Timeout(timeout),
-            # The key goes to the address of the settings and to no other.
+            # The key is only sent to the address in the settings
             follow_redirects=False,
             trust_env=not is_loopback(base_url),
             verify=_tls_context(*map(os.environ.get, _AUTHORITIES)),
@@ -188,7 +187,7 @@ class Endpoint:
         self._client = AsyncOpenAI(
             base_url=base_url,
             api_key=api_key or "none",
-            # A retry inside of the client would be a call that neither the limit nor the bill sees.
+            # A retry in the client would be a call outside of the limits and of the usage
             max_retries=0,
             timeout=timeout,
             http_client=self._http,
@@ -198,10 +197,10 @@ class Endpoint:
         self._limits = aiohttp.ClientTimeout(sock_connect=timeout, sock_read=timeout, connect=timeout)
 
     async def call(self, api: str, body: bytes, timeout: float | None = None, read: Reader | None = None) -> Answer:
-        """Sends one request and reads what comes, within `timeout` seconds where that is less than the client's.
+        """Send one request and read the response, within `timeout` seconds or the timeout of the client.
 
-        `read` makes an answer of a 200; without it, it is that of a completion. Never raises for anything that an
-        endpoint may do.
+        `read` reads the body of a response with status 200. None reads a completion. Never raises for errors of an
+        endpoint.
         """
         seconds = self._timeout if timeout is None else min(timeout, self._timeout)
         try:
@@ -217,8 +216,7 @@ class Endpoint:
             usage = Usage(estimate_tokens(len(body)), 0, 0, estimated=True)
             return Answer(error_type="bad_body", error=f"the endpoint's answer {said}", usage=usage)
         except Exception as error:
-            # Of an error that is not known only the kind is said: its message may hold the address, the key or the
-            # prompt.
+            # Only the type of an unknown error, because its message may contain the address, the key or the prompt
             return Answer(error_type="connection", error=f"the connection failed ({type(error).__name__})")
         if not 200 <= status < 300:
             return read_status(status, content, headers)
@@ -227,7 +225,7 @@ class Endpoint:
         return read_completion(content, api, len(body), headers)
 
     async def _send(self, api: str, body: bytes) -> tuple[int, bytes, Mapping[str, str]]:
-        """Status, body and headers of the answer to a POST of the body, or, of a search, to a GET whose query it is."""
+        """POST the body, or GET it as the query of a search. Return status, body and headers of the response."""
         if repeated := self._repeated.get(api):
             sent = repeated.session.post(
                 repeated.url,
@@ -248,17 +246,17 @@ class Endpoint:
 
     async def _send_first(self, api: str, body: bytes) -> httpx.Response:
         if api == "search":
-            # A whole address, as the client would put a slash between its own and a query
+            # A full URL, because the client would put a slash before the query
             url = f"{self._base_url}?{body.decode('ascii')}"
             return await self._client.get(url, cast_to=httpx.Response, options=self._options)
-        # A server that classifies has its whole address, path included
+        # The address of a classifier contains its path
         path = self._base_url if api in CLASSIFYING else PATHS[api]
         response = await self._client.post(path, content=body, cast_to=httpx.Response, options=self._options)
         self._repeated[api] = self._repeat(response.request)
         return response
 
     def _repeat(self, request: httpx.Request) -> _Repeated:
-        """What another request needs of one that was sent; of its headers not those that belong to it alone."""
+        """Return the reusable parts of a sent request, without the headers of its own body."""
         transport: Any = self._http._transport_for_url(request.url)
         proxy = transport.proxy
         auth = aiohttp.BasicAuth(*proxy.auth) if proxy and proxy.auth else None
@@ -269,13 +267,13 @@ class Endpoint:
         return _Repeated(transport.client, URL(str(request.url), encoded=True), headers, through)
 
     async def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         await self._client.close()
 
 
 def read_connection_error(error: Exception) -> Answer:
-    """A timeout, an answer that broke off (which was paid for), or a connection that was lost or never made."""
-    # What aiohttp raised is wrapped once or twice; what really happened is the innermost.
+    """Return the error of a call: a timeout, a response that broke off (and may be paid), or a failed connection."""
+    # The error of aiohttp is wrapped once or twice, and the innermost is the reason
     causes: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in causes:

@@ -11,12 +11,11 @@ from typing import Any
 
 from untold.udfs.stages.definitions import REASONING, filled, lists_in, without_reasoning
 
-# Part of every key: raised, no completion of any store would be found again.
+# Part of every key. Another version would invalidate the completions of all stores
 KEY_VERSION = 1
-# 128 bits: of a billion requests two share a key with odds below 1 in 10 ** 20, and batch APIs take ids of 64
-# characters.
+# With 128 bits, the probability of equal keys among a billion requests is below 1e-20. Batch APIs accept 64 characters
 _ID_BYTES = 16
-# APIs of servers that classify pairs, each the last part of its address; and all that take several rows in a call
+# APIs of servers that classify pairs, each the last part of its address. Below, all APIs with several rows per call
 CLASSIFYING = ("classify", "predict", "score")
 LOCAL = "local"
 PROMPTED = ("chat", "completions")
@@ -28,16 +27,21 @@ SYSTEM = "system"
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage bound to a model, a template and decoding parameters: frozen data that decides its requests' keys.
+    """A stage bound to a model, a template and decoding parameters. These data decide the keys of its requests.
 
-    `model` is sent to the endpoint; `model_key` stands for it in the key (a local file's sha256, else the same name). A
-    decoding parameter that is None is not sent and not in the key. `rated` stages ask for log-probabilities, which are
-    not in the key. `structured` is how a schema is sent (`form`) and the stage's own (`schema`); None sends none.
-    `salt` is not sent: with another one the same requests have other keys, and are asked anew. `limit_name`: the
-    parameter that carries `max_tokens`. `system_role`: the role of the system turn; `user` merges it into the first
-    user turn. `window`: the context window in tokens, which bounds prompt and completion together; `most_tokens`: the
-    largest limit that the endpoint accepts. `reasoning_tokens`: tokens added to the limit for reasoning; they are not
-    in the key.
+    A decoding parameter of None is neither sent nor part of the key.
+
+    Attributes:
+        model: name of the model in requests. `model_key` replaces it in the key: the sha256 of a local file, or the
+            same name.
+        rated: request log-probabilities, which are not part of the key.
+        structured: the way to send a schema (`form`), and the schema of the stage (`schema`). None sends no schema.
+        salt: text that is part of the key but not sent. Another salt sends all requests again.
+        limit_name: name of the parameter for `max_tokens`.
+        system_role: role of the system turn; `user` merges it into the first user turn.
+        window: context window in tokens, the limit of prompt and completion together.
+        most_tokens: the largest token limit that the endpoint accepts.
+        reasoning_tokens: tokens added to the limit for reasoning, which are not part of the key.
 
     >>> stage = Stage("rate", ("query", "text"), model="a-model", template="{{ query }} {{ text }}")
     >>> stage.request_id({"query": "q", "text": "t"}) == stage.request_id({"text": "t", "query": "q", "row": 7})
@@ -71,14 +75,14 @@ class Stage:
 
     @cached_property
     def decoding(self) -> dict[str, Any]:
-        """The parameters that are sent beside model and prompt; fields of `extra_body` win."""
+        """Return the parameters of a request besides model and prompt. Fields of `extra_body` override others."""
         own = {"temperature": self.temperature, "top_p": self.top_p, self.limit_name: self.max_tokens}
         sent: dict[str, Any] = _canonical({**own, **self.extra_body})
         return sent
 
     @cached_property
     def digest(self) -> str:
-        """32 hex characters over everything that changes this stage's completions."""
+        """Return the hash of everything that changes the completions of the stage: 32 hex characters."""
         identity = {
             "version": KEY_VERSION,
             "stage": self.name,
@@ -96,19 +100,19 @@ class Stage:
         return _hash(canonical_json(identity))
 
     def request_id(self, variables: Mapping[str, Any]) -> str:
-        """The key of the request for these values of the stage's variables: 32 hex characters."""
+        """Return the key of the request with these variables: 32 hex characters."""
         return request_id(self.digest, {name: variables.get(name) for name in self.variables})
 
 
 def request_id(digest: str, variables: Mapping[str, Any]) -> str:
-    """The key of a request for these variables, by the digest of its stage."""
+    """Return the key of a request with these variables. `digest` belongs to its stage."""
     return _hash(digest + canonical_json(variables))
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and no spaces, in which null and absent fields are the same, and 1.0 is 1.
+    """Return JSON with sorted keys and no spaces. Null fields are left out, and 1.0 is 1.
 
-    Raises ValueError for NaN and infinity, which are no JSON.
+    Raises ValueError for NaN and infinity, because JSON does not support them.
 
     >>> canonical_json({"b": 1.0, "a": None, "c": "é"})
     '{"b":1,"c":"é"}'
@@ -117,7 +121,7 @@ def canonical_json(value: Any) -> str:
 
 
 def _canonical(value: Any) -> Any:
-    """The value with null fields left out and integral numbers as integers, at any depth: 0.0 and 0 ask the same."""
+    """Return the value without null fields, and with integers for integral numbers, at any depth."""
     if isinstance(value, Mapping):
         return {str(key): _canonical(item) for key, item in value.items() if item is not None}
     if isinstance(value, (list, tuple)):
@@ -128,18 +132,18 @@ def _canonical(value: Any) -> Any:
 
 
 def _hash(text: str) -> str:
-    """blake2b of the text's UTF-8 as 32 hex characters."""
+    """Return blake2b of the text in UTF-8 as 32 hex characters."""
     return blake2b(text.encode("utf-8"), digest_size=_ID_BYTES).hexdigest()
 
 
 class PairKeys:
-    """The keys of requests for ordered pairs of some texts, by a stage of two variables: `Stage.request_id`, but quick.
+    """The keys of requests for ordered pairs of texts, for a stage with two variables: a faster `Stage.request_id`.
 
-    Each text is written as JSON and hashed as the beginning of a key once, not once a pair.
+    Each text is serialized and hashed once, and not once per pair.
     """
 
     def __init__(self, stage: Stage, texts: Sequence[str]) -> None:
-        # In the order of their names, as canonical JSON has them, whichever the stage calls first.
+        # In the order of their names, as in canonical JSON
         low, high = sorted(stage.variables)
         self._turned = (low, high) != stage.variables
         values = [canonical_json(text) for text in texts]
@@ -148,7 +152,7 @@ class PairKeys:
         self._ends = [f"{value}}}".encode() for value in values]
 
     def request_id(self, first: int, second: int) -> str:
-        """The key for two of the texts by their places, as the stage's first and second variable."""
+        """Return the key for two texts by their indices, as the first and second variable of the stage."""
         low, high = (second, first) if self._turned else (first, second)
         state = self._states[low].copy()
         state.update(self._ends[high])
@@ -158,12 +162,12 @@ class PairKeys:
 TAKEN, IGNORED, REFUSED, BROKEN, UNTRIED = "taken", "ignored", "refused", "broken", "untried"
 # Parameters that ask for log-probabilities
 RATING = frozenset({"logprobs", "top_logprobs"})
-# What stands in a request by which its user asks for a form
+# Fields of a request with which a user requests an output format
 OWN_FIELDS = frozenset({"response_format", "guided_json", "guided_regex", "guided_grammar", "grammar", "json_schema"})
 
 
 def schema_fields(stage: Stage, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a request's body that ask for JSON of the stage's schema; none where it sends no schema."""
+    """Return the fields of a request that ask for JSON of the schema of the stage. Empty if it sends no schema."""
     if stage.structured is None:
         return {}
     schema = filled(stage.structured["schema"], variables)
@@ -174,7 +178,7 @@ def schema_fields(stage: Stage, variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class SchemaFields:
-    """`schema_fields` of a stage, made once for all requests whose lists are as long."""
+    """`schema_fields` of a stage, computed once for all requests with lists of the same lengths."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -182,7 +186,7 @@ class SchemaFields:
         self._made: dict[tuple[int, ...], dict[str, Any]] = {}
 
     def of(self, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a request with these variables."""
+        """Return the fields of a request with these variables."""
         lengths = tuple(len(variables.get(name) or ()) for name in self._lists)
         if lengths not in self._made:
             self._made[lengths] = schema_fields(self._stage, variables)
@@ -191,11 +195,13 @@ class SchemaFields:
 
 @dataclass(frozen=True)
 class SchemaSupport:
-    """What an endpoint and its model make of a schema, by the first answer to a request that had one.
+    """The support of an endpoint and its model for schemas, by the first response to a request with a schema.
 
-    `outcome`: `taken`, `ignored` (the answer is another text), `refused`, `broken` (it is empty, or stands where
-    thinking belongs), or `untried` where nobody could find out. `thinks`: the model thinks by itself. `weighs`: whether
-    log-probabilities come beside a schema; None where no rating was asked for yet.
+    Attributes:
+        outcome: `taken`, `ignored` (the completion has another form), `refused`, `broken` (the completion is empty, or
+            in the field of the reasoning), or `untried`.
+        thinks: True if the model reasons without a request.
+        weighs: True if responses with a schema have log-probabilities. None before the first request of a rating.
     """
 
     outcome: str
@@ -203,15 +209,15 @@ class SchemaSupport:
     weighs: bool | None = None
 
     def settles(self, stage: Stage) -> bool:
-        """Whether nothing is left to find out for a stage."""
+        """Return True if nothing is left to test for a stage."""
         return self.outcome != TAKEN or not stage.rated or self.weighs is not None
 
     def changes(self, stage: Stage) -> bool:
-        """Whether a stage is to be asked otherwise."""
+        """Return True if the requests of a stage change."""
         return self.applied(stage) != stage
 
     def applied(self, stage: Stage) -> Stage:
-        """The stage as it is asked: without a schema where that does harm, or without its reasoning."""
+        """Return the stage without a schema that does harm, or without the reasoning in the schema."""
         if stage.structured is None:
             return stage
         if self.outcome in (REFUSED, BROKEN, UNTRIED) or (stage.rated and self.weighs is False):

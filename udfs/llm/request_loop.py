@@ -1,7 +1,7 @@
-"""Answers requests: a pool of workers that takes slots of one endpoint, or of several, and records completions.
+"""Send requests with a pool of workers to one or several endpoints, and record the completions.
 
-A plain object without Ray, so that its loop runs untraced and can be tested alone. When to send is decided in
-`pacing`, what an answer means in `retrying`; here these decisions are carried out.
+The loop has no Ray, so that it runs without tracing and can be tested by itself. `pacing` decides when to send,
+`retrying` decides what an answer means, and this module carries out the decisions.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ from untold.udfs.llm.tools import MAX_ROUNDS, exchange, run_tool, trace
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 from untold.udfs.stages.definitions import OutputFormat
 
-# How often to look whether something is to be written, so that a unit which ends is on the disk a tenth later.
+# The time between two checks for unwritten rows. A finished unit is on the disk after a tenth of a second
 FLUSH_LOOK_SECONDS = 0.1
-# A lease is asked for ten times a second while requests wait for spaced slots; else often enough to be no news late.
+# The time between two requests for a lease, while requests wait for spaced slots, and otherwise
 POLL_SECONDS = 0.1
 IDLE_POLL_SECONDS = 0.25
 STOP_LOOK_SECONDS = 0.05
-# So long after the last rejection no further unit of work is to come, and completions of other actors are known
+# After this time without a rejection, no more units arrive, and the completions of other actors are known
 ALL_REJECTED_SECONDS = 1.0
-# Room for reasoning grows in such steps, so that few runs change it
+# The reserve for reasoning grows in these steps, so that few runs change it
 REASONING_STEP = 256
-# What a task may take to end after it is cancelled, and the client to close its connections.
+# Time limit for the end of a cancelled task, and for closing connections
 CLOSE_SECONDS = 5.0
 
 
 class RequestLoop:
-    """Answers what it is fed, within what the limiters of its endpoints grant, and hands every result to `writer`.
+    """Send requests within the slots that the limiters grant, and pass each result to `writer`.
 
-    `writer` belongs to this asker. All of it runs in one event loop, so that no state needs a lock.
+    No other loop uses `writer`. Everything runs in one event loop, so no state needs a lock.
     """
 
     def __init__(
@@ -83,20 +83,20 @@ class RequestLoop:
         models = [channel.work.settings.model or stage.model for channel in self._channels]
         self._scripts: list[Script] = [script_of(replace(stage, model=model), parse, form) for model in models]
         self._counts_tokens = settings.counts_tokens
-        # Vectors and hits are no tokens
+        # Vectors and hits have no tokens
         self._sizes = CompletionSizes(stage.max_tokens if stage.api in ("chat", "completions") else 0)
         self._units, self._waiters = Units(), Waiters()
         weights = [channel.work.settings.weight for channel in self._channels]
         self._ready = SharedQueue(weights, group_of(stage) if len(weights) > 1 else None)
         self._trial = Trial(work.call)
-        # Until each limiter has answered, the first ones would have all that waits
+        # Nothing is sent before each limiter has granted slots: the first endpoints would get all requests
         self._unleased = set(endpoints.slots)
         self._stopping = False
         self._end = float("inf")
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Starts the workers; call it inside the event loop."""
+        """Start the workers. Call it inside the event loop."""
         workers = sum(channel.work.settings.limits.max_concurrency for channel in self._channels)
         loops = [self._answer() for _ in range(workers)]
         loops += [self._keep_leasing(slots) for slots in self._endpoints.slots]
@@ -104,21 +104,21 @@ class RequestLoop:
         self._tasks = [asyncio.create_task(loop) for loop in loops]
 
     def feed(self, unit: str, requests: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-        """Takes the requests of a unit of work: (request id, variables) each."""
+        """Add the requests of a unit of work: pairs of request id and variables."""
         fed = [Request(request_id, variables, unit) for request_id, variables in requests]
         self._ready.extend(gather(fed, self._settings.batch) if self._stage.api in SEVERAL_ROWS else fed)
         self._units.take(unit, len(fed))
         self._endpoints.need_leases()
 
     def remember(self, gone: Mapping[str, Usage]) -> None:
-        """Takes what other askers of the stage that died had spent, by name, to tell a limiter that is restarted."""
+        """Accept the usage of dead actors of the stage, by name, for the report to a restarted limiter."""
         for slots in self._endpoints.slots:
             slots.work = replace(slots.work, gone=gone)
 
     def progress(self) -> Progress:
-        """How far it is. Raises what broke one of its loops."""
+        """Return the progress. Raises the error of a broken task."""
         for task in self._tasks:
-            # No loop that is needed ends by itself but by an error, and none is to end in silence.
+            # A task ends only with an error, and no error may be lost
             if task.done() and not task.cancelled():
                 task.result()
         now = monotonic()
@@ -131,7 +131,7 @@ class RequestLoop:
             refused=self._endpoints.refused,
             models=tuple(sorted({model for channel in self._channels for model in channel.models})),
             answered_ever=any(channel.standing.answered_ever for channel in self._channels),
-            # Of several, the one that is asked again first
+            # Of several endpoints, the one with the shortest pause
             paused=min(channel.pacing.paused(now) for channel in self._channels),
             unwritten=self._writer.unwritten,
             trouble=self._writer.trouble,
@@ -143,16 +143,16 @@ class RequestLoop:
         )
 
     def _reasoning(self) -> Parameters | None:
-        """Return the room that reasoning takes, in steps of `REASONING_STEP`; None if the stage has it already."""
+        """Return the tokens of reasoning, in steps of `REASONING_STEP`. None if the stage has this reserve."""
         used = max((script.reasoning_tokens for script in self._scripts if isinstance(script, Prompting)), default=0)
         room = -(-used // REASONING_STEP) * REASONING_STEP
         return Parameters(reasoning_tokens=room) if room > self._stage.reasoning_tokens else None
 
     async def stop(self, grace: float) -> Progress:
-        """Takes nothing more, waits up to `grace` seconds for what is in flight, writes everything and closes.
+        """Send nothing more, wait up to `grace` seconds for calls in flight, write everything and close.
 
-        What is answered is written before anything is waited for: a process that is killed while it stops loses none
-        of it. A disk that cannot be written is tried until `grace` is over.
+        The first step writes all completions, so that a process that is killed while it stops loses none. Failed writes
+        are retried until `grace` is over.
         """
         self._stopping = True
         self.shorten_deadline(grace)
@@ -172,11 +172,11 @@ class RequestLoop:
         return self.progress()
 
     def shorten_deadline(self, grace: float) -> None:
-        """Ends the waiting of `stop` after so many seconds at the latest."""
+        """Limit the wait of `stop` to this number of seconds from now."""
         self._end = min(self._end, monotonic() + grace)
 
     async def _answer(self) -> None:
-        """A worker: takes the next request and the right to send it, asks, and again; waits for both."""
+        """Run a worker: wait for a request with a slot, send it, and repeat."""
         while True:
             taken = self._take()
             if taken is None:
@@ -191,7 +191,7 @@ class RequestLoop:
                 channel.in_flight -= 1
 
     def _take(self) -> tuple[int, Request] | None:
-        """An endpoint, and the next request together with the right to send it there now; None where one is missing."""
+        """Take the next request and a slot of an endpoint. Return None if there is no request or no slot."""
         now = monotonic()
         living = self._endpoints.living
         able = self._able(living)
@@ -211,17 +211,18 @@ class RequestLoop:
         return number, request
 
     def _has_slot(self, slots: Slots, now: float) -> bool:
-        """Whether a slot may be used now; a worker is woken when the next one may be."""
+        """Return True if a slot can be used now. Otherwise wake a worker at the time of the next slot."""
         wait = slots.wait(now)
         if wait:
             self._waiters.wake_after(wait)
         return wait == 0
 
     def _able(self, living: Sequence[int]) -> list[int]:
-        """The endpoints that may be sent anything but for the slots: not one where it might be paid for and lost, or
-        that refuses.
+        """Return the indices of the endpoints that can receive requests, apart from their slots.
+
+        An endpoint that refuses the run receives none, and no endpoint does if a paid completion might be lost.
         """
-        # While a schema is tried one request goes alone
+        # During the test of a schema, only one request is in flight
         tried = self._trial.pending and self._endpoints.in_flight > 0
         if not self._ready or self._unleased or tried or self._stopping or self._trial.over or self._writer.full:
             return []
@@ -237,7 +238,7 @@ class RequestLoop:
         ]
 
     async def _ask(self, number: int, request: Request) -> None:
-        """One call for the request, or its end where its deadline is over or its template cannot be filled in."""
+        """Send one call of the request, or end the request after its deadline or an error in its template."""
         channel, script = self._channels[number], self._scripts[number]
         body, failure = script.render(request)
         request.body = None
@@ -245,13 +246,12 @@ class RequestLoop:
         request.first_sent = request.first_sent or now
         left = self._settings.deadline - (now - request.first_sent)
         failure = failure or (request.last if left <= 0 else None)
-        # Nothing is sent, so that the slot's tokens go back, and the last answer, if there was one, is the reason that
-        # stays.
+        # Without a call, the tokens of the slot are returned, and the last answer remains as the reason
         if body is None or failure is not None:
             self._endpoints.settle(channel, request.release(), 0)
             self._record(channel, request, failure or Answer())
             return
-        # Counted before it is sent: what is in flight when a process is killed may have been paid for.
+        # Counted before the call, because a call in flight may be paid if the process is killed
         channel.tally.count(calls=1, asked=not request.calls, tool_turns=request.turn_due)
         request.calls, request.turn_due = request.calls + 1, False
         answer = await channel.client.call(self._stage.api, body, left, script.reader(request))
@@ -262,7 +262,7 @@ class RequestLoop:
             self._settle(channel, request, script.read(answer, request.variables))
 
     def _book(self, channel: Channel, request: Request, answer: Answer, sent: int) -> None:
-        """Books what a call cost. One that timed out was read, and answered for all we know: it is estimated."""
+        """Record the usage of a call. A call that timed out may be paid, so its usage is estimated."""
         usage, timed_out = answer.usage, answer.error_type == "timeout"
         if timed_out:
             usage = Usage(sent, 0, self._sizes.expected, estimated=True)
@@ -276,7 +276,7 @@ class RequestLoop:
             self._sizes.remember(usage.completion_tokens)
 
     def _use_tools(self, channel: Channel, request: Request, answer: Answer) -> None:
-        """Runs what the model calls and goes on with the conversation; each of its turns is a call under the limits."""
+        """Run the tools that the model calls, and continue the conversation. Each turn is a call within the limits."""
         if request.rounds >= MAX_ROUNDS:
             self._settle(channel, request, failed(answer, "unparsable", "the model does not stop calling tools"))
             return
@@ -286,7 +286,7 @@ class RequestLoop:
         self._return(request)
 
     def _settle(self, channel: Channel, request: Request, answer: Answer) -> None:
-        """Carries out what the answer means."""
+        """Decide about an answer, and carry out the decision."""
         completed = channel.standing.completed_here
         self._trial.record(request, answer, completed=completed)
         if self._trial.over:
@@ -294,7 +294,7 @@ class RequestLoop:
         if answer.about_schema and self._stage.structured and not completed:
             self._refuse(channel, request, answer, NO_SCHEMA)
             return
-        # A model without tools refuses all rows alike. After a completion the same words are about one row.
+        # A model without tools refuses all rows. After a completion, the same error concerns one row
         if answer.about_tools and self._stage.tools and not completed:
             self._refuse(channel, request, answer, NO_TOOLS)
             return
@@ -308,7 +308,7 @@ class RequestLoop:
                 return
             request = rest
         if answer.retry_after is not None:
-            # Not only by the next lease: what is sent until then would be refused too.
+            # At once, because the endpoint would also refuse the calls before the next lease
             channel.pacing.pause(answer.retry_after, now)
         if answer.error_type == "http_429":
             channel.tally.count(rate_limited=1)
@@ -325,7 +325,7 @@ class RequestLoop:
             self._settle_rejected(each)
 
     def _carry_out(self, channel: Channel, request: Request, answer: Answer, verdict: Verdict) -> None:
-        """Do what the verdict about an answer says."""
+        """Carry out the verdict about an answer."""
         request.attempts += verdict.attempt
         if verdict.anew:
             request.first_sent = None
@@ -342,7 +342,7 @@ class RequestLoop:
             self._record(channel, request, answer)
 
     def _settle_rejected(self, channel: Channel) -> None:
-        """Decide about rejected requests: they fail alone after a completion, and as long as errors differ.
+        """Decide about rejected requests. After a completion, or if their errors differ, each fails by itself.
 
         Before any completion, the same error of `DOUBTS_IN_A_ROW` requests, or of all, ends the run.
         """
@@ -365,7 +365,7 @@ class RequestLoop:
         self._waiters.wake()
 
     def _begin_again(self, channel: Channel, request: Request, answer: Answer) -> None:
-        """Forgets what followed the prompt. What could not be read is a row of its own, and the next call says so."""
+        """Remove the turns after the prompt. An unparsable completion becomes a row, and the next call mentions it."""
         unread = answer.error_type == "unparsable"
         channel.tally.count(retries_after_parse=1)
         if unread:
@@ -375,16 +375,16 @@ class RequestLoop:
         request.begin_again(names_form=unread)
 
     def _write(self, channel: Channel, row: Request, answer: Answer) -> None:
-        """Hands a row to the writer."""
+        """Pass a row to the writer."""
         completion = completion_of(
             row, answer, rated=self._stage.rated, run=self._work.run, endpoint=channel.label or None
         )
         self._writer.add(completion, completion.size)
 
     def _refuse(self, channel: Channel, request: Request, answer: Answer, remedy: str) -> None:
-        """Ends the asking of an endpoint, and of the run where it is the last.
+        """Send no more requests to an endpoint. Without another endpoint, the run ends.
 
-        Others take what it refused. The first reason stays, as later ones follow from it.
+        The other endpoints get the refused requests. The first reason remains, because later reasons follow from it.
         """
         channel.refused = channel.refused or f"{answer.error}; {remedy}"
         held, channel.held = channel.held, []
@@ -392,10 +392,10 @@ class RequestLoop:
             self._return(one, channel)
 
     def _settle_held(self, channel: Channel) -> None:
-        """Errors about the run are their rows' where a completion came between, or nothing else is left to ask.
+        """Decide about rows with an error that may concern the run.
 
-        Before the first completion of a run, what is in flight may still bring it. Of several endpoints each other one
-        is asked before a row fails.
+        They fail if a completion arrived in the meantime, or if no other request is left. Before the first completion
+        of a run, calls in flight may still bring it. A row fails only after all endpoints failed for it.
         """
         standing, rows = channel.standing, sum(each.held_rows for each in self._channels)
         if standing.is_refused(channel.in_flight):
@@ -411,9 +411,7 @@ class RequestLoop:
             self._waiters.wake()
 
     def _ask_again(self, channel: Channel, request: Request, answer: Answer, wait: float) -> None:
-        """Asks once more after so many seconds, where the request's deadline is not over by then; another endpoint at
-        once.
-        """
+        """Send a request again after `wait` seconds, or at once to another endpoint, within its deadline."""
         request.last = answer
         sent, wait = request.first_sent, 0.0 if self._endpoints.others_live(channel) else wait
         self._endpoints.need_leases()
@@ -425,16 +423,16 @@ class RequestLoop:
             asyncio.get_running_loop().call_later(wait, self._return, request, channel)
 
     def _return(self, request: Request, channel: Channel | None = None) -> None:
-        """Puts a request back, before those that were never asked: its deadline runs already.
+        """Return a request to the queue, before new requests, because its deadline has started.
 
-        Another endpoint than `channel` takes it, if there is one.
+        An endpoint other than `channel` takes it if there is one.
         """
         self._ready.give_back(request, None if channel is None else self._channels.index(channel))
         self._endpoints.need_leases()
         self._waiters.wake()
 
     def _record(self, channel: Channel, request: Request, answer: Answer) -> None:
-        """Ends a request. One for several rows that a single row of them may have spoilt is asked in halves."""
+        """End a request. If one of its several rows may have caused the error, send it again in halves."""
         late = request.first_sent is None or monotonic() - request.first_sent >= self._settings.deadline
         if may_fail_for_one_row(request, answer) and not late:
             for half in split(request, attempts_of_halves(request, answer, self._settings.max_attempts)):
@@ -444,14 +442,14 @@ class RequestLoop:
             self._record_row(channel, request, row, answer)
 
     def _record_row(self, channel: Channel, request: Request, row: Request, answer: Answer) -> None:
-        """Ends a row of a request: it is with the writer, and its unit has one less to wait for."""
+        """End a row of a request: pass it to the writer, and count it for its unit."""
         row.calls, row.first_sent = request.calls, request.first_sent
         self._write(channel, row, answer)
         channel.tally.count(done=1, failed=answer.error_type is not None)
         self._units.record(row.unit)
 
     async def _keep_flushing(self) -> None:
-        """Writes when the writer says so, and what is left as soon as nothing more is to come."""
+        """Write when the writer is due, and at once when no more requests are left."""
         while True:
             await asyncio.sleep(min(FLUSH_LOOK_SECONDS, self._settings.flush))
             ended = self._units.recorded and not self._ready and not self._endpoints.in_flight
@@ -459,12 +457,12 @@ class RequestLoop:
                 await self._flush()
 
     async def _flush(self) -> bool:
-        """Writes what is recorded. False where it could not be: it is kept, and the writer knows why."""
+        """Write the recorded rows. After a failed write, return False and keep the rows. The writer has the error."""
         recorded, self._units.recorded = self._units.recorded, []
         try:
             await self._writer.flush()
         except BaseException as error:
-            # A unit is finished once it is on the disk; until then whoever takes over has to ask it again.
+            # A unit is finished when it is on the disk. Until then, a successor must send it again
             self._units.recorded = recorded + self._units.recorded
             if not isinstance(error, Exception):
                 raise
@@ -474,21 +472,21 @@ class RequestLoop:
         return True
 
     async def _keep_leasing(self, slots: Slots) -> None:
-        """Keeps slots at hand: asks when the last ones run low or something is new, else every `IDLE_POLL_SECONDS`."""
+        """Renew the lease of slots when they run low or something changes, and every `IDLE_POLL_SECONDS`."""
         while True:
             waiting = self._ready and slots.pacing.strict
-            # Not asyncio.wait_for: on Python 3.11 it swallows a cancellation that comes as the event is set.
+            # Not asyncio.wait_for: on Python 3.11 it loses a cancellation at the moment when the event is set
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_SECONDS if waiting else IDLE_POLL_SECONDS):
                     await slots.needs_lease.wait()
             slots.needs_lease.clear()
             granted = await self._renew(slots)
             if not granted and self._ready:
-                # A limiter with nothing to give is not asked again at once; slots come a quarter of a second at a time.
+                # A limiter without slots gets a pause. It grants slots for a quarter of a second
                 await asyncio.sleep(POLL_SECONDS / 2)
 
     async def _renew(self, slots: Slots) -> bool:
-        """Reports to a limiter and takes new slots; whether any were granted."""
+        """Report to a limiter and lease new slots. Return True if it granted slots."""
         if self._stopping:
             return False
         lease = await slots.renew(self._endpoints.report(slots, self._wanted(slots)))
@@ -501,7 +499,7 @@ class RequestLoop:
         return bool(lease.times)
 
     def _wanted(self, slots: Slots) -> tuple[int, ...]:
-        """Token estimates of the next requests that need a slot."""
+        """Return the estimated tokens of the next requests that need a slot."""
         owner = slots if isinstance(slots, Channel) else self._endpoints
         if owner.refused is not None or self._writer.full:
             return ()
@@ -512,10 +510,10 @@ class RequestLoop:
         return tuple(self._estimate(request, number) for request in islice(self._ready, first, first + count))
 
     def _estimate(self, request: Request, number: int) -> int:
-        """Tokens that the next call of a request is expected to take; its body is rendered here or when it is sent."""
+        """Return the expected tokens of the next call of a request. This renders its body."""
         if not request.tokens:
             body, _ = self._scripts[number].render(request)
             request.tokens = self._scripts[number].tokens_of(len(body or b""))
-            # Another endpoint may know the model by another name
+            # The model may have another name at another endpoint
             request.body = body if len(self._channels) == 1 else None
         return request.tokens + self._sizes.expected

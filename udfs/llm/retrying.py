@@ -28,14 +28,14 @@ from untold.udfs.stages.definitions import SCHEMA, read_as
 
 # Parameters that a request can do without
 _OPTIONAL = ("temperature", "top_p", "logprobs", "top_logprobs", "seed")
-# A completion in fewer tokens is of no use to a stage
+# No stage can use a completion with fewer tokens
 LEAST_TOKENS = 16
 # Halving an unexplained limit stops here
 LEAST_HALF = 256
 
 
 def find(stage: Stage, answer: Answer, variables: Mapping[str, Any]) -> SchemaSupport | None:
-    """What an answer to a request with a schema says of the endpoint; None where that is nothing."""
+    """Return the schema support that an answer to a request with a schema shows, None if it shows nothing."""
     if stage.structured is None:
         return None
     if answer.about_schema:
@@ -50,7 +50,7 @@ def find(stage: Stage, answer: Answer, variables: Mapping[str, Any]) -> SchemaSu
 
 
 def _weighs(stage: Stage, answer: Answer) -> bool | None:
-    """Whether a rated stage's answer came with log-probabilities; None where none were asked for."""
+    """Return True if an answer of a rated stage has log-probabilities, None if the request did not ask for them."""
     asked = stage.rated and stage.extra_body.get("logprobs") is not False
     rating = asked and answer.text is not None and any(digit in answer.text for digit in SCALE)
     return read_alternatives(answer.text or "", answer.logprobs) is not None if rating else None
@@ -91,8 +91,8 @@ def _smaller(stage: Stage, answer: Answer) -> Parameters | None:
 class Trial:
     """The trial of the schema and the parameters of a call.
 
-    While the trial is `pending`, the first request is sent alone. The trial is `over` once all requests of the stage
-    must be sent with another schema or other parameters.
+    While the trial is `pending`, only one request is in flight. The trial is `over` once all requests of the stage must
+    be sent with another schema or other parameters.
     """
 
     def __init__(self, call: CallContext) -> None:
@@ -122,11 +122,11 @@ class Trial:
             self.pending = answer.error_type == "http_429"
 
 
-# The error of a completion that could not be read and after which its request was asked again: a row of its own
+# The error of the row of an unparsable completion whose request was sent again
 ASKED_AGAIN = "asked_again"
-# Conflicts of the moment: OpenAI's own client retries these statuses too
+# Temporary conflicts. The client of OpenAI also retries these statuses
 RETRIED_STATUSES = ("http_408", "http_409", "http_425")
-# Failures with a passing reason: the next start of a run asks these again. All others last.
+# Temporary failures. The next start of a run sends these requests again, and no others
 PASSING_TYPES = (
     "timeout",
     "connection",
@@ -138,19 +138,18 @@ PASSING_TYPES = (
 )
 PASSING_PREFIX = "http_5"
 
-# Unusable answers that the same start asks for again, up to `llm.max_attempts`; no 4xx but 429 is among them.
+# Unusable answers whose requests the same start sends again, up to `llm.max_attempts`
 ASK_AGAIN = frozenset({"unparsable", "refused", "empty", "truncated", "bad_body", "bad_finish"})
-# Those that speak of the endpoint's state rather than of chance: asked again after a wait.
+# They indicate a problem of the endpoint, so the request is sent again after a wait
 _AFTER_A_WAIT = frozenset({"bad_body", "bad_finish"})
-# The endpoint was reached, key, address and model are right: a completion came, whatever it is worth.
+# With a completion, even an unusable one, the key, the address and the model are right
 _COMPLETED = frozenset({None, "unparsable", "refused", "empty", "truncated", "filtered"})
-# Errors about the run that no row can cause: the key (401), the credit (402, or a 429 for an exhausted quota).
+# Errors that no row can cause: the key (401), the credit (402, or 429 for an exhausted quota)
 _SURE_REFUSALS = frozenset({"http_401", "http_402", "http_429"})
-# So many errors about the run (403, 404, unknown model) without a completion between are no fault of single rows.
+# After this number of errors about the run (403, 404, unknown model) in a row, the rows are not the reason
 DOUBTS_IN_A_ROW = 20
 
-# Seconds. From half a second, doubled, to half a minute: a stumble costs little, an endpoint that restarts is left
-# alone.
+# Seconds, doubled after each attempt: short for a temporary error, long for an endpoint that restarts
 FIRST_BACKOFF = 0.5
 LONGEST_BACKOFF = 30.0
 
@@ -181,7 +180,7 @@ _REMEDIES = {
 
 
 def is_passing(error_type: str | None) -> bool:
-    """Whether a failure has a passing reason.
+    """Return True if a failure is temporary.
 
     >>> is_passing("http_503"), is_passing("http_400"), is_passing(None)
     (True, False, False)
@@ -190,7 +189,7 @@ def is_passing(error_type: str | None) -> bool:
 
 
 def is_fault(error_type: str | None) -> bool:
-    """Whether the endpoint could not be reached or broke: a timeout, a connection error or a 5xx."""
+    """Return True for an error of the endpoint: a timeout, a connection error or a 5xx."""
     return error_type in ("timeout", "connection") or (error_type or "").startswith("http_5")
 
 
@@ -220,8 +219,8 @@ def is_rejection(answer: Answer) -> bool:
 def next_limit(answer: Answer, sent: int | None) -> int | None:
     """Return the token limit for the next call of a request, after an error about the limit `sent`; None for no change.
 
-    A completion that was cut off gets twice the room. A limit above the context window is cut to the
-    rest of it.
+    The limit doubles after a completion that was cut off. A limit above the context window becomes the rest of the
+    window.
     """
     if answer.error_type == "truncated":
         used = 0 if answer.usage.estimated else answer.usage.completion_tokens
@@ -232,17 +231,17 @@ def next_limit(answer: Answer, sent: int | None) -> int | None:
 
 
 def address_setting(section: str) -> str:
-    """The setting that names the endpoint of a section of the settings."""
+    """Return the setting with the address of the endpoint of a section."""
     return "nli.classifier_url" if section == "classifier" else f"{section}.base_url"
 
 
 def backoff(attempt: int) -> float:
-    """Seconds before attempt number `attempt` + 1: doubled each time, with jitter, so that clients do not march."""
+    """Return the seconds before attempt number `attempt` + 1: doubled each time, with jitter against bursts."""
     return min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.0)
 
 
 class RetryDecision(Enum):
-    """What becomes of a request after an answer."""
+    """The decision about a request after an answer."""
 
     RECORD = "record"
     AGAIN = "again"
@@ -252,10 +251,15 @@ class RetryDecision(Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """`act`, for `AGAIN` after `wait` seconds.
+    """A decision with its details.
 
-    `attempt`: the answer used up one of the request's attempts. `afresh`: the conversation begins again.
-    `anew`: the request's deadline begins again. `limit`: the token limit of the next call, None for the same one.
+    Attributes:
+        act: the decision.
+        wait: seconds before `AGAIN`.
+        attempt: True if the answer counts as an attempt of the request.
+        afresh: True if the conversation begins again.
+        anew: True if the deadline of the request begins again.
+        limit: the token limit of the next call, None for the same limit.
     """
 
     act: RetryDecision
@@ -270,9 +274,9 @@ _ANSWERED = Verdict(RetryDecision.RECORD, attempt=True)
 
 
 def judge(request: Request, answer: Answer, max_attempts: int, *, free: bool) -> Verdict:
-    """What becomes of the request; `free` where a fault is the endpoint's outage and costs no attempt.
+    """Return the decision about a request. With `free`, an error is part of an outage and is not an attempt.
 
-    Never looks at the text of an answer, only at its kind, so that all of a stage's rows are treated alike.
+    The decision depends on the kind of the answer and never on its text, so it is the same for all rows of a stage.
 
     >>> limited = Answer(error_type="http_429", retry_after=2.0)
     >>> judge(Request("id", {}, "unit"), limited, 4, free=False)
@@ -280,12 +284,12 @@ def judge(request: Request, answer: Answer, max_attempts: int, *, free: bool) ->
     """
     kind = answer.error_type
     if answer.refused:
-        # Before all else: it speaks of the run, so that no rule about its row may apply.
+        # First, because the error concerns the run, so that no rule about its row applies
         sure = kind in _SURE_REFUSALS or "certificate" in answer.about
         return Verdict(RetryDecision.REFUSE if sure else RetryDecision.HOLD)
     if kind is None:
         return _ANSWERED
-    # Being limited says nothing about the request and uses up no attempt; its deadline goes on.
+    # A rate limit is not an attempt of the request, but its deadline continues
     if kind == "http_429":
         return Verdict(
             RetryDecision.AGAIN, backoff(request.limited) if answer.retry_after is None else answer.retry_after
@@ -294,7 +298,7 @@ def judge(request: Request, answer: Answer, max_attempts: int, *, free: bool) ->
     wait = backoff(request.attempts + 1)
     if is_fault(kind):
         if free:
-            # The limiter lets single probes through meanwhile, so that a short wait here makes no flood.
+            # The limiter grants only single probes during an outage, so a short wait is enough here
             return Verdict(RetryDecision.AGAIN, FIRST_BACKOFF, anew=True)
         return Verdict(
             RetryDecision.RECORD if used_up else RetryDecision.AGAIN, max(wait, answer.retry_after or 0.0), attempt=True
@@ -313,7 +317,7 @@ def judge(request: Request, answer: Answer, max_attempts: int, *, free: bool) ->
 
 @dataclass
 class PendingReport:
-    """What is to be told to the limiter with the next lease (`limiter.Report` says what each field means)."""
+    """The fields of the next report to the limiter (see `LimiterReport`)."""
 
     successes: int = 0
     answered: bool = False
@@ -327,10 +331,12 @@ class PendingReport:
 
 @dataclass
 class EndpointHealth:
-    """What an asker knows of its endpoint: whether it answers, refuses, or is away. Times by the asker's clock.
+    """The state of an endpoint in a request loop: responses, refusals and outages. Times of the clock of the loop.
 
-    `completed`: a completion came in this run, `completed_here`: in this stage of this start. `doubts`: errors about
-    the run since the last one that came here, `doubts_of_all`: by what the limiter last knew of all actors.
+    Attributes:
+        completed: True after a completion in this run. `completed_here`: in this stage of this start.
+        doubts: errors about the run since the last completion in this loop.
+        doubts_of_all: the same number over all actors, by the last report of the limiter.
     """
 
     answered_ever: bool = False
@@ -343,7 +349,7 @@ class EndpointHealth:
     news: PendingReport = field(default_factory=PendingReport)
 
     def record(self, request: Request, answer: Answer, now: float) -> bool:
-        """Notes an answer. Whether it is a fault that is the endpoint's and costs the request no attempt."""
+        """Record an answer. Return True for an error of the endpoint that is not an attempt of the request."""
         kind, news = answer.error_type, self.news
         if answer.retry_after is not None:
             news.retry_after = max(news.retry_after or 0.0, answer.retry_after)
@@ -363,19 +369,19 @@ class EndpointHealth:
         return False
 
     def _hear_fault(self, request: Request, answer: Answer, now: float) -> bool:
-        """Notes a fault. Whether it costs no attempt: nothing was ever reached, or an outage is known."""
+        """Record an error of the endpoint. Return True if it is no attempt: in an outage, or without any contact."""
         never_reached = answer.unconnected and not self.answered_ever
         request.first_fault = request.first_fault or now
         if never_reached:
-            # An address that nobody listens at is an outage at once, without fifty rows that have to find it out.
+            # An address without a server is an outage at once, without fifty errors
             self.news.faults += OUTAGE_FAULTS
         elif self.answered_at <= request.first_fault:
-            # Where others were answered since, it is the request that fails and not the endpoint.
+            # If other requests had a response since then, the request fails and not the endpoint
             self.news.faults += 1
         return never_reached or self.probing
 
     def learn(self, lease: Lease, answered_at: float) -> None:
-        """Takes what the limiter knows from everybody; `answered_at` is the lease's, by the asker's clock."""
+        """Update the state from a lease. `answered_at` is the time in the lease, by the clock of the loop."""
         self.answered_at = max(self.answered_at, answered_at)
         self.probing = lease.probing
         self.completed |= lease.completed
@@ -383,11 +389,11 @@ class EndpointHealth:
         self.doubts_of_all = lease.doubts
 
     def tell(self) -> PendingReport:
-        """What is new since this was last called."""
+        """Return the news since the last call."""
         news, self.news = self.news, PendingReport()
         return news
 
     def is_refused(self, in_flight: int) -> bool:
-        """Whether errors about the run, of which there are some, are the run's: too many, or nothing else came."""
+        """Return True if errors about the run end it: there are too many, or there is no other result."""
         in_a_row = max(self.doubts, self.doubts_of_all)
         return in_a_row >= DOUBTS_IN_A_ROW or not (self.completed or in_flight)

@@ -1,4 +1,4 @@
-"""What is said in a stage: requests to bodies of calls, and answers to what its parser makes of them."""
+"""Render requests as bodies of calls, and read the responses, for each kind of API."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ from untold.udfs.stages.definitions import OutputFormat, Unparsable, filled
 from untold.udfs.stages.lookups import PROVIDERS, NoHitsError, Provider
 
 TOP_LOGPROBS = 10
-# A cautious estimate of a prompt's tokens, beside a context window
+# A cautious estimate of the tokens of a prompt, for the rest of a context window
 BYTES_OF_A_TOKEN = 3
-# At least an eighth of a context window is left for the completion; a prompt that needs more is refused
+# At least an eighth of a context window is for the completion. The endpoint refuses a longer prompt
 LEAST_SHARE = 8
 
 Parse = Callable[[str, Mapping[str, Any]], Any]
 
 
 class Script(Protocol):
-    """What is said in a stage: how a request becomes a body, and how an answer is read."""
+    """The conversion of the requests of a stage to bodies, and of responses to answers."""
 
     def render(self, request: Request) -> tuple[bytes | None, Answer | None]:
-        """The body of the next call, or why there can be none. Never raises."""
+        """Return the body of the next call, or the error of the request. Never raises."""
 
     def reader(self, request: Request) -> Reader:
-        """What makes an answer of the body of a 200 to this request."""
+        """Return the function that reads the body of a response with status 200."""
 
     def read(self, answer: Answer, variables: Mapping[str, Any]) -> Answer:
-        """The answer, with an error where the stage cannot use it."""
+        """Return the answer, with an error if the stage cannot use it."""
 
     def tokens_of(self, size: int) -> int:
-        """The tokens that a body of so many bytes is taken to have before the endpoint says it."""
+        """Return the estimated tokens of a body of `size` bytes."""
 
 
 def script_of(stage: Stage, parse: Parse, form: OutputFormat | None = None) -> Script:
-    """The script of a stage by its API; `form` is the one that its template asks for."""
+    """Return the script of a stage by its API. `form` is the output format of its template."""
     if stage.api == "embeddings":
         return Embedding(stage)
     if stage.api in (LOCAL, *CLASSIFYING):
@@ -63,28 +63,28 @@ def script_of(stage: Stage, parse: Parse, form: OutputFormat | None = None) -> S
 
 
 def key_header_of(stage: Stage) -> str:
-    """The header in which the endpoint of a stage wants its key."""
+    """Return the name of the header for the key."""
     return PROVIDERS[stage.model].key_header if stage.api == "search" else BEARER
 
 
 class Prompting:
-    """A language model is given a prompt; its completion is read by the stage's parser."""
+    """Prompts for a language model. The parser of the stage reads the completions."""
 
     def __init__(self, stage: Stage, parse: Parse, form: OutputFormat | None) -> None:
         self._stage, self._parse, self._form = stage, parse, form
         self._prompt: Prompt = compile_prompt(stage.template, api=stage.api, name=stage.name)
         self._fields = SchemaFields(stage)
-        # The most that a completion of this stage used so far; later requests have room for as many
+        # The maximum of the completions so far. Later requests reserve as many tokens
         self.reasoning_tokens = stage.reasoning_tokens
 
     def render(self, request: Request) -> tuple[bytes | None, Answer | None]:
-        """The body of the next call, or the failure of a template that cannot be filled in.
+        """Return the body of the next call, or the error of the template.
 
-        Never raises: a template of a user's may fail in any way on any row, which is then a row of `failures`.
+        Never raises: a template of a user can fail in any way for any row, and the row is then in `failures`.
         """
         if request.body is not None:
             return request.body, None
-        # Told to call no more tools in its last round, a model gives an answer rather than nothing.
+        # In the last round the model must call no tool, so that it writes an answer
         left = request.rounds < MAX_ROUNDS
         instruction = self._reminder(request.variables) if request.names_form else None
         options: Any = {"tools_left": left, "instruction": instruction, "limit": request.limit}
@@ -97,7 +97,10 @@ class Prompting:
             return None, Answer(error_type="template", error=said)
 
     def _reminder(self, variables: Mapping[str, Any]) -> str:
-        """What names the form after a completion of no use: without it, the same request would bring the same again."""
+        """Return the text that names the output format after an unparsable completion.
+
+        Without it, the same request would return the same completion.
+        """
         words = self._form.words if self._form else "the form asked for"
         if self._stage.structured:
             schema = filled(self._stage.structured["schema"], variables)
@@ -105,7 +108,7 @@ class Prompting:
         return f"An earlier answer could not be read. Write exactly in this form and nothing else: {words}"
 
     def reader(self, request: Request) -> Reader:
-        """Completions are read alike, whatever was asked."""
+        """Return the reader of completions, which does not depend on the request."""
         return self._read_body
 
     def _read_body(self, content: bytes, sent: int, headers: Mapping[str, str]) -> Answer:
@@ -114,10 +117,9 @@ class Prompting:
         return answer
 
     def read(self, answer: Answer, variables: Mapping[str, Any]) -> Answer:
-        """The answer, with the error `unparsable` or `refused` where the stage's parser cannot read it.
+        """Return the answer, with the error `unparsable` or `refused` if the parser of the stage cannot read it.
 
-        Parsing here only decides whether to ask again; what is stored is the text, and it is parsed anew when it is
-        read.
+        This only decides if the request is sent again. The store has the text, and its readers parse it again.
         """
         if answer.error_type is not None or answer.text is None:
             return answer
@@ -130,7 +132,7 @@ class Prompting:
         return answer
 
     def tokens_of(self, size: int) -> int:
-        """As many as a text of that size usually has."""
+        """Return the usual number of tokens for a text of `size` bytes."""
         return estimate_tokens(size)
 
 
@@ -146,12 +148,17 @@ def request_body(
     limit: int | None = None,
     reasoning_tokens: int = 0,
 ) -> bytes:
-    """The JSON body of the call for these variables, going on after the `turns` that tools were used in.
+    """Return the JSON body of the call for these variables.
 
-    `instruction` is added to what the prompt tells the model. Without `tools_left` the model is told to call none.
-    `logprobs: false` in `extra_body` sends none of them, for models that refuse to give log-probabilities. `fields`:
-    what `schema_fields` gives, where that is known. `limit` replaces the stage's token limit; without it,
-    `reasoning_tokens` are added to that, and the rest of the stage's context window bounds it.
+    `logprobs: false` in `extra_body` removes the fields of log-probabilities, for models that refuse them.
+
+    Args:
+        turns: turns after the prompt, with calls of tools.
+        tools_left: False forbids the model to call tools.
+        instruction: text to add to the system message.
+        fields: the result of `schema_fields`, if it is known.
+        limit: token limit in place of the limit of the stage.
+        reasoning_tokens: tokens to add to the limit of the stage, within the rest of its context window.
     """
     body: dict[str, Any] = {"model": stage.model}
     if stage.api == "chat":
@@ -161,7 +168,7 @@ def request_body(
             body |= {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
     else:
         text = prompt.text(variables)
-        # A plain completion goes on with the prompt's last words
+        # A plain completion continues the end of the prompt, so the instruction is at its beginning
         body["prompt"] = f"{instruction}\n\n{text}" if instruction else text
         if stage.rated:
             body["logprobs"] = TOP_LOGPROBS
@@ -170,8 +177,7 @@ def request_body(
         if not tools_left:
             body["tool_choice"] = "none"
     body |= schema_fields(stage, variables) if fields is None else fields
-    # Last, so that what the settings say of a field counts; a null cannot be sent, hence `logprobs: false` to send
-    # none.
+    # Last, so that the settings override all fields. A null cannot be sent, so `logprobs: false` removes the fields
     body |= stage.decoding
     if body.get("logprobs") is False:
         del body["logprobs"]
@@ -204,9 +210,9 @@ def _with_system_role(messages: list[dict[str, Any]], role: str) -> list[dict[st
 
 
 def _instructed(messages: list[dict[str, Any]], instruction: str | None) -> list[dict[str, Any]]:
-    """The messages with an instruction at the end of the system's, or before all others where it says nothing.
+    """Return the messages with an instruction at the end of the system message, or as a new system message.
 
-    A second turn of a user's in a row is an error for some models.
+    Some models refuse two user messages in a row.
     """
     if instruction is None:
         return messages
@@ -216,33 +222,33 @@ def _instructed(messages: list[dict[str, Any]], instruction: str | None) -> list
 
 
 class Embedding:
-    """An embedding model is given the texts of all members of a request at once."""
+    """Calls of an embedding model with the texts of all members of a request."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        # Where it is asked for, else that of the first vector: another one has no place beside it
+        # The requested dimension, or the dimension of the first vector. All vectors must have the same
         asked = stage.extra_body.get("dimensions")
         self._dimension = asked if isinstance(asked, int) else None
 
     def render(self, request: Request) -> tuple[bytes | None, Answer | None]:
-        """The body with the texts of all members."""
+        """Return the body with the texts of all members."""
         if request.body is None:
             return embedding_body(self._stage, self._inputs(request)), None
         return request.body, None
 
     def reader(self, request: Request) -> Reader:
-        """Reads a part for each member."""
+        """Return the reader of the body, which returns one part per member."""
         sizes = [len(text.encode("utf-8")) for text in self._inputs(request)]
         return partial(read_embeddings, sizes=sizes, dimension=self._dimension)
 
     def read(self, answer: Answer, variables: Mapping[str, Any]) -> Answer:
-        """The answer; the first vector says how long all others are."""
+        """Return the answer. The first vector defines the dimension of all others."""
         if self._dimension is None:
             self._dimension = next((len(part.vector) for part in answer.parts if part.vector is not None), None)
         return answer
 
     def tokens_of(self, size: int) -> int:
-        """As many as a text of that size usually has."""
+        """Return the usual number of tokens for a text of `size` bytes."""
         return estimate_tokens(size)
 
     def _inputs(self, request: Request) -> list[str]:
@@ -250,27 +256,27 @@ class Embedding:
 
 
 class Classifying:
-    """A server that classifies pairs is given those of all members of a request at once."""
+    """Calls of a server of classifiers with the pairs of all members of a request."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._relations: Sequence[str] = stage.extra_body["relations"]
 
     def render(self, request: Request) -> tuple[bytes | None, Answer | None]:
-        """The body with the pairs of all members."""
+        """Return the body with the pairs of all members."""
         return request.body or classifying_body(self._stage, _rows_of(request)), None
 
     def reader(self, request: Request) -> Reader:
-        """Reads a part for each member."""
+        """Return the reader of the body, which returns one part per member."""
         sizes = [len(text.encode("utf-8")) for text in pair_texts(self._stage, _rows_of(request))]
         return partial(read_classes, api=self._stage.api, sizes=sizes, relations=self._relations)
 
     def read(self, answer: Answer, variables: Mapping[str, Any]) -> Answer:
-        """The answer: its probabilities were read with its body."""
+        """Return the answer, because the reader of its body has read the probabilities."""
         return answer
 
     def tokens_of(self, size: int) -> int:
-        """As many as a text of that size usually has."""
+        """Return the usual number of tokens for a text of `size` bytes."""
         return estimate_tokens(size)
 
 
@@ -279,21 +285,21 @@ def _rows_of(request: Request) -> list[Mapping[str, Any]]:
 
 
 class WebSearchScript:
-    """A search service is asked for a query; its answer is kept as it came."""
+    """Calls of a search service. The response is stored unchanged."""
 
     def __init__(self, stage: Stage) -> None:
         self._provider: Provider = PROVIDERS[stage.model]
 
     def render(self, request: Request) -> tuple[bytes | None, Answer | None]:
-        """The query of the address, as bytes."""
+        """Return the query string of the URL as bytes."""
         return self._provider.query(request.variables).encode("ascii"), None
 
     def reader(self, request: Request) -> Reader:
-        """Answers are read alike, whatever was searched."""
+        """Return the reader of responses, which does not depend on the request."""
         return self._read_body
 
     def _read_body(self, content: bytes, sent: int, headers: Mapping[str, str]) -> Answer:
-        """The body as text; `bad_body` where it is no answer of the service's, such as a page of HTML."""
+        """Return the body as text, or the error `bad_body` for a body of another kind, such as an HTML page."""
         try:
             text = content.decode("utf-8")
             self._provider.hits(text)
@@ -305,11 +311,11 @@ class WebSearchScript:
         return Answer(text=text, model=self._provider.name)
 
     def read(self, answer: Answer, variables: Mapping[str, Any]) -> Answer:
-        """The answer: its hits were read with its body."""
+        """Return the answer, because the reader of its body has read the hits."""
         return answer
 
     def tokens_of(self, size: int) -> int:
-        """None: a search is paid for by the call."""
+        """Return 0, because a search has a price per call."""
         return 0
 
 
@@ -321,5 +327,5 @@ def _json_of(content: bytes) -> Any:
 
 
 def failed(answer: Answer, error_type: str, error: str) -> Answer:
-    """The same answer as a failure: what was paid for stays."""
+    """Return the answer as a failure. Its usage stays."""
     return replace(answer, error_type=error_type, error=error)

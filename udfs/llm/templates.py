@@ -1,4 +1,4 @@
-"""Prompt templates: sandboxed Jinja2, split into turns in their source, before any variable is filled in."""
+"""Compile and render prompt templates: sandboxed Jinja2, split into turns before variables are inserted."""
 
 from __future__ import annotations
 
@@ -17,51 +17,51 @@ from untold.udfs.errors import UserError
 from untold.udfs.llm.escaping import as_data
 
 _TURN_LINE = re.compile(r"^=== (system|user|assistant)[ \t]*$", re.MULTILINE)
-# A key holds the source of its template alone: what is included could change without the key.
+# A key contains only the source of its template, so included files could change without the key
 _FOREIGN = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
 
 
 class PromptError(UserError):
-    """A template that cannot be used. The message names its file, or stage, and the line, never a variable's text."""
+    """An invalid template. The message names its file, or its stage, and the line, but never the text of a variable."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A compiled template: one (role, template) a turn; a plain-completion template has the single role `text`.
+    """A compiled template: a pair of role and template per turn. A plain completion has a single turn `text`.
 
-    A turn in which nothing is filled in is its text.
+    A turn without variables is a text.
     """
 
     turns: tuple[tuple[str, Template | str], ...]
 
     def messages(self, variables: Mapping[str, Any]) -> list[dict[str, str]]:
-        """The chat messages for these variables."""
+        """Return the chat messages with these variables."""
         return [{"role": role, "content": _render(turn, variables)} for role, turn in self.turns]
 
     def text(self, variables: Mapping[str, Any]) -> str:
-        """The prompt of a plain completion for these variables."""
+        """Return the prompt of a plain completion with these variables."""
         return _render(self.turns[0][1], variables)
 
     def characters(self, variables: Mapping[str, Any]) -> int:
-        """Length in UTF-8 bytes of everything that is sent for these variables."""
+        """Return the length in UTF-8 bytes of all turns with these variables."""
         return sum(len(_render(turn, variables).encode("utf-8")) for _, turn in self.turns)
 
 
 @lru_cache(maxsize=64)
 def compile_prompt(source: str, *, api: str = "chat", name: str = "template") -> Prompt:
-    """Compiles a template's source. Raises `PromptError` for bad syntax, includes, imports and blocks across turns.
+    """Compile the source of a template. Raises `PromptError` for bad syntax, includes, imports and blocks across turns.
 
-    `name` is what errors call the template: its file, or its stage.
+    `name` is the name of the template in errors: its file or its stage.
     """
     return Prompt(tuple((role, _compile(text, line, name)) for role, text, line in split_turns(source, api)))
 
 
 def try_prompt(prompt: Prompt, variables: Mapping[str, Any], name: str) -> None:
-    """Fills in a prompt once. Raises `PromptError` with the line where these variables cannot be filled in."""
+    """Render a prompt once. Raises `PromptError` with the line of an error."""
     for turn in (turn for _, turn in prompt.turns if not isinstance(turn, str)):
         try:
             turn.render(variables)
-        # A template may fail in any way that Python can
+        # A template can raise any exception
         except Exception as error:
             lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == turn.filename]
             raise PromptError(f"{name} line {lines[-1] if lines else '?'}: {_reason(error)}") from error
@@ -72,7 +72,7 @@ def _reason(error: Exception) -> str:
 
 
 def check_variables(source: str, allowed: tuple[str, ...], *, api: str = "chat", name: str) -> None:
-    """Raises `PromptError` where a template asks for a variable that its stage does not have."""
+    """Raise `PromptError` if a template has a variable that its stage lacks."""
     unknown: dict[str, int] = {}
     for _, turn, line in split_turns(source, api):
         tree = _parse(turn, line, name)
@@ -86,7 +86,7 @@ def check_variables(source: str, allowed: tuple[str, ...], *, api: str = "chat",
 
 
 def order_of_variables(source: str, variables: Iterable[str], *, api: str = "chat") -> tuple[str, ...]:
-    """The variables in the order in which a prompt has them, those that it has not at the end.
+    """Return the variables in their order in a prompt. Variables that the prompt lacks are at the end.
 
     >>> order_of_variables("{% for claim in claims %}{{ claim }}{% endfor %} {{ fact }}", ("fact", "claims"))
     ('claims', 'fact')
@@ -99,10 +99,8 @@ def order_of_variables(source: str, variables: Iterable[str], *, api: str = "cha
 
 @lru_cache(maxsize=1)
 def _environment() -> ImmutableSandboxedEnvironment:
-    """The one environment: sandboxed, since templates come from users; strict, since a misspelt variable would be
-    empty.
-    """
-    # No autoescape: prompts are no HTML, and `&amp;` in them would be read by models as it stands.
+    """Return the environment. It is sandboxed because users write templates, and strict for misspelled variables."""
+    # Without autoescape, because prompts are not HTML, and models read `&amp;` literally
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True)
     environment.filters["as_data"] = as_data
     return environment
@@ -127,26 +125,26 @@ def split_turns(source: str, api: str = "chat") -> list[tuple[str, str, int]]:
 
 
 def _without_blank_lines(source: str, start: int) -> tuple[str, int]:
-    """What follows `start`, without the blank lines at its beginning and end, and the number of its first line."""
+    """Return the text after `start` without blank lines at its beginning and end, and the number of its first line."""
     text = source[start:]
     kept = _strip_blank_lines(text)
     return kept, source[: start + max(text.find(kept), 0)].count("\n") + 1
 
 
 def _parse(source: str, line: int, name: str) -> nodes.Template:
-    """The tree of a turn that begins in a line of its file, with the lines of the file. Raises PromptError."""
+    """Return the tree of a turn with the line numbers of its file. `line` is its first line. Raises PromptError."""
     try:
         tree = _environment().parse(source)
     except TemplateSyntaxError as error:
         raise PromptError(f"{name} line {error.lineno + line - 1}: {error.message}") from error
     for node in tree.find_all(nodes.Node):
-        # Jinja2 gives none to what follows a comment at the beginning
+        # Jinja2 sets no line number after a comment at the beginning
         node.lineno = (node.lineno or 1) + line - 1
     return tree
 
 
 def _compile(source: str, line: int, name: str) -> Template | str:
-    """A turn's template, or its text. Raises PromptError for bad syntax and for what would read another template."""
+    """Return the template or the text of a turn. Raises PromptError for bad syntax and for other templates in it."""
     tree = _parse(source, line, name)
     foreign = next((node for kind in _FOREIGN for node in tree.find_all(kind)), None)
     if foreign is not None:
@@ -157,25 +155,25 @@ def _compile(source: str, line: int, name: str) -> Template | str:
         template = _environment().from_string(tree)
     except TemplateSyntaxError as error:
         raise PromptError(f"{name} line {error.lineno}: {error.message}") from error
-    # A chain of maps, which each rendering would go through name by name: half of its time
+    # The chain of maps takes half of the time of a rendering
     template.globals = dict(template.globals)
     return template
 
 
 def _plain_text(tree: nodes.Template) -> str | None:
-    """The text of a template that is nothing else, as all turns of examples are."""
+    """Return the text of a template without variables, such as a turn of an example. None for other templates."""
     parts = [part for node in tree.body for part in (node.nodes if isinstance(node, nodes.Output) else (node,))]
     texts = [part.data for part in parts if isinstance(part, nodes.TemplateData)]
     return "".join(texts) if len(texts) == len(parts) else None
 
 
 def _render(turn: Template | str, variables: Mapping[str, Any]) -> str:
-    """A turn for these variables. Raises what Jinja2 raises for one that is missing or fails."""
+    """Return a turn with these variables. Raises the errors of Jinja2."""
     return turn if isinstance(turn, str) else turn.render(variables)
 
 
 def _strip_blank_lines(text: str) -> str:
-    """The text without the blank lines at its beginning and end, those of a file around its turns."""
+    """Return the text without blank lines at its beginning and end."""
     lines = text.split("\n")
     while lines and not lines[0].strip():
         lines.pop(0)

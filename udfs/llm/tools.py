@@ -1,4 +1,4 @@
-"""The tools that a model may call while it answers, executed where the call is made."""
+"""Read the tool calls of a model, and run the tools in the process that sends the requests."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 
 from untold.udfs.quantities import MAX_LENGTH, compare_quantities
 
-# Each round is a call that is paid for. One is enough to compare what an answer names; models that call on and on do
-# not stop by themselves.
+# Each round is a paid call. One round is enough for a comparison, and some models never stop to call tools
 MAX_ROUNDS = 4
 MAX_CALLS_OF_A_ROUND = 8
-# Room for two quantities of the greatest length with every character as an escape of JSON (\u0000), and their names.
+# Enough for two quantities of the maximum length with each character as a JSON escape (\u0000), and for their names
 LONGEST_ARGUMENTS = 16 * MAX_LENGTH
 
 _SIDES = ("first", "second")
@@ -40,7 +39,7 @@ COMPARE_QUANTITIES: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call as the model asks for it; `arguments` should be the JSON of an object."""
+    """A tool call of a model. `arguments` should be the JSON of an object."""
 
     id: str
     name: str
@@ -48,7 +47,7 @@ class ToolCall:
 
 
 def read_tool_calls(message: Any) -> tuple[ToolCall, ...]:
-    """The calls of a chat message, at most `MAX_CALLS_OF_A_ROUND`; none where it has no list of them. Never raises."""
+    """Return the tool calls of a chat message, at most `MAX_CALLS_OF_A_ROUND`. Never raises."""
     calls = message.get("tool_calls") if isinstance(message, Mapping) else None
     if not isinstance(calls, list):
         return ()
@@ -56,7 +55,7 @@ def read_tool_calls(message: Any) -> tuple[ToolCall, ...]:
 
 
 def _read_call(call: Any, number: int) -> ToolCall:
-    """A call as it was sent, of any shape: what is missing or of another type is empty, and answered with an error."""
+    """Return a call of any shape. Missing fields and fields of a wrong type are empty, and `run_tool` reports them."""
     function = call.get("function") if isinstance(call, Mapping) else None
     fields = function if isinstance(function, Mapping) else {}
     name, arguments = fields.get("name"), fields.get("arguments")
@@ -69,17 +68,17 @@ def _read_call(call: Any, number: int) -> ToolCall:
 
 
 def _text(value: Any) -> str:
-    """The value if it is text, lone surrogates replaced, since it is sent back and stored; else empty."""
+    """Return a text without lone surrogates, because it is sent and stored. Return '' for other values."""
     return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else ""
 
 
 def _as_json(arguments: Mapping[str, Any]) -> str:
-    """The text of arguments that an endpoint has parsed already."""
+    """Return the JSON of arguments that the endpoint has parsed."""
     return json.dumps(arguments)
 
 
 def run_tool(call: ToolCall) -> str:
-    """The tool's answer, JSON: what it says, or `error` where the call cannot be understood. Never raises.
+    """Run a tool and return its result as JSON, or an `error` for an invalid call. Never raises.
 
     >>> run_tool(ToolCall("call_0", "compare_quantities", '{"first": "1 km", "second": "900 m"}'))
     '{"outcome": "first_larger"}'
@@ -90,7 +89,7 @@ def run_tool(call: ToolCall) -> str:
         return json.dumps({"error": "the arguments are too long"})
     try:
         arguments = json.loads(call.arguments)
-    # What the model is told it may mend in its next turn, so that no call of a tool is a failure of the request.
+    # The model can fix the call in its next turn, so an invalid call is not a failure of the request
     except (ValueError, RecursionError):
         return json.dumps({"error": "the arguments are no JSON"})
     first, second = map(arguments.get, _SIDES) if isinstance(arguments, Mapping) else (None, None)
@@ -100,7 +99,7 @@ def run_tool(call: ToolCall) -> str:
 
 
 def exchange(text: str | None, calls: tuple[ToolCall, ...], results: list[str]) -> list[dict[str, Any]]:
-    """The turns that a conversation goes on with: the model's with its calls, and one with each tool's answer."""
+    """Return the next turns of a conversation: the turn of the model with its calls, and one turn per result."""
     asked = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in calls
@@ -113,7 +112,7 @@ def exchange(text: str | None, calls: tuple[ToolCall, ...], results: list[str]) 
 
 
 def trace(calls: tuple[ToolCall, ...], results: list[str]) -> list[dict[str, str]]:
-    """What is kept of a round: name, arguments and result of each call."""
+    """Return the stored record of a round: name, arguments and result of each call."""
     return [
         {"name": call.name, "arguments": call.arguments, "result": result}
         for call, result in zip(calls, results, strict=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from operator import add, attrgetter
 from typing import Any
 
-# Endpoints publish their prices for so many tokens
+# Endpoints publish prices per million tokens and per thousand calls
 TOKENS_OF_A_PRICE = 1e6
 CALLS_OF_A_PRICE = 1e3
 _SUMMED = (
@@ -19,15 +19,18 @@ _NUMBERS = attrgetter(*_SUMMED)
 
 @dataclass(frozen=True)
 class Usage:
-    """What was used: of one call, of an actor, of a stage or of a run, for it adds up. Counts only grow.
+    """The usage of a call, an actor, a stage or a run. Usages can be added, and counts only grow.
 
-    `estimated`: the endpoint did not return the tokens, or more than there can be. `asked`: requests that were sent,
-    so that their further calls are retries; `tool_turns`: calls that went on after a tool was used;
-    `retries_after_parse`: calls after an answer of no use. `done`: requests that ended, `failed` those of them without
-    an answer.
-    `reasoning_tokens`: those of the completion tokens that went into reasoning; `cut_prompts`: calls whose reported
-    prompt tokens are implausibly few for the bytes that were sent. `cost`: in
-    the currency of the prices, None without a price. `endpoints`: what each of several endpoints has of it.
+    Attributes:
+        estimated: True if the endpoint did not return token counts, or returned impossible ones.
+        asked: number of requests with at least one call. Their other calls are retries.
+        tool_turns: calls after a tool call.
+        retries_after_parse: calls after an unusable completion.
+        done: finished requests. `failed` of them have no completion.
+        reasoning_tokens: part of the completion tokens for reasoning.
+        cut_prompts: calls with too few reported prompt tokens for the bytes of the request.
+        cost: in the currency of the prices, None without a price.
+        endpoints: usage of each of several endpoints.
 
     >>> both = Usage(10, calls=1, cost=0.5) + Usage(5, calls=2, estimated=True)
     >>> both.tokens, both.calls, both.estimated, both.cost
@@ -53,16 +56,16 @@ class Usage:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Usage:
-        """The usage of its JSON."""
+        """Return the usage from its JSON values."""
         return cls(**{**plain, "endpoints": {name: cls.of(one) for name, one in plain.get("endpoints", {}).items()}})
 
     @property
     def tokens(self) -> int:
-        """Tokens of prompts and completions."""
+        """The sum of the tokens of prompts and completions."""
         return self.prompt_tokens + self.completion_tokens
 
     def __add__(self, other: Usage) -> Usage:
-        """What both used."""
+        """Return the sum of both usages."""
         if self is NOTHING_USED:
             return other
         parts = self.endpoints
@@ -79,19 +82,19 @@ NOTHING_USED = Usage()
 
 
 class UsageCounter:
-    """A usage that is counted up, several times a call: adding up records took a twentieth of an actor's time."""
+    """A mutable usage. Several additions of records per call took 5 % of the time of an actor."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Any] = dict.fromkeys(_SUMMED, 0)
         self._estimated = False
 
     def count(self, **counts: int) -> None:
-        """Adds to counts, by the names that `Usage` has for them."""
+        """Add to counts by their names in `Usage`."""
         for name, count in counts.items():
             self._counts[name] += count
 
     def book(self, usage: Usage) -> None:
-        """Adds the tokens of a call."""
+        """Add the tokens of a call."""
         self._counts["prompt_tokens"] += usage.prompt_tokens
         self._counts["cached_prompt_tokens"] += usage.cached_prompt_tokens
         self._counts["completion_tokens"] += usage.completion_tokens
@@ -101,22 +104,21 @@ class UsageCounter:
 
     @property
     def usage(self) -> Usage:
-        """What was counted so far."""
+        """Return the usage so far."""
         return Usage(**self._counts, estimated=self._estimated)
 
 
 def sum_costs(usages: Iterable[Usage]) -> float | None:
-    """The sum of the costs that are known; None where none is."""
+    """Return the sum of the known costs, None if all are unknown."""
     known = [one.cost for one in usages if one.cost is not None]
     return sum(known) if known else None
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices of a million tokens, and of a thousand calls, in any one currency; null where one is not set.
+    """Prices per million tokens and per thousand calls, in one currency. None is a price that is not set.
 
-    A price that is not set beside one that is, is 0: of embeddings, which have no completions, that of prompts is all,
-    and of searches, which have no tokens, that of calls.
+    If at least one price is set, the others count as 0, because embeddings have no completions and searches no tokens.
     """
 
     prompt: float | None = None
@@ -125,7 +127,7 @@ class Prices:
 
     @property
     def known(self) -> bool:
-        """Whether there is any price, so that a cost can be told."""
+        """True if a price is set, so that calls have a cost."""
         return (self.prompt, self.completion, self.thousand_calls) != (None, None, None)
 
     @property
@@ -173,7 +175,7 @@ class Prices:
 
 
 def dearest(prices: Sequence[Prices]) -> Prices:
-    """The highest of each kind of price, not known where one of them is not.
+    """Return the highest price of each kind, None if one of them is None.
 
     >>> dearest([Prices(2.0, 8.0), Prices(3.0, 6.0)]), dearest([Prices(2.0, 8.0), Prices()])
     (Prices(prompt=3.0, completion=8.0, thousand_calls=None), Prices(prompt=None, completion=None, thousand_calls=None))
@@ -186,12 +188,12 @@ def dearest(prices: Sequence[Prices]) -> Prices:
     return Prices(most("prompt"), most("completion"), most("thousand_calls"))
 
 
-# Usual for English text. Where scripts take fewer, estimates are low until calls are booked with the endpoint's counts
+# Usual for English text. For scripts with fewer bytes per token, estimates are low until the endpoint returns counts
 BYTES_OF_A_TOKEN = 4
 
 
 def estimate_tokens(size: int) -> int:
-    """A rough count of tokens for so many UTF-8 bytes.
+    """Return the estimated number of tokens of `size` UTF-8 bytes.
 
     >>> estimate_tokens(400)
     101
@@ -200,7 +202,7 @@ def estimate_tokens(size: int) -> int:
 
 
 def shown_tokens(tokens: float, *, estimated: bool) -> str:
-    """A count of tokens for a person; `~` marks one that no endpoint counted.
+    """Return a number of tokens as text. `~` marks an estimate.
 
     >>> shown_tokens(1200, estimated=True)
     '~1,200'
