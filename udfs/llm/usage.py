@@ -132,11 +132,11 @@ class Prices:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing that is counted is without a price, so that a budget of cost can be held."""
+        """True if tokens and calls have all their prices, so that a budget can limit the cost."""
         return None not in (self.prompt, self.completion)
 
     def cost(self, prompt_tokens: float, completion_tokens: float, calls: float = 0.0) -> float | None:
-        """The cost of these tokens and calls; None where no price is set.
+        """Return the cost of these tokens and calls, None without prices.
 
         >>> Prices(2.0, 8.0).cost(1_000, 500), Prices(2.0).cost(1_000, 500), Prices().cost(1_000, 500)
         (0.006, 0.002, None)
@@ -161,12 +161,12 @@ class Prices:
 
     @property
     def of_a_call(self) -> float:
-        """What a call costs beside its tokens."""
+        """Cost of a call in addition to its tokens."""
         return (self.thousand_calls or 0.0) / CALLS_OF_A_PRICE
 
     @property
     def most_of_a_token(self) -> float:
-        """What a token costs at most: how an estimate will divide into prompt and completion is not known before.
+        """Maximum cost of a token, because the shares of prompt and completion are unknown before a call.
 
         >>> Prices(2.0, 8.0).most_of_a_token
         8e-06
