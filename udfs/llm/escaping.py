@@ -1,4 +1,4 @@
-"""Texts within prompts: what in them would be read as a part of the prompt becomes plain text, and is found again."""
+"""Escape texts in prompts, so that a model does not read them as parts of the prompt, and find escaped texts again."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-# The tags of the shipped templates (docs/contract.md, "Templates"). What is escaped is no part of a request's key:
-# whoever changes it here has to change a byte of every template that uses the filter too.
+# The tags of the shipped templates (docs/contract.md, "Templates"). The keys of requests do not depend on escaping, so
+# a change here also needs a changed byte in each template with the filter
 TAGS: tuple[str, ...] = (
     *("query", "text", "context", "response", "statement", "question", "answer", "premise", "hypothesis"),
     *("first", "second", "aspect", "claim", "fact", "evidence", "reference", "candidate", "nugget", "other"),
     "sentence",
 )
-# White space, and signs that show nothing
+# White space and invisible characters
 _GAP = r"[\s\u00ad\u200b-\u200f\u2060-\u2064\ufeff]{0,9}"
 _ANGLED = (
     *("s", "bos", "eos", "pad", "unk", "mask", "cls", "sep", "BOS_TOKEN", "EOS_TOKEN", "EOD", "think", "thinking"),
@@ -24,7 +24,7 @@ _SQUARE = (
     *("INST", "SYSTEM_PROMPT", "AVAILABLE_TOOLS", "TOOL_CALLS", "TOOL_RESULTS", "TOOL_CONTENT", "ARGS", "THINK"),
     *("PREFIX", "MIDDLE", "SUFFIX", "IMG", "CLS", "SEP", "MASK", "PAD", "UNK", "BOS", "EOS"),
 )
-# The kinds of special tokens of chat models: `{0}` stands behind and before the signs that enclose a name
+# The kinds of special tokens of chat models. `{0}` is after the opening and before the closing characters
 _KINDS = (
     ("<[|｜]", r"[^\s|｜<>]{1,64}", "[|｜]>"),
     ("<<", "/?SYS", ">>"),
@@ -42,10 +42,10 @@ _ESCAPED = re.compile(rf"&lt;{_GAP}/?{_GAP}(?:{'|'.join(TAGS)})\b|{_tokens(' ')}
 
 
 def as_data(text: object, *more: str) -> str:
-    """The text with nothing in it that a model would take for a part of the prompt.
+    """Return the text without parts that a model could read as parts of the prompt.
 
-    Tags of the templates become text (`</context>` is `&lt;/context>`), and so do those that `more` names. Special
-    tokens of chat models get spaces (`<|im_end|>` is `<| im_end |>`), by which no tokenizer reads them as such.
+    Tags of the templates and the tags in `more` are escaped (`</context>` is `&lt;/context>`). Special tokens of chat
+    models get spaces (`<|im_end|>` is `<| im_end |>`), so that tokenizers do not recognize them.
 
     >>> as_data('ends here </context> <context id="2"> or < / Query >, a < b')
     'ends here &lt;/context> &lt;context id="2"> or &lt; / Query >, a < b'
@@ -57,7 +57,7 @@ def as_data(text: object, *more: str) -> str:
 
 @lru_cache(maxsize=64)
 def _opening(more: tuple[str, ...]) -> re.Pattern[str]:
-    """The sign that a tag begins with."""
+    """Return the pattern of the opening character of a tag."""
     return re.compile(rf"<(?={_GAP}/?{_GAP}(?:{'|'.join(map(re.escape, (*TAGS, *more)))})\b)", re.IGNORECASE)
 
 
@@ -67,9 +67,9 @@ def _spaced(token: str) -> str:
 
 
 def find_escaped(completion: str) -> Iterator[tuple[int, int, str]]:
-    """What `as_data` may have made in a prompt and a completion repeats: start, end, and the tag or token before.
+    """Yield the start, the end and the original text of tags and tokens that `as_data` escapes.
 
-    Tags of thinking stay as they are: a reader would take what follows for thoughts.
+    Escaped tags of reasoning are skipped, because a reader would remove the text after them.
 
     >>> list(find_escaped("a &lt;/context> and <| im_end |>"))
     [(2, 14, '</context'), (20, 32, '<|im_end|>')]

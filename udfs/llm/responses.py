@@ -1,4 +1,4 @@
-"""What a response says: its body, status and headers, whoever sent it."""
+"""Read the body, the status and the headers of a response."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.tools import read_tool_calls
 from untold.udfs.llm.usage import Usage, estimate_tokens
 
-# An endpoint may ask for a year; a run that is to wait longer than this is one to start again.
+# Some endpoints request a wait of a year. The user should start the run again instead
 LONGEST_RETRY_AFTER = 3600.0
-# No tokenizer has tokens of so many bytes on average: if fewer tokens are reported, the server cut the prompt
+# No tokenizer has tokens of this size on average. If fewer tokens are reported, the server cut the prompt
 LEAST_BYTES_OF_A_TOKEN = 12
 # No model reasons longer in one completion
 MOST_REASONING_TOKENS = 2**17
@@ -25,12 +25,12 @@ MOST_REASONING_TOKENS = 2**17
 LEAST_BYTES_OF_A_PROMPT = 1000
 QUOTA = "insufficient_quota"
 _NO_HEADERS: Mapping[str, str] = {}
-# Finish reasons, lower case. Everything that is not known to be whole is not: endpoints also say `error` or `abort`.
+# Finish reasons of complete completions, in lower case. All others are incomplete, such as `error` and `abort`
 _WHOLE = frozenset({"", "stop", "eos", "end_turn", "stop_sequence", "tool_calls", "function_call"})
 _CUT = ("length", "max_tokens", "max_output_tokens", "token_limit")
-# About key, credit, permission or address, and so about the run more likely than about a row
+# Errors of the key, the credit, the permission or the address, which concern the run
 _REFUSED = (401, 402, 403, 404)
-# An endpoint may put anything into an error's code, so only known ones are shown.
+# The code of an error can be any text, so only known codes are shown
 _KNOWN_CODES = frozenset(
     {
         "api_error",
@@ -53,7 +53,7 @@ _KNOWN_CODES = frozenset(
         "unsupported_value",
     }
 )
-# What an error's code means where it comes with the status 200
+# The status for the code of an error in a response with status 200
 _STATUS_OF_CODE = {
     "authentication_error": 401,
     "context_length_exceeded": 400,
@@ -86,7 +86,7 @@ _TOPICS = {
     r"|spend(?:ing)? limit",
 }
 _ABOUT_RUN = {topic: re.compile(words, re.IGNORECASE) for topic, words in _TOPICS.items()}
-# Parameters as errors spell them, by the name that requests have for them; the first one is given up first
+# Parameters by their names in requests, with their spellings in errors. The first one is left out first
 _PARAMETERS = {
     "tools": r"\btools?\b|\btool_choice\b|\btool[- ]call",
     "response_format": r"response_?format|json[ _]?schema|guided_(?:json|decoding)|structured[ _]output"
@@ -161,10 +161,12 @@ Reader = Callable[[bytes, int, Mapping[str, str]], Answer]
 def read_completion(
     content: bytes, api: str, sent: int, headers: Mapping[str, str] = _NO_HEADERS, *, structured: bool = False
 ) -> Answer:
-    """Reads the body of a 200; `sent` is the request's size in bytes, for the estimate where usage is missing.
+    """Read the body of a response with status 200. A body with an error and no choice has the status of its code.
 
-    `structured`: a schema was sent, so that JSON in the place of thinking is the answer where there is no other. A body
-    that holds an error and no choice is read as the status that the error's code stands for.
+    Args:
+        sent: the size of the request in bytes, to estimate missing usage.
+        structured: True if the request had a schema. JSON in the field of the reasoning is then the completion if there
+            is no other.
 
     >>> read_completion(b'{"choices": [{"text": "yes", "finish_reason": "stop"}]}', "completions", 40).text
     'yes'
@@ -210,7 +212,7 @@ def read_completion(
 
 
 def _thought(message: Any) -> str:
-    """What a model thought, where the endpoint sets it apart from the text; "" where it does not."""
+    """Return the reasoning in its own field, "" without such a field."""
     thoughts = [message.get(name) for name in ("reasoning_content", "reasoning")]
     return next((thought.strip() for thought in thoughts if isinstance(thought, str) and thought.strip()), "")
 
@@ -228,7 +230,7 @@ def _text_and_thought(content: Any) -> tuple[Any, str]:
 
 
 def _joined_chunks(content: bytes) -> bytes | None:
-    """Return the completion of an event stream as one body; None if the content is no whole stream of chunks."""
+    """Return the completion of an event stream as one body. None if the content is not a complete stream of chunks."""
     lines = [line[5:].strip() for line in content.splitlines() if line.startswith(b"data:")]
     try:
         chunks = [json.loads(line) for line in lines if line != b"[DONE]"]
@@ -274,13 +276,11 @@ _COMPLETION_ERRORS = {
 
 
 def _completion_error(text: str | None, finish_reason: str | None, refusal: bool) -> str | None:
-    """What is wrong with a completion by how it ended: `filtered`, `truncated`, `bad_finish`, `empty`, None for
-    nothing.
-    """
+    """Return the error of a completion by its finish reason: `filtered`, `truncated`, `bad_finish`, `empty` or None."""
     reason = (finish_reason or "").strip().lower()
     if reason.startswith("content_filter") or (refusal and not text):
         return "filtered"
-    # Contained, not equal: some say `model_length`.
+    # A part of the reason, because some endpoints return `model_length`
     if any(word in reason for word in _CUT):
         return "truncated"
     if reason not in _WHOLE:
@@ -289,7 +289,7 @@ def _completion_error(text: str | None, finish_reason: str | None, refusal: bool
 
 
 def read_usage(usage: Any, text: str, sent: int, received: int) -> Usage:
-    """The tokens of a call: no token is shorter than a byte, so what is beyond the bytes is cut, and estimated."""
+    """Return the tokens of a call. A token has at least one byte, so larger counts are cut and marked as estimated."""
     if isinstance(usage, Mapping):
         prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
         if _is_count(prompt) and _is_count(completion):
@@ -297,11 +297,11 @@ def read_usage(usage: Any, text: str, sent: int, received: int) -> Usage:
             cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
             details = usage.get("completion_tokens_details")
             thought = details.get("reasoning_tokens") if isinstance(details, Mapping) else None
-            # Reasoning that is counted need not be in the body
+            # The body may lack the reasoning
             reasoning = min(thought, completion, MOST_REASONING_TOKENS) if _is_count(thought) else 0
             counts = min(prompt, sent), min(completion, received + reasoning)
             known = min(cached, counts[0]) if _is_count(cached) else 0
-            # A call with a prompt and a text never takes zero tokens
+            # A call with a prompt and a text has at least one token
             written = estimate_tokens(len(text.encode("utf-8"))) if text else 0
             filled = (counts[0] or estimate_tokens(sent), counts[1] or written)
             return Usage(
@@ -316,12 +316,12 @@ def read_usage(usage: Any, text: str, sent: int, received: int) -> Usage:
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
-    """Whether a value of JSON is a number of tokens; true and false are int in Python."""
+    """Return True if a JSON value is a number of tokens. True and False are integers in Python."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def status_in(body: Any) -> int | None:
-    """The status that the error in a body stands for, by its code or type; None where it has none that is known."""
+    """Return the status of the error in a body, by its code or type. None for unknown codes."""
     error = body.get("error") if isinstance(body, Mapping) else None
     if not isinstance(error, Mapping):
         return None
@@ -335,10 +335,9 @@ def status_in(body: Any) -> int | None:
 
 
 def read_status(status: int, content: bytes, headers: Mapping[str, str]) -> Answer:
-    """The answer that a status stands for: `refused` where it speaks of the run, `retry_after` where the endpoint has
-    one to say.
+    """Return the answer for a status: `refused` if the error concerns the run, and `retry_after` if it is given.
 
-    No text of the endpoint's is in it but known codes, since messages echo prompts and keys.
+    It contains only known codes and no other text of the endpoint, because messages can repeat prompts and keys.
     """
     code, param, message = _read_error_body(content)
     quota = status == 429 and code == QUOTA
@@ -349,14 +348,14 @@ def read_status(status: int, content: bytes, headers: Mapping[str, str]) -> Answ
     of_run = bool({"api_key", "credit", "budget"}.intersection(about))
     window, most = _token_room(message) if {"max_tokens", "context"}.intersection(about) else (None, None)
     if "context" in about and most is not None and most < 1:
-        # The prompt alone is too long: no limit helps
+        # The prompt is too long by itself, so no limit helps
         about = ("context",)
     named = next((_WORDS.get(one, one) for one in about if one not in _NEEDS_NO_VERB), None)
     named = None if code in _CONTEXT_CODES else named
     return Answer(
         error_type="filtered" if code in _FILTER_CODES else f"http_{status}",
         error=f"HTTP {status}" + (f" ({code})" if code in _KNOWN_CODES else "") + (f": {named}" if named else ""),
-        # An exhausted quota is answered with 429 too, and no wait helps it.
+        # An exhausted quota also has the status 429, but no wait helps
         retry_after=_retry_after(headers) if (status == 429 and not quota) or status >= 500 else None,
         refused=status in _REFUSED or quota or (400 <= status < 500 and status != 429 and (model_unknown or of_run)),
         about=about,
@@ -415,7 +414,7 @@ def _read_error_body(content: bytes) -> tuple[str | None, str | None, str]:
         reasons = [one.get("reason") for one in error.get("details") or () if isinstance(one, Mapping)]
         said = (error.get("code"), error.get("type"), error.get("status"), *reasons)
         codes = [one for one in said if isinstance(one, str)]
-        # Some endpoints have it as the type beside a code of their own.
+        # Some endpoints return it as the type, with another code
         code = QUOTA if QUOTA in codes else next(iter(codes), None)
         message = error.get("message") or error.get("Message") or error.get("detail") or ""
         details = message.get("detail") if isinstance(message, Mapping) else message
@@ -438,7 +437,7 @@ def _text_of(details: Any) -> str:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait, an hour at most, by `retry-after-ms`, or `retry-after` in seconds or as a date; else None."""
+    """Return the seconds to wait, at most an hour, by `retry-after-ms` or `retry-after` (seconds or date), or None."""
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         with suppress(KeyError, ValueError):
             seconds = float(headers[name]) * scale
@@ -451,5 +450,5 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def valid_utf8(text: str | None) -> str | None:
-    """The text with lone surrogates replaced, which JSON may escape and Arrow refuses."""
+    """Return the text without lone surrogates. JSON can contain them, but Arrow refuses them."""
     return None if text is None else text.encode("utf-8", "replace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""Files of completions as they lie in a store: whether they are whole, what they hold, several made one."""
+"""Read, check and merge the files of completions in a store."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ import pyarrow.parquet as pq
 from untold.udfs.llm.units import RequestIds
 from untold.udfs.storage import FOOTERS_AT_ONCE, StoragePath
 
-# Waits before each try at a file that cannot be read: a mount or an object store that stumbles is back within seconds.
+# Seconds before each attempt to read a file, because a mount or an object store can fail for a few seconds
 PAUSES = (0.0, 0.1, 1.0, 5.0)
 READ_BYTES = 8 * 2**20
 BATCH_ROWS = 1024
-# Large enough for zstd and for a scan by columns, small enough that a merge holds tens of megabytes.
+# Large enough for zstd and for a scan by columns, and small enough for a merge with tens of megabytes of memory
 ROW_GROUP_BYTES = 16 * 2**20
-# What Arrow raises for bytes that are no Parquet: of its own, and a name that is no text (ValueError).
+# The errors of Arrow for invalid Parquet, with ValueError for a name that is not text
 UNREADABLE = (OSError, ValueError, pa.ArrowException, MemoryError)
 
 Given = TypeVar("Given")
 
 
 class DamagedError(ValueError):
-    """A file's bytes can be read and are no Parquet."""
+    """A readable file that is not valid Parquet."""
 
 
 @dataclass(frozen=True)
 class Described:
-    """A file of a folder: its bare name, rows by its footer, bytes, and a hash of all its bytes."""
+    """A file of a folder: its name, the rows in its footer, its size, and a hash of its bytes."""
 
     name: str
     rows: int
@@ -44,7 +44,7 @@ class Described:
 
 
 def read_fields(place: StoragePath, *names: str) -> list[dict[str, Any]]:
-    """The rows of a file, with those columns that it has. Raises DamagedError, or OSError where it cannot be read."""
+    """Return the rows of a file with its columns among `names`. Raises DamagedError, or OSError if it is unreadable."""
     rows: list[dict[str, Any]] | None = _read(place, lambda file: pq.ParquetFile(file).read(list(names)).to_pylist())
     if rows is None:
         raise DamagedError(f"{place} is damaged")
@@ -52,20 +52,19 @@ def read_fields(place: StoragePath, *names: str) -> list[dict[str, Any]]:
 
 
 def count_rows(places: Iterable[StoragePath]) -> list[int | None]:
-    """The rows of each file by its footer; None for one that is damaged.
+    """Return the number of rows in the footer of each file, None for a damaged file.
 
-    Raises OSError for one that cannot be read to its end, FileNotFoundError for one that is gone.
-
-    Only footers are read: a file may be thousands of times as long.
+    Only footers are read, because files are much larger. Raises OSError for an unreadable file, and FileNotFoundError
+    for a missing one.
     """
     with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
         return list(pool.map(lambda place: _read(place, _rows_by_footer), places))
 
 
 def is_damaged(place: StoragePath, digest: str | None = None) -> bool:
-    """Whether a file can be read and makes no sense, by reading all of it; or is not what its digest says.
+    """Return True if a readable file is invalid or has another digest. This reads the whole file.
 
-    Raises OSError where it cannot be read.
+    Raises OSError if it is unreadable.
     """
     if _read(place, _read_through) is None:
         return True
@@ -73,7 +72,7 @@ def is_damaged(place: StoragePath, digest: str | None = None) -> bool:
 
 
 def digest_of(place: StoragePath) -> str:
-    """A hash of a file's bytes, 32 hex characters."""
+    """Return the hash of the bytes of a file: 32 hex characters."""
     digest = blake2b(digest_size=16)
     with place.open() as file:
         while piece := file.read(READ_BYTES):
@@ -83,20 +82,20 @@ def digest_of(place: StoragePath) -> str:
 
 @dataclass(frozen=True)
 class Unneeded:
-    """Rows that nobody needs: answered before a time, and of no request that is `needed`."""
+    """Unneeded rows: completed before a time, and of no request in `needed`."""
 
     before: datetime
     needed: RequestIds
 
     def kept(self, rows: pa.RecordBatch) -> pa.Array:
-        """Whether each row stays; one that does not say when it was answered does."""
+        """Return True for each row to keep. Rows without a time of completion are kept."""
         ids, times = (rows.column(name).to_pylist() for name in ("request_id", "answered_at"))
         young = np.array([at is None or at >= self.before for at in times], np.bool_)
         return pa.array(young | (self.needed.places(ids) >= 0))
 
 
 def count_kept(place: StoragePath, unneeded: Unneeded) -> tuple[int, int]:
-    """The rows of a file, and how many of them stay. Raises DamagedError, or OSError where it cannot be read."""
+    """Return the rows of a file, and the rows to keep. Raises DamagedError, or OSError if it is unreadable."""
 
     def count(file: Any) -> tuple[int, int]:
         columns = ["request_id", "answered_at"]
@@ -111,9 +110,9 @@ def count_kept(place: StoragePath, unneeded: Unneeded) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Merge:
-    """Files of a folder that are to become one there. It may be done on any machine that sees the folder.
+    """A merge of files of a folder into one, on any machine with access to the folder.
 
-    `size`: the bytes of the files. Without those rows that are `unneeded`; `rows` then says how many there will be.
+    `size` is the bytes of the files. Rows in `unneeded` are left out, and `rows` is then the number of kept rows.
     """
 
     folder: str
@@ -126,10 +125,10 @@ class Merge:
 
 
 def merge_files(merge: Merge) -> Described:
-    """Writes the rows of the files into the new one. It holds one row group of them at a time.
+    """Write the rows of the files into the new file, with one row group in memory.
 
-    Columns are those of the schema, then what the files have beyond it: another version may have paid for that.
-    Raises ValueError or OSError, and writes nothing, where a file is not whole.
+    The columns are the columns of the schema, then all others of the files, which another version may have written.
+    Raises ValueError or OSError, and writes nothing, if a file is incomplete.
     """
     folder = StoragePath(merge.folder)
     places = [folder / name for name in merge.names]
@@ -152,10 +151,9 @@ def _footer(place: StoragePath) -> Any:
 
 
 def _copy_rows(places: Sequence[StoragePath], schema: pa.Schema, stream: Any, unneeded: Unneeded | None) -> int:
-    """Writes the rows of the files that are needed in their order to an open stream; how many there were."""
+    """Write the needed rows of the files in their order to an open stream, and return their number."""
     written, size, held = 0, 0, [schema.empty_table()]
-    # Checksums of pages are verified as they are read and written anew: a merge is no place where damage becomes
-    # content.
+    # Checksums of pages are verified and written again, so that a merge does not copy damaged bytes
     with pq.ParquetWriter(stream, schema, compression="zstd", write_page_checksum=True) as writer:
         for place in places:
             with place.open() as file:
@@ -172,7 +170,7 @@ def _copy_rows(places: Sequence[StoragePath], schema: pa.Schema, stream: Any, un
 
 
 def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
-    """The rows with the columns of `schema`, null where there are none; engines write some types differently."""
+    """Return the rows with the columns and types of `schema`. Missing columns are null."""
     known = set(batch.schema.names)
     columns = [
         batch.column(field.name).cast(field.type) if field.name in known else pa.nulls(batch.num_rows, field.type)
@@ -182,15 +180,15 @@ def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
 
 
 def _with_further(schema: pa.Schema, others: Sequence[pa.Schema]) -> pa.Schema:
-    """The schema, and behind it the columns that only others have, in the order in which they are found."""
+    """Return the schema with the additional columns of the others at its end, in their order."""
     further = {field.name: field for other in others for field in other if field.name not in schema.names}
     return pa.schema([*schema, *further.values()])
 
 
 def _read(place: StoragePath, make: Callable[[Any], Given]) -> Given | None:
-    """What `make` gives of an open file; None where it fails twice on a file whose bytes can all be read.
+    """Return the result of `make` for an open file, None if it fails twice for a file with readable bytes.
 
-    Only that is damage: a disk or a network that fails says nothing about the content, and may be well again soon.
+    Only such a file is damaged. Errors of a disk or a network are temporary, and do not depend on the content.
     """
     senseless = 0
     for last, pause in zip((False,) * (len(PAUSES) - 1) + (True,), PAUSES, strict=True):
@@ -202,7 +200,7 @@ def _read(place: StoragePath, make: Callable[[Any], Given]) -> Given | None:
             raise
         except UNREADABLE as error:
             senseless += _has_readable_bytes(place)
-            # Twice, as a mount that stumbles may first give bytes that are not the file's.
+            # Twice, because a failing mount can return wrong bytes at first
             if senseless == 2:
                 return None
             if last:
@@ -211,7 +209,7 @@ def _read(place: StoragePath, make: Callable[[Any], Given]) -> Given | None:
 
 
 def _has_readable_bytes(place: StoragePath) -> bool:
-    """Whether every byte of a file can be read, whatever it says."""
+    """Return True if all bytes of a file can be read."""
     try:
         digest_of(place)
     except OSError:
@@ -220,12 +218,12 @@ def _has_readable_bytes(place: StoragePath) -> bool:
 
 
 def _rows_by_footer(file: Any) -> int:
-    """The rows that a file's footer says it has."""
+    """Return the number of rows in the footer of a file."""
     return int(pq.read_metadata(file).num_rows)
 
 
 def _read_through(file: Any) -> int:
-    """The rows of a file, each of its values decoded."""
+    """Return the number of rows of a file after decoding all values."""
     parquet, rows = pq.ParquetFile(file, page_checksum_verification=True), 0
     for batch in parquet.iter_batches(BATCH_ROWS):
         batch.validate(full=True)

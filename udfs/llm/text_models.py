@@ -24,7 +24,7 @@ from untold.udfs.retrieval.embedding import vector_error
 
 
 def embedding_body(stage: Stage, texts: Sequence[str]) -> bytes:
-    """The JSON body of a call for the vectors of these texts."""
+    """Return the JSON body of a call for the vectors of these texts."""
     body = {"model": stage.model, "input": list(texts), **stage.decoding}
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
 
@@ -32,10 +32,11 @@ def embedding_body(stage: Stage, texts: Sequence[str]) -> bytes:
 def read_embeddings(
     content: bytes, sent: int, headers: Mapping[str, str], *, sizes: Sequence[int], dimension: int | None
 ) -> Answer:
-    """Reads the body of a 200: a part for each text, by `data[i].index`; `sizes` are the bytes of the texts.
+    """Read the body of a response with status 200 into one part per text, by `data[i].index`.
 
-    A part that is not `dimension` long, not finite or zero is `bad_body`, as is the whole where it has not one vector
-    for each text. A text's tokens are its share of the call's by bytes.
+    `sizes` are the bytes of the texts. A vector with another length than `dimension`, or with infinite values or only
+    zeros, is `bad_body`. The whole answer is `bad_body` without exactly one vector per text. The tokens of the call are
+    divided by bytes.
     """
     body: Any = None
     try:
@@ -55,19 +56,19 @@ def read_embeddings(
         return bad_body(f"the endpoint's answer holds {count} vectors for {len(sizes)} texts", sent)
     usage = usage_of_texts(body.get("usage"), sent)
     if dimension is None:
-        # Before any vector is known, as long as most are
+        # The most frequent length, before the first vector is known
         dimension = Counter(map(len, known)).most_common(1)[0][0]
     name = valid_utf8(model) if isinstance(model, str) else None
     parts = [
         _text_body(vector, dimension, name, tokens) for vector, tokens in zip(known, shares(usage, sizes), strict=True)
     ]
     first = next((part for part in parts if part.error_type is None), parts[0])
-    # What is known of the call stands on the whole: it is fine as long as one of its vectors is
+    # The model and the usage belong to the whole answer, which is usable if one of its vectors is
     return replace(first, vector=None, usage=usage, parts=tuple(parts))
 
 
 def shares(usage: Usage, sizes: Sequence[int]) -> list[Usage]:
-    """A call's tokens divided among its texts by their bytes; the parts add up to the whole.
+    """Return the tokens of a call divided among its texts by their bytes. The parts add up to the whole.
 
     >>> [part.prompt_tokens for part in shares(Usage(10), [1, 1, 1])]
     [3, 4, 3]
@@ -76,7 +77,7 @@ def shares(usage: Usage, sizes: Sequence[int]) -> list[Usage]:
     parts = []
     for size in sizes:
         seen += size
-        # Rounded once, from the beginning: so that no token is lost or told twice
+        # Rounded cumulatively, so that no token is lost or counted twice
         upto = round(usage.prompt_tokens * seen / total)
         parts.append(Usage(upto - given, 0, 0, estimated=usage.estimated))
         given = upto
@@ -84,7 +85,7 @@ def shares(usage: Usage, sizes: Sequence[int]) -> list[Usage]:
 
 
 def place_of(index: Any, count: int) -> int:
-    """A place in a list of so many. Raises ValueError or TypeError for what is none."""
+    """Return a valid index of a list of `count` items. Raises ValueError or TypeError for other values."""
     if isinstance(index, bool) or not isinstance(index, int):
         raise TypeError
     if not 0 <= index < count:
@@ -93,9 +94,9 @@ def place_of(index: Any, count: int) -> int:
 
 
 def _vector(given: Any) -> NDArray[np.float32]:
-    """A list of numbers, or base64 of little-endian floats, which some endpoints prefer, in single precision.
+    """Return a list of numbers, or base64 of little-endian floats, as an array of single precision.
 
-    Raises TypeError or ValueError for anything else. A number that single precision cannot hold is infinite in it.
+    Raises TypeError or ValueError for other values. A number beyond single precision becomes infinite.
     """
     if isinstance(given, str):
         return np.frombuffer(b64decode(given, validate=True), dtype="<f4").astype(np.float32)
@@ -113,35 +114,35 @@ def _text_body(vector: NDArray[np.float32], dimension: int | None, model: str | 
 
 
 def bad_body(error: str, sent: int) -> Answer:
-    """The answer to a body that cannot be read: what was sent counts all the same."""
+    """Return the answer for an unreadable body. The tokens of the request count."""
     return Answer(error_type="bad_body", error=error, usage=Usage(estimate_tokens(sent), estimated=True))
 
 
 def usage_of_texts(usage: Any, sent: int) -> Usage:
-    """The tokens of a call: services name the prompt's, and none of a completion."""
+    """Return the tokens of a call. Services return the tokens of the prompt, and none for a completion."""
     if isinstance(usage, Mapping):
         usage = {"completion_tokens": 0, **usage}
     return replace(read_usage(usage, "", sent, 0), completion_tokens=0)
 
 
-# Single precision, and servers that round: what is farther from 1 are no probabilities of classes
+# The largest distance of a sum of probabilities from 1, for single precision and rounding
 _SLACK = 0.01
 _NUMBERED = re.compile(r"label_(\d{1,2})", re.IGNORECASE)
-# In which text-embeddings-inference counts tokens; its bodies have no usage
+# The header with the tokens of text-embeddings-inference, whose bodies have no usage
 _TOKENS_HEADER = "x-compute-tokens"
 
 
 class _OtherClassesError(Exception):
-    """The endpoint's classes are not those that the settings name, which is about the run and not about a row."""
+    """The classes of the endpoint differ from the settings. This concerns the run and not only a row."""
 
 
 def pair_texts(stage: Stage, rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Each pair as one text, with the stage's template, the separator, between premise and hypothesis."""
+    """Return each pair as one text: premise, separator (the template of the stage) and hypothesis."""
     return [f"{row['premise']}{stage.template}{row['hypothesis']}" for row in rows]
 
 
 def classifying_body(stage: Stage, rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """The JSON body of a call for the classes of these pairs (premise, hypothesis)."""
+    """Return the JSON body of a call for the classes of these pairs (premise, hypothesis)."""
     premises, hypotheses = ([row[name] for row in rows] for name in ("premise", "hypothesis"))
     body: dict[str, Any]
     if stage.api in (LOCAL, "predict"):
@@ -156,11 +157,11 @@ def classifying_body(stage: Stage, rows: Sequence[Mapping[str, Any]]) -> bytes:
 def read_classes(
     content: bytes, sent: int, headers: Mapping[str, str], *, api: str, sizes: Sequence[int], relations: Sequence[str]
 ) -> Answer:
-    """Reads the body of a 200: a part for each pair, whose text is its probabilities by relation as JSON.
+    """Read the body of a response with status 200 into one part per pair: its probabilities by relation as JSON.
 
-    `sizes`: the bytes of the pairs; `relations`: the relation of each class, by number. A part with numbers that are no
-    probabilities is `bad_body`, as is the whole where it has not one item for each pair. Classes that are none of
-    `relations` are `refused`: they are about the run.
+    `sizes` are the bytes of the pairs, and `relations` the relation of each class by number. A part with invalid
+    probabilities is `bad_body`. The whole answer is `bad_body` without exactly one item per pair. Classes that are not
+    in `relations` are `refused`, because they concern the run.
     """
     body: Any = None
     try:
@@ -184,7 +185,7 @@ def read_classes(
     name = valid_utf8(model) if isinstance(model, str) else None
     parts = [_part(one, name, tokens) for one, tokens in zip(found, shares(usage, sizes), strict=True)]
     first = next((part for part in parts if part.error_type is None), parts[0])
-    # What is known of the call stands on the whole: it is fine as long as one of its pairs is
+    # The model and the usage belong to the whole answer, which is usable if one of its pairs is
     return replace(first, text=None, usage=usage, parts=tuple(parts))
 
 
@@ -196,7 +197,7 @@ def _part(probabilities: Mapping[str, float] | None, model: str | None, usage: A
 
 
 def _by_index(items: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The items in the order of the pairs. Raises ValueError where two are of one pair."""
+    """Return the items in the order of the pairs. Raises ValueError for two items of one pair."""
     placed = {place_of(item["index"], len(items)): item for item in items}
     if len(placed) != len(items):
         raise ValueError
@@ -209,7 +210,7 @@ def _tokens_in(headers: Mapping[str, str]) -> Mapping[str, int] | None:
 
 
 def _probabilities(item: Any, api: str, relations: Sequence[str]) -> Mapping[str, float] | None:
-    """The probabilities of a pair by relation; None for what are none. Raises _OtherClassesError."""
+    """Return the probabilities of a pair by relation, None for invalid ones. Raises _OtherClassesError."""
     if api == "score":
         score = item["score"]
         return {"entailment": float(score)} if _is_probability(score) else None
@@ -220,7 +221,7 @@ def _probabilities(item: Any, api: str, relations: Sequence[str]) -> Mapping[str
     if not all(_is_probability(probability) for _, probability in found):
         return None
     likeliest, _ = max(found, key=lambda one: one[1])
-    # A name that is known and says otherwise: the settings have the classes in another order
+    # A known name of another relation: the settings have another order of the classes
     if api == "classify" and relation_of(item.get("label") or "") not in (None, likeliest):
         raise _OtherClassesError
     sums: dict[str, float] = {}
@@ -230,14 +231,14 @@ def _probabilities(item: Any, api: str, relations: Sequence[str]) -> Mapping[str
 
 
 def _numbered(given: Sequence[Any], relations: Sequence[str]) -> list[tuple[str, Any]]:
-    """(relation, probability) of classes in their order, of which the answer names the likeliest alone."""
+    """Return pairs of relation and probability for classes in their order. The response names only the likeliest."""
     if len(given) != len(relations):
         raise _OtherClassesError
     return list(zip(relations, given, strict=True))
 
 
 def _relation(label: str, relations: Sequence[str]) -> str:
-    """The relation of a class, by its name, or by its number where it is `LABEL_0` or the like."""
+    """Return the relation of a class by its name, or by its number in a name such as `LABEL_0`."""
     known, number = relation_of(label), _NUMBERED.fullmatch(label)
     if known is None and number and int(number[1]) < len(relations):
         return relations[int(number[1])]
@@ -252,16 +253,16 @@ def _is_probability(value: Any) -> bool:
 
 
 class LocalClassifier:
-    """Runs the model of a stage by a provider of onnxruntime. Nothing is called, and no token is counted.
+    """Run the model of a stage with a provider of onnxruntime, without calls and tokens.
 
-    Raises LocalModelFileError where this machine has not the model that the stage's digest is of, or not the provider.
+    Raises LocalModelFileError if this machine lacks the model with the digest of the stage, or the provider.
     """
 
     def __init__(self, stage: Stage, provider: str) -> None:
         self._classifier, self._model = Classifier(find_for(stage), provider), stage.model
 
     async def call(self, api: str, body: bytes, timeout: float | None = None, read: Reader | None = None) -> Answer:
-        """The classes of the pairs of a body, a part for each, without a deadline: it is this process that works."""
+        """Return the classes of the pairs of a body, one part per pair. There is no deadline for this process."""
         return await asyncio.to_thread(self._classify, json.loads(body)["inputs"])
 
     def _classify(self, pairs: Sequence[tuple[str, str]]) -> Answer:
@@ -276,4 +277,4 @@ class LocalClassifier:
         return Answer(model=self._model, error_type=first.error_type, error=first.error, parts=tuple(parts))
 
     async def close(self) -> None:
-        """There is no connection to close."""
+        """Do nothing, because there is no connection."""

@@ -1,4 +1,4 @@
-"""Units of work: requests files, or ranges of their rows, that an actor can hold."""
+"""Units of work: files of requests, or ranges of their rows, that fit into the memory of an actor."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ from numpy.typing import NDArray
 
 from untold.udfs.storage import FOOTERS_AT_ONCE, StoragePath
 
-# One unit is lost from an actor's memory when it dies, and two wait in it: both bounds keep that small (2,000 requests
-# with contexts of 100 KB took 327 MB).
+# An actor has up to three units in memory, so both limits keep them small (2,000 requests with contexts of 100 KB took
+# 327 MB)
 UNIT_ROWS = 2000
 UNIT_BYTES = 16 * 2**20
-# Rows that are decoded at once, whatever their size: of 1 MB each they are still one unit.
+# The minimum number of rows that are decoded together. 16 rows of 1 MB are one unit
 BATCH_ROWS = 16
-# What is decoded at once where the footer tells the size of rows: 16 by 16, short ones take seven times as long.
+# Bytes that are decoded together if the footer has the size of rows. Groups of 16 short rows take seven times as long
 BATCH_BYTES = 2**20
 
 
 def list_units(requests: str, max_rows: int = UNIT_ROWS, max_bytes: int = UNIT_BYTES) -> dict[str, int]:
-    """The units under a path, in order, with their requests: a file, or `<file>#<first>-<end>` for its rows from
-    `first` to before `end`.
+    """Return the units in a folder, in order, with their numbers of requests.
 
-    None is over the bounds, but for a single row that is. Files without a byte or a row have no unit. Each file is
-    opened once, several at a time.
+    A unit is a file, or `<file>#<first>-<end>` for its rows from `first` to `end` - 1. No unit exceeds the limits
+    unless a single row does. Files without bytes or rows have no unit. Each file is opened once, several in parallel.
     """
     found = StoragePath(requests).entries(recursive=True, missing_ok=False)
     files = sorted(str(entry.place) for entry in found if entry.name.endswith(".parquet") and entry.size)
@@ -40,21 +39,18 @@ def list_units(requests: str, max_rows: int = UNIT_ROWS, max_bytes: int = UNIT_B
 
 
 def read_requests(unit: str) -> list[tuple[str, dict[str, Any]]]:
-    """The (request id, variables) of a unit.
-
-    All of it at once: a unit is bounded so that an actor can hold it. Raises OSError for a file that cannot be read.
-    """
+    """Return the pairs of request id and variables of a unit. Raises OSError for an unreadable file."""
     rows = [row for batch in _batches(unit) for row in batch.to_pylist()]
     return [(row.pop("request_id"), row) for row in rows]
 
 
 def read_request_ids(unit: str) -> list[str]:
-    """The request ids of a unit."""
+    """Return the request ids of a unit."""
     return [one for batch in _batches(unit, ["request_id"]) for one in batch.column(0).to_pylist()]
 
 
 class RequestIds:
-    """A set of request ids, sorted: 32 bytes each, where Python's takes a hundred. Ids are ASCII."""
+    """A sorted set of request ids (ASCII) with 32 bytes per id. A set of Python needs about 100."""
 
     def __init__(self, ids: NDArray[np.bytes_] | Sequence[str] = ()) -> None:
         self._ids = np.unique(np.asarray(ids, np.bytes_))
@@ -63,7 +59,7 @@ class RequestIds:
         return len(self._ids)
 
     def places(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """int64[len(ids)]: where each stands in the order of the set, -1 where it is not in it."""
+        """Return the index of each id in the set, int64[len(ids)], -1 for an id that is not in the set."""
         if not len(self) or not ids:
             return np.full(len(ids), -1)
         wanted = np.asarray(ids, np.bytes_)
@@ -74,21 +70,21 @@ class RequestIds:
         return RequestIds(np.concatenate([self._ids, other._ids])) if len(self) and len(other) else self or other
 
     def among(self, ids: Sequence[str]) -> frozenset[str]:
-        """Those of some ids that are in the set."""
+        """Return the ids that are in the set."""
         return frozenset(compress(ids, self.places(ids) >= 0))
 
     def where(self, kept: NDArray[np.bool_]) -> RequestIds:
-        """The ids at the places that `kept`, bool[len(self)], marks."""
+        """Return the set of the ids with True in `kept`, bool[len(self)]."""
         return RequestIds(self._ids[kept])
 
 
 def _cut(uri: str, max_rows: int, max_bytes: int) -> dict[str, int]:
-    """The units of one file with their rows; none for a file without rows."""
+    """Return the units of one file with their numbers of rows. Empty for a file without rows."""
     with StoragePath(uri).open() as file:
         footer = pq.read_metadata(file)
         if not footer.num_rows:
             return {}
-        # The footer alone tells for most files; only others have to be decoded to know how large their rows are.
+        # The footer is enough for most files. Other files are decoded to get the size of their rows
         if footer.num_rows <= max_rows and _is_plain(footer) and _bytes_of(footer) <= max_bytes:
             return {uri: footer.num_rows}
         ranges = list(_ranges(pq.ParquetFile(file), max_rows, max_bytes))
@@ -98,7 +94,7 @@ def _cut(uri: str, max_rows: int, max_bytes: int) -> dict[str, int]:
 
 
 def _ranges(file: pq.ParquetFile, max_rows: int, max_bytes: int) -> Iterator[range]:
-    """The rows of a file in ranges within the bounds, as long as they can be."""
+    """Yield the longest ranges of rows of a file within the limits."""
     first = at = held = 0
     for batch in file.iter_batches(BATCH_ROWS):
         for number in range(batch.num_rows):
@@ -111,18 +107,18 @@ def _ranges(file: pq.ParquetFile, max_rows: int, max_bytes: int) -> Iterator[ran
 
 
 def _is_plain(footer: pq.FileMetaData) -> bool:
-    """Whether no column has a dictionary: one says of a text that a thousand rows share as if only one had it."""
+    """Return True if no column has a dictionary, because a dictionary counts a text in a thousand rows only once."""
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     return not any(group.column(n).has_dictionary_page for group in groups for n in range(group.num_columns))
 
 
 def _bytes_of(footer: pq.FileMetaData) -> int:
-    """The bytes of all columns as they are in memory but for dictionaries: not compressed."""
+    """Return the uncompressed bytes of all columns, which is their size in memory without dictionaries."""
     return sum(footer.row_group(number).total_byte_size for number in range(footer.num_row_groups))
 
 
 def _batches(unit: str, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows of a unit, a few at a time; of the file, only row groups with rows of the unit are read."""
+    """Yield the rows of a unit in batches. Only row groups with rows of the unit are read."""
     uri, rows = _parse(unit)
     with StoragePath(uri).open() as opened:
         file = pq.ParquetFile(opened)
@@ -136,13 +132,13 @@ def _batches(unit: str, columns: list[str] | None = None) -> Iterator[pa.RecordB
 
 
 def _rows_at_once(footer: pq.FileMetaData) -> int:
-    """As many rows as `BATCH_BYTES` hold on average, where the footer tells."""
+    """Return the average number of rows in `BATCH_BYTES`, or `BATCH_ROWS` if the footer does not have their size."""
     known = _bytes_of(footer) if _is_plain(footer) else 0
     return max(BATCH_ROWS, min(UNIT_ROWS, footer.num_rows * BATCH_BYTES // known)) if known else BATCH_ROWS
 
 
 def _groups_of(footer: pq.FileMetaData, rows: range) -> tuple[list[int], int]:
-    """The row groups that hold rows of a range, and the first row of the first of them."""
+    """Return the row groups with rows of a range, and the first row of the first group."""
     found: list[int] = []
     first = at = 0
     for number in range(footer.num_row_groups):
@@ -155,7 +151,7 @@ def _groups_of(footer: pq.FileMetaData, rows: range) -> tuple[list[int], int]:
 
 
 def _parse(unit: str) -> tuple[str, range | None]:
-    """A unit's file, and its rows where it is a part of it.
+    """Return the file of a unit, and its range of rows, None for the whole file.
 
     >>> _parse("s3://bucket/requests.parquet#2000-4000")
     ('s3://bucket/requests.parquet', range(2000, 4000))
