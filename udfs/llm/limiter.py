@@ -1,7 +1,7 @@
-"""The limiter of one endpoint and model: leases time slots, in-flight places and budget to everyone who asks.
+"""The limiter of one endpoint and model. It leases time slots, calls in flight and budget to clients.
 
-Its whole state for a rate is one time, the next free slot, so a restart grants no burst. `Limiter` knows nothing of
-Ray; `lending` puts those of all endpoints into the detached named actor that all runs of a Ray cluster share.
+The state of a rate is one time, the next free slot, so a restart grants no burst. `Limiter` does not use Ray.
+`limiter_actor` puts the limiters of all endpoints into the detached named actor that all runs of a Ray cluster share.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from time import monotonic
 
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 
-# Slots are leased for a quarter of a second of the rate: longer leases, and two clients exceed a second's bound.
+# A lease has the slots of a quarter of a second. With longer leases, two clients exceed the limit of a second
 HORIZON = 0.25
-# Slots at 99 % of a limit used 98.6-99.0 % of it, and never exceeded it within a minute (measured).
+# Slots at 99 % of a limit used 98.6 to 99.0 % of it and never exceeded it within a minute (measured)
 SHARE_OF_LIMIT = 0.99
-# No slot is further away than this, whatever was reported: one wrong usage would stop every run for days else. After a
-# minute without a call any call is within the limits of a minute.
+# The maximum distance of a slot, because one wrong usage could stop all runs for days. After a minute without a call,
+# any call is within the limits of a minute
 FURTHEST_SLOT = 60.0
-# So many faults in a row, with no other answer between, are the endpoint's outage and not its requests' fault.
+# This number of errors of the endpoint in a row is an outage, and the requests are not the reason
 OUTAGE_FAULTS = 50
 PROBE_SECONDS = 10.0
-# A client reports four times a second; one that is silent for so long is gone, and its places are free.
+# A client reports four times a second. After this time without a report it is dead, and its places are free
 CLIENT_EXPIRY = 30.0
-# A run of which no client reported for so long is over, and what it spent is forgotten.
+# After this time without a report of a client, a run is over, and its usage is removed
 FORGET_SECONDS = 3600.0
-# By then every client has reported to a limiter that was restarted: four polls.
+# Every client has reported to a restarted limiter after this time: four reports
 SETTLE_SECONDS = 1.0
-# Rate control after a 429: down by a third at most once a second, up by a tenth each second that is used.
+# Rate control after a 429: 30 % less at most once per second, and 10 % more after each second with calls
 SHRINK = 0.7
 GROW = 1.1
 STEP_SECONDS = 1.0
@@ -38,7 +38,7 @@ NEVER = float("-inf")
 
 @dataclass(frozen=True)
 class Limits:
-    """What the settings promise the endpoint: requests and tokens a minute (None: no limit), calls in flight."""
+    """The limits in the settings: requests and tokens per minute (None is no limit), and calls in flight."""
 
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
@@ -47,7 +47,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a run may spend: calls, tokens and cost (None: no bound)."""
+    """The budget of a run: calls, tokens and cost (None is no limit)."""
 
     max_calls: int | None = None
     max_tokens: int | None = None
@@ -56,18 +56,24 @@ class Budget:
 
 @dataclass(frozen=True)
 class LimiterReport:
-    """What a client tells with every lease. Counts are since the last report unless said otherwise.
+    """The report of a client with each request for a lease. Counts are since the last report unless stated otherwise.
 
-    `run` is one asking of a stage. `estimates`: tokens of the next calls it wants slots for. `number`: of the
-    report, from 1; one that is sent twice is told once. `held`: unused slots it keeps, with `held_tokens`. `spent`:
-    since the client started; `spent_before`: of the run before this client existed. `unused_tokens`: leased minus used
-    of what ended or was dropped (negative where more was used). `faults`: failures to reach the endpoint since its last
-    other answer; `answered`: whether there was another answer, `served`: one that was no 429, `completed`: one with a
-    completion. `doubts`: errors about the run rather than a row since the last completion. `retry_after`: the longest
-    wait that the endpoint asked for, None without any. `ahead`: seconds from now to the latest slot that it ever got.
-    `places`: what it may have in flight by the last lease that it knows. Three more that only a limiter which was
-    restarted does not know: `gone`, what clients of the run that died had spent, by their names; `paused`, seconds
-    until anybody may send; `tokens_ahead`, seconds until the limit in tokens has room, by the last lease.
+    Attributes:
+        run: id of one call of a stage.
+        estimates: tokens of the next calls that need slots.
+        number: number of the report, from 1. A report that is sent twice counts once.
+        held: unused slots of the client, with `held_tokens`.
+        spent: usage since the start of the client. `spent_before`: usage of the run before the client started.
+        unused_tokens: leased minus used tokens of finished and dropped calls, negative if more were used.
+        faults: errors of the endpoint since its last response.
+        answered: True if there was a response. `served`: a response other than 429. `completed`: a completion.
+        doubts: errors about the run, and not only about a row, since the last completion.
+        retry_after: the longest wait that the endpoint requested, or None.
+        ahead: seconds from now to the latest slot that the client ever got.
+        places: calls in flight that the last known lease allows.
+        gone: usage of dead clients of the run, by name. Only a restarted limiter needs this and the next two fields.
+        paused: seconds until clients may send.
+        tokens_ahead: seconds until the limit of tokens allows a call, by the last lease.
     """
 
     client: str
@@ -100,18 +106,24 @@ class LimiterReport:
     budget: Budget = field(default_factory=Budget)
 
     def expects(self, calls: int, tokens: int) -> Usage:
-        """What so many calls with so many tokens together may cost."""
+        """Return the expected usage of `calls` calls with `tokens` tokens in total."""
         return Usage(tokens, calls=calls, cost=tokens * self.cost_per_token + calls * self.cost_per_call)
 
 
 @dataclass(frozen=True)
 class Lease:
-    """What the limiter grants: `times` (seconds by the limiter's clock, one a call, in order) and `places`, how many
-    calls the client may have in flight from now on. `paused_until`: nobody sends before. `refusal`: None, `budget` or
-    `outage`. `probing`: an outage is going on, and a failure now costs no attempt. `strict`: slots are spaced, one that
-    is missed must not be used late. `answered_at`: when the endpoint last answered anybody. `completed`: whether a
-    completion ever came to the run, `doubts`: how many errors about the run came since the last one. `tokens_until`:
-    from when on the limit in tokens has room, what was used beyond its estimate paid back.
+    """The grant of the limiter. Times are seconds of the clock of the limiter.
+
+    Attributes:
+        times: time of each granted call, in order.
+        places: number of calls that the client may have in flight from now on.
+        paused_until: no client sends before this time.
+        refusal: None, `budget` or `outage`.
+        probing: True during an outage, in which a failure is not an attempt.
+        strict: True if slots are spaced, so that a missed slot cannot be used later.
+        answered_at: time of the last response of the endpoint to any client.
+        completed: True after a completion of the run. `doubts`: errors about the run since the last completion.
+        tokens_until: time from which the limit of tokens allows calls, with used tokens beyond their estimates.
     """
 
     now: float
@@ -129,9 +141,12 @@ class Lease:
 
 @dataclass
 class _Client:
-    """What is known of a client: `places` it has by its last lease, `may_hold` is the most that it may act by until its
-    next report, `number` is that of its last report. `seen` is the time of that. One that `left` is given no slot: it
-    may have been taken for dead with its node and live on.
+    """The state of a client.
+
+    Attributes:
+        seen: time of its last report. `number`: number of that report.
+        places: calls in flight of its last lease. `may_hold`: their maximum until its next report.
+        left: True if it gets no more slots. Its node may seem dead while it is still alive.
     """
 
     seen: float
@@ -142,13 +157,13 @@ class _Client:
     left: bool = False
 
     def free(self) -> None:
-        """Takes its places back."""
+        """Set its places to 0."""
         self.places, self.may_hold, self.wants = 0, 0, False
 
 
 @dataclass
 class _RunAccount:
-    """What is known of a run: `committed` is what each of its clients, living or dead, spent or may spend."""
+    """The state of a run. `committed` is the usage that each of its clients, living or dead, has or may have."""
 
     began: float
     seen: float
@@ -159,19 +174,18 @@ class _RunAccount:
 
     @property
     def spent(self) -> Usage:
-        """What all of its starts spent or may spend, those of clients that are dead included."""
+        """The usage that all its starts have or may have, including dead clients."""
         return sum(self.committed.values(), self.spent_before)
 
 
 class Limiter:
-    """One endpoint's limits. `clock` gives seconds, and never goes back.
+    """The limits of one endpoint. `clock` returns seconds and never decreases.
 
-    A `restarted` one does not know what was leased before: until everybody has reported, it grants no place that the
-    client does not have, and nothing on a budget. What it knew of clients that are dead, of pauses and of tokens used
-    beyond their estimates, the living tell it.
+    A `restarted` limiter does not know the leases before its start. Until all clients have reported, it grants no
+    additional calls in flight and no budget. The reports of living clients contain the usage of dead clients, pauses,
+    and tokens beyond estimates.
 
-    At 600 requests a minute the next slot is a tenth of a second after the first, and so beyond the quarter that is
-    leased:
+    A lease has slots within a quarter of a second. At 600 requests per minute, the second slot is later:
 
     >>> limiter = Limiter(clock=lambda: 0.0)
     >>> limits = Limits(requests_per_minute=600)
@@ -185,7 +199,7 @@ class Limiter:
         start = clock() + HORIZON
         self._restarted = restarted
         self._settled = start + SETTLE_SECONDS if restarted else start - HORIZON
-        # A horizon from now: what a limiter before this one leased lies before that.
+        # After one horizon, because an earlier limiter has leased slots until then
         self._next_request = start
         self._next_token = start
         self._paused_until = NEVER
@@ -204,14 +218,14 @@ class Limiter:
         self._runs: dict[str, _RunAccount] = {}
 
     def lease(self, report: LimiterReport) -> Lease:
-        """Takes a client's report and grants what the limits, the endpoint's state and the run's budget allow.
+        """Grant slots to a client within the limits, the state of the endpoint and the budget of the run.
 
-        Never waits and never raises: what cannot be granted is left out, and the client asks again.
+        Never waits and never raises. The client sends another report for calls without a slot.
         """
         now = self._clock()
         client, run = self._find(report, now)
         self._recall(report, now)
-        # A report that was told and whose lease was lost is told again; successes and faults count once.
+        # A client sends a report again if its lease was lost. Successes and errors count once
         if report.number == 0 or report.number > client.number:
             client.number = report.number
             self._observe(report, now)
@@ -225,7 +239,7 @@ class Limiter:
         times = self._slots(report.limits, affordable, now, now + report.ahead)
         if probing and times:
             self._next_probe = now + min(PROBE_SECONDS, report.outage_seconds / 4)
-        # Leased is spent until the next report says otherwise: two clients cannot both have the last of a budget.
+        # Leased calls count as spent until the next report, so that two clients cannot both use the rest of a budget
         run.committed[report.client] += report.expects(len(times), sum(affordable[: len(times)]))
         if spent_up and refusal is None:
             refusal = "budget"
@@ -234,14 +248,14 @@ class Limiter:
         return Lease(now, tuple(times), places, paused, refusal, probing, strict, answered, *told, self._next_token)
 
     def leave(self, client: str) -> Usage:
-        """Frees the places of a client that is gone; what it spent, or might have, stays spent and is given."""
+        """Free the places of a client that ended. Return the usage that it has or may have, which stays counted."""
         if client in self._clients:
             self._clients[client].left = True
             self._clients[client].free()
         return next((run.committed[client] for run in self._runs.values() if client in run.committed), NOTHING_USED)
 
     def _find(self, report: LimiterReport, now: float) -> tuple[_Client, _RunAccount]:
-        """The client and the run of a report, brought up to date with what it may spend."""
+        """Return the client and the run of a report, with updated usage."""
         client = self._clients.setdefault(report.client, _Client(now))
         run = self._runs.setdefault(report.run, _RunAccount(now, now))
         client.seen = run.seen = now
@@ -252,23 +266,20 @@ class Limiter:
         return client, run
 
     def _recall(self, report: LimiterReport, now: float) -> None:
-        """Learns from a client what was forgotten with a restart."""
-        # Later it would count for more than it is: tokens are given back meanwhile, and a pause that clients hand to
-        # each other grows by the time that a report takes.
+        """Read the state before a restart from a report."""
+        # Only shortly after the restart: later, tokens were returned, and a repeated pause would grow with each report
         if now < self._settled:
             self._paused_until = max(self._paused_until, now + report.paused)
             self._next_token = max(self._next_token, now + min(report.tokens_ahead, FURTHEST_SLOT))
 
     def _observe_run(self, report: LimiterReport, run: _RunAccount) -> None:
-        """Takes what a client tells of its run: a completion ends the row of doubts, whoever had them."""
+        """Update the run from a report. A completion of any client resets the number of doubts."""
         run.completed |= report.completed
         run.doubts = report.doubts if report.completed else run.doubts + report.doubts
 
     def _observe(self, report: LimiterReport, now: float) -> None:
-        """Takes what a client tells of the endpoint: what it used, whether it was answered, limited, or could not reach
-        it.
-        """
-        # What was leased and not used is time that the next slots need not wait for; used beyond, time that they do.
+        """Update the endpoint from a report: usage, responses, rate limits and errors."""
+        # Unused tokens move the next slot to an earlier time, and tokens beyond estimates to a later one
         self._next_token -= _seconds_of(report.unused_tokens, report.limits.tokens_per_minute)
         if report.answered:
             self._faults, self._fault_since, self._answered_at = 0, None, now
@@ -288,8 +299,8 @@ class Limiter:
             self._speed_up(report.limits, now)
 
     def _slow_down(self, report: LimiterReport, now: float) -> None:
-        """After a 429, once a second: `SHRINK` times the rate, or of the calls a second that succeeded."""
-        # The 429s of one moment come from calls that were sent at the old rate; each would shrink it again.
+        """Reduce the rate after a 429, once per second: `SHRINK` times the rate or the successful calls per second."""
+        # Several 429s at one time come from calls at the old rate, and each would reduce it again
         if now - self._stepped < STEP_SECONDS:
             return
         observed = self._successes / max(now - self._counted, STEP_SECONDS)
@@ -298,8 +309,8 @@ class Limiter:
         self._start_step(now)
 
     def _speed_up(self, limits: Limits, now: float) -> None:
-        """A tenth more where calls succeeded; at the limit of the settings the rate is free again."""
-        # A rate that nobody uses is proven by nothing.
+        """Increase the rate by 10 % after successful calls. At the limit of the settings, it is free again."""
+        # A rate without calls is not proven
         used = self._successes > 0
         if self._rate is not None and used:
             self._rate *= GROW
@@ -309,26 +320,26 @@ class Limiter:
         self._start_step(now)
 
     def _start_step(self, now: float) -> None:
-        """Begins to count successes anew, and remembers their rate: the 429 may come just after."""
+        """Reset the count of successes, and keep their rate for a 429 that comes soon after."""
         self._success_rate = self._successes / max(now - self._counted, STEP_SECONDS)
         self._successes = 0
         self._counted = self._stepped = now
 
     def _rate_now(self, limits: Limits) -> float | None:
-        """Requests a second: the limit's share, or less after a 429; None for as fast as possible."""
+        """Return the requests per second: the share of the limit, or less after a 429. None is no limit."""
         rates = [rate for rate in (self._rate, _ceiling(limits)) if rate is not None]
         return min(rates) if rates else None
 
     def _share_places(self, report: LimiterReport, client: _Client, now: float) -> int:
-        """In-flight places: an equal share for everyone active, never more than is left by what others may hold.
+        """Return the calls in flight for a client: an equal share per active client, within the rest of the limit.
 
-        Until its next report a client may act by its last lease or by this one.
+        Until its next report, a client can use its last lease or this one.
         """
         self._forget(now)
         client.wants = report.in_flight + report.held + len(report.estimates) > 0
         held_by_others = sum(other.may_hold for other in self._clients.values() if other is not client)
         busy = sum(1 for other in self._clients.values() if other.wants)
-        # Rounded up, so that no place is lost; what is over in sum is held back by what the others hold.
+        # Rounded up, so that no place is lost. The places of the other clients limit the sum
         share = -(-report.limits.max_concurrency // max(busy, 1))
         places = max(0, min(share, report.limits.max_concurrency - held_by_others)) if client.wants else 0
         if now < self._settled:
@@ -338,7 +349,7 @@ class Limiter:
         return places
 
     def _forget(self, now: float) -> None:
-        """Frees the places of clients that are silent, and forgets clients and runs that are long gone."""
+        """Free the places of clients without reports, and remove old clients and runs."""
         for name, other in list(self._clients.items()):
             if now - other.seen >= CLIENT_EXPIRY:
                 other.free()
@@ -349,10 +360,10 @@ class Limiter:
                 del self._runs[name]
 
     def _outage(self, report: LimiterReport, run: _RunAccount, now: float) -> tuple[str | None, bool]:
-        """`outage` where it has lasted, for this run, as long as the report allows; and whether calls are probes.
+        """Return `outage` after the time in the report, and True if calls are probes.
 
-        429s alone are one where the last of them came that long after the first: a pause that the endpoint asked for
-        is waited for, and what comes after it decides.
+        Only 429s are an outage if they last for that time. The limiter first waits for a pause that the endpoint
+        requested.
         """
         probing = self._faults >= OUTAGE_FAULTS
         away = now - max(self._fault_since, run.began) if probing and self._fault_since is not None else 0.0
@@ -362,7 +373,7 @@ class Limiter:
     def _afford(
         self, report: LimiterReport, run: _RunAccount, wanted: tuple[int, ...], now: float
     ) -> tuple[tuple[int, ...], bool]:
-        """The leading calls that the run's budget still covers, and whether it is used up for good."""
+        """Return the first calls within the rest of the budget, and True if the budget is used up."""
         if report.budget == Budget():
             return wanted, False
         if now < self._settled:
@@ -374,12 +385,12 @@ class Limiter:
             if not _within(committed, report.budget):
                 break
             affordable += 1
-        # What is in flight or held may turn out to cost less than estimated, and leave something for one call more.
+        # Calls in flight may use less than estimated and leave budget for another call
         idle = report.in_flight == 0 and report.held == 0
         return wanted[:affordable], bool(wanted) and affordable == 0 and idle
 
     def _slots(self, limits: Limits, estimates: tuple[int, ...], now: float, until: float) -> list[float]:
-        """Times for the leading calls that start within the horizon."""
+        """Return the times of the first calls, which start within the horizon."""
         rate = self._rate_now(limits)
         start = max(now, self._paused_until)
         if start > now + FURTHEST_SLOT:
@@ -387,14 +398,13 @@ class Limiter:
         if rate is None and limits.tokens_per_minute is None:
             return [start] * len(estimates)
         spacing = 1.0 / rate if rate else 0.0
-        # Below one request a minute the next slot after one at the horizon is rightly further away
+        # Below one request per minute, the slot after the horizon can be further away
         horizon = max(HORIZON, spacing)
         furthest = start + max(FURTHEST_SLOT, horizon + spacing)
         if self._restarted:
-            # The last slot before the restart may be one that only a client who is gone knew of.
+            # Only a dead client may know the last slot before the restart
             self._restarted, self._next_request = False, self._next_request + spacing
-        # After a restart a client knows of slots that this limiter does not: the next one comes after the latest of
-        # them.
+        # After a restart, clients know slots that this limiter does not, so the next slot comes after these
         self._next_request = min(max(self._next_request, until + spacing, start), furthest)
         self._next_token = min(max(self._next_token, start), start + FURTHEST_SLOT)
         times: list[float] = []
@@ -409,22 +419,22 @@ class Limiter:
 
 
 def _ceiling(limits: Limits) -> float | None:
-    """Requests a second that are leased of a limit in requests a minute; None without a limit."""
+    """Return the leased requests per second for a limit of requests per minute, None without a limit."""
     return None if limits.requests_per_minute is None else limits.requests_per_minute * SHARE_OF_LIMIT / 60.0
 
 
 def _seconds_of(tokens: int, tokens_per_minute: float | None) -> float:
-    """How long so many tokens fill their limit, in seconds; 0 without a limit, negative for tokens given back."""
+    """Return the seconds in which the limit allows these tokens: 0 without a limit, negative for returned tokens."""
     return 0.0 if tokens_per_minute is None else tokens * 60.0 / (tokens_per_minute * SHARE_OF_LIMIT)
 
 
 def _more(first: Usage, second: Usage) -> Usage:
-    """The later of two accounts of the same client: calls only grow."""
+    """Return the later of two usages of a client, which has more calls."""
     return max(first, second, key=lambda spent: spent.calls)
 
 
 def _within(spent: Usage, budget: Budget) -> bool:
-    """Whether what was spent is no more than each bound of the budget."""
+    """Return True if the usage is within the budget."""
     pairs = (
         (spent.calls, budget.max_calls),
         (spent.tokens, budget.max_tokens),
