@@ -1,6 +1,6 @@
-"""The limiters that all runs of a cluster share, as one Ray actor, and how others find it.
+"""The Ray actor with the limiters of all runs of a cluster, and its client.
 
-A module of its own: the actor's process imports no client of endpoints, and so starts in a third of the time.
+The process of the actor imports no client of endpoints, so it starts in a third of the time.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from untold.udfs.llm.channels import Lend
 
 NAMESPACE = "untold"
-# The version is of reports and leases: runs of another one have limiters of their own.
+# With the version of reports and leases. Runs of another version have their own limiters
 ACTOR = "limiter-v6"
-# Long enough for the next stage, or a run a little later, to find what was learnt of the endpoint's rate.
+# Long enough to keep the rate of an endpoint for the next stage or run
 IDLE_SECONDS = 600.0
 IDLE_CHECK_SECONDS = 30.0
 LIMITER_RETRY_SECONDS = 0.2
-# A lease takes milliseconds; one that does not come was lost with the limiter's node, or waits in a queue without end.
+# A lease takes milliseconds. After this time, it was lost with the node of the limiter, or waits in a queue forever
 LEASE_SECONDS = 30.0
 
 
 class LimiterActor:
-    """A `Limiter` for each endpoint and model, as one actor; it ends itself after ten idle minutes.
+    """A `Limiter` for each endpoint and model in one actor. It ends after ten minutes without a lease.
 
-    One process for all: Ray starts few at a time, and while the others came up the first endpoint had all requests.
+    With several actors, the first endpoint would get all requests while Ray starts the others.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class LimiterActor:
         threading.Thread(target=self._end_when_idle, daemon=True).start()
 
     def lease(self, reports: Mapping[str, LimiterReport]) -> dict[str, Lease]:
-        """`Limiter.lease` of each name; whoever asks keeps the actor alive."""
+        """Call `Limiter.lease` for each name. This keeps the actor alive."""
         self._used = now = monotonic()
         return {name: self._limiter(name, now).lease(report) for name, report in reports.items()}
 
@@ -60,30 +60,30 @@ class LimiterActor:
         return limiter
 
     def leave(self, names: Sequence[str], client: str) -> list[Usage]:
-        """`Limiter.leave` of each name. No use: an actor that only hears farewells may end."""
+        """Call `Limiter.leave` for each name. This does not keep the actor alive."""
         known = [self._limiters.get(name) for name in names]
         return [NOTHING_USED if one is None else one[0].leave(client) for one in known]
 
     def _end_when_idle(self) -> None:
-        """Looks every `IDLE_CHECK_SECONDS`; a thread, as the actor's methods run one at a time and none waits."""
+        """End the idle actor, in a thread, because the methods of the actor run one after another and never wait."""
         pause = threading.Event()
         while monotonic() - self._used < IDLE_SECONDS:
             pause.wait(IDLE_CHECK_SECONDS)
-        # An exit of the process would count as a crash, and `max_restarts` would bring it back.
+        # Ray would restart the actor after an exit of its process (`max_restarts`)
         ray.kill(ray.get_actor(ACTOR, namespace=NAMESPACE), no_restart=True)
 
 
 def limiter_name(base_url: str, model: str) -> str:
-    """The name under which all runs have the limiter of this endpoint and model."""
-    # A hash: an address may hold a password.
+    """Return the name of the limiter of an endpoint and model, the same for all runs."""
+    # A hash, because an address may contain a password
     return blake2b(f"{base_url.rstrip('/')}\n{model}".encode(), digest_size=8).hexdigest()
 
 
 def open_limiters() -> Any:
-    """The actor of all limiters, made where there is none."""
-    # Without a namespace two jobs had a limiter each, and one not detached died with the job that made it (both were
-    # tried). It takes no CPU: on a full cluster it would never start. A lease that is lost is reported anew by its
-    # client, with a number that tells it from the first.
+    """Return the actor of all limiters, and create it if it is missing."""
+    # Without a namespace, two jobs have different limiters, and a limiter that is not detached ends with its job. It
+    # requests no CPU, because it would not start on a full cluster. If a lease is lost, the client sends its report
+    # again, and the limiter recognizes it by its number
     options = {
         "name": ACTOR,
         "namespace": NAMESPACE,
@@ -97,10 +97,10 @@ def open_limiters() -> Any:
 
 
 class LimiterClient:
-    """The limiters as those know them who ask for leases: where their actor was lost, a new one is made and asked.
+    """A client of the limiters. It creates a new actor if the old one is lost.
 
-    Reports that come while others are under way wait for these and go together: a message costs the actor a
-    millisecond, and the lease in it a tenth of that.
+    Reports wait for the reports in flight and are then sent together, because a message costs the actor a millisecond,
+    and a lease in it a tenth of that.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -110,7 +110,7 @@ class LimiterClient:
         self._leases: dict[str, Lease] = {}
 
     async def lease(self, name: str, report: LimiterReport) -> Lease:
-        """A lease of the limiter of that name, from the actor that there is now. Ends by being cancelled."""
+        """Return a lease of a limiter by its name. Waits until the actor responds or the task is cancelled."""
         self._reports[name] = report
         try:
             async with self._turn:
@@ -122,17 +122,17 @@ class LimiterClient:
 
     @property
     def lends(self) -> list[Lend]:
-        """`lease` of each name."""
+        """Return `lease` for each name."""
         return [partial(self.lease, name) for name in self._names]
 
     async def leave(self, client: str) -> None:
-        """Frees all places of a client. An actor that hangs does so by itself after `CLIENT_EXPIRY`."""
+        """Free all places of a client. If the actor does not respond, they are free after `CLIENT_EXPIRY`."""
         with suppress(RayActorError, TimeoutError):
             async with asyncio.timeout(LEASE_SECONDS):
                 await self._actor.leave.remote(self._names, client)
 
     async def _send(self) -> None:
-        """Exchanges all reports that there are for leases."""
+        """Send all waiting reports and receive their leases."""
         while True:
             sent = dict(self._reports)
             try:

@@ -1,6 +1,6 @@
-"""When an asker may send: its slots, its clock against the limiter's, pauses, and what a call is expected to take.
+"""Decide when a request loop can send: slots, the clock of the limiter, pauses, and expected tokens of calls.
 
-No clock, no waiting: every function is given the time. `now` is the asker's monotonic clock, in seconds.
+No function reads a clock or waits. `now` is the time of the monotonic clock of the loop in seconds.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from untold.udfs.llm.calls import Work
 from untold.udfs.llm.limiter import Lease, LimiterReport
 from untold.udfs.llm.usage import Usage
 
-# A slot used later than this would crowd the next ones: a second's bound allows a tenth more than the rate.
+# The maximum delay of a slot. With a longer delay, the calls of one second could exceed the rate by more than 10 %
 LATE_SECONDS = 0.05
-# Clocks of two hosts drift by up to 500 ppm where they are being set right: 30 ms a minute, below LATE_SECONDS.
+# The clocks of two hosts drift by up to 500 ppm during a correction: 30 ms per minute, below LATE_SECONDS
 MEASURE_SECONDS = 60.0
-# Slots that are held where nothing is spaced; half of them bridges the round trip of a lease.
+# The number of held slots without a rate limit. Half of them are enough for the round trip of a lease
 PREFETCH = 512
-# Timers end a little early; a wait below this is none.
+# Timers end early, so a shorter wait counts as none
 _NO_WAIT = 0.001
-# Of the stage's own completions, since `max_tokens` for each would leave most of a limit in tokens unused.
+# The quantile of the tokens of completions. With `max_tokens` for each call, most of a token limit would be unused
 _COMPLETION_QUANTILE = 0.9
 _COMPLETIONS_REMEMBERED = 1000
-# Before any completion is known; too much is given back with the first, too little is taken from the next slots.
+# Before the first completion. The next slots correct a wrong estimate
 _FIRST_COMPLETION_TOKENS = 512
 
 
 class LimiterClock:
-    """What to add to the asker's clock to get the limiter's, measured by the quickest round trip of the last minute.
+    """The offset of the clock of the limiter to the clock of the loop, by the fastest round trip of the last minute.
 
-    Both clocks are monotonic, each of its own process: their difference means nothing but here, and holds for a while.
+    Both clocks are monotonic clocks of their processes, and their difference changes slowly.
 
     >>> clock = LimiterClock()
     >>> clock.measure(limiter_now=100.0, sent=10.0, received=10.5)
@@ -45,10 +45,10 @@ class LimiterClock:
         self._measured_at = float("-inf")
 
     def measure(self, limiter_now: float, sent: float, received: float) -> None:
-        """Takes the limiter's time of a lease that was asked for at `sent` and came at `received`.
+        """Update the offset from the time of a lease that was requested at `sent` and arrived at `received`.
 
-        The offset lies between `limiter_now - received` and `limiter_now - sent`; the middle is off by half of the
-        round trip at most. One outside of that is proven wrong: a clock was set, or the limiter is another process.
+        The offset is between `limiter_now - received` and `limiter_now - sent`. The error of the middle is at most half
+        of the round trip. An offset outside is wrong: a clock was set, or the limiter has another process.
         """
         low, high = limiter_now - received, limiter_now - sent
         wrong = not low <= self.offset <= high
@@ -57,16 +57,16 @@ class LimiterClock:
             self.offset, self._round_trip, self._measured_at = (low + high) / 2, received - sent, received
 
     def reset_clock_offset(self) -> None:
-        """Measures anew with the next lease."""
+        """Measure the offset again with the next lease."""
         self._round_trip = float("inf")
 
     def local(self, limiter_time: float) -> float:
-        """A time of the limiter's by the asker's clock."""
+        """Return a time of the limiter as a time of the clock of the loop."""
         return limiter_time - self.offset
 
 
 class Pacing:
-    """The slots that an asker holds, and whether it may send now."""
+    """The slots of a request loop, and its pauses."""
 
     def __init__(self) -> None:
         self.clock = LimiterClock()
@@ -82,27 +82,27 @@ class Pacing:
 
     @property
     def held(self) -> int:
-        """How many slots wait to be used."""
+        """The number of unused slots."""
         return len(self._slots)
 
     @property
     def held_tokens(self) -> int:
-        """What was reserved with these slots."""
+        """The tokens that are reserved with the unused slots."""
         return sum(tokens for _, tokens in self._slots)
 
     @property
     def runs_low(self) -> bool:
-        """Whether new slots should be asked for now."""
+        """True if the loop should request new slots now."""
         return len(self._slots) < (1 if self.strict else PREFETCH // 2)
 
     def wait(self, now: float) -> float | None:
-        """Seconds until the next slot may be used, 0 for now, None without a slot; missed ones are dropped.
+        """Return the seconds until the next slot: 0 for now, None without a slot. Missed slots are dropped.
 
-        A slot is for its own time: used late, it would fall together with the next ones and exceed a second's bound.
+        A late slot would be used at the time of the next slots, and the calls would exceed the limit of a second.
         """
         while self._slots:
             at, tokens = self._slots[0]
-            # Its tokens go back with the next report; its place in time is gone.
+            # The next report returns its tokens
             if self.strict and (at < now - LATE_SECONDS or at < self.paused_until):
                 self._slots.popleft()
                 self._unused_tokens += tokens
@@ -112,35 +112,34 @@ class Pacing:
         return None
 
     def use(self) -> int:
-        """Takes the next slot; the tokens that are reserved with it."""
+        """Take the next slot and return its reserved tokens."""
         _, tokens = self._slots.popleft()
         self.reserved += tokens
         return tokens
 
     def settle(self, reserved: int, used: int) -> None:
-        """Ends the reservation of a call that used so many tokens."""
+        """End the reservation of a call that used `used` tokens."""
         self.reserved -= reserved
         self._unused_tokens += reserved - used
 
     def pause(self, seconds: float, now: float) -> None:
-        """Sends nothing for so long."""
+        """Send nothing for `seconds`."""
         self.paused_until = max(self.paused_until, now + seconds)
 
     def paused(self, now: float) -> float:
-        """Seconds until the endpoint may be asked again."""
+        """Return the seconds until the end of the pause."""
         return max(0.0, self.paused_until - now)
 
     def wanted(self, waiting: int, in_flight: int) -> int:
-        """How many more slots are of use for so many waiting requests."""
-        # One more than can be sent at once: it bridges the round trip of the next lease.
+        """Return the number of additional slots that the waiting requests can use."""
+        # One more than can be sent at once, for the round trip of the next lease
         room = max(1, self.places - in_flight) + 1 if self.strict else PREFETCH
         return max(0, min(waiting, room) - len(self._slots))
 
     def report(self, work: Work, spent: Usage, estimates: tuple[int, ...], in_flight: int, now: float) -> LimiterReport:
-        """What is told with the next lease, but for the news; unused tokens are told once.
+        """Return the report for the next lease, without news. Unused tokens are reported once.
 
-        `spent` has its cost. `ahead` says how far away the latest slot is that was ever leased, and `tokens_ahead` the
-        room for the next tokens: seconds from now hold by whatever clock.
+        `spent` has its cost. `ahead` and `tokens_ahead` are seconds from now, so they do not depend on a clock.
         """
         settings, unused = work.settings, self._unused_tokens
         self._unused_tokens = 0
@@ -167,30 +166,30 @@ class Pacing:
         )
 
     def receive(self, lease: Lease, estimates: Sequence[int], sent: float, received: float) -> None:
-        """Takes the slots of a lease that was asked for at `sent`, with these estimates, and came at `received`."""
+        """Add the slots of a lease that was requested at `sent` with these estimates and arrived at `received`."""
         self.clock.measure(lease.now, sent, received)
         self.places, self.strict, self.refusal = lease.places, lease.strict, lease.refusal
         self.paused_until = max(self.paused_until, self.clock.local(lease.paused_until))
         self._tokens_until = self.clock.local(lease.tokens_until)
-        # Slots from before an outage would all be used as probes, at once.
+        # Older slots would all become probes of an outage
         if lease.probing or lease.refusal:
             self._drop()
         times = [self.clock.local(time) for time in lease.times]
         self._slots.extend(zip(times, estimates, strict=False))
         if times:
             self._until = max(self._until, times[-1])
-            # Late on arrival: the round trip was long, or the clocks are further apart than was measured.
+            # Too late: the round trip was long, or the offset of the clocks is wrong
             if times[0] < received - LATE_SECONDS:
                 self.clock.reset_clock_offset()
 
     def _drop(self) -> None:
-        """Gives up all slots; what was reserved with them is told with the next lease."""
+        """Drop all slots. The next report returns their reserved tokens."""
         self._unused_tokens += self.held_tokens
         self._slots.clear()
 
 
 class CompletionSizes:
-    """What a completion of a stage is expected to take at most, in all but one of ten, from the last thousand.
+    """The expected tokens of a completion: the 0.9 quantile of the last thousand completions of the stage.
 
     >>> sizes = CompletionSizes(max_tokens=256)
     >>> before = sizes.expected
@@ -206,8 +205,8 @@ class CompletionSizes:
         self._sorted: list[int] = []
 
     def remember(self, tokens: int) -> None:
-        """Takes the size of a completion."""
-        # In step with the deque, which is about to lose its first: found by bisection, in sorted order.
+        """Add the size of a completion."""
+        # The deque is about to drop its first size, so the sorted list drops it too
         if len(self._latest) == _COMPLETIONS_REMEMBERED:
             del self._sorted[bisect_left(self._sorted, self._latest[0])]
         self._latest.append(tokens)
@@ -215,7 +214,7 @@ class CompletionSizes:
 
     @property
     def expected(self) -> int:
-        """Tokens; a guess before the first completion."""
+        """The expected tokens, a constant before the first completion."""
         if not self._sorted:
             return self._first
         return self._sorted[int(_COMPLETION_QUANTILE * (len(self._sorted) - 1))]

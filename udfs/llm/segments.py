@@ -42,16 +42,16 @@ ALTERNATIVE = pa.struct(
 )
 
 
-# A column's type stands beside its field, so that no second list can be in another order.
+# The type of a column is next to its field, so that there is no second list with another order
 _TEXT, _COUNT = {"type": pa.string()}, {"type": pa.int64()}
 
 
 @dataclass(slots=True)
 class Completion:
-    """A row of `completions`: what was paid for, and what came of it.
+    """A row of `completions`: a request with its usage and its result.
 
-    The fields are the columns, in order. They are on the disks of whoever has a store: only ever add one, at the end.
-    Nobody changes a row; a class that forbids it takes four times as long to make one.
+    The fields are the columns, in order. Existing stores have them, so new fields are only added at the end. Rows are
+    never changed. A frozen class takes four times as long to create.
     """
 
     request_id: str = field(metadata=_TEXT)
@@ -75,8 +75,8 @@ class Completion:
 
     @property
     def size(self) -> int:
-        """Roughly its bytes."""
-        # Numbers, names and times are some 200 bytes; the text, or the vector, is the rest
+        """The approximate number of bytes."""
+        # About 200 bytes in addition to the text or the vector
         vector = 0 if self.vector is None else self.vector.nbytes
         return len(self.text or "") + vector + len(self.request_id) + 200
 
@@ -87,7 +87,7 @@ COMPLETIONS = pa.schema([(item.name, item.metadata["type"]) for item in fields(C
 def completion_of(
     request: Request, answer: Answer, *, rated: bool, run: str, endpoint: str | None = None
 ) -> Completion:
-    """The row that a request ends with, answered by an endpoint; `rated` keeps the alternatives at its digits."""
+    """Return the row of a finished request. `rated` keeps the alternatives of its digits."""
     return Completion(
         request_id=request.request_id,
         text=answer.text,
@@ -111,36 +111,36 @@ def completion_of(
 
 
 def completions_table(rows: Sequence[Completion]) -> pa.Table:
-    """The rows as a table with the schema `COMPLETIONS`."""
+    """Return the rows as a table with the schema `COMPLETIONS`."""
     columns = [pa.array(map(attrgetter(column.name), rows), column.type) for column in COMPLETIONS]
     return pa.table(columns, schema=COMPLETIONS)
 
 
 FLUSH_BYTES = 8 * 2**20
-# Half of what may be unwritten: the other half goes on being collected while these are written.
+# Half of the limit of unwritten rows, because rows are collected during a write
 FLUSH_ROWS = 2500
-# What may be paid for and on no disk yet; what is in flight comes on top.
+# The limit of paid rows that are not on a disk, without calls in flight
 MOST_ROWS = 5000
 MOST_BYTES = 64 * 2**20
-# With a journal a death costs none of it, and each write of an object store is paid for
+# With a journal, a killed process loses no rows, and each write of an object store costs money
 JOURNALED_BYTES = 32 * 2**20
 JOURNALED_ROWS = 25_000
-# Rows that came within it share one sync of the journal
+# Rows within this time share one sync of the journal
 SYNC_SECONDS = 0.05
-# Waits after failed writes, doubled each time.
+# Seconds after failed writes, doubled each time
 FIRST_WAIT = 0.5
 LONGEST_WAIT = 30.0
-# A flush that begins this early is over when its interval is.
+# A flush at this share of its interval ends within the interval
 FLUSH_AHEAD = 0.75
 
 
 def write_file(uri: str, table: pa.Table) -> None:
-    """Writes a Parquet file so that readers never see a part of it, and a power cut takes nothing of it back."""
+    """Write a Parquet file atomically and durably: readers see no partial file, and a power cut loses nothing."""
     StoragePath(uri).write_whole(lambda file: pq.write_table(table, file, compression="zstd", write_page_checksum=True))
 
 
 def check_probe(uri: str) -> None:
-    """Reads and removes what an actor wrote. Raises where this process does not see the actor's disk."""
+    """Read and remove the probe of an actor. Raises an error if this process does not share the disk of the actor."""
     probe = StoragePath(uri)
     try:
         with probe.open() as file:
@@ -153,10 +153,10 @@ def check_probe(uri: str) -> None:
 
 
 class SegmentWriter:
-    """Collects completions and writes them to files `<directory>/<prefix>-<number>.parquet`; for one event loop.
+    """Collect completions and write them to files `<directory>/<prefix>-<number>.parquet`, in one event loop.
 
-    A write that fails loses nothing: its rows go back, and are written with later ones after a wait that grows.
-    `trouble` says why the last one failed, None where it did not. A `journal` has the rows meanwhile.
+    A failed write loses nothing: its rows are written again with later rows, after a growing wait. `trouble` is the
+    error of the last write, or None. A `journal` has the rows until they are written.
     """
 
     def __init__(self, directory: str, prefix: str, seconds: float, journal: Journal | None = None) -> None:
@@ -174,7 +174,7 @@ class SegmentWriter:
         self.trouble: str | None = None
 
     def add(self, row: Completion, size: int) -> None:
-        """Takes a row; `size` is roughly its bytes."""
+        """Add a row. `size` is its approximate number of bytes."""
         self._rows.append(row)
         self._bytes += size
         if self._journal is not None:
@@ -182,28 +182,28 @@ class SegmentWriter:
 
     @property
     def unwritten(self) -> int:
-        """How many rows are on no disk yet, those included that are being written."""
+        """The number of rows that are not on a disk, including rows of the current write."""
         return len(self._rows) + self._leaving[0]
 
     @property
     def full(self) -> bool:
-        """Whether so much is unwritten that nothing more should be asked."""
+        """True if there are too many unwritten rows to send more requests."""
         most = 2 * JOURNALED_ROWS if self.journaled else MOST_ROWS
         return self.unwritten >= most or self._bytes + self._leaving[1] >= MOST_BYTES
 
     @property
     def failing_for(self) -> float:
-        """Seconds since the first write failed after which none succeeded; 0 where the last one did."""
+        """Seconds since the first failed write after the last successful one, 0 if the last write succeeded."""
         return 0.0 if self._failing_since is None else monotonic() - self._failing_since
 
     @property
     def may_write(self) -> bool:
-        """Whether no wait after a failed write is going on."""
+        """True if the wait after a failed write is over."""
         return monotonic() - self._flushed_at >= self._wait
 
     @property
     def due(self) -> bool:
-        """Whether what is collected should be written now."""
+        """True if the collected rows should be written now."""
         late = monotonic() - self._flushed_at >= self._seconds * FLUSH_AHEAD
         most = (JOURNALED_BYTES, JOURNALED_ROWS) if self.journaled else (FLUSH_BYTES, FLUSH_ROWS)
         much = self._bytes >= most[0] or len(self._rows) >= most[1]
@@ -211,25 +211,26 @@ class SegmentWriter:
 
     @property
     def journaled(self) -> bool:
-        """Whether a journal has what is not written yet."""
+        """True if a journal has the unwritten rows."""
         return self._journal is not None and not self._journal.broken
 
     async def keep_synced(self) -> None:
-        """Syncs the journal, where there is one, until it is cancelled."""
+        """Sync the journal, if there is one, until the task is cancelled."""
         while self._journal is not None:
             await asyncio.sleep(SYNC_SECONDS)
             if self._journal.dirty:
                 await asyncio.to_thread(self._journal.sync)
 
     def close(self) -> None:
-        """Ends the journal, which stays where rows are not written."""
+        """Close the journal. Keep its files if rows are unwritten."""
         if self._journal is not None:
             self._journal.close(keep=self.unwritten > 0)
 
     async def flush(self) -> None:
-        """Writes what is collected. Rows added meanwhile wait for the next file. Raises what a failed write raised.
+        """Write the collected rows. Rows that are added during the write wait for the next file.
 
-        A write goes on where the caller is cancelled, and the next flush waits for it.
+        Raises the error of a failed write. If the caller is cancelled, the write continues, and the next flush waits
+        for it.
         """
         async with self._lock:
             if self._writing is not None:
@@ -242,7 +243,7 @@ class SegmentWriter:
         rows, size = self._rows, self._bytes
         self._rows, self._bytes, self._leaving = [], 0, (len(rows), size)
         rotated = self._journal.rotate() if self._journal and self.journaled else 0
-        # A number is used until its file is there: what a failed write may have left is replaced by more of the same.
+        # The number changes only after a successful write, so the next write replaces the file of a failed one
         uri = f"{self._directory}/{self._prefix}-{self._number:06d}.parquet"
         self._flushed_at = monotonic()
         try:
@@ -262,15 +263,15 @@ class SegmentWriter:
 
 
 def _reason(error: BaseException) -> str:
-    """Why a write failed, without what was to be written: the system's words for it, else the error's name."""
+    """Return the reason of a failed write without its content: the message of the system, or the name of the error."""
     number = error.errno if isinstance(error, OSError) else None
     return os.strerror(number) if number else type(error).__name__
 
 
 def read_ids(directory: str, prefix: str) -> set[str]:
-    """The request ids that the segments of one writer settle; empty where it wrote none.
+    """Return the ids of the finished requests in the segments of one writer.
 
-    A damaged segment holds none: what it was to hold has to be asked again. Raises OSError where one cannot be read.
+    A damaged segment has no ids, so its requests are sent again. Raises OSError for an unreadable segment.
     """
     ids: set[str] = set()
     for entry in StoragePath(directory).entries():
@@ -287,7 +288,7 @@ _COLUMNS = tuple(column.name for column in fields(Completion))
 
 
 def journal_folder(folder: str) -> Path:
-    """The folder of journals: the one that is named, else one of this user in the node's temporary folder."""
+    """Return the folder of journals: `folder`, or a folder of this user in the temporary folder of the node."""
     path = Path(folder or f"{tempfile.gettempdir()}/untold-journal-{os.getuid()}")
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not folder and path.lstat().st_uid != os.getuid():
@@ -296,10 +297,10 @@ def journal_folder(folder: str) -> Path:
 
 
 class Journal:
-    """The journal of one writer of segments: a file for those rows that the next segment takes, and older ones.
+    """The journal of one writer of segments: a file with the rows of the next segment, and older files.
 
-    Not for several threads, but for `sync`. `broken`: its disk is full or failed, and it takes no more; `dirty`: `sync`
-    has something to do.
+    Only `sync` may run in another thread. `broken` is True if its disk is full or fails, and it then accepts no rows.
+    `dirty` is True if rows are not synced.
     """
 
     def __init__(self, folder: Path, directory: str, prefix: str) -> None:
@@ -311,7 +312,7 @@ class Journal:
         self.broken = False
 
     def append(self, row: Completion) -> None:
-        """Writes a row, which outlives this process from here on, and a power cut after `sync`."""
+        """Write a row. It survives a kill of this process, and after `sync` also a power cut."""
         if self.broken:
             return
         record = _record(_plain(row))
@@ -320,15 +321,15 @@ class Journal:
             self.dirty = True
 
     def sync(self) -> None:
-        """Syncs what was appended since the last time, to the file before this one too."""
+        """Sync the rows that were added since the last sync, also in the previous file."""
         self.dirty = False
-        # A file may be closed meanwhile: its rows are in the store
+        # A closed file has its rows in the store
         with self._breaking(), suppress(ValueError):
             for file in (*self._older[-1:], self._file):
                 os.fsync(file.fileno())
 
     def rotate(self) -> int:
-        """Begins another file; gives how many files have the rows before."""
+        """Begin another file, and return the number of files with earlier rows."""
         with self._breaking():
             new = self._begin()
             self._older.append(self._file)
@@ -336,19 +337,19 @@ class Journal:
         return len(self._older)
 
     def forget(self, count: int) -> None:
-        """Removes the oldest files, whose rows are in the store."""
+        """Remove the oldest files, because the store has their rows."""
         for file in self._older[:count]:
             _remove(file)
         del self._older[:count]
 
     def close(self, *, keep: bool) -> None:
-        """Lets go of the files; `keep` leaves them, and their rows, to the next actor of this node."""
+        """Close the files. With `keep`, they stay for the next actor of this node."""
         for file in (*self._older, self._file):
             file.close() if keep else _remove(file)
 
     @contextmanager
     def _breaking(self) -> Iterator[None]:
-        """Ends the journal where its disk fails: the store is written all the more often, and the run goes on."""
+        """Stop the journal if its disk fails. The run then continues with more frequent writes to the store."""
         try:
             yield
         except OSError:
@@ -361,13 +362,13 @@ class Journal:
         file = open(aside, "wb", buffering=0)  # noqa: SIM115
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(_record({"directory": self._directory, "segment": f"{self._prefix}-j{self._number:06d}.parquet"}))
-        # Under its name only once it is locked, so that nobody takes it for a dead writer's
+        # Renamed after the lock, so that no other actor reads it as the journal of a dead writer
         aside.rename(path)
         return file
 
 
 def read_journal(content: bytes) -> Iterator[dict[str, Any]]:
-    """The records of a journal, up to the first that is torn: what a power cut or a full disk left of it."""
+    """Yield the records of a journal up to the first incomplete one, after a power cut or on a full disk."""
     at = 0
     while len(head := content[at : at + _HEAD.size]) == _HEAD.size:
         size, check = _HEAD.unpack(head)
@@ -379,9 +380,9 @@ def read_journal(content: bytes) -> Iterator[dict[str, Any]]:
 
 
 def replay(folder: Path, directory: str, write: Callable[[str, pa.Table], None]) -> list[str]:
-    """Writes what dead writers left of a stage's folder into it, and removes their journals; gives the segments.
+    """Write the journals of dead writers of a folder to segments in it, remove them, and return the segments.
 
-    write: writes a table as a whole file. Raises OSError where the folder cannot be written.
+    `write` writes a table as a complete file. Raises OSError if the folder is not writable.
     """
     written = []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
@@ -398,7 +399,7 @@ def replay(folder: Path, directory: str, write: Callable[[str, pa.Table], None])
 
 @contextmanager
 def _open_left(path: Path) -> Iterator[IO[bytes] | None]:
-    """A journal whose writer is dead, locked; None where it lives, or another actor replays it."""
+    """Lock the journal of a dead writer. Yield None if its writer is alive, or if another actor reads it."""
     with ExitStack() as stack:
         try:
             file = stack.enter_context(open(path, "rb"))
@@ -415,7 +416,7 @@ def _record(value: Mapping[str, Any]) -> bytes:
 
 
 def _plain(row: Completion) -> dict[str, Any]:
-    """The fields that a row has, as JSON; a vector by its bytes."""
+    """Return the fields of a row as JSON values, with a vector as bytes."""
     plain = {name: value for name in _COLUMNS if (value := getattr(row, name)) is not None}
     if row.answered_at is not None:
         plain["answered_at"] = row.answered_at.isoformat()
@@ -425,7 +426,7 @@ def _plain(row: Completion) -> dict[str, Any]:
 
 
 def _completion(plain: dict[str, Any]) -> Completion:
-    """The row of `_plain`. Fields of a later version are left out."""
+    """Return the row from the fields of `_plain`. Fields of a later version are left out."""
     known = {name: plain[name] for name in _COLUMNS if name in plain}
     if "answered_at" in known:
         known["answered_at"] = datetime.fromisoformat(known["answered_at"])
@@ -435,7 +436,7 @@ def _completion(plain: dict[str, Any]) -> Completion:
 
 
 def _remove(file: IO[bytes]) -> None:
-    """Removes a file of ours before its lock ends with it."""
+    """Remove a file before its lock ends."""
     with suppress(FileNotFoundError):
         os.unlink(Path(file.name).with_suffix(SUFFIX))
     file.close()
