@@ -459,10 +459,10 @@ def display() -> Display:
 
 
 def absolute(path: str) -> str:
-    """Return an absolute path, as `jobs.run.output.absolute`."""
-    from untold.jobs.run.output import absolute
+    """Return an absolute path or a URI, with the same meaning for Spark and for Arrow in every process."""
+    from untold.udfs.storage import StoragePath
 
-    return absolute(path)
+    return StoragePath(path).spark
 
 
 def run_job(job: Callable[..., Any], request: Any, show: Callable[[Any, Any], None]) -> int:

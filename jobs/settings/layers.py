@@ -317,8 +317,9 @@ def shipped_names(folder: str) -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in entries if entry.name.endswith(".yaml"))
 
 
+@cache
 def shipped_layer(path: str) -> Layer:
-    """Return the layer of a file in `conf`."""
+    """Return the layer of a file in `conf`. It must not be changed."""
     text = files("untold.conf").joinpath(*path.split("/")).read_text(encoding="utf-8")
     return read_yaml(text, f"conf/{path}")
 

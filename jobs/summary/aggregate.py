@@ -78,7 +78,7 @@ def summarise_measures(
         connect_tables([run], ["measures", "scores"]),
         "measures",
         "metric, named, system, measure",
-        "value",
+        ["value"],
         f"""select metric, named, system, measure, {without_nan("value")} as value from (
                 select m.metric, m.measure as named, system, value, value_low, value_high, coalesce(
                     {without_nan("value")},

@@ -75,7 +75,7 @@ class ScoreCounts:
             self.database,
             "judged",
             "metric, system, status, measure",
-            "value",
+            ["value"],
             """from (select metric, system, status, score, score_low, score_high, score_zero from judged)
                 unpivot include nulls (value for measure in (score, score_low, score_high, score_zero))""",
         ).to_pylist()
@@ -143,30 +143,33 @@ class ScoreCounts:
         )
 
     def _collect_clusters(self, keys: tuple[str, ...], rows: str) -> dict[tuple[str, ...], Clusters]:
-        return clusters_by(keys, count_distinct(self.database, "judged", ", ".join((*keys, "size")), "sum", rows))
+        return clusters_by(keys, count_distinct(self.database, "judged", ", ".join((*keys, "size")), ["sum"], rows))
 
 
-def count_distinct(database: DuckDBPyConnection, table: str, keys: str, value: str, rows: str) -> pa.Table:
-    """Count the distinct rows of a query over a table: its keys, the value and count.
+def count_distinct(database: DuckDBPyConnection, table: str, keys: str, values: Sequence[str], rows: str) -> pa.Table:
+    """Count the distinct rows of a query over a table: its keys, the values and count.
 
-    If there are more than `MAX_DISTINCT`, the value (with a `size`, the mean of a sum) is rounded to the grid. With
-    millions of rows an estimate of their number comes first, because it needs little memory.
+    If there are more than `MAX_DISTINCT`, the values (with a key `size`, the means of sums) are rounded to the grid.
+    With millions of rows an estimate of their number comes first, because it needs little memory.
     """
 
     def number(query: str) -> int:
         ((found,),) = database.sql(query).fetchall()
         return int(found)
 
-    exact = value if value == "value" else rounded(value)
-    count = f"select {keys}, {{}} as {value}, count(*) as count from ({rows}) group by all".format
+    def count(form: str) -> str:
+        columns = ", ".join(f"{form.format(value)} as {value}" for value in values)
+        return f"select {keys}, {columns}, count(*) as count from ({rows}) group by all"
+
+    exact, size = (rounded("{0}"), "size") if "size" in keys else ("{0}", "1")
+    distinct = ", ".join(exact.format(value) for value in values)
     if number(f"select count(*) from {table}") <= MAX_DISTINCT or (
-        number(f"select approx_count_distinct(hash({keys}, {exact})) from ({rows})") <= 2 * MAX_DISTINCT
+        number(f"select approx_count_distinct(hash({keys}, {distinct})) from ({rows})") <= 2 * MAX_DISTINCT
     ):
         found = rows_of(database, count(exact), MAX_DISTINCT + 1)
         if found.num_rows <= MAX_DISTINCT:
             return found
-    size = "size" if "size" in keys else "1"
-    return rows_of(database, count(f"round({value} / {size} * {GRID}) / {GRID} * {size}"))
+    return rows_of(database, count(f"round({{0}} / {size} * {GRID}) / {GRID} * {size}"))
 
 
 def clusters_by(keys: Sequence[str], counted: pa.Table) -> dict[tuple[str, ...], Clusters]:
