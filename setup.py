@@ -19,10 +19,10 @@ CONNECT = ["pyspark[connect]"]  # sessions of Spark Connect, given to the Python
 CLUSTER = ["ray[default]"]  # Ray's client (ray://) and its jobs (llm.backend=ray-job)
 LAKEHOUSE = [
     "deltalake>=1.6,<2",  # tables of Delta: their files, and commits of files that are there
-    "pyiceberg[sql-sqlite]>=0.11,<0.13",  # those of Iceberg, and their catalogs
+    "pyiceberg[sql-sqlite]>=0.11,<0.13",  # tables of Iceberg, and their catalogs
 ]
 LINEAGE = ["openlineage-python>=1.54,<2"]  # events of inputs and outputs, where OPENLINEAGE_URL is set
-# untold package, for workers whose Python has nothing installed: environments of venv, and those of conda
+# untold package, for workers without installed packages: environments of venv and conda
 PACKAGE = ["venv-pack>=0.2,<1", "conda-pack>=0.8,<1"]
 # Training and export of the judge (tools/train_judge.py, tools/export_judge.py)
 JUDGE = ["torch>=2.15,<2.16", "transformers>=5.24,<5.25", "onnx>=1.23,<2"]
@@ -57,22 +57,22 @@ setup(
             "judge/*",
         ],
     },
-    # The lowest versions are those that tests/test_distribution.py installs and runs
+    # tests/test_distribution.py installs and runs the lowest versions
     install_requires=[
         "pyspark>=4.0,<5",  # partitions, joins and aggregates the data
         "ray>=2.50,<3",  # actors that make the rate-limited model calls
         "openai[aiohttp]>=2.16,<4",  # the OpenAI-compatible client; 2.16 is the first to post bytes
         "pyarrow>=18,<27",  # Parquet and Arrow batches, shared by Spark and Ray
-        "duckdb>=1.5,<2",  # SQL over tables of runs; 2.0 folds isnan() by the statistics of Parquet, which omit NaN
+        "duckdb>=1.5,<2.1",  # SQL over tables of runs
         "pandas>=2.2,<3",  # PySpark asks for it before it runs any function over Arrow batches
         "numpy>=1.26,<3",  # resampling
         "scipy>=1.15,<2",  # statistics and sparse graphs; 1.14 matches no graph with indices of 64 bits
-        "ruptures>=1.1.9,<2",  # where a series of nights changes (PELT); 1 MB, needs NumPy and SciPy alone
+        "ruptures>=1.1.9,<2",  # changes in a series of nights (PELT); 1 MB, needs only NumPy and SciPy
         "faiss-cpu>=1.9,<2",  # nearest vectors, exact or by an inverted file
         "onnxruntime>=1.20,<2",  # embedding models and classifiers that run within tasks
         EMBEDDING_MODEL,
         "tokenizers>=0.21,<0.24",  # their tokenizers, as files tokenizer.json have them
-        "rapidfuzz>=3.10,<4",  # how alike tokens and texts are written, a vocabulary at once
+        "rapidfuzz>=3.10,<4",  # similarity of the spelling of tokens and texts, for a whole vocabulary
         "regex>=2024.11.6",  # scripts and accents of characters, by Unicode
         "nupunkt>=0.6,<0.9",  # ends of sentences, without a download; 0.5 ends them elsewhere
         "graphframes-py>=0.9,<0.13",  # components of graphs too large for one task; its jar is given apart
@@ -112,20 +112,20 @@ setup(
             "polars>=1.30,<2",  # frames of samples, given to the API
             *DOCS,
             "onnx>=1.23,<2",  # makes the tiny models of tests
-            "bm25s==0.3.16",  # what the ranking by BM25 is compared with
+            "bm25s==0.3.16",  # the reference of the ranking by BM25
             "krippendorff>=0.8,<1",  # whose alpha ours is compared with
             "ppi-python==0.2.3",  # whose prediction-powered means ours are compared with
-            "statsmodels>=0.15,<0.16",  # whose kappa of several annotators ours is compared with
+            "statsmodels>=0.15,<0.16",  # the reference of kappa for several annotators
             "uv>=0.9,<1",  # builds the distributions of tests, and fills their environments
             "pytest>=9,<10",
             "pytest-xdist>=3.8,<4",  # two processes: a Spark and a Ray that wait leave half of two cores idle
             "hypothesis>=6.170,<7",
             "aiohttp>=3.14,<4",
-            "moto[s3,server]>=5.1,<6",  # an S3 on loopback that knows conditional writes
+            "moto[s3,server]>=5.1,<6",  # an S3 on loopback with conditional writes
             "psutil>=7,<8",
             "nbclient>=0.11,<1",
-            "selenium>=4.40,<5",  # drives Chromium, where a machine has it, over a report
-            "axe-core-python==0.1.0",  # brings axe-core, which finds what keeps people from reading it
+            "selenium>=4.40,<5",  # opens a report in Chromium if it is installed
+            "axe-core-python==0.1.0",  # axe-core, which finds barriers for readers
             "ipykernel>=7,<8",
             "ruff>=0.17,<0.18",
             "mypy>=2.4,<3",

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from untold.jobs.run.terminal import Page, amount, table, wrapped
 from untold.jobs.summary.estimating import EstimateError, EstimateRequest, Group, read_groups
-from untold.jobs.summary.ranking import CHANCE, UNDEFINED, interval_text, is_unlikely
+from untold.jobs.summary.ranking import CHANCE, UNDEFINED, add_adjusted, interval_text, is_unlikely
 from untold.jobs.summary.score_counts import DECIMALS, Rows
 from untold.jobs.tables import ESTIMATES
-from untold.udfs.statistics.permutation import adjust_p_values
 from untold.udfs.statistics.prediction_powered import LEAST_JUDGED, samples_needed
 
 if TYPE_CHECKING:
@@ -120,10 +119,8 @@ def estimate(request: EstimateRequest, notify: Callable[[str], None] = lambda _:
     for _, own in groupby(groups, key=lambda group: group.pair):
         systems = [group for group in own if group.system is not None]
         ranked = sorted(systems, key=lambda group: -group.moments.mean)
-        rows = [_row(one.less(other)) for one, other in combinations(ranked, 2)]
-        adjusted = adjust_p_values([row["p_value"] for row in rows])
-        differences += [{**row, "p_adjusted": value} for row, value in zip(rows, adjusted, strict=True)]
-    return Estimates([_row(group) for group in groups], differences)
+        differences += [_row(one.less(other)) for one, other in combinations(ranked, 2)]
+    return Estimates([_row(group) for group in groups], add_adjusted(differences, "metric", "proxy"))
 
 
 def needed(request: EstimateRequest, half_width: float, notify: Callable[[str], None] = lambda _: None) -> Rows:

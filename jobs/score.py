@@ -42,7 +42,7 @@ from untold.jobs.run.terminal import Display, RunProgress, amount, page_of, prin
 from untold.jobs.run_tables import open_run
 from untold.jobs.settings.model import Settings
 from untold.jobs.summary import aggregate
-from untold.jobs.summary.aggregate import leaning_rows, measure_repeats, read_counts, repeatability_lines, widened
+from untold.jobs.summary.aggregate import count_leaning, leaning_rows, measure_repeats, repeatability_lines, widened
 from untold.jobs.summary.run_summary import end_of_run
 from untold.jobs.summary.score_counts import COLUMN_OF_STATUS
 from untold.jobs.tables import ORDER, REPEATABILITY, RESULT_TABLES
@@ -51,21 +51,21 @@ from untold.udfs.redaction import redact
 from untold.udfs.retrieval.catalog import Catalog
 from untold.udfs.stages import definition_of
 
-# So few make tables that one task sorts and writes sooner than two hand them to each other
-# An execution of Spark's costs about a second on two slow cores, whatever its size (docs/architecture.md, "A start")
+# Up to this number one task sorts and writes a table, because a shuffle to two tasks takes longer. A Spark execution
+# costs about a second on two slow cores at any size (docs/architecture.md, "A start")
 FEW_SAMPLES = 200
-# Two cores are busy with three; more only share the executors' memory among more sorts
+# Three tables keep two cores busy. More tables would share the memory of the executors among more sorts
 TABLES_AT_ONCE = 3
 
 
 def score(request: ScoreRequest, display: Display, held: SharedEngines | None = None) -> Outcome:
-    """Runs the main job. Raises errors with one clear line for what a user can mend.
+    """Run the main job. Raises UserError with one line for each error that a user can fix.
 
-    Writes the tables of `RESULT_TABLES` and manifest.json into the output, completions into the store. Starting it
-    again asks for what is missing alone; where nothing is, the tables stay as they are. The metrics of an earlier start
-    are scored beside those that are asked for, from completions that the store has. A run that ended early is an
-    outcome with an exit code (docs/contract.md, "Exit codes") and no error. The folder is locked before anything
-    is read. `held`: the engines of a session, else Spark and an answering process are started.
+    Write the tables of `RESULT_TABLES` and manifest.json into the output, and completions into the store. A second
+    start sends only the missing requests. If none is missing, the tables stay unchanged. The metrics of earlier starts
+    are scored again from stored completions. A run that ends early returns an outcome with an exit code
+    (docs/contract.md, "Exit codes") and raises no error. The folder is locked before the first read. held: the engines
+    of a session; None starts Spark and the actor process.
     """
     request = request.pinned()
     with (
@@ -78,11 +78,10 @@ def score(request: ScoreRequest, display: Display, held: SharedEngines | None = 
 
 
 def _run(request: ScoreRequest, display: Display, held: SharedEngines | None) -> Outcome:
-    """The run of `score`, in its locked output."""
+    """Run `score` in the locked output."""
     settings = request.settings
     with (
-        # Samples are checked and written before anything is asked: a run that breaks later loses what it computed, not
-        # what it read
+        # Samples are checked and written before the first request, so a later error loses no sample
         request.open_output(_table_names(settings), kept=("samples",)) as output,
         open_endpoint(request, display, embedded=request.embedded) as endpoint,
     ):
@@ -92,8 +91,7 @@ def _run(request: ScoreRequest, display: Display, held: SharedEngines | None) ->
         stages = {name: bind_stage(name, settings, embedded_model=endpoint.model_sha256) for name in names}
         _show_unused_tools(settings, stages, display)
         note_profile(settings, [METRICS[name] for name in request.metrics], display.note)
-        # A guess from the manifest, before the input is read: it decides only whether the answering process starts
-        # already
+        # A guess from the manifest before the input is read. It only decides if the actor process starts at once
         asks = set(there) != set(request.metrics) or not output.seems_complete(retry_failed=request.retry_failed)
         index = settings.knowledge.index if retrieves(request.metrics) else None
         with open_start(request, output, display, asks=asks, stages=names, held=held, index=index) as start:
@@ -101,10 +99,10 @@ def _run(request: ScoreRequest, display: Display, held: SharedEngines | None) ->
 
 
 def is_complete(request: ScoreRequest, earlier: Mapping[str, Any]) -> bool:
-    """Whether the output with this manifest leaves nothing to ask for the request, whatever became of its input.
+    """Return True if the output with this manifest has no missing request. A changed input is ignored.
 
-    No engine starts for it. Raises OutputError where the output belongs to other settings, and what reading templates
-    and indexes raises.
+    No engine starts. Raises OutputError if the output belongs to other settings, and the errors of templates and
+    indexes.
     """
     settings, there = request.settings, tuple(earlier.get("metrics") or ())
     metrics = joined(there, request.metrics)
@@ -122,23 +120,23 @@ def is_complete(request: ScoreRequest, earlier: Mapping[str, Any]) -> bool:
 
 
 def _table_names(settings: Settings) -> Sequence[str]:
-    """The tables that a run with these settings writes."""
+    """Return the tables that a run with these settings writes."""
     return (*RESULT_TABLES, "repeatability") if settings.llm.repeats > 1 else tuple(RESULT_TABLES)
 
 
 def _digests(
     metrics: Sequence[str], settings: Settings, stages: Mapping[str, Stage]
 ) -> tuple[dict[str, str], Catalog | None]:
-    """The digests of what metrics read beside samples, and the index that they look things up in, if they do."""
+    """Return the digests of the further inputs of metrics, and the index if a metric searches one."""
     digests = digests_of(metrics, settings)
     catalog = open_knowledge(settings, stages) if retrieves(metrics) else None
     return digests | ({} if catalog is None else {"knowledge.index": catalog.digest}), catalog
 
 
 def _added_metrics(there: Sequence[str], metrics: Sequence[str], content: str) -> manifest.Added | None:
-    """What is to be known of metrics beside those that an output has; None where it gets none.
+    """Return the metrics that the output does not have yet, or None if it has all of them.
 
-    content: the fingerprint of the input as those that it has read it.
+    content: the fingerprint of the input with the columns of the metrics in the output.
     """
     if not there or not set(there) < set(metrics):
         return None
@@ -147,7 +145,7 @@ def _added_metrics(there: Sequence[str], metrics: Sequence[str], content: str) -
 
 @dataclass(frozen=True)
 class _Scoring:
-    """What the steps of one start share."""
+    """The common values of the steps of one start."""
 
     start: Start
     request: ScoreRequest
@@ -160,12 +158,12 @@ class _Scoring:
 
 
 def _score(run: _Scoring) -> Outcome:
-    """One start: reads and claims, writes the samples, asks and scores, writes the rest.
+    """Carry out one start: read the input, claim the output, write the samples, score them, and write the tables.
 
-    Metrics read the table `samples` as it was written, so that a file that changes meanwhile changes nothing.
+    Metrics read the written table `samples`, so a change of the input file has no effect.
     """
     start, request, output, settings = run.start, run.request, run.start.output, run.request.settings
-    # Before anything is paid for: a missing jar would end the run after all answers
+    # Before the first request, because a missing jar would end the run after all completions
     if any(metric.has_graph for metric in run.metrics):
         check_graphframes(start.spark, settings)
     start.display.status(f"reading {request.input}")
@@ -193,19 +191,19 @@ def _score(run: _Scoring) -> Outcome:
     repeats = list(_score_again(run, runner, samples, found, catalog))
     start.engines.process.leave()
     runners = [runner, *(one for one, _ in repeats)]
-    return _finish(run, runners, samples, tables, [again for _, again in repeats])
+    return _finish(run, runners, tables, [again for _, again in repeats])
 
 
 def _score_again(
     run: _Scoring, runner: StageRunner, samples: DataFrame, found: Samples, catalog: Catalog | None
 ) -> Iterator[tuple[StageRunner, Tables]]:
-    """Scores a share of the samples under other salts, as often as `llm.repeats` says, where all else was answered."""
+    """Score a share of the samples under other salts, `llm.repeats` - 1 times, unless the run has ended."""
     start, settings = run.start, run.request.settings
     if settings.llm.repeats == 1 or runner.ended:
         return
     some = start.workspace.keep(repeated_samples(samples, found.row_count, settings), "repeated-samples")
     for number, stages in salted_stages(run.stages, settings.llm):
-        # What is asked again counts among the requests of its stage
+        # Repeated requests count as requests of their stage
         again = start.runner(stages, run.endpoint, account=runner.account)
         again.follow(runner)
         begin = partial(_enter_again, start.display, number)
@@ -218,9 +216,9 @@ def _enter_again(display: Display, number: int, metric: str) -> None:
 
 
 def _added(run: _Scoring, content: str) -> manifest.Added | None:
-    """What is to be known of metrics that the output gets beside those that it has; None where it gets none.
+    """Return the metrics that the output does not have yet, or None if it has all of them.
 
-    content: the fingerprint of the input as all metrics together read it.
+    content: the fingerprint of the input with the columns of all metrics.
     """
     there, metrics, settings = run.start.output.metrics(), run.request.metrics, run.request.settings
     added = _added_metrics(there, metrics, content)
@@ -230,13 +228,13 @@ def _added(run: _Scoring, content: str) -> manifest.Added | None:
 
 
 def _changes(start: Start, found: Samples) -> dict[str, int]:
-    """How the rows of the input differ from those that the output is of (`changes_between`)."""
+    """Count the differences between the rows of the input and the rows of the output (`changes_between`)."""
     path = start.output.place_of("samples")
     return changes_between(read_parquet(start.spark, path), found.samples) if path else {"late": found.row_count}
 
 
 def _check_kept(output: Output, found: Samples, display: Display) -> None:
-    """Says which metrics stay. Raises OutputError for rows that these have scored and the others cannot read."""
+    """Note the metrics that stay unchanged. Raises OutputError for scored rows that the new metrics cannot read."""
     earlier, place = output.earlier or {}, output.place
     there = ", ".join(earlier["metrics"])
     lost = found.invalid_count - earlier["counts"]["invalid"]
@@ -249,14 +247,14 @@ def _check_kept(output: Output, found: Samples, display: Display) -> None:
 
 
 def _show_unused_tools(settings: Settings, stages: Mapping[str, Stage], display: Display) -> None:
-    """Says which stages cannot use the tools that the settings ask for."""
+    """Note the stages that cannot use the tools of the settings."""
     unused = [name for name, stage in stages.items() if definition_of(name).tools and not stage.tools]
     if unused and settings.offers_tools:
         display.note(f"{', '.join(unused)}: the completions API has no tools, so qa.quantity_tool is ignored")
 
 
 def _begin(run: _Scoring, found: Samples, content: str, changes: Mapping[str, int]) -> None:
-    """Writes the manifest as `running`, before the first table: tables beside it are not to be trusted."""
+    """Write the manifest with the status `running` before the first table, because the tables are not complete yet."""
     request = run.request
     run.start.begin(
         shown(request.settings),
@@ -271,11 +269,11 @@ def _begin(run: _Scoring, found: Samples, content: str, changes: Mapping[str, in
 
 
 def _write_samples(start: Start, found: Samples, content: str) -> DataFrame:
-    """Writes the table `samples` and gives it as written."""
+    """Write the table `samples` and return the written rows."""
     start.output.check_lock()
     path = start.output.table("samples")
     written = write_samples(found, path)
-    # Rows once read lie on the workers' disks; a lost worker's are read again, from a file that may have changed
+    # The rows are on the workers' disks. If a worker is lost, its rows are read again, and the file can have changed
     if written.fingerprint != content:
         raise SampleError(f"{start.request.input} changed while it was read; start again")
     start.output.take_written("samples", found.row_count)
@@ -283,10 +281,8 @@ def _write_samples(start: Start, found: Samples, content: str) -> DataFrame:
     return written.samples
 
 
-def _finish(
-    run: _Scoring, runners: Sequence[StageRunner], samples: DataFrame, tables: Tables, repeats: Sequence[Tables]
-) -> Outcome:
-    """Writes the tables, says what a metric's caps left out, and ends the run."""
+def _finish(run: _Scoring, runners: Sequence[StageRunner], tables: Tables, repeats: Sequence[Tables]) -> Outcome:
+    """Write the tables, note the items that the limits of metrics dropped, and end the run."""
     start, output = run.start, run.start.output
     start.display.status("writing the tables")
     counted = _counted(run.metrics)
@@ -295,7 +291,7 @@ def _finish(
     _check_scores(run, counts["scores"])
     summary, audits = _summarise(run, written, repeats)
     one_sided = "conflicts" in written and counted["conflicts"]["one_sided"]
-    choices = read_counts(written["conflicts"], samples) if one_sided else []
+    choices = count_leaning(output.opened(("samples", "conflicts"))) if one_sided else []
     preference = leaning_rows(choices, seed=run.request.settings.statistics.seed)
     output.write_rows("source_preference", preference, RESULT_TABLES["source_preference"])
     for metric in run.metrics:
@@ -306,7 +302,7 @@ def _finish(
 
 
 def _check_scores(run: _Scoring, scores: int) -> None:
-    """Raises LostRowsError unless every sample has a score, or a row that says why not, of every metric."""
+    """Raise LostRowsError unless the table `scores` has one row per sample and metric."""
     samples, metrics = run.start.output.manifest["counts"]["samples"], len(run.metrics)
     if scores != samples * metrics:
         raise LostRowsError(
@@ -320,9 +316,9 @@ def _check_scores(run: _Scoring, scores: int) -> None:
 def _summarise(
     run: _Scoring, written: Mapping[str, DataFrame], repeats: Sequence[Tables]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Writes the tables `summary`, `measures_summary` and `repeatability`.
+    """Write the tables `summary`, `measures_summary` and `repeatability`.
 
-    Gives the rows of the first, and those of the second on audits.
+    Return the rows of `summary`, and the rows of `measures_summary` about audits.
     """
     output, settings = run.start.output, run.request.settings
     seed = settings.statistics.seed
@@ -347,8 +343,9 @@ def _summarise(
 
 
 def _counted(metrics: Iterable[Metric]) -> dict[str, Counted]:
-    """What is counted of tables while they are written: samples by status and by metrics whose caps left out something
-    of them, and failed requests.
+    """Return the counts that are computed while tables are written.
+
+    They are samples by status, samples with dropped items by metric, failed requests, and one-sided conflicts.
     """
     statuses = {name: F.count_if(F.col("status") == name) for name in COLUMN_OF_STATUS}
     dropped = {
@@ -364,9 +361,9 @@ def _counted(metrics: Iterable[Metric]) -> dict[str, Counted]:
 
 
 def _write_tables(output: Output, tables: Tables, counted: Mapping[str, Counted]) -> dict[str, DataFrame]:
-    """Writes the tables that metrics give, side by side; those that none of them gives are no work of Spark's.
+    """Write the tables of metrics in parallel. Tables that no metric returns are written without Spark.
 
-    Side by side, for much of a small table's time is the driver's: planning, and naming files once they are written.
+    Most of the time of a small table is planning and renaming of files in the driver.
     """
     few = output.manifest["counts"]["samples"] <= FEW_SAMPLES
     names = [name for name in ORDER if name != "samples"]
@@ -383,12 +380,12 @@ def _write_tables(output: Output, tables: Tables, counted: Mapping[str, Counted]
     try:
         return dict(zip(given, pool.map(write, given), strict=True))
     finally:
-        # Whoever ends the run at once does not wait for what Spark is at: the session's end cancels it
+        # An interrupt does not wait for the executions of Spark, because the end of the session cancels them
         pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _counts(scores: Counted, failures: Counted) -> dict[str, Any]:
-    """The counts of the manifest: statuses that occur, scores, failures and passing_failures."""
+    """Return the counts of the manifest: statuses that occur, scores, failures and passing_failures."""
     statuses = {name: scores[name] for name in COLUMN_OF_STATUS if scores[name]}
     failed = {name: failures[name] for name in failures.columns}
     return {"scores": scores["rows"], "statuses": statuses, **failed}

@@ -21,7 +21,7 @@ from untold.jobs.run.output import Output
 from untold.jobs.run.terminal import page_of, print_lines, table
 from untold.jobs.run_tables import RunTables, connect_tables, open_run
 from untold.jobs.summary.ranking import interval_text
-from untold.jobs.summary.score_counts import GRID, MAX_DISTINCT, rows_of
+from untold.jobs.summary.score_counts import count_distinct
 from untold.jobs.tables import BETA_SWEEP, RECALL_CURVE
 from untold.udfs.errors import UserError, shorten
 from untold.udfs.facts.aspect_coverage import COVERAGE, FACT, icat_score
@@ -100,7 +100,7 @@ def sweep(request: SweepRequest) -> list[dict[str, Any]]:
     """
     run = open_run(request.output)
     pairs: dict[str | None, Pairs] = defaultdict(Counter)
-    for row in _count(run, METRIC, _PAIRS, "fact", "coverage"):
+    for row in _count(run, METRIC, "system", ["fact", "coverage"], _PAIRS):
         for system in {None, row["system"]}:
             pairs[system][row["fact"], row["coverage"]] += row["count"]
     _check_measured(pairs, run, METRIC)
@@ -120,7 +120,7 @@ def curve(request: CurveRequest) -> list[dict[str, Any]]:
     """
     run = open_run(request.output)
     values: dict[Point, Counter[float]] = defaultdict(Counter)
-    for row in _count(run, CURVE_METRIC, _RECALLS, "value"):
+    for row in _count(run, CURVE_METRIC, "system, measure", ["value"], _RECALLS):
         name, _, k = row["measure"].partition("@")
         for system in {None, row["system"]}:
             values[system, RANKINGS[name], int(k)][row["value"]] += row["count"]
@@ -131,8 +131,8 @@ def curve(request: CurveRequest) -> list[dict[str, Any]]:
     return rows
 
 
-def _count(run: RunTables, metric: str, query: str, *values: str) -> Iterator[dict[str, Any]]:
-    """Yield the distinct rows of a query with their count. Beyond `MAX_DISTINCT` rows, the values are rounded.
+def _count(run: RunTables, metric: str, keys: str, values: Sequence[str], query: str) -> Iterator[dict[str, Any]]:
+    """Yield the distinct rows of a query with their count (`count_distinct`).
 
     Raises UnmeasuredError for a run without measures or scores.
     """
@@ -140,12 +140,7 @@ def _count(run: RunTables, metric: str, query: str, *values: str) -> Iterator[di
         if name not in run.tables:
             raise UnmeasuredError(f"{run.directory} has no table {name}. Score it with --metric {metric} first")
     database = connect_tables([run], ("measures", "scores", "contexts_used"))
-    counted = "select *, count(*) as count from ({}) group by all".format
-    found = rows_of(database, counted(query), MAX_DISTINCT + 1)
-    if found.num_rows > MAX_DISTINCT:
-        rounded = ", ".join(f"round({name} * {GRID}) / {GRID} as {name}" for name in values)
-        found = rows_of(database, counted(f"select * replace ({rounded}) from ({query})"))
-    for batch in found.to_batches(max_chunksize=10_000):
+    for batch in count_distinct(database, "measures", keys, values, query).to_batches(max_chunksize=10_000):
         yield from batch.to_pylist()
 
 

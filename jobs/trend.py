@@ -1,4 +1,4 @@
-"""Outputs of many dates to what changed, when and by whom: `untold trend`. Without Spark, by SQL over their tables."""
+"""Compare the outputs of many dates, and write the changes and their causes: `untold trend`. It needs no Spark."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from untold.udfs.errors import UserError
 from untold.udfs.storage import FOOTERS_AT_ONCE, StoragePath
 from untold.udfs.texts import escape_formula
 
-# Dates that a terminal shows; the files have all
+# The maximum number of dates on a terminal. The files have all dates
 MOST_DATES = 14
 HEADS = ("date", "metric", "system", "n", "scored", "failed", "answered", "cost", "mean", "95 % interval")
 
 
 class TrendError(UserError):
-    """Outputs that have no trend. The message says what to do."""
+    """Outputs without a trend. The message names the remedy."""
 
 
 @dataclass(frozen=True)
 class TrendResult:
-    """A trend, the falls that an alert is about, and the files that it was written to."""
+    """A trend, the falls for an alert, and the written files."""
 
     trend: Trend
     falls: Sequence[Mapping[str, Any]]
@@ -44,7 +44,7 @@ class TrendResult:
 
     @property
     def content(self) -> dict[str, Any]:
-        """What `trend.json` has, and `--json` prints."""
+        """Return the content of `trend.json` and of `--json`."""
         found = self.trend
         rows = {"points": _rows(found.points, TREND), "changes": _rows(found.changes, CHANGES)}
         return {"dates": found.dates, "breaks": found.breaks, "findings": found.findings, "falls": self.falls, **rows}
@@ -53,10 +53,10 @@ class TrendResult:
 def trend(
     outputs: Sequence[str], output: str, *, by: str, fall: float, seed: int, notify: Callable[[str], None]
 ) -> TrendResult:
-    """Writes the trend of outputs, or of the outputs in folders, into a folder: tables, a picture and `trend.json`.
+    """Write the trend of outputs, or of the outputs in folders, into a folder: tables, a picture and `trend.json`.
 
-    `fall`: by how much a system has to fall to be among `falls`; `notify` hears what was left out. Raises TrendError
-    where no output is one of a date, or the folder belongs to a run.
+    fall: the minimum fall of a system in `falls`; notify: accepts a line about excluded outputs. Raises TrendError if
+    no output has a date, or if the folder belongs to a run.
     """
     if (StoragePath(output) / MANIFEST).entry().kind:
         raise TrendError(f"{output} belongs to a run; give another --output")
@@ -78,9 +78,9 @@ def trend(
 
 
 def open_dated(paths: Sequence[str], notify: Callable[[str], None]) -> list[RunTables]:
-    """The finished outputs with scores and a date that paths, globs and folders of outputs stand for.
+    """Return the finished outputs with scores and a date at paths, globs and folders of outputs.
 
-    `notify` hears what else is there. Raises TrendError where none is left.
+    notify: accepts a line about other folders. Raises TrendError if no output remains.
     """
     found = {place: path for path in paths for place in _outputs(path)}
     left_out = [f"{path} (no output)" for path in paths if path not in found.values()]
@@ -98,7 +98,7 @@ def open_dated(paths: Sequence[str], notify: Callable[[str], None]) -> list[RunT
 
 
 def _outputs(path: str) -> list[str]:
-    """The outputs that a path stands for: itself, those of a glob, or those in a folder."""
+    """Return the outputs of a path: the path itself, the matches of a glob, or the outputs in a folder."""
     path = StoragePath(path).spark
     for form in (f"{path}/{MANIFEST}", f"{path}/*/{MANIFEST}"):
         with suppress(NoInputError):
@@ -107,7 +107,7 @@ def _outputs(path: str) -> list[str]:
 
 
 def _open(place: str) -> tuple[RunTables | None, str | None]:
-    """The run of an output, and why it has no part in a trend."""
+    """Return the run of an output, and the reason for its exclusion from a trend."""
     try:
         run = open_run(place)
     except UnreadableRunError as error:
@@ -120,7 +120,7 @@ def _open(place: str) -> tuple[RunTables | None, str | None]:
 
 
 def _missing(runs: Iterable[RunTables]) -> Iterator[str]:
-    """A line for each metric that some dates have and others lack."""
+    """Yield a line for each metric that is missing on some dates."""
     metrics: dict[str, set[str]] = {}
     for run in runs:
         metrics.setdefault(date_of(run), set()).update(run.manifest.get("metrics", ()))
@@ -136,7 +136,7 @@ def _rows(rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> list[dict[str
 
 
 def _files_of(name: str, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> Iterator[tuple[str, bytes]]:
-    """A table as Parquet, and as CSV without formulas."""
+    """Yield a table as Parquet, and as CSV without formulas."""
     found = pa.Table.from_pylist(_rows(rows, schema), schema)
     target = BytesIO()
     pq.write_table(found, target)
@@ -160,7 +160,7 @@ def _picture_of(found: Trend, notify: Callable[[str], None]) -> dict[str, bytes]
 
 
 def trend_lines(found: TrendResult, fall: float, page: Page) -> Iterator[str]:
-    """The means of the last dates, what changed, and where all is written."""
+    """Yield the means of the last dates, the changes, and the written files."""
     dates = found.trend.dates
     last = set(dates[-MOST_DATES:])
     shown = [row for row in found.trend.shown if row["date"] in last]

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from untold.jobs.inputs.sampling import Draw
     from untold.jobs.metrics.scoring import ScoreRequest
     from untold.jobs.run.terminal import Display, Page
-    from untold.jobs.settings.layers import Layer
     from untold.jobs.settings.loading import Resolved
     from untold.jobs.settings.model import Settings
     from untold.udfs.samples.adapters import Adapter
@@ -338,15 +337,15 @@ def check_samples(options: Options, required: Sequence[str], adapter: Adapter | 
     return read
 
 
-def load(options: Options, *, system: Layer | None = None, demo: bool = False, asks: bool = True) -> Resolved:
-    """Return the settings of a command line. `asks=False` needs no key.
+def load(options: Options, **how: Any) -> Resolved:
+    """Return the settings of a command line. how: further arguments of `load_settings`.
 
     Raise the errors of `load_settings`. A missing input is reported first, because it is the simpler error.
     """
     from untold.jobs.settings.loading import NoEndpointError, UnservedModelError
 
     try:
-        return _load(options, system, demo, asks)
+        return _load(options, **how)
     except (NoEndpointError, UnservedModelError):
         from untold.jobs.inputs.files import find_files
         from untold.jobs.lakehouse.inputs import table_named
@@ -359,7 +358,7 @@ def load(options: Options, *, system: Layer | None = None, demo: bool = False, a
         raise
 
 
-def _load(options: Options, system: Layer | None, demo: bool, asks: bool) -> Resolved:
+def _load(options: Options, **how: Any) -> Resolved:
     from untold.jobs.inference.backends import local_model
     from untold.jobs.settings.loading import load_settings
 
@@ -369,11 +368,8 @@ def _load(options: Options, system: Layer | None, demo: bool, asks: bool) -> Res
         options.endpoint,
         os.environ,
         profile=options.profile,
-        system=system,
-        demo=demo,
-        judged=options.metric in (None, "nli") if demo else _is_judged(options),
-        asks=asks,
         local_installed=local_model.installed,
+        **{"judged": _is_judged(options), **how},
     )
     # This process and its children open file systems with these variables
     os.environ.update(resolved.settings.storage.environment)
@@ -399,7 +395,7 @@ def load_or_none(options: Options, *, asks: bool = True) -> Resolved | None:
     from untold.jobs.settings.loading import NoEndpointError, UnservedModelError
 
     try:
-        return _load(options, None, False, asks)
+        return _load(options, asks=asks)
     except (NoEndpointError, UnservedModelError):
         return None
 
@@ -463,10 +459,10 @@ def display() -> Display:
 
 
 def absolute(path: str) -> str:
-    """Return an absolute path, as `jobs.run.output.absolute`."""
-    from untold.jobs.run.output import absolute
+    """Return an absolute path or a URI, with the same meaning for Spark and for Arrow in every process."""
+    from untold.udfs.storage import StoragePath
 
-    return absolute(path)
+    return StoragePath(path).spark
 
 
 def run_job(job: Callable[..., Any], request: Any, show: Callable[[Any, Any], None]) -> int:

@@ -108,7 +108,7 @@ def _plan(options: Options) -> int:
 
 def _demo(options: Options) -> int:
     """Score the shipped samples, and show the expected results next to the results."""
-    resolved = arguments.load(options, demo=True)
+    resolved = arguments.load(options, demo=True, judged=options.metric in (None, "nli"))
     options.metric = options.metric or ("nli" if resolved.settings.llm.is_judge else "e2e")
     options.output = options.output or DEMO_OUTPUTS[options.metric]
     from untold.jobs.demo import demo_settings, show_expected

@@ -135,25 +135,10 @@ def _by_endpoint(options: Options) -> list[Options]:
 
 
 def load_endpoint(options: Options) -> Resolved:
-    """Return the settings of a command line with one `--endpoint`.
-
-    A preset sets `llm.*` and `stages.*` below all other layers. A file that also sets a metric, for example
-    `qa.quantity_tool`, is above all other layers, because a profile sets metrics too. Raise the errors of
-    `load_settings`.
-    """
+    """Return the settings of a command line with one `--endpoint`. Its file can also set `qa.*` and other metrics."""
     from untold.jobs.metrics import METRICS
-    from untold.jobs.settings.layers import read_file
 
-    if options.endpoint is None or not options.endpoint.endswith((".yaml", ".yml")):
-        return arguments.load(options)
-    layer = read_file(options.endpoint)
-    of_preset, of_metrics = ("llm.", "stages."), tuple(f"{metric}." for metric in METRICS)
-    if not any(one.key.startswith(of_metrics) for one in layer.assignments):
-        return arguments.load(options)
-    for one in layer.assignments:
-        if not one.key.startswith((*of_preset, *of_metrics)):
-            layer.complain(one.key, {}, "an endpoint sets only llm.*, stages.* and the settings of metrics")
-    return arguments.load(Options(**{**vars(options), "endpoint": None}), system=layer)
+    return arguments.load(options, metrics=METRICS)
 
 
 def _run(options: Options) -> int:

@@ -208,7 +208,7 @@ def _allowed(schema: Mapping[str, Any]) -> str:
 
 def _known(model: type[Section], prefix: str) -> Iterator[Known]:
     """Yield every setting of a model, the settings of a stage once for each stage."""
-    properties = model.model_json_schema()["properties"]
+    properties = _properties(model)
     for name, info in model.model_fields.items():
         key = prefix + name
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
@@ -225,6 +225,13 @@ def _known(model: type[Section], prefix: str) -> Iterator[Known]:
             default = info.get_default(call_default_factory=True)
             description, advanced = info.description or "", name in model.ADVANCED
             yield Known(key, _allowed(schema), default, description, is_text, names, advanced)
+
+
+@cache
+def _properties(model: type[Section]) -> dict[str, Any]:
+    """Return the JSON schema of each field of a section."""
+    found: dict[str, Any] = model.model_json_schema()["properties"]
+    return found
 
 
 @cache
@@ -310,8 +317,9 @@ def shipped_names(folder: str) -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in entries if entry.name.endswith(".yaml"))
 
 
+@cache
 def shipped_layer(path: str) -> Layer:
-    """Return the layer of a file in `conf`."""
+    """Return the layer of a file in `conf`. It must not be changed."""
     text = files("untold.conf").joinpath(*path.split("/")).read_text(encoding="utf-8")
     return read_yaml(text, f"conf/{path}")
 

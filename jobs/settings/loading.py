@@ -45,6 +45,7 @@ _OF_ENDPOINTS = frozenset(
         *PRICES,
     )
 )
+_OF_PRESETS = ("llm.", "stages.")
 _EMBEDDED = "embedded model"
 # The models without an address, by preset
 _LOCAL = {JUDGE: JUDGE, "local": _EMBEDDED}
@@ -100,8 +101,8 @@ def describe(*, advanced: bool | None = None) -> list[tuple[str, str, str, str]]
     return rows
 
 
-def _preset_layer(name: str, origin: str) -> Layer:
-    """Return the layer of a preset by name or path. A preset of a user can set only llm.* and stages.*."""
+def _preset_layer(name: str, origin: str, metrics: Iterable[str]) -> Layer:
+    """Return the layer of a preset by name or path. A preset of a user can set llm.*, stages.* and these metrics."""
     names = shipped_names("endpoints")
     if name in names:
         return shipped_layer(f"endpoints/{name}.yaml")
@@ -112,9 +113,11 @@ def _preset_layer(name: str, origin: str) -> Layer:
         nearest = f"; the nearest is {near[0]}" if near else ""
         layer = Layer(origin)
         layer.complain("llm.endpoint", name, f"must be one of {', '.join(names)}, or a path to a .yaml file{nearest}")
+    own = (*_OF_PRESETS, *(f"{metric}." for metric in metrics))
+    allowed = "llm.* and stages.*" if own == _OF_PRESETS else "llm.*, stages.* and the settings of metrics"
     for one in layer.assignments:
-        if not one.key.startswith(("llm.", "stages.")) or one.key == "llm.endpoint":
-            layer.complain(one.key, {}, "a preset sets only llm.* and stages.*, and no endpoint")
+        if not one.key.startswith(own) or one.key == "llm.endpoint":
+            layer.complain(one.key, {}, f"a preset sets only {allowed}, and no endpoint")
     return layer
 
 
@@ -358,6 +361,7 @@ def load_settings(
     *,
     profile: str | None = None,
     system: Layer | None = None,
+    metrics: Iterable[str] = (),
     demo: bool = False,
     judged: bool = False,
     asks: bool = True,
@@ -371,6 +375,8 @@ def load_settings(
         profile: The value of `profile`.
         system: A layer of `read_systems` above all others. It replaces the overrides of stages. If it names an
             endpoint, it inherits nothing from another endpoint.
+        metrics: The metrics that a preset of the user can set. A preset with settings of metrics is above all layers,
+            because a profile sets metrics too.
         demo: Ignore the variables of OpenAI unless an endpoint, address, model or key variable is set.
         judged: Use the judge of the package if nothing names an endpoint or a model.
         asks: False for a command that sends no requests and needs no key.
@@ -390,12 +396,14 @@ def load_settings(
         upper = [*(_beneath(system, layer, _OF_ENDPOINTS) for layer in upper), system]
     given = _merge(upper)
     choice = _choose(given, environ, demo, judged, local_installed)
-    presets = [] if choice.preset is None else [_beneath(system, _preset_layer(choice.preset, choice.layer.origin))]
+    presets = [] if choice.preset is None else [_preset_layer(choice.preset, choice.layer.origin, metrics)]
+    presets = [_beneath(system, layer) for layer in presets]
+    above = [layer for layer in presets if any(not one.key.startswith(_OF_PRESETS) for one in layer.assignments)]
     # Validation reports an unknown profile
     profiles = [name for name in shipped_names("profiles") if name == given.values.get("profile")]
     presets += [shipped_layer(f"profiles/{name}.yaml") for name in profiles]
     lower = [shipped_layer("default.yaml"), *presets]
-    merged = _merge([*lower, *upper, choice.layer])
+    merged = _merge([*lower, *upper, *above, choice.layer])
     # The address may come from another layer than the key of the preset
     _withhold_keys(given, merged)
     problems = [problem for layer in [*lower, *upper] for problem in layer.problems]

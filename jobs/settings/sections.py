@@ -85,7 +85,7 @@ Headers = Annotated[Sent, AfterValidator(_check_headers)]
 class SetFieldsSection(Section):
     """Base class of the sections that override others. It serialises only the fields that the user set.
 
-    Null and unset are therefore different after a round trip through JSON. `model_fields_set` has the set
+    Null and unset are therefore different after a round trip through JSON. `model_fields_set` has the set fields.
     """
 
     @model_serializer(mode="wrap")

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.metrics.graphs import COVERAGE, MEASURES, NUMBER, ONE_SIDED, SIDES
@@ -16,9 +16,12 @@ from untold.jobs.run.terminal import Page, amount, table
 from untold.jobs.run_tables import RunTables, connect_tables, quoted, quoted_list
 from untold.jobs.summary.ranking import (
     LEVELS,
+    CountedGroup,
+    add_adjusted,
     answer_columns,
     group_counts,
     interval_text,
+    map_in_threads,
     mean_columns,
     mean_text,
     summarise_counts,
@@ -29,12 +32,15 @@ from untold.jobs.summary.score_counts import (
     Rows,
     ScoreCounts,
     clusters_by,
+    columns_of,
     connect_scores,
     count_distinct,
+    fetch_rows,
     rows_of,
+    without_nan,
 )
 from untold.udfs.statistics.intervals import clustered_bca_interval
-from untold.udfs.statistics.permutation import adjust_p_values, binomial_test
+from untold.udfs.statistics.permutation import binomial_test
 
 # Measures that count the statements of a response, or the vital nuggets. At 0 the others of the metric are undefined
 STATED = ("claims", "vital_nuggets")
@@ -72,31 +78,31 @@ def summarise_measures(
         connect_tables([run], ["measures", "scores"]),
         "measures",
         "metric, named, system, measure",
-        "value",
-        f"""select metric, named, system, measure, case when not isnan(value) then value end as value from (
+        ["value"],
+        f"""select metric, named, system, measure, {without_nan("value")} as value from (
                 select m.metric, m.measure as named, system, value, value_low, value_high, coalesce(
-                    case when not isnan(value) then value end,
+                    {without_nan("value")},
                     case when {_named(zeroed)} and covered + uncovered > 0 and (sample_id, metric) in ({silent})
                         or {_named(always)} and value_low is null then 0.0 end) as value_zero
                 from measures m left join scores using (sample_id, metric))
             unpivot include nulls (value for measure in ({", ".join(columns)}))""",
     )
-    rows = []
-    for (metric, measure, system), sizes, values in group_counts(counted.to_pylist(), ("metric", "named"), "value"):
+
+    def row_of(group: CountedGroup) -> dict[str, Any]:
+        (metric, measure, system), sizes, values = group
         counts_zeros = any(measure in named.get(str(metric), ()) for named in (zeroed, always))
-        rows.append(
-            {
-                "metric": metric,
-                "measure": measure,
-                "level": LEVELS[system is not None],
-                "system": system,
-                "n": sizes.total(),
-                "defined": values["value"].total(),
-                **mean_columns(values, "value", "value", seed),
-                **answer_columns(values["value"], values["value_zero"] if counts_zeros else Counter()),
-            }
-        )
-    return rows
+        return {
+            "metric": metric,
+            "measure": measure,
+            "level": LEVELS[system is not None],
+            "system": system,
+            "n": sizes.total(),
+            "defined": values["value"].total(),
+            **mean_columns(values, "value", "value", seed),
+            **answer_columns(values["value"], values["value_zero"] if counts_zeros else Counter()),
+        }
+
+    return map_in_threads(row_of, group_counts(counted.to_pylist(), ("metric", "named"), "value"))
 
 
 def with_query_intervals(found: Sequence[dict[str, Any]], run: RunTables, measure: str, *, seed: int) -> Rows:
@@ -242,62 +248,45 @@ MOST_KINDS = 50
 _KEYS = ("metric", "system", "by", "source")
 
 
-def read_counts(conflicts: DataFrame, samples: DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of `count_leaning`. Their number does not grow with the number of queries."""
-    rows: list[dict[str, Any]] = count_leaning(conflicts, samples).toArrow().to_pylist()
-    return rows
-
-
-def count_leaning(conflicts: DataFrame, samples: DataFrame) -> DataFrame:
+def count_leaning(run: RunTables) -> Rows:
     """Count the queries by their numbers of conflicts: metric, system, by, source, followed, n, count.
 
-    conflicts, samples: the tables. n: one-sided conflicts with exactly one side that the source states; followed: the
-    conflicts among them in which that side is covered. Rows without a system include all samples. The `MOST_KINDS` most
-    frequent kinds have rows.
+    run: has the tables `conflicts` and `samples`. n: one-sided conflicts with exactly one side that the source states;
+    followed: the conflicts among them in which that side is covered. Rows without a system include all samples. The
+    `MOST_KINDS` most frequent kinds have rows. The number of rows does not grow with the number of queries.
     """
-    is_first = F.col("coverage") == "first"
-    chosen = conflicts.where(F.col("coverage").isin(*SIDES)).select(
-        "sample_id",
-        "metric",
-        F.when(is_first, F.col("first_sources")).otherwise(F.col("second_sources")).alias("covered"),
-        F.when(is_first, F.col("second_sources")).otherwise(F.col("first_sources")).alias("missing"),
+    database = connect_tables([run], ["conflicts", "samples"])
+    # Samples have further columns of their files, also an id of the query
+    names = (name for name in ("query_id", "query", "sample_id") if name in columns_of(database, "samples"))
+    return fetch_rows(
+        database,
+        f"""with sides as (
+                select row_number() over () as conflict, sample_id, metric,
+                    if(coverage = 'first', first_sources, second_sources) as covered,
+                    if(coverage = 'first', second_sources, first_sources) as missing
+                from conflicts where coverage in ({quoted_list(SIDES)})),
+            stated as (
+                select sample_id, system, coalesce({", ".join(f"{name}::varchar" for name in names)}) as query,
+                    unnest(contexts).id as id, unnest(contexts).kind as kind, generate_subscripts(contexts, 1) as place
+                from samples semi join sides using (sample_id)),
+            named as (
+                select * exclude (kind, place), 'rank' as "by", place::varchar as source from stated
+                union all select * exclude (kind, place), 'kind', kind from stated where kind is not null),
+            choices as (
+                select conflict, metric, system, query, "by", source,
+                    coalesce(bool_or(list_contains(covered, id)), false) as follows,
+                    coalesce(bool_or(list_contains(missing, id)), false) as contradicts
+                from sides join named using (sample_id) group by all having follows != contradicts),
+            frequent as (
+                select source from choices where "by" = 'kind' group by source
+                order by count(*) desc, source limit {MOST_KINDS}),
+            queries as (
+                select metric, system, "by", source, count(*) filter (follows) as followed, count(*) as n
+                from choices where "by" = 'rank' or source in (from frequent)
+                group by grouping sets ((metric, system, "by", source, query), (metric, "by", source, query))
+                having grouping(system) = 1 or system is not null)
+            select *, count(*) as count from queries group by all""",
     )
-    # A column has the type of its file if no metric reads it
-    named = [F.col(name).cast("string") for name in ("query_id", "query", "sample_id") if name in samples.columns]
-    places = F.transform(
-        "contexts",
-        lambda context, place: F.struct(
-            context["id"].alias("id"), context["kind"].alias("kind"), (place + 1).cast("string").alias("rank")
-        ),
-    )
-    asked = samples.select("sample_id", "system", F.coalesce(*named).alias("cluster"), places.alias("places"))
-    joined = chosen.join(asked, on="sample_id", how="inner")
-    choices = reduce(DataFrame.unionByName, [_choices(joined, by) for by in BY])
-    kinds = choices.where(F.col("by") == "kind").groupBy("by", "source").count()
-    frequent = kinds.orderBy(F.desc("count"), "source").limit(MOST_KINDS)
-    ranked = choices.where(F.col("by") == "rank")
-    choices = ranked.unionByName(choices.join(frequent, on=["by", "source"], how="left_semi"))
-    levels = F.array_distinct(F.array(F.lit(None).cast("string"), "system"))
-    rows = choices.withColumn("system", F.explode(levels))
-    queries = rows.groupBy(*_KEYS, "cluster").agg(F.sum("followed").alias("followed"), F.count("*").alias("n"))
-    return queries.groupBy(*_KEYS, "followed", "n").agg(F.count("*").alias("count"))
-
-
-def _choices(joined: DataFrame, by: str) -> DataFrame:
-    """Return metric, system, cluster, by, source, followed: a row per conflict and source that states only one side."""
-    covered, missing = _sources("covered", by), _sources("missing", by)
-    sides = F.concat(_chosen(F.array_except(covered, missing), 1), _chosen(F.array_except(missing, covered), 0))
-    return joined.select("metric", "system", "cluster", F.lit(by).alias("by"), F.inline(sides))
-
-
-def _sources(side: str, by: str) -> Column:
-    """Return the ranks or kinds of the contexts that state a side."""
-    stating = F.filter("places", lambda one: F.array_contains(side, one["id"]))
-    return F.array_compact(F.transform(stating, lambda one: one[by]))
-
-
-def _chosen(sources: Column, followed: int) -> Column:
-    return F.transform(sources, lambda source: F.struct(source.alias("source"), F.lit(followed).alias("followed")))
 
 
 def leaning_rows(counts: Iterable[Row], *, seed: int) -> list[dict[str, Any]]:
@@ -310,14 +299,7 @@ def leaning_rows(counts: Iterable[Row], *, seed: int) -> list[dict[str, Any]]:
     for row in counts:
         queries[tuple(row[name] for name in _KEYS)].append(row)
     found = [_row(dict(zip(_KEYS, key, strict=True)), queries[key], seed) for key in sorted(queries, key=_order)]
-    families: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for row in found:
-        families[row["metric"], row["level"]].append(row)
-    for family in families.values():
-        adjusted = adjust_p_values([row["p_value"] for row in family])
-        for row, p_value in zip(family, adjusted, strict=True):
-            row["p_adjusted"] = p_value
-    return found
+    return add_adjusted(found, "metric", "level")
 
 
 def _order(key: tuple[Any, ...]) -> tuple[Any, ...]:

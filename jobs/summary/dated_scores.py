@@ -14,11 +14,14 @@ import pyarrow as pa
 
 from untold.jobs.run_tables import RunTables, connect_tables, quoted, quoted_list
 from untold.jobs.summary.score_counts import (
-    COLUMN_OF_STATUS,
+    ANSWERED,
     DECIMALS,
+    FAILED_STATUSES,
     SCORE,
     SCORE_OR_ZERO,
+    STATUSES_OF,
     clusters_by,
+    fetch_rows,
     rows_of,
 )
 from untold.udfs.statistics.intervals import clustered_bca_interval, wilson_interval
@@ -83,14 +86,11 @@ _KEYS = ("sample", "query")
 # The measures of a date: mean of scores, share of answered samples, share of failed samples
 MEAN, ANSWER_RATE, FAILED_SHARE = "mean", "answer_rate", "failed_share"
 MEASURES = (MEAN, ANSWER_RATE, FAILED_SHARE)
-_STATUSES = {
-    column: ", ".join(quoted(name) for name, one in COLUMN_OF_STATUS.items() if one == column)
-    for column in COLUMN_OF_STATUS.values()
-}
-_VALUES = f"""score as value_{MEAN},
-    case when score_zero is not null then (score is not null)::double end as value_{ANSWER_RATE},
-    (status in ({_STATUSES["failed"]}))::double as value_{FAILED_SHARE}"""
-_COUNTS = ", ".join(f"count(*) filter (status in ({names})) as {column}" for column, names in _STATUSES.items())
+_VALUES = f"""score as value_{MEAN}, {ANSWERED} as value_{ANSWER_RATE},
+    (status in ({quoted_list(FAILED_STATUSES)}))::double as value_{FAILED_SHARE}"""
+_COUNTS = ", ".join(
+    f"count(*) filter (status in ({quoted_list(statuses)})) as {column}" for column, statuses in STATUSES_OF.items()
+)
 Row = dict[str, Any]
 
 
@@ -134,7 +134,7 @@ class DatedScores:
                 from measured"""
         )
         clusters = clusters_by(("level", "metric", "system"), rows_of(self._database, _CLUSTERS))
-        return [self._point(row, clusters) for row in self._rows(_POINTS)]
+        return [self._point(row, clusters) for row in fetch_rows(self._database, _POINTS)]
 
     def change(
         self, level: str, metric: str, system: str | None, measure: str, later: DateRange, earlier: DateRange
@@ -155,19 +155,21 @@ class DatedScores:
         """Return the samples with the largest moves between two stretches, with their latest texts."""
         names = quoted_list((SYSTEM, metric, system, MEAN))
         where = [f"series = {_series(names)} and place between {one.first} and {one.last}" for one in (later, earlier)]
-        found = self._rows(
+        found = fetch_rows(
+            self._database,
             f"""select a.key, b.score as before_score, a.score, round(a.score - b.score, {DECIMALS}) as difference
                 from {_means(key, where[0])} a join {_means(key, where[1])} b using (key)
-                where difference != 0 order by abs(difference) desc, a.key limit {MOST_MOVED}"""
+                where difference != 0 order by abs(difference) desc, a.key limit {MOST_MOVED}""",
         )
         wanted = ", ".join(str(row["key"]) for row in found) or "null"
         texts: dict[int, Row] = {}
         for place in range(later.first, later.last + 1) if found else ():
-            rows = self._rows(
+            rows = fetch_rows(
+                self._database,
                 f"""select {key} as key, min(sample_id) as sample_id, any_value(query_text) as query
                     from ({self._select(place, ", sample_id, query as query_text")})
                     where {key} in ({wanted}) and level = '{SYSTEM}' and metric = {quoted(metric)}
-                        and system = {quoted(system)} group by all"""
+                        and system = {quoted(system)} group by all""",
             )
             texts |= {row["key"]: row for row in rows}
         return [{**row, **texts.get(row["key"], {}), "metric": metric, "system": system} for row in found]
@@ -205,9 +207,6 @@ class DatedScores:
         found = self._database.sql(f"select sum, size, count(*) as count from ({sums}) group by all order by all")
         columns = found.fetchnumpy()
         return tuple(np.asarray(columns[name]) for name in ("sum", "size", "count"))  # type: ignore[return-value]
-
-    def _rows(self, query: str) -> list[Row]:
-        return list(rows_of(self._database, query).to_pylist())
 
 
 # Sums, sizes and counts of queries, by level, metric and system; the system is null for all of them

@@ -1,7 +1,7 @@
-"""The sums that a mean over all samples is estimated from, of what only a part was judged by (methods, section 8).
+"""Compute the sums for estimates of means over all samples from judged samples and a proxy (methods, section 8).
 
-DuckDB sums both runs up by query in one pass over their scores; what is left is a few sums by system.
-Proxies need no judge: scores of a file, and how far responses share words or vectors with what they rest on.
+DuckDB sums the scores of both runs by query in one pass. A few sums per system remain. A proxy needs no judge: it is a
+file of scores, or the share of words or vectors that responses have in common with their references or contexts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from untold.jobs.run.terminal import amount
 from untold.jobs.run_tables import RunTables, connect_tables, open_run
 from untold.jobs.summary.ranking import check_runs, wanted_metrics
-from untold.jobs.summary.score_counts import SCORE, SCORE_OR_ZERO, SILENT, Rows
+from untold.jobs.summary.score_counts import SCORE, SCORE_OR_ZERO, SILENT, Rows, columns_of, fetch_rows
 from untold.jobs.tables import SAMPLES, SCORES
 from untold.udfs.errors import UserError, aside, near_misses
 from untold.udfs.retrieval.embedding import find_model, normalised, open_embedder
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 LABELS = "labels"
 LABEL_COLUMNS = ("score", "label")
-# Share of drawn samples without a score of which a line is said
+# The share of drawn samples without a score above which a line is printed
 MANY_UNSCORED = 0.01
 READERS: Mapping[str, Callable[[io.BytesIO], pa.Table]] = {
     ".csv": pyarrow.csv.read_csv,
@@ -50,15 +50,16 @@ READERS: Mapping[str, Callable[[io.BytesIO], pa.Table]] = {
 
 
 class EstimateError(UserError):
-    """Runs or labels that no mean can be estimated from. The message says what to do."""
+    """Runs or labels without an estimate. The message names the remedy."""
 
 
 @dataclass(frozen=True)
 class EstimateRequest:
-    """What `untold estimate` and `untold sample-size` are asked.
+    """The arguments of `untold estimate` and `untold sample-size`.
 
-    `run` has the dear scores of a part, `proxy` cheap ones of all; without `proxy`, `run` is of all where people's
-    `labels` are of a part, and else its own. `undefined` is a key of `untold.jobs.summary.ranking.UNDEFINED`.
+    `run` has the expensive scores of the judged samples, and `proxy` has cheap scores of all samples. With `labels`,
+    human scores of some samples, and without `proxy`, `run` is the proxy. `undefined` is a key of
+    `untold.jobs.summary.ranking.UNDEFINED`.
     """
 
     run: RunTables
@@ -70,19 +71,19 @@ class EstimateRequest:
 
     @property
     def everything(self) -> RunTables:
-        """The run whose samples are all that a mean is of."""
+        """Return the run with all samples."""
         return self.run if self.proxy is None else self.proxy
 
     @property
     def strata(self) -> tuple[str, ...]:
-        """The columns that the judged samples were drawn by."""
+        """Return the columns that stratified the draw of the judged samples."""
         draw = (self.run.manifest.get("input") or {}).get("draw") or {}
         return tuple(draw.get("stratify") or ())
 
 
 @dataclass(frozen=True)
 class Group:
-    """The samples of a system, or of all: how many there are, and what their mean is estimated from."""
+    """The samples of one system or of all systems: their counts, and the moments for the estimate of their mean."""
 
     pair: tuple[str, str | None]
     system: str | None
@@ -92,11 +93,11 @@ class Group:
     undefined: int
     failed: int
     moments: Moments
-    # By system, the covariances of what they share with that one
+    # The covariances with each other system, by its name
     cross: Mapping[str, tuple[float, float, float, float]]
 
     def less(self, other: Group) -> Group:
-        """The difference to another system."""
+        """Return the difference to another system."""
         assert self.system is not None
         assert other.system is not None
         counts = {
@@ -109,11 +110,11 @@ class Group:
 
 
 def read_groups(request: EstimateRequest, notify: Callable[[str], None]) -> list[Group]:
-    """The groups of samples that means are estimated of: of each metric all samples, then each system by name."""
+    """Return the groups of samples: per metric all samples, then each system by name."""
     database, pairs = _open(request)
     _note_unmatched(database, request, notify)
     _sum_up(database, request.strata)
-    strata = _fetch(database, _STRATA)
+    strata = fetch_rows(database, _STRATA)
     weighed = _weigh(strata)
     if not weighed:
         raise EstimateError(
@@ -123,13 +124,13 @@ def read_groups(request: EstimateRequest, notify: Callable[[str], None]) -> list
     database.register("weighed", pa.Table.from_pylist(weighed))
     database.execute(_INFLUENCE)
     crossed: dict[tuple[Any, ...], dict[str, tuple[float, float, float, float]]] = defaultdict(dict)
-    for row in _fetch(database, _CROSSED):
+    for row in fetch_rows(database, _CROSSED):
         sums = (row["scores"], row["score_shift"], row["shift_score"], row["shifts"])
         crossed[row["pair"], row["level"], row["first"]][row["second"]] = sums
         if row["first"] != row["second"]:
             turned = (row["scores"], row["shift_score"], row["score_shift"], row["shifts"])
             crossed[row["pair"], row["level"], row["second"]][row["first"]] = turned
-    unscored = {(row["pair"], row["level"], row["system"]): row for row in _fetch(database, _UNSCORED)}
+    unscored = {(row["pair"], row["level"], row["system"]): row for row in fetch_rows(database, _UNSCORED)}
     groups = []
     for key, rows in _by_group(weighed).items():
         moments = _moments(rows, crossed[key][key[2]])
@@ -143,7 +144,7 @@ def read_groups(request: EstimateRequest, notify: Callable[[str], None]) -> list
 
 
 def _by_group(rows: Rows) -> dict[tuple[int, int, str], Rows]:
-    """The strata of each group that has judged samples, in the order of pairs, all samples first, then systems."""
+    """Return the strata of each group with judged samples, in the order of pairs, all samples before systems."""
     found: dict[tuple[int, int, str], Rows] = defaultdict(list)
     for row in sorted(rows, key=lambda row: (row["pair"], row["level"], row["system"])):
         found[row["pair"], row["level"], row["system"]].append(row)
@@ -151,7 +152,7 @@ def _by_group(rows: Rows) -> dict[tuple[int, int, str], Rows]:
 
 
 def _weigh(strata: Rows) -> Rows:
-    """The strata with how their samples count."""
+    """Return the strata with the weights of their samples."""
     found = []
     names = list(Stratum.__annotations__)
     for own in _by_group(strata).values():
@@ -169,7 +170,7 @@ def _weigh(strata: Rows) -> Rows:
 
 
 def _moments(rows: Rows, own: tuple[float, float, float, float]) -> Moments:
-    """The moments of a group from its strata and the sums over its clusters."""
+    """Return the moments of a group from its strata and the sums over its clusters."""
     judged = sum(row["w_judged"] * row["score"] for row in rows)
     shift = sum(row["w_rest"] * row["proxy_rest"] - row["w_shift"] * row["proxy"] for row in rows)
     variance, covariance, _, shift_variance = own
@@ -177,7 +178,10 @@ def _moments(rows: Rows, own: tuple[float, float, float, float]) -> Moments:
 
 
 def _pooled(rows: Rows) -> float | None:
-    """The variance of the shift of one stratum without clusters, from the variance of the proxy over all samples."""
+    """Return the variance of the shift from the variance of the proxy over all samples.
+
+    Return None for several strata, for clusters, and if all samples are judged.
+    """
     row = rows[0]
     if len(rows) > 1 or row["clustered"] or not row["rest"]:
         return None
@@ -188,7 +192,7 @@ def _pooled(rows: Rows) -> float | None:
 
 
 def _open(request: EstimateRequest) -> tuple[DuckDBPyConnection, list[tuple[str, str | None]]]:
-    """A database with the views `cheap` (all samples by the proxy), `dear` (those judged) and `pairs`."""
+    """Return a database with the views `cheap` (proxy scores of all samples), `dear` (judged samples) and `pairs`."""
     labelled = request.labels is not None
     runs = [request.run, request.everything]
     check_runs([request.run] if request.proxy is None else runs)
@@ -216,7 +220,7 @@ def _open(request: EstimateRequest) -> tuple[DuckDBPyConnection, list[tuple[str,
 
 
 def _pair(request: EstimateRequest) -> list[tuple[str, str | None]]:
-    """Each metric that is estimated with its proxy. Raises EstimateError where it is not clear which that is."""
+    """Return each estimated metric with its proxy. Raises EstimateError for an ambiguous proxy."""
     everything = request.everything
     proxies = list(wanted_metrics([everything], request.proxy_metric and [request.proxy_metric]))
     if request.labels is not None:
@@ -235,7 +239,7 @@ def _pair(request: EstimateRequest) -> list[tuple[str, str | None]]:
 
 
 def _read_labels(path: str) -> pa.Table:
-    """sample_id and score of a file of labels. Raises EstimateError for a file that has no such columns."""
+    """Return sample_id and score of a file of labels. Raises EstimateError for a file without these columns."""
     place, suffix = StoragePath(path), suffix_of(path)
     if suffix not in READERS:
         raise EstimateError(f"{path}: labels must be a file of {', '.join(READERS)}")
@@ -255,19 +259,19 @@ def _read_labels(path: str) -> pa.Table:
 
 
 def suffix_of(path: str) -> str:
-    """The ending of a path, as `READERS` has it."""
+    """Return the ending of a path in the form of the keys of `READERS`."""
     return "." + StoragePath(path).name.rpartition(".")[2].lower()
 
 
 def numbers_in(path: str, rows: pa.Table, name: str) -> pa.ChunkedArray:
-    """A column of numbers of a file. Raises EstimateError for others."""
+    """Return a column of numbers of a file. Raises EstimateError for other values."""
     try:
         return pc.cast(rows[name], pa.float64())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise EstimateError(f"{path}: column {name} must be numbers, such as 0, 0.5 and 1") from error
 
 
-# Every sample under each metric, with its query as a number; a proxy that is missing is the mean of the others
+# One row per sample and metric, with its query as a number. The mean of the proxy replaces a missing proxy
 _JOINED = """create view joined as
     select pair, coalesce(c.system, '') as system, c.system is not null as named, {stratum} as stratum,
         case when a.query is null then hash(c.sample_id) else hash(a.query) end as cluster,
@@ -276,7 +280,7 @@ _JOINED = """create view joined as
         join (select metric, avg(proxy) as mean from cheap group by metric) m on c.metric = m.metric
         left join (select * from samples where output = 1) a on a.sample_id = c.sample_id
         left join dear d on d.sample_id = c.sample_id and d.metric = p.metric"""
-# Drawn samples without a score count as lost, and not as the rest
+# A drawn sample without a score counts as undefined or failed, and does not belong to the rest
 _BY_SYSTEM = """create temp table by_system as
     select pair, system, named, stratum, cluster,
         count(score) as judged, count(*) filter (status is null) as rest,
@@ -288,7 +292,7 @@ _BY_SYSTEM = """create temp table by_system as
         count(*) filter (status is not null and score is null and status not in ({undefined})) as failed
     from joined group by pair, system, named, stratum, cluster"""
 _SUMMED = ("judged", "rest", "score", "proxy", "proxy_rest", "squares", "undefined", "failed")
-# `level`: 0 of all samples, 1 of a system
+# `level`: 0 for all samples, 1 for one system
 _CELLS = f"""create temp table cells as
     select pair, 1 as level, system, stratum, cluster, {", ".join(_SUMMED)} from by_system where named
     union all select pair, 0, '', stratum, cluster, {", ".join(f"sum({name})" for name in _SUMMED)} from by_system
@@ -300,7 +304,7 @@ _STRATA = """select pair, level, system, stratum, sum(judged)::bigint as judged,
     order by pair, level, system, stratum"""
 _UNSCORED = """select pair, level, system, sum(undefined)::bigint as undefined, sum(failed)::bigint as failed
     from cells group by pair, level, system"""
-# What each query adds to the mean of the judged, and to the shift of the proxy
+# The contributions of each query to the mean of the judged samples and to the shift of the proxy
 _INFLUENCE = """create temp table influence as
     select pair, level, system, cluster,
         sum(w_factor * w_judged * (c.score - c.judged * w_score_mean)) as score,
@@ -314,8 +318,8 @@ _CROSSED = """select pair, level, a.system as first, b.system as second, sum(a.s
 
 
 def _sum_up(database: DuckDBPyConnection, strata: Sequence[str]) -> None:
-    """Keeps `cells`: sums by metric, system, stratum and query. Raises EstimateError for a stratum's missing column."""
-    columns = [row[0] for row in database.sql("describe samples").fetchall()]
+    """Create `cells`: sums by metric, system, stratum and query. Raises EstimateError for a missing column."""
+    columns = columns_of(database, "samples")
     for name in strata:
         if name not in columns:
             raise EstimateError(f"the samples were drawn by {name}, which the samples of the proxy do not have")
@@ -326,13 +330,8 @@ def _sum_up(database: DuckDBPyConnection, strata: Sequence[str]) -> None:
     database.execute(_CELLS)
 
 
-def _fetch(database: DuckDBPyConnection, query: str) -> Rows:
-    rows: Rows = database.sql(query).to_arrow_table().to_pylist()
-    return rows
-
-
 def _note_unmatched(database: DuckDBPyConnection, request: EstimateRequest, notify: Callable[[str], None]) -> None:
-    """Says what the estimate takes for granted of the judged samples."""
+    """Note the judged samples without a proxy, and judged samples that are not a random draw."""
     ((missing,),) = database.sql(
         "select count(distinct sample_id) from dear anti join cheap using (sample_id)"
     ).fetchall()
@@ -346,7 +345,7 @@ def _note_unmatched(database: DuckDBPyConnection, request: EstimateRequest, noti
 
 
 def _note_unscored(groups: Sequence[Group], notify: Callable[[str], None]) -> None:
-    """Says how many drawn samples have no score, where these are many."""
+    """Note the number of drawn samples without a score if it is large."""
     for group in groups:
         lost = group.undefined + group.failed
         if group.system is None and lost > MANY_UNSCORED * (lost + group.judged):
@@ -357,35 +356,36 @@ def _note_unscored(groups: Sequence[Group], notify: Callable[[str], None]) -> No
 
 
 TEXTS = ("response", "contexts", "references")
-# Of which the model has learned; longer texts are cut
+# The training length of the model. Longer texts are cut
 MAX_TOKENS = 256
 Scores = list[float | None]
 Texts = Sequence[tuple[str, Sequence[str]]]
-"""A response each, and its references, or its contexts where it has none."""
+"""Responses, each with its references, or with its contexts if it has no references."""
 
 
 @dataclass(frozen=True, repr=False)
 class ProxyRun(RunTables):
-    """Proxy scores in memory, in the place of a run that has them: its tables `samples` and `scores`."""
+    """Proxy scores in memory as the tables `samples` and `scores` of a run."""
 
     frames: Mapping[str, pa.Table]
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The two tables."""
+        """Return the names of the two tables."""
         return tuple(self.frames)
 
     def select_from(self, database: DuckDBPyConnection, name: str) -> str:
-        """SQL of all rows of a table."""
+        """Return SQL for all rows of a table."""
         database.register(f"proxy_{name}", self.frames[name])
         return f"from proxy_{name}"
 
 
 def open_proxy(proxy: str, run: RunTables, samples: str | None = None) -> RunTables:
-    """A proxy on all samples: `words` or `vectors` of their texts, a file of sample_id and score, or a run.
+    """Return the proxy of all samples: `words` or `vectors` of their texts, a file of sample_id and score, or a run.
 
-    samples: the file or folder of all samples, by default what `run` was drawn from; of a file of scores, which may
-    have system and query itself, by default none. Raises EstimateError for files without the columns.
+    samples: the file or folder of all samples. The default for `words` and `vectors` is the input of `run`. A file of
+    scores needs no samples, because it can have the columns system and query. Raises EstimateError for files without
+    the columns.
     """
     if proxy in MEASURES:
         path = samples or str((run.manifest.get("input") or {}).get("path") or "")
@@ -401,7 +401,7 @@ def open_proxy(proxy: str, run: RunTables, samples: str | None = None) -> RunTab
 
 
 def _proxy_run(path: str, metric: str, rows: pa.Table, scores: Scores) -> ProxyRun:
-    """The run of these scores, one a row."""
+    """Return the run of these scores, one score per row."""
     kept = rows.drop_columns([name for name in (*TEXTS, "score", "sample_id") if name in rows.column_names])
     for name in ("query", "system"):
         own = kept[name].cast(pa.string()) if name in kept.column_names else pa.nulls(len(rows), pa.string())
@@ -418,7 +418,7 @@ def _proxy_run(path: str, metric: str, rows: pa.Table, scores: Scores) -> ProxyR
 
 
 def _whole(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The rows with all columns of a table."""
+    """Return the rows with all columns of a table. Missing columns are null."""
     for column in schema:
         if column.name not in rows.column_names:
             rows = rows.append_column(column, pa.nulls(len(rows), column.type))
@@ -426,7 +426,7 @@ def _whole(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def share_words(texts: Texts) -> Scores:
-    """Of the words of what a response rests on, the share that it has; None where there are none.
+    """Return the share of the words of the references or contexts that a response has, or None without words.
 
     >>> share_words([("The Seine is in Paris.", ["Paris is on the Seine.", "Lyon is not."]), ("Yes.", [])])
     [0.5, None]
@@ -439,9 +439,9 @@ def share_words(texts: Texts) -> Scores:
 
 
 def share_vectors(texts: Texts) -> Scores:
-    """The mean cosine of a response with what it rests on, by the embedding model minilm; None where there is none.
+    """Return the mean cosine of a response with its references or contexts, or None without them.
 
-    Raises LocalModelFileError where the model is not installed.
+    The embedding model is minilm. Raises LocalModelFileError if the model is not installed.
     """
     distinct = sorted({text for response, grounds in texts for text in (response, *grounds)})
     embedder = open_embedder(find_model(MINILM), "mean", MAX_TOKENS)
@@ -457,7 +457,7 @@ MEASURES: Mapping[str, Callable[[Texts], Scores]] = {"words": share_words, "vect
 
 
 def _texts_of(row: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """The response, and the texts that it rests on."""
+    """Return the response, and its references or contexts."""
     given = row.get("references") or row.get("contexts") or []
     parts = [given] if isinstance(given, str) else given
     texts = [one if isinstance(one, str) else (one or {}).get("text") for one in parts]
@@ -470,7 +470,7 @@ def _ids(rows: pa.Table) -> list[str]:
 
 
 def _read(path: str, needed: Sequence[str], hint: str) -> pa.Table:
-    """The rows of a file, or of the Parquet files of a folder. Raises EstimateError."""
+    """Return the rows of a file, or of the Parquet files of a folder. Raises EstimateError."""
     place = StoragePath(path)
     try:
         if suffix_of(path) in READERS:

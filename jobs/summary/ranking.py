@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from untold.jobs.run_tables import RunTables
 from untold.jobs.summary.score_counts import COLUMN_OF_STATUS, Row, Rows, ScoreCounts, connect_scores
 from untold.udfs.errors import UserError, did_you_mean, near_misses
 from untold.udfs.statistics.intervals import (
+    NOTHING,
     bca_interval,
     clustered_bca_interval,
     mean_of_counts,
@@ -24,48 +26,59 @@ from untold.udfs.statistics.permutation import Clusters, adjust_p_values, cluste
 
 FEW = 10  # an interval of fewer values is rough
 LEVELS = ("overall", "system")
-Group = tuple[str | None, ...]
+Key = tuple[str | None, ...]
 Counts = dict[str, Counter[float]]
 """The frequency of each value, by measure."""
+CountedGroup = tuple[Key, Counter[str], Counts]
+"""The values of the keys with the system, the samples by status, and the values."""
+Result = TypeVar("Result")
+THREADS = min(8, os.cpu_count() or 1)  # a thread needs up to 50 MB
 
 
-def summarise_counts(counts: Iterable[Row], *, seed: int, zero: bool = False, levels: Collection[str] = LEVELS) -> Rows:
+def summarise_counts(
+    counts: Iterable[Row], *, seed: int | None, zero: bool = False, levels: Collection[str] = LEVELS
+) -> Rows:
     """Return the rows of the table `summary`: per metric one of the level `overall`, then one per system by name.
 
     counts: metric, system, status, measure (score, score_low, score_high or score_zero), value or null, count. Samples
-    without a system count only in the overall row. The interval is of `mean`, with `zero` of `mean_zero`. levels: the
-    levels to compute. Raises ValueError for a status that the contract does not have. Methods, section 7.
+    without a system count only in the overall row. The interval is of `mean`, with `zero` of `mean_zero`. seed: None
+    computes no intervals. levels: the levels to compute. Raises ValueError for a status that the contract does not
+    have. Methods, section 7.
     """
-    rows = []
-    for (metric, system), statuses, values in group_counts(counts, ("metric",), "score"):
+
+    def row_of(group: CountedGroup) -> dict[str, Any]:
+        (metric, system), statuses, values = group
         columns: Counter[str] = Counter()
         for status, count in statuses.items():
             columns[_column_of(status)] += count
-        if LEVELS[system is not None] in levels:
-            rows.append(
-                {
-                    "metric": metric,
-                    "level": LEVELS[system is not None],
-                    "system": system,
-                    "n": columns.total(),
-                    **{name: columns[name] for name in ("scored", "undefined", "failed")},
-                    **mean_columns(values, "score", "score_zero" if zero else "score", seed),
-                    **answer_columns(values["score"], values["score_zero"]),
-                }
-            )
-    return rows
+        return {
+            "metric": metric,
+            "level": LEVELS[system is not None],
+            "system": system,
+            "n": columns.total(),
+            **{name: columns[name] for name in ("scored", "undefined", "failed")},
+            **mean_columns(values, "score", "score_zero" if zero else "score", seed),
+            **answer_columns(values["score"], values["score_zero"]),
+        }
+
+    groups = group_counts(counts, ("metric",), "score")
+    return map_in_threads(row_of, (one for one in groups if LEVELS[one[0][-1] is not None] in levels))
 
 
-def group_counts(
-    counts: Iterable[Row], keys: Sequence[str], counted: str
-) -> Iterator[tuple[Group, Counter[str], Counts]]:
+def map_in_threads(function: Callable[..., Result], *arguments: Iterable[Any]) -> list[Result]:
+    """Return the results of a function for the arguments, in their order. NumPy draws resamples in parallel threads."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(function, *arguments))
+
+
+def group_counts(counts: Iterable[Row], keys: Sequence[str], counted: str) -> Iterator[CountedGroup]:
     """Yield each group with its samples by status, and with its values by measure, sorted.
 
     counts: the keys, system, status (optional), measure, value or null, count. A group has the values of the keys and a
     system, which is None for all samples. counted: the measure that has one row per sample.
     """
-    statuses: dict[Group, Counter[str]] = defaultdict(Counter)
-    values: dict[Group, Counts] = defaultdict(lambda: defaultdict(Counter))
+    statuses: dict[Key, Counter[str]] = defaultdict(Counter)
+    values: dict[Key, Counts] = defaultdict(lambda: defaultdict(Counter))
     for row in counts:
         key = tuple(row[name] for name in keys)
         for group in {(*key, None), (*key, row["system"])}:
@@ -77,9 +90,9 @@ def group_counts(
         yield group, statuses[group], values[group]
 
 
-def mean_columns(values: Counts, name: str, interval_of: str, seed: int) -> dict[str, float | None]:
+def mean_columns(values: Counts, name: str, interval_of: str, seed: int | None) -> dict[str, float | None]:
     """Return the mean of a measure, the limits of the mean of `interval_of`, and the means of the bounds."""
-    interval = bca_interval(*values_and_counts(values[interval_of]), seed=seed)
+    interval = NOTHING if seed is None else bca_interval(*values_and_counts(values[interval_of]), seed=seed)
     mean, low, high = (mean_of_counts(*values_and_counts(values[f"{name}{end}"])) for end in ("", "_low", "_high"))
     return {"mean": mean, "ci_low": interval.low, "ci_high": interval.high, "mean_low": low, "mean_high": high}
 
@@ -183,14 +196,17 @@ def compare_scores(
     _check_once(scores, runs)
     zero = undefined == "zero"
     by, score = UNDEFINED[undefined], "score_zero" if zero else "score"
-    systems = rank(summarise_counts(scores.count_values(), seed=seed, zero=zero, levels=LEVELS[1:]), by)
+    summary = summarise_counts(scores.count_values(), seed=None if cluster else seed, zero=zero, levels=LEVELS[1:])
+    systems = rank(summary, by)
     systems = [{**row, **dict.fromkeys(ANSWER_COLUMNS)} for row in systems] if wanted else systems
     _check_scored(systems, runs, by)
     for line in _unequal_answers(scores, systems, seed, cluster=cluster):
         notify(line)
     if cluster:
         clusters = scores.count_clusters(score)
-        systems = [row | _limits(clusters.get((row["metric"], row["system"]), ([], [], [])), seed) for row in systems]
+        of_systems = [clusters.get((row["metric"], row["system"]), ([], [], [])) for row in systems]
+        limits = map_in_threads(lambda one: _limits(one, seed), of_systems)
+        systems = [row | own for row, own in zip(systems, limits, strict=True)]
     elif repeated := scores.count_repeated_queries():
         have = amount(repeated, "query has", "queries have")
         notify(
@@ -233,13 +249,15 @@ def wanted_metrics(runs: Sequence[RunTables], metrics: Sequence[str] | None) -> 
 
 def wanted_measures(runs: Sequence[RunTables], measures: Sequence[str] | None) -> Sequence[str]:
     """Return the measures to compare instead of scores. Raises CompareError for an unknown measure."""
+    if measures is None:
+        return ()
     tables = [run.table("measures_summary") for run in runs if "measures_summary" in run.tables]
     known = sorted({name for table in tables for name in table["measure"].to_pylist()})
-    unknown = [name for name in measures or () if name not in known]
+    unknown = [name for name in measures if name not in known]
     if unknown:
         hint = f"{did_you_mean(near_misses(unknown[0], known), quote='')} the outputs have {', '.join(known) or 'none'}"
         raise CompareError(f"no measure {', '.join(unknown)}; {hint.strip()}")
-    return measures or ()
+    return measures
 
 
 def names_of(runs: Sequence[RunTables]) -> list[str]:
@@ -347,29 +365,40 @@ def compare_pairs(systems: Rows, differences: Mapping[tuple[str, ...], Clusters]
     ranked: dict[str, list[str]] = defaultdict(list)
     for system in systems:
         ranked[system["metric"]].append(system["system"])
-    rows: Rows = []
-    for metric, names in ranked.items():
-        found = []
-        for first, second in combinations(names, 2):
-            # The counts have the order of names, so the sign changes if the better one sorts second
-            low, high = sorted((first, second))
-            sums, sizes, times = differences.get((metric, low, high), ([], [], []))
-            turned = np.asarray(sums) * (1 if first == low else -1)
-            found.append(_compare_pair(metric, first, second, (turned, sizes, times), seed))
-        adjusted = adjust_p_values([row["p_value"] for row in found])
-        rows += [{**row, "p_adjusted": value} for row, value in zip(found, adjusted, strict=True)]
+    pairs = [(metric, *pair) for metric, names in ranked.items() for pair in combinations(names, 2)]
+    clusters = [_difference(differences, *pair) for pair in pairs]
+    with ThreadPoolExecutor(THREADS) as pool:
+        tests = pool.map(lambda one: clustered_permutation_test(*one, seed=seed), clusters)
+        limits = pool.map(lambda one: _limits(one, seed), clusters)
+        rows = [
+            {
+                "metric": metric,
+                "first": first,
+                "second": second,
+                "n": test.n,
+                "difference": test.difference,
+                **interval,
+                "p_value": test.p_value,
+            }
+            for (metric, first, second), test, interval in zip(pairs, tests, limits, strict=True)
+        ]
+    return add_adjusted(rows, "metric")
+
+
+def _difference(differences: Mapping[tuple[str, ...], Clusters], metric: str, first: str, second: str) -> Clusters:
+    """Return the differences of two systems, without clusters if the systems share no question."""
+    if (metric, first, second) in differences:
+        return differences[metric, first, second]
+    sums, sizes, counts = differences.get((metric, second, first), ([], [], []))
+    return -np.asarray(sums, np.float64), sizes, counts
+
+
+def add_adjusted(rows: Rows, *family: str) -> Rows:
+    """Return rows with `p_adjusted`, the `p_value` after Benjamini and Hochberg over the rows with equal columns."""
+    families: dict[tuple[Any, ...], Rows] = defaultdict(list)
+    for row in rows:
+        families[tuple(row[name] for name in family)].append(row)
+    for own in families.values():
+        for row, value in zip(own, adjust_p_values([row["p_value"] for row in own]), strict=True):
+            row["p_adjusted"] = value
     return rows
-
-
-def _compare_pair(metric: str, first: str, second: str, clusters: Clusters, seed: int) -> dict[str, Any]:
-    """Return a row of `comparisons` without p_adjusted. Without a common question n is 0 and the rest is null."""
-    test = clustered_permutation_test(*clusters, seed=seed)
-    return {
-        "metric": metric,
-        "first": first,
-        "second": second,
-        "n": test.n,
-        "difference": test.difference,
-        **_limits(clusters, seed),
-        "p_value": test.p_value,
-    }

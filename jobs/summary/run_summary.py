@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.dataset as ds
 
 from untold.graph.views import one_line
@@ -17,6 +16,7 @@ from untold.jobs.run.terminal import Page, amount, clock, table, visible, width_
 from untold.jobs.run_tables import RunTables, connect_tables, first_rows, lowest_scores, quoted, quoted_list
 from untold.jobs.summary.aggregate import conflict_lines, leaning_lines
 from untold.jobs.summary.ranking import interval_text, mean_text
+from untold.jobs.summary.score_counts import fetch_rows
 from untold.jobs.tables import RESULT_TABLES
 from untold.udfs.facts.rag_measures import FAULTS, GROUPS
 from untold.udfs.redaction import redact
@@ -35,9 +35,8 @@ def most_frequent_errors(run: RunTables, stages: Iterable[str]) -> list[dict[str
     Of equally frequent errors the last one by its text counts.
     """
     order = "count desc, error_type desc nulls last, error desc nulls last"
-    return _rows(
-        run,
-        "failures",
+    return fetch_rows(
+        connect_tables([run], ["failures"]),
         f"""select * from (select stage, error_type, error, count(distinct request_id) as count from failures
                 where stage in ({quoted_list(stages)}) group by all)
             qualify row_number() over (partition by stage order by {order}) = 1""",
@@ -141,14 +140,14 @@ def describe_faults(run: RunTables) -> list[str]:
 
 def _count_faults(run: RunTables) -> list[dict[str, Any]]:
     """Count the samples with each fault, the most frequent first: measure, system, overall, samples, defined."""
-    faults = ", ".join(quoted(name) for name in FAULTS)
-    rows = run.sql(
-        "select measure, system, grouping(system) = 1 as overall, count_if(value > 0) as samples, "
-        "count(value) as defined from measures join scores using (sample_id, metric) "
-        f"where metric = {quoted(RAG)} and measure in ({faults}) "
-        "group by grouping sets ((measure), (measure, system)) having count_if(value > 0) > 0"
+    found = fetch_rows(
+        connect_tables([run], ["measures", "scores"]),
+        f"""select measure, system, grouping(system) = 1 as overall, count_if(value > 0) as samples,
+                count(value) as defined
+            from measures join scores using (sample_id, metric)
+            where metric = {quoted(RAG)} and measure in ({quoted_list(FAULTS)})
+            group by grouping sets ((measure), (measure, system)) having count_if(value > 0) > 0""",
     )
-    found: list[dict[str, Any]] = rows.to_arrow_table().to_pylist()
     places = list(FAULTS)
     return sorted(found, key=lambda row: (-row["samples"], places.index(row["measure"])))
 
@@ -339,9 +338,8 @@ def _places(run: RunTables, worst: Sequence[Row], page: Page) -> Iterator[str]:
 def count_unasked(run: RunTables) -> Unasked:
     """Count the samples that were not asked, by metric and system, and by metric under the system None."""
     found: Counter[tuple[str, str | None]] = Counter()
-    for row in _rows(
-        run,
-        "scores",
+    for row in fetch_rows(
+        connect_tables([run], ["scores"]),
         f"""select metric, system, count(*) as count from scores where status = {quoted(NOT_ASKED)} group by all""",
     ):
         for group in {(row["metric"], None), (row["metric"], row["system"])}:
@@ -354,15 +352,9 @@ def count_failures(run: RunTables) -> list[dict[str, Any]]:
 
     sample_id and error belong to the first failure in the order of the table.
     """
-    return _rows(
-        run,
-        "failures",
+    return fetch_rows(
+        connect_tables([run], ["failures"]),
         """select stage, error_type, min(sample_id) as sample_id,
                 arg_min(error, row(coalesce(sample_id, ''), metric, request_id)) as error, count(*) as count
             from failures group by all order by count desc, stage, error_type""",
     )
-
-
-def _rows(run: RunTables, table: str, query: str) -> list[dict[str, Any]]:
-    found: pa.Table = connect_tables([run], [table]).sql(query).to_arrow_table()
-    return list(found.to_pylist())

@@ -22,13 +22,28 @@ COLUMN_OF_STATUS = {
     "failed": "failed",
     "budget": "failed",
 }
-FAILED_STATUSES = [status for status, column in COLUMN_OF_STATUS.items() if column == "failed"]
+STATUSES_OF = {
+    column: [status for status, one in COLUMN_OF_STATUS.items() if one == column]
+    for column in dict.fromkeys(COLUMN_OF_STATUS.values())
+}
+FAILED_STATUSES = STATUSES_OF["failed"]
+
+
+def without_nan(column: str) -> str:
+    """Return SQL of a column of numbers with null for NaN.
+
+    DuckDB 2 evaluates `isnan` in filters by the statistics of Parquet, which omit NaN.
+    """
+    return f"case when isfinite({column}) or isinf({column}) then {column} end"
+
+
 # As SQL: the statuses of undefined scores, the score of a sample, and the score with 0 if it is undefined although the
 # sample has something to state
-SILENT = quoted_list(status for status, column in COLUMN_OF_STATUS.items() if column == "undefined")
-SCORE = "case when not isnan(score) then score end"
+SILENT = quoted_list(STATUSES_OF["undefined"])
+SCORE = without_nan("score")
 SCORE_OR_ZERO = f"coalesce({SCORE}, case when status in ({SILENT}) and covered + uncovered > 0 then 0.0 end)"
-_LOW, _HIGH = (f"case when not isnan({name}) then {name} end" for name in ("score_low", "score_high"))
+# From the two scores above: 1 for a sample with a score, 0 for a sample that could have one, otherwise null
+ANSWERED = "case when score_zero is not null then (score is not null)::double end"
 # Values of measures in place of scores. A measure with bounds and no value counts as failed
 _MEASURED = """(select s.* exclude (score, score_low, score_high, status, covered, uncovered), m.measure,
         m.value as score, m.value_low as score_low, m.value_high as score_high,
@@ -56,15 +71,15 @@ class ScoreCounts:
 
     def count_values(self) -> Rows:
         """Return metric, system, status, measure, value, count, as `ranking.summarise_counts` accepts them."""
-        found = count_distinct(
+        found: Rows = count_distinct(
             self.database,
             "judged",
             "metric, system, status, measure",
-            "value",
+            ["value"],
             """from (select metric, system, status, score, score_low, score_high, score_zero from judged)
                 unpivot include nulls (value for measure in (score, score_low, score_high, score_zero))""",
-        )
-        return list(found.to_pylist())
+        ).to_pylist()
+        return found
 
     def count_differences(self, score: str, *, cluster: bool) -> dict[tuple[str, ...], Clusters]:
         """Return the frequency of each difference of two systems, by metric, first and second.
@@ -110,15 +125,14 @@ class ScoreCounts:
     def find_twice(self) -> Row | None:
         """Return the first system with scores of one question in two outputs: metric, system, one, other, count."""
         self._hash_questions()
-        found = rows_of(
+        found = fetch_rows(
             self.database,
             """select metric, system, one, other, count(*) as count from (
                     select metric, system, question, min(output) as one, max(output) as other
                     from judged join questions using (output, sample_id)
                     where question is not null group by metric, system, question having one < other)
-                group by all order by metric, system, one, other""",
-            1,
-        ).to_pylist()
+                group by all order by metric, system, one, other limit 1""",
+        )
         return found[0] if found else None
 
     def _hash_questions(self) -> None:
@@ -129,30 +143,33 @@ class ScoreCounts:
         )
 
     def _collect_clusters(self, keys: tuple[str, ...], rows: str) -> dict[tuple[str, ...], Clusters]:
-        return clusters_by(keys, count_distinct(self.database, "judged", ", ".join((*keys, "size")), "sum", rows))
+        return clusters_by(keys, count_distinct(self.database, "judged", ", ".join((*keys, "size")), ["sum"], rows))
 
 
-def count_distinct(database: DuckDBPyConnection, table: str, keys: str, value: str, rows: str) -> pa.Table:
-    """Count the distinct rows of a query over a table: its keys, the value and count.
+def count_distinct(database: DuckDBPyConnection, table: str, keys: str, values: Sequence[str], rows: str) -> pa.Table:
+    """Count the distinct rows of a query over a table: its keys, the values and count.
 
-    If there are more than `MAX_DISTINCT`, the value (with a `size`, the mean of a sum) is rounded to the grid. With
-    millions of rows an estimate of their number comes first, because it needs little memory.
+    If there are more than `MAX_DISTINCT`, the values (with a key `size`, the means of sums) are rounded to the grid.
+    With millions of rows an estimate of their number comes first, because it needs little memory.
     """
 
     def number(query: str) -> int:
         ((found,),) = database.sql(query).fetchall()
         return int(found)
 
-    exact = value if value == "value" else rounded(value)
-    count = f"select {keys}, {{}} as {value}, count(*) as count from ({rows}) group by all".format
+    def count(form: str) -> str:
+        columns = ", ".join(f"{form.format(value)} as {value}" for value in values)
+        return f"select {keys}, {columns}, count(*) as count from ({rows}) group by all"
+
+    exact, size = (rounded("{0}"), "size") if "size" in keys else ("{0}", "1")
+    distinct = ", ".join(exact.format(value) for value in values)
     if number(f"select count(*) from {table}") <= MAX_DISTINCT or (
-        number(f"select approx_count_distinct(hash({keys}, {exact})) from ({rows})") <= 2 * MAX_DISTINCT
+        number(f"select approx_count_distinct(hash({keys}, {distinct})) from ({rows})") <= 2 * MAX_DISTINCT
     ):
         found = rows_of(database, count(exact), MAX_DISTINCT + 1)
         if found.num_rows <= MAX_DISTINCT:
             return found
-    size = "size" if "size" in keys else "1"
-    return rows_of(database, count(f"round({value} / {size} * {GRID}) / {GRID} * {size}"))
+    return rows_of(database, count(f"round({{0}} / {size} * {GRID}) / {GRID} * {size}"))
 
 
 def clusters_by(keys: Sequence[str], counted: pa.Table) -> dict[tuple[str, ...], Clusters]:
@@ -185,10 +202,11 @@ def connect_scores(
     rows = "scores" if not measures else _MEASURED.format(_listed(measures), quoted_list(FAILED_STATUSES))
     database.execute(
         f"""create view judged as
-            select output, sample_id, metric, {system} as system, status, covered,
-                {SCORE} as score, {_LOW} as score_low, {_HIGH} as score_high, {SCORE_OR_ZERO} as score_zero,
-                case when {SCORE_OR_ZERO} is not null then ({SCORE} is not null)::double end as answered
-            from (select * replace ({name} as metric) from {rows} {where});
+            select *, {ANSWERED} as answered from (
+                select output, sample_id, metric, {system} as system, status, covered, {SCORE} as score,
+                    {without_nan("score_low")} as score_low, {without_nan("score_high")} as score_high,
+                    {SCORE_OR_ZERO} as score_zero
+                from (select * replace ({name} as metric) from {rows} {where}));
         create view asked as
             select output, sample_id, query, contexts, case when query is not null and contexts is not null
                 then md5_number(to_json({{query: query, contexts: contexts}})) end as question
@@ -205,6 +223,17 @@ def _listed(texts: Iterable[str]) -> str:
 def rows_of(database: DuckDBPyConnection, query: str, n: int | None = None) -> pa.Table:
     """Return the first n rows of a query, or all."""
     return database.sql(query if n is None else f"{query} limit {n}").to_arrow_table()
+
+
+def fetch_rows(database: DuckDBPyConnection, query: str) -> Rows:
+    """Return all rows of a query as mappings."""
+    rows: Rows = rows_of(database, query).to_pylist()
+    return rows
+
+
+def columns_of(database: DuckDBPyConnection, table: str) -> list[str]:
+    """Return the names of the columns of a table."""
+    return [row[0] for row in database.sql(f"describe {table}").fetchall()]
 
 
 def rounded(value: str) -> str:

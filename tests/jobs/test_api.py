@@ -160,7 +160,7 @@ def test_a_score_says_whether_it_waits(session: untold.Session, of_file: untold.
 
 @pytest.mark.gate
 def test_a_run_answers_what_an_analyst_asks(of_file: untold.Run) -> None:
-    assert of_file.sql("select count(*) from scores").fetchone() == (3,)
+    assert of_file.sql("select count(*) from scores").fetchall() == [(3,)]
     joined = "select s.response from samples s join scores c using (sample_id) where c.uncovered = 2"
     assert of_file.sql(joined).fetchall() == [("Ada Mill lives in Osaka.",)]
     worst = of_file.missing(1).to_pylist()

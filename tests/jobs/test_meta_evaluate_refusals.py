@@ -161,7 +161,7 @@ def test_each_endpoint_has_its_own_settings_of_metrics(tmp_path: Path) -> None:
 
 
 def test_an_endpoint_sets_nothing_of_the_study(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"statistics\.seed.*an endpoint sets only llm"):
+    with pytest.raises(SettingsError, match=r"statistics\.seed.*a preset sets only llm"):
         settings_of(tmp_path, "oss", "qa: {quantity_tool: none}\nstatistics: {seed: 3}")
 
 

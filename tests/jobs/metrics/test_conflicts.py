@@ -37,8 +37,9 @@ from untold.jobs.metrics.condensing import Condenser
 from untold.jobs.metrics.graphs import SIDES
 from untold.jobs.run.folders import Workspace
 from untold.jobs.run.session import spark_schema
+from untold.jobs.run_tables import RunTables
 from untold.jobs.settings.model import Settings
-from untold.jobs.summary.aggregate import leaning_rows, read_counts
+from untold.jobs.summary.aggregate import count_leaning, leaning_rows
 from untold.jobs.tables import SAMPLES
 from untold.udfs.samples.conversion import normalise_contexts
 from untold.udfs.stages.e2e import parse_conflicts
@@ -67,8 +68,8 @@ def scored(
     condenser = Condenser(given, Workspace(spark, str(folder / "work")))
     tools = ScriptedTools(spark, say_as_world(JUDGE, is_lost(losing)), samples=frame, condenser=condenser)
     tables = score(frame, tools, given)
-    write_tables(tables, folder / "out")
-    leaning = leaning_rows(read_counts(tables["conflicts"], frame), seed=0)
+    write_tables({**tables, "samples": frame}, folder / "out")
+    leaning = leaning_rows(count_leaning(RunTables(str(folder / "out"), {})), seed=0)
     write_tables({"source_preference": spark.createDataFrame(leaning)}, folder / "out")
     return tools
 
@@ -215,7 +216,8 @@ def test_data_sets_of_conflicts_give_leaning_by_kind(spark: SparkSession, tmp_pa
     }
     tools = ScriptedTools(spark, script, samples=samples)
     tables = e2e.score(samples, tools, Settings.model_validate({"e2e": {"conflicts": True}}))
-    leaning = leaning_rows(read_counts(tables["conflicts"], samples), seed=0)
+    write_tables({"conflicts": tables["conflicts"], "samples": samples}, tmp_path)
+    leaning = leaning_rows(count_leaning(RunTables(str(tmp_path), {})), seed=0)
     found = {
         row["source"]: (row["followed"], row["n"]) for row in leaning if (row["by"], row["system"]) == ("kind", None)
     }

@@ -76,6 +76,13 @@ def test_one_row_a_metric_and_one_a_system(scores: Scores) -> None:
     ]
 
 
+def test_not_a_number_is_no_score(scores: Scores) -> None:
+    """The statistics of a Parquet file omit NaN, and the file has no null."""
+    run = scores([ok(0.5), ok(math.nan), ok(1.0)])
+    scored = score_counts.connect_scores([run], None).sql("select count(*), sum(score) from judged where score >= 0")
+    assert scored.fetchall() == [(2, 1.5)]
+
+
 def test_every_status_is_counted_where_the_contract_says(scores: Scores) -> None:
     partial = ("e2e", "a", 0.5, 0.25, 0.75, "partial")
     rows = [ok(1.0), ok(0.0), partial, undefined(), undefined(), failed(), failed("budget")]
