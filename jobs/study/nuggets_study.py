@@ -11,13 +11,12 @@ from math import fsum
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from scipy.stats import kendalltau
 
-from untold.jobs.run.output import Output
+from untold.jobs.study.agreement import table_rows
 from untold.jobs.study.judgements import (
     BY_ITEM,
     BY_QUERY,
@@ -29,15 +28,14 @@ from untold.jobs.study.judgements import (
     Source,
     whole_rows,
 )
-from untold.jobs.study.meta_evaluation import NUGGETS, Study
+from untold.jobs.study.meta_evaluation import NUGGETS, Study, StudyFindings
 from untold.jobs.study.rendering import Columns, document, intervals, pivot, section
-from untold.jobs.tables import META_EVALUATION
 from untold.udfs.errors import shorten
 from untold.udfs.facts.nugget_measures import SUPPORTS, Nugget, measures_of
 from untold.udfs.statistics.confusion import accuracy, kappa
 from untold.udfs.statistics.correlation import correlate
 from untold.udfs.statistics.intervals import bca_interval
-from untold.udfs.statistics.question_resampling import table_intervals
+from untold.udfs.statistics.question_resampling import count_tables
 
 METRIC = "nuggets"
 READS = ("query_id", "references")
@@ -77,13 +75,12 @@ class NuggetStudy(Study):
         """The labelled nuggets."""
         return label_nuggets(self.request.input, self.samples)
 
-    def write(self, output: Output, found: Judgements) -> tuple[str, dict[str, Any]]:
-        """Write the table `meta_evaluation`."""
+    def evaluate(self, found: Judgements) -> StudyFindings:
+        """Compare the assignments of the models and of people."""
         settings, clustered = self.request.settings, self.request.cluster
-        assigned = join_assignments(self.units, found)
-        rows = evaluation_rows(assigned, settings.nuggets.score, clustered=clustered, seed=settings.statistics.seed)
-        output.write_rows("meta_evaluation", rows, META_EVALUATION)
-        return render(rows, settings.nuggets.score, clustered=clustered), {"metrics": [METRIC]}
+        score, seed = settings.nuggets.score, settings.statistics.seed
+        rows = evaluation_rows(join_assignments(self.units, found), score, clustered=clustered, seed=seed)
+        return StudyFindings({"meta_evaluation": rows}, render(rows, score, clustered=clustered), {"metrics": [METRIC]})
 
 
 def label_nuggets(about: str, samples: DataFrame) -> LabelledUnits:
@@ -149,18 +146,14 @@ def evaluation_rows(
     return whole_rows(found, dataset=NUGGETS)
 
 
-def _agreements(rows: Sequence[Row], clustered: bool, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield the agreement on the nuggets that people and the model assign."""
+def _agreements(rows: Sequence[Row], clustered: bool, seed: int) -> list[dict[str, Any]]:
+    """Return the agreement on the nuggets that people and the model assign."""
     known = _known(rows)
-    by_sample = _grouped(known, "sample_id")
-    clusters = [own[0]["topic"] for own in by_sample] if clustered else None
-    cells = np.zeros((len(by_sample), len(SUPPORTS), len(SUPPORTS)), np.int64)
-    for table, own in zip(cells, by_sample, strict=True):
-        for row in own:
-            table[SUPPORTS.index(row[PEOPLE]), SUPPORTS.index(row[JUDGE])] += 1
-    sizes = {"level": BY_ITEM, "n": len(known), "excluded": len(rows) - len(known)}
-    for measure, one in table_intervals(AGREEMENTS, cells, clusters, seed=seed).items():
-        yield {"measure": measure, **one.columns(), **sizes}
+    people, judge = ([SUPPORTS.index(row[who]) for row in known] for who in (PEOPLE, JUDGE))
+    owners = [row["topic" if clustered else "sample_id"] for row in known]
+    tables = count_tables(people, judge, owners, (len(SUPPORTS), len(SUPPORTS)))
+    found = table_rows(AGREEMENTS, tables, excluded=len(rows) - len(known), seed=seed)
+    return [row | {"level": BY_ITEM} for row in found]
 
 
 def _known(rows: Iterable[Row]) -> list[Row]:
