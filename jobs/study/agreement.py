@@ -6,7 +6,9 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import combinations, product
+from itertools import combinations, groupby, product
+from math import fsum
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,8 @@ from untold.udfs.statistics.intervals import FloatArray, IntArray, clustered_bca
 from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
 from untold.udfs.statistics.question_resampling import sum_by, table_intervals
 
+# Rounding to these digits makes means tie if they tie as fractions
+DIGITS = 12
 LMR, STRICT, LAX = "lmr", "lmr_strict", "lmr_lax"
 LABEL_BASELINES = ("baseline_constant", "baseline_overlap")
 # In the order of the table `meta_evaluation`
@@ -52,6 +56,18 @@ def table_rows(
     sizes = {"n": int(tables.sum()), "excluded": excluded}
     found = table_intervals(measures, tables, clusters, seed=seed)
     return [{"measure": name, **one.columns(), **sizes} for name, one in found.items()]
+
+
+def group_rows(rows: Iterable[Row], name: str) -> list[list[Row]]:
+    """Return the rows by the value of a column, in the order of the values."""
+    key = itemgetter(name)
+    return [list(own) for _, own in groupby(sorted(rows, key=key), key=key)]
+
+
+def group_means(rows: Iterable[Row], name: str, columns: Sequence[str]) -> list[list[float]]:
+    """Return the means of each column by the value of another column, in the order of `group_rows`."""
+    groups = group_rows(rows, name)
+    return [[round(fsum(row[column] for row in own) / len(own), DIGITS) for own in groups] for column in columns]
 
 
 def count_units(earned: Points, clusters: IntArray | None) -> list[dict[str, Any]]:

@@ -7,19 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from math import fsum
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from untold.jobs.study.agreement import comparison_rows, prompt_pairs, table_rows
+from untold.jobs.study.agreement import comparison_rows, group_means, prompt_pairs, table_rows
 from untold.jobs.study.judgements import (
     BY_ITEM,
     BY_QUERY,
     BY_SAMPLE,
-    DIGITS,
     BoolArray,
     Judgements,
     Key,
@@ -211,43 +209,16 @@ def _correlations(rows: Sequence[Row], clustered: bool, seed: int) -> list[dict[
     """Correlate the samples that both people and the metric judged. The others are left out and counted."""
     known = [row for row in rows if row["human"] is not None and row["value"] is not None]
     clusters = [row["query_id"] for row in known] if clustered else None
-    pairs = [row["human"] for row in known], [row["value"] for row in known]
-    found = _correlation_rows(BY_SAMPLE, pairs, clusters, len(rows) - len(known), seed)
+    human, value = ([row[name] for row in known] for name in ("human", "value"))
+    levels = [(BY_SAMPLE, len(rows), correlate(human, value, clusters, seed=seed))]
     if clustered:
-        queries = {row["query_id"] for row in rows}
-        means = _query_means(known)
-        found += _correlation_rows(BY_QUERY, means, None, len(queries) - len(means[0]), seed)
-    return found
-
-
-def _correlation_rows(
-    level: str, pairs: tuple[list[float], list[float]], clusters: list[str] | None, excluded: int, seed: int
-) -> list[dict[str, Any]]:
+        human, value = group_means(known, "query_id", ("human", "value"))
+        levels.append((BY_QUERY, len({row["query_id"] for row in rows}), correlate(human, value, seed=seed)))
     return [
-        {
-            "measure": name,
-            "level": level,
-            "value": one.value,
-            "p_value": one.p_value,
-            "ci_low": one.low,
-            "ci_high": one.high,
-            "n": one.n,
-            "excluded": excluded,
-        }
-        for name, one in correlate(*pairs, clusters, seed=seed).items()
+        {"measure": name, "level": level, **one.columns(), "excluded": size - one.n}
+        for level, size, found in levels
+        for name, one in found.items()
     ]
-
-
-def _query_means(known: Sequence[Row]) -> tuple[list[float], list[float]]:
-    """Return the mean human coverage and the mean value of each query, sorted by query."""
-    by_query: dict[str, list[Row]] = defaultdict(list)
-    for row in known:
-        by_query[row["query_id"]].append(row)
-    human, value = (
-        [round(fsum(row[name] for row in own) / len(own), DIGITS) for _, own in sorted(by_query.items())]
-        for name in ("human", "value")
-    )
-    return human, value
 
 
 def _items(rows: Sequence[Row], clustered: bool, seed: int) -> list[dict[str, Any]]:

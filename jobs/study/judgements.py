@@ -34,8 +34,6 @@ SHOWN = 3
 BY_SAMPLE, BY_QUERY, BY_ITEM = "sample", "query", "item"
 # The data set of averages over data sets
 AVERAGE = "average"
-# Rounding to these digits makes means tie if they tie as fractions
-DIGITS = 12
 Row = Mapping[str, Any]
 Key = tuple[str, ...]
 BoolArray = npt.NDArray[np.bool_]

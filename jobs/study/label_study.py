@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import duckdb
 import numpy as np
@@ -38,7 +37,7 @@ from untold.udfs.samples.adapters import CONFLICTBANK_CLAIMS, CONFLICTBANK_CONTE
 from untold.udfs.statistics import confusion
 from untold.udfs.statistics.confusion import CONVENTIONS, LABELS, overlap_score
 from untold.udfs.statistics.intervals import FloatArray, IntArray
-from untold.udfs.statistics.question_resampling import count_tables
+from untold.udfs.statistics.question_resampling import count_tables, number_names
 
 KEY = ("sample_id",)
 # The share of one to five comparisons, and each fixed share below, is a whole number of points
@@ -132,7 +131,8 @@ class LabelStudy(Study):
                 owner: of_given(label_points(*scores_of(table), labels), found.given[owner])
                 for owner, table in found.tables.items()
             }
-            return points, codes(one if one is not None else other for one, other in zip(queries, ids, strict=True))
+            names = [one if one is not None else other for one, other in zip(queries, ids, strict=True)]
+            return points, number_names(names)[1]
         by_source = self.request.dataset == BY_SOURCE
         groups = bank_groups(self.units, by_source=by_source)
         shares = {model: read_source_shares(place) for model, place in self.request.runs.items() if by_source}
@@ -144,7 +144,7 @@ class LabelStudy(Study):
             else:
                 scores = BankScores.alone(table, groups)
             points[model, metric] = bank_points(scores, default)
-        return points, codes(str(row) for row, _ in groups)
+        return points, number_names([row for row, _ in groups])[1]
 
     def evaluate(self, found: Judgements) -> StudyFindings:
         """Compare the scores of the models with the labels, and the metrics and the prompts with each other."""
@@ -203,12 +203,6 @@ class LabelStudy(Study):
             owner: count_tables(labels, np.where(found.given[owner], outcomes(*scores_of(table)), -1), clusters, shape)
             for owner, table in sorted(found.tables.items())
         }
-
-
-def codes(names: Any) -> IntArray:
-    """Return the number of each name among the sorted distinct names."""
-    found: IntArray = np.unique(np.array(list(names), dtype=object), return_inverse=True)[1]
-    return found
 
 
 def label_codes(units: LabelledUnits) -> IntArray:

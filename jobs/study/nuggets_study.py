@@ -6,9 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
-from math import fsum
-from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -16,11 +13,10 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from scipy.stats import kendalltau
 
-from untold.jobs.study.agreement import table_rows
+from untold.jobs.study.agreement import group_means, group_rows, table_rows
 from untold.jobs.study.judgements import (
     BY_ITEM,
     BY_QUERY,
-    DIGITS,
     Judgements,
     LabelledUnits,
     MetaEvaluationError,
@@ -163,13 +159,12 @@ def _known(rows: Iterable[Row]) -> list[Row]:
 def _rankings(rows: Sequence[Row], score: str, seed: int) -> Iterator[dict[str, Any]]:
     """Yield Kendall's tau-b of the means of the systems, and the mean of tau-b within the queries."""
     scores = _scores(rows, score)
-    by_system = _means(scores)
-    people, judge = zip(*by_system, strict=True) if by_system else ((), ())
+    people, judge = group_means(scores, "system", (PEOPLE, JUDGE))
     overall = correlate(people, judge, seed=seed)["kendall"]
-    ends = {"value": overall.value, "ci_low": overall.low, "ci_high": overall.high, "p_value": overall.p_value}
-    yield {"measure": SYSTEMS, "level": "system", **ends, "n": len(by_system), "excluded": 0}
-    by_topic = _grouped(scores, "topic")
-    taus = [tau for own in by_topic if (tau := _tau(_means(own))) is not None]
+    yield {"measure": SYSTEMS, "level": "system", **overall.columns(), "excluded": 0}
+    by_topic = group_rows(scores, "topic")
+    found = [_tau(*group_means(own, "system", (PEOPLE, JUDGE))) for own in by_topic]
+    taus = [tau for tau in found if tau is not None]
     within = bca_interval(taus, [1] * len(taus), seed=seed)
     sizes = {"n": len(taus), "excluded": len(by_topic) - len(taus)}
     yield {"measure": WITHIN, "level": BY_QUERY, **within.columns(), **sizes}
@@ -178,7 +173,7 @@ def _rankings(rows: Sequence[Row], score: str, seed: int) -> Iterator[dict[str, 
 def _scores(rows: Sequence[Row], score: str) -> list[Row]:
     """Return topic, system, people and support: both scores of each sample with two defined scores."""
     found: list[Row] = []
-    for own in _grouped(_known(rows), "sample_id"):
+    for own in group_rows(_known(rows), "sample_id"):
         values = {
             who: measures_of(Nugget(row["importance"], row[who], row["weight"]) for row in own)[score].value
             for who in (PEOPLE, JUDGE)
@@ -188,24 +183,8 @@ def _scores(rows: Sequence[Row], score: str) -> list[Row]:
     return found
 
 
-def _grouped(rows: Iterable[Row], name: str) -> list[list[Row]]:
-    """Return the rows by the value of a column, in the order of the values."""
-    key = itemgetter(name)
-    return [list(own) for _, own in groupby(sorted(rows, key=key), key=key)]
-
-
-def _means(scores: Iterable[Row]) -> list[tuple[float, float]]:
-    """Return the means of both scores of each system."""
-
-    def mean(own: Sequence[Row], who: str) -> float:
-        return round(fsum(row[who] for row in own) / len(own), DIGITS)
-
-    return [(mean(own, PEOPLE), mean(own, JUDGE)) for own in _grouped(scores, "system")]
-
-
-def _tau(pairs: Sequence[tuple[float, float]]) -> float | None:
+def _tau(people: Sequence[float], judge: Sequence[float]) -> float | None:
     """Return Kendall's tau-b, None if all systems are equal for people or for the model."""
-    people, judge = zip(*pairs, strict=True)
     if len(set(people)) < 2 or len(set(judge)) < 2:
         return None
     return float(kendalltau(people, judge).statistic)

@@ -33,6 +33,11 @@ class Correlation:
     low: float | None
     high: float | None
 
+    def columns(self) -> dict[str, float | None]:
+        """Return the columns of a table: value, p_value, ci_low, ci_high and n."""
+        ends = {"ci_low": self.low, "ci_high": self.high}
+        return {"value": self.value, "p_value": self.p_value, **ends, "n": self.n}
+
 
 @dataclass(frozen=True)
 class _Measure:

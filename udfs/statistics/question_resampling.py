@@ -82,7 +82,7 @@ def count_tables(
     """
     rows, columns = np.asarray(labels, dtype=np.int64), np.asarray(values, dtype=np.int64)
     known = (rows >= 0) & (columns >= 0)
-    names, owner = _number(np.asarray(owners)[known])
+    names, owner = number_names(np.asarray(owners)[known])
     tables = np.zeros((len(names), *shape), dtype=np.int64)
     np.add.at(tables, (owner, rows[known], columns[known]), 1)
     return tables
@@ -153,7 +153,7 @@ def score_counts(scores: ArrayLike, positive: ArrayLike, owners: Sequence[str]) 
     scores: float64[items], finite; positive: bool[items]; owners: the sample or the cluster of each item. The first k
     columns count positive items by ascending score, the other columns negative items.
     """
-    names, owner = _number(owners)
+    names, owner = number_names(owners)
     values, place = np.unique(np.asarray(scores, dtype=np.float64), return_inverse=True)
     column = place + np.where(np.asarray(positive, dtype=bool), 0, values.size)
     counts = np.zeros((len(names), 2 * values.size), dtype=np.int64)
@@ -165,13 +165,13 @@ def sum_by(counts: IntArray, clusters: Sequence[Any] | IntArray | None) -> IntAr
     """Return the sums of the rows of each cluster, or the rows themselves without clusters."""
     if clusters is None or not len(counts):
         return counts
-    names, owner = _number(clusters)
+    names, owner = number_names(clusters)
     sums = np.zeros((len(names), counts.shape[1]), dtype=np.int64)
     np.add.at(sums, owner, counts)
     return sums
 
 
-def _number(names: Sequence[Any] | IntArray) -> tuple[list[Any], IntArray]:
+def number_names(names: Sequence[Any] | IntArray) -> tuple[list[Any], IntArray]:
     """Return the sorted distinct names, and the position of each name among them."""
     given = np.asarray(names)
     distinct, places = np.unique(given.astype(str) if given.dtype == object else given, return_inverse=True)
