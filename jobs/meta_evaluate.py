@@ -25,7 +25,7 @@ from untold.jobs.study.annotations import Restate, write_sheet
 from untold.jobs.study.claims_study import ClaimStudy, StageCaller, read_claims
 from untold.jobs.study.coverage_study import NEEDS, CoverageStudy
 from untold.jobs.study.judgements import AVERAGE, MetaEvaluationError
-from untold.jobs.study.label_study import REPORT, LabelStudy
+from untold.jobs.study.label_study import LabelStudy
 from untold.jobs.study.meta_evaluation import CLAIMS, COVERAGE, NUGGETS, Study, check_prompts
 from untold.jobs.study.meta_evaluation import MetaEvaluationOutcome as MetaEvaluationOutcome
 from untold.jobs.study.meta_evaluation import MetaEvaluationRequest as MetaEvaluationRequest
@@ -33,13 +33,14 @@ from untold.jobs.study.meta_evaluation import Sheet as Sheet
 from untold.jobs.study.meta_evaluation import StudyEndpoint as StudyEndpoint
 from untold.jobs.study.meta_evaluation import endpoint_of as endpoint_of
 from untold.jobs.study.nuggets_study import READS, NuggetStudy
-from untold.jobs.study.report import render_averages
+from untold.jobs.study.report import draw, render_averages
 from untold.jobs.tables import COMPARISONS, FALSE_NEGATIVES, MATCH_COUNTS, META_EVALUATION, SUBSET, TIERS
 from untold.jobs.tables import COVERAGE as COVERAGE_TABLE
 from untold.udfs.errors import UserError
 from untold.udfs.samples.conversion import REQUIRED
 from untold.udfs.storage import StoragePath
 
+TABLE = "meta_evaluation"
 TABLES = {
     "meta_evaluation": META_EVALUATION,
     "match_counts": MATCH_COUNTS,
@@ -150,12 +151,18 @@ def _evaluate(output: Output, study: Study, given: Any, display: Display) -> Met
     if ended.exit_code not in (0, FAILED_TOO_MANY):
         output.end(Ending(ENDED.get(ended.exit_code, "broken")))
         return ended
-    report, found = study.write(output, given or study.read())
-    (StoragePath(request.output) / f"{REPORT}.md").write_bytes(report.encode())
+    found = study.evaluate(given or study.read())
+    for name, rows in found.tables.items():
+        output.write_rows(name, rows, TABLES[name])
+    files = {"md": found.report.encode()}
+    if found.figure is not None:
+        files |= {form: draw(found.figure, form=form) for form in FORMATS}
+    for form, content in files.items():
+        (StoragePath(request.output) / f"{TABLE}.{form}").write_bytes(content)
     if request.sheet is not None:
-        _write_sheet(study, request.sheet, found["metrics"], display)
-    output.end(Ending(), **found)
-    return MetaEvaluationOutcome(ended.exit_code, report)
+        _write_sheet(study, request.sheet, found.manifest["metrics"], display)
+    output.end(Ending(), **found.manifest)
+    return MetaEvaluationOutcome(ended.exit_code, found.report)
 
 
 def _run_endpoints(study: Study, display: Display) -> MetaEvaluationOutcome:
@@ -214,10 +221,9 @@ def _remove_report(output: Output) -> None:
     """Remove the tables, the report and the figures of an earlier start, which do not fit new scores."""
     output.remove(TABLES)
     for form in ("md", *FORMATS):
-        (StoragePath(output.place) / f"{REPORT}.{form}").remove()
+        (StoragePath(output.place) / f"{TABLE}.{form}").remove()
 
 
-TABLE = "meta_evaluation"
 COMBINED_REPORT = f"{TABLE}.md"
 # Intervals over data sets are computed from match_counts
 NEEDED = (TABLE, "match_counts")

@@ -5,27 +5,24 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from itertools import combinations, product
+from itertools import combinations, groupby, product
+from math import fsum
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from untold.jobs.study.judgements import AVERAGE, BoolArray, Owner, Row
-from untold.jobs.study.meta_evaluation import PromptPairs, StudyEndpoint
+from untold.jobs.study.judgements import AVERAGE, Owner, Row
+from untold.jobs.study.meta_evaluation import PromptPairs
 from untold.jobs.study.rendering import with_published
 from untold.udfs.statistics import confusion
-from untold.udfs.statistics.intervals import (
-    FloatArray,
-    IntArray,
-    bca_interval,
-    clustered_bca_interval,
-    joint_bca_interval,
-)
-from untold.udfs.statistics.permutation import PairedTest, adjust_p_values, clustered_permutation_test
-from untold.udfs.statistics.question_resampling import table_intervals
+from untold.udfs.statistics.intervals import FloatArray, IntArray, clustered_bca_interval, joint_bca_interval
+from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
+from untold.udfs.statistics.question_resampling import sum_by, table_intervals
 
+# Rounding to these digits makes means tie if they tie as fractions
+DIGITS = 12
 LMR, STRICT, LAX = "lmr", "lmr_strict", "lmr_lax"
 LABEL_BASELINES = ("baseline_constant", "baseline_overlap")
 # In the order of the table `meta_evaluation`
@@ -35,90 +32,88 @@ Key = tuple[str | None, str | None, str, str]
 """A model, a metric, a convention and a measure."""
 Values = Mapping[str, Any]
 """The columns value, ci_low, ci_high, n (units) and excluded (comparisons) of a measure."""
-Parts = Mapping[tuple[str, str], tuple[IntArray, IntArray]]
+Points = Mapping[tuple[str, str], tuple[IntArray, IntArray]]
 """By measure and convention the points of each unit, and its comparisons that are left out.
 
 Shapes: int64[units] each. The points of a unit without a comparison are -1.
 """
+Earned = tuple[IntArray, IntArray]
+"""The points of each unit, and the number of its items that earn them, 0 for a unit that does not count."""
 
 
-@dataclass(frozen=True)
-class Earned:
-    """The points of each unit, and True for the units that have a score: bool[units]."""
+def table_rows(
+    measures: Mapping[str, confusion.Measure],
+    tables: IntArray,
+    clusters: Sequence[str] | None = None,
+    *,
+    excluded: int,
+    seed: int,
+) -> list[dict[str, Any]]:
+    """Return measures of confusion tables as rows: measure, value, ci_low, ci_high, n, excluded.
 
-    parts: Parts
-    given: BoolArray
+    `tables` as `table_intervals` accepts them. `n` is the number of units in them, `excluded` the number of others.
+    """
+    sizes = {"n": int(tables.sum()), "excluded": excluded}
+    found = table_intervals(measures, tables, clusters, seed=seed)
+    return [{"measure": name, **one.columns(), **sizes} for name, one in found.items()]
 
 
-def count_units(earned: Earned, clusters: IntArray | None) -> list[dict[str, Any]]:
+def group_rows(rows: Iterable[Row], name: str) -> list[list[Row]]:
+    """Return the rows by the value of a column, in the order of the values."""
+    key = itemgetter(name)
+    return [list(own) for _, own in groupby(sorted(rows, key=key), key=key)]
+
+
+def group_means(rows: Iterable[Row], name: str, columns: Sequence[str]) -> list[list[float]]:
+    """Return the means of each column by the value of another column, in the order of `group_rows`."""
+    groups = group_rows(rows, name)
+    return [[round(fsum(row[column] for row in own) / len(own), DIGITS) for own in groups] for column in columns]
+
+
+def count_units(earned: Points, clusters: IntArray | None) -> list[dict[str, Any]]:
     """Count the units, or the clusters, that earn the same: convention, measure, points, size, count, excluded.
 
     `points` are sums over the cluster, `size` is its number of units with points, and `excluded` is the sum over
     `count` clusters. `clusters`: int64[units], or None to count single units.
     """
     rows = []
-    for (measure, convention), (points, excluded) in earned.parts.items():
+    for (measure, convention), (points, excluded) in earned.items():
         # A unit without comparisons has no weight, but its excluded comparisons count
-        counted = points >= 0
-        cells = np.stack([np.where(counted, points, 0), counted, excluded], axis=1)
-        summed = _sum_by(cells[earned.given], None if clusters is None else clusters[earned.given])
+        cells = np.stack([np.maximum(points, 0), points >= 0, excluded], axis=1)
+        summed = sum_by(cells, clusters)
         distinct, owner, counts = np.unique(summed[:, :2], axis=0, return_inverse=True, return_counts=True)
-        left_out = np.zeros(len(distinct), dtype=np.int64)
-        np.add.at(left_out, owner.ravel(), summed[:, 2])
+        left_out = np.bincount(owner.ravel(), weights=summed[:, 2], minlength=len(distinct)).astype(np.int64)
         for (total, size), count, left in zip(distinct.tolist(), counts.tolist(), left_out.tolist(), strict=True):
             named = {"convention": convention, "measure": measure}
             rows.append(named | {"points": total, "size": size, "count": count, "excluded": left})
     return rows
 
 
-def _sum_by(cells: IntArray, clusters: IntArray | None) -> IntArray:
-    """Return the sums of the rows of each cluster."""
-    if clusters is None:
-        return cells
-    names, owner = np.unique(clusters, return_inverse=True)
-    sums = np.zeros((len(names), cells.shape[1]), dtype=np.int64)
-    np.add.at(sums, owner, cells)
-    return sums
-
-
-def label_tables(labels: IntArray, predicted: IntArray, given: BoolArray, clusters: IntArray | None) -> IntArray:
-    """Return the confusion table of each given unit, or of each cluster of them: int64[units or clusters, 3, 5].
-
-    `labels` and `predicted`: int64[units], positions in `LABELS` and `OUTCOMES`.
-    """
-    owner = np.unique((np.arange(len(labels)) if clusters is None else clusters)[given], return_inverse=True)[1]
-    tables = np.zeros((owner.max() + 1, len(confusion.LABELS), len(confusion.OUTCOMES)), dtype=np.int64)
-    np.add.at(tables, (owner, labels[given], predicted[given]), 1)
-    return tables
-
-
 def point_intervals(counted: Iterable[Row], scales: Mapping[str, int], *, seed: int) -> dict[Key, Values]:
     """Return the mean share of the points with its BCa interval, by model, metric, convention and measure.
 
     `counted` are rows of `count_units` with model and metric; `scales` are the points of a full match by measure.
-    Resamples clusters if any cluster has more than one unit. Methods, section 7.
+    Methods, section 7.
     """
     found: dict[Key, list[Row]] = defaultdict(list)
     for row in counted:
         found[row["model"], row["metric"], row["convention"], row["measure"]].append(row)
-    return {key: _interval(rows, scales[key[3]], seed) for key, rows in found.items()}
-
-
-def _interval(rows: Sequence[Row], scale: int, seed: int) -> Values:
-    sums, sizes, counts = unit_counts(rows, scale)
-    excluded = sum(row["excluded"] for row in rows)
-    if max(sizes) > 1:
-        interval = clustered_bca_interval(sums, sizes, counts, seed=seed)
-    else:
-        # Sizes are 0 or 1: a unit without points has no weight
-        interval = bca_interval(sums, np.multiply(sizes, counts), seed=seed)
-    return {**interval.columns(), "n": int(np.dot(sizes, counts)), "excluded": excluded}
+    return {
+        key: clustered_bca_interval(*unit_counts(rows, scales[key[3]]), seed=seed).columns() | _sizes(rows)
+        for key, rows in found.items()
+    }
 
 
 def unit_counts(rows: Sequence[Row], scale: int) -> tuple[list[float], list[int], list[int]]:
     """Return the sums of shares, the sizes and the counts of clusters, as `clustered_bca_interval` accepts them."""
     sums = [row["points"] / scale for row in rows]
     return sums, [row["size"] for row in rows], [row["count"] for row in rows]
+
+
+def _sizes(rows: Iterable[Row]) -> dict[str, int]:
+    """Return the number of units with points, and the number of excluded comparisons."""
+    n, excluded = zip(*((row["size"] * row["count"], row["excluded"]) for row in rows), strict=True)
+    return {"n": sum(n), "excluded": sum(excluded)}
 
 
 def match_counts(dataset: str, counted: Iterable[Row], scales: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -132,7 +127,8 @@ def match_counts(dataset: str, counted: Iterable[Row], scales: Mapping[str, int]
 def confusion_intervals(tables: Mapping[Owner, IntArray], *, seed: int) -> dict[Key, Values]:
     """Return the measures of confusion tables with their BCa intervals, by model, metric, convention and measure.
 
-    `tables` are those of `label_tables`. Only the convention `zero` excludes units, the failed ones.
+    `tables`: int64[units or clusters, 3, 5], with a row per label and a column per outcome. Only the convention `zero`
+    excludes units, the failed ones.
     """
     measures = {
         (convention, name): partial(_under, convention, measure)
@@ -167,105 +163,73 @@ def agreement_rows(
     return rows
 
 
-@dataclass(frozen=True)
-class PointTests:
-    """Paired permutation tests of LMR under each convention. Whole clusters of units flip together.
-
-    `scale` is the points of a full match; `clusters`: int64[units], or None for single units. The tests under one
-    convention are a family, which is adjusted after Benjamini and Hochberg. Methods, section 7.
-    """
-
-    dataset: str
-    scale: int
-    clusters: IntArray | None
-    seed: int
-
-    def of_metrics(self, earned: Mapping[Owner, Earned], metrics: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the rows of the table `comparisons` for all pairs of metrics of each model."""
-        pairs = [
-            ({"model": model, "first": one, "second": other, "metric": None}, (model, one), (model, other))
-            for model in sorted({model for model, _ in earned})
-            for one, other in sorted(combinations(metrics, 2))
-        ]
-        return self._rows(earned, pairs)
-
-    def of_prompts(
-        self, earned: Mapping[Owner, Earned], metrics: Sequence[str], pairs: PromptPairs
-    ) -> list[dict[str, Any]]:
-        """Return the rows of the table `comparisons` for all pairs of prompts of a model under each metric."""
-        named = [
-            (_names(metric, one, other), (one.model, metric), (other.model, metric))
-            for metric in sorted(metrics)
-            for one, other in sorted(pairs, key=lambda pair: (pair[0].model, pair[1].model))
-        ]
-        return self._rows(earned, named)
-
-    def _rows(self, earned: Mapping[Owner, Earned], pairs: Sequence[tuple[Row, Owner, Owner]]) -> list[dict[str, Any]]:
-        rows = []
-        for convention in confusion.CONVENTIONS:
-            tests = []
-            for names, one, other in pairs:
-                if one in earned and other in earned:
-                    cells = self._differences(earned[one], earned[other], convention)
-                    if len(cells):
-                        distinct, counts = np.unique(cells, axis=0, return_counts=True)
-                        sums, sizes = distinct[:, 0] / self.scale, distinct[:, 1]
-                        tests.append((names, clustered_permutation_test(sums, sizes, counts, seed=self.seed)))
-            rows += comparison_rows(tests, self.dataset, convention)
-        return rows
-
-    def _differences(self, one: Earned, other: Earned, convention: str) -> IntArray:
-        """Return the difference of the points and the number of units of each cluster: int64[clusters, 2].
-
-        A unit counts if both have points of it.
-        """
-        (first, _), (second, _) = (each.parts[LMR, convention] for each in (one, other))
-        both = (first >= 0) & (second >= 0) & one.given & other.given
-        cells = np.stack([first - second, np.ones_like(first)], axis=1)[both]
-        return _sum_by(cells, None if self.clusters is None else self.clusters[both])
+Pairs = Sequence[tuple[Row, Owner, Owner]]
+"""The names of a comparison, and the two methods that it compares."""
 
 
-def comparison_rows(
-    tests: Sequence[tuple[Row, PairedTest]], dataset: str, convention: str | None
-) -> list[dict[str, Any]]:
-    """Return the rows of the table `comparisons` for a family of tests, each with its names."""
-    adjusted = adjust_p_values([test.p_value for _, test in tests])
+def metric_pairs(models: Iterable[str], metrics: Iterable[str]) -> Pairs:
+    """Return all pairs of metrics of each model."""
     return [
-        {"dataset": dataset, "convention": convention, **names}
-        | {"difference": test.difference, "p_value": test.p_value, "p_adjusted": value, "n": test.n}
-        for (names, test), value in zip(tests, adjusted, strict=True)
+        ({"model": model, "first": one, "second": other, "metric": None}, (model, one), (model, other))
+        for model, (one, other) in product(sorted(models), sorted(combinations(metrics, 2)))
     ]
 
 
-def compare_items(rows: Iterable[Row], pairs: PromptPairs, *, clustered: bool, seed: int) -> list[dict[str, Any]]:
-    """Return the rows of the table `comparisons` for prompts of one model: tests of accuracy over labelled items.
+def prompt_pairs(metrics: Iterable[str], pairs: PromptPairs) -> Pairs:
+    """Return all pairs of prompts of a model under each metric."""
+    return [
+        (
+            {"metric": metric, "model": one.name, "first": one.prompt_set, "second": other.prompt_set},
+            (one.model, metric),
+            (other.model, metric),
+        )
+        for metric, (one, other) in product(metrics, pairs)
+    ]
 
-    `rows` are those of the table `coverage`. The items of a sample, or of a query with `clustered`, flip together. A
-    sample counts if both judged equally many of its items.
+
+def compare_points(
+    dataset: str, earned: Mapping[Owner, Points], pairs: Pairs, clusters: IntArray | None, *, scale: int, seed: int
+) -> list[dict[str, Any]]:
+    """Return the rows of the table `comparisons` with the tests of LMR of each pair under each convention.
+
+    `scale` is the points of a full match. Pairs without a common unit have no row.
     """
-    given: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
-    for row in rows:
-        if row["judged"]:
-            given[row["metric"], row["model"]][row["sample_id"]] = row
+    rows = []
+    for convention in confusion.CONVENTIONS:
+        points = {owner: one[LMR, convention][0] for owner, one in earned.items()}
+        counted = {owner: (one, (one >= 0).astype(np.int64)) for owner, one in points.items()}
+        rows += comparison_rows(counted, pairs, clusters, scale=scale, seed=seed, convention=convention)
+    return [{"dataset": dataset, **row} for row in rows if row["n"]]
+
+
+def comparison_rows(
+    earned: Mapping[Owner, Earned],
+    pairs: Pairs,
+    clusters: Sequence[Any] | IntArray | None,
+    *,
+    seed: int,
+    scale: int = 1,
+    convention: str | None = None,
+) -> list[dict[str, Any]]:
+    """Return rows of the table `comparisons` with the paired permutation tests of a family of pairs.
+
+    A unit counts if both methods earn points of equally many of its items. Whole clusters of units flip together.
+    `clusters` has one name per unit, None for single units. The p-values are adjusted after Benjamini and Hochberg over
+    the family. Methods, section 7.
+    """
     tests = []
-    for metric in dict.fromkeys(metric for metric, _ in given):
-        for one, other in pairs:
-            sums: dict[str, int] = defaultdict(int)
-            sizes: dict[str, int] = defaultdict(int)
-            both = given[metric, one.model], given[metric, other.model]
-            for sample in sorted(both[0].keys() & both[1].keys()):
-                first, second = (side[sample] for side in both)
-                if first["judged"] == second["judged"]:
-                    unit = first["query_id"] if clustered else sample
-                    sums[unit] += sum(first[name] - second[name] for name in ("true_positives", "true_negatives"))
-                    sizes[unit] += first["judged"]
-            test = clustered_permutation_test(list(sums.values()), list(sizes.values()), seed=seed)
-            tests.append((_names(metric, one, other), test))
-    return comparison_rows(tests, "coverage", None)
-
-
-def _names(metric: str, one: StudyEndpoint, other: StudyEndpoint) -> dict[str, Any]:
-    return {"metric": metric, "model": one.name, "first": one.prompt_set, "second": other.prompt_set}
+    for names, *owners in pairs:
+        if all(owner in earned for owner in owners):
+            (first, sizes), (second, others) = (earned[owner] for owner in owners)
+            cells = np.where((sizes == others)[:, None], np.stack([first - second, sizes], axis=1), 0)
+            cells = sum_by(cells, clusters)
+            tests.append((names, clustered_permutation_test(cells[:, 0] / scale, cells[:, 1], seed=seed)))
+    adjusted = adjust_p_values([test.p_value for _, test in tests])
+    return [
+        {"convention": convention, **names}
+        | {"difference": test.difference, "p_value": test.p_value, "p_adjusted": value, "n": test.n}
+        for (names, test), value in zip(tests, adjusted, strict=True)
+    ]
 
 
 def confusion_cells(tables: Mapping[Owner, IntArray]) -> list[dict[str, Any]]:

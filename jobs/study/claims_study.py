@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
@@ -26,8 +27,9 @@ from untold.jobs.inputs.samples import Samples, read_rows
 from untold.jobs.inputs.sampling import Draw
 from untold.jobs.run.folders import Workspace, write_parquet
 from untold.jobs.run.outcome import Ending
-from untold.jobs.run.output import Output, store_of
+from untold.jobs.run.output import store_of
 from untold.jobs.run.terminal import Display, amount
+from untold.jobs.study.agreement import table_rows
 from untold.jobs.study.judgements import (
     BY_ITEM,
     Judgements,
@@ -44,6 +46,7 @@ from untold.jobs.study.meta_evaluation import (
     MetaEvaluationRequest,
     Study,
     StudyEndpoint,
+    StudyFindings,
 )
 from untold.jobs.study.rendering import (
     FACTSCORE,
@@ -55,19 +58,13 @@ from untold.jobs.study.rendering import (
     pivot,
     section,
 )
-from untold.jobs.tables import META_EVALUATION
 from untold.udfs.errors import aside, near_misses
-from untold.udfs.facts.claim_verdicts import NOT_SUPPORTED
+from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
 from untold.udfs.samples.adapters import Adapter
 from untold.udfs.samples.labelled import CLAIM_FORMATS, NEEDS, PLAIN
-from untold.udfs.statistics.item_agreement import (
-    VERDICT_MEASURES,
-    VERDICTS,
-    constant_label,
-    labels_of,
-    supported_share,
-    verdict_intervals,
-)
+from untold.udfs.statistics.confusion import accuracy, kappa, macro_f1
+from untold.udfs.statistics.intervals import wilson_interval
+from untold.udfs.statistics.question_resampling import count_tables, mean_interval
 
 RESTATE = "restate_answer"
 # Readers of tables ignore names with a leading underscore
@@ -124,6 +121,9 @@ class StageCaller:
 
 
 STAGE = "verify_claim"
+# The labels and the verdicts
+VERDICTS = (SUPPORTED, CONTRADICTED, NOT_SUPPORTED)
+VERDICT_MEASURES = {"accuracy": accuracy, "kappa": kappa, "macro_f1": macro_f1}
 CONSTANT, PEOPLE = "constant", "people"
 SHARE = "supported_share"
 KEY = ("claim_id",)
@@ -183,12 +183,12 @@ class ClaimStudy(Study):
             self.claims, StageCaller(self.request, endpoint, display), self.request.runs[endpoint.model]
         )
 
-    def write(self, output: Output, found: Judgements) -> tuple[str, dict[str, Any]]:
-        """Write the table `meta_evaluation`."""
+    def evaluate(self, found: Judgements) -> StudyFindings:
+        """Compare the verdicts of the models with the labels."""
         clustered, seed = self.request.cluster, self.request.settings.statistics.seed
         rows = evaluation_rows(self.units, found, clustered=clustered, seed=seed)
-        output.write_rows("meta_evaluation", rows, META_EVALUATION)
-        return render(rows, clustered=clustered), {"metrics": list(found.all_metrics)}
+        report = render(rows, clustered=clustered)
+        return StudyFindings({"meta_evaluation": rows}, report, {"metrics": list(found.all_metrics)})
 
 
 def read_claims(
@@ -254,35 +254,60 @@ def evaluation_rows(units: LabelledUnits, found: Judgements, *, clustered: bool,
 
     Claims without a verdict are left out and counted. With `clustered`, whole queries are resampled.
     """
-    people = [row | {"count": 1} | ({} if clustered else {"unit": None}) for row in units.table.to_pylist()]
-    labels = labels_of(people)
+    people = units.column("label")
+    # The first of equally frequent labels
+    constant = max(VERDICTS, key=people.count)
+    judged = [((metric, model), found.tables[model, metric]["verdict"].to_pylist()) for model, metric in found.owners]
     rows: list[dict[str, Any]] = []
-    for model, metric in found.owners:
-        verdicts = found.tables[model, metric]["verdict"].to_pylist()
-        judged = [row | {"verdict": verdict} for row, verdict in zip(people, verdicts, strict=True)]
-        known = [row for row in judged if row["verdict"] is not None]
-        named = {"metric": metric, "model": model}
-        sizes = {"n": len(known), "excluded": len(people) - len(known)}
-        for name, one in verdict_intervals(known, labels, seed=seed).items():
-            rows.append(named | {"measure": name} | one.columns() | sizes)
-        rows += [named | row for row in _shares(known, people, "verdict", seed)]
-    constant = constant_label(people)
-    always = [row | {"verdict": constant} for row in people]
-    for name, one in verdict_intervals(always, labels, seed=seed).items():
-        rows.append({"metric": CONSTANT, "measure": name, "n": len(people), "excluded": 0} | one.columns())
-    rows += [{"metric": PEOPLE} | row for row in _shares(people, people, "label", seed)]
+    for (metric, model), verdicts in (*judged, ((CONSTANT, None), [constant] * len(people)), ((PEOPLE, None), people)):
+        own = agreement_rows(people, verdicts, units.column("unit"), clustered=clustered, seed=seed)
+        shares = share_rows(units, verdicts, clustered=clustered, seed=seed)
+        kept = own if metric == CONSTANT else shares if metric == PEOPLE else own + shares
+        rows += [{"metric": metric, "model": model} | row for row in kept]
     return whole_rows(rows, dataset=CLAIMS, level=BY_ITEM)
 
 
-def _shares(rows: Sequence[Row], people: Sequence[Row], column: str, seed: int) -> list[dict[str, Any]]:
-    """Return the share of supported claims, of all and by system: `supported_share` and `supported_share:<system>`."""
-    found = []
-    for system in (None, *sorted({row["system"] for row in people} - {None})):
-        own, size = ([row for row in each if system in (None, row["system"])] for each in (rows, people))
-        one, n = supported_share(own, column, seed=seed)
+def agreement_rows(
+    labels: Sequence[str], verdicts: Sequence[str | None], units: Sequence[str], *, clustered: bool, seed: int
+) -> list[dict[str, Any]]:
+    """Return the agreement of labels and verdicts, by claim. A null verdict does not count.
+
+    If no label is `contradicted`, people did not distinguish it from `not_supported`, and verdicts count so too. With
+    `clustered`, the claims of a unit are resampled together. Otherwise accuracy has Wilson's interval.
+    """
+    names = [name for name in VERDICTS if name in labels]
+    # A verdict that is no label has the last column
+    columns = dict.fromkeys(VERDICTS, len(names)) | {name: place for place, name in enumerate(names)}
+    if CONTRADICTED not in names:
+        columns[CONTRADICTED] = columns[NOT_SUPPORTED]
+    codes = [-1 if verdict is None else columns[verdict] for verdict in verdicts]
+    tables = count_tables([names.index(label) for label in labels], codes, units, (len(names), len(names) + 1))
+    tables = tables if clustered else tables.sum(axis=0)
+    rows = table_rows(VERDICT_MEASURES, tables, excluded=codes.count(-1), seed=seed)
+    if not clustered:
+        accuracy_row = next(row for row in rows if row["measure"] == "accuracy")
+        accuracy_row |= wilson_interval(int(np.trace(tables)), int(tables.sum())).columns()
+    return rows
+
+
+def share_rows(
+    units: LabelledUnits, verdicts: Sequence[str | None], *, clustered: bool, seed: int
+) -> list[dict[str, Any]]:
+    """Return the share of supported claims, of all and by system: `supported_share` and `supported_share:<system>`.
+
+    For labels it is the published precision of human labels, S / (S + NS). Resamples as `agreement_rows`.
+    """
+    systems, owners, rows = units.column("system"), units.column("unit"), []
+    known = np.array([verdict is not None for verdict in verdicts], dtype=bool)
+    supported = np.array([verdict == SUPPORTED for verdict in verdicts], dtype=np.int64)
+    for system in (None, *sorted(set(systems) - {None})):
+        own = np.array([system in (None, name) for name in systems], dtype=bool)
+        sums, sizes = supported * own, (own & known).astype(np.int64)
+        n = int(sizes.sum())
+        one = mean_interval(sums, sizes, owners, seed=seed) if clustered else wilson_interval(int(sums.sum()), n)
         measure = SHARE if system is None else f"{SHARE}:{system}"
-        found.append({"measure": measure, "n": n, "excluded": len(size) - n} | one.columns())
-    return found
+        rows.append({"measure": measure, "n": n, "excluded": int(own.sum()) - n} | one.columns())
+    return rows
 
 
 def render(rows: Sequence[Row], *, clustered: bool) -> str:
@@ -307,7 +332,7 @@ def _share_table(rows: Sequence[Row]) -> str:
         system = row["measure"].partition(":")[2]
         figure = find_published("factscore", PEOPLE, system, SHARE, FACTSCORE)
         own = by_measure.setdefault(
-            row["measure"], {"system": system or "all", "published": "-" if figure is None else figure.text}
+            row["measure"], {"system": system or "all", "published": "-" if figure is None else figure["text"]}
         )
         own[PEOPLE if row["metric"] == PEOPLE else f"{row['metric']} of {row['model']}"] = interval(row, 4)
     names = dict.fromkeys(name for own in by_measure.values() for name in own)

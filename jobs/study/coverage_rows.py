@@ -6,18 +6,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import fsum
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from untold.jobs.study.agreement import comparison_rows, group_means, prompt_pairs, table_rows
 from untold.jobs.study.judgements import (
     BY_ITEM,
     BY_QUERY,
     BY_SAMPLE,
-    DIGITS,
     BoolArray,
     Judgements,
     Key,
@@ -26,6 +26,7 @@ from untold.jobs.study.judgements import (
     whole_rows,
 )
 from untold.jobs.study.judgements import Owner as JudgementOwner
+from untold.jobs.study.meta_evaluation import PromptPairs
 from untold.udfs.facts.nodes import normalise
 from untold.udfs.samples.data_sets import MUST_HAVE, NICE_TO_HAVE
 from untold.udfs.samples.labelled import word_overlap
@@ -33,7 +34,7 @@ from untold.udfs.statistics.confusion import accuracy, kappa, macro_f1
 from untold.udfs.statistics.correlation import correlate
 from untold.udfs.statistics.intervals import IntArray
 from untold.udfs.statistics.item_agreement import fleiss_kappa, item_averages, krippendorff_alpha, votes
-from untold.udfs.statistics.question_resampling import auc, score_counts, table_intervals, total_interval
+from untold.udfs.statistics.question_resampling import auc, score_counts, total_interval
 
 KEY = ("sample_id", "reference_id")
 KAPPA, ALPHA = "fleiss_kappa", "krippendorff_alpha"
@@ -95,38 +96,67 @@ def codes_of(table: pa.Table) -> IntArray:
     return codes
 
 
-def human_coverage(items: Items) -> list[dict[str, Any]]:
-    """Return sample_id, cluster, labelled, ties and human of each sample.
+def sample_rows(items: Items, found: Judgements, baselines: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the rows of the table `coverage`: each sample under each metric of a model, then under each baseline.
 
-    `human` is the share of covered items among the labelled items. Ties have labels and no majority.
+    `human` is the share of covered items among the labelled items, `value` among all items with a verdict. The counts
+    compare verdict and majority of the labelled items; `judged` is their sum. value and counts are null for samples
+    without a verdict. `baselines` have a value per baseline and sample_id.
     """
-    labelled, covered = items.count(items.said >= 0), items.count(items.said == 1)
-    ties = items.count((items.said < 0) & (items.votes[:, 0] > 0))
-    return [
-        {"sample_id": row["sample_id"], "cluster": row["cluster"], "labelled": size, "ties": tied}
-        | {"human": share / size if size else None}
-        for row, size, share, tied in zip(items.samples, labelled, covered, ties, strict=True)
-    ]
-
-
-def metric_coverage(items: Items, found: Judgements) -> list[dict[str, Any]]:
-    """Return model, metric, sample_id, value, the `COUNTS` and judged of each sample that the metric judged.
-
-    `value` is the share of covered items among all items with a verdict. The counts compare verdict and majority of the
-    labelled items; `judged` is their sum.
-    """
+    people = _people(items)
     rows = []
     for model, metric in found.owners:
         said = codes_of(found.tables[model, metric])
-        given, known, covered = (items.count(each) for each in (found.given[model, metric], said >= 0, said == 1))
-        cells = [items.count((said == one) & (items.said == other)) for one, other in ((1, 1), (1, 0), (0, 1), (0, 0))]
-        for number, row in enumerate(items.samples):
-            if given[number]:
-                counts = [cell[number] for cell in cells]
-                value = covered[number] / known[number] if known[number] else None
-                named = {"model": model, "metric": metric, "sample_id": row["sample_id"], "value": value}
-                rows.append(named | dict(zip(COUNTS, counts, strict=True)) | {"judged": sum(counts)})
+        masks = [(said == one) & (items.said == other) for one, other in ((1, 1), (1, 0), (0, 1), (0, 0))]
+        counted = zip(*map(items.count, (found.given[model, metric], said >= 0, said == 1, *masks)), strict=True)
+        for person, (given, known, covered, *cells) in zip(people, counted, strict=True):
+            own = {"value": covered / known if known else None, **dict(zip(COUNTS, cells, strict=True))}
+            own |= {"judged": sum(cells)}
+            rows.append(person | {"metric": metric, "model": model} | (own if given else dict.fromkeys(own)))
+    values = {row["sample_id"]: row for row in baselines}
+    for name in [name for name in next(iter(baselines), {}) if name != "sample_id"]:
+        empty = {"metric": name, "model": None, **dict.fromkeys((*COUNTS, "judged"))}
+        rows += [person | empty | {"value": values.get(person["sample_id"], {}).get(name)} for person in people]
     return rows
+
+
+def _people(items: Items) -> list[dict[str, Any]]:
+    """Return sample_id, query_id, human, labelled and ties of each sample. Ties have labels and no majority."""
+    tied = (items.said < 0) & (items.votes[:, 0] > 0)
+    counts = zip(*map(items.count, (items.said >= 0, items.said == 1, tied)), strict=True)
+    return [
+        {"sample_id": row["sample_id"], "query_id": row["cluster"], "labelled": size, "ties": ties}
+        | {"human": covered / size if size else None}
+        for row, (size, covered, ties) in zip(items.samples, counts, strict=True)
+    ]
+
+
+def compare_prompts(rows: Iterable[Row], pairs: PromptPairs, *, clustered: bool, seed: int) -> list[dict[str, Any]]:
+    """Return the rows of the table `comparisons` for prompts of one model: tests of accuracy over labelled items.
+
+    `rows` are those of the table `coverage`, with equal samples of all methods. The items of a sample, or of a query
+    with `clustered`, flip together. A sample counts if both judged equally many of its items.
+    """
+    own: dict[JudgementOwner, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row["model"] is not None:
+            own[row["model"], row["metric"]].append(row)
+    earned = {
+        owner: (_sums(each, "true_positives", "true_negatives"), _sums(each, "judged")) for owner, each in own.items()
+    }
+    metrics = dict.fromkeys(metric for (_, metric), (_, sizes) in earned.items() if sizes.any())
+    names = [row["query_id" if clustered else "sample_id"] for row in next(iter(own.values()), [])]
+    # A metric may have judged under one prompt only
+    nothing = np.zeros(len(names), dtype=np.int64)
+    both = product((one.model for pair in pairs for one in pair), metrics)
+    earned = {owner: earned.get(owner, (nothing, nothing)) for owner in both}
+    compared = comparison_rows(earned, prompt_pairs(metrics, pairs), names, seed=seed)
+    return [{"dataset": "coverage", **row} for row in compared]
+
+
+def _sums(rows: Iterable[Row], *names: str) -> IntArray:
+    """Return the sum of the columns of each row, 0 for null."""
+    return np.array([sum(row[name] or 0 for name in names) for row in rows], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -150,29 +180,6 @@ def count_labels(votes: Iterable[tuple[int, int]]) -> ItemLabels:
     several = [one for one in given if sum(one) >= 2]
     labelled, ties = sum(yes != no for yes, no in given), sum(yes == no > 0 for yes, no in given)
     return ItemLabels(len(given), labelled, ties, fleiss_kappa(several), krippendorff_alpha(several), len(several))
-
-
-def sample_rows(
-    people: Sequence[Row], judged: Iterable[Row], baselines: Iterable[Row], owners: Sequence[Owner]
-) -> list[dict[str, Any]]:
-    """Return the rows of the table `coverage`: each sample under each metric of a model, then under each baseline.
-
-    `people` are rows of `human_coverage`, `judged` of `metric_coverage`, `baselines` of `similarity_baselines`. value
-    and counts are null for samples without a verdict.
-    """
-    given = {((row["metric"], row["model"]), row["sample_id"]): row for row in judged}
-    by_sample = {row["sample_id"]: row for row in baselines}
-    names = [name for name in next(iter(by_sample.values()), {}) if name != "sample_id"]
-    rows = [_row(one, owner, given.get((owner, one["sample_id"]), {})) for owner in owners for one in people]
-    for name in names:
-        rows += [_row(one, (name, None), {"value": by_sample.get(one["sample_id"], {}).get(name)}) for one in people]
-    return rows
-
-
-def _row(person: Row, owner: Owner, found: Row) -> dict[str, Any]:
-    named = {"sample_id": person["sample_id"], "query_id": person["cluster"], "metric": owner[0], "model": owner[1]}
-    people = {name: person[name] for name in ("human", "labelled", "ties")}
-    return named | people | {name: found.get(name) for name in ("value", *COUNTS, "judged")}
 
 
 def evaluation_rows(
@@ -202,43 +209,16 @@ def _correlations(rows: Sequence[Row], clustered: bool, seed: int) -> list[dict[
     """Correlate the samples that both people and the metric judged. The others are left out and counted."""
     known = [row for row in rows if row["human"] is not None and row["value"] is not None]
     clusters = [row["query_id"] for row in known] if clustered else None
-    pairs = [row["human"] for row in known], [row["value"] for row in known]
-    found = _correlation_rows(BY_SAMPLE, pairs, clusters, len(rows) - len(known), seed)
+    human, value = ([row[name] for row in known] for name in ("human", "value"))
+    levels = [(BY_SAMPLE, len(rows), correlate(human, value, clusters, seed=seed))]
     if clustered:
-        queries = {row["query_id"] for row in rows}
-        means = _query_means(known)
-        found += _correlation_rows(BY_QUERY, means, None, len(queries) - len(means[0]), seed)
-    return found
-
-
-def _correlation_rows(
-    level: str, pairs: tuple[list[float], list[float]], clusters: list[str] | None, excluded: int, seed: int
-) -> list[dict[str, Any]]:
+        human, value = group_means(known, "query_id", ("human", "value"))
+        levels.append((BY_QUERY, len({row["query_id"] for row in rows}), correlate(human, value, seed=seed)))
     return [
-        {
-            "measure": name,
-            "level": level,
-            "value": one.value,
-            "p_value": one.p_value,
-            "ci_low": one.low,
-            "ci_high": one.high,
-            "n": one.n,
-            "excluded": excluded,
-        }
-        for name, one in correlate(*pairs, clusters, seed=seed).items()
+        {"measure": name, "level": level, **one.columns(), "excluded": size - one.n}
+        for level, size, found in levels
+        for name, one in found.items()
     ]
-
-
-def _query_means(known: Sequence[Row]) -> tuple[list[float], list[float]]:
-    """Return the mean human coverage and the mean value of each query, sorted by query."""
-    by_query: dict[str, list[Row]] = defaultdict(list)
-    for row in known:
-        by_query[row["query_id"]].append(row)
-    human, value = (
-        [round(fsum(row[name] for row in own) / len(own), DIGITS) for _, own in sorted(by_query.items())]
-        for name in ("human", "value")
-    )
-    return human, value
 
 
 def _items(rows: Sequence[Row], clustered: bool, seed: int) -> list[dict[str, Any]]:
@@ -258,9 +238,8 @@ def _items(rows: Sequence[Row], clustered: bool, seed: int) -> list[dict[str, An
         for (measure, average), one in item_averages(hits, wrong, missed, clusters, seed=seed).items()
     ]
     cells = np.array([[row[name] for name in COUNTS] for row in judged], dtype=np.int64).reshape(-1, 2, 2)
-    sizes = {"level": BY_ITEM, "n": int(cells.sum()), "excluded": unjudged["micro"]}
-    found = table_intervals(AGREEMENTS, cells, clusters, seed=seed)
-    return averages + [{"measure": name, **one.columns(), **sizes} for name, one in found.items()]
+    agreements = table_rows(AGREEMENTS, cells, clusters, excluded=unjudged["micro"], seed=seed)
+    return averages + [row | {"level": BY_ITEM} for row in agreements]
 
 
 OVERLAP, CONSTANT, ANNOTATOR = "word_overlap", "constant", "annotator"

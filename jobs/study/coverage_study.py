@@ -20,12 +20,10 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from untold.jobs.metrics import METRICS
-from untold.jobs.run.output import Output
 from untold.jobs.run.session import spark_schema, task_slots
 from untold.jobs.run.terminal import amount
 from untold.jobs.settings.model import Settings
 from untold.jobs.study import coverage_rows
-from untold.jobs.study.agreement import compare_items
 from untold.jobs.study.coverage_rows import KEY, Facts, Items, codes_of
 from untold.jobs.study.judgements import (
     SHOWN,
@@ -41,9 +39,9 @@ from untold.jobs.study.judgements import (
     read_means,
     read_table,
 )
-from untold.jobs.study.meta_evaluation import Study, all_costs
-from untold.jobs.study.report import IMPORTANCE, CoverageFindings, render_coverage
-from untold.jobs.tables import COMPARISONS, COVERAGE, FALSE_NEGATIVES, META_EVALUATION, SUBSET, TIERS
+from untold.jobs.study.meta_evaluation import Study, StudyFindings, all_costs
+from untold.jobs.study.report import IMPORTANCE, render_coverage
+from untold.jobs.tables import SUBSET
 from untold.udfs.errors import aside, near_misses, shorten
 from untold.udfs.recall.concluding import ARECALL, BASELINES, ERECALL, was_shown
 from untold.udfs.retrieval.embedding import find_model
@@ -118,59 +116,55 @@ class CoverageStudy(Study):
             read_judgements(STATEMENTS, request.runs, self.units.units, request.metrics, request.judged)
         )
 
-    def write(self, output: Output, found: Judgements) -> tuple[str, dict[str, Any]]:
-        """Write the tables of the study."""
+    def evaluate(self, found: Judgements) -> StudyFindings:
+        """Compare the verdicts of the models with the labels, and the methods with each other."""
         request, items = self.request, self.units
         options: dict[str, Any] = {"clustered": request.cluster, "seed": request.settings.statistics.seed}
         model, missing = _token_model(request.settings)
-        keys, names, tiers = items.units.keys, list(methods_of(found).values()), tiers_of(found)
+        names, tiers = list(methods_of(found).values()), tiers_of(found)
         counts = {tier: tiers.count(tier) for tier in all_tiers(names)}
         notes = [missing] if missing else []
         if unknown := tiers.count(None):
             words = "no tier, because a method has no result for"
             notes.append(amount(unknown, f"reference has {words} it", f"references have {words} them"))
+        tables: dict[str, Sequence[Row]] = {}
         if request.subset is not None:
             quotas = quotas_of(request.subset, counts, names)
             for name, (have, want) in shortages(request.subset, quotas, counts).items():
                 notes.append(f"{request.subset} is short: {have:,} references of {name}, {want:,} wanted")
+            keys = items.units.keys
             drawn = draw_items(keys, tiers, quotas, options["seed"])
             chosen = sorted((*key, tier) for key, tier, one in zip(keys, tiers, drawn, strict=True) if one)
-            output.write_rows("subset", [dict(zip(SUBSET.names, row, strict=True)) for row in chosen], SUBSET)
+            tables["subset"] = [dict(zip(SUBSET.names, row, strict=True)) for row in chosen]
             items, found = items.only(drawn), found.only(drawn)
-        counted = [{"dataset": "coverage", "tier": tier, "count": count} for tier, count in counts.items()]
         labels = coverage_rows.count_labels(map(tuple, items.votes.tolist()))
-        people = coverage_rows.human_coverage(items)
-        judged = coverage_rows.metric_coverage(items, found)
-        baselines = similarity_baselines(self.units, model, self.samples)
-        samples = coverage_rows.sample_rows(
-            people, judged, baselines, [(metric, name) for name, metric in found.owners]
-        )
+        samples = coverage_rows.sample_rows(items, found, similarity_baselines(self.units, model, self.samples))
         more = coverage_rows.item_rows(items, found, **options)
         more += coverage_rows.pair_rows(items, found, read_facts(found, request.runs, "statements"), **options)
-        measures = coverage_rows.evaluation_rows(samples, labels, more, **options)
-        misses = find_misses(found, items, read_facts(found, request.runs, "candidates"))
-        queries = len({row["cluster"] for row in people})
-        if queries < len(people) and not request.cluster:
+        queries = len({row["cluster"] for row in items.samples})
+        if queries < len(items.samples) and not request.cluster:
             notes.append(
-                f"{amount(len(people), 'sample shares', 'samples share')} {amount(queries, 'query', 'queries')}, and "
-                "samples of one query are similar, so intervals over single samples are too narrow. --cluster "
-                "resamples whole queries"
+                f"{amount(len(items.samples), 'sample shares', 'samples share')} "
+                f"{amount(queries, 'query', 'queries')}, and samples of one query are similar, so intervals over "
+                "single samples are too narrow. --cluster resamples whole queries"
             )
-        compared = compare_items(samples, request.prompt_pairs, **options)
-        places = {name: request.runs[name] for name, metrics in found.metrics.items() if IMPORTANCE in metrics}
+        if compared := coverage_rows.compare_prompts(samples, request.prompt_pairs, **options):
+            tables["comparisons"] = compared
+        tables |= {
+            "coverage": samples,
+            "meta_evaluation": coverage_rows.evaluation_rows(samples, labels, more, **options),
+            "tiers": [{"dataset": "coverage", "tier": tier, "count": count} for tier, count in counts.items()],
+            "false_negatives": find_misses(found, items, read_facts(found, request.runs, "candidates")),
+        }
+        places = [request.runs[name] for name, metrics in found.metrics.items() if IMPORTANCE in metrics]
         means = read_means(places, IMPORTANCE)
-        findings = CoverageFindings(measures, labels, items.covered, counted, misses, means, request.subset, compared)
-        report = render_coverage(findings, all_costs(request), clustered=request.cluster, notes=notes)
-        output.write_rows("coverage", samples, COVERAGE)
-        if compared:
-            output.write_rows("comparisons", compared, COMPARISONS)
-        output.write_rows("meta_evaluation", measures, META_EVALUATION)
-        output.write_rows("tiers", counted, TIERS)
-        output.write_rows("false_negatives", misses, FALSE_NEGATIVES)
         subset = None if request.subset is None else str(request.subset)
+        report = render_coverage(
+            *(tables, labels, items.covered, means, subset, all_costs(request)), clustered=request.cluster, notes=notes
+        )
         sizes = {"items": labels.items, "labelled": labels.labelled, "ties": labels.ties}
         told = {"covered": list(items.covered), **sizes}
-        return report, {"metrics": list(found.all_metrics), "labels": told, "subset": subset}
+        return StudyFindings(tables, report, {"metrics": list(found.all_metrics), "labels": told, "subset": subset})
 
 
 def read_items(path: str, samples: DataFrame, metrics: Sequence[str] | None) -> tuple[list[Row], pa.Table]:

@@ -34,8 +34,6 @@ SHOWN = 3
 BY_SAMPLE, BY_QUERY, BY_ITEM = "sample", "query", "item"
 # The data set of averages over data sets
 AVERAGE = "average"
-# Rounding to these digits makes means tie if they tie as fractions
-DIGITS = 12
 Row = Mapping[str, Any]
 Key = tuple[str, ...]
 BoolArray = npt.NDArray[np.bool_]
@@ -326,12 +324,11 @@ def read_table(place: str, name: str, columns: Sequence[str]) -> pa.Table | None
     return kept.select(list(columns))
 
 
-def read_means(places: Mapping[str, str], metric: str) -> dict[str, dict[str, float | None]]:
-    """Return by model the means of a metric's measures over all samples, for the outputs that have them."""
-    found: dict[str, dict[str, float | None]] = {}
-    for model, place in places.items():
+def read_means(places: Iterable[str], metric: str) -> list[Row]:
+    """Return measure and mean of a metric's measures over all samples, for the outputs that have them."""
+    rows: list[Row] = []
+    for place in places:
         table = read_table(place, "measures_summary", ("metric", "level", "measure", "mean"))
         if table is not None:
-            own = table.filter((pc.field("metric") == metric) & (pc.field("level") == "overall"))
-            found[model] = dict(zip(own["measure"].to_pylist(), own["mean"].to_pylist(), strict=True))
-    return found
+            rows += table.filter((pc.field("metric") == metric) & (pc.field("level") == "overall")).to_pylist()
+    return rows

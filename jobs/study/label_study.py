@@ -9,19 +9,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from untold.graph.views import FORMATS
 from untold.jobs.metrics.graphs import COVERAGE, ONE_SIDED
-from untold.jobs.run.output import Output
 from untold.jobs.run.terminal import amount
 from untold.jobs.study import agreement
-from untold.jobs.study.agreement import LABEL_BASELINES, LAX, LMR, STRICT, Earned, Parts
+from untold.jobs.study.agreement import LABEL_BASELINES, LAX, LMR, STRICT, Points
 from untold.jobs.study.judgements import (
     BoolArray,
     Judgements,
@@ -32,18 +29,16 @@ from untold.jobs.study.judgements import (
     check_labels,
     read_table,
 )
-from untold.jobs.study.meta_evaluation import Study, all_costs
+from untold.jobs.study.meta_evaluation import Study, StudyFindings, all_costs
 from untold.jobs.study.rendering import with_published
-from untold.jobs.study.report import draw, render
+from untold.jobs.study.report import render
 from untold.jobs.summary.score_counts import FAILED_STATUSES
-from untold.jobs.tables import COMPARISONS, MATCH_COUNTS, META_EVALUATION
 from untold.udfs.samples.adapters import CONFLICTBANK_CLAIMS, CONFLICTBANK_CONTEXTS, CONFLICTBANK_SETS
 from untold.udfs.statistics import confusion
 from untold.udfs.statistics.confusion import CONVENTIONS, LABELS, overlap_score
 from untold.udfs.statistics.intervals import FloatArray, IntArray
-from untold.udfs.storage import StoragePath
+from untold.udfs.statistics.question_resampling import count_tables, number_names
 
-REPORT = "meta_evaluation"
 KEY = ("sample_id",)
 # The share of one to five comparisons, and each fixed share below, is a whole number of points
 BANK_SCALE = 60
@@ -127,36 +122,37 @@ class LabelStudy(Study):
         found = super().read()
         return with_views(found, self.units, self.request.runs) if self.has_labels else found
 
-    def earned(self, found: Judgements) -> tuple[dict[Owner, Earned], IntArray]:
+    def earned(self, found: Judgements) -> tuple[dict[Owner, Points], IntArray]:
         """Return the points of each model and metric, and the question of each unit as a number: int64[units]."""
         if self.has_labels:
             queries, ids = self.units.column("query"), self.units.column("sample_id")
             labels = label_codes(self.units)
-            parts = {
-                owner: Earned(label_points(*scores_of(table), labels), found.given[owner])
+            points = {
+                owner: of_given(label_points(*scores_of(table), labels), found.given[owner])
                 for owner, table in found.tables.items()
             }
-            return parts, codes(one if one is not None else other for one, other in zip(queries, ids, strict=True))
+            names = [one if one is not None else other for one, other in zip(queries, ids, strict=True)]
+            return points, number_names(names)[1]
         by_source = self.request.dataset == BY_SOURCE
         groups = bank_groups(self.units, by_source=by_source)
         shares = {model: read_source_shares(place) for model, place in self.request.runs.items() if by_source}
-        default, everyone = np.array([claim == "default" for _, claim in groups]), np.ones(len(groups), dtype=bool)
-        parts = {}
+        default = np.array([claim == "default" for _, claim in groups])
+        points = {}
         for (model, metric), table in found.tables.items():
             if by_source:
                 scores = BankScores.by_source(table, groups, self.units, shares[model].get(metric, {}))
             else:
                 scores = BankScores.alone(table, groups)
-            parts[model, metric] = Earned(bank_points(scores, default), everyone)
-        return parts, codes(str(row) for row, _ in groups)
+            points[model, metric] = bank_points(scores, default)
+        return points, number_names([row for row, _ in groups])[1]
 
-    def write(self, output: Output, found: Judgements) -> tuple[str, dict[str, Any]]:
-        """Write the tables `meta_evaluation`, `match_counts` and `comparisons`, and the figure."""
+    def evaluate(self, found: Judgements) -> StudyFindings:
+        """Compare the scores of the models with the labels, and the metrics and the prompts with each other."""
         request, seed = self.request, self.request.settings.statistics.seed
         metrics, models = request.metrics or found.all_metrics, list(request.runs)
         earned, questions = self.earned(found)
         clusters = questions if request.cluster else None
-        owned: list[tuple[tuple[str | None, str | None], Earned]] = [*earned.items()]
+        owned: list[tuple[tuple[str | None, str | None], Points]] = [*earned.items()]
         if self.has_labels:
             owned.append(((None, None), baseline_points(self.units)))
         counted = [
@@ -165,7 +161,7 @@ class LabelStudy(Study):
             for row in agreement.count_units(one, clusters)
         ]
         intervals = agreement.point_intervals(counted, self.scales, seed=seed)
-        tables = self._label_tables(found, clusters) if self.has_labels else {}
+        tables = self._label_tables(found, np.arange(len(questions)) if clusters is None else clusters)
         intervals |= agreement.confusion_intervals(tables, seed=seed)
         # The report shows these tables
         confusions = {key: confusion.under_convention(one.sum(axis=0), CONVENTIONS[0]) for key, one in tables.items()}
@@ -176,31 +172,37 @@ class LabelStudy(Study):
                 f"nothing to evaluate: no sample of {request.input} has a score in {', '.join(request.runs.values())}. "
                 "The table failures of each has the reasons. Retry with untold score --retry-failed"
             )
-        tests = agreement.PointTests(request.dataset, self.scales[LMR], clusters, seed)
-        comparisons = tests.of_metrics(earned, metrics) + tests.of_prompts(earned, metrics, request.prompt_pairs)
+        by_model = sorted(request.prompt_pairs, key=lambda pair: (pair[0].model, pair[1].model))
+        comparisons = [
+            row
+            for pairs in (
+                agreement.metric_pairs({model for model, _ in earned}, metrics),
+                agreement.prompt_pairs(sorted(metrics), by_model),
+            )
+            for row in agreement.compare_points(
+                request.dataset, earned, pairs, clusters, scale=self.scales[LMR], seed=seed
+            )
+        ]
         note = None if request.cluster else describe_repeats(questions)
         report = render(rows, comparisons, confusions, all_costs(request), clustered=request.cluster, note=note)
-        output.write_rows("meta_evaluation", rows, META_EVALUATION)
         kept = [row for row in counted if row["metric"] not in views]
-        output.write_rows("match_counts", agreement.match_counts(request.dataset, kept, self.scales), MATCH_COUNTS)
-        output.write_rows("comparisons", comparisons, COMPARISONS)
-        for form in FORMATS:
-            (StoragePath(request.output) / f"{REPORT}.{form}").write_bytes(draw(rows, form=form))
-        return report, {"metrics": list(metrics), "confusion": agreement.confusion_cells(confusions)}
+        counts = agreement.match_counts(request.dataset, kept, self.scales)
+        return StudyFindings(
+            {"meta_evaluation": rows, "match_counts": counts, "comparisons": comparisons},
+            report,
+            {"metrics": list(metrics), "confusion": agreement.confusion_cells(confusions)},
+            figure=rows,
+        )
 
-    def _label_tables(self, found: Judgements, clusters: IntArray | None) -> dict[Owner, IntArray]:
-        """Return the confusion tables of the units, or of the clusters, by model and metric."""
-        labels = label_codes(self.units)
+    def _label_tables(self, found: Judgements, clusters: IntArray) -> dict[Owner, IntArray]:
+        """Return the confusion tables of the clusters by model and metric: int64[clusters, labels, outcomes]."""
+        if not self.has_labels:
+            return {}
+        labels, shape = label_codes(self.units), (len(LABELS), len(confusion.OUTCOMES))
         return {
-            owner: agreement.label_tables(labels, outcomes(*scores_of(table)), found.given[owner], clusters)
+            owner: count_tables(labels, np.where(found.given[owner], outcomes(*scores_of(table)), -1), clusters, shape)
             for owner, table in sorted(found.tables.items())
         }
-
-
-def codes(names: Any) -> IntArray:
-    """Return the number of each name among the sorted distinct names."""
-    found: IntArray = np.unique(np.array(list(names), dtype=object), return_inverse=True)[1]
-    return found
 
 
 def label_codes(units: LabelledUnits) -> IntArray:
@@ -299,7 +301,7 @@ def outcomes(score: FloatArray, failed: BoolArray) -> IntArray:
     return np.where(failed, len(confusion.PREDICTIONS), undefined)
 
 
-def label_points(score: FloatArray, failed: BoolArray, labels: IntArray) -> Parts:
+def label_points(score: FloatArray, failed: BoolArray, labels: IntArray) -> Points:
     """Return the points of LMR_WC (Dejl et al. 2025, match(S, l)). A score that predicts the label earns one point.
 
     `zero` excludes failed scores. `zero` and `published` replace undefined scores with 0.
@@ -314,19 +316,23 @@ def label_points(score: FloatArray, failed: BoolArray, labels: IntArray) -> Part
     }
 
 
-def baseline_points(units: LabelledUnits) -> Earned:
+def of_given(points: Points, given: BoolArray) -> Points:
+    """Return the points of the units with a score: bool[units]. The other units have none."""
+    return {key: (np.where(given, one, -1), np.where(given, left_out, 0)) for key, (one, left_out) in points.items()}
+
+
+def baseline_points(units: LabelledUnits) -> Points:
     """Return the points of the baselines: the most frequent label for all, and the word overlap as a score."""
     labels = label_codes(units)
+    nothing = np.zeros(len(labels), dtype=np.int64)
     # The first of equally frequent labels
     constant = int(np.bincount(labels, minlength=len(LABELS)).argmax())
-    always = (labels == constant).astype(np.int64), np.zeros(len(labels), dtype=np.int64)
-    parts: dict[tuple[str, str], tuple[IntArray, IntArray]] = {
-        (LABEL_BASELINES[0], convention): always for convention in CONVENTIONS
+    always = (labels == constant).astype(np.int64), nothing
+    overlap = label_points(np.array(units.column("overlap"), dtype=np.float64), nothing.astype(bool), labels)
+    return {
+        **{(LABEL_BASELINES[0], convention): always for convention in CONVENTIONS},
+        **{(LABEL_BASELINES[1], convention): earned for (_, convention), earned in overlap.items()},
     }
-    overlap = np.array(units.column("overlap"), dtype=np.float64)
-    for (_, convention), earned in label_points(overlap, np.zeros(len(labels), dtype=bool), labels).items():
-        parts[LABEL_BASELINES[1], convention] = earned
-    return Earned(parts, np.ones(len(labels), dtype=bool))
 
 
 Groups = Mapping[tuple[int, str], Mapping[str, int]]
@@ -375,7 +381,7 @@ class BankScores:
         return cls(np.hstack([score, own]), np.hstack([failed, nothing]), stated)
 
 
-def bank_points(scores: BankScores, default: BoolArray) -> Parts:
+def bank_points(scores: BankScores, default: BoolArray) -> Points:
     """Return the points of LMR_CB, its strict and its lax part (Dejl et al. 2025; methods, section 6).
 
     `default` is True for units of the default fact, which only D states: bool[units]. The counterfactual is the claim

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import PurePath
 from typing import Any, ClassVar
 
@@ -18,10 +18,9 @@ from untold.jobs.inputs.request import RunRequest
 from untold.jobs.metrics import METRICS, stages_of
 from untold.jobs.run import manifest
 from untold.jobs.run.folders import Workspace
-from untold.jobs.run.output import Output
 from untold.jobs.settings.model import PromptSet, Settings
 from untold.jobs.settings.templates import stages_that_differ, template_of
-from untold.jobs.study.judgements import Judgements, MetaEvaluationError, Source, read_judgements
+from untold.jobs.study.judgements import Judgements, MetaEvaluationError, Owner, Row, Source, read_judgements
 from untold.jobs.study.rendering import number
 from untold.udfs.llm.usage import shown_tokens
 from untold.udfs.statistics.tiers import Subset
@@ -125,6 +124,19 @@ class MetaEvaluationOutcome:
 
 
 @dataclass(frozen=True)
+class StudyFindings:
+    """The results of a study: rows by table, the report as Markdown, and fields of the manifest.
+
+    `figure` are the rows of the figure, None for a study without a figure.
+    """
+
+    tables: Mapping[str, Sequence[Row]]
+    report: str
+    manifest: Mapping[str, Any]
+    figure: Sequence[Row] | None = None
+
+
+@dataclass(frozen=True)
 class Study(ABC):
     """A comparison of judgements with the labels of one kind of units. `samples` are those of the input."""
 
@@ -144,8 +156,8 @@ class Study(ABC):
         return read_judgements(self.source, request.runs, self.units, request.metrics, request.judged)
 
     @abstractmethod
-    def write(self, output: Output, found: Judgements) -> tuple[str, dict[str, Any]]:
-        """Write the tables of the study. Return the report and fields of the manifest."""
+    def evaluate(self, found: Judgements) -> StudyFindings:
+        """Compare the judgements with the labels."""
 
 
 def endpoint_of(settings: Settings, *, embedded: bool, prompt_set: PromptSet | None = None) -> StudyEndpoint:
@@ -179,21 +191,18 @@ def cost_cells(cost: Cost | None) -> list[str]:
     return [f"{cost.calls:.2f}", tokens, number(cost.cost, 6)]
 
 
-def all_costs(request: MetaEvaluationRequest) -> dict[str, dict[str, Cost]]:
-    """Return the cost per sample by model and metric. Existing scores have no costs."""
-    return {endpoint.model: _costs(request, endpoint) for endpoint in request.endpoints}
+def all_costs(request: MetaEvaluationRequest) -> dict[Owner, Cost]:
+    """Return the cost per sample by model and metric, over all attempts; each metric counts a shared stage.
 
-
-def _costs(request: MetaEvaluationRequest, endpoint: StudyEndpoint) -> dict[str, Cost]:
-    """Return by metric the cost of its stages over all attempts; each metric counts a shared stage."""
-    run = manifest.read_manifest(request.runs[endpoint.model])
-    assert run is not None
-    assert request.metrics is not None
-    usage = [row for start in run["starts"] for row in start["usage"]]
+    Existing scores have no costs.
+    """
     costs = {}
-    for metric in request.metrics:
+    for endpoint, metric in product(request.endpoints, request.metrics or ()):
+        run = manifest.read_manifest(request.runs[endpoint.model])
+        assert run is not None
         stages = METRICS[metric].stages(endpoint.settings)
-        costs[metric] = _cost([row for row in usage if row["stage"] in stages], run["counts"]["samples"])
+        usage = [row for start in run["starts"] for row in start["usage"] if row["stage"] in stages]
+        costs[endpoint.model, metric] = _cost(usage, run["counts"]["samples"])
     return costs
 
 

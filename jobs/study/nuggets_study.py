@@ -6,22 +6,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
-from math import fsum
-from operator import itemgetter
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from scipy.stats import kendalltau
 
-from untold.jobs.run.output import Output
+from untold.jobs.study.agreement import group_means, group_rows, table_rows
 from untold.jobs.study.judgements import (
     BY_ITEM,
     BY_QUERY,
-    DIGITS,
     Judgements,
     LabelledUnits,
     MetaEvaluationError,
@@ -29,15 +24,14 @@ from untold.jobs.study.judgements import (
     Source,
     whole_rows,
 )
-from untold.jobs.study.meta_evaluation import NUGGETS, Study
+from untold.jobs.study.meta_evaluation import NUGGETS, Study, StudyFindings
 from untold.jobs.study.rendering import Columns, document, intervals, pivot, section
-from untold.jobs.tables import META_EVALUATION
 from untold.udfs.errors import shorten
 from untold.udfs.facts.nugget_measures import SUPPORTS, Nugget, measures_of
 from untold.udfs.statistics.confusion import accuracy, kappa
 from untold.udfs.statistics.correlation import correlate
 from untold.udfs.statistics.intervals import bca_interval
-from untold.udfs.statistics.question_resampling import table_intervals
+from untold.udfs.statistics.question_resampling import count_tables
 
 METRIC = "nuggets"
 READS = ("query_id", "references")
@@ -77,13 +71,12 @@ class NuggetStudy(Study):
         """The labelled nuggets."""
         return label_nuggets(self.request.input, self.samples)
 
-    def write(self, output: Output, found: Judgements) -> tuple[str, dict[str, Any]]:
-        """Write the table `meta_evaluation`."""
+    def evaluate(self, found: Judgements) -> StudyFindings:
+        """Compare the assignments of the models and of people."""
         settings, clustered = self.request.settings, self.request.cluster
-        assigned = join_assignments(self.units, found)
-        rows = evaluation_rows(assigned, settings.nuggets.score, clustered=clustered, seed=settings.statistics.seed)
-        output.write_rows("meta_evaluation", rows, META_EVALUATION)
-        return render(rows, settings.nuggets.score, clustered=clustered), {"metrics": [METRIC]}
+        score, seed = settings.nuggets.score, settings.statistics.seed
+        rows = evaluation_rows(join_assignments(self.units, found), score, clustered=clustered, seed=seed)
+        return StudyFindings({"meta_evaluation": rows}, render(rows, score, clustered=clustered), {"metrics": [METRIC]})
 
 
 def label_nuggets(about: str, samples: DataFrame) -> LabelledUnits:
@@ -149,18 +142,14 @@ def evaluation_rows(
     return whole_rows(found, dataset=NUGGETS)
 
 
-def _agreements(rows: Sequence[Row], clustered: bool, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield the agreement on the nuggets that people and the model assign."""
+def _agreements(rows: Sequence[Row], clustered: bool, seed: int) -> list[dict[str, Any]]:
+    """Return the agreement on the nuggets that people and the model assign."""
     known = _known(rows)
-    by_sample = _grouped(known, "sample_id")
-    clusters = [own[0]["topic"] for own in by_sample] if clustered else None
-    cells = np.zeros((len(by_sample), len(SUPPORTS), len(SUPPORTS)), np.int64)
-    for table, own in zip(cells, by_sample, strict=True):
-        for row in own:
-            table[SUPPORTS.index(row[PEOPLE]), SUPPORTS.index(row[JUDGE])] += 1
-    sizes = {"level": BY_ITEM, "n": len(known), "excluded": len(rows) - len(known)}
-    for measure, one in table_intervals(AGREEMENTS, cells, clusters, seed=seed).items():
-        yield {"measure": measure, **one.columns(), **sizes}
+    people, judge = ([SUPPORTS.index(row[who]) for row in known] for who in (PEOPLE, JUDGE))
+    owners = [row["topic" if clustered else "sample_id"] for row in known]
+    tables = count_tables(people, judge, owners, (len(SUPPORTS), len(SUPPORTS)))
+    found = table_rows(AGREEMENTS, tables, excluded=len(rows) - len(known), seed=seed)
+    return [row | {"level": BY_ITEM} for row in found]
 
 
 def _known(rows: Iterable[Row]) -> list[Row]:
@@ -170,13 +159,12 @@ def _known(rows: Iterable[Row]) -> list[Row]:
 def _rankings(rows: Sequence[Row], score: str, seed: int) -> Iterator[dict[str, Any]]:
     """Yield Kendall's tau-b of the means of the systems, and the mean of tau-b within the queries."""
     scores = _scores(rows, score)
-    by_system = _means(scores)
-    people, judge = zip(*by_system, strict=True) if by_system else ((), ())
+    people, judge = group_means(scores, "system", (PEOPLE, JUDGE))
     overall = correlate(people, judge, seed=seed)["kendall"]
-    ends = {"value": overall.value, "ci_low": overall.low, "ci_high": overall.high, "p_value": overall.p_value}
-    yield {"measure": SYSTEMS, "level": "system", **ends, "n": len(by_system), "excluded": 0}
-    by_topic = _grouped(scores, "topic")
-    taus = [tau for own in by_topic if (tau := _tau(_means(own))) is not None]
+    yield {"measure": SYSTEMS, "level": "system", **overall.columns(), "excluded": 0}
+    by_topic = group_rows(scores, "topic")
+    found = [_tau(*group_means(own, "system", (PEOPLE, JUDGE))) for own in by_topic]
+    taus = [tau for tau in found if tau is not None]
     within = bca_interval(taus, [1] * len(taus), seed=seed)
     sizes = {"n": len(taus), "excluded": len(by_topic) - len(taus)}
     yield {"measure": WITHIN, "level": BY_QUERY, **within.columns(), **sizes}
@@ -185,7 +173,7 @@ def _rankings(rows: Sequence[Row], score: str, seed: int) -> Iterator[dict[str, 
 def _scores(rows: Sequence[Row], score: str) -> list[Row]:
     """Return topic, system, people and support: both scores of each sample with two defined scores."""
     found: list[Row] = []
-    for own in _grouped(_known(rows), "sample_id"):
+    for own in group_rows(_known(rows), "sample_id"):
         values = {
             who: measures_of(Nugget(row["importance"], row[who], row["weight"]) for row in own)[score].value
             for who in (PEOPLE, JUDGE)
@@ -195,24 +183,8 @@ def _scores(rows: Sequence[Row], score: str) -> list[Row]:
     return found
 
 
-def _grouped(rows: Iterable[Row], name: str) -> list[list[Row]]:
-    """Return the rows by the value of a column, in the order of the values."""
-    key = itemgetter(name)
-    return [list(own) for _, own in groupby(sorted(rows, key=key), key=key)]
-
-
-def _means(scores: Iterable[Row]) -> list[tuple[float, float]]:
-    """Return the means of both scores of each system."""
-
-    def mean(own: Sequence[Row], who: str) -> float:
-        return round(fsum(row[who] for row in own) / len(own), DIGITS)
-
-    return [(mean(own, PEOPLE), mean(own, JUDGE)) for own in _grouped(scores, "system")]
-
-
-def _tau(pairs: Sequence[tuple[float, float]]) -> float | None:
+def _tau(people: Sequence[float], judge: Sequence[float]) -> float | None:
     """Return Kendall's tau-b, None if all systems are equal for people or for the model."""
-    people, judge = zip(*pairs, strict=True)
     if len(set(people)) < 2 or len(set(judge)) < 2:
         return None
     return float(kendalltau(people, judge).statistic)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
 from itertools import groupby
@@ -124,66 +123,46 @@ DEJL, ICAT, IMPORTANCE, LONGRECALL, FACTSCORE = (
 PUBLISHED_CONVENTION = "published"
 
 
-@dataclass(frozen=True)
-class PublishedFigure:
-    """A published value.
-
-    `metric` and `measure` have the names of the table `meta_evaluation`. `text` has the digits of the paper, and its
-    interval if the paper has one.
-    """
-
-    dataset: str | None
-    metric: str | None
-    model: str | None
-    measure: str
-    value: float
-    text: str
-
-
 @cache
-def published_figures(paper: str) -> tuple[PublishedFigure, ...]:
-    """Return the figures of a paper, in the order of the file."""
+def published_figures(paper: str) -> tuple[Row, ...]:
+    """Return the figures of a paper in the order of the file: dataset, metric, model, measure, value and text.
+
+    A name is None if the figure does not have it. `text` is the value as published, with its interval if the paper has
+    one.
+    """
     lines = files("untold.conf").joinpath("published.csv").read_text(encoding="utf-8").splitlines()
     found = []
-    for source, *names, measure, value, low, high in csv.reader(lines[1:]):
+    for source, *names, value, low, high in csv.reader(lines[1:]):
         if source == paper:
-            dataset, metric, model = (name or None for name in names)
-            text = f"{value} [{low}, {high}]" if low else value
-            found.append(PublishedFigure(dataset, metric, model, measure, float(value), text))
+            named = dict(zip(("dataset", "metric", "model", "measure"), (name or None for name in names), strict=True))
+            found.append(named | {"value": float(value), "text": f"{value} [{low}, {high}]" if low else value})
     return tuple(found)
 
 
-def find_published(
-    dataset: str, metric: str, model: str | None, measure: str, paper: str = DEJL
-) -> PublishedFigure | None:
+def find_published(dataset: str, metric: str, model: str | None, measure: str, paper: str = DEJL) -> Row | None:
     """Return the figure of a model in a paper, or None. Ignores providers, case and punctuation in names of models.
 
     `meta-llama/Llama-3.3-70B-Instruct` equals `llama-3.3-70b-instruct`.
     """
-    key = dataset, metric, _plain(model), measure
-    return next((one for one in published_figures(paper) if _key(one) == key), None)
+    key = figure_key({"dataset": dataset, "metric": metric, "model": model, "measure": measure})
+    return next((one for one in published_figures(paper) if figure_key(one) == key), None)
 
 
-def _key(one: PublishedFigure) -> tuple[str | None, ...]:
-    return one.dataset, one.metric, _plain(one.model), one.measure
+def figure_key(row: Row) -> tuple[str | None, ...]:
+    """Return data set, metric, model and measure of a result or a published figure.
 
-
-def _plain(model: str | None) -> str:
-    """Return the name of a model without provider, prompt set, case and punctuation."""
-    model = re.sub(r" \(\w+ prompts\)$", "", model or "")
-    return re.sub("[^a-z0-9]", "", model.rpartition("/")[2].lower())
+    The model has no provider, prompt set, case and punctuation.
+    """
+    model = re.sub(r" \(\w+ prompts\)$", "", row["model"] or "")
+    return row["dataset"], row["metric"], re.sub("[^a-z0-9]", "", model.rpartition("/")[2].lower()), row["measure"]
 
 
 def with_published(rows: Iterable[Row]) -> list[dict[str, Any]]:
     """Return rows of `meta_evaluation` with the column `published`, the figure of Dejl et al. 2025 for a match rate."""
-    return [{**row, "published": _published_value(row)} for row in rows]
-
-
-def _published_value(row: Row) -> float | None:
-    found = None
-    if has_published_convention(row):
-        found = find_published(row["dataset"], row["metric"], row["model"], row["measure"])
-    return None if found is None else found.value
+    figures = {figure_key(one): one["value"] for one in published_figures(DEJL)}
+    return [
+        {**row, "published": figures.get(figure_key(row)) if has_published_convention(row) else None} for row in rows
+    ]
 
 
 def has_published_convention(row: Row) -> bool:
@@ -191,22 +170,13 @@ def has_published_convention(row: Row) -> bool:
     return row["convention"] == PUBLISHED_CONVENTION or (row["convention"] == "zero" and row.get("excluded") == 0)
 
 
-def published_section(
-    heading: str, note: str, figures: Sequence[PublishedFigure], ours: Callable[[PublishedFigure], str | None]
-) -> str:
+def published_section(heading: str, note: str, figures: Sequence[Row], ours: Callable[[Row], str | None]) -> str:
     """Return the figures as a section of a report, each next to the result `ours`; only the note without figures."""
-    rows = [
-        {"data set": one.dataset, "metric": one.metric, "model": one.model, "measure": one.measure}
-        | {"here": ours(one), "published": one.text}
-        for one in figures
-    ]
-    names = ("data set", "metric", "model", "measure", "here", "published")
-    return section(heading, note, {name: name for name in names}, rows) or f"## {heading}\n\n{note}"
-
-
-def by_measure(rows: Iterable[Row], show: Callable[[Row], str]) -> Callable[[PublishedFigure], str | None]:
-    """Return a function from a figure to our result under the same data set, metric, model and measure."""
-    found: dict[tuple[str | None, ...], str] = {
-        (row["dataset"], row["metric"], _plain(row["model"]), row["measure"]): show(row) for row in rows
+    columns: Columns = {
+        "data set": "dataset",
+        **{name: name for name in ("metric", "model", "measure")},
+        "here": "here",
+        "published": "text",
     }
-    return lambda one: found.get(_key(one))
+    rows = [{**one, "here": ours(one)} for one in figures]
+    return section(heading, note, columns, rows) or f"## {heading}\n\n{note}"

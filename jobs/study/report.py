@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 from matplotlib.axes import Axes
@@ -22,16 +21,15 @@ from untold.jobs.study.coverage_rows import (
     PAIRS,
     ItemLabels,
 )
-from untold.jobs.study.judgements import BY_QUERY, BY_SAMPLE, Row
+from untold.jobs.study.judgements import BY_QUERY, BY_SAMPLE, Owner, Row
 from untold.jobs.study.meta_evaluation import COSTS, Cost, cost_cells
 from untold.jobs.study.rendering import (
     DEJL,
     PUBLISHED_CONVENTION,
     Columns,
-    PublishedFigure,
-    by_measure,
     cells,
     document,
+    figure_key,
     find_published,
     has_published_convention,
     interval,
@@ -49,7 +47,6 @@ from untold.udfs.statistics.confusion import CONVENTIONS, LABELS, PREDICTIONS
 from untold.udfs.statistics.correlation import COEFFICIENTS
 from untold.udfs.statistics.intervals import IntArray
 from untold.udfs.statistics.item_agreement import AVERAGES, MEASURES
-from untold.udfs.statistics.tiers import Subset
 
 # The colours of Okabe and Ito, which colour-blind people can distinguish
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
@@ -86,7 +83,7 @@ def render(
     rows: Sequence[Row],
     comparisons: Sequence[Row],
     confusions: Mapping[tuple[str, str], IntArray],
-    costs: Mapping[str, Mapping[str, Cost]],
+    costs: Mapping[Owner, Cost],
     *,
     clustered: bool,
     note: str | None = None,
@@ -143,7 +140,7 @@ def render_averages(rows: Sequence[Row]) -> str:
     return document("Meta-evaluations together", note, table, _published_table(whole, COMBINED, ELI5_NOTE))
 
 
-def _main_table(rows: Sequence[Row], costs: Mapping[str, Mapping[str, Cost]]) -> str:
+def _main_table(rows: Sequence[Row], costs: Mapping[Owner, Cost]) -> str:
     """Return the table of the measures and the costs by metric, model and convention."""
     present = {row["measure"] for row in rows}
     measures = [name for name in MEASURE_HEADS if name in present]
@@ -154,7 +151,7 @@ def _main_table(rows: Sequence[Row], costs: Mapping[str, Mapping[str, Cost]]) ->
             [
                 *(own["metric"], own["model"], own["convention"], number(lmr["n"]), number(lmr["excluded"] or 0)),
                 *(_measured(own.get(name)) for name in measures),
-                *cost_cells(costs.get(own["model"], {}).get(own["metric"])),
+                *cost_cells(costs.get((own["model"], own["metric"]))),
                 number(lmr["published"]),
             ]
         )
@@ -173,11 +170,15 @@ def _measured(row: Row | None) -> str:
 def _published_table(rows: Sequence[Row], measures: Sequence[str] = MATCH_RATES, more: str = "") -> str:
     """Return the published figures of the metrics of the rows; empty for a data set without published figures."""
     shown = {(row["dataset"], row["metric"]) for row in rows}
-    figures = [one for one in published_figures(DEJL) if (one.dataset, one.metric) in shown and one.measure in measures]
-    if not {dataset for dataset, _ in shown} & {one.dataset for one in published_figures(DEJL)}:
+    if not {dataset for dataset, _ in shown} & {one["dataset"] for one in published_figures(DEJL)}:
         return ""
-    ours = by_measure([row for row in rows if row["convention"] == PUBLISHED_CONVENTION], interval)
-    return published_section("Published", PUBLISHED_NOTE + more, figures, ours)
+    ours = {figure_key(row): interval(row) for row in rows if row["convention"] == PUBLISHED_CONVENTION}
+    figures = [
+        one
+        for one in published_figures(DEJL)
+        if (one["dataset"], one["metric"]) in shown and one["measure"] in measures
+    ]
+    return published_section("Published", PUBLISHED_NOTE + more, figures, lambda one: ours.get(figure_key(one)))
 
 
 def prompts_table(comparisons: Sequence[Row]) -> str:
@@ -277,19 +278,17 @@ def _draw_published(
     """Draw a diamond per published figure of the data set. `at` are the positions of the bars by metric and model."""
     label, dataset = "published", rows[0]["dataset"]
     for one in published_figures(DEJL):
-        if one.metric not in metrics or (one.dataset, one.measure) != (dataset, "lmr"):
+        if one["metric"] not in metrics or (one["dataset"], one["measure"]) != (dataset, "lmr"):
             continue
         own = [place for (metric, model), place in at.items() if find_published(dataset, metric, model, "lmr") is one]
         # The interval is in the middle of the bar
         beside = GROUP_WIDTH / len(models) / 4
-        for place in [place + beside for place in own] or [float(metrics.index(one.metric))]:
+        for place in [place + beside for place in own] or [float(metrics.index(one["metric"]))]:
             axes.scatter(
-                [place], [one.value], marker="D", s=26, color="white", edgecolors="black", zorder=3, label=label
+                [place], [one["value"]], marker="D", s=26, color="white", edgecolors="black", zorder=3, label=label
             )
 
 
-Means = Mapping[str, Mapping[str, float | None]]
-"""By model the means of the measures of importance."""
 IMPORTANCE = "importance"
 # The heading, the paper and the note by metric
 PUBLISHED_NOTES = {
@@ -318,35 +317,34 @@ PUBLISHED_NOTES = {
 }
 
 
-@dataclass(frozen=True)
-class CoverageFindings:
-    """The results of a study of coverage.
-
-    `rows`, `tiers`, `misses` and `comparisons` are rows of the tables `meta_evaluation`, `tiers`, `false_negatives` and
-    `comparisons`. `covered` lists the labels that mean covered. `subset` is None for a study of all references.
-    """
-
-    rows: Sequence[Row]
-    labels: ItemLabels
-    covered: Sequence[str]
-    tiers: Sequence[Row] = ()
-    misses: Sequence[Row] = ()
-    means: Means = field(default_factory=dict)
-    subset: Subset | None = None
-    comparisons: Sequence[Row] = ()
-
-
 def render_coverage(
-    found: CoverageFindings, costs: Mapping[str, Mapping[str, Cost]], *, clustered: bool, notes: Sequence[str]
+    tables: Mapping[str, Sequence[Row]],
+    labels: ItemLabels,
+    covered: Sequence[str],
+    means: Sequence[Row],
+    subset: str | None,
+    costs: Mapping[Owner, Cost],
+    *,
+    clustered: bool,
+    notes: Sequence[str],
 ) -> str:
-    """Return the report as Markdown. `costs` has the cost per sample by model and metric; existing scores have none."""
-    rows = found.rows
+    """Return the report of a study of coverage as Markdown.
+
+    Args:
+        tables: The rows of `meta_evaluation`, `tiers`, `false_negatives`, and `comparisons` if prompts are compared.
+        labels: The counts of the labels.
+        covered: The labels that mean covered.
+        means: The means of the measures of importance of each model: measure and mean.
+        subset: The subset of the references, None for all.
+        costs: The costs per sample by model and metric. Existing scores have none.
+    """
+    rows, misses = tables["meta_evaluation"], tables["false_negatives"]
     units = "whole queries" if clustered else "single samples"
     return document(
         "Meta-evaluation on coverage",
         f"Intervals: 95 % BCa, 10,000 resamples of {units}. p-values assume independent samples. Human coverage is "
         "the share of a sample's labelled items that most annotators found covered.",
-        _labels(found),
+        _labels(rows, labels, covered, subset),
         *[f"Note: {note}." for note in notes],
         *[_correlations(rows, level) for level in (BY_SAMPLE, BY_QUERY)],
         _items(rows),
@@ -364,7 +362,7 @@ def render_coverage(
             {"who": "metric", "model": "model", "measure": "measure", "value": interval, "n": "n"},
             [row for row in rows if _is_single(row)],
         ),
-        prompts_table(found.comparisons),
+        prompts_table(tables.get("comparisons", ())),
         section(
             "Agreement of models",
             "",
@@ -375,13 +373,13 @@ def render_coverage(
             "Tiers",
             "Number of methods that find a reference covered (all, some, one or none), over all references.",
             {"tier": "tier", "references": "count"},
-            found.tiers,
+            tables["tiers"],
         ),
         section(
             "False negatives",
             "Covered by most annotators, but not by the method (no candidate covers it, or entailment rejected it).",
             {"method": "method", "missed": "fn", "no candidate": "fn_candidate", "no entailment": "fn_entailment"},
-            found.misses if any(row["fn"] for row in found.misses) else (),
+            misses if any(row["fn"] for row in misses) else (),
         ),
         section(
             "Cost per sample",
@@ -389,11 +387,10 @@ def render_coverage(
             {name: name for name in ("metric", "model", *COSTS)},
             [
                 {"metric": metric, "model": model, **dict(zip(COSTS, cost_cells(cost), strict=True))}
-                for model, own in costs.items()
-                for metric, cost in own.items()
+                for (model, metric), cost in costs.items()
             ],
         ),
-        *published_sections(rows, found.means),
+        *published_sections(rows, means),
     )
 
 
@@ -409,14 +406,14 @@ def _is_single(row: Row) -> bool:
     return of_items or row["measure"] == "auc_weight"
 
 
-def _labels(found: CoverageFindings) -> str:
+def _labels(rows: Sequence[Row], labels: ItemLabels, covered: Sequence[str], subset: str | None) -> str:
     """Return the counts of the labels, and the subset."""
-    labels, kappa = found.labels, next(row for row in found.rows if row["measure"] == KAPPA)
-    taken = "" if found.subset is None else f"All figures cover only the subset {found.subset}. "
-    if not found.covered:
+    kappa = next(row for row in rows if row["measure"] == KAPPA)
+    taken = "" if subset is None else f"All figures cover only the subset {subset}. "
+    if not covered:
         return f"{taken}{labels.items:,} items without labels, so there is no comparison with people."
     return (
-        f"{taken}Labels that mean covered: {', '.join(f'`{markdown_cell(name)}`' for name in found.covered)}. "
+        f"{taken}Labels that mean covered: {', '.join(f'`{markdown_cell(name)}`' for name in covered)}. "
         f"{labels.labelled:,} of {labels.items:,} items have a majority. {labels.ties:,} are ties and "
         f"{labels.items - labels.labelled - labels.ties:,} have no label, and both are excluded. Fleiss' kappa of the "
         f"annotators: {number(kappa['value'])}, Krippendorff's alpha {number(labels.alpha)}, over {kappa['n']:,} "
@@ -459,20 +456,19 @@ def _items(rows: Sequence[Row]) -> str:
     return table_section("Covered items", note, heads, lines)
 
 
-def published_sections(rows: Sequence[Row], means: Means) -> list[str]:
+def published_sections(rows: Sequence[Row], means: Sequence[Row]) -> list[str]:
     """Return the published figures of the metrics of the study. By default, return the figures of ICAT."""
     ours: dict[tuple[str | None, str], list[str]] = defaultdict(list)
     for row in rows:
         if row["level"] != BY_QUERY:
             ours[row["metric"], row["measure"]].append(number(row["value"]))
-    for own in means.values():
-        for measure, value in own.items():
-            ours[IMPORTANCE, measure].append(number(value))
+    for row in means:
+        ours[IMPORTANCE, row["measure"]].append(number(row["mean"]))
 
-    def find(one: PublishedFigure) -> str | None:
-        found = ours.get((one.metric, one.measure))
-        if found is None and one.measure == F1_PAIRS:
-            found = ours.get((one.metric, "f1_micro"))
+    def find(one: Row) -> str | None:
+        found = ours.get((one["metric"], one["measure"]))
+        if found is None and one["measure"] == F1_PAIRS:
+            found = ours.get((one["metric"], "f1_micro"))
         return None if found is None else ", ".join(found)
 
     metrics = {row["metric"] for row in rows}

@@ -18,11 +18,11 @@ from tests.sample_files import write_lines
 from untold.jobs.cli.main import main
 from untold.jobs.inputs.samples import SampleError
 from untold.jobs.run_tables import open_run
+from untold.jobs.study.claims_study import VERDICTS
 from untold.jobs.study.judgements import MetaEvaluationError
 from untold.jobs.tables import META_EVALUATION
 from untold.udfs.samples import labelled
 from untold.udfs.samples.file_records import Unit
-from untold.udfs.statistics.item_agreement import VERDICTS
 
 
 def write_claims(folder: Path) -> Rows:
@@ -60,7 +60,7 @@ def label_of(row: dict[str, Any]) -> str:
 @pytest.mark.parametrize("clustered", [False, True])
 def test_stored_verdicts_are_held_against_labels(spark: SparkSession, tmp_path: Path, clustered: bool) -> None:
     claims, draw = write_claims(tmp_path), random.Random(4)
-    # One claim has no verdict, and of another nothing is said
+    # One claim has a null verdict, and another has no row
     verdicts: dict[str, str | None] = {
         row["sample_id"]: label_of(row) if draw.random() < 0.6 else draw.choice(VERDICTS) for row in claims[1:]
     }
@@ -139,7 +139,7 @@ def test_factscore_has_the_precision_of_its_labels(spark: SparkSession, data: Pa
     stored = [{"claim_id": claim["sample_id"], "verdict": claim["label"]} for claim in claims]
     places = {"people": write_verdicts(tmp_path / "m", stored)}
     request = ask(tmp_path, places, dataset="claims", format="factscore", input=str(data / "factscore_human"))
-    # Of the other models nothing is said
+    # The output has no verdicts of the other models
     report = run(spark, request).report
     found = {(row["metric"], row["measure"]): row for row in rows_of(request, "meta_evaluation")}
     shares = {

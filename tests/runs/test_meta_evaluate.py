@@ -13,6 +13,7 @@ import yaml
 from tests.fakes.model_server import ModelServer
 from tests.runs.harness import SETTINGS, Ended, read_manifest, read_table, write_samples
 from tests.runs.here import RunHere
+from untold.udfs.statistics.confusion import CONVENTIONS
 
 MODELS = ("org/judge-a", "judge-b")
 PRICE = 1_000_000.0  # a token costs 1
@@ -23,7 +24,7 @@ LABELS = ("Partially correct", "Partially correct", "Incorrect", "Correct", "Par
 
 
 def wiki_row(subject: str) -> dict[str, Any]:
-    """A row whose answers say one, the other, none and all of what its contexts say, and nothing."""
+    """Return a row with an answer for each context, for no context and for all contexts, and an empty answer."""
     row = {"question": f"What is known of the home and the taste of {subject}?", "model": "writer"}
     row |= {f"context{place}_self_contained": text.format(x=subject) for place, text in ((1, HOME), (2, TASTE))}
     row |= {f"answer{place}": text.format(x=subject) for place, text in enumerate(ANSWERS)}
@@ -125,7 +126,7 @@ def test_claims_are_verified_by_two_models_and_what_they_said_can_be_read_again(
     assert read_manifest(output)["status"] == "budget"
     ended = run_here.command([*words, *endpoints])
     assert ended.code == 0, ended.err
-    # A claim without evidence is not supported, unasked; what was answered before the budget ended it is kept
+    # A claim without evidence is not supported and costs no request. The verdicts before the end of the budget are kept
     assert server.count("verify_claim") == server.count() == 6
     assert "1 claim has no evidence and count as not supported" in ended.err
     found = {(row["model"], row["measure"]): row for row in read_table(output, "meta_evaluation")}
@@ -156,14 +157,11 @@ def test_two_prompts_of_a_model_are_run_and_compared(run_here: RunHere, server: 
     assert server.count() == 2 * len(ANSWERS)
     judges = [f"fake-model ({name} prompts)" for name in ("published", "untold")]
     assert {row["model"] for row in read_table(tmp_path / "out", "meta_evaluation")} == set(judges)
-    (test,) = read_table(tmp_path / "out", "comparisons")
-    assert (test["metric"], test["model"], test["first"], test["second"]) == (
-        "e2e",
-        "fake-model",
-        "published",
-        "untold",
-    )
-    assert (test["difference"], test["n"]) == (0, len(ANSWERS))
+    tests = read_table(tmp_path / "out", "comparisons")
+    assert {test["convention"] for test in tests} == set(CONVENTIONS)
+    names = ("metric", "model", "first", "second", "difference", "n")
+    expected = ("e2e", "fake-model", "published", "untold", 0, len(ANSWERS))
+    assert [tuple(test[name] for name in names) for test in tests] == [expected] * len(CONVENTIONS)
     assert "## Prompts compared" in ended.out
     digests = [
         read_manifest(tmp_path / "out" / "runs" / f"fake-model-{name}-prompts")["template_digests"]
@@ -176,7 +174,7 @@ def test_two_prompts_of_a_model_are_run_and_compared(run_here: RunHere, server: 
 def test_k_qa_has_the_published_baseline_and_the_candidates_that_are_expected(
     run_here: RunHere, server: ModelServer, data: Path, tmp_path: Path
 ) -> None:
-    """A judge that says `Match` to whatever it is shown covers what has a candidate, and misses nothing else."""
+    """A judge that returns `Match` for every candidate covers all references with a candidate."""
     server.configure(answer="fixed")
     given = ["--format", "k_qa", "--input", str(data / "k_qa" / "NLI_medical_annotator.csv")]
     options = {**SETTINGS, "llm.base_url": server.base_url, "longrecall.segmentation": "sentences"}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from untold.udfs.statistics.intervals import SAME, FloatArray, IntArray, acceleration_of, bca_limits, in_parts
+from untold.udfs.statistics.intervals import FloatArray, IntArray, in_parts, weighted_intervals
 
 # Two points always lie on a line
 LEAST = 3
@@ -32,6 +32,11 @@ class Correlation:
     p_value: float | None
     low: float | None
     high: float | None
+
+    def columns(self) -> dict[str, float | None]:
+        """Return the columns of a table: value, p_value, ci_low, ci_high and n."""
+        ends = {"ci_low": self.low, "ci_high": self.high}
+        return {"value": self.value, "p_value": self.p_value, **ends, "n": self.n}
 
 
 @dataclass(frozen=True)
@@ -84,17 +89,17 @@ def correlate(
     if x.size < LEAST_FOR_LIMITS:
         return {name: Correlation(x.size, *_from_scipy(name, x, y), None, None) for name in COEFFICIENTS}
     pairs = _pair(x, y)
-    observed = _all(pairs, np.ones((1, x.size)))
-    drawn = _over(pairs, _drawn(owner, resamples, seed))
-    left_out = _over(pairs, _left_out(owner))
-    return {
-        name: Correlation(
-            x.size,
-            *_from_scipy(name, x, y),
-            *_limits(float(observed[name][0]), drawn[name], left_out[name], confidence),
-        )
-        for name in COEFFICIENTS
-    }
+    number = int(owner.max()) + 1
+
+    def of_weights(weights: IntArray) -> dict[str, FloatArray]:
+        return _all(pairs, weights[:, owner].astype(np.float64))
+
+    def draws() -> Iterator[IntArray]:
+        return _drawn(number, x.size, resamples, seed)
+
+    ones = np.ones(number, dtype=np.int64)
+    found = weighted_intervals(of_weights, ones, draws, confidence, bounds=(-1.0, 1.0))
+    return {name: Correlation(x.size, *_from_scipy(name, x, y), one.low, one.high) for name, one in found.items()}
 
 
 def _checked(first: ArrayLike, second: ArrayLike) -> tuple[FloatArray, FloatArray]:
@@ -142,38 +147,13 @@ def _side(values: FloatArray) -> _Measure:
     return _Measure(values - values.mean(), order, np.flatnonzero(new), group)
 
 
-def _drawn(owner: IntArray, resamples: int, seed: int) -> Iterator[FloatArray]:
-    """Yield the frequency of each pair in each resample of clusters, float64[some, n]."""
+def _drawn(clusters: int, n: int, resamples: int, seed: int) -> Iterator[IntArray]:
+    """Yield the frequency of each cluster in each resample, int64[some, clusters], for n pairs."""
     random = np.random.default_rng(seed)
-    number = int(owner.max()) + 1
-    for some in in_parts(resamples, owner.size):
+    for some in in_parts(resamples, n):
         # Each resample counts in a range of its own
-        picked = random.integers(0, number, size=(some, number)) + number * np.arange(some)[:, None]
-        counts = np.bincount(picked.ravel(), minlength=some * number).reshape(some, number)
-        yield counts[:, owner].astype(np.float64)
-
-
-def _left_out(owner: IntArray) -> Iterator[FloatArray]:
-    """Yield the pairs without each cluster in turn, float64[some, n]."""
-    start = 0
-    for some in in_parts(int(owner.max()) + 1, owner.size):
-        yield (owner[None, :] != np.arange(start, start + some)[:, None]).astype(np.float64)
-        start += some
-
-
-def _limits(
-    observed: float, drawn: FloatArray, left_out: FloatArray, confidence: float
-) -> tuple[float | None, float | None]:
-    """Return the BCa limits of a coefficient from its resamples and its jackknife."""
-    ones = np.ones(left_out.size, dtype=np.int64)
-    acceleration = acceleration_of(left_out.mean() - left_out, ones, negligible=SAME)
-    found = bca_limits(observed, acceleration, lambda: drawn - observed, confidence, bounds=(-1.0, 1.0))
-    return found.low, found.high
-
-
-def _over(pairs: _MeasurePairs, weights: Iterator[FloatArray]) -> dict[str, FloatArray]:
-    parts = [_all(pairs, some) for some in weights]
-    return {name: np.concatenate([part[name] for part in parts]) for name in COEFFICIENTS}
+        picked = random.integers(0, clusters, size=(some, clusters)) + clusters * np.arange(some)[:, None]
+        yield np.bincount(picked.ravel(), minlength=some * clusters).reshape(some, clusters)
 
 
 def _all(pairs: _MeasurePairs, weights: FloatArray) -> dict[str, FloatArray]:

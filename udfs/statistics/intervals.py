@@ -5,14 +5,18 @@ Samples are given as counts of their distinct values, so that no cost grows with
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaincinv, ndtr, ndtri
 
+Name = TypeVar("Name", bound=Hashable)
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
@@ -139,6 +143,48 @@ def _bca_shares(shifts: FloatArray, acceleration: float, confidence: float) -> t
         return None
     low, high = (float(ndtr(bias + z / (1 - acceleration * z))) for z in moved)
     return low, high
+
+
+def weighted_intervals(
+    statistics: Callable[[IntArray], Mapping[Name, FloatArray]],
+    counts: IntArray,
+    draws: Callable[[], Iterator[IntArray]],
+    confidence: float,
+    *,
+    bounds: tuple[float, float] = (-math.inf, math.inf),
+) -> dict[Name, Interval]:
+    """Return statistics of weighted units with their BCa intervals, by name.
+
+    statistics: from weights of the units, int64[some, k], to float64[some] by name, NaN if undefined; counts: int64[k],
+    the number of units of each kind, not all 0; draws: yields the weights of the resamples. The jackknife leaves out
+    one unit at a time. A resample with an undefined statistic is left out. Value and limits are None as in
+    `bca_limits`; the acceleration is undefined if leaving out a unit never changes a statistic or makes it undefined.
+    """
+    kinds = np.flatnonzero(counts)
+    observed = {name: float(values[0]) for name, values in statistics(counts[None]).items()}
+    starts = np.cumsum([0, *in_parts(kinds.size, counts.size)])
+    left_out = _join(
+        statistics(counts - (np.arange(counts.size) == kinds[start:end, None]))
+        for start, end in itertools.pairwise(starts.tolist())
+    )
+    draw = cache(lambda: _join(map(statistics, draws())))
+    found = {}
+    for name, value in observed.items():
+        changes = value - left_out[name]
+        centred = changes - np.average(changes, weights=counts[kinds])
+        acceleration = acceleration_of(centred, counts[kinds], negligible=SAME)
+        found[name] = bca_limits(value, acceleration, partial(_shifts, draw, name, value), confidence, bounds=bounds)
+    return found
+
+
+def _join(parts: Iterable[Mapping[Name, FloatArray]]) -> dict[Name, FloatArray]:
+    """Return the values of all parts by name."""
+    every = list(parts)
+    return {name: np.concatenate([part[name] for part in every]) for name in every[0]}
+
+
+def _shifts(draw: Callable[[], Mapping[Name, FloatArray]], name: Name, observed: float) -> FloatArray:
+    return draw()[name] - observed
 
 
 def mean_of_counts(values: ArrayLike, counts: ArrayLike) -> float | None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import fsum
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
-from untold.udfs.statistics.confusion import accuracy, kappa, macro_f1
+from untold.udfs.statistics.confusion import kappa
 from untold.udfs.statistics.intervals import (
     NOTHING,
     FloatArray,
@@ -19,11 +17,9 @@ from untold.udfs.statistics.intervals import (
     Interval,
     acceleration_of,
     bca_limits,
-    clustered_bca_interval,
     draw_counts,
-    wilson_interval,
 )
-from untold.udfs.statistics.question_resampling import table_intervals
+from untold.udfs.statistics.question_resampling import mean_interval
 
 MEASURES = ("precision", "recall", "f1")
 AVERAGES = ("macro", "micro")
@@ -102,108 +98,11 @@ def item_averages(
     for name, (above, below) in parts.items():
         known = (below > 0).astype(np.int64)
         shares = np.divide(above, below, out=np.zeros(known.size), where=below > 0)
-        macro = _clustered_mean(shares, known, clusters, seed)
+        macro = mean_interval(shares, known, clusters, seed=seed)
         found[name, "macro"] = Average(macro, int(known.sum()), int((1 - known).sum()))
         # A sample is a cluster of as many items as its denominator counts, also for F1
-        found[name, "micro"] = Average(_clustered_mean(above, below, clusters, seed), int(below.sum()), 0)
+        found[name, "micro"] = Average(mean_interval(above, below, clusters, seed=seed), int(below.sum()), 0)
     return found
-
-
-def _clustered_mean(sums: ArrayLike, sizes: IntArray, clusters: Sequence[str] | None, seed: int) -> Interval:
-    """Return the mean with its interval from sums and sizes by sample. The sums of clusters are exact."""
-    if clusters is None:
-        return clustered_bca_interval(sums, sizes, seed=seed)
-    of_cluster: dict[str, tuple[list[float], list[int]]] = {}
-    for name, one, size in zip(clusters, np.asarray(sums, dtype=np.float64), sizes, strict=True):
-        own = of_cluster.setdefault(str(name), ([], []))
-        own[0].append(float(one))
-        own[1].append(int(size))
-    totals = [(fsum(own), sum(counts)) for own, counts in of_cluster.values()]
-    return clustered_bca_interval([one for one, _ in totals], [size for _, size in totals], seed=seed)
-
-
-VERDICTS = (SUPPORTED, CONTRADICTED, NOT_SUPPORTED)
-VERDICT_MEASURES = {"accuracy": accuracy, "kappa": kappa, "macro_f1": macro_f1}
-Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class VerdictLabels:
-    """The labels of claims among `VERDICTS`, in their order.
-
-    If no label is `contradicted`, people did not distinguish it from `not_supported`, and verdicts are counted so too.
-    """
-
-    names: tuple[str, ...]
-
-    def place_of(self, verdict: str) -> int:
-        """Return the column of a verdict in a confusion table. A verdict that is no label has the last column.
-
-        >>> both = VerdictLabels(("supported", "not_supported"))
-        >>> [both.place_of(one) for one in VERDICTS], VerdictLabels(("supported",)).place_of("not_supported")
-        ([0, 1, 1], 1)
-        """
-        if verdict == CONTRADICTED and CONTRADICTED not in self.names:
-            verdict = NOT_SUPPORTED
-        return self.names.index(verdict) if verdict in self.names else len(self.names)
-
-    def table(self, rows: Iterable[Row]) -> IntArray:
-        """Count claims by label and verdict: int64[k, k + 1]. rows: label, verdict (null is ignored), count."""
-        table = np.zeros((len(self.names), len(self.names) + 1), dtype=np.int64)
-        for row in rows:
-            if row["verdict"] is not None:
-                table[self.names.index(row["label"]), self.place_of(row["verdict"])] += row["count"]
-        return table
-
-
-def labels_of(rows: Iterable[Row]) -> VerdictLabels:
-    """Return the labels of rows of label and count."""
-    given = {row["label"] for row in rows if row["count"]}
-    return VerdictLabels(tuple(name for name in VERDICTS if name in given))
-
-
-def constant_label(rows: Iterable[Row]) -> str:
-    """Return the most frequent label of rows of label and count. Ties have the order of `VERDICTS`."""
-    counts = dict.fromkeys(VERDICTS, 0)
-    for row in rows:
-        counts[row["label"]] += row["count"]
-    return max(VERDICTS, key=lambda name: counts[name])
-
-
-def verdict_intervals(rows: Sequence[Row], labels: VerdictLabels, *, seed: int) -> dict[str, Interval]:
-    """Return the intervals over all claims by name of `VERDICT_MEASURES`. rows: unit, label, verdict, count.
-
-    A unit is a cluster of claims (those of one response), which are resampled together. If a unit is None, claims are
-    resampled one by one, and accuracy has Wilson's interval. Methods, sections 6 and 7.
-    """
-    tables = labels.table(rows)
-    single = not rows or any(row["unit"] is None for row in rows)
-    if not single:
-        by_unit: dict[str, list[Row]] = {}
-        for row in rows:
-            by_unit.setdefault(row["unit"], []).append(row)
-        tables = np.stack([labels.table(own) for own in by_unit.values()])
-    found = table_intervals(VERDICT_MEASURES, tables, seed=seed)
-    return found | {"accuracy": wilson_interval(int(np.trace(tables)), int(tables.sum()))} if single else found
-
-
-def supported_share(rows: Sequence[Row], column: str, *, seed: int) -> tuple[Interval, int]:
-    """Return the share of claims with a supported `column` (label or verdict), and the number of claims with one.
-
-    rows and units: as `verdict_intervals`. For labels it is the published precision of human labels, S / (S + NS).
-    """
-    sums: dict[str | None, list[int]] = {}
-    for row in rows:
-        if row[column] is not None:
-            counts = sums.setdefault(row["unit"], [0, 0])
-            counts[0] += row["count"] * (row[column] == SUPPORTED)
-            counts[1] += row["count"]
-    size = sum(own for _, own in sums.values())
-    if None in sums:
-        supported = sum(one for one, _ in sums.values())
-        return wilson_interval(supported, size), size
-    above, below = ([counts[place] for counts in sums.values()] for place in (0, 1))
-    return clustered_bca_interval(above, below, seed=seed), size
 
 
 # 95 % of a normal distribution lie within so many standard deviations of its mean

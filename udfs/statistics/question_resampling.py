@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from functools import cache, partial
-from typing import Any, TypeVar
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from math import fsum
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from untold.udfs.statistics import confusion
 from untold.udfs.statistics.intervals import (
-    SAME,
+    NOTHING,
     FloatArray,
     IntArray,
     Interval,
-    acceleration_of,
-    bca_limits,
+    Name,
+    clustered_bca_interval,
     draw_counts,
+    weighted_intervals,
 )
 
-Name = TypeVar("Name", bound=Hashable)
 Statistic = Callable[[IntArray], FloatArray]
 """int64[..., k], totals of k counts, to float64[...], NaN if undefined."""
 
@@ -54,29 +56,36 @@ def total_intervals(
     `scipy.stats.bootstrap(method="BCa", paired=True)` over samples is the reference.
     """
     given = np.asarray(totals, dtype=np.int64)
-    rows, alike = _distinct(_summed(given, clusters)) if counts is None else (given, np.asarray(counts, dtype=np.int64))
-    total: IntArray = (rows * alike[:, None]).sum(axis=0)
-    held, without = alike[alike > 0], total - rows[alike > 0]
-    observed = {name: float(of(total)) if alike.any() else np.nan for name, of in statistics.items()}
-    changes = {name: observed[name] - of(without) for name, of in statistics.items() if not np.isnan(observed[name])}
-    accelerations = {
-        name: acceleration_of(own - np.average(own, weights=held), held, negligible=SAME)
-        for name, own in changes.items()
-    }
+    rows, alike = _distinct(sum_by(given, clusters)) if counts is None else (given, np.asarray(counts, dtype=np.int64))
+    if not alike.any():
+        return dict.fromkeys(statistics, NOTHING)
 
-    @cache
-    def draw() -> dict[Name, FloatArray]:
-        drawn = [[of(some) for of in statistics.values()] for some in _draw_totals(rows, alike, resamples, seed)]
-        return {name: np.concatenate(values) for name, values in zip(statistics, zip(*drawn, strict=True), strict=True)}
+    def of_weights(weights: IntArray) -> dict[Name, FloatArray]:
+        # Whole numbers below 2^53 are exact as floats in any order of their sum, and BLAS is ten times as fast
+        sums = (weights.astype(np.float64) @ rows.astype(np.float64)).astype(np.int64)
+        return {name: of(sums) for name, of in statistics.items()}
 
-    return {
-        name: bca_limits(value, accelerations.get(name), partial(_centred, draw, name, value), confidence)
-        for name, value in observed.items()
-    }
+    def draws() -> Iterator[IntArray]:
+        return draw_counts(alike, resamples, np.random.default_rng(seed), width=rows.shape[1])
+
+    return weighted_intervals(of_weights, alike, draws, confidence)
 
 
-def _centred(draw: Callable[[], Mapping[Name, FloatArray]], name: Name, observed: float) -> FloatArray:
-    return draw()[name] - observed
+def count_tables(
+    labels: ArrayLike, values: ArrayLike, owners: Sequence[Any] | IntArray, shape: tuple[int, int]
+) -> IntArray:
+    """Count the units of each owner by label and value: int64[owners, *shape], by sorted owner.
+
+    labels, values: int[units], positions in the rows and the columns of a table, -1 if unknown; owners: the sample or
+    the cluster of each unit. Units with an unknown label or value do not count. Owners with only such units have
+    no table.
+    """
+    rows, columns = np.asarray(labels, dtype=np.int64), np.asarray(values, dtype=np.int64)
+    known = (rows >= 0) & (columns >= 0)
+    names, owner = number_names(np.asarray(owners)[known])
+    tables = np.zeros((len(names), *shape), dtype=np.int64)
+    np.add.at(tables, (owner, rows[known], columns[known]), 1)
+    return tables
 
 
 def table_intervals(
@@ -106,6 +115,23 @@ def _measure_totals(measure: confusion.Measure, shape: tuple[int, int], totals: 
     return measure(totals.reshape(*totals.shape[:-1], *shape))
 
 
+def mean_interval(sums: ArrayLike, sizes: IntArray, clusters: Sequence[str] | None = None, *, seed: int) -> Interval:
+    """Return the mean of all units with its BCa interval, from the sum and the number of the units of each sample.
+
+    sums: float64[samples]; sizes: int64[samples]; clusters: the cluster of each sample, if whole clusters are
+    resampled. The sums of clusters are exact. Errors as `clustered_bca_interval`.
+    """
+    if clusters is None:
+        return clustered_bca_interval(sums, sizes, seed=seed)
+    of_cluster: dict[str, tuple[list[float], list[int]]] = defaultdict(lambda: ([], []))
+    for name, one, size in zip(clusters, np.asarray(sums, dtype=np.float64), sizes, strict=True):
+        own = of_cluster[str(name)]
+        own[0].append(float(one))
+        own[1].append(int(size))
+    totals = [(fsum(own), sum(counts)) for own, counts in of_cluster.values()]
+    return clustered_bca_interval([one for one, _ in totals], [size for _, size in totals], seed=seed)
+
+
 def auc(totals: IntArray) -> FloatArray:
     """Return the area under the ROC curve: float64[...], NaN without a positive or without a negative item.
 
@@ -127,22 +153,29 @@ def score_counts(scores: ArrayLike, positive: ArrayLike, owners: Sequence[str]) 
     scores: float64[items], finite; positive: bool[items]; owners: the sample or the cluster of each item. The first k
     columns count positive items by ascending score, the other columns negative items.
     """
-    names, owner = np.unique(np.asarray(owners, dtype=object).astype(str), return_inverse=True)
+    names, owner = number_names(owners)
     values, place = np.unique(np.asarray(scores, dtype=np.float64), return_inverse=True)
     column = place + np.where(np.asarray(positive, dtype=bool), 0, values.size)
-    counts = np.zeros((names.size, 2 * values.size), dtype=np.int64)
+    counts = np.zeros((len(names), 2 * values.size), dtype=np.int64)
     np.add.at(counts, (owner, column), 1)
-    return counts, [str(name) for name in names]
+    return counts, names
 
 
-def _summed(counts: IntArray, clusters: Sequence[str] | None) -> IntArray:
-    """Return the counts of each cluster."""
+def sum_by(counts: IntArray, clusters: Sequence[Any] | IntArray | None) -> IntArray:
+    """Return the sums of the rows of each cluster, or the rows themselves without clusters."""
     if clusters is None or not len(counts):
         return counts
-    names, owner = np.unique(np.asarray(clusters, dtype=object).astype(str), return_inverse=True)
-    sums = np.zeros((names.size, counts.shape[1]), dtype=np.int64)
+    names, owner = number_names(clusters)
+    sums = np.zeros((len(names), counts.shape[1]), dtype=np.int64)
     np.add.at(sums, owner, counts)
     return sums
+
+
+def number_names(names: Sequence[Any] | IntArray) -> tuple[list[Any], IntArray]:
+    """Return the sorted distinct names, and the position of each name among them."""
+    given = np.asarray(names)
+    distinct, places = np.unique(given.astype(str) if given.dtype == object else given, return_inverse=True)
+    return distinct.tolist(), places.astype(np.int64)
 
 
 def _distinct(counts: IntArray) -> tuple[IntArray, IntArray]:
@@ -150,15 +183,3 @@ def _distinct(counts: IntArray) -> tuple[IntArray, IntArray]:
     given = counts[counts.any(axis=-1)] if counts.size else counts.reshape(0, 0)
     rows, alike = np.unique(given, axis=0, return_counts=True)
     return rows, alike.astype(np.int64)
-
-
-def _draw_totals(rows: IntArray, counts: IntArray, resamples: int, seed: int) -> Iterator[IntArray]:
-    """Yield the totals of resamples of rows int64[k, columns] with counts int64[k]: int64[some, columns]."""
-    for drawn in draw_counts(counts, resamples, np.random.default_rng(seed), width=rows.shape[1]):
-        yield _weigh(drawn, rows)
-
-
-def _weigh(weights: IntArray, rows: IntArray) -> IntArray:
-    """Return the weighted sums of the rows: int64[resamples, columns]; weights: int64[resamples, k]."""
-    # Whole numbers below 2^53 are exact as floats in any order of their sum, and BLAS is ten times as fast
-    return (weights.astype(np.float64) @ rows.astype(np.float64)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Points of scores against labels and instances, and the baselines beside them."""
+"""Test the points of scores for labels and instances, and the baselines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from untold.jobs.study import agreement
-from untold.jobs.study.agreement import Earned, PointTests
+from untold.jobs.study.agreement import compare_points, metric_pairs
 from untold.jobs.study.judgements import LabelledUnits
 from untold.jobs.study.label_study import (
     BANK_SCALES,
@@ -36,16 +36,17 @@ from untold.udfs.statistics.confusion import (
 from untold.udfs.statistics.confusion import FAILED as FAILED_OUTCOME
 from untold.udfs.statistics.intervals import Interval
 from untold.udfs.statistics.permutation import clustered_permutation_test
+from untold.udfs.statistics.question_resampling import count_tables
 
 Scores = Mapping[str, float | None]
 VALUES = (0.0, 0.25, 0.5, 1.0, None)
 SETS = ("all", "D", "C1", "C2", "C3")
-# Stands for a failed score
+# The value of a failed score
 FAILED = -1.0
 
 
 def arrays(scores: list[float | None]) -> tuple[Any, Any]:
-    """Return the scores with NaN for undefined ones, and which of them failed."""
+    """Return the scores, NaN for an undefined score, and True for each failed score."""
     known = [np.nan if score in (None, FAILED) else score for score in scores]
     return np.array(known, dtype=float), np.array([score == FAILED for score in scores])
 
@@ -71,7 +72,7 @@ def test_a_failed_score_matches_nothing_is_left_out_or_is_zero_as_published() ->
     earned = label_points(*arrays([FAILED]), np.array([0]))
     found = {convention: (int(points[0]), int(left[0])) for (_, convention), (points, left) in earned.items()}
     assert found == {"mismatch": (0, 0), "zero": (-1, 1), "published": (1, 0)}
-    counted = agreement.count_units(Earned(earned, np.array([True])), None)
+    counted = agreement.count_units(earned, None)
     named = [{"model": "m", "metric": "e2e"} | row for row in counted]
     zero = agreement.point_intervals(named, {"lmr": 1}, seed=0)["m", "e2e", "zero", "lmr"]
     assert (zero["value"], zero["n"], zero["excluded"]) == (None, 0, 1)
@@ -80,7 +81,7 @@ def test_a_failed_score_matches_nothing_is_left_out_or_is_zero_as_published() ->
 PointsOf = dict[tuple[str, str, str], tuple[int | None, int]]
 
 
-def of_points(claims: list[str], parts: agreement.Parts) -> PointsOf:
+def of_points(claims: list[str], parts: agreement.Points) -> PointsOf:
     """Return points and excluded comparisons by unit, convention and measure."""
     return {
         (unit, convention, measure): (None if points[place] < 0 else int(points[place]), int(excluded[place]))
@@ -100,13 +101,13 @@ def earned_of(groups: Mapping[tuple[int, str], Scores], scores: BankScores) -> P
 
 
 def conflictbank(groups: Mapping[tuple[int, str], Scores]) -> PointsOf:
-    """Return what (row, claim) groups earn whose scores of each context set are evaluated on their own."""
+    """Return the points of (row, claim) groups with a separate evaluation of each context set."""
     score, failed = bank_scores(groups)
     return earned_of(groups, BankScores(score, failed, np.ones_like(failed)))
 
 
 def by_source(groups: Mapping[tuple[int, str], Scores]) -> PointsOf:
-    """Return what groups earn whose score with all contexts is given, and the share of each source, if it has one."""
+    """Return the points of groups with a score for all contexts and the shares of the sources with statements."""
     score, failed = bank_scores(groups)
     stated = ~np.isnan(score)
     stated[:, 0] = True
@@ -118,7 +119,7 @@ def of_sets(*scores: float | None) -> Scores:
 
 
 def parts(strict: tuple[int, int], lax: tuple[int, int]) -> dict[str, tuple[int | None, int]]:
-    """Points and what is left out, of (comparisons that hold, that count) of five and of three."""
+    """Return points and excluded comparisons from the comparisons that hold and that count, of five and of three."""
     of_strict = strict[0] * 60 // strict[1] if strict[1] else None
     of_lax = lax[0] * 60 // lax[1] if lax[1] else None
     both = None if of_strict is None or of_lax is None else of_strict + of_lax
@@ -216,7 +217,7 @@ def test_nothing_counts_of_an_evaluation_that_failed_under_zero() -> None:
 
 
 def strict_and_lax(claim: str, scores: Scores) -> tuple[float, float]:
-    """LMR_CB of one group by the published formula; what compares an undefined score is false."""
+    """Return LMR_CB of one group by the published formula. A comparison with an undefined score is false."""
     everything, default = scores["all"], scores["D"]
     strict = [everything is not None and 0 < everything < 1]
     strict += [scores[name] == float((claim == "default") == (name == "D")) for name in SETS[1:]]
@@ -267,9 +268,9 @@ def test_tables_of_questions_are_counted_and_measured(clustered: bool) -> None:
     ):
         said = FAILED_OUTCOME if score == FAILED else predict_label(score)
         tables[question if clustered else sample][LABELS.index(label), OUTCOMES.index(said)] += 1
-    clusters = QUESTIONS if clustered else None
+    clusters = QUESTIONS if clustered else np.arange(36)
     predicted = outcomes(*arrays(scores["a"]))
-    found = agreement.label_tables(label_codes(units), predicted, np.ones(36, dtype=bool), clusters)
+    found = count_tables(label_codes(units), predicted, clusters, (len(LABELS), len(OUTCOMES)))
     assert sorted(found.tolist()) == sorted(table.tolist() for table in tables.values())
     intervals = agreement.confusion_intervals({("m", "a"): found}, seed=4)
     assert len(intervals) == 9
@@ -283,14 +284,12 @@ def test_tables_of_questions_are_counted_and_measured(clustered: bool) -> None:
 @pytest.mark.gate
 def test_metrics_are_compared_by_whole_questions() -> None:
     scores, units = wiki_scores()
-    given = np.ones(36, dtype=bool)
-    earned = {
-        ("m", metric): Earned(label_points(*arrays(own), label_codes(units)), given) for metric, own in scores.items()
-    }
-    found = PointTests("wikicontradict", 1, QUESTIONS, seed=2).of_metrics(earned, ("a", "b"))
+    earned = {("m", metric): label_points(*arrays(own), label_codes(units)) for metric, own in scores.items()}
+    pairs = metric_pairs(["m"], ("a", "b"))
+    found = compare_points("wikicontradict", earned, pairs, QUESTIONS, scale=1, seed=2)
     assert [row["convention"] for row in found] == list(CONVENTIONS)
     for row in found:
-        one, other = (earned["m", metric].parts["lmr", row["convention"]][0] for metric in ("a", "b"))
+        one, other = (earned["m", metric]["lmr", row["convention"]][0] for metric in ("a", "b"))
         both = (one >= 0) & (other >= 0)
         sums, sizes = (np.bincount(QUESTIONS, weights=each) for each in (np.where(both, one - other, 0), both))
         expected = clustered_permutation_test(sums, sizes.astype(int), seed=2)
@@ -312,12 +311,12 @@ def test_baselines_are_of_the_constant_label_and_of_the_words() -> None:
     ]
     names = ("sample_id", "query", "response", "contexts", "label")
     samples = add_overlap(pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows]))
-    # Of two labels that are equally frequent the first is the constant one
+    # The first of two equally frequent labels is the constant label
     baselines = baseline_points(LabelledUnits("input", samples, ("sample_id",)))
-    found = {key: "".join(map(str, points.tolist())) for key, (points, _) in baselines.parts.items()}
+    found = {key: "".join(map(str, points.tolist())) for key, (points, _) in baselines.items()}
     assert found == {
         **{("baseline_constant", convention): "00011" for convention in CONVENTIONS},
-        # Nothing is known of d and e
+        # The overlap of d and e is undefined
         ("baseline_overlap", "mismatch"): "11000",
         ("baseline_overlap", "zero"): "11011",
         ("baseline_overlap", "published"): "11011",

@@ -13,6 +13,7 @@ import pytest
 from scipy import stats
 
 from untold.jobs.study.coverage_rows import (
+    COUNTS,
     Facts,
     ItemLabels,
     Items,
@@ -23,7 +24,7 @@ from untold.jobs.study.coverage_rows import (
 )
 from untold.jobs.study.judgements import Judgements, LabelledUnits
 from untold.jobs.study.meta_evaluation import Cost
-from untold.jobs.study.report import CoverageFindings, render_coverage
+from untold.jobs.study.report import render_coverage
 from untold.udfs.statistics.item_agreement import fleiss_kappa, krippendorff_alpha
 
 Row = dict[str, Any]
@@ -33,19 +34,18 @@ SCIPY = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stat
 
 
 def person(number: int, human: float | None, query: str = "q") -> Row:
-    return {"sample_id": f"s{number}", "cluster": query, "labelled": 4, "ties": 0, "human": human}
+    return {"sample_id": f"s{number}", "query_id": query, "labelled": 4, "ties": 0, "human": human}
 
 
-def judgement(number: int, value: float, counts: tuple[int, int, int, int]) -> Row:
-    named = zip(("true_positives", "false_positives", "false_negatives", "true_negatives"), counts, strict=True)
-    return {
-        "sample_id": f"s{number}",
-        "metric": "icat",
-        "model": "m",
-        "value": value,
-        **dict(named),
-        "judged": sum(counts),
-    }
+def judgement(value: float | None, counts: tuple[int, int, int, int] | None = None) -> Row:
+    judged = None if counts is None else sum(counts)
+    return {**dict(zip(COUNTS, counts or (None,) * 4, strict=True)), "value": value, "judged": judged}
+
+
+def coverage(people: list[Row], owner: tuple[str, str | None], judged: list[Row]) -> list[Row]:
+    """Rows of the table `coverage` of one metric of a model."""
+    named = {"metric": owner[0], "model": owner[1]}
+    return [one | named | other for one, other in zip(people, judged, strict=True)]
 
 
 def by_measure(rows: list[Row], metric: str | None = "icat", level: str | None = None) -> dict[str, Row]:
@@ -59,20 +59,21 @@ def draw_study(samples: int) -> tuple[list[Row], list[Row], list[Row]]:
         hits, wrong, missed = draw.randrange(3), draw.randrange(2), draw.randrange(2)
         left = 4 - hits - wrong - missed
         people.append(person(number, (hits + missed) / 4, f"q{number // 3}"))
-        judged.append(judgement(number, (hits + wrong) / 4, (hits, wrong, missed, left)))
-        baselines.append({"sample_id": f"s{number}", "bleu": draw.random()})
+        judged.append(judgement((hits + wrong) / 4, (hits, wrong, missed, left)))
+        baselines.append(judgement(draw.random()))
     return people, judged, baselines
 
 
 def test_correlations_are_scipys_by_sample_and_by_query() -> None:
     people, judged, baselines = draw_study(30)
-    rows = evaluation_rows(sample_rows(people, judged, baselines, [OWNER]), NO_LABELS, clustered=True, seed=0)
+    samples = coverage(people, OWNER, judged) + coverage(people, ("bleu", None), baselines)
+    rows = evaluation_rows(samples, NO_LABELS, clustered=True, seed=0)
     means: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
     for one, other, baseline in zip(people, judged, baselines, strict=True):
-        means[one["cluster"]].append((one["human"], other["value"], baseline["bleu"]))
-    samples = [pair for pairs in means.values() for pair in pairs]
+        means[one["query_id"]].append((one["human"], other["value"], baseline["value"]))
+    points_of_samples = [pair for pairs in means.values() for pair in pairs]
     queries = [tuple(map(fmean, zip(*pairs, strict=True))) for pairs in means.values()]
-    for level, points in (("sample", samples), ("query", queries)):
+    for level, points in (("sample", points_of_samples), ("query", queries)):
         for place, metric in ((1, "icat"), (2, "bleu")):
             found = by_measure(rows, metric, level)
             # Means of thirds tie as fractions do
@@ -94,16 +95,13 @@ def test_samples_without_labels_or_verdicts_are_left_out_and_counted() -> None:
     people = [person(0, 0.5), person(1, 0.25), person(2, 1.0), person(3, None), person(4, 0.5)]
     people[3]["labelled"] = 0
     judged = [
-        judgement(0, 0.5, (1, 1, 1, 1)),
-        judgement(1, 0.0, (0, 0, 1, 3)),
-        judgement(2, 1.0, (4, 0, 0, 0)),
-        judgement(3, 0.5, (0, 0, 0, 0)),
+        judgement(0.5, (1, 1, 1, 1)),
+        judgement(0.0, (0, 0, 1, 3)),
+        judgement(1.0, (4, 0, 0, 0)),
+        judgement(0.5, (0, 0, 0, 0)),
+        judgement(None),
     ]
-    samples = sample_rows(people, judged, [], [OWNER])
-    assert [(row["sample_id"], row["value"], row["judged"]) for row in samples[3:]] == [
-        ("s3", 0.5, 0),
-        ("s4", None, None),
-    ]
+    samples = coverage(people, OWNER, judged)
     found = by_measure(evaluation_rows(samples, NO_LABELS, clustered=False, seed=0))
     values = {name: (row["value"], row["n"], row["excluded"]) for name, row in found.items()}
     assert values["pearson"] == (pytest.approx(stats.pearsonr([0.5, 0.25, 1.0], [0.5, 0.0, 1.0]).statistic), 3, 2)
@@ -113,6 +111,42 @@ def test_samples_without_labels_or_verdicts_are_left_out_and_counted() -> None:
     assert values["f1_macro"] == (pytest.approx((0.5 + 0 + 1) / 3), 3, 2)
     assert values["precision_micro"] == (pytest.approx(5 / 6), 6, 4)
     assert values["f1_micro"] == (pytest.approx(10 / (10 + 1 + 2)), 13, 4)
+
+
+def test_a_sample_without_a_judgement_has_no_value_and_one_without_labels_has_no_counts() -> None:
+    rows = [("s0", ["yes"], True), ("s0", ["no"], True), ("s1", [], True), ("s1", [], None), ("s2", ["yes"], None)]
+    table = pa.table(
+        {
+            "sample_id": [row[0] for row in rows],
+            "reference_id": [str(number) for number in range(len(rows))],
+            "labels": pa.array([row[1] for row in rows], pa.list_(pa.string())),
+        }
+    )
+    people = [{"sample_id": name, "cluster": "q", "response": ""} for name in ("s0", "s1", "s2")]
+    items = Items(people, LabelledUnits("input", table, ("sample_id", "reference_id")), ("yes",))
+    verdicts = {("m", "icat"): pa.table({"covered": [row[2] for row in rows]})}
+    given = {("m", "icat"): np.array([True, True, True, True, False])}
+    found = sample_rows(items, Judgements({"m": ("icat",)}, verdicts, given), [{"sample_id": "s1", "bleu": 0.5}])
+    names = (
+        "sample_id",
+        "metric",
+        "model",
+        "human",
+        "labelled",
+        "value",
+        "true_positives",
+        "false_positives",
+        "judged",
+    )
+    assert [tuple(row[name] for name in names) for row in found] == [
+        ("s0", "icat", "m", 0.5, 2, 1.0, 1, 1, 2),
+        ("s1", "icat", "m", None, 0, 1.0, 0, 0, 0),
+        ("s2", "icat", "m", 1.0, 1, None, None, None, None),
+        *(
+            (name, "bleu", None, human, size, value, None, None, None)
+            for name, human, size, value in (*(("s0", 0.5, 2, None), ("s1", None, 0, 0.5), ("s2", 1.0, 1, None)),)
+        ),
+    ]
 
 
 def test_labels_are_counted_with_their_kappa() -> None:
@@ -128,12 +162,15 @@ def test_labels_are_counted_with_their_kappa() -> None:
 
 
 def test_the_report_says_what_the_rows_say() -> None:
-    people, judged, baselines = draw_study(30)
+    people, _, baselines = draw_study(30)
     labels = ItemLabels(120, 100, 5, 0.5, 0.4, 90)
-    rows = evaluation_rows(sample_rows(people, judged, baselines, [("icat", "a|b")]), labels, clustered=True, seed=0)
-    costs = {"m": {"icat": Cost(2.5, 1200.0, None, tokens_estimated=True)}}
+    judged = [judgement(None) for _ in people]
+    samples = coverage(people, ("icat", "a|b"), judged) + coverage(people, ("bleu", None), baselines)
+    rows = evaluation_rows(samples, labels, clustered=True, seed=0)
+    costs = {("m", "icat"): Cost(2.5, 1200.0, None, tokens_estimated=True)}
     notes = ["BERTScore is skipped, because so"]
-    report = render_coverage(CoverageFindings(rows, labels, ["yes", "part|ly"]), costs, clustered=True, notes=notes)
+    tables: dict[str, list[Row]] = {"meta_evaluation": rows, "tiers": [], "false_negatives": []}
+    report = render_coverage(tables, labels, ["yes", "part|ly"], [], None, costs, clustered=True, notes=notes)
     # The model has no verdicts
     assert "| icat | a\\|b | 0 | 30 | - | - | - | - | - | - |" in report
     bleu = by_measure(rows, "bleu", "sample")["pearson"]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from untold.jobs.settings.model import LlmSettings, PromptSet, Settings
-from untold.jobs.study.agreement import Earned, PointTests, compare_items
+from untold.jobs.study.agreement import compare_points, prompt_pairs
+from untold.jobs.study.coverage_rows import compare_prompts
 from untold.jobs.study.judgements import MetaEvaluationError
 from untold.jobs.study.meta_evaluation import (
     MetaEvaluationRequest,
@@ -47,7 +48,7 @@ def test_a_judge_is_a_model_and_its_prompts() -> None:
 def test_published_figures_are_found_for_a_judge_under_any_prompts() -> None:
     found = find_published("wikicontradict", "e2e", "meta-llama/Llama-3.3-70B-Instruct (published prompts)", "lmr")
     assert found is not None
-    assert found.value == 0.8142
+    assert found["value"] == 0.8142
 
 
 @pytest.mark.parametrize("metrics", [("qa",), ("longrecall", "qa")])
@@ -72,12 +73,13 @@ def test_labels_are_compared_by_metric_and_only_under_two_prompts_of_a_model() -
         (OURS.model, "nli"): [1, 0, 0, 1, 0, 0],
         ("n (untold prompts)", "e2e"): [0] * 6,
     }
-    given, nothing = np.ones(6, dtype=bool), np.zeros(6, dtype=np.int64)
+    nothing = np.zeros(6, dtype=np.int64)
     earned = {
-        key: Earned({("lmr", convention): (np.array(own), nothing) for convention in CONVENTIONS}, given)
+        key: {("lmr", convention): (np.array(own), nothing) for convention in CONVENTIONS}
         for key, own in points.items()
     }
-    everything = PointTests("wiki", 1, None, seed=0).of_prompts(earned, ("e2e", "nli"), [PAIR])
+    pairs = prompt_pairs(("e2e", "nli"), [PAIR])
+    everything = compare_points("wiki", earned, pairs, None, scale=1, seed=0)
     assert [row["convention"] for row in everything] == [one for one in CONVENTIONS for _ in range(2)]
     found = everything[:2]
     tests = [
@@ -101,17 +103,22 @@ def counted(judge: StudyEndpoint, sample: str, query: str, agreeing: int, judged
 def test_items_are_compared_by_sample_and_by_query() -> None:
     rows = [counted(THEIRS, f"s{place}", f"q{place // 2}", 3, 4) for place in range(8)]
     rows += [counted(OURS, f"s{place}", f"q{place // 2}", 1, 4) for place in range(6)]
-    # One that the other judged another number of items of, and one that it did not judge
+    # The other prompt judged another number of items of one sample, and no item of another sample
     rows += [counted(OURS, "s6", "q3", 1, 2), counted(OURS, "s7", "q3", 0, None)]
-    (by_sample,) = compare_items(rows, [PAIR], clustered=False, seed=0)
-    (by_query,) = compare_items(rows, [PAIR], clustered=True, seed=0)
+    (by_sample,) = compare_prompts(rows, [PAIR], clustered=False, seed=0)
+    (by_query,) = compare_prompts(rows, [PAIR], clustered=True, seed=0)
     assert (by_sample["difference"], by_sample["n"]) == (by_query["difference"], by_query["n"]) == (0.5, 24)
-    # Of six samples all point one way, of three queries too: 2 of 2^6 signs, and 2 of 2^3
+    # All six samples and all three queries have one sign: 2 of 2^6 choices of signs, and 2 of 2^3
     assert by_sample["p_value"] == pytest.approx(2 / 2**6, abs=0.01)
     assert by_query["p_value"] == pytest.approx(2 / 2**3, abs=0.02)
     assert "| importance | org/m | published | untold | 24 | 0.5000 |" in prompts_table([by_sample])
 
 
+def test_a_metric_that_judged_under_one_prompt_only_has_a_row_without_samples() -> None:
+    (row,) = compare_prompts([counted(THEIRS, "s", "q", 1, 2)], [PAIR], clustered=False, seed=0)
+    assert (row["metric"], row["n"], row["difference"], row["p_adjusted"]) == ("importance", 0, None, None)
+
+
 def test_without_pairs_nothing_is_compared() -> None:
-    assert compare_items([counted(OURS, "s", "q", 1, 2)], [], clustered=False, seed=0) == []
+    assert compare_prompts([counted(OURS, "s", "q", 1, 2)], [], clustered=False, seed=0) == []
     assert prompts_table([]) == ""

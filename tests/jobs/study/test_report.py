@@ -1,4 +1,4 @@
-"""The figure of a meta-evaluation, and the published figures that stand in it."""
+"""Test the figure of a meta-evaluation and its published values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_form_that_is_no_picture_is_refused() -> None:
 @pytest.mark.parametrize("model", ["gpt-oss-120b", "openai/gpt-oss-120b", "GPT_OSS 120B"])
 def test_published_figures_are_found_however_a_provider_writes_the_model(model: str) -> None:
     found = {
-        (dataset, metric, measure): one.value
+        (dataset, metric, measure): one["value"]
         for dataset in ("wikicontradict", "conflictbank", "average")
         for metric in ("qa", "e2e")
         for measure in ("lmr", "lmr_lax")
@@ -59,8 +59,9 @@ def test_published_figures_are_found_however_a_provider_writes_the_model(model: 
 
 
 def test_published_means_are_consistent() -> None:
-    figures = {(one.dataset, one.metric, one.model, one.measure): one.value for one in published_figures(DEJL)}
-    owners = {(one.metric, one.model) for one in published_figures(DEJL) if one.measure == "lmr"}
+    names = ("dataset", "metric", "model", "measure")
+    figures = {tuple(one[name] for name in names): one["value"] for one in published_figures(DEJL)}
+    owners = {(one["metric"], one["model"]) for one in published_figures(DEJL) if one["measure"] == "lmr"}
     assert len(owners) == 15
     assert len(figures) == 75 + 2 + 10
     for owner in owners:
