@@ -1,4 +1,4 @@
-"""What changed from date to date beyond chance, by whom, and from when figures are of another kind (methods, 7)."""
+"""Find significant changes between dates, their causes, and breaks in comparability (methods, section 7)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Series:
-    """A measure of a system, or of the sentinel, under a metric, by the places of its dates."""
+    """A measure of a system or of the sentinel under a metric, by the positions of its dates."""
 
     metric: str
     level: str
@@ -49,15 +49,15 @@ class Series:
 
     @property
     def is_compared(self) -> bool:
-        """Whether its dates are compared: shares that never differ have nothing to say."""
+        """Return True if the dates can be compared. Shares that never differ are not."""
         return self.measure == MEAN or len(set(self.means.values())) > 1
 
 
 @dataclass(frozen=True)
 class Trend:
-    """Rows of the tables `trend`, `changes` and `moved`, and what they say: breaks, and findings in the order of dates.
+    """Rows of the tables `trend`, `changes` and `moved`, with breaks and findings in the order of dates.
 
-    A finding has kind (break, judge, system, or change without a sentinel), date, before, and what it is about.
+    A finding has kind (break, judge, system, or change without a sentinel), date, before, and its subject.
     """
 
     points: list[Row] = field(default_factory=list)
@@ -68,25 +68,26 @@ class Trend:
 
     @property
     def dates(self) -> list[str]:
-        """All dates, ascending."""
+        """Return all dates, ascending."""
         return sorted({row["date"] for row in self.points})
 
     @property
     def steps(self) -> list[Row]:
-        """The changes of systems' means from one date to the next."""
+        """Return the changes of systems' means from one date to the next."""
         return [row for row in self.changes if (row["kind"], row["level"], row["measure"]) == (STEP, SYSTEM, MEAN)]
 
     @property
     def shown(self) -> list[Row]:
-        """The points that say what no other does: of all systems together only where a metric has several."""
+        """Return the distinct points. Points of all systems are only kept if a metric has several systems."""
         systems = {(row["metric"], row["system"]) for row in self.points if row["system"]}
         several = {metric for metric, _ in systems if sum(one == metric for one, _ in systems) > 1}
         return [row for row in self.points if row["level"] != OVERALL or row["metric"] in several]
 
     def falls(self, fall: float) -> list[Row]:
-        """The changes of systems whose mean or answer rate fell by more than this beyond chance, less the judge's part.
+        """Return the significant falls of systems' means or answer rates by more than `fall`, without the judge's part.
 
-        Of the newest date the interval alone decides; of many earlier ones p has to be below chance as well.
+        For the newest date the interval decides. For the earlier dates p must be significant too, because they are
+        many.
         """
         newest = max(self.dates, default="")
         rows = (row for row in self.changes if row["level"] == SYSTEM and row["measure"] in (MEAN, ANSWER_RATE))
@@ -95,19 +96,19 @@ class Trend:
 
 
 def date_of(run: RunTables) -> str:
-    """The date of a run, as `2026-11-20`: the one that is named (`named_date`), else the day of its start, or empty."""
+    """Return the date of a run, as `2026-11-20`: `named_date`, otherwise the day of its start, or an empty text."""
     starts = [str(start["started_at"]) for start in run.manifest.get("starts", ())]
     return named_date(run) or "".join(_DATE.findall(" ".join(starts[:1]))[:1])
 
 
 def named_date(run: RunTables) -> str:
-    """The date that the manifest of a run names, else the last one in its path; empty without one."""
+    """Return the date in the manifest of a run, otherwise the last date in its path, or an empty text."""
     known = run.manifest.get("date") or run.manifest.get("lakehouse", {}).get("date")
     return str(known or "".join(_DATE.findall(str(run.place))[-1:]))
 
 
 def describe_finding(row: Row) -> str:
-    """The line about a finding."""
+    """Return the line about a finding."""
     if row["kind"] == "break":
         return describe_break(row)
     when = f"from {row['date']} on" if row["kind"] == JUDGE or row["kind_of_change"] == SHIFT else row["date"]
@@ -133,7 +134,7 @@ def _limits(row: Row) -> str:
 
 
 def find_trend(runs: Sequence[RunTables], *, by: str = "day", seed: int = 0) -> Trend:
-    """The trend of runs over their dates, each with its sentinel where it has one; `by`: day or week."""
+    """Return the trend of runs over their dates, with their sentinels. `by` is day or week."""
     breaks = _breaks(runs)
     cuts = sorted({row["date"] for row in breaks})
     dated: dict[str, list[tuple[RunTables, str]]] = defaultdict(list)
@@ -147,7 +148,7 @@ def find_trend(runs: Sequence[RunTables], *, by: str = "day", seed: int = 0) -> 
 
 
 def open_sentinel(run: RunTables) -> RunTables | None:
-    """The output of the sentinel of a date; None where it has none that is finished."""
+    """Return the output of the sentinel of a date, or None if there is no finished sentinel."""
     try:
         found = open_run(str(run.place / SENTINEL_FOLDER))
     except UnreadableRunError:
@@ -156,7 +157,7 @@ def open_sentinel(run: RunTables) -> RunTables | None:
 
 
 def _label(day: str, by: str, cuts: Sequence[str]) -> str:
-    """The date that stands for a day: of a week its Monday, or the last break since."""
+    """Return the label of a day: the day, the Monday of its week, or a later break within the week."""
     if by == "day" or not day:
         return day
     known = date.fromisoformat(day)
@@ -165,7 +166,7 @@ def _label(day: str, by: str, cuts: Sequence[str]) -> str:
 
 
 def _breaks(runs: Iterable[RunTables]) -> list[Row]:
-    """From which dates on the figures of which metrics are not comparable with those before."""
+    """Return the dates with figures that are not comparable with the dates before, with their metrics."""
     nights: dict[str, dict[str, Mapping[str, Any]]] = defaultdict(dict)
     for run in runs:
         for metric in run.manifest.get("metrics", ()):
@@ -179,7 +180,7 @@ def _breaks(runs: Iterable[RunTables]) -> list[Row]:
 
 
 class _TrendTables:
-    """What is found over the dates of runs, from one reading of each."""
+    """The tables of a trend, from a single read of each run."""
 
     def __init__(self, dated: Mapping[str, Sequence[tuple[RunTables, str]]], breaks: list[Row], seed: int) -> None:
         self._dates, self._breaks, self._seed = sorted(dated), breaks, seed
@@ -195,14 +196,14 @@ class _TrendTables:
         self._judges = {(one.metric, one.measure): one for one in every if one.level == SENTINEL}
 
     def trend(self) -> Trend:
-        """All of it."""
+        """Return the trend."""
         points = [{**row, "stretch": self._stretch(row["metric"], row["level"], row["date"])} for row in self._points]
         points.sort(key=lambda row: (row["metric"], row["date"], row["level"], row["system"] or ""))
         found = [(series, *one) for series in self._series for one in self._changes(series)]
         _adjust([row for _, row, _, _ in found])
         unlikely = [one for one in found if is_unlikely(one[1])]
         for series, row, later, earlier in found:
-            # An alert is of the newest date, beyond chance among all or not
+            # An alert covers the newest date, significant or not
             if row["level"] == SYSTEM and (is_unlikely(row) or row["date"] == self._dates[-1]):
                 row |= self._judged(series, later, earlier)
         _name_causes([row for _, row, _, _ in found if "judge_p_value" in row])
@@ -211,7 +212,7 @@ class _TrendTables:
         return Trend(points, changes, moved, self._breaks, self._findings([row for _, row, _, _ in unlikely]))
 
     def _renewals(self, dated: Mapping[str, Sequence[tuple[RunTables, str]]]) -> list[str]:
-        """The dates from which on the sentinel has other samples."""
+        """Return the dates on which the samples of the sentinel change."""
         inputs = [
             (name, run.manifest.get("identity", {}).get("input"))
             for name in self._dates
@@ -232,13 +233,13 @@ class _TrendTables:
         return Series(metric, level, system, measure, means)
 
     def _stretch(self, metric: str, level: str, day: str) -> int:
-        """The number of the comparable dates that a date is of."""
+        """Return the number of the stretch of comparable dates that contains a date."""
         cuts: list[str] = [row["date"] for row in self._breaks if metric in row["metrics"]]
         cuts += self._renewed if level == SENTINEL else []
         return 1 + sum(cut <= day for cut in set(cuts))
 
     def _changes(self, series: Series) -> Iterator[tuple[Row, DateRange, DateRange]]:
-        """The steps and shifts of a series, not yet adjusted, with the dates that they are between."""
+        """Yield the steps and shifts of a series, before adjustment, with the date ranges that they compare."""
         stretches: dict[int, list[int]] = defaultdict(list)
         for place in sorted(series.means):
             stretches[self._stretch(series.metric, series.level, self._dates[place])].append(place)
@@ -262,7 +263,7 @@ class _TrendTables:
         return self._scores.change(series.level, series.metric, series.system, series.measure, later, earlier)
 
     def _family(self, measure: str) -> int:
-        """How many values of a measure there are among which a shift is looked for."""
+        """Return the number of values of a measure that are searched for shifts."""
         return sum(len(series.means) for series in self._series if series.measure == measure)
 
     def _row(self, series: Series, kind: str, change: Change, key: str | None, place: int, before: int) -> Row:
@@ -282,7 +283,7 @@ class _TrendTables:
         }
 
     def _judged(self, series: Series, later: DateRange, earlier: DateRange) -> Row:
-        """What of a change is the judge's own, by the sentinel between the same dates; nothing without one."""
+        """Return the judge's part of a change, from the sentinel between the same dates, or an empty row."""
         judge = self._judges.get((series.metric, series.measure))
         stretches = {self._stretch(series.metric, SENTINEL, self._dates[one]) for one in (later.first, earlier.last)}
         if judge is None or len(stretches) > 1:
@@ -309,7 +310,7 @@ class _TrendTables:
         return [{**one, **named} for one in found]
 
     def _findings(self, unlikely: Sequence[Row]) -> list[Row]:
-        """Breaks, moves of the judge and changes of systems, each once: a shift beside a step of its sign is that."""
+        """Return breaks, moves of the judge and changes of systems. A shift that repeats a step is left out."""
         steps = [row for row in unlikely if row["kind"] == STEP]
         shifts = [row for row in unlikely if row["kind"] == SHIFT and not any(self._alike(row, one) for one in steps)]
         rows = sorted([*steps, *shifts], key=_order)
@@ -330,14 +331,14 @@ class _TrendTables:
         return same and self._near(row, other) and row["difference"] * other["difference"] > 0
 
     def _near(self, row: Row, other: Row) -> bool:
-        """Whether two changes of a measure are of one date or of neighbours."""
+        """Return True if two changes of a measure are on the same date or on neighbouring dates."""
         apart = abs(self._dates.index(row["date"]) - self._dates.index(other["date"]))
         same = all(row[name] == other[name] for name in ("metric", "measure"))
         return same and apart <= 1
 
 
 def _cost(runs: Iterable[tuple[RunTables, str]], level: str) -> float | None:
-    """What the outputs of a date cost, or its sentinels; None without a price."""
+    """Return the cost of the outputs of a date, or of its sentinels, or None without a price."""
     own = [
         (run.manifest.get("totals") or {}).get("cost") for run, one in runs if (one == SENTINEL) == (level == SENTINEL)
     ]
@@ -350,7 +351,7 @@ def _order(row: Row) -> tuple[str, ...]:
 
 
 def _adjust(rows: Sequence[Row]) -> None:
-    """Gives each row its adjusted p, over the rows of its metric, measure and kind."""
+    """Set the adjusted p of each row, over the rows with its metric, measure and kind."""
     families: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
         families[row["metric"], row["measure"], row["kind"]].append(row)
@@ -360,7 +361,7 @@ def _adjust(rows: Sequence[Row]) -> None:
 
 
 def _name_causes(rows: Sequence[Row]) -> None:
-    """Says of changes of systems whose they are: where the judge moved, p of what is left is adjusted over all such."""
+    """Set the cause of changes of systems. If the judge moved, the p of the net change is adjusted over these rows."""
     moved = [row for row in rows if row["judge_p_value"] < CHANCE]
     for row in rows:
         row["cause"] = SYSTEM
@@ -369,13 +370,13 @@ def _name_causes(rows: Sequence[Row]) -> None:
 
 
 def _ends(interval: Interval) -> tuple[float, float]:
-    """The limits of an interval; the mean itself where nothing varies."""
+    """Return the limits of an interval, or the mean twice if nothing varies."""
     mean = interval.mean or 0.0
     return (mean, mean) if interval.low is None or interval.high is None else (interval.low, interval.high)
 
 
 def _upper(row: Row) -> float:
-    """The upper end of a fall, less what the judge moved where it did."""
+    """Return the upper limit of a fall, without the judge's part if the judge moved."""
     judged = row.get("cause") in (JUDGE, BOTH)
     names = ("net_difference", "net_ci_low", "net_ci_high") if judged else ("difference", "ci_low", "ci_high")
     if row[names[0]] is None or (row[names[2]] is None and not is_unlikely(row)):
