@@ -1,12 +1,13 @@
-"""The fact graph condensed by SciPy: a whole Arrow batch of graphs as one block-diagonal matrix.
+"""Condense fact graphs with SciPy: a whole Arrow batch of graphs as one block-diagonal matrix.
 
-Dejl et al. 2025; methods, section 5. Strongly connected components that hold a context node are the statements; those
-that a response node reaches are covered; the basis are the uncovered ones that no other uncovered one reaches.
+Dejl et al. 2025; methods, section 5. Strongly connected components with a context node are the statements. Statements
+that a response node reaches are covered. The basis contains the uncovered statements that no other uncovered statement
+reaches.
 
 Waves order the requests, because earlier answers imply later ones: a pair whose premise already reaches its hypothesis
-along judged entailments changes no component, no coverage and no basis. The first wave asks one direction of each pair
-between contexts, about half of these pairs. The second wave asks the pairs that the first does not imply, and relates
-response atoms to the ends of the graph so far, because one entailment there implies most others. The third wave asks
+along judged entailments changes no component, no coverage and no basis. The first wave sends one direction of each pair
+between contexts, about half of these pairs. The second wave sends the pairs that the first does not imply, and relates
+response atoms to the ends of the graph so far, because one entailment there implies most others. The third wave sends
 the rest.
 """
 
@@ -32,8 +33,9 @@ Numbers = NDArray[np.float64]
 class Nodes:
     """The nodes of many graphs, graph by graph, each in order of first appearance.
 
-    `graph` int64[n] ascending: the number of a node's graph; `context`, `response` bool[n]: where it occurs (both, one
-    or neither); `frequency` int64[n]: how often; `graphs`: how many graphs there are, those without nodes included.
+    `graph` int64[n] ascending: the number of a node's graph. `context`, `response` bool[n]: the node occurs there
+    (both, one or neither). `frequency` int64[n]: number of occurrences. `graphs`: number of graphs, including graphs
+    without nodes.
     """
 
     graph: Indices
@@ -48,12 +50,11 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Classes:
-    """What became of n nodes: arrays of length n.
+    """The classes of n nodes: arrays of length n.
 
-    `component` int64: the first node of its strongly connected component. `statement` bool: whether that holds a
-    context node. `representative` bool: one context node of each statement, the most frequent, then the first.
-    `covered` bool: whether a response node reaches it. `in_basis` bool: whether it is uncovered and no other uncovered
-    one reaches it.
+    `component` int64: the first node of its strongly connected component. `statement` bool: the component has a context
+    node. `representative` bool: one context node per statement, the most frequent, then the first. `covered` bool: a
+    response node reaches it. `in_basis` bool: it is uncovered and no other uncovered statement reaches it.
     """
 
     component: Indices
@@ -64,12 +65,13 @@ class Classes:
 
 
 def find_classes(nodes: Nodes, source: Indices, target: Indices) -> Classes:
-    """Condenses graphs with edges from node `source[i]` to node `target[i]`; loops and repetitions change nothing.
+    """Condense graphs with edges from node `source[i]` to node `target[i]`. Loops and duplicates have no effect.
 
-    Linear in nodes and edges: one search for strong components, one or two for reachability. Arrays of int64
-    throughout.
+    The cost is linear in nodes and edges: one search for strong components, one or two for reachability. Arrays have
+    the type int64.
 
-    A says B (nodes 0 and 1), and the response says neither: adding A would cover both, so A alone is the basis.
+    In the example, node 0 entails node 1, and the response states neither. Adding node 0 would cover both, so the basis
+    is node 0.
 
     >>> both, neither = np.array([True, True]), np.array([False, False])
     >>> nodes = Nodes(np.zeros(2, dtype=int), context=both, response=neither, frequency=np.ones(2, dtype=int), graphs=1)
@@ -85,19 +87,19 @@ def find_classes(nodes: Nodes, source: Indices, target: Indices) -> Classes:
 
 
 def count_statements(nodes: Nodes, classes: Classes) -> tuple[Indices, Indices]:
-    """The numbers of covered and of uncovered statements of each graph."""
+    """Return the numbers of covered and of uncovered statements of each graph."""
     heads = classes.statement & (classes.component == np.arange(len(nodes)))
     return _count(nodes, heads & classes.covered), _count(nodes, heads & ~classes.covered)
 
 
 def find_bounds(nodes: Nodes, judged: Classes, source: Indices, target: Indices) -> tuple[Numbers, Numbers]:
-    """The lowest and highest score of each graph, NaN without statements; `source`, `target` hold all pairs.
+    """Return the lowest and highest score of each graph, NaN without statements. `source`, `target` hold all pairs.
 
-    `judged` is the graph L of the judged edges; U has the unjudged pairs as edges too. With a: components of U with a
-    context node covered in L; b: components of L with one covered in U; c: components of U with one uncovered in U; d:
-    components of L with one uncovered in L, every graph between L and U scores from a / (a + d) to b / (b + c).
+    `judged` is the graph L of the judged edges. U also has the unjudged pairs as edges. a counts components of U with a
+    context node covered in L, b components of L with one covered in U, c components of U with one uncovered in U, and d
+    components of L with one uncovered in L. Every graph between L and U scores from a / (a + d) to b / (b + c).
 
-    docs/contract.md, "Bounds", says why these four counts bound every way in which the unjudged pairs may come out.
+    docs/contract.md, "Bounds", has the formula for all possible results of the unjudged pairs.
     """
     component, reached = _solve(nodes, source, target)
     context, covered = nodes.context, judged.covered
@@ -109,29 +111,29 @@ def find_bounds(nodes: Nodes, judged: Classes, source: Indices, target: Indices)
 
 
 def _solve(nodes: Nodes, source: Indices, target: Indices) -> tuple[Indices, Flags]:
-    """The component of each node, named by its first node, and whether a response node reaches it."""
+    """Return the component of each node, named by its first node, and a flag for nodes that a response node reaches."""
     size = len(nodes)
     matrix = _matrix(size, source, target, np.flatnonzero(nodes.response))
     _, labels = connected_components(matrix, directed=True, connection="strong")
     first = np.empty(size + 1, dtype=np.int64)
-    # Written from the last node to the first: of the nodes with one label, the first is the one that stays.
+    # Written from the last node to the first, so the first node of each label remains
     first[labels[::-1]] = np.arange(size, -1, -1)
     return first[labels[:size]], _reach(matrix)
 
 
 def _matrix(size: int, source: Indices, target: Indices, seeds: Indices) -> Any:
-    """The edges of nodes 0 to size - 1, and from a node `size` to the seeds: csr_array[size + 1, size + 1].
+    """Return the edges of nodes 0 to size - 1, and from a node `size` to the seeds: csr_array[size + 1, size + 1].
 
-    The further node makes reachability from any number of seeds in any number of graphs one search.
+    The additional node makes reachability from all seeds in all graphs a single search.
     """
     rows = np.concatenate([source, np.full(len(seeds), size)])
     columns = np.concatenate([target, seeds])
-    # Repeated edges add up to weights above 1, which neither components nor breadth-first order read.
+    # Duplicate edges add up to weights above 1, which neither components nor breadth-first order use
     return csr_array((np.ones(len(rows)), (rows, columns)), shape=(size + 1, size + 1))
 
 
 def _reach(matrix: Any) -> Flags:
-    """Whether the last node of a `_matrix` reaches each of the others."""
+    """Return a flag for each node that the last node of a `_matrix` reaches."""
     size = matrix.shape[0] - 1
     reached = np.zeros(size + 1, dtype=bool)
     reached[breadth_first_order(matrix, size, directed=True, return_predecessors=False)] = True
@@ -139,13 +141,14 @@ def _reach(matrix: Any) -> Flags:
 
 
 def _follow(component: Indices, statement: Flags, reached: Flags, source: Indices, target: Indices) -> Flags:
-    """Whether another uncovered statement reaches each uncovered node's component, through whatever lies between."""
+    """Return a flag for nodes with a component that another uncovered statement reaches, along any path."""
     leaving = (statement & ~reached)[source]
     first, second = component[source[leaving]], component[target[leaving]]
     followed = np.zeros(len(component), dtype=bool)
     followed[second[first != second]] = True
-    # A path between uncovered statements may lead on through classes that are neither statements nor reached. Where
-    # there are none, edges tell: behind a reached class all is reached, and a statement on the way leads there itself.
+    # A path between uncovered statements may continue through classes that are neither statements nor reached. Without
+    # such classes, edges are enough: everything after a reached class is reached, and a statement on the path reaches
+    # the target itself
     if not (statement | reached).all():
         matrix = _matrix(len(component), component[source], component[target], np.flatnonzero(followed))
         followed = _reach(matrix)
@@ -153,11 +156,11 @@ def _follow(component: Indices, statement: Flags, reached: Flags, source: Indice
 
 
 def _representatives(nodes: Nodes, component: Indices) -> Flags:
-    """The most frequent context node of each class that has one, of several the first: one flag a statement."""
+    """Flag the most frequent context node of each class that has one, the first on a tie."""
     members = np.flatnonzero(nodes.context)
     most = np.zeros(len(nodes), dtype=np.int64)
     np.maximum.at(most, component[members], nodes.frequency[members])
-    # Turned around, so that the first of equally frequent nodes is written last and stays.
+    # Reversed, so that the first of equally frequent nodes is written last and remains
     candidates = members[nodes.frequency[members] == most[component[members]]][::-1]
     chosen = np.full(len(nodes), -1, dtype=np.int64)
     chosen[component[candidates]] = candidates
@@ -167,47 +170,47 @@ def _representatives(nodes: Nodes, component: Indices) -> Flags:
 
 
 def _any_of(component: Indices, flags: Flags) -> Flags:
-    """Whether any node of each node's component has the flag."""
+    """Return a flag for nodes with a component that has a flagged node."""
     found = np.zeros(len(component), dtype=bool)
     found[component[flags]] = True
     return found[component]
 
 
 def _count_components(nodes: Nodes, component: Indices, flags: Flags) -> Indices:
-    """How many components of each graph hold a node with the flag."""
+    """Return the number of components with a flagged node per graph."""
     heads = np.zeros(len(nodes), dtype=bool)
     heads[component[flags]] = True
     return _count(nodes, heads)
 
 
 def _count(nodes: Nodes, flags: Flags) -> Indices:
-    """How many nodes with the flag each graph has: int64[graphs], 0 for a graph without nodes."""
+    """Return the number of flagged nodes per graph: int64[graphs], 0 for a graph without nodes."""
     return np.bincount(nodes.graph[flags], minlength=nodes.graphs)
 
 
 def _share(part: Indices, rest: Indices) -> Numbers:
-    """part / (part + rest) of each graph, NaN where that is 0 / 0: no statements is no score."""
+    """Return part / (part + rest) per graph, NaN for 0 / 0: a graph without statements has no score."""
     whole = part + rest
     share: Numbers = np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
     return share
 
 
 def condense_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Condenses graphs, one row a graph, for `mapInArrow`.
+    """Condense graphs, one row per graph, for `mapInArrow`.
 
-    In: graph string; nodes list<struct<node, context bool, response bool, frequency int64>> sorted by node (int64 or
-    string); edges list<struct<source, target, judged bool>>, null or empty where there are none. A judged edge is an
-    entailment, premise to hypothesis; any other is a pair that was not judged and only widens the bounds.
-    Out: graph; classes list<struct<node, statement, representative, covered, in_basis>>, one a node in their order,
-    with the first node of its class as `statement`, null where that is none; covered, uncovered int64; low, high
-    double, null without statements. Raises ValueError for an edge to a node that its graph does not have.
+    Input: graph string; nodes list<struct<node, context bool, response bool, frequency int64>> sorted by node (int64 or
+    string); edges list<struct<source, target, judged bool>>, null or empty without edges. A judged edge is an
+    entailment, premise to hypothesis. An unjudged edge is a pair without a judgement and only widens the bounds.
+    Output: graph; classes list<struct<node, statement, representative, covered, in_basis>>, one per node in their
+    order, with the first node of its class as `statement` (null if the class is not a statement); covered, uncovered
+    int64; low, high double, null without statements. Raises ValueError for an edge to a node outside its graph.
     """
     for batch in batches:
         yield condense_batch(batch)
 
 
 def condense_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """One batch of `condense_batches`."""
+    """Condense one batch of `condense_batches`."""
     rows, sizes = _flatten(batch.column("nodes"))
     nodes = _read_nodes(rows, sizes)
     source, target, judged = _read_edges(batch.column("edges"), rows.field("node"), nodes)
@@ -222,7 +225,7 @@ def condense_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
         {
             "graph": batch.column("graph"),
             "classes": pa.ListArray.from_arrays(offsets, _class_rows(rows.field("node"), classes)),
-            # No NaN leaves here: it would stay one in Spark, and turn every mean over the column into NaN.
+            # NaN becomes null here. In Spark it would turn every mean over the column into NaN
             "covered": pa.array(covered, pa.int64()),
             "uncovered": pa.array(uncovered, pa.int64()),
             "low": pa.array(low, pa.float64(), from_pandas=True),
@@ -232,18 +235,18 @@ def condense_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _flatten(lists: Any) -> tuple[pa.StructArray, Indices]:
-    """The values of a list column without gaps, and the number of values of each row."""
+    """Return the values of a list column without gaps, and the number of values of each row."""
     return lists.flatten(), _numpy(pc.fill_null(pc.list_value_length(lists), 0)).astype(np.int64)
 
 
 def _numpy(array: Any) -> NDArray[Any]:
-    """The values as NumPy has them: a copy for booleans, which Arrow packs into bits, and for what has nulls."""
+    """Return the values as a NumPy array: a copy for booleans, which Arrow packs into bits, and for nulls."""
     result: NDArray[Any] = array.to_numpy(zero_copy_only=False)
     return result
 
 
 def _read_nodes(rows: pa.StructArray, sizes: Indices) -> Nodes:
-    """The nodes of a batch, graph by graph. A null flag is false, a null frequency 1."""
+    """Return the nodes of a batch, graph by graph. A null flag is false, a null frequency 1."""
     return Nodes(
         graph=np.repeat(np.arange(len(sizes)), sizes),
         context=_flags(rows.field("context")),
@@ -254,22 +257,22 @@ def _read_nodes(rows: pa.StructArray, sizes: Indices) -> Nodes:
 
 
 def _flags(column: Any) -> Flags:
-    """The column as bool, null as false."""
+    """Return the column as bool, with null as false."""
     return _numpy(pc.fill_null(column, False)).astype(bool)
 
 
 def _read_edges(lists: Any, node: Any, nodes: Nodes) -> tuple[Indices, Indices, Flags]:
-    """The numbers of the nodes that edges run between, and whether each was judged."""
+    """Return the numbers of the nodes at both ends of edges, and whether each edge was judged."""
     rows, sizes = _flatten(lists)
     graph = np.repeat(np.arange(len(sizes)), sizes)
-    # Our own nodes are numbered; graphs that a user supplies name theirs as they like.
+    # Untold's nodes are numbered. Nodes of a user's graphs may have any names
     find = _number_integers if pa.types.is_integer(node.type) else _number_texts
     ends = [find(node, nodes, rows.field(name), graph) for name in ("source", "target")]
     return ends[0], ends[1], _flags(rows.field("judged"))
 
 
 def _number_integers(node: Any, nodes: Nodes, wanted: Any, graph: Indices) -> Indices:
-    """Positions count from the graph's first node where nodes are numbered from 0; else they are looked up."""
+    """Return positions: by offset if the nodes of each graph are numbered from 0, otherwise by lookup."""
     values, sought = _numpy(node).astype(np.int64), _numpy(wanted).astype(np.int64)
     sizes = np.bincount(nodes.graph, minlength=nodes.graphs)
     starts = np.cumsum(sizes) - sizes
@@ -285,27 +288,27 @@ def _number_integers(node: Any, nodes: Nodes, wanted: Any, graph: Indices) -> In
 
 
 def _number_texts(node: Any, nodes: Nodes, wanted: Any, graph: Indices) -> Indices:
-    """The positions of the wanted nodes, each looked up in its own graph. Raises ValueError for one not there."""
+    """Return the positions of the wanted nodes in their graphs. Raises ValueError for a missing node."""
     return _checked(pc.index_in(_prefixed(wanted, graph), value_set=_prefixed(node, nodes.graph)))
 
 
 def _prefixed(values: Any, graph: Indices) -> Any:
-    """Values that differ between graphs: the graph's number, a colon, the value.
+    """Return values that differ between graphs: the graph's number, a colon, the value.
 
-    As the number ends at the first colon, two pairs of graph and value never make one text, whatever a value holds.
+    The number ends at the first colon, so different pairs of graph and value have different texts, for any value.
     """
     return pc.binary_join_element_wise(pa.array(graph).cast(pa.string()), values.cast(pa.string()), ":")
 
 
 def _checked(found: Any) -> Indices:
-    """Positions as int64. Raises ValueError where one is null, for a node that was not found."""
+    """Return positions as int64. Raises ValueError if one is null, for a node that was not found."""
     if found.null_count:
         raise ValueError(f"{found.null_count:,} ends of edges are not nodes of their graph")
     return _numpy(found).astype(np.int64)
 
 
 def _class_rows(node: Any, classes: Classes) -> pa.StructArray:
-    """The structs of `classes`, one a node: `statement` is the first node of its class, null where that is none."""
+    """Return the structs of `classes`, one per node. `statement` is the first node of its class, or null."""
     first = pa.array(classes.component, mask=~classes.statement)
     columns = {
         "node": node,
@@ -326,13 +329,13 @@ Edges = Sequence[Mapping[str, int]]
 
 
 def choose_by_wave(owner: Mapping[str, Any]) -> Choice:
-    """Says of pairs (source, target) of an owner which are asked now and which are implied.
+    """Return a function that decides for pairs (source, target) which are sent now and which are implied.
 
-    owner: part, one of this module's four; contexts, the number of context atoms, which come first; texts, one a node;
-    first: the entailments of `FIRST_CONTEXTS`, read by the two parts of the second wave and again by the third; known:
-    all entailments so far, read by the third. Edges are {source, target}.
+    owner: part, one of this module's four; contexts, the number of context atoms, which come first; texts, one per
+    node; first: the entailments of `FIRST_CONTEXTS`, used by the two parts of the second wave and by the third; known:
+    all entailments so far, used by the third. Edges are {source, target}.
 
-    An implied pair is a row without a request: the edge it would add changes no reachability (methods, section 2).
+    An implied pair is a row without a request, because its edge would not change reachability (methods, section 2).
     """
     contexts, size = owner["contexts"], len(owner["texts"])
     if owner["part"] == FIRST_CONTEXTS:
@@ -348,9 +351,9 @@ def choose_by_wave(owner: Mapping[str, Any]) -> Choice:
 
 
 def reachable(size: int, edges: Edges) -> Flags:
-    """bool[size, size]: whether edges lead from the first node to the second; every node reaches itself.
+    """Return bool[size, size]: True if edges lead from the first node to the second. Every node reaches itself.
 
-    A search a node that has edges; `size` squared bytes, 25 MB for 5,000 atoms.
+    There is one search per node with edges. The result has `size` squared bytes, 25 MB for 5,000 atoms.
 
     >>> reachable(3, [{"source": 0, "target": 1}, {"source": 1, "target": 2}]).astype(int).tolist()
     [[1, 1, 1], [0, 1, 1], [0, 0, 1]]
@@ -363,24 +366,25 @@ def reachable(size: int, edges: Edges) -> Flags:
 
 
 def _split(wanted: Flags, implied: Flags) -> tuple[Flags, Flags]:
-    """Of the wanted pairs those to ask, and those that are implied."""
+    """Return the wanted pairs to send, and the wanted pairs that are implied."""
     return wanted & ~implied, wanted & implied
 
 
 def _is_first(source: Places, target: Places, contexts: int) -> Flags:
-    """One direction of each pair, each node in as many pairs as premise as in others as hypothesis.
+    """Choose one direction of each pair, so that each node is equally often premise and hypothesis.
 
-    By distance on a circle of the nodes: the first wave tells something about every node.
+    The choice is by distance on a circle of the nodes, so the first wave covers every node.
     """
-    # Of an even number of nodes, two opposite ones are as far from each other either way: both directions are asked.
+    # With an even number of nodes, opposite nodes have the same distance both ways, so both directions are sent
     first: Flags = (target - source) % contexts <= contexts // 2
     return first
 
 
 def _ends(contexts: int, edges: Edges) -> tuple[Flags, Flags]:
-    """For every class that nothing enters (a head), and for every class that nothing leaves (a tail), one of its nodes.
+    """Return one node of every class without incoming edges (heads), and of every class without outgoing edges (tails).
 
-    What entails a head entails all that follows from it; what a tail entails, all that leads there entails too.
+    A node that entails a head entails everything that follows from it. If a tail entails a node, so do all its
+    ancestors.
     """
     matrix = _edge_matrix(contexts, edges)
     _, labels = connected_components(matrix, directed=True, connection="strong")
@@ -393,20 +397,20 @@ def _ends(contexts: int, edges: Edges) -> tuple[Flags, Flags]:
 
 
 def _is_end(source: Places, target: Places, heads: Flags, tails: Flags) -> Flags:
-    """Whether a pair of a response atom and a context atom leads to a head or comes from a tail."""
+    """Return a flag for pairs of a response atom and a context atom that lead to a head or come from a tail."""
     contexts = len(heads)
     into, out_of = target < contexts, source < contexts
     return (into & heads[np.where(into, target, 0)]) | (out_of & tails[np.where(out_of, source, 0)])
 
 
 def _edge_matrix(size: int, edges: Edges) -> csr_array:
-    """bool adjacency of nodes 0 to size - 1, as csr_array[size, size]."""
+    """Return the bool adjacency of nodes 0 to size - 1, as csr_array[size, size]."""
     source, target = _columns(edges)
     return csr_array((np.ones(len(source)), (source, target)), shape=(size, size))
 
 
 def _columns(edges: Iterable[Mapping[str, int]]) -> tuple[Places, Places]:
-    """The sources and targets of edges: int64 each, empty arrays for no edge."""
-    # Of no edges NumPy would make one axis, not two.
+    """Return the sources and targets of edges: int64 each, empty without edges."""
+    # Without edges, NumPy would create one axis instead of two
     pairs = np.array([(edge["source"], edge["target"]) for edge in edges], dtype=np.int64).reshape(-1, 2)
     return pairs[:, 0], pairs[:, 1]

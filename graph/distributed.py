@@ -24,30 +24,29 @@ _NO_IDS = np.zeros(0, dtype=np.int64)
 
 
 class StepStore(Protocol):
-    """Where results of steps are computed: lineage ends there, so that plans do not grow with the rounds.
+    """A store for the results of steps. Stored results cut the lineage, so plans do not grow with the rounds.
 
-    It is a protocol, because where to keep a step belongs to a run, which this package does not know.
+    It is a protocol, because the location of a step belongs to a run, and this package is independent of runs.
     """
 
     def keep(self, frame: DataFrame, name: str = "step") -> DataFrame:
-        """The same rows, computed once, in a place named for what they are."""
+        """Return the same rows, computed once and stored under this name."""
 
     def count(self, frame: DataFrame) -> int:
-        """The number of rows; costs nothing for what `keep` gave."""
+        """Return the number of rows. For results of `keep` it is free."""
 
 
 @dataclass(frozen=True)
 class Walker:
-    """Walks the edges of a graph of any size. `limit`: the most edges that one task takes."""
+    """Walks the edges of a graph of any size. `limit` is the maximum number of edges per task."""
 
     workspace: StepStore
     limit: int
 
     def spread(self, seeds: DataFrame, edges: DataFrame, size: int) -> DataFrame:
-        """The ids that paths from the seeds (id) lead to along `size` edges (source, target), and the seeds.
+        """Return the seeds (id) and the ids that paths from them reach along `size` edges (source, target).
 
-        ids are those of the vertices. A round follows all paths within each range of edges; rounds end when none finds
-        an id.
+        A round follows all paths within each range of edges. Rounds end when no range finds a new id.
         """
         reached = seeds.select("id").distinct()
         if not size:
@@ -55,8 +54,8 @@ class Walker:
         if size <= self.limit:
             found = self._run_parts(_as_part(edges), 1, reached, _spread_batches)
             return self.workspace.keep(reached.unionByName(found).distinct())
-        # Ids are in the order of graphs: by source, edges of a graph lie together and paths change ranges seldom. By
-        # target too, so that the edges of one hub can be divided.
+        # Ids follow the order of graphs. A range by source keeps the edges of a graph together, so paths rarely change
+        # ranges. The target divides the edges of one hub
         reached, walked = self.workspace.keep(reached), self._divide(edges, size, "source", "target")
         while True:
             found = self._run_parts(walked, self._parts(size), reached, _spread_batches)
@@ -66,17 +65,17 @@ class Walker:
             reached = self.workspace.keep(reached.unionByName(fresh))
 
     def find_core(self, edges: DataFrame) -> DataFrame:
-        """The edges on cycles and between them.
+        """Return the edges on cycles and between cycles.
 
-        What leads to no cycle and what no cycle leads to is a class by itself: peeled from both sides, it is not asked
-        for.
+        A vertex that cannot reach a cycle, or cannot be reached from one, is its own component. Both kinds are removed
+        before the component search.
         """
         after = self.workspace.keep(self.peel(edges, self.workspace.count(edges)))
         return self.workspace.keep(turned(self.peel(turned(after), self.workspace.count(after))))
 
     def peel(self, edges: DataFrame, size: int) -> DataFrame:
-        """Of `size` edges (source, target) those that a cycle leads to or that lie on one."""
-        # By target alone: a task can judge a node only where it has all edges that enter it.
+        """Return those of `size` edges (source, target) that are on a cycle or reachable from one."""
+        # By target only: a task can judge a node only if it has all edges that enter it
         walked = _as_part(edges) if size <= self.limit else self._divide(edges, size, "target")
         alive = walked.select(F.col("target").alias("id")).distinct()
         if size <= self.limit:
@@ -87,9 +86,7 @@ class Walker:
         return walked.join(sources, on="source", how="left_semi").select("source", "target")
 
     def _peel_parts(self, walked: DataFrame, parts: int, alive: DataFrame) -> DataFrame:
-        """The ids (id) that are still entered when rounds change nothing; they only ever become fewer, so a count
-        tells.
-        """
+        """Return the ids (id) that still have an incoming edge when a round changes nothing. Rounds only remove ids."""
         before, left = -1, self.workspace.count(alive)
         while left not in (0, before):
             alive = self.workspace.keep(self._run_parts(walked, parts, alive, _peel_batches))
@@ -97,49 +94,49 @@ class Walker:
         return alive
 
     def _parts(self, size: int) -> int:
-        """How many ranges of at most `limit` edges so many are."""
+        """Return the number of ranges of at most `limit` edges."""
         return -(-size // self.limit)
 
     def _divide(self, edges: DataFrame, size: int, *by: str) -> DataFrame:
-        """source, target, part: the edges in ranges of `by` that fit a task each."""
+        """Return the edges in ranges of `by` that fit a task: source, target, part."""
         divided = edges.repartitionByRange(self._parts(size), *by)
         return self.workspace.keep(divided.select("source", "target", F.spark_partition_id().alias("part")))
 
     def _run_parts(self, edges: DataFrame, parts: int, marked: DataFrame, run: Walk) -> DataFrame:
-        """The distinct ids that `run` gives for the parts, told which sources are among `marked` (id)."""
+        """Return the distinct ids that `run` returns for the parts. Sources in `marked` (id) are marked."""
         marks = marked.select(F.col("id").alias("source"), F.lit(True).alias("marked"))
         flagged = edges.join(marks, on="source", how="left").select("part", "source", "target", flag("marked"))
-        # By the number itself: with its hash, two ranges might meet in one task and be over the limit.
+        # By the number itself: with a hash, two ranges could be in one task and exceed the limit
         placed = flagged.repartitionById(parts, "part").select("source", "target", "marked")
         return placed.mapInArrow(run, IDS).distinct()
 
 
 def _as_part(edges: DataFrame) -> DataFrame:
-    """source, target, part: all edges in one part."""
+    """Return all edges as one part: source, target, part."""
     return edges.select("source", "target", F.lit(0).alias("part"))
 
 
 def solve_apart(edges: DataFrame) -> DataFrame:
-    """Strong components of weak ones: weak, source, target -> id, component (the smallest id of its class).
+    """Return the strong components of weak components: weak, source, target -> id, component (the smallest id).
 
-    All edges of a weak component become one row, so each of these has to fit a task.
+    All edges of a weak component become one row, so each component must fit a task.
     """
     grouped = edges.groupBy("weak").agg(F.collect_list(F.struct("source", "target")).alias("edges"))
     return grouped.select("edges").mapInArrow(_components_of_batches, LABELS)
 
 
 def flag(name: str) -> Column:
-    """The column as boolean, null as false."""
+    """Return the column as boolean, with null as false."""
     return F.coalesce(name, F.lit(False)).alias(name)
 
 
 def turned(edges: DataFrame) -> DataFrame:
-    """The edges the other way around: source, target."""
+    """Return the reversed edges: source, target."""
     return edges.select(F.col("target").alias("source"), F.col("source").alias("target"))
 
 
 def _spread_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The ids that marked sources lead to by the edges of this task: source, target, marked -> id."""
+    """Yield the ids that marked sources reach along the edges of this task: source, target, marked -> id."""
     ids, source, target, marked = _read_edges(batches)
     if not marked.any():
         return
@@ -149,12 +146,12 @@ def _spread_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
 
 def _peel_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The targets that a cycle of this task or a marked source of another leads to: source, target, marked -> id.
+    """Yield the targets that a cycle of this task or a marked outside source reaches: source, target, marked -> id.
 
-    All edges into a target are in one task, so that a source which is a target here is judged here.
+    All edges into a target are in one task, so a source that is also a target here is judged here.
     """
     ids, source, target, marked = _read_edges(batches)
-    # A source that is no target of this task is judged by another: it is a root here for as long as it is marked.
+    # Another task judges a source that is not a target here. It is a root in this task while it is marked
     own, roots = np.zeros(len(ids), dtype=bool), np.zeros(len(ids), dtype=bool)
     own[target] = True
     source, target = source[marked], target[marked]
@@ -165,7 +162,7 @@ def _peel_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def _components_of_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Strong components of disjoint graphs, a row each: edges list<struct<source, target>> -> id, component."""
+    """Yield strong components of disjoint graphs, one per row: edges list<struct<source, target>> -> id, component."""
     for batch in batches:
         edges = batch.column("edges").flatten()
         ids, source, target = _renumber(*(edges.field(name).to_numpy() for name in ("source", "target")))
@@ -174,7 +171,7 @@ def _components_of_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Rec
 
 
 def _read_edges(batches: Iterator[pa.RecordBatch]) -> tuple[Indices, Indices, Indices, Flags]:
-    """The ids of a task, sorted, its edges by their positions, and whether each edge's source is marked."""
+    """Return the sorted ids of a task, its edges as positions in them, and a flag for edges with a marked source."""
     found = [[batch.column(n).to_numpy(zero_copy_only=False) for n in range(3)] for batch in batches]
     if not found:
         return _NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS.astype(bool)
@@ -183,50 +180,50 @@ def _read_edges(batches: Iterator[pa.RecordBatch]) -> tuple[Indices, Indices, In
 
 
 def _renumber(source: Indices, target: Indices) -> tuple[Indices, Indices, Indices]:
-    """The ids of some edges ascending, and both ends of each as positions among them."""
+    """Return the ids of edges, ascending, and both ends of each edge as positions in them."""
     ids, positions = np.unique(np.concatenate([source, target]), return_inverse=True)
     return ids, positions[: len(source)], positions[len(source) :]
 
 
 def _classes(seeds: Flags, source: Indices, target: Indices) -> Classes:
-    """The classes of one graph whose nodes all count as context; `covered` is what the seeds reach."""
+    """Return the classes of one graph with all nodes as context. `covered` marks the nodes that the seeds reach."""
     size = len(seeds)
     ones = np.ones(size, dtype=np.int64)
     return find_classes(Nodes(ones * 0, ones.astype(bool), seeds, ones, 1), source, target)
 
 
 def _as_batch(ids: Indices) -> pa.RecordBatch:
-    """The ids as a batch of `IDS`."""
+    """Return the ids as a batch of `IDS`."""
     return pa.RecordBatch.from_pydict({"id": pa.array(ids, pa.int64())})
 
 
 class CondensationError(RuntimeError):
-    """A condensation that did not come to its end, or that verification refused. It is never used."""
+    """A condensation that did not finish, or failed verification. Its results are never used."""
 
 
 class Components(Protocol):
     """Components of a graph: vertices (id long), edges (src, dst long) -> id, component long, of any value.
 
-    Two vertices of one component have one value. `release` frees what the last answer holds, once it was kept:
-    GraphFrames persists its results and leaves them to the caller.
+    Vertices of one component have the same value. Call `release` after storing a result, because GraphFrames persists
+    its results and does not free them.
     """
 
     def weak(self, vertices: DataFrame, edges: DataFrame) -> DataFrame:
-        """Weak components, exact."""
+        """Return the weak components, exactly."""
 
     def strong(self, vertices: DataFrame, edges: DataFrame) -> DataFrame:
-        """Strong components, or parts of them."""
+        """Return the strong components, or parts of them."""
 
     def release(self) -> None:
-        """Frees what the last answer holds."""
+        """Free the memory of the last result."""
 
 
 @dataclass(frozen=True)
 class Condensed:
     """The rows of a condensation.
 
-    `classes`: graph, node, statement, representative, covered, in_basis; a row a node, `statement` null where its class
-    holds no context node. `counts`: graph, covered, uncovered long, low, high double (null without statements).
+    `classes`: graph, node, statement, representative, covered, in_basis; a row per node, with a null `statement` if its
+    class has no context node. `counts`: graph, covered, uncovered long, low, high double (null without statements).
     """
 
     classes: DataFrame
@@ -235,9 +232,9 @@ class Condensed:
 
 @dataclass(frozen=True)
 class Solution:
-    """`vertices`: id, component (the smallest id of its class), reached; `quotient`: source, target between classes.
+    """`vertices`: id, component (the smallest id of its class), reached. `quotient`: source, target between classes.
 
-    `reached`: whether a response vertex reaches the class, by a path of any length.
+    `reached` is true if a path of any length from a response vertex reaches the class.
     """
 
     vertices: DataFrame
@@ -246,10 +243,10 @@ class Solution:
 
 @dataclass(frozen=True)
 class Condensation:
-    """Condenses graphs of any size. `limit`: the most edges that one task takes.
+    """Condenses graphs of any size. `limit` is the maximum number of edges per task.
 
-    `components` is asked only for what is left of a graph when mutual edges, small weak components and what lies on no
-    cycle are gone: its rounds have a fixed cost, measured at 19 s for 40 nodes on two cores.
+    `components` only receives the rest of a graph without mutual edges, small weak components and vertices outside
+    cycles. Its rounds have a fixed cost, measured at 19 s for 40 nodes on two cores.
     """
 
     components: Components
@@ -258,15 +255,15 @@ class Condensation:
 
     @property
     def _walker(self) -> Walker:
-        """What follows paths, within the same limit and in the same workspace."""
+        """Return a walker with the same limit and workspace."""
         return Walker(self.workspace, self.limit)
 
     def condense(self, nodes: DataFrame, edges: DataFrame) -> Condensed:
-        """What `condensation.condense_batches` gives, as rows.
+        """Return the result of `condensation.condense_batches` as rows.
 
         nodes: graph string, node long or string, context, response boolean, frequency long. edges: graph, source,
-        target, judged boolean. Raises ValueError for an edge to a node that its graph does not have, and
-        CondensationError where the components do not come to an end or are wrong.
+        target, judged boolean. Raises ValueError for an edge to a node outside its graph, and CondensationError for
+        incomplete or wrong components.
         """
         members = self.workspace.keep(_number(nodes), "numbered-nodes")
         pairs = self._find_pairs(members, edges)
@@ -276,11 +273,11 @@ class Condensation:
         return Condensed(self._find_classes(rows, lower.quotient), _count_statements(rows))
 
     def solve(self, vertices: DataFrame, edges: DataFrame) -> Solution:
-        """vertices: id, response; edges: source, target. Raises CondensationError for what verification refuses."""
+        """Solve a graph. vertices: id, response; edges: source, target. Raises CondensationError after verification."""
         links = self.workspace.keep(_tidy(edges), "links")
         labels = self.find_components(vertices.select("id"), links)
         quotient = self.workspace.keep(_relabel(links, labels), "quotient")
-        # Before anything is derived from the labels: too fine ones give plausible scores that are wrong.
+        # Verify first, because components that are too fine lead to plausible but wrong scores
         self.verify(labels, links, quotient)
         responses = vertices.where("response").select("id")
         seeds = labels.join(responses, on="id", how="left_semi").select(F.col("component").alias("id"))
@@ -290,22 +287,22 @@ class Condensation:
         return Solution(self.workspace.keep(solved, "solution"), quotient)
 
     def find_components(self, vertices: DataFrame, edges: DataFrame) -> DataFrame:
-        """Strong components, not yet verified: id, component (the smallest id of its class).
+        """Return the strong components before verification: id, component (the smallest id of its class).
 
-        vertices: id; edges: source, target, no loops. Mutual edges are contracted first; then weak components that fit
-        a task are solved in one, and the rest by the strong components of what is on cycles, again and again.
+        vertices: id; edges: source, target, no loops. Mutual edges are contracted first. Weak components that fit a
+        task are solved in one task. The others are reduced to their cycles, solved and contracted, repeatedly.
         """
         labels = vertices.select("id", F.col("id").alias("component"))
-        # What entails each other is one class, so classes of mutual edges are weak components, which are exact;
-        # most classes of more than one text are of that kind.
+        # Classes of mutual edges are weak components, which are exact. Most classes of more than one text are of this
+        # kind
         mutual, remaining = self._find_mutual(edges), edges
         if self.workspace.count(mutual):
             labels, remaining = self._contract(labels, edges, self._merge_mutual(mutual))
         if not self.workspace.count(remaining):
             return labels
         weak = self._take(self.components.weak(_ends(remaining), _as_graph(remaining)))
-        # By turns: what lies on no cycle is peeled off, what is left is asked for classes and contracted, and that
-        # again. Each round of asking finds a class at least, so there is an end.
+        # Repeat: remove vertices outside cycles, then find and contract classes. Each search finds at least one class,
+        # so the loop ends
         on_cycles = False
         while True:
             small, large = self._split(remaining, weak)
@@ -320,14 +317,15 @@ class Condensation:
             on_cycles = not on_cycles
 
     def verify(self, labels: DataFrame, edges: DataFrame, quotient: DataFrame) -> None:
-        """Raises CondensationError unless classes are strongly connected and their quotient has no cycle.
+        """Raise CondensationError unless classes are strongly connected and their quotient has no cycle.
 
         labels: id, component; edges: source, target; quotient: the edges between classes.
 
-        As an algorithm that stops early would have it: a chain of twenty cycles of two nodes came back as 36 classes
-        instead of 20 (GraphFrames, 5 iterations). Linear in the edges, by as many rounds as paths change tasks.
+        An algorithm that stops early can violate this: GraphFrames with 5 iterations returned 36 classes instead of 20
+        for a chain of twenty cycles of two nodes. The cost is linear in the edges, with one round per change of task
+        along paths.
         """
-        # A class of one node is strongly connected by itself; the head of a larger one stands for it on both walks.
+        # A class of one node is strongly connected. The walks in a larger class start from its head
         members = labels.where("id <> component")
         within = self.workspace.keep(_within(edges, labels), "links-within-classes")
         size, heads = self.workspace.count(within), members.select(F.col("component").alias("id"))
@@ -341,10 +339,10 @@ class Condensation:
             raise CondensationError("the strongly connected components are incomplete: a cycle of components remains")
 
     def _find_pairs(self, members: DataFrame, edges: DataFrame) -> DataFrame:
-        """source, target, judged, by ids."""
+        """Return source, target, judged, by ids."""
         found = edges
         for end in ("source", "target"):
-            # A left join below: an end without a node shall be counted and named, not lost.
+            # A left join, so that ends without a node are counted and not dropped
             ids = members.select("graph", F.col("node").alias(end), F.col("id").alias(f"{end}_id"))
             found = found.join(ids, on=["graph", end], how="left")
         judged = F.coalesce("judged", F.lit(False)).alias("judged")
@@ -356,7 +354,7 @@ class Condensation:
         return pairs
 
     def _solve_bounds(self, members: DataFrame, pairs: DataFrame, lower: DataFrame) -> DataFrame:
-        """The vertices of the solution with unjudged pairs as edges too, which starts from the classes without them."""
+        """Return the vertices of the solution that includes unjudged pairs, starting from the classes without them."""
         if not self.workspace.count(pairs.where("not judged").limit(1)):
             return lower
         labels = lower.select("id", "component")
@@ -368,21 +366,21 @@ class Condensation:
         return whole.select("id", F.col("above").alias("component"), "reached")
 
     def _find_mutual(self, edges: DataFrame) -> DataFrame:
-        """The edges that have a turned twin, each such pair once."""
+        """Return the edges that also exist in reverse, one per pair."""
         twins = turned(edges.where("source > target"))
         return self.workspace.keep(edges.join(twins, on=["source", "target"], how="inner"), "mutual-links")
 
     def _merge_mutual(self, mutual: DataFrame) -> DataFrame:
-        """Classes of mutual edges alone: id, component."""
+        """Return the classes of mutual edges: id, component."""
         if self.workspace.count(mutual) > self.limit:
             return self._take(self.components.weak(_ends(mutual), _as_graph(mutual)))
         both = mutual.unionByName(turned(mutual))
         return solve_apart(both.select(F.lit(0).alias("weak"), "source", "target"))
 
     def _ask_strong(self, edges: DataFrame) -> DataFrame:
-        """Classes of a graph whose every edge is on a cycle or between two: id, component.
+        """Return classes of a graph with all edges on cycles or between cycles: id, component.
 
-        Raises CondensationError where none has two nodes: contracting them would change nothing, for ever.
+        Raises CondensationError if no class has two nodes, because contraction would then loop forever.
         """
         found = self._take(self.components.strong(_ends(edges), _as_graph(edges)))
         if not self.workspace.count(found.where("id <> component").limit(1)):
@@ -390,17 +388,17 @@ class Condensation:
         return found
 
     def _take(self, found: DataFrame) -> DataFrame:
-        """An answer of `components`, each component named by its smallest id."""
+        """Store a result of `components`, with each component named by its smallest id."""
         kept = self.workspace.keep(_smallest(found))
         self.components.release()
         return kept
 
     def _contract(self, labels: DataFrame, edges: DataFrame, found: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """Labels and edges after the classes `found` (id, component) became one vertex each."""
+        """Return labels and edges after contraction of the classes `found` (id, component)."""
         return self.workspace.keep(_compose(labels, found)), self.workspace.keep(_relabel(edges, found))
 
     def _split(self, edges: DataFrame, weak: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """weak, source, target: the edges of weak components that fit a task, and those of the others."""
+        """Return the edges of weak components that fit a task, and the other edges: weak, source, target."""
         whole = weak.select(F.col("id").alias("source"), F.col("component").alias("weak"))
         marked = edges.join(whole, on="source", how="left").select("weak", "source", "target")
         sizes = marked.groupBy("weak").agg(F.count("*").alias("size"))
@@ -409,7 +407,7 @@ class Condensation:
         return sized.where(fits).drop("size"), self.workspace.keep(sized.where(~fits).drop("size"))
 
     def _find_classes(self, rows: DataFrame, quotient: DataFrame) -> DataFrame:
-        """The rows of classes. rows: see `_join_solutions`; quotient: source, target between classes."""
+        """Return the rows of classes. rows: see `_join_solutions`; quotient: source, target between classes."""
         heads = self.workspace.keep(_describe_classes(rows), "classes")
         entered = self._find_entered(heads, quotient)
         marks = entered.select(F.col("id").alias("lower"), F.lit(True).alias("entered"))
@@ -425,9 +423,9 @@ class Condensation:
         )
 
     def _find_entered(self, heads: DataFrame, quotient: DataFrame) -> DataFrame:
-        """Ids of the classes that an uncovered statement other than themselves reaches.
+        """Return the ids of classes that another uncovered statement reaches.
 
-        Paths go on through classes that are no statements; from a statement on they are that statement's own.
+        Paths continue through classes that are not statements. After a statement they count as paths of that statement.
         """
         missing = heads.where("not reached")
         kinds = missing.select(F.col("lower").alias("source"), F.col("statement").isNotNull().alias("is_statement"))
@@ -438,10 +436,10 @@ class Condensation:
 
 
 def _number(nodes: DataFrame) -> DataFrame:
-    """The nodes with long ids in the order of (graph, node), null flags false, a null frequency 1."""
+    """Return the nodes with long ids in the order of (graph, node), null flags as false, a null frequency as 1."""
     return nodes.orderBy("graph", "node").select(
-        # Ascending over sorted partitions, with gaps: the smallest id of a class is its first node, as in
-        # `condensation`.
+        # Ascending over sorted partitions, with gaps. The smallest id of a class is its first node, as in
+        # `condensation`
         F.monotonically_increasing_id().alias("id"),
         "graph",
         "node",
@@ -452,35 +450,35 @@ def _number(nodes: DataFrame) -> DataFrame:
 
 
 def _tidy(edges: DataFrame) -> DataFrame:
-    """source, target without loops and repetitions: neither changes a class, and each round would carry both."""
+    """Return source, target without loops and duplicates, which change no class and slow down each round."""
     return edges.where("source <> target").select("source", "target").distinct()
 
 
 def _ends(edges: DataFrame) -> DataFrame:
-    """The vertices of edges: id."""
+    """Return the vertices of edges: id."""
     return edges.select(F.explode(F.array("source", "target")).alias("id")).distinct()
 
 
 def _as_graph(edges: DataFrame) -> DataFrame:
-    """The edges by the names that GraphFrames asks for."""
+    """Return the edges with the column names of GraphFrames."""
     return edges.select(F.col("source").alias("src"), F.col("target").alias("dst"))
 
 
 def _smallest(found: DataFrame) -> DataFrame:
-    """id, component with each component named by its smallest id."""
+    """Return id, component with each component named by its smallest id."""
     heads = found.groupBy("component").agg(F.min("id").alias("head"))
     return found.join(heads, on="component", how="inner").select("id", F.col("head").alias("component"))
 
 
 def _compose(labels: DataFrame, found: DataFrame) -> DataFrame:
-    """Labels (id, component) after components were merged as `found` (id, component) says."""
+    """Return the labels (id, component) after the merges in `found` (id, component)."""
     merged = found.select(F.col("id").alias("component"), F.col("component").alias("into"))
     whole = labels.join(merged, on="component", how="left")
     return whole.select("id", F.coalesce("into", "component").alias("component"))
 
 
 def _relabel(edges: DataFrame, labels: DataFrame) -> DataFrame:
-    """Edges between components, without loops and repetitions; ends without a label stay as they are."""
+    """Return edges between components, without loops and duplicates. Ends without a label are unchanged."""
     moved = edges.select("source", "target")
     for end in ("source", "target"):
         names = labels.select(F.col("id").alias(end), F.col("component").alias("into"))
@@ -490,7 +488,7 @@ def _relabel(edges: DataFrame, labels: DataFrame) -> DataFrame:
 
 
 def _within(edges: DataFrame, labels: DataFrame) -> DataFrame:
-    """The edges between nodes of one class."""
+    """Return the edges between nodes of one class."""
     named = edges
     for end in ("source", "target"):
         names = labels.select(F.col("id").alias(end), F.col("component").alias(f"{end}_class"))
@@ -499,7 +497,10 @@ def _within(edges: DataFrame, labels: DataFrame) -> DataFrame:
 
 
 def _join_solutions(members: DataFrame, lower: DataFrame, upper: DataFrame) -> DataFrame:
-    """graph, id, node, context, frequency; lower, reached: class without, upper, upper_reached: with unjudged pairs."""
+    """Return graph, id, node, context, frequency, and both solutions: lower, reached, upper, upper_reached.
+
+    The lower solution excludes unjudged pairs, and the upper solution includes them.
+    """
     below = lower.select("id", F.col("component").alias("lower"), "reached")
     above = upper.select("id", F.col("component").alias("upper"), F.col("reached").alias("upper_reached"))
     whole = members.join(below, on="id", how="inner").join(above, on="id", how="inner")
@@ -508,8 +509,9 @@ def _join_solutions(members: DataFrame, lower: DataFrame, upper: DataFrame) -> D
 
 
 def _describe_classes(rows: DataFrame) -> DataFrame:
-    """lower, reached, statement (the smallest node; null without a context node), chosen (id of the representative)."""
-    # The least struct: the most frequent node, then the one that comes first. Null, so never least, for other nodes.
+    """Return lower, reached, statement (the smallest node, null without a context node), chosen (representative id)."""
+    # The least struct is the most frequent node, then the first. It is null for other nodes, and null is never the
+    # minimum
     rank = F.when(F.col("context"), F.struct((-F.col("frequency")).alias("rank"), "id"))
     return rows.groupBy("lower").agg(
         F.bool_or("reached").alias("reached"),
@@ -519,7 +521,7 @@ def _describe_classes(rows: DataFrame) -> DataFrame:
 
 
 def _count_statements(rows: DataFrame) -> DataFrame:
-    """The rows of counts, with the bounds a / (a + d) and b / (b + c) of the contract."""
+    """Return the rows of counts, with the bounds a / (a + d) and b / (b + c) of the contract."""
     below, above = F.col("reached"), F.col("upper_reached")
     counted = rows.groupBy("graph").agg(
         F.count_distinct(F.when(F.col("context") & below, F.col("upper"))).alias("a"),

@@ -1,4 +1,4 @@
-"""A sample's fact graph as a picture: its nodes, their relations, and their texts beside. Methods, section 5."""
+"""Draw the fact graph of a sample: its nodes, their relations, and a legend with their texts. Methods, section 5."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from untold.graph.views import FORMATS, Graph, one_line
 Positions = dict[Hashable, tuple[float, float]]
 Lines = dict[str, list[tuple[Hashable, Hashable]]]
 
-MAX_NODES = 150  # more are not told apart on any screen
-MAX_EDGES = 2_000  # of entailment, and of contradiction: those of a full graph take minutes
-MAX_LAYERS = 6  # columns of one kind of node
-ROWS = 24  # nodes of a column
-LOWEST_LINES = 20  # of a column of the legend: a small graph has its texts beside and not far below it
-TEXT_LENGTH, RESPONSE_LENGTH, TITLE_LENGTH = 300, 1_200, 110  # characters of a text in the legend, and of the title
-SOURCES, SOURCE_LENGTH = 12, 200  # context ids beside a text, and characters of one
+MAX_NODES = 150  # more are not readable on any screen
+MAX_EDGES = 2_000  # per kind of edge: drawing a full graph takes minutes
+MAX_LAYERS = 6  # columns per kind of node
+ROWS = 24  # nodes per column
+LOWEST_LINES = 20  # minimum lines per column of the legend, so that small graphs have their texts next to them
+TEXT_LENGTH, RESPONSE_LENGTH, TITLE_LENGTH = 300, 1_200, 110  # characters of texts and of the title
+SOURCES, SOURCE_LENGTH = 12, 200  # maximum context ids after a text, and maximum characters of one id
 
-# Okabe and Ito's colours, which colour-blind people tell apart; shapes say the same once more
+# The colours of Okabe and Ito, which colour-blind people can distinguish. Shapes repeat the information
 COLOURS = {"covered": "#009E73", "uncovered": "#D55E00", "response": "#0072B2", "context": "#666666"}
 SHAPES = {"covered": "o", "uncovered": "D", "response": "s", "context": "h"}
 NAMES = {
@@ -55,16 +55,16 @@ EDGE_STYLES: dict[str, dict[str, Any]] = {
 }
 BLACK, BLUE = "#000000", COLOURS["response"]
 NODE_SIZE, FONT_SIZE, BORDER = 360, 9, 2.5
-LABEL_POINTS = 15  # the width that a label has within its node
-POINTS = 72  # an inch
-DPI = 110  # of pictures, and of what is measured for them: hinting makes letters up to a sixth wider at others
+LABEL_POINTS = 15  # the width of a label within its node
+POINTS = 72  # points per inch
+DPI = 110  # of pictures and of measurements: with another resolution, hinting makes letters up to a sixth wider
 COLUMN_INCHES, ROW_INCHES, LINE_INCHES, LOWEST_INCHES = 1.15, 0.5, 0.17, 2.0
-# Half of a node with its border: the square root of its size is its side in points, and a diamond is wider by 2 ** 0.5
+# Half of a node with its border. The square root of its size is its side in points, and a diamond is wider by 2 ** 0.5
 NODE_INCHES = (math.sqrt(2 * NODE_SIZE) / 2 + BORDER) / POINTS
 LEGEND_INCHES, LABEL_INCHES, GAP, MARGIN = 5.6, 0.8, 0.15, 0.4
 TITLE_SIZE, TITLE_INCHES = FONT_SIZE + 2, 0.22
 KEY_COLUMNS, KEY_LINE_INCHES = 2, 0.2
-# Beside Matplotlib's own font, which knows no East Asian script, those of these that a machine has
+# Fallback fonts, if they are installed, because Matplotlib's font has no East Asian scripts
 MORE_FONTS = (
     *("Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "WenQuanYi Zen Hei", "PingFang SC"),
     *("Hiragino Sans", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "Arial Unicode MS"),
@@ -78,7 +78,7 @@ def _families() -> list[str]:
 
 STYLE: dict[str, Any] = {
     "svg.hashsalt": "untold",
-    "svg.fonttype": "none",  # text that can be searched, in the viewer's own fonts
+    "svg.fonttype": "none",  # searchable text, in the viewer's fonts
     "text.usetex": False,
     "text.parse_math": False,
     "font.family": _families(),
@@ -86,19 +86,19 @@ STYLE: dict[str, Any] = {
 
 
 def _cut(text: str, length: int) -> str:
-    """The first characters of `one_line`; long texts are cut before they are looked through."""
+    """Return the first characters of `one_line`. Long texts are cut before the search for invisible characters."""
     line = one_line(text.lstrip()[: 4 * length])
     return line if len(line) <= length else f"{line[:length].rstrip()}…"
 
 
 def draw_graph(graph: Graph, *, form: str = "svg", title: str = "", response: str | None = None) -> bytes:
-    """The picture of a graph of this module as the bytes of an SVG or a PNG (`form`), the same for the same graph.
+    """Return a graph of this package as the bytes of an SVG or a PNG (`form`), the same for the same graph.
 
-    Green circles are covered statements, orange-red diamonds uncovered ones (black border: the basis), blue squares
-    response atoms, a blue border says that the response states it itself; arrows are entailments, dashed lines
-    contradictions, grey hexagons contexts. The response and the texts stand beside, by label, cut after
-    `RESPONSE_LENGTH` and `TEXT_LENGTH` characters. Of graphs with more than `MAX_NODES` nodes the first are drawn, of
-    more than `MAX_EDGES` edges likewise, and the picture says so. Raises ValueError for another form.
+    Covered statements are green circles, uncovered statements orange-red diamonds (black border: the basis), response
+    atoms blue squares and contexts grey hexagons. A blue border marks statements that the response states itself.
+    Arrows are entailments, dashed lines contradictions. The response and the texts are in the legend, by label, cut
+    after `RESPONSE_LENGTH` and `TEXT_LENGTH` characters. Only the first `MAX_NODES` nodes and `MAX_EDGES` edges are
+    drawn, and a note states this. Raises ValueError for another form.
     """
     return draw_picture(form, lambda: make_figure(graph, title, response))
 
@@ -131,7 +131,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def _lacks_glyphs(figure: Figure) -> bool:
-    """Whether a text of the figure has a character that none of its fonts has."""
+    """Return True if a text of the figure has a character that is in no font."""
     known: set[int] = set()
     for family in STYLE["font.family"]:
         known.update(get_font(findfont(family)).get_charmap())
@@ -140,14 +140,14 @@ def _lacks_glyphs(figure: Figure) -> bool:
 
 
 class _Ruler:
-    """How wide text is, in inches, so that it can be wrapped to what is there."""
+    """Measures the width of text in inches and wraps it."""
 
     def __init__(self) -> None:
         canvas: Any = FigureCanvasAgg(Figure(dpi=DPI))
         self._renderer = canvas.get_renderer()
 
     def wrap(self, text: str, inches: float, *, size: int = FONT_SIZE, bold: bool = False) -> list[str]:
-        """Lines of at most that many inches; a single character is a line, however wide."""
+        """Return lines of at most this width. A single character is a line even if it is wider."""
         font = FontProperties(size=size, weight="bold" if bold else "normal")
         lines, rest = [], text.strip()
         while rest:
@@ -156,8 +156,8 @@ class _Ruler:
         return lines
 
     def _first_line(self, text: str, inches: float, font: FontProperties) -> str:
-        """A beginning of a text of at most so many inches, by whole words where one fits."""
-        # Prose has some 14 characters an inch; then by the mean width, until it fits
+        """Return the beginning of a text up to a width, cut between words if a whole word fits."""
+        # Prose has about 14 characters per inch. The length is then reduced by the mean width until it fits
         line = text[: max(1, int(20 * inches))]
         while (width := self.width(line, font)) > inches and len(line) > 1:
             line = line[: max(1, min(len(line) - 1, int(len(line) * inches / width)))]
@@ -165,13 +165,13 @@ class _Ruler:
         return line.rstrip() if whole or " " not in line else line[: line.rindex(" ")].rstrip()
 
     def width(self, text: str, font: FontProperties) -> float:
-        """The width of a text; a character that is wide everywhere counts as W, whether a font has it or not."""
+        """Return the width of a text. Full-width characters count as W, even if no font has them."""
         shown = "".join("W" if east_asian_width(sign) in "WF" else sign for sign in text)
         return float(self._renderer.get_text_width_height_descent(shown, font, ismath=False)[0]) / DPI
 
 
 def make_figure(graph: Graph, title: str = "", response: str | None = None) -> Figure:
-    """The figure that `draw_graph` saves, an inch of the graph an inch of the figure: every part of it lies within."""
+    """Return the figure of `draw_graph`. An inch of the graph is an inch of the figure, and all parts fit in it."""
     shown = graph.copy()
     shown.remove_nodes_from(list(graph)[MAX_NODES:])
     ruler, positions = _Ruler(), _positions(_columns(shown))
@@ -202,9 +202,7 @@ def make_figure(graph: Graph, title: str = "", response: str | None = None) -> F
 
 
 def _lines(graph: Graph, positions: Positions) -> Lines:
-    """The edges of each name. A contradiction goes both ways and is one line, from left to right: it bends away from
-    an entailment.
-    """
+    """Return the edges by name. A contradiction is one line from left to right, so it bends away from entailments."""
     lines = {name: _edges(graph, name) for name in EDGE_STYLES}
     rightwards = (sorted(edge, key=lambda end: positions[end]) for edge in lines["contradiction"])
     lines["contradiction"] = list(dict.fromkeys((left, right) for left, right in rightwards))
@@ -212,7 +210,7 @@ def _lines(graph: Graph, positions: Positions) -> Lines:
 
 
 def _extent(lines: Lines, positions: Positions) -> tuple[float, float, float, float]:
-    """The least and greatest x and y of nodes and edges, in inches, at least `LOWEST_INCHES` across."""
+    """Return the least and greatest x and y of nodes and edges in inches, at least `LOWEST_INCHES` apart."""
     points = [*positions.values()] or [(0.0, 0.0)]
     for name, look in EDGE_STYLES.items():
         points += [_bend(positions[first], positions[second], look) for first, second in lines[name][:MAX_EDGES]]
@@ -225,7 +223,7 @@ def _extent(lines: Lines, positions: Positions) -> tuple[float, float, float, fl
 
 
 def _bend(first: tuple[float, float], second: tuple[float, float], look: Mapping[str, Any]) -> tuple[float, float]:
-    """The middle of an arc: Matplotlib's `arc3` has its control point at `rad` times the distance, at right angles."""
+    """Return the middle of an arc. The control point of `arc3` is at `rad` times the distance, at a right angle."""
     found = re.search(r"rad=([-0-9.]+)", look["connectionstyle"])
     half = float(found[1]) / 2 if found else 0.0
     (x, y), (to_x, to_y) = first, second
@@ -233,7 +231,7 @@ def _bend(first: tuple[float, float], second: tuple[float, float], look: Mapping
 
 
 def _describe_cuts(graph: Graph, shown: Graph, lines: Lines) -> list[str]:
-    """What the picture leaves out, a sentence each; empty where it has everything."""
+    """Return a sentence for each part that the picture omits."""
     notes = [f"the first {len(shown):,} of {len(graph):,} nodes are drawn"] if len(shown) < len(graph) else []
     return notes + [
         f"the first {MAX_EDGES:,} of {len(edges):,} edges ({name}) are drawn"
@@ -243,7 +241,7 @@ def _describe_cuts(graph: Graph, shown: Graph, lines: Lines) -> list[str]:
 
 
 def _columns(graph: Graph) -> list[list[Hashable]]:
-    """The nodes of each column: kind by kind, premises before what follows from them."""
+    """Return the nodes of each column: kind by kind, premises before their conclusions."""
     columns = []
     for kind in KINDS:
         for layer in _layers(graph, [name for name, node in graph.nodes(data=True) if node["kind"] == kind]):
@@ -252,7 +250,7 @@ def _columns(graph: Graph) -> list[list[Hashable]]:
 
 
 def _layers(graph: Graph, names: Sequence[Hashable]) -> list[list[Hashable]]:
-    """The names by how many classes of them come before theirs along entailments, at most `MAX_LAYERS` layers."""
+    """Return the names by the number of their classes before them along entailments, in at most `MAX_LAYERS` layers."""
     among = set(names)
     inner: Graph = nx.DiGraph()
     inner.add_nodes_from(names)
@@ -269,7 +267,7 @@ def _layers(graph: Graph, names: Sequence[Hashable]) -> list[list[Hashable]]:
 
 
 def _positions(columns: Sequence[Sequence[Hashable]]) -> Positions:
-    """In inches: columns from left to right, each centred, every other half a row lower so that edges miss nodes."""
+    """Return positions in inches: columns from left to right, centred, every other one shifted by half a row."""
     return {
         name: (x * COLUMN_INCHES, ((len(column) - 1) / 2 - y - (x % 2) / 2) * ROW_INCHES)
         for x, column in enumerate(columns)
@@ -278,7 +276,7 @@ def _positions(columns: Sequence[Sequence[Hashable]]) -> Positions:
 
 
 def _draw_nodes(axes: Axes, graph: Graph, positions: Positions, ruler: _Ruler) -> None:
-    """The nodes, a call for each kind and border: networkx draws one shape a call."""
+    """Draw the nodes, with one call per kind and border, because networkx draws one shape per call."""
     for kind, (border, given) in product(KINDS, ((BLACK, "basis"), (BLUE, "response"), ("white", None))):
         names = [name for name, node in graph.nodes(data=True) if node["kind"] == kind and _border(node) == given]
         look: dict[str, Any] = {
@@ -297,26 +295,26 @@ def _draw_nodes(axes: Axes, graph: Graph, positions: Positions, ruler: _Ruler) -
 
 
 def _border(node: Mapping[str, Any]) -> str | None:
-    """Which border a node has, None for white; no node is both."""
+    """Return the border of a node, None for white. A node never has both borders."""
     return next((name for name in ("basis", "response") if node[name]), None)
 
 
 def _draw_edges(axes: Axes, graph: Graph, positions: Positions, lines: Lines) -> None:
-    """The first `MAX_EDGES` lines of each name."""
+    """Draw the first `MAX_EDGES` lines of each name."""
     for name, look in EDGE_STYLES.items():
         drawn = lines[name][:MAX_EDGES]
-        # The size of nodes tells where an arrow ends: at a node's border instead of its centre.
+        # With the size of nodes, arrows end at the border of a node instead of its centre
         nx.draw_networkx_edges(graph, positions, drawn, node_size=NODE_SIZE, arrows=True, ax=axes, **look)
     axes.set_axis_off()
 
 
 def _edges(graph: Graph, name: str) -> list[tuple[Hashable, Hashable]]:
-    """The edges that have the attribute `name`, in the graph's order."""
+    """Return the edges that have the attribute `name`, in the graph's order."""
     return [(first, second) for first, second, edge in graph.edges(data=True) if edge.get(name)]
 
 
 def _entries(graph: Graph, response: str | None, ruler: _Ruler) -> list[list[str]]:
-    """Entries of the legend, each its label and the lines of its text: the response, then the nodes."""
+    """Return the entries of the legend, each a label and the lines of its text: the response, then the nodes."""
     texts = [(node["label"], _legend_text(node)) for _, node in graph.nodes(data=True)]
     if response is not None:
         texts.insert(0, ("Response", _cut(response, RESPONSE_LENGTH)))
@@ -324,13 +322,13 @@ def _entries(graph: Graph, response: str | None, ruler: _Ruler) -> list[list[str
 
 
 def _legend_columns(entries: Sequence[list[str]], lines: float) -> list[list[list[str]]]:
-    """The entries in columns of about so many lines, as even as whole entries can be."""
+    """Return the entries in columns of about `lines` lines, of similar length."""
     total = sum(map(len, entries))
     most = total / max(1, round(total / max(lines, LOWEST_LINES)))
     columns: list[list[list[str]]] = [[]]
     used = 0
     for entry in entries:
-        # An entry is never divided; it goes where more of it lies
+        # An entry is never divided. It is in the column with the larger part of it
         if used and used + len(entry) / 2 > most * len(columns):
             columns.append([])
         columns[-1].append(entry)
@@ -339,7 +337,7 @@ def _legend_columns(entries: Sequence[list[str]], lines: float) -> list[list[lis
 
 
 def _legend_text(node: Mapping[str, Any]) -> str:
-    """A text as the legend has it, with the ids of its contexts behind it."""
+    """Return a text for the legend, followed by the ids of its contexts."""
     text = _cut(node["text"], TEXT_LENGTH)
     sources = ", ".join(_cut(source, SOURCE_LENGTH) for source in node["sources"][:SOURCES])
     more = ", …" if len(node["sources"]) > SOURCES else ""
@@ -347,7 +345,7 @@ def _legend_text(node: Mapping[str, Any]) -> str:
 
 
 def _write_legend(axes: Axes, columns: Sequence[Sequence[Sequence[str]]], inches: tuple[float, float]) -> None:
-    """The texts beside their labels, in axes as wide and high as `inches` say."""
+    """Write the texts next to their labels, in axes of the size `inches`."""
     axes.set_axis_off()
     axes.set(xlim=(0, inches[0]), ylim=(inches[1], 0))
     for x, column in enumerate(columns):
@@ -361,7 +359,7 @@ def _write_legend(axes: Axes, columns: Sequence[Sequence[Sequence[str]]], inches
 
 
 def _write_frame(figure: Figure, keys: Sequence[Line2D], title: Sequence[str], notes: Sequence[str]) -> None:
-    """Title and key above, notes below."""
+    """Write the title and key above the graph, and notes below."""
     height = figure.get_figheight()
     left, y = MARGIN / figure.get_figwidth(), 0.15
     for line in title:
@@ -381,7 +379,7 @@ def _write_frame(figure: Figure, keys: Sequence[Line2D], title: Sequence[str], n
 
 
 def _key(graph: Graph) -> list[Line2D]:
-    """What the shapes, borders and lines of this graph mean."""
+    """Return the key of the shapes, borders and lines in this graph."""
     nodes = [node for _, node in graph.nodes(data=True)]
     kinds = {node["kind"] for node in nodes}
     keys = [_marker(COLOURS[kind], SHAPES[kind], "white", NAMES[kind]) for kind in KINDS if kind in kinds]
@@ -397,7 +395,7 @@ def _key(graph: Graph) -> list[Line2D]:
 
 
 def _marker(colour: str, shape: str, border: str, label: str) -> Line2D:
-    """An entry of the key: a node's shape, without a line."""
+    """Return an entry of the key: the shape of a node, without a line."""
     return Line2D(
         [],
         [],

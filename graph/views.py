@@ -1,9 +1,9 @@
-"""One sample's fact graph as a networkx DiGraph. Dejl et al. 2025; methods, section 5.
+"""The fact graph of one sample as a networkx DiGraph. Dejl et al. 2025; methods, section 5.
 
-Rows are mappings with the columns of the tables `atoms`, `relations` and `statements`, of one sample and one metric.
-A node of a graph here has the attributes `label`, `text`, `sources` (tuple of context ids), `kind` (`covered`,
-`uncovered`, `response` or `context`), `basis` and `response` (a statement that the response states itself); an edge has
-one or both of `entailment` (premise to hypothesis) and `contradiction`, or `states` (context to statement).
+Rows are mappings with the columns of the tables `atoms`, `relations` and `statements`, for one sample and one metric. A
+node has the attributes `label`, `text`, `sources` (tuple of context ids), `kind` (`covered`, `uncovered`, `response` or
+`context`), `basis` and `response` (the response states the statement itself). An edge has `entailment` (premise to
+hypothesis), `contradiction` or both, or `states` (context to statement).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 Graph: TypeAlias = "nx.DiGraph[Hashable]"
 
-ENTAILMENTS = {  # whether it is an edge from the first to the second atom, and back
+ENTAILMENTS = {  # whether the relation is an edge from the first to the second atom, and from the second to the first
     "entailment": (True, False),
     "equivalent": (True, True),
     "first_implies_second": (True, False),
@@ -32,10 +32,10 @@ _FRIENDLY_FORMATS = "\u200c\u200d\u200e\u200f\u00ad\u061c"  # joiners and marks 
 
 
 def one_line(text: str) -> str:
-    r"""The text on one line, without what a terminal, a picture or XML would not show as text.
+    r"""Return the text on one line, without characters that terminals, pictures or XML do not show as text.
 
-    White space is collapsed. Control characters, lone surrogates, noncharacters and what turns the direction of writing
-    around become U+FFFD.
+    White space is collapsed. Control characters, lone surrogates, noncharacters and signs that change the writing
+    direction become U+FFFD.
 
     >>> one_line("two\n  lines\x07")
     'two lines�'
@@ -44,18 +44,17 @@ def one_line(text: str) -> str:
 
 
 def _visible(character: str) -> str:
-    """The character, or U+FFFD for one that is shown as no text, noncharacters included."""
+    """Return the character, or U+FFFD for an invisible character or a noncharacter."""
     category, point = unicodedata.category(character), ord(character)
-    # Marks of format turn a line around or hide a part of it; those that some scripts cannot be written without stay.
+    # Format characters reverse or hide parts of a line. Characters that some scripts need are kept
     hidden = category in ("Cc", "Cs", "Zl", "Zp") or (category == "Cf" and character not in _FRIENDLY_FORMATS)
     return "\ufffd" if hidden or point & 0xFFFE == 0xFFFE or 0xFDD0 <= point <= 0xFDEF else character
 
 
 def order_statements(statements: Iterable[Row]) -> list[Row]:
-    """What is missing first, the basis at its head, then what is covered; each by rank where statements have one, then
-    by statement_id, numbers as numbers.
+    """Return the uncovered statements, the basis first, then the covered ones, each by rank, then by statement_id.
 
-    The order is that of the numbers in every picture and list, so that a statement has one number everywhere.
+    All pictures and lists number statements in this order, so a statement has the same number everywhere.
 
     >>> rows = [{"statement_id": f"s:qa:{n}", "covered": n == 2, "in_basis": n == 10} for n in (2, 9, 10)]
     >>> [row["statement_id"] for row in order_statements(rows)]
@@ -73,17 +72,17 @@ def order_statements(statements: Iterable[Row]) -> list[Row]:
 
 
 def _natural(name: str | None) -> tuple[str, int, str]:
-    """A key of order by which `s:nli:9` comes before `s:nli:10`; of names with equal numbers, by the name."""
-    # A user's id may end in thousands of digits, of which int() refuses more than 4,300; nobody counts beyond 18.
+    """Return a sort key with `s:nli:9` before `s:nli:10`. Names with equal numbers are sorted by name."""
+    # A user's id may end in thousands of digits, and int() refuses more than 4,300. 18 digits are enough
     head, digits = re.fullmatch(r"(.*?)([0-9]{0,18})", name or "", re.DOTALL).groups()  # type: ignore[union-attr]
     return head, int(digits or 0), name or ""
 
 
 def raw_graph(atoms: Iterable[Row], relations: Iterable[Row], statements: Iterable[Row]) -> Graph:
-    """The graph of the atoms, one node an atom that was kept, named by its atom_id.
+    """Return the graph of the atoms, with a node per kept atom, named by its atom_id.
 
-    Atoms of the response are of kind `response`, the others of the kind of their statement. Labels are `n` or `n.k` for
-    the k-th atom of the n-th statement of `order_statements`, `R1`, `R2`, ... for atoms that are in no statement.
+    Atoms of the response have the kind `response`, and the others the kind of their statement. Labels are `n` or `n.k`
+    for the k-th atom of the n-th statement of `order_statements`, and `R1`, `R2`, ... for atoms without a statement.
     """
     numbered = {row["statement_id"]: (number, row) for number, row in enumerate(order_statements(statements), 1)}
     graph = _empty()
@@ -103,9 +102,10 @@ def raw_graph(atoms: Iterable[Row], relations: Iterable[Row], statements: Iterab
 
 
 def condensed_graph(atoms: Iterable[Row], relations: Iterable[Row], statements: Iterable[Row]) -> Graph:
-    """The condensation: one node a statement, named by its statement_id, and one an atom that is in none, by atom_id.
+    """Return the condensation: a node per statement, by statement_id, and a node per atom without one, by atom_id.
 
-    Labels are the numbers of `order_statements`, and `R1`, `R2`, ... for the atoms. Edges within a statement are gone.
+    Labels are the numbers of `order_statements`, and `R1`, `R2`, ... for the atoms. Edges within a statement are
+    removed.
     """
     graph = _empty()
     ordered = order_statements(statements)
@@ -121,11 +121,11 @@ def condensed_graph(atoms: Iterable[Row], relations: Iterable[Row], statements: 
 
 
 def sources_graph(statements: Iterable[Row], contexts: Iterable[Row]) -> Graph:
-    """Statements and the contexts that state them, for a metric that has no fact graph (e2e).
+    """Return a graph of statements and the contexts that state them, for a metric without a fact graph (e2e).
 
-    A statement is named by its statement_id, a context (a mapping with `id` and `text`) by `("context", id)`; contexts
-    that state nothing are left out. `C1`, `C2`, ... are the contexts as they were given; their texts begin with their
-    ids, unless these are the same numbers.
+    The name of a statement is its statement_id, and the name of a context (a mapping with `id` and `text`) is
+    `("context", id)`. Contexts without statements are left out. The labels `C1`, `C2`, ... follow the order of
+    contexts. Texts begin with the context ids, unless these are the same numbers.
     """
     graph = _empty()
     texts = {row["id"]: row["text"] or "" for row in contexts}
@@ -145,10 +145,10 @@ def sources_graph(statements: Iterable[Row], contexts: Iterable[Row]) -> Graph:
 
 
 def claims_graph(statements: Iterable[Row], claims: Iterable[Row]) -> Graph:
-    """Aspects and the claims that cover them (icat): rows of the tables `statements` and `claims`.
+    """Return a graph of aspects and the claims that cover them (icat), from the tables `statements` and `claims`.
 
-    A claim is of kind `response`, named by its claim_id and labelled `R` and its position; those that cover nothing
-    stand alone.
+    A claim has the kind `response`, its claim_id as name, and the label `R` with its position. Claims that cover no
+    aspect have no edge.
     """
     graph = _empty()
     ordered = order_statements(statements)
@@ -156,7 +156,7 @@ def claims_graph(statements: Iterable[Row], claims: Iterable[Row]) -> Graph:
         graph.add_node(row["statement_id"], **_statement(row, number, response=False))
     for row in sorted(claims, key=lambda row: row["position"]):
         sources = tuple(row.get("evidence") or ())
-        # Pairs, as an aspect's id may be the same text
+        # Pairs, because the id of an aspect may be the same text
         graph.add_node(("claim", row["claim_id"]), **_node(f"R{row['position']}", row["text"], "response", sources))
     for row in ordered:
         for name in row.get("claims") or ():
@@ -166,15 +166,15 @@ def claims_graph(statements: Iterable[Row], claims: Iterable[Row]) -> Graph:
 
 
 def _empty() -> Graph:
-    """A graph without nodes."""
-    # Here, as whoever shows texts alone may have no networkx
+    """Return a graph without nodes."""
+    # Imported here because text-only output works without networkx
     import networkx as nx
 
     return nx.DiGraph()
 
 
 def _group(atoms: Iterable[Row], numbered: Mapping[str, tuple[int, Row]]) -> dict[str | None, list[Row]]:
-    """The kept atoms by statement, in the order of the statements; those in none under None, last."""
+    """Return the kept atoms by statement, in the order of the statements. Atoms without one are last, under None."""
     kept = [atom for atom in atoms if atom.get("kept") is not False]
     last = len(numbered) + 1
     ranked = [(numbered.get(atom.get("statement_id") or "", (last,))[0], atom) for atom in kept]
@@ -185,19 +185,19 @@ def _group(atoms: Iterable[Row], numbered: Mapping[str, tuple[int, Row]]) -> dic
 
 
 def _kind(statement: Row) -> str:
-    """Whether a statement is `covered` or `uncovered`."""
+    """Return `covered` or `uncovered`."""
     return "covered" if statement["covered"] else "uncovered"
 
 
 def _statement(row: Row, number: int, *, response: bool) -> dict[str, Any]:
-    """The attributes of a statement's node, labelled by its number. `response`: the response states it itself."""
+    """Return the attributes of a statement's node, labelled by its number. `response`: the response states it."""
     sources = tuple(row.get("sources") or ())
     basis = bool(row.get("in_basis"))
     return _node(str(number), row["text"], _kind(row), sources, basis=basis, response=response)
 
 
 def _atom(row: Row, label: str, kind: str, *, basis: bool = False) -> dict[str, Any]:
-    """The attributes of an atom's node; an answer is shown with its question, without which it says nothing."""
+    """Return the attributes of an atom's node. An answer includes its question, which gives it a meaning."""
     question = row.get("question")
     text = row["text"] if question is None else f"Q: {question} A: {row['text']}"
     return _node(label, text, kind, tuple(row.get("sources") or ()), basis=basis, response=row["origin"] == "both")
@@ -206,7 +206,7 @@ def _atom(row: Row, label: str, kind: str, *, basis: bool = False) -> dict[str, 
 def _node(
     label: str, text: str, kind: str, sources: tuple[str, ...], *, basis: bool = False, response: bool = False
 ) -> dict[str, Any]:
-    """The attributes of a node, all of them, so that whoever draws it need not ask which there are."""
+    """Return all attributes of a node, so that drawing code needs no defaults."""
     return {
         "label": label,
         "text": text or "",
@@ -218,7 +218,7 @@ def _node(
 
 
 def _add_alone(graph: Graph, atoms: Sequence[Row]) -> None:
-    """Atoms that are in no statement: of the response, or of contexts where the sample could not be scored."""
+    """Add atoms without a statement: of the response, or of contexts if the sample could not be scored."""
     for number, atom in enumerate(atoms, 1):
         kind = "context" if atom["origin"] == "context" else "response"
         letter = "A" if kind == "context" else "R"
@@ -226,8 +226,8 @@ def _add_alone(graph: Graph, atoms: Sequence[Row]) -> None:
 
 
 def _add_relations(graph: Graph, relations: Iterable[Row], place: Mapping[str, Hashable]) -> None:
-    """Adds what the relations say between the nodes that hold their atoms; neutral and implied ones add nothing."""
-    # Tables have no order: the edges, and with them the bytes of the picture, shall not depend on how Spark wrote them.
+    """Add an edge per relation between the nodes of its atoms. Neutral and implied relations add none."""
+    # Tables have no order. Sorted edges make the bytes of the picture independent of Spark's order
     for row in sorted(relations, key=lambda row: (row["premise_id"], row["hypothesis_id"])):
         first, second = place.get(row["premise_id"]), place.get(row["hypothesis_id"])
         if first is None or second is None or first == second:

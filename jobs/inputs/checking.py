@@ -1,6 +1,6 @@
-"""What is wrong with the files of an input, said before anything is asked: most of it by headers, footers, first rows.
+"""Report errors in the files of an input before the first request, mostly from headers, footers and first rows.
 
-`check_input` says it before Spark starts. `check_columns` says the same of all that was read.
+`check_input` reports them before Spark starts. `check_columns` reports the same errors after all files were read.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from untold.udfs.samples.file_records import (
 from untold.udfs.samples.files import encoding_of
 from untold.udfs.samples.tool_files import BAR, DEEPEVAL
 
-# Of an input of thousands of files the first tell what there is to tell before a start
+# The first files of an input with thousands of files show most of its errors
 CHECKED_FILES = 20
-# What is read of each: so many rows, of JSON Lines those that begin in so many bytes
+# The maximum rows of each file, and for JSON Lines the bytes in which they begin
 HEAD_ROWS = 1000
 HEAD_BYTES = 1 << 20
-# Of a file with thousands of columns the message stays a line or two
+# Keeps the message about a file with thousands of columns short
 SHOWN_COLUMNS = 20
 SHOWN_LEFT_OUT = 5
-# An object with the results of RAGChecker, and what in a file is one of TREC RAG
+# The key of RAGChecker's results, and the columns that identify a file of TREC RAG
 RESULTS = "results"
 TREC_RAG = {"topic", "references"}
 BY_COLUMNS = (
@@ -57,7 +57,7 @@ NO_CONTEXTS = {"contexts", EITHER}
 
 
 def adapter_of(name: str | None) -> Adapter | None:
-    """The adapter of that name; None where files are read by extension. Raises SampleError for another name."""
+    """Return the adapter of a format, None for reading by extension. Raises SampleError for an unknown name."""
     if name is None:
         return None
     if name not in FORMATS:
@@ -69,14 +69,14 @@ def adapter_of(name: str | None) -> Adapter | None:
 
 
 def known_columns(adapter: Adapter | None = None) -> tuple[str, ...]:
-    """The columns that `ReadOptions.columns` may name: those of samples, or those that an adapter requires."""
+    """Return the columns that `ReadOptions.columns` may rename: those of samples or of an adapter."""
     if adapter is None or adapter.required is None:
         return (*KNOWN, *OPTIONAL, QUESTION_ID)
     return (*adapter.required, *adapter.optional)
 
 
 def check_names(columns: Mapping[str, str], adapter: Adapter | None = None) -> None:
-    """Raises SampleError for a column of `ReadOptions.columns` that is not read."""
+    """Raise SampleError for a column of `ReadOptions.columns` that is not read."""
     known = known_columns(adapter)
     for name in columns:
         if name not in known:
@@ -87,10 +87,10 @@ def check_names(columns: Mapping[str, str], adapter: Adapter | None = None) -> N
 def input_files(
     path: str, adapter: Adapter | None, options: ReadOptions, most: int | None = None
 ) -> tuple[list[InputFile], tuple[str, ...]]:
-    """The first `most` files of a path, inspected, and the names of those that are left out for their extension.
+    """Return the first `most` files of a path, inspected, and the names of the skipped files with other extensions.
 
-    Of an adapter that reads files of its own, those alone. Raises SampleError where there are none, or some cannot be
-    read.
+    For an adapter with its own reader, only its files count. Raises SampleError if there are none, or some are
+    unreadable.
     """
     files, others = listed_files(path, adapter)
     if adapter is None or adapter.read is None:
@@ -99,9 +99,9 @@ def input_files(
 
 
 def listed_files(path: str, adapter: Adapter | None) -> tuple[list[InputFile], list[InputFile]]:
-    """The files of a path by a listing alone, and those that are left out for their extension.
+    """Return the files of a path from a listing, and the skipped files with other extensions.
 
-    Raises as `input_files`, NoInputError where there are none.
+    Raises as `input_files`, and NoInputError if there are none.
     """
     found, others = data_files(path)
     if adapter is None or adapter.read is None:
@@ -113,7 +113,7 @@ def listed_files(path: str, adapter: Adapter | None) -> tuple[list[InputFile], l
 
 
 def describe_left_out(names: Sequence[str]) -> str:
-    """What is said of files beside the data of a folder.
+    """Return the message about skipped files in a folder.
 
     >>> describe_left_out(["README.md"])
     'skipped, because their extensions are unknown: README.md'
@@ -129,9 +129,9 @@ def check_input(
     adapter: Adapter | None = None,
     names: Names | None = None,
 ) -> None:
-    """Raises SampleError for what the beginnings of an input's first files tell: no engine is needed for it.
+    """Raise SampleError for errors at the beginning of the first files. No engine is needed.
 
-    `required`: the columns that are needed without an adapter; `names`: what else these may be called.
+    `required`: the required columns without an adapter. `names`: other names of these columns.
     """
     files, _ = input_files(path, adapter, options, CHECKED_FILES)
     heads = {number: _head(file, adapter, options.columns) for number, file in enumerate(files)}
@@ -142,7 +142,7 @@ def check_input(
 
 
 def with_names(facts: Mapping[int, FileFacts], files: Sequence[InputFile], names: Names) -> dict[int, FileFacts]:
-    """The facts of files with our columns among those that they have under other names."""
+    """Return the facts of files, and add our names for columns with other names."""
     found = {number: facts.get(number, FileFacts()) for number in range(len(files))}
     return {
         number: replace(one, columns=one.columns | given(names, one.columns.union(files[number].types)))
@@ -151,7 +151,10 @@ def with_names(facts: Mapping[int, FileFacts], files: Sequence[InputFile], names
 
 
 def _head(file: InputFile, adapter: Adapter | None, columns: Mapping[str, str]) -> FileFacts:
-    """What the first rows of a file tell, or the footer of Parquet, which has all columns but those of an adapter."""
+    """Return the facts from the first rows of a file, or from the footer of Parquet.
+
+    An adapter may add columns, so its rows are read for Parquet too.
+    """
     ours = adapter is not None and adapter.required is None
     if file.kind == "parquet" and not ours:
         return FileFacts(frozenset(file.types), rows=sum(file.row_groups))
@@ -178,7 +181,7 @@ def _is_joined(record: FileRecord, adapter: Adapter | None) -> bool:
 def _layout_of(values: Mapping[str, Any]) -> str | None:
     """Return a line on the only object of a file if it holds all rows: by columns, or in one list."""
     there = [value for value in values.values() if value is not None]
-    # Messages are lists of objects, and no column
+    # Messages are lists of objects, and not columns
     lists = [len(one) for one in there if isinstance(one, list) and not any(isinstance(item, dict) for item in one)]
     objects = [tuple(one) for one in there if isinstance(one, dict)]
     if len(there) > 1 and any(len(one) == len(there) and len(set(one)) == 1 for one in (lists, objects)):
@@ -196,7 +199,7 @@ def _are_rows(value: Sequence[Any]) -> bool:
 
 
 def head_unit(file: InputFile, number: int = 0) -> Unit:
-    """The beginning of a file: a MiB of JSON Lines, a row group of Parquet, else all of it, to be read lazily."""
+    """Return the beginning of a file: a MiB of JSON Lines, a row group of Parquet, otherwise the whole file, lazily."""
     length = HEAD_BYTES if file.kind == "lines" else 0
     return Unit(
         number,
@@ -216,9 +219,9 @@ def check_columns(
     required: Sequence[str],
     renaming: Mapping[str, str],
 ) -> None:
-    """Raises SampleError with a line a file that broke off or lacks columns, and for too many columns in all.
+    """Raise SampleError with a line per broken file or file with missing columns, and for too many columns.
 
-    `renaming`: our names of columns to those that the files should have for them.
+    `renaming` maps our names of columns to the names in the files.
     """
     problems = []
     union: set[str] = set()
@@ -251,7 +254,7 @@ def _describe_missing(missing: Sequence[str], columns: set[str], renaming: Mappi
 
 
 def _as_given(columns: Iterable[str], renaming: Mapping[str, str]) -> list[str]:
-    """The columns by the names that the file has for them."""
+    """Return the columns with their names in the file."""
     return [renaming.get(name, name) for name in columns]
 
 
@@ -263,12 +266,12 @@ def _describe_one(name: str, theirs: set[str], renaming: Mapping[str, str]) -> s
 
 
 def _near(name: str, columns: set[str]) -> str:
-    """Columns that a missing one may be called in this file, as the end of a message; empty where none is near."""
+    """Return similar columns for a missing one, as the end of a message, or an empty text."""
     return aside(_candidates(name, columns)[:3])
 
 
 def _candidates(name: str, columns: set[str]) -> list[str]:
-    """Columns that a missing one may be called in this file, the likeliest first."""
+    """Return the columns of a file that could be the missing one, the most probable first."""
     known = sorted(columns - set(REQUIRED))
     names = [*name.split(" or "), *(other for one in name.split(" or ") for other in OTHER_NAMES.get(one, ()))]
     same = [column for other in names for column in known if column.lower() == other]
@@ -277,13 +280,13 @@ def _candidates(name: str, columns: set[str]) -> list[str]:
 
 
 def probable_columns(missing: Sequence[str], theirs: set[str], renaming: Mapping[str, str]) -> dict[str, str] | None:
-    """What the file calls our columns, by ours, with those that are missing; None where one has no likely name."""
+    """Return the file's names by our names, including missing columns, or None if one has no probable name."""
     found = {name.split(" or ")[0]: next(iter(_candidates(name, theirs)), None) for name in missing}
     if _is_trec(theirs) and "contexts" in found:
         found["contexts"] = "references"
     if None in found.values() or len(set(found.values())) < len(found):
         return None
-    # What samples have besides; queries and documents have neither
+    # Additional columns of samples. Queries and documents do not have them
     for name in ("references", "query_id") if {"response", "contexts"} & set(found) else ():
         taken = {*found.values(), *OPTIONAL}
         same = [other for other in OTHER_NAMES[name] if other in theirs - taken and name not in theirs]
@@ -296,7 +299,7 @@ def _is_trec(theirs: set[str]) -> bool:
 
 
 def _advice(missing: Sequence[str], theirs: set[str], renaming: Mapping[str, str]) -> str:
-    """What to do about missing columns: the options that would read the file, where there are any."""
+    """Return the remedy for missing columns, with the options that would read the file, if any."""
     if any(name in renaming for name in missing):
         return "correct --columns"
     if FORMATS["deepeval"].knows(theirs):

@@ -49,7 +49,7 @@ from untold.udfs.samples.values import Shape, merge_columns
 from untold.udfs.storage import FOOTERS_AT_ONCE, StoragePath, local_path
 
 INTEGRAL = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-# What Spark writes to Parquet and reads back as it was; other types are carried as text
+# Types that Spark writes to Parquet and reads back unchanged. Other types are carried as text
 CARRIED = (
     T.StringType,
     T.BooleanType,
@@ -62,16 +62,16 @@ CARRIED = (
     T.TimestampNTZType,
     T.BinaryType,
 )
-# Of a decimal in Spark; Arrow has some of 76
+# The limit of decimals in Spark. Arrow supports 76
 MOST_DIGITS = 38
 
 
 def spark_type(arrow: pa.DataType) -> T.DataType:
-    """The Spark type of a Parquet column; text where Spark has none that it can write."""
-    # Spark has no unsigned types; those of 64 bits may not fit a long, and become text
+    """Return the Spark type of a Parquet column, or text if Spark cannot write the type."""
+    # Spark has no unsigned types. 64 bits may not fit a long, and become text
     if pa.types.is_unsigned_integer(arrow) and arrow.bit_width < 64:
         return T.LongType()
-    # A timestamp without a zone stays one where it is a column; within lists and structs Spark takes it for UTC
+    # A timestamp without a zone keeps its type as a column. In lists and structs Spark treats it as UTC
     bare = pa.types.is_timestamp(arrow)
     try:
         kind = from_arrow_type(arrow, prefer_timestamp_ntz=bare)
@@ -81,7 +81,7 @@ def spark_type(arrow: pa.DataType) -> T.DataType:
 
 
 def _is_writable(kind: T.DataType) -> bool:
-    """Whether Spark can write a type to Parquet and read it back. Names in a struct may not differ by case alone."""
+    """Return True if Spark can write and read a type in Parquet. Names of a struct must differ by more than case."""
     if isinstance(kind, T.StructType):
         names = {name.lower() for name in kind.names}
         return 0 < len(names) == len(kind.names) and all(_is_writable(field.dataType) for field in kind)
@@ -97,10 +97,10 @@ def _is_writable(kind: T.DataType) -> bool:
 def carried_types(
     headers: Iterable[Mapping[str, T.DataType | None]], shapes: Iterable[Mapping[str, Shape]]
 ) -> dict[str, T.DataType]:
-    """The type of every column beside the known, over all files. `headers`: of each file, types None in CSV.
+    """Return the types of all columns except the known columns, over all files. `headers`: types by file, None in CSV.
 
-    `shapes`: what the values of columns without a type are. Where files differ in a column's type it is one that holds
-    all of them, text at last.
+    `shapes`: the types of values in columns without a type. If files have different types for a column, the type holds
+    all values, at last as text.
     """
     types: dict[str, T.DataType] = {}
     for header in headers:
@@ -118,7 +118,7 @@ def carried_types(
 
 
 def _type_of_shape(shape: Shape) -> T.DataType:
-    """A shape as Spark type: text where all is null or types do not agree. A struct without fields is text too."""
+    """Return a shape as a Spark type. It is text if all values are null, types differ, or a struct has no fields."""
     if isinstance(shape, str):
         simple = {"boolean": T.BooleanType(), "long": T.LongType(), "double": T.DoubleType()}
         return cast(T.DataType, simple.get(shape, T.StringType()))
@@ -129,7 +129,7 @@ def _type_of_shape(shape: Shape) -> T.DataType:
 
 
 def _common_type(left: T.DataType, right: T.DataType) -> T.DataType:
-    """The type that holds values of both: long for integers, double for other numbers, else text."""
+    """Return the type that holds values of both: long for integers, double for other numbers, otherwise text."""
     if left == right:
         return left
     if isinstance(left, INTEGRAL) and isinstance(right, INTEGRAL):
@@ -138,7 +138,7 @@ def _common_type(left: T.DataType, right: T.DataType) -> T.DataType:
     return T.DoubleType() if isinstance(left, numeric) and isinstance(right, numeric) else T.StringType()
 
 
-# A screen or two; a folder of thousands of files that are all wrong is wrong in one way
+# One or two screens. A folder with thousands of broken files usually has one cause
 SHOWN_PROBLEMS = 50
 JSON_EXTENSIONS = (".jsonl", ".ndjson", ".json")
 TAB_EXTENSIONS = tuple(f".tsv{ending}" for ending in ("", *COMPRESSIONS))
@@ -147,10 +147,10 @@ KINDS = {".parquet": "parquet"} | {
     extension + ending: kind for extension, kind in TEXT_KINDS.items() for ending in ("", *COMPRESSIONS)
 }
 KNOWN_EXTENSIONS = f".parquet, {', '.join(TEXT_KINDS)}; all but the first also with {' or '.join(COMPRESSIONS)}"
-# Columns that the folders of a file may name, and Hive's word for null
+# Columns in the names of folders, and Hive's name for null
 FOLDER_COLUMNS = ("sample_id", "query_id", QUESTION_ID, "query", "system", "label")
 EMPTY_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-# Text in gzip or zstd, about
+# The approximate compression of text by gzip or zstd
 COMPRESSED = 10
 UNIT_TYPE = (
     "file int, path string, kind string, start long, length long, group int, encoding string, delimiter string, "
@@ -159,15 +159,15 @@ UNIT_TYPE = (
 
 
 class SampleError(UserError):
-    """Input that no run can start from. The message has one line a file, says what to do, and holds no row's text."""
+    """Input that a run cannot use. The message has one line per file with the remedy, and no text of a row."""
 
 
 class NoInputError(SampleError):
-    """An input without a file, or without a row: there is nothing to read yet."""
+    """An input without a file or without a row."""
 
 
 class BrokenLinkError(OSError):
-    """A link to a file that is not there; its text is the link's path."""
+    """A link to a missing file. The text is the path of the link."""
 
 
 AS_THEY_ARE = ReadOptions()
@@ -175,10 +175,11 @@ AS_THEY_ARE = ReadOptions()
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file: its size in bytes, its kind, and what a header or footer says: columns with types, rows by row group.
+    """A file: its size in bytes, its kind, its columns with types, and its rows by row group.
 
-    `kind`: parquet, csv, lines or array (both JSON); empty before `inspect_files`. `types`: by column, under our names,
-    None in CSV, which has no types; empty where only reading all of it would tell, as with JSON.
+    `kind` is parquet, csv, lines or array (both JSON), and empty before `inspect_files`. `types` is by column, with our
+    names. A type is None in CSV. The mapping is empty for JSON, where only reading the whole file would find the
+    columns.
     """
 
     path: str
@@ -188,21 +189,21 @@ class InputFile:
     row_groups: tuple[int, ...] = ()
     encoding: str = UTF_8
     delimiter: str = ","
-    # Seconds since 1970; 0 where the file system says none
+    # Seconds since 1970, 0 if unknown
     modified: float = 0.0
-    # Values of columns that the file lacks, of its table or of its folders; and a table's columns by field id
+    # Values of columns that the file lacks, from its table or its folders, and the columns of a table by field id
     constants: Mapping[str, pa.Scalar[Any]] = field(default_factory=dict)
     names: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def packed(self) -> bytes:
-        """Its constants as units have them."""
+        """Return the constants in the format of units."""
         return pickle.dumps({name: value.as_py() for name, value in self.constants.items()}) if self.constants else b""
 
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What reading a file to its end has found: columns, the shapes of those carried along, rows, and what is wrong."""
+    """The facts of a completely read file: columns, shapes of other columns, rows, and the error."""
 
     columns: frozenset[str] = frozenset()
     shapes: Mapping[str, Shape] = field(default_factory=dict)
@@ -210,16 +211,16 @@ class FileFacts:
     problem: str | None = None
 
     def merge(self, other: FileFacts) -> FileFacts:
-        """The facts of both, which are parts of one file; of two problems the first."""
+        """Merge the facts of two parts of one file. The first error is kept."""
         shapes = merge_columns(self.shapes, other.shapes)
         columns, rows = self.columns | other.columns, self.rows + other.rows
         return FileFacts(columns, shapes, rows, self.problem or other.problem)
 
 
 def find_files(path: str) -> list[InputFile]:
-    """The files that a path, a glob, a URI or a table stands for, by path. What exists literally wins over a glob.
+    """Return the files of a path, glob, URI or table, by path. An existing path is not a glob.
 
-    Raises NoInputError where there are none, SampleError where they cannot be listed.
+    Raises NoInputError if there are none, and SampleError if they cannot be listed.
     """
     if (table := table_named(path)) is not None:
         return _find_of_table(path, table)
@@ -235,7 +236,7 @@ def find_files(path: str) -> list[InputFile]:
 
 
 def _of_folders(path: str) -> dict[str, pa.Scalar[Any]]:
-    """Return the columns that the folders of a file name, as Hive and Spark write partitions.
+    """Return the columns in the folder names of a file, as Hive and Spark write partitions.
 
     >>> _of_folders("runs/system=gpt-4%2Fmini/n=5/part-0.jsonl")
     {'system': <pyarrow.StringScalar: 'gpt-4/mini'>}
@@ -249,7 +250,7 @@ def _find_of_table(path: str, table: TableName) -> list[InputFile]:
     try:
         found = read_table(table).files
     except NoTableError as error:
-        # A partition may come yet; that a table is not there is a mistake
+        # A partition may appear later, but a missing table is an error
         raise (SampleError if table.partition else NoInputError)(str(error)) from error
     except LakehouseError as error:
         raise SampleError(str(error)) from error
@@ -259,9 +260,9 @@ def _find_of_table(path: str, table: TableName) -> list[InputFile]:
 
 
 def listing_of(files: Sequence[InputFile]) -> dict[str, Any]:
-    """What a listing says of an input's files: how many, their bytes, and a digest that changes with any of them.
+    """Return the number of an input's files, their bytes, and a digest that changes with any file.
 
-    Of names, sizes and times: an input whose digest is the same is taken to hold the same rows.
+    The digest covers names, sizes and times. Inputs with equal digests are assumed to have the same rows.
     """
     known = sorted((os.path.basename(file.path), file.size, file.modified) for file in files)
     digest = blake2b(repr(known).encode(), digest_size=16).hexdigest()
@@ -269,10 +270,10 @@ def listing_of(files: Sequence[InputFile]) -> dict[str, Any]:
 
 
 def data_files(path: str) -> tuple[list[InputFile], list[InputFile]]:
-    """The files of a path that hold data by their extension, and those beside them that do not, such as a README.
+    """Return the files of a path with known extensions, and other files next to them, such as a README.
 
-    Where no file has a known extension, all are data: `inspect_files` says what is wrong with each. Raises SampleError
-    as `find_files`.
+    If no file has a known extension, all are returned, and `inspect_files` reports their errors. Raises SampleError as
+    `find_files`.
     """
     found = find_files(path)
     known = [file for file in found if _kind(file.path)]
@@ -284,9 +285,9 @@ def _kind(path: str) -> str | None:
 
 
 def count_bytes(*paths: str) -> int:
-    """The bytes of all files of these paths as they are read: what is compressed as ten times its size.
+    """Return the bytes of all files of these paths. A compressed file counts as ten times its size.
 
-    A path with nothing to be found at has none: whoever reads it says what is wrong.
+    A missing path has 0 bytes. The reader reports the error.
     """
     total = 0
     for path in paths:
@@ -296,12 +297,12 @@ def count_bytes(*paths: str) -> int:
 
 
 def is_compressed(path: str) -> bool:
-    """Whether a file's name says that it holds more than its size."""
+    """Return True if the name of a file shows that its content is larger than its size."""
     return compression_of(path) is not None or path.lower().endswith(".parquet")
 
 
 def _find_local(path: str) -> list[InputFile]:
-    """The files of a path or glob with their sizes, in no order; hidden ones below a folder are left out."""
+    """Return the files of a path or glob with their sizes, in no order, without hidden files below a folder."""
     if os.path.exists(path):
         matches = [path]
     else:
@@ -318,7 +319,7 @@ def _find_local(path: str) -> list[InputFile]:
 
 
 def _local_file(path: str) -> InputFile:
-    """A file as it is listed. Raises BrokenLinkError for a link to nothing."""
+    """Return a file as listed. Raises BrokenLinkError for a link to a missing file."""
     if os.path.islink(path) and not os.path.exists(path):
         raise BrokenLinkError(path)
     found = os.stat(path)
@@ -326,19 +327,19 @@ def _local_file(path: str) -> InputFile:
 
 
 def _walk(folder: str) -> Iterator[str]:
-    """The files below a folder, without those and without folders that begin with `.` or `_`."""
+    """Yield the files below a folder, except files and folders that begin with `.` or `_`."""
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if _is_shown(name)]
         yield from (os.path.join(parent, name) for name in names if _is_shown(name))
 
 
 def _is_shown(name: str) -> bool:
-    """Whether a name is no hidden one, as Spark's readers see it: `_SUCCESS`, `_temporary`, `.crc` files."""
+    """Return False for names that Spark's readers hide: `_SUCCESS`, `_temporary`, `.crc` files."""
     return not name.startswith((".", "_"))
 
 
 def _find_remote(uri: str) -> list[InputFile]:
-    """The files of a URI or a glob in it, as URIs of the same scheme; what it names literally wins here too."""
+    """Return the files of a URI or a glob in it, as URIs of the same scheme. An existing path is not a glob."""
     found = StoragePath(uri).entry()
     if found.kind == "file":
         return [InputFile(uri, found.size, modified=found.modified)]
@@ -353,21 +354,21 @@ def _find_remote(uri: str) -> list[InputFile]:
 
 
 def _before_wildcard(path: str) -> str:
-    """The folder to list for a glob: `a/b` of `a/b/*.json`."""
+    """Return the folder to list for a glob: `a/b` for `a/b/*.json`."""
     head = path[: min((path.index(mark) for mark in "*?[" if mark in path), default=len(path))]
     return head.rpartition("/")[0]
 
 
 def _matches(path: str, pattern: str) -> bool:
-    """Whether a path, or a folder above it, is of the pattern; `*` stops at a slash."""
+    """Return True if a path, or a folder above it, matches the pattern. `*` does not match a slash."""
     parts, patterns = path.split("/"), pattern.split("/")
     return len(parts) >= len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
 
 def inspect_files(found: Sequence[InputFile], options: ReadOptions = AS_THEY_ARE) -> list[InputFile]:
-    """The files with their kind, and what headers and footers say, several read at a time.
+    """Return the files with their kind and the data of headers and footers, which are read in parallel.
 
-    Raises SampleError with a line a useless file.
+    Raises SampleError with a line per unusable file.
     """
     with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
         inspected = list(pool.map(partial(_try_inspect, options=options), found))
@@ -376,7 +377,7 @@ def inspect_files(found: Sequence[InputFile], options: ReadOptions = AS_THEY_ARE
 
 
 def _try_inspect(file: InputFile, options: ReadOptions) -> InputFile | str:
-    """As `_inspect`, or the line that says what is wrong with the file."""
+    """Return the result of `_inspect`, or a line with the error of the file."""
     try:
         return _inspect(file, options)
     except UnreadableFileError as problem:
@@ -386,9 +387,9 @@ def _try_inspect(file: InputFile, options: ReadOptions) -> InputFile | str:
 
 
 def _inspect(file: InputFile, options: ReadOptions) -> InputFile:
-    """A file with its kind, by extension and for JSON by its first bytes, and what its header or footer says.
+    """Return a file with its kind (by extension, and for JSON by its first bytes) and its header or footer.
 
-    Raises UnreadableFileError for an extension that is not known, or a file that is not what it is called.
+    Raises UnreadableFileError for an unknown extension, or content that does not match the extension.
     """
     kind = _kind(file.path)
     if kind is None:
@@ -416,7 +417,7 @@ def _inspect_parquet(file: InputFile, options: ReadOptions) -> InputFile:
 
 
 def _check_names(schema: pa.Schema, names: Mapping[int, str]) -> None:
-    """Raises UnreadableFileError for a file of a table that has a column under another name, or no more."""
+    """Raise UnreadableFileError for a file with a column that its table has renamed or dropped."""
     if names:
         from untold.jobs.lakehouse.iceberg import differing_column
 
@@ -425,17 +426,17 @@ def _check_names(schema: pa.Schema, names: Mapping[int, str]) -> None:
 
 
 def raise_problems(problems: Sequence[str]) -> None:
-    """Raises SampleError with a line a problem, the first `SHOWN_PROBLEMS` of them, where there are any."""
+    """Raise SampleError with a line per problem, up to `SHOWN_PROBLEMS`, if there are any."""
     if problems:
         more = [f"and {len(problems) - SHOWN_PROBLEMS} more files"] if len(problems) > SHOWN_PROBLEMS else []
         raise SampleError("\n".join([*problems[:SHOWN_PROBLEMS], *more]))
 
 
 def plan_units(spark: SparkSession, files: list[InputFile], whole_files: bool) -> DataFrame:
-    """The parts of the files, spread over tasks: the columns of `Unit`.
+    """Return the parts of the files for tasks, as columns of `Unit`.
 
-    `whole_files`: none but Parquet is cut up. A part has at most `spark.sql.files.maxPartitionBytes` where the file can
-    be cut, as Spark's own readers do.
+    `whole_files`: only Parquet is divided. Otherwise a part has at most `spark.sql.files.maxPartitionBytes`, as in
+    Spark's readers, if the file can be divided.
     """
     split = _bytes(str(spark.conf.get("spark.sql.files.maxPartitionBytes", "128m")))
     # Tasks run in another folder than the command
@@ -445,13 +446,13 @@ def plan_units(spark: SparkSession, files: list[InputFile], whole_files: bool) -
     ]
     slots = task_slots(spark)
     tasks = max(slots, sum(file.size for file in files) // split + 1)
-    # Local rows are cut into as many tasks as there are cores by themselves; only more cost a shuffle
+    # Spark divides local rows into one task per core. Only more tasks need a shuffle
     spread = spark.createDataFrame(units, UNIT_TYPE)
     return spread.repartition(min(len(units), tasks)) if tasks > slots else spread
 
 
 def _bytes(size: str) -> int:
-    """A size as Spark's settings write it, in bytes.
+    """Return a size of Spark's settings in bytes.
 
     >>> [_bytes(size) for size in ("134217728b", "128MB", "1g")]
     [134217728, 134217728, 1073741824]
@@ -462,10 +463,10 @@ def _bytes(size: str) -> int:
 
 
 def _units_of(number: int, file: InputFile, split: int, whole_files: bool) -> Iterator[Unit]:
-    """The units of a file: a row group of Parquet, a range of bytes of JSON Lines, else all of it.
+    """Yield the units of a file: a row group of Parquet, a range of bytes of JSON Lines, or the whole file.
 
-    `number`: its place in the list of files. Compressed files cannot be entered in their middle; `whole_files`: an
-    adapter reads each from its start.
+    `number` is its position in the list of files. Reading cannot start in the middle of a compressed file.
+    `whole_files`: an adapter reads each file from its start.
     """
     if file.kind == "parquet":
         start = 0

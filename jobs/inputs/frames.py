@@ -1,4 +1,4 @@
-"""Frames of samples as files: of Spark, or of whatever speaks Arrow's C stream (pyarrow, pandas, polars, DuckDB)."""
+"""Write frames of samples to files: from Spark, or from any library with Arrow's C stream (pandas, polars, DuckDB)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from untold.jobs.inputs.files import SampleError
 from untold.jobs.run.folders import LostRowsError, write_parquet
 from untold.udfs.samples.values import text_of, without_surrogates
 
-# pandas hands its index on as columns of these names
 FRAME_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 LISTS = (
     *(pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list),
@@ -27,11 +26,12 @@ LISTS = (
 )
 # Types with a readable text
 VALUES = (NoneType, str, bytes, int, float, Decimal, list, tuple, dict, date, time, UUID, PurePath)
+# Columns with these names are the index of pandas
 _INDEX = re.compile(r"__index_level_\d+__")
 
 
 def write_frame(samples: Any, folder: str) -> str:
-    """Writes a frame as Parquet below `folder`, batch by batch, and gives the path. Raises SampleError for no frame."""
+    """Write a frame as Parquet below `folder`, in batches, and return the path. Raises SampleError for other types."""
     path = f"{folder}/samples"
     if isinstance(samples, DataFrame):
         try:
@@ -51,7 +51,7 @@ def write_frame(samples: Any, folder: str) -> str:
     reader = _reader_of(samples)
     names = [name for name in reader.schema.names if not _INDEX.fullmatch(name)]
     schema = pa.schema([_plain(reader.schema.field(name)) for name in names])
-    # Without Arrow's own schema in it, a text is a text to every reader, whatever kind of text the frame had
+    # Without Arrow's schema in the file, every reader sees plain texts, for any text type of the frame
     with pq.ParquetWriter(f"{path}/part-0.parquet", schema, store_schema=False) as writer:
         for batch in reader:
             columns = [_as_plain(batch.column(field.name), field) for field in schema]
@@ -100,12 +100,12 @@ def _as_plain(column: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _plain(field: pa.Field) -> pa.Field:
-    """The field with the one type of its kind that every reader of Parquet knows."""
+    """Return the field with the type of its kind that every Parquet reader supports."""
     return field.with_type(_plain_type(field.type))
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """Texts and lists of one kind each: polars has views, pandas large texts and dictionaries."""
+    """Return one type for all texts and one for all lists. polars has views, pandas large texts and dictionaries."""
     if pa.types.is_string_view(kind) or pa.types.is_large_string(kind):
         return pa.string()
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):

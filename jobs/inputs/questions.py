@@ -1,4 +1,4 @@
-"""Questions to answer: samples without responses, from one file, or from one of questions and one of contexts."""
+"""Read questions: samples without responses, from one file, or from a file of questions and a file of contexts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from untold.jobs.inputs.sampling import Draw
 from untold.udfs.samples.adapters import CONTEXTS, FORMATS, QUESTIONS
 from untold.udfs.samples.conversion import OF_ANSWERS
 
-# What a question needs that brings its contexts
+# The required columns of a question with contexts
 QUESTION = ("query", "contexts")
 
 
@@ -28,18 +28,17 @@ def read_questions(
     draw: Draw | None = None,
     options: ReadOptions = AS_THEY_ARE,
 ) -> tuple[Samples, list[str]]:
-    """The questions of a file, a folder or a glob, and lines that say what of the input is left out.
+    """Return the questions of a file, a folder or a glob, and lines about skipped parts of the input.
 
-    `samples` of what is given: sample_id (the question's: question_id or sample_id where the file has one, else a hash
-    of its columns), query, contexts array<struct<id, text>>, then the rest by name. Columns of answers (`response`,
-    `system`, `label`) are left out, so that rows that differ in these alone are one question.
+    The columns are sample_id (question_id or sample_id of the file, otherwise a hash of the columns), query, contexts
+    array<struct<id, text>>, then the rest by name. Columns of answers (`response`, `system`, `label`) are dropped, so
+    rows that differ only in these are one question.
 
-    `format` names a layout of `udfs.samples.adapters.FORMATS` whose rows are questions, or answers to some; where it
-    has no contexts, they are empty. With `contexts`, the questions are in the form of ELI5-Category (q_id, title,
-    selftext, ...) and their contexts in that file, as rows of q_id and contexts. `draw` keeps questions at random, of
-    those that have contexts, `limit` of these the first by id.
-    `options` as `read_samples` takes them. Raises SampleError as that does, and where no question has contexts.
-    Methods, section 8.
+    `format` is a format of `udfs.samples.adapters.FORMATS` with questions, or with answers to questions. If it has no
+    contexts, they are empty. With `contexts`, the questions have the format of ELI5-Category (q_id, title, selftext,
+    ...), and that file has rows of q_id and contexts. `draw` keeps random questions, only with contexts, and `limit`
+    the first of these by id. `options` are as in `read_samples`. Raises the errors of `read_samples`, and SampleError
+    if no question has contexts. Methods, section 8.
     """
     if contexts is not None:
         return _join_contexts(spark, path, contexts, limit, draw, options)
@@ -55,7 +54,7 @@ def read_questions(
 def _read_known(
     spark: SparkSession, path: str, format: str, limit: int | None, draw: Draw | None, options: ReadOptions
 ) -> Samples:
-    """Questions of a known data set; where it has no contexts, these are empty lists."""
+    """Return questions of a known data set. Missing contexts become empty lists."""
     found = read_rows(spark, path, FORMATS[format], limit, ("query",), draw, tuple(OPTIONAL_TYPES), options)
     nothing = F.array().cast(CONTEXTS_TYPE)
     contexts = F.coalesce("contexts", nothing) if "contexts" in found.samples.columns else nothing
@@ -66,9 +65,9 @@ def _read_known(
 def _join_contexts(
     spark: SparkSession, path: str, contexts: str, limit: int | None, draw: Draw | None, options: ReadOptions
 ) -> tuple[Samples, list[str]]:
-    """The questions of one file with the contexts of another, by sample_id, and lines on what either has alone."""
+    """Join questions and contexts by sample_id. Return them with lines about the rows without a partner."""
     asked = read_rows(spark, path, QUESTIONS, required=("query",), options=options)
-    # The names are those of the questions' file
+    # The options rename columns of the questions' file only
     given = read_rows(spark, contexts, CONTEXTS, required=("contexts",), options=replace(options, columns={}))
     all_questions = asked.samples.drop(*OF_ANSWERS, "contexts").join(
         given.samples.select("sample_id", "contexts"), on="sample_id", how="inner"
@@ -76,7 +75,7 @@ def _join_contexts(
     joined = all_questions.count()
     if not joined:
         raise SampleError(f"{contexts} has no contexts for the questions of {path}. Check their q_id")
-    # After the join: of rows drawn before it, those without contexts would be missing
+    # After the join, because drawn rows without contexts would be missing
     drawn = all_questions if draw is None else draw.keep(all_questions)
     count = joined if draw is None else drawn.count()
     questions = _first(drawn, limit) if limit is not None and limit < count else drawn
@@ -94,24 +93,24 @@ def _join_contexts(
 
 
 def _first(questions: DataFrame, limit: int) -> DataFrame:
-    """The first questions by id."""
+    """Return the first questions by id."""
     return questions.orderBy("sample_id").limit(limit)
 
 
 def _rest(questions: DataFrame) -> list[Column]:
-    """The columns that are carried along, in their order."""
+    """Return the other columns, in their order."""
     known = ("sample_id", "query", "contexts")
     return [column_named(name) for name in questions.columns if name not in known]
 
 
 def _invalid_of(rows: list[DataFrame], questions: DataFrame) -> DataFrame:
-    """sample_id, error: the questions that one of the files, or both, spoils."""
+    """Return sample_id and error of the questions that are invalid in one or both files."""
     both = rows[0].unionByName(rows[1]).join(questions.select("sample_id"), on="sample_id", how="left_semi")
     return both.groupBy("sample_id").agg(F.concat_ws("; ", F.array_sort(F.collect_list("error"))).alias("error"))
 
 
 def _describe_left_out(asked: tuple[str, int], given: tuple[str, int], joined: int) -> list[str]:
-    """Lines on questions without contexts and contexts without question. `asked`, `given`: path and rows of each."""
+    """Return lines about questions and contexts without a partner. `asked`, `given`: path and rows of each."""
     (path, questions), (contexts, rows) = asked, given
     notes = []
     if questions > joined:

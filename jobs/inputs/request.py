@@ -1,4 +1,4 @@
-"""What every run is asked: what it reads, where its tables go, and how to start it again."""
+"""The common parts of all run requests: the input, the output and the command to start it again."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ from untold.jobs.settings.model import Settings
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest(RunOptions):
-    """What every run is asked, with absolute paths. Commands add what is their own."""
+    """The common fields of all run requests, with absolute paths. Commands add their own fields."""
 
     input: str
-    # Empty where nothing is written: of a plan, and of a search for one query
+    # Empty if no output is written: for a plan, and for a search for one query
     output: str
     settings: Settings
-    # A known data set; None for files as their extensions say
+    # A known data set, or None for reading by extension
     format: str | None = None
     draw: Draw | None = None
     read: ReadOptions = AS_THEY_ARE
-    # Whether an output of another input is made anew of this one
+    # True if an output of another input is rebuilt from this input
     refresh: bool = False
-    # What its tables are added to, besides being those of its output
+    # Lakehouse tables that also receive the tables of the output
     lake: Lake | None = None
-    # How to start it again, as messages say it
+    # The command in messages
     command: str = ""
 
     @cached_property
     def store(self) -> str:
-        """Where completions are kept; empty where neither a store nor an output is named."""
+        """Return the path of the completions, empty without a store and an output."""
         return store_of(self.settings, self.output) if self.settings.completion_store or self.output else ""
 
     @cached_property
     def small(self) -> bool:
-        """Whether there is so little to read that the start is what takes time (`open_session`).
+        """Return True if the input is so small that the start takes most of the time (`open_session`).
 
-        The store counts as well: its completions are read by the same session.
+        The store counts too, because the same session reads its completions.
         """
         return count_bytes(*filter(None, (self.input, self.store))) < SMALL_BYTES
 
     def open_output(self, tables: Iterable[str], *more: str | None, kept: Sequence[str] = ()) -> Output:
-        """The output, to be entered, with tables of these names; `more` are inputs besides `input`."""
+        """Return the output with tables of these names, to be used in a `with` block. `more` are additional inputs."""
         return Output(
             self.output,
             tuple(tables),
@@ -70,7 +70,7 @@ class RunRequest(RunOptions):
         )
 
     def pinned(self) -> Self:
-        """The request whose input, where it is a table, names a version: that of the output's first start, or now's."""
+        """Return the request with a version for a table: the version of the output's first start, or the newest."""
         if table_named(self.input) is None:
             return self
         keeps = self.output and not (self.overwrite or self.refresh)
@@ -79,11 +79,11 @@ class RunRequest(RunOptions):
 
     @property
     def layout(self) -> str | None:
-        """The name of the adapter that reads the input."""
+        """Return the name of the adapter for the input."""
         return self.format
 
     def read_columns(self, spark: SparkSession, required: Sequence[str], optional: Sequence[str] = ()) -> Samples:
-        """The samples of the input with these columns besides those that every sample has (`read_samples`)."""
+        """Return the samples of the input with these columns and the columns of every sample (`read_samples`)."""
         return read_samples(
             spark,
             self.input,
@@ -96,17 +96,17 @@ class RunRequest(RunOptions):
         )
 
     def shared(self) -> dict[str, Any]:
-        """The fields that all requests have, for a run of another command that this one starts."""
+        """Return the fields of this class, for a run of another command that this run starts."""
         return {one.name: getattr(self, one.name) for one in fields(RunRequest)}
 
     @property
     def named_input(self) -> dict[str, Any]:
-        """How the manifest names the input: its path, and of a table the version."""
+        """Return the input for the manifest: its path, and the version of a table."""
         table = table_named(self.input)
         return {"path": self.input, **({} if table is None else {"version": table.version})}
 
     def shown_input(self, fingerprint: str, **more: Any) -> dict[str, Any]:
-        """The input as the manifest shows it."""
+        """Return the input as shown in the manifest."""
         return {
             **self.named_input,
             "format": self.layout,

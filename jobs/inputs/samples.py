@@ -44,9 +44,9 @@ STARTS = "file int, block long, path string, rows_before long, numbers_before lo
 
 @dataclass(frozen=True)
 class Parts:
-    """What the parts of an input tell: facts by file, and of each part where it begins (`STARTS` without the path).
+    """The facts of an input by file, and the start of each part (`STARTS` without the path).
 
-    `rows_before`: rows of its file before it, blank lines counted; `numbers_before`: records of all files before it.
+    `rows_before`: rows of its file before it, including blank lines. `numbers_before`: records of all files before it.
     """
 
     facts: Mapping[int, FileFacts]
@@ -54,12 +54,12 @@ class Parts:
 
 
 def read_parts(found: Sequence[str]) -> Parts:
-    """The facts of all parts (`untold.udfs.samples.batches.UnitProgress.facts`), put together by file."""
+    """Merge the facts of all parts (`untold.udfs.samples.batches.UnitProgress.facts`) by file."""
     merged: dict[int, FileFacts] = {}
     starts: list[tuple[int, int, int, int]] = []
     lines: dict[int, int] = {}
     records = 0
-    # Sorted, so that which of two problems is shown does not depend on which task was first
+    # Sorted, so that the reported problem does not depend on the order of tasks
     for plain in sorted(map(json.loads, found), key=lambda each: (each["file"], each["block"])):
         file, problem = plain["file"], plain["problem"]
         before = lines.get(file, 0)
@@ -74,7 +74,7 @@ def read_parts(found: Sequence[str]) -> Parts:
 
 
 def with_row(places: DataFrame, parts: Parts, files: Sequence[InputFile]) -> DataFrame:
-    """The places (file, block, n) with the columns of `STARTS`, and `row`, which is 1-based in the file."""
+    """Return the positions (file, block, n) with the columns of `STARTS`, and `row`, the 1-based row in the file."""
     starts = [(file, block, files[file].path, *before) for file, block, *before in parts.starts]
     known = F.broadcast(places.sparkSession.createDataFrame(starts, STARTS))
     return places.join(known, on=["file", "block"], how="left").withColumn("row", F.col("rows_before") + F.col("n"))
@@ -82,10 +82,10 @@ def with_row(places: DataFrame, parts: Parts, files: Sequence[InputFile]) -> Dat
 
 __all__ = ["FORMATS", "SampleError", "Samples", "fingerprint", "read_samples", "show_invalid"]
 
-# A screenful; all of them are in the table `failures`
+# A screen. The table `failures` has all of them
 SHOWN_INVALID = 20
 SHOWN_CONFLICTS = 5
-# The types of what items of samples have, and of those columns of `OPTIONAL` that are read, whatever type a file has
+# The types of item fields, and of columns of `OPTIONAL` that are parsed, for any type in a file
 TEXTS = T.ArrayType(T.StringType())
 ITEM_TYPES: Mapping[str, T.DataType] = {
     **dict.fromkeys(("id", "text", "anchor", "importance"), T.StringType()),
@@ -118,21 +118,23 @@ READ_FIELDS = [
     T.StructField("rest", T.BinaryType()),
     T.StructField("facts", T.StringType()),
 ]
-# Four sums of 60 bits of each row's hash: 15 hexadecimal digits fit a long, and a decimal of 38 digits 10^20 of them
+# Four sums of 60 bits of each row's hash: 15 hexadecimal digits fit a long, and a decimal of 38 digits fits 10^20 of
+# them
 FINGERPRINT_PARTS = 4
 FINGERPRINT_DIGITS = 15
-# So many samples are sorted by one task at once; more are sorted by ranges, which reads them twice
+# One task sorts this number of samples. More samples are sorted by ranges, which reads them twice
 ROWS_OF_A_TASK = 10_000
 
 
 @dataclass(frozen=True)
 class Samples:
-    """What `read_samples` found.
+    """The result of `read_samples`.
 
-    `samples`: sample_id, query, response, contexts array<struct<id, text, kind>>, system, label, then the rest by
-    name; a row a distinct input row, invalid ones included, null where unusable. It is read from what the one pass
-    over the files kept. `invalid`: sample_id, error (file, 1-based row and what is wrong). `duplicates` counts
-    exact duplicates dropped. `columns` are those of the files, under our names; `left_out` files of no known extension.
+    `samples`: sample_id, query, response, contexts array<struct<id, text, kind>>, system, label, then the rest by name.
+    It has a row per distinct input row, including invalid rows, with null for unusable values, and reads the stored
+    result of the single pass over the files. `invalid`: sample_id, error (file, 1-based row and problem). `duplicates`
+    counts dropped exact duplicates. `columns` are the columns of the files, under our names. `left_out` are files with
+    unknown extensions.
     """
 
     samples: DataFrame
@@ -143,15 +145,15 @@ class Samples:
     first_invalid: list[str]
     columns: frozenset[str]
     left_out: tuple[str, ...] = ()
-    # The files as they were listed before they were read (`listing_of`)
+    # The listing of the files before they were read (`listing_of`)
     listing: Mapping[str, Any] = field(default_factory=dict)
-    # What was drawn of how many, as a manifest shows it; None where every row is taken
+    # The draw for the manifest, None if all rows are used
     draw: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """What the pass over the files gave: its rows, and of these how many, distinct ones, conflicts and broken ones."""
+    """The result of the pass over the files: rows, with counts of all, distinct, conflicting and broken rows."""
 
     rows: DataFrame
     by_id: DataFrame
@@ -173,13 +175,13 @@ def read_samples(
     draw: Draw | None = None,
     options: ReadOptions = AS_THEY_ARE,
 ) -> Samples:
-    """The samples of a file, a directory or a glob, read and checked.
+    """Read and check the samples of a file, a directory or a glob.
 
-    `options` say what the files call our columns, and how their text is written. `format` names an adapter of
-    `FORMATS`; `draw` keeps rows at random, `limit` of these the first samples by sample_id; `required` are the columns
-    that whoever scores them reads, `optional` those that are read where they are there, with the types of
-    `OPTIONAL_TYPES`. Raises SampleError for what cannot be read, a missing column, too many columns, no samples at all,
-    and one sample_id with two contents.
+    `options` has the names of our columns in the files, and the format of their text. `format` names an adapter of
+    `FORMATS`. `draw` keeps random rows, and `limit` the first of these samples by sample_id. `required` are the columns
+    that the metrics read, and `optional` columns are read if they exist, with the types of `OPTIONAL_TYPES`. Raises
+    SampleError for unreadable files, a missing column, too many columns, no samples, and one sample_id with two
+    contents.
     """
     return read_rows(spark, path, adapter_of(format), limit, required, draw, optional, options)
 
@@ -194,9 +196,9 @@ def read_rows(
     optional: Sequence[str] = (),
     options: ReadOptions = AS_THEY_ARE,
 ) -> Samples:
-    """As `read_samples`, by an adapter or none, and for rows that need have only some of `REQUIRED`.
+    """Read samples as `read_samples` does, with an adapter or none, and with only some columns of `REQUIRED`.
 
-    Rows without `response` are questions: `untold.udfs.samples.conversion.to_sample` says what becomes of them.
+    Rows without `response` are questions (`untold.udfs.samples.conversion.to_sample`).
     """
     if limit is not None and limit < 1:
         raise SampleError(f"limit is {limit}; it must be at least 1")
@@ -225,7 +227,7 @@ def read_rows(
         samples=_samples(kept, required, carried),
         invalid=invalid.select("sample_id", "error"),
         row_count=distinct if last_id is None else cast(int, limit),
-        # None were shown where there is none, and all of them where they are few
+        # The number is known if it is 0, or if all invalid rows are shown
         invalid_count=invalid.count() if len(first) == SHOWN_INVALID else len(first),
         duplicates=found.total - found.distinct,
         first_invalid=first,
@@ -239,10 +241,9 @@ def read_rows(
 def _choose(
     draw: Draw | None, found: _Pass, typed: Callable[[DataFrame], DataFrame], adapter: Adapter | None
 ) -> tuple[Callable[[DataFrame], DataFrame], dict[str, Any] | None]:
-    """What keeps the drawn rows of a frame with sample_id, and the draw as a manifest shows it.
+    """Return a function that keeps the drawn rows of a frame with sample_id, and the draw for the manifest.
 
-    typed: gives rows the columns that are carried along, which may name strata. Raises SampleError for strata that the
-    input cannot have.
+    typed: adds the other columns, which strata may use. Raises SampleError for strata that the input cannot have.
     """
     if draw is None:
         return lambda rows: rows, None
@@ -259,9 +260,9 @@ def _choose(
 
 
 def show_invalid(found: Samples, display: Display, done: str = "scored") -> None:
-    """Says how many rows cannot be scored, or what else was to be done with them, and why the first of them.
+    """Print the number of invalid rows with the reasons of the first ones, and the skipped files.
 
-    Nothing where there are none, and which files were left out. Lines name file, row and reason, never a row's text.
+    It prints nothing if there are none. Lines have file, row and reason, never the text of a row.
     """
     if found.left_out:
         display.note(describe_left_out(found.left_out))
@@ -273,18 +274,18 @@ def show_invalid(found: Samples, display: Display, done: str = "scored") -> None
 
 
 def fingerprint(samples: DataFrame) -> str:
-    """32 hex characters of the content of a samples table, the same for any order and partitioning of its rows.
+    """Return 32 hex characters of the content of a samples table, for any order and partitioning of its rows.
 
-    One action. Names and order of the columns count.
+    It runs one action. Names and order of the columns count.
     """
     sums = samples.agg(*_fingerprint_sums(samples.columns)).first()
     return _digest(list(sums or ()))
 
 
 def changes_between(before: DataFrame, now: DataFrame) -> dict[str, int]:
-    """How many samples came late, changed under one sample_id, and are gone. One action.
+    """Return the numbers of new samples, of changed samples (same sample_id), and of missing samples. One action.
 
-    Samples without an id of their own are known by their contents: one that changed is gone, and another came.
+    A sample without a given id is identified by its contents, so a changed sample is a missing and a new one.
     """
 
     types = [{one.name: one.dataType.simpleString() for one in frame.schema} for frame in (before, now)]
@@ -305,20 +306,20 @@ def changes_between(before: DataFrame, now: DataFrame) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class WrittenSamples:
-    """The samples as they were written; what is told of them was taken while they were."""
+    """The written samples with figures that were computed during the write."""
 
     samples: DataFrame
     fingerprint: str
-    # How many have a text in scripts alone that `TESTED_SCRIPTS` lacks
+    # The number of samples with a text that has no letter of `TESTED_SCRIPTS`
     untested: int
 
 
 def write_samples(found: Samples, path: str) -> WrittenSamples:
-    """Writes the samples sorted by id, so that the same input makes the same files."""
+    """Write the samples sorted by id, so that the same input creates the same files."""
     seen, samples = Observation(), found.samples
     few = found.row_count <= ROWS_OF_A_TASK
     ordered = samples.coalesce(1).sortWithinPartitions("sample_id") if few else samples.orderBy("sample_id")
-    # Above the sort: what lies below it is evaluated for its ranges too, and would be counted twice
+    # Above the sort, because Spark also evaluates the plan below it for its ranges, and would count twice
     sums = _fingerprint_sums(samples.columns)
     observed = ordered.observe(seen, *sums, F.count_if(_has_untested_text()).alias("untested"))
     observed.write.mode("overwrite").parquet(path)
@@ -328,7 +329,7 @@ def write_samples(found: Samples, path: str) -> WrittenSamples:
 
 
 def _has_untested_text() -> Column:
-    """Whether the query, the response or a context has letters, and none of `TESTED_SCRIPTS`."""
+    """Return True if the query, the response or a context has letters, but none of `TESTED_SCRIPTS`."""
     tested = "".join(rf"\p{{Is{script}}}" for script in TESTED_SCRIPTS)
 
     def is_untested(text: Column) -> Column:
@@ -340,7 +341,7 @@ def _has_untested_text() -> Column:
 
 
 def show_untested(written: WrittenSamples, display: Display) -> None:
-    """Says how many samples have a text in a script that the tests do not cover; nothing where there are none."""
+    """Print the number of samples with a text in a script that the tests do not cover, if there are any."""
     if written.untested:
         display.note(
             f"{amount(written.untested, 'sample has', 'samples have')} a text in a script that Untold is not tested "
@@ -349,9 +350,9 @@ def show_untested(written: WrittenSamples, display: Display) -> None:
 
 
 def _fingerprint_sums(columns: Sequence[str]) -> list[Column]:
-    """Columns of one row: the number of rows, and sums of the parts of each row's hash.
+    """Return columns of one row: the number of rows, and sums of the parts of each row's hash.
 
-    Sums, so that neither order nor partitioning matters, and equal rows count as often as they are there.
+    Sums do not depend on order and partitioning, and equal rows count as often as they occur.
     """
     digest = F.sha2(F.to_json(F.struct(*[column_named(name) for name in columns])), 256)
     starts = [1 + part * FINGERPRINT_DIGITS for part in range(FINGERPRINT_PARTS)]
@@ -361,22 +362,22 @@ def _fingerprint_sums(columns: Sequence[str]) -> list[Column]:
 
 
 def _digest(sums: Sequence[Any]) -> str:
-    """The fingerprint of these sums, 32 hex characters. What is hashed may never change: manifests hold it."""
+    """Return the fingerprint of these sums, 32 hex characters. Never change its input, because manifests store it."""
     return hashlib.blake2b(json.dumps([str(value) for value in sums]).encode(), digest_size=16).hexdigest()
 
 
 def column_named(name: str) -> Column:
-    """The column of that name, whatever characters it has."""
+    """Return the column with this name, which may have any characters."""
     return F.col("`" + name.replace("`", "``") + "`")
 
 
 def _read(units: DataFrame, wanted: ColumnSelection) -> _Pass:
-    """Reads the files, once: what it found is kept, and everything that must be known of it is one row of sums."""
+    """Read the files once and store the result. Its counts are one row of sums."""
     schema = T.StructType(READ_FIELDS)
     read = partial(read_batches, wanted=wanted, schema=_arrow(units.sparkSession, schema))
-    # On disk: an input may be larger than the memory of all workers together
+    # On disk, because an input may be larger than the memory of all workers
     everything = units.mapInArrow(read, schema).persist(StorageLevel.DISK_ONLY)
-    # Rows of facts have no id, and those of two units that are equal word for word say nothing twice
+    # Rows of facts have no id. Equal facts of two units are redundant
     by_id = everything.groupBy("sample_id", "facts").agg(
         F.count("*").alias("n"),
         F.min("content").alias("low"),
@@ -397,12 +398,12 @@ def _read(units: DataFrame, wanted: ColumnSelection) -> _Pass:
 
 
 def _arrow(spark: SparkSession, schema: T.StructType) -> pa.Schema:
-    """A Spark schema for Arrow batches, timestamps in the session's time zone, as Spark checks them."""
+    """Return a Spark schema for Arrow batches, with timestamps in the session's time zone, as Spark checks them."""
     return to_arrow_schema(schema, timezone=spark.conf.get("spark.sql.session.timeZone"))
 
 
 def _describe_conflicts(found: _Pass, files: list[InputFile]) -> str:
-    """The first ids with two contents, in a line each, with two places."""
+    """Return a line for each of the first ids with two contents, with two positions."""
     several = found.by_id.where(F.col("low") != F.col("high")).select("sample_id")
     shown = several.orderBy("sample_id").limit(SHOWN_CONFLICTS)
     rows = found.rows.select("sample_id", "content", *PLACE).join(F.broadcast(shown), on="sample_id", how="left_semi")
@@ -420,14 +421,14 @@ def _describe_conflicts(found: _Pass, files: list[InputFile]) -> str:
 
 
 def _last_id(by_id: DataFrame, limit: int) -> str:
-    """The sample_id of the last of the first `limit` samples."""
+    """Return the sample_id of the last of the first `limit` samples."""
     first = by_id.select("sample_id").orderBy("sample_id").limit(limit).agg(F.max("sample_id")).first()
     return str(first[0]) if first else ""
 
 
 def _kept(found: _Pass, last_id: str | None) -> DataFrame:
-    """The rows up to the last id, and of exact duplicates the first."""
-    # By id and not by place, so that the first samples are the same however the files are cut
+    """Return the rows up to the last id, with only the first of exact duplicates."""
+    # By id and not by position, so that the first samples do not depend on the division of files
     kept = found.rows if last_id is None else found.rows.where(F.col("sample_id") <= F.lit(last_id))
     if found.total == found.distinct:
         return kept
@@ -439,7 +440,7 @@ def _kept(found: _Pass, last_id: str | None) -> DataFrame:
 
 
 def _invalid(found: _Pass, kept: DataFrame, files: list[InputFile]) -> DataFrame:
-    """file, row, part, sample_id, error with file and row in it. Nothing is looked for where no row is broken."""
+    """Return file, row, part, sample_id, and error with file and row. Without broken rows, no query runs."""
     spark = kept.sparkSession
     if not found.broken:
         return spark.createDataFrame([], "file int, row long, part int, sample_id string, error string")
@@ -450,19 +451,19 @@ def _invalid(found: _Pass, kept: DataFrame, files: list[InputFile]) -> DataFrame
 
 
 def _samples(rows: DataFrame, required: Sequence[str], carried: Mapping[str, T.DataType]) -> DataFrame:
-    """The samples themselves: the known columns, and those carried along as their types are over all files."""
+    """Return the samples: the known columns, and the other columns with their types over all files."""
     taken = (*KNOWN, QUESTION_ID) if is_question(required) else KNOWN
     sources = _output_names([name for name in carried if name not in taken], taken)
     if not sources:
         return rows.select(*KNOWN)
     schema = T.StructType([*KNOWN_FIELDS, *(T.StructField(name, carried[sources[name]]) for name in sorted(sources))])
     make = partial(type_batches, schema=_arrow(rows.sparkSession, schema), sources=sources)
-    # Whoever takes the fingerprint and then writes reads it twice
+    # The fingerprint and the write both read it
     return rows.select(*KNOWN, "rest").mapInArrow(make, schema).persist(StorageLevel.DISK_ONLY)
 
 
 def _output_names(carried: Collection[str], known: Iterable[str]) -> dict[str, str]:
-    """Column -> name in the file. Names equal but for case get a number: Spark takes them for one."""
+    """Map columns to names in the file. Names that differ only by case get a number, because Spark ignores case."""
     names: dict[str, str] = {}
     taken = {name.lower() for name in known}
     for name in sorted(carried):

@@ -1,4 +1,4 @@
-"""Some rows of an input at random, by hash: the same for one seed, and stable when rows are added."""
+"""Draw random rows of an input by hash. The draw is the same for one seed, and stable when rows are added."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from pyspark.sql import functions as F
 from untold.jobs.inputs.files import SampleError
 from untold.udfs.errors import UserError, aside, near_misses
 
-# Of more strata a manifest has no list
+# If there are more strata, a manifest does not list them
 SHOWN_STRATA = 1_000
 
 
 class DrawError(UserError):
-    """A draw that cannot be made. The message says what to give instead."""
+    """A draw that is not possible. The message has the remedy."""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """So many rows of the input, those with the least hashes of seed and id: a row that is added displaces one at most.
+    """A number of input rows with the least hashes of seed and id. An added row replaces at most one row.
 
-    With `stratify`, the rows with one value of these columns are a stratum, and each stratum has its share of the draw,
-    at least one row. A row of a known data set, with the answers or claims that it holds, is drawn as a whole.
+    With `stratify`, the rows with equal values of these columns are a stratum. Each stratum has its share of the draw,
+    at least one row. A row of a known data set is drawn as a whole, with all its answers or claims.
     """
 
     rows: int
@@ -35,9 +35,9 @@ class Draw:
     stratify: tuple[str, ...] = ()
 
     def among(self, ids: DataFrame, *, whole_rows: bool = False) -> Column:
-        """Whether a sample_id is drawn of those in `ids` (column sample_id). `whole_rows`: ids begin with `<row>-`.
+        """Return True if a sample_id is drawn from `ids` (column sample_id). `whole_rows`: ids begin with `<row>-`.
 
-        One action: it looks for the greatest of the least hashes, with which any row can be told by itself.
+        It runs one action, which finds the greatest of the least hashes. Any single row can be compared with it.
         """
         key = self._key(F.substring_index("sample_id", "-", 1) if whole_rows else F.col("sample_id"))
         least = ids.select(key.alias("key")).distinct().orderBy("key").limit(self.rows)
@@ -51,9 +51,9 @@ class Draw:
         return rows.where(self.among(rows))
 
     def by_stratum(self, strata: DataFrame) -> Drawn:
-        """The draw of samples in `strata`: sample_id and the columns of `stratify`, a row a sample.
+        """Draw samples from `strata`: sample_id and the columns of `stratify`, a row per sample.
 
-        Raises DrawError where there are more strata than rows to draw, SampleError for a column that `strata` lacks.
+        Raises DrawError for more strata than rows to draw, and SampleError for a missing column.
         """
         for name in self.stratify:
             if name not in strata.columns:
@@ -81,13 +81,13 @@ class Draw:
         return Drawn(ids, sum(shares), listed if len(listed) <= SHOWN_STRATA else [])
 
     def _key(self, row: Column) -> Column:
-        # A hash and not a random number: it needs no order of the rows, and partitioning changes nothing
+        # A hash does not depend on the order or the partitioning of rows, unlike a random number
         return F.sha2(F.concat_ws(":", F.lit(str(self.seed)), row), 256)
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What was drawn by strata: `ids` (column sample_id), how many, and of each stratum its values, rows and of."""
+    """A draw by strata: `ids` (column sample_id), the number of rows, and for each stratum its values, rows and of."""
 
     ids: DataFrame
     rows: int
@@ -95,7 +95,7 @@ class Drawn:
 
 
 def allocate(counts: Sequence[int], rows: int) -> list[int]:
-    """How many of `rows` each stratum gets: in proportion to its count, at least one, at most all of it.
+    """Return the number of rows per stratum: in proportion to its count, at least one, at most all.
 
     rows: at least the number of strata.
 
@@ -116,7 +116,7 @@ def allocate(counts: Sequence[int], rows: int) -> list[int]:
 
 
 def shown_draw(draw: Draw | None) -> dict[str, Any] | None:
-    """The draw as a manifest shows it; None where every row is taken."""
+    """Return the draw for a manifest, None if all rows are used."""
     if draw is None:
         return None
     by = {"stratify": list(draw.stratify)} if draw.stratify else {}

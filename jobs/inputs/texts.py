@@ -42,16 +42,16 @@ QUERY_NEEDS = ("query",)
 PLACE = ("file", "block", "n", "number")
 SHOWN_CONFLICTS = 5
 SHOWN_INVALID = 20
-# Half of a sha2-256: short enough to be read, long enough that no two texts of a billion have one
+# Half of a sha2-256: short enough to read, and unique among a billion texts
 CONTENT_CHARACTERS = 32
 
 
 @dataclass(frozen=True)
 class TextRows:
-    """What was read: `rows`, a row a distinct id, and `invalid`: id (may be null), error, with file and row.
+    """The result of a read: `rows`, one per distinct id, and `invalid`: id (may be null), error, with file and row.
 
     `rows` of a corpus: document_id, title, url, text, content (a hash of the other three); of queries: query_id, query.
-    `duplicates` counts rows that repeat another word for word; `notes` say what of the input is left out.
+    `duplicates` counts exact duplicates. `notes` are lines about skipped parts of the input.
     """
 
     rows: DataFrame
@@ -64,9 +64,9 @@ class TextRows:
 
 
 def read_corpus(steps: Workspace, path: str, limit: int | None = None, options: ReadOptions = AS_THEY_ARE) -> TextRows:
-    """The documents of a file, a folder or a glob. `limit`: the first so many by document_id.
+    """Return the documents of a file, a folder or a glob. `limit`: only the first ones by document_id.
 
-    Raises SampleError for what cannot be read, a missing column, no document at all, and one id with two contents.
+    Raises SampleError for unreadable files, a missing column, no documents, and one id with two contents.
     """
     read = _read(steps, path, DOCUMENT, DOCUMENT_NEEDS, options)
     content = F.sha2(F.to_json(F.struct("title", "url", "text")), 256)
@@ -76,7 +76,7 @@ def read_corpus(steps: Workspace, path: str, limit: int | None = None, options: 
 
 
 def read_queries(steps: Workspace, path: str, options: ReadOptions = AS_THEY_ARE) -> TextRows:
-    """The queries of a file, a folder or a glob; one without an id has its number, from 1 over all files.
+    """Return the queries of a file, a folder or a glob. A missing id becomes the number, from 1 over all files.
 
     Raises SampleError as `read_corpus`.
     """
@@ -89,19 +89,19 @@ def read_queries(steps: Workspace, path: str, options: ReadOptions = AS_THEY_ARE
 
 
 def _wrong_query() -> Column:
-    """What is wrong with a row of queries; null where nothing is."""
+    """Return the problem of a row of queries, or null."""
     blank = F.when(F.trim("query") == "", "query is empty")
     return F.coalesce("problem", F.when(F.col("query").isNull(), "query is null"), blank)
 
 
 def _missing(name: str) -> Column:
-    """What is wrong with a row without an id."""
+    """Return the problem of a row without an id."""
     return F.when(F.coalesce(name, F.lit("")) == "", F.lit(f"{name} is null or empty"))
 
 
 @dataclass(frozen=True)
 class _Read:
-    """The rows of all files with their places, the files, where their parts begin, and which files are left out."""
+    """The rows of all files with their positions, the files, the starts of their parts, and the skipped files."""
 
     rows: DataFrame
     files: Sequence[InputFile]
@@ -110,7 +110,7 @@ class _Read:
 
 
 def _read(steps: Workspace, path: str, names: Names, required: Sequence[str], options: ReadOptions) -> _Read:
-    """Reads the files once. Raises SampleError for what cannot be read and for columns that are not there."""
+    """Read the files once. Raises SampleError for unreadable files and missing columns."""
     files, left_out = input_files(path, None, options)
     types: Mapping[str, T.DataType] = {"file": T.IntegerType(), **dict.fromkeys(("block", "n", "number"), T.LongType())}
     fields = [*types.items(), *((name, T.StringType()) for name in (*names, "problem", "facts"))]
@@ -124,7 +124,7 @@ def _read(steps: Workspace, path: str, names: Names, required: Sequence[str], op
 
 
 def _checked(steps: Workspace, path: str, read: _Read, key: str, problem: Column, limit: int | None) -> TextRows:
-    """The rows apart from those that are of no use. Raises SampleError for ids with two contents, and for no rows."""
+    """Separate the rows from invalid rows. Raises SampleError for ids with two contents, and for no rows."""
     rows = read.rows.withColumn("problem", problem)
     sums = rows.groupBy(key, "problem").agg(
         F.count("*").alias("n"), F.min("content").alias("low"), F.max("content").alias("high")
@@ -163,13 +163,13 @@ def _nothing(steps: Workspace) -> DataFrame:
 
 
 def _invalid(broken: DataFrame, read: _Read, key: str) -> DataFrame:
-    """file, row, the id, error with file and row in it."""
+    """Return file, row, the id, and the error with file and row."""
     placed = with_row(broken, read.parts, read.files)
     return placed.select("file", "row", key, F.format_string("%s row %d: %s", "path", "row", "problem").alias("error"))
 
 
 def _describe_conflicts(rows: DataFrame, read: _Read, key: str, conflicts: int) -> str:
-    """The first ids with two contents, in a line each, with two places."""
+    """Return a line for each of the first ids with two contents, with two positions."""
     several = rows.groupBy(key).agg(F.count_distinct("content").alias("contents")).where("contents > 1")
     shown = several.select(key).orderBy(key).limit(SHOWN_CONFLICTS)
     firsts = (
@@ -191,19 +191,19 @@ def _describe_conflicts(rows: DataFrame, read: _Read, key: str, conflicts: int) 
 
 
 class UnreadableTableError(ValueError):
-    """Files that Spark cannot read as a table. The message is one line that names the path."""
+    """Files that Spark cannot read as a table. The message is one line with the path."""
 
 
 def read_table(spark: SparkSession, path: str, options: ReadOptions = AS_THEY_ARE) -> DataFrame:
-    """All columns of the files of a path, by extension; a column that some files lack is null there.
+    """Return all columns of the files of a path, by extension. A column that some files lack is null there.
 
-    Raises SampleError where there are no files, UnreadableTableError for a schema that cannot be read; the rows are
-    read when they are asked for, and then Spark's error says so (`describe_unreadable`).
+    Raises SampleError if there are no files, and UnreadableTableError for an unreadable schema. The rows are read
+    later, and a failure then raises an error of Spark (`describe_unreadable`).
     """
     files = sorted(inspect_files(data_files(path)[0], options), key=_form)
     _check_forms(files)
     if any(file.encoding != UTF_8 for file in files):
-        # Else Spark knows but seven encodings
+        # Otherwise Spark only supports seven encodings
         spark.conf.set("spark.sql.legacy.javaCharsets", True)
     try:
         groups = [list(alike) for _, alike in groupby(files, _form)]
@@ -217,7 +217,7 @@ def read_table(spark: SparkSession, path: str, options: ReadOptions = AS_THEY_AR
 
 
 def _check_forms(files: Sequence[InputFile]) -> None:
-    """Raises UnreadableTableError for what our own readers can read, and Spark's cannot."""
+    """Raise UnreadableTableError for files that only our own readers support."""
     for file in files:
         if compression_of(file.path) == "zstd":
             raise UnreadableTableError(f"{file.path}: .zst is not supported here. Decompress the file, or give Parquet")
@@ -232,7 +232,7 @@ def _check_forms(files: Sequence[InputFile]) -> None:
 
 
 def rename_columns(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
-    """The rows with our names for columns, by ours those that they have; what one of these replaces is left out."""
+    """Rename columns to our names; `columns` maps ours to theirs. A replaced column is dropped."""
     theirs = {other: ours for ours, other in columns.items() if other in rows.columns}
     replaced = {*theirs.values()} - {*theirs}
     kept = [name for name in rows.columns if name not in replaced]
@@ -240,15 +240,15 @@ def rename_columns(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
 
 
 def describe_unreadable(path: str, error: PySparkException) -> str:
-    """One line for a file that Spark breaks at, without what stands in it."""
+    """Return one line for a file that Spark cannot read, without its content."""
     condition = error.getCondition() or type(error).__name__
     return f"{path}: cannot read one of its files ({condition}). Check that its extension fits its content"
 
 
 def as_text(rows: DataFrame, names: Sequence[str]) -> DataFrame:
-    """Those of the columns that the rows have, each once, as text.
+    """Return the existing ones of these columns, without duplicates, as text.
 
-    A name that the rows do not have is left out without a word: whoever needs the column says so.
+    Missing names are skipped silently. The caller reports them.
     """
     known = [name for name in dict.fromkeys(names) if name in rows.columns]
     return rows.select(*[F.col(name).cast("string").alias(name) for name in known])
@@ -267,7 +267,7 @@ def _with_folders(rows: DataFrame, file: InputFile) -> DataFrame:
 
 
 def _read_kind(spark: SparkSession, files: Sequence[InputFile]) -> DataFrame:
-    """Files of one form, each value as Spark reads it; JSON's and CSV's as text. A broken row fails the reading."""
+    """Read files of one form with Spark's types, and JSON and CSV as text. A broken row is an error."""
     kind, encoding, delimiter, _ = _form(files[0])
     if kind == "parquet":
         return read_parquet(spark, *(StoragePath(file.path).spark for file in files), mergeSchema=True)
@@ -277,7 +277,7 @@ def _read_kind(spark: SparkSession, files: Sequence[InputFile]) -> DataFrame:
         return spark.read.csv(
             paths, header=True, multiLine=True, escape='"', mode="FAILFAST", encoding=charset, sep=delimiter
         )
-    # Of other encodings than UTF-8 Spark has to be told
+    # Spark needs a line separator for encodings other than UTF-8
     ends = "\n" if kind == "lines" and charset else None
     return spark.read.json(
         paths, primitivesAsString=True, multiLine=kind == "array", mode="FAILFAST", encoding=charset, lineSep=ends

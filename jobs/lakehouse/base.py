@@ -1,4 +1,4 @@
-"""What tables of both formats have in common: the files of a version, and what an output's tables are added to."""
+"""The common parts of both table formats: the files of a version, and the tables that an output is added to."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from untold.udfs.llm.store_files import count_rows
 from untold.udfs.redaction import redact
 from untold.udfs.storage import FileInfo, StoragePath
 
-# The column that tells the dates of a table apart; no file has it
+# The column of dates. It is a partition column and is not in the files
 DATE = "date"
-# What many tables of one name differ in, and every file of one date has the same value of
+# The partition column. All rows of a file have the same value
 DATE_FIELD = pa.field(DATE, pa.date32())
 ATTEMPTS = 10
 File = TypeVar("File")
 
 
 class LakehouseError(UserError):
-    """A table that cannot be read, or not be added to. The message names it and says what to do."""
+    """A table that cannot be read or extended. The message names the table and the remedy."""
 
 
 class NoTableError(LakehouseError):
-    """A table that is not there, or has no rows."""
+    """A table that does not exist or has no rows."""
 
 
 @dataclass(frozen=True)
 class TableFile:
     """A Parquet file of a table.
 
-    `constants`: values of partition columns, which need not be in the file; `names`: of Iceberg, the table's columns by
-    their field ids.
+    `constants` are the values of partition columns, which need not be in the file. `names` are the columns of an
+    Iceberg table by field id.
     """
 
     path: str
@@ -49,17 +49,17 @@ class TableFile:
 
 
 class TableVersion(NamedTuple):
-    """A version of a table as it is written behind an `@`, and its files, or those of a partition."""
+    """A version of a table, as it is written after an `@`, and the files of the table or of a partition."""
 
     version: str
     files: Sequence[TableFile]
 
 
 def in_partition(what: str, files: Iterable[tuple[File, Mapping[str, str]]], wanted: Mapping[str, str]) -> list[File]:
-    """The files whose partition columns have these values, as text.
+    """Return the files with these values of partition columns, compared as text.
 
-    files: each with the values of those that its rows are told apart by. Raises LakehouseError for a column that a file
-    is not partitioned by, whose rows nobody could tell apart without reading it.
+    files: each with the values of its partition columns. Raises LakehouseError for a column that does not partition a
+    file, because its rows cannot be selected without reading the file.
     """
     found = []
     for file, parts in files:
@@ -74,7 +74,7 @@ def in_partition(what: str, files: Iterable[tuple[File, Mapping[str, str]]], wan
 
 
 class DataFile(NamedTuple):
-    """A file that is to be added to a table, with its rows."""
+    """A file to add to a table, with its number of rows."""
 
     entry: FileInfo
     rows: int
@@ -82,9 +82,9 @@ class DataFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Lake(ABC):
-    """Tables, one of each name for all dates, that the tables of an output are added to as those of its date.
+    """Tables of all dates, one per name. The tables of an output are added to them as the rows of its date.
 
-    `place`: of Delta a folder, of Iceberg `CATALOG.NAMESPACE`. Methods raise LakehouseError.
+    `place` is a folder for Delta and `CATALOG.NAMESPACE` for Iceberg. Methods raise LakehouseError.
     """
 
     FORMAT: ClassVar[str]
@@ -94,35 +94,35 @@ class Lake(ABC):
 
     @property
     def shown(self) -> dict[str, str]:
-        """What a manifest says of it."""
+        """Return the entry for a manifest."""
         return {"format": self.FORMAT, "place": self.place, "date": self.date.isoformat()}
 
     @abstractmethod
     def folder(self, name: str, schema: pa.Schema) -> str:
-        """Where files of the date of a table lie, which is made with these columns where there is none."""
+        """Return the folder of the files of the date. If the table does not exist, create it with these columns."""
 
     @abstractmethod
     def extend(self, name: str, schema: pa.Schema) -> None:
-        """Adds the columns that a table lacks."""
+        """Add the missing columns to a table."""
 
     @abstractmethod
     def commit(self, name: str, files: Sequence[DataFile]) -> int:
-        """Puts the files in the place of those of the date, all at once, and gives the table's new version."""
+        """Replace the files of the date with these files in one commit, and return the new version of the table."""
 
     def check(self, name: str, folder: str) -> None:
-        """Adds the columns of files that a table lacks. Raises for one that has another type there."""
+        """Add the missing columns of the files to a table. Raises LakehouseError for a column with another type."""
         files = data_files(folder)
         if files:
             with files[0].entry.place.open() as file:
                 self.extend(name, pq.read_schema(file))
 
     def replace(self, name: str, folder: str) -> int:
-        """Puts a folder's files in the place of those of the date, and gives the table's new version."""
+        """Replace the files of the date with the files of a folder, and return the new version of the table."""
         self.check(name, folder)
         return self.commit(name, data_files(folder))
 
     def other_type(self, name: str, column: pa.Field[Any], there: object) -> LakehouseError:
-        """The error about a column that has another type in its table."""
+        """Return the error for a column that has another type in its table."""
         return LakehouseError(
             f"{self.place}, {name}: `{column.name}` is {there} in the table and {column.type} in this output. Change "
             "the name or type of the column, or the settings lakehouse.*"
@@ -130,14 +130,14 @@ class Lake(ABC):
 
 
 def data_files(folder: str) -> list[DataFile]:
-    """The Parquet files of a folder that have rows."""
+    """Return the Parquet files of a folder that have rows."""
     found = [entry for entry in StoragePath(folder).entries() if entry.name.endswith(".parquet")]
     rows = count_rows([entry.place for entry in found])
     return [DataFile(entry, number) for entry, number in zip(found, rows, strict=True) if number]
 
 
 def repeated(commit: Callable[[], int], *lost: type[Exception]) -> int:
-    """What a commit gives, which starts from the table as it then is each time that it lost a race with another."""
+    """Run a commit, and repeat it with the current table after each conflict. Return the result."""
     for _ in range(ATTEMPTS - 1):
         with suppress(*lost):
             return commit()
@@ -146,7 +146,7 @@ def repeated(commit: Callable[[], int], *lost: type[Exception]) -> int:
 
 @contextmanager
 def telling(what: str, advice: str) -> Iterator[None]:
-    """Raises what a library says of a table as LakehouseError: its kind, and what to check."""
+    """Convert an error of a library to a LakehouseError with its type and advice."""
     try:
         yield
     except UserError:

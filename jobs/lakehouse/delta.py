@@ -1,4 +1,4 @@
-"""Delta tables by `deltalake`, whose reader and writer need no Spark."""
+"""Read and write Delta tables with `deltalake`, which does not need Spark."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ CHECK = "check the path, its rights, and storage.*"
 
 
 def read_version(path: str, version: str | datetime | None, wanted: Mapping[str, str]) -> base.TableVersion:
-    """The files of a table, or of a partition of it, at a version (`v12`), as it was at a time, or as it is.
+    """Return the files of a table, or of a partition, at a version (`v12`), at a time, or at the newest version.
 
-    Raises LakehouseError for what cannot be read as Parquet alone, NoTableError where there is no table.
+    Raises LakehouseError if the files need more than a Parquet reader, and NoTableError if there is no table.
     """
     place = StoragePath(path).spark
     with base.telling(f"delta:{path}", CHECK):
@@ -44,7 +44,7 @@ def read_version(path: str, version: str | datetime | None, wanted: Mapping[str,
 
 
 def _rows(actions: pa.Table) -> list[dict[str, Any]]:
-    """Rows of add actions, with `constants`: the values of partition columns as Arrow's scalars, which know types."""
+    """Return the rows of add actions, with `constants`: the values of partition columns as typed Arrow scalars."""
     rows: list[dict[str, Any]] = actions.select(["path", "size_bytes", "modification_time"]).to_pylist()
     partitions = actions.column("partition") if "partition" in actions.column_names else []
     for row, values in zip(rows, partitions, strict=False):
@@ -54,27 +54,27 @@ def _rows(actions: pa.Table) -> list[dict[str, Any]]:
 
 def _file(place: str, row: Mapping[str, Any]) -> base.TableFile:
     path, seconds = unquote(row["path"]), row["modification_time"] / 1000
-    # A clone names the files of another table whole
+    # A clone has full paths to the files of another table
     whole = StoragePath(path).spark if "://" in path else f"{place}/{path}"
     return base.TableFile(whole, row["size_bytes"], seconds, row.get("constants", {}))
 
 
 def _load(table: DeltaTable, path: str, version: str | datetime | None) -> None:
-    """Goes to a version of the table. Raises LakehouseError for one that it does not have."""
+    """Load a version of the table. Raises LakehouseError if it does not exist."""
     newest = table.version()
     if isinstance(version, str):
         if (number := int(version.removeprefix("v"))) > newest:
             raise base.LakehouseError(f"delta:{path}@{version} does not exist. The newest version is v{newest}")
         table.load_as_version(number)
     elif version is not None:
-        # The first version is what it would go to for any time before that
+        # For earlier times, the library would load the first version
         if table.history()[-1]["timestamp"] > version.timestamp() * 1000:
             raise base.LakehouseError(f"the table delta:{path} is newer than {version.isoformat()}. Use a later time")
         table.load_as_version(version)
 
 
 def _check_readable(table: DeltaTable, path: str, files: Sequence[base.TableFile]) -> None:
-    """Raises LakehouseError where the rows of the table are not those of these files, under their names there."""
+    """Raise LakehouseError if a Parquet reader would not see the rows or the column names of the table."""
     mode = table.metadata().configuration.get("delta.columnMapping.mode", "none")
     if mode != "none":
         raise base.LakehouseError(
@@ -89,7 +89,7 @@ def _check_readable(table: DeltaTable, path: str, files: Sequence[base.TableFile
 
 
 def _has_vectors(table: DeltaTable, files: Sequence[base.TableFile]) -> bool:
-    """Whether rows of these files are marked as deleted; a name of a file is that of no other."""
+    """Return True if rows of these files are marked as deleted. Names of files are unique."""
     names = {file.path.rpartition("/")[2] for file in files}
     marked = pa.table(table.deletion_vectors()).column("filepath").to_pylist()
     return any(unquote(path).rpartition("/")[2] in names for path in marked)
@@ -99,7 +99,7 @@ def _has_vectors(table: DeltaTable, files: Sequence[base.TableFile]) -> bool:
 class DeltaLake(base.Lake):
     """Delta tables below a folder: `place/scores`, `place/statements`, ...
 
-    Files lie in their table's folder: `deltalake` reads no other, as a path of an add action is taken as relative.
+    Files are in the folder of their table, because `deltalake` only reads relative paths of add actions.
     """
 
     FORMAT: ClassVar[str] = "delta"
@@ -147,7 +147,7 @@ class DeltaLake(base.Lake):
         )
 
     def _table(self, name: str, schema: pa.Schema | None = None) -> DeltaTable:
-        """The table, made with these columns where there is none."""
+        """Return the table. If it does not exist and `schema` is given, create it."""
         path = self._path(name)
         try:
             return DeltaTable(path, storage_options=_options(path))
@@ -165,7 +165,7 @@ class DeltaLake(base.Lake):
 
 
 def _options(path: str) -> dict[str, str]:
-    """How `deltalake` opens an object store: as the settings say, where they speak of it."""
+    """Return the options of `deltalake` for an object store, from the settings."""
     place = StoragePath(path)
     if place.local is not None or place.root[0].scheme not in STORES:
         return {}

@@ -1,4 +1,4 @@
-"""Iceberg tables by `pyiceberg`, whose catalogs are configured by its own file and variables."""
+"""Read and write Iceberg tables with `pyiceberg`. Its own file and variables configure the catalogs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from untold.jobs.lakehouse import base
 from untold.udfs.storage import StoragePath
 
 CHECK = "check the name, and the catalog in .pyiceberg.yaml or PYICEBERG_CATALOG__*"
-# By which readers know the columns of files without field ids, such as Spark's
+# The property with column names for files without field ids, such as files from Spark
 MAPPING = "schema.name-mapping.default"
-# Of columns: readers do without them, and look into the files
+# Column statistics. They are optional, and readers then use the statistics in the files
 FIGURES = (
     *("column_sizes", "value_counts", "null_value_counts", "nan_value_counts"),
     *("lower_bounds", "upper_bounds"),
@@ -37,9 +37,9 @@ EPOCH = date(1970, 1, 1)
 
 
 def read_version(name: str, version: str | datetime | None, wanted: Mapping[str, str]) -> base.TableVersion:
-    """The files of `CATALOG.NAMESPACE.TABLE`, or of a partition, at a snapshot's id, as it was at a time, or as it is.
+    """Return the files of `CATALOG.NAMESPACE.TABLE`, or of a partition, at a snapshot, at a time, or now.
 
-    Raises LakehouseError for what cannot be read as Parquet alone, NoTableError where there is no table.
+    Raises LakehouseError if the files need more than a Parquet reader, and NoTableError if there is no table.
     """
     with base.telling(f"iceberg:{name}", CHECK):
         try:
@@ -61,7 +61,7 @@ def _catalog_of(name: str) -> Catalog:
 
 
 def _snapshot(table: Table, name: str, version: str | datetime | None) -> int:
-    """The id of a snapshot. Raises LakehouseError for one that the table does not have."""
+    """Return the id of a snapshot. Raises LakehouseError if the table does not have it."""
     if isinstance(version, datetime):
         found = table.snapshot_as_of_timestamp(int(version.timestamp() * 1000))
         if found is None:
@@ -78,7 +78,7 @@ def _snapshot(table: Table, name: str, version: str | datetime | None) -> int:
 
 
 def _check_readable(name: str, tasks: Sequence[FileScanTask], schema: Schema) -> None:
-    """Raises LakehouseError where the rows of the table are not those of its files."""
+    """Raise LakehouseError if a Parquet reader would not see the rows of the table."""
     if any(task.delete_files for task in tasks):
         raise base.LakehouseError(
             f"iceberg:{name} has delete files, which are not supported. Rewrite the files first with "
@@ -95,7 +95,7 @@ def _check_readable(name: str, tasks: Sequence[FileScanTask], schema: Schema) ->
 def _file(
     task: FileScanTask, specs: Mapping[int, PartitionSpec], schema: Schema, columns: Mapping[int, str]
 ) -> base.TableFile:
-    """A file with the values of columns that its table is partitioned by as they are: it need not have them."""
+    """Return a file with the values of identity partition columns, because the file need not have them."""
     types = schema_to_pyarrow(schema)
     constants = {}
     for position, part in enumerate(specs[task.file.spec_id].fields):
@@ -107,7 +107,7 @@ def _file(
 
 
 def _parts(task: FileScanTask, specs: Mapping[int, PartitionSpec], schema: Schema) -> dict[str, str]:
-    """The values, or the days, of columns by which a file's rows are told apart from others."""
+    """Return the values, or the days, of the partition columns of a file."""
     fields = enumerate(specs[task.file.spec_id].fields)
     return {
         schema.find_field(part.source_id).name: part.transform.to_human_string(
@@ -119,7 +119,7 @@ def _parts(task: FileScanTask, specs: Mapping[int, PartitionSpec], schema: Schem
 
 
 def differing_column(file: pa.Schema, names: Mapping[int, str]) -> str | None:
-    """A column of a file that its table, with these columns by id, has under another name or no more; None without."""
+    """Return a column of a file that its table has under another name or has dropped, or None."""
     if not any(FIELD_ID in (field.metadata or {}) for field in file):
         return None
     found = index_name_by_id(pyarrow_to_schema(file))
@@ -180,7 +180,7 @@ class IcebergLake(base.Lake):
         )
 
     def _table(self, name: str, schema: pa.Schema) -> Table:
-        """The table, made with these columns where there is none."""
+        """Return the table, and create it with these columns if it does not exist."""
         identifier = self._identifier(name)
         if self._catalog.table_exists(identifier):
             return self._catalog.load_table(identifier)
@@ -203,7 +203,7 @@ class IcebergLake(base.Lake):
 
 
 def _type_in(table: Schema, column: pa.Field[Any]) -> IcebergType | None:
-    """The type of a file's column in a table that has one of its name; None where the two are of another form."""
+    """Return the type of a file's column in a table with this column, or None if the types have another structure."""
     try:
         return pyarrow_to_schema(pa.schema([column]), create_mapping_from_schema(table)).fields[0].field_type
     except ValueError:
@@ -215,5 +215,5 @@ def _mapping(schema: Schema) -> dict[str, str]:
 
 
 def _uri(place: StoragePath) -> str:
-    """A file as a manifest of Iceberg names it, for readers other than ours."""
+    """Return the path of a file for manifests of Iceberg, which other readers also use."""
     return f"file://{place.local}" if place.local is not None else str(place).replace("s3a://", "s3://", 1)

@@ -1,4 +1,4 @@
-"""Tables as inputs and outputs: `delta:PATH[?COLUMN=VALUE][@VERSION]`, `iceberg:...`, and `--output-format`."""
+"""Parse tables as inputs and outputs: `delta:PATH[?COLUMN=VALUE][@VERSION]`, `iceberg:...`, `--output-format`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORMATS = ("parquet", "delta", "iceberg")
 
 
 def open_lake(format: str, settings: LakehouseSettings, day: date) -> Lake | None:
-    """The tables that `--output-format` names; None for `parquet`. Raises LakehouseError where a setting is missing."""
+    """Return the tables of `--output-format`, or None for `parquet`. Raises LakehouseError for a missing setting."""
     if format == "delta":
         require("--output-format delta", "lakehouse", "deltalake")
         if settings.path is None:
@@ -37,16 +37,16 @@ def open_lake(format: str, settings: LakehouseSettings, day: date) -> Lake | Non
     return None
 
 
-# How a version is written that is no time
+# The formats of versions that are not times
 _VERSIONS = {"delta": re.compile(r"v\d+"), "iceberg": re.compile(r"\d+")}
 _PARTITION = re.compile(r"(?P<name>.+)\?(?P<partition>[^?=&]+=[^?&]*(&[^?=&]+=[^?&]*)*)")
 _PACKAGES = {"delta": "deltalake", "iceberg": "pyiceberg"}
 
 
 class TableName(NamedTuple):
-    """A table: its format, a path or a name in a catalog, and the version that is asked for, as it is written.
+    """A table: its format, a path or a name in a catalog, and the requested version as text.
 
-    `partition`: the values of partition columns whose files alone are read, `day=2026-11-20` or `day=2026-11-20&n=1`.
+    `partition` selects files by the values of partition columns, `day=2026-11-20` or `day=2026-11-20&n=1`.
     """
 
     format: str
@@ -56,22 +56,22 @@ class TableName(NamedTuple):
 
     @property
     def rows(self) -> str:
-        """The input that these rows are of, at the newest version."""
+        """Return the input without its version."""
         return f"{self.format}:{self.name}{'?' if self.partition else ''}{self.partition}"
 
     @property
     def wanted(self) -> dict[str, str]:
-        """The values of partition columns that are read."""
+        """Return the values of the partition columns."""
         pairs = (one.partition("=") for one in self.partition.split("&") if one)
         return {name: value for name, _, value in pairs}
 
     def at(self, version: str) -> str:
-        """The input that is this table at a version."""
+        """Return the input with a version."""
         return f"{self.rows}@{version}"
 
 
 def table_named(path: str) -> TableName | None:
-    """The table that an input names; None for files. What is no version belongs to the name.
+    """Return the table of an input, or None for files. Text after an `@` that is not a version belongs to the name.
 
     >>> table_named("delta:s3://lake/answers@v12")
     TableName(format='delta', name='s3://lake/answers', version='v12', partition='')
@@ -90,7 +90,7 @@ def table_named(path: str) -> TableName | None:
 
 
 def _read(kind: str, version: str) -> str | datetime | None:
-    """A version, or a time, of UTC where it names no zone; None for another text."""
+    """Return a version or a time (UTC if it has no zone), or None for other text."""
     if _VERSIONS[kind].fullmatch(version):
         return version
     try:
@@ -101,7 +101,7 @@ def _read(kind: str, version: str) -> str | datetime | None:
 
 
 def read_table(table: TableName) -> TableVersion:
-    """The files of a table, or of its partition, at its version or the newest. Raises LakehouseError."""
+    """Return the files of a table, or of its partition, at its version or the newest. Raises LakehouseError."""
     require(f"{table.format}:", "lakehouse", _PACKAGES[table.format])
     version = _read(table.format, table.version) if table.version else None
     if table.format == "delta":
@@ -114,9 +114,9 @@ def read_table(table: TableName) -> TableVersion:
 
 
 def values_since(path: str, value: str, since: str) -> list[str]:
-    """What the partition column that an input asks this value of says of files that came or went since a version.
+    """Return the values of a partition column with added or removed files since a version.
 
-    path: a Delta table. Raises LakehouseError.
+    path: a Delta table with the placeholder `value` for the partition column. Raises LakehouseError.
     """
     table = table_named(path)
     column = next((name for name, one in table.wanted.items() if one == value), None) if table else None
@@ -129,14 +129,14 @@ def values_since(path: str, value: str, since: str) -> list[str]:
         {(file.constants[column].as_py(), file.path) for file in read_table(one).files if column in file.constants}
         for one in (table._replace(version=since, partition=rest), table._replace(partition=rest))
     )
-    # Rows without a value are of no date
+    # Rows without a value have no date
     return sorted({str(found) for found, _ in then ^ now if found is not None})
 
 
 def pinned(path: str, earlier: str | None = None) -> str:
-    """An input with its version: of a table that names none that of an earlier input, else the newest.
+    """Return an input with its version: its own, the version of an earlier input, or the newest.
 
-    A time becomes the version of that time. Files stay as they are. Raises LakehouseError.
+    A time becomes the version of that time. Files stay unchanged. Raises LakehouseError.
     """
     table = table_named(path)
     if table is None:
@@ -148,6 +148,6 @@ def pinned(path: str, earlier: str | None = None) -> str:
 
 
 def location_of(path: str) -> str | None:
-    """Where the files of an input lie; None for a table that only its catalog can find."""
+    """Return the folder of an input's files, or None for a table in a catalog."""
     table = table_named(path)
     return path if table is None else table.name if table.format == "delta" else None

@@ -37,7 +37,7 @@ from untold.udfs.stages import STAGES
 from untold.udfs.stages.definitions import Unparsable
 from untold.udfs.storage import StoragePath
 
-# More nodes and lines are not told apart on any screen
+# A larger graph is not readable on any screen
 MAX_NODES, MAX_EDGES = 150, 1_000
 ENTAILS, CONTRADICTS = 0, 1
 Edge = tuple[int, int, int]
@@ -46,10 +46,10 @@ Edge = tuple[int, int, int]
 def fact_edges(
     statements: Sequence[GraphRow], atoms: Iterable[GraphRow], relations: Iterable[GraphRow]
 ) -> tuple[list[GraphRow], list[Edge]]:
-    """The atoms that are in no statement, and the relations as (from, to, kind).
+    """Return the atoms without a statement, and the relations as (from, to, kind).
 
-    Nodes are numbered: statements as given, then those atoms. Relations within a statement, and what is neither
-    entailment nor contradiction, give nothing; kind is `ENTAILS` or `CONTRADICTS`, and a contradiction has no
+    Nodes are numbered: the statements in order, then these atoms. Relations within a statement, and other relations
+    than entailment and contradiction, are left out. kind is `ENTAILS` or `CONTRADICTS`; a contradiction has no
     direction. The graph is the condensation that `untold show` draws.
     """
     numbers = {row["statement_id"]: number for number, row in enumerate(statements)}
@@ -75,15 +75,16 @@ def _edges(first: int, second: int, relation: str) -> Iterable[Edge]:
         yield min(first, second), max(first, second), CONTRADICTS
 
 
-# Of 100, how alike the words of two statements are at least, in any order: a judge words one anew for each answer
+# The least similarity (of 100) of the words of two statements, in any order: judges word a statement differently per
+# answer
 ALIKE = 75
-# Points of a query that a further statement is held against
+# Points of a query that a new statement is compared with
 MOST_COMPARED = 300
 
 
 @dataclass
 class _Query:
-    """The points of a query under a metric: by their exact form, and in order the forms and sources they began with."""
+    """The points of a query under a metric: numbers by exact form, and the first forms and sources in order."""
 
     known: dict[str, int] = field(default_factory=dict)
     forms: list[str] = field(default_factory=list)
@@ -92,17 +93,17 @@ class _Query:
 
 
 class StatementGroups:
-    """Points, by the number of the text of their first statement.
+    """Points, identified by the number of the text of their first statement.
 
-    Statements are one point where their reference, or one of their texts, is the same. Statements without other
-    wordings (`members` null) are also one where their words are alike, they name the same numbers, and share a source.
+    Statements are one point if they have the same reference or a common text. Statements without other wordings
+    (`members` null) are also one point if their words are similar, their numbers are equal, and they share a source.
     """
 
     def __init__(self) -> None:
         self._queries: dict[tuple[str, str], _Query] = defaultdict(_Query)
 
     def number(self, metric: str, query: str, statement: Mapping[str, Any], text: int) -> int:
-        """The point of a statement of an answer to the query, which is its own text where it is the first."""
+        """Return the point of a statement of an answer to the query. A new point is the statement's text."""
         own = self._queries[metric, query]
         reference = statement["reference_id"]
         texts = [statement["text"] or "", *(statement["members"] or ())]
@@ -122,7 +123,7 @@ class StatementGroups:
 
 
 def _alike(own: _Query, form: str, sources: frozenset[str]) -> int | None:
-    """The point whose words are most alike; None where none is alike enough."""
+    """Return the point with the most similar words, or None if no point is similar enough."""
     scored = process.extract(form, own.forms[:MOST_COMPARED], scorer=fuzz.token_sort_ratio, score_cutoff=ALIKE, limit=3)
     for other, _, place in scored:
         there = own.sources[place]
@@ -136,7 +137,7 @@ def _numbers(form: str) -> list[str]:
 
 
 SUMMARISE, JUDGE, EXTRACT, ALIGN = "summarise_context", "evaluate_coverage", "extract_claims", "align_claims"
-# The stages that see a whole answer, or all of its claims, in the order in which they are asked
+# The stages that read a whole answer, or all of its claims, in the order of their requests
 WROTE = {
     "e2e": (JUDGE,),
     "nli": ("extract_atoms",),
@@ -147,11 +148,11 @@ WROTE = {
 }
 Variables = Mapping[str, Any]
 Words = dict[str, list[tuple[str, str]]]
-"""By metric the stages that saw the answer, and what the judge wrote for each."""
+"""The completions of the judge, as pairs of stage and text, by metric."""
 
 
 def judges_words(sources: Sources, among: Collection[Key]) -> dict[Key, Words]:
-    """What judges wrote of these samples' answers, as far as the stores still have it."""
+    """Return the completions of judges for the answers of these samples, if the stores still have them."""
     samples = dict(sources.rows("samples", ("query", "response", "contexts"), among=among))
     asked = {stage for run in sources.runs for stage in run.manifest.get("identity", {}).get("stages") or ()}
     if ALIGN in asked:
@@ -166,7 +167,7 @@ def judges_words(sources: Sources, among: Collection[Key]) -> dict[Key, Words]:
     found: dict[Key, Words] = defaultdict(dict)
     for place, own in rows.items():
         store, metrics = _Store(sources.runs[place]), sources.runs[place].manifest.get("metrics", ())
-        # A store that is gone, or that this machine does not reach, takes no figure from the report
+        # A store that was removed, or is not reachable from this machine, must not fail the report
         with suppress(OSError, ValueError):
             written = {stage: store.written(stage, own) for metric in metrics for stage in WROTE.get(metric, ())}
             for metric, key in product(metrics, own):
@@ -177,7 +178,7 @@ def judges_words(sources: Sources, among: Collection[Key]) -> dict[Key, Words]:
 
 
 def _add_texts(samples: Mapping[Key, dict[str, Any]], name: str, rows: Iterable[tuple[Key, Variables]]) -> None:
-    """The texts of `icat` by sample, in the order in which their ids are numbered."""
+    """Add the texts of `icat` to each sample, in the order of their numbers."""
     texts: dict[Key, dict[int, str]] = defaultdict(dict)
     for key, row in rows:
         if row["metric"] == "icat":
@@ -198,7 +199,7 @@ class _Store:
         self._place = (StoragePath(store) if store else run.place / "completions") / VERSION
 
     def written(self, stage: str, samples: Mapping[Key, Variables]) -> dict[Key, str]:
-        """By sample what the judge wrote for a stage."""
+        """Return the completions of a stage by sample."""
         if stage not in self._stages or not self._place.entries():
             return {}
         if stage == JUDGE:
@@ -209,7 +210,7 @@ class _Store:
         return self._answers(stage, {key: {"text": row["response"]} for key, row in samples.items()})
 
     def _judged(self, samples: Mapping[Key, Variables]) -> dict[Key, Variables]:
-        """What the end-to-end judge was shown: contexts, or their summaries."""
+        """Return the variables of the end-to-end judge: contexts, or their summaries."""
         summaries = self._summaries(samples.values()) if self._summarised else {}
         asked: dict[Key, Variables] = {}
         for key, row in samples.items():
@@ -220,7 +221,7 @@ class _Store:
         return asked
 
     def _summaries(self, rows: Iterable[Mapping[str, Any]]) -> dict[Any, str | None]:
-        """By query and text of a context its summary; None for one that says nothing of the query."""
+        """Return the summary of each context by query and text, None if it is empty."""
         places = {(row["query"], one["text"]) for row in rows for one in row["contexts"] or ()}
         asked = {place: {"query": place[0], "text": place[1]} for place in places}
         found = {}
@@ -230,7 +231,7 @@ class _Store:
         return found
 
     def _answers(self, stage: str, asked: Mapping[Any, Variables]) -> dict[Any, str]:
-        """By place the text of the completion, whether the judge was asked with or without a schema."""
+        """Return the texts of completions by key, for requests with or without a schema."""
         found: dict[Any, str] = {}
         for folder in self._folders(stage):
             digest = folder.name.rpartition("-")[2]
@@ -240,7 +241,7 @@ class _Store:
         return found
 
     def _texts(self, folder: StoragePath, ids: Collection[str]) -> dict[str, str]:
-        """By request the text of its completion, of models that judged this run."""
+        """Return the texts of completions by request, from models that judged this run."""
         files = [(folder / name).arrow for name in list_folder(str(folder)).live()]
         if not files or not ids:
             return {}
@@ -252,7 +253,7 @@ class _Store:
         return {row["request_id"]: row["text"] for row in found.to_pylist() if row["text"] is not None}
 
     def _folders(self, stage: str) -> list[StoragePath]:
-        """The folders of a stage, that of the run's own digest first."""
+        """Return the folders of a stage. The folder with the digest of the run is first."""
         named = f"{stage}-{self._stages[stage]}" if stage in self._stages else ""
         there = [entry.place for entry in self._place.entries() if entry.kind == "folder"]
         own = [place for place in there if place.name.rpartition("-")[0] == stage]
@@ -263,22 +264,22 @@ Row = dict[str, Any]
 SampleMetric = tuple[Key, str]
 """A sample under a metric."""
 
-# Of more samples, graphs, evidence and the judge's words are of the worst so many
+# If there are more samples, graphs, evidence and completions are limited to this number of the worst
 MOST_DETAILED = 1_000
 MAX_CONTEXTS, MAX_STATEMENTS = 10_000, 2_000
-# Of chunks that ground a claim, else of those that are nearest to it
+# Chunks that ground a claim, or the nearest chunks if there are none
 EVIDENCE = 3
-# What is shown of a statement as it is
+# Columns of a statement that are copied unchanged
 PLAIN = ("covered", "in_basis", "claims", "anchor", "found_by", "rank", "kept", "arecall", "erecall", "holistic")
 RATINGS = ("relevance", "salience", "weight")
 
 
 class ReportSamples:
-    """The samples that a report shows, worst first; `texts` are theirs, `points` say which statements are alike."""
+    """The samples of a report, worst first, with their `texts` and the `points` that group similar statements."""
 
     def __init__(self, sources: Sources) -> None:
         self.sources, self.texts, self.points = sources, ReportTexts(), StatementGroups()
-        # The contexts of a query are those of its samples
+        # Samples of the same query share their contexts
         self.contexts: dict[tuple[tuple[str, int | None], ...], int] = {}
         self._questions: dict[str, int] = {}
         self._scores = self._by_metric("scores", SCORES.names)
@@ -287,9 +288,9 @@ class ReportSamples:
         self._samples = dict(sources.rows("samples", ("query", "query_id")))
 
     def data(self) -> Row:
-        """What the page is filled with. Texts are numbers in it, and what is null or empty is left out.
+        """Return the data of the page. Texts are numbers, and null or empty values are left out.
 
-        `samples`, worst first, and `contexts`: lists of (id, text), which samples name by their places.
+        `samples` are worst first. `contexts` are lists of (id, text), and samples refer to them by position.
         """
         found = {key: compact(self._sample(key)) for key in self._order}
         self._add_texts(found)
@@ -317,12 +318,12 @@ class ReportSamples:
         return {"id": key[1], "run": key[0], "system": label, **query, "metrics": scores}
 
     def _question(self, key: Key) -> str | None:
-        """What answers of several systems to one query have in common: its id, or its text."""
+        """Return the common key of the answers to one query: its id, or its text."""
         sample = self._samples.get(key, {})
         return sample.get("query_id") or sample.get("query")
 
     def _add_texts(self, found: Mapping[Key, Row]) -> None:
-        """Responses and contexts, in the order of the table."""
+        """Add responses and contexts, in the order of the table."""
         for key, row in self.sources.rows("samples", ("response", "contexts")):
             if key in found:
                 times = DETAILED if key in self._detailed else 1
@@ -332,7 +333,7 @@ class ReportSamples:
                 found[key]["contexts"] = self.contexts.setdefault(contexts, len(self.contexts))
 
     def _add_statements(self, found: Mapping[Key, Row]) -> None:
-        """Statements in the order of `untold show`, and the fact graphs of those in `_detailed`."""
+        """Add statements in the order of `untold show`, and the fact graphs of samples in `_detailed`."""
         among = self._detailed
         drawn = ds.field("relation").isin(DRAWN_RELATIONS)
         atoms = self._by_metric("atoms", ATOMS.names[2:], among)
@@ -345,11 +346,11 @@ class ReportSamples:
             into["statements"] = columns_of([{k: v for k, v in row.items() if k != "statement_id"} for row in own])
 
     def _statements(self, found: Mapping[Key, Row]) -> Iterator[tuple[Key, str, list[Row]]]:
-        """By sample and metric its statements, made small while they are read."""
+        """Yield the statements by sample and metric, in compact form."""
         places: dict[int | None, dict[str, int]] = {
             number: {name: place for place, (name, _) in enumerate(own)} for own, number in self.contexts.items()
         }
-        # Of samples that the run has no row of
+        # For samples without a row in the run
         places[None] = {}
         rows: dict[SampleMetric, list[Row]] = defaultdict(list)
         for key, row in self.sources.rows("statements", STATEMENTS.names[1:]):
@@ -374,14 +375,14 @@ class ReportSamples:
         return {"alone": nodes[:MAX_NODES], "edges": edges[:MAX_EDGES], "more": max(0, len(edges) - MAX_EDGES)}
 
     def _add_conflicts(self, found: Mapping[Key, Row]) -> None:
-        """What a response says of statements that contradict each other."""
+        """Add the coverage of contradicting statements."""
         for key, row in self.sources.rows("conflicts", CONFLICTS.names[1:], among=self._detailed):
             if row["metric"] in found[key]["metrics"]:
                 told = found[key]["metrics"][row["metric"]].setdefault("conflicts", [])
                 told.append(self.texts.add(describe_conflict(row)))
 
     def _add_claims(self, found: Mapping[Key, Row]) -> None:
-        """Claims with their verdicts, and the chunks that ground them, or that are nearest to them."""
+        """Add claims with their verdicts, and the chunks that ground them or are nearest to them."""
         claims = self._by_metric("claims", CLAIMS.names[2:])
         evidence = self._by_metric("evidence", ("claim_id", "chunk_id", "rank", "relation"), self._detailed)
         chunks: dict[Key, dict[str, None]] = defaultdict(dict)
@@ -406,7 +407,7 @@ class ReportSamples:
         return compact({**named, "verdict": row["verdict"], "anchor": row["anchor"], "evidence": shown})
 
     def _chunks(self, names: Collection[str]) -> dict[tuple[int, str], int | None]:
-        """By run and chunk the numbers of texts."""
+        """Return the numbers of texts by run and chunk."""
         found = {}
         for place, run in enumerate(self.sources.runs):
             if names and "chunks" in run.tables:
@@ -431,7 +432,7 @@ class ReportSamples:
     def _by_metric(
         self, name: str, columns: Iterable[str], among: Collection[Key] | None = None, where: Any = None
     ) -> dict[Key, dict[str, list[Row]]]:
-        """The rows of a table by sample and metric."""
+        """Return the rows of a table by sample and metric."""
         found: dict[Key, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
         for key, row in self.sources.rows(name, ("metric", *columns), where, among):
             found[key][row["metric"]].append(row)
@@ -439,12 +440,12 @@ class ReportSamples:
 
 
 def _places(found: Mapping[Key, Row]) -> Iterator[SampleMetric]:
-    """Every sample under each of its metrics."""
+    """Return every sample under each of its metrics."""
     return ((key, metric) for key, row in found.items() for metric in row["metrics"])
 
 
 def _worst_first(scores: Mapping[Key, Mapping[str, Sequence[Row]]]) -> list[Key]:
-    """The samples by their lowest score, those without one last; equal ones by run and id."""
+    """Return the samples by their lowest score, samples without a score last, then by run and id."""
 
     def lowest(key: Key) -> float:
         return min(
@@ -462,5 +463,5 @@ def _score(row: Row) -> Row:
 
 
 def _atom_text(row: Mapping[str, Any]) -> str:
-    """An answer is shown with its question, without which it says nothing."""
+    """Return the text of an atom. An answer includes its question, which gives it a meaning."""
     return row["text"] if row["question"] is None else f"Q: {row['question']} A: {row['text']}"

@@ -1,4 +1,4 @@
-"""Render the page of a report: its opening sentences, figures of systems, data, style and script, by a template."""
+"""Render the page of a report from a template: introduction, figures of systems, data, style and script."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ from untold.udfs.redaction import redact
 from untold.udfs.storage import StoragePath
 
 Row = dict[str, Any]
-# Bars of a distribution, from 0 to 1
+# Bars of a distribution from 0 to 1
 BARS = 20
-# Pairs of systems of a metric, and statements that are left out, that a report lists
+# Maximum pairs of systems per metric, and maximum missed statements in a report
 PAIRS, LEFT_OUT = 40, 30
-# The last dates that its trend shows
+# Maximum dates in the trend
 DATES = 31
 
 
 def system_rows(sources: Sources) -> dict[str, list[Row]]:
-    """By metric the rows of the tables `summary`, best mean first: their columns, `label` and `bars`.
+    """Return the rows of the tables `summary` by metric, best mean first, with `label` and `bars`.
 
-    The row of all samples comes first where a run has several systems, and stands for the run where it has none.
+    If a run has several systems, the row of all samples is first. If a run has no systems, it represents the run.
     """
     found: dict[str, list[Row]] = defaultdict(list)
     for place, rows in enumerate(sources.summaries):
@@ -62,7 +62,7 @@ def system_rows(sources: Sources) -> dict[str, list[Row]]:
         systems = Counter(row["metric"] for row in rows if row["level"] == "system")
         for row in rows:
             several = row["level"] == "overall" and systems[row["metric"]]
-            # One system is all of its run, and runs beside each other have no row in common
+            # A single system equals its run, and several runs have no common row
             if several and (several == 1 or len(sources.runs) > 1):
                 continue
             label = "all systems" if several else sources.labels[place, row["system"]]
@@ -76,7 +76,7 @@ def _best_first(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _distributions(sources: Sources, place: int) -> dict[tuple[str, str | None], list[int]]:
-    """How many scores lie in each of `BARS` parts from 0 to 1, by metric and system, and by metric alone as None."""
+    """Return the number of scores in each of `BARS` intervals from 0 to 1, by metric and system (None for all)."""
     found: dict[tuple[str, str | None], list[int]] = defaultdict(lambda: [0] * BARS)
     for row in distribution([sources.runs[place]], BARS).to_pylist():
         for system in (None, row["system"]):
@@ -85,9 +85,9 @@ def _distributions(sources: Sources, place: int) -> dict[tuple[str, str | None],
 
 
 def difference_rows(sources: Sources) -> tuple[dict[str, list[Row]], str | None]:
-    """By metric the pairs of systems, as `untold compare` has them; else how each changed from run to run by date.
+    """Return the pairs of systems by metric, as in `untold compare`, or the changes of systems between dates.
 
-    Where neither can be had, why. Of many pairs those of the least p are left.
+    If both are missing, the second value is the reason. Pairs with the least p are kept.
     """
     try:
         rows = compare_runs(sources.runs)["comparisons"].to_pylist()
@@ -106,7 +106,7 @@ def difference_rows(sources: Sources) -> tuple[dict[str, list[Row]], str | None]
 
 
 def trend_rows(sources: Sources) -> tuple[dict[str, list[Row]], list[str]]:
-    """By metric the means of the last dates, and the lines about what changed; nothing where the runs have no dates."""
+    """Return the means of the last dates by metric, and the lines about changes, empty for runs without dates."""
     found = sources.trend
     if found is None:
         return {}, []
@@ -119,12 +119,12 @@ def trend_rows(sources: Sources) -> tuple[dict[str, list[Row]], list[str]]:
 
 
 def left_out_rows(sources: Sources) -> list[Row]:
-    """The statements that most answers to a query miss, as `untold.Run.left_out` has them."""
+    """Return the statements that most answers to a query miss, as in `untold.Run.left_out`."""
     return [row for row in left_out(sources.runs, n=LEFT_OUT).to_pylist() if row["responses"] > 1]
 
 
 def measure_rows(sources: Sources) -> list[Row]:
-    """The rows of the tables `measures_summary` with `label`; a run with several systems has theirs alone."""
+    """Return the rows of the tables `measures_summary` with `label`, only by system if a run has several systems."""
     found = []
     for place, run in enumerate(sources.runs):
         rows = rows_of(run, "measures_summary")
@@ -135,7 +135,7 @@ def measure_rows(sources: Sources) -> list[Row]:
 
 
 def failure_rows(sources: Sources) -> list[Row]:
-    """Failed requests by run, stage and kind, most first: count, and sample_id and error of one."""
+    """Return failed requests by run, stage and kind, most frequent first, with an example of sample_id and error."""
     found = []
     for place, run in enumerate(sources.runs):
         if "failures" in run.tables:
@@ -145,7 +145,7 @@ def failure_rows(sources: Sources) -> list[Row]:
 
 
 def usage_rows(sources: Sources) -> list[Row]:
-    """The rows of the tables `usage`, one a stage, with `run`, and `tokens`."""
+    """Return the rows of the tables `usage`, one per stage, with `run` and `tokens`."""
     found = []
     for place, run in enumerate(sources.runs):
         for row in by_stage(rows_of(run, "usage")):
@@ -155,23 +155,23 @@ def usage_rows(sources: Sources) -> list[Row]:
 
 
 def total(rows: Iterable[Mapping[str, Any]], name: str) -> float:
-    """The sum of a column, nulls as 0."""
+    """Return the sum of a column, with nulls as 0."""
     return sum(row.get(name) or 0 for row in rows)
 
 
 def cost_of(sources: Sources) -> list[float | None]:
-    """By run what all its starts cost; None without a price."""
+    """Return the cost of each run over all its starts, None without a price."""
     return [(run.manifest.get("totals") or {}).get("cost") for run in sources.runs]
 
 
 def costs_a_sample(sources: Sources) -> list[float | None]:
-    """By run its cost over its samples; None without a price."""
+    """Return the cost per sample of each run, None without a price."""
     found = zip(cost_of(sources), sources.sizes, strict=True)
     return [None if cost is None or not size else cost / size for cost, size in found]
 
 
 def counts_of(sources: Sources) -> dict[str, Row]:
-    """By metric how many samples were scored, undefined and failed, over all runs."""
+    """Return the numbers of scored, undefined and failed samples by metric, over all runs."""
     rows = [row for own in sources.summaries for row in own if row["level"] == "overall"]
     names = ("n", "scored", "undefined", "failed")
     metrics = sorted({row["metric"] for row in rows})
@@ -183,9 +183,9 @@ def counts_of(sources: Sources) -> dict[str, Row]:
 
 GOOD, NOTE, WARNING = "good", "note", "warning"
 Sentence = tuple[str, str]
-# Shares of requests, or of samples, from which a reader has to look at what failed
+# Shares of requests or samples. Above them a reader should check the failures
 FEW, MANY = 0.01, 0.05
-# Scored samples of which a mean says little
+# With fewer scored samples, a mean is not reliable
 SMALL = 30
 ENDS = {
     "budget": "ended by its budget",
@@ -199,7 +199,7 @@ AGREEMENT = ("kappa", "lmr", "accuracy", "auc", "spearman", "macro_f1")
 
 
 def opening(sources: Sources) -> list[str]:
-    """What was scored by which judge, when, and what it cost."""
+    """Return the introduction: samples, judge, date and cost."""
     counts, systems = counts_of(sources), {name for _, name in sources.labels if name is not None}
     of_systems = f" of {amount(len(systems), 'system')}" if systems else ""
     of_systems += f" in {len(sources.runs)} runs" if len(sources.runs) > 1 else ""
@@ -226,7 +226,7 @@ def _judges(sources: Sources) -> str:
 
 
 def _costs(sources: Sources) -> str:
-    """Cost and tokens of all starts, a sentence."""
+    """Return a sentence with the cost and tokens of all starts."""
     totals = [run.manifest.get("totals") or {} for run in sources.runs]
     tokens = int(total(totals, "prompt_tokens") + total(totals, "completion_tokens"))
     used = f"{int(total(totals, 'calls')):,} calls and {tokens:,} tokens"
@@ -238,7 +238,7 @@ def _costs(sources: Sources) -> str:
 
 
 def reliance(sources: Sources) -> list[Sentence]:
-    """Whether the figures can be relied on: level and sentence, warnings first."""
+    """Return sentences about the reliability of the figures, with their level, warnings first."""
     counts = counts_of(sources)
     parts = (
         _ends(sources),
@@ -286,7 +286,7 @@ def _small(counts: Mapping[str, Mapping[str, int]]) -> Iterator[Sentence]:
 
 
 def _read_loosely(sources: Sources) -> Iterator[Sentence]:
-    """How many completions could not be read."""
+    """Yield the share of unusable completions."""
     rows = usage_rows(sources)
     requests = total(rows, "requests") - total(rows, "unasked")
     lost = {name: int(total(rows, name)) for name in ("unparsable", "refused", "truncated", "empty")}
@@ -301,7 +301,7 @@ def _read_loosely(sources: Sources) -> Iterator[Sentence]:
 
 
 def _silent(sources: Sources) -> Iterator[Sentence]:
-    """Where systems differ in how many of their answers have a score."""
+    """Yield the systems with answers that have no score."""
     for place, rows in enumerate(sources.summaries):
         for row in rows:
             rate = row.get("answer_rate")
@@ -314,7 +314,7 @@ def _silent(sources: Sources) -> Iterator[Sentence]:
 
 
 def _people(sources: Sources) -> Iterator[Sentence]:
-    """What studies say of how far the judge agrees with people."""
+    """Yield the agreement of the judge with people, from studies."""
     rows = [row for study in _studies(sources) for row in study.table("meta_evaluation").to_pylist()]
     metrics = {*counts_of(sources)}
     judges = {None, *(name for run in sources.runs for name in run.manifest.get("models", ()))}
@@ -335,7 +335,7 @@ def _people(sources: Sources) -> Iterator[Sentence]:
 
 
 def _studies(sources: Sources) -> Iterable[RunTables]:
-    """The studies that were given, and those that a run is a part of, or that its store lies in."""
+    """Yield the given studies, and the studies that contain a run or its store."""
     yield from sources.studies
     seen = {study.place.uri for study in sources.studies}
     for run in sources.runs:
@@ -352,7 +352,7 @@ def _studies(sources: Sources) -> Iterable[RunTables]:
 
 
 def _list(names: Iterable[str]) -> str:
-    """Names as a sentence has them.
+    """Return names joined as in a sentence.
 
     >>> _list(["a", "b", "c"])
     'a, b and c'
@@ -366,18 +366,18 @@ SCRIPTS = ("page.js", "words.js", "graph.js", "sample.js", "answers.js", "beside
 
 
 class ReportError(UserError):
-    """A report that cannot be written. The message says what to do."""
+    """A report that cannot be written. The message has the remedy."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """A report: a page of HTML, and the file that it was written to, if any. A notebook shows it in a frame."""
+    """A report: a page of HTML and the path of its file, if any. A notebook shows it in a frame."""
 
     html: str = field(repr=False)
     file: str | None = None
 
     def _repr_html_(self) -> str:
-        """The page in a frame that can do nothing to the notebook, or where it was written."""
+        """Return the page in a frame without access to the notebook, or the path of its file."""
         if self.file is not None:
             return f"<p>report: {escape(self.file)}</p>"
         frame = 'sandbox="allow-scripts allow-modals" title="Untold report" width="100%" height="900" frameborder="0"'
@@ -385,7 +385,7 @@ class Report:
 
 
 def make_report(runs: Sequence[RunTables]) -> str:
-    """The report of one or several runs, an HTML page that asks no network.
+    """Return the report of runs, an HTML page without network requests.
 
     Raises UnreadableRunError for an output without scores.
     """
@@ -395,7 +395,7 @@ def make_report(runs: Sequence[RunTables]) -> str:
 
 
 def write_report(runs: Sequence[RunTables], file: str | os.PathLike[str]) -> Report:
-    """Writes the report of runs into a file. Raises ReportError where it cannot be written, and as `make_report`."""
+    """Write the report of runs to a file. Raises ReportError if it is not writable, and the errors of `make_report`."""
     report = Report(make_report(runs), os.fspath(file))
     page = report.html.encode("utf-8", "replace")
     try:
@@ -430,7 +430,7 @@ def _fill(sources: Sources, data: Packed) -> str:
         spans={metric: _span(rows) for metric, rows in differences.items()},
         chance=CHANCE,
         costs=costs,
-        # Of one run the overview says it
+        # The introduction has the cost of a single run
         priced=len(costs) > 1 and any(cost is not None for cost in costs),
         dated=dated,
         findings=findings,
@@ -445,7 +445,7 @@ def _fill(sources: Sources, data: Packed) -> str:
 
 
 def _shown(sources: Sources, data: Packed) -> list[str]:
-    """Which answers are shown, and how far their texts are cut."""
+    """Return sentences about the answers on the page and the length of their texts."""
     said = []
     total = sum(sources.sizes)
     if sources.shown < total:
@@ -463,7 +463,7 @@ def _shown(sources: Sources, data: Packed) -> list[str]:
 
 
 def _span(rows: Sequence[Mapping[str, Any]]) -> float:
-    """The largest end of the intervals, for their axis."""
+    """Return the largest absolute limit of the intervals, for their axis."""
     ends = [abs(row[name]) for row in rows for name in ("difference", "ci_low", "ci_high") if row.get(name) is not None]
     return float(max([*ends, 0.01]))
 
@@ -478,5 +478,5 @@ def _read(name: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """The hash by which the page's policy lets an inline element run."""
+    """Return the hash that allows an inline element in the policy of the page."""
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"

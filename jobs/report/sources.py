@@ -21,33 +21,34 @@ from untold.jobs.summary.ranking import names_of
 from untold.jobs.summary.trends import Trend, find_trend, named_date
 from untold.jobs.tables import RESULT_TABLES
 
-# Samples whose answers a report shows; of more, so many that score worst and so many drawn at random
+# The maximum number of samples that a report lists fully. For more samples, it lists PART of the worst and PART drawn
+# at random
 LISTED, PART = 10_000, 1_000
 ROWS_AT_ONCE = 1_000
 Key = tuple[int, str]
-"""A sample: the place of its run, and its sample_id."""
+"""A sample: the position of its run, and its sample_id."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Runs with scores, in the order given, and studies that say how far their judge agrees with people."""
+    """Runs with scores, in the given order, and studies of the agreement of their judge with people."""
 
     runs: tuple[RunTables, ...]
     studies: tuple[RunTables, ...] = ()
 
     @cached_property
     def names(self) -> list[str]:
-        """What runs are called, and systems without a name in them."""
+        """Return the names of runs, which are also the names of their unnamed systems."""
         return names_of(self.runs)
 
     @cached_property
     def summaries(self) -> list[list[dict[str, Any]]]:
-        """By run the rows of its table `summary`."""
+        """Return the rows of the table `summary` of each run."""
         return [rows_of(run, "summary") for run in self.runs]
 
     @cached_property
     def labels(self) -> dict[tuple[int, str | None], str]:
-        """What each system of a run is called: by its name, with that of its run where several runs have it."""
+        """Return the label of each system of a run: its name, and the name of its run if several runs have it."""
         found = [(place, row["system"]) for place, rows in enumerate(self.summaries) for row in rows]
         pairs = list(dict.fromkeys(found))
         given = [self.names[place] if system is None else system for place, system in pairs]
@@ -58,21 +59,21 @@ class Sources:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """By run how many samples it has."""
+        """Return the number of samples of each run."""
         return [run.dataset("samples").count_rows() if "samples" in run.tables else 0 for run in self.runs]
 
     @cached_property
     def trend(self) -> Trend | None:
-        """The trend of outputs that name several dates, by manifest or path; None of others."""
+        """Return the trend if all outputs have distinct dates (in manifest or path), otherwise None."""
         dates = {day for run in self.runs if (day := named_date(run))}
         return find_trend(self.runs) if len(dates) == len(self.runs) > 1 else None
 
     @cached_property
     def chosen(self) -> list[frozenset[str] | None]:
-        """By run the samples whose answers are shown; None for all of them.
+        """Return the ids of the listed samples of each run, None for all.
 
-        Of more than `LISTED` the worst by score, and answers to queries drawn by a hash, so that the answers of all
-        systems to one query stay together. The same outputs give the same samples.
+        Above `LISTED` samples, these are the worst by score, and answers to queries drawn by a hash, so that the
+        answers of all systems to one query stay together. The same outputs return the same samples.
         """
         if sum(self.sizes) <= LISTED:
             return [None] * len(self.runs)
@@ -82,7 +83,7 @@ class Sources:
 
     @property
     def shown(self) -> int:
-        """How many samples are shown."""
+        """Return the number of listed samples."""
         return sum(size if ids is None else len(ids) for size, ids in zip(self.sizes, self.chosen, strict=True))
 
     def rows(
@@ -92,11 +93,9 @@ class Sources:
         where: pc.Expression | None = None,
         among: Collection[Key] | None = None,
     ) -> Iterator[tuple[Key, dict[str, Any]]]:
-        """The rows of a table for the samples shown, or for those `among` them; columns a table lacks are null.
+        """Yield the rows of a table for the listed samples, or for the samples in `among`, with missing columns null.
 
-        `where` is about the columns.
-
-        Rows are read a batch at a time: a table may be larger than memory.
+        `where` is a filter of the columns. Rows are read in batches, because a table may be larger than memory.
         """
         for place, run in enumerate(self.runs):
             if name not in run.tables:
@@ -112,14 +111,14 @@ class Sources:
 
 
 def rows_of(run: RunTables, name: str) -> list[dict[str, Any]]:
-    """The rows of a small table; none where the run lacks it. Columns that came after the run are null."""
+    """Return the rows of a small table, none if the run lacks it. Columns newer than the run are null."""
     if name not in run.tables:
         return []
     return [dict.fromkeys(RESULT_TABLES[name].names) | row for row in run.table(name).to_pylist()]
 
 
 def open_sources(runs: Sequence[RunTables]) -> Sources:
-    """The runs by what they hold. Raises UnreadableRunError where none has scores, or one has nothing for a report."""
+    """Return the runs as sources. Raises UnreadableRunError if no run has scores or a run is not usable."""
     scored = tuple(run for run in runs if "scores" in run.tables)
     studies = tuple(run for run in runs if "scores" not in run.tables and "meta_evaluation" in run.tables)
     for run in runs:
@@ -131,7 +130,7 @@ def open_sources(runs: Sequence[RunTables]) -> Sources:
 
 
 def _drawn(run: RunTables, count: int) -> list[str]:
-    """Samples by a hash of their query, then of their id."""
+    """Return samples ordered by a hash of their query, then of their id."""
     samples = run.dataset("samples")
 
     def keys() -> Iterator[tuple[bytes, bytes, str]]:
@@ -146,37 +145,37 @@ def _hash(text: str) -> bytes:
     return blake2b(text.encode(), digest_size=8).digest()
 
 
-# Characters of one text, and of all: beyond these a text is cut while it is read, so that memory stays bounded
+# Characters of one text, and of all texts. Longer texts are cut during reading, which limits memory
 LONGEST, MOST, SHORT = 200_000, 60_000_000, 300
-# Bytes of the data in the page: it has 5 MB in all, and its figures, style and script take some 0.1 MB
+# Bytes of the data in the page. The page has a limit of 5 MB, and its figures, style and script need about 0.1 MB
 BUDGET = 4_750_000
-# Up to so many bytes the data stands in the page as it is; beyond, it is packed
+# Larger data is compressed
 PLAIN = 1_500_000
-# Characters that texts of weight 1 are cut to, the first that fits: each is two thirds of the one before
+# Maximum characters of texts with weight 1; the first limit that fits is used, each two thirds of the one before
 LIMITS = tuple(int(LONGEST * (2 / 3) ** step) for step in range(31))
-# What a text is worth beside others: so many times the characters are left of it. A detailed answer's are left last
+# Weights of texts, which multiply the limit. The texts of detailed answers are longer
 CONTEXT, RESPONSE, STATEMENT, DETAILED = 1, 8, 8, 4
 
 
 @dataclass
 class ReportTexts:
-    """Distinct texts by number, in the order in which they came."""
+    """Distinct texts by number, in order of first appearance."""
 
     texts: list[str] = field(default_factory=list)
     weights: list[int] = field(default_factory=list)
-    # Characters of those that were cut while they were read
+    # Lengths of the texts that were cut during reading
     lengths: dict[int, int] = field(default_factory=dict)
     _known: dict[tuple[str, int], int] = field(default_factory=dict)
     _size: int = 0
 
     def add(self, text: str | None, weight: int = STATEMENT) -> int | None:
-        """The number of a text; None for none."""
+        """Return the number of a text, or None for None."""
         return None if text is None else self.number(text, weight)
 
     def number(self, text: str, weight: int = STATEMENT) -> int:
-        """The number of a text."""
+        """Return the number of a text."""
         kept = text[: LONGEST if self._size < MOST else SHORT]
-        # Long texts may begin alike
+        # Long texts may have the same beginning
         key = (kept, hash(text))
         number = self._known.setdefault(key, len(self.texts))
         if number == len(self.texts):
@@ -189,21 +188,21 @@ class ReportTexts:
         return number
 
     def cut(self, limit: int) -> dict[str, Any]:
-        """`texts`, none longer than the limit times its weight, and `lengths` of those that are cut, by number."""
+        """Return `texts`, cut to the limit times their weight, and `lengths` of the cut texts by number."""
         pairs = list(zip(self.texts, self.weights, strict=True))
         longer = {number: len(text) for number, (text, weight) in enumerate(pairs) if len(text) > limit * weight}
         return {"texts": [text[: limit * weight] for text, weight in pairs], "lengths": {**longer, **self.lengths}}
 
     def size(self, limit: int) -> int:
-        """The characters that are left under a limit."""
+        """Return the number of characters under a limit."""
         return sum(min(len(text), limit * weight) for text, weight in zip(self.texts, self.weights, strict=True))
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Data as it stands in the page: JSON, or where that is large `packed` by gzip and base64.
+    """The data of the page: JSON, or if it is large `packed` by gzip and base64.
 
-    `limit`: the characters that texts of weight 1 are cut to, None where no text is cut.
+    `limit` is the maximum characters of texts with weight 1, None if no text is cut.
     """
 
     text: str
@@ -212,12 +211,12 @@ class Packed:
 
 
 def pack(data: Mapping[str, Any], texts: ReportTexts, budget: int = BUDGET) -> Packed:
-    """The data with its texts, cut by the least of `LIMITS` that is found to fit the budget, or by the last."""
+    """Return the data with its texts, cut by the largest limit of `LIMITS` that fits the budget, or by the last."""
     found = _pack(data, texts, LIMITS[0], budget)
     if len(found.text) <= budget:
         return found
     figures = len(_gzip(_json(data)))
-    # Packing takes a second: limits that leave too much, by what the last try's texts took, are passed over
+    # Packing takes a second, so limits are skipped that are too large according to the compression of the last attempt
     share = (len(found.text) - figures) / texts.size(LIMITS[0])
     for limit in LIMITS[1:]:
         if limit != LIMITS[-1] and figures + share * texts.size(limit) > budget:
@@ -242,7 +241,7 @@ def _gzip(text: str) -> str:
 
 
 def _json(value: Any) -> str:
-    """JSON that no element of a page can end or begin in: `<` and what else HTML reads is escaped."""
+    """Return JSON that cannot start or end an HTML element: `<` and other special signs are escaped."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -250,7 +249,7 @@ def _json(value: Any) -> str:
 
 
 def compact(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row without what is null or empty.
+    """Return the row without null and empty values.
 
     >>> compact({"a": 0, "b": None, "c": [], "d": False})
     {'a': 0, 'd': False}
@@ -259,15 +258,15 @@ def compact(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rounded(value: float | None, digits: int = 4) -> float | None:
-    """A number with few digits; None for null and for what is no number."""
+    """Return a number with few digits, or None for null and NaN."""
     return None if value is None or value != value else round(value, digits)
 
 
 def columns_of(statements: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Statements as columns, which pack to a third: `text` and `point` by their steps, `is` a sign each, and `more`.
+    """Return statements as columns, which compress to a third: `text` and `point` as differences, `is`, and `more`.
 
-    Signs are 1 covered, 0 missing, b missing and in the basis, ? not judged. `point` is left out where each is its own
-    text, `more` where nothing else is known of any.
+    `is` has one sign per statement: 1 covered, 0 missing, b missing and in the basis, ? not judged. `point` is left out
+    if it equals `text`, and `more` if it is empty for all.
 
     >>> columns_of([{"text": 7, "point": 7, "covered": True}, {"text": 9, "point": 9, "covered": None, "rank": 2}])
     {'text': [7, 2], 'is': '1?', 'more': [{}, {'rank': 2}]}

@@ -1,6 +1,6 @@
-"""Outputs of many dates side by side: what each found and cost, and from which date on figures are of another kind.
+"""Compare the outputs of many dates: results, cost, and the dates from which figures are not comparable.
 
-Figures of a run are also written as Prometheus and OpenMetrics read them (`--metrics-file`).
+The module also writes the figures of a run in the format of Prometheus and OpenMetrics (`--metrics-file`).
 """
 
 from __future__ import annotations
@@ -20,31 +20,32 @@ from untold.jobs.summary.ranking import interval_text, mean_text
 from untold.udfs.stages import LOOKUPS
 from untold.udfs.storage import FOOTERS_AT_ONCE, StoragePath
 
-# What stands for the date, as YYYY-MM-DD, in the paths of an input and an output
+# The placeholder for the date, as YYYY-MM-DD, in the paths of an input and an output
 DATE = "{date}"
-# In the output of a date, that of its sentinel
+# The folder of the sentinel in the output of a date
 SENTINEL_FOLDER = "_sentinel"
 Manifest = Mapping[str, Any]
 Row = Mapping[str, Any]
 
 
 def parse_date(text: str) -> date:
-    """A date as YYYY-MM-DD. Raises ValueError for another text.
+    """Return a date from YYYY-MM-DD. Raises ValueError for another text.
 
     >>> parse_date("2026-11-20")
     datetime.date(2026, 11, 20)
     """
     with suppress(ValueError):
-        # Python reads 20261120 and 2026-W47-5 too, which no output is named by
+        # Python also reads 20261120 and 2026-W47-5, but outputs do not have such names
         if (found := date.fromisoformat(text)).isoformat() == text:
             return found
     raise ValueError(f"must be a date as YYYY-MM-DD, got {text or 'nothing'}")
 
 
 def read_nights(pattern: str) -> dict[str, Manifest]:
-    """The manifests of all outputs of a path with `{date}`, by date, in the order of the dates.
+    """Return the manifests of all outputs of a path with `{date}`, by date, ascending.
 
-    Each has that of its `sentinel`, if any. One that is damaged is left out: whoever scores its date is told.
+    A manifest includes the manifest of its `sentinel`. Damaged manifests are skipped, because scoring the date reports
+    them.
     """
     dates = _dates_of(pattern)
     with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
@@ -62,7 +63,7 @@ def _read_night(output: str) -> Manifest | None:
 
 
 def _dates_of(pattern: str) -> list[str]:
-    """The dates of which there are outputs, by one listing."""
+    """Return the dates that have outputs, from one listing."""
     head, _, tail = pattern.partition(DATE)
     above, _, before = head.rpartition("/")
     after = tail.partition("/")[0].replace(DATE, "")
@@ -75,14 +76,14 @@ def _dates_of(pattern: str) -> list[str]:
 
 
 def breaks_of(nights: Mapping[str, Manifest]) -> list[dict[str, Any]]:
-    """From which dates on figures are not comparable with those before: date, before, and differs, in words."""
+    """Return the dates with figures that are not comparable with the date before: date, before, differs (texts)."""
     known = [(day, found) for day, found in nights.items() if found.get("identity")]
     changes = [(day, earlier, _changes(before, after)) for (earlier, before), (day, after) in pairwise(known)]
     return [{"date": day, "before": earlier, "differs": found} for day, earlier, found in changes if found]
 
 
 def _changes(before: Manifest, after: Manifest) -> list[str]:
-    """What makes the figures of two outputs incomparable, of the metrics that both have."""
+    """Return the reasons why the figures of two outputs are not comparable, for the metrics of both."""
     shared = [name for name in after["metrics"] if name in before["metrics"] and name in METRICS]
     if not shared:
         return []
@@ -91,18 +92,18 @@ def _changes(before: Manifest, after: Manifest) -> list[str]:
     added = Added(lambda key: any(METRICS[name].depends_on(key) for name in shared), theirs["input"])
     if found := differences(after["identity"], theirs, added):
         return found
-    # An endpoint may answer by another model under one name
+    # An endpoint may change the model behind a name
     new = sorted(set(after.get("models", ())) - set(before.get("models", ())))
     return [f"another model answers ({', '.join(new)})"] if new and before.get("models") else []
 
 
 def describe_break(found: Row) -> str:
-    """The line about a break."""
+    """Return the line about a break."""
     return f"from {found['date']} on, figures are not comparable with those before: {' and '.join(found['differs'])}"
 
 
 def row_of(day: str, night: Manifest) -> dict[str, Any]:
-    """What an output found and took over all its starts, and its sentinel."""
+    """Return the results and usage of an output over all its starts, with its sentinel."""
     row = {"date": day, **_row_of(night)}
     sentinel = night.get("sentinel")
     return row if sentinel is None else {**row, "sentinel": _row_of(sentinel)}
@@ -127,14 +128,14 @@ def _row_of(night: Manifest) -> dict[str, Any]:
 
 
 def cost_within(month: str, night: Manifest) -> float:
-    """What the starts of an output and of its sentinel cost that began in a month, `2026-11`."""
+    """Return the cost of the starts of an output and of its sentinel in a month, `2026-11`."""
     starts = (start for one in (night, night.get("sentinel") or {}) for start in one.get("starts", ()))
     began = (start for start in starts if start["started_at"].startswith(month))
     return sum(row["cost"] or 0.0 for start in began for row in start["usage"])
 
 
 def write_nights(pattern: str, nights: Mapping[str, Manifest]) -> str:
-    """Writes the file about all dates and gives its path: the output's with `nightly` for the date, and `.json`."""
+    """Write the file about all dates and return its path: `nightly` replaces the date, and `.json` follows."""
     path = f"{pattern.replace(DATE, 'nightly')}.json"
     content = {"dates": [row_of(day, night) for day, night in nights.items()], "breaks": breaks_of(nights)}
     StoragePath(path).write_bytes(json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
@@ -142,7 +143,7 @@ def write_nights(pattern: str, nights: Mapping[str, Manifest]) -> str:
 
 
 def table_of(rows: Sequence[Row], page: Page) -> list[str]:
-    """A line a date and metric, of all systems together."""
+    """Return a line per date and metric, over all systems."""
     heads = ["date", "status", "metric", "n", "scored", "failed", "mean", "95 % interval", "calls", "cost"]
     return table(heads, [line for row in rows for line in _lines_of(row)], page, names=3)
 
@@ -163,7 +164,7 @@ def _lines_of(row: Row) -> list[list[str]]:
     return [[row["date"], row["status"], *found, *took] for found in means or [["-"] * 6]]
 
 
-# By name: what it is, and the labels
+# The description of each metric
 FAMILIES = {
     "untold_exit_code": "Exit code of the run",
     "untold_ended_timestamp_seconds": "When the last start of the run ended",
@@ -189,8 +190,9 @@ Sample = tuple[str, Mapping[str, str], float | None]
 
 
 def metrics_text(manifest: Mapping[str, Any], exit_code: int) -> str:
-    """The lines of both formats about the run of a manifest; what is unknown, such as a cost without prices, is left
-    out. `system` is empty for all systems together.
+    """Return the lines about a run, valid in both formats. Unknown values are left out.
+
+    `system` is empty for all systems together.
     """
     found: dict[str, list[str]] = {name: [] for name in FAMILIES}
     for name, labels, value in [("untold_exit_code", {}, exit_code), *_samples(manifest)]:
@@ -203,7 +205,7 @@ def metrics_text(manifest: Mapping[str, Any], exit_code: int) -> str:
         if rows
         for line in (f"# HELP {name} {FAMILIES[name]}", f"# TYPE {name} gauge", *rows)
     ]
-    # Ends OpenMetrics, and is a remark to Prometheus
+    # The last line of OpenMetrics, and a comment for Prometheus
     return "\n".join([*lines, "# EOF", ""])
 
 
@@ -232,7 +234,7 @@ def _of_stage(row: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[S
     section = _SECTIONS.get(row["stage"], None if row["stage"] in LOOKUPS else "llm")
     own = settings.get(section or "", {})
     limit = own.get("requests_per_minute")
-    # Several endpoints have a limit each
+    # Each of several endpoints has its own limit
     if limit and row["seconds"] and not own.get("endpoints"):
         yield "untold_limit_used_ratio", stage, row["calls"] * 60 / (row["seconds"] * limit)
 

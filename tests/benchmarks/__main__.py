@@ -1,4 +1,4 @@
-"""Measures the engine and prints each figure beside its goal: `python -m tests.benchmarks [NAME ...]`."""
+"""Measure the engine and print each figure with its goal: `python -m tests.benchmarks [NAME ...]`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.benchmarks.figures import Figure, Options, figures_to_json, show_figu
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark: what it measures, and the function that does."""
+    """A benchmark: its description and its function."""
 
     title: str
     measure: Callable[[Options], list[Figure]]
@@ -92,7 +92,7 @@ REPETITIONS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the named benchmarks, all by default. 1 where a goal is missed or a benchmark broke."""
+    """Run the named benchmarks, all by default. Return 1 if a goal is missed or a benchmark fails."""
     given = _parser().parse_args(arguments)
     unknown = [name for name in given.names if name not in BENCHMARKS]
     if unknown:

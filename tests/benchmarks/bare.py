@@ -1,4 +1,4 @@
-"""What a start is compared with, each a process of its own: `python -m tests.benchmarks.bare spark|ray|tables ...`."""
+"""The baselines of a start, each in a separate process: `python -m tests.benchmarks.bare spark|ray|tables ...`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
-# As a run starts them on one machine: see `untold.jobs.answer` and `conf/default.yaml`
+# The value for a run on one machine: see `untold.jobs.answer` and `conf/default.yaml`
 OBJECT_STORE_BYTES = 100_000_000
 MASTER = "local[*]"
 
 
 def start_spark() -> None:
-    """A Spark session as its documentation starts one, and one job that goes through a Python worker."""
+    """Start a Spark session as in its documentation, and run one job with a Python worker."""
     from pyspark.sql import SparkSession
 
     session = SparkSession.builder.master(MASTER).config("spark.ui.enabled", False).getOrCreate()
@@ -27,7 +27,7 @@ def _pass(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def start_ray() -> None:
-    """A Ray of one CPU, and one call of an actor."""
+    """Start a Ray with one CPU, and call an actor once."""
     import ray
 
     @ray.remote(num_cpus=0)
@@ -41,7 +41,7 @@ def start_ray() -> None:
 
 
 def copy_tables(source: str, target: str, *names: str) -> None:
-    """Reads each table of an output and writes it elsewhere, in one session."""
+    """Read each table of an output and write it to another path, in one session."""
     from pyspark.sql import SparkSession
 
     session = SparkSession.builder.master(MASTER).config("spark.ui.enabled", False).getOrCreate()
@@ -54,7 +54,7 @@ KINDS: dict[str, Callable[..., None]] = {"spark": start_spark, "ray": start_ray,
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Does what the first argument names."""
+    """Run the baseline that the first argument names."""
     kind, *rest = arguments
     KINDS[kind](*rest)
 

@@ -1,7 +1,7 @@
-"""Calls of a stage asked through the whole job, by one actor and by several, beside two bare loops.
+"""Measure the calls of a stage in a whole job, with one actor and with several, and in two bare loops.
 
-Calls a second depend on what else the machine does. Calls a core, of the processor time of the actor or of the loop, do
-not.
+Calls per second depend on the other load of the machine. Calls per second of the processor time of the actor or the
+loop do not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Read = Callable[[Ran], float]
 
 
 def measure(options: Options) -> list[Figure]:
-    """Runs all in turn; a ratio compares two runs of one turn."""
+    """Run all of them in turn. A ratio compares two runs of one turn."""
     jobs = {str(count): f"llm.actors={count}" for count in ACTORS}
     requests = options.requests or REQUESTS
     turns = run_turns(jobs, requests, options.pairs or PAIRS)
@@ -63,9 +63,9 @@ def measure(options: Options) -> list[Figure]:
 
 
 def run_turns(jobs: Mapping[str, str], requests: int, pairs: int) -> Sequence[Mapping[str, Ran]]:
-    """Turns of the user's loop, jobs of these settings, and the engine's bare loop, over one file of samples.
+    """Run turns of the user's loop, jobs with these settings, and the engine's bare loop, on one file of samples.
 
-    Every other turn goes backwards, so that what the machine does meanwhile falls on all alike.
+    Every other turn is reversed, so that the other load of the machine affects all equally.
     """
     with TemporaryDirectory(prefix="untold-") as name, ModelServer(answer="fixed") as server:
         folder = Path(name)
@@ -85,5 +85,5 @@ def _cpu(ran: Ran, role: str) -> float:
 
 
 def _a_core(ran: Ran) -> float:
-    """Calls a second of processor time: of all threads of the actor, or of the loop."""
+    """Return calls per second of processor time, over all threads of the actor or of the loop."""
     return len(ran.arrivals) / (ran.cpu_seconds or _cpu(ran, ACTOR))

@@ -1,7 +1,7 @@
-"""Pairs classified a second by a core within a task, files written, beside a bare loop of onnxruntime over the same.
+"""Measure classified pairs per second and core within a task, including files, against a bare loop of onnxruntime.
 
-The model is a BERT of random weights in single precision, and the same with int8 weights (`quantize_dynamic`): 6
-layers, 384 dimensions, 12 heads, 22.7 million parameters, as small models for natural language inference have.
+The model is a BERT with random weights in single precision, or with int8 weights (`quantize_dynamic`): 6 layers, 384
+dimensions, 12 heads, 22.7 million parameters, as in small models for natural language inference.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ PAIRS = 300
 LAYERS, WIDTH, HEADS, INNER, VOCABULARY, PLACES = 6, 384, 12, 1536, 30522, 512
 LABELS = ("entailment", "neutral", "contradiction")
 Pair = tuple[str, str]
-# What gives the logits of pairs, by which of them run together
+# Returns the logits of pairs, in the groups that run together
 Run = Callable[[], list[np.ndarray]]
 
 
 def measure(options: Options) -> list[Figure]:
-    """Each precision in turn by the loop and by the task, one thread each; for int8 what batches would change."""
+    """Measure each precision with the loop and the task, with one thread, and the effect of batches for int8."""
     pairs = texts_of(PAIRS)
     with TemporaryDirectory(prefix="untold-") as place:
         single, quantised = Path(place) / "fp32", Path(place) / "int8"
@@ -63,7 +63,7 @@ def _compare(name: str, folder: Path, pairs: list[Pair]) -> list[Figure]:
 
 
 def drift(name: str, folder: Path, pairs: list[Pair]) -> list[Figure]:
-    """How many pairs have other logits beside others of their length than alone, and by how much at most."""
+    """Measure how many pairs have other logits in a batch of their length than in a single run, and by how much."""
     groups = of_one_length(folder, pairs)
     alone = np.concatenate(bare_loop(folder, [[pair] for group in groups for pair in group])())
     together = np.concatenate(bare_loop(folder, groups)())
@@ -76,13 +76,13 @@ def drift(name: str, folder: Path, pairs: list[Pair]) -> list[Figure]:
 
 
 def texts_of(count: int) -> list[Pair]:
-    """Pairs of short facts."""
+    """Return pairs of short facts."""
     found, random = facts(), Random(3)
     return [(random.choice(found), random.choice(found)) for _ in range(count)]
 
 
 def rate(pairs: Sequence[Pair], run: Callable[[], object]) -> float:
-    """Pairs a second of processor time, the opening of the model left out."""
+    """Return pairs per second of processor time, without the time to open the model."""
     began = process_time()
     run()
     return len(pairs) / (process_time() - began)
@@ -96,7 +96,7 @@ def open_tokenizer(folder: Path) -> Tokenizer:
 
 
 def of_one_length(folder: Path, pairs: Sequence[Pair]) -> list[list[Pair]]:
-    """The pairs by their number of tokens."""
+    """Return the pairs grouped by their number of tokens."""
     tokenizer, groups = open_tokenizer(folder), dict[int, list[Pair]]()
     for pair in pairs:
         groups.setdefault(len(tokenizer.encode(*pair)), []).append(pair)
@@ -104,7 +104,7 @@ def of_one_length(folder: Path, pairs: Sequence[Pair]) -> list[list[Pair]]:
 
 
 def bare_loop(folder: Path, groups: Sequence[Sequence[Pair]]) -> Run:
-    """What a few lines over onnxruntime do: the logits of groups of pairs of one length."""
+    """Return a bare loop of onnxruntime: the logits of groups of pairs with one length."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
@@ -122,7 +122,7 @@ def bare_loop(folder: Path, groups: Sequence[Sequence[Pair]]) -> Run:
 
 
 def in_task(folder: Path, pairs: Sequence[Pair]) -> Callable[[], None]:
-    """What a task of a run does: keys, batches and files included."""
+    """Return the work of a task in a run, including keys, batches and files."""
     stage = bind_lookup("classify_entailment", Settings.model_validate({"nli": {"classifier": str(folder)}}))
     rows = [{"request_id": str(number), "premise": p, "hypothesis": h} for number, (p, h) in enumerate(pairs)]
     batch = pa.RecordBatch.from_pylist(rows)
@@ -131,13 +131,13 @@ def in_task(folder: Path, pairs: Sequence[Pair]) -> Callable[[], None]:
 
 
 def write_quantised(source: Path, folder: Path) -> None:
-    """The model of a folder with int8 weights, as onnxruntime makes it."""
+    """Write the model of a folder with int8 weights, created by onnxruntime."""
     write_names(folder)
     quantize_dynamic(str(source / "model.onnx"), str(folder / "model.onnx"))
 
 
 def write_names(folder: Path) -> None:
-    """The tokenizer of BERT, and the classes."""
+    """Write the tokenizer of BERT, and the classes."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = resources.files("untold.conf").joinpath("minilm", "tokenizer.json").read_bytes()
     (folder / "tokenizer.json").write_bytes(tokenizer)
@@ -146,7 +146,7 @@ def write_names(folder: Path) -> None:
 
 
 def write_bert(folder: Path) -> None:
-    """A BERT with a class head on its first token, of random weights."""
+    """Write a BERT with random weights and a class head on its first token."""
     write_names(folder)
     graph = _Graph()
     words = graph.node("Gather", graph.weights(VOCABULARY, WIDTH), "input_ids")
@@ -171,7 +171,7 @@ def write_bert(folder: Path) -> None:
 
 
 class _Graph:
-    """Nodes and constants of a graph, named as they come."""
+    """Nodes and constants of a graph, with consecutive names."""
 
     def __init__(self) -> None:
         self.nodes: list = []

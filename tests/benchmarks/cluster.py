@@ -1,4 +1,4 @@
-"""A start over an object store beside one over a local disk: seconds, and requests to the store."""
+"""Compare a start with an object store to a start with a local disk: seconds, and requests to the store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MOST_REQUESTS = 400
 
 
 class Server(NamedTuple):
-    """Where outputs and stores go, the settings for it, and its requests, where it counts them."""
+    """The paths of outputs and stores, the settings for them, and the request counter, if any."""
 
     root: str
     settings: Mapping[str, Any]
@@ -38,7 +38,7 @@ class Server(NamedTuple):
 
 
 def measure(options: Options) -> list[Figure]:
-    """Starts over an empty store and over a full one, on each kind of storage in turn."""
+    """Measure starts with an empty and with a full store, on each kind of storage in turn."""
     count, stored, pairs = options.requests or SAMPLES, min(options.stored, STORED), options.pairs or 3
     figures = []
     with TemporaryDirectory(prefix="untold-") as name, ModelServer(answer="fixed") as model:
@@ -62,7 +62,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 def _servers(folder: Path) -> dict[str, Any]:
-    """What opens each kind of storage; versitygw only where Go is."""
+    """Return functions that open each kind of storage. versitygw needs Go."""
     opened = {"local disk": _local(folder), "moto": _moto()}
     program = install()
     return opened | ({"versitygw": _versitygw(program, folder)} if program else {})
@@ -94,7 +94,7 @@ def _fill(store: str, count: int, base_url: str) -> None:
 def _start(
     model: ModelServer, samples: Path, folder: Path, server: Server, output: str, store: str
 ) -> tuple[float, int]:
-    """Seconds of a start, and requests to the store. An empty store is a new one each time."""
+    """Return the seconds of a start, and its requests to the store. An empty store is new each time."""
     place = f"{server.root}/{store if store == 'full' else output + '-store'}"
     settings = (*SETTINGS, f"llm.base_url={model.base_url}", f"completion_store={place}")
     command = [sys.executable, "-m", "untold", "score", "--input", str(samples), "--metric", "e2e"]

@@ -1,4 +1,4 @@
-"""Near-duplicates of the facts of a query found by words and vectors, beside bare SciPy on the same vectors."""
+"""Find near-duplicates among the facts of a query by words and vectors, compared with bare SciPy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy.spatial.distance import pdist
 from tests.benchmarks.figures import Figure, Options
 from untold.udfs.facts.reference_facts import Vectors, merge_by_words
 
-# As many as a query may have (importance.max_facts), of the embedded model's dimension
+# The maximum facts of a query (importance.max_facts), with the dimension of the embedded model
 FACTS, DIMENSION = 5_000, 384
 THRESHOLD = 0.1
 ROUNDS = 3
@@ -19,7 +19,7 @@ GOAL = 0.8
 
 
 def measure(options: Options) -> list[Figure]:
-    """Both in turn, over and over. Raises RuntimeError where they do not agree on texts of the same words."""
+    """Measure both in turn, repeatedly. Raises RuntimeError if they differ for texts with the same words."""
     size = options.vectors or FACTS
     vectors = _vectors(size)
     texts = ["boats sail"] * size
@@ -41,7 +41,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 def _vectors(size: int) -> Vectors:
-    """Rows of length 1, some of them near each other."""
+    """Return rows of length 1. Some of them are near each other."""
     random = np.random.default_rng(0)
     centres = random.normal(size=(size // 5 + 1, DIMENSION))
     found = centres[random.integers(0, len(centres), size)] + random.normal(scale=0.2, size=(size, DIMENSION))

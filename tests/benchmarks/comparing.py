@@ -1,4 +1,4 @@
-"""`untold compare` and a run's summary over outputs of many rows: ten systems, by the number of their scores."""
+"""Measure `untold compare` and a run's summary on outputs with many rows: ten systems, by the number of scores."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from untold.jobs.summary.aggregate import summarise
 from untold.jobs.tables import SAMPLES, SCORES
 
 SYSTEMS = 10
-# Samples of the sizes that other benchmarks have are so many rows here
+# The number of rows here per sample of other benchmarks
 ROWS_OF_A_SAMPLE = 10
 ROWS_OF_A_FILE = 500_000
-# The words of each before its output
+# The arguments of each command before its output
 COMMANDS = {
     "compare": ("untold", "compare", "--json"),
     "compare --cluster": ("untold", "compare", "--json", "--cluster"),
@@ -36,13 +36,13 @@ COMMANDS = {
 
 
 def measure(options: Options) -> list[Figure]:
-    """Microseconds a row and peaks of each of `COMMANDS` by number of rows, and the ratios of the last two sizes."""
+    """Measure microseconds per row and peaks of `COMMANDS` by number of rows, with ratios of the last two sizes."""
     sizes = [size * ROWS_OF_A_SAMPLE for size in options.sizes]
     return [figure for name in COMMANDS for figure in by_size(name, sizes)]
 
 
 def by_size(name: str, sizes: Sequence[int]) -> list[Figure]:
-    """The figures of one of `COMMANDS`."""
+    """Return the figures of one of `COMMANDS`."""
     found = {size: _run(COMMANDS[name], size) for size in sizes}
     units = {"a row": "us", DRIVER: "MB", JVM: "MB"}
     figures = [
@@ -79,7 +79,7 @@ def summarise_output(output: Path) -> None:
 
 
 def write_output(folder: Path, size: int) -> None:
-    """Writes an output whose scores are all different, of questions that five rows of a system share a query of."""
+    """Write an output with distinct scores. Five rows of a system share the query of each question."""
     random = np.random.default_rng(0)
     for name in ("samples", "scores"):
         (folder / name).mkdir(parents=True)

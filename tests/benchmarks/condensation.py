@@ -1,4 +1,4 @@
-"""Graphs condensed a second on one core inside Spark: by SciPy a batch at a time, and in two slower ways."""
+"""Measure condensed graphs per second and core in Spark: with SciPy in batches, and with two slower methods."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from untold.jobs.settings.model import Settings
 
 NODES, EDGES, RESPONSES = 30, 60, 10
 GOAL_RATE = 100_000
-# What still counts as linear: the rate at the most graphs over the rate at the fewest.
+# The limit for a linear method: the rate at the most graphs over the rate at the fewest
 GOAL_LINEAR = 0.8
 PAIRS = 3
-# The slower ways take fewer graphs: a second of SciPy's is a minute of theirs.
+# The slower methods use fewer graphs: a second of SciPy is a minute for them
 GRAPHS_BY_NETWORKX = 10_000
 GRAPHS_IN_GROUPS = 5_000
 GRAPHS_OF_A_FILE = 10_000
@@ -44,7 +44,7 @@ Batches = Iterator[pa.RecordBatch]
 
 @dataclass(frozen=True)
 class Timed:
-    """How many graphs were condensed, in how many seconds of one core, and the statements found."""
+    """The number of condensed graphs, the seconds of one core, and the statements."""
 
     graphs: int
     seconds: float
@@ -52,12 +52,12 @@ class Timed:
 
     @property
     def rate(self) -> float:
-        """Graphs a second."""
+        """Return graphs per second."""
         return self.graphs / self.seconds
 
 
 def measure(options: Options) -> list[Figure]:
-    """Every way in turn, over and over, on the same graphs. Raises RuntimeError where two ways do not agree."""
+    """Measure all methods in turn, repeatedly, on the same graphs. Raises RuntimeError if two methods differ."""
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     sizes, pairs = sorted(options.graphs), options.pairs or PAIRS
     few, grouped = min(GRAPHS_BY_NETWORKX, sizes[-1]), min(GRAPHS_IN_GROUPS, sizes[-1])
@@ -107,11 +107,11 @@ def _ratio(turns: list[dict[str, Timed]], name: str, above: str, below: str, goa
     return Figure(name, tuple(turn[above].rate / turn[below].rate for turn in turns), at_least=goal)
 
 
-# The graphs: made once, as `condense_batches` takes them
+# The graphs: created once, in the format of `condense_batches`
 
 
 def write_graphs(folder: Path, count: int) -> Path:
-    """Writes so many random graphs, one row a graph, in files of `GRAPHS_OF_A_FILE`; equal counts are equal graphs."""
+    """Write `count` random graphs, one per row, in files of `GRAPHS_OF_A_FILE`. Equal counts have equal graphs."""
     folder.mkdir()
     for first in range(0, count, GRAPHS_OF_A_FILE):
         table = make_graphs(first, min(GRAPHS_OF_A_FILE, count - first))
@@ -120,7 +120,7 @@ def write_graphs(folder: Path, count: int) -> Path:
 
 
 def make_graphs(first: int, count: int) -> pa.Table:
-    """Columns graph, nodes, edges: `RESPONSES` of the nodes are of the response, the others of contexts."""
+    """Return graph, nodes, edges. `RESPONSES` of the nodes belong to the response, the others to contexts."""
     chance = np.random.default_rng(first)
     node = np.tile(np.arange(NODES), count)
     members = [node, node >= RESPONSES, node < RESPONSES, np.ones(len(node), dtype=np.int64)]
@@ -140,27 +140,27 @@ def _lists(kind: Any, columns: list[Any], length: int, count: int) -> Any:
 
 
 def flatten(rows: DataFrame) -> DataFrame:
-    """One row a node and one an edge: graph, member, pair, the other null."""
+    """Return one row per node and one per edge: graph, member, pair, with null for the other."""
     members = rows.select("graph", F.explode("nodes").alias("member"))
     pairs = rows.select("graph", F.explode("edges").alias("pair"))
     return members.unionByName(pairs, allowMissingColumns=True).select("graph", "member", "pair")
 
 
-# The ways
+# The methods
 
 
 def time_scipy(spark: SparkSession, rows: str) -> Timed:
-    """The step alone: the seconds that tasks spend in `condense_batch`, summed."""
+    """Measure only the step: the sum of the seconds of tasks in `condense_batch`."""
     return _sum(spark.read.parquet(rows).mapInArrow(_timed(condense_batch), TIMED))
 
 
 def time_networkx(spark: SparkSession, rows: str) -> Timed:
-    """Graph by graph in the same place: the seconds from plain Python values to the statements, summed."""
+    """Measure single graphs at the same point: the sum of the seconds from Python values to statements."""
     return _sum(spark.read.parquet(rows).mapInArrow(_timed(condense_by_networkx), TIMED))
 
 
 def time_collected(spark: SparkSession, flat: str) -> Timed:
-    """From rows of nodes and edges to statements, all of it: groups by built-ins, then batches of graphs."""
+    """Measure the whole job from rows of nodes and edges to statements: groups by built-ins, then batches of graphs."""
     gathered = (
         spark.read.parquet(flat)
         .groupBy("graph")
@@ -170,7 +170,7 @@ def time_collected(spark: SparkSession, flat: str) -> Timed:
 
 
 def time_groups(spark: SparkSession, flat: str) -> Timed:
-    """From the same rows to the same statements, with one call of `condense_batch` a graph."""
+    """Measure the same job with one call of `condense_batch` per graph."""
 
     def condense_group(group: pa.Table) -> pa.Table:
         columns = {
@@ -205,7 +205,7 @@ def _timed(condense: Callable[[pa.RecordBatch], Any]) -> Callable[[Batches], Bat
 
 
 def condense_by_networkx(batch: pa.RecordBatch) -> Any:
-    """The statements of every graph of a batch: columns covered, uncovered, basis."""
+    """Return the statements of every graph of a batch: columns covered, uncovered, basis."""
     counts = [_condense_one(row["nodes"], row["edges"]) for row in batch.to_pylist()]
     return pa.table(
         {name: [row[place] for row in counts] for place, name in enumerate(("covered", "uncovered", "basis"))}
@@ -235,7 +235,7 @@ def _sum(timed: DataFrame) -> Timed:
 
 
 def _whole(timed: DataFrame) -> Timed:
-    """With the seconds of the whole job times the cores that it had."""
+    """Return the result with the seconds of the whole job times its cores."""
     began = perf_counter()
     summed = _sum(timed)
     cores = min(cpu_count() or 1, timed.sparkSession.sparkContext.defaultParallelism)

@@ -1,4 +1,4 @@
-"""Texts embedded a second by a core within a task, files written, beside a bare loop of onnxruntime over the same."""
+"""Measure embedded texts per second and core within a task, including files, against a bare loop of onnxruntime."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from untold.udfs.retrieval.embedding import answer_in_task, find_model
 REPETITIONS = 3
 CHUNKS, CHUNK_WORDS = 60, 128
 FACTS, FACT_WORDS = 600, (5, 15)
-# The model's own length, and that of `embeddings.max_tokens`
+# The limit of the model, and of `embeddings.max_tokens`
 MOST_TOKENS = 256
 GOAL = 0.8
 _WORDS = (Path(__file__).resolve().parents[2] / "LICENSE").read_text(encoding="utf-8").split()
 
 
 def measure(options: Options) -> list[Figure]:
-    """Chunks of 128 words and short facts, each in turn by the loop and by the task, one thread each."""
+    """Measure chunks of 128 words and short facts, with the loop and the task in turn, with one thread."""
     figures = []
     for name, texts in (("chunks of 128 words", chunks()), ("short facts", facts())):
         bare, ours = [], []
@@ -45,19 +45,19 @@ def measure(options: Options) -> list[Figure]:
 
 
 def chunks() -> list[str]:
-    """Texts of 128 words."""
+    """Return texts of 128 words."""
     random = Random(1)
     return [" ".join(random.choices(_WORDS, k=CHUNK_WORDS)) for _ in range(CHUNKS)]
 
 
 def facts() -> list[str]:
-    """Texts of a sentence's length."""
+    """Return texts with the length of a sentence."""
     random = Random(2)
     return [" ".join(random.choices(_WORDS, k=random.randint(*FACT_WORDS))) for _ in range(FACTS)]
 
 
 def rate(texts: Sequence[str], embed: Callable[[Sequence[str]], Callable[[], None]]) -> float:
-    """Texts a second of processor time, the opening of the model left out: other work of the machine does not count."""
+    """Return texts per second of processor time, without the time to open the model."""
     run = embed(texts)
     began = process_time()
     run()
@@ -65,7 +65,7 @@ def rate(texts: Sequence[str], embed: Callable[[Sequence[str]], Callable[[], Non
 
 
 def bare_loop(texts: Sequence[str]) -> Callable[[], None]:
-    """What a few lines over onnxruntime do: text by text, the mean of the hidden states."""
+    """Return a bare loop of onnxruntime: the mean of the hidden states of each single text."""
     files = find_model("minilm")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -84,11 +84,11 @@ def bare_loop(texts: Sequence[str]) -> Callable[[], None]:
 
 
 def in_task(texts: Sequence[str]) -> Callable[[], None]:
-    """What a task of a run does: keys, batches and files included."""
+    """Return the work of a task in a run, including keys, batches and files."""
     stage = bind_lookup("embed_text", Settings())
     rows = [{"request_id": str(number), "text": text, "kind": "document"} for number, text in enumerate(texts)]
     batch = pa.RecordBatch.from_pylist(rows)
-    # The worker's model is open by now, as it is for all but the first of its batches
+    # The worker's model is open, as it is for all its batches except the first
     answer(batch.slice(0, 1), stage)
     return lambda: answer(batch, stage)
 

@@ -1,4 +1,4 @@
-"""CPU time of one asker by the number of its endpoints, which answer in this process after a while."""
+"""Measure the CPU time of one actor by the number of its endpoints, which answer in this process after a delay."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ GOAL = 1.8
 
 
 class Instant:
-    """A client that answers after a while, without a server."""
+    """A client that answers after a delay, without a server."""
 
     async def call(self, *_: object) -> Answer:
         await asyncio.sleep(0.01)
         return Answer(text="x", model="m", usage=Usage(7, 0, 3))
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """There is no connection to close."""
 
 
 def measure(options: Options) -> list[Figure]:
-    """The same requests with as many workers in all; before places were taken in one look it was 2.7 times as much."""
+    """Measure the same requests with the same total of workers. A separate look per slot took 2.7 times as long."""
     count = options.requests or REQUESTS
     seconds_of(FEW, count)
     turns = [(seconds_of(FEW, count), seconds_of(MANY, count)) for _ in range(options.pairs or PAIRS)]
@@ -48,7 +48,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 def seconds_of(endpoints: int, count: int) -> float:
-    """Seconds of CPU for `count` requests in groups that begin alike; each endpoint has its part of the workers."""
+    """Return seconds of CPU for `count` requests in groups with a common prefix. Endpoints share the workers."""
     rows = [
         (f"r{number:06d}", {"query": f"Who {number // A_GROUP}?", "text": f"T {number}."}) for number in range(count)
     ]

@@ -1,4 +1,4 @@
-"""What a benchmark reports: measured figures beside their goals, as a table and as JSON."""
+"""The results of benchmarks: measured figures with their goals, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from importlib.metadata import PackageNotFoundError, version
 from statistics import median
 from typing import Any
 
-# Ray runs actors on uvloop where it is installed, which is no dependency of ours: figures with and without differ.
+# Ray runs actors on uvloop if it is installed. Untold does not require it, and figures differ with it
 PACKAGES = ("untold", "pyspark", "ray", "openai", "aiohttp", "pyarrow", "uvloop")
 HEADER = ("name", "goal", "figure", "met", "single values")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line may change; None is the benchmark's own default."""
+    """The options of the command line. None is the default of the benchmark."""
 
     requests: int | None = None
     pairs: int | None = None
@@ -30,7 +30,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured figure: its single values, and what their median must reach, if anything."""
+    """A measured figure: its values, and the goal for their median, if any."""
 
     name: str
     values: tuple[float, ...]
@@ -44,21 +44,21 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the median reaches the goal; None without a goal."""
+        """Return True if the median reaches the goal, or None without a goal."""
         if self.at_least is not None:
             return self.median >= self.at_least
         return self.median <= self.at_most if self.at_most is not None else None
 
     @property
     def goal(self) -> str:
-        """The goal in words, empty without one."""
+        """Return the goal as text, empty without one."""
         if self.at_least is not None:
             return f">= {_number(self.at_least)}"
         return f"<= {_number(self.at_most)}" if self.at_most is not None else ""
 
 
 def show_figures(title: str, figures: Sequence[Figure]) -> None:
-    """Prints the figures of a benchmark as a table."""
+    """Print the figures of a benchmark as a table."""
     rows = [HEADER, *(_cells(figure) for figure in figures)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
     print(f"\n{title}")
@@ -67,7 +67,7 @@ def show_figures(title: str, figures: Sequence[Figure]) -> None:
 
 
 def figures_to_json(results: Mapping[str, Sequence[Figure]]) -> dict[str, Any]:
-    """All results and the machine that they were measured on, as plain JSON values."""
+    """Return all results and a description of the machine, as plain JSON values."""
     return {
         "machine": {"cpus": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()},
         "versions": {name: _version(name) for name in PACKAGES},

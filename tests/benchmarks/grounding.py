@@ -1,4 +1,4 @@
-"""The metric icat: what it asks of a sample beside the published procedure, and how fast it is from a full store."""
+"""Measure the metric icat: its requests compared with the published procedure, and its speed with a full store."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ METRIC = "icat"
 QUERIES, RESPONSES, TOP = 40, 5, 10
 EXTRACT, GENERATE, CLASSIFY, ALIGN = ("extract_claims", "generate_aspects", "classify_relation", "align_claims")
 STAGES = (EXTRACT, GENERATE, CLASSIFY, ALIGN)
-# Responses to one query of the full store
+# Responses per query in the full store
 GROUP = 5
 BM25 = "knowledge.retriever=bm25"
 Request = tuple[Mapping[str, Any], str]
 
 
 def measure(options: Options) -> list[Figure]:
-    """Whole jobs over symbolic worlds, counted by the model server, then jobs whose store has every answer.
+    """Run whole jobs over symbolic worlds, counted by the model server, then jobs with a full store.
 
-    Raises RuntimeError where one of the latter asks anything.
+    Raises RuntimeError if a job with a full store sends a request.
     """
     return [*_requests(options.requests or QUERIES), *_from_full_stores(options.sizes)]
 
 
-# What is asked
+# Requests
 
 
 def _requests(queries: int) -> list[Figure]:
-    """With early stop and without, and what the procedure as published would ask of the same samples."""
+    """Count requests with early stop, without it, and for the published procedure on the same samples."""
     worlds = icat_worlds(queries)
     samples = [sample | {"aspects": None} for world in worlds for sample in world.samples(RESPONSES)]
     with TemporaryDirectory(prefix="untold-") as name, ModelServer(answer="world") as server:
@@ -68,7 +68,7 @@ def _requests(queries: int) -> list[Figure]:
 
 
 def _published(worlds: Sequence[IcatWorld], samples: Sequence[Mapping[str, Any]]) -> int:
-    """Requests sample by sample: its claims, its aspects, ten chunks for each claim, and the alignment."""
+    """Return the requests of single samples: claims, aspects, ten chunks per claim, and the alignment."""
     chunks = sum(len(cut(document)) for world in worlds for document in world.documents)
     total = 0
     for sample in samples:
@@ -79,7 +79,7 @@ def _published(worlds: Sequence[IcatWorld], samples: Sequence[Mapping[str, Any]]
 
 
 def _index(folder: Path, worlds: Sequence[IcatWorld], settings: Sequence[str]) -> Path:
-    """An index of all documents of the worlds."""
+    """Build an index of all documents of the worlds."""
     corpus = write_rows(folder / "corpus.jsonl", [document for world in worlds for document in world.documents])
     command = [sys.executable, "-m", "untold", "index", "--input", str(corpus)]
     command += ["--output", str(folder / "index"), *(word for one in settings for word in ("--set", one))]
@@ -87,11 +87,11 @@ def _index(folder: Path, worlds: Sequence[IcatWorld], settings: Sequence[str]) -
     return folder / "index"
 
 
-# From a full store
+# Full stores
 
 
 def _from_full_stores(sizes: Sequence[int]) -> list[Figure]:
-    """Samples a second of whole jobs, starts included, and how much memory the largest takes of the smallest."""
+    """Measure samples per second of whole jobs with their start, and the memory of the largest over the smallest."""
     figures, peaks = [], {}
     for size in sizes:
         with TemporaryDirectory(prefix="untold-") as name, ModelServer() as server:
@@ -118,7 +118,7 @@ def _from_full_stores(sizes: Sequence[int]) -> list[Figure]:
 
 
 def _sample(number: int) -> dict[str, Any]:
-    """Two claims, one of its own and one of its query, each stated by a context."""
+    """Return a sample with two claims, a separate one and one of its query. A context states each claim."""
     group = number // GROUP
     return {
         "sample_id": f"s{number:07d}",
@@ -130,7 +130,7 @@ def _sample(number: int) -> dict[str, Any]:
 
 
 def _requests_of(stage: str, size: int) -> Iterator[Request]:
-    """The variables of each request of a stage, and the completion: what a run over these samples asks for."""
+    """Yield the variables and the completion of each request that a run over these samples sends for a stage."""
     for number in range(size):
         sample = _sample(number)
         group, query, contexts = number // GROUP, sample["query"], sample["contexts"]
@@ -149,6 +149,6 @@ def _requests_of(stage: str, size: int) -> Iterator[Request]:
 
 
 def _fill(store: Path, size: int, base_url: str) -> None:
-    """Writes what a run over so many samples would have been answered."""
+    """Write the completions that a run over `size` samples would receive."""
     for name in STAGES:
         write_answers(store, bound_stage(base_url, name), _requests_of(name, size))

@@ -1,4 +1,4 @@
-"""The metric importance: coverage checked beside bare loops, memory by samples, and the largest query there may be."""
+"""Measure the metric importance: coverage against bare loops, memory by samples, and the largest possible query."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.benchmarks.watching import ACTOR, ANSWERING, DRIVER, JVM, PYTHON_WORK
 from tests.fakes.model_server import ModelServer
 
 METRIC, EXTRACT, CHECK = "importance", "extract_claims", "check_coverage"
-# Of each turn, as of the benchmark `calls`
+# Per turn, as in the benchmark `calls`
 REQUESTS, PAIRS = 20_000, 3
 FACTS_OF_A_SAMPLE, CLAIMS_OF_A_SAMPLE = 10, 5
-# Responses to a query where memory is measured, and how many of them say different things
+# Responses per query for the memory measurement, and the number of distinct responses
 RESPONSES, DISTINCT = 500, 10
-# The largest query: as many facts as it may have (importance.max_facts)
+# The largest query has the maximum number of facts (importance.max_facts)
 FACTS, CLAIMS, WORDS = 5_000, 500, 9
 ROLES = (DRIVER, JVM, PYTHON_WORKERS, ANSWERING, ACTOR)
 _WORDS = sorted(filter(str.isalpha, (Path(__file__).resolve().parents[2] / "LICENSE").read_text("utf-8").split()))
@@ -33,17 +33,17 @@ Sample = dict[str, Any]
 
 
 def measure(options: Options) -> list[Figure]:
-    """Whole jobs against a model server that answers at once. Raises RuntimeError where one asks more or less."""
+    """Run whole jobs with a model server that answers at once. Raises RuntimeError for another number of requests."""
     rates = _rates(options.requests or REQUESTS, options.pairs or PAIRS)
     looks = {size: _look(size) for size in options.sizes}
     return [*rates, *compare_peaks(looks), *_largest_query(FACTS, CLAIMS)]
 
 
-# Requests a second
+# Requests per second
 
 
 def _rates(requests: int, turns: int) -> list[Figure]:
-    """The three in turn over the same requests of `check_coverage`; a ratio compares two runs of one turn."""
+    """Measure all three in turn on the same requests of `check_coverage`. A ratio compares two runs of one turn."""
     with TemporaryDirectory(prefix="untold-") as name, ModelServer(answer="fixed") as server:
         folder, count = Path(name), requests // FACTS_OF_A_SAMPLE
         asked = count * FACTS_OF_A_SAMPLE
@@ -74,13 +74,13 @@ def _rates(requests: int, turns: int) -> list[Figure]:
 
 
 def _given_sample(number: int) -> Sample:
-    """References with their weights, so that nothing but the coverage of each is asked once claims are known."""
+    """Return a sample with weighted references, so that it only needs coverage requests after its claims."""
     references = [{"text": f"Fact {letter}{number}.", "weight": 1} for letter in _letters(FACTS_OF_A_SAMPLE)]
     return {"query": f"What of {number}?", "response": f"All of {number}.", "references": references}
 
 
 def _checks(count: int) -> Iterator[dict[str, Any]]:
-    """The variables of each request that the samples come to."""
+    """Yield the variables of each request of the samples."""
     for number in range(count):
         claims = _said(number).splitlines()
         yield from ({"fact": one["text"], "claims": claims} for one in _given_sample(number)["references"])
@@ -98,14 +98,14 @@ def _letters(count: int) -> str:
 
 
 def _look(size: int) -> Sequence[Look]:
-    """A job over so many samples: many systems that answer few queries."""
+    """Run a job over `size` samples: many systems that answer few queries."""
     with TemporaryDirectory(prefix="untold-") as name, ModelServer(answer="verbatim") as server:
         path = write_rows(Path(name) / "samples.jsonl", map(_shared_sample, range(size)))
         return run_job(server, path, Path(name) / "job", *_embedder(server), metric=METRIC, watch=True).looks
 
 
 def _shared_sample(number: int) -> Sample:
-    """Two of the five facts of its query, and a claim that no context has."""
+    """Return a sample with two of the five facts of its query, and a claim that is in no context."""
     query, response = number // RESPONSES, number % DISTINCT
     facts = [f"Fact {letter} is of query {query}." for letter in _letters(5)]
     said = [facts[response % 5], facts[(response + 1) % 5], f"Response {response} is to query {query}."]
@@ -127,14 +127,14 @@ def _embedder(server: ModelServer) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Largest:
-    """What came of one sample: its run, and when each request of `check_coverage` reached the server, sorted."""
+    """The result of one sample: its run, and the sorted times of its `check_coverage` requests at the server."""
 
     ran: Ran
     checks: tuple[float, ...]
 
 
 def _largest_query(facts: int, claims: int) -> list[Figure]:
-    """One sample of so many facts and claims, and one of a tenth of the claims."""
+    """Measure one sample with these facts and claims, and one with a tenth of the claims."""
     few, many = (_ask_largest(facts, number) for number in (claims // 10, claims))
     ran, checks = many.ran, many.checks
     what = f"{facts:,} facts, {claims:,} claims"
@@ -166,7 +166,7 @@ def _ask_largest(facts: int, claims: int) -> Largest:
 
 
 def _large_sample(facts: int, claims: int) -> Sample:
-    """A context that states the facts, a sentence each, and a response of sentences, of which a tenth is in none."""
+    """Return a context with one sentence per fact, and a response of sentences. A tenth of these is in no context."""
     sentences = _sentences(facts + claims)
     stated = list(islice(sentences, facts))
     said = [*Random(1).sample(stated, claims - claims // 10), *islice(sentences, claims // 10)]

@@ -1,4 +1,4 @@
-"""How much of a request limit the whole job uses over a minute, against a server that enforces the same limit."""
+"""Measure the used share of a request limit in a whole job over a minute, with a server that enforces the limit."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ LIMIT = 6_000
 REQUESTS = 6_600
 MINUTE = 60.0
 GOAL_SHARE = 0.97
-# In one second: limit/60 and a tenth of it, at least two more.
+# In one second: limit/60 plus a tenth of it, at least plus two
 GOAL_SECOND = LIMIT / MINUTE + max(2.0, LIMIT / MINUTE / 10)
 
 
 def measure(options: Options) -> list[Figure]:
-    """One run; its first minute counts, or all of it where `requests` makes it shorter."""
+    """Run a job for a minute. If `requests` is small, the whole job is measured instead of its first minute."""
     requests = options.requests or REQUESTS
     limits = {"requests_per_minute": LIMIT}
     with TemporaryDirectory(prefix="untold-") as name, ModelServer(answer="fixed", limits=limits) as server:
@@ -41,5 +41,5 @@ def measure(options: Options) -> list[Figure]:
 
 
 def count_most(times: Sequence[float], seconds: float) -> int:
-    """The most of these sorted times that lie within any window of so many seconds."""
+    """Return the maximum number of sorted times in a window of `seconds`."""
     return max(bisect_left(times, at + seconds) - index for index, at in enumerate(times))

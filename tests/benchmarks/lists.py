@@ -1,4 +1,4 @@
-"""Requests and seconds a sample of the forms in which nli asks for relations, at 0.2 s a call."""
+"""Measure requests and seconds per sample for each form of the requests of nli, at 0.2 s per call."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from untold.udfs.statistics.confusion import kappa
 
 STAGES = ("classify_relation", "classify_relations")
 RELATIONS = ("entailment", "contradiction", "neutral")
-# As many atoms as `docs/methods.md`, section 2, has in its example, and responses to a query
+# The numbers of atoms and responses in the example of `docs/methods.md`, section 2
 RESPONSE_ATOMS, CONTEXT_ATOMS, RESPONSES = 20, 40, 5
-# Atoms of a response that say something else of a subject than its contexts
+# Atoms of a response with another statement about a subject of its contexts
 OTHERS = 4
 PUBLISHED = 2 * RESPONSE_ATOMS * CONTEXT_ATOMS + CONTEXT_ATOMS * (CONTEXT_ATOMS - 1)
-# What FactReasoner is published with: calls and seconds for 30 of its rows
+# The published calls and seconds of FactReasoner for 30 of its rows
 FACTREASONER = (16_362 / 30, 255 / 30)
 QUERIES = 2
 LATENCY = 0.2  # seconds
@@ -36,14 +36,14 @@ FILTER = ("nli.filter=words",)
 CERTAIN = "nli.classifier_threshold=0.85"
 SIZES = (5, 10)
 LONGEST, CASCADE = "lists of 20", "lists of 20, filter by words, classifier"
-# Times as many requests as published, and how far a form agrees with pairs
+# The factor of saved requests, and the agreement of a form with pairs
 GOAL_LISTS, GOAL_CASCADE, GOAL_KAPPA = 30.0, 100.0, 0.95
 Relations = Mapping[tuple[str, str, str], str]
 
 
 @dataclass(frozen=True)
 class _Form:
-    """What a form asked, how long its job took, and its relations by sample and pair."""
+    """The requests of a form, the duration of its job, and its relations by sample and pair."""
 
     requests: int
     seconds: float
@@ -51,13 +51,14 @@ class _Form:
 
 
 def measure(options: Options) -> list[Figure]:
-    """Whole jobs over `requests` queries, each form with a store of its own."""
+    """Run whole jobs over `requests` queries. Each form has a separate store."""
     samples = make_samples(options.requests or QUERIES)
     with TemporaryDirectory(prefix="untold-") as name:
         folder = Path(name)
         names = {word for sample in samples for word in sample["subjects"].split()}
         words = words_among(str(sample["response"]) + str(sample["contexts"]) for sample in samples)
-        # It knows names and numbers, is sure that other subjects are others, and doubts where a number is another
+        # The judge recognises names and numbers. It is certain about different subjects, and uncertain about different
+        # numbers
         known = [word for word in words if word in names or word.isdigit()]
         write_classifier(folder / "judge", known, ["entailment", "neutral"], [word for word in known if word.isdigit()])
         classifier = (f"nli.classifier={folder / 'judge'}", CERTAIN)
@@ -88,7 +89,7 @@ def _figures(ran: Mapping[str, _Form], samples: int) -> Iterator[Figure]:
 
 
 def _kappa(first: Relations, second: Relations) -> float:
-    """Cohen's kappa of the relations of the same pairs."""
+    """Return Cohen's kappa of the relations of the same pairs."""
     table = np.zeros((len(RELATIONS), len(RELATIONS)), np.int64)
     for pair, relation in first.items():
         table[RELATIONS.index(relation), RELATIONS.index(second[pair])] += 1
@@ -96,14 +97,14 @@ def _kappa(first: Relations, second: Relations) -> float:
 
 
 def make_samples(queries: int) -> list[dict[str, Any]]:
-    """Samples of as many atoms as the example has, all different; contexts say one thing of each of 40 subjects.
+    """Return samples with the example's number of distinct atoms. Contexts have one fact about each of 40 subjects.
 
-    A response says 16 of these in other words, and something else of 4 more subjects.
+    A response paraphrases 16 of these facts, and has other facts about 4 more subjects.
     """
     samples = []
     for query in range(queries):
         facts = [_fact(query * CONTEXT_ATOMS + place, place) for place in range(CONTEXT_ATOMS)]
-        # Each of two other wordings of a fact is one response's
+        # Each of the two paraphrases of a fact belongs to one response
         reworded = [fact.sentence(form) for form in (1, 2) for fact in facts]
         width = RESPONSE_ATOMS - OTHERS
         for place in range(RESPONSES):
@@ -124,7 +125,7 @@ def make_samples(queries: int) -> list[dict[str, Any]]:
 
 
 def _fact(number: int, place: int) -> Fact:
-    """A fact of a subject that has both of its names alone; its last digit is below 5."""
+    """Return a fact of a subject with two unique names. Its last digit is below 5."""
     value = 10 * place + number % 5
     topic, level, value_text = (
         ("fleet", "exact", f"exactly {100 + value}") if place % 2 else ("founding", "year", f"{1400 + value}")
@@ -137,7 +138,7 @@ def _letters(number: int) -> str:
 
 
 def _run(folder: Path, samples: Sequence[dict[str, Any]], settings: Sequence[str]) -> _Form:
-    """A whole job of a form."""
+    """Run a whole job of a form."""
     path = folder / "samples.jsonl"
     path.write_text("".join(json.dumps(sample) + "\n" for sample in samples), encoding="utf-8")
     found: Relations = {}

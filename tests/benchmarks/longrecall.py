@@ -1,4 +1,4 @@
-"""The metric longrecall: requests beside all pairs, seconds a sample beside the published ones, and full stores."""
+"""Measure the metric longrecall: requests against all pairs, seconds per sample against the paper, and full stores."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ from tests.fakes.rules import hash_of
 from tests.fakes.world_longrecall import longrecall_worlds
 
 METRIC = "longrecall"
-# A job of 60 samples is a start and little else
+# A job of 60 samples is mostly its start
 QUERIES, RESPONSES = 60, 5
 JUDGING = ("match_one", "match_many")
 LATENCY = 0.2
-# Seconds a sample, single-threaded, as the paper has them
+# The published seconds per sample with one thread
 PUBLISHED = (3.5, 5.0)
-# A sample of the full stores: its facts, and the words of each; many systems answer few queries
+# The facts of a sample in full stores, and the words of a fact. Many systems answer few queries
 REFERENCES, GENERATED, WORDS, ASKED = 108, 100, 8, 5
-# How an item of a response relates to its reference: verbatim, half of the words, other words of the same vector, none
+# The relation of a response item to its reference: verbatim, half of the words, other words with the same vector, none
 VERBATIM, HALF, ALIAS, OTHER = KINDS = range(4)
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _LETTERS_A_WORD = 7
-# Words of the same vector alone are as near as that: what a task does is the same for any other threshold
+# Only words with the same vector are this near. The work of a task is the same for any other threshold
 NEAR = "longrecall.cosine=0.95"
 GOAL_LINEAR = 1.2
 Sample = dict[str, Any]
 
 
 def measure(options: Options) -> list[Figure]:
-    """Whole jobs over symbolic worlds, then jobs whose store has every answer.
+    """Run whole jobs over symbolic worlds, then jobs with a full store.
 
-    Raises RuntimeError where one of the latter asks anything.
+    Raises RuntimeError if a job with a full store sends a request.
     """
     return [*_requests(options.requests or QUERIES), *_from_full_stores(options.sizes)]
 
 
-# What is asked, and how long that takes
+# Requests and their time
 
 
 def _requests(queries: int) -> list[Figure]:
-    """Requests of entailment beside all pairs, and seconds a sample of an endpoint that answers after 0.2 s."""
+    """Measure entailment requests against all pairs, and seconds per sample with an endpoint that needs 0.2 s."""
     samples = [sample for world in longrecall_worlds(queries) for sample in world.samples(RESPONSES)]
     expected = [expect(sample, World()) for sample in samples]
     references = sum(len(one.statements) for one in expected)
@@ -90,15 +90,15 @@ def _in_flight(count: int) -> tuple[str, ...]:
 
 
 def _calling(ran: Ran) -> float:
-    """Seconds from the first call to the end of the job."""
+    """Return the seconds from the first call to the end of the job."""
     return ran.ended - ran.arrivals[0]
 
 
-# From a full store
+# Full stores
 
 
 def _from_full_stores(sizes: Sequence[int]) -> list[Figure]:
-    """Seconds and memory of whole jobs by the number of samples; a start is the time of a job of a few of them."""
+    """Measure seconds and memory of whole jobs by the number of samples. The start is a job with few samples."""
     with TemporaryDirectory(prefix="untold-") as name, ModelServer(answer="world_closed") as server:
         folder = Path(name)
         settings = (f"completion_store={folder / 'store'}", NEAR, *_embedder(server))
@@ -132,14 +132,14 @@ def _from_full_stores(sizes: Sequence[int]) -> list[Figure]:
 
 
 def _covering() -> Iterator[Sample]:
-    """Samples that need whatever any needs: each item of each query in each of its kinds."""
+    """Yield samples that need all requests of any sample: each item of each query in each kind."""
     for query in range(ASKED):
         for kind in KINDS:
             yield _made(f"all-{query}-{kind}", query, [(place + kind) % len(KINDS) for place in range(GENERATED)])
 
 
 def _sample(number: int) -> Sample:
-    """The answer of a system to one of the queries: other kinds of items, in an order of its own."""
+    """Return the answer of a system to a query, with other kinds of items in another order."""
     random = Random(number)
     return _made(f"s{number:07d}", number % ASKED, random.choices(KINDS, k=GENERATED), random)
 
@@ -159,7 +159,7 @@ def _made(name: str, query: int, kinds: Sequence[int], random: Random | None = N
 
 @lru_cache
 def _items(query: int) -> list[Mapping[int, str]]:
-    """For each reference of a query its items by kind: no item is near another reference."""
+    """Return for each reference of a query its items by kind. Items are not near other references."""
     random = Random(query)
     return [_kinds(random) for _ in range(REFERENCES)]
 
@@ -176,7 +176,7 @@ def _word(random: Random) -> str:
 
 
 def _alias(random: Random, word: str) -> str:
-    """A word that counts in the same dimension of the server's vectors."""
+    """Return a word that uses the same dimension of the server's vectors."""
     wanted = _dimension(word)
     return next(other for other in iter(lambda: _word(random), "") if _dimension(other) == wanted)
 

@@ -1,6 +1,6 @@
-"""The bare loops that the whole job is compared with: `python -m tests.benchmarks.loops KIND BASE_URL STAGE ROWS N`.
+"""The bare loops that a whole job is compared with: `python -m tests.benchmarks.loops KIND BASE_URL STAGE ROWS N`.
 
-`user` is what somebody would write with the SDK alone; `engine` is the engine's call path without Ray, limiter and
+`user` is the loop that a user would write with the SDK. `engine` is the engine's call path without Ray, limiter and
 files. Each keeps N calls in flight, and prints the processor time of its loop as JSON.
 """
 
@@ -31,7 +31,7 @@ Variables = Sequence[Mapping[str, Any]]
 
 
 async def ask_as_a_user(base_url: str, stage: Stage, rows: Variables, in_flight: int) -> float:
-    """Asks by `chat.completions.create` under a semaphore; the messages are made before. Gives seconds of CPU."""
+    """Call `chat.completions.create` under a semaphore, with prepared messages. Return seconds of CPU."""
     prompt = compile_prompt(stage.template, api=stage.api, name=stage.name)
     prompts: list[Any] = [prompt.messages(row) for row in rows]
     semaphore = asyncio.Semaphore(in_flight)
@@ -53,7 +53,7 @@ async def ask_as_a_user(base_url: str, stage: Stage, rows: Variables, in_flight:
 
 
 async def ask_as_the_engine(base_url: str, stage: Stage, rows: Variables, in_flight: int) -> float:
-    """Asks by the engine's own parts from a pool of workers, as an actor does. Gives seconds of CPU."""
+    """Call with the engine's parts from a pool of workers, as an actor does. Return seconds of CPU."""
     prompt = compile_prompt(stage.template, api=stage.api, name=stage.name)
     parse = STAGES[stage.name].parse
     endpoint = Endpoint(base_url, None, connections=in_flight, timeout=TIMEOUT_SECONDS)
@@ -82,7 +82,7 @@ LOOPS: dict[str, Callable[[str, Stage, Variables, int], Awaitable[float]]] = {
 
 
 def _event_loop(kind: str) -> asyncio.AbstractEventLoop:
-    """The loop that the actor of Ray would have for `engine`, which is uvloop where installed; asyncio's for `user`."""
+    """Return the event loop of Ray's actor for `engine` (uvloop if installed), and asyncio's loop for `user`."""
     if kind == "engine" and find_spec("uvloop"):
         loop: asyncio.AbstractEventLoop = import_module("uvloop").new_event_loop()
         return loop
@@ -90,7 +90,7 @@ def _event_loop(kind: str) -> asyncio.AbstractEventLoop:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs one loop."""
+    """Run one loop."""
     kind, base_url, name, path, in_flight = arguments
     stage = bound_stage(base_url, name)
     rows = read_variables(Path(path), stage)

@@ -1,4 +1,4 @@
-"""Peak memory of driver and workers by the number of samples, and how long tables take after the last answer."""
+"""Measure the peak memory of driver and workers by samples, and the time of tables after the last completion."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.benchmarks.samples import write_samples
 from tests.benchmarks.watching import ACTOR, ANSWERING, DRIVER, JVM, PYTHON_WORKERS, Look, peak_bytes
 from tests.fakes.model_server import ModelServer
 
-# What still counts as flat: the peak at the largest input over the peak at the next smaller one.
+# The limit for constant memory: the peak at the largest input over the peak at the next smaller one
 GOAL_FLAT = 1.2
-# Of what Spark alone takes for the same tables
+# Relative to the time that Spark needs for the same tables
 GOAL_END = 3.0
 MEGABYTE = 2.0**20
 PARTS = {
@@ -30,7 +30,7 @@ JUDGED = ("driver", "driver, Python", "workers", "answering actor")
 
 
 def measure(options: Options) -> list[Figure]:
-    """One run a size."""
+    """Run one job per size."""
     runs = {size: _run(size) for size in options.sizes}
     figures = compare_peaks({size: ran.looks for size, (ran, _) in runs.items()})
     for size, (ran, bare) in runs.items():
@@ -41,7 +41,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 def compare_peaks(looks: Mapping[int, Sequence[Look]]) -> list[Figure]:
-    """The peak of every part by the number of samples, and the ratios of the last two sizes."""
+    """Return the peak of each part by the number of samples, and the ratios of the last two sizes."""
     peaks = {
         (part, size): peak_bytes(looks[size], *roles) / MEGABYTE for part, roles in PARTS.items() for size in looks
     }
@@ -50,7 +50,7 @@ def compare_peaks(looks: Mapping[int, Sequence[Look]]) -> list[Figure]:
 
 
 def _run(size: int) -> tuple[Ran, float]:
-    """A run, and the seconds of Spark alone over its tables."""
+    """Return a run, and the seconds that only Spark needs for its tables."""
     bare: list[float] = []
     with TemporaryDirectory(prefix="untold-") as name, ModelServer(answer="fixed") as server:
         samples = write_samples(Path(name) / "samples.jsonl", size)

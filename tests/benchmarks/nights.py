@@ -1,6 +1,6 @@
-"""What a night costs before its first call, beside nights and a store that they filled: flat from a month to a year.
+"""Measure a night before its first call, with earlier nights and their store: constant from a month to a year.
 
-Each night asks for as many completions as the first, and 5 % of them are new.
+Each night needs the same number of completions as the first, and 5 % of them are new.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ PAIRS = 3
 SEGMENTS = 10
 DAY = 24 * 3600.0
 FLAT = 1.2
-# A night of a bounded month reads the manifests of all
+# A night of a bounded month reads the manifests of all nights
 PRICES = ("llm.price_per_million_prompt_tokens=1", "llm.price_per_million_completion_tokens=1")
 FIRST = date(2026, 1, 1)
 
 
 def measure(options: Options) -> list[Figure]:
-    """Fills one store night by night, and after some numbers of nights looks its keys up and runs a job over it.
+    """Fill one store night by night. After some numbers of nights, look up its keys and run a job.
 
-    The job is `untold nightly` beside the manifests of all nights before. It asks what the first night asked, but for
-    5 % that nobody has asked; then the same date is done. Raises RuntimeError where it asks anything else.
+    The job is `untold nightly` with the manifests of all nights before. It needs the requests of the first night,
+    except for 5 % new ones. The same date then runs again. Raises RuntimeError for any other request.
     """
     count, pairs = options.requests or COMPLETIONS, options.pairs or PAIRS
     settings = Settings(spark=SparkSettings(master="local[2]", conf={"spark.driver.memory": "2g"}))
@@ -78,7 +78,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 class _Nights:
-    """A store after some nights. Of its completions the first night's belong to samples, and the others are made up."""
+    """A store after some nights. The completions of the first night belong to samples, and the others are invented."""
 
     def __init__(self, folder: Path, server: ModelServer, count: int) -> None:
         self._directory, self._server, self._count, self._runs = folder, server, count, 0
@@ -90,7 +90,7 @@ class _Nights:
         self.folder = Path(stage_folder(str(folder / "store"), stage))
 
     def fill(self, nights: int) -> Iterator[float]:
-        """Adds what is new of one night after the other; gives the seconds of each night's compaction."""
+        """Add the new completions of each night. Yield the seconds of each night's compaction."""
         for night in range(nights):
             for number in range(SEGMENTS if night else 0):
                 first = (night * SEGMENTS + number) * self._new // SEGMENTS
@@ -98,15 +98,15 @@ class _Nights:
                 rows = make_completions(range(first, last))
                 write_file(f"{self.folder}/run{night:04d}-a-{number:06d}.parquet", rows)
             began = perf_counter()
-            # The clock alone is made up: what was replaced a week ago goes, as it would
+            # Only the clock is invented, so that files replaced a week ago are removed as usual
             compact_folder(str(self.folder), clock=lambda night=night: (night + 1) * DAY)  # type: ignore[misc]
             yield perf_counter() - began
 
     def look_up(self, spark: SparkSession, times: int) -> Iterator[float]:
-        """Seconds that a look at the keys of a night takes, as a run looks. Raises RuntimeError where it misses any."""
+        """Yield the seconds of a look-up of a night's keys, as in a run. Raises RuntimeError for a missing key."""
         folder, path = str(self.folder), str(self._directory / "keys")
         keys = open_reading(spark, folder).completions.select("request_id")
-        # Of all nights alike: files are sorted by the beginnings of keys
+        # From all nights equally, because files are sorted by the prefix of keys
         keys.orderBy(F.reverse("request_id")).limit(self._count).write.mode("overwrite").parquet(path)
         for _ in range(times):
             began = perf_counter()
@@ -119,10 +119,10 @@ class _Nights:
             yield perf_counter() - began
 
     def run(self, nights: int) -> tuple[Ran, Ran]:
-        """A night after so many, of which 5 % are new, and the same date again; its completions are in the store."""
+        """Run a night with 5 % new requests after these nights, and the same date again with a full store."""
         if not self._runs:
             self._run_next()
-        # What the first one wrote stands for the manifests of all nights before
+        # The first manifest is a copy for all nights before
         first = self._directory / "out" / f"{FIRST - timedelta(1)}" / "manifest.json"
         for number in range(nights):
             folder = self._directory / "out" / f"{FIRST + timedelta(number)}"
@@ -131,9 +131,9 @@ class _Nights:
         return self._run_next()
 
     def _run_next(self) -> tuple[Ran, Ran]:
-        """The next date's night, which has no output yet, and the same again."""
+        """Run the night of the next date, without an output, and the same date again."""
         self._runs += 1
-        # Before all that stand for nights
+        # Before all dates with a copied manifest
         day = f"{FIRST - timedelta(self._runs)}"
         path, old = self._directory / "in" / f"{day}.jsonl", self._count - self._new
         path.parent.mkdir(exist_ok=True)

@@ -1,6 +1,6 @@
-"""Pairs with their keys made a second inside Spark, and peak memory where one sample has very many atoms.
+"""Measure pairs with keys per second in Spark, and peak memory for a sample with very many atoms.
 
-What is looked at for memory runs in a process of its own: `python -m tests.benchmarks.pairs STEP FOLDER`.
+The memory measurements run in a separate process: `python -m tests.benchmarks.pairs STEP FOLDER`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ RESPONSES, CONTEXTS = 10, 20
 PAIRS_OF_A_SAMPLE = 2 * RESPONSES * CONTEXTS + CONTEXTS * (CONTEXTS - 1)
 REQUESTS = 24_995_000  # all pairs of 5,000 context atoms
 TURNS = 3
-# Small samples are many enough with a part of the pairs, and the slower way takes a part of these
+# A part of the pairs is enough for small samples, and the slower method uses a part of these
 PART = 5
 SMALLER = 10
 ENTAILMENTS_OF_AN_ATOM = 10
-# What still counts as bounded: the peak with ten times the atoms over the peak without
+# The limit for bounded memory: the peak with ten times the atoms over the peak without
 GOAL_BOUNDED = 1.5
 MEGABYTE = 2.0**20
 UNIT = "pairs/s"
@@ -50,34 +50,34 @@ Batches = Iterator[pa.RecordBatch]
 
 
 def measure(options: Options) -> list[Figure]:
-    """Rates, then memory, of samples that have about `requests` pairs together, and of one that has them alone."""
+    """Measure rates, then memory, for samples with about `requests` pairs in total, and for one large sample."""
     requests = options.requests or REQUESTS
     return [*_rates(requests, options.pairs or TURNS), *_memory(requests)]
 
 
 def count_atoms(pairs: int) -> int:
-    """How many context atoms have so many pairs between them, or a few less."""
+    """Return the number of context atoms with at most this number of pairs between them."""
     return max(2 * SMALLER, (1 + isqrt(1 + 4 * pairs)) // 2)
 
 
 def count_samples(pairs: int) -> int:
-    """How many small samples have so many pairs, or a few less."""
+    """Return the number of small samples with at most this number of pairs."""
     return max(1, pairs // PAIRS_OF_A_SAMPLE)
 
 
-# Pairs a second
+# Pairs per second
 
 
 @dataclass(frozen=True)
 class Way:
-    """Pairs of some owners, made in one of two ways, and how many these must be."""
+    """A method that creates the pairs of some owners, and their expected number."""
 
     name: str
     frame: DataFrame
     pairs: int
 
     def time(self) -> float:
-        """Pairs a second of the whole Spark job that makes them and throws them away."""
+        """Return the pairs per second of a whole Spark job that creates and discards them."""
         began = perf_counter()
         self.frame.write.format("noop").mode("overwrite").save()
         return self.pairs / (perf_counter() - began)
@@ -109,7 +109,7 @@ def _ways(spark: SparkSession, requests: int) -> list[Way]:
 
 
 def _check(quick: Way, slow: Way) -> None:
-    """Raises RuntimeError where the two do not make the same pairs. The first use of the JVM and its workers."""
+    """Raise RuntimeError if both methods create different pairs. It also warms up the JVM and its workers."""
     digest = (F.count("*").alias("pairs"), F.bit_xor(F.xxhash64(*PAIRS.names)).alias("digest"))
     first, second = (way.frame.agg(*digest).first() for way in (quick, slow))
     if first is None or first != second or first["pairs"] != quick.pairs:
@@ -117,17 +117,17 @@ def _check(quick: Way, slow: Way) -> None:
 
 
 def add_keyed(owners: DataFrame) -> DataFrame:
-    """The pairs as a job makes them."""
+    """Add the pairs as a job does."""
     return Pairs(owners, ask_all).identify(STAGE)
 
 
 def add_slowly(owners: DataFrame) -> DataFrame:
-    """The same rows, the key of each pair made from its texts."""
+    """Add the same rows, with a key from the texts of each pair."""
     return owners.mapInArrow(generate_slowly, spark_schema(PAIRS))
 
 
 def generate_slowly(batches: Batches) -> Batches:
-    """As `udfs.facts.pairs.generate_pairs` asks everything, by `Stage.request_id`; a batch of `PAIRS` a sample."""
+    """Yield all pairs as `udfs.facts.pairs.generate_pairs`, with `Stage.request_id`; a batch of `PAIRS` per sample."""
     for batch in batches:
         for owner in batch.to_pylist():
             texts, contexts = owner["texts"], owner["contexts"]
@@ -139,7 +139,7 @@ def generate_slowly(batches: Batches) -> Batches:
             yield pa.RecordBatch.from_arrays(columns, schema=PAIRS)
 
 
-# Peak memory, each time of a process of its own
+# Peak memory, each in a separate process
 
 
 def _memory(requests: int) -> list[Figure]:
@@ -183,28 +183,28 @@ def _compare(
 
 
 def _peaks(step: str, folder: Path) -> dict[str, float]:
-    """Megabytes by part, of a step that reads and writes `folder`."""
+    """Return the megabytes of each part of a step that reads and writes `folder`."""
     command = [sys.executable, "-m", "tests.benchmarks.pairs", step, str(folder)]
     looks: Sequence[Look] = run_command(command, ROOT, folder / "log", watch=True)
     return {part: peak_bytes(looks, role) / MEGABYTE for part, role in PARTS.items()}
 
 
 def generate(spark: SparkSession, folder: str) -> None:
-    """Writes the pairs of the owners, by one task."""
+    """Write the pairs of the owners in one task."""
     add_keyed(spark.read.parquet(f"{folder}/owners").coalesce(1)).write.parquet(f"{folder}/pairs")
 
 
 def condense(spark: SparkSession, folder: str) -> None:
-    """Condenses the graph as a job does."""
+    """Condense the graph as a job does."""
     nodes, edges = (spark.read.parquet(f"{folder}/{name}") for name in ("nodes", "edges"))
     Condenser(Settings(), Workspace(spark, f"{folder}/work")).condense(nodes, edges)
 
 
-# What is made up
+# Invented data
 
 
 def make_owners(count: int, contexts: int, responses: int) -> pa.Table:
-    """Owners of all pairs of so many atoms each, as `untold.udfs.facts.pairs.generate_pairs` reads them."""
+    """Return owners of all pairs of these atoms, in the format of `untold.udfs.facts.pairs.generate_pairs`."""
     numbers = [contexts, contexts * responses, contexts * (contexts - 1), contexts * responses]
     names = ("contexts", "to_contexts", "between_contexts", "to_responses")
     owners = [f"sample:{number:08}" for number in range(count)]
@@ -218,12 +218,12 @@ def _text(owner: str, place: int) -> str:
 
 
 def write_owners(folder: Path, count: int, contexts: int, responses: int) -> Path:
-    """Writes `make_owners` as Parquet into the folder `owners` of a new folder."""
+    """Write `make_owners` as Parquet into the folder `owners` of a new folder."""
     return _write(folder, owners=make_owners(count, contexts, responses))
 
 
 def write_graph(folder: Path, atoms: int) -> Path:
-    """Writes a random graph as Parquet into the folders `nodes` and `edges` of a new folder."""
+    """Write a random graph as Parquet into the folders `nodes` and `edges` of a new folder."""
     chance = np.random.default_rng(atoms)
     node, pairs = np.arange(atoms), ENTAILMENTS_OF_AN_ATOM * atoms
     source, target = (chance.integers(0, atoms, pairs) for _ in range(2))
@@ -242,7 +242,7 @@ def _write(folder: Path, **tables: pa.Table) -> Path:
 
 
 def main(step: str, folder: str) -> None:
-    """One step in a Spark session of its own."""
+    """Run one step in a separate Spark session."""
     steps: Mapping[str, Callable[[SparkSession, str], None]] = {"generate": generate, "condense": condense}
     with open_session(Settings(), "untold-benchmarks") as spark:
         steps[step](spark, folder)

@@ -1,4 +1,4 @@
-"""The metric rag beside RAGChecker's own package, on one model server: calls, seconds and the same measures."""
+"""Compare the metric rag with RAGChecker's package on one model server: calls, seconds and equal measures."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from untold.udfs.facts.rag_measures import PUBLISHED
 WORLDS, RESPONSES = 200, 2
 LATENCY, IN_FLIGHT = 0.2, 128
 PACKAGES = ("ragchecker==0.1.9", "refchecker==0.2.17")
-# What of their requirements is imported where claims are checked by a language model; the others are torch and its like
+# The requirements that are imported for claim checks by a language model. The others are torch and similar packages
 NEEDED = ("litellm>=1.49,<2", "spacy>=3.7,<4", "loguru>=0.7,<0.8", "dataclasses-json>=0.6,<0.7")
 Row = dict[str, Any]
 
 
 def measure(options: Options) -> list[Figure]:
-    """One run of each over the same samples. None, with a line, where its package cannot be installed.
+    """Run both over the same samples. Print a line and return no figure if the package cannot be installed.
 
-    Raises RuntimeError where a measure of a sample differs.
+    Raises RuntimeError if a measure of a sample differs.
     """
     samples = comparable(rag_samples(options.requests or WORLDS, RESPONSES))
     with TemporaryDirectory(prefix="untold-") as name, ModelServer(answer="world_closed", latency=LATENCY) as server:
@@ -59,7 +59,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 def comparable(samples: Sequence[Row]) -> list[Row]:
-    """Samples with contexts, and different claims on both sides: the others are 0 there, and undefined here."""
+    """Return samples with contexts and distinct claims on both sides. Others are 0 there, and undefined here."""
     return [
         sample
         for sample in samples
@@ -77,7 +77,7 @@ def _is_distinct(text: str) -> bool:
 
 
 def install(folder: Path) -> Path | None:
-    """The interpreter of a new environment with the package; None, with a line, where it cannot be had."""
+    """Return the interpreter of a new environment with the package, or print a line and return None."""
     python = folder / "bin" / "python"
     uv = (sys.executable, "-m", "uv")
     pip = (*uv, "pip", "install", "--quiet", "--python", str(python))
@@ -92,7 +92,7 @@ def install(folder: Path) -> Path | None:
 def run_theirs(
     python: Path, folder: Path, server: ModelServer, samples: Sequence[Row]
 ) -> tuple[dict[str, Mapping[str, float]], float]:
-    """By sample the measures of RAGChecker, rounded, and the seconds of its evaluation."""
+    """Return RAGChecker's rounded measures by sample, and the seconds of its evaluation."""
     results = [
         {
             "query_id": sample["sample_id"],
@@ -109,7 +109,7 @@ def run_theirs(
     inputs, outputs, log = (folder / name for name in ("inputs.json", "outputs.json", "loop.log"))
     inputs.write_text(json.dumps({"results": results}), encoding="utf-8")
     loop = ROOT / "tests" / "benchmarks" / "ragchecker_loop.py"
-    # Without the folder of the script among its modules, as this one is called like the package
+    # Without the folder of the script in the module path, because this module has the name of the package
     words = (str(python), "-P", str(loop), str(inputs), str(outputs), server.base_url, str(IN_FLIGHT))
     run_command(words, folder, log, watch=False)
     found = json.loads(outputs.read_text(encoding="utf-8"))["results"]
@@ -118,7 +118,7 @@ def run_theirs(
 
 
 def run_ours(folder: Path, server: ModelServer, samples: Sequence[Row]) -> dict[str, Mapping[str, float]]:
-    """By sample the same measures of a whole job; one that is undefined is 0."""
+    """Return the same measures of a whole job by sample. An undefined measure is 0."""
     path = write_rows(folder / "samples.jsonl", samples)
     command = [sys.executable, "-m", "untold", "score", "--input", str(path), "--metric", "rag"]
     settings = {

@@ -1,8 +1,8 @@
-"""RAGChecker's own package over samples in its form, run by the interpreter of an environment that has it.
+"""Run RAGChecker's package over samples in its format, with the interpreter of its environment.
 
-`python ragchecker_loop.py INPUTS OUTPUTS BASE_URL N`: keeps N calls in flight, writes the results with their metrics,
-and prints the seconds of its evaluation as JSON. Its prompts go to the model server as requests of our stages, and
-completions come back in its forms, so that both ask one judge.
+`python ragchecker_loop.py INPUTS OUTPUTS BASE_URL N` keeps N calls in flight, writes the results with their metrics,
+and prints the seconds of its evaluation as JSON. Its prompts are sent to the model server as requests of our stages,
+and completions are converted to its format, so both use one judge.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 
 import httpx
 
-# A claim is a triplet there; these are the last two of one that is a sentence here
+# RAGChecker's claims are triplets. These are the last two parts of a triplet for one of our sentences
 PREDICATE = ', "is", "said")'
 RELATION = re.compile("entailment|neutral|contradiction", re.IGNORECASE)
 ITEM, NOTHING = re.compile(r"^(?:[-*]|\d+\.) "), ("", "None", "none")
-# Its checkers by local models, which need torch and are not used
+# Its local checkers, which need torch and are not used
 LOCAL = {
     "refchecker.checker.nli_checker": "NLIChecker",
     "refchecker.checker.alignscore": "",
@@ -39,7 +39,7 @@ def leave_out_local_checkers() -> None:
 
 
 def read_claims(said: str) -> list[str]:
-    """The claims of a completion of the symbolic world, in the forms that it has."""
+    """Return the claims of a completion of the symbolic world, in all its formats."""
     if said.startswith("```"):
         found: list[str] = json.loads(said.strip("`").removeprefix("json"))
         return found
@@ -48,7 +48,7 @@ def read_claims(said: str) -> list[str]:
 
 
 class Judge:
-    """Answers its prompts by the model server."""
+    """Answers its prompts with the model server."""
 
     def __init__(self, base_url: str, in_flight: int) -> None:
         from refchecker.checker.checker_prompts import JOINT_CHECKING_PROMPT_Q
@@ -86,7 +86,7 @@ class Judge:
 
 
 def _pattern(parts: Sequence[tuple[str, str | None]]) -> re.Pattern[str]:
-    """What a template of literals, each before a field, makes of its fields."""
+    """Return the pattern that finds the fields of a template of literals and fields."""
     return re.compile("".join(re.escape(text) + (f"(?P<{name}>.*)" if name else "") for text, name in parts), re.DOTALL)
 
 

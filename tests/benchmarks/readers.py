@@ -1,4 +1,4 @@
-"""Readers of completions over random recombinations of what models write: none breaks, all take linear time."""
+"""Test the readers with random recombinations of model completions: no reader fails, and all have linear time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from untold.udfs.stages.definitions import Unparsable
 FOLDER = Path(__file__).parents[1] / "udfs" / "completions"
 COMBINATIONS = 100_000
 MOST_PIECES = 12
-# A character of a completion 16 times as long may cost 4 times as much: caches differ, a square costs 16 times as much
+# The maximum growth of the time per character for a completion with 16 times the length. Caches explain a factor of 4,
+# but a quadratic reader has a factor of 16
 FACTOR, ALLOWED = 16, 4.0
 TIMED = 20
 BETWEEN = (
@@ -40,7 +41,7 @@ Pool = tuple[Sequence[str], Sequence[Variables]]
 
 
 def measure(options: Options) -> list[Figure]:
-    """Breakdowns over all stages, and by stage how much more a character of a long completion costs."""
+    """Measure failures over all stages, and the growth of time per character in long completions by stage."""
     broken, ratios = 0, {}
     for path in sorted(FOLDER.glob("*.jsonl")):
         pool, draw = _pool(path), random.Random(path.stem)
@@ -53,7 +54,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 def _pool(path: Path) -> Pool:
-    """The lines and sentences of a stage's completions, and what its prompts were filled with."""
+    """Return the lines and sentences of a stage's completions, and the variables of its prompts."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     pieces = {piece for row in rows for line in row["completion"].split("\n") for piece in (line, *line.split(". "))}
     return sorted(pieces), [row["variables"] for row in rows]
@@ -64,7 +65,7 @@ def _combined(pieces: Sequence[str], draw: random.Random, count: int) -> str:
 
 
 def _breaks(stage: str, completion: str, variables: Variables) -> bool:
-    """Whether a reader ends otherwise than with a result or with `Unparsable`."""
+    """Return True if the reader fails with an error other than `Unparsable`."""
     try:
         STAGES[stage].parse(completion, variables)
     except Unparsable:
@@ -76,7 +77,7 @@ def _breaks(stage: str, completion: str, variables: Variables) -> bool:
 
 
 def _growth(read: Callable[[str, Variables], bool], pool: Pool, draw: random.Random) -> float:
-    """The seconds a character of completions `FACTOR` times as long, over those of short ones, with the same pieces."""
+    """Return seconds per character for completions of `FACTOR` times the length, over short ones of the same pieces."""
     variables = draw.choice(pool[1])
     long = [_combined(pool[0], draw, 4 * FACTOR * MOST_PIECES) for _ in range(TIMED)]
     step = [max(len(text) // FACTOR, 1) for text in long]

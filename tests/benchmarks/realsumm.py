@@ -1,4 +1,4 @@
-"""How often a fact finds its own document: the facts of REALSumm in its documents (Bhandari et al. 2020, CC-BY-4.0)."""
+"""Measure how often the facts of REALSumm find their document (Bhandari et al. 2020, CC-BY-4.0)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("UNTOLD_DATA", ROOT.parent / "shared" / "data")) / "realsumm"
 WORDS, OVERLAP = 128, 32
 DEPTH = 10
-# Shares of facts whose own document is among the first chunk, and the first ten, as they were found when it was built
+# The expected shares of facts with their document among the first chunk, and the first ten chunks
 EXPECTED = {("bm25", 1): 0.942, ("bm25", 10): 0.990, ("dense", 1): 0.872, ("dense", 10): 0.957}
 NEAR = 0.005
 
 
 def measure(options: Options) -> list[Figure]:
-    """Shares by retriever and depth, beside how far they are from what is expected."""
+    """Measure the shares by retriever and depth, and their distance from the expected shares."""
     if not DATA.is_dir():
         raise LookupError(f"no REALSumm at {DATA}; set UNTOLD_DATA")
     documents = read_lines(DATA / "documents.txt")
@@ -60,12 +60,12 @@ def read_lines(path: Path) -> list[str]:
 
 
 def embed(texts: Sequence[str]) -> list[list[float]]:
-    """Vectors of the embedded model."""
+    """Return vectors of the embedded model."""
     vectors = normalised(open_embedder(find_model("minilm"), "mean", 256).embed(texts))
     return [list(map(float, vector)) for vector in vectors]
 
 
 def share(found: Sequence[Sequence[Hit]], own: Sequence[str], k: int) -> float:
-    """How many of the queries have a chunk of their own document among the first k."""
+    """Return the share of queries with a chunk of their document among the first k."""
     documents = [{hit.chunk_id.rpartition("#")[0] for hit in one[:k]} for one in found]
     return sum(name in those for name, those in zip(own, documents, strict=True)) / len(own)

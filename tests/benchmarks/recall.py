@@ -1,4 +1,4 @@
-"""Pairs of facts a second by a core on the way to lexical candidates, beside a loop of the same J over rapidfuzz."""
+"""Measure pairs of facts per second and core for lexical candidates, against a loop of the same J over rapidfuzz."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from untold.udfs.recall.candidates import MatchText, Thresholds, form_of, lexica
 from untold.udfs.recall.fact_texts import Fact, match_form, shown_form, tokens_of
 
 REPETITIONS = 3
-# The facts of a sample as the paper's sets have them, of a sentence's length, and a tenth of them misspelt
+# The facts of a sample as in the paper's data sets, with the length of a sentence. A tenth is misspelt
 REFERENCES, GENERATED, WORDS = 108, 100, (5, 15)
 SAMPLES = 10
 GOAL_RATIO, GOAL_RATE = 5.0, 50_000.0
@@ -30,7 +30,7 @@ Step = Callable[[Sample], object]
 
 
 def measure(options: Options) -> list[Figure]:
-    """Samples in turn by the loop, by J of all pairs, and by all that makes candidates: forms, J, L and their order."""
+    """Measure samples with the loop, with J of all pairs, and with all steps of candidates: forms, J, L and order."""
     steps: dict[str, Step] = {
         "J, a bare loop": loop,
         "J of a sample at once": all_at_once,
@@ -56,7 +56,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 def samples(seed: int) -> list[Sample]:
-    """References and generated facts; the texts of one turn are no other's."""
+    """Return references and generated facts. Each turn has different texts."""
     random = Random(seed)
     return [
         ([_fact(random) for _ in range(REFERENCES)], [_fact(random) for _ in range(GENERATED)]) for _ in range(SAMPLES)
@@ -71,7 +71,7 @@ def _fact(random: Random) -> str:
 
 
 def rate(given: Sequence[Sample], step: Step) -> float:
-    """Pairs a second of processor time: other work of the machine does not count."""
+    """Return pairs per second of processor time, which excludes other load."""
     began = process_time()
     for sample in given:
         step(sample)
@@ -79,7 +79,7 @@ def rate(given: Sequence[Sample], step: Step) -> float:
 
 
 def loop(sample: Sample) -> list[float]:
-    """What a few lines over rapidfuzz and SciPy do: pair by pair, the tokens of each text found once."""
+    """Run a loop over rapidfuzz and SciPy: single pairs, with the tokens of each text computed once."""
     references, generated = ([tokens_of(match_form(shown_form(text))) for text in texts] for texts in sample)
     return [_jaccard(first, second) for first in references for second in generated]
 
@@ -95,14 +95,14 @@ def _jaccard(first: frozenset[str], second: frozenset[str]) -> float:
 
 
 def all_at_once(sample: Sample) -> object:
-    """J of all pairs as a task has it, exact where it makes a candidate."""
+    """Compute J of all pairs as a task does, exact for candidates."""
     sets = [tokens_of(match_form(shown_form(text))) for texts in sample for text in texts]
     numbered = number_tokens(sets, _THRESHOLDS.token_similarity)
     return numbered.jaccard(range(REFERENCES), range(REFERENCES, len(sets)), _THRESHOLDS.jaccard)
 
 
 def candidates(sample: Sample) -> object:
-    """The lexical candidates of all references."""
+    """Compute the lexical candidates of all references."""
     references, generated = (_forms(texts) for texts in sample)
     return lexical_candidates(references, generated, _THRESHOLDS)
 

@@ -1,4 +1,4 @@
-"""An index beside what it is made of: search and adding against bare FAISS, words against bm25s, memory, growth."""
+"""Compare an index with its parts: search and add against bare FAISS, words against bm25s, memory and growth."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ WORDS_OF_A_CHUNK = 120
 VOCABULARY = 50_000
 TURNS = 3
 GOAL_FAISS, GOAL_BM25 = 0.7, 0.5
-# What still counts as flat: the memory of a search in ten times the chunks over that in the chunks
+# The limit for constant memory: a search in ten times the chunks over a search in the chunks
 GOAL_FLAT = 1.2
-# The corpus that a plan is made for, as figures of the corpus that was measured
+# The corpus of the plan, extrapolated from the measured corpus
 PLANNED = 100_000_000
 BYTES_OF_A_NUMBER = 4
 MEGABYTE = 2.0**20
@@ -50,7 +50,7 @@ Vectors = npt.NDArray[np.float32]
 
 
 def measure(options: Options) -> list[Figure]:
-    """Every figure once; `--vectors` says of how many."""
+    """Measure every figure once. `--vectors` sets the number of vectors."""
     count = options.vectors or VECTORS
     use_one_thread()
     with TemporaryDirectory(prefix="untold-") as name:
@@ -68,7 +68,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 def clustered(count: int, seed: int = 0) -> Vectors:
-    """Vectors of length 1 around a thousand centres, as texts lie around their subjects."""
+    """Return vectors of length 1 around a thousand centres, like texts around their subjects."""
     draw = np.random.default_rng(seed)
     centres = np.random.default_rng(99).standard_normal((1_000, DIMENSION), dtype=np.float32)
     vectors: Vectors = centres[draw.integers(0, 1_000, count)] + draw.standard_normal((count, DIMENSION), np.float32)
@@ -77,19 +77,19 @@ def clustered(count: int, seed: int = 0) -> Vectors:
 
 
 def _seconds(work: Callable[[], Any]) -> float:
-    """The processor time of a piece of work: other work beside it counts for nothing."""
+    """Return the processor time of a function, which excludes other load."""
     began = process_time()
     work()
     return process_time() - began
 
 
 def _ratios(ours: Callable[[], Any], bare: Callable[[], Any]) -> tuple[float, ...]:
-    """Turn by turn, how fast ours is beside the bare: 1 is as fast."""
+    """Return the speed relative to the bare function in each turn. 1 is equal."""
     return tuple(_seconds(bare) / _seconds(ours) for _ in range(TURNS))
 
 
 def _add(coarse: Path, vectors: Vectors) -> list[Figure]:
-    """Adding vectors as a shard's writer does, in batches as they come, beside one call."""
+    """Measure adding vectors in batches, as a shard's writer does, against one call."""
     few = vectors[: min(len(vectors), 50_000)]
 
     def ours() -> None:
@@ -107,7 +107,7 @@ def _filled(coarse: Path, vectors: Vectors) -> faiss.Index:
 
 
 def _search(coarse: Path, vectors: Vectors, queries: Vectors, folder: Path) -> list[Figure]:
-    """Ten hits a query, from a mapped file, in order and with ties settled, beside FAISS's own search in memory."""
+    """Measure ten ordered hits per query from a mapped file, with ties resolved, against FAISS in memory."""
     probing = Probing()
     index = _filled(coarse, vectors)
     write_index(index, str(folder / "dense.faiss"))
@@ -124,7 +124,7 @@ def _search(coarse: Path, vectors: Vectors, queries: Vectors, folder: Path) -> l
     def bare() -> None:
         index.search(queries, 10, params=parameters)
 
-    # Once before the clock runs, so that the pages are there for both
+    # Once before the measurement, so that the pages are loaded for both
     ours(), bare()
     ratios = _ratios(ours, bare)
     exact, found = (list(shard.search(queries, 10, way)) for way in (Probing(exact=True), probing))
@@ -136,7 +136,7 @@ def _search(coarse: Path, vectors: Vectors, queries: Vectors, folder: Path) -> l
 
 
 def texts(count: int, seed: int = 0) -> Iterator[list[str]]:
-    """Token lists of chunks, words as frequent as in texts: the n-th as 1/n."""
+    """Yield token lists of chunks. The frequency of the n-th word is 1/n, as in texts."""
     draw = np.random.default_rng(seed)
     weights = 1 / np.arange(1, VOCABULARY + 1)
     numbers = draw.choice(VOCABULARY, (count, WORDS_OF_A_CHUNK), p=weights / weights.sum())
@@ -145,7 +145,7 @@ def texts(count: int, seed: int = 0) -> Iterator[list[str]]:
 
 
 def _words() -> list[Figure]:
-    """BM25 over our postings beside bm25s, which has computed every score beforehand."""
+    """Measure BM25 over our postings against bm25s, which has computed every score in advance."""
     corpus = list(texts(DOCUMENTS))
     builder = TermsBuilder()
     for tokens in corpus:
@@ -169,7 +169,7 @@ def _words() -> list[Figure]:
 
 
 def _memory(coarse: Path, vectors: Vectors, folder: Path) -> list[Figure]:
-    """Anonymous memory that a search takes on top of its process, in a tenth of the chunks and in all of them."""
+    """Measure the additional anonymous memory of a search in a tenth of the chunks and in all chunks."""
     sizes = (len(vectors) // 10, len(vectors))
     taken = [_look(_write_shard(folder / f"shard-{size}", coarse, vectors[:size]), size) for size in sizes]
     figures = [
@@ -194,13 +194,13 @@ def _write_shard(folder: Path, coarse: Path, vectors: Vectors) -> Path:
 
 
 def _look(folder: Path, size: int) -> float:
-    """Megabytes of anonymous memory in a process of its own, at the end of a search."""
+    """Return the megabytes of anonymous memory in a separate process, at the end of a search."""
     line = [sys.executable, "-m", "tests.benchmarks.retrieval", str(folder), str(size)]
     return float(subprocess.run(line, capture_output=True, text=True, check=True).stdout)
 
 
 def _plan(count: int) -> list[Figure]:
-    """What 100 million chunks take: bytes by arithmetic, hours by the rate measured here."""
+    """Return the needs of 100 million chunks: bytes by arithmetic, hours by the rate measured here."""
     embedder = open_embedder(find_model("minilm"), "mean", 256)
     chunks = list(chunk_text(" ".join(f"word{number}" for number in range(128 * 24)), 128, 0))
     embedder.embed(chunks[:2])
@@ -214,13 +214,13 @@ def _plan(count: int) -> list[Figure]:
 
 
 def _anonymous() -> float:
-    """Megabytes of this process that no file stands behind."""
+    """Return the megabytes of this process without a file."""
     with open("/proc/self/smaps_rollup", encoding="ascii") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("Anonymous:")) * 1024 / MEGABYTE
 
 
 def search_alone(folder: str, size: int) -> float:
-    """What a search in a shard takes in anonymous memory, the libraries and the queries not counted."""
+    """Print the anonymous memory of a search in a shard, without the libraries and the queries."""
     use_one_thread()
     queries = clustered(32, seed=1)
     before = _anonymous()

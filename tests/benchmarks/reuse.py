@@ -1,4 +1,4 @@
-"""Seconds until the first call of a run over a store that holds a million completions already."""
+"""Measure the seconds until the first call of a run with a store of a million completions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS_OF_A_FILE = 500_000
 
 
 def measure(options: Options) -> list[Figure]:
-    """Runs over the full store and over an empty one alternately, each with requests that neither has."""
+    """Run a job with the full store and a job with an empty store in turn. The requests are not in the stores."""
     requests, pairs = options.requests or REQUESTS, options.pairs or PAIRS
     with TemporaryDirectory(prefix="untold-") as name, ModelServer(answer="fixed") as server:
         folder = Path(name)
@@ -51,7 +51,7 @@ def _run(server: ModelServer, samples: Path, folder: Path, store: str, calls: in
 
 
 def fill_store(store: Path, count: int, base_url: str) -> None:
-    """Writes completions of made-up requests to the stage's folder, in files of the size that compaction gives."""
+    """Write completions of invented requests to the stage's folder, in files with the size after compaction."""
     directory = Path(stage_folder(str(store), bound_stage(base_url)))
     directory.mkdir(parents=True)
     for number, first in enumerate(range(0, count, ROWS_OF_A_FILE)):
@@ -60,12 +60,12 @@ def fill_store(store: Path, count: int, base_url: str) -> None:
 
 
 def make_completions(numbers: range) -> pa.Table:
-    """A table of good completions, one a number."""
+    """Return a table of valid completions, one per number."""
     return completions_of([_made_up_id(number) for number in numbers], [_made_up_text(number) for number in numbers])
 
 
 def completions_of(ids: Sequence[str], texts: Sequence[str]) -> pa.Table:
-    """A table of good completions of these requests."""
+    """Return a table of valid completions for the requests."""
     size = len(ids)
     same = {
         "finish_reason": "stop",
@@ -89,7 +89,7 @@ def completions_of(ids: Sequence[str], texts: Sequence[str]) -> pa.Table:
 def write_answers(
     store: Path, stage: Stage, answers: Iterable[tuple[Mapping[str, Any], str]], run: str = "earlier"
 ) -> None:
-    """Writes completions to a stage's folder, as if an earlier run had got them: by the variables of their requests."""
+    """Write the completions of an earlier run to the folder of a stage. The rows have the variables of the requests."""
     folder = Path(stage_folder(str(store), stage))
     folder.mkdir(parents=True, exist_ok=True)
     left = iter(answers)

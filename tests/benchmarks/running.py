@@ -1,4 +1,4 @@
-"""Runs what is compared, each in processes of its own, against one model server: the whole job, and the bare loops."""
+"""Run the compared programs, each in separate processes, with one model server: the whole job, and the bare loops."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KEPT_LINES = 20
 
 @dataclass(frozen=True)
 class Ran:
-    """What reached the server from one run. `began`, `ended` and `arrivals` (sorted) are time.time."""
+    """The requests of one run at the server. `began`, `ended` and `arrivals` (sorted) are time.time."""
 
     began: float
     ended: float
@@ -40,22 +40,22 @@ class Ran:
 
     @property
     def rate(self) -> float:
-        """Calls a second from the first to the last arrival."""
+        """Return calls per second from the first to the last arrival."""
         return (len(self.arrivals) - 1) / (self.arrivals[-1] - self.arrivals[0])
 
     @property
     def seconds_before(self) -> float:
-        """From the start of the process to the first arrival."""
+        """Return the seconds from the start of the process to the first arrival."""
         return self.arrivals[0] - self.began
 
     @property
     def seconds_after(self) -> float:
-        """From the last arrival to the end of the process."""
+        """Return the seconds from the last arrival to the end of the process."""
         return self.ended - self.arrivals[-1]
 
     @property
     def seconds(self) -> float:
-        """From the start of the process to its end."""
+        """Return the seconds from the start of the process to its end."""
         return self.ended - self.began
 
 
@@ -69,11 +69,10 @@ def run_job(
     watch: bool = False,
     look: Callable[[Path], None] = lambda output: None,
 ) -> Ran:
-    """Runs `untold score` on the samples into a new `folder`, which is removed. `watch` fills `looks`.
+    """Run `untold score` on the samples into a new `folder`, which is removed. `watch` fills `looks`.
 
-    `look` is called with the output before.
-
-    Raises RuntimeError where it fails, or where not exactly `calls` requests reached the server.
+    `look` is called with the output before the removal. Raises RuntimeError if the run fails, or if the server did not
+    receive exactly `calls` requests.
     """
     folder.mkdir()
     command = [sys.executable, "-m", "untold", "score", "--input", str(samples), "--metric", metric]
@@ -85,7 +84,7 @@ def run_job(
 
 
 def copy_tables(output: Path) -> float:
-    """Seconds in which Spark alone, started for it, reads and writes the tables of an output."""
+    """Return the seconds in which a new Spark reads and writes the tables of an output."""
     with TemporaryDirectory(prefix="untold-") as name:
         where = [str(output), f"{name}/copy"]
         command = [sys.executable, "-m", "tests.benchmarks.bare", "tables", *where, *RESULT_TABLES]
@@ -95,20 +94,20 @@ def copy_tables(output: Path) -> float:
 
 
 def run_night(server: ModelServer, folder: Path, day: str, *settings: str, calls: int) -> Ran:
-    """Runs `untold nightly` for a date, from `folder/in/<date>.jsonl` into `folder/out/<date>`. Raises as `run_job`."""
+    """Run `untold nightly` for a date, from `folder/in/<date>.jsonl` into `folder/out/<date>`. Raises as `run_job`."""
     command = [sys.executable, "-m", "untold", "nightly", "--metric", "e2e", "--date", day]
     command += ["--input", f"{folder}/in/{{date}}.jsonl", "--output", f"{folder}/out/{{date}}", *_set(server, settings)]
     return _checked(_run(server, command, folder, folder / "log", watch=False), calls)
 
 
 def _set(server: ModelServer, settings: Sequence[str]) -> list[str]:
-    """The words of settings, and of those that all runs have."""
+    """Return the arguments of these settings and of the settings of all runs."""
     given = (*SETTINGS, f"llm.base_url={server.base_url}", f"llm.max_concurrency={IN_FLIGHT}", *settings)
     return [word for setting in given for word in ("--set", setting)]
 
 
 def run_loop(server: ModelServer, kind: str, rows: Path, *, stage: str = STAGE, calls: int | None = None) -> Ran:
-    """Runs a bare loop of `tests.benchmarks.loops` over requests, variables in the rows; fills `cpu_seconds`."""
+    """Run a loop of `tests.benchmarks.loops` over requests with their variables in the rows. Fills `cpu_seconds`."""
     command = [sys.executable, "-m", "tests.benchmarks.loops", kind, server.base_url, stage, str(rows), str(IN_FLIGHT)]
     log = rows.parent / f"{kind}.log"
     ran = _run(server, command, ROOT, log, watch=False)
@@ -127,9 +126,9 @@ def _run(server: ModelServer, command: Sequence[str], where: Path, log: Path, *,
 
 
 def run_command(command: Sequence[str], where: Path, log: Path, *, watch: bool) -> tuple[Look, ...]:
-    """Runs a command in the folder `where`, its output in `log`; with `watch`, what it was seen to use.
+    """Run a command in the folder `where`, with its output in `log`. With `watch`, return its measured usage.
 
-    Raises RuntimeError where it fails.
+    Raises RuntimeError if it fails.
     """
     looks: tuple[Look, ...] = ()
     with log.open("w", encoding="utf-8") as written, _process(command, where, written.fileno()) as process:
@@ -147,7 +146,7 @@ def run_command(command: Sequence[str], where: Path, log: Path, *, watch: bool) 
 
 @contextmanager
 def _process(command: Sequence[str], where: Path, output: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that inherits no proxies, keys or settings, and that does not outlive this context."""
+    """Start a process without proxies, keys or settings, and end it with this context."""
     kept = {name: value for name, value in os.environ.items() if not _disturbs(name)}
     process = subprocess.Popen(command, cwd=where, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=kept)
     try:

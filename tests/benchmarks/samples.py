@@ -1,4 +1,4 @@
-"""The input of the benchmarks, and the stage that they ask: one short request a sample, each of them distinct."""
+"""The input of the benchmarks, and their stage: one short, distinct request per sample."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ SETTINGS = ("llm.model=fake-model", "summarise_contexts=false", f"prompts_dir={P
 
 
 def write_samples(path: Path, count: int, first: int = 0) -> Path:
-    """Writes so many samples as JSON Lines, numbered from `first`; equal numbers are equal samples."""
+    """Write `count` samples as JSON Lines, numbered from `first`. Equal numbers have equal samples."""
     return write_rows(path, map(_sample, range(first, first + count)))
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
-    """Writes rows as JSON Lines."""
+    """Write rows as JSON Lines."""
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
     return path
 
 
 def read_variables(path: Path, stage: Stage) -> list[dict[str, Any]]:
-    """The variables of a stage's request for each row of a file of JSON Lines."""
+    """Return the variables of a stage's request for each row of a file of JSON Lines."""
     with path.open(encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     return [{name: row[name] for name in stage.variables} for row in rows]
 
 
 def bound_stage(base_url: str, name: str = STAGE) -> Stage:
-    """A stage as the whole job binds it by `SETTINGS`."""
+    """Return a stage as the whole job binds it with `SETTINGS`."""
     overrides = [*SETTINGS, f"llm.base_url={base_url}"]
     resolved = load_settings(None, overrides, None, {}, asks=False, local_installed=lambda: False)
     return bind_stage(name, resolved.settings)

@@ -1,4 +1,4 @@
-"""Calls that judge pairs: five responses to a query beside one each, and what skipping implied pairs saves."""
+"""Count calls that judge pairs: five responses per query against one, and the savings of implied pairs."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ QUERIES = 40
 RESPONSES = 5
 CLOSED, NOISY = "closed", "noisy"
 SKIP = "nli.skip_implied=true"
-# Calls are counted, not timed: Spark as the tests have it, which is the quicker to start
+# Calls are counted and not timed, so Spark has the settings of the tests, which start faster
 QUICK = tuple(f"{name}={value}" for name, value in SETTINGS.items() if name.startswith("spark."))
-# As `tests.benchmarks.samples.SETTINGS` has it
+# As in `tests.benchmarks.samples.SETTINGS`
 JUDGING = Judging(summarise=False)
-# The simulation: atoms of a sample, samples of a kind, and statements by how many paraphrases of each there are
+# The simulation: atoms of a sample, samples of a kind, and statements by their number of paraphrases
 CONTEXT_ATOMS, RESPONSE_ATOMS = 40, 20
 SIMULATED = 20
 PARAPHRASES = (1, 3, 4, 5)
-# The chances that a statement implies the next, that a response atom is of a context, that an entailment is overlooked
+# The probabilities that a statement implies the next, a response atom is in a context, and an entailment is overlooked
 IMPLIES, COVERED, OVERLOOKED = 0.3, 0.5, 0.1
 UNIT = "calls"
 Samples = Sequence[dict[str, Any]]
@@ -46,9 +46,9 @@ Edges = list[dict[str, int]]
 
 
 def measure(options: Options) -> list[Figure]:
-    """Whole jobs over symbolic worlds, counted by the model server, and a simulation of samples that are denser.
+    """Run whole jobs over symbolic worlds, counted by the model server, and simulate denser samples.
 
-    Raises RuntimeError where a job does not ask exactly the distinct pairs that brute force counts.
+    Raises RuntimeError if a job does not send exactly the distinct pairs that brute force counts.
     """
     groups = [world.samples(RESPONSES) for world in worlds(options.requests or QUERIES)]
     every, single = [one for group in groups for one in group], [group[0] for group in groups]
@@ -63,7 +63,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 def _ask(folder: Path, judge: str, samples: Samples, *settings: str) -> int:
-    """How many pairs a whole job asks the model server for."""
+    """Return the number of pairs that a whole job sends to the model server."""
     path = folder / "samples.jsonl"
     path.write_text("".join(json.dumps(sample) + "\n" for sample in samples), encoding="utf-8")
     with ModelServer(answer=f"world_{judge}") as server:
@@ -72,11 +72,11 @@ def _ask(folder: Path, judge: str, samples: Samples, *settings: str) -> int:
 
 
 def count_pairs(samples: Samples) -> int:
-    """How many distinct pairs there are to ask for, by brute force."""
+    """Return the number of distinct pairs, by brute force."""
     return count_requests(samples, JUDGING)[STAGE]
 
 
-# Five responses to a query
+# Five responses per query
 
 
 def _shared(groups: Sequence[Samples], shared: int) -> list[Figure]:
@@ -100,7 +100,10 @@ def _responses(number: int) -> str:
 
 
 def count_by_formula(groups: Sequence[Samples]) -> tuple[int, int]:
-    """Pairs of samples grouped by query, (those between contexts once a query, once a sample): methods, section 2."""
+    """Return the pairs of samples grouped by query, with context pairs once per query, and once per sample.
+
+    Methods, section 2.
+    """
     shared = alone = 0
     for group in groups:
         expected = [expected_nli(sample, JUDGING) for sample in group]
@@ -131,7 +134,7 @@ def _skipped(shared: int, skipped: dict[str, int]) -> list[Figure]:
 
 
 def _simulated() -> list[Figure]:
-    """No jobs: `untold.graph.condensation` on made-up judgements. Nothing but entailments can be implied."""
+    """Run `untold.graph.condensation` on invented judgements, without jobs. Only entailments can be implied."""
     figures = []
     for paraphrases in PARAPHRASES:
         for overlooked in (0.0, OVERLOOKED):
@@ -144,18 +147,18 @@ def _simulated() -> list[Figure]:
 
 
 def _share(counts: Iterable[int]) -> float:
-    """Of all pairs of a query."""
+    """Return the share of all pairs of a query."""
     return mean(counts) / (2 * RESPONSES * RESPONSE_ATOMS * CONTEXT_ATOMS + CONTEXT_ATOMS * (CONTEXT_ATOMS - 1))
 
 
 def _count_entailed(judged: Judged) -> int:
-    """Of the pairs that hold a context atom, each of two different atoms."""
+    """Return the number of entailed pairs with a context atom, between two different atoms."""
     different = judged & ~np.eye(len(judged), dtype=bool)
     return int(different.sum() - different[CONTEXT_ATOMS:, CONTEXT_ATOMS:].sum())
 
 
 def count_asked(judged: Judged) -> int:
-    """How many pairs of a query with `RESPONSES` responses are asked, in the three waves of a job."""
+    """Return the number of pairs that the three waves of a job send for a query with `RESPONSES` responses."""
     contexts = between(np.arange(CONTEXT_ATOMS * (CONTEXT_ATOMS - 1)), CONTEXT_ATOMS)
     halves = judged[:CONTEXT_ATOMS, :CONTEXT_ATOMS]
     first = _choose(FIRST_CONTEXTS, contexts, halves, [], [])
@@ -171,7 +174,7 @@ def count_asked(judged: Judged) -> int:
 
 
 def _count_crossing(judged: Judged, entailed: Edges, known: Edges) -> int:
-    """The pairs of one response's atoms and the contexts', in the second and third wave."""
+    """Return the pairs of one response's atoms with the contexts' atoms, in the second and third wave."""
     one, other = (side.ravel() for side in np.indices((CONTEXT_ATOMS, RESPONSE_ATOMS)))
     crossing = np.concatenate([one, CONTEXT_ATOMS + other]), np.concatenate([CONTEXT_ATOMS + other, one])
     second = _choose(RESPONSE_ENDS, crossing, judged, entailed, [])
@@ -180,7 +183,7 @@ def _count_crossing(judged: Judged, entailed: Edges, known: Edges) -> int:
 
 
 def _choose(part: str, pairs: Pairs, judged: Judged, first: Edges, known: Edges) -> Pairs:
-    """Those that are asked."""
+    """Return the pairs that are sent."""
     texts = [""] * len(judged)
     owner = {"part": part, "contexts": CONTEXT_ATOMS, "texts": texts, "first": first, "known": known}
     asked, _ = choose_by_wave(owner)(*pairs)
@@ -194,10 +197,10 @@ def _edges(asked: Pairs, judged: Judged) -> Edges:
 
 
 def make_judgements(paraphrases: int, overlooked: float, chance: np.random.Generator) -> Judged:
-    """bool[n, n]: what a judge calls an entailment, of the context atoms and then those of every response.
+    """Return bool[n, n]: the entailments of a judge, for context atoms and then for the atoms of each response.
 
-    Statements have so many context atoms each, in random order, and imply all that follows in their chain. A response
-    atom repeats a statement or is of none.
+    Each statement has `paraphrases` context atoms, in random order, and implies everything after it in its chain. A
+    response atom repeats a statement or belongs to none.
     """
     statements = -(-CONTEXT_ATOMS // paraphrases)
     of_contexts = chance.permutation(np.arange(CONTEXT_ATOMS) // paraphrases)

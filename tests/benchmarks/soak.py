@@ -1,11 +1,11 @@
-"""A long run among faults: a hundredth of the requests meets each kind of fault once.
+"""Run a long job with faults. Each kind of fault affects a hundredth of the requests once.
 
-The run is killed three times, and its disk fills once. Nothing may be lost, wrong or paid twice beyond what a kill
-leaves unwritten, and memory stays flat.
+The run is killed three times, and its disk is full once. No request may be lost, wrong, or paid twice except for
+unwritten completions at a kill, and memory stays constant.
 
-Every fault passes at the second attempt, so that at the end every request must have its answer. Faults fall on single
-requests, but for 429s, which come in bursts as those of an endpoint's limit do: one in a hundred at any moment is an
-endpoint that lets nobody go faster than some twenty calls a second, and hours of waiting.
+Every fault disappears at the second attempt, so that every request has its completion at the end. Faults affect single
+requests, except for 429s, which come in bursts like the limit of an endpoint. With random 429s for one percent of the
+requests, an endpoint would allow about twenty calls per second, and the run would take hours.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.runs.harness import PROMPTS, Run, expected_statements, read_statement
 
 REQUESTS = 200_000
 SHARE = 0.01
-# At these shares of the requests, so that the last start is the long one, whose memory is looked at
+# At these shares of the requests, so that the last start is long. Its memory is measured
 KILLED_AT = (0.1, 0.2, 0.3)
 FULL_AT = 0.6
 IN_FLIGHT = 64
@@ -55,20 +55,20 @@ FAULTS: Sequence[Any] = (
     "garbage",
 )
 RULES = [{"when": {"share": SHARE, "attempt_below": 2}, "do": deed} for deed in FAULTS]
-# The store's disk: what all completions take, and as much again for their merging
+# The disk of the store: the size of all completions, and the same again for their compaction
 BYTES_A_REQUEST = 2_000
 
 
 @dataclass(frozen=True)
 class Kill:
-    """When the killing of a run began, and when nothing of it was left (time.time)."""
+    """The start of a kill, and the end of the last process of the run (time.time)."""
 
     began: float
     ended: float
 
 
 def measure(options: Options) -> list[Figure]:
-    """One run of so many requests; what the server counted and the tables say, and memory by the last start's looks."""
+    """Measure one run: the counts of the server, the tables, and the memory of the last start."""
     count = options.requests or REQUESTS
     with TemporaryDirectory(prefix="untold-soak-") as name, ModelServer(rules=[*RULES, *_bursts(count)]) as server:
         folder = Path(name)
@@ -92,8 +92,8 @@ def measure(options: Options) -> list[Figure]:
 
 
 def _bursts(count: int) -> list[dict[str, Any]]:
-    """Rules of 429s for a hundredth of so many requests."""
-    # Half of what arrives in a burst is asked for the second time, and answered
+    """Return rules of 429s for a hundredth of `count` requests."""
+    # Half of the requests in a burst are second attempts, and succeed
     length = max(2, round(2 * SHARE * count / BURSTS))
     starts = [round(count * (burst + 0.5) / BURSTS) for burst in range(BURSTS)]
     return [{"when": {"after": n, "first": n + length, "attempt_below": 2}, "do": LIMITED} for n in starts]
@@ -111,7 +111,7 @@ def _sample(number: int) -> dict[str, Any]:
 
 @contextmanager
 def _disk(folder: Path, size: int) -> Iterator[Path]:
-    """A disk of its own in memory, to be filled. Raises RuntimeError where none may be mounted."""
+    """Mount a separate disk in memory, for filling it. Raises RuntimeError if mounting is not allowed."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
     if subprocess.run(command, check=False, capture_output=True).returncode:
@@ -125,9 +125,9 @@ def _disk(folder: Path, size: int) -> Iterator[Path]:
 def _run_through(
     server: ModelServer, samples: Path, output: Path, disk: Path, count: int
 ) -> tuple[list[Kill], Sequence[Look]]:
-    """Starts the run, kills it three times, fills the disk of the last start; gives the kills and that start's looks.
+    """Start the run, kill it three times, and fill the disk of the last start. Return the kills and its looks.
 
-    Raises RuntimeError where the last start does not end well.
+    Raises RuntimeError if the last start fails.
     """
     settings = {
         "prompts_dir": PROMPTS,
@@ -157,7 +157,7 @@ def _run_through(
 
 @contextmanager
 def _started(server: ModelServer, samples: Path, output: Path, settings: Mapping[str, Any]) -> Iterator[Run]:
-    """A start of the run, which does not outlive a benchmark that is broken off."""
+    """Start the run, and end it if the benchmark is interrupted."""
     run = Run(server, samples, output, settings=settings)
     try:
         yield run
@@ -167,7 +167,7 @@ def _started(server: ModelServer, samples: Path, output: Path, settings: Mapping
 
 
 def _fill(disk: Path) -> None:
-    """Leaves no room on the disk for a while."""
+    """Leave no space on the disk for a while."""
     filler = disk / "filler"
     try:
         with filler.open("wb") as file:
@@ -179,7 +179,7 @@ def _fill(disk: Path) -> None:
 
 
 def _compare(output: Path, samples: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """How many samples have no score, and how many another score or other statements than what their texts say."""
+    """Return the number of samples without a score, and of samples with another score or other statements."""
     scores = {row["sample_id"]: row for row in read_table(output, "scores")}
     found = read_statements(output)
     lost = wrong = 0
@@ -196,31 +196,31 @@ def _compare(output: Path, samples: Sequence[dict[str, Any]]) -> tuple[int, int]
 
 
 def _paid_twice(arrivals: Sequence[Arrival]) -> int:
-    """Calls beyond one a request, and one more for each that met a fault."""
+    """Return the calls beyond one per request, and beyond one more for each request with a fault."""
     limited = {arrival.key for arrival in arrivals if arrival.status == LIMITED["status"]}
     calls = Counter(arrival.key for arrival in arrivals)
     return len(arrivals) - sum(2 if key in limited or _meets_fault(int(key, 16)) else 1 for key in calls)
 
 
 def _meets_fault(key: int) -> bool:
-    """Whether a share of the server's rules falls on a request, by the server's own hash."""
+    """Return True if a share of the server's rules affects a request, by the server's hash."""
     content = key.to_bytes(8, "big")
     return any(hash_of(str(index).encode() + content) < SHARE * 2**64 for index in range(len(RULES)))
 
 
 def _arrived_unwritten(arrivals: Sequence[Arrival], kill: Kill) -> int:
-    """How many calls came within one interval of writing before a kill: answered, and perhaps not yet written."""
+    """Return the number of calls within one write interval before a kill, whose completions may be unwritten."""
     return sum(kill.began - FLUSH_SECONDS <= arrival.at <= kill.ended for arrival in arrivals)
 
 
 def _while_asking(looks: Sequence[Look], arrivals: Sequence[Arrival], last_kill: Kill) -> list[Look]:
-    """The looks from the first call of the last start to its last; before and after them, a run reads and writes."""
+    """Return the looks between the first and the last call of the last start, without reading and writing of tables."""
     moments = [arrival.at for arrival in arrivals if arrival.at > last_kill.ended]
     return [look for look in looks if moments[0] <= look.at <= moments[-1]]
 
 
 def _flatness(role: str, looks: Sequence[Look]) -> Figure:
-    """Memory of a role in the last tenth of these looks, over that in the second tenth."""
+    """Return the memory of a role in the last tenth of these looks, over the memory in the second tenth."""
     sizes = [look.bytes[role] for look in looks if look.bytes.get(role)]
     tenth = max(1, len(sizes) // 10)
     ratio = mean(sizes[-tenth:]) / mean(sizes[tenth : 2 * tenth] or sizes)

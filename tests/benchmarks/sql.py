@@ -1,4 +1,4 @@
-"""SQL over the scores of a run, by their number: processor time a million rows, and memory."""
+"""Measure SQL over the scores of a run by their number: processor time per million rows, and memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUERIES = {
     "the lowest": "select sample_id, score from scores order by score, sample_id limit 100",
     "with their queries": "select count(*) from scores join samples using (sample_id) where score < 0.01",
 }
-# In a process of its own: seconds of the processor, and the peak in bytes (that of `getrusage` is the parent's too)
+# In a separate process: seconds of the processor, and the peak in bytes (`getrusage` includes the parent's peak)
 PROGRAM = """
 import json, resource, sys
 import untold
@@ -40,7 +40,7 @@ GOAL_SECONDS = 1.0  # of the processor, a million rows
 
 
 def measure(options: Options) -> list[Figure]:
-    """Seconds a million rows and the peak of each query at the largest size, and the ratio of its peaks."""
+    """Measure seconds per million rows and the peak of each query at the largest size, and the ratio of its peaks."""
     sizes = [size * ROWS_OF_A_SAMPLE for size in options.sizes[-2:]]
     found = {size: _measure(size) for size in sizes}
     largest = sizes[-1]

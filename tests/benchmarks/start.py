@@ -1,6 +1,6 @@
-"""How long a start takes: whole commands on ten samples, beside a Spark session and a Ray that start at once.
+"""Measure the duration of a start: whole commands on ten samples, against a Spark session and a Ray.
 
-Machines differ threefold, so that every figure but the bare start itself is a ratio of two times of one round.
+Machines differ by a factor of three, so every figure except the bare start is a ratio of two times of one round.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ WORLD = "noisy"
 BARE = ("spark", "ray")
 METRICS = {"e2e": "e2e", "qa": f"world_{WORLD}", "nli": f"world_{WORLD}"}
 EVERY_METRIC = ("--metric", "e2e,nli,qa")
-# Times of a bare start, and Spark executions: measured on the machines of docs, a start that takes longer feels broken
+# Limits relative to a bare start, and Spark executions, measured on the machine of the docs. A slower start seems
+# broken
 GOALS = {"e2e": 1.6, "qa": 2.2, "nli": 2.2, "again": 1.3, "plan": 1.6, "stored": 3.0}
 MOST_EXECUTIONS = 14
 EXECUTION = "org.apache.spark.sql.execution.ui.SparkListenerSQLExecutionStart"
@@ -41,7 +42,7 @@ JOB = "SparkListenerJobStart"
 
 @dataclass(frozen=True)
 class Started:
-    """A command that ran to its end: seconds, and what Spark's event log counts of it."""
+    """A finished command: its seconds, and the counts in Spark's event log."""
 
     seconds: float
     executions: int = 0
@@ -49,7 +50,7 @@ class Started:
 
 
 def measure(options: Options) -> list[Figure]:
-    """One round after the other, each with a bare start of its own; what Spark did is in the name of the figure."""
+    """Measure rounds, each with a separate bare start. The name of a figure has the counts of Spark."""
     rounds: dict[str, list[Started]] = defaultdict(list)
     with TemporaryDirectory(prefix="untold-") as name:
         for number in range(options.pairs or 1):
@@ -76,7 +77,7 @@ def _figures(rounds: Mapping[str, Sequence[Started]]) -> list[Figure]:
 
 
 def _small_starts(folder: Path) -> dict[str, Started]:
-    """By name: the bare start, each metric on ten samples, a second start, and a plan of all metrics."""
+    """Measure by name: the bare start, each metric on ten samples, a second start, and a plan of all metrics."""
     found = {"bare": _bare(folder)}
     inputs = {metric: write_samples(folder / f"{metric}.jsonl", samples) for metric, samples in _inputs().items()}
     with ModelServer() as server:
@@ -91,7 +92,7 @@ def _small_starts(folder: Path) -> dict[str, Started]:
 
 
 def _bare(folder: Path) -> Started:
-    """Spark and Ray side by side, as a run starts them; the longer of both."""
+    """Start Spark and Ray in parallel, as a run does. Return the longer start."""
 
     def start(kind: str) -> float:
         return _run(folder, f"bare-{kind}", ["-m", "tests.benchmarks.bare", kind], ROOT).seconds
@@ -110,7 +111,7 @@ def _inputs() -> dict[str, list[dict[str, Any]]]:
 
 
 def _stored(folder: Path, count: int) -> dict[str, Started]:
-    """A run of e2e whose store has every answer, and Spark alone reading and writing the tables that it writes."""
+    """Measure a run of e2e with a full store, and a Spark that reads and writes the same tables."""
     samples = write_samples(folder / "many.jsonl", make_samples(count))
     store = ("--set", f"completion_store={folder / 'store'}")
     with ModelServer() as server:
@@ -121,7 +122,7 @@ def _stored(folder: Path, count: int) -> dict[str, Started]:
 
 
 def _untold(folder: Path, server: ModelServer, name: str, command: str, *words: str) -> Started:
-    """Runs a command of `untold`. Spark writes down what it does, since its own status is off without its pages."""
+    """Run a command of `untold`, with Spark's event log, because Spark keeps no status without its pages."""
     events = folder / f"events-{name}"
     events.mkdir()
     settings = {
@@ -145,11 +146,11 @@ def _run(folder: Path, name: str, words: Sequence[str], where: Path, events: Pat
 
 
 def _count_events(folder: Path) -> tuple[int, int]:
-    """How many executions and how many jobs the event log in a folder tells of."""
+    """Return the numbers of executions and jobs in the event log of a folder."""
     names = []
     for file in folder.iterdir():
         for line in file.read_text(encoding="utf-8").splitlines():
-            # The last line of a log may be cut
+            # The last line of a log may be incomplete
             with suppress(ValueError):
                 names.append(json.loads(line)["Event"])
     return names.count(EXECUTION), names.count(JOB)

@@ -1,6 +1,6 @@
-"""Processor seconds and peak memory of statistics at ten million rows, and how far they are from SciPy's at few rows.
+"""Measure processor seconds and peak memory of statistics at ten million rows, and their distance from SciPy.
 
-What is measured at ten million rows is a process of its own: `python -m tests.benchmarks.statistics NAME DISTINCT`.
+Measurements at ten million rows run in a separate process: `python -m tests.benchmarks.statistics NAME DISTINCT`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from untold.udfs.statistics.permutation import clustered_permutation_test
 
 ROWS = 10_000_000
 CLUSTER = 5  # rows of a question
-# Matches and shares of few statements; values on the grid; what reaches the driver at most; and every row another
+# Matches and shares of few statements; values on the grid, the maximum for the driver; and a distinct value per row
 DISTINCT = (3, 10_001, 200_000)
 EVERY_ROW = ROWS
 GOAL_SECONDS, GOAL_MEGABYTES = 2.0, 1000.0
@@ -47,7 +47,7 @@ Made = tuple[FloatArray, IntArray]
 
 
 def measure(options: Options) -> list[Figure]:
-    """Cost at ten million rows, then distances from SciPy at few."""
+    """Measure the cost at ten million rows, then distances from SciPy at few rows."""
     turns = options.pairs or TURNS
     cost = [figure for name in STATISTICS for distinct in DISTINCT for figure in _cost(name, distinct, turns)]
     unjudged = [figure for name in STATISTICS for figure in _cost(name, EVERY_ROW, 1, judged=False)]
@@ -58,7 +58,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 def make_counts(distinct: int) -> Made:
-    """So many distinct values within [0, 1], and how many of ten million rows have each."""
+    """Return distinct values within [0, 1], and their counts in ten million rows."""
     chance = np.random.default_rng(distinct)
     if distinct == ROWS:
         return chance.random(distinct), np.ones(distinct, dtype=np.int64)
@@ -66,17 +66,17 @@ def make_counts(distinct: int) -> Made:
 
 
 def interval_of(values: FloatArray, counts: IntArray) -> Interval:
-    """The interval of the rows."""
+    """Return the interval of the rows."""
     return bca_interval(values, counts, seed=0)
 
 
 def clustered_interval_of(values: FloatArray, counts: IntArray) -> Interval:
-    """The interval of rows in clusters of five that are alike."""
+    """Return the interval of rows in clusters of five equal rows."""
     return clustered_bca_interval(CLUSTER * values, np.full(values.size, CLUSTER), counts // CLUSTER + 1, seed=0)
 
 
 def p_value_of(values: FloatArray, counts: IntArray) -> float | None:
-    """The p-value of differences around 0."""
+    """Return the p-value of differences around 0."""
     differences = values - np.average(values, weights=counts)
     return clustered_permutation_test(differences, np.ones_like(counts), counts, seed=0).p_value
 
@@ -108,7 +108,7 @@ def _measure_alone(name: str, distinct: int) -> dict[str, float]:
 
 
 def main(name: str, distinct: int) -> None:
-    """One statistic, once: its processor seconds, and the most memory that the process ever had resident, as JSON."""
+    """Run one statistic once, and print its processor seconds and its peak resident memory as JSON."""
     values, counts = make_counts(distinct)
     began = process_time()
     STATISTICS[name](values, counts)
@@ -117,7 +117,7 @@ def main(name: str, distinct: int) -> None:
 
 
 def peak_bytes() -> int:
-    """The peak of this program: unlike getrusage, it does not count the process that started it."""
+    """Return the peak of this program. Unlike getrusage, it does not include the parent process."""
     status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return 1024 * next(int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
 
@@ -126,25 +126,25 @@ def peak_bytes() -> int:
 
 
 def compare_with_scipy(n: int) -> list[Figure]:
-    """How far each statistic is from SciPy's on n rows, beside how far SciPy's is from itself with another seed."""
+    """Compare each statistic with SciPy's on n rows, and SciPy's with itself under another seed."""
     return [*_compare_limits(n), *_compare_clustered(n), *_compare_tests(n)]
 
 
 def make_shapes(n: int) -> dict[str, FloatArray]:
-    """Rows like scores, and skewed ones."""
+    """Return rows like scores, and skewed rows."""
     chance = np.random.default_rng(7)
     return {"shares": chance.integers(0, 6, n) / 5, "skewed": chance.lognormal(0, 1.5, n)}
 
 
 def make_clusters(n: int) -> tuple[FloatArray, IntArray]:
-    """Sums and sizes of clusters that hold about n rows."""
+    """Return sums and sizes of clusters with about n rows."""
     chance = np.random.default_rng(7)
     sizes = chance.integers(1, 2 * CLUSTER, n // CLUSTER)
     return chance.binomial(sizes, chance.random(sizes.size)).astype(np.float64), sizes
 
 
 def ratio(sums: FloatArray, sizes: FloatArray, axis: int) -> FloatArray:
-    """The mean of all rows of clusters."""
+    """Return the mean of all rows of clusters."""
     means: FloatArray = sums.sum(axis=axis) / sizes.sum(axis=axis)
     return means
 
@@ -180,14 +180,14 @@ def _compare_clustered(n: int) -> list[Figure]:
 
 
 def _bootstrap(samples: Sequence[FloatArray], statistic: Callable[..., FloatArray], seed: int) -> tuple[float, ...]:
-    """SciPy's lower and upper limit, and its standard error."""
+    """Return SciPy's lower and upper limit, and its standard error."""
     options = {"n_resamples": RESAMPLES, "batch": BATCH, "vectorized": True, "method": "BCa"}
     found = stats.bootstrap(samples, statistic, paired=True, rng=seed, **options)
     return (*found.confidence_interval, float(found.standard_error))
 
 
 def _distances(what: str, ours: Interval, scipys: Sequence[tuple[float, ...]]) -> list[Figure]:
-    """The distances of both limits: of ours from SciPy's, and of SciPy's from SciPy's."""
+    """Return the distances of both limits: ours from SciPy's, and SciPy's from SciPy's."""
     (low, high, error), (other_low, other_high, _) = scipys
     if ours.low is None or ours.high is None:
         raise RuntimeError(f"{what}: no limits")
@@ -200,7 +200,7 @@ def _distances(what: str, ours: Interval, scipys: Sequence[tuple[float, ...]]) -
 
 
 def _acceleration_figure(what: str, ours: float | None, left_out: FloatArray) -> Figure:
-    """The distance from the acceleration that really leaving out each row or cluster gives."""
+    """Return the distance from the acceleration that is computed by leaving out each row or cluster."""
     influence = (left_out.size - 1) * (left_out.mean() - left_out)
     expected = (influence**3).sum() / (6 * (influence**2).sum() ** 1.5)
     distance = math.inf if ours is None else abs(ours - float(expected))

@@ -1,4 +1,4 @@
-"""Whole jobs whose store has every answer, e2e and nli: seconds and memory by the number of samples."""
+"""Measure whole jobs with a full store, for e2e and nli: seconds and memory by the number of samples."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.fakes.model_server import ModelServer
 
 # Atoms of a response and of its contexts, and the contexts: 2 * 20 * 40 + 40 * 39 = 3,160 pairs
 RESPONSE_ATOMS, CONTEXT_ATOMS, CONTEXTS = 20, 40, 5
-# A sample of nli has as many rows in the store as thousands of e2e
+# In the store, a sample of nli has as many rows as thousands of samples of e2e
 SAMPLES_OF_E2E = 100
-# The JVM takes what heap it is given, and the workers of Python grow with their batches
+# The JVM uses the heap that it gets, and the memory of Python workers grows with their batches
 JUDGED = ("a sample", DRIVER)
-# Samples whose answers one process writes at a time
+# Samples per process when completions are written
 PART = 500
 EXTRACT, REVISE, RATE, CLASSIFY = ("extract_atoms", "revise_atoms", "rate_relevance", "classify_relation")
 STAGES = {"e2e": (STAGE,), "nli": (EXTRACT, REVISE, RATE, CLASSIFY)}
@@ -33,16 +33,16 @@ Request = tuple[Mapping[str, Any], str]
 
 
 def measure(options: Options) -> list[Figure]:
-    """nli at the given sizes over a hundred, e2e at all of them; each figure beside that of the next smaller size.
+    """Measure nli at the given sizes over a hundred, and e2e at all sizes, each compared with the next smaller size.
 
-    Raises RuntimeError where a job asks anything.
+    Raises RuntimeError if a job sends a request.
     """
     sizes = {"e2e": options.sizes, "nli": [max(size // SAMPLES_OF_E2E, 1) for size in options.sizes]}
     return [figure for metric in sizes for figure in _of_metric(metric, sizes[metric])]
 
 
 def _of_metric(metric: str, sizes: Sequence[int]) -> list[Figure]:
-    """Milliseconds a sample and peaks by size, and the ratios of the last two sizes."""
+    """Return milliseconds per sample and peaks by size, and the ratios of the last two sizes."""
     found = {size: _run(metric, size) for size in sizes}
     figures = [
         Figure(f"{metric}: {name}, {size:,} samples", (value,), "ms" if name == "a sample" else "MB")
@@ -88,14 +88,14 @@ def _response_atoms(number: int) -> list[str]:
 
 
 def _context_atoms(number: int) -> list[list[str]]:
-    """By context."""
+    """Return the atoms of each context."""
     atoms = [f"Fact C{place} of {number}." for place in range(CONTEXT_ATOMS)]
     size = CONTEXT_ATOMS // CONTEXTS
     return [atoms[first : first + size] for first in range(0, CONTEXT_ATOMS, size)]
 
 
 def _requests_of(stage: str, numbers: range) -> Iterator[Request]:
-    """The variables of each request of a stage, and the completion: what a run over these samples asks for."""
+    """Yield the variables and the completion of each request that a run over these samples sends for a stage."""
     for number in numbers:
         query, response, contexts = f"What of {number}?", _response_atoms(number), _context_atoms(number)
         if stage == STAGE:
@@ -118,7 +118,7 @@ def _requests_of(stage: str, numbers: range) -> Iterator[Request]:
 
 
 def _pairs(response: Sequence[str], contexts: Sequence[str]) -> Iterator[Request]:
-    """Every pair of a response atom and a context atom, both ways, and of two context atoms; some are entailed."""
+    """Yield all pairs of a response atom and a context atom, both ways, and of two context atoms. Some are entailed."""
     for first, second in product(contexts, contexts):
         if first != second:
             yield {"premise": first, "hypothesis": second}, "neutral"
@@ -130,7 +130,7 @@ def _pairs(response: Sequence[str], contexts: Sequence[str]) -> Iterator[Request
 
 
 def _fill(store: Path, stages: Sequence[str], size: int, base_url: str) -> None:
-    """Writes what a run over so many samples would have been answered, in several processes."""
+    """Write the completions that a run over `size` samples would receive, in several processes."""
     parts = [range(first, min(first + PART, size)) for first in range(0, size, PART)]
     with ProcessPoolExecutor() as pool:
         for stage in stages:

@@ -1,4 +1,4 @@
-"""Memory and processor time of a process and everything below it, by what each process is for."""
+"""Measure memory and processor time of a process and its descendants, by role."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ SECONDS = 0.2
 DRIVER, JVM, ANSWERING, ACTOR, PYTHON_WORKERS = "driver", "jvm", "answering", "actor", "python workers"
 LIMITER = "limiter"
 OTHER = "other"
-# Roles of one process: a child that looks the same is about to become another program, and shares all its memory.
+# Roles with one process. A child with the same command line will start another program, and shares its memory until
+# then
 SINGLE = (DRIVER, JVM, ANSWERING, ACTOR)
 
 
 @dataclass(frozen=True)
 class Look:
-    """One look at a tree: resident bytes by role; roles and seconds of processor time by pid. `at` is a time.time."""
+    """A look at a process tree: resident bytes by role, roles and processor seconds by pid, and the time `at`."""
 
     at: float
     bytes: Mapping[str, int]
@@ -33,7 +34,7 @@ class Look:
 
 
 class Watch:
-    """Looks at a process tree every 0.2 s until it is left. Memory is resident size; pages shared count in each."""
+    """Looks at a process tree every 0.2 s until it is left. Memory is resident size, and shared pages count in each."""
 
     def __init__(self, pid: int) -> None:
         self.looks: list[Look] = []
@@ -58,7 +59,7 @@ class Watch:
 
 
 def look_at(processes: Sequence[psutil.Process]) -> Look:
-    """The memory and processor time of these processes (parents first) now; those that end meanwhile are left out."""
+    """Return the memory and processor time of these processes (parents first), without processes that have ended."""
     sizes: Counter[str] = Counter()
     roles: dict[int, str] = {}
     cpu: dict[int, float] = {}
@@ -76,7 +77,7 @@ def look_at(processes: Sequence[psutil.Process]) -> Look:
 
 
 def role_of(command: Sequence[str]) -> str:
-    """What a process of a run is for, by its command line."""
+    """Return the role of a process of a run, from its command line."""
     if not command:
         return OTHER
     if basename(command[0]) == "java":
@@ -95,15 +96,15 @@ def role_of(command: Sequence[str]) -> str:
 
 
 def peak_bytes(looks: Sequence[Look], *roles: str) -> int:
-    """The most resident bytes that the processes of these roles had together at one look."""
+    """Return the maximum total of resident bytes of these roles in one look."""
     return max((sum(look.bytes.get(role, 0) for role in roles) for look in looks), default=0)
 
 
 def cpu_between(looks: Sequence[Look], role: str, first: float, last: float) -> float:
-    """Seconds of processor time of a role from the look before `first` to the look after `last` (both time.time).
+    """Return the processor seconds of a role from the look before `first` to the look after `last` (time.time).
 
-    A process counts by the role that it has at the later look: an actor is born as a worker without a name. Raises
-    LookupError where the role was not seen then.
+    A process has the role of the later look, because an actor starts as a worker without a name. Raises LookupError if
+    the role was not seen then.
     """
     before = max((look for look in looks if look.at <= first), key=lambda look: look.at, default=None)
     after = min((look for look in looks if look.at >= last), key=lambda look: look.at, default=None)

@@ -1,4 +1,4 @@
-"""What the model server says: an answer is a function from the variables of a prompt to a completion."""
+"""The completions of the model server. An answer is a function from the variables of a prompt to a completion."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _RATINGS = tuple("12345")
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A completion, and by offset the probabilities of what could stand at some places of it, what stands there too.
+    """A completion, with the probabilities of alternative tokens by offset, including the tokens of the completion.
 
-    With `call` it is a call of a tool instead.
+    If `call` is set, it is a call of a tool instead.
     """
 
     text: str
@@ -50,25 +50,25 @@ Answer = Callable[[Payload], str | Said]
 
 
 def collapse(text: str) -> str:
-    """The text trimmed, each run of white space one space: the form in which statements are compared."""
+    """Return the text with single spaces and without outer spaces, the form in which statements are compared."""
     return " ".join(text.split())
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text in order, white space collapsed; one ends with `.`, `!` or `?` before white space."""
+    """Return the sentences of a text in order, with single spaces. They end with `.`, `!` or `?` before a space."""
     return [sentence for sentence in map(collapse, _SENTENCE_END.split(text)) if sentence]
 
 
 def expected_summary(text: str) -> str | None:
-    """What `e2e` makes of a context: the sentences without the word IRRELEVANT; None where nothing is left."""
+    """Return the summary by `e2e`: the sentences without the word IRRELEVANT, or None if there are none."""
     kept = [sentence for sentence in sentences(text) if IRRELEVANT not in _WORD.findall(sentence)]
     return " ".join(kept) or None
 
 
 def expected_e2e(query: str, contexts: Sequence[str], response: str) -> tuple[list[Statement], list[Statement]]:
-    """The (covered, uncovered) statements that `e2e` gives: (text, numbers of the contexts from 1), first seen first.
+    """Return the (covered, uncovered) statements of `e2e`: (text, context numbers from 1), in order of appearance.
 
-    Each distinct sentence of the contexts is a statement, covered where the response has it verbatim.
+    Each distinct sentence of the contexts is a statement. It is covered if the response contains it verbatim.
     """
     sources: dict[str, list[int]] = {}
     for number, context in enumerate(contexts, start=1):
@@ -83,10 +83,10 @@ def expected_e2e(query: str, contexts: Sequence[str], response: str) -> tuple[li
 
 
 def statement_lines(statements: Iterable[Statement]) -> str:
-    """The statements as lines `- text [1, 2]`.
+    """Return the statements as lines `- text [1, 2]`.
 
-    Line breaks become spaces. Only a line's last bracket is its sources: where a statement without sources ends with a
-    bracket of its own, `[0]`, which is no context's number, stands after it.
+    Line breaks become spaces. Only the last bracket of a line has its sources. If a statement without sources ends with
+    a bracket, `[0]` follows it, because no context has this number.
     """
     lines = []
     for text, numbers in statements:
@@ -97,19 +97,19 @@ def statement_lines(statements: Iterable[Statement]) -> str:
 
 
 def coverage_text(covered: Iterable[Statement], uncovered: Iterable[Statement], preamble: str = "Reasoning.") -> str:
-    """A completion in the form of `evaluate_coverage`; an empty list has no lines."""
+    """Return a completion in the form of `evaluate_coverage`. An empty list has no lines."""
     return f"{preamble}\n\n{COVERED}\n{statement_lines(covered)}\n\n{UNCOVERED}\n{statement_lines(uncovered)}\n"
 
 
 def fixed(payload: Payload) -> str:
-    """One constant valid completion a stage; a prompt of no known stage gets the one of `evaluate_coverage`."""
+    """Return a constant valid completion per stage. A prompt of an unknown stage gets `evaluate_coverage`."""
     return _FIXED.get(payload.get("stage", ""), _FIXED["evaluate_coverage"])
 
 
 def e2e(payload: Payload) -> str:
-    """The deterministic truth: `expected_summary` and `expected_e2e` in the forms of their stages.
+    """Return the deterministic truth: `expected_summary` and `expected_e2e` in the forms of their stages.
 
-    `generate_answer` gets all that the summaries of the contexts say.
+    `generate_answer` returns all sentences in the summaries of the contexts.
     """
     if payload.get("stage") == "summarise_context":
         return expected_summary(payload["text"]) or "None"
@@ -123,19 +123,19 @@ def e2e(payload: Payload) -> str:
 
 
 def strict(payload: Payload) -> str:
-    """As `e2e`, by a judge that grants no sentence which ends with `DISPUTED`."""
+    """Answer as `e2e`, with a judge that rejects sentences that end with `DISPUTED`."""
     return e2e({**payload, "response": str(payload.get("response", "")).replace(DISPUTED, "")})
 
 
 def echo(payload: Payload) -> str:
-    """The variables themselves, as JSON."""
+    """Return the variables as JSON."""
     return json.dumps(payload, ensure_ascii=False, sort_keys=True)
 
 
 def world(payload: Payload, judge: str) -> str | Said:
-    """The truth of the symbolic world of `tests.fakes.facts`, by that judge; for stages unknown there, as `e2e`.
+    """Return the truth of the symbolic world of `tests.fakes.facts` by this judge. Other stages answer as `e2e`.
 
-    Two lengths are given to the tool where there is one, and what it says of them counts.
+    If there is a tool, the model calls it for two lengths, and uses its result.
     """
     if payload.get("stage") == "compare_answers" and payload.get("tools") and "outcome" not in payload:
         quantities = quantities_of(payload["question"], payload["first"], payload["second"])
@@ -147,7 +147,7 @@ def world(payload: Payload, judge: str) -> str | Said:
 
 
 def careless(payload: Payload, judge: str) -> str | Said:
-    """As `world`, but for faults of lists (`tests.fakes.facts.careless_lines`)."""
+    """Answer as `world`, with faults of lists (`tests.fakes.facts.careless_lines`)."""
     if payload.get("stage") == "compare_many":
         return "\n".join(careless_comparisons(payload, judge))
     if payload.get("stage") not in ("classify_relations", "check_claims"):
@@ -156,9 +156,9 @@ def careless(payload: Payload, judge: str) -> str | Said:
 
 
 def verbatim(payload: Payload) -> str:
-    """Facts and claims are the sentences of a text; what stands verbatim in the evidence, or among claims, holds.
+    """Return the sentences of a text as facts and claims. A verbatim match with evidence or claims is support.
 
-    How relevant and salient a fact is lies in its text. For other stages as `fixed`.
+    The text of a fact contains its relevance and salience. Other stages answer as `fixed`.
     """
     stage = payload.get("stage")
     if stage in ("extract_facts", "extract_claims"):
@@ -176,25 +176,25 @@ def verbatim(payload: Payload) -> str:
 
 
 def scripted(payload: Payload, *, hasty: bool = False) -> str | Said:
-    """What `tests.fakes.scripted` says; for stages unknown there, as `fixed`."""
+    """Answer from `tests.fakes.scripted`. Other stages answer as `fixed`."""
     said = say_scripted(payload, hasty=hasty)
     return fixed(payload) if said is None else Said(*said)
 
 
 def garbage(payload: Payload) -> str:
-    """Text that has the form of no stage (for a summary, any text has)."""
+    """Return a text that does not have the form of any stage, except for a summary, which may be any text."""
     return GARBAGE
 
 
 def replay_key(query: str, contexts: Sequence[str], response: str) -> str:
-    """The key of a row of a replay table: sha256 of what `evaluate_coverage` is shown."""
+    """Return the key of a row of a replay table: sha256 of the variables of `evaluate_coverage`."""
     return sha256(json.dumps([query, list(contexts), response]).encode("ascii")).hexdigest()
 
 
 def replay(table: Mapping[str, str]) -> Answer:
-    """Answers `evaluate_coverage` from a table by `replay_key`, everything else as `fixed`.
+    """Return an answer that reads `evaluate_coverage` from a table by `replay_key`. Other stages answer as `fixed`.
 
-    The answer raises LookupError for an input that was never recorded.
+    The answer raises LookupError for an input that was not recorded.
     """
 
     def answer(payload: Payload) -> str:
@@ -206,7 +206,7 @@ def replay(table: Mapping[str, str]) -> Answer:
 
 
 def find_answer(name: str) -> Answer:
-    """The answer of that name, or the table of `replay:<path>`. Raises ValueError for an unknown name."""
+    """Return the answer with this name, or the table of `replay:<path>`. Raises ValueError for an unknown name."""
     if name.startswith("replay:"):
         return replay(json.loads(Path(name.removeprefix("replay:")).read_text(encoding="utf-8")))
     if name not in _ANSWERS:
@@ -217,7 +217,7 @@ def find_answer(name: str) -> Answer:
 
 
 def spread(token: str) -> Odds:
-    """0.7 on the token, half of what is left on each of the others; those of a digit are the other ones of 1 to 5."""
+    """Return 0.7 for the token, and the rest in equal parts for others. For digits these are the others of 1 to 5."""
     space, word = token[: len(token) - len(token.lstrip())], token.strip()
     others = (
         [space + digit for digit in _RATINGS if digit != word] if word.isdigit() else [f"{token}~{i}" for i in range(9)]
@@ -226,14 +226,14 @@ def spread(token: str) -> Odds:
 
 
 def likeliest(odds: Odds, said: str, top: int) -> list[str]:
-    """The alternatives that are shown: as many as asked for, what was said first, then by probability."""
+    """Return the requested number of alternatives, with the token of the completion first, then by probability."""
     return sorted(odds, key=lambda token: (token != said, -odds[token]))[:top]
 
 
 def expected_score(odds: Odds, said: str, top: int | None) -> float:
-    """The rating that must come of a digit said with these odds where `top` alternatives are asked for.
+    """Return the expected rating for a digit with these odds, if the request asks for `top` alternatives.
 
-    E = sum of s p(s) / sum of p(s) over the digits 1 to 5 shown; the digit itself where none is asked for (None).
+    E = sum of s p(s) / sum of p(s) over the digits 1 to 5 in the alternatives. The digit counts if `top` is None.
     """
     shown = {} if top is None else {token: odds[token] for token in likeliest(odds, said, top) if token in _RATINGS}
     total = sum(shown.values())
@@ -241,13 +241,13 @@ def expected_score(odds: Odds, said: str, top: int | None) -> float:
 
 
 def content_of(turn: Mapping[str, Any]) -> str:
-    """The text of a message; parts of other kinds as JSON."""
+    """Return the text of a message, with other parts as JSON."""
     content = turn["content"]
     return content if isinstance(content, str) else json.dumps(content)
 
 
 def payload_of(text: str) -> Payload:
-    """The stage and variables that a machine-readable prompt carries; empty for any other prompt."""
+    """Return the stage and variables of a machine-readable prompt, empty for any other prompt."""
     if not text.lstrip().startswith("{"):
         return {}
     try:

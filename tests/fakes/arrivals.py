@@ -1,4 +1,4 @@
-"""What reached the model server, kept small: millions of requests are counted in one process."""
+"""The requests that reached the model server, stored compactly, because one process counts millions of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from struct import Struct
 from time import time
 
 COMPLETION_PATHS = ("/v1/chat/completions", "/v1/completions")
-# Whatever is asked for: what is counted by stage
+# These count by stage for any request
 CLASSIFYING_PATHS = ("/classify", "/predict", "/score")
 ASKED_PATHS = (*COMPLETION_PATHS, "/v1/embeddings", "/res/v1/web/search", *CLASSIFYING_PATHS)
 
@@ -18,8 +18,8 @@ ASKED_PATHS = (*COMPLETION_PATHS, "/v1/embeddings", "/res/v1/web/search", *CLASS
 class Arrival:
     """A request that reached the server.
 
-    `at` is a time.time, `key` a hash of its messages or prompt. `status` is what the server answered, 0 where it did
-    not (a hang, a refusal, an answer still due or a client that left first).
+    `at` is time.time, and `key` a hash of its messages or prompt. `status` is the status of the response. It is 0
+    without a response: after a hang or a refusal, before the response, or if the client left first.
     """
 
     at: float
@@ -44,7 +44,7 @@ class Log:
         self.counts: Counter[str] = Counter()
 
     def add(self, path: str, model: str, stage: str | None, prompt_tokens: int, key: int) -> int:
-        """Writes a request that is not answered yet; gives its position."""
+        """Add a request without a response, and return its position."""
         position, (paths, models, stages) = len(self.rows), self.names
         named = paths.setdefault(path, len(paths)), models.setdefault(model, len(models))
         self.rows += self._ROW.pack(time(), *named, stages.setdefault(stage, len(stages)), 0, prompt_tokens, 0, key)
@@ -53,17 +53,17 @@ class Log:
         return position
 
     def answered(self, position: int, status: int, completion_tokens: int) -> None:
-        """Writes what the request at that position was answered."""
+        """Add the response to the request at this position."""
         for (field, offset), value in ((self._STATUS, status), (self._COMPLETION_TOKENS, completion_tokens)):
             field.pack_into(self.rows, position + offset, value)
 
     def pack(self) -> bytes:
-        """All of it as bytes, for `unpack`."""
+        """Return the whole log as bytes for `unpack`."""
         return json.dumps([list(names) for names in self.names]).encode() + b"\n" + self.rows
 
     @classmethod
     def unpack(cls, blob: bytes) -> list[Arrival]:
-        """The arrivals that `pack` wrote, in order."""
+        """Return the arrivals of `pack`, in order."""
         head, _, rows = blob.partition(b"\n")
         paths, models, stages = json.loads(head)
         return [

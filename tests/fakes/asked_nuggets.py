@@ -1,4 +1,4 @@
-"""What the metric nuggets asks for a sample of the symbolic world, request by request, and what comes of those lost."""
+"""The expected requests of the metric nuggets for a sample of the symbolic world, and the results of lost requests."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tests.fakes.world_importance import contexts_of
 from untold.udfs.stages import STAGES
 
 LISTED = 10
-# Error types after which a nugget of a list is not asked alone, as the list itself is asked again later
+# After these errors the nuggets of a list get no single requests, because the list is sent again later
 PASSING = {"http_408", "http_500", "connection", "timeout", "bad_body", "bad_finish"}
-# The error type of a request, None where it is answered
+# Returns the error type of a request, or None for a success
 Ask = Callable[..., str | None]
 
 
 @dataclass
 class JudgedNuggets:
-    """`verdict`: what must come of a sample, None where it fails; `lost`: stage, variables, error of what it lacks."""
+    """`verdict`: the expected result of a sample, None if it fails. `lost`: stage, variables, error per request."""
 
     options: Options
     ask: Ask
@@ -30,7 +30,7 @@ class JudgedNuggets:
     lost: set[tuple[str, str, str]] = field(default_factory=set)
 
     def judge(self, sample: Mapping[str, Any]) -> None:
-        """Asks for all that a sample needs, in order."""
+        """Send all requests that a sample needs, in order."""
         query, response, references = sample["query"], sample["response"], sample.get("references")
         texts = [] if references else self._summarise(sample)
         nuggets = [references] if isinstance(references, str) else references or self._create(query, texts)
@@ -52,7 +52,7 @@ class JudgedNuggets:
         return [summary for text in texts if (summary := summarise(text))]
 
     def _create(self, query: str, texts: Sequence[str]) -> list[str]:
-        """The nuggets; none once something is lost, after which nothing is asked."""
+        """Return the nuggets. After a lost request there are none, and no request follows."""
         nuggets: list[str] = []
         for first in range(0, len(texts), self.options.window):
             window = list(texts[first : first + self.options.window])
@@ -63,7 +63,7 @@ class JudgedNuggets:
         return [] if self.lost else nuggets
 
     def _label(self, stage: str, variables: Mapping[str, Any], texts: Sequence[str]) -> list[str | None]:
-        """A label for each text: asked in lists, again in lists where one is open, and then alone."""
+        """Return a label for each text: from lists, then from lists of the open texts, then from single requests."""
         labels: list[str | None] = [None] * len(texts)
         waiting = list(range(len(texts)))
         alone = []
@@ -87,7 +87,7 @@ class JudgedNuggets:
     def _read(
         self, stage: str, variables: Mapping[str, Any], texts: list[str]
     ) -> tuple[Sequence[str | None], str | None]:
-        """The labels of a list, and its error."""
+        """Return the labels of a list, and its error."""
         asked = {**variables, "nuggets": texts}
         if error := self.ask(stage, **asked):
             return [None] * len(texts), error
@@ -97,7 +97,7 @@ class JudgedNuggets:
         return labels, None
 
     def _lose(self, stage: str, variables: Mapping[str, Any]) -> bool:
-        """Asks, and says whether that is lost."""
+        """Send a request, and return True if it is lost."""
         error = self.ask(stage, **variables)
         self.lost |= {(stage, json.dumps(variables), error)} if error else set()
         return error is not None
@@ -108,7 +108,7 @@ def _text(one: Any) -> str:
 
 
 def judge_nuggets(sample: Mapping[str, Any], options: Options, ask: Ask) -> JudgedNuggets:
-    """What must come of a sample, whose requests are asked by `ask`."""
+    """Return the expected result of a sample with requests by `ask`."""
     judged = JudgedNuggets(options, ask)
     judged.judge(sample)
     return judged

@@ -1,4 +1,4 @@
-"""Azurite: Azure's own emulator of its blob storage. It has no ADLS endpoint, so that Spark uses that of blobs."""
+"""Azurite, Azure's emulator of its blob storage. It has no ADLS endpoint, so Spark uses the endpoint of blobs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from untold.udfs.schemes import environment_of
 
 ACCOUNT = "devstoreaccount1"
 HOST = f"{ACCOUNT}.dfs.core.windows.net"
-# The key that every Azurite has
+# The key of every Azurite
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 
 def install() -> Path | None:
-    """The program, installed once a machine; None without Node or where it cannot be installed."""
+    """Install the program once per machine, and return it. Return None without Node or after a failed installation."""
     return install_npm("azurite@3.35.0", "azurite/dist/src/blob/main.js") if shutil.which("node") else None
 
 
 @contextmanager
 def serve(program: Path, folder: Path) -> Iterator[Gateway]:
-    """The server on loopback, with an empty container."""
+    """Run the server on loopback, with an empty container."""
     port = free_port()
     words = ["node", str(program), "--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence"]
     places = {f"{kind}_storage_authority": f"127.0.0.1:{port}" for kind in ("blob", "dfs")}
@@ -46,7 +46,7 @@ def _spark(port: int) -> dict[str, str]:
         "ingress.service.type": "BLOB",
         "account.hns.enabled": "false",
         "always.use.https": "false",
-        # The other one wants TLS to be set up
+        # The other library requires TLS
         "networking.library": "JDK_HTTP_URL_CONNECTION",
     }
     return {f"spark.hadoop.fs.azure.{name}": value for name, value in told.items()}

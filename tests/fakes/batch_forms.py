@@ -1,4 +1,4 @@
-"""Batch APIs other than OpenAI's over the files and batches of `FakeBatches`, strict about their documented forms."""
+"""Batch APIs in other formats than OpenAI's, over `FakeBatches`. They check their documented formats strictly."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Asked:
         self.query = {name: values[0] for name, values in parse_qs(query).items()}
 
     def form(self) -> dict[str, Message]:
-        """The parts of a form by their names."""
+        """Return the parts of a form by name."""
         read = message_from_bytes(self.head.partition(b"\r\n")[2] + b"\r\n" + self.body)
         parts: Any = read.get_payload()
         return {str(part.get_param("name", header="content-disposition")): part for part in parts}
@@ -47,7 +47,7 @@ PATHS = ("/files", "/batches", "/batch/jobs", "/messages/batches")
 
 
 def is_batch_path(path: str) -> bool:
-    """Whether a path is one of files or batches, in any form."""
+    """Return True if a path belongs to files or batches, in any format."""
     return any(path.startswith(root + end) for root in ROOTS for end in PATHS)
 
 
@@ -57,7 +57,7 @@ def check(holds: object, message: str) -> None:
 
 
 def azure(fake: FakeBatches, asked: Asked, key: str) -> Any:
-    """Azure: `api-key`, `api-version` where the address has no /v1, files that are pending, statuses with capitals."""
+    """Azure: `api-key`, `api-version` if the address has no /v1, pending files, statuses with capitals."""
     check(b"\r\napi-key:" in asked.head.lower(), "no api-key")
     check(asked.root.endswith("/v1") or "api-version" in asked.query, "no api-version")
     match (asked.method, asked.parts):
@@ -79,7 +79,7 @@ def azure(fake: FakeBatches, asked: Asked, key: str) -> Any:
 
 
 def groq(fake: FakeBatches, asked: Asked, key: str) -> Any:
-    """Groq: lists in one page, whose parameters it does not know."""
+    """Groq: lists in one page, without parameters."""
     match (asked.method, asked.parts):
         case ("GET", ["files" | "batches"]):
             check(not asked.query, "unknown parameters")
@@ -130,14 +130,14 @@ def _job(fake: FakeBatches, batch: Batch) -> Json:
 
 
 def _numbered(items: list[Json], query: Mapping[str, str], *, total: bool) -> Json:
-    """A page of two."""
+    """Return a page of two items."""
     first = 2 * int(query.get("page", 0))
     page: Json = {"object": "list", "data": items[first : first + 2]}
     return page | ({"total": len(items)} if total else {})
 
 
 def together(fake: FakeBatches, asked: Asked, key: str) -> Any:
-    """Together: uploads by a form of their own, a created batch within `job`, a bare list, no metadata."""
+    """Together: uploads in a separate form, a created batch within `job`, a bare list, no metadata."""
     match (asked.method, asked.parts):
         case ("GET", ["files"]):
             return {"data": [fake.file(one) for one in fake.files]}
@@ -169,7 +169,7 @@ def _flat(fake: FakeBatches, batch: Batch) -> Json:
 
 
 def anthropic(fake: FakeBatches, asked: Asked, key: str) -> Any:
-    """Message Batches: requests inline, results as lines by `type`, nothing to name one by."""
+    """Message Batches: inline requests, results as lines by `type`, no names."""
     head = asked.head.lower()
     check(b"\r\nanthropic-version:" in head and b"\r\nauthorization:" not in head, "no version, or another key")
     match (asked.method, asked.parts[1:]):
@@ -203,7 +203,7 @@ def anthropic(fake: FakeBatches, asked: Asked, key: str) -> Any:
 
 
 def _chat_line(request: Json) -> Json:
-    """The line of a chat completion for an inline request."""
+    """Return the line of a chat completion for an inline request."""
     params = dict(request["params"])
     check(re.fullmatch("[a-zA-Z0-9_-]{1,64}", request["custom_id"]), "another custom_id")
     check(isinstance(params.get("max_tokens"), int), "no max_tokens")
@@ -223,7 +223,7 @@ def _chat_line(request: Json) -> Json:
 
 
 def _chat_turns(turn: Json) -> list[Json]:
-    """A turn of a message as turns of a chat, whose tools have turns of their own."""
+    """Return a turn of a message as turns of a chat, with separate turns for tools."""
     if isinstance(turn["content"], str):
         return [turn]
     kinds = {block["type"] for block in turn["content"]}
@@ -262,7 +262,7 @@ def _message_batch(fake: FakeBatches, batch: Batch) -> Json:
 
 
 def _result(line: Json) -> Json:
-    """A line of results, of one of OpenAI's."""
+    """Return a line of results for a line in OpenAI's format."""
     response = line["response"]
     if response is None:
         return {"custom_id": line["custom_id"], "result": {"type": "expired"}}

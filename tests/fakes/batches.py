@@ -1,4 +1,4 @@
-"""The batch API of the model server: files, batches and their faults, over whatever answers a single request."""
+"""The batch API of the model server: files, batches and their faults. A function answers each single request."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from tests.fakes.batch_forms import FORMS, Asked, WrongError
 from tests.fakes.replies import Reply, count_tokens, error_reply, http_message
 
 Ask = Callable[[str, bytes], tuple[int, Any]]
-"""Status and body for the body of a request to a path."""
+"""Returns the status and body of the response to a request body for a path."""
 PATH = "/v1/chat/completions"
 DEEDS = {"delay", "expire", "twice", "cut", "shuffle", "lost", "fail", "garbage", "lag"}
 
 
 class LostError(Exception):
-    """What was asked was done, and the answer to it is lost."""
+    """A request that was executed, and whose response is lost."""
 
 
 class HungError(Exception):
-    """The answer never comes."""
+    """A response that never arrives."""
 
 
 @dataclass
 class Batch:
-    """A batch with its results, which show once `until` has passed or it was cancelled."""
+    """A batch with its results, which are visible after `until`, or after it was cancelled."""
 
     id: str
     file: str
@@ -55,15 +55,17 @@ class Batch:
 
 @dataclass
 class FakeBatches:
-    """Files and batches. `batches` are the deeds of one batch after the other, as they are created; `uploads` say of
-    one upload after the other whether its answer is `lost`, it `fails`, it `hangs` and is lost, or `hung` and is there.
-    `queue` is how many tokens may wait. Answers to requests that are `slow` (method and path, the beginning) do not
-    come. `busy`: how often a method and path get a 503 with `retry_after` seconds. `form`: of the API. `pending`: for
-    how many looks a file is, where the form has that.
+    """Files and batches with faults.
+
+    `batches` are the deeds of consecutive batches, in the order of their creation. `uploads` are the faults of
+    consecutive uploads: `lost` (the response), `fails`, `hangs` (the upload is lost) or `hung` (the upload exists).
+    `queue` is the maximum number of waiting tokens. Requests in `slow` (method and path prefix) get no response. `busy`
+    is the number of 503s for a method and path, with `retry_after` seconds. `form` is the format of the API. `pending`
+    is the number of looks at a file before it is ready, if the format has this state.
 
     Deeds: `delay` seconds, `expire` at this share of the requests, `twice` each result, `cut` the file of results,
-    `shuffle` it, `lost` is the answer to its creation, `fail` with this code, `garbage` for that many lines, `lag`
-    seconds until lists have it.
+    `shuffle` it, `lost` is the response to its creation, `fail` with this code, `garbage` for this number of lines,
+    `lag` seconds before lists contain it.
     """
 
     ask: Ask
@@ -134,7 +136,7 @@ class FakeBatches:
             random.Random(0).shuffle(batch.lines)
 
     def content(self, file: str) -> bytes:
-        """A file that was uploaded, or the results of a batch. Raises KeyError for what was removed."""
+        """Return an uploaded file, or the results of a batch. Raises KeyError for a removed file."""
         if file in self.removed:
             raise KeyError(file)
         if file in self.files:
@@ -145,13 +147,13 @@ class FakeBatches:
         return content[: len(content) * 2 // 3] if kind == "output" and batch.deeds.get("cut") else content
 
     def remove(self, file: str) -> None:
-        """Removes a file, or results."""
+        """Remove a file, or results."""
         if file in self.removed or not (file in self.files or file.partition("-")[2] in self.made):
             raise KeyError(file)
         self.removed.append(file)
 
     def show(self, batch: Batch) -> dict[str, Any]:
-        """A batch as the API shows it."""
+        """Return a batch in the format of the API."""
         status = batch.status(monotonic())
         ended = status in ("completed", "expired", "cancelled")
         error = {"code": batch.deeds.get("fail"), "message": "said by the endpoint"}
@@ -171,7 +173,7 @@ class FakeBatches:
         }
 
     def reply(self, method: str, target: str, head: bytes, body: bytes, key: str) -> Reply:
-        """The answer to an HTTP request for a path of files or batches."""
+        """Return the response to an HTTP request for files or batches."""
         reply = self._reply(Asked(method, target, head, body), key)
         if self.slow and f"{method} {target}".startswith(self.slow):
             reply.content = None
@@ -196,7 +198,7 @@ class FakeBatches:
         return Reply(200, http_message(200, json.dumps(answer).encode()))
 
     def openai(self, asked: Asked, key: str) -> Any:
-        """What OpenAI answers, as JSON or the bytes of a file. Raises KeyError for what is not there."""
+        """Return OpenAI's response, as JSON or the bytes of a file. Raises KeyError for a missing item."""
         after = asked.query.get("after", "")
         match (asked.method, asked.parts):
             case ("POST", ["files"]):
@@ -224,26 +226,26 @@ class FakeBatches:
         raise KeyError(asked.path)
 
     def listed(self, key: str) -> list[dict[str, Any]]:
-        """The batches that a key sees in a list, which may lag."""
+        """Return the batches in the list of a key. The list may be late."""
         now = time()
         own = (batch for batch in self.made.values() if batch.key == key)
         return [self.show(batch) for batch in own if now >= batch.created + batch.deeds.get("lag", 0.0)]
 
     def seen(self, name: str, key: str) -> Batch:
-        """A batch that a key sees. Raises KeyError for another's."""
+        """Return a batch of a key. Raises KeyError for a batch of another key."""
         if self.made[name].key != key:
             raise KeyError(name)
         return self.made[name]
 
     def file(self, file: str) -> dict[str, Any]:
-        """A file as the API shows it."""
+        """Return a file in the format of the API."""
         name, content = self.files[file]
         shown = {"id": file, "object": "file", "bytes": len(content), "filename": name, "purpose": "batch"}
         return shown | {"created_at": 0, "status": "processed"}
 
 
 def _page(items: list[dict[str, Any]], after: str = "") -> dict[str, Any]:
-    """Two items, as a page of a longer list."""
+    """Return two items as a page of a longer list."""
     ids = [item["id"] for item in items]
     first = ids.index(after) + 1 if after in ids else 0
     shown = items[first : first + 2]

@@ -1,7 +1,7 @@
-"""The language of the symbolic world as ICAT's stages speak it: claims, aspects, and which claims cover an aspect.
+"""The language of the symbolic world for ICAT's stages: claims, aspects, and the coverage of aspects.
 
-An aspect asks for one level of one topic of one subject, `the year of the founding of Ada Mill`; a claim covers it if
-it states or implies that level. The forms of the completions vary by what is asked, as models vary them.
+An aspect asks for one level of one topic of one subject, `the year of the founding of Ada Mill`. A claim covers it if
+it states or implies this level. The forms of the completions vary with the request, as with models.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STATING = ("Fact", "Claim")
 
 
 def claims_of(text: str) -> list[str]:
-    """What a text states: its facts and tastes, a leading `It` resolved, conjunctions split; equal ones repeat."""
+    """Return the facts and tastes of a text, with a leading `It` resolved, conjunctions split, and duplicates kept."""
     return revise(text, [unit for unit, kind in extract(text) if kind in STATING])
 
 
@@ -28,24 +28,24 @@ def verifiable_claims(sentence: str, before: str, after: str) -> list[str]:
 
 
 def aspect_of(topic: str, level: str, subject: str) -> str:
-    """An aspect in words."""
+    """Return the text of an aspect."""
     return f"the {level} of the {topic} of {subject.title()}"
 
 
 def aspects_of(query: str) -> list[str]:
-    """The aspects of a query, those of the topics that it asks for first, some twice; a tenth of queries has none."""
+    """Return the aspects of a query, the requested topics first, some twice. A tenth of queries has none."""
     asked = read_query(query)
     if asked is None or roll(query, "none") % 10 == 0:
         return []
     topics, subject = asked
-    # Of other topics half: with those twice there are sometimes more than the ten that count
+    # Half of the other topics are used. With the duplicates there are sometimes more than ten
     named = [key for key in LEVELS if key[0] in topics or roll(query, *key) % 2]
     texts = [aspect_of(*key, subject) for key in sorted(named, key=lambda key: key[0] not in topics)]
     return [form for text in texts for form in ([text, f"{text.upper()}."] if roll(query, text) % 5 == 0 else [text])]
 
 
 def covers(claim: str, aspect: str) -> bool:
-    """Whether a claim states or implies what an aspect asks for."""
+    """Return True if a claim states or implies the content of an aspect."""
     said, asked = read_fact(claim), _ASPECT.fullmatch(normalise(aspect))
     if said is None or asked is None or said[0].subject != asked["subject"]:
         return False
@@ -53,12 +53,12 @@ def covers(claim: str, aspect: str) -> bool:
 
 
 def align(aspects: Sequence[str], claims: Sequence[str]) -> list[list[int]]:
-    """For each aspect the numbers of the claims that cover it, from 1."""
+    """Return for each aspect the numbers of the claims that cover it, from 1."""
     return [[number for number, claim in enumerate(claims, start=1) if covers(claim, aspect)] for aspect in aspects]
 
 
 def say_icat(payload: Mapping[str, Any]) -> tuple[str, dict[int, Any]] | None:
-    """The completion for a prompt of one of ICAT's own stages; None for any other stage."""
+    """Return the completion for a prompt of one of ICAT's own stages, or None for another stage."""
     stage = payload.get("stage")
     if stage == "extract_claims":
         return _say_claims(claims_of(payload["text"]), roll(payload["text"])), {}
@@ -73,7 +73,7 @@ def say_icat(payload: Mapping[str, Any]) -> tuple[str, dict[int, Any]] | None:
 
 
 def _say_claims(claims: Sequence[str], form: int) -> str:
-    """One a line, without bullets where no line may be taken for a part of the one above."""
+    """Write one claim per line, without bullets if no line could continue the line above."""
     plain = all(claim.endswith(".") and claim[0].isupper() for claim in claims)
     forms = [
         "\n".join(claims if plain else [f"- {claim}" for claim in claims]),
@@ -91,7 +91,7 @@ def _say_aspects(aspects: Sequence[str], form: int) -> str:
 
 
 def _say_alignment(aspects: Sequence[str], claims: Sequence[str]) -> str:
-    """Objects with numbers that mean nothing, evidence of one aspect in two objects, and aspects without evidence."""
+    """Write objects with unknown numbers, with evidence of one aspect in two objects, and without evidence."""
     objects = []
     for number, evidence in enumerate(align(aspects, claims), start=1):
         form = roll(aspects[number - 1], *claims) % 4

@@ -1,6 +1,6 @@
-"""A server that classifies pairs, in the forms of vLLM (/classify, /score) and text-embeddings-inference (/predict).
+"""A server that classifies pairs with the APIs of vLLM (/classify, /score) and text-embeddings-inference (/predict).
 
-Its probabilities are those of `tests.udfs.retrieval.onnx_files.write_classifier` for the same words.
+Its probabilities equal the probabilities of `tests.udfs.retrieval.onnx_files.write_classifier` for the same words.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tests.fakes.rules import Request
 
 SEPARATOR = "</s></s>"
 LABELS = ("entailment", "neutral", "contradiction")
-# text-embeddings-inference takes no more at once
+# The limit of text-embeddings-inference
 MOST_PAIRS = 32
 _TOKEN = re.compile(r"\w+|[^\w\s]+")
 
 
 @dataclass(frozen=True)
 class FakeClassifier:
-    """The first class is the one where the premise has every known word of the hypothesis, else it is the last."""
+    """A pair has the first class if the premise contains every known word of the hypothesis, else the last."""
 
     words: Sequence[str] = ()
     doubted: Sequence[str] = ()
@@ -32,7 +32,7 @@ class FakeClassifier:
     doubt: float = 0.3
 
     def probabilities(self, premise: str, hypothesis: str) -> list[float]:
-        """Of each class, in order."""
+        """Return the probability of each class, in order."""
         lacking = set(_TOKEN.findall(hypothesis)) - set(_TOKEN.findall(premise))
         known = (self.doubt if word in self.doubted else 1.0 for word in lacking if word in self.words)
         fails = max(known, default=0.0)
@@ -41,7 +41,7 @@ class FakeClassifier:
 
 
 def pairs_of(path: str, body: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The pairs that a body asks for. Raises LookupError, TypeError or ValueError for one that asks for none."""
+    """Return the pairs in a body. Raises LookupError, TypeError or ValueError for a body without pairs."""
     if path == "/predict":
         return [(premise, hypothesis) for premise, hypothesis in body["inputs"]]
     if path == "/score":
@@ -50,11 +50,7 @@ def pairs_of(path: str, body: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def classes_content(request: Request, tokens: int, deeds: Mapping[str, Any], classifier: FakeClassifier) -> Reply:
-    """The reply to pairs that no rule about the call alone has answered.
-
-    Of the deeds, `nan` is for the pairs that contain its value, or for all; `drop` leaves one out; `unnamed` gives the
-    classes numbers for names.
-    """
+    """Return the response to pairs, if no rule for the call applies."""
     path, pairs = request.payload["path"], request.payload["pairs"]
     if path == "/predict" and len(pairs) > MOST_PAIRS:
         return error_reply(413, "batch size error")

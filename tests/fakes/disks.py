@@ -1,4 +1,4 @@
-"""A small disk of a test's own that can be filled and emptied."""
+"""A small disk for a test, which can be filled and emptied."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SIZE = 2**20
 
 
 class SmallDisk:
-    """A megabyte of memory as a file system, mounted at a folder. Raises PermissionError where none may be."""
+    """A megabyte of memory as a file system, mounted at a folder. Raises PermissionError if mounting is not allowed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -22,7 +22,7 @@ class SmallDisk:
             raise PermissionError(f"nothing can be mounted at {folder}") from error
 
     def fill(self) -> None:
-        """Leaves no room on it."""
+        """Fill the disk."""
         try:
             self._filler.write_bytes(bytes(2 * SIZE))
         except OSError:
@@ -30,13 +30,13 @@ class SmallDisk:
         raise AssertionError(f"{self.folder} is larger than it should be")
 
     def empty(self) -> None:
-        """Makes room again."""
+        """Free space on the disk."""
         self._filler.write_bytes(b"")
 
     def protect(self) -> None:
-        """Lets nothing be written to it any more."""
+        """Make the disk read-only."""
         subprocess.run(["mount", "-o", "remount,ro", str(self.folder)], check=True, capture_output=True)
 
     def close(self) -> None:
-        """Takes it away; a write that was just refused may still hold its file, and goes on to its end."""
+        """Unmount the disk. A refused write may still hold its file open until it ends."""
         subprocess.run(["umount", "--lazy", str(self.folder)], check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""What the metric nli must make of samples of the symbolic world, by brute force (methods, sections 2 and 5)."""
+"""The expected results of nli for samples of the symbolic world, by brute force (methods, sections 2 and 5)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ PairType = TypeVar("PairType")
 
 @dataclass(frozen=True)
 class Options:
-    """What a job does with a world: the judge that the server is, and the job's settings.
+    """The options of a job in a world: the judge of the server, and the settings of the job.
 
-    `top` is how many alternatives of a rating are asked for, None where the digits themselves count. `read` is what
-    the parsers make of an item of a list.
+    `top` is the number of requested alternatives of a rating, None for plain digits. `read` applies the changes of the
+    parsers to an item of a list.
     """
 
     judge: str = "closed"
@@ -40,8 +40,8 @@ class Options:
 class Atom:
     """An atom of a sample.
 
-    One that is `kept` passed from its `sources` or was said by the response. One that is not was rated too low in all
-    of them, or is of another unit type.
+    A `kept` atom passed in its `sources` or is in the response. Other atoms have a low rating in all of them, or
+    another unit type.
     """
 
     text: str
@@ -54,7 +54,7 @@ class Atom:
 class ExpectedStatement:
     """A statement of the contexts.
 
-    `sources` are in the order of the contexts, `members` in that of first appearance, those of contexts first.
+    `sources` are in the order of the contexts, and `members` in the order of appearance, members from contexts first.
     """
 
     text: str
@@ -66,23 +66,24 @@ class ExpectedStatement:
 
 @dataclass(frozen=True)
 class ExpectedConflict:
-    """Two statements of which members contradict each other, the one that appears first before the other."""
+    """Two statements with members that contradict each other, in order of first appearance."""
 
     first: ExpectedStatement
     second: ExpectedStatement
 
     @property
     def coverage(self) -> str:
-        """Which of them the response conveys."""
+        """Return which of the statements the response conveys."""
         said = [name for name in ("first", "second") if getattr(self, name).covered]
         return said[0] if len(said) == 1 else "both" if said else "neither"
 
 
 @dataclass(frozen=True)
 class Verdict(Generic[AtomType, PairType]):
-    """What must come of a sample: atoms, statements in order of first appearance, relations, None where unjudged.
+    """The expected result of a sample: atoms, statements in order of first appearance, and relations.
 
-    `score` is of what was judged, `bounds` are its (low, high). `conflicts` are in the order of their statements.
+    An unjudged relation is None. `score` covers the judged part, and `bounds` are its (low, high). `conflicts` are in
+    the order of their statements.
     """
 
     atoms: tuple[AtomType, ...] = ()
@@ -93,7 +94,7 @@ class Verdict(Generic[AtomType, PairType]):
 
     @property
     def measures(self) -> dict[str, float | None]:
-        """By name those of conflicts; shares are None without any."""
+        """Return the measures of conflicts by name. Shares are None without conflicts."""
         coverage = [conflict.coverage for conflict in self.conflicts]
         both, neither, total = coverage.count("both"), coverage.count("neither"), len(coverage)
         shares = (both / total, (total - both - neither) / total) if total else (None, None)
@@ -101,55 +102,55 @@ class Verdict(Generic[AtomType, PairType]):
 
     @property
     def status(self) -> str:
-        """`no_statements`, `partial` where a relation is missing, else `ok`."""
+        """Return `no_statements`, `partial` if a relation is missing, otherwise `ok`."""
         if not self.statements:
             return "no_statements"
         return "partial" if None in self.relations.values() else "ok"
 
     @property
     def covered(self) -> int:
-        """How many statements the response covers."""
+        """Return the number of covered statements."""
         return sum(statement.covered for statement in self.statements)
 
     @property
     def uncovered(self) -> int:
-        """How many it does not cover."""
+        """Return the number of uncovered statements."""
         return len(self.statements) - self.covered
 
     @property
     def score(self) -> float | None:
-        """The share covered; None without statements."""
+        """Return the covered share, None without statements."""
         return self.covered / len(self.statements) if self.statements else None
 
 
 @dataclass(frozen=True)
 class Expected(Verdict[Atom, Pair]):
-    """What nli must make of a sample: relations by (premise text, hypothesis text).
+    """The expected nli result of a sample: relations by (premise text, hypothesis text).
 
-    Atoms are in order of first appearance, those of unit types that are not wanted after the others.
+    Atoms are in order of first appearance. Atoms of unwanted unit types are last.
     """
 
     @property
     def context_atoms(self) -> int:
-        """C: how many nodes passed from a context."""
+        """Return C, the number of nodes that passed from a context."""
         return sum(atom.kept and bool(atom.sources) for atom in self.atoms)
 
     @property
     def response_atoms(self) -> int:
-        """R: how many other nodes there are."""
+        """Return R, the number of other nodes."""
         return sum(atom.kept and not atom.sources for atom in self.atoms)
 
     @property
     def pairs(self) -> int:
-        """How many ordered pairs there are to judge: 2 R C + C (C - 1)."""
+        """Return the number of ordered pairs to judge: 2 R C + C (C - 1)."""
         return len(self.relations)
 
 
 @dataclass
 class Node:
-    """What is equal after normalisation, where it was found, and the `sources` whose rating passed.
+    """Equal texts after normalisation, with their occurrences and the `sources` with a passing rating.
 
-    `position` is its place in order of first appearance.
+    `position` is the index in order of first appearance.
     """
 
     position: int
@@ -161,13 +162,13 @@ class Node:
 
     @property
     def text(self) -> str:
-        """The most frequent verbatim form in the contexts, else in the response; ties by first appearance."""
+        """Return the most frequent form in the contexts, otherwise in the response, the first on a tie."""
         texts = self.context_texts or self.response_texts
         return max(dict.fromkeys(texts), key=texts.count)
 
     @property
     def label(self) -> str:
-        """What a statement is named after it."""
+        """Return the name of the node's statement."""
         return self.text
 
     @property
@@ -180,29 +181,29 @@ class Node:
 
     @property
     def is_said(self) -> bool:
-        """Whether the response says it."""
+        """Return True if the node is in the response."""
         return bool(self.response_texts)
 
     @property
     def shown_sources(self) -> list[str]:
-        """The sources that passed; of one that is not kept, all that it was found in."""
+        """Return the passing sources. A node that is not kept has all its sources."""
         return self.sources if self.kept else self.found_in
 
     def add_context(self, text: str, name: str) -> None:
-        """An occurrence in a context, whether it passes or not."""
+        """Add an occurrence in a context, passing or not."""
         self.context_texts.append(text)
         if name not in self.found_in:
             self.found_in.append(name)
 
     def to_atom(self) -> Atom:
-        """It as a row."""
+        """Return the node as an atom."""
         sources = self.shown_sources
         origin = "response" if not sources else "both" if self.is_said else "context"
         return Atom(self.text, origin, tuple(sources), self.kept)
 
 
 class FactGraph:
-    """Nodes by label, the edges between them, what the response reaches, and the classes that hold a context node."""
+    """Nodes by label, their edges, the nodes that the response reaches, and the classes with a context node."""
 
     def __init__(self, nodes: Sequence[Node], edges: Iterable[Pair]) -> None:
         self.edges = nx.DiGraph(edges)
@@ -215,16 +216,16 @@ class FactGraph:
         self.missing = {node.label for members in self.classes for node in members} - self.reached
 
     def count_classes(self, wanted: Container[str]) -> int:
-        """How many classes hold a context node of which the label is wanted."""
+        """Return the number of classes with a context node whose label is wanted."""
         return sum(any(node.sources and node.label in wanted for node in members) for members in self.classes)
 
 
 def expected_nli(sample: Sample, options: Options, answered: Mapping[Pair, str | None] | None = None) -> Expected:
-    """The atoms, relations, statements and bounds of a sample, and with them its counts, score and status.
+    """Return the expected atoms, relations, statements and bounds of a sample, with counts, score and status.
 
-    A node is what is equal by `normalise`. It has the sources whose own rating passed, and its texts and frequency by
-    every occurrence of a kept unit type. Without contexts, or with none that has a summary, nothing is asked.
-    `answered` has the pairs of texts that were not answered as by the judge, None where by nobody.
+    A node contains equal texts by `normalise`. Its sources are the contexts with a passing rating, and its texts and
+    frequency include every occurrence of a kept unit type. Without contexts, or without summaries, there is no request.
+    `answered` has the pairs of texts with another result than the judge's, None for a lost one.
     """
     nodes = _read(sample, options)[0]
     kept = [node for node in nodes if node.kept]
@@ -238,9 +239,9 @@ def expected_nli(sample: Sample, options: Options, answered: Mapping[Pair, str |
 
 
 def conclude(sample: Sample, lower: FactGraph, upper: FactGraph, against: Container[Pair]) -> dict[str, Any]:
-    """The statements and conflicts of the graph without the unjudged edges, and bounds by it and that with all of them.
+    """Return the statements and conflicts of the graph without unjudged edges, and bounds from both graphs.
 
-    against: the pairs of labels that contradict each other.
+    The second graph has all unjudged edges. against: the pairs of labels that contradict each other.
     """
     statements = tuple(_statement(members, lower, list(contexts_of(sample))) for members in lower.classes)
     conflicts = tuple(
@@ -253,7 +254,7 @@ def conclude(sample: Sample, lower: FactGraph, upper: FactGraph, against: Contai
 
 
 def _are_against(first: Sequence[Node], second: Sequence[Node], against: Container[Pair]) -> bool:
-    """Whether a member of one contradicts one of the other."""
+    """Return True if a member of one contradicts a member of the other."""
     pairs = [(one.label, other.label) for one, other in product(first, second)]
     return any(pair in against or pair[::-1] in against for pair in pairs)
 
@@ -281,25 +282,25 @@ def _bounds(lower: FactGraph, upper: FactGraph) -> tuple[float, float]:
 
 
 def payloads(sample: Sample, options: Options) -> list[dict[str, Any]]:
-    """What a sample asks for: stage and variables of every request, repetitions included."""
+    """Return the stage and variables of every request of a sample, with duplicates."""
     relations = expected_nli(sample, options).relations
     pairs = [{"stage": "classify_relation", "premise": one, "hypothesis": other} for one, other in relations]
     return [*_read(sample, options)[1], *pairs]
 
 
 def count_requests(samples: Sequence[Sample], options: Options) -> Counter[str]:
-    """How many distinct requests the samples need, by stage."""
+    """Return the number of distinct requests of the samples, by stage."""
     return count_distinct(payload for sample in samples for payload in payloads(sample, options))
 
 
 def count_distinct(asked: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    """How many different payloads there are, by stage."""
+    """Return the number of distinct payloads, by stage."""
     distinct = {json.dumps(payload, sort_keys=True) for payload in asked}
     return Counter(json.loads(payload)["stage"] for payload in distinct)
 
 
 def contexts_of(sample: Sample) -> dict[str, str]:
-    """The contexts by id; those that are strings are numbered from 1."""
+    """Return the contexts by id. Strings are numbered from 1."""
     given = enumerate(sample["contexts"], start=1)
     return {
         str(number) if isinstance(context, str) else context["id"]: context
@@ -310,13 +311,13 @@ def contexts_of(sample: Sample) -> dict[str, str]:
 
 
 def summaries_of(sample: Sample) -> list[dict[str, Any]]:
-    """What is asked to condense the contexts."""
+    """Return the requests for summaries of the contexts."""
     of_query = {"stage": "summarise_context", "query": sample["query"]}
     return [{**of_query, "text": text} for text in contexts_of(sample).values()]
 
 
 def _read(sample: Sample, options: Options) -> tuple[list[Node], list[dict[str, Any]]]:
-    """The nodes in order of first appearance, contexts before the response, and what was asked for them."""
+    """Return the nodes in order of first appearance, contexts before the response, and the requests for them."""
     asked = summaries_of(sample) if options.summarise else []
     nodes: dict[str, Node] = {}
     for name, text in passages(sample, options.summarise):
@@ -334,7 +335,7 @@ def _read(sample: Sample, options: Options) -> tuple[list[Node], list[dict[str, 
 
 
 def passages(sample: Sample, summarised: bool) -> list[tuple[str | None, str]]:
-    """The texts that have atoms, by context id, last that of the response (None); none where no context is left."""
+    """Return the texts with atoms by context id, the response (None) last. It is empty if no context is left."""
     texts = contexts_of(sample)
     if summarised:
         texts = {name: summary for name, text in texts.items() if (summary := summarise(text)) is not None}
@@ -343,7 +344,7 @@ def passages(sample: Sample, summarised: bool) -> list[tuple[str | None, str]]:
 
 
 def _others(sample: Sample, options: Options, nodes: Sequence[Node]) -> list[Node]:
-    """The units of types that are not wanted, unless a node is equal to them."""
+    """Return the units of unwanted types that are not equal to a node."""
     known, others = {normalise(node.text) for node in nodes}, dict[str, Node]()
     for name, text in passages(sample, options.summarise):
         for unit, kind in extract(text):

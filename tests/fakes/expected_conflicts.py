@@ -1,4 +1,4 @@
-"""What the metric e2e must make of conflicts of contexts, by brute force (methods, section 4)."""
+"""The expected results of the metric e2e for conflicts of contexts, by brute force (methods, section 4)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.fakes.answers import expected_e2e
 from tests.fakes.expected import contexts_of
 from tests.fakes.facts import conflicts_among, conveys, normalise, summarise
 
-# Text, the ids of its contexts, and whether the response conveys it, None where that was lost
+# The text, the ids of its contexts, and its coverage by the response, None if lost
 Side = tuple[str, list[str], bool | None]
 Ask = Callable[..., bool]
 COVERAGE: Mapping[tuple[bool | None, bool | None], str] = {
@@ -23,9 +23,9 @@ COVERAGE: Mapping[tuple[bool | None, bool | None], str] = {
 
 @dataclass(frozen=True)
 class ExpectedConflicts:
-    """What must come of a sample: the status of its score, and the sides of its conflicts.
+    """The expected result of a sample: the status of its score, and the sides of its conflicts.
 
-    `known`: whether its conflicts are known, `whole` whether all sides are.
+    `known`: its conflicts are known. `whole`: all sides are known.
     """
 
     status: str
@@ -35,13 +35,13 @@ class ExpectedConflicts:
 
     @property
     def rows(self) -> list[list[Any]]:
-        """first, its sources, second, its sources, coverage of each conflict, sorted."""
+        """Return first, its sources, second, its sources, and coverage of each conflict, sorted."""
         rows = [[*a[:2], *b[:2], COVERAGE.get((a[2], b[2]))] for a, b in self.conflicts]
         return sorted(rows, key=str)
 
     @property
     def measures(self) -> dict[str, tuple[float | None, float | None, float | None]]:
-        """By name value, low and high."""
+        """Return value, low and high by name."""
         coverage = [row[4] for row in self.rows if row[4] is not None]
         found: dict[str, tuple[float | None, float | None, float | None]] = {
             "conflicts": (float(len(self.conflicts)) if self.known else None, None, None)
@@ -53,7 +53,7 @@ class ExpectedConflicts:
 
 
 def expected_conflicts(sample: Mapping[str, Any], judge: str, ask: Ask = lambda stage, **_: True) -> ExpectedConflicts:
-    """What must come of a sample; `ask` is told each request, and says whether it is answered."""
+    """Return the expected result of a sample. `ask` is called with each request, and returns True for a success."""
     query, response, texts = sample["query"], sample["response"], contexts_of(sample)
     read = {name: ask("summarise_context", query=query, text=text) for name, text in texts.items()}
     if not all(read.values()):
@@ -83,7 +83,7 @@ def expected_conflicts(sample: Mapping[str, Any], judge: str, ask: Ask = lambda 
 
 
 def _distinct_pairs(contexts: list[str], judge: str) -> list[tuple[tuple[str, list[int]], tuple[str, list[int]]]]:
-    """The pairs of texts with their numbers, each once."""
+    """Return the distinct pairs of texts with their numbers."""
     found = {}
     for first, first_sources, second, second_sources in conflicts_among(contexts, judge):
         pair = frozenset((normalise(first), normalise(second)))

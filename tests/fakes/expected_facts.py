@@ -1,7 +1,7 @@
-"""The facts of texts as LongRecall cuts and compares them, by brute force: docs/methods.md, section 13.
+"""Facts of texts and their comparison for LongRecall, by brute force: docs/methods.md, section 13.
 
-Each text is normalised sign by sign, each pair of facts compared by itself: matchings are networkx's, sentences
-nupunkt's.
+Each text is normalised sign by sign, and each pair of facts is compared separately. Matchings use networkx, and
+sentences use nupunkt.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NEGATIONS = ("not", "no", "never", "none", "neither", "nor", "without", "cannot
 
 @dataclass(frozen=True)
 class Fact:
-    """A fact as it is shown: its whole text, and its anchor."""
+    """A fact in its shown form: its whole text, and its anchor."""
 
     text: str
     anchor: str | None = None
@@ -43,14 +43,14 @@ class Fact:
 
 @lru_cache(maxsize=100_000)
 def shown(text: str) -> str:
-    """N(text)."""
+    """Return N(text)."""
     signs = unicodedata.normalize("NFKC", "".join(_PLAIN.get(sign, sign) for sign in text))
     return " ".join("".join(s for s in signs if s.isspace() or unicodedata.category(s) not in ("Cc", "Cf")).split())
 
 
 @lru_cache(maxsize=100_000)
 def match(text: str) -> str:
-    """M of a text that is in its shown form."""
+    """Return M of a text in its shown form."""
     folded, before = text.casefold(), None
     while folded != before:
         before = folded
@@ -67,7 +67,7 @@ def tokens(text: str) -> frozenset[str]:
 
 @lru_cache(maxsize=200_000)
 def jaccard(one: str, other: str) -> float:
-    """J of two texts in their shown form, tokens similar from 0.8 on."""
+    """Return J of two texts in their shown form. Tokens are similar from 0.8 on."""
     first, second = tokens(one), tokens(other)
     common = first & second
     pairs = [
@@ -81,7 +81,7 @@ def jaccard(one: str, other: str) -> float:
 
 
 def alike(one: Fact, other: Fact) -> tuple[float, float]:
-    """J and L of two facts."""
+    """Return J and L of two facts."""
     pairs = [(one.text, other.text)]
     if one.anchor and other.anchor:
         pairs.append((one.anchor, other.anchor))
@@ -90,14 +90,14 @@ def alike(one: Fact, other: Fact) -> tuple[float, float]:
 
 
 def cosine(one: str, other: str) -> float:
-    """To the digits that single-precision vectors have."""
+    """Return the cosine to the precision of single-precision vectors."""
     first, second = vector_of(one), vector_of(other)
     product = sum(a * b for a, b in zip(first, second, strict=True))
     return round(product / (hypot(*first) * hypot(*second)), 6)
 
 
 def items_of(text: str) -> tuple[str, list[str]]:
-    """The text before a list, and its items; no items where it is none, or has one alone."""
+    """Return the text before a list, and its items. There are no items if the text has fewer than two."""
     before: list[str] = []
     items: list[list[str]] = []
     for raw in text.splitlines():
@@ -123,7 +123,7 @@ def items_of(text: str) -> tuple[str, list[str]]:
 
 
 def _length_of_mark(line: str) -> int | None:
-    """How long the mark of an item is that a line begins with; None without one."""
+    """Return the length of the mark at the beginning of a line, or None without a mark."""
     if line.startswith("["):
         return 0
     mark, _, _ = line.partition(" ")
@@ -138,7 +138,7 @@ def _length_of_mark(line: str) -> int | None:
 
 
 def fact_of_item(item: str) -> Fact:
-    """An item as a fact: anchor and evidence, an anchor alone, or one statement."""
+    """Return an item as a fact: anchor and evidence, only an anchor, or one statement."""
     opening = next((mark for mark in ("***", "**", "__", "[") if item.startswith(mark)), None)
     closing = {"[": "]"}.get(opening or "", opening)
     anchor = evidence = ""
@@ -160,12 +160,12 @@ def fact_of_item(item: str) -> Fact:
 
 
 def _is_sentence(text: str) -> bool:
-    """Whether a text ends as a sentence, and a word behind its first has no capital."""
+    """Return True if a text ends like a sentence, and a word after its first has no capital."""
     return text.rstrip("\"')]")[-1:] in (".", "!", "?") and any(word[0].islower() for word in text.split()[1:])
 
 
 def _balanced(text: str) -> str:
-    """Without closing brackets that nothing opens."""
+    """Return the text without unmatched closing brackets."""
     for opening, closing in ("()", "[]"):
         while True:
             depths = [text[: end + 1].count(opening) - text[: end + 1].count(closing) for end in range(len(text))]
@@ -196,7 +196,7 @@ def numbers_and_negations(text: str) -> tuple[frozenset[str], Counter[str]]:
 
 
 def distinct(facts: Sequence[Fact], generated: bool) -> list[Fact]:
-    """Equal facts once, and of generated ones those that are nearly equal."""
+    """Return the distinct facts. For generated facts, near-duplicates are removed too."""
     kept: list[Fact] = []
     for fact in facts:
         equal = [other for other in kept if match(other.text) == match(fact.text)]

@@ -1,7 +1,7 @@
-"""What the metric icat must make of samples of the symbolic world, by brute force (Samarinas et al. 2025).
+"""The expected results of the metric icat for samples of the symbolic world, by brute force (Samarinas et al. 2025).
 
-What was found for a claim is handed in, best first: any source and any retriever can be held against it. Figures are
-exact fractions, rounded once.
+The chunks of a claim are an argument, the best first, so the function works for any source and any retriever. Figures
+are exact fractions that are rounded once.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Options:
-    """What a job does with a world: the judge that the server is, and the job's settings.
+    """The options of a job in a world: the judge of the server, and the settings of the job.
 
-    `lost(claim, chunk)` and `unfound(claim)` say whose verdict and whose retrieval failed. `read` is what the parsers
-    make of a claim. `verify(chunk, claim)` gives the relation where it is not the server that judges.
+    `lost(claim, chunk)` and `unfound(claim)` return True for a failed verdict or retrieval. `read` applies the changes
+    of the parsers to a claim. `verify(chunk, claim)` returns the relation if the server is not the judge.
     """
 
     judge: str = "closed"
@@ -52,15 +52,15 @@ class Options:
     verify: Callable[[str, str], str] | None = None
 
     def relate(self, chunk: str, claim: str) -> str:
-        """The relation of a chunk to a claim."""
+        """Return the relation of a chunk to a claim."""
         return self.verify(chunk, claim) if self.verify else relate_text(chunk, claim, self.judge)
 
 
 @dataclass(frozen=True)
 class ExpectedClaim:
-    """A claim, its verdict, None where it is unjudged, and the ids of the chunks that support it by rank.
+    """A claim, its verdict (None if unjudged), and the ids of the chunks that support it, by rank.
 
-    `judged`: by rank the chunks that are held against it, each with its relation, None where that was lost.
+    `judged`: the chunks that the claim is compared with, by rank, with their relation, None if lost.
     """
 
     text: str
@@ -72,7 +72,7 @@ class ExpectedClaim:
 
 @dataclass(frozen=True)
 class ExpectedAspect:
-    """An aspect, its given id, and the positions of the claims that cover it, from 1."""
+    """An aspect, its given id, and the positions (from 1) of the claims that cover it."""
 
     reference_id: str | None
     text: str
@@ -81,7 +81,7 @@ class ExpectedAspect:
 
 @dataclass(frozen=True)
 class ExpectedIcat:
-    """What icat must make of a sample; measures by name: value, low, high."""
+    """The expected icat result of a sample. Measures by name: value, low, high."""
 
     claims: tuple[ExpectedClaim, ...]
     aspects: tuple[ExpectedAspect, ...]
@@ -90,12 +90,12 @@ class ExpectedIcat:
 
 
 def distinct(texts: Sequence[str]) -> list[str]:
-    """The texts, of those that are equal but for what `normalise` takes off the first."""
+    """Return the texts without duplicates by `normalise`. The first of equal texts is kept."""
     return [text for place, text in enumerate(texts) if normalise(text) not in map(normalise, texts[:place])]
 
 
 def cut(document: Document, words: int = 128, overlap: int = 32) -> list[Chunk]:
-    """The chunks of a document: so many words, of which the last are the next one's first."""
+    """Return the chunks of a document with `words` words, and `overlap` words in common with the next one."""
     said, chunks = document["text"].split(), []
     while said:
         name = f"{document['document_id']}#{len(chunks)}"
@@ -105,7 +105,7 @@ def cut(document: Document, words: int = 128, overlap: int = 32) -> list[Chunk]:
 
 
 def nearest(query: str, chunks: Sequence[Chunk], top: int = 10) -> list[Chunk]:
-    """The chunks by the cosine of their vectors as the server has them, to 6 decimals, then by their ids."""
+    """Return the chunks by the cosine of the server's vectors, to 6 decimals, then by their ids."""
     asked = _unit_vector(query)
     return sorted(chunks, key=lambda chunk: (-round(_product(asked, _unit_vector(chunk.text)), 6), chunk.chunk_id))[
         :top
@@ -125,7 +125,7 @@ def _product(first: Sequence[float], second: Sequence[float]) -> float:
 def expected_icat(
     sample: Mapping[str, Any], found: Found, options: Options | None = None, annotations: Sequence[Annotation] = ()
 ) -> ExpectedIcat:
-    """The brute force; `annotations` are for variant m."""
+    """Compute the result by brute force. `annotations` are for variant m."""
     options = options or Options()
     texts = distinct([options.read(claim) for claim in claims_of(sample["response"])])
     claims = [_judge(text, found(text)[: options.top], options) for text in texts]
@@ -138,7 +138,7 @@ def expected_icat(
 
 
 def _judge(claim: str, chunks: Sequence[Chunk], options: Options) -> ExpectedClaim:
-    """Supported where one chunk entails it, else contradicted where one contradicts it, unjudged where one was lost."""
+    """Return supported if a chunk entails the claim, else contradicted if one does, unjudged if one was lost."""
     if options.unfound(claim):
         return ExpectedClaim(claim, None, (), None)
     relations = [None if options.lost(claim, chunk.text) else options.relate(chunk.text, claim) for chunk in chunks]
@@ -155,7 +155,7 @@ def _judge(claim: str, chunks: Sequence[Chunk], options: Options) -> ExpectedCla
 
 
 def _aspects(sample: Mapping[str, Any], options: Options) -> list[tuple[str | None, str]]:
-    """(given id, text): those that the sample brings, else the first that the judge names, equal ones once."""
+    """Return (given id, text) of the sample's aspects, otherwise of the judge's first aspects without duplicates."""
     given = sample.get("aspects") if options.variant != "a" else None
     if given:
         ids = [str(number) if isinstance(one, str) else one["id"] for number, one in enumerate(given, start=1)]
@@ -176,7 +176,7 @@ def _by_documents(
     claims: Sequence[ExpectedClaim],
     annotations: Sequence[Annotation],
 ) -> list[list[int]]:
-    """The claims whose first supporting chunk is of a document that is annotated with the aspect."""
+    """Return the claims whose first supporting chunk is in a document with an annotation of the aspect."""
     relevant = {(topic, subtopic, document) for topic, subtopic, document, relevance in annotations if relevance > 0}
     return [
         [

@@ -1,7 +1,7 @@
-"""What the metric importance must make of samples of the symbolic world, by brute force ("Beyond Precision", 2026).
+"""The expected results of importance for samples of the symbolic world, by brute force ("Beyond Precision", 2026).
 
-What facts are taken from and claims verified against is handed in, so that any source can be held against it. Shares
-are exact fractions, rounded once; classes are those of SciPy's complete linkage over a square of cosines.
+The texts of facts and the chunks for claims are arguments, so the function works for any source. Shares are exact
+fractions that are rounded once. Classes come from SciPy's complete linkage over a square of cosines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.fakes.importance import covering, facts_of, importance, verify
 from tests.fakes.lookups import vector_of
 
 Bounds = tuple[float | None, float | None, float | None]
-# Those of the language of the world that the method leaves out of account
+# The function words in the language of the world
 _FUNCTION_WORDS = frozenset(["was", "in", "on", "the", "of", "is", "has", "to", "at"])
 _WORD = re.compile(r"[\w']+")
 NOTHING: Bounds = (None, None, None)
@@ -35,10 +35,10 @@ NOTHING: Bounds = (None, None, None)
 
 @dataclass(frozen=True)
 class Options:
-    """What a job does with a world: the judge that the server is, and the job's settings.
+    """The options of a job in a world: the judge of the server, and the settings of the job.
 
-    `top` is how many alternatives of a rating are asked for, None where the digits themselves count.
-    `unverified(claim)` and `unchecked(fact)` say whose verdict was lost.
+    `top` is the number of requested alternatives of a rating, None for plain digits. `unverified(claim)` and
+    `unchecked(fact)` return True for a lost verdict.
     """
 
     judge: str = "closed"
@@ -56,7 +56,7 @@ class Options:
     ks: tuple[int, ...] = (5, 10, 20, 50)
     # Extract the claims of each sentence from its window
     windows: bool = False
-    # Which chunks are shown where there are more; by default by products in double precision
+    # Selects the shown chunks if there are more. The default uses products in double precision
     nearest: Callable[[str, Sequence[Chunk], int], Sequence[Chunk]] | None = None
     unverified: Callable[[str], bool] = lambda claim: False
     unchecked: Callable[[str], bool] = lambda fact: False
@@ -64,7 +64,7 @@ class Options:
 
 @dataclass(frozen=True)
 class ExpectedFact:
-    """A fact, in order of first appearance; `covered` is None where it is unjudged or need not be given."""
+    """A fact, in order of first appearance. `covered` is None if it is unjudged or not required."""
 
     text: str
     reference_id: str | None
@@ -81,7 +81,7 @@ class ExpectedFact:
 
 @dataclass(frozen=True)
 class ExpectedClaim:
-    """A claim, its verdict (None: unjudged, or not to be judged) and the chunks that it is shown, in order."""
+    """A claim, its verdict (None if unjudged or not to be judged) and its chunks, in order."""
 
     text: str
     verdict: str | None
@@ -90,7 +90,7 @@ class ExpectedClaim:
 
 @dataclass(frozen=True)
 class ExpectedImportance:
-    """What importance must make of a sample; measures by name: value, low, high."""
+    """The expected importance result of a sample. Measures by name: value, low, high."""
 
     facts: tuple[ExpectedFact, ...]
     claims: tuple[ExpectedClaim, ...]
@@ -99,7 +99,7 @@ class ExpectedImportance:
     left_out: int
     # Covered, uncovered, unjudged
     counts: tuple[int, int, int]
-    # How many prompts rate the facts
+    # The number of prompts for ratings
     prompts: int
 
 
@@ -115,10 +115,10 @@ class _Fact:
 def expected_importance(
     sample: Mapping[str, Any], texts: Sequence[tuple[str, str]], chunks: Sequence[Chunk], options: Options
 ) -> ExpectedImportance:
-    """The brute force. texts: source and text of what facts are taken from; chunks: what claims are verified against.
+    """Compute the result by brute force. texts: source and text of facts. chunks: the chunks for claims.
 
-    Of contexts: without texts no claim is asked for where no references are given, and without contexts none is judged
-    where some are.
+    For contexts: without texts, no claim is requested unless references are given. Without contexts, no claim is judged
+    if references are given.
     """
     given = _given(sample.get("references"))
     facts, left_out = (given, 0) if given else _mined(texts, options)
@@ -164,7 +164,7 @@ def _given(references: Any) -> list[_Fact]:
 
 
 def _mined(texts: Sequence[tuple[str, str]], options: Options) -> tuple[list[_Fact], int]:
-    """The facts of the texts, equal ones once and near ones merged, in order of first appearance."""
+    """Return the facts of the texts in order of first appearance, with equal and near facts merged."""
     forms: dict[str, list[str]] = {}
     sources: dict[str, list[int]] = {}
     for place, (_, text) in enumerate(texts):
@@ -172,7 +172,7 @@ def _mined(texts: Sequence[tuple[str, str]], options: Options) -> tuple[list[_Fa
             forms.setdefault(normalise(fact), []).append(fact.strip())
             sources.setdefault(normalise(fact), []).append(place)
     nodes = list(forms)[: options.max_facts]
-    # The most frequent form, of several the first
+    # The most frequent form, the first on a tie
     labels = {node: max(dict.fromkeys(forms[node]), key=forms[node].count) for node in nodes}
     merged = []
     for members, head in _classes([labels[node] for node in nodes], [len(forms[node]) for node in nodes], options):
@@ -183,7 +183,7 @@ def _mined(texts: Sequence[tuple[str, str]], options: Options) -> tuple[list[_Fa
 
 
 def _classes(texts: Sequence[str], frequencies: Sequence[int], options: Options) -> list[tuple[list[int], int]]:
-    """The members of each class, and which of them stands for it."""
+    """Return the members of each class, and its representative."""
     everyone = range(len(texts))
     if options.duplicates == "none" or len(texts) < 2:
         return [([at], at) for at in everyone]
@@ -216,13 +216,13 @@ def _classes(texts: Sequence[str], frequencies: Sequence[int], options: Options)
 
 
 def _unit_vectors(texts: Sequence[str]) -> Any:
-    """Of length 1 as single precision has it, in which vectors are kept; products are in double precision."""
+    """Return vectors of length 1 in single precision, as they are stored. Products use double precision."""
     vectors = np.array([vector_of(text) for text in texts])
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32).astype(np.float64)
 
 
 def nearest(claim: str, chunks: Sequence[Chunk], most: int) -> list[Chunk]:
-    """The chunks by the cosines of their vectors as the server has them, to 6 decimals, then by their ids."""
+    """Return the chunks by the cosines of the server's vectors, to 6 decimals, then by their ids."""
     cosines = _unit_vectors([chunk.text for chunk in chunks]) @ _unit_vectors([claim])[0]
     order = sorted(range(len(chunks)), key=lambda at: (-round(float(cosines[at]), 6), chunks[at].chunk_id))
     return [chunks[at] for at in order[:most]]
@@ -242,7 +242,7 @@ def _say_same_words(first: str, second: str) -> bool:
 
 
 def _rated(query: str, facts: Sequence[_Fact], options: Options) -> tuple[list[ExpectedFact], int]:
-    """The facts with their ratings, weights and ranks, none of them checked; and how many prompts that takes."""
+    """Return the facts with ratings, weights and ranks, before checks, and the number of prompts."""
     unrated = [fact.text for fact in facts if fact.weight is None]
     prompts = -(-len(unrated) // options.batch)
     scores: list[tuple[float, float]] = []

@@ -1,8 +1,8 @@
-"""What the metric longrecall must make of samples of the symbolic world, by brute force.
+"""The expected results of the metric longrecall for samples of the symbolic world, by brute force.
 
-Ardestani, Kamalloo and Rafiei, LongRecall; docs/methods.md, section 13. Substrings are difflib's, facts those of
-`tests.fakes.expected_facts`. Answers are those of `tests.fakes.recall`, and each request that they take is written
-down. Figures are exact fractions, rounded once.
+Ardestani, Kamalloo and Rafiei, LongRecall; docs/methods.md, section 13. Substrings use difflib, and facts use
+`tests.fakes.expected_facts`. Answers come from `tests.fakes.recall`, and each of their requests is recorded. Figures
+are exact fractions that are rounded once.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Variables = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Options:
-    """What a job does with a world: the judge that the server is, and the settings `longrecall.*`.
+    """The options of a job in a world: the judge of the server, and the settings `longrecall.*`.
 
-    `lost(stage, variables)` says which requests fail.
+    `lost(stage, variables)` returns True for a failed request.
     """
 
     judge: str = "closed"
@@ -43,7 +43,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Shown:
-    """A candidate as it was shown: positions are those of references and generated facts from 1."""
+    """A shown candidate. Positions are the positions of references and generated facts, from 1."""
 
     reference: int
     position: int
@@ -57,7 +57,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Statement:
-    """A reference, and the positions of the facts that cover it; covered is None where it is unjudged."""
+    """A reference, and the positions of the facts that cover it. covered is None if it is unjudged."""
 
     text: str
     reference_id: str | None
@@ -70,7 +70,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class ExpectedRecall:
-    """What longrecall must make of a sample; measures by name: value, low, high. requests: stage and variables."""
+    """The expected longrecall result of a sample. Measures by name: value, low, high. requests: stage, variables."""
 
     status: str
     statements: tuple[Statement, ...] = ()
@@ -81,12 +81,12 @@ class ExpectedRecall:
     requests: frozenset[tuple[str, str]] = frozenset()
 
     def count(self, covered: bool | None) -> int:
-        """How many references are covered, are not, or are unjudged (None)."""
+        """Return the number of covered, uncovered, or unjudged (None) references."""
         return sum(one.covered is covered for one in self.statements)
 
 
 class _Asker:
-    """Answers by the world's truth, and writes down what was asked."""
+    """Answers with the world's truth, and records the requests."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -94,7 +94,7 @@ class _Asker:
         self.failed: set[str] = set()
 
     def ask(self, stage: str, **variables: Any) -> Any:
-        """The answer, None where the request is lost."""
+        """Return the answer, or None if the request is lost."""
         self.requests.add((stage, json.dumps(variables, sort_keys=True, ensure_ascii=False)))
         if self._options.lost(stage, variables):
             self.failed.add(stage)
@@ -112,7 +112,7 @@ class _Asker:
 
 
 def expect(sample: Mapping[str, Any], options: Options) -> ExpectedRecall:
-    """What must come of a sample."""
+    """Return the expected result of a sample."""
     asker = _Asker(options)
     sides, dropped = _sides(sample, options, asker)
     if asker.failed:
@@ -149,11 +149,11 @@ def expect(sample: Mapping[str, Any], options: Options) -> ExpectedRecall:
 
 Sides = dict[str, list[Fact] | None]
 Verdict = tuple[Sequence[int] | None, str | None, list[Shown]]
-"""The positions that cover a reference (None: unjudged), the step that found them, and what was shown."""
+"""The positions that cover a reference (None if unjudged), the step that found them, and the shown candidates."""
 
 
 def _sides(sample: Mapping[str, Any], options: Options, asker: _Asker) -> tuple[dict[str, Any], int]:
-    """The facts of both sides before equal ones are one, None where they are not known; how many the cap left out."""
+    """Return the facts of both sides with duplicates, None if unknown, and the number of facts beyond the cap."""
     response, given = sample["response"], sample["references"]
     text = given if isinstance(given, str) else None
     how = options.segmentation
@@ -196,7 +196,7 @@ def _resolved(text: str, facts: list[Fact], asker: _Asker) -> list[Fact]:
 def _entailing(
     number: int, reference: Fact, generated: Sequence[Fact], near: Sequence[Any], step: str, asker: _Asker
 ) -> Verdict:
-    """What the stages say of candidates: (position, J, L, cosine), by rank."""
+    """Return the entailed ones of candidates (position, J, L, cosine), by rank."""
     texts = [generated[position - 1].text for position, *_ in near]
     if not texts:
         return [], None, []
@@ -240,7 +240,7 @@ def _verdicts(references: Sequence[Fact], generated: Sequence[Fact], options: Op
         ]
         near = sorted((one for one in angles if one[3] >= options.cosine), key=lambda one: (-one[3], one[0]))
         chosen, step, found = _entailing(place + 1, reference, generated, near[: options.top_k], "semantic", asker)
-        # What has no vector might have been near
+        # A fact without a vector could have been near
         verdicts[place] = None if chosen == [] and lost - blocked else chosen, step, [*before, *found]
     return verdicts
 

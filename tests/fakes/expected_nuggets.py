@@ -1,4 +1,4 @@
-"""What the metric nuggets must make of samples of the symbolic world, by brute force."""
+"""The expected results of the metric nuggets for samples of the symbolic world, by brute force."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CREDIT = {"support": Fraction(1), "partial_support": Fraction(1, 2), "not_suppor
 
 @dataclass(frozen=True)
 class Options:
-    """What a job does with a world; `unassigned(response, nugget)` says whose assignment was lost."""
+    """The options of a job in a world. `unassigned(response, nugget)` returns True for a lost assignment."""
 
     judge: str = "closed"
     window: int = 10
@@ -28,7 +28,7 @@ class Options:
 
 @dataclass(frozen=True)
 class ExpectedNugget:
-    """A nugget in its rank; `support` is None where it is unjudged or not kept."""
+    """A nugget in its rank. `support` is None if it is unjudged or not kept."""
 
     text: str
     importance: str
@@ -40,7 +40,7 @@ class ExpectedNugget:
 
 @dataclass(frozen=True)
 class ExpectedNuggets:
-    """What nuggets must make of a sample; measures by name: value, low, high."""
+    """The expected nuggets result of a sample. Measures by name: value, low, high."""
 
     nuggets: tuple[ExpectedNugget, ...]
     measures: Mapping[str, Bounds]
@@ -50,7 +50,7 @@ class ExpectedNuggets:
 
 
 def expected_nuggets(sample: Mapping[str, Any], texts: Sequence[str], options: Options) -> ExpectedNuggets:
-    """The brute force. texts: what nuggets are made of, where the sample brings no references."""
+    """Compute the result by brute force. texts: the sources of nuggets, if the sample has no references."""
     references = sample.get("references") or ()
     several = [references] if isinstance(references, str) else references
     given = [one if isinstance(one, dict) else {"text": one} for one in several]
@@ -97,7 +97,7 @@ def _judged(nugget: ExpectedNugget, response: str, options: Options) -> Expected
 
 
 def measures_of(nuggets: Sequence[ExpectedNugget]) -> dict[str, Bounds]:
-    """Each measure over what is judged, and the least and the most that the rest could make of it."""
+    """Return each measure over the judged nuggets, with the least and the greatest value for all others."""
 
     def share(chosen: Sequence[ExpectedNugget], strict: bool, weighted: bool = False) -> Bounds:
         def weight(one: ExpectedNugget) -> Fraction:

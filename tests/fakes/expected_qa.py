@@ -1,4 +1,4 @@
-"""What the metric qa must make of samples of the symbolic world, by brute force (methods, sections 3 and 5)."""
+"""The expected results of qa for samples of the symbolic world, by brute force (methods, sections 3 and 5)."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ Comparison = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Options:
-    """What a job does with a world: the judge that the server is, and the job's settings.
+    """The options of a job in a world: the judge of the server, and the settings of the job.
 
-    `questions` and `quantity_tool` are those of the metric. `top` is how many alternatives of a rating are asked for,
-    None where the digits themselves count. `read` is what the parsers make of a question or an answer.
+    `questions` and `quantity_tool` are settings of the metric. `top` is the number of requested alternatives of a
+    rating, None for plain digits. `read` applies the changes of the parsers to a question or an answer.
     """
 
     judge: str = "closed"
@@ -55,7 +55,7 @@ class Options:
     read: Callable[[str], str] = str.strip
 
     def expect(self, odds: Odds) -> float:
-        """The rating that comes of these odds."""
+        """Return the rating for these odds."""
         return expected_score(odds, next(iter(odds)), self.top)
 
 
@@ -63,8 +63,8 @@ class Options:
 class QaAtom:
     """An answer of a sample.
 
-    One that is `kept` passed from its `sources` or from the response. One that is not was rated too low everywhere.
-    `rating` is the highest that it got.
+    A `kept` answer passed in its `sources` or in the response. Other answers have a low rating everywhere. `rating` is
+    the highest rating.
     """
 
     question: str
@@ -77,7 +77,7 @@ class QaAtom:
 
 @dataclass(frozen=True)
 class ExpectedQa(Verdict[QaAtom, Comparison]):
-    """What qa must make of a sample: relations by (question, first text, second text)."""
+    """The expected qa result of a sample: relations by (question, first text, second text)."""
 
 
 @dataclass
@@ -107,11 +107,11 @@ class _Node(Node):
 def expected_qa(
     sample: Sample, options: Options, answered: Mapping[Comparison, str | None] | None = None
 ) -> ExpectedQa:
-    """The answers, relations, statements and bounds of a sample, and with them its counts, score and status.
+    """Return the expected answers, relations, statements and bounds of a sample, with counts, score and status.
 
-    A node is an equal answer to an equal question, by `normalise`. It has the sources whose own rating passed, and its
-    texts and frequency by every occurrence. `answered` has the comparisons that were not answered as by the judge, None
-    where by nobody.
+    A node is an equal answer to an equal question, by `normalise`. Its sources are the contexts with a passing rating,
+    and its texts and frequency include every occurrence. `answered` has the comparisons with another result than the
+    judge's, None for a lost one.
     """
     nodes = _read(sample, options)[0]
     kept = [node for node in nodes if node.kept]
@@ -131,21 +131,21 @@ def expected_qa(
 
 
 def _pairs(kept: Iterable[_Node]) -> Iterator[tuple[_Node, _Node]]:
-    """The pairs to judge: answers to one question of which one is a context's, in code point order of their texts."""
+    """Yield the pairs to judge: answers to one question, at least one from a context, in code point order."""
     for one, other in combinations(kept, 2):
         if one.question == other.question and (one.sources or other.sources):
             yield (one, other) if one.text < other.text else (other, one)
 
 
 def _edges(first: str, second: str, relation: str | None) -> list[Pair]:
-    """The entailments that a relation stands for; an unjudged pair may be equivalent."""
+    """Return the entailments of a relation. An unjudged pair may be equivalent."""
     forwards = [(first, second)] if relation in ("equivalent", "first_implies_second", None) else []
     backwards = [(second, first)] if relation in ("equivalent", "second_implies_first", None) else []
     return [*forwards, *backwards]
 
 
 def relation_of(comparison: Comparison, options: Options) -> str:
-    """What comes of two answers: by the tool, where that is offered or settles them, else by the judge."""
+    """Return the relation of two answers: by the tool, if it is offered or decides them, otherwise by the judge."""
     quantities = quantities_of(*comparison)
     if quantities and (options.quantity_tool == "tool" or is_settled(comparison, options)):
         return RELATION_OF_OUTCOME[compare_lengths(**quantities)]
@@ -153,7 +153,7 @@ def relation_of(comparison: Comparison, options: Options) -> str:
 
 
 def is_settled(comparison: Comparison, options: Options) -> bool:
-    """Whether two answers are plain quantities that are compared without asking the model."""
+    """Return True if two answers are plain quantities that need no model."""
     plain = [text.removesuffix(".") for text in comparison[1:]]
     if options.quantity_tool != "resolve" or not all(text in (*LENGTHS, DURATION) for text in plain):
         return False
@@ -161,7 +161,7 @@ def is_settled(comparison: Comparison, options: Options) -> bool:
 
 
 def payloads(sample: Sample, options: Options) -> list[Payload]:
-    """What a sample asks for: stage and variables of every request, repetitions and no turns of tools included."""
+    """Return the stage and variables of every request of a sample, with duplicates and without tool turns."""
     compared = [one for one in expected_qa(sample, options).relations if not is_settled(one, options)]
     names = ("question", "first", "second")
     pairs = [{"stage": "compare_answers", **dict(zip(names, each, strict=True))} for each in compared]
@@ -169,12 +169,12 @@ def payloads(sample: Sample, options: Options) -> list[Payload]:
 
 
 def count_requests(samples: Sequence[Sample], options: Options) -> Counter[str]:
-    """How many distinct requests the samples need, by stage."""
+    """Return the number of distinct requests of the samples, by stage."""
     return count_distinct(payload for sample in samples for payload in payloads(sample, options))
 
 
 def count_tool_turns(samples: Sequence[Sample], options: Options) -> int:
-    """How many further requests it takes to tell the model what the tool said."""
+    """Return the number of additional requests with the results of the tool."""
     if options.quantity_tool != "tool":
         return 0
     compared = {one for sample in samples for one in expected_qa(sample, options).relations}
@@ -182,7 +182,7 @@ def count_tool_turns(samples: Sequence[Sample], options: Options) -> int:
 
 
 def _read(sample: Sample, options: Options) -> tuple[list[_Node], list[Payload]]:
-    """The nodes in order of first appearance, contexts before the response, and what was asked for them."""
+    """Return the nodes in order of first appearance, contexts before the response, and the requests for them."""
     asked = summaries_of(sample) if options.summarise else []
     texts = passages(sample, options.summarise)
     questions = _questions(sample["query"], texts, options, asked)
@@ -210,7 +210,7 @@ def _add(node: _Node, name: str | None, said: str, rating: float, passed: bool) 
 def _questions(
     query: str, texts: Sequence[tuple[str | None, str]], options: Options, asked: list[Payload]
 ) -> list[str]:
-    """The refined questions that are relevant enough."""
+    """Return the refined questions with enough relevance."""
     mined: dict[str, str] = {}
     for name, text in texts:
         if name is not None or options.questions == "all":
@@ -226,5 +226,5 @@ def _questions(
 
 
 def _rate(rated: Sequence[Rated], options: Options) -> dict[str, float]:
-    """Texts and ratings, as the parsers read them."""
+    """Return texts and ratings, as the parsers read them."""
     return {options.read(text): options.expect(odds) for text, odds in first_of_equals(rated)}

@@ -1,6 +1,6 @@
-"""What the metric rag must make of samples of the symbolic world, by brute force (Ru et al. 2024).
+"""The expected results of the metric rag for samples of the symbolic world, by brute force (Ru et al. 2024).
 
-Measures are those of RAGChecker's own formulas, over sets of claims and contexts; None where nothing can be divided.
+Measures follow RAGChecker's formulas, over sets of claims and contexts. They are None if they would divide by 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Relate = Callable[[str, str], Relation]
 
 @dataclass(frozen=True)
 class Checked:
-    """The claims of both sides, and by side the relation of each text to each: a row a claim, the whole text first."""
+    """The claims of both sides, and the relations by side: a row per claim, with the whole text first."""
 
     response: list[str]
     truth: list[str]
@@ -38,7 +38,7 @@ class Checked:
         return sum(one is None for row in (*self.of_response, *self.of_truth) for one in row)
 
     def measures(self) -> dict[str, tuple[float | None, float | None]]:
-        """By measure its lowest and its highest value, over every way in which what is not known could come out."""
+        """Return the lowest and the highest value of each measure over all results of unknown relations."""
         holes = [
             (rows, place)
             for rows in (*self.of_response, *self.of_truth)
@@ -57,7 +57,7 @@ class Checked:
 
 
 def rag_samples(count: int, responses: int = 1, judge: str = "closed", first: int = 0) -> list[dict[str, Any]]:
-    """Samples of worlds, with ground truths as texts, or in some worlds as claims."""
+    """Return samples of worlds with ground truths as texts, or in some worlds as claims."""
     found = []
     for seed in range(first, first + count):
         world, dice = World(seed, judge, ids=seed % 2 == 0), Random(f"rag/{seed}")
@@ -69,7 +69,7 @@ def rag_samples(count: int, responses: int = 1, judge: str = "closed", first: in
 
 
 def check(sample: Mapping[str, Any], relate: Relate | None = None, judge: str = "closed") -> Checked:
-    """What a judge says of a sample's claims; `relate` in its place, which gives None for what is lost."""
+    """Return the relations of a sample's claims by a judge, or by `relate`, which returns None for a lost one."""
     said = relate or (lambda premise, claim: relate_text(premise, claim, judge))
     truth = sample["ground_truth"]
     text = truth if isinstance(truth, str) else "\n".join(truth)
@@ -85,7 +85,7 @@ def check(sample: Mapping[str, Any], relate: Relate | None = None, judge: str = 
 
 
 def figures(response: Sequence[Sequence[Relation]], truth: Sequence[Sequence[Relation]], contexts: int) -> Figures:
-    """Every measure of relations that are all known."""
+    """Return every measure of completely known relations."""
     ranks = range(1, contexts + 1)
     of = {side: list(range(len(rows))) for side, rows in (("r", response), ("g", truth))}
     right = {one for one in of["r"] if response[one][0] == "entailment"}

@@ -1,6 +1,6 @@
-"""The language of the symbolic world: sentences, the facts that they state, and what the facts entail.
+"""The language of the symbolic world: sentences, their facts, and the entailments of facts.
 
-Everything is computed from texts alone, so that one model server, without state, tells the truth about any world.
+All results are computed only from texts, so one model server without state knows the truth about every world.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ QA_TOPICS = (*TOPICS, "length")
 CITIES = {"Lyon": "France", "Nantes": "France", "Turin": "Italy", "Osaka": "Japan", "Kyoto": "Japan", "Cusco": "Peru"}
 CONTINENTS = {"France": "Europe", "Italy": "Europe", "Japan": "Asia", "Peru": "America"}
 TASTES = ("tea", "coffee", "chess", "rain")
-# In metres, within the rounding that they are written with.
+# In metres, within the rounding of their text
 LENGTHS = {"5 km": 5000, "5,000 m": 5000, "5,470 yards": 5000, "8 km": 8000, "8,000 m": 8000, "8,750 yards": 8000}
 LOOSE_LENGTHS = {"about 5 km": 5000, "about 5 miles": 8000}
 DURATION = "20 minutes"
 MONTHS = ("January", "March", "May", "August", "October")
 NEEDED: Odds = {"5": 0.85, "4": 0.1, "n": 0.05}
 FOREIGN: Odds = {"1": 0.9, "2": 0.06, "n": 0.04}
-# The digit said and the expected score lie on different sides of the threshold in the last two.
+# In the last two, the digit and the expected score are on different sides of the threshold
 RELATED: Sequence[Odds] = (
     {"4": 0.8, "5": 0.15, "n": 0.05},
     {"3": 0.8, "2": 0.15, "n": 0.05},
@@ -60,7 +60,7 @@ def _any_of(words: Sequence[str]) -> str:
     return "|".join(map(re.escape, words)).casefold()
 
 
-# Topic and level: the sentences that say it, which entail one another, and the values that it takes.
+# Topic and level: the sentences that state it, which entail one another, and its values
 LEVELS: Mapping[tuple[str, str], tuple[tuple[str, ...], str]] = {
     ("founding", "day"): (_FOUNDED_ON, rf"\d\d? (?:{_any_of(MONTHS)}) \d{{4}}"),
     ("founding", "year"): (_FOUNDED, r"\d{4}"),
@@ -78,7 +78,7 @@ LEVELS: Mapping[tuple[str, str], tuple[tuple[str, ...], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One value of one subject, at one level of generality; subject and value are case folded."""
+    """A value of a subject at one level of generality. Subject and value are case folded."""
 
     topic: str
     level: str
@@ -87,16 +87,16 @@ class Fact:
 
     @property
     def written(self) -> str:
-        """The value as a text writes it."""
+        """Return the value as written in a text."""
         return self.value.title() if self.topic == "home" or self.level == "day" else self.value
 
     @property
     def forms(self) -> int:
-        """How many sentences say it."""
+        """Return the number of sentences for the fact."""
         return len(LEVELS[self.topic, self.level][0])
 
     def sentence(self, form: int = 0) -> str:
-        """It in words, with a full stop; form 0 begins with the subject."""
+        """Return the fact as a sentence with a full stop. Form 0 begins with the subject."""
         template = LEVELS[self.topic, self.level][0][form]
         text = template.format(x=self.subject.title(), v=self.written, level=self.level)
         return f"{text[0].upper()}{text[1:]}."
@@ -114,13 +114,13 @@ _GENERAL: Mapping[str, Callable[[str], tuple[str, str] | None]] = {
 
 
 def generalise(fact: Fact) -> Fact | None:
-    """The next more general fact: a day's year, a year's decade, a city's country; None at the top."""
+    """Return the next more general fact: a day's year, a year's decade, a city's country; None at the top."""
     found = _GENERAL[fact.level](fact.value) if fact.level in _GENERAL else None
     return Fact(fact.topic, found[0], fact.subject, found[1]) if found else None
 
 
 def chain(fact: Fact) -> list[Fact]:
-    """The fact and all that are more general, in this order."""
+    """Return the fact and all its generalisations, in this order."""
     facts: list[Fact] = []
     general: Fact | None = fact
     while general is not None:
@@ -130,7 +130,7 @@ def chain(fact: Fact) -> list[Fact]:
 
 
 def normalise(text: str) -> str:
-    """What makes two texts one node: NFKC, white space collapsed, no outer quotes or final full stop, case folded."""
+    """Return the text of a node: NFKC, single spaces, no outer quotes or final full stop, case folded."""
     text = " ".join(unicodedata.normalize("NFKC", text).split())
     while (stripped := text.strip(_QUOTES).removesuffix(".").strip()) != text:
         text = stripped
@@ -149,7 +149,7 @@ _PATTERNS = tuple(_patterns())
 
 @lru_cache(maxsize=100_000)
 def read_fact(sentence: str) -> tuple[Fact, int] | None:
-    """The fact that a sentence states and the form in which it does; None for any other text."""
+    """Return the fact of a sentence and its form, or None for any other text."""
     text = normalise(sentence)
     for pattern, topic, level, form in _PATTERNS:
         if found := pattern.fullmatch(text):
@@ -158,27 +158,28 @@ def read_fact(sentence: str) -> tuple[Fact, int] | None:
 
 
 def entails(premise: Fact, hypothesis: Fact) -> bool:
-    """Whether the hypothesis is the premise or more general."""
+    """Return True if the hypothesis is the premise or a generalisation of it."""
     return hypothesis in chain(premise)
 
 
 def _entails_in_one_step(premise: tuple[Fact, int], hypothesis: tuple[Fact, int]) -> bool:
-    """Only the next more general fact, and of three ways to say a fact only the next one round."""
+    """Return True for the next generalisation, and among three forms of a fact only for the next form."""
     (fact, form), (other, said) = premise, hypothesis
     return said in (form, (form + 1) % fact.forms) if fact == other else generalise(fact) == other
 
 
 def relate(premise: str, hypothesis: str, judge: str) -> str:
-    """The relation of two texts by one of `JUDGES`.
+    """Return the relation of two texts by one of `JUDGES`.
 
-    `closed` is the truth, transitively closed; `steps` sees entailments of one step only, and so is not transitive;
-    `noisy` is `closed` with a fifth of the answers random, by the two texts alone. Raises KeyError for another judge.
+    `closed` is the truth, transitively closed. `steps` finds only entailments of one step, so it is not transitive.
+    `noisy` is `closed` with a fifth of random answers, determined by the two texts. Raises KeyError for an unknown
+    judge.
     """
     return JUDGES[judge](premise, hypothesis)
 
 
 def relate_text(premise: str, hypothesis: str, judge: str) -> str:
-    """The same of a premise of any number of sentences: what one of them entails, else contradicts, else `neutral`."""
+    """Return the relation for a premise of several sentences: an entailment of one, a contradiction, or `neutral`."""
     relations = [relate(sentence, hypothesis, judge) for sentence in sentences(premise)]
     return (
         min([*relations, "neutral"], key=_RELATIONS.index) if len(relations) > 1 else relate(premise, hypothesis, judge)
@@ -210,7 +211,7 @@ def _relate_noisily(premise: str, hypothesis: str) -> str:
 
 
 def roll(*texts: str) -> int:
-    """A number of 64 bits, of these texts alone."""
+    """Return a number of 64 bits, determined by these texts."""
     return int.from_bytes(blake2b(json.dumps(texts).encode(), digest_size=8).digest(), "big")
 
 
@@ -222,22 +223,22 @@ JUDGES: Mapping[str, Callable[[str, str], str]] = {
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text in order, verbatim; a line is one, and one ends with `.`, `!` or `?` before a space."""
+    """Return the sentences of a text in order. They end at line ends, or with `.`, `!` or `?` before a space."""
     return [sentence.strip() for sentence in _SENTENCE_BREAK.split(text) if sentence.strip()]
 
 
 def summarise(text: str) -> str | None:
-    """The sentences without the word IRRELEVANT, one a line; None where nothing is left."""
+    """Return the sentences without the word IRRELEVANT, one per line, or None if there are none."""
     return "\n".join(sentence for sentence in sentences(text) if not _IRRELEVANT.search(sentence)) or None
 
 
 def extract(text: str) -> list[tuple[str, str]]:
-    """The sentences of a text, each with its unit type."""
+    """Return the sentences of a text, each with its unit type."""
     return [(sentence, unit_type(sentence)) for sentence in sentences(text)]
 
 
 def unit_type(sentence: str) -> str:
-    """`Claim` for tastes and praise, `Fact` for other facts, by pronoun or in conjunction too; else by its opening."""
+    """Return `Claim` for tastes and praise, `Fact` for other facts (also joined), otherwise by the first words."""
     text = normalise(sentence)
     openings = {
         "this text ": "Meta Statement",
@@ -253,12 +254,12 @@ def unit_type(sentence: str) -> str:
 
 
 def revise(text: str, statements: Sequence[str]) -> list[str]:
-    """The statements with a leading `It` replaced by the subject last named before, and conjunctions split."""
+    """Return the statements with a leading `It` replaced by the last subject before it, and conjunctions split."""
     return [part for statement in statements for part in split(resolve(text, statement))]
 
 
 def resolve(text: str, statement: str) -> str:
-    """The statement with a leading `It` replaced by the subject that the text names last before it."""
+    """Return the statement with a leading `It` replaced by the last subject before it in the text."""
     if not _PRONOUN.match(statement):
         return statement
     named = None
@@ -271,7 +272,7 @@ def resolve(text: str, statement: str) -> str:
 
 
 def split(statement: str) -> list[str]:
-    """`X was founded in 1912 and lives in Lyon.` as two sentences; anything else as it is."""
+    """Return `X was founded in 1912 and lives in Lyon.` as two sentences, and any other text unchanged."""
     parts = _AND.split(statement.strip(_QUOTES + " ").removesuffix("."))
     if len(parts) != 2:
         return [statement]
@@ -281,9 +282,9 @@ def split(statement: str) -> list[str]:
 
 
 def rate(query: str, statements: Sequence[str]) -> list[Odds]:
-    """The probabilities of the tokens that could be each statement's relevance, the one that is said first.
+    """Return the token probabilities of each statement's relevance. The token of the completion is first.
 
-    What the query asks for is needed, other subjects are foreign. What else is said of the subject gets one of
+    The content of the query is needed, and other subjects are foreign. Other facts about the subject get one of
     `RELATED`, which depends on the statement and the length of the list, as a real judge depends on the prompt.
     """
     asked = read_query(query)
@@ -291,7 +292,7 @@ def rate(query: str, statements: Sequence[str]) -> list[Odds]:
 
 
 def read_query(query: str) -> tuple[Sequence[str], str] | None:
-    """The topics and the subject that a query asks for; None for any other text."""
+    """Return the topics and the subject of a query, or None for any other text."""
     found = _QUERY.fullmatch(normalise(query))
     return (found["topics"].split(), found["subject"]) if found else None
 
@@ -307,7 +308,7 @@ def _rate(asked: tuple[Sequence[str], str] | None, statement: str, length: int) 
 
 
 def say(payload: Mapping[str, Any], judge: str) -> tuple[str, dict[int, Odds]] | None:
-    """The completion for a prompt of the metric nli, and the odds at places in it; None for any other stage."""
+    """Return the completion of a stage of nli and the odds at its positions, or None for another stage."""
     stage = payload.get("stage")
     if stage == "summarise_context":
         return summarise(payload["text"]) or "None", {}
@@ -330,9 +331,9 @@ def say(payload: Mapping[str, Any], judge: str) -> tuple[str, dict[int, Odds]] |
 
 
 def conflicts_among(contexts: Sequence[str], judge: str) -> list[tuple[str, list[int], str, list[int]]]:
-    """Sentences of contexts that contradict each other, each with the numbers of the contexts that have it.
+    """Return contradicting sentences of contexts, each with the numbers of its contexts.
 
-    Some are put in other words.
+    Some are reworded.
     """
     sources: dict[str, list[int]] = {}
     for number, context in enumerate(contexts, start=1):
@@ -343,13 +344,13 @@ def conflicts_among(contexts: Sequence[str], judge: str) -> list[tuple[str, list
 
 
 def reworded(sentence: str) -> str:
-    """The sentence in another form, where it states a fact and its hash says so."""
+    """Return the sentence in another form, if it states a fact and its hash decides so."""
     found = read_fact(sentence)
     return found[0].sentence((found[1] + 1) % found[0].forms) if found and roll(sentence) % 2 else sentence
 
 
 def conveys(response: str, statement: str, judge: str) -> bool:
-    """Whether a sentence of the response entails the statement."""
+    """Return True if a sentence of the response entails the statement."""
     return any(relate(sentence, statement, judge) == "entailment" for sentence in sentences(response))
 
 
@@ -359,26 +360,26 @@ def _say_conflicts(conflicts: Sequence[tuple[str, list[int], str, list[int]]]) -
 
 
 def relation_lines(premise: str, hypotheses: Sequence[str], judge: str) -> list[str]:
-    """The relation of the premise to each hypothesis, `1: neutral`."""
+    """Return the relation of the premise to each hypothesis, `1: neutral`."""
     return [f"{number}: {relate_text(premise, text, judge)}" for number, text in enumerate(hypotheses, start=1)]
 
 
 def careless_lines(premise: str, hypotheses: Sequence[str], judge: str) -> list[str]:
-    """The same with faults of their own in each list: lines missing, repeated, swapped, and of no hypothesis.
+    """Return the same lines with faults per list: missing, repeated, swapped, and with unknown numbers.
 
-    What is said of a number that stands once is right, and a list of one has no fault.
+    The label of a number that occurs once is correct, and a list with one item has no fault.
     """
     return made_careless(relation_lines(premise, hypotheses, judge), _RELATIONS, premise, *hypotheses)
 
 
 def made_careless(lines: list[str], labels: Sequence[str], *texts: str) -> list[str]:
-    """Lines `1: label` with those faults, which depend on the texts alone."""
+    """Return lines `1: label` with these faults, which depend only on the texts."""
     if len(lines) == 1:
         return lines
     dice = Random(roll(*texts))
     kept = [line for line in lines if dice.random() > 0.15]
     wrong = [f"{dice.randint(1, len(lines))}: {dice.choice(labels)}" for _ in range(dice.choice((0, 0, 1, 2)))]
-    # A number that is only in `wrong` would be taken for a judgement
+    # A number that is only in `wrong` would be read as a judgement
     said = {line.partition(":")[0] for line in kept}
     kept += [line for line in wrong if line.partition(":")[0] in said]
     dice.shuffle(kept)

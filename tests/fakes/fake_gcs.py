@@ -1,4 +1,4 @@
-"""fake-gcs-server behind a front by which all clients reach it: obstore's XML writes, and the JVM's HTTPS."""
+"""fake-gcs-server with a proxy for all clients: obstore's XML writes, and the JVM's HTTPS."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ _HOP = {"connection", "transfer-encoding", "host", "content-length", "accept-enc
 
 
 def install() -> Path | None:
-    """The program, built once a machine; None without Go or where it cannot be built."""
+    """Build the program once per machine, and return it. Return None without Go or after a failed build."""
     return install_go("github.com/fsouza/fake-gcs-server@v1.56.1")
 
 
 @contextmanager
 def serve(program: Path, folder: Path) -> Iterator[Gateway]:
-    """The server on loopback with an empty bucket: settings for Arrow and obstore, and those of Spark's connector."""
+    """Run the server on loopback with an empty bucket: settings for Arrow and obstore, and for Spark's connector."""
     port, front = free_port(), free_port()
     words = [str(program), "-backend", "memory", "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
-    # A process of its own: Arrow holds Python's lock while it waits for an answer
+    # A separate process, because Arrow holds Python's lock during requests
     fronts = [sys.executable, "-m", __name__, str(port), str(front), *map(str, _certificate(folder))]
     with serving(words, port), serving(fronts, front):
         _send(port, "POST", "/storage/v1/b?project=tests", json.dumps({"name": BUCKET}).encode(), JSON)
         options = {"gs": {"endpoint_override": f"127.0.0.1:{front}", "scheme": "http"}}
         settings = {"anonymous": True, "options": options}
-        # obstore signs writes even where it is told not to
+        # obstore signs writes even if it is configured not to
         yield Gateway(settings, {**environment_of(settings), "GOOGLE_BEARER_TOKEN": "of tests"}, _spark(front, folder))
 
 
 def _spark(port: int, folder: Path) -> dict[str, str]:
-    """Spark's connector knows no other host than Google's, over HTTPS; a proxy and a trusted certificate lead here."""
+    """Return the settings that lead Spark here: a proxy and a trusted certificate, as it only uses Google's host."""
     java = {
         "https.proxyHost": "127.0.0.1",
         "https.proxyPort": port,
@@ -60,7 +60,7 @@ def _spark(port: int, folder: Path) -> dict[str, str]:
 
 
 def _listen(server: int, port: int, certificate: str, key: str) -> None:
-    """Serves before the server until this process ends."""
+    """Run the proxy of the server until this process ends."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     handler = type("Handler", (_Handler,), {"server_port": server, "tls": context})
@@ -68,7 +68,7 @@ def _listen(server: int, port: int, certificate: str, key: str) -> None:
 
 
 def _certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate of Google's host that nobody but these tests trusts, and its key."""
+    """Return a certificate of Google's host, which only these tests trust, and its key."""
     folder.mkdir(parents=True, exist_ok=True)
     cert, key, trusted = folder / "cert.pem", folder / "key.pem", folder / "trusted.p12"
     name = ["-subj", f"/CN={GOOGLE}", "-addext", f"subjectAltName=DNS:{GOOGLE}", "-days", "30"]
@@ -82,7 +82,7 @@ def _certificate(folder: Path) -> tuple[Path, Path]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Passes requests on to the server, and what it does not know in words that it does."""
+    """Sends requests to the server, and converts the requests that it does not support."""
 
     protocol_version = "HTTP/1.1"
     server_port: int
@@ -90,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
     https = False
 
     def do_CONNECT(self) -> None:
-        """Speaks TLS from here on, as the host that the client asked for."""
+        """Start TLS as the host in the request."""
         self.send_response(200)
         self.end_headers()
         self.wfile.flush()
@@ -116,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(status, found, content)
 
     def _write(self, path: str, body: bytes) -> None:
-        """A write of the XML API, which obstore makes, as one of the JSON API."""
+        """Convert a write of obstore from the XML API to the JSON API."""
         bucket, _, key = path.lstrip("/").partition("/")
         condition = self.headers.get("x-goog-if-generation-match")
         only = f"&ifGenerationMatch={condition}" if condition is not None else ""
@@ -127,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(status, tags if written else {}, b"" if written else content)
 
     def _move(self, path: str) -> None:
-        """A move, which the server has not: a copy, and the source removed."""
+        """Convert a move, which the server does not support, to a copy and a removal of the source."""
         source, _, target = path.partition("/moveTo/")
         copied = f"{source}/copyTo/b/{BUCKET}/{target}"
         status, found, content = _send(self.server_port, "POST", copied, b"{}", JSON)
@@ -156,11 +156,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Says nothing of requests."""
+        """Write no log."""
 
 
 def _send(port: int, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
-    """A request to the server: status, headers and body of its answer."""
+    """Send a request to the server. Return status, headers and body of the response."""
     connection = HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request(method, path, body, {"Host": GOOGLE, **headers})
@@ -170,7 +170,7 @@ def _send(port: int, method: str, path: str, body: bytes, headers: dict[str, str
         connection.close()
 
 
-# As http.server looks for them
+# http.server looks for these names
 for _method in ("GET", "HEAD", "POST", "PUT", "DELETE"):
     setattr(_Handler, f"do_{_method}", _Handler._pass_on)
 

@@ -1,8 +1,8 @@
-"""The language of the symbolic world as importance-aware precision and recall speaks it: facts, ratings, verdicts.
+"""The language of the symbolic world for importance-aware precision and recall: facts, ratings, verdicts.
 
-A fact may join two, `Ada Mill was founded in 1912 and lives in Lyon.`, so that it takes two claims together to say it,
-and may say its words in another order, `Was founded in 1912 Ada Mill.` Texts, claims and evidence are read likewise.
-The forms of the completions vary by what is asked, as models vary them.
+A fact may join two facts, `Ada Mill was founded in 1912 and lives in Lyon.`, so that only two claims together state it.
+It may also have another word order, `Was founded in 1912 Ada Mill.` The same applies to texts, claims and evidence. The
+forms of the completions vary with the request, as with models.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.fakes.claims import STATING, claims_of
 from tests.fakes.facts import FOREIGN, NEEDED, Odds, extract, normalise, rate, read_fact, relate, resolve, roll, split
 
 SUPPORTED, CONTRADICTED, NOT_SUPPORTED = VERDICTS = ("supported", "contradicted", "not_supported")
-# By the digit that is said and by the expected score a fact comes to other sides of a threshold in the last two
+# In the last two, the digit and the expected score are on different sides of a threshold
 SALIENCES: Sequence[Odds] = (
     {"5": 0.8, "4": 0.15, "n": 0.05},
     {"3": 0.7, "4": 0.2, "n": 0.1},
@@ -27,10 +27,10 @@ _IN_TWO, _TURNED = 2, 5  # of so many facts that could be, one is joined, or has
 
 
 def facts_of(text: str) -> list[str]:
-    """What a text states: its facts and tastes, a leading `It` resolved; equal ones repeat.
+    """Return the facts and tastes of a text, with a leading `It` resolved and duplicates kept.
 
-    Half of the conjunctions stay whole. A fifth of the facts have their words in another order in this text, and so are
-    near-duplicates of what other texts state.
+    Half of the conjunctions are not split. A fifth of the facts have another word order in this text, so they are
+    near-duplicates of facts in other texts.
     """
     units = [resolve(text, unit) for unit, kind in extract(text) if kind in STATING]
     parts = [part for unit in units for part in ([unit] if roll(unit) % _IN_TWO else split(unit))]
@@ -38,7 +38,7 @@ def facts_of(text: str) -> list[str]:
 
 
 def turned(fact: str) -> str:
-    """A fact with its first two words behind the others; what would not be read as the same is left as it is.
+    """Return a fact with its first two words at the end. If this would change its meaning, return it unchanged.
 
     >>> turned("Ada Mill lives in Lyon.")
     'Lives in Lyon Ada Mill.'
@@ -51,7 +51,7 @@ def turned(fact: str) -> str:
 
 
 def parts_of(fact: str) -> list[str]:
-    """The facts of one subject and one value each that a fact or claim joins, with their words in order."""
+    """Return the parts of a fact or claim, each with one subject and one value, in normal word order."""
     return split(fact if read_fact(fact) else _turned_back(fact) or fact)
 
 
@@ -62,10 +62,10 @@ def _turned_back(fact: str) -> str | None:
 
 
 def importance(query: str, facts: Sequence[str]) -> list[tuple[Odds, Odds]]:
-    """The odds of the tokens that could be each fact's relevance and salience, those that are said first.
+    """Return the token odds of each fact's relevance and salience. The token of the completion is first.
 
-    Relevance is that of `tests.fakes.facts.rate`; a fact of two parts is as relevant as the more relevant one. Where
-    that says `related`, and for salience, query, fact and the length of the list decide.
+    Relevance is computed by `tests.fakes.facts.rate`. The relevance of a joined fact is the maximum of its parts. If
+    the result is `related`, and for salience, the odds depend on query, fact and the length of the list.
     """
     return [(_relevance(query, fact, len(facts)), _salience(query, fact, len(facts))) for fact in facts]
 
@@ -84,9 +84,9 @@ def _salience(query: str, fact: str, length: int) -> Odds:
 
 
 def verify(claim: str, evidence: Sequence[str], judge: str = "closed") -> str:
-    """The verdict on a claim: supported where the evidence entails all of its parts, one sentence a part.
+    """Return the verdict on a claim: supported if the evidence entails all its parts, one sentence per part.
 
-    Else contradicted where it contradicts a part that it does not entail, else not supported.
+    Otherwise it is contradicted if the evidence contradicts a part that it does not entail, else not supported.
     """
     stated = [sentence for text in evidence for sentence in claims_of(text)]
     relations = [{relate(sentence, part, judge) for sentence in stated} for part in parts_of(claim)]
@@ -97,7 +97,7 @@ def verify(claim: str, evidence: Sequence[str], judge: str = "closed") -> str:
 
 
 def covering(fact: str, claims: Sequence[str], judge: str = "closed") -> list[int]:
-    """The numbers of the claims that say the fact, each part of it by itself; none where a part is said by none."""
+    """Return the numbers of the claims that state the parts of the fact, or none if a part is missing."""
     by_part = [
         [number for number, claim in enumerate(claims, start=1) if _says(claim, part, judge)] for part in parts_of(fact)
     ]
@@ -109,7 +109,7 @@ def _says(claim: str, part: str, judge: str) -> bool:
 
 
 def say_importance(payload: Mapping[str, Any], judge: str) -> tuple[str, dict[int, Odds]] | None:
-    """The completion for a prompt of one of the stages of importance, and the odds at places in it; None for others."""
+    """Return the completion of a stage of importance, with the odds at its positions, or None for another stage."""
     stage = payload.get("stage")
     if stage == "extract_facts":
         return _say_facts(facts_of(payload["text"]), roll(payload["text"])), {}
@@ -134,7 +134,7 @@ def _say_facts(facts: Sequence[str], form: int) -> str:
 
 
 def _say_ratings(facts: Sequence[str], rated: Sequence[tuple[Odds, Odds]], form: int) -> tuple[str, dict[int, Odds]]:
-    """A list, bare, in a fence or wrapped, its objects by lines, or a mapping; ids are numbers or texts."""
+    """Write a list (bare, fenced or wrapped, with one object per line) or a mapping. Ids are numbers or texts."""
     keys = [json.dumps(number if form % 2 else str(number)) for number in range(1, len(facts) + 1)]
     objects = [[f'{{"id": {key}, ', *_scales(odds), "}"] for key, odds in zip(keys, rated, strict=True)]
     if form % 5 == 0:
@@ -161,7 +161,7 @@ def _joined(groups: Iterable[Sequence[str | Odds]], separator: str) -> list[str 
 
 
 def _assemble(pieces: Iterable[str | Odds]) -> tuple[str, dict[int, Odds]]:
-    """The text of the pieces, and by place the odds among them, of which the first is said."""
+    """Join the pieces to a text, and return the odds by position. The first token of the odds is in the text."""
     text, places = "", {}
     for piece in pieces:
         if isinstance(piece, str):
@@ -173,7 +173,7 @@ def _assemble(pieces: Iterable[str | Odds]) -> tuple[str, dict[int, Odds]]:
 
 
 def _say_verdict(verdict: str, form: int) -> str:
-    """The label in some case and spelling, alone, in bold, behind a word or in JSON, or with its reason."""
+    """Write the label in any case and spelling, plain, in bold, after a word, in JSON, or with its reason."""
     words = verdict.replace("_", " ")
     reason = "The pieces of evidence were read one by one."
     forms = (
@@ -184,7 +184,7 @@ def _say_verdict(verdict: str, form: int) -> str:
 
 
 def _say_covering(numbers: Sequence[int], claims: int, form: int) -> str:
-    """An object, fenced, twice or with numbers that mean nothing; evidence of what is not covered too."""
+    """Write an object, fenced, twice or with unknown numbers. An uncovered fact may have evidence too."""
     label = "COVERED" if numbers else "NOT_COVERED"
     whole = json.dumps({"label": label, "evidence_claim_ids": list(numbers)})
     loose = {

@@ -1,4 +1,4 @@
-"""What the model server knows beside completions: vectors whose cosines are known, and a search over a small world."""
+"""The lookups of the model server: vectors with known cosines, and a search over a small world."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ DIMENSION = 64
 EMBEDDINGS_PATH, SEARCH_PATH = "/v1/embeddings", "/res/v1/web/search"
 LOOKUP_PATHS = (EMBEDDINGS_PATH, SEARCH_PATH, *CLASSIFYING_PATHS)
 LOOKUPS = ("embed_text", "web_search", "classify_entailment")
-# As the service: what is longer or more is refused
+# The limits of the service, which refuses longer queries and larger counts
 MOST_WORDS, MOST_CHARACTERS, MOST_HITS = 50, 400, 20
 _WORD = re.compile(r"\w+")
 
 
 def vector_of(text: str) -> list[float]:
-    """A hashed bag of the words of a text, 64 dimensions: each word, case folded, counts in one of them.
+    """Return a hashed bag of the words of a text, 64 dimensions: each word, case folded, counts in one of them.
 
-    A word of an alias (`tests.fakes.names`) counts as that of the name: aliases are as near as can be. Namesakes are
-    near too, with two words more.
+    A word of an alias (`tests.fakes.names`) counts as the word of the name, so aliases have the maximum similarity.
+    Namesakes are near too, with two more words.
     """
     vector = [0.0] * DIMENSION
     for word in map(name_of, _WORD.findall(text.casefold())):
@@ -41,7 +41,7 @@ def vector_of(text: str) -> list[float]:
 
 
 def payload_of_lookup(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The stage and its variables. Raises LookupError or TypeError for a body that is no request."""
+    """Return the stage and its variables. Raises LookupError or TypeError for a body that is not a request."""
     if path == SEARCH_PATH:
         return {"stage": "web_search", "query": body["q"], "count": int(body["count"])}
     if path in CLASSIFYING_PATHS:
@@ -59,12 +59,12 @@ def payload_of_lookup(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def query_of(target: str) -> dict[str, str]:
-    """The fields of an address's query, the first of each name."""
+    """Return the fields of a URL's query, with the first value of each name."""
     return {name: values[0] for name, values in parse_qs(target.partition("?")[2]).items()}
 
 
 def lookup_content(request: Request, tokens: int, deeds: Mapping[str, Any], classifier: FakeClassifier) -> Reply:
-    """The reply of a lookup that no rule about the call alone has answered."""
+    """Return the response to a lookup, if no rule for the call applies."""
     if request.payload["stage"] == "classify_entailment":
         return classes_content(request, tokens, deeds, classifier)
     if request.payload["stage"] == "web_search":
@@ -81,10 +81,10 @@ def _json_reply(body: Mapping[str, Any], deeds: Mapping[str, Any]) -> Reply:
 
 
 def embeddings_body(request: Request, tokens: int, deeds: Mapping[str, Any]) -> dict[str, Any]:
-    """The vectors, last text first, each with its index; wrong ones where the deeds say so.
+    """Return the vectors with their index, the last text first, or wrong vectors if the deeds require it.
 
-    Of the deeds, `nan`, `zero` and `short` are for the texts that contain their value, or for all; `drop` leaves one
-    out.
+    The deeds `nan`, `zero` and `short` apply to the texts that contain their value, or to all texts. `drop` omits one
+    text.
     """
     data = []
     for index, text in enumerate(request.payload["texts"]):
@@ -108,7 +108,7 @@ def _hits(value: Any, text: str) -> bool:
 
 @lru_cache(maxsize=1)
 def documents() -> Sequence[dict[str, str]]:
-    """The corpus: of each subject and topic a document, {url, title, text}, that says one fact and all it entails."""
+    """Return the corpus: a document {url, title, text} per subject and topic, with a fact and its entailments."""
     found = []
     for subject in (f"{first} {last}" for first in FIRST for last in LAST):
         for topic in QA_TOPICS:
@@ -125,7 +125,7 @@ def _words_of_documents() -> Sequence[frozenset[str]]:
 
 
 def search(query: str, count: int) -> list[dict[str, str]]:
-    """The documents that share the most words with a query, at least one; ties by address."""
+    """Return the documents with the most common words with a query, at least one. Ties are sorted by address."""
     asked = frozenset(_WORD.findall(normalise(query)))
     scored = [
         (-len(asked & words), one["url"], one) for one, words in zip(documents(), _words_of_documents(), strict=True)
@@ -134,7 +134,7 @@ def search(query: str, count: int) -> list[dict[str, str]]:
 
 
 def search_body(query: str, count: int) -> dict[str, Any]:
-    """An answer in the form of Brave: entities in what is text, and the words of the query in tags."""
+    """Return a response in Brave's format, with entities in texts, and the words of the query in tags."""
     asked = frozenset(_WORD.findall(normalise(query)))
     results = [
         {

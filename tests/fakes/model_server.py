@@ -1,6 +1,6 @@
-"""An OpenAI-compatible model server for tests: a process of its own that counts what reaches it and misbehaves by rule.
+"""An OpenAI-compatible model server for tests. It runs in a separate process, counts requests, and simulates faults.
 
-`ModelServer` is the handle that a test holds; `python -m tests.fakes.model_server` is the process behind it.
+`ModelServer` is the handle of a test. `python -m tests.fakes.model_server` is its process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.fakes.wire import parse_request
 _ROOT = Path(__file__).resolve().parents[2]
 _WINDOW_SECONDS = 60.0
 _BACKLOG = 4096
-# Characters of a block of the prefix cache
+# The characters of a block of the prefix cache
 _BLOCK = 16
 _KEY = re.compile(
     rb"\r\n(?:authorization:[ \t]*bearer|x-subscription-token:|(?:x-)?api-key:)[ \t]+(\S+)", re.IGNORECASE
@@ -46,10 +46,10 @@ _KEY = re.compile(
 
 
 class ModelServer:
-    """A model server in a process of its own, on a loopback port that stays its own until `close`.
+    """A model server in a separate process, on a loopback port that it keeps until `close`.
 
-    Takes the fields of `Config`. Arrivals from before a `stop`, `kill` or `restart` are kept; a restarted process
-    counts arrivals and seconds for its rules from the start again.
+    It accepts the fields of `Config`. Arrivals before a `stop`, `kill` or `restart` are kept. A restarted process
+    counts arrivals and seconds for its rules from the start.
     """
 
     def __init__(self, answer: str = "e2e", rules: Sequence[Mapping[str, Any]] = (), **settings: Any) -> None:
@@ -58,7 +58,7 @@ class ModelServer:
         self._control_port = 0
         self._earlier: list[Arrival] = []
         self._earlier_peak = 0
-        # Bound but never listening: keeps the port from being lent to an outgoing connection while the server is away.
+        # This socket is bound and does not listen. It reserves the port while the server is down
         self._holder = _bound_socket(0, self._config.address)
         self.port: int = self._holder.getsockname()[1]
         self.base_url = f"http://{self._config.address}:{self.port}/v1"
@@ -74,11 +74,11 @@ class ModelServer:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the running server."""
+        """Return the process id of the running server."""
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Starts the process and waits until it listens."""
+        """Start the process and wait until it listens."""
         command = [sys.executable, "-m", "tests.fakes.model_server", str(self.port), json.dumps(asdict(self._config))]
         self._process = subprocess.Popen(
             command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
@@ -90,50 +90,50 @@ class ModelServer:
         self._control_port = json.loads(line)["control_port"]
 
     def stop(self) -> None:
-        """Ends the process in order. Connections are closed, the port refuses."""
+        """Stop the process. It closes its connections, and the port refuses new connections."""
         self._end(subprocess.Popen.terminate)
 
     def kill(self) -> None:
-        """Ends the process by SIGKILL. Connections break, the port refuses."""
+        """Kill the process with SIGKILL. Its connections break, and the port refuses new connections."""
         self._end(subprocess.Popen.kill)
 
     def restart(self) -> None:
-        """Starts it again on the same port, up, with the configuration of last time."""
+        """Start the server again on the same port, with the last configuration."""
         self.kill()
         self._config = replace(self._config, down=False)
         self.start()
 
     def close(self) -> None:
-        """Ends the process and gives the port back."""
+        """Stop the process and release the port."""
         self.kill()
         self._holder.close()
 
     def configure(self, **changes: Any) -> None:
-        """Changes fields of `Config`. `down=True` breaks all connections and refuses new ones until `down=False`."""
+        """Change fields of `Config`. `down=True` breaks all connections and refuses new ones until `down=False`."""
         self._config = replace(self._config, **changes)
         self._ask("POST", "configure", json.dumps(asdict(self._config)).encode())
 
     def reset(self) -> None:
-        """Forgets all arrivals and attempts; rules and limits begin anew."""
+        """Remove all arrivals and attempts. Rules and limits start again."""
         self._earlier, self._earlier_peak = [], 0
         self._ask("POST", "reset")
 
     def arrivals(self) -> list[Arrival]:
-        """All requests in order of arrival, those for other paths than completions included."""
+        """Return all requests in order of arrival, including requests for other paths than completions."""
         return self._earlier + (Log.unpack(self._ask("GET", "arrivals")) if self._process else [])
 
     def count(self, stage: str | None = None) -> int:
-        """How many completions were asked for, of one stage or at all."""
+        """Return the number of requests for completions, of one stage or in total."""
         kept = sum(stage in (None, arrival.stage) for arrival in self._earlier if arrival.path in ASKED_PATHS)
         counts: dict[str, int] = self._stats()["counts"]
         return kept + (sum(counts.values()) if stage is None else counts.get(stage, 0))
 
     def in_flight_peak(self) -> int:
-        """The most requests that the server has had unanswered at one time."""
+        """Return the maximum number of concurrent requests."""
         return max(self._earlier_peak, int(self._stats()["peak"]))
 
     def wait_for(self, count: int, timeout: float = 30.0) -> None:
-        """Waits until so many completions were asked for. Raises TimeoutError after `timeout` seconds."""
+        """Wait until this number of completions was requested. Raises TimeoutError after `timeout` seconds."""
         end = monotonic() + timeout
         while (arrived := self.count()) < count:
             if monotonic() > end:
@@ -151,11 +151,11 @@ class ModelServer:
         if process is None:
             return
         try:
-            # Down first: what arrives between the reading of the log and the end would be lost.
+            # Set it down first, because requests between the copy of the log and the end would be lost
             self._ask("POST", "configure", json.dumps(asdict(replace(self._config, down=True))).encode())
             peak = self._stats()["peak"]
             self._earlier = self.arrivals()
-        except OSError:  # it was ended from outside: what it counted is lost
+        except OSError:  # the process was killed from outside, so its counts are lost
             pass
         finally:
             self._process, self._earlier_peak = None, max(self._earlier_peak, peak)
@@ -175,7 +175,7 @@ class ModelServer:
 
 
 class _Model:
-    """The state behind all connections: configuration, log, windows."""
+    """The state of all connections: configuration, log, windows."""
 
     def __init__(self, config: Config) -> None:
         self.batches = FakeBatches(self.answer_line)
@@ -202,7 +202,7 @@ class _Model:
         self.prefixes: set[int] = set()
 
     def cached(self, prompt: str) -> int:
-        """How many tokens at the beginning of a prompt were in one before."""
+        """Return the number of tokens at the beginning of a prompt that an earlier prompt had."""
         known, found = 0, False
         for end in range(_BLOCK, len(prompt) + 1, _BLOCK):
             key = hash_of(prompt[:end].encode("utf-8", "replace"))
@@ -212,7 +212,7 @@ class _Model:
         return known // 4
 
     def read(self, path: str, raw: bytes) -> Request:
-        """Reads a body and numbers it. Raises ValueError, LookupError or TypeError for one that is no request."""
+        """Read a body and number it. Raises ValueError, LookupError or TypeError for an invalid request."""
         if path in LOOKUP_PATHS:
             return self._read_lookup(path, raw)
         body = json.loads(raw)
@@ -221,7 +221,7 @@ class _Model:
         asked = [text for turn, text in zip(turns, texts, strict=True) if turn["role"] == "user"]
         payload = payload_of(asked[-1]) if asked else {}
         payload = payload | conversation_of(body) if payload else {}
-        # By what is asked for: a second attempt tells the model more and is of the same request
+        # The key excludes additional text for the model, because a second attempt belongs to the same request
         said = [text for turn, text in zip(turns, texts, strict=True) if turn["role"] != "system" or not payload]
         return self._numbered(path, body, raw, texts, payload, said)
 
@@ -242,7 +242,7 @@ class _Model:
         return Request(path == COMPLETION_PATHS[0], body, raw, "".join(texts), payload, key, index, attempt, elapsed)
 
     def answer_line(self, path: str, body: bytes) -> tuple[int, Any]:
-        """Status and body for a line of a batch, which is counted as a call is."""
+        """Return the status and body for a line of a batch, which counts as a call."""
         request = self.read(path, body)
         tokens, stage = count_tokens(request.prompt), request.payload.get("stage")
         position = self.log.add(path, str(request.body.get("model", "")), stage, tokens, request.key)
@@ -251,7 +251,7 @@ class _Model:
         return reply.status, json.loads((reply.content or b"").partition(b"\r\n\r\n")[2])
 
     def reply(self, request: Request, prompt_tokens: int, authorised: bool) -> Reply:
-        """The reply by key, rules, limits and answer, in this order."""
+        """Return the response from the key, rules, limits and answer, in this order."""
         if not authorised:
             return error_reply(401, {"message": "Incorrect API key provided", "code": "invalid_api_key"})
         deeds = next((deeds for holds, deeds in self.rules if holds(request)), {})
@@ -279,7 +279,7 @@ class _Model:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: parses requests, one answered before the next is looked at."""
+    """A connection. It parses a request and sends its response before it parses the next one."""
 
     def __init__(self, server: _Server, control: bool) -> None:
         self.server, self.control = server, control
@@ -343,7 +343,7 @@ class _Connection(asyncio.Protocol):
         model, path = self.server.model, target.partition("?")[0]
         log = model.log
         if path == SEARCH_PATH and method == "GET":
-            # Everything that a search asks for stands in its address
+            # The address contains the whole request of a search
             body = target.encode("ascii")
         elif is_batch_path(path):
             position, sent = log.add(path, "", None, 0, 0), _KEY.search(head)
@@ -390,7 +390,7 @@ class _Connection(asyncio.Protocol):
 
 
 class _Server:
-    """The listening sockets, and what the control port may ask for."""
+    """The listening sockets, and the commands of the control port."""
 
     def __init__(self, config: Config, port: int) -> None:
         self.model = _Model(config)
@@ -400,7 +400,7 @@ class _Server:
         self.down = False
 
     async def serve(self) -> None:
-        """Listens until standard input ends, which it does with the process that started this one."""
+        """Listen until standard input ends, together with the parent process."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(sys.stdin.fileno(), lambda: None if os.read(sys.stdin.fileno(), 1) else ended.set())
         control = await loop.create_server(lambda: _Connection(self, True), "127.0.0.1", 0)
@@ -452,7 +452,7 @@ def _bound_socket(port: int, address: str) -> socket.socket:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serves on the port of the first argument (0: any) by the configuration of the second (JSON)."""
+    """Serve on the port in the first argument (0: any) with the configuration in the second (JSON)."""
     port = int(arguments[0]) if arguments else 0
     server = _Server(Config(**json.loads(arguments[1])) if arguments[1:] else Config(), port)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

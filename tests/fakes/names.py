@@ -1,4 +1,4 @@
-"""Names of the symbolic world in other words: aliases, misspellings, and namesakes."""
+"""Other forms of the names in the symbolic world: aliases, misspellings, and namesakes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.fakes.facts import CITIES, CONTINENTS
 
 FIRST = ("ada", "boris", "clara", "dario", "edith", "felix", "greta", "hugo", "irene", "jonas", "karla", "lars")
 LAST = ("mill", "works", "lane", "north", "brook", "stone", "field", "marsh", "wood", "hill", "bridge", "shore")
-# Each part of a name in another word, so that an alias has no word in common with its name
+# Another word for each part of a name, so that an alias and its name have no common word
 _ALIASES = {
     **dict(zip(FIRST, ("elder", "quiet", "merry", "swift", "gentle", "daring"), strict=False)),
     **dict(zip(FIRST[6:], ("wise", "lucky", "noble", "jolly", "humble", "brave"), strict=True)),
@@ -20,14 +20,14 @@ _ALIASES = {
 _NAMES = {alias: name for name, alias in _ALIASES.items()}
 ROLES = ("swimmer", "painter", "sailor")
 _ROLED = re.compile(rf"\bthe ({'|'.join(ROLES)}) (?=\w+ \w+)")
-# What may be misspelt: no word of these with a letter doubled is another one
+# The words that may be misspelt. No such word with a doubled letter is another word
 _SPELT = frozenset({*_ALIASES, *_NAMES, *(word.casefold() for word in (*CITIES, *CONTINENTS, *CONTINENTS.values()))})
 _WORD = re.compile(r"\w+")
 _NO_SIGNS = {ord(sign): None for sign in "\"'`´‘’‚‛′“”„‟″«»*"} | {ord(sign): "-" for sign in "‐‑‒–—―−"}
 
 
 def alias_of(subject: str) -> str:
-    """The other name of a subject; one with a role has none.
+    """Return the other name of a subject. A name with a role has no alias.
 
     >>> alias_of("ada mill")
     'elder grinder'
@@ -36,7 +36,7 @@ def alias_of(subject: str) -> str:
 
 
 def namesake_of(subject: str, role: str) -> str:
-    """Somebody else of the same name.
+    """Return another person with the same name.
 
     >>> namesake_of("ada mill", "swimmer")
     'the swimmer ada mill'
@@ -45,12 +45,12 @@ def namesake_of(subject: str, role: str) -> str:
 
 
 def name_of(word: str) -> str:
-    """The word of a name that a word of an alias stands for, case folded; any other word as it is."""
+    """Return the word of the name for a word of an alias, case folded, or any other word unchanged."""
     return _NAMES.get(word, word)
 
 
 def word_of(word: str) -> str:
-    """The word of the world that a word is another form of: that of an alias or a misspelling; any other as it is.
+    """Return the normal form of a word of an alias or a misspelt word, or any other word unchanged.
 
     >>> word_of("grinder"), word_of("lyonn"), word_of("tea")
     ('mill', 'lyon', 'tea')
@@ -60,16 +60,16 @@ def word_of(word: str) -> str:
 
 
 def misspellings(text: str) -> Iterator[str]:
-    """The text with the last letter of one word doubled, for each word that may be misspelt."""
+    """Yield the text with a doubled last letter in one word, for each word that may be misspelt."""
     for found in _WORD.finditer(text):
         if found[0].casefold() in _SPELT:
             yield text[: found.end()] + text[found.end() - 1] + text[found.end() :]
 
 
 def plain(text: str) -> str:
-    """What a text says, however it is written: no quotes and bold type, one kind of dash, names as they are known.
+    """Return the normal form of a text: no quotes and bold type, one kind of dash, known names.
 
-    Case folded, single spaces; a namesake's role belongs to the first part of the name.
+    The text is case folded, with single spaces. A namesake's role belongs to the first part of the name.
 
     >>> plain("“The Swimmer  Elder Grinder” – owns exactly ３ boats.")
     'swimmer_ada mill - owns exactly 3 boats'
@@ -80,6 +80,6 @@ def plain(text: str) -> str:
 
 
 def is_known_name(text: str) -> bool:
-    """Whether a text in its plain form is the name of somebody, with a role or without."""
+    """Return True if a text in its normal form is a name, with or without a role."""
     words = text.split()
     return len(words) == 2 and words[0].rpartition("_")[2] in FIRST and words[1] in LAST

@@ -1,7 +1,7 @@
-"""The language of the symbolic world as the stages of nuggets speak it: nuggets, their importance, and their support.
+"""The language of the symbolic world for the stages of nuggets: nuggets, their importance, and their support.
 
-A nugget is a claim of a text. Completions that label lists are careless: lines are missing, repeated and shuffled. What
-is said of a number that stands once is right, and a list of one has no fault.
+A nugget is a claim of a text. Completions with labels of lists have faults: lines are missing, repeated and shuffled.
+The label of a number that occurs once is correct, and a list with one item has no fault.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SUPPORTS = ("support", "partial_support", "not_support")
 
 
 def created(texts: Sequence[str], nuggets: Sequence[str], most: int) -> list[str]:
-    """The nuggets so far and what the texts claim besides, each once, the first `most` of them."""
+    """Return the given nuggets and the other claims of the texts, without duplicates, the first `most` of them."""
     first: dict[str, str] = {}
     for nugget in [*nuggets, *(claim.strip() for text in texts for claim in claims_of(text))]:
         first.setdefault(normalise(nugget), nugget)
@@ -29,12 +29,12 @@ def created(texts: Sequence[str], nuggets: Sequence[str], most: int) -> list[str
 
 
 def importance_of(query: str, nugget: str) -> str:
-    """Vital is what the query asks for."""
+    """Return vital for the content that the query asks for."""
     return "vital" if NEEDED in rate(query, parts_of(nugget)) else "okay"
 
 
 def support_of(response: str, nugget: str, judge: str = "closed") -> str:
-    """Supported is what claims of the response entail; in part, what entails one of them."""
+    """Return the support. Claims of the response must entail the nugget, or one of its claims for partial support."""
     said = claims_of(response)
     if covering(nugget, said, judge):
         return "support"
@@ -43,7 +43,7 @@ def support_of(response: str, nugget: str, judge: str = "closed") -> str:
 
 
 def say_nuggets(payload: Mapping[str, Any], judge: str) -> tuple[str, dict[int, Any]] | None:
-    """The completion for a prompt of one of the stages of nuggets; None for others."""
+    """Return the completion of a stage of nuggets, or None for another stage."""
     stage = payload.get("stage")
     if stage == "create_nuggets":
         return _say_list(created(payload["texts"], payload["nuggets"], payload["most"]), roll(*payload["texts"])), {}
@@ -67,9 +67,9 @@ def _say_labels(labels: Sequence[str], known: Sequence[str], seed: int) -> str:
     if len(labels) > 1:
         kept = [one for one in said if dice.random() > 0.1]
         wrong = [dice.randint(1, len(labels)) for _ in range(dice.choice((0, 0, 0, 1)))]
-        # A number that is only in `wrong` would be taken for a label
+        # A number that is only in `wrong` would be read as a label
         found = kept + [(number, dice.choice(known)) for number in wrong if number in dict(kept)]
-        # A list without any clear label would be asked again as it is
+        # If no label of a list is clear, the same list would be requested again
         said = found if 1 in Counter(number for number, _ in found).values() else said
         dice.shuffle(said)
         said.append((len(labels) + 1, known[0]))

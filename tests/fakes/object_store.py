@@ -1,4 +1,4 @@
-"""An S3 of one bucket on loopback, by moto: it knows conditions and no rights, counts requests, and fails on demand."""
+"""An S3 with one bucket on loopback, by moto. It supports conditions, counts requests, and fails on demand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SIGNED = re.compile(f"Credential={KEYS['AWS_ACCESS_KEY_ID']}/")
 
 
 class Request(NamedTuple):
-    """A request as the server got it, and the status of its answer; `key` is empty for one about the bucket."""
+    """A request and the status of its response. `key` is empty for a request about the bucket."""
 
     method: str
     key: str
@@ -35,7 +35,7 @@ class Request(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What becomes of a request: it waits, is refused with 503 or 403, has its answer's body cut or its answer lost."""
+    """The fault of a request: a delay, a 503 or 403, a cut body, or a lost response."""
 
     seconds: float = 0.0
     refused: bool = False
@@ -45,10 +45,10 @@ class Fault(NamedTuple):
 
 
 class ObjectStore:
-    """The server as a test holds it. `settings` are those of the section `storage`.
+    """The handle of the server for tests. `settings` are the settings of the section `storage`.
 
-    `requests` are all that came; `fault` is asked about each of them by method and key before it is answered.
-    `conditional`: whether it knows the conditions of writes, or ignores them.
+    `requests` are all requests. `fault` is called with the method and key of each request before the response.
+    `conditional`: the server supports the conditions of writes; otherwise it ignores them.
     """
 
     def __init__(self) -> None:
@@ -63,20 +63,20 @@ class ObjectStore:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment of a process that uses it."""
+        """Return the environment of a process that uses the store."""
         return {**environment_of(self.settings), **KEYS}
 
     @property
     def objects(self) -> dict[str, bytes]:
-        """The content of each object by its key."""
+        """Return the content of each object by its key."""
         return {key: self._bucket.keys[key].value for key in sorted(self._bucket.keys)}
 
     def entry(self, key: str) -> Any:
-        """moto's record of an object, to be changed."""
+        """Return moto's record of an object, which tests may change."""
         return self._bucket.keys[key]
 
     def put(self, key: str, content: bytes) -> None:
-        """Makes an object."""
+        """Create an object."""
         _backend().put_object(BUCKET, key, content)
 
     def __enter__(self) -> ObjectStore:
@@ -115,7 +115,7 @@ class ObjectStore:
             return [SLOW_DOWN]
         if not self.conditional:
             environ = {name: value for name, value in environ.items() if name not in _CONDITIONS}
-        # Whether a condition holds and the write itself are one: moto would look first, and write later
+        # The test of a condition and the write are atomic, because moto would test first, and write later
         with self._lock:
             body = b"".join(self._moto(environ, (lambda *_: None) if fault.lost else begin))
         if fault.lost:
@@ -125,14 +125,14 @@ class ObjectStore:
 
 
 class _QuietHandler(MotoRequestHandler):
-    """Says nothing of requests."""
+    """A handler that does not log requests."""
 
     def log(self, type: str, message: str, *args: Any) -> None:
-        """Says nothing."""
+        """Write no log."""
 
 
 def _half(body: bytes) -> Iterator[bytes]:
-    """The first half of a body, then an error by which the server closes the connection."""
+    """Yield the first half of a body, then raise an error that makes the server close the connection."""
     yield body[: len(body) // 2]
     raise ConnectionAbortedError
 

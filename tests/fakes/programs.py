@@ -1,4 +1,4 @@
-"""Servers that tests build once a machine, and run on loopback."""
+"""Servers that tests build once per machine, and run on loopback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ START_SECONDS = 20.0
 
 
 class Gateway(NamedTuple):
-    """The settings `storage.*` and the environment of a process that uses a server; what Spark is told besides."""
+    """The settings `storage.*`, the environment of a process that uses a server, and settings of Spark."""
 
     settings: Mapping[str, Any]
     variables: Mapping[str, str]
@@ -25,7 +25,7 @@ class Gateway(NamedTuple):
 
 
 def install_go(module: str) -> Path | None:
-    """A program of Go, such as `example.com/program@v1.0.0`; None without Go or where it cannot be built."""
+    """Install a Go program, such as `example.com/program@v1.0.0`. Return None without Go or after a failed build."""
     program = CACHE / module.partition("@")[0].rpartition("/")[2]
     if not program.exists() and (go := shutil.which("go")):
         subprocess.run([go, "install", module], env={**os.environ, "GOBIN": str(CACHE)}, check=False)
@@ -33,7 +33,7 @@ def install_go(module: str) -> Path | None:
 
 
 def install_npm(package: str, program: str) -> Path | None:
-    """A file of a package of npm, such as `name@1.0.0`; None without npm or where it cannot be installed."""
+    """Install a file of an npm package, such as `name@1.0.0`. Return None without npm or after a failure."""
     folder = CACHE / package.partition("@")[0]
     found = folder / "node_modules" / program
     if not found.exists() and (npm := shutil.which("npm")):
@@ -42,7 +42,7 @@ def install_npm(package: str, program: str) -> Path | None:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody has."""
+    """Return a free port on loopback."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
@@ -50,7 +50,7 @@ def free_port() -> int:
 
 @contextmanager
 def serving(words: Sequence[str], port: int, environment: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Runs a server until the end of the context. It listens once this begins. Raises TimeoutError."""
+    """Run a server until the end of the context. It listens at the beginning of the context. Raises TimeoutError."""
     given = {**os.environ, **(environment or {})}
     server = subprocess.Popen(words, env=given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

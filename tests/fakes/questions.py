@@ -1,6 +1,6 @@
-"""The Q&A language of the symbolic world: its questions, their answers, and how two answers are related.
+"""The Q&A language of the symbolic world: its questions, their answers, and the relations of answers.
 
-Answers are the facts of `tests.fakes.facts` in fewer words. Everything is computed from texts alone.
+Answers are the facts of `tests.fakes.facts` in fewer words. All results are computed only from texts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RELATION_OF_OUTCOME = {
 }
 NO_INFORMATION = "There is no relevant information."
 SURE: Odds = {"5": 0.85, "4": 0.1, "n": 0.05}
-# The digit said and the expected score lie on different sides of the threshold in the last two.
+# In the last two, the digit and the expected score are on different sides of the threshold
 CONFIDENCES: Sequence[Odds] = (
     *[SURE] * 6,
     {"3": 0.8, "4": 0.15, "n": 0.05},
@@ -58,7 +58,7 @@ PHRASINGS: Mapping[str, tuple[str, ...]] = {
     "taste": ("What does {x} like?", "What things does {x} like?", "What is liked by {x}?"),
     "length": ("How long is {x}?", "What is the length of {x}?", "How far does {x} extend?"),
 }
-# What a value is in an answer, by the form of the sentence that states it.
+# The value in an answer, by the form of its sentence
 PHRASES: Mapping[str, tuple[str, ...]] = {
     "day": ("{v}", "the day {v}", "on {v}"),
     "year": ("{v}", "the year {v}", "in {v}"),
@@ -95,13 +95,13 @@ _ANSWER_PATTERNS = tuple(_answer_patterns())
 
 
 def ask_for(topic: str, subject: str, phrasing: int = 0) -> str:
-    """The question for what is said of a subject under a topic; there are three ways to put it."""
+    """Return the question about a topic of a subject, in one of three phrasings."""
     return PHRASINGS[topic][phrasing].format(x=subject.title())
 
 
 @lru_cache(maxsize=100_000)
 def read_question(question: str) -> Question | None:
-    """Topic, subject and phrasing of a question; None for any other text."""
+    """Return topic, subject and phrasing of a question, or None for any other text."""
     text = normalise(question)
     for pattern, topic, phrasing in _QUESTION_PATTERNS:
         if found := pattern.fullmatch(text):
@@ -111,7 +111,7 @@ def read_question(question: str) -> Question | None:
 
 @lru_cache(maxsize=100_000)
 def read_answer(question: str, answer: str) -> tuple[Fact, int] | None:
-    """The fact that an answer to a question states and the form in which it does; None where it states none."""
+    """Return the fact in an answer to a question and its form, or None."""
     asked, text = read_question(question), normalise(answer)
     for pattern, topic, level, form in _ANSWER_PATTERNS:
         if asked and topic == asked[0] and (found := pattern.fullmatch(text)):
@@ -121,12 +121,12 @@ def read_answer(question: str, answer: str) -> tuple[Fact, int] | None:
 
 @lru_cache(maxsize=10_000)
 def facts_of(text: str) -> tuple[tuple[Fact, int], ...]:
-    """The facts that a text states, each with the form in which it does, in order and with repetitions."""
+    """Return the facts of a text with their forms, in order and with duplicates."""
     return tuple(found for statement in revise(text, sentences(text)) if (found := read_fact(statement)))
 
 
 def mine(query: str, text: str) -> list[str]:
-    """A question for each fact of a text, in a phrasing and a case of its own, often after the query itself."""
+    """Return a question for each fact of a text, in various phrasings and case, often after the query itself."""
     facts = facts_of(text)
     mined = [_in_some_case(text, ask_for(fact.topic, fact.subject, form % 3)) for fact, form in facts]
     return list(dict.fromkeys([query, *mined] if facts and roll(query, text) % 2 else mined))
@@ -137,9 +137,10 @@ def _in_some_case(text: str, question: str) -> str:
 
 
 def refine(query: str, questions: Sequence[str]) -> list[Rated]:
-    """One question a topic and subject, sometimes the last phrasing beside it, each with the odds of its relevance.
+    """Return one question per topic and subject, sometimes also the last phrasing, with the odds of its relevance.
 
-    The query, which is too vague, goes. Sometimes the first question is repeated at the end, rated otherwise.
+    The query is removed, because it is too vague. Sometimes the first question is repeated at the end with another
+    rating.
     """
     asked, length = read_query(query), len(questions)
     merged = dict.fromkeys(_merge(*found, length) for question in questions if (found := read_question(question)))
@@ -160,12 +161,12 @@ def _rate(asked: tuple[Sequence[str], str] | None, question: str, length: int) -
 
 
 def answer(text: str, questions: Sequence[str]) -> list[list[Rated]]:
-    """For each question what the text states, with the odds of the confidence, repetitions included; empty: unknown."""
+    """Return the answers of the text to each question with the odds of the confidence, empty if unknown."""
     return [_answer(text, question) for question in questions]
 
 
 def first_of_equals(rated: Sequence[Rated]) -> list[Rated]:
-    """Of questions or answers that are equal by `normalise`, the first, as the parsers read them."""
+    """Return the first of questions or answers that are equal by `normalise`, as the parsers do."""
     first: dict[str, Rated] = {}
     for text, odds in rated:
         first.setdefault(normalise(text), (text, odds))
@@ -185,17 +186,17 @@ def _phrase(fact: Fact, form: int) -> str:
 
 
 def _vary(said: str, *of: str) -> str:
-    """One node, several forms."""
+    """Return another form of the same node."""
     forms = [said] * 4 + [f"{said}.", f'"{said}"', said.capitalize()]
     return forms[roll(said, *of) % len(forms)]
 
 
 def relate_answers(question: str, first: str, second: str, judge: str) -> str:
-    """The relation of two answers, one of `RELATIONS`, by one of the judges of `tests.fakes.facts` without a tool.
+    """Return the relation of two answers, one of `RELATIONS`, by a judge of `tests.fakes.facts` without a tool.
 
-    Lengths are equivalent where they are as many metres, loose ones too; a duration is neutral to them. `steps` sees
-    implications of one step only, and of three ways to say a value as equivalent only the neighbours. Raises KeyError
-    for another judge.
+    Lengths with the same number of metres are equivalent, including loose lengths. A duration is neutral to them.
+    `steps` finds only implications of one step, and among three phrasings of a value only adjacent ones are equivalent.
+    Raises KeyError for an unknown judge.
     """
     return COMPARERS[judge](question, first, second)
 
@@ -252,7 +253,7 @@ COMPARERS: Mapping[str, Callable[[str, str, str], str]] = {
 
 
 def quantities_of(question: str, first: str, second: str) -> dict[str, str] | None:
-    """The arguments for `compare_quantities` where both answers state a length or a duration; else None."""
+    """Return the arguments for `compare_quantities` if both answers have a length or a duration, or None."""
     found = [read_answer(question, text) for text in (first, second)]
     if any(each is None or each[0].topic != "length" for each in found):
         return None
@@ -260,7 +261,7 @@ def quantities_of(question: str, first: str, second: str) -> dict[str, str] | No
 
 
 def compare_lengths(first: str, second: str) -> str:
-    """What `compare_quantities` says of two lengths of the world: loose ones and durations are not comparable."""
+    """Return the result of `compare_quantities` for two lengths. Loose lengths and durations are not comparable."""
     if first == second == DURATION:
         return "equal"
     if first not in LENGTHS or second not in LENGTHS:
@@ -270,22 +271,22 @@ def compare_lengths(first: str, second: str) -> str:
 
 
 def restate(question: str, answer: str) -> str:
-    """The answer as a sentence; of what cannot be read, question and answer."""
+    """Return the answer as a sentence, or question and answer if it cannot be parsed."""
     found = read_answer(question, answer)
     return found[0].sentence() if found else f"{question} {answer}"
 
 
 def generate(query: str, contexts: Sequence[str]) -> str:
-    """What the contexts say of what the query asks for, each sentence once, one a line."""
+    """Return the distinct sentences of the contexts that answer the query, one per line."""
     stated = [statement for text in contexts for statement in revise(text, sentences(text))]
     needed = [one for one, odds in zip(stated, rate(query, stated), strict=True) if odds == NEEDED]
     return "\n".join({normalise(one): one for one in needed}.values()) or NO_INFORMATION
 
 
 def say_qa(payload: Mapping[str, Any], judge: str) -> tuple[str, dict[int, Odds]] | None:
-    """The completion for a prompt of a Q&A or generation stage, and the odds at places in it; None for another stage.
+    """Return the completion of a Q&A or generation stage and the odds at its positions, or None for another stage.
 
-    `outcome`, where the payload has it, is what the tool said, and settles the relation of two lengths.
+    `outcome` in the payload is the result of the tool, which decides the relation of two lengths.
     """
     saying = _STAGES.get(payload.get("stage", ""))
     return saying(payload, judge) if saying else None
@@ -328,14 +329,14 @@ def _say_comparison(payload: Mapping[str, Any], judge: str) -> tuple[str, dict[i
 
 
 def comparison_lines(payload: Mapping[str, Any], judge: str) -> list[str]:
-    """The relation of the answer to each of the others, `1: neutral`."""
+    """Return the relation of the answer to each other answer, `1: neutral`."""
     question, answered = payload["question"], payload["answer"]
     found = [relate_answers(question, answered, other, judge) for other in payload["others"]]
     return [f"{number}: {relation.replace('_', ' ')}" for number, relation in enumerate(found, start=1)]
 
 
 def careless_comparisons(payload: Mapping[str, Any], judge: str) -> list[str]:
-    """The same with the faults of `tests.fakes.facts.careless_lines`."""
+    """Return the same lines with the faults of `tests.fakes.facts.careless_lines`."""
     labels = [relation.replace("_", " ") for relation in RELATIONS]
     lines = comparison_lines(payload, judge)
     return made_careless(lines, labels, payload["question"], payload["answer"], *payload["others"])

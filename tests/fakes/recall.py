@@ -1,15 +1,15 @@
-"""The language of the symbolic world as LongRecall's stages speak it: facts, what they state, and what entails what.
+"""The language of the symbolic world for LongRecall's stages: facts, their propositions, and entailment.
 
-A fact's text states propositions, `Fact`s of `tests.fakes.facts`, each with all that is more general; in whatever form
-it stands: a sentence in any of its orders, two facts of one subject joined by `and`, an entry of a list
-(`Ada Mill (lives in Lyon)`, `**Ada Mill** – lives in Lyon`, `Ada Mill`), behind a bullet, in quotes, misspelt, or under
-the subject's alias (`tests.fakes.names`). Whatever is said of somebody states that they are an entry, too; who is known
-to somebody else (`Boris Lane knows Ada Mill`) is none by that. A namesake, `the swimmer Ada Mill`, is somebody else. A
-text outside of this language states itself alone.
+A fact's text states propositions, `Fact`s of `tests.fakes.facts`, each with all its generalisations. A fact may have
+any form: a sentence in any word order, two facts of one subject joined by `and`, an entry of a list (`Ada Mill (lives
+in Lyon)`, `**Ada Mill** – lives in Lyon`, `Ada Mill`), after a bullet, in quotes, misspelt, or with the alias of the
+subject (`tests.fakes.names`). Every fact about a person also states that the person is an entry. A person in the object
+of a fact (`Boris Lane knows Ada Mill`) is not an entry. A namesake, `the swimmer Ada Mill`, is another person. A text
+outside of this language states only itself.
 
-Candidates entail a reference if together they state all that it says, so that a joined reference may take two. The
-judges `closed` and `steps` tell this truth; `noisy` tells something else of a fifth of what it is asked, by the texts
-alone.
+Candidates entail a reference if together they state its whole content, so a joined reference may need two. The judges
+`closed` and `steps` report this truth. `noisy` reports another result for a fifth of the requests, determined by the
+texts.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=\S)")
 _NUMBER = re.compile(r"(?<![\w.,])(\d{1,3})\.\s")
 _ALL_BOLD = re.compile(r"\A\*\*([^*]+)\*\*\Z")
 _NOISY = 5
-_UNKNOWN = 999  # a number of no candidate
+_UNKNOWN = 999  # not the number of a candidate
 
 
 @lru_cache(maxsize=100_000)
 def propositions(text: str) -> tuple[Fact, ...]:
-    """What a text says, in its order and as it says it; one of the topic `unknown` for a text of no other."""
+    """Return the propositions of a text in its order. Other texts have one proposition with the topic `unknown`."""
     return tuple(fact for unit in units(text) for fact in _read(_form(unit)))
 
 
@@ -51,7 +51,7 @@ def _read(said: str) -> list[Fact]:
 
 
 def _sentence(said: str) -> list[Fact]:
-    """The facts of a sentence or of two that are joined; none for any other text."""
+    """Return the facts of a sentence or of two joined sentences, none for any other text."""
     found = list(map(read_fact, split(said)))
     if known := _KNOWS.fullmatch(said):
         return [Fact(CIRCLE, CIRCLE, known["subject"], known["other"])]
@@ -61,7 +61,7 @@ def _sentence(said: str) -> list[Fact]:
 
 
 def _entry(said: str) -> list[Fact]:
-    """The facts of an entry of a list, the entry itself where there is no evidence."""
+    """Return the facts of an entry of a list, or the entry itself if there is no evidence."""
     found = _ENTRY.fullmatch(said)
     if found is None or not is_known_name(found["subject"]):
         return []
@@ -72,28 +72,29 @@ def _entry(said: str) -> list[Fact]:
 
 
 def needed(reference: str) -> frozenset[Fact]:
-    """What candidates have to state for a reference to be entailed."""
+    """Return the propositions that candidates must state to entail a reference."""
     return frozenset(propositions(reference))
 
 
 @lru_cache(maxsize=100_000)
 def stated(candidate: str) -> frozenset[Fact]:
-    """All that a candidate states: what it says, what is more general, and who is an entry."""
+    """Return all propositions of a candidate: its facts, their generalisations, and its entries."""
     said = propositions(candidate)
     entries = {Fact(ENTRY, ENTRY, fact.subject, "") for fact in said if fact.topic != UNKNOWN}
     return frozenset(general for fact in said for general in chain(fact)) | entries
 
 
 def entails(reference: str, candidates: Sequence[str], judge: str = "closed") -> bool:
-    """Whether candidates together entail a reference; of one candidate it is what `match_one` is answered."""
+    """Return True if candidates together entail a reference. For one candidate it is the result of `match_one`."""
     truth = needed(reference) <= frozenset().union(*map(stated, candidates))
     return truth != (judge == "noisy" and roll("entails", plain(reference), *map(plain, candidates)) % _NOISY == 0)
 
 
 def minimal_subset(reference: str, candidates: Sequence[str], judge: str = "closed") -> list[int]:
-    """The numbers of the fewest candidates that entail a reference, from 1; of as few the first ones.
+    """Return the numbers (from 1) of the smallest set of candidates that entails a reference, the first on a tie.
 
-    None if all together do not. It is what `match_many` is answered. Of a noisy judge it may be any one, or none.
+    It is empty if all candidates together do not entail it. It is the result of `match_many`. A noisy judge may return
+    any single number, or none.
     """
     numbers = roll("subset", plain(reference), *map(plain, candidates))
     if judge == "noisy" and numbers % _NOISY == 0:
@@ -109,15 +110,15 @@ def minimal_subset(reference: str, candidates: Sequence[str], judge: str = "clos
 
 
 def map_all(references: Sequence[str], candidates: Sequence[str], judge: str = "closed") -> list[list[int]]:
-    """For each reference its `minimal_subset` of all candidates, which is what `match_holistic` is answered."""
+    """Return the `minimal_subset` of all candidates for each reference, which is the result of `match_holistic`."""
     return [minimal_subset(reference, candidates, judge) for reference in references]
 
 
 def resolve_all(text: str, facts: Sequence[str]) -> list[str]:
-    """The facts, a leading `It` replaced by the subject that the text names last before it.
+    """Return the facts, with a leading `It` replaced by the last subject in the text before the fact.
 
-    Facts come in the order of the text, so that of equal sentences each fact is the next one. One that the text does
-    not have, and one before which it names nobody, stays as it is, but for bold type around all of it.
+    Facts are in the order of the text, so each of several equal sentences is the next fact. A fact that is not in the
+    text, or has no subject before it, is unchanged, except for bold type around the whole fact.
     """
     said = list(units(text))
     forms, resolved, place = list(map(_form, said)), [], 0
@@ -142,7 +143,7 @@ def _resolve(fact: str, before: Sequence[str]) -> str:
 
 
 def _name_in(text: str) -> str | None:
-    """The subject of a text as a text writes it, by its alias where the text has that; None where it has no subject."""
+    """Return the subject of a text in its form, which may be the alias, or None without a subject."""
     subject = next((fact.subject for fact in propositions(text) if fact.subject), None)
     return None if subject is None else _written(subject, text)
 
@@ -150,13 +151,13 @@ def _name_in(text: str) -> str | None:
 def _written(subject: str, text: str) -> str:
     words = subject.replace("_", " ").split()
     alias = alias_of(" ".join(words[-2:]))
-    # The first word of an alias stands for no other
+    # The first word of an alias identifies it
     name = alias if alias.split()[0] in text.casefold() else " ".join(words[-2:])
     return " ".join(["the", words[0], name] if len(words) > 2 else [name]).title()
 
 
 def units(text: str) -> Iterator[str]:
-    """The items and sentences of a text in order: a line is one, what it numbers `1. `, `2. `, `3. ` several."""
+    """Yield the items and sentences of a text in order. A line is one unit, or several if it numbers them."""
     for line in text.splitlines():
         numbers = [int(found[1]) for found in _NUMBER.finditer(line)]
         parts = _NUMBER.split(line)[::2] if numbers[:3] == [1, 2, 3] else [line]
@@ -165,15 +166,15 @@ def units(text: str) -> Iterator[str]:
 
 
 def is_extended(text: str) -> bool:
-    """Whether a text has a fact in a form that the language of the other metrics does not have."""
+    """Return True if a text has a fact in a form that only this language has."""
     plainly = (unit for unit in units(text) if not _PRONOUN.match(unit))
     return any(unit_type(unit) == "Other" and _read(_form(unit))[0].topic != UNKNOWN for unit in plainly)
 
 
 def extracted(text: str) -> list[str]:
-    """What `extract_claims` is answered of a text: a sentence a fact, misspellings mended, an entry as its evidence.
+    """Return the result of `extract_claims` for a text: a sentence per fact, with misspellings fixed.
 
-    A text without forms of this language alone is answered as `tests.fakes.claims` has it.
+    An entry becomes its evidence. A text without forms of this language is handled as in `tests.fakes.claims`.
     """
     if not is_extended(text):
         return claims_of(text)
@@ -182,7 +183,7 @@ def extracted(text: str) -> list[str]:
 
 
 def _sentences(unit: str) -> Iterator[str]:
-    """The sentences of a unit's facts, under the names that it has for them."""
+    """Yield the sentences of a unit's facts, with the names in the unit."""
     for fact in propositions(unit):
         if fact.topic == UNKNOWN:
             continue
@@ -196,7 +197,7 @@ def _sentences(unit: str) -> Iterator[str]:
 
 
 def say_longrecall(payload: Mapping[str, Any], judge: str) -> tuple[str, dict[int, Any]] | None:
-    """The completion for a prompt of LongRecall's stages, and for `extract_claims` of its language; None for others."""
+    """Return the completion of LongRecall's stages, and of `extract_claims` for its language, or None."""
     said = _say(payload, judge)
     return None if said is None else (said, {})
 
@@ -219,7 +220,7 @@ def _say(payload: Mapping[str, Any], judge: str) -> str | None:
 
 
 def _say_facts(facts: Sequence[str], form: int) -> str:
-    """A list with bullets or numbers; where a fact begins like an item itself, JSON."""
+    """Write a list with bullets or numbers, or JSON if a fact begins like an item."""
     if not all(fact[:1].isalpha() and not _BULLET.match(fact) for fact in facts):
         return json.dumps({"facts": list(facts)}, ensure_ascii=False)
     forms = (
@@ -241,7 +242,7 @@ def _say_match(matched: bool, form: int) -> str:
 
 
 def _say_subset(numbers: Sequence[int], candidates: int, form: int) -> str:
-    """A list, fenced, in an object, behind lists that are no answer, or with a number that means nothing."""
+    """Write a list, fenced, in an object, after lists that are not the answer, or with an unknown number."""
     listed = json.dumps(list(numbers))
     more = json.dumps([*reversed(numbers), candidates + 1]) if numbers else "None"
     forms = (
@@ -252,7 +253,7 @@ def _say_subset(numbers: Sequence[int], candidates: int, form: int) -> str:
 
 
 def _say_map(mapped: Sequence[Sequence[int]], form: int) -> str:
-    """Objects a line, some references in two of them, one with a number of no reference; without any `None` or `[]`."""
+    """Write one object per line, some references twice, one with an unknown number, without `None` and `[]`."""
     lines = []
     for number, candidates in enumerate(mapped, start=1):
         parts = [candidates[:1], [*candidates[1:], _UNKNOWN]] if (form + number) % 4 == 0 else [candidates]

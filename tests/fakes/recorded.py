@@ -1,7 +1,7 @@
-"""The recorded judges of the end-to-end metric: samples, a replay table for the model server, and what must come out.
+"""The recorded judges of the end-to-end metric: samples, a replay table for the model server, and expected results.
 
-Reads `wikicontradict/recorded_e2e/<judge>.jsonl`. Recordings of equal input differ now and then; the first one of a
-group of equal input stands for all of it.
+Reads `wikicontradict/recorded_e2e/<judge>.jsonl`. Recordings of equal input sometimes differ. The first recording of
+equal inputs is used for all of them.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class _Recording:
 
 
 def recorded_samples(path: Path) -> list[dict[str, Any]]:
-    """The samples of a judge's file, one a line of it: sample_id, query, contexts, response, label, judge.
+    """Return the samples of a judge's file, one per line: sample_id, query, contexts, response, label, judge.
 
-    Contexts are the recorded summaries that are not `None`, as {id, text} in the order of the file.
+    Contexts are the recorded summaries except `None`, as {id, text} in the order of the file.
     """
     return [recording.sample for recording in _recordings(path)]
 
 
 def write_replay(path: Path, out: Path) -> int:
-    """Writes the table for the server's answer `replay:<out>`; gives its rows, which are the calls to expect."""
+    """Write the table for the server's answer `replay:<out>`. Return its number of rows, the expected calls."""
     table = {
         key: coverage_text(recording.covered, recording.uncovered) for key, recording in _first_of_groups(path).items()
     }
@@ -52,15 +52,15 @@ def write_replay(path: Path, out: Path) -> int:
 
 
 def distinct_inputs(path: Path) -> int:
-    """How many distinct inputs with contexts a judge's file has, each of them one call."""
+    """Return the number of distinct inputs with contexts in a judge's file. Each is one call."""
     return len(_first_of_groups(path))
 
 
 def expectations(path: Path) -> dict[str, Expectation]:
-    """By sample_id what must come out: covered and uncovered as (text, source ids), and the score.
+    """Return the expected result by sample_id: covered and uncovered as (text, source ids), and the score.
 
-    Texts have their white space collapsed, in the order of the recording; equal texts are one, with all their sources,
-    covered where any is. The score is null where there are no statements. Sources that were not shown are dropped.
+    Texts have single spaces, and the order of the recording. Equal texts are merged with all their sources, and covered
+    if any of them is. The score is null without statements. Sources that were not shown are dropped.
     """
     firsts = _first_of_groups(path)
     expected = {}

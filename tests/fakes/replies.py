@@ -1,4 +1,4 @@
-"""The bytes in which the model server gives an answer, or an error, as the APIs do."""
+"""The bytes of the model server's responses and errors, in the format of the APIs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.fakes.tools import NO_TOOLS, forced_call
 
 _TOKEN = re.compile(r"\s*[^\s\d]+|\s*\d|\s+")
 _HTML = b"<!DOCTYPE html>\n<html><head><title>Bad gateway</title></head><body><h1>Bad gateway</h1></body></html>\n"
-# What a message has beside its content, or in its place
+# Additional fields of a message, or replacements of its content
 _THINKING: Mapping[str, Callable[[str], Payload]] = {
     "misplaced": lambda text: {"content": None, "reasoning_content": text},
     "thinking": lambda text: {"reasoning_content": "The statements are compared one by one."},
@@ -28,16 +28,16 @@ _THOUGHT = "<think>\nThe statements are compared one by one.\n</think>\n\n"
 
 
 def count_tokens(text: str) -> int:
-    """The server's measure of tokens: a quarter of the UTF-8 bytes, and one."""
+    """Return the server's count of tokens: a quarter of the UTF-8 bytes, plus one."""
     return len(text.encode("utf-8", "replace")) // 4 + 1
 
 
 def completion_body(
     request: Mapping[str, Any], chat: bool, said: Said | None, finish_reason: str, usage: tuple[int, int] | None
 ) -> Payload:
-    """The object that answers a request: a chat completion or a plain one, with log-probabilities where asked for.
+    """Return the object of a response: a chat or a plain completion, with log-probabilities if requested.
 
-    `usage` is (prompt tokens, completion tokens), None to leave it out.
+    `usage` is (prompt tokens, completion tokens), or None to omit it.
     """
     text = None if said is None else said.text
     body: Payload = {
@@ -66,7 +66,7 @@ def completion_body(
 
 
 def chat_logprobs(said: Said, top: int) -> Payload:
-    """Log-probabilities as chat completions have them: a token a word, digits their own; 0.7 on it without odds."""
+    """Return log-probabilities in the chat format: a token per word and per digit. Without odds, it has 0.7."""
     return {
         "content": [
             _logprob(token, odds[token])
@@ -77,7 +77,7 @@ def chat_logprobs(said: Said, top: int) -> Payload:
 
 
 def plain_logprobs(said: Said, top: int) -> Payload:
-    """The same as plain completions have them: parallel lists, alternatives as a mapping."""
+    """Return the same in the format of plain completions: parallel lists, with alternatives as a mapping."""
     tokens = _tokens(said)
     lengths = (len(token) for token, _ in tokens)
     return {
@@ -89,7 +89,7 @@ def plain_logprobs(said: Said, top: int) -> Payload:
 
 
 def _tokens(said: Said) -> list[tuple[str, Odds]]:
-    """The tokens of a completion in order, each with its odds."""
+    """Return the tokens of a completion in order, each with its odds."""
     found = []
     for match in _TOKEN.finditer(said.text):
         token = match[0]
@@ -105,7 +105,7 @@ def _logprob(token: str, probability: float) -> Payload:
 
 @dataclass(slots=True)
 class Reply:
-    """What goes back: the bytes, None for never, and whether the connection ends after them."""
+    """A response: its bytes, None for no response, and a flag that closes the connection after it."""
 
     status: int
     content: bytes | None
@@ -122,9 +122,9 @@ def make_reply(
     lookup: Callable[[Request, int, Mapping[str, Any]], Reply] | None = None,
     cached: int | None = None,
 ) -> Reply:
-    """The reply with a completion by `answer`, or by `lookup`, or what the deeds of a rule make of it.
+    """Return the response with a completion by `answer` or `lookup`, or the result of a rule's deeds.
 
-    `cached`: tokens of the prompt that were.
+    `cached`: the number of cached tokens of the prompt.
     """
     if "status" in deeds:
         return _status_reply(deeds)
@@ -144,7 +144,7 @@ def make_reply(
         said = Said("") if kind == "empty" else as_json(said, request.payload, schema)
     tokens = count_tokens(json.dumps(said.call) if said.call else said.text) if said else count_tokens("")
     if thought := deeds.get("reasoning"):
-        # Reasoning counts as output, and leaves nothing if it uses up the limit
+        # Reasoning counts as output, so no content is left if it uses up the limit
         cut = request.limit is not None and request.limit < thought + tokens
         thought, tokens = (request.limit, request.limit) if cut else (thought, thought + tokens)
         said, finish_reason = (Said(""), "length") if cut else (said, finish_reason)
@@ -186,14 +186,14 @@ def _say(answer: Answer, request: Request, deeds: Mapping[str, Any]) -> tuple[Sa
 
 
 def http_message(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
-    """A whole HTTP/1.1 response, JSON where the headers do not say otherwise."""
+    """Return a whole HTTP/1.1 response, JSON unless the headers have another type."""
     fields = {"Content-Type": "application/json", "Content-Length": str(len(body))} | dict(headers or {})
     lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     return f"HTTP/1.1 {status} {responses.get(status, 'Status')}\r\n{lines}\r\n".encode("latin-1") + body
 
 
 def error_reply(status: int, error: Any, headers: Mapping[str, str] | None = None) -> Reply:
-    """An error in the form of the API."""
+    """Return an error in the format of the API."""
     return Reply(status, http_message(status, json.dumps({"error": error}).encode(), headers))
 
 

@@ -1,7 +1,7 @@
-"""What the model server was told: its configuration, and the rules by which it misbehaves.
+"""The configuration of the model server, and the rules of its faults.
 
-A rule is `{"when": {...}, "do": {...}}`, the first that matches wins; `_CONDITIONS` and `_DEEDS` list what may stand
-there.
+A rule is `{"when": {...}, "do": {...}}`. The first matching rule is used. `_CONDITIONS` and `_DEEDS` list the allowed
+keys.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _DEEDS = {"delay", "status", "headers", "error", "body", "hang", "html", "cut_js
 _DEEDS |= {"empty", "null", "length", "filter", "no_usage", "no_logprobs", "text", "think"}
 _DEEDS |= {"no_tools", "tool_garbage", "tool_loop", "finish", "nan", "zero", "short", "drop", "unnamed"}
 _DEEDS |= {"reasoning", "few_tokens"}
-# What is made of a schema: taken, refused, empty, misplaced, thinking, unweighed; a request without one is as ever
+# The handling of a schema: taken, refused, empty, misplaced, thinking, unweighed. A request without one is not affected
 _DEEDS |= {"schema"}
 
 
 @dataclass(frozen=True)
 class Config:
-    """What the server does; all of it can change while it runs.
+    """The configuration of the server, which can change while it runs.
 
-    `limits` has requests_per_minute, tokens_per_minute (sliding 60 s windows over what was let in) and retry_after in
-    seconds. `latency` is in seconds, for every answer. With `api_key`, a request without that bearer token gets a 401.
-    `address` is where it listens. `batches` are fields of `FakeBatches`, `classifier` those of `FakeClassifier`.
-    `prefix_cache`: whether it says how many tokens of a prompt's beginning it has seen.
+    `limits` has requests_per_minute, tokens_per_minute (sliding 60 s windows over accepted requests) and retry_after in
+    seconds. `latency` is in seconds, for every response. With `api_key`, a request without this bearer token gets a
+    401. `address` is the listening address. `batches` are fields of `FakeBatches`, and `classifier` fields of
+    `FakeClassifier`. `prefix_cache`: the server reports cached tokens of a prompt's beginning.
     """
 
     answer: str = "e2e"
@@ -58,9 +58,9 @@ class Config:
 
 @dataclass(slots=True)
 class Request:
-    """A request for a completion, as rules see it.
+    """A request for a completion, for rules.
 
-    `key` is a hash of its messages; `index` (among all) and `attempt` (of this key) count from 1.
+    `key` is a hash of its messages. `index` (of all requests) and `attempt` (of this key) count from 1.
     """
 
     chat: bool
@@ -86,7 +86,7 @@ class Request:
 
 
 def condition(when: Mapping[str, Any], rule_index: int) -> Callable[[Request], bool]:
-    """Whether all of `when` holds for a request. Shares of rules without a seed are independent of each other."""
+    """Return a predicate that is True if a request meets all conditions. Shares without a seed are independent."""
     tests = [make(when[name]) for name, make in _TESTS.items() if name in when]
     if "share" in when:
         salt, share = str(when.get("seed", rule_index)).encode(), when["share"] * 2**64
@@ -114,7 +114,7 @@ _TESTS: dict[str, Callable[[Any], Callable[[Request], bool]]] = {
 
 
 def deeds_of(rule: Mapping[str, Any]) -> dict[str, Any]:
-    """What a rule does; a bare name is a deed without a value."""
+    """Return the deeds of a rule. A bare name is a deed without a value."""
     deeds = rule.get("do", {})
     return {deeds: True} if isinstance(deeds, str) else dict(deeds)
 
@@ -128,5 +128,5 @@ def _check_names(kind: str, names: Mapping[str, Any], known: set[str]) -> None:
 
 
 def hash_of(data: bytes) -> int:
-    """A hash of 64 bits."""
+    """Return a hash of 64 bits."""
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "big")

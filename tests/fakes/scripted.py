@@ -1,8 +1,8 @@
-"""A judge that reads from a script: topics written by hand, what their contexts state, and what answers say of it.
+"""A judge with a script: topics written by hand, the facts of their contexts, and the facts of answers.
 
-A line of `scripted.jsonl` is a topic. Its facts have the words of the contexts (`text`) and those of answers (`said`);
-`contexts` and `says` list facts by number and other sentences as they are. Facts of one question contradict each other
-where `contradictory` says so.
+A line of `scripted.jsonl` is a topic. Its facts have the words of the contexts (`text`) and of answers (`said`).
+`contexts` and `says` list facts by number and other sentences as texts. Facts of one question contradict each other if
+`contradictory` lists them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-# Rating, and the odds of the tokens that could stand there
+# A rating, and the odds of its tokens
 HIGH, LOW = {"5": 0.85, "4": 0.15}, {"2": 0.9, "1": 0.1}
-# Of so many statements of a response one is overlooked: by the hasty judge of e2e, and by nli and qa, as models do
+# One of this number of statements in a response is overlooked, by the hasty judge of e2e, and by nli and qa, as with
+# models
 OVERLOOKED, UNSEEN = 4, 7
 
 
 @dataclass(frozen=True)
 class Topic:
-    """A query, its contexts, what systems answer, and the facts that all of them are made of."""
+    """A query, its contexts, the responses of systems, and the facts in all of them."""
 
     query: str
     contexts: Mapping[str, Sequence[int | str]]
@@ -32,15 +33,15 @@ class Topic:
     facts: Sequence[Mapping[str, str]]
 
     def context_rows(self) -> list[dict[str, str]]:
-        """The contexts as samples have them."""
+        """Return the contexts in the format of samples."""
         return [{"id": name, "text": self._written(parts, "text")} for name, parts in self.contexts.items()]
 
     def answer(self, parts: Sequence[int | str]) -> str:
-        """A response of these facts and sentences."""
+        """Return a response with these facts and sentences."""
         return self._written(parts, "said")
 
     def stated(self, text: str) -> list[int]:
-        """The facts that a text states, in its words or in those of answers."""
+        """Return the facts of a text, in its words or in the words of answers."""
         return [place for place, fact in enumerate(self.facts) if any(word and word in text for word in _words(fact))]
 
     def _written(self, parts: Sequence[int | str], words: str) -> str:
@@ -49,15 +50,15 @@ class Topic:
 
 @cache
 def topics() -> tuple[Topic, ...]:
-    """All topics of the script."""
+    """Return all topics of the script."""
     lines = Path(__file__).with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()
     return tuple(Topic(**json.loads(line)) for line in lines)
 
 
 def say_scripted(payload: Mapping[str, Any], *, hasty: bool = False) -> tuple[str, dict[int, dict[str, float]]] | None:
-    """The completion for a prompt of e2e, nli or qa, and the odds of its ratings; None for any other stage.
+    """Return the completion of e2e, nli or qa, and the odds of its ratings, or None for another stage.
 
-    `hasty`: it overlooks some of what a response covers.
+    `hasty`: the judge overlooks a part of the covered statements.
     """
     match payload.get("stage"):
         case "evaluate_coverage":
@@ -95,7 +96,7 @@ def _coverage(payload: Mapping[str, Any], hasty: bool) -> str:
 
 
 def _atoms(text: str) -> list[str]:
-    """The facts of a text in its own words, and its other sentences."""
+    """Return the facts of a text in its words, and its other sentences."""
     facts = [word for topic, place in _places(text) for word in _words(topic.facts[place])]
     others = [
         part for topic in topics() for parts in topic.contexts.values() for part in parts if isinstance(part, str)
@@ -128,7 +129,7 @@ def _answers(text: str, questions: Sequence[str]) -> tuple[str, dict[int, dict[s
 
 
 def _comparison(payload: Mapping[str, Any]) -> str:
-    """Whether two answers contradict each other; equal ones are never compared."""
+    """Return the relation of two answers: contradictory or neutral. Equal answers are never compared."""
     places = {
         fact["answer"]: (topic, place)
         for topic in topics()
@@ -142,7 +143,7 @@ def _comparison(payload: Mapping[str, Any]) -> str:
 def _rated(
     mark: str, name: str, items: Sequence[tuple[str, dict[str, float]]], between: str = "\n"
 ) -> tuple[str, dict[int, dict[str, float]]]:
-    """Lines with a rating each, and the odds at the places of the ratings."""
+    """Return lines with a rating each, and the odds at the positions of the ratings."""
     written, places = "", {}
     for text, odds in items:
         written += f"{between if written else ''}{mark}{text} [{name}: "
@@ -152,7 +153,7 @@ def _rated(
 
 
 def _places(text: str) -> list[tuple[Topic, int]]:
-    """The facts that a text states, of whatever topic."""
+    """Return the facts of a text, from any topic."""
     return [(topic, place) for topic in topics() for place in topic.stated(text)]
 
 

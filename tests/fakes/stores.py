@@ -1,4 +1,4 @@
-"""Object stores of each kind, for tests that hold what is the same over all of them."""
+"""Object stores of each kind, for tests of their common behaviour."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fakes import azurite, fake_gcs, versitygw
 from tests.fakes.object_store import BUCKET, ObjectStore
 from tests.fakes.programs import Gateway
 
-# Over HTTPS Azure's scheme is abfss
+# Azure's scheme for HTTPS is abfss
 URIS = {
     "moto": f"s3://{BUCKET}",
     "versitygw": f"s3://{BUCKET}",
@@ -25,7 +25,7 @@ _SERVERS: dict[str, Any] = {"versitygw": versitygw, "fake-gcs-server": fake_gcs,
 
 @contextmanager
 def serve_store(kind: str, folder: Path) -> Iterator[Gateway]:
-    """A server of one of `URIS` with an empty bucket; skips the test where it cannot be installed."""
+    """Run a server of one of `URIS` with an empty bucket. Skip the test if it cannot be installed."""
     if kind == "moto":
         with ObjectStore() as store:
             yield Gateway(store.settings, store.variables)

@@ -1,4 +1,4 @@
-"""What the model server makes of a schema: the same answer as JSON of it, an error, or nothing of use."""
+"""The model server's handling of a schema: the same answer as JSON, an error, or an unusable response."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Row = Mapping[str, Any]
 
 
 def schema_of(body: Mapping[str, Any]) -> Any:
-    """The schema that a request asks for; None where it asks for none."""
+    """Return the schema of a request, or None."""
     named = (body.get("response_format") or {}).get("json_schema") or {}
     return named.get("schema") or body.get("guided_json")
 
 
 def as_json(said: Said, payload: Payload, schema: Any) -> Said:
-    """The answer as JSON of the schema, its odds at the same ratings; one that no parser reads stays as it is.
+    """Return the answer as JSON of the schema, with its odds at the same ratings. Unparsable answers are unchanged.
 
-    Raises LookupError, which the server answers with 400, for an answer that is not of the schema.
+    Raises LookupError (a 400 of the server) for an answer that does not fit the schema.
     """
     stage = payload["stage"]
     try:
@@ -48,7 +48,7 @@ def as_json(said: Said, payload: Payload, schema: Any) -> Said:
 
 
 def _write(value: Any, said: Said, parts: list[str], odds: dict[int, Any]) -> None:
-    """Appends the JSON of a value, and notes the odds of the digits of ratings at their new places."""
+    """Append the JSON of a value, and store the odds of rating digits at their new positions."""
     if isinstance(value, Digit):
         if value.offset in said.odds:
             odds[sum(map(len, parts))] = said.odds[value.offset]
@@ -77,7 +77,7 @@ def _plain(value: Any) -> Any:
 
 
 def _rows(**columns: Any) -> list[dict[str, Any]]:
-    """An object for each place of the lists, numbered from 1."""
+    """Return an object for each index of the lists, numbered from 1."""
     return [
         {"id": number, **dict(zip(columns, values, strict=True))}
         for number, values in enumerate(zip(*columns.values(), strict=True), start=1)

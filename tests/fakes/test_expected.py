@@ -1,4 +1,4 @@
-"""What both oracles of a sample, that of nli and that of qa, say where there is nothing to judge."""
+"""Test that the oracles of nli and qa agree on samples without a request."""
 
 from __future__ import annotations
 

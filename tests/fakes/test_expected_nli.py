@@ -1,4 +1,4 @@
-"""What brute force concludes of a sample under nli."""
+"""Test the expected nli result of a sample."""
 
 from __future__ import annotations
 

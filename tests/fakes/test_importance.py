@@ -1,4 +1,4 @@
-"""The symbolic world of importance: what its judge says, and the server that tells its truth in forms that are read."""
+"""The symbolic world of importance: the results of its judge, and completions of the server in readable forms."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JOINED = "Ada Mill was founded in 1912 and lives in Lyon."
 
 
 def in_the_server(payload: Mapping[str, Any], judge: str = "closed") -> Any:
-    """What the stage's own parser reads in what the server says."""
+    """Return the result of the stage's parser for the server's completion."""
     said = find_answer(f"world_{judge}")(dict(payload))
     return STAGES[payload["stage"]].parse(said if isinstance(said, str) else said.text, payload)
 
@@ -47,7 +47,7 @@ def test_facts_turn_their_words_and_are_read_all_the_same() -> None:
         (JOINED, "supported"),
         ("Ada Mill was founded in 1912 and lives in Osaka.", "contradicted"),
         ("Ada Mill was founded in 1912 and likes tea.", "not_supported"),
-        # The evidence disagrees with itself: what is stated is supported
+        # The evidence contradicts itself. A stated claim is supported
         ("Ada Mill lives in Nantes.", "supported"),
         ("Well, well.", "not_supported"),
     ],
@@ -62,7 +62,7 @@ def test_covered_facts_by_hand() -> None:
     claims = ["Ada Mill was founded on 3 May 1912.", "Ada Mill lives in Osaka.", "The home of Ada Mill is in Lyon."]
     assert covering("Ada Mill was founded in the 1910s.", claims) == [1]
     assert covering("Lives in France Ada Mill.", claims) == [3]
-    # Each claim says a part
+    # Each claim states a part
     assert covering(JOINED, claims) == [1, 3]
     assert covering("Ada Mill was founded in 1912 and likes tea.", claims) == []
     assert covering(JOINED, []) == covering("Well, well.", ["Well, well."]) == []
@@ -73,7 +73,7 @@ def test_importance_follows_from_query_fact_and_list() -> None:
     rated = importance(QUERY, facts)
     assert rated == importance(QUERY, facts)
     assert [relevance for relevance, _ in rated][:2] == [NEEDED, FOREIGN]
-    # A part that is asked for makes the whole of it relevant
+    # A relevant part makes the whole fact relevant
     assert importance(QUERY, ["Ada Mill likes tea and lives in Lyon."])[0][0] == NEEDED
     others = ["What is known of the taste and the fleet of Ada Mill?", QUERY]
     assert len({str(importance(query, facts * n)[0]) for query in others for n in range(1, 9)}) > 2

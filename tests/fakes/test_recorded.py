@@ -104,7 +104,7 @@ def test_every_recording_survives_the_form_of_a_completion(tmp_path: Path, judge
 
 
 def _read_lists(text: str, ids: list[str]) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
-    """A reader of the form for lists without duplicates across them."""
+    """Parse the form for lists without duplicates."""
     lists: tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]] = ({}, {})
     _, covered, uncovered = re.split(r"^\[(?:Unc|C)overed statements\]$", text, flags=re.MULTILINE)
     for part, found in ((covered, lists[0]), (uncovered, lists[1])):

@@ -1,4 +1,4 @@
-"""The symbolic world: its facts, its judges, and the server that tells its truth."""
+"""Test the symbolic world: its facts, its judges, and the completions of the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The symbolic world of ICAT: what its judge says, what comes of it by hand, and the server that tells its truth."""
+"""Test the symbolic world of ICAT: its judge, results by hand, and the completions of the server."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def by_hand(**options: Any) -> ExpectedIcat:
 
 
 def in_the_server(payload: Mapping[str, Any], judge: str = "closed") -> Any:
-    """What the stage's own parser reads in what the server says."""
+    """Return the result of the stage's parser for the server's completion."""
     said = find_answer(f"world_{judge}")(dict(payload))
     return STAGES[payload["stage"]].parse(said if isinstance(said, str) else said.text, payload)
 
@@ -57,7 +57,7 @@ def test_a_chunk_says_what_its_sentences_say() -> None:
     assert relate_text(CHUNKS[0].text, "Ada Mill was founded in the 1910s.", "closed") == "entailment"
     assert relate_text(CHUNKS[1].text, "Ada Mill owns exactly 3 boats.", "closed") == "contradiction"
     assert relate_text(CHUNKS[2].text, "Ada Mill likes tea.", "closed") == "neutral"
-    # One that contradicts does not undo one that entails
+    # A contradicting sentence does not cancel an entailing sentence
     both = "Ada Mill lives in Osaka. Ada Mill lives in Lyon."
     assert relate_text(both, "Ada Mill lives in France.", "closed") == "entailment"
 
@@ -113,7 +113,7 @@ def test_bounds_of_what_was_lost_by_hand() -> None:
     def lost(claim: str, chunk: str) -> bool:
         return chunk == CHUNKS[2].text
 
-    # Of the four claims one chunk is lost: two are grounded by another, two are unjudged
+    # One chunk is lost for four claims. Another chunk grounds two of the claims, and two claims are unjudged
     expected = by_hand(lost=lost, beta=2.0)
     assert [claim.verdict for claim in expected.claims] == ["supported", "supported", None, None]
     assert expected.measures["s_fact"] == (1.0, 0.5, 1.0)

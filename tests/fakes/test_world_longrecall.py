@@ -1,4 +1,4 @@
-"""The symbolic world of LongRecall: what its judge says, and the server that tells its truth."""
+"""The symbolic world of LongRecall: the results of its judge, and completions of the server with this truth."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_candidates_entail_what_they_state_together(reference: str, candidates: 
 
 
 def test_a_subset_is_the_smallest_that_entails_and_of_these_the_first() -> None:
-    """Held against all subsets of the sayings of a world's response."""
+    """Compare the result with all subsets of the sayings of a world's response."""
     for world in WORLDS[:60]:
         references, generated = _facts(world)
         for reference in references:
@@ -127,13 +127,13 @@ def _cosine(one: str, other: str) -> float:
 
 
 def in_the_server(judge: str, **payload: Any) -> Any:
-    """What the stage's own parser reads in what the server says."""
+    """Return the result of the stage's parser for the server's completion."""
     said = find_answer(f"world_{judge}")(payload)
     return STAGES[payload["stage"]].parse(said if isinstance(said, str) else said.text, payload)
 
 
 def _facts(world: LongRecallWorld) -> tuple[list[str], list[str]]:
-    """The references as they are shown, cut as lists where they are a text, and the generated facts of a response."""
+    """Return the references as shown (a text is cut as a list) and the generated facts of a response."""
     references = world.references
     if isinstance(references, str):
         texts = [fact.text for fact in cut(references, "list", 10)]
@@ -213,7 +213,7 @@ def test_the_templates_of_tests_carry_the_variables(server: ModelServer, variabl
 
 
 def _near(reference: str, generated: Sequence[str]) -> list[int]:
-    """The places of the lexical candidates."""
+    """Return the positions of the lexical candidates."""
     forms = [form_of(Fact(text)) for text in (reference, *generated)]
     return [one.place for one in lexical_candidates(forms[:1], forms[1:], Thresholds())[0]]
 
@@ -249,7 +249,7 @@ def _is_alias(text: str) -> bool:
 
 
 def test_every_variant_of_a_saying_entails_it_or_not() -> None:
-    """By name: those that always do, those that never do, and those that depend."""
+    """Test each variant by name: it always entails, never entails, or depends on the saying."""
     entailing: dict[str, set[bool]] = {name: set() for name in VARIANTS}
     random = Random("variants")
     for world in WORLDS:

@@ -1,4 +1,4 @@
-"""Tool calls of the model server: what a conversation holds of them, and the calls that the model makes."""
+"""Tool calls of the model server: their entries in a conversation, and the calls of the model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Call = dict[str, Any]
 
 
 def conversation_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """`tools`: whether a request offers tools; `outcome`: what the tool said last, empty where that is no outcome.
+    """Return `tools`: the request offers tools, and `outcome`: the last result of the tool, empty if invalid.
 
-    Without tools offered, and before one was called, the entry is missing.
+    If no tools are offered, or no tool was called, the entry is missing.
     """
     found: dict[str, Any] = {"tools": True} if body.get("tools") else {}
     last = (body.get("messages") or [{}])[-1]
@@ -31,16 +31,16 @@ def _outcome(content: Any) -> str:
 
 
 def call(arguments: Any, name: str = TOOL) -> Call:
-    """A call of the tool; arguments that are a text stand as they are, others as JSON."""
+    """Return a call of the tool. Arguments are a text, or a value that becomes JSON."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return {"id": "call_0", "type": "function", "function": {"name": name, "arguments": text}}
 
 
 def forced_call(body: Mapping[str, Any], payload: Mapping[str, Any], deeds: Mapping[str, Any]) -> Call | None:
-    """The call that a rule makes of any request that offers tools; None where no rule does.
+    """Return the tool call that a rule forces for requests with tools, or None.
 
-    `tool_garbage`: once, `arguments` (or True) that are no JSON, or a `name` that no tool has. `tool_loop`: at every
-    turn, with `obedient` as long as `tool_choice` allows it.
+    `tool_garbage`: once, invalid JSON in `arguments` (or True), or an unknown `name`. `tool_loop`: at every turn, and
+    with `obedient` only while `tool_choice` allows it.
     """
     if not body.get("tools"):
         return None
@@ -52,6 +52,6 @@ def forced_call(body: Mapping[str, Any], payload: Mapping[str, Any], deeds: Mapp
 
 
 def _arguments(payload: Mapping[str, Any]) -> dict[str, str]:
-    """The two lengths that the answers state; else the answers themselves."""
+    """Return the two lengths in the answers, or the answers themselves."""
     question, first, second = (str(payload.get(name, "")) for name in ("question", "first", "second"))
     return quantities_of(question, first, second) or {"first": first, "second": second}

@@ -1,4 +1,4 @@
-"""versitygw: an S3 server of its own over a folder, which checks signatures and keeps conditions."""
+"""versitygw, an S3 server over a folder, which checks signatures and supports conditions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from untold.udfs.schemes import environment_of
 
 
 def install() -> Path | None:
-    """The program, built once a machine; None without Go or where it cannot be built."""
+    """Build the program once per machine, and return it. Return None without Go or after a failed build."""
     return install_go("github.com/versity/versitygw/cmd/versitygw@v1.8.0")
 
 
 @contextmanager
 def serve(program: Path, folder: Path) -> Iterator[Gateway]:
-    """The server on loopback, with an empty bucket in the folder."""
+    """Run the server on loopback, with an empty bucket in the folder."""
     (folder / BUCKET).mkdir(parents=True)
     port = free_port()
     words = [str(program), "--port", f"127.0.0.1:{port}", "--quiet", "posix", str(folder)]

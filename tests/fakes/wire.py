@@ -1,4 +1,4 @@
-"""HTTP/1.1 requests out of the bytes of a connection."""
+"""Parse HTTP/1.1 requests from the bytes of a connection."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)")
 
 
 def parse_request(buffer: bytearray) -> tuple[bytes, bytes, int] | None:
-    """The head (a line break after its last line), the body and the size of the first request; None where it is cut."""
+    """Return head (with a line break at the end), body and size of the first request, or None if it is incomplete."""
     end = buffer.find(b"\r\n\r\n")
     if end < 0:
         return None

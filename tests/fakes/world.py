@@ -1,7 +1,7 @@
-"""A symbolic world for tests: a query, facts with known entailments, and samples whose texts are written from them.
+"""A symbolic world for tests: a query, facts with known entailments, and samples with texts written from them.
 
-`tests.fakes.facts` and `tests.fakes.questions` are the language, in which the model server answers too;
-`tests.fakes.expected` and `tests.fakes.expected_qa` are the brute force.
+`tests.fakes.facts` and `tests.fakes.questions` are the language, which the model server uses too.
+`tests.fakes.expected` and `tests.fakes.expected_qa` compute the results by brute force.
 """
 
 from __future__ import annotations
@@ -39,11 +39,10 @@ _ASIDES = (
 
 
 class World:
-    """One query, its contexts and any number of responses to it, all of the seed alone.
+    """A query, its contexts and any number of responses, determined only by the seed.
 
-    `judge` is one of `tests.fakes.facts.JUDGES`: the server has to answer with `answer`, the oracle of nli to expect
-    with `options`. With `ids` the contexts are objects with ids of their own, else strings. `topics` are what there is
-    talk of.
+    `judge` is one of `tests.fakes.facts.JUDGES`: the server must answer with `answer`, and the oracle of nli must use
+    `options`. With `ids` the contexts are objects with ids, otherwise strings. `topics` are the topics of the texts.
     """
 
     def __init__(self, seed: int, judge: str = "closed", ids: bool = False, topics: Sequence[str] = TOPICS) -> None:
@@ -61,7 +60,7 @@ class World:
         self.contexts: Sequence[Any] = named if ids else texts
 
     def samples(self, responses: int = 1) -> list[dict[str, Any]]:
-        """A sample for each response; the first ones are the same whatever their number."""
+        """Return a sample for each response. The first samples do not depend on the number."""
         return [
             {
                 "sample_id": f"w{self.seed:04d}-{number}",
@@ -108,12 +107,12 @@ class World:
 
 
 def worlds(count: int, judge: str = "closed", ids: bool = False, first: int = 0) -> list[World]:
-    """Worlds of successive seeds."""
+    """Return worlds with successive seeds."""
     return [World(seed, judge, ids) for seed in range(first, first + count)]
 
 
 def qa_worlds(count: int, judge: str = "closed", ids: bool = False, first: int = 0) -> list[World]:
-    """Worlds of successive seeds in which there is talk of lengths too."""
+    """Return worlds with successive seeds that also have lengths."""
     return [World(seed, judge, ids, QA_TOPICS) for seed in range(first, first + count)]
 
 
@@ -131,13 +130,13 @@ def _leaf(random: Random, topic: str, subject: str) -> Fact:
 
 
 def _some(random: Random, leaves: Sequence[Fact]) -> Fact:
-    """A fact or a generalisation of it, not too often of the last, which is about another subject."""
+    """Return a fact or a generalisation. The last fact, about another subject, is rare."""
     leaf = random.choice([*leaves[:-1], *leaves])
     return random.choice(chain(leaf))
 
 
 def _vary(random: Random, sentence: str) -> str:
-    """One node, several forms: case, white space, full stop, quotes, compatibility characters."""
+    """Return another form of the same node: case, white space, full stop, quotes, compatibility characters."""
     return random.choice(
         [
             *[sentence] * 8,

@@ -1,4 +1,4 @@
-"""Worlds for ICAT: a corpus that states some of a world's facts, responses that claim some, aspects and annotations."""
+"""Worlds for ICAT: a corpus with some facts of a world, responses that claim some facts, aspects and annotations."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tests.fakes.world import World, _some
 
 Document = dict[str, str]
 Annotation = tuple[str, str, str, int]
-# Sentences of a document: of some six words each, so that the longest are cut into several chunks of 128 words
+# Sentences of a document, of about six words each, so that the longest documents have several chunks of 128 words
 _LENGTHS = (1, 2, 3, 5, 8, 30, 60)
 
 
 class IcatWorld:
-    """One query, a corpus, and any number of responses, all of the seed alone; contexts and judge are those of `World`.
+    """A query, a corpus, and any number of responses, determined only by the seed. Contexts and judge are from `World`.
 
-    `given` are the aspects that samples bring, None where they bring none: every second world has some. Texts of
-    documents are plain sentences, so that a chunk says what they say but for one that is cut in two.
+    `given` are the aspects of samples, None if they have none. Every second world has some. Texts of documents are
+    plain sentences, so a chunk has their facts, except for a sentence that is cut in two.
     """
 
     def __init__(self, seed: int, judge: str = "closed", ids: bool = False) -> None:
@@ -29,7 +29,7 @@ class IcatWorld:
         self.query_id = f"topic {seed}"
         known = [leaf for leaf in self._world.leaves if random.random() < 0.6] or self._world.leaves[-1:]
         texts = [_document(random, known) for _ in range(random.randint(1, 4))]
-        # One text under two ids, so that equal similarities are told apart
+        # One text under two ids, to test the order of equal similarities
         texts += texts[:1] if random.random() < 0.2 else []
         self.documents = [
             {"document_id": f"w{seed:04d}-d{number}", "text": text, "url": f"https://example.org/{seed}/{number}"}
@@ -38,12 +38,12 @@ class IcatWorld:
         self.given = _given(random, self._world.subject) if seed % 2 else None
 
     def samples(self, responses: int = 1) -> list[dict[str, Any]]:
-        """A sample for each response, `sample_id` to `system` as `World` has them, with `query_id` and any aspects."""
+        """Return a sample for each response, with `sample_id` to `system` as in `World`, `query_id` and any aspects."""
         more = {"query_id": self.query_id, "aspects": self.given}
         return [sample | more for sample in self._world.samples(responses)]
 
     def annotations(self) -> list[Annotation]:
-        """(topic, subtopic, document, relevance): what documents say of given aspects; 0 and less do not count."""
+        """Return (topic, subtopic, document, relevance) for given aspects in documents. Only values above 0 count."""
         named = [(f"{number}" if isinstance(one, str) else one["id"], text_of(one)) for number, one in _numbered(self)]
         return [
             (self.query_id, subtopic, document["document_id"], _relevance(document, text))
@@ -53,12 +53,12 @@ class IcatWorld:
 
 
 def icat_worlds(count: int, judge: str = "closed", ids: bool = False, first: int = 0) -> list[IcatWorld]:
-    """Worlds of successive seeds."""
+    """Return worlds with successive seeds."""
     return [IcatWorld(seed, judge, ids) for seed in range(first, first + count)]
 
 
 def text_of(aspect: Any) -> str:
-    """The text of a given aspect, which is a string or has an id."""
+    """Return the text of a given aspect, which is a string or has an id."""
     return str(aspect if isinstance(aspect, str) else aspect["text"])
 
 
@@ -77,6 +77,6 @@ def _document(random: Random, known: Sequence[Fact]) -> str:
 
 
 def _given(random: Random, subject: str) -> list[Any]:
-    """Up to six aspects: strings, which get their numbers as ids, or objects with ids of their own."""
+    """Return up to six aspects: strings, with their numbers as ids, or objects with ids."""
     texts = [aspect_of(*key, subject) for key in random.sample(list(LEVELS), random.randint(0, 6))]
     return [text if random.random() < 0.5 else {"id": f"A{number}", "text": text} for number, text in enumerate(texts)]

@@ -1,4 +1,4 @@
-"""Worlds for importance-aware recall: those of `World`, some of whose samples bring the references themselves."""
+"""Worlds for importance-aware recall: worlds of `World`, in which some samples have references."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from tests.fakes.world import World, _some
 
 Sample = Mapping[str, Any]
 KINDS = ("mined", "mined", "rated", "weighed", "mixed", "alone", "one")
-"""What samples of a world bring: contexts alone, or references without, with, or with some weights, and references
-without contexts, or a single one."""
+"""The data of a world's samples: only contexts, references without, with, or with some weights, references without
+contexts, or a single reference.
+"""
 
 
 class ImportanceWorld:
-    """One query, its contexts, any number of responses, and what its samples bring (`kind`): of the seed alone."""
+    """A query, its contexts, responses, and the data of its samples (`kind`), determined only by the seed."""
 
     def __init__(self, seed: int, judge: str = "closed", ids: bool = False) -> None:
         self._world, random = World(seed, judge, ids), Random(f"importance/{seed}")
@@ -26,15 +27,15 @@ class ImportanceWorld:
         self.references = None if self.kind == "mined" else _references(random, self._world, self.kind)
 
     def samples(self, responses: int = 1) -> list[dict[str, Any]]:
-        """A sample for each response, with `references`, null where facts are to be mined."""
-        # No contexts are none of any kind: an empty list, or null where references stand in for them
+        """Return a sample for each response, with `references`, null if facts must be extracted."""
+        # Both forms of missing contexts: an empty list, or null if references replace them
         none = {"contexts": [] if self.seed % 2 else None}
         more = {"references": self.references} | (none if self.kind == "alone" else {})
         return [sample | more for sample in self._world.samples(responses)]
 
 
 def importance_worlds(count: int, judge: str = "closed", first: int = 0) -> list[ImportanceWorld]:
-    """Worlds of successive seeds; contexts of every other one have ids of their own."""
+    """Return worlds with successive seeds. The contexts of every second world have ids."""
     return [ImportanceWorld(seed, judge, ids=seed % 2 == 1) for seed in range(first, first + count)]
 
 
@@ -52,13 +53,13 @@ def _references(random: Random, world: World, kind: str) -> Any:
 
 
 def texts_of(sample: Sample, *, condensed: bool = True) -> list[tuple[str, str]]:
-    """The id and the text of each context that says something of the query; all as they are where not condensed."""
+    """Return id and text of each context with relevant content, or of all unchanged contexts if not condensed."""
     said = ((name, summarise(text) if condensed else text) for name, text in contexts_of(sample))
     return [(name, text) for name, text in said if text]
 
 
 def chunks_of(sample: Sample, words: int = 128, overlap: int = 32) -> list[Chunk]:
-    """The chunks of the contexts in order, named as the table `chunks` names them."""
+    """Return the chunks of the contexts in order, with their ids in the table `chunks`."""
     found = []
     for name, text in contexts_of(sample):
         for chunk in cut({"document_id": name, "text": text}, words, overlap):
@@ -68,7 +69,7 @@ def chunks_of(sample: Sample, words: int = 128, overlap: int = 32) -> list[Chunk
 
 
 def contexts_of(sample: Sample) -> Sequence[tuple[str, str]]:
-    """(id, text) of each context."""
+    """Return (id, text) of each context."""
     return [
         (str(number), one) if isinstance(one, str) else (one["id"], one["text"])
         for number, one in enumerate(sample["contexts"] or (), start=1)

@@ -1,14 +1,13 @@
-"""Worlds for LongRecall: references as lists and as prose, and responses that say some of them in other words.
+"""Worlds for LongRecall: references as lists and as prose, and responses with some of them in other words.
 
-A world has a few subjects with facts of their own (`tests.fakes.world`). Its references say these, some two facts at
-once, some in general terms, some as entries of a list with or without evidence. Of most a response says something in
-other forms (`VARIANTS`): by the same sentence or another one, in two facts for one, under an alias, with a misspelling,
-in other quotes and dashes; or something that is near and does not entail it: in more general terms, of a namesake, with
-another value, or with the name in the background alone.
+A world has a few subjects with facts (`tests.fakes.world`). Its references state these facts: single facts, two facts,
+generalisations, or entries of a list with or without evidence. For most references a response has another form
+(`VARIANTS`): the same or another sentence, two facts for one, an alias, a misspelling, other quotes and dashes. It may
+also be near without entailing the reference: a generalisation, a namesake, another value, or the name in a minor role.
 
-`tests.fakes.recall` is the truth over all of this, from the texts alone: the model server, asked with
-`LongRecallWorld.answer`, tells `entails` and `minimal_subset` of any facts, `map_all` of all at once, `resolve_all` of
-pronouns, and `extracted` of texts that a model cuts. Its vectors (`tests.fakes.lookups.vector_of`) of aliases are near.
+`tests.fakes.recall` computes the truth only from the texts. The model server with `LongRecallWorld.answer` returns
+`entails` and `minimal_subset` of any facts, `map_all` of all at once, `resolve_all` of pronouns, and `extracted` of
+texts that a model cuts. Its vectors (`tests.fakes.lookups.vector_of`) of aliases are near.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from tests.fakes.world import _ASIDES, _WIDE, _gap, _leaf
 
 REFERENCE_FORMS = ("texts", "objects", "list", "prose")
 RESPONSE_FORMS = ("list", "numbers", "prose")
-_SAID = 0.7  # of the references a response says something of
+_SAID = 0.7  # the share of references with a statement in a response
 _BULLETS = ("- ", "* ", "• ", "1. ", "(1) ", "a) ")
-_MOST_NUMBERED = 26  # letters are as many
+_MOST_NUMBERED = 26  # the number of letters
 
 
 @dataclass(frozen=True)
 class Saying:
-    """What a reference or a response says of somebody: up to two facts, or none, which makes it a mere entry.
+    """A statement about a person in a reference or a response: up to two facts, or none for an entry.
 
-    `subject` is a name as `str.title` writes it, case folded: an alias or a namesake, too.
+    `subject` is a name in lower case (`str.title` restores it), which may be an alias or a namesake.
     """
 
     subject: str
@@ -41,7 +40,7 @@ class Saying:
     form: int = 0
 
     def sentence(self) -> str:
-        """It as a sentence; an entry is `one of them`."""
+        """Return the statement as a sentence. An entry is `one of them`."""
         if not self.facts:
             return f"{self.subject.title()} is one of them."
         first, *others = (replace(fact, subject=self.subject) for fact in self.facts)
@@ -50,7 +49,7 @@ class Saying:
         return " and ".join([first.sentence()[:-1], *map(_predicate, others)]) + "."
 
     def item(self, random: Random) -> str:
-        """It as an entry of a list: the anchor, then its evidence."""
+        """Return the statement as an entry of a list: the anchor, then its evidence."""
         name, evidence = self.subject.title(), self.evidence()
         if not evidence:
             return random.choice((name, f"**{name}**", f"“{name}”"))
@@ -61,7 +60,7 @@ class Saying:
         return random.choice(forms)
 
     def evidence(self) -> str:
-        """What its sentence says of the subject, without that; "" for an entry."""
+        """Return the sentence without its subject, "" for an entry."""
         return " and ".join(_predicate(replace(fact, subject=self.subject)) for fact in self.facts)
 
 
@@ -77,12 +76,12 @@ def _reordered(random: Random, saying: Saying) -> list[Saying | str]:
 
 
 def _more_general(random: Random, saying: Saying) -> list[Saying | str]:
-    """Each fact no more exact than it is: an entailed sentence that does not entail."""
+    """Return each fact in a more general form: an entailed sentence that does not entail the fact."""
     return [replace(saying, facts=tuple(random.choice(chain(fact)) for fact in saying.facts))]
 
 
 def _apart(random: Random, saying: Saying) -> list[Saying | str]:
-    """A saying for each fact, one of them under the alias at times: together they entail what was joined."""
+    """Return a saying for each fact, sometimes one with the alias. Together they entail the joined saying."""
     parts = [replace(saying, facts=(fact,), form=random.randrange(3)) for fact in saying.facts]
     return [_alias(random, part)[0] if random.random() < 0.2 else part for part in parts] or [saying]
 
@@ -122,11 +121,11 @@ VARIANTS: Mapping[str, Variant] = {
 
 
 class LongRecallWorld:
-    """One query, references in one of `REFERENCE_FORMS`, and any number of responses, all of the seed alone.
+    """A query, references in one of `REFERENCE_FORMS`, and any number of responses, determined only by the seed.
 
-    `judge` is one of `tests.fakes.facts.JUDGES`: the server has to answer with `answer`. `references` are as samples
-    have them: `texts` and `objects` ({id, anchor, text, weight}, anchors of entries alone) are lists, `list` is a text
-    with items by lines, `prose` a text of sentences, some of which begin with `It`. A twentieth has none.
+    `judge` is one of `tests.fakes.facts.JUDGES`: the server must answer with `answer`. `references` have the format of
+    samples: `texts` and `objects` ({id, anchor, text, weight}, anchors only for entries) are lists, `list` is a text
+    with items on lines, and `prose` a text of sentences, some with a leading `It`. A twentieth has no references.
     """
 
     def __init__(self, seed: int, judge: str = "closed") -> None:
@@ -140,9 +139,9 @@ class LongRecallWorld:
         self.references: str | list[Any] = _references(random, self.sayings, self.form)
 
     def samples(self, responses: int = 1) -> list[dict[str, Any]]:
-        """A sample for each response: sample_id, query, response, references, system; the first ones stay the same.
+        """Return a sample per response: sample_id, query, response, references, system. The first do not change.
 
-        Responses are lists by lines (`list`), in one line by numbers (`numbers`), or `prose`; a twentieth is empty.
+        Responses are lists on lines (`list`), on one line with numbers (`numbers`), or `prose`. A twentieth is empty.
         """
         return [
             {
@@ -172,7 +171,7 @@ class LongRecallWorld:
 
 
 def longrecall_worlds(count: int, judge: str = "closed", first: int = 0) -> list[LongRecallWorld]:
-    """Worlds of successive seeds; each four of them have references in all forms."""
+    """Return worlds with successive seeds. Four consecutive worlds have references in all forms."""
     return [LongRecallWorld(seed, judge) for seed in range(first, first + count)]
 
 
@@ -181,12 +180,12 @@ def _variant(random: Random) -> Variant:
 
 
 def _known(random: Random, subject: str) -> list[Fact]:
-    """Facts of one subject, of different topics."""
+    """Return facts of one subject with different topics."""
     return [_leaf(random, topic, subject) for topic in random.sample(TOPICS, random.randint(2, 3))]
 
 
 def _sayings(random: Random, known: Sequence[Sequence[Fact]], form: str) -> list[Saying]:
-    """Up to seven sayings of the facts, single, joined or more general; entries alone where references have anchors."""
+    """Return up to seven sayings of the facts: single, joined or more general. Only entries have an anchor."""
     sayings = []
     for _ in range(random.randint(1, 7)):
         facts = random.choice(known)
@@ -199,7 +198,7 @@ def _sayings(random: Random, known: Sequence[Sequence[Fact]], form: str) -> list
 
 
 def _predicate(fact: Fact) -> str:
-    """`lives in Lyon` of `Ada Mill lives in Lyon.`"""
+    """Return `lives in Lyon` for `Ada Mill lives in Lyon.`"""
     return fact.sentence()[len(fact.subject) : -1].strip()
 
 
@@ -216,7 +215,7 @@ def _references(random: Random, sayings: Sequence[Saying], form: str) -> str | l
 
 
 def _object(random: Random, number: int, saying: Saying) -> dict[str, Any]:
-    """A reference with an id of its own; an entry is its anchor, which is the text where there is no evidence."""
+    """Return a reference with an id. An entry is its anchor, and the anchor is the text if there is no evidence."""
     evidence = saying.evidence()
     anchored = not evidence or random.random() < 0.5
     anchor = saying.subject.title() if anchored and evidence else None
@@ -225,7 +224,7 @@ def _object(random: Random, number: int, saying: Saying) -> dict[str, Any]:
 
 
 def _lines(random: Random, items: Sequence[str]) -> str:
-    """The items behind bullets, numbers or letters of one kind, sometimes below a line that introduces them."""
+    """Return the items after bullets, numbers or letters of one kind, sometimes below an introduction."""
     bullet = random.choice(_BULLETS if len(items) <= _MOST_NUMBERED else _BULLETS[:3])
     lines = [_counted(bullet, number) + item for number, item in enumerate(items)]
     return "\n".join([*(["These are known:"] if random.random() < 0.5 else []), *lines])
@@ -236,7 +235,7 @@ def _counted(bullet: str, number: int) -> str:
 
 
 def _prose(random: Random, sayings: Sequence[Saying | str], asides: bool) -> str:
-    """Sentences, in half of the texts by subject; one that goes on about the same may begin with `It`."""
+    """Return sentences, in half of the texts by subject. A sentence about the same subject may begin with `It`."""
     if random.random() < 0.5:
         sayings = sorted(sayings, key=lambda one: "" if isinstance(one, str) else one.subject)
     written, named = [], ""
@@ -258,7 +257,7 @@ def _prose(random: Random, sayings: Sequence[Saying | str], asides: bool) -> str
 
 
 def _varied(random: Random, text: str) -> str:
-    """One text, several forms: case, white space, quotes, dashes, compatibility characters."""
+    """Return another form of the same text: case, white space, quotes, dashes, compatibility characters."""
     forms = [
         *[text] * 6,
         *(text.casefold(), text.replace(" ", "  ", 1), text.replace(" ", "\u00a0"), text.translate(_WIDE)),

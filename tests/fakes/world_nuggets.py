@@ -1,4 +1,4 @@
-"""Worlds for nuggets: those of `ImportanceWorld`, some of whose references say how important they are."""
+"""Worlds for nuggets. They extend `ImportanceWorld`, and some references have an importance."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.fakes.world_importance import ImportanceWorld
 
 
 class NuggetWorld(ImportanceWorld):
-    """A world whose samples bring contexts, or references with, with some, or without importance or weights."""
+    """A world with samples that have contexts, or references with, with some, or without importance or weights."""
 
     def __init__(self, seed: int, judge: str = "closed", ids: bool = False) -> None:
         super().__init__(seed, judge, ids)
@@ -19,12 +19,12 @@ class NuggetWorld(ImportanceWorld):
 
 
 def nugget_worlds(count: int, judge: str = "closed", first: int = 0) -> list[NuggetWorld]:
-    """Worlds of successive seeds; contexts of every other one have ids of their own."""
+    """Return worlds with successive seeds. The contexts of every second world have ids."""
     return [NuggetWorld(seed, judge, ids=seed % 2 == 1) for seed in range(first, first + count)]
 
 
 def _rated(random: Random, reference: Any, seed: int) -> Any:
-    """In half of the worlds two of three references say what they are."""
+    """Return a reference with an importance for two of three references in half of the worlds."""
     if seed % 4 < 2 or random.random() < 1 / 3:
         return reference
     named = reference if isinstance(reference, dict) else {"text": reference}

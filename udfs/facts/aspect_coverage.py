@@ -1,7 +1,7 @@
 """Score a sample by ICAT: grounded claims, the aspects that they cover, bounds, and annotated subtopics of documents.
 
-Samarinas et al. 2025. C are the claims of the response, C_T those that the knowledge source grounds, u those that
-nothing grounds and of which some judgement was lost.
+Samarinas et al. 2025. C are the claims of the response, C_T the claims that the knowledge source grounds, and u the
+ungrounded claims with a lost judgement.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from untold.udfs.samples.values import load_json, text_of
 NAMES = ("query_id", "subtopic_id", "doc_id", "relevance")
 JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 ANNOTATIONS = pa.schema([(name, pa.string()) for name in ("topic", "subtopic", "document")])
-# 128 bits, as the keys of requests have
+# 128 bits, as in the keys of requests
 _DIGEST_BYTES = 16
 
 
 class QrelsError(UserError):
-    """A file of annotations that cannot be read. The message names file and line, and never what stands there."""
+    """An unreadable file of annotations. The message has the file and line, and never their content."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Annotation:
 
 
 def read_qrels(path: str) -> Iterator[Annotation]:
-    """The annotations of a file whose relevance is above 0. Blank lines say nothing.
+    """Yield the annotations of a file with a relevance above 0. Blank lines are skipped.
 
-    Lines `topic subtopic document relevance`; or JSON Lines (by the name's ending, .gz apart) with query_id,
-    subtopic_id, doc_id and relevance. Raises QrelsError for a file that cannot be read and a line of another form.
+    The lines are `topic subtopic document relevance`. JSON Lines (by the name's ending, without .gz) have query_id,
+    subtopic_id, doc_id and relevance. Raises QrelsError for an unreadable file and for a line in another format.
     """
     read = _of_json if is_json(path) else _of_columns
     try:
@@ -64,14 +64,14 @@ def read_qrels(path: str) -> Iterator[Annotation]:
 
 
 def is_json(path: str) -> bool:
-    """Whether a file is JSON Lines, by its name."""
+    """Return True if a file is JSON Lines, by its name."""
     return path.lower().removesuffix(".gz").endswith(JSON_ENDINGS)
 
 
 def digest_of_qrels(path: str) -> str:
-    """32 hex characters of the annotations in any order: what an output under them belongs to. Raises as `read_qrels`.
+    """Return 32 hex characters of the annotations in any order, for the identity of outputs. Raises as `read_qrels`.
 
-    A sum of hashes, so that a file of any length takes no memory.
+    The digest is a sum of hashes, so its memory does not depend on the file.
     """
     hashes = (
         hashlib.blake2b("\n".join((one.topic, one.subtopic, one.document)).encode(), digest_size=_DIGEST_BYTES)
@@ -82,7 +82,7 @@ def digest_of_qrels(path: str) -> str:
 
 
 def annotated_documents(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Columns of `ANNOTATIONS`, a row an annotation that counts; from the paths of files (column path)."""
+    """Yield the annotations that count, as columns of `ANNOTATIONS`, from the paths of files (column path)."""
     for batch in batches:
         for path in batch.column("path").to_pylist():
             yield from in_batches(map(vars, read_qrels(path)), ANNOTATIONS)
@@ -135,7 +135,7 @@ CONCLUDED = pa.schema(
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim as far as coverage goes: its number from 1, its verdict, and in which subtopics its document is."""
+    """A claim for coverage: its number from 1, its verdict, and the subtopics of its document."""
 
     position: int
     verdict: str | None
@@ -145,7 +145,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class BoundedValue:
-    """A value, and what the unjudged part could make of it; None where it is undefined."""
+    """A value with the bounds that unjudged parts allow. All are None if undefined."""
 
     value: float | None
     low: float | None
@@ -161,14 +161,15 @@ def measure_list(measures: Mapping[str, BoundedValue]) -> list[dict[str, Any]]:
 
 
 def icat_score(fact: float | None, coverage: float | None, beta: float) -> float | None:
-    """ICAT_beta = (1 + beta^2) S_fact S_coverage / (beta^2 S_fact + S_coverage); None if either is, 0 if both are.
+    """ICAT_beta = (1 + beta^2) S_fact S_coverage / (beta^2 S_fact + S_coverage). None if either is, 0 if both are 0.
 
     >>> icat_score(0.5, 1.0, 1.0), icat_score(0.0, 0.0, 1.0), icat_score(None, 0.0, 1.0)
     (0.6666666666666666, 0.0, None)
     """
     if fact is None or coverage is None:
         return None
-    # One alone that is 0 makes 0 as well; asked first, as a tiny beta squared is 0 and would divide 0 by 0
+    # The result is also 0 if only one is 0. Tested first, because the square of a tiny beta is 0 and would divide 0 by
+    # 0
     if not fact or not coverage:
         return 0.0
     square = beta * beta
@@ -176,9 +177,9 @@ def icat_score(fact: float | None, coverage: float | None, beta: float) -> float
 
 
 def factuality(grounded: int, unjudged: int, claims: int) -> BoundedValue:
-    """S_fact over the judged claims; |C_T| / |C| .. (|C_T| + u) / |C|. None without claims.
+    """Return S_fact over the judged claims, with bounds |C_T| / |C| and (|C_T| + u) / |C|, None without claims.
 
-    Without a judged claim the value is None, and the bounds are 0 and 1.
+    If no claim is judged, the value is None, and the bounds are 0 and 1.
 
     >>> factuality(1, 1, 4)
     BoundedValue(value=0.3333333333333333, low=0.25, high=0.5)
@@ -190,7 +191,7 @@ def factuality(grounded: int, unjudged: int, claims: int) -> BoundedValue:
 
 
 def coverage_of(covered: int, unjudged: int, aspects: int) -> BoundedValue:
-    """S_coverage, None without aspects; what is unjudged could cover everything, and takes nothing away.
+    """Return S_coverage, None without aspects. Unjudged claims could cover all aspects, so they raise the upper bound.
 
     >>> coverage_of(1, 0, 4), coverage_of(1, 2, 4)
     (BoundedValue(value=0.25, low=0.25, high=0.25), BoundedValue(value=0.25, low=0.25, high=1.0))
@@ -204,7 +205,7 @@ def coverage_of(covered: int, unjudged: int, aspects: int) -> BoundedValue:
 def measures_of(
     grounded: int, unjudged: int, claims: int, covered: int, aspects: int, beta: float
 ) -> dict[str, BoundedValue]:
-    """The measures of a sample by name. ICAT grows in both of its parts, so that their bounds are its own."""
+    """Return the measures of a sample by name. ICAT increases in both parts, so their bounds are its bounds."""
     fact, coverage = factuality(grounded, unjudged, claims), coverage_of(covered, unjudged, aspects)
     ends = [icat_score(getattr(fact, end), getattr(coverage, end), beta) for end in ("value", "low", "high")]
     number = float(claims)
@@ -212,7 +213,7 @@ def measures_of(
 
 
 def first_aspects(texts: Iterable[str], most: int) -> list[str]:
-    """Of the generated aspects the first so many, and of these equal ones once, as they are the most important first.
+    """Return the first `most` generated aspects, without duplicates. The most important aspects are first.
 
     >>> first_aspects(["Cost", "cost.", "Safety", "History"], 3)
     ['Cost', 'Safety']
@@ -221,9 +222,9 @@ def first_aspects(texts: Iterable[str], most: int) -> list[str]:
 
 
 def choose_aspects(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
-    """Columns of `ASPECTS`: those that are given, else those generated.
+    """Yield columns of `ASPECTS`: the given aspects, otherwise the generated aspects.
 
-    batches: sample_id, given list<struct<id, text>>, generated list<string>; null where there are none.
+    batches: sample_id, given list<struct<id, text>>, generated list<string>; null if missing.
     """
     for batch in batches:
         rows = [{"sample_id": row["sample_id"], "aspects": _choose(row, most)} for row in batch.to_pylist()]
@@ -237,23 +238,23 @@ def _choose(row: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
 
 
 def align_by_documents(references: Sequence[str | None], claims: Iterable[Claim]) -> list[list[int]]:
-    """For each aspect the positions of the grounded claims whose document is annotated with it (ICAT-M)."""
+    """Return for each aspect the positions of the grounded claims with a document annotated for it (ICAT-M)."""
     grounded = [claim for claim in claims if claim.verdict == SUPPORTED]
     return [[claim.position for claim in grounded if reference in claim.subtopics] for reference in references]
 
 
 def align_by_numbers(evidence: Sequence[Sequence[int]], claims: Iterable[Claim]) -> list[list[int]]:
-    """For each aspect the positions of its claims; `evidence` numbers the grounded claims alone, as a prompt does."""
+    """Return for each aspect the positions of its claims. `evidence` numbers only grounded claims, as in prompts."""
     grounded = [claim.position for claim in claims if claim.verdict == SUPPORTED]
     return [[grounded[number - 1] for number in numbers] for numbers in evidence]
 
 
 def conclude_samples(batches: Iterable[pa.RecordBatch], *, beta: float, by_documents: bool) -> Iterator[pa.RecordBatch]:
-    """Columns of `CONCLUDED`, a row a sample.
+    """Yield columns of `CONCLUDED`, a row per sample.
 
     batches: sample_id, claims list<struct<position, verdict, unjudged, subtopics>>, aspects list<struct<reference_id,
-    text>>, evidence list<list<int>>, null where the alignment was not asked. `empty`: there is no claim or no aspect.
-    Of a sample that lacks claims, aspects or the alignment nothing here is to be read.
+    text>>, evidence list<list<int>>, null if no alignment was requested. `empty`: there is no claim or no aspect. Do
+    not use the row of a sample without claims, aspects or alignment.
     """
     for batch in batches:
         rows = [_conclude(row, beta, by_documents=by_documents) for row in batch.to_pylist()]

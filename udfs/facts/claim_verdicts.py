@@ -1,4 +1,4 @@
-"""Cut texts into passages, and conclude verdicts on claims from the chunks that were found (Samarinas et al. 2025)."""
+"""Cut texts into passages, and conclude verdicts on claims from retrieved chunks (Samarinas et al. 2025)."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from untold.udfs.retrieval.catalog import chunk_id, chunk_text
 from untold.udfs.samples.batches import in_batches
 from untold.udfs.texts import count_words, sentence_ends
 
-# No sentence runs over one
+# Sentences do not cross blank lines
 _BLANK_LINES = re.compile(r"\n\s*\n")
-# The tokenizer's time is quadratic in a word's signs: 48,000 of them took it 1.3 s. No sentence ends within so long a
-# word, but what has one is no prose
+# The tokenizer's time is quadratic in the length of a word: 48,000 signs took 1.3 s. A text with such a word is not
+# prose
 _LONGEST_WORD = re.compile(r"\S{5000}")
 # The number of sentences before and after a sentence in the published window
 BEFORE, AFTER = 3, 1
 
 
 def cut_passages(text: str, words: int) -> Iterator[str]:
-    """The passages of a text: as many whole sentences each as have at most `words` words; a longer one stays whole.
+    """Yield the passages of a text: consecutive sentences with at most `words` words. A longer sentence stays whole.
 
-    Words are as `split_words` has them. Within a passage nothing changes; white space between passages goes. A text
-    without a word has none. Sentences end as nupunkt has it, at `sentence_ends`, and at blank lines.
+    Words are defined by `split_words`. Text within a passage is unchanged, and white space between passages is removed.
+    A text without a word has no passage. Sentences end as in nupunkt, at `sentence_ends`, and at blank lines.
 
     >>> list(cut_passages("Ada lives in Lyon. She owns a boat. She likes tea.", 8))
     ['Ada lives in Lyon. She owns a boat.', 'She likes tea.']
@@ -52,15 +52,15 @@ def cut_windows(text: str) -> Iterator[tuple[str, str, str]]:
     >>> list(cut_windows("Ada sails.\\nShe swims. It rains."))[1]
     ('Ada sails.', 'She swims.', 'It rains.')
     """
-    # A text of signs only has no sentence
+    # A text of signs has no sentence
     found = list(filter(None, sentences(text))) or [text.strip()]
     for at, sentence in enumerate(found):
         yield " ".join(found[max(0, at - BEFORE) : at]), sentence, " ".join(found[at + 1 : at + 1 + AFTER])
 
 
 def _sentence_spans(text: str) -> Iterator[tuple[int, int]]:
-    """Where each sentence of a text starts and ends; together they are the text."""
-    # Only where a text is long: its model takes a while to be read
+    """Yield the start and end of each sentence of a text. Together they are the text."""
+    # Imported here because its model loads slowly, and only long texts need it
     from nupunkt import sent_spans
 
     start = 0
@@ -76,9 +76,10 @@ Hit = Mapping[str, Any]
 
 
 def chunk_evidence(batches: Iterable[pa.RecordBatch], words: int, overlap: int) -> Iterator[pa.RecordBatch]:
-    """Columns of `EVIDENCE`: the chunks of an owner's contexts in order; from owner, contexts list<struct<id, text>>.
+    """Yield the chunks of an owner's contexts in order, as columns of `EVIDENCE`.
 
-    They are cut as those of an index: `words` words each, of which `overlap` are also the next one's.
+    batches: owner, contexts list<struct<id, text>>. Chunks are cut as in an index: `words` words each, with `overlap`
+    words in common with the next one.
     """
     for batch in batches:
         rows = [
@@ -98,10 +99,10 @@ def chunk_evidence(batches: Iterable[pa.RecordBatch], words: int, overlap: int) 
 def choose_evidence(
     batches: Iterable[pa.RecordBatch], documents: int | None, decimals: int | None
 ) -> Iterator[pa.RecordBatch]:
-    """Columns of `EVIDENCE`: what was found for an owner's query.
+    """Yield the hits of an owner's query as columns of `EVIDENCE`.
 
-    batches: owner, hits list<struct<rank, chunk_id, document_id, url, text, similarity>>. `documents`: the hits are
-    grouped, those of the best so many documents stay; None: all, by rank.
+    batches: owner, hits list<struct<rank, chunk_id, document_id, url, text, similarity>>. `documents`: group the hits,
+    and keep this number of documents; None keeps all hits by rank.
     """
     for batch in batches:
         rows = []
@@ -114,9 +115,9 @@ def choose_evidence(
 
 
 def hits_of_top_documents(hits: Sequence[Hit], most: int, decimals: int | None = None) -> list[Hit]:
-    """The hits of the best documents, document by document: each is as good as its best hit; ties by document_id.
+    """Return the hits of the best documents, grouped by document and ordered by the best hit. Ties by document_id.
 
-    hits: chunk_id, document_id, similarity, best first; similarities are compared to so many decimals (None: all).
+    hits: chunk_id, document_id, similarity, best first. `decimals`: compare similarities to this precision (None: all).
 
     >>> found = [("b#1", "b", 0.9), ("a#0", "a", 0.9), ("b#0", "b", 0.2), ("c#0", "c", 0.1)]
     >>> hits = [dict(zip(("chunk_id", "document_id", "similarity"), one)) for one in found]
@@ -136,8 +137,8 @@ def hits_of_top_documents(hits: Sequence[Hit], most: int, decimals: int | None =
 
 SUPPORTED, CONTRADICTED, NOT_SUPPORTED = "supported", "contradicted", "not_supported"
 CONTRADICTION = "contradiction"
-# The last ranks of the waves in which an ungrounded claim is held against its chunks: a first chunk grounds most claims
-# that any grounds, and the ten published ranks are three waves
+# The last ranks of the waves in which ungrounded claims are compared with their chunks. A first chunk grounds most
+# groundable claims, and the ten published ranks make three waves
 ENDS_OF_WAVES = (1, 4)
 
 CLAIM_SCHEMA = pa.schema([("sample_id", pa.string()), ("position", pa.int64()), ("text", pa.string())])
@@ -162,7 +163,7 @@ VERDICTS = pa.schema(
 
 @dataclass(frozen=True)
 class ChunkJudgement:
-    """A chunk held against a claim. `relation` is null where it could not be had; `waiting`: it was never asked."""
+    """A chunk compared with a claim. `relation` is null if it is missing, and `waiting` if it was never requested."""
 
     rank: int
     chunk_id: str
@@ -174,10 +175,11 @@ class ChunkJudgement:
 
 @dataclass(frozen=True)
 class ClaimVerdict:
-    """What is concluded of a claim.
+    """The verdict on a claim.
 
-    `verdict` is None where nothing grounds it and some of what it needs is missing: lost (`unjudged`) or never asked
-    (`waiting`). `evidence`: the chunks that ground it, by rank; `document_id`: the document of the first of them.
+    `verdict` is None if no chunk grounds the claim and a part is missing: lost (`unjudged`) or never requested
+    (`waiting`). `evidence` has the chunks that ground it, by rank. `document_id` is the document of the first of these
+    chunks.
     """
 
     verdict: str | None
@@ -188,7 +190,7 @@ class ClaimVerdict:
 
 
 def distinct_texts(texts: Iterable[str]) -> list[str]:
-    """The texts in their order, of those that are equal after `normalise` the first.
+    """Return the texts in order, without texts that are equal to an earlier one after `normalise`.
 
     >>> distinct_texts(["Bees make honey.", "Ice floats.", "bees  make honey"])
     ['Bees make honey.', 'Ice floats.']
@@ -200,7 +202,7 @@ def distinct_texts(texts: Iterable[str]) -> list[str]:
 
 
 def number_claims(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Columns of `CLAIM_SCHEMA`, a row a distinct claim, positions from 1; from sample_id and claims list<string>."""
+    """Yield distinct claims as columns of `CLAIM_SCHEMA`, positions from 1; from sample_id and claims list<string>."""
     for batch in batches:
         rows = (
             {"sample_id": row["sample_id"], "position": position, "text": text}
@@ -223,7 +225,7 @@ def window_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 
 
 def waves_of(top: int, *, early_stop: bool) -> list[tuple[int, int]]:
-    """The first and the last rank of each wave in which the `top` chunks of a claim are judged.
+    """Return the first and last rank of each wave in which the `top` chunks of a claim are judged.
 
     >>> waves_of(10, early_stop=True), waves_of(3, early_stop=True), waves_of(10, early_stop=False)
     ([(1, 1), (2, 4), (5, 10)], [(1, 1), (2, 3)], [(1, 10)])
@@ -233,10 +235,10 @@ def waves_of(top: int, *, early_stop: bool) -> list[tuple[int, int]]:
 
 
 def judge_claim(judgements: Iterable[ChunkJudgement], *, lost: bool = False, waiting: bool = False) -> ClaimVerdict:
-    """The verdict over the chunks of a claim: supported where one grounds it, else contradicted, else not supported.
+    """Return the verdict of a claim: supported if a chunk grounds it, else contradicted, else not supported.
 
-    What grounds a claim does so whatever else is missing; without that, a relation that failed, or a retrieval that was
-    `lost`, leaves it unjudged, and one that was never asked leaves it `waiting`.
+    A grounding chunk decides even if other parts are missing. Otherwise a failed relation or a `lost` retrieval leaves
+    the claim unjudged, and an unsent request leaves it `waiting`.
     """
     judged = sorted(judgements, key=lambda one: (one.rank, one.chunk_id))
     grounding = [one for one in judged if one.grounded]
@@ -251,10 +253,10 @@ def judge_claim(judgements: Iterable[ChunkJudgement], *, lost: bool = False, wai
 
 
 def judge_claims(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Columns of `VERDICTS`, a row a claim.
+    """Yield columns of `VERDICTS`, a row per claim.
 
     batches: owner, claim_key, lost, waiting, judged list<struct<rank, chunk_id, document_id, relation, grounded,
-    waiting>>: the retrieval, and each chunk that was judged or ought to have been.
+    waiting>>: the retrieval, and each chunk that was judged or should have been.
     """
     for batch in batches:
         rows = [_judge(row) for row in batch.to_pylist()]

@@ -1,7 +1,8 @@
-"""Measure how important facts are and what an answer gives of them ("Beyond Precision" 2026), in batches of rows.
+"""Measure the importance of facts and their recall by an answer ("Beyond Precision" 2026), in batches of rows.
 
-Methods, section 12. Of M claims S are supported, X contradicted and N not supported; of F facts that an answer should
-include C are covered. What was lost is unjudged: values are over the rest, and bounds over every way it could come out.
+Methods, section 12. Of M claims S are supported, X contradicted and N not supported. Of F facts that an answer should
+include, C are covered. Lost judgements are unjudged: values cover the rest, and bounds cover all their possible
+results.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPOR
 PRECISION, RECALL, WEIGHTED, F1 = "precision", "recall", "weighted_recall", "f1"
 RATES = {PRECISION: SUPPORTED, "contradiction_rate": CONTRADICTED, "not_supported_rate": NOT_SUPPORTED}
 CLAIMS, FACTS = "claims", "facts"
-# By the name of a measure at k, the order of facts that its k counts in
+# The order of facts for each measure at k
 RANKINGS = {"recall": "rank", "recall_relevance": "relevance_rank", "recall_salience": "salience_rank"}
-# Decimals by which weights are compared: sums of expected scores differ behind them by how they are written
+# Decimals for the comparison of weights. Further decimals of expected scores depend on how an endpoint writes numbers
 WEIGHT_DECIMALS = 9
 LOWEST, HIGHEST = 1.0, 5.0
 UNDEFINED = BoundedValue(None, None, None)
@@ -30,10 +31,10 @@ UNDEFINED = BoundedValue(None, None, None)
 
 @dataclass(frozen=True)
 class RatedFact:
-    """A fact: its number from 1 by first appearance, its ratings (None where its weight was given) and its weight.
+    """A fact: its number by first appearance (from 1), its ratings (None for a given weight) and its weight.
 
-    `rank` is by weight, `relevance_rank` and `salience_rank` by these ratings, each from 1; `kept`: whether an answer
-    ought to give it.
+    `rank` is by weight, and `relevance_rank` and `salience_rank` by these ratings, all from 1. `kept`: an answer should
+    state the fact.
     """
 
     number: int
@@ -48,7 +49,7 @@ class RatedFact:
 
 @dataclass(frozen=True)
 class CheckedFact:
-    """A fact as far as recall goes: its weight and ranks, and whether it is covered; None where that is unjudged."""
+    """A fact for recall: its weight and ranks, and whether it is covered. None is unjudged."""
 
     weight: float
     covered: bool | None
@@ -58,7 +59,7 @@ class CheckedFact:
 
 
 def weigh(relevance: float, salience: float, relevance_weight: float) -> float:
-    """w = a (relevance - 1) / 4 + (1 - a) (salience - 1) / 4, from 0 to 1, of ratings from 1 to 5.
+    """Return w = a (relevance - 1) / 4 + (1 - a) (salience - 1) / 4, from 0 to 1, for ratings from 1 to 5.
 
     >>> weigh(5.0, 1.0, 0.5), weigh(3.0, 2.0, 1.0)
     (0.5, 0.5)
@@ -68,10 +69,9 @@ def weigh(relevance: float, salience: float, relevance_weight: float) -> float:
 
 
 def rank_facts(facts: Sequence[RatedFact], min_weight: float | None, top: int | None) -> list[RatedFact]:
-    """The facts in their order, ranked: by weight, then relevance, both descending, then by first appearance.
+    """Return the facts in order, ranked by weight, then relevance, both descending, then by first appearance.
 
-    Kept are those of at least `min_weight`, of these the first `top`; None: all. Ranks by one rating break ties by the
-    other.
+    The first `top` facts of at least `min_weight` are kept; None keeps all. Ranks by one rating use the other for ties.
     """
     orders = {
         "rank": _places(facts, lambda fact: (-_compared(fact.weight), -_compared(fact.relevance))),
@@ -87,18 +87,18 @@ def rank_facts(facts: Sequence[RatedFact], min_weight: float | None, top: int | 
 
 
 def _compared(value: float | None) -> float:
-    """A weight or a rating as it is compared; one that is not known is below all."""
+    """Return a weight or a rating for comparison. An unknown value is the lowest."""
     return -1.0 if value is None else round(value, WEIGHT_DECIMALS)
 
 
 def _places(facts: Sequence[RatedFact], key: Callable[[RatedFact], tuple[float, float]]) -> dict[int, int]:
-    """The rank from 1 of the fact at each place. Sorting is stable, so that ties are by first appearance."""
+    """Return the rank of each fact, from 1. The sort is stable, so ties are by first appearance."""
     order = sorted(range(len(facts)), key=lambda place: key(facts[place]))
     return {place: rank for rank, place in enumerate(order, start=1)}
 
 
 def rates_of(verdicts: Sequence[str | None]) -> dict[str, BoundedValue]:
-    """The shares of claims of each verdict, over the judged; None for an unjudged one. Undefined without claims.
+    """Return the share of each verdict over the judged claims. None is unjudged. Without claims it is undefined.
 
     >>> rates_of(["supported", "contradicted", None, "supported"])["precision"]
     BoundedValue(value=0.6666666666666666, low=0.5, high=0.75)
@@ -109,26 +109,26 @@ def rates_of(verdicts: Sequence[str | None]) -> dict[str, BoundedValue]:
 
 
 def recall_of(facts: Sequence[CheckedFact]) -> BoundedValue:
-    """C / F, undefined without facts."""
+    """Return C / F, undefined without facts."""
     return _share([fact.covered for fact in facts])
 
 
 def weighted_recall_of(facts: Sequence[CheckedFact]) -> BoundedValue:
-    """The share of the weight that is covered, undefined where there is none."""
+    """Return the covered share of the weight, undefined without weight."""
     return _share([fact.covered for fact in facts], [fact.weight for fact in facts])
 
 
 def recall_at(facts: Sequence[CheckedFact], k: int, rank: str = "rank") -> BoundedValue:
-    """Recall over the first min(k, F) facts by an attribute of theirs; within these, all of what is unjudged counts."""
+    """Return the recall over the first min(k, F) facts by an attribute. Its bounds use unjudged facts within k."""
     return recall_of(sorted(facts, key=lambda fact: getattr(fact, rank))[:k])
 
 
 def _share(flags: Sequence[bool | None], weights: Sequence[float] | None = None) -> BoundedValue:
-    """The weighted share of what is true, over the judged; with the unjudged all against it, and all for it."""
+    """Return the weighted share of true flags over the judged, with bounds for all unjudged flags false and true."""
     sized = list(zip(flags, weights or [1.0] * len(flags), strict=True))
 
     def total(*kinds: bool | None) -> float:
-        # Exact but for its last rounding: neither the order of facts nor a part of them makes it exceed the whole
+        # Exact except for the last rounding, so the order of facts does not matter and a part never exceeds the whole
         return fsum(weight for flag, weight in sized if flag in kinds)
 
     whole, judged = total(True, False, None), total(True, False)
@@ -138,7 +138,7 @@ def _share(flags: Sequence[bool | None], weights: Sequence[float] | None = None)
 
 
 def f1_score(precision: float | None, recall: float | None) -> float | None:
-    """2PR / (P + R), 0 where both are 0; None where either is.
+    """Return 2PR / (P + R), 0 if both are 0, None if either is None.
 
     >>> f1_score(0.5, 1.0), f1_score(0.0, 0.0), f1_score(None, 1.0)
     (0.6666666666666666, 0.0, None)
@@ -149,7 +149,7 @@ def f1_score(precision: float | None, recall: float | None) -> float | None:
 
 
 def f1_of(precision: BoundedValue, recall: BoundedValue) -> BoundedValue:
-    """F1 of the values, of the lows and of the highs: it grows in both."""
+    """Return F1 of the values, of the lows and of the highs. F1 increases in both."""
     ends = [f1_score(getattr(precision, end), getattr(recall, end)) for end in ("value", "low", "high")]
     return BoundedValue(*ends)
 
@@ -162,10 +162,10 @@ def measures_of(
     *,
     rated: bool,
 ) -> dict[str, BoundedValue]:
-    """All measures of a sample by name.
+    """Return all measures of a sample by name.
 
-    verdicts: of the claims; None where claims were not to be judged. claims: how many there are; None where that was
-    not asked. `rated`: whether all weights are made of ratings; else there is no rank by one rating.
+    verdicts: verdicts of the claims, None if claims are not judged. claims: their number, None if not requested.
+    `rated`: all weights come from ratings; otherwise there is no rank by one rating.
     """
     rates = dict.fromkeys(RATES, UNDEFINED) if verdicts is None else rates_of(verdicts)
     recall = recall_of(facts)
@@ -184,7 +184,7 @@ def _count(number: int | None) -> BoundedValue:
 
 
 def names_of_measures(ks: Iterable[int]) -> list[str]:
-    """The measures that a sample has."""
+    """Return the names of the measures of a sample."""
     return list(measures_of(None, 0, [], ks, rated=True))
 
 
@@ -221,10 +221,10 @@ Row = Mapping[str, Any]
 def rank_batches(
     batches: Iterable[pa.RecordBatch], relevance_weight: float, min_weight: float | None, top: int | None
 ) -> Iterator[pa.RecordBatch]:
-    """Columns of `RANKED`, a row an owner: its facts in order of first appearance, rated, weighted and ranked.
+    """Yield columns of `RANKED`, a row per owner: its facts in order of first appearance, weighted and ranked.
 
-    batches: owner, facts (of `udfs.facts.reference_facts.FACTS`), ratings list<struct<batch, relevance list<double>,
-    salience list<double>>>, in the order of batches, of the facts without a weight. `rated`: no weight was given.
+    batches: owner, facts (`udfs.facts.reference_facts.FACTS`), ratings list<struct<batch, relevance list<double>,
+    salience list<double>>>, in the order of batches, for the facts without a weight. `rated`: no weight was given.
     """
     for batch in batches:
         rows = []
@@ -238,7 +238,7 @@ def rank_batches(
 
 
 def _weighted(row: Row, relevance_weight: float) -> list[RatedFact]:
-    """The facts with the ratings that are theirs, in order: those with a weight of their own have none."""
+    """Return the facts with their ratings, in order. A fact with a given weight has no rating."""
     ratings = iter(
         list(
             chain.from_iterable(
@@ -257,13 +257,12 @@ def _weighted(row: Row, relevance_weight: float) -> list[RatedFact]:
 
 
 def conclude_batches(batches: Iterable[pa.RecordBatch], ks: Sequence[int]) -> Iterator[pa.RecordBatch]:
-    """Columns of `CONCLUDED`, a row a sample.
+    """Yield columns of `CONCLUDED`, a row per sample.
 
-    batches: sample_id; facts and rated (of `RANKED`); claims list<struct<position, verdict>>, null where they were not
-    asked for; judged, whether claims are to have verdicts; checked list<struct<number, covered, claims list<int>>>, the
-    facts that were checked, `covered` null where that was lost. A fact that ought to be given and was not checked, as
-    there are no claims, is not covered. `empty`: nothing weighs anything. Of a sample that lacks facts or claims
-    nothing here is to be read.
+    batches: sample_id; facts and rated (of `RANKED`); claims list<struct<position, verdict>>, null if not requested;
+    judged, true if claims get verdicts; checked list<struct<number, covered, claims list<int>>>, with a null `covered`
+    for a lost check. A required fact without a check, in a sample without claims, is not covered. `empty`: all weights
+    are 0. Do not use the row of a sample without facts or claims.
     """
     for batch in batches:
         yield pa.RecordBatch.from_pylist([_conclude(row, ks) for row in batch.to_pylist()], CONCLUDED)

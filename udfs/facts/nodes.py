@@ -16,12 +16,12 @@ from untold.udfs.llm.keys import canonical_json
 from untold.udfs.quantities import compare_quantities, is_plain_quantity
 from untold.udfs.texts import compatible
 
-# Pairs as languages set them: English, German (both ways around), French, Swedish, and the backticks of code.
+# Pairs of quotes in English, German (both directions), French and Swedish, and the backticks of code
 _QUOTES = frozenset({'""', "''", "“”", "‘’", "„“", "‚‘", "«»", "»«", "‹›", "””", "’’", "„”", "``"})
 _FULL_STOPS = ".。।۔"
 
 ANSWER_FORM = "Q: %s A: %s"
-"""How statements show an answer together with its question."""
+"""The format of an answer with its question in statements."""
 
 SOURCE_TYPE = pa.struct([pa.field("position", pa.int32()), pa.field("id", pa.string())])
 NODE_TYPE = pa.struct(
@@ -51,9 +51,9 @@ SAMPLE_NODES = pa.schema(
 
 
 def normalise(text: str) -> str:
-    """What texts are compared by: NFKC, single spaces, without outer quotes and final full stop, case folded.
+    """Return a text for comparison: NFKC, single spaces, no outer quotes, no final full stop, case folded.
 
-    Two texts that differ in no more are one node, without a model being asked.
+    Texts with the same result are one node, without a request.
 
     >>> normalise(" “The  Seine.” "), normalise("THE SEINE")
     ('the seine', 'the seine')
@@ -61,29 +61,29 @@ def normalise(text: str) -> str:
     plain = " ".join(compatible(text).split())
     stopped = _without_stop(plain)
     bare = _without_quotes(stopped)
-    # A full stop goes once, outside of the quotes or within.
+    # One full stop is removed, outside or inside of the quotes
     if bare != stopped and stopped == plain:
         bare = _without_stop(bare)
-    # Last, as it may lengthen a text: "ß" becomes "ss".
+    # Last, because it may lengthen a text: "ß" becomes "ss"
     return bare.casefold()
 
 
 def _without_stop(text: str) -> str:
-    """The text without one full stop, of any script, at its end."""
+    """Return the text without a final full stop of any script."""
     return text[:-1].rstrip() if text[-1:] in _FULL_STOPS else text
 
 
 def _without_quotes(text: str) -> str:
-    """The text without one pair of quotes around it."""
+    """Return the text without one pair of outer quotes."""
     return text[1:-1].strip() if len(text) > 2 and text[0] + text[-1] in _QUOTES else text
 
 
 @dataclass
 class Node:
-    """An atom, or an answer to a question, and where it occurs.
+    """An atom, or an answer to a question, and its occurrences.
 
-    It passes from a context, or from the response, where its own rating there is high enough. `wanted`: whether what
-    is of its unit type goes on at all.
+    An occurrence in a context or in the response passes if its rating there is high enough. `wanted`: the metric uses
+    units of this type.
     """
 
     unit_type: str | None = None
@@ -99,7 +99,7 @@ class Node:
     def add(
         self, text: str, position: int | None, context_id: str | None, rating: float | None, *, passes: bool
     ) -> None:
-        """Adds an occurrence: in the context at that position, or in the response, which has none."""
+        """Add an occurrence in the context at this position, or in the response (no position)."""
         self.ratings += [] if rating is None else [rating]
         if position is None:
             self.in_response[text] += 1
@@ -112,17 +112,17 @@ class Node:
 
     @property
     def kept(self) -> bool:
-        """Whether it is in the graph."""
+        """Return True if the node is in the graph."""
         return self.wanted and bool(self.passed or self.response_passed)
 
     @cached_property
     def text(self) -> str:
-        """Its most frequent form, among the contexts' where there are any, so that no response changes it."""
+        """Return the most frequent form, from the contexts if there are any, so that responses do not change it."""
         return (self.in_contexts or self.in_response).most_common(1)[0][0]
 
     def to_row(self, atom_id: str, number: int | None) -> dict[str, Any]:
-        """A value of `NODE_TYPE`."""
-        # Where it is in the graph, only by where it passed; what did not pass is shown with all its places.
+        """Return the node as a value of `NODE_TYPE`."""
+        # A node in the graph has only the passages where it passed. Other nodes have all passages
         sources = self.passed if self.kept else self.sources
         context, response = bool(sources), self.response_passed if self.kept else bool(self.in_response)
         return {
@@ -144,10 +144,10 @@ class Node:
 def number_nodes(
     sample_id: str, metric: str, found: Iterable[Node], others: Sequence[Node] = ()
 ) -> tuple[dict[str, Any], list[Node]]:
-    """The row of `SAMPLE_NODES` of a sample, and the nodes of its graph in their order.
+    """Return the row of `SAMPLE_NODES` of a sample, and the nodes of its graph in order.
 
-    These come first among `atoms`: the `contexts` with a context source, then the `responses` others, each in order of
-    first appearance; after them, with a null node, what did not pass, and `others`.
+    `atoms` begins with these nodes: `contexts` nodes from contexts, then `responses` others, each in order of first
+    appearance. Rejected nodes and `others` follow, with a null node.
     """
     nodes = list(found)
     from_contexts = [node for node in nodes if node.kept and node.passed]
@@ -162,7 +162,7 @@ def number_nodes(
     return row, kept
 
 
-# 128 bits, as the keys of requests have.
+# 128 bits, as in the keys of requests
 _KEY_BYTES = 16
 
 SAMPLE_ATOMS = SAMPLE_NODES.append(pa.field("texts", pa.list_(pa.string()))).append(
@@ -173,14 +173,14 @@ SAMPLE_ATOMS = SAMPLE_NODES.append(pa.field("texts", pa.list_(pa.string()))).app
 def gather_atoms(
     batches: Iterator[pa.RecordBatch], *, metric: str, unit_types: tuple[str, ...], threshold: float
 ) -> Iterator[pa.RecordBatch]:
-    """The atoms of samples, for `mapInArrow`: one row of `SAMPLE_ATOMS` a sample.
+    """Yield the atoms of samples, for `mapInArrow`: one row of `SAMPLE_ATOMS` per sample.
 
-    In: sample_id; passages list<struct<position int32 (null for the response), context_id, units list<struct<text,
+    Input: sample_id; passages list<struct<position int32 (null for the response), context_id, units list<struct<text,
     unit_type>>, statements list<string>, ratings list<double>>>, the contexts in order, then the response. `units` are
-    what was extracted, `statements` what became of those of `unit_types`, `ratings` null for the response.
-    Out: atoms, the nodes of the graph first: the `contexts` with a context source, then the `responses` others, each in
-    order of first appearance; after them, with a null node, what was rated below `threshold` or is of another type.
-    `texts` are those of the nodes; `contexts_key` hashes the texts of the nodes with a context source.
+    the extracted units, `statements` the revised units of `unit_types`, and `ratings` are null for the response.
+    Output: atoms, the nodes of the graph first: `contexts` nodes from contexts, then `responses` others, each in order
+    of first appearance. Units with a rating below `threshold` or of another type follow, with a null node. `texts` are
+    the texts of the nodes. `contexts_key` hashes the texts of the nodes from contexts.
     """
     for batch in batches:
         rows = [_gather(row["sample_id"], metric, row["passages"], unit_types, threshold) for row in batch.to_pylist()]
@@ -190,11 +190,11 @@ def gather_atoms(
 def _gather(
     sample_id: str, metric: str, passages: Sequence[Mapping[str, Any]], unit_types: tuple[str, ...], threshold: float
 ) -> dict[str, Any]:
-    """The row of `SAMPLE_ATOMS` of one sample."""
+    """Return the row of `SAMPLE_ATOMS` of one sample."""
     nodes: dict[str, Node] = {}
     for passage in passages:
         _add_statements(nodes, passage, unit_types, threshold)
-    # After all statements: a unit that another passage states as one that goes on is that node, and no other.
+    # After all statements: a unit that is a statement of another passage belongs to its node
     others: dict[str, Node] = {}
     for passage in passages:
         _add_other_units(others, nodes, passage, unit_types)
@@ -206,20 +206,20 @@ def _gather(
 def _add_statements(
     nodes: dict[str, Node], passage: Mapping[str, Any], unit_types: tuple[str, ...], threshold: float
 ) -> None:
-    """Adds what became of a passage's units; statements of the response have no rating, and all pass."""
+    """Add the revised units of a passage. Statements of the response have no rating and always pass."""
     statements = passage["statements"] or []
     units = [unit for unit in passage["units"] or [] if unit["unit_type"] in unit_types]
     types = _types_of(statements, units)
     position, context_id = passage["position"], passage["context_id"]
     ratings = passage["ratings"] if position is not None else [None] * len(statements)
-    # Strict: statements and ratings of one passage come from two stages, and a shift would rate the wrong ones.
+    # Strict, because statements and ratings come from two stages, and a shift would assign wrong ratings
     for text, unit_type, rating in zip(statements, types, ratings or [], strict=True):
         node = nodes.setdefault(normalise(text), Node(unit_type))
         node.add(text, position, context_id, rating, passes=rating is None or rating >= threshold)
 
 
 def _types_of(statements: Sequence[str], units: Sequence[Mapping[str, Any]]) -> list[str | None]:
-    """The unit type of each revised statement: by its text, by its place if none was split, else null if they vary."""
+    """Return the unit type of each statement: by text, by position if none was split, else null if types vary."""
     by_text = {normalise(unit["text"]): unit["unit_type"] for unit in units}
     kinds = {unit["unit_type"] for unit in units}
     common = kinds.pop() if len(kinds) == 1 else None
@@ -230,7 +230,7 @@ def _types_of(statements: Sequence[str], units: Sequence[Mapping[str, Any]]) -> 
 def _add_other_units(
     others: dict[str, Node], nodes: Mapping[str, Node], passage: Mapping[str, Any], unit_types: tuple[str, ...]
 ) -> None:
-    """Adds the units of types that do not go on: they are shown in `atoms`, and never asked about."""
+    """Add the units of other types. They appear in `atoms`, and no request uses them."""
     for unit in passage["units"] or []:
         key = normalise(unit["text"])
         if unit["unit_type"] in unit_types or key in nodes:
@@ -240,11 +240,11 @@ def _add_other_units(
 
 
 def _hash_texts(texts: Iterable[str]) -> str:
-    """32 hex characters over texts in their order, which is part of the key: pairs are named by places."""
+    """Return 32 hex characters for texts in order. The order matters, because positions identify pairs."""
     return blake2b(canonical_json(list(texts)).encode("utf-8"), digest_size=_KEY_BYTES).hexdigest()
 
 
-# Pairs grow with the square of the answers: a batch of bounded rows keeps one sample from filling a worker.
+# The number of pairs is quadratic in the answers, so batches are limited to keep a sample from filling a worker
 BATCH_ROWS = 20_000
 
 SAMPLE_QUESTIONS = pa.schema(
@@ -270,10 +270,10 @@ _SETTLED = {"equal": "equivalent", "first_larger": "contradictory", "second_larg
 
 
 def gather_questions(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The questions mined for a sample, each once, for `mapInArrow`: rows of `SAMPLE_QUESTIONS`.
+    """Yield the distinct questions of samples, for `mapInArrow`: rows of `SAMPLE_QUESTIONS`.
 
-    In: sample_id, query, passages list<struct<..., questions list<string>>>, the contexts in order, then the response.
-    Of those that are equal after normalisation the first stays.
+    Input: sample_id, query, passages list<struct<..., questions list<string>>>, the contexts in order, then the
+    response. The first of several questions that are equal after normalisation is kept.
     """
     for batch in batches:
         rows = [{**row, "questions": _distinct(row["passages"])} for row in batch.to_pylist()]
@@ -283,7 +283,7 @@ def gather_questions(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
 
 
 def _distinct(passages: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The questions of the passages, each once, by the form that comes first."""
+    """Return the distinct questions of the passages, each in its first form."""
     found: dict[str, str] = {}
     for question in chain.from_iterable(passage["questions"] or [] for passage in passages):
         found.setdefault(normalise(question), question)
@@ -291,12 +291,12 @@ def _distinct(passages: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def gather_answers(batches: Iterator[pa.RecordBatch], *, metric: str, threshold: float) -> Iterator[pa.RecordBatch]:
-    """The answers of samples, for `mapInArrow`: one row of `SAMPLE_NODES` a sample (methods, section 3).
+    """Yield the answers of samples, for `mapInArrow`: one row of `SAMPLE_NODES` per sample (methods, section 3).
 
-    In: sample_id; questions list<string>; passages list<struct<position int32 (null for the response), context_id,
-    answers list<list<string>>, confidences list<list<double>>>>, the contexts in order, then the response; a list of
-    answers a question. A node is a question with what is one answer after normalisation. It passes from a passage
-    where its own confidence there is at least `threshold`, the response's too.
+    Input: sample_id; questions list<string>; passages list<struct<position int32 (null for the response), context_id,
+    answers list<list<string>>, confidences list<list<double>>>>, the contexts in order, then the response; one list of
+    answers per question. A node is a question with an answer after normalisation. It passes from a passage, also from
+    the response, if its confidence there is at least `threshold`.
     """
     for batch in batches:
         rows = [
@@ -309,11 +309,11 @@ def gather_answers(batches: Iterator[pa.RecordBatch], *, metric: str, threshold:
 def _gather_answers(
     sample_id: str, metric: str, questions: Sequence[str], passages: Sequence[Mapping[str, Any]], threshold: float
 ) -> dict[str, Any]:
-    """The row of `SAMPLE_NODES` of one sample."""
+    """Return the row of `SAMPLE_NODES` of one sample."""
     nodes: dict[tuple[str, str], Node] = {}
     for passage in passages:
         for question, text, confidence in _answers_of(questions, passage):
-            # One text may answer two questions, and says something else each time.
+            # The same text may answer two questions, with another meaning each time
             node = nodes.setdefault((question, normalise(text)), Node(question=question))
             passes = confidence >= threshold
             node.add(text, passage["position"], passage["context_id"], confidence, passes=passes)
@@ -321,7 +321,7 @@ def _gather_answers(
 
 
 def _answers_of(questions: Sequence[str], passage: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
-    """(question, answer, confidence) of a passage; nothing where it could not be asked."""
+    """Yield (question, answer, confidence) of a passage, nothing for a missing completion."""
     if passage["answers"] is None:
         return
     for question, answers, confidences in zip(questions, passage["answers"], passage["confidences"], strict=True):
@@ -330,13 +330,13 @@ def _answers_of(questions: Sequence[str], passage: Mapping[str, Any]) -> Iterato
 
 
 def pair_answers(batches: Iterator[pa.RecordBatch], *, resolve: bool) -> Iterator[pa.RecordBatch]:
-    """The pairs of answers to compare, for `mapInArrow`: rows of `PAIRS` in bounded batches (methods, section 3).
+    """Yield the pairs of answers to compare, for `mapInArrow`: rows of `PAIRS` in batches (methods, section 3).
 
-    In: sample_id; nodes list<struct<node, question, text, context>>, those with a context source first. Out: each
-    unordered pair of answers to one question once, of two contexts or of context and response; `source` and `first`
-    are of the answer that comes first in code point order. `head` is the answer in whose list the pair belongs: the
-    response's, else the first, so that lists of contexts are the same for all responses. With `resolve`, `settled` is
-    the relation of two plain quantities that can be compared, which no model needs to be asked for.
+    Input: sample_id; nodes list<struct<node, question, text, context>>, nodes from contexts first. Output: each
+    unordered pair of answers to one question once, of two contexts or of context and response. `source` and `first`
+    belong to the answer that is first in code point order. `head` is the answer whose list contains the pair: the
+    response's answer, otherwise the first, so all responses share the lists of contexts. With `resolve`, `settled` is
+    the relation of two plain, comparable quantities, which need no model.
     """
     for batch in batches:
         rows = (_pair(sample["sample_id"], *pair, resolve) for sample in batch.to_pylist() for pair in _pairs(sample))
@@ -348,7 +348,7 @@ def pair_answers(batches: Iterator[pa.RecordBatch], *, resolve: bool) -> Iterato
 
 
 def _pairs(sample: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """The pairs of nodes with one question: context with context, then context with response."""
+    """Yield the pairs of nodes with the same question: context with context, then context with response."""
     by_question: dict[str, tuple[list[Any], list[Any]]] = defaultdict(lambda: ([], []))
     for node in sample["nodes"]:
         by_question[node["question"]][not node["context"]].append(node)
@@ -358,8 +358,8 @@ def _pairs(sample: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mappi
 
 
 def _pair(sample_id: str, one: Mapping[str, Any], other: Mapping[str, Any], resolve: bool) -> tuple[Any, ...]:
-    """The row of `PAIRS` of two nodes."""
-    # Whichever node comes first in a sample, two answers make one request, and so are asked once in all samples.
+    """Return the row of `PAIRS` of two nodes."""
+    # The order does not depend on the sample, so all samples share one request per pair of answers
     first, second = sorted((one, other), key=lambda node: str(node["text"]))
     texts = first["text"], second["text"]
     head = first if one["context"] and other["context"] else other
@@ -368,7 +368,7 @@ def _pair(sample_id: str, one: Mapping[str, Any], other: Mapping[str, Any], reso
 
 
 def _settle(first: str, second: str) -> str | None:
-    """What two plain quantities are to each other, None where that is not known without the model.
+    """Return the relation of two plain quantities, or None if only the model can decide.
 
     >>> _settle("5 km", "5,000 m"), _settle("5 km", "far")
     ('equivalent', None)
@@ -391,11 +391,11 @@ SIDES = pa.schema(
 
 
 def find_sides(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The sides of conflicts, for `mapInArrow`: rows of `SIDES`, the sides of the n-th conflict 2n and 2n + 1.
+    """Yield the sides of conflicts, for `mapInArrow`: rows of `SIDES`, 2n and 2n + 1 for the n-th conflict.
 
-    In: sample_id; context_ids list<string>; conflicts list<struct<first, second: struct<text, sources list<int>>>>,
-    sources counted from 1; statements list<struct<text, covered>>. `place` is that of the statement with an equal text,
-    from 1, and `covered` what that is; both are null where there is none.
+    Input: sample_id; context_ids list<string>; conflicts list<struct<first, second: struct<text, sources list<int>>>>,
+    with sources from 1; statements list<struct<text, covered>>. `place` is the position (from 1) of the statement with
+    an equal text, and `covered` its coverage. Both are null if there is none.
     """
     for batch in batches:
         rows = [side for row in batch.to_pylist() for side in _sides_of(row)]

@@ -1,9 +1,7 @@
-"""What a response supports of the nuggets that an answer should state (Pradeep et al. 2025, AutoNuggetizer).
+"""Measure the support of a response for the nuggets that an answer should state (Pradeep et al. 2025, AutoNuggetizer).
 
-Methods, section 17. An assignment that was lost is unjudged: values are over the rest, and bounds over every way it
-could come out.
-Nuggets by topic are read as nuggetizer writes them: JSON Lines of qid, query and nuggets (text, importance,
-assignment).
+Methods, section 17. Lost assignments are unjudged: values cover the rest, and bounds cover all their possible results.
+Nuggets by topic are read in nuggetizer's format: JSON Lines of qid, query and nuggets (text, importance, assignment).
 """
 
 from __future__ import annotations
@@ -42,11 +40,11 @@ GIVEN = pa.schema([("query_id", pa.string()), (TOPIC, pa.string()), (OF_TOPIC, p
 
 
 class NuggetsError(UserError):
-    """A file of nuggets that cannot be read. The message names file and line, and never what stands there."""
+    """An unreadable file of nuggets. The message has the file and line, and never their content."""
 
 
 def read_nuggets(path: str) -> Iterator[dict[str, Any]]:
-    """Rows of `GIVEN`, one a line. Raises NuggetsError for a line of another form, and for a topic twice."""
+    """Yield rows of `GIVEN`, one per line. Raises NuggetsError for a line in another format or a duplicate topic."""
     seen: set[str] = set()
     try:
         with open_text(path) as lines:
@@ -68,13 +66,13 @@ def read_nuggets(path: str) -> Iterator[dict[str, Any]]:
 
 
 def digest_of_nuggets(path: str) -> str:
-    """32 hex characters of the nuggets by topic: what an output belongs to. Raises as `read_nuggets`."""
+    """Return 32 hex characters of the nuggets by topic, for the identity of outputs. Raises as `read_nuggets`."""
     found = canonical(sorted(read_nuggets(path), key=itemgetter("query_id")))
     return hashlib.blake2b(found.encode("utf-8", "replace"), digest_size=16).hexdigest()
 
 
 def given_nuggets(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Columns of `GIVEN`, a row a topic; from the paths of files (column path)."""
+    """Yield columns of `GIVEN`, a row per topic, from the paths of files (column path)."""
     for batch in batches:
         for path in batch.column("path").to_pylist():
             yield from in_batches(read_nuggets(path), GIVEN)
@@ -103,7 +101,7 @@ NUGGET = pa.struct(
     ]
 )
 RANKED = pa.schema([("owner", pa.string()), ("nuggets", pa.list_(NUGGET))])
-# As `covered_statements` takes them; no claims are known of a nugget
+# In the format of `covered_statements`. Nuggets have no known claims
 _STATEMENT = pa.struct(
     [
         *NUGGET,
@@ -127,9 +125,9 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Nugget:
-    """A nugget as far as measures go; `support` is None where it is unjudged, `weight` where none was given.
+    """A nugget for measures. `support` is None if unjudged, `weight` if none was given.
 
-    A weight below 0 is of what an answer should not state.
+    A weight below 0 is for content that an answer should not state.
     """
 
     importance: str
@@ -138,12 +136,12 @@ class Nugget:
 
     @property
     def weighs(self) -> float:
-        """Its weight: that given, else 1 if it is vital and 0.5 if it is okay."""
+        """Return the given weight, otherwise 1 for vital and 0.5 for okay nuggets."""
         return WEIGHTS[self.importance] if self.weight is None else self.weight
 
 
 def measures_of(nuggets: Iterable[Nugget]) -> dict[str, BoundedValue]:
-    """The measures of a sample by name. What an answer should not state counts in `weighted` alone."""
+    """Return the measures of a sample by name. Unwanted content only counts in `weighted`."""
     every = list(nuggets)
     wanted = [one for one in every if one.weighs >= 0]
     vital = [one for one in wanted if one.importance == VITAL]
@@ -161,7 +159,7 @@ def measures_of(nuggets: Iterable[Nugget]) -> dict[str, BoundedValue]:
 def _share(
     nuggets: Sequence[Nugget], credit: Mapping[str, float], weights: Sequence[float] | None = None
 ) -> BoundedValue:
-    """The credit of the judged over their positive weight, from 0 to 1; undefined where no weight is positive."""
+    """Return the credit of judged nuggets over their positive weight, from 0 to 1, undefined without such weight."""
     # Sums of the largest weights would overflow
     scale = LARGEST if max(map(abs, weights or ()), default=0.0) > LARGEST else 1.0
     sized = [(one, weight / scale) for one, weight in zip(nuggets, weights or [1.0] * len(nuggets), strict=True)]
@@ -184,10 +182,10 @@ def _within(share: float) -> float:
 
 
 def rank_batches(batches: Iterable[pa.RecordBatch], keep: int) -> Iterator[pa.RecordBatch]:
-    """Columns of `RANKED`, a row an owner: its nuggets, the vital ones first, numbered from 1.
+    """Yield columns of `RANKED`, a row per owner: its nuggets, the vital ones first, numbered from 1.
 
     batches: owner, nuggets list<struct<reference_id, text, importance, weight>>, rated list<struct<number, label>>: the
-    importance of those that have none, by place from 1. Beyond `keep` only those with a weight of their own are kept.
+    missing importances, by position from 1. The first `keep` nuggets and all nuggets with a given weight are kept.
     """
     for batch in batches:
         yield pa.RecordBatch.from_pylist([_ranked(row, keep) for row in batch.to_pylist()], RANKED)
@@ -207,10 +205,10 @@ def _ranked(row: Row, keep: int) -> dict[str, Any]:
 
 
 def conclude_batches(batches: Iterable[pa.RecordBatch], score: str) -> Iterator[pa.RecordBatch]:
-    """Columns of `CONCLUDED`, a row a sample.
+    """Yield columns of `CONCLUDED`, a row per sample.
 
-    batches: sample_id; blank, whether the response says nothing; nuggets (of `RANKED`); assigned list<struct<number,
-    label>>, the label null where it was lost. `empty`: the measure `score` is over no nugget.
+    batches: sample_id; blank, true for a blank response; nuggets (of `RANKED`); assigned list<struct<number, label>>,
+    with a null label for a lost assignment. `empty`: the measure `score` covers no nugget.
     """
     for batch in batches:
         yield pa.RecordBatch.from_pylist([_concluded(row, score) for row in batch.to_pylist()], CONCLUDED)
@@ -237,7 +235,7 @@ def _concluded(row: Row, score: str) -> dict[str, Any]:
 
 
 def _statement(nugget: Row, support: str | None) -> dict[str, Any]:
-    """A nugget with its support, which one that is not kept has not."""
+    """Return a nugget with its support. Only kept nuggets have support."""
     support = support if nugget["kept"] else None
     return {
         **nugget,

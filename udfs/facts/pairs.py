@@ -1,9 +1,9 @@
-"""Pairs of a sample's atoms, alone or in lists, and the keys of their requests, made on workers in bounded batches.
+"""Pairs of a sample's atoms, single or in lists, and the keys of their requests, made on workers in bounded batches.
 
-2 * R * C + C * (C - 1) ordered pairs a sample (methods, section 2): response -> context, context -> response and
-context -> context, never response -> response. Those of contexts alone belong to a distinct set of context atoms and
-are made once for it, however many samples share it.
-A pair filter labels pairs as neutral without a request. The audit judges a share of these pairs too.
+There are 2 * R * C + C * (C - 1) ordered pairs per sample (methods, section 2): response -> context, context ->
+response and context -> context, never response -> response. Pairs between contexts belong to a distinct set of context
+atoms and are made once for all samples with this set. A pair filter labels pairs as neutral without a request. The
+audit judges a share of these pairs too.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _CONNECTIVES = (
     "from out off over under up down before after between again further once without against until during"
 )
 STOP_WORDS = FUNCTION_WORDS | frozenset(f"{_PRONOUNS} {_CONNECTIVES}".split())
-"""English words that two statements may share and yet speak of nothing in common; numbers are none of them."""
+"""English words that unrelated statements may share. They include no numbers."""
 
 
 def content_words(text: str) -> frozenset[str]:
-    """The tokens of a text, compatible and case folded, without `STOP_WORDS`; a number is always content.
+    """Return the tokens of a text, compatible and case folded, without `STOP_WORDS`. Numbers are always content.
 
     >>> sorted(content_words("It was not built in the 1920s, but in 1874."))
     ['1874', '1920s', 'built']
@@ -51,10 +51,10 @@ def content_words(text: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class PairFilter:
-    """A filter of pairs: `none`, `words`, `vectors` or `either`, and the share of what it takes that is audited.
+    """A filter of pairs: `none`, `words`, `vectors` or `either`, and the audited share of the filtered pairs.
 
-    `words` takes pairs that share no content word, `vectors` those whose cosine is below `cosine`; `either` takes what
-    one of both takes. A text without a vector has no cosine.
+    `words` filters pairs without a common content word, `vectors` pairs with a cosine below `cosine`, and `either`
+    both. A text without a vector has no cosine.
     """
 
     filter: str = "none"
@@ -66,11 +66,11 @@ class PairFilter:
 
     @property
     def needs_vectors(self) -> bool:
-        """Whether owners need the column vectors."""
+        """Return True if owners need the column vectors."""
         return self.filter in ("vectors", "either")
 
     def of(self, owner: Mapping[str, Any]) -> Sifted:
-        """Says of pairs (source, target) of the owner's `texts` which are taken, and which of these are audited."""
+        """Return a function of pairs (source, target) of the owner's texts: which are filtered, and audited."""
         if not self:
             return lambda source, target: (np.zeros(len(source), dtype=bool), np.zeros(len(source), dtype=bool))
         texts: Sequence[str] = owner["texts"]
@@ -91,14 +91,14 @@ class PairFilter:
 
 
 def is_audited(premise: str, hypothesis: str, share: float) -> bool:
-    """Whether a pair is among this share of all pairs, by a hash of its texts: the same in every run."""
+    """Return True if a pair is in this share of all pairs, by a hash of its texts. It is the same in every run."""
     digest = blake2b(json.dumps([premise, hypothesis]).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * 2**64
 
 
 def _share_words(texts: Sequence[str]) -> Flags:
-    """bool[n, n]: whether two texts share a content word."""
-    # Half a second, which processes that sift nothing spare
+    """Return bool[n, n]: True if two texts share a content word."""
+    # Imported here because the import takes half a second, and only filters need it
     from scipy.sparse import csr_array
 
     words = [content_words(text) for text in texts]
@@ -111,7 +111,7 @@ def _share_words(texts: Sequence[str]) -> Flags:
 
 
 def _are_far(vectors: Sequence[Sequence[float] | None], least: float) -> Flags:
-    """bool[n, n]: whether the cosine of two vectors of length 1, by six decimals, is below the least."""
+    """Return bool[n, n]: True if the cosine of two vectors of length 1, to six decimals, is below `least`."""
     known = np.array([vector is not None for vector in vectors])
     size = next((len(vector) for vector in vectors if vector is not None), 1)
     matrix = np.array([np.zeros(size) if vector is None else vector for vector in vectors], dtype=np.float64)
@@ -120,7 +120,7 @@ def _are_far(vectors: Sequence[Sequence[float] | None], least: float) -> Flags:
     return far & both
 
 
-# Bounded, as one owner with 5,000 context atoms has 25 million pairs.
+# Limited, because an owner with 5,000 context atoms has 25 million pairs
 BATCH_ROWS = 20_000
 PAIRS = pa.schema(
     [
@@ -136,24 +136,24 @@ LISTS = pa.schema(
         pa.field("owner", pa.string()),
         pa.field("source", pa.int64()),
         pa.field("targets", pa.list_(pa.int64())),
-        # Of each target; of one list that is asked, all are MODEL or AUDIT
+        # For each target. In a list with a request, all are MODEL or AUDIT
         pa.field("judged_by", pa.list_(pa.string())),
         pa.field("request_id", pa.string()),
     ]
 )
-# What tells the relation of a pair: a model, a model though a filter takes it, other pairs, or a filter
+# The source of a pair's relation: a model, a model although it is filtered, other pairs, or a filter
 MODEL, AUDIT, IMPLIED, FILTERED = TELLERS = ("model", "audit", "implied", "filtered")
 Choice = Callable[[Places, Places], tuple[Flags, Flags]]
 _NO_FILTER = PairFilter()
 
 
 def ask_all(owner: Mapping[str, Any]) -> Choice:
-    """The choice of a run that asks every pair."""
+    """Return the choice of a run that sends every pair."""
     return lambda source, target: (np.ones(len(source), dtype=bool), np.zeros(len(source), dtype=bool))
 
 
 def ask_again(owner: Mapping[str, Any]) -> Choice:
-    """The choice of a wave that asks once more: the pairs {source, target} of the owner's `again`."""
+    """Return the choice of a wave that repeats requests: the pairs {source, target} of the owner's `again`."""
     size = len(owner["texts"])
     wanted = [pair["source"] * size + pair["target"] for pair in owner["again"]]
     return lambda source, target: (np.isin(source * size + target, wanted), np.zeros(len(source), dtype=bool))
@@ -165,12 +165,12 @@ def generate_pairs(
     choose: Callable[[Mapping[str, Any]], Choice],
     pair_filter: PairFilter = _NO_FILTER,
 ) -> Iterator[pa.RecordBatch]:
-    """The pairs of owners, for `mapInArrow`: rows of `PAIRS`.
+    """Yield the pairs of owners, for `mapInArrow`: rows of `PAIRS`.
 
-    In: owner; texts list<string>, the context atoms first; contexts int64, how many those are; between_contexts,
-    to_contexts, to_responses int64: how many pairs of each kind to make, in their order; and what `choose` reads.
-    `choose(owner)(source, target)` says which of these pairs are asked now and which are implied by what is known. The
-    rows of implied and filtered pairs have no request_id; what is neither asked nor implied has no row.
+    Input: owner; texts list<string>, the context atoms first; contexts int64, their number; between_contexts,
+    to_contexts, to_responses int64, the number of pairs of each kind, in their order; and the columns that `choose`
+    reads. `choose(owner)(source, target)` decides which of these pairs are sent now and which are implied. Rows of
+    implied and filtered pairs have no request_id. Other pairs have no row.
     """
     return _joined(batches, lambda owner: _pairs_of(owner, stage, choose(owner), pair_filter))
 
@@ -182,7 +182,7 @@ def generate_lists(
     size: int,
     pair_filter: PairFilter = _NO_FILTER,
 ) -> Iterator[pa.RecordBatch]:
-    """The same pairs as lists, for `mapInArrow`: rows of `LISTS`, the asked targets of a source, at most `size` in one.
+    """Yield the same pairs as lists, for `mapInArrow`: rows of `LISTS`, with at most `size` targets of a source.
 
     Targets are in the order of their texts by code points, so that equal sets are one request. The filtered targets of
     a source are a row without request_id.
@@ -193,7 +193,7 @@ def generate_lists(
 def _joined(
     batches: Iterator[pa.RecordBatch], rows_of: Callable[[Mapping[str, Any]], Iterator[pa.RecordBatch]]
 ) -> Iterator[pa.RecordBatch]:
-    """What is made of the owners, in bounded batches of several owners: Spark has a fixed cost for each batch."""
+    """Yield the rows of owners in bounded batches of several owners, because each batch has a fixed cost in Spark."""
     for batch in batches:
         waiting: list[pa.RecordBatch] = []
         for owner in batch.to_pylist():
@@ -209,7 +209,7 @@ def _joined(
 def _pairs_of(
     owner: Mapping[str, Any], stage: Stage, choose: Choice, pair_filter: PairFilter
 ) -> Iterator[pa.RecordBatch]:
-    """The pairs of an owner in batches."""
+    """Yield the pairs of an owner in batches."""
     keys = PairKeys(stage, owner["texts"])
     for source, target, teller in _told(owner, choose, pair_filter):
         yield _rows(owner["owner"], source, target, teller, keys)
@@ -218,7 +218,7 @@ def _pairs_of(
 def _lists_of(
     owner: Mapping[str, Any], stage: Stage, choose: Choice, size: int, pair_filter: PairFilter
 ) -> Iterator[pa.RecordBatch]:
-    """The lists of an owner in batches."""
+    """Yield the lists of an owner in batches."""
     texts = owner["texts"]
     for source, target, teller in _told(owner, choose, pair_filter):
         rows = list(_lists(zip(source.tolist(), target.tolist(), teller.tolist(), strict=True), texts, size))
@@ -234,7 +234,7 @@ def _lists_of(
 def _lists(
     pairs: Iterable[tuple[int, int, int]], texts: Sequence[str], size: int
 ) -> Iterator[tuple[int, list[int], list[str]]]:
-    """The source, targets and tellers of each list, in the order of the sources."""
+    """Yield source, targets and tellers of each list, in the order of the sources."""
     for premise, told in groupby(pairs, key=itemgetter(0)):
         hypotheses = sorted(((target, TELLERS[teller]) for _, target, teller in told), key=lambda one: texts[one[0]])
         filtered = [one for one in hypotheses if one[1] == FILTERED]
@@ -250,7 +250,7 @@ def _id_of_list(stage: Stage, texts: Sequence[str], premise: int, hypotheses: Se
 
 
 def _told(owner: Mapping[str, Any], choose: Choice, pair_filter: PairFilter) -> Iterator[tuple[Places, Places, Places]]:
-    """The pairs (source, target) that have a row, in batches, and by number of `TELLERS` what tells their relations."""
+    """Yield the pairs (source, target) with a row, in batches, and the source of their relations in `TELLERS`."""
     split_pairs = pair_filter.of(owner)
     for source, target in _places_of(owner):
         asked, implied = choose(source, target)
@@ -262,13 +262,13 @@ def _told(owner: Mapping[str, Any], choose: Choice, pair_filter: PairFilter) -> 
 
 
 def _places_of(owner: Mapping[str, Any]) -> Iterator[tuple[Places, Places]]:
-    """The pairs (source, target) of an owner by kind, each numbered by ranks from 0 so that a cap takes the first.
+    """Yield the pairs (source, target) of an owner by kind, ranked from 0, so that a cap keeps the first pairs.
 
-    In bounded batches that hold all pairs of a source and kind.
+    Each batch has a limited size, and all pairs of a source and kind.
     """
     contexts, responses = owner["contexts"], len(owner["texts"]) - owner["contexts"]
     kinds = (
-        # Response to context first: a cap leaves out last what tells of coverage.
+        # Response to context is first, so a cap removes the pairs that determine coverage last
         (owner["to_contexts"], contexts, lambda ranks: (contexts + ranks // contexts, ranks % contexts)),
         (owner["between_contexts"], contexts - 1, lambda ranks: between(ranks, contexts)),
         (owner["to_responses"], responses, lambda ranks: (ranks // responses, contexts + ranks % responses)),
@@ -280,7 +280,7 @@ def _places_of(owner: Mapping[str, Any]) -> Iterator[tuple[Places, Places]]:
 
 
 def between(ranks: Places, contexts: int) -> tuple[Places, Places]:
-    """The ordered pairs of different context atoms with these numbers: by first, then by second.
+    """Return the ordered pairs of different context atoms with these numbers: by first, then by second.
 
     >>> [numbers.tolist() for numbers in between(np.arange(6), 3)]
     [[0, 0, 1, 1, 2, 2], [1, 2, 0, 2, 0, 1]]
@@ -290,7 +290,7 @@ def between(ranks: Places, contexts: int) -> tuple[Places, Places]:
 
 
 def _rows(owner: str, source: Places, target: Places, teller: Places, keys: PairKeys) -> pa.RecordBatch:
-    """The rows of `PAIRS`; no key where a pair is implied or filtered, as nobody asks for it."""
+    """Return the rows of `PAIRS`. Implied and filtered pairs have no key, because they have no request."""
     places = zip(source.tolist(), target.tolist(), teller.tolist(), strict=True)
     ids = [keys.request_id(premise, hypothesis) if number < 2 else None for premise, hypothesis, number in places]
     columns = [
@@ -314,11 +314,11 @@ LEFT_OUT = pa.schema(
 
 
 def leave_out(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The pairs that a cap leaves out, for `mapInArrow`, as edges that cost no more than there are atoms.
+    """Yield the pairs that a cap leaves out, for `mapInArrow`, as edges whose number is linear in the atoms.
 
-    In: graph; contexts, responses; to_contexts, between_contexts, to_responses: how many pairs of each kind are judged.
-    Out: rows of `LEFT_OUT`, either a `node` or an edge. Where a kind's pairs are left out for whole rows of premises, a
-    node of its own stands between these and all hypotheses: the same paths, without an edge a pair.
+    Input: graph; contexts, responses; to_contexts, between_contexts, to_responses: the number of judged pairs of each
+    kind. Output: rows of `LEFT_OUT`, either a `node` or an edge. If all pairs of some premises are left out, an
+    additional node connects these premises with all hypotheses. The paths are the same, without an edge per pair.
     """
     for batch in batches:
         for owner in batch.to_pylist():
@@ -330,7 +330,7 @@ def leave_out(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _left_out(owner: Mapping[str, Any]) -> Iterator[tuple[int | None, int | None, int | None]]:
-    """(node, source, target) of each row."""
+    """Yield (node, source, target) of each row."""
     contexts, responses = owner["contexts"], owner["responses"]
     from_contexts, from_responses = range(contexts), range(contexts, contexts + responses)
     kinds = (
@@ -342,7 +342,7 @@ def _left_out(owner: Mapping[str, Any]) -> Iterator[tuple[int | None, int | None
         if judged >= len(premises) * width:
             continue
         row, places = divmod(judged, width)
-        # The premise at which the cap falls has a part of its pairs judged: the rest of them are edges of their own.
+        # The premise at the cap has some judged pairs. Its other pairs are separate edges
         others = [target for target in hypotheses if target != premises[row]]
         yield from ((None, premises[row], target) for target in others[places:])
         if row + 1 < len(premises):

@@ -1,8 +1,8 @@
 """Check the claims of a response and of its ground truth, and measure them as RAGChecker does (Ru et al. 2024).
 
-Section 3 of the paper; methods, section 16. Texts have ranks: 0 is the other side's whole text, contexts follow from 1.
-A relation that could not be had is None. A value is then over the claims, or contexts, for which it makes no
-difference, and bounds are over every way in which it could come out.
+Section 3 of the paper; methods, section 16. Texts have ranks: 0 is the other side's whole text, and contexts follow
+from 1. A missing relation is None. A value then covers the claims or contexts that do not depend on it, and bounds
+cover all its possible results.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ GROUPS = {"overall": OVERALL, "retriever": RETRIEVER, "generator": GENERATOR}
 PUBLISHED = (*OVERALL, *RETRIEVER, *GENERATOR)
 NOT_RETRIEVED, NOT_USED = "not_retrieved", "not_used"
 CLAIMS, TRUTH_CLAIMS = "claims", "ground_truth_claims"
-# What takes a response from recall 1, then from precision 1: by the share of claims, the half of the pipeline, the
-# published measure that shows it, and what these claims are
+# The faults that reduce recall, then precision. For each share of claims: the half of the pipeline, the published
+# measure that shows it, and a description of the claims
 FAULTS = {
     NOT_RETRIEVED: ("retriever", CLAIM_RECALL, "left out, in no context"),
     NOT_USED: ("generator", UTILIZATION, "left out, though a context states it"),
@@ -44,13 +44,13 @@ FAULTS = {
     IN_IRRELEVANT: ("generator", IN_IRRELEVANT, "not in the ground truth, from an irrelevant context"),
     HALLUCINATION: ("generator", HALLUCINATION, "not in the ground truth, in no context"),
 }
-# What else than entailment relations are, for the shares beside these measures: `precision_contradicted`
+# The measures with separate shares of the other relations: `precision_contradicted`
 SPLIT = (PRECISION, RECALL, CLAIM_RECALL, FAITHFULNESS)
 UNSTATED = "neutral"
 
 
 class BoundedBool(NamedTuple):
-    """Whether something holds: whether it must, and whether it may."""
+    """A boolean with bounds: `low` if it must hold, `high` if it may hold."""
 
     low: bool
     high: bool
@@ -63,7 +63,7 @@ class BoundedBool(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Whether it must or must not."""
+        """Return True if both bounds are equal."""
         return self.low == self.high
 
 
@@ -71,7 +71,7 @@ class BoundedBool(NamedTuple):
 class ClaimSide:
     """The claims of a response or of its ground truth.
 
-    whole: of each claim, how the other side's text relates to it; contexts: of each claim, how each context does.
+    whole: the relation of the other side's text to each claim. contexts: the relations of each context to each claim.
     """
 
     whole: Sequence[Relation]
@@ -79,38 +79,38 @@ class ClaimSide:
 
     @property
     def unjudged(self) -> int:
-        """How many relations could not be had."""
+        """Return the number of missing relations."""
         return sum(one is None for row in (self.whole, *self.contexts) for one in row)
 
     @property
     def stated(self) -> list[BoundedBool]:
-        """Of each claim, whether the other side's text entails it."""
+        """Return for each claim whether the other side's text entails it."""
         return [is_entailed(one) for one in self.whole]
 
     @property
     def found(self) -> list[BoundedBool]:
-        """Of each claim, whether some context entails it."""
+        """Return for each claim whether some context entails it."""
         return [any_of(map(is_entailed, row)) for row in self.contexts]
 
 
 def is_entailed(relation: Relation) -> BoundedBool:
-    """Whether a claim is entailed."""
+    """Return whether a claim is entailed."""
     return BoundedBool(relation == ENTAILMENT, relation in (ENTAILMENT, None))
 
 
 def any_of(flags: Iterable[BoundedBool]) -> BoundedBool:
-    """Whether one of them holds."""
+    """Return whether any flag holds."""
     several = list(flags)
     return BoundedBool(any(flag.low for flag in several), any(flag.high for flag in several))
 
 
 def relevant_contexts(truth: ClaimSide, contexts: int) -> list[BoundedBool]:
-    """Of each context, whether it entails a claim of the ground truth."""
+    """Return for each context whether it entails a claim of the ground truth."""
     return [any_of(is_entailed(row[place]) for row in truth.contexts) for place in range(contexts)]
 
 
 def share(flags: Sequence[BoundedBool]) -> BoundedValue:
-    """The share of what holds, over what is known; with the rest all against it, and all for it.
+    """Return the share of true flags over the known flags, with bounds for all other flags false and true.
 
     >>> share([BoundedBool(True, True), BoundedBool(False, True), BoundedBool(False, False), BoundedBool(False, False)])
     BoundedValue(value=0.3333333333333333, low=0.25, high=0.5)
@@ -123,9 +123,10 @@ def share(flags: Sequence[BoundedBool]) -> BoundedValue:
 
 
 def utilization(found: Sequence[BoundedBool], stated: Sequence[BoundedBool]) -> BoundedValue:
-    """Of the claims that some context entails, the share that the response entails. Undefined without such claims.
+    """Return the share of claims found in contexts that the response entails, undefined without such claims.
 
-    A claim that may be found lowers the share only where it may be left out, and raises it only where it may be stated.
+    A claim that is possibly found lowers the share only if the response may omit it, and raises it only if the response
+    may state it.
     """
     pairs = list(zip(found, stated, strict=True))
     known = [said.low for there, said in pairs if there.low and there.known and said.known]
@@ -144,10 +145,10 @@ def _ratio(part: int, whole: int, otherwise: float) -> float:
 
 
 def measures_of(response: ClaimSide, truth: ClaimSide, contexts: int) -> dict[str, BoundedValue]:
-    """All measures of a sample by name. Undefined is what RAGChecker sets to 0 because nothing can be divided.
+    """Return all measures of a sample by name. Measures that RAGChecker sets to 0 for lack of a divisor are undefined.
 
-    Of `noise_sensitivity_in_irrelevant` are claims that no relevant context entails; `not_retrieved` and `not_used` are
-    the claims of the ground truth that the response leaves out, without and with a context that entails them.
+    `noise_sensitivity_in_irrelevant` counts claims that no relevant context entails. `not_retrieved` and `not_used` are
+    the claims of the ground truth that the response omits, without and with a context that entails them.
     """
     precision, recall = share(response.stated), share(truth.stated)
     relevant = relevant_contexts(truth, contexts)
@@ -169,7 +170,7 @@ def measures_of(response: ClaimSide, truth: ClaimSide, contexts: int) -> dict[st
         SELF_KNOWLEDGE: share(_both([~flag for flag in response.found], response.stated)),
         FAITHFULNESS: share(response.found),
     }
-    # Without contexts nothing is said of them
+    # Measures of contexts are undefined without contexts
     found |= {} if contexts else dict.fromkeys((*RETRIEVER, *GENERATOR), UNDEFINED)
     missed = {
         NOT_RETRIEVED: share(_both(left_out, [~flag for flag in truth.found])),
@@ -195,26 +196,26 @@ def _both(first: Sequence[BoundedBool], second: Sequence[BoundedBool]) -> list[B
 
 
 def _is_contradicted(relations: Sequence[Relation]) -> BoundedBool:
-    """Whether a text contradicts the claim, and none entails it."""
+    """Return whether a text contradicts the claim, and no text entails it."""
     no, said = ENTAILMENT not in relations, CONTRADICTION in relations
     return BoundedBool(no and said and None not in relations, no and (said or None in relations))
 
 
 def _is_unstated(relations: Sequence[Relation]) -> BoundedBool:
-    """Whether no text entails or contradicts the claim."""
+    """Return whether no text entails or contradicts the claim."""
     high = not {ENTAILMENT, CONTRADICTION} & set(relations)
     return BoundedBool(high and None not in relations, high)
 
 
 def names_of_measures() -> list[str]:
-    """The measures that a sample has."""
+    """Return the names of the measures of a sample."""
     return list(measures_of(ClaimSide([], []), ClaimSide([], []), 0))
 
 
 VERDICTS = {ENTAILMENT: SUPPORTED, CONTRADICTION: CONTRADICTED, NEUTRAL: NOT_SUPPORTED}
 
 _TEXTS = pa.list_(pa.string())
-# The columns that `untold.udfs.facts.pairs.generate_lists` reads, and whose texts they are, with the ranks of premises
+# The columns that `untold.udfs.facts.pairs.generate_lists` reads, the origin of their texts, and the ranks of premises
 OWNERS = pa.schema(
     [
         *(pa.field(name, pa.string()) for name in ("owner", "sample_id", "side")),
@@ -255,10 +256,10 @@ CONCLUDED = pa.schema(
 
 
 def claim_owners(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Columns of `OWNERS`: of each side the texts that its claims are to be checked against, then the claims.
+    """Yield columns of `OWNERS`: for each side the texts that its claims are checked against, then the claims.
 
-    batches: sample_id, response, ground_truth struct<text, claims>, contexts list<struct<id, text>>, claim_checks,
-    and by side the claims that were extracted. A blank text entails nothing, and what is given is not asked.
+    batches: sample_id, response, ground_truth struct<text, claims>, contexts list<struct<id, text>>, claim_checks, and
+    the extracted claims by side. A blank text entails no claim, and given relations need no request.
     """
     for batch in batches:
         yield from in_batches((row for sample in batch.to_pylist() for row in _owners(sample)), OWNERS)
@@ -286,18 +287,17 @@ def _owners(sample: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _claims(sample: Mapping[str, Any], side: str) -> list[str]:
-    """The claims of a side: those that are given, else those that were extracted, equal ones once."""
+    """Return the claims of a side: the given claims, otherwise the extracted claims without duplicates."""
     given = given_claims(sample["claim_checks"], sample["ground_truth"], side)
     return distinct_texts(sample[f"{side}_claims"] or ()) if given is None else given
 
 
 def conclude_checks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Columns of `CONCLUDED`, a row a sample.
+    """Yield columns of `CONCLUDED`, a row per sample.
 
-    batches: as `claim_owners` has them, without response and texts of contexts, and judged list<struct<side, rank,
-    place, relation>>: the relation of the text of each rank that was asked to the claim at each place; null where that
-    could not be had. `empty`: F1 is undefined.
-    Of a sample that lacks claims nothing here is to be read.
+    batches: as for `claim_owners`, without response and texts of contexts, and judged list<struct<side, rank, place,
+    relation>>: the relation of the requested text of each rank to the claim at each position, null if missing. `empty`:
+    F1 is undefined. Do not use the row of a sample without claims.
     """
     for batch in batches:
         yield from in_batches(map(_conclude, batch.to_pylist()), CONCLUDED)
@@ -334,7 +334,7 @@ def _conclude(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _side(sample: Mapping[str, Any], side: str, claims: int, contexts: int) -> ClaimSide:
-    """What the texts make of a side's claims: what was given, what was asked, else nothing, as of a blank text."""
+    """Return the relations of a side's claims: given or requested, otherwise neutral, as for a blank text."""
     whole, retrieved = given_relations(sample["claim_checks"], side)
     rows: list[list[Relation]] = [[NEUTRAL] * (1 + contexts) for _ in range(claims)]
     for place, row in enumerate(rows):
@@ -347,7 +347,7 @@ def _side(sample: Mapping[str, Any], side: str, claims: int, contexts: int) -> C
 
 
 def _entailing(relations: Sequence[Relation], names: Sequence[str]) -> list[str]:
-    """The names of the contexts that entail a claim."""
+    """Return the names of the contexts that entail a claim."""
     return [name for name, relation in zip(names, relations, strict=True) if relation == ENTAILMENT]
 
 
@@ -356,7 +356,7 @@ def _known(flag: BoundedBool) -> bool | None:
 
 
 def _contexts(response: ClaimSide, truth: ClaimSide, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """What each context is worth, by rank; what depends on a relation that could not be had is null."""
+    """Yield the measures of each context, by rank. A value that depends on a missing relation is null."""
     relevant = relevant_contexts(truth, len(names))
     recalled = [BoundedBool(False, False)] * len(truth.whole)
     for place, name in enumerate(names):

@@ -1,10 +1,10 @@
-"""The facts that an answer to a query ought to give: those of its texts, each once, or those that are given.
+"""Collect the facts that an answer to a query should state: distinct facts of its texts, or the given facts.
 
-"Beyond Precision" 2026; methods, section 12. Rows are of owners: of what samples share that have one query and one
-evidence, so that responses to one query have one list of facts. Near-duplicates are found by agglomerative clustering
-of their vectors at a distance threshold; the medoid is the canonical fact. Vectors tell what statements are about
-better than what they say of it: of the 1,582 distinct statements of K-QA distance alone merges 98 within their
-questions under the embedded model, most of them wrongly, and none where they must say the same words too.
+"Beyond Precision" 2026; methods, section 12. A row belongs to an owner: all samples with the same query and evidence,
+so that responses to a query share one list of facts. Near-duplicates are found by agglomerative clustering of their
+vectors at a distance threshold, and the medoid is the canonical fact. Vectors represent the topic of statements better
+than their content: among the 1,582 distinct statements of K-QA, only by distance 98 are merged within their questions
+under the embedded model, most of them wrongly. If they must have the same words too, none is merged.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from untold.udfs.retrieval.terms import COSINE_DECIMALS
 from untold.udfs.samples.batches import in_batches
 from untold.udfs.texts import say_same_words, words_of
 
-# Beyond any distance of two vectors, as a cosine is at least -1
+# Larger than any distance of two vectors, because a cosine is at least -1
 APART = 2.0
-# Rows of a matrix of cosines that are made at a time: 20 MB of 5,000 columns
+# Rows of a matrix of cosines per block: 20 MB for 5,000 columns
 BLOCK_ROWS = 512
-# How near two facts have to be for a judge to be asked whether they say the same
+# The maximum distance of two facts that a judge compares
 ENTAILED_DISTANCE = 0.25
 
 Vectors = NDArray[np.float64]
@@ -36,13 +36,13 @@ Class = list[int]
 
 
 def pair_distances(vectors: Vectors) -> Distances:
-    """1 - cosine of each pair of rows, to 6 decimals: the condensed form of SciPy, float64[n * (n - 1) / 2].
+    """Return 1 - cosine of each pair of rows, to 6 decimals, in SciPy's condensed form: float64[n * (n - 1) / 2].
 
-    vectors: float64[n, dimension], of length 1. Rounded, as equal texts of other word order would else be told apart
-    by rounding errors.
+    vectors: float64[n, dimension], of length 1. Without rounding, rounding errors would separate equal texts in another
+    word order.
     """
     size = len(vectors)
-    # Filled in place: of 5,000 rows it has 100 MB, and the rows of all blocks together would have 200 MB more
+    # Filled in place: for 5,000 rows it has 100 MB, and all blocks together would need 200 MB more
     distances, end = np.empty(size * (size - 1) // 2), 0
     for start in range(0, size, BLOCK_ROWS):
         block = np.round(1.0 - vectors[start : start + BLOCK_ROWS] @ vectors[start:].T, COSINE_DECIMALS)
@@ -53,9 +53,9 @@ def pair_distances(vectors: Vectors) -> Distances:
 
 
 def cluster(distances: Distances, size: int, threshold: float) -> list[Class]:
-    """The classes of complete linkage: no two members of one are farther apart than `threshold`.
+    """Return the classes of complete linkage. The members of a class have distances of at most `threshold`.
 
-    distances: as of `pair_distances`. Classes in the order of their first members, members ascending.
+    distances: as from `pair_distances`. Classes are in the order of their first members, with ascending members.
 
     >>> cluster(np.array([0.05, 0.9, 0.9]), 3, 0.1)
     [[0, 1], [2]]
@@ -70,7 +70,7 @@ def cluster(distances: Distances, size: int, threshold: float) -> list[Class]:
 
 
 def medoid(vectors: Vectors, members: Sequence[int]) -> int:
-    """The member with the greatest sum of cosines to the others, to 6 decimals; of several the first."""
+    """Return the member with the greatest sum of cosines to the others, to 6 decimals, or the first on a tie."""
     own = vectors[list(members)]
     cosines = own @ own.T
     sums = np.round(cosines.sum(axis=1) - cosines.diagonal(), COSINE_DECIMALS)
@@ -78,23 +78,23 @@ def medoid(vectors: Vectors, members: Sequence[int]) -> int:
 
 
 def part_other_words(distances: Distances, texts: Sequence[str], threshold: float) -> Distances:
-    """The distances, `APART` where two texts do not say the same words; those beyond `threshold` stay as they are."""
-    # What is farther apart than the threshold is in no class, whatever it says
+    """Return the distances, with `APART` for near texts (within `threshold`) that do not have the same words."""
+    # Pairs beyond the threshold are in no class, so their words do not matter
     for at, first, second in _near(distances, len(texts), threshold):
-        # Most that pass say the same words but for their order
+        # Most of these pairs have the same words in another order
         if words_of(texts[first]) != words_of(texts[second]) and not say_same_words(texts[first], texts[second]):
             distances[at] = APART
     return distances
 
 
 def near_pairs(distances: Distances, size: int, threshold: float = ENTAILED_DISTANCE) -> list[tuple[int, int]]:
-    """The pairs (first, second), first < second, that are no farther apart than `threshold`."""
+    """Return the pairs (first, second), first < second, with a distance of at most `threshold`."""
     return [(first, second) for _, first, second in _near(distances, size, threshold)]
 
 
 def _near(distances: Distances, size: int, threshold: float) -> Iterator[tuple[int, int, int]]:
-    """(place in `distances`, first, second) of each pair within the threshold."""
-    # Where the pairs of each first begin: it has one fewer than the one before
+    """Yield (position in `distances`, first, second) of each pair within the threshold."""
+    # The start of the pairs of each first element, each with one pair fewer than the one before
     starts = np.concatenate([[0], np.cumsum(np.arange(size - 1, 0, -1))])
     places = np.flatnonzero(distances <= threshold)
     firsts = np.searchsorted(starts, places, side="right") - 1
@@ -103,16 +103,16 @@ def _near(distances: Distances, size: int, threshold: float) -> Iterator[tuple[i
 
 
 def merge_by_words(texts: Sequence[str], vectors: Vectors, threshold: float) -> list[Class]:
-    """Classes of texts that are near and say the same words."""
+    """Return classes of texts that are near and have the same words."""
     return cluster(part_other_words(pair_distances(vectors), texts, threshold), len(texts), threshold)
 
 
 def merge_by_distance(texts: Sequence[str], vectors: Vectors, threshold: float) -> list[Class]:
-    """Classes of texts that are near: the published reading."""
+    """Return classes of texts that are near: our reading of the paper."""
     return cluster(pair_distances(vectors), len(texts), threshold)
 
 
-# By the setting `importance.duplicates`, those that are found without a judge
+# The methods without a judge, by the setting `importance.duplicates`
 MERGING: dict[str, Callable[[Sequence[str], Vectors, float], list[Class]]] = {
     "words": merge_by_words,
     "distance": merge_by_distance,
@@ -151,7 +151,7 @@ Found = Sequence[Mapping[str, Any]]
 
 
 def cut_texts(batches: Rows, words: int) -> Iterator[pa.RecordBatch]:
-    """Columns of `PASSAGES`, a row a passage of at most `words` words; from owner, place, source and text."""
+    """Yield passages of at most `words` words as columns of `PASSAGES`, from owner, place, source and text."""
     for batch in batches:
         yield from in_batches(
             (
@@ -164,10 +164,11 @@ def cut_texts(batches: Rows, words: int) -> Iterator[pa.RecordBatch]:
 
 
 def gather_facts(batches: Rows, most: int) -> Iterator[pa.RecordBatch]:
-    """Columns of `FOUND`, a row an owner: its distinct facts in order of first appearance, the first `most` of them.
+    """Yield columns of `FOUND`, a row per owner: its first `most` distinct facts in order of first appearance.
 
     batches: owner, passages list<struct<place, passage, source, facts list<string>>>, in order. Facts that are equal
-    after `normalise` are one, in its most frequent form, with all its sources; `left_out` are those beyond `most`.
+    after `normalise` are one fact, in its most frequent form, with all its sources. `left_out` counts the facts after
+    `most`.
     """
     for batch in batches:
         yield pa.RecordBatch.from_pylist([_gather(row, most) for row in batch.to_pylist()], FOUND)
@@ -190,10 +191,10 @@ def _gather(row: Mapping[str, Any], most: int) -> dict[str, Any]:
 
 
 def merge_near(batches: Rows, method: str, threshold: float) -> Iterator[pa.RecordBatch]:
-    """Columns of `FACTS`: near-duplicates merged by `method` of `MERGING`, the medoid for each class.
+    """Yield columns of `FACTS`: near-duplicates merged by `method` of `MERGING`, the medoid for each class.
 
-    batches: owner, found (of `FOUND`), vectors list<list<float>> of length 1 in the same order. Where a vector is
-    missing, as in a plan, no fact is known to be near another.
+    batches: owner, found (of `FOUND`), vectors list<list<float>> of length 1 in the same order. If a vector is missing,
+    as in a plan, no facts are merged.
     """
     for batch in batches:
         rows = []
@@ -209,9 +210,9 @@ def merge_near(batches: Rows, method: str, threshold: float) -> Iterator[pa.Reco
 
 
 def pair_near(batches: Rows) -> Iterator[pa.RecordBatch]:
-    """Columns of `PAIRS`, a row an ordered pair of facts that are near enough to be one, for a judge to say.
+    """Yield columns of `PAIRS`, a row per ordered pair of facts that a judge compares because they are near.
 
-    batches as of `merge_near`; where a vector is missing, as in a plan, any two facts may be near.
+    batches: as for `merge_near`. If a vector is missing, as in a plan, there are no pairs.
     """
     for batch in batches:
         yield from in_batches((pair for row in batch.to_pylist() for pair in _pairs(row)), PAIRS)
@@ -227,10 +228,10 @@ def _pairs(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def merge_classes(batches: Rows) -> Iterator[pa.RecordBatch]:
-    """Columns of `FACTS`: facts that entail each other merged, as the fact graph has them.
+    """Yield columns of `FACTS`: facts that entail each other are merged, as in the fact graph.
 
-    batches: owner, found (of `FOUND`), classes list<struct<node, statement, representative>>, one a fact in order, as
-    of `untold.graph.condensation.condense_batches`; null: each fact is a class of its own.
+    batches: owner, found (of `FOUND`), classes list<struct<node, statement, representative>>, one per fact in order,
+    from `untold.graph.condensation.condense_batches`. If null, each fact is a separate class.
     """
     for batch in batches:
         rows = []
@@ -248,7 +249,7 @@ def merge_classes(batches: Rows) -> Iterator[pa.RecordBatch]:
 
 
 def _matrix(found: Found | None, vectors: Sequence[Sequence[float] | None] | None) -> Any:
-    """The vectors as float64[n, dimension]; None where one is missing, or none is needed."""
+    """Return the vectors as float64[n, dimension], or None if one is missing or none is needed."""
     if not found or vectors is None or any(vector is None for vector in vectors):
         return None
     return np.array(vectors, np.float64)
@@ -259,7 +260,7 @@ def _each_alone(found: Found) -> tuple[list[Class], list[int]]:
 
 
 def _merged(found: Found, classes: Iterable[Class], canonical: Iterable[int]) -> list[dict[str, Any]]:
-    """Facts of `FACT`, one a class in the order of first appearance, with the texts and the sources of its members."""
+    """Return facts of `FACT`, one per class in order of first appearance, with all texts and sources of its members."""
     return [
         {
             "text": found[head]["text"],
@@ -271,13 +272,13 @@ def _merged(found: Found, classes: Iterable[Class], canonical: Iterable[int]) ->
 
 
 def _ids(sources: Iterable[Sequence[Mapping[str, Any]]]) -> list[str]:
-    """The ids of the sources, each once, in the order of the texts."""
+    """Return the distinct ids of the sources, in the order of the texts."""
     by_place = sorted((one["place"], one["id"]) for several in sources for one in several)
     return list(dict.fromkeys(name for _, name in by_place))
 
 
 def sizes_of_batches(count: int, most: int) -> list[int]:
-    """How many of `count` facts each prompt rates: as few prompts as `most` a prompt allows, of near-equal size.
+    """Return the number of facts per prompt: the least number of prompts with at most `most` facts, of similar size.
 
     >>> sizes_of_batches(101, 50), sizes_of_batches(50, 50), sizes_of_batches(0, 50)
     ([34, 34, 33], [50], [])
@@ -287,7 +288,7 @@ def sizes_of_batches(count: int, most: int) -> list[int]:
 
 
 def batch_facts(batches: Rows, most: int) -> Iterator[pa.RecordBatch]:
-    """Columns of `TO_RATE`, a row a prompt: the unrated facts of an owner in order; from owner, query and facts."""
+    """Yield columns of `TO_RATE`, a row per prompt: the unrated facts of an owner; from owner, query and facts."""
     for batch in batches:
         yield from in_batches((prompt for row in batch.to_pylist() for prompt in _prompts(row, most)), TO_RATE)
 

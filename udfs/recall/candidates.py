@@ -16,12 +16,13 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 from untold.udfs.recall.fact_texts import Fact, match_form, negations_of, numbers_of, tokens_of
 
 Edges = Sequence[Sequence[int]]
-# Up to here paths in plain Python are quicker: 4 against 34 us at 10 nodes, as quick at 50, 800 against 190 us at 200
+# A search for paths in plain Python is faster up to 50 nodes. It takes 4 us instead of 34 us for 10 nodes, and 800 us
+# instead of 190 us for 200 nodes
 _PLAIN_NODES = 50
 
 
 def size_of_matching(edges: Edges) -> int:
-    """The size of a maximum matching. edges: for each left node its right nodes, from 0.
+    """Return the size of a maximum matching. edges: for each left node its right nodes, from 0.
 
     >>> size_of_matching([[0, 1], [0], [0]])
     2
@@ -33,7 +34,9 @@ def size_of_matching(edges: Edges) -> int:
 
 
 def _finds_path(edges: Edges, left: int, partners: dict[int, int], seen: set[int]) -> bool:
-    """Matches a left node, others moving to other partners where need be. partners: left nodes by right ones."""
+    """Match a left node, and move other nodes to a new partner if necessary. partners: the left node of a right
+    node.
+    """
     for right in edges[left]:
         if right in seen:
             continue
@@ -56,17 +59,17 @@ Tokens = frozenset[str]
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Values = NDArray[np.float64]
-# Cells of a working array, at a byte each: a task's memory does not grow with its facts
+# Cells of a working array, one byte each. The memory of a task does not grow with its facts
 _CELLS = 1 << 24
-# Tokens compared with all others in one call
+# The number of tokens in a call of `cdist`
 _ROWS = 256
-# rapidfuzz now and then drops a value that equals its cutoff, as that of 7 and 8 signs that are 0.8 alike
+# rapidfuzz sometimes drops a value that equals its cutoff, such as 7 and 8 signs with a similarity of 0.8
 SLACK = 0.01
 _NONE = np.empty(0, dtype=np.int64)
 
 
 def jaccard(first: Tokens, second: Tokens, similarity: float) -> float:
-    """J of two token sets, 0 where both are empty. `similarity`: from which on two tokens may pair.
+    """Return J of two token sets, 0 if both are empty. Tokens may pair from `similarity` on.
 
     >>> jaccard(frozenset({"ryszard", "boleslawski"}), frozenset({"richard", "boleslavsky"}), 0.8)
     0.3333333333333333
@@ -78,7 +81,7 @@ def jaccard(first: Tokens, second: Tokens, similarity: float) -> float:
 
 
 def _similar(left: Sequence[str], right: Sequence[str], similarity: float) -> Flags:
-    """bool[left, right], which may pair."""
+    """Return bool[left, right]: True if the tokens may pair."""
     cutoff = max(similarity - SLACK, 0.0)
     values = cdist(left, right, scorer=Indel.normalized_similarity, score_cutoff=cutoff, dtype=np.float64)
     return np.asarray(values >= similarity)
@@ -86,19 +89,19 @@ def _similar(left: Sequence[str], right: Sequence[str], similarity: float) -> Fl
 
 @dataclass(frozen=True)
 class TokenSets:
-    """Token sets over one vocabulary.
+    """The token sets of a vocabulary.
 
-    sets: of each set its tokens' numbers; near: of each token the others that it may pair with.
+    sets: the numbers of the tokens in each set. near: the numbers of the tokens that a token may pair with.
     """
 
     sets: tuple[Numbers, ...]
     near: tuple[Numbers, ...]
 
     def jaccard(self, rows: Sequence[int], columns: Sequence[int], at_least: float) -> Values:
-        """J of each set of `rows` with each of `columns`, exact where it is at least `at_least`, else anything below.
+        """Compute the similarity J for each pair of a row and a column. Values below `at_least` are not exact.
 
-        Sizes bound J before anything is matched; then what may pair with what bounds the matching from both sides, and
-        in most pairs that is its size.
+        Sizes bound J before the matching. Possible pairs then bound the matching from both sides, and usually both
+        bounds are equal.
         """
         values = np.zeros((len(rows), len(columns)))
         width = max(1, _CELLS // max(1, len(self.near)))
@@ -110,19 +113,19 @@ class TokenSets:
         return values
 
     def _presence(self, chosen: Sequence[int]) -> tuple[Flags, Numbers]:
-        """bool[tokens, chosen], whether a set has a token; and the sizes of the sets."""
+        """Return bool[tokens, chosen], True if a set has a token, and the sizes of the sets."""
         present = np.zeros((len(self.near), len(chosen)), dtype=np.bool_)
         for place, one in enumerate(chosen):
             present[self.sets[one], place] = True
         return present, np.array([len(self.sets[one]) for one in chosen], dtype=np.int64)
 
     def _row(self, own: Numbers, present: Flags, sizes: Numbers, at_least: float) -> Values:
-        """J of one set with each of those that are `present`."""
+        """Compute the similarity J of a set with the sets in `present`."""
         values = np.zeros(len(sizes))
         low, high = np.minimum(sizes, len(own)), np.maximum(sizes, len(own))
         possible = np.flatnonzero((low > 0) & (low / np.maximum(high, 1) >= at_least))
         own_edges = self._edges(own)
-        # As many columns at once as a working array of all edges has cells for
+        # The number of columns for which a working array of all edges fits the cells
         width = max(1, _CELLS // max(1, len(own_edges[0])))
         for start in range(0, len(possible), width):
             some = possible[start : start + width]
@@ -132,7 +135,7 @@ class TokenSets:
         return values
 
     def _edges(self, own: Numbers) -> tuple[Numbers, Numbers]:
-        """The pairs of an own token and one that is not, which may pair; by the own one."""
+        """Return the pairs of a token in the set and a token that is not in the set, if the tokens may pair."""
         others = [self.near[token] for token in own]
         left, right = np.repeat(own, list(map(len, others))), np.concatenate(others or [_NONE])
         is_own = np.zeros(len(self.near), dtype=np.bool_)
@@ -142,16 +145,16 @@ class TokenSets:
     def _matched(
         self, own: Numbers, edges: tuple[Numbers, Numbers], present: Flags, totals: Numbers, at_least: float
     ) -> Numbers:
-        """m of one set with each of the others, exact where J is at least `at_least`."""
+        """Compute the number of matched tokens for each set. The number is only exact if J is at least `at_least`."""
         common = present[own].sum(axis=0)
         left, right = edges
         if not len(left):
             return np.asarray(common)
-        # An edge is there where the other set has its right end and lacks its left one, which would be common
+        # An edge is valid if the other set contains the right token and does not contain the left token
         there = present[right] & ~present[left]
         count = there.sum(axis=0)
         lefts, rights = _ends(there, left), _ends(there, right)
-        # Where no two edges share a left end, all right ends are matched, and the other way round
+        # If no two edges share a left end, all right ends are matched, and vice versa
         matched = common + np.where(count == lefts, rights, np.where(count == rights, lefts, -1))
         open_ = np.flatnonzero(matched < common)
         most = common[open_] + np.minimum(lefts[open_], rights[open_])
@@ -162,14 +165,14 @@ class TokenSets:
 
 
 def _ends(there: Flags, ends: Numbers) -> Numbers:
-    """In each column how many different ends the edges have that are there."""
+    """Return the number of distinct ends of the existing edges in each column."""
     order = np.argsort(ends, kind="stable")
     starts = np.flatnonzero(np.diff(ends[order], prepend=-1))
     return np.asarray(np.logical_or.reduceat(there[order], starts, axis=0).sum(axis=0))
 
 
 def _match(left: Numbers, right: Numbers) -> int:
-    """The size of a maximum matching of these edges."""
+    """Return the size of a maximum matching of these edges."""
     places: dict[int, list[int]] = {}
     rights = {number: place for place, number in enumerate(np.unique(right).tolist())}
     for one, other in zip(left.tolist(), right.tolist(), strict=True):
@@ -178,7 +181,7 @@ def _match(left: Numbers, right: Numbers) -> int:
 
 
 def number_tokens(sets: Iterable[Tokens], similarity: float) -> TokenSets:
-    """The sets over their vocabulary. Two tokens are compared once at most, and only where their lengths allow it."""
+    """Create the token sets. Two tokens are compared at most once, and only if their lengths allow a match."""
     given = list(sets)
     tokens = sorted(set().union(*given), key=lambda token: (len(token), token))
     numbers = {token: number for number, token in enumerate(tokens)}
@@ -187,11 +190,11 @@ def number_tokens(sets: Iterable[Tokens], similarity: float) -> TokenSets:
 
 
 def _near(tokens: Sequence[str], similarity: float) -> list[Numbers]:
-    """For each token the others that it may pair with. tokens: by length, so that a block is even."""
+    """Return for each token the others that it may pair with. tokens: sorted by length, for uniform blocks."""
     pairs: list[tuple[Numbers, Numbers]] = []
     for start in range(0, len(tokens), _ROWS):
         block = tokens[start : start + _ROWS]
-        # 2 lcs / (a + b) >= s and lcs <= a make b <= a (2 - s) / s; one more, for what is rounded
+        # 2 lcs / (a + b) >= s and lcs <= a imply b <= a (2 - s) / s. One is added for rounding
         longest = len(block[-1]) * (2 - similarity) / similarity + 1 if similarity else len(tokens[-1])
         end = bisect_right(tokens, longest, key=len)
         rows, columns = np.nonzero(_similar(block, tokens[start:end], similarity))
@@ -204,12 +207,12 @@ def _near(tokens: Sequence[str], similarity: float) -> list[Numbers]:
     return np.split(others[order], ends) if tokens else []
 
 
-# References that are held against all generated facts at once
+# References that are compared with all generated facts at once
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The settings of `longrecall.*` that say what is a candidate: from `jaccard` or from `lcs` on, `top_k` at most."""
+    """The settings of `longrecall.*` for candidates. A fact needs the minimum `jaccard` or `lcs`."""
 
     token_similarity: float = 0.8
     jaccard: float = 0.3
@@ -219,7 +222,7 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class MatchText:
-    """What a fact is matched by: the text and the tokens of it all, and of its anchor; None without one."""
+    """The forms of a fact for matching: text and tokens, of the fact and of its anchor (None without one)."""
 
     text: str
     tokens: Tokens
@@ -229,7 +232,7 @@ class MatchText:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A generated fact that may entail a reference, by its place from 0; `cosine` is None where words found it."""
+    """A generated fact that may entail a reference. `place` counts from 0, `cosine` is None for candidates by words."""
 
     place: int
     jaccard: float
@@ -238,18 +241,18 @@ class Candidate:
 
 
 def form_of(fact: Fact) -> MatchText:
-    """What a fact is matched by."""
+    """Return the forms of a fact for matching."""
     return form_of_texts(fact.text, fact.anchor)
 
 
 def form_of_texts(whole: str, anchor: str | None) -> MatchText:
-    """What a fact of this full text is matched by, in their shown form both."""
+    """Return the forms for matching of a fact with this full text. Both texts are in their shown form."""
     text, name = match_form(whole), match_form(anchor or "")
     return MatchText(text, tokens_of(text), name or None, tokens_of(name))
 
 
 def likeness(reference: MatchText, generated: MatchText, token_similarity: float) -> tuple[float, float]:
-    """J and L of two facts: where both have anchors, the larger of the anchors' and the full texts'.
+    """Return J and L of two facts. If both have anchors, each is the larger one of anchors and full texts.
 
     >>> first, second = (form_of(Fact(text)) for text in ("The colour of the harbour", "the color of the harbor"))
     >>> likeness(first, second, 0.8)
@@ -275,7 +278,7 @@ def _letters(reference: MatchText, generated: MatchText) -> float:
 def lexical_candidates(
     references: Sequence[MatchText], generated: Sequence[MatchText], thresholds: Thresholds
 ) -> list[list[Candidate]]:
-    """For each reference its candidates by rank: J, then L, descending, then the place; `top_k` of them at most."""
+    """Return at most `top_k` candidates of each reference, by J, then L, descending, then by position."""
     if not generated:
         return [[] for _ in references]
     split = len(references)
@@ -298,7 +301,7 @@ def lexical_candidates(
 
 
 def _signs(references: Sequence[MatchText], generated: Sequence[MatchText], least: float) -> Values:
-    """L of each pair, exact where it is at least `least`, else anything below."""
+    """Return L of each pair, exact from `least` on, otherwise any smaller value."""
     cutoff = max(0.0, least - SLACK)
 
     def compare(first: Sequence[str], second: Sequence[str]) -> Values:
@@ -308,7 +311,7 @@ def _signs(references: Sequence[MatchText], generated: Sequence[MatchText], leas
     values = compare([one.text for one in references], [one.text for one in generated])
     rows, columns = ([place for place, one in enumerate(side) if one.anchor] for side in (references, generated))
     if rows and columns:
-        # Those that have one alone: a cell of None is left as memory was
+        # Only facts with an anchor, because a cell of None is not initialised
         own = compare([str(references[row].anchor) for row in rows], [str(generated[one].anchor) for one in columns])
         values[np.ix_(rows, columns)] = np.maximum(values[np.ix_(rows, columns)], own)
     return values
@@ -317,11 +320,11 @@ def _signs(references: Sequence[MatchText], generated: Sequence[MatchText], leas
 def _ranked(
     reference: MatchText, generated: Sequence[MatchText], places: Sequence[int], words: Values, thresholds: Thresholds
 ) -> list[Candidate]:
-    """The first `top_k` of the candidates at these places. words: J of each, where it makes a candidate."""
+    """Return the first `top_k` candidates at these positions. words: J of each, exact if it makes a candidate."""
     candidates = []
     for place in places:
         known = float(words[place])
-        # Where J alone would make none it is not exact
+        # J is not exact if it does not make a candidate
         exact = known >= thresholds.jaccard
         j = known if exact else _words(reference, generated[place], thresholds.token_similarity)
         candidates.append(Candidate(place, j, _letters(reference, generated[place])))
@@ -336,10 +339,10 @@ def semantic_candidates(
     thresholds: Thresholds,
     least: float,
 ) -> list[Candidate]:
-    """The candidates of a reference by vectors: cosine descending, then the place; `top_k` of them at most.
+    """Return at most `top_k` candidates of a reference by vectors: by cosine, descending, then by position.
 
-    cosines: float[generated], NaN where one could not be had; `blocked`: the places of those that were shown before;
-    `least`: the cosine from which on a fact is a candidate.
+    cosines: float[generated], NaN if missing. `blocked`: the positions of candidates that were shown before. `least`:
+    the minimum cosine of a candidate.
     """
     order = np.argsort(-cosines, kind="stable").tolist()
     places = [place for place in order if cosines[place] >= least and place not in blocked][: thresholds.top_k]
@@ -350,10 +353,10 @@ def semantic_candidates(
 
 
 def without_near_duplicates(facts: Sequence[Fact], least: float, token_similarity: float) -> list[Fact]:
-    """The generated facts in their order, without those that nearly repeat one that is kept.
+    """Return the generated facts in order, without near-duplicates of earlier facts.
 
-    Such have a fuzzy Jaccard of `least` and more by their full texts, the same numbers and the same negations: anchors
-    alone would make one fact of all that is said of somebody.
+    Near-duplicates have a fuzzy Jaccard of at least `least` by their full texts, the same numbers and the same
+    negations. The anchors are not sufficient, because all facts about a person have the same anchor.
     """
     forms = [match_form(fact.text) for fact in facts]
     sets = number_tokens(map(tokens_of, forms), token_similarity)

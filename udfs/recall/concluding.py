@@ -28,24 +28,24 @@ from untold.udfs.recall.segmentation import distinct_facts
 from untold.udfs.samples.batches import in_batches
 
 Numbers = NDArray[np.int64]
-# Of the reference's length, what a common substring has to have for it to count as recalled
+# The share of the reference's length that a common substring must have
 LEAST_SHARE = 0.4
-# Stands in no text in its shown form
+# No text in its shown form contains this character
 _END = "\0"
 
 
 def contained(texts: Sequence[str], generated: Sequence[str]) -> list[bool]:
-    """ARecall: whether each text is a substring of some generated one; all in their form for matching."""
+    """ARecall: return for each text whether some generated text contains it. All texts are in their match form."""
     haystack = _END.join(generated)
     return [bool(text) and text in haystack for text in texts]
 
 
 def share_common(references: Sequence[str], generated: Sequence[str], least: float = LEAST_SHARE) -> list[bool]:
-    """ERecall: whether the longest common substring with some generated text has that share of a reference's length.
+    """ERecall: return whether the longest common substring with some generated text has this share of a reference.
 
-    All in their form for matching. That is so where one of the reference's substrings of the least length that counts
-    stands in a generated text. Substrings are numbered, equal ones alike, for doubling lengths (Karp, Miller and
-    Rosenberg 1972), and one of any length is the two numbers of its beginning and its end: no text is slow.
+    All texts are in their match form. The condition holds if a generated text contains a substring of the reference
+    with the least sufficient length. Equal substrings get equal numbers, for doubling lengths (Karp, Miller and
+    Rosenberg 1972). A substring of any length is the pair of numbers of its beginning and its end, so no text is slow.
 
     >>> share_common(["the old harbour", "a new bridge"], ["they saw the old pier"])
     [True, False]
@@ -64,13 +64,13 @@ def share_common(references: Sequence[str], generated: Sequence[str], least: flo
 
 
 def _least_length(length: int, least: float) -> int:
-    """The least substring of a text of that length that has its share; 0 for an empty text, which has none."""
-    # Of the quotient, as 0.4 * 5 is more than 2
+    """Return the least length of a substring with this share of a text, 0 for an empty text."""
+    # The quotient is compared, because 0.4 * 5 is more than 2
     return next((size for size in range(max(1, int(least * length)), length + 1) if size / length >= least), 0)
 
 
 def _numbered(text: str, longest: int) -> Iterator[tuple[int, Numbers]]:
-    """For the lengths 1, 2, 4, ... up to `longest` the substrings' numbers, by where they begin."""
+    """Yield the numbers of the substrings of length 1, 2, 4, ... up to `longest`, by their start."""
     numbers = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4").astype(np.int64)
     size = 1
     while size <= longest:
@@ -83,9 +83,9 @@ def _numbered(text: str, longest: int) -> Iterator[tuple[int, Numbers]]:
 
 
 def _has_common(numbers: Numbers, offset: int, ends: int, start: int, last: int) -> bool:
-    """Whether a substring that begins from `start` to `last` is one that begins before `ends`, at most.
+    """Return True if a substring that starts in `start` to `last` equals one that starts before `ends`.
 
-    Substrings are those whose beginning has one of `numbers` and whose end, `offset` further on, another.
+    Substrings are identified by the numbers at their start and, `offset` later, at their end.
     """
     own = np.arange(start, last + 1)
     wanted = np.zeros(int(numbers.max(initial=0)) + 1, dtype=np.bool_)
@@ -97,9 +97,9 @@ def _has_common(numbers: Numbers, offset: int, ends: int, start: int, last: int)
 
 
 LEXICAL, SEMANTIC = "lexical", "semantic"
-# Vectors are single-precision: beyond these, cosines that are equal differ by the order of their sums alone
+# Vectors have single precision. Further decimals of equal cosines depend on the order of their sums
 _DECIMALS = 6
-# Kinds of texts, in the words of `embed_text`
+# Kinds of texts, as in `embed_text`
 QUERY, DOCUMENT = "query", "document"
 
 PAIR = pa.struct(
@@ -124,7 +124,7 @@ REFERENCE = pa.struct(
     ]
 )
 GENERATED_FACT = pa.struct([("position", pa.int64()), ("text", pa.string()), ("anchor", pa.string())])
-# generated: null where the response was not cut
+# generated: null if the response was not cut
 PREPARED = pa.schema(
     [
         ("sample_id", pa.string()),
@@ -134,11 +134,11 @@ PREPARED = pa.schema(
         ("dropped", pa.int64()),
     ]
 )
-# What became of the references that words found candidates for
+# The results of the references with candidates by words
 OUTCOME = pa.struct(
     [("number", pa.int64()), ("chosen", pa.list_(pa.int64())), ("lost", pa.bool_()), ("waiting", pa.bool_())]
 )
-# One request: a reference and its candidates by rank
+# A request: a reference and its candidates by rank
 SHOWN = pa.schema(
     [
         ("sample_id", pa.string()),
@@ -148,10 +148,10 @@ SHOWN = pa.schema(
         ("candidates", pa.list_(pa.string())),
     ]
 )
-# A text that candidates by vectors are found by: a reference or a generated fact, by its number
+# A text for candidates by vectors: a reference or a generated fact, by its number
 TEXTS = pa.schema([("sample_id", pa.string()), ("kind", pa.string()), ("number", pa.int64()), ("text", pa.string())])
-# A reference that words left open. pairs: none where nothing is near enough; lost: a vector that might have found more
-# is missing; waiting: it was never asked for, and the pairs are not known
+# A reference that is open after words. pairs: empty if no fact is near enough. lost: a missing vector might have found
+# more. waiting: a vector was never requested, so the pairs are unknown
 OPEN = pa.schema(
     [
         ("sample_id", pa.string()),
@@ -167,9 +167,9 @@ OPEN = pa.schema(
 
 
 def prepare_samples(batches: Iterable[pa.RecordBatch], options: sample_facts.Options) -> Iterator[pa.RecordBatch]:
-    """Rows of `PREPARED`, a row a sample: distinct facts, baselines that ask no model, and candidates by words.
+    """Yield rows of `PREPARED`, one per sample: distinct facts, baselines without a model, and candidates by words.
 
-    batches: the columns of `CUT`, and resolved list<struct<side, facts list<string>>>, null where nothing was asked.
+    batches: the columns of `CUT`, and resolved list<struct<side, facts list<string>>>, null if no request was sent.
     """
     return sample_facts.batches_of((_prepare(row, options) for row in sample_facts.rows_of(batches)), PREPARED)
 
@@ -202,9 +202,9 @@ def _prepare(row: Mapping[str, Any], options: sample_facts.Options) -> dict[str,
 
 
 def _distinct(references: Sequence[sample_facts.NamedFact]) -> list[sample_facts.NamedFact]:
-    """The references, equal ones once: no threshold may move how many there are.
+    """Return the distinct references. Only equal references are merged, so no threshold changes their number.
 
-    Those that were cut out of one text are numbered from 1, before any is dropped.
+    References that were cut from one text are numbered from 1, before duplicates are dropped.
     """
     ids = {id(one.fact): one.id or str(place) for place, one in enumerate(references, start=1)}
     return [sample_facts.NamedFact(fact, ids[id(fact)]) for fact in distinct_facts(one.fact for one in references)]
@@ -240,7 +240,7 @@ def _pair(number: int, step: str, rank: int, one: Candidate) -> dict[str, Any]:
 
 
 def shown_by_words(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows of `SHOWN`, one for each reference that words found candidates for; from rows of `PREPARED`."""
+    """Yield rows of `SHOWN`, one per reference with candidates by words; from rows of `PREPARED`."""
     return in_batches((one for row in sample_facts.rows_of(batches) for one in _shown_by_words(row)), SHOWN)
 
 
@@ -256,7 +256,7 @@ def _shown_by_words(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def positions_by_number(pairs: Iterable[Mapping[str, Any]]) -> dict[int, list[int]]:
-    """The positions of the candidates of each reference, by rank."""
+    """Return the positions of the candidates of each reference, by rank."""
     found: dict[int, list[int]] = {}
     for pair in sorted(pairs, key=lambda pair: (pair["number"], pair["rank"])):
         found.setdefault(pair["number"], []).append(pair["position"])
@@ -264,9 +264,9 @@ def positions_by_number(pairs: Iterable[Mapping[str, Any]]) -> dict[int, list[in
 
 
 def open_texts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows of `TEXTS`: the references that words left open, and beside them all generated facts.
+    """Yield rows of `TEXTS`: the references that are open after words, and all generated facts.
 
-    batches: the columns of `PREPARED`, and outcomes list<OUTCOME>, null where nothing was shown.
+    batches: the columns of `PREPARED`, and outcomes list<OUTCOME>, null if no candidate was shown.
     """
     return in_batches((one for row in sample_facts.rows_of(batches) for one in _open_texts(row)), TEXTS)
 
@@ -282,19 +282,19 @@ def _open_texts(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def open_references(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The references that nothing was shown for, or nothing of what was shown covers.
+    """Return the references without candidates, and the references with only rejected candidates.
 
-    One whose request failed is none of them: nobody knows whether it is covered already.
+    A reference with a failed request is excluded, because it may be covered already.
     """
     settled = {one["number"] for one in row["outcomes"] or () if one["lost"] or one["waiting"] or one["chosen"]}
     return [one for one in row["references"] if one["number"] not in settled]
 
 
 def find_by_vectors(batches: Iterable[pa.RecordBatch], options: sample_facts.Options) -> Iterator[pa.RecordBatch]:
-    """Rows of `OPEN`, one for each open reference of samples with generated facts.
+    """Yield rows of `OPEN`, one per open reference of samples with generated facts.
 
-    batches: the columns of `PREPARED`, outcomes as of `open_texts`, and embedded list<struct<kind, number, vector,
-    waiting>>: of each text its vector of length 1, null where it could not be had.
+    batches: the columns of `PREPARED`, outcomes as for `open_texts`, and embedded list<struct<kind, number, vector,
+    waiting>>: the vector of each text, of length 1, null if missing.
     """
     found = (one for row, vectors in _rows_with_vectors(batches) for one in _find_by_vectors(row, vectors, options))
     return in_batches(found, OPEN)
@@ -305,13 +305,13 @@ Embedded = dict[tuple[str, int], tuple[NDArray[np.float32] | None, bool]]
 
 def _rows_with_vectors(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[sample_facts.Row, Embedded]]:
     for batch in sample_facts.sliced(batches):
-        # Vectors stay arrays: as Python's numbers they would take twenty times the memory
+        # Vectors stay arrays, because Python numbers would need twenty times the memory
         vectors = _vectors(batch.column("embedded"))
         yield from zip(batch.drop_columns(["embedded"]).to_pylist(), vectors, strict=True)
 
 
 def _vectors(column: pa.ListArray) -> Iterator[Embedded]:
-    """By kind and number the vector and whether it waits, a row at a time."""
+    """Yield for each row the vectors by kind and number, with a flag for waiting vectors."""
     for row in column:
         if row.values is None:
             yield {}
@@ -361,15 +361,15 @@ def _find_by_vectors(
 
 
 def _stacked(vectors: Sequence[NDArray[np.float32] | None], dimension: int) -> NDArray[np.float64]:
-    """float[vectors, dimension], NaN where one is missing: so are its inner products."""
+    """Return float[vectors, dimension], NaN for a missing vector, which makes its inner products NaN."""
     missing = np.full(dimension, np.nan)
     return np.array([missing if one is None else one.astype(np.float64) for one in vectors])
 
 
 def was_shown(shown: Collection[str], covered_by: Collection[str] | None) -> bool:
-    """Whether an entailment stage saw some of the facts that cover a reference; any fact, where none are named.
+    """Return True if an entailment stage saw a fact that covers a reference, or any fact if none are named.
 
-    Facts are the same where they are equal after normalisation (`untold.udfs.facts.nodes.normalise`).
+    Facts are equal if they are equal after normalisation (`untold.udfs.facts.nodes.normalise`).
 
     >>> was_shown(["Bees fly."], ["bees fly"]), was_shown(["Bees fly."], ["Bees sting."]), was_shown([], None)
     (True, False, False)
@@ -390,8 +390,8 @@ _STATEMENT = pa.struct(
         ("reference_id", pa.string()),
         ("text", pa.string()),
         ("anchor", pa.string()),
-        ("covered", pa.bool_()),  # null where it is unjudged
-        ("claims", pa.list_(pa.int64())),  # positions of the generated facts that cover it; null where it is unjudged
+        ("covered", pa.bool_()),  # null if unjudged
+        ("claims", pa.list_(pa.int64())),  # positions of the generated facts that cover it; null if unjudged
         ("found_by", pa.string()),
         *((name, pa.bool_()) for name in BASELINES),
     ]
@@ -411,9 +411,9 @@ CONCLUDED = pa.schema(
 
 @dataclass(frozen=True)
 class ReferenceVerdict:
-    """What became of a reference: the positions of the generated facts that cover it, none where nothing does.
+    """The verdict on a reference: the positions of the generated facts that cover it, empty if it is uncovered.
 
-    `chosen` is None where it is not known: a request was lost, or never asked (`waiting`).
+    `chosen` is None if unknown, because a request was lost or never sent (`waiting`).
     """
 
     chosen: tuple[int, ...] | None
@@ -422,12 +422,12 @@ class ReferenceVerdict:
 
 
 def conclude_samples(batches: Iterable[pa.RecordBatch], *, baselines: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Rows of `CONCLUDED`, a row a sample.
+    """Yield rows of `CONCLUDED`, one per sample.
 
-    batches: the columns of `udfs.recall.candidate_pairs.PREPARED`; outcomes list<OUTCOME> of what words found;
-    by_vectors list<struct<number, pairs, lost, waiting, outcome OUTCOME>>, of the references that words left open;
-    holistic list<list<int>>, null where it was not asked or was lost. `empty`: there are no references; `unasked`:
-    something that a verdict needs was never asked.
+    batches: the columns of `udfs.recall.candidate_pairs.PREPARED`; outcomes list<OUTCOME> of candidates by words;
+    by_vectors list<struct<number, pairs, lost, waiting, outcome OUTCOME>>, for references that words left open;
+    holistic list<list<int>>, null if not requested or lost. `empty`: there are no references. `unasked`: a required
+    request was never sent.
     """
     return batches_of((_conclude(row, baselines) for row in rows_of(batches)), CONCLUDED)
 
@@ -456,9 +456,9 @@ def _conclude(row: Mapping[str, Any], baselines: Sequence[str]) -> dict[str, Any
 
 
 def judge_reference(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> ReferenceVerdict:
-    """The verdict of a reference by what words found (an OUTCOME), and of one left open by what vectors found.
+    """Return the verdict of a reference from candidates by words (an OUTCOME), then from candidates by vectors.
 
-    Both are None where nothing was shown. What covers a reference does so whatever else is missing.
+    Both are None if no candidate was shown. A covering fact decides even if other parts are missing.
 
     >>> judge_reference({"chosen": [2], "lost": False, "waiting": False}, None)
     ReferenceVerdict(chosen=(2,), found_by='lexical', waiting=False)
@@ -482,7 +482,7 @@ def _verdict(outcome: Mapping[str, Any], step: str) -> ReferenceVerdict:
 
 
 def _baseline(row: Mapping[str, Any], name: str) -> list[bool] | None:
-    """What a baseline says of each reference; None where it was lost. Where there is nothing to ask nothing is."""
+    """Return the result of a baseline per reference, None if lost. Without references or facts no request is sent."""
     if name != HOLISTIC:
         return [bool(one[name]) for one in row["references"]]
     if not (row["references"] and row["generated"]):
@@ -507,7 +507,7 @@ def _statement(
 def _candidates(
     pairs: Iterable[Mapping[str, Any]], outcomes: Mapping[int, Mapping[str, Any] | None]
 ) -> Iterator[dict[str, Any]]:
-    """The pairs that were shown, each with whether it was chosen; None where the request was lost."""
+    """Yield the shown pairs with a flag for chosen ones, None for a lost request."""
     for pair in pairs:
         outcome = outcomes.get(pair["number"])
         chosen = None if outcome is None else outcome["chosen"]
@@ -526,7 +526,7 @@ def _measures(
     baselines: Mapping[str, Sequence[bool] | None],
     generated: Sequence[Any] | None,
 ) -> Iterator[dict[str, Any]]:
-    """The measures of a sample: shares of its references, None without any, and how many facts there are."""
+    """Yield the measures of a sample: shares of its references (None without any), and the numbers of facts."""
     judged = references - unjudged
     if references:
         value = covered / judged if judged else None

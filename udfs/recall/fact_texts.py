@@ -1,4 +1,4 @@
-"""The text of a fact for prompts and for matching, and the facts that list items state (methods, section 13)."""
+"""The texts of facts for prompts and for matching, and the facts in list items (methods, section 13)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _MARKS = {ord(mark): plain for plain, marks in _MAPPED.items() for mark in marks
 _UNSEEN = ("Cc", "Cf")
 _FINAL = ".;:,!?。।؟۔"
 _QUOTES = "'\""
-# `don't` is the tokens `don` and `t`, so that negations are looked for in the text. One that is found in excess keeps a
-# fact that might have gone, so that signs of Chinese, Japanese, Thai and Hindi need not be words of their own
+# `don't` has the tokens `don` and `t`, so negations are searched in the text. A false match only keeps a fact that
+# could be dropped, so signs of Chinese, Japanese, Thai and Hindi need not be separate words
 _NEGATION = re.compile(
     r"\b(?:not|no|never|none|neither|nor|without|cannot|не|нет|لا|لم|لن|ليس|ليست)\b|n't\b"
     r"|[不没沒無无未非]|ない|なかっ|ません|ไม่|नहीं"
@@ -25,29 +25,29 @@ _NEGATION = re.compile(
 
 
 def shown_form(text: str) -> str:
-    """N(text), what prompts and tables show: canonical signs, single spaces, nothing unseen.
+    """Return N(text), the form in prompts and tables: canonical signs, single spaces, no invisible characters.
 
-    Quotes, dashes and brackets go before NFKC, which would make a space and an accent of ´.
+    Quotes, dashes and brackets are replaced before NFKC, which would convert ´ to a space and an accent.
 
     >>> shown_form("“Café” —  10⁵")
     '"Café" - 10^5'
     """
     plain = compatible(text.translate(_MARKS))
-    # Quicker by far than looking at each character, and hardly a text has one to remove
+    # Much faster than a test of each character, and few texts have one to remove
     if not plain.isprintable():
         plain = "".join(sign for sign in plain if sign.isspace() or unicodedata.category(sign) not in _UNSEEN)
     return " ".join(plain.split())
 
 
 def match_form(shown: str) -> str:
-    """M of a text that is in its shown form: case folded, without outer quotes and final signs, however many.
+    """Return M of a text in its shown form: case folded, without outer quotes and any number of final signs.
 
     >>> match_form('"The Harbor.".')
     'the harbor'
     """
     folded = shown.casefold()
     start, end = 0, len(folded)
-    # Two places that move inwards: slices of slices would take a long row of quotes quadratic time
+    # Two indices that move inwards, because repeated slices of a long row of quotes would need quadratic time
     while start < end:
         if folded[start].isspace():
             start += 1
@@ -61,12 +61,12 @@ def match_form(shown: str) -> str:
 
 
 def tokens_of(match: str) -> frozenset[str]:
-    """The tokens of a text in its form for matching, each once."""
+    """Return the distinct tokens of a text in its match form."""
     return frozenset(tokens_in(match))
 
 
 def numbers_of(match: str) -> frozenset[str]:
-    """The tokens that hold a digit.
+    """Return the tokens with a digit.
 
     >>> sorted(numbers_of("from 1962 to b52"))
     ['1962', 'b52']
@@ -75,7 +75,7 @@ def numbers_of(match: str) -> frozenset[str]:
 
 
 def negations_of(match: str) -> Counter[str]:
-    """How often each negation stands in a text in its form for matching.
+    """Return the counts of negations in a text in its match form.
 
     >>> negations_of("it isn't old, and never was; no")
     Counter({"n't": 1, 'never': 1, 'no': 1})
@@ -83,24 +83,24 @@ def negations_of(match: str) -> Counter[str]:
     return Counter(_NEGATION.findall(match))
 
 
-# Characters; a parent that says more has no name
+# Characters. A longer parent has no name
 _LONGEST_NAME = 200
 _SPAN = re.compile(r"\*{2,3}(?P<bold>[^*]+)\*{2,3}|__(?P<underlined>.+?)__|\[(?P<bracketed>[^\[\]]+)\]")
-# In a text in its shown form every dash is `-`; `3 - 2` is a score
+# All dashes are `-` in the shown form of a text. `3 - 2` is a score
 _SPACED = r": |(?<!\d) - | - (?!\d)| \("
 _BEHIND_NAME = re.compile(r"\s*(?:$|[,;:]|- )")
 _BEFORE_END = re.compile(r"[.!?。।؟۔][)\]\"']*$")
 _REFERS = re.compile(r"(?:He|She|It|They|This|These|Those|His|Her|Its|Their) [a-z]")
 _BRACKETS = {")": "(", "]": "["}
-# What stands between a span and what is said of it
+# The text between a span and its evidence
 _BEHIND_SPAN = re.compile(r"^\s*(?:[:,;(]|-(?=\s))?\s*")
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A fact in its shown form: an anchor with evidence, an anchor alone (`evidence` empty), or a statement.
+    """A fact in its shown form: an anchor with evidence, only an anchor (`evidence` empty), or a statement.
 
-    `free`: it is a sentence, so that what it refers to may stand elsewhere. `under`: the names that it stands below.
+    `free`: the fact is a sentence, so it may refer to other sentences. `under`: the names of its parent items.
     """
 
     evidence: str
@@ -110,7 +110,7 @@ class Fact:
 
     @property
     def text(self) -> str:
-        """What it is matched, shown and embedded by.
+        """Return the text for matching, prompts and embeddings.
 
         >>> Fact("He directed 8 films", "Federico Fellini").text, Fact("", "Federico Fellini").text
         ('Federico Fellini: He directed 8 films', 'Federico Fellini')
@@ -119,7 +119,7 @@ class Fact:
 
 
 def fact_of(item: str, anchor_words: int, names: Sequence[str] = ()) -> Fact:
-    """The fact of an item in its shown form. `names`: those of what it stands below; without an anchor it has the last.
+    """Return the fact of an item in its shown form. `names`: its parents. The last is the anchor if it has none.
 
     >>> fact_of("Jean-Luc Godard (Breathless, 1960)", 10)
     Fact(evidence='Breathless, 1960', anchor='Jean-Luc Godard', free=False, under='')
@@ -135,7 +135,7 @@ def fact_of(item: str, anchor_words: int, names: Sequence[str] = ()) -> Fact:
 
 
 def name_of(item: str, anchor_words: int) -> str:
-    """What items below this one carry: its anchor, or all of it without a colon or a full stop; "" where it is long.
+    """Return the name of an item for its sub-items: its anchor, or its text without final mark, "" if long.
 
     >>> name_of("Paris: the capital of France", 10), name_of("**He made films:**", 10)
     ('Paris', 'He made films')
@@ -154,14 +154,14 @@ def _fact_alone(item: str, anchor_words: int) -> Fact:
     anchor, evidence = anchor.strip().rstrip(":").rstrip(), _without_unmatched(evidence)
     if anchor and evidence:
         return Fact(evidence, anchor)
-    # Without evidence even a span is no more than a text, which may be long
+    # A span without evidence is an ordinary text, which may be long
     alone = anchor or item
     is_name = count_words(alone) <= anchor_words and not _is_sentence(alone)
     return Fact("", alone) if is_name else Fact(alone, free=True)
 
 
 def _is_sentence(text: str) -> bool:
-    """Whether a text begins as a sentence that refers to something, or ends as one and has more than names in it.
+    """Return True if a text begins like a sentence that refers to others, or ends like one and has more than names.
 
     >>> [_is_sentence(text) for text in ("It was built in 1889", "He died.", "Warner Bros.", "上海很大。")]
     [True, True, False, True]
@@ -172,12 +172,12 @@ def _is_sentence(text: str) -> bool:
 
 
 def _has_words(text: str) -> bool:
-    """Whether a text has a word behind its first that is no name: one without a capital."""
+    """Return True if a text has a word without a capital after its first word."""
     return any(word[0].isalpha() and not word[0].isupper() for word in split_words(text)[1:])
 
 
 def _parted(item: str, anchor_words: int) -> tuple[str, str]:
-    """What stands before the first separator and what behind it; no anchor where that has too many words or none."""
+    """Return the text before and after the first separator. The anchor is empty if it has too many words."""
     found = _separator(item)
     if found is None or not 0 < count_words(item[: found[0]]) <= anchor_words:
         return "", item
@@ -186,7 +186,7 @@ def _parted(item: str, anchor_words: int) -> tuple[str, str]:
 
 @cache
 def _separators() -> re.Pattern[str]:
-    # Here, as it takes a while to load
+    # Imported here because the import is slow
     import regex
 
     pattern: re.Pattern[str] = regex.compile(rf"{_SPACED}|(?<=[{UNSPACED}])(?::|--|\()")
@@ -194,7 +194,7 @@ def _separators() -> re.Pattern[str]:
 
 
 def _separator(item: str) -> tuple[int, int] | None:
-    """Where the first separator begins and ends. A bracket is one where it ends the item or its name."""
+    """Return the span of the first separator. A bracket separates only at the end of the item or of its name."""
     start = 0
     while found := _separators().search(item, start):
         if not found[0].endswith("("):
@@ -207,7 +207,7 @@ def _separator(item: str) -> tuple[int, int] | None:
 
 
 def _closing(text: str, start: int) -> int:
-    """Behind the bracket that closes the one before `start`; the end of the text where none does."""
+    """Return the position after the bracket that closes the one before `start`, or the end of the text."""
     depth = 1
     for place in range(start, len(text)):
         depth += (text[place] == "(") - (text[place] == ")")
@@ -217,7 +217,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def _without_unmatched(text: str) -> str:
-    """The text without closing brackets that nothing opens.
+    """Return the text without unmatched closing brackets.
 
     >>> _without_unmatched("Breathless (1960), and others)")
     'Breathless (1960), and others'

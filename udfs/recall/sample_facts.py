@@ -14,22 +14,22 @@ from untold.udfs.recall.segmentation import Choice, Segmentation, choose_segment
 from untold.udfs.samples.batches import in_batches
 
 Row = dict[str, Any]
-# The 2,000 rows of one of Spark's batches, with 108 and 100 facts each, took 230 MB as Python's objects, so 35 MB
+# As Python objects, the 2,000 rows of one Spark batch, with 108 and 100 facts each, took 230 MB instead of 35 MB
 _ROWS = 32
 
 
 def sliced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches in slices of few rows."""
+    """Yield the batches in slices of few rows."""
     return (batch.slice(start, _ROWS) for batch in batches for start in range(0, batch.num_rows, _ROWS))
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
-    """The rows of batches, few of them at a time as Python's objects."""
+    """Yield the rows of batches, with only a few as Python objects at a time."""
     return (row for batch in sliced(batches) for row in batch.to_pylist())
 
 
 def batches_of(rows: Iterable[Row], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows, a row a sample, in batches of few."""
+    """Yield the rows, one per sample, in small batches."""
     return in_batches(rows, schema, _ROWS)
 
 
@@ -38,8 +38,8 @@ RESPONSE, REFERENCES = SIDES = ("response", "references")
 _FACT = pa.struct(
     [*((name, pa.string()) for name in ("id", "anchor", "evidence", "under")), ("free", pa.bool_())],
 )
-# A sample whose sides are cut, or have yet to be: a null list of facts is not known. texts: what a side is cut out of,
-# null for given references; to_extract: the sides whose facts a model has to give; dropped: facts beyond the cap
+# A sample with both sides cut, or not cut yet. A null list of facts is unknown. texts: the source of a side, null for
+# given references. to_extract: the sides whose facts need a model. dropped: facts beyond the cap
 CUT = pa.schema(
     [
         ("sample_id", pa.string()),
@@ -49,7 +49,7 @@ CUT = pa.schema(
         ("dropped", pa.int64()),
     ]
 )
-# A side whose facts were cut out of free text: these facts, in order
+# A side with facts from free text: these facts, in order
 FREE = pa.schema(
     [("sample_id", pa.string()), ("side", pa.string()), ("text", pa.string()), ("facts", pa.list_(pa.string()))]
 )
@@ -57,7 +57,7 @@ FREE = pa.schema(
 
 @dataclass(frozen=True)
 class Options:
-    """The settings `longrecall.*` that rules go by; `cosine` is the one that null stands for."""
+    """The settings `longrecall.*` of the rules. `cosine` is resolved, and not null."""
 
     segmentation: Choice = "auto"
     anchor_words: int = 10
@@ -69,24 +69,24 @@ class Options:
 
 @dataclass(frozen=True)
 class NamedFact:
-    """A fact, and its id where it was given with one."""
+    """A fact with its given id, if it has one."""
 
     fact: Fact
     id: str | None = None
 
     def to_row(self) -> dict[str, Any]:
-        """A value of a list of facts in `CUT`."""
+        """Return a value of a list of facts in `CUT`."""
         return {"id": self.id, **asdict(self.fact)}
 
 
 Sides = dict[str, list[NamedFact] | None]
-"""By side its facts in order; None where they are not known."""
+"""The facts of each side in order, None if unknown."""
 
 
 def cut_samples(batches: Iterable[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
-    """Rows of `CUT`, a row a sample; from sample_id, response, references list<struct<id, text, anchor>>.
+    """Yield rows of `CUT`, one per sample; from sample_id, response, references list<struct<id, text, anchor>>.
 
-    One reference without an id is a text that is yet to be cut. Where there are no references nothing is asked for.
+    A single reference without an id is a text to cut. Without references, no requests are needed.
     """
     return batches_of((_cut(row, options) for row in rows_of(batches)), CUT)
 
@@ -111,7 +111,7 @@ def _cut(row: Mapping[str, Any], options: Options) -> dict[str, Any]:
 
 
 def _cut_side(text: str, how: Segmentation, options: Options) -> list[NamedFact] | None:
-    """The facts of a text; None where a model has to give them."""
+    """Return the facts of a text, or None if they need a model."""
     if how == "atomic" and shown_form(text):
         return None
     return [NamedFact(fact) for fact in cut(text, how, options.anchor_words)]
@@ -122,7 +122,7 @@ def _given(row: Mapping[str, Any]) -> Fact:
 
 
 def _limited(facts: Sides, most: int) -> tuple[Sides, int]:
-    """The first facts of each side, and how many come after them. What has no form for matching is no fact."""
+    """Return the first facts of each side, and the number of later facts. A fact without a match form is removed."""
     found: Sides = {}
     dropped = 0
     for side, own in facts.items():
@@ -133,9 +133,9 @@ def _limited(facts: Sides, most: int) -> tuple[Sides, int]:
 
 
 def add_extracted(batches: Iterable[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
-    """Rows of `CUT` with the facts that were extracted.
+    """Yield rows of `CUT` with the extracted facts.
 
-    batches: the columns of `CUT`, and extracted list<struct<side, claims list<string>>>, null where nothing was asked.
+    batches: the columns of `CUT`, and extracted list<struct<side, claims list<string>>>, null if no request was sent.
     """
     return batches_of((_add_extracted(row, options) for row in rows_of(batches)), CUT)
 
@@ -150,7 +150,7 @@ def _add_extracted(row: Mapping[str, Any], options: Options) -> dict[str, Any]:
 
 
 def free_sides(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows of `FREE`: what was cut out of free text, where both sides have facts; from rows of `CUT`."""
+    """Yield rows of `FREE`: the facts from free text of samples with facts on both sides; from rows of `CUT`."""
     return batches_of((side for row in rows_of(batches) for side in _free_sides(row)), FREE)
 
 
@@ -165,9 +165,9 @@ def _free_sides(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def resolved_sides(row: Mapping[str, Any]) -> Sides:
-    """The facts of both sides, those out of free text as they were resolved.
+    """Return the facts of both sides, with the resolved form of facts from free text.
 
-    row: the columns of `CUT`, and resolved list<struct<side, facts list<string>>>, null where nothing was asked.
+    row: the columns of `CUT`, and resolved list<struct<side, facts list<string>>>, null if no request was sent.
     """
     facts = _facts_of_side(row)
     for one in row["resolved"] or ():
@@ -179,7 +179,7 @@ def resolved_sides(row: Mapping[str, Any]) -> Sides:
 
 
 def _facts_of_side(row: Mapping[str, Any]) -> Sides:
-    """The facts of both sides of a row of `CUT`."""
+    """Return the facts of both sides of a row of `CUT`."""
     return {
         side: None
         if own is None
@@ -189,5 +189,5 @@ def _facts_of_side(row: Mapping[str, Any]) -> Sides:
 
 
 def _as_rows(facts: Sides) -> dict[str, list[dict[str, Any]] | None]:
-    """The column `facts` of `CUT`."""
+    """Return the column `facts` of `CUT`."""
     return {side: None if own is None else [one.to_row() for one in own] for side, own in facts.items()}

@@ -13,28 +13,28 @@ from untold.udfs.texts import sentence_ends, with_breaks, without_struck
 
 # Two lines that begin like items make a list
 FEWEST_ITEMS = 2
-# Numbers within a line: two may be a date or a version
+# Numbers within a line: two could be a date or a version
 FEWEST_NUMBERS = 3
-# Columns that an item is indented by below its parent; one is a slip
+# Columns by which a sub-item is indented. One column is a mistake
 _NESTED = 2
-# An item carries the names of so many above it, so that deep lists take no quadratic space
+# The maximum number of parent names of an item, so that deep lists need no quadratic space
 _MOST_PARENTS = 3
-# Characters of a line that may have been wrapped; the next line then belongs to it
+# Characters of a line that may be wrapped. The next line then belongs to it
 _WRAPPED = 60
 _ENDS = (".", "!", "?", ":", ";")
 _TAB = 4
-# A number in square brackets counts the items, as `1.` does: as a span it would be the anchor of every first item
+# A number in square brackets numbers the items, like `1.`. As a span it would be the anchor of every first item
 _MARK = re.compile(
     r"(?:[-*+•‣◦▪·]|\d{1,3}[.):]|\(\d{1,3}\)|\[\d{1,3}\]|[A-Za-z]\)|[a-z]\.)(?:\s+\[[ xX✓✔]\])?(?:\s|$)|(?=\[)",
 )
-# Wide signs have no space behind them. Numbers of a decimal or of a date have a digit there
+# Wide signs have no space after them. In decimals and dates, a digit follows
 _WIDE_MARK = re.compile(
     r"\s*(?:[（(]?(?:[\d０-９]{1,3}|[一二三四五六七八九十]{1,3}|[Ａ-Ｚａ-ｚ])[．）、]|[（(][０-９一二三四五六七八九十]{1,3}[）)]"
     r"|[０-９]{1,3}[.):：]|[①-⑳❶-❿])(?![\d０-９])\s*"
 )
-# `A. Holt climbed it.` has an initial: only letters that follow each other from A on are marks
+# `A. Holt climbed it.` begins with an initial: only consecutive letters from A on are marks
 _CAPITAL = re.compile(r"(?P<letter>[A-Z])\.\s")
-# A number in a heading or in bold type is an item, and what stands below it is its list
+# A heading or bold line with a number is an item, and the text below it is its list
 _HEADED = re.compile(r"(?:#{1,6}\s+(?P<bold>\*\*)?|\*\*)\d{1,3}[.)]\s+(?=\S)")
 _NUMBER = re.compile(r"(?<![\w.,])(?P<number>\d{1,3})\.\s")
 _HEADING = re.compile(r"#{1,6}\s|(?P<bold>\*\*\*?|__)(?!\s)[^*_]+(?P=bold)[:.]?$")
@@ -49,36 +49,36 @@ class ListItem:
     """An item or a row in its shown form."""
 
     lines: list[str]
-    # What it stands below: the first lines of the items above it, or the header of its column
+    # The first lines of its parent items, or the header of its column
     under: tuple[str, ...] = ()
-    # Columns
+    # Indentation in columns
     indent: int = 0
-    # Whether other items stand below it
+    # True if the item has sub-items
     parent: bool = False
-    # Those of its last lines that are not indented and may be a remark on the whole list, as they stand
+    # Its last lines without indentation, unchanged, which may be a remark about the whole list
     tail: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        """All that it says."""
+        """Return the text of all its lines."""
         return " ".join(filter(None, map(str.strip, self.lines)))
 
 
 @dataclass(frozen=True)
 class ListItems:
-    """What a text is as a list: its items, and paragraphs of prose as they stand, in order."""
+    """A text as a list: its items, and unchanged paragraphs of prose, in order."""
 
     parts: tuple[ListItem | str, ...]
 
     @property
     def items(self) -> tuple[ListItem, ...]:
-        """The items alone."""
+        """Return only the items."""
         return tuple(part for part in self.parts if isinstance(part, ListItem))
 
 
 @dataclass(frozen=True)
 class _SourceLine:
-    """A line in its shown form, without its mark where it has one, and as it stands."""
+    """A line in its shown form without its mark, and the unchanged line."""
 
     text: str
     indent: int
@@ -87,10 +87,10 @@ class _SourceLine:
 
 
 def read_list(text: str) -> ListItems:
-    """The items of a text, in their shown form and without bullets and numbers; two make it a list.
+    """Return the items of a text, in their shown form and without marks. Two items make a list.
 
-    Lines with a bullet or a number, and rows of tables; of a text with fewer than two of these the parts behind `1.`,
-    `2.`, `3.` and so on.
+    Items are lines with a bullet or a number, and rows of tables. If a text has fewer than two of these, the items are
+    the parts after `1.`, `2.`, `3.` and so on.
 
     >>> [item.text for item in read_list("Directors:\\n- Federico Fellini\\n- Agnès Varda (Cléo)\\n\\nBoth won.").items]
     ['Federico Fellini', 'Agnès Varda (Cléo)']
@@ -102,12 +102,12 @@ def read_list(text: str) -> ListItems:
 
 
 def is_list(text: str) -> bool:
-    """Whether a text has two items at least."""
+    """Return True if a text has at least two items."""
     return len(read_list(text).items) >= FEWEST_ITEMS
 
 
 def ends_with_colon(shown: str) -> bool:
-    """Whether a text in its shown form announces what follows."""
+    """Return True if a text in its shown form ends with a colon."""
     return shown.rstrip(_EMPHASIS).endswith(":")
 
 
@@ -118,17 +118,17 @@ def _lines(text: str) -> list[_SourceLine]:
 
 
 def _count_from_a(letters: Sequence[str]) -> bool:
-    """Whether letters follow each other from A on, in one list or in several."""
+    """Return True if letters are consecutive from A on, in one or several lists."""
     steps = all(later in ("A", chr(ord(earlier) + 1)) for earlier, later in pairwise(letters))
     return letters[:1] == ["A"] and "B" in letters and steps
 
 
 def _line(raw: str, shown: str, *, lettered: bool) -> _SourceLine:
-    """The line, its mark told apart; `lettered`: whether capital letters are marks."""
+    """Return the line with its mark removed. `lettered`: capital letters are marks."""
     if _RULE.fullmatch(shown):
         return _SourceLine("", 0, False, "")
     if headed := _HEADED.match(shown):
-        # Above all others, so that the items below it are its own
+        # Above all others, so that the items below it are its sub-items
         bold = "**" if headed["bold"] or shown.startswith("**") else ""
         return _SourceLine(bold + shown[headed.end() :], -_NESTED, True, raw)
     expanded = raw.expandtabs(_TAB) if raw[:1].isspace() else raw
@@ -143,10 +143,10 @@ def _line(raw: str, shown: str, *, lettered: bool) -> _SourceLine:
 class _LineReader:
     """Reads lines into items and paragraphs."""
 
-    # Of the longest line, in characters
+    # The length of the longest line, in characters
     width: int
     parts: list[ListItem | list[str]] = field(default_factory=list)
-    # The items that the next line may stand below, outermost first
+    # The possible parents of the next line, outermost first
     open: list[ListItem] = field(default_factory=list)
     after_blank: bool = False
 
@@ -171,7 +171,7 @@ class _LineReader:
         self.after_blank = not line.marked and not line.text
 
     def _begin(self, line: _SourceLine) -> None:
-        """Begins an item, below those that it is indented under."""
+        """Start an item below the items with less indentation."""
         while self.open and line.indent < self.open[-1].indent + _NESTED:
             self.open.pop()
         if self.open:
@@ -181,7 +181,7 @@ class _LineReader:
         self.parts.append(self.open[-1])
 
     def _continue(self, line: _SourceLine) -> bool:
-        """Whether a line is part of an open item: it is indented below it, or follows it and is no heading."""
+        """Add a line to an open item if it is part of it: below and indented, or next and not a heading."""
         heading = is_heading(line.text) and not line.text[0].islower()
         if any(0 <= item.indent < line.indent for item in self.open):
             while not 0 <= self.open[-1].indent < line.indent:
@@ -199,12 +199,12 @@ class _LineReader:
         return True
 
     def _goes_on(self, above: str, text: str) -> bool:
-        """Whether a line goes on in mid-sentence: it is in lower case, or the line above it had no more room."""
+        """Return True if a line continues a sentence: it is in lower case, or the line above was full."""
         wrapped = len(above) >= _WRAPPED and len(above) + len(text.split()[0]) >= self.width
         return text[0].islower() or (wrapped and not above.endswith(_ENDS))
 
     def _say(self, line: _SourceLine) -> None:
-        """Adds a line of prose. A heading is none, and one with a colon takes its paragraph along."""
+        """Add a line of prose. A heading is skipped, and a heading with a colon drops its paragraph."""
         self.open.clear()
         if self.after_blank or not self.parts or isinstance(self.parts[-1], ListItem):
             self.parts.append([])
@@ -217,12 +217,12 @@ class _LineReader:
 
 
 def is_heading(shown: str) -> bool:
-    """Whether a line is all bold, ends with a colon, or is a heading of Markdown."""
+    """Return True if a line is all bold, ends with a colon, or is a heading of Markdown."""
     return _HEADING.match(shown) is not None or ends_with_colon(shown)
 
 
 def _without_remarks(parts: Sequence[ListItem | list[str]]) -> Iterator[ListItem | list[str]]:
-    """The parts, the lines directly below the last item of a list a paragraph, unless other items have such lines."""
+    """Yield the parts. Lines directly after the last item become a paragraph, unless other items have such lines."""
     tails = [part.tail if isinstance(part, ListItem) else [] for part in parts]
     ends = [not isinstance(below, ListItem) for below in parts[1:]] + [True]
     common = any(tail and not end for tail, end in zip(tails, ends, strict=False))
@@ -234,14 +234,14 @@ def _without_remarks(parts: Sequence[ListItem | list[str]]) -> Iterator[ListItem
 
 
 def _end_of_table(lines: Sequence[_SourceLine], start: int) -> int:
-    """Behind the last row of the table that begins with a line; `start` where none does."""
+    """Return the end of the table that starts at a line, or `start` if there is none."""
     if start + 1 >= len(lines) or "|" not in lines[start].raw or not _COLUMNS.fullmatch(lines[start + 1].raw.strip()):
         return start
     return next((place for place in range(start + 2, len(lines)) if "|" not in lines[place].raw), len(lines))
 
 
 def _rows(table: Sequence[str]) -> Iterator[ListItem]:
-    """The rows of a table, each cell behind the header of its column; a column that counts the rows is left out."""
+    """Yield the rows of a table, each cell after its header. A column that numbers the rows is left out."""
     header, _, *rows = map(_cells, table)
     if [row[0] for row in rows] == [str(number) for number in range(1, len(rows) + 1)]:
         header, *rows = (cells[1:] for cells in (header, *rows))
@@ -254,7 +254,7 @@ def _rows(table: Sequence[str]) -> Iterator[ListItem]:
 
 
 def _cells(row: str) -> list[str]:
-    """The cells of a row in their shown form, without bold type."""
+    """Return the cells of a row in their shown form, without bold type."""
     cells = _CELL_END.split(row.strip().removeprefix("|"))
     if len(cells) > 1 and not cells[-1].strip():
         cells.pop()
@@ -262,7 +262,7 @@ def _cells(row: str) -> list[str]:
 
 
 def _numbered_parts(text: str) -> ListItems | None:
-    """The parts behind the numbers from 1 in their order, None with fewer than three of them."""
+    """Return the parts after the consecutive numbers from 1, or None if there are fewer than three."""
     shown = shown_form(text)
     places = list(_numbers_in_order(shown))
     if len(places) < FEWEST_NUMBERS:
@@ -275,7 +275,7 @@ def _numbered_parts(text: str) -> ListItems | None:
 
 
 def _numbers_in_order(text: str) -> Iterator[tuple[int, int]]:
-    """Where `1.`, the next `2.` behind it, and so on begin and end."""
+    """Yield the spans of `1.`, the next `2.` after it, and so on."""
     wanted = 1
     for found in _NUMBER.finditer(text):
         if int(found["number"]) == wanted:
@@ -285,14 +285,14 @@ def _numbers_in_order(text: str) -> Iterator[tuple[int, int]]:
 
 Segmentation = Literal["list", "sentences", "atomic"]
 Choice = Literal["auto", "list", "sentences", "atomic"]
-# The tokenizer's time is quadratic in a word's signs: 16,000 of them took 0.2 s. No sentence is as long as this
+# The tokenizer's time is quadratic in the length of a word: 16,000 signs took 0.2 s. No sentence is this long
 _LONGEST_PIECE = 5_000
 
 
 def choose_segmentation(wanted: Choice, response: str, references: str | None) -> Segmentation:
-    """How a sample's texts are cut. references: their text, None where they are given one by one.
+    """Return the segmentation of a sample's texts. references: their text, None if they are given as a list.
 
-    `auto` mirrors the references: lists where both are lists, sentences beside given references, else atomic facts.
+    `auto` follows the references: list if both are lists, sentences for given references, otherwise atomic.
     """
     if wanted != "auto":
         return wanted
@@ -303,9 +303,9 @@ def choose_segmentation(wanted: Choice, response: str, references: str | None) -
 
 
 def cut(text: str, segmentation: Segmentation, anchor_words: int) -> list[Fact]:
-    """The facts of a text by its list or its sentences, in order; none for `atomic`, which a model has to be asked for.
+    """Return the facts of a text by its list or its sentences, in order. `atomic` needs a model and returns none.
 
-    Cut as a list, a text without items is cut by sentences, as is the prose around them; a lone item is one.
+    In list mode, a text without items and the prose around items are cut by sentences. A single item is an item.
     """
     if segmentation == "atomic":
         return []
@@ -316,7 +316,7 @@ def cut(text: str, segmentation: Segmentation, anchor_words: int) -> list[Fact]:
 
 
 def _facts_of(part: ListItem | str, anchor_words: int) -> list[Fact]:
-    """The facts of an item or of prose. An item that only names those below it, or announces some, is none."""
+    """Return the facts of an item or of prose. An item that only names or announces its sub-items has none."""
     if isinstance(part, str):
         return free_facts(sentences(part))
     names = [name for line in part.under if (name := name_of(line, anchor_words))]
@@ -325,17 +325,17 @@ def _facts_of(part: ListItem | str, anchor_words: int) -> list[Fact]:
 
 
 def free_facts(texts: Iterable[str]) -> list[Fact]:
-    """Facts cut out of free text."""
+    """Return facts from free text."""
     return [Fact(shown_form(text), free=True) for text in texts]
 
 
 def sentences(text: str) -> Iterator[str]:
-    """The sentences of a text, line by line.
+    """Yield the sentences of a text, line by line.
 
     >>> list(sentences("Dr. Varda filmed it. It rained.\\nThe end"))
     ['Dr. Varda filmed it.', 'It rained.', 'The end']
     """
-    # Here, as its model takes a while to load, which no other metric needs
+    # Imported here because its model loads slowly, and no other metric needs it
     from nupunkt import sent_tokenize
 
     for line in text.splitlines():
@@ -344,7 +344,7 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def distinct_facts(facts: Iterable[Fact]) -> list[Fact]:
-    """The facts in their order, of those of equal form for matching the first; what has none is no fact."""
+    """Return the facts in order, without duplicates by match form and facts without a match form."""
     first: dict[str, Fact] = {}
     for fact in facts:
         first.setdefault(match_form(fact.text), fact)
@@ -352,7 +352,7 @@ def distinct_facts(facts: Iterable[Fact]) -> list[Fact]:
 
 
 def _pieces(line: str) -> Iterator[str]:
-    """A line in pieces that the tokenizer can take: cut at `sentence_ends`, and at a space where there is one."""
+    """Yield a line in pieces for the tokenizer: cut at `sentence_ends`, and at a space if there is one."""
     for start, end in pairwise([0, *sentence_ends(line), len(line)]):
         piece = line[start:end]
         while len(piece) > _LONGEST_PIECE:

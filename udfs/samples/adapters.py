@@ -20,56 +20,57 @@ CONFLICTBANK_CONTEXTS = {
     "C2": "temporal_conflict_evidence",
     "C3": "semantic_conflict_evidence",
 }
-# The three counterfactual contexts state one and the same claim
+# All three counterfactual contexts state the same claim
 CONFLICTBANK_CLAIMS = {"default": "default_claim", "counterfactual": "misinformation_conflict_claim"}
 CONFLICTBANK_SETS = ("all", *CONFLICTBANK_CONTEXTS)
-# Questions to be answered; responses whose items people have labelled, or that are labelled as a whole
+# Questions without responses; responses with labelled items; responses with one label
 Use = Literal["questions", "items", "labels"]
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """Another layout of files."""
+    """An adapter for another format of files."""
 
-    # The columns that it needs; None where its records have the columns of samples, which are needed as of any file
+    # The required columns. None if the records have the columns of samples, which are then required as in any file
     required: tuple[str, ...] | None
-    # The records that a record and its 0-based row stand for
+    # Convert a record and its 0-based row to records
     expand: Callable[[FileRecord, int], list[FileRecord]]
-    # Names of the files that `read` is given: those that no extension names have a reader of their own
+    # The names of the files for `read`. Formats with their own reader need not have a known extension
     files: str = "*"
     read: Callable[[Unit], Iterator[FileRecord]] | None = None
-    # Ids begin with what their row is called and a hyphen, so that a draw takes or leaves a row as a whole
+    # Ids begin with the name of their row and a hyphen, so that a draw selects whole rows
     by_row: bool = True
-    # Columns that are read too, where they are there
+    # Columns that are also read if they exist
     optional: tuple[str, ...] = ()
-    # What the rows are besides samples
+    # The uses of the rows, besides samples
     uses: tuple[Use, ...] = ()
-    # What a file of it is known by: sets of columns, of which its first row has one whole; `required` where it is empty
+    # Sets of columns that identify the format: its first row has all columns of one set. If empty, `required` is the
+    # set
     marks: tuple[tuple[str, ...], ...] = ()
-    # What its files call our columns
+    # The names of our columns in its files
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    # Columns that the path of a file states, for rows that lack them
+    # Columns in the path of a file, for rows that lack them
     of_path: Callable[[str], Mapping[str, Any]] | None = None
 
     @property
     def whole_files(self) -> bool:
-        """Whether a file has to be read from its start, as its rows are numbered or belong together."""
+        """Return True if a file must be read from its start, because its rows are numbered or belong together."""
         return self.by_row or self.read is not None
 
     def knows(self, columns: Iterable[str]) -> bool:
-        """Whether a row with these columns is one of its files."""
+        """Return True if a row with these columns belongs to the format."""
         there = set(columns)
         marks = self.marks or ((self.required,) if self.required else ())
         return any(there.issuperset(mark) for mark in marks)
 
 
 def needed(adapter: Adapter | None, columns: Sequence[str]) -> Sequence[str]:
-    """The columns that files need for samples with these: those of the adapter where it has some of its own."""
+    """Return the columns that files need for samples with `columns`: the adapter's own columns, if it has any."""
     return columns if adapter is None or adapter.required is None else adapter.required
 
 
 def _wikicontradict(record: FileRecord, row: int) -> list[FileRecord]:
-    """The five answers of a row of the human evaluation, labelled as published (methods, section 6)."""
+    """Return the five answers of a row of the human evaluation, labelled as published (methods, section 6)."""
     if record.problem:
         return [record]
     values = record.values
@@ -96,14 +97,14 @@ def _wikicontradict(record: FileRecord, row: int) -> list[FileRecord]:
 
 
 def _wikicontradict_label(label: Any, answer: int) -> Any:
-    """The published label, but `Partially correct` for a correct answer that was written from one passage."""
-    # The prompts of the evaluation: 0 without a passage, 1 and 2 with one each, 3 and 4 with both.
+    """Return the published label, or `Partially correct` for a correct answer that was written from one passage."""
+    # The prompts of the evaluation: 0 without a passage, 1 and 2 with one passage each, 3 and 4 with both
     saw_one_context = answer in (1, 2)
     return "Partially correct" if saw_one_context and label == "Correct" else label
 
 
 def _conflictbank(sets: tuple[str, ...], record: FileRecord, row: int) -> list[FileRecord]:
-    """An instance's two claims as responses, to all four contexts or to each alone (methods, section 6)."""
+    """Return the two claims of an instance as responses, to all four contexts or to each one (methods, section 6)."""
     if record.problem:
         return [record]
     values = record.values
@@ -147,19 +148,19 @@ def _longfact_topic(path: str) -> dict[str, str]:
 
 
 def read_lines(unit: Unit) -> Iterator[FileRecord]:
-    """The rows of a file of JSON Lines, whatever it is called."""
+    """Yield the rows of a file of JSON Lines, for any file name."""
     return READERS["lines"](replace(unit, kind="lines"))
 
 
 def _as_read(record: FileRecord, _: int) -> list[FileRecord]:
-    """The record itself."""
+    """Return the unchanged record."""
     return [record]
 
 
 def _samples_of(
     files: str, read: Callable[[Unit], Iterator[FileRecord]], marks: tuple[tuple[str, ...], ...] = ()
 ) -> Adapter:
-    """Files of a tool whose records are read as samples, or as questions."""
+    """Return an adapter for files of a tool with records that are samples or questions."""
     return Adapter(None, _as_read, files, read, by_row=False, uses=("questions",), marks=marks)
 
 
@@ -177,17 +178,17 @@ FORMATS: dict[str, Adapter] = {
         expand=_wikicontradict,
         uses=("labels",),
     ),
-    # Two evaluations an instance, from which what each source states is read; or ten, each context by itself too
+    # Two evaluations per instance with all contexts, or ten, which also use each single context
     "conflictbank": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, ("all",)), uses=("labels",)),
     "conflictbank_alone": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, CONFLICTBANK_SETS)),
     "realsumm": Adapter((), _as_read, data_sets.LABEL_FILES, data_sets.read_system, uses=("items",)),
     "k_qa": Adapter(
         (), _as_read, data_sets.K_QA_FILES, data_sets.read_answers, uses=("items",), marks=(data_sets.COLUMNS,)
     ),
-    # Their folders hold a licence and other files beside the rows
+    # The folders contain a licence and other files too
     "k_qa_questions": Adapter(data_sets.QUESTIONS, data_sets.questions, LINES, read_lines, uses=("items",)),
     "expertqa": Adapter(data_sets.REQUIRED, data_sets.answers, LINES, read_lines, uses=("questions", "items")),
-    # Queries with their aspects or references; responses are whoever's answers them
+    # Queries with their aspects or references. The responses come from any system
     "trec_web": Adapter((), _as_read, data_sets.TOPICS, data_sets.read_topics, by_row=False, uses=("questions",)),
     "qampari": Adapter(data_sets.QAMPARI, data_sets.qampari, by_row=False, uses=("questions",)),
     "romqa": Adapter(data_sets.ROMQA, data_sets.romqa, by_row=False, uses=("questions",)),
@@ -248,7 +249,7 @@ FORMATS: dict[str, Adapter] = {
         ("datasource_item",),
         ("input", "ideal"),
     ),
-    # Last, as others have a column of that name
+    # Last, because other formats have a column with this name too
     "ragchecker": Adapter(
         (), _as_read, data_sets.RAGCHECKER_FILES, data_sets.read_results, by_row=False, marks=((data_sets.RESULTS,),)
     ),
@@ -259,22 +260,22 @@ CARRIED = ("category", "selftext")
 
 
 def _question(record: FileRecord, _: int) -> list[FileRecord]:
-    """A question: its title is the query. What elaborates on it (selftext) is carried along, and no part of it."""
+    """Return a question with its title as the query. Its explanation (selftext) is kept as a separate column."""
     return [_named(record, {"query": record.values.get("title"), **_some(record.values, CARRIED)})]
 
 
 def _contexts(record: FileRecord, _: int) -> list[FileRecord]:
-    """The contexts of a question, and nothing else of their row."""
+    """Return only the contexts of a question."""
     return [_named(record, _some(record.values, ("contexts",)))]
 
 
 def _some(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Those of the named values that there are; what is absent stays absent, and is not null."""
+    """Return the named values that exist. Missing values stay missing and do not become null."""
     return {name: values[name] for name in names if name in values}
 
 
 def _named(record: FileRecord, values: Mapping[str, Any]) -> FileRecord:
-    """The values as a record named by the q_id of the record that they are from."""
+    """Return the values as a record that is named by the q_id of its source."""
     if record.problem:
         return record
     name = text_of(record.values.get("q_id"))

@@ -1,4 +1,4 @@
-"""Read an input on Spark's workers: batches of units to batches of samples or of plain columns."""
+"""Read an input on Spark's workers: batches of units become batches of samples or of plain columns."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from untold.udfs.samples.file_records import (
 )
 from untold.udfs.samples.values import Shape, as_type, merge_shapes, shape_of, text_of
 
-# Kinds of files whose columns have one type each: items may be JSON in a column of text.
+# Kinds of files with one type per column. Items may be JSON in a text column
 ITEMS_ARE_TEXT = ("csv", "parquet")
 
 
 @dataclass(frozen=True)
 class ColumnSelection:
-    """What is wanted of each row: by an adapter or none, which columns, and what a file calls them (ours to theirs)."""
+    """The columns to read from each row, the adapter if any, and the mapping from our columns to the file's."""
 
     adapter: Adapter | None = None
     required: Sequence[str] = ()
@@ -45,13 +45,13 @@ class ColumnSelection:
 def read_batches(
     batches: Iterable[pa.RecordBatch], wanted: ColumnSelection, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """A row a sample, and a row of facts a unit. What cannot be read on is a fact, not an exception.
+    """Yield a row per sample, and a row of facts per unit. A read error becomes a fact and not an exception.
 
-    Columns: file, block, n, part (the place; `n` is the 1-based row of the unit, blank lines counted), content, error;
-    the six known columns of samples; rest, the other columns as `type_batches` takes them, null where there are none;
-    facts, JSON of file, columns, shapes, rows, lines and problem.
+    Columns: file, block, n, part (the position; `n` is the 1-based row of the unit, including blank lines), content,
+    error; the six known columns of samples; rest, the other columns for `type_batches`, or null; facts, JSON of file,
+    columns, shapes, rows, lines and problem.
 
-    Lazy: a unit is read as its rows are taken, so that a worker holds `ROWS_PER_BATCH` of them.
+    The reading is lazy: a unit is read while its rows are consumed, so a worker holds `ROWS_PER_BATCH` rows.
     """
     for batch in batches:
         for row in batch.to_pylist():
@@ -61,9 +61,9 @@ def read_batches(
 def type_batches(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, sources: Mapping[str, str]
 ) -> Iterator[pa.RecordBatch]:
-    """The known columns of `read_batches` as they are, the others as `schema` types them.
+    """Yield the known columns of `read_batches` unchanged, and the others with the types of `schema`.
 
-    `sources`: column -> its name in the file. What type a column has is known only after all files were read.
+    `sources` maps a column to its name in the file. The type of a column is only known after all files were read.
     """
     for batch in batches:
         rest = [pickle.loads(packed) if packed else {} for packed in batch.column("rest").to_pylist()]
@@ -72,30 +72,30 @@ def type_batches(
 
 
 def _typed(rest: Sequence[Mapping[str, Any]], schema: pa.Schema, sources: Mapping[str, str]) -> Iterator[pa.Array]:
-    """The columns of `schema` behind the known ones, in its order."""
+    """Yield the columns of `schema` after the known columns, in its order."""
     for column in list(schema)[len(KNOWN) :]:
         source = sources[column.name]
         yield pa.array([as_type(values.get(source), column.type) for values in rest], column.type)
 
 
 def _rows(unit: Unit, wanted: ColumnSelection) -> Iterator[dict[str, Any]]:
-    """The rows of a unit as `read_batches` has them, then that of its facts."""
+    """Yield the rows of a unit in the format of `read_batches`, then its row of facts."""
     types_are_known = unit.kind == "parquet" and wanted.adapter is None
     columns: set[str] = set()
     shapes: dict[str, Shape] = {}
     tally, n, part = UnitProgress(), 0, 0
-    # Rows that were read before a file breaks off are kept; what the break means is decided where all facts are known.
+    # Rows before a read error are kept. The error is handled when all facts are known
     try:
         for record in tally.rows(unit, reader_of(unit, wanted.adapter), wanted.columns):
             rows = expanded(wanted.adapter, record, unit.start + tally.rows_read - 1, unit.path)
             columns.update(columns_of(wanted.adapter, record, rows))
-            # As it grows: a file whose keys are data would fill the memory before its end.
+            # During the reading: a file with data as keys would otherwise fill the memory
             check_width(len(columns))
             for sample in samples_of(unit, rows, wanted):
                 if not types_are_known:
                     for name, value in sample.rest.items():
                         shapes[name] = merge_shapes(shapes.get(name, "null"), shape_of(value))
-                # Several records may be of one row, too
+                # Several records may belong to one row
                 n, part = tally.row, part + 1 if tally.row == n else 0
                 place = {"file": unit.file, "block": unit.start, "n": n, "part": part}
                 packed = _packed(sample)
@@ -107,12 +107,12 @@ def _rows(unit: Unit, wanted: ColumnSelection) -> Iterator[dict[str, Any]]:
 
 
 def reader_of(unit: Unit, adapter: Adapter | None) -> Reader:
-    """What reads a unit."""
+    """Return the reader of a unit."""
     return READERS_OF_PARTS[unit.kind] if adapter is None or adapter.read is None else adapter.read
 
 
 def expanded(adapter: Adapter | None, record: FileRecord, row: int, path: str = "") -> list[FileRecord]:
-    """The records that a record stands for, which is the 0-based row of its file."""
+    """Return the records of a record, which is the 0-based row of its file."""
     if adapter is None:
         return [record]
     if adapter.of_path is not None and not record.problem:
@@ -121,13 +121,13 @@ def expanded(adapter: Adapter | None, record: FileRecord, row: int, path: str = 
 
 
 def columns_of(adapter: Adapter | None, record: FileRecord, rows: Sequence[FileRecord]) -> set[str]:
-    """The columns that a file is checked by: those of the record, or of what it stands for where these are ours."""
+    """Return the columns for the check of a file: the columns of the record, or of its results if these are ours."""
     found = rows if adapter is not None and adapter.required is None else [record]
     return {name for one in found for name in one.values}
 
 
 def samples_of(unit: Unit, rows: Sequence[FileRecord], wanted: ColumnSelection) -> list[Sample]:
-    """The records of a unit as samples."""
+    """Return the records of a unit as samples."""
     as_text = unit.kind in ITEMS_ARE_TEXT
 
     def convert(row: FileRecord) -> Sample:
@@ -138,13 +138,13 @@ def samples_of(unit: Unit, rows: Sequence[FileRecord], wanted: ColumnSelection) 
 
 
 def _packed(sample: Sample) -> bytes | None:
-    """What is carried along, exactly as it was read: JSON has no dates, bytes and decimals, which Parquet has."""
+    """Return the other columns exactly as read: JSON has no dates, bytes and decimals, which Parquet has."""
     return pickle.dumps(dict(sample.rest)) if sample.rest else None
 
 
 @dataclass
 class UnitProgress:
-    """What is counted while a unit is read: its rows, where the last one began, and what broke it."""
+    """The progress of a unit: its rows, the start of the last row, and the error that ended it."""
 
     rows_read: int = 0
     row: int = 0
@@ -152,7 +152,7 @@ class UnitProgress:
     broken: Exception | None = None
 
     def rows(self, unit: Unit, read: Reader, columns: Mapping[str, str]) -> Iterator[FileRecord]:
-        """The records of a unit with our names for its columns, and the values that its table or folders give."""
+        """Yield the records of a unit with our column names, and with the values of its table or folders."""
         constants = pickle.loads(unit.constants) if unit.constants else {}
         for record in read(unit):
             if constants and not record.problem:
@@ -164,7 +164,7 @@ class UnitProgress:
                 yield _named(unit, record, columns)
 
     def facts(self, unit: Unit, columns: Iterable[str], shapes: Mapping[str, Shape]) -> str:
-        """The facts of a unit as JSON, as `untold.jobs.inputs.samples` reads them."""
+        """Return the facts of a unit as JSON, for `untold.jobs.inputs.samples`."""
         undecodable = (self.broken.line, self.broken.encoding) if isinstance(self.broken, UndecodableError) else None
         facts = {
             "file": unit.file,
@@ -180,11 +180,11 @@ class UnitProgress:
 
 
 def _named(unit: Unit, record: FileRecord, columns: Mapping[str, str]) -> FileRecord:
-    """The record with our names for its columns."""
+    """Return the record with our column names."""
     if not columns:
         return record
     values = dict(renamed(record.values, columns))
-    # As `_read_csv` has it of a column that is called so
+    # As in `_read_csv` for a column with this name
     if unit.kind == "csv" and "response" in values:
         values["response"] = values["response"] or ""
     return replace(record, values=values)
@@ -193,7 +193,7 @@ def _named(unit: Unit, record: FileRecord, columns: Mapping[str, str]) -> FileRe
 def in_batches(
     rows: Iterable[dict[str, Any]], schema: pa.Schema, most: int = ROWS_PER_BATCH
 ) -> Iterator[pa.RecordBatch]:
-    """The rows in batches of at most so many."""
+    """Yield the rows in batches of at most `most` rows."""
     chunk: list[dict[str, Any]] = []
     for row in rows:
         chunk.append(row)
@@ -205,17 +205,17 @@ def in_batches(
 
 
 Names = Mapping[str, Sequence[str]]
-"""Columns by the names that they may have in a file, the first found counting: `{"text": ("text", "contents")}`."""
+"""The names that columns may have in a file. The first match counts: `{"text": ("text", "contents")}`."""
 
 
 def read_plain(
     batches: Iterable[pa.RecordBatch], names: Names, columns: Mapping[str, str], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """A row a record, and a row of facts a unit. What cannot be read on is a fact, not an exception.
+    """Yield a row per record, and a row of facts per unit. A read error becomes a fact and not an exception.
 
-    Columns of `schema`: file, block, n (the place, as `udfs.samples.batches.read_batches` has it), number (of the
-    record in its unit), those of `names` as text, problem (of a record that could not be read), facts. `columns`: what
-    a file calls ours.
+    Columns of `schema`: file, block, n (the position, as in `read_batches`), number (of the record in its unit), the
+    columns of `names` as text, problem (of an unreadable record), facts. `columns` maps our names to the names in a
+    file.
     """
     for batch in batches:
         for row in batch.to_pylist():
@@ -223,14 +223,14 @@ def read_plain(
 
 
 def _plain_rows(unit: Unit, names: Names, renaming: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """The rows of a unit, then that of its facts."""
+    """Yield the rows of a unit, then its row of facts."""
     place = {"file": unit.file, "block": unit.start}
     columns: set[str] = set()
     tally = UnitProgress()
     try:
         for record in tally.rows(unit, READERS_OF_PARTS[unit.kind], renaming):
             columns.update(record.values)
-            # As it grows: a file whose keys are data would fill the memory before its end
+            # During the reading: a file with data as keys would otherwise fill the memory
             check_width(len(columns))
             told = {"n": tally.row, "number": tally.rows_read, "problem": record.problem}
             yield {**place, **told, **_texts(record, names)}
@@ -240,7 +240,7 @@ def _plain_rows(unit: Unit, names: Names, renaming: Mapping[str, str]) -> Iterat
 
 
 def given(names: Names, columns: Iterable[str]) -> set[str]:
-    """Which of the columns are there, under whatever of their names.
+    """Return the columns that exist, under any of their names.
 
     >>> given({"text": ("text", "contents"), "url": ("url",)}, ["contents"])
     {'text'}
@@ -250,6 +250,6 @@ def given(names: Names, columns: Iterable[str]) -> set[str]:
 
 
 def _texts(record: FileRecord, names: Names) -> dict[str, str | None]:
-    """The columns of a record as text; null where it has none, or nothing under any of their names."""
+    """Return the columns of a record as text, null for a missing column or value."""
     values = record.values
     return {name: next((text_of(values[one]) for one in names[name] if one in values), None) for name in names}

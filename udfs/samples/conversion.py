@@ -1,4 +1,4 @@
-"""Records as samples: the known columns read, the others carried, what is unusable named."""
+"""Convert records to samples: parse the known columns, carry the others, and report unusable values."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from untold.udfs.samples.values import ENCODER, canonical, finite, id_of, load_j
 
 KNOWN = ("sample_id", "query", "response", "contexts", "system", "label")
 REQUIRED = ("query", "response", "contexts")
-# What some metrics read where it is there: whose question a row is, and what an answer to it ought to cover
+# Columns that only some metrics read: the question of a row, and the content that an answer should cover
 OPTIONAL = ("query_id", "aspects", "references", "ground_truth", "claim_checks")
-# A required column that another may stand in for: what is looked in for facts, or the facts themselves
+# A required column with an alternative: the texts in which facts are looked up, or the facts themselves
 EITHER = "contexts or references"
-# What data sets and tools call these columns, as ragas, RAGChecker and TREC RAG do; spelling alone does not bring one
-# near the other
+# The names of these columns in data sets and tools, such as ragas, RAGChecker and TREC RAG. Their spelling is not
+# similar
 OTHER_NAMES = {
     "query": ("question", "user_input", "topic", "prompt", "input", "instruction"),
     "response": ("answer", "output", "completion", "prediction"),
@@ -40,19 +40,19 @@ OTHER_NAMES = {
     "query_id": ("topic_id",),
 }
 CONTEXT_NAMES = ("contexts", *OTHER_NAMES["contexts"])
-# How those of them are read that hold items
+# Parsers for the columns that hold lists
 ITEMS: Mapping[str, Callable[[Any], Any]] = {
     "aspects": normalise_aspects,
     "references": normalise_references,
     "ground_truth": normalise_ground_truth,
     "claim_checks": normalise_checks,
 }
-# Those of them that metrics may require
+# The optional columns that metrics may require
 NEEDED = ("references", "ground_truth")
-# What text begins with that is meant as JSON, whole or not; a text may begin with a bracket
+# The beginnings of texts that are meant as JSON, complete or not. Plain texts may also begin with a bracket
 JSON_BEGINNINGS = ('["', "[{", "[]", '{"')
 JSON_IN_JSON = (*JSON_BEGINNINGS, '"[', '"{', '"\\"')
-# Columns in which one text stands for a list of it alone
+# Columns in which a single text means a list with one text
 ONE_TEXT = ("contexts", "references", "ground_truth")
 PYTHON_ERRORS = (ValueError, SyntaxError, MemoryError, RecursionError)
 # Tokens of NumPy around values, and the ends and beginnings of values
@@ -66,7 +66,7 @@ PYTHON_LIST = re.compile(
     r"|(np\.|numpy\.)?(array|deque|set|frozenset|dict_values|OrderedDict)\(\s*[\[({]\s*['\"\[({]"
 )
 _TEXT = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
-# A tuple or a set of texts, whole or cut. Prose in brackets has words after it
+# A tuple or a set of texts, complete or cut. Prose in brackets has words after it
 PYTHON_TUPLE = re.compile(rf"[({{]\s*{_TEXT}\s*,\s*(?:{_TEXT}\s*,\s*)*(?:{_TEXT}?\s*[)}}]|['\"][^'\"]*)?", re.DOTALL)
 # Documents of LangChain and LlamaIndex, and other objects in a list, as Python writes them
 PYTHON_OBJECTS = re.compile(
@@ -75,20 +75,20 @@ PYTHON_OBJECTS = re.compile(
 )
 OF_JSON, OF_LISTS = ".map(json.dumps)", ".map(list).map(json.dumps)"
 OF_OBJECTS = ".map(lambda found: json.dumps([one.page_content for one in found]))"
-# What a column of items holds where there are none, as text too
+# The values of a column without items, also as text
 NO_ITEMS: tuple[Any, ...] = (None, [], "", "[]")
-# What an answer has and a question has not, and what names a question
+# Columns of answers that a question does not have, and the id of a question
 OF_ANSWERS = ("response", "system", "label")
 QUESTION_ID = "question_id"
-# 128 of the hash's 256 bits: short enough to be read, long enough that no two samples of a billion have one id.
+# 128 of the hash's 256 bits: short enough to read, and unique among a billion samples
 SAMPLE_ID_CHARACTERS = 32
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A row as a sample: the six known columns, the rest, the hash of all (64 hex characters), and what is wrong.
+    """A row as a sample: the six known columns, the rest, the hash of all (64 hex characters), and the error.
 
-    `known` has null where a column is unusable, and `error` then says which, without any text of the row's.
+    An unusable column is null in `known`, and `error` names it without any text of the row.
     """
 
     known: Mapping[str, Any]
@@ -103,12 +103,11 @@ def to_sample(
     required_columns: Sequence[str] = REQUIRED,
     optional_columns: Sequence[str] = (),
 ) -> Sample:
-    """A record as a sample: its id where given, else the hash of all columns. What is unusable is null.
+    """Return a record as a sample. Its id is the given id or the hash of all columns. Unusable values are null.
 
-    Of `REQUIRED`, those that are not among `required_columns` may be missing; with `EITHER` among these, contexts are
-    required of rows that bring no references. Those of `OPTIONAL` that are among
-    `optional_columns` are read; the others are carried along as they are. Of a question, what belongs to answers is
-    left out, and question_id is its id where it has one.
+    Columns of `REQUIRED` may be missing unless they are in `required_columns`. With `EITHER` in it, contexts are
+    required in rows without references. Columns of `OPTIONAL` are parsed if they are in `optional_columns`, and carried
+    unchanged otherwise. A question has no columns of answers, and its id is question_id, if present.
     """
     if is_question(required_columns):
         record = replace(record, values=_question(record.values))
@@ -120,7 +119,7 @@ def to_sample(
     rest = {name: value for name, value in values.items() if name not in KNOWN}
     content = _content(record, required["contexts"], rest)
     if not record.problem:
-        # After the hash, which is of the row as it was given
+        # After the hash, which covers the original row
         found = _optional(values, items_as_text, optional_columns, required_columns, problems)
         problems += filter(None, [check_contexts(found.get("claim_checks"), required["contexts"] or ())])
         rest |= found
@@ -134,7 +133,7 @@ def to_sample(
 
 
 def is_question(required_columns: Sequence[str]) -> bool:
-    """Whether rows that need have these columns alone are questions, which have no answer yet.
+    """Return True if rows that need only these columns are questions, which have no answer yet.
 
     >>> is_question(("query", "contexts")), is_question(("query", "response", "contexts"))
     (True, False)
@@ -143,20 +142,20 @@ def is_question(required_columns: Sequence[str]) -> bool:
 
 
 def _question(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns without those of answers, question_id as sample_id."""
+    """Return the columns without the columns of answers, with question_id as sample_id."""
     kept = {name: value for name, value in values.items() if name not in (*OF_ANSWERS, QUESTION_ID)}
     named = id_of(values.get(QUESTION_ID))
     return {**kept, "sample_id": named} if named else kept
 
 
 def _required(values: Mapping[str, Any], columns: Sequence[str], problems: list[str]) -> dict[str, Any]:
-    """The required columns, null where unusable; what is wrong with them is added to the problems."""
+    """Return the required columns, null if unusable. Append errors to `problems`."""
     texts = [name for name in ("query", "response") if name in columns]
     found: dict[str, Any] = {name: _text_column(name, values.get(name), problems) for name in texts}
     try:
         found["contexts"] = normalise_contexts(items_of_text(values.get("contexts"), "contexts"))
     except ValueError as error:
-        # What nothing reads is no problem of the row, and is kept where it can be read
+        # An error in a column that no metric reads is not an error of the row. The column is kept if readable
         is_read = "contexts" in columns or (EITHER in columns and finite(values.get("references")) in NO_ITEMS)
         problems += [str(error)] if is_read else []
     return found
@@ -165,7 +164,7 @@ def _required(values: Mapping[str, Any], columns: Sequence[str], problems: list[
 def _optional(
     values: Mapping[str, Any], as_text: bool, names: Sequence[str], required: Sequence[str], problems: list[str]
 ) -> dict[str, Any]:
-    """Those optional columns that the row has and that are read, null where unusable; problems as in `_required`."""
+    """Return the requested optional columns of the row, null if unusable. Append errors to `problems`."""
     found: dict[str, Any] = {}
     if "query_id" in names and ("query_id" in values or "query_id" in required):
         found["query_id"] = id_of(values.get("query_id")) or None
@@ -183,7 +182,7 @@ def _optional(
 
 
 def _text_column(name: str, value: Any, problems: list[str]) -> str | None:
-    """A column as text, null where it is unusable; what is wrong is added to the problems."""
+    """Return a column as text, null if unusable. Append errors to `problems`."""
     if name == "response":
         value = _joined(value)
     if isinstance(value, list | dict):
@@ -199,7 +198,7 @@ def _text_column(name: str, value: Any, problems: list[str]) -> str | None:
 
 
 def _joined(response: Any) -> Any:
-    """A response in sentences that each have their citations, as TREC RAG has it, as one text; another as it is.
+    """Join the sentences of a response with citations, as in TREC RAG. Return any other response unchanged.
 
     >>> _joined([{"text": "One.", "citations": [0]}, {"text": "Two.", "citations": []}])
     'One. Two.'
@@ -211,11 +210,11 @@ def _joined(response: Any) -> Any:
 
 
 def normalise_contexts(value: Any) -> list[dict[str, str]]:
-    """Contexts as [{id, text}]: strings get their 1-based position, numbers and booleans become text.
+    """Return contexts as [{id, text}]. Texts get their 1-based position as id; numbers and booleans become text.
 
-    One that says the kind of its source has `kind` too. An id that is missing, null or empty is the position. One text
-    is one context, and an object of lists, as Hugging Face has it, the list of its texts. Raises ValueError that says
-    what is wrong, without the text.
+    A context with a kind of source has `kind` too. A missing, null or empty id becomes the position. One text is one
+    context, and an object of lists, as from Hugging Face, is the list of its texts. Raises ValueError with the problem,
+    without the text.
 
     >>> normalise_contexts(["first", {"id": "b", "text": 2}])
     [{'id': '1', 'text': 'first'}, {'id': 'b', 'text': '2'}]
@@ -237,7 +236,7 @@ def normalise_contexts(value: Any) -> list[dict[str, str]]:
 
 
 def _kind_of(context: Any, place: int) -> dict[str, str]:
-    """The kind of a context's source, where it says one."""
+    """Return the kind of a context's source, if it has one."""
     kind = context.get("kind") if isinstance(context, dict) else None
     if isinstance(kind, list | dict):
         raise ValueError(f"kind of context {place} is not a text")
@@ -246,7 +245,7 @@ def _kind_of(context: Any, place: int) -> dict[str, str]:
 
 
 def _items_of_lists(value: Mapping[str, Any]) -> list[Any]:
-    """An object of lists as the list of objects that it stands for.
+    """Return an object of lists as a list of objects.
 
     >>> _items_of_lists({"id": ["a"], "text": ["first"]})
     [{'id': 'a', 'text': 'first'}]
@@ -263,10 +262,9 @@ def _items_of_lists(value: Mapping[str, Any]) -> list[Any]:
 
 
 def items_of_text(value: Any, column: str) -> Any:
-    """What a column of text holds: a list of JSON, or in a column of `ONE_TEXT` a text.
+    """Return the value of a text column: a list from JSON, or in a column of `ONE_TEXT` a text.
 
-    JSON within JSON is read too. Raises ValueError for what is meant as a list and is no JSON, with what to do where
-    Python wrote it.
+    JSON within JSON is parsed too. Raises ValueError for an invalid list, with the remedy for lists of Python.
 
     >>> items_of_text('["one", "two"]', "contexts"), items_of_text("[1] One.", "contexts")
     (['one', 'two'], '[1] One.')
@@ -307,7 +305,7 @@ def way_to_json(text: str) -> str | None:
 
 
 def is_python_list(text: str) -> bool:
-    """Whether a text that is no JSON is a list as Python writes it.
+    """Return True if a text is a list in Python syntax and not JSON.
 
     >>> is_python_list("['a', 'b']"), is_python_list('["a", None]'), is_python_list('["cut')
     (True, True, False)
@@ -332,7 +330,7 @@ def read_python_list(text: str) -> Any:
     try:
         tokens = [one.string.strip() for one in tokenize.generate_tokens(io.StringIO(text.strip()).readline)]
         parts = filter(None, (NUMPY_NAMES.get(token, token) for token in tokens))
-        # NumPy writes no commas, and Python would join the texts
+        # NumPy writes no commas, so Python would join adjacent texts
         pairs = pairwise([*parts, ""])
         found = ast.literal_eval("".join(f"{a}," if ENDS.search(a) and BEGINS.match(b) else a for a, b in pairs))
     except (*PYTHON_ERRORS, tokenize.TokenError):
@@ -341,15 +339,15 @@ def read_python_list(text: str) -> Any:
 
 
 def _content(record: FileRecord, contexts: list[dict[str, str]] | None, rest: Mapping[str, Any]) -> str:
-    """sha2-256 of every column's text, nulls left out; of text, because one column has one type."""
+    """Return the sha2-256 of the text of every column, without nulls. Text is used because one column has one type."""
     values = record.values
-    # NaN counts as it did before it was null, so that ids stay
+    # NaN is part of the hash, although it becomes null, so that ids do not change
     texts = {name: canonical(one) if isinstance(one, float) else text_of(one) for name, one in rest.items()}
     texts |= {name: text_of(values.get(name)) for name in KNOWN}
-    # An empty id counts as none, as it does for the sample's own.
+    # An empty id is missing, as in the sample
     texts["sample_id"] = texts["sample_id"] or None
     if contexts is not None:
         texts["contexts"] = ENCODER.encode(contexts)
     columns = {name: text for name, text in texts.items() if text is not None}
-    # The raw text is in it for rows that could not be read: two of them are two samples.
+    # The raw text distinguishes unreadable rows: two of them are two samples
     return hashlib.sha256(ENCODER.encode([columns, record.raw, contexts is None]).encode()).hexdigest()

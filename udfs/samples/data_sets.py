@@ -16,28 +16,29 @@ from untold.udfs.samples.items import FIELDS
 from untold.udfs.samples.values import canonical, load_json, text_of
 
 REQUIRED = ("question", "answers")
-# A claim is worth repeating where it says something on the question, and is true
+# A claim is a reference if it is relevant to the question and true
 RELEVANT = ("Very relevant", "A bit relevant")
 CORRECT = ("Definitely correct", "Probably correct")
 VERDICTS = {"Complete": "supported", "Partial": "not_supported", "Incomplete": "not_supported"}
-# 64 bits: no two answers of a billion have one id
+# 64 bits: unique ids for a billion answers
 ID_CHARACTERS = 16
 
 
 def answers(record: FileRecord, _: int) -> list[FileRecord]:
-    """The answers of a row as samples, their relevant and correct claims as references.
+    """Return the answers of a row as samples, with their relevant and correct claims as references.
 
-    Contexts are the distinct texts of evidence of all claims, `field` is the expert's. A reference's id is its claim's
-    place in the answer, from 1. What was answered before is the response; `untold generate` answers anew.
+    Contexts are the distinct texts of evidence of all claims, and `field` is the field of the expert. The id of a
+    reference is the position of its claim in the answer, from 1. The published answer is the response; `untold
+    generate` writes new ones.
     """
     return [record] if record.problem else [_sample(record.values, *one) for one in _answers(record.values)]
 
 
 def claims(record: FileRecord, _: int) -> list[FileRecord]:
-    """The claims of a row that have evidence and were judged against it: claim, evidence, label.
+    """Return the claims of a row with evidence and a judgement of it: claim, evidence, label.
 
-    Support that is Complete is `supported`, Partial and Incomplete are `not_supported`. sample_id is that of the
-    answer, and the claim's place in it.
+    Complete support is `supported`, Partial and Incomplete support are `not_supported`. sample_id is the id of the
+    answer and the position of the claim in it.
     """
     if record.problem:
         return [record]
@@ -67,14 +68,14 @@ def _answers(values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]
 
 
 def _claims(answer: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The claims of an answer, numbered from 1."""
+    """Yield the claims of an answer, numbered from 1."""
     for place, claim in enumerate(answer.get("claims") or [], start=1):
         if isinstance(claim, dict):
             yield place, claim
 
 
 def _answer_id(values: Mapping[str, Any], system: str) -> str:
-    """The id of an answer: rows have none, and one row stands in several files."""
+    """Return the id of an answer as a hash: rows have no ids, and a row may be in several files."""
     text = canonical([text_of(values.get("question")), system])
     return hashlib.sha256(text.encode()).hexdigest()[:ID_CHARACTERS]
 
@@ -104,16 +105,17 @@ K_QA_FILES = "*.csv"
 LABEL_COLUMNS = ("label_0", "label_1", "label_2")
 COLUMNS = ("Question", "llm_x", "answer", "claim", "category_x", *LABEL_COLUMNS)
 MUST_HAVE, NICE_TO_HAVE = "Must_have", "Nice_to_have"
-# A statement that an answer has to give counts in full, one that would be nice to have half
+# A statement that an answer must have counts fully, and a statement that is nice to have counts half
 WEIGHTS = {MUST_HAVE: 1.0, NICE_TO_HAVE: 0.5}
 QUESTIONS = ("Question", "Free_form_answer", MUST_HAVE, NICE_TO_HAVE)
 
 
 def read_answers(unit: Unit) -> Iterator[FileRecord]:
-    """The answers of a file, each with its statements as references and their kinds as `reference_types`.
+    """Yield the answers of a file, with their statements as references and their kinds as `reference_types`.
 
-    sample_id is `<n>-<llm_x>`, n the question in order of appearance, from 0. A row that is broken is a record of its
-    own, and so is an answer with a statement of another kind. Raises UnreadableFileError where a column is missing.
+    sample_id is `<n>-<llm_x>`, with n the number of the question in order of appearance, from 0. A broken row is a
+    separate record, and so is an answer with a statement of an unknown kind. Raises UnreadableFileError for a missing
+    column.
     """
     questions: dict[Any, int] = {}
     for is_broken, records in groupby(READERS["csv"](unit), key=lambda record: record.problem is not None):
@@ -129,9 +131,9 @@ def read_answers(unit: Unit) -> Iterator[FileRecord]:
 
 
 def questions(record: FileRecord, row: int) -> list[FileRecord]:
-    """A question with a physician's answer, and the statements of both kinds as references, yet to be weighed.
+    """Return a question with a physician's answer, and the statements of both kinds as unweighted references.
 
-    sample_id is the row, from 0; `reference_types` says which statement is of which kind.
+    sample_id is the row, from 0. `reference_types` has the kind of each statement.
     """
     if record.problem:
         return [record]
@@ -152,7 +154,7 @@ def questions(record: FileRecord, row: int) -> list[FileRecord]:
 
 
 def _answer(record: FileRecord) -> tuple[Any, ...]:
-    """Question, system and answer of a row. Raises UnreadableFileError where one of the columns is missing."""
+    """Return question, system and answer of a row. Raises UnreadableFileError for a missing column."""
     values = record.values
     missing = [name for name in COLUMNS if name not in values]
     if missing:
@@ -190,7 +192,7 @@ ROMQA = ("id", "question", "candidates")
 
 
 def qampari(record: FileRecord, _: int) -> list[FileRecord]:
-    """The question with its answers as references: the anchor is the answer, the text its proof."""
+    """Return the question with its answers as references: the anchor is the answer, the text its proof."""
     if record.problem:
         return [record]
     values = record.values
@@ -202,9 +204,9 @@ def qampari(record: FileRecord, _: int) -> list[FileRecord]:
 
 
 def romqa(record: FileRecord, _: int) -> list[FileRecord]:
-    """The question with the answers among its candidates as references: anchor the answer, text its evidence.
+    """Return the question with the correct candidates as references: anchor the answer, text its evidence.
 
-    An answer that is in `complete_answer` alone has no evidence and is a reference too.
+    An answer that only occurs in `complete_answer` has no evidence and is a reference too.
     """
     if record.problem:
         return [record]
@@ -220,12 +222,12 @@ def romqa(record: FileRecord, _: int) -> list[FileRecord]:
 
 
 def _reference(name: Any, answer: Any, proof: list[str]) -> dict[str, Any]:
-    """An answer without proof is its own text, and has no anchor beside it."""
+    """Return an answer as a reference. An answer without proof is the text, and has no anchor."""
     return {"id": name, "anchor": answer if proof else None, "text": " ".join(proof) or answer}
 
 
 def _question(name: Any, query: Any, references: list[dict[str, Any]]) -> FileRecord:
-    """Contexts are the proofs, each with its answer before it: whoever writes an answer from them can know it all."""
+    """Return a question with its proofs as contexts, each after its answer, so that contexts contain all answers."""
     proofs = [f"{one['anchor']}: {one['text']}" for one in references if one["anchor"]]
     named = {"sample_id": name, "query_id": name}
     return FileRecord({**named, "query": query, "contexts": list(dict.fromkeys(proofs)), "references": references})
@@ -236,23 +238,22 @@ def _objects(value: Any) -> Iterable[Mapping[str, Any]]:
 
 
 def _texts(value: Any, name: str) -> list[str]:
-    """The distinct texts of a list of objects, in its order."""
+    """Return the distinct texts of a list of objects, in its order."""
     found = [one.get(name) for one in _objects(value)]
     return list(dict.fromkeys(text for text in found if isinstance(text, str) and text.strip()))
 
 
 LABEL_FILES = "*/labels/*.label"
-# The data set has no questions; what all its systems were asked to do
+# The data set has no questions. This was the task of all its systems
 QUERY = "Summarise the article."
 _OF_ARTICLES = ("ids.txt", "documents.txt", "SCUs.txt")
 
 
 def read_system(unit: Unit) -> Iterator[FileRecord]:
-    """The summaries of the system whose labels a unit is, each with its article as context, and its facts.
+    """Yield the summaries of the system of a label file, each with its article as context, and its facts.
 
-    Facts are aspects and references alike: both are what a summary ought to cover.
-
-    Raises UnreadableFileError where the files beside it have another number of lines, OSError where one is missing.
+    Facts are both aspects and references, because a summary should cover them. Raises UnreadableFileError if the
+    numbers of lines of the files differ, and OSError if one is missing.
     """
     folder, system = _place(unit.path)
     names = [f"{folder}/{name}" for name in _OF_ARTICLES]
@@ -268,7 +269,7 @@ def read_system(unit: Unit) -> Iterator[FileRecord]:
 
 
 def _place(path: str) -> tuple[str, str]:
-    """The folder of the data set, and the system.
+    """Return the folder of the data set, and the system.
 
     >>> _place("data/realsumm/labels/abs_bart_out.label")
     ('data/realsumm', 'abs_bart_out')
@@ -278,7 +279,7 @@ def _place(path: str) -> tuple[str, str]:
 
 
 def _lines(path: str) -> list[str]:
-    # Split by line feeds alone: an article may hold other ends of lines
+    # Split only by line feeds: an article may contain other line ends
     with open_text(path, newline="\n") as stream:
         return [line.rstrip("\r\n") for line in stream]
 
@@ -311,10 +312,10 @@ TOPICS = "*topics.web.*"
 
 
 def read_topics(unit: Unit) -> Iterator[FileRecord]:
-    """The topics of a file as questions: a topic's description is the query. Raises UnreadableFileError for no XML.
+    """Yield the topics of a file as questions, with the description as query. Raises UnreadableFileError.
 
-    Two topics of 2014 have an empty description: the words that people searched with are their query. Types are carried
-    as they are written, whatever they are: the files hold some that their own DTD does not know.
+    Two topics of 2014 have an empty description, so the search words are their query. Types are carried unchanged,
+    because the files have some that are not in their DTD.
     """
     text = read_text(unit)
     try:
@@ -344,7 +345,7 @@ def _trec_web_record(topic: ElementTree.Element) -> FileRecord:
 
 
 def _text(element: ElementTree.Element | None) -> str | None:
-    """The text of an element on one line, as its line breaks are the file's."""
+    """Return the text of an element on one line. Its line breaks only wrap the file."""
     return None if element is None else " ".join("".join(element.itertext()).split())
 
 
@@ -353,9 +354,10 @@ RESULTS = "results"
 
 
 def read_results(unit: Unit) -> Iterator[FileRecord]:
-    """The results of a file as samples: `retrieved_context` as contexts, `gt_answer` as references and ground truth.
+    """Yield the results of a file as samples, with `gt_answer` as references and ground truth.
 
-    Raises UnreadableFileError for a file that is no object with a list of results.
+    `retrieved_context` becomes the contexts. Raises UnreadableFileError unless the file is an object with a list of
+    results.
     """
     text = read_text(unit)
     try:
@@ -381,7 +383,7 @@ def _ragchecker_record(result: Any, row: int) -> FileRecord:
 
 
 def _contexts(passages: Any) -> Any:
-    """The passages named by their documents; by their places where two are of one document."""
+    """Return the passages with their documents as ids, or with positions if two have the same document."""
     if not isinstance(passages, list) or not all(isinstance(one, Mapping) for one in passages):
         return passages
     names = [one.get("doc_id") for one in passages]

@@ -1,4 +1,4 @@
-"""Readers of JSON Lines, JSON arrays, CSV and Parquet: bytes -> records."""
+"""Read JSON Lines, JSON arrays, CSV and Parquet: bytes become records."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ import pyarrow.parquet as pq
 from untold.udfs.samples.files import UNDECODED, UTF_8, cuts_lines, open_file, open_text
 from untold.udfs.samples.values import canonical, check_nesting, load_json
 
-# More come from keys that are data, and would be a table that no reader opens.
+# More columns come from data used as keys, and the table would be unreadable
 MAX_COLUMNS = 1000
 WIDTH_ADVICE = "put keys that vary from row to row into one column of JSON"
-# What is read of a JSON array at once, doubled while an element is longer: decoding from its beginning again and again
-# stays linear in its length.
+# The initial size of a read of a JSON array. It doubles for longer elements, so repeated decoding stays linear in their
+# length
 CHUNK = 1 << 20
-# A piece of a file that ends within a token of JSON other than a string fails at most this far before its end.
+# A piece of a file that ends within a JSON token (except strings) fails at most this far before its end
 LONGEST_TOKEN = 16
 ROWS_PER_BATCH = 1000
 
-# Of two that give as many columns the first
+# The first wins if two give the same number of columns
 DELIMITERS = (",", "\t", ";")
 OUT_OF_RANGE = object()
 EXCEL_DELIMITER = re.compile(r'"?sep=([^"\r\n])"?\r?\n')
-# The beginning of a JSON object that spans several lines
+# The beginning of a JSON object on several lines
 OBJECT_OVER_LINES = re.compile(r"\{[ \t]*\r?\n")
-# A header is shorter
+# Headers are shorter
 HEADER_CHARACTERS = 1 << 16
 # Errors that values of wrong types cause in any converter
 ROW_ERRORS = (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
@@ -43,11 +43,11 @@ READ_ERRORS = (OSError, EOFError, zlib.error, UnicodeError, pa.ArrowException)
 
 
 class UnreadableFileError(Exception):
-    """A file that cannot be read on. The message names what is wrong, never what stands in the file."""
+    """A file that cannot be read further. The message has the problem, and never content of the file."""
 
 
 class UndecodableError(UnreadableFileError):
-    """A line that is not of its file's encoding; `line` counts from 1 in the unit."""
+    """A line in another encoding than its file. `line` counts from 1 in the unit."""
 
     def __init__(self, line: int, encoding: str) -> None:
         super().__init__(undecodable(line, encoding))
@@ -67,7 +67,7 @@ def converted(convert: Callable[[FileRecord], Iterable[Any]], record: FileRecord
         if isinstance(_try_convert(convert, replace(record, values={**record.values, name: None})), list):
             problem = f"`{name}` has a value of the wrong type for its format; correct it, or leave it out"
             break
-    # With the names of samples, so that a file of such rows does not lack columns
+    # With the column names of samples, so that a file of such rows does not lack columns
     known = {"query": None, "response": None, "contexts": None, "sample_id": record.values.get("sample_id")}
     problem = problem or "its values have the wrong types for its format; check --format"
     return [FileRecord(known, problem, canonical(record.values), record.row)]
@@ -82,7 +82,7 @@ def _try_convert(convert: Callable[[FileRecord], Iterable[Any]], record: FileRec
 
 
 def undecodable(line: int, encoding: str) -> str:
-    """What is said of a line that is not of its file's encoding.
+    """Return the message for a line in another encoding than its file.
 
     >>> undecodable(3, UTF_8)
     'line 3 is not UTF-8; give its encoding, such as --encoding cp1252'
@@ -93,7 +93,7 @@ def undecodable(line: int, encoding: str) -> str:
 
 
 def describe_break(error: Exception) -> str:
-    """What is said of a file that broke while it was read, by one of `READ_ERRORS` or an UnreadableFileError."""
+    """Return the message for a read error of a file, one of `READ_ERRORS` or an UnreadableFileError."""
     if isinstance(error, UnreadableFileError):
         return str(error)
     if isinstance(error, UnicodeDecodeError):
@@ -103,9 +103,9 @@ def describe_break(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Unit:
-    """What one task reads: bytes of JSON Lines, a row group of Parquet (`start` its first row), else a whole file.
+    """The input of one task: bytes of JSON Lines, a row group of Parquet (`start` its first row), or a whole file.
 
-    `constants`: pickled values by column for rows that have none of their own.
+    `constants` are pickled values by column, for rows without their own values.
     """
 
     file: int
@@ -121,10 +121,10 @@ class Unit:
 
 @dataclass(frozen=True)
 class FileRecord:
-    """A row as the file has it. Where `problem` is set it could not be read, and `raw` stands for its content.
+    """A row of a file. If `problem` is set, the row is unreadable and `raw` represents its content.
 
-    `row`: where it begins in its unit, from 1: a line of JSON Lines or CSV, an element of an array, a row of Parquet; 0
-    where a reader does not say. `blank`: blank lines at the end of a unit, which hold no row.
+    `row` is its start in the unit, from 1: a line of JSON Lines or CSV, an element of an array, a row of Parquet; 0 if
+    unknown. `blank` marks blank lines at the end of a unit, which have no row.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -135,16 +135,16 @@ class FileRecord:
 
 
 def _record(value: Any, row: int) -> FileRecord:
-    """A value of JSON as a record; an empty key is `_c0`, as no column can be without a name."""
+    """Return a JSON value as a record. An empty key becomes `_c0`, because columns need a name."""
     if not isinstance(value, dict):
         return FileRecord(problem="no JSON object", raw=canonical(value), row=row)
     return FileRecord({name or "_c0": item for name, item in value.items()}, row=row)
 
 
 def renamed(values: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
-    """What a row or a header has under its own names, under ours; `columns` maps ours to theirs.
+    """Rename the columns of a row or a header. `columns` maps our names to the names in the file.
 
-    A column of our name that another one stands in for is left out.
+    A column with our name is left out if another column replaces it.
 
     >>> renamed({"question": 1, "query": 2, "n": 3}, {"query": "question"})
     {'query': 1, 'n': 3}
@@ -157,7 +157,7 @@ def renamed(values: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[st
 
 
 def read_all_lines(unit: Unit) -> Iterator[FileRecord]:
-    """JSON Lines that begin within the unit's bytes; blank lines at its end are one record, `blank`."""
+    """Yield JSON Lines that begin within the unit's bytes. Blank lines at its end are one record, `blank`."""
     row = last = 0
     for row, line in enumerate(_lines(unit), start=1):
         content = line.strip(" \t\r\n")
@@ -169,12 +169,12 @@ def read_all_lines(unit: Unit) -> Iterator[FileRecord]:
 
 
 def _read_lines(unit: Unit) -> Iterator[FileRecord]:
-    """JSON Lines that begin within the unit's bytes. Blank lines are no rows, and count as rows of the file."""
+    """Yield JSON Lines that begin within the unit's bytes. Blank lines are not rows, but count in row numbers."""
     return (record for record in read_all_lines(unit) if not record.blank)
 
 
 def _lines(unit: Unit) -> Iterator[str]:
-    """The lines that begin within the unit's bytes. Raises UndecodableError for one of another encoding."""
+    """Yield the lines that begin within the unit's bytes. Raises UndecodableError for another encoding."""
     if not cuts_lines(unit.encoding):
         with open_text(unit.path, unit.encoding, newline="\n") as stream:
             yield from stream
@@ -182,8 +182,8 @@ def _lines(unit: Unit) -> Iterator[str]:
     with closing(open_file(unit.path)) as stream:
         position = unit.start
         if unit.start:
-            # From one byte before: a line that begins exactly at the unit's first byte is this unit's, others are the
-            # one's before.
+            # Start one byte earlier: a line that begins at the first byte belongs to this unit, and an incomplete line
+            # to the unit before
             stream.seek(unit.start - 1)
             position += len(stream.readline()) - 1
         row = 0
@@ -199,9 +199,9 @@ def _lines(unit: Unit) -> Iterator[str]:
 
 
 def _record_of_line(line: str, row: int) -> FileRecord:
-    """A line as a record; one that is no JSON is a record with a problem, and the next line is read on."""
+    """Return a line as a record. Invalid JSON becomes a record with a problem, and reading continues."""
     try:
-        # A line of an array that lost its brackets
+        # A line of an array without its brackets
         return _record(load_json(line.removesuffix(",") if line.startswith("{") else line), row)
     except RecursionError:
         return FileRecord(problem="nested too deeply", raw=line, row=row)
@@ -210,9 +210,9 @@ def _record_of_line(line: str, row: int) -> FileRecord:
 
 
 def _checked(text: str, lines: int, encoding: str) -> str:
-    """Text that was read with `surrogateescape`, as it is; `lines` are those before it.
+    """Return text that was read with `surrogateescape`, unchanged. `lines` is the number of lines before it.
 
-    Raises UndecodableError for the first line with a byte that is not of the encoding.
+    Raises UndecodableError for the first line with a byte outside the encoding.
     """
     found = None if text.isascii() else UNDECODED.search(text)
     if found is not None:
@@ -221,15 +221,15 @@ def _checked(text: str, lines: int, encoding: str) -> str:
 
 
 def read_text(unit: Unit) -> str:
-    """All of a file's text. Raises UndecodableError for a line of another encoding."""
+    """Return the whole text of a file. Raises UndecodableError for a line in another encoding."""
     with open_text(unit.path, unit.encoding, errors="surrogateescape") as stream:
         return _checked(stream.read(), 0, unit.encoding)
 
 
 def _read_array(unit: Unit) -> Iterator[FileRecord]:
-    """The elements of a JSON array, or objects one after another, read piece by piece.
+    """Yield the elements of a JSON array, or consecutive objects, in a stream.
 
-    Raises UnreadableFileError if it is not JSON.
+    Raises UnreadableFileError if the file is not JSON.
     """
     with open_text(unit.path, unit.encoding, errors="surrogateescape") as stream:
         reader = _ArrayReader(stream, unit.encoding)
@@ -249,7 +249,7 @@ def _read_array(unit: Unit) -> Iterator[FileRecord]:
 
 
 class _ArrayReader:
-    """Takes the elements of an array from a stream one at a time, and holds no more of it than the longest."""
+    """Reads the elements of an array from a stream, one at a time. It only buffers the longest element."""
 
     def __init__(self, stream: IO[str], encoding: str) -> None:
         self.stream, self.encoding = stream, encoding
@@ -262,7 +262,7 @@ class _ArrayReader:
         self.decoder = json.JSONDecoder()
 
     def fill(self) -> None:
-        """Reads on, forgetting what was taken; pieces double until an element is whole."""
+        """Read the next piece and drop consumed text. The size doubles until an element is complete."""
         more = _checked(self.stream.read(self.chunk), self.lines, self.encoding)
         self.lines += more.count("\n")
         self.ended = not more
@@ -271,7 +271,7 @@ class _ArrayReader:
         self.chunk *= 2
 
     def next_character(self) -> str:
-        """The next character that is no white space, without taking it; empty at the end."""
+        """Return the next character that is not white space, without consuming it. Return an empty text at the end."""
         while True:
             while self.position < len(self.buffer) and self.buffer[self.position] in " \t\r\n":
                 self.position += 1
@@ -282,19 +282,19 @@ class _ArrayReader:
             self.fill()
 
     def expect(self, characters: str) -> str:
-        """The next character, one of these, and taken but for `]`. Raises UnreadableFileError for another."""
+        """Consume one of these characters, except `]`, and return it. Raises UnreadableFileError for another one."""
         found = self.next_character()
         if not found or found not in characters:
             raise UnreadableFileError(f"the JSON array is broken or cut after element {self.elements}")
-        # The bracket stays, for an empty array and the end of others are looked at in one place.
+        # The bracket is not consumed, so that one place handles the end of all arrays
         self.position += int(found != "]")
         return found
 
     def element(self) -> FileRecord:
-        """The next element, taken. Raises UnreadableFileError where the array cannot be read on."""
+        """Consume and return the next element. Raises UnreadableFileError if the array is broken."""
         self.next_character()
         value, end = self.decode()
-        # What ends with the buffer may go on in the next piece, unless a brace has closed it.
+        # A value at the end of the buffer may continue in the next piece, unless a brace closed it
         while end == len(self.buffer) and not isinstance(value, dict):
             if self.ended:
                 raise UnreadableFileError(f"element {self.elements + 1} of the JSON array is broken or cut")
@@ -308,7 +308,7 @@ class _ArrayReader:
             return FileRecord(problem="nested too deeply", raw=text, row=self.elements)
 
     def decode(self) -> tuple[Any, int]:
-        """The element in the buffer and where it ends, which is the buffer's end for what is cut there."""
+        """Return the element in the buffer and its end. For an incomplete element this is the end of the buffer."""
         element = f"element {self.elements + 1} of the JSON array"
         try:
             return self.decoder.raw_decode(self.buffer, self.position)
@@ -323,7 +323,7 @@ class _ArrayReader:
 
 
 def column_names(names: Sequence[str]) -> list[str]:
-    """Names as a header or footer gives them; an unnamed column is `_c<position>`. Raises as `check_width`.
+    """Return the names of a header or footer. An unnamed column is `_c<position>`. Raises as `check_width`.
 
     >>> column_names(["query", "", "response"])
     ['query', '_c1', 'response']
@@ -333,15 +333,15 @@ def column_names(names: Sequence[str]) -> list[str]:
 
 
 def check_width(columns: int) -> None:
-    """Raises UnreadableFileError for more columns than a table of samples may have."""
+    """Raise UnreadableFileError for more columns than a table of samples may have."""
     if columns > MAX_COLUMNS:
         raise UnreadableFileError(f"more than {MAX_COLUMNS:,} columns; {WIDTH_ADVICE}")
 
 
 def csv_header(path: str, encoding: str = UTF_8, delimiter: str | None = None) -> tuple[list[str], str]:
-    """A CSV file's column names, none where it has no line, and its delimiter, which is found where it is None.
+    """Return the column names of a CSV file (none for an empty file) and its delimiter, detected if None.
 
-    Raises UnreadableFileError for a header of no use.
+    Raises UnreadableFileError for an invalid header.
     """
     with open_text(path, encoding, newline="", errors="surrogateescape") as stream:
         head = stream.read(HEADER_CHARACTERS)
@@ -352,13 +352,13 @@ def csv_header(path: str, encoding: str = UTF_8, delimiter: str | None = None) -
 
 
 def check_text(head: str) -> None:
-    """Raises UnreadableFileError for the beginning of a text in UTF-16 or UTF-32 that was read as another encoding."""
+    """Raise UnreadableFileError for UTF-16 or UTF-32 that was read in another encoding."""
     if "\0" in head[:HEADER_CHARACTERS]:
         raise UnreadableFileError("has NUL characters; give its encoding, such as --encoding utf-16-le")
 
 
 def find_delimiter(head: str) -> str:
-    """Comma, tab or semicolon: the delimiter that splits the header into the most columns, or that Excel names.
+    """Return the delimiter: the one that splits the header into the most columns, or the one in Excel's line.
 
     >>> find_delimiter("query;response;contexts\\n"), find_delimiter("query\\n"), find_delimiter("sep=|\\nquery|x")
     (';', ',', '|')
@@ -381,9 +381,7 @@ def _names_delimiter(row: list[str]) -> bool:
 
 
 def _header(rows: Iterator[list[str]]) -> list[str]:
-    """The names of a CSV file's columns, none where it has no line. Raises UnreadableFileError for broken or repeated
-    ones.
-    """
+    """Return the column names of a CSV file, none without a line. Raises UnreadableFileError for a bad header."""
     try:
         # Excel may write a line with the delimiter before the header
         names = column_names(next((row for row in rows if row and not _names_delimiter(row)), []))
@@ -396,8 +394,8 @@ def _header(rows: Iterator[list[str]]) -> list[str]:
 
 
 def _read_csv(unit: Unit) -> Iterator[FileRecord]:
-    """RFC 4180, with the unit's delimiter. An empty cell is null, but the empty string in `response`."""
-    # A context is easily longer than the 131,072 characters that the module takes; the limit is a C long.
+    """Yield the rows of RFC 4180, with the unit's delimiter. An empty cell is null, but empty text in `response`."""
+    # Contexts are often longer than the module's limit of 131,072 characters. The limit is a C long
     csv.field_size_limit(2**31 - 1)
     with open_text(unit.path, unit.encoding, newline="", errors="surrogateescape") as stream:
         taken: list[str] = []
@@ -409,10 +407,10 @@ def _read_csv(unit: Unit) -> Iterator[FileRecord]:
             try:
                 row = next(rows, None)
             except csv.Error as error:
-                # The words of the module, which has one kind of error for all: an open quote has swallowed the rest of
-                # the file.
+                # The module has one exception for all errors, so its message is checked: an open quote consumed the
+                # rest of the file
                 raw = "".join(taken)
-                # Spark writes quotes in cells so, which RFC 4180 doubles
+                # Spark escapes quotes with backslashes, and RFC 4180 doubles them
                 way = ". Write quotes doubled (in Spark, option('escape', '\"'))" if '\\"' in raw else ""
                 if "end of data" in str(error):
                     raise UnreadableFileError(f"a quote in the record at line {begins} never ends{way}") from None
@@ -425,14 +423,14 @@ def _read_csv(unit: Unit) -> Iterator[FileRecord]:
 
 
 def _tap(lines: Iterable[str], taken: list[str], encoding: str) -> Iterator[str]:
-    """The lines as they are, each noted in `taken` too: what a broken record looked like."""
+    """Yield the lines, and append each to `taken`, which is the raw text of a broken record."""
     for number, line in enumerate(lines):
         taken.append(_checked(line, number, encoding))
         yield line
 
 
 def _record_of_cells(header: list[str], cells: list[str], row: int) -> FileRecord:
-    """Cells as a record; as many as the header has, or nobody knows which is which."""
+    """Return cells as a record. Another number of cells than in the header is a problem."""
     if len(cells) != len(header):
         return FileRecord(
             problem=f"{len(cells)} cells where the header has {len(header)}", raw=canonical(cells), row=row
@@ -442,7 +440,7 @@ def _record_of_cells(header: list[str], cells: list[str], row: int) -> FileRecor
 
 
 def _read_parquet(unit: Unit) -> Iterator[FileRecord]:
-    """The rows of one row group."""
+    """Yield the rows of one row group."""
     rows = count(1)
     with open_parquet(unit.path) as file:
         for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, row_groups=[unit.group]):
@@ -450,7 +448,7 @@ def _read_parquet(unit: Unit) -> Iterator[FileRecord]:
 
 
 def records_of(batch: pa.RecordBatch, rows: Iterator[int]) -> Iterator[FileRecord]:
-    """The rows of a batch, numbered by `rows`; a time that Python cannot hold is a problem of its row."""
+    """Yield the rows of a batch, numbered by `rows`. A time that Python cannot represent is a problem of its row."""
     names = column_names(batch.schema.names)
     for values in zip(*map(_values, batch.columns), strict=True):
         record = dict(zip(names, values, strict=True))
@@ -461,15 +459,15 @@ def records_of(batch: pa.RecordBatch, rows: Iterator[int]) -> Iterator[FileRecor
 
 @contextmanager
 def open_parquet(path: str) -> Iterator[pq.ParquetFile]:
-    """A Parquet file, its footer read, for the time of a `with` block."""
+    """Open a Parquet file for a `with` block, and read its footer."""
     with closing(open_file(path)) as stream:
         yield pq.ParquetFile(stream)
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """The values of a column as Python has them, invalid UTF-8 replaced."""
+    """Return the values of a column as Python values, with invalid UTF-8 replaced."""
     if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
-        # Python's own times end at microseconds, and Arrow refuses to drop what is below.
+        # Python's times have microseconds, and Arrow refuses to truncate nanoseconds
         column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
     try:
         return cast(list[Any], column.to_pylist(maps_as_pydicts="lossy"))
@@ -478,7 +476,7 @@ def _values(column: pa.Array) -> list[Any]:
 
 
 def _valid(scalar: Any) -> Any:
-    """A scalar as Python value with invalid UTF-8 replaced."""
+    """Return a scalar as a Python value, with invalid UTF-8 replaced."""
     if not scalar.is_valid:
         return None
     if pa.types.is_string(scalar.type) or pa.types.is_large_string(scalar.type):
@@ -503,12 +501,12 @@ READERS: dict[str, Reader] = {
     "csv": _read_csv,
     "parquet": _read_parquet,
 }
-# The same with a record for blank lines at the end: whoever reads one part of a file has to know how many lines it has
+# The same readers, with a record for blank lines at the end: a reader of one part needs the number of its lines
 READERS_OF_PARTS: dict[str, Reader] = {**READERS, "lines": read_all_lines}
 
 
 def json_kind(path: str, encoding: str = UTF_8) -> str:
-    """`array`, `lines` or `objects`, which span several lines each, from a file's first line."""
+    """Return `array`, `lines` or `objects` (objects on several lines), from the first line of a file."""
     with open_text(path, encoding, errors="replace") as stream:
         text = stream.read(CHUNK).lstrip(" \t\r\n")
     check_text(text)
@@ -516,13 +514,13 @@ def json_kind(path: str, encoding: str = UTF_8) -> str:
         return "objects"
     if not text.startswith("["):
         return "lines"
-    # A first line that is a whole array with more behind it is a line of JSON Lines, not the beginning of one array.
+    # If the first line is a complete array and more text follows, the file is JSON Lines and not one array
     line, newline, after = text.partition("\n")
     return "lines" if newline and after.strip() and _is_json(line) else "array"
 
 
 def _is_json(line: str) -> bool:
-    """Whether a text is a whole value of JSON."""
+    """Return True if a text is a complete JSON value."""
     try:
         json.loads(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Files of samples as streams: local or remote, compressed or not, in their encoding."""
+"""Open files of samples as streams: local or remote, compressed or not, in their encoding."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from untold.udfs.storage import StoragePath
 
-# A read of an object store is a request: lines are taken from a megabyte at a time.
+# Each read of an object store is a request, so lines are read from a buffer of one megabyte
 BUFFER_BYTES = 1 << 20
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bzip2"}
-# Without its byte order mark, where there is one
+# Skips the byte order mark, if there is one
 UTF_8 = "utf-8-sig"
-# That of UTF-32 begins with that of UTF-16
+# UTF-32 is first, because its mark begins with the mark of UTF-16
 MARKS = (
     (codecs.BOM_UTF8, UTF_8),
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -29,14 +29,14 @@ MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 LONGEST_MARK = 4
-# What `surrogateescape` makes of bytes that are not of the encoding, which has no other way to write them
+# The characters for bytes outside the encoding with `surrogateescape`
 UNDECODED = re.compile("[\udc80-\udcff]")
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path has a scheme other than `file`.
+    """Return True if a path has a scheme other than `file`.
 
-    A file that exists by that very name is local, whatever its name looks like.
+    An existing file with this exact name is local.
 
     >>> is_remote("s3://bucket/samples.jsonl"), is_remote("file:///data/samples.jsonl"), is_remote("samples.jsonl")
     (True, False, False)
@@ -45,7 +45,7 @@ def is_remote(path: str) -> bool:
 
 
 def compression_of(path: str) -> str | None:
-    """How a file is compressed, by its name: gzip, zstd, bzip2 or not at all.
+    """Return the compression of a file by its name: gzip, zstd, bzip2 or None.
 
     >>> compression_of("a.jsonl.gz"), compression_of("a.CSV.ZST"), compression_of("a.csv")
     ('gzip', 'zstd', None)
@@ -54,9 +54,9 @@ def compression_of(path: str) -> str | None:
 
 
 def open_file(path: str) -> IO[bytes]:
-    """A file's bytes as a buffered stream, uncompressed where its name says that it is compressed.
+    """Open a file as a buffered stream of bytes, decompressed according to its name. The caller closes it.
 
-    Raises OSError where there is none. Whoever opens it closes it.
+    Raises OSError if it does not exist.
     """
     if is_remote(path):
         stream = cast(IO[bytes], io.BufferedReader(StoragePath(path).open(), BUFFER_BYTES))
@@ -73,19 +73,19 @@ def open_file(path: str) -> IO[bytes]:
 
 
 def open_text(path: str, encoding: str = UTF_8, *, newline: str | None = None, errors: str = "strict") -> IO[str]:
-    """A file's text, without a byte order mark. Reading raises UnicodeError for bytes of another encoding."""
+    """Open a file as text, without a byte order mark. Reading raises UnicodeError for another encoding."""
     return io.TextIOWrapper(cast(Any, open_file(path)), encoding=encoding, errors=errors, newline=newline)
 
 
 def encoding_of(path: str, given: str | None = None) -> str:
-    """The encoding of a file: what its byte order mark says, else the given one, else UTF-8."""
+    """Return the encoding of a file: from its byte order mark, otherwise the given encoding, otherwise UTF-8."""
     with closing(open_file(path)) as stream:
         head = stream.read(LONGEST_MARK)
     return next((name for mark, name in MARKS if head.startswith(mark)), given or UTF_8)
 
 
 def check_encoding(name: str) -> str:
-    """The name of an encoding of text that Python knows. Raises ValueError for another.
+    """Return Python's name of a text encoding. Raises ValueError for an unknown encoding.
 
     >>> check_encoding("Latin-1")
     'iso8859-1'
@@ -100,7 +100,7 @@ def check_encoding(name: str) -> str:
 
 
 def cuts_lines(encoding: str) -> bool:
-    """Whether a line of bytes is a line of text, so that a file can be entered at any line.
+    """Return True if a line of bytes is a line of text, so that reading can start at any line.
 
     >>> cuts_lines("utf-8"), cuts_lines("cp1252"), cuts_lines("utf-16")
     (True, True, False)

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 from untold.udfs.samples.values import finite, id_of, load_json, text_of
 
-# What a column of them keeps of each; weights and whatever explains a label mean nothing for an aspect
+# The fields of aspects and references. Weights and other explanations do not apply to aspects
 ASPECT_FIELDS = ("id", "text", "labels")
 REFERENCE_FIELDS = ("id", "text", "anchor", "weight", "labels", "covered_by", "importance")
 IMPORTANCES = ("vital", "okay")
-# Other names of the text of an item. An item with several of them is refused
+# Other names for the text of an item. An item with more than one of these names is refused
 TEXT_NAMES = ("page_content", "pageContent", "content", "contents", "passage", "segment", "body", "chunk")
 SHOWN_FIELDS = 5
 WEIGHTS = ("weight", "points")
@@ -21,12 +21,12 @@ WEIGHTS = ("weight", "points")
 
 @dataclass(frozen=True)
 class Item:
-    """An aspect or a reference: its id, its text, and what else is known of it.
+    """An aspect or a reference: its id, its text, and other fields.
 
-    `anchor`: the name or short phrase that it is about; `weight`: how much it matters, below 0 if it is unwanted;
-    `labels`: what each annotator said of it (None: nothing); `covered_by`: texts of the facts that cover it;
-    `importance`: one of `IMPORTANCES`. None where not given. The id is None where one text stands for all references:
-    it is yet to be cut.
+    `anchor` is the name or short phrase of its subject. `weight` is its importance, below 0 if it is unwanted. `labels`
+    are the labels of the annotators (None: no label). `covered_by` are the texts of the facts that cover it.
+    `importance` is one of `IMPORTANCES`. Missing fields are None. The id is None if one text contains all references
+    and is not cut yet.
     """
 
     id: str | None
@@ -39,7 +39,7 @@ class Item:
 
 
 def normalise_aspects(value: Any) -> list[dict[str, Any]] | None:
-    """Aspects as [{id, text, labels}], null as None. Raises ValueError that says what is wrong, without the text.
+    """Return aspects as [{id, text, labels}], None for null. Raises ValueError with the problem, without the text.
 
     >>> normalise_aspects(["cost", {"id": 7, "text": "safety", "labels": [True, "no"]}])
     [{'id': '1', 'text': 'cost', 'labels': None}, {'id': '7', 'text': 'safety', 'labels': ['true', 'no']}]
@@ -48,9 +48,9 @@ def normalise_aspects(value: Any) -> list[dict[str, Any]] | None:
 
 
 def normalise_references(value: Any) -> list[dict[str, Any]] | None:
-    """References as rows of `REFERENCE_FIELDS`, null as None; one text alone is one row without an id.
+    """Return references as rows of `REFERENCE_FIELDS`, None for null. A single text is one row without an id.
 
-    Raises ValueError that says what is wrong, without the text.
+    Raises ValueError with the problem, without the text.
 
     >>> [(one["id"], one["weight"]) for one in normalise_references(["one", {"text": "two", "weight": 0.5}])]
     [('1', None), ('2', 0.5)]
@@ -64,9 +64,9 @@ def normalise_references(value: Any) -> list[dict[str, Any]] | None:
 
 
 def items_of_json(text: str | None) -> list[Item]:
-    """The items of JSON text, in which one without an id has its place for one; null is no items.
+    """Return the items of JSON text. An item without an id gets its position. Null is an empty list.
 
-    Raises ValueError that says what is wrong, without the text.
+    Raises ValueError with the problem, without the text.
 
     >>> items_of_json('["one", {"id": "b", "text": "two", "labels": "yes"}]')[1].labels
     ('yes',)
@@ -81,10 +81,10 @@ def items_of_json(text: str | None) -> list[Item]:
 
 
 def read_items(value: Any, one: str) -> list[Item]:
-    """The items of a list of texts or objects; `one` is what an item is called where something is wrong with it.
+    """Return the items of a list of texts or objects. `one` is the name of an item in messages.
 
-    An id that is missing, null or empty is the 1-based position. Labels of any type become text; a single one needs no
-    list. Raises ValueError that says what is wrong, without the text.
+    A missing, null or empty id becomes the 1-based position. Labels of any type become text, and a single label need
+    not be in a list. Raises ValueError with the problem, without the text.
 
     >>> read_items([{"text": "two", "labels": [True, None]}], "reference")[0].labels
     ('true', None)
@@ -93,9 +93,9 @@ def read_items(value: Any, one: str) -> list[Item]:
 
 
 def named_texts(value: Any, one: str) -> list[tuple[int, str, str, Any]]:
-    """Of each item of a list its 1-based position, its id, its text, and the item itself.
+    """Return for each item of a list its 1-based position, its id, its text, and the item.
 
-    Raises ValueError that says what is wrong, without the text; `one` is what an item is called there.
+    Raises ValueError with the problem, without the text. `one` is the name of an item in messages.
     """
     if not isinstance(value, list):
         raise ValueError(f"{one}s is not a list")
@@ -110,7 +110,7 @@ def named_texts(value: Any, one: str) -> list[tuple[int, str, str, Any]]:
         if isinstance(text, list | tuple | set | dict) or isinstance(name, list | dict):
             raise ValueError(f"{where} is neither text nor an object of id and text")
         identifier = id_of(name) or str(position)
-        # Sources and verdicts name items by their ids alone: with two of one, nobody could say which is meant
+        # Sources and verdicts refer to items by id, so duplicates would be ambiguous
         if identifier in seen:
             raise ValueError(f"{one}s {seen[identifier]} and {position} have one id")
         seen[identifier] = position
@@ -157,7 +157,7 @@ def _item(name: str, text: str, item: Any, where: str) -> Item:
 
 
 def _weight_in(known: Mapping[str, Any], where: str) -> Any:
-    """Return `weight`, or `points` as HealthBench has it. Raises ValueError for two that differ."""
+    """Return `weight`, or `points` as in HealthBench. Raises ValueError if they differ."""
     weights = [known[name] for name in WEIGHTS if known.get(name) is not None]
     if len(weights) == len(WEIGHTS) and weights[0] != weights[1]:
         raise ValueError(f"{where} has a weight and points that differ; keep one of them")
@@ -165,7 +165,7 @@ def _weight_in(known: Mapping[str, Any], where: str) -> Any:
 
 
 def _importance(value: Any, where: str) -> str | None:
-    """An importance, in whatever case. Raises ValueError for what is none."""
+    """Return an importance, in any case. Raises ValueError for another value."""
     text = (text_of(finite(value)) or "").strip().lower()
     if text and text not in IMPORTANCES:
         raise ValueError(f"importance of {where} is neither {' nor '.join(IMPORTANCES)}")
@@ -173,7 +173,7 @@ def _importance(value: Any, where: str) -> str | None:
 
 
 def _texts(value: Any, what: str) -> tuple[str | None, ...] | None:
-    """What stands in a list, as texts; a single one may stand without its list."""
+    """Return the values of a list as texts. A single value need not be in a list."""
     if finite(value) is None:
         return None
     several = value if isinstance(value, list) else [value]
@@ -183,7 +183,7 @@ def _texts(value: Any, what: str) -> tuple[str | None, ...] | None:
 
 
 def _weight(value: Any, where: str) -> float | None:
-    """A weight, which a file of text may have as text. Raises ValueError for what is no finite number."""
+    """Return a weight, which may be text in a text file. Raises ValueError unless it is a finite number."""
     if value is None:
         return None
     try:
@@ -196,22 +196,22 @@ def _weight(value: Any, where: str) -> float | None:
 
 
 RESPONSE, TRUTH = SIDES = ("response", "ground_truth")
-# By side the fields of `claim_checks`: its claims, what the other side's text makes of each, what each context does
+# The fields of `claim_checks` by side: claims, their relations to the other side's text, and to each context
 FIELDS = {
     RESPONSE: ("response_claims", "answer2response", "retrieved2response"),
     TRUTH: ("gt_answer_claims", "response2answer", "retrieved2answer"),
 }
 LABELS = ("entailment", "neutral", "contradiction")
-# What a checker says that does not judge: it does not count as entailed
+# The label of a checker without a judgement. The claim does not count as entailed
 ABSTAIN = "abstain"
 Checks = Mapping[str, Any] | None
 Relations = Sequence[str | None]
 
 
 def normalise_ground_truth(value: Any) -> dict[str, Any] | None:
-    """A ground truth as {text, claims}, null as None; of claims alone the text is their lines.
+    """Return a ground truth as {text, claims}, None for null. If there are only claims, the text is their lines.
 
-    Raises ValueError that says what is wrong, without the text.
+    Raises ValueError with the problem, without the text.
 
     >>> normalise_ground_truth("Bees make honey.")
     {'text': 'Bees make honey.', 'claims': None}
@@ -229,9 +229,9 @@ def normalise_ground_truth(value: Any) -> dict[str, Any] | None:
 
 
 def normalise_checks(value: Any) -> dict[str, Any] | None:
-    """The fields of RAGChecker's results by name, null where they are not there; labels in lower case.
+    """Return the fields of RAGChecker's results by name, null if missing, with labels in lower case.
 
-    Claims in parts, as its triplets are, become one text. Raises ValueError that says what is wrong, without a text.
+    Claims in parts, such as its triplets, become one text. Raises ValueError with the problem, without a text.
     """
     if finite(value) is None:
         return None
@@ -250,13 +250,13 @@ def normalise_checks(value: Any) -> dict[str, Any] | None:
             if found[name] is not None and count != wanted:
                 raise ValueError(f"{name} has the length {count:,}, but {claims} has {wanted:,}")
         if found[claims] is None:
-            # Relations of no claims say nothing of those that will be extracted
+            # Without claims, the relations do not apply to the claims that will be extracted
             found[whole] = found[retrieved] = None
     return found
 
 
 def check_contexts(checks: Checks, contexts: Sequence[Any]) -> str | None:
-    """What is wrong with the relations of contexts to a claim, which are as many as the contexts; None for nothing."""
+    """Return the problem if a claim has another number of relations to contexts than there are contexts, or None."""
     for name in ("retrieved2response", "retrieved2answer"):
         for row in (checks or {}).get(name) or ():
             if len(row) != len(contexts):
@@ -265,13 +265,13 @@ def check_contexts(checks: Checks, contexts: Sequence[Any]) -> str | None:
 
 
 def given_claims(checks: Checks, truth: Mapping[str, Any], side: str) -> list[str] | None:
-    """The claims of a side that a sample brings; None where they have to be extracted."""
+    """Return the claims of a side in a sample, or None if they must be extracted."""
     claims: list[str] | None = (checks or {}).get(FIELDS[side][0])
     return truth["claims"] if claims is None and side == TRUTH else claims
 
 
 def given_relations(checks: Checks, side: str) -> tuple[Relations | None, Sequence[Relations] | None]:
-    """What a sample brings of a side's claims: of each its relation to the other text, and those to the contexts."""
+    """Return the given relations of a side's claims: to the other text, and to the contexts."""
     _, whole, retrieved = FIELDS[side]
     return (checks or {}).get(whole), (checks or {}).get(retrieved)
 

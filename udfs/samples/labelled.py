@@ -24,11 +24,11 @@ VERDICTS = {"S": "supported", "NS": "not_supported"}
 
 
 def read_claims(unit: Unit) -> Iterator[FileRecord]:
-    """The facts of a model's biographies that are supported or not: claim, evidence, label.
+    """Yield the facts in biographies of a model that are supported or not: claim, evidence, label.
 
-    sample_id is `<row>-<model>-<place>`, the row from 0 and the place among the biography's facts from 1. There is no
-    evidence: Wikipedia's texts are no part of the data set. Irrelevant facts are no claims on the topic, as published.
-    Raises UnreadableFileError where rows have no annotations.
+    sample_id is `<row>-<model>-<place>`, with the row from 0 and the position of the fact in the biography from 1.
+    There is no evidence, because Wikipedia's texts are not in the data set. Irrelevant facts are excluded, as
+    published. Raises UnreadableFileError if rows have no annotations.
     """
     system = PurePosixPath(unit.path).stem
     for row, record in enumerate(READERS["lines"](replace(unit, kind="lines"))):
@@ -61,13 +61,13 @@ def _claims(name: str, system: str, record: FileRecord) -> Iterator[FileRecord]:
             )
 
 
-# What claims need once they are samples; what a claim was said in answer to nobody reads
+# The required columns of claims as samples. No code reads the query of a claim
 NEEDS = ("response", "contexts")
 COLUMNS = ("claim", "evidence", "label")
 
 
 def _as_sample(record: FileRecord, _: int = 0) -> list[FileRecord]:
-    """A row of claim, evidence and label as a sample; one without a claim or a label is a problem of its own."""
+    """Return a row of claim, evidence and label as a sample. A missing claim or label is a problem of the row."""
     if record.problem:
         return [record]
     values = dict(record.values)
@@ -79,7 +79,7 @@ def _as_sample(record: FileRecord, _: int = 0) -> list[FileRecord]:
 
 
 def _texts(evidence: Any) -> Any:
-    """Evidence as a list: a list or JSON of one as it is, one text as its only element, nothing as the empty list.
+    """Return evidence as a list: a list or its JSON unchanged, a single text as the only element, null as empty.
 
     >>> _texts("one text"), _texts('["a", "b"]'), _texts(None)
     (['one text'], ['a', 'b'], [])
@@ -105,7 +105,7 @@ CLAIM_FORMATS: dict[str, Adapter] = {
     "expertqa": Adapter(data_sets.REQUIRED, partial(_each, data_sets.claims), LINES, read_lines),
     "factscore": Adapter((), _as_sample, FILES, read_claims),
 }
-"""Layouts of labelled claims."""
+"""Formats of labelled claims."""
 
 
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
@@ -114,21 +114,21 @@ _WORD = re.compile(r"\w+")
 
 
 class _NoSynonyms:
-    """A WordNet without a word in it: METEOR matches exactly and by stems, and needs no corpus to be downloaded."""
+    """An empty WordNet: METEOR matches exactly and by stems, and needs no downloaded corpus."""
 
     def synsets(self, word: str) -> list[Any]:
         return []
 
 
 def surface_scores(response: str, reference: str) -> dict[str, float]:
-    """By name of `SURFACE` how alike they are, from 0 to 1, BLEU from 0 to 100.
+    """Return the similarity by each measure of `SURFACE`, from 0 to 1, BLEU from 0 to 100.
 
-    ROUGE's F without stemmer (rouge-score; `rougeLsum` takes lines for sentences), BLEU of the one sentence (sacrebleu,
-    its defaults), METEOR of case-folded `\\w+` tokens (nltk). A response or a reference without a word is 0.
+    ROUGE's F without stemmer (rouge-score; lines are the sentences of `rougeLsum`), BLEU of one sentence (sacrebleu,
+    its defaults), METEOR of case-folded `\\w+` tokens (nltk). A response or a reference without a word has 0.
     """
     if not (_WORD.search(response) and _WORD.search(reference)):
         return dict.fromkeys(SURFACE, 0.0)
-    # Here, as together they take a second, which only this needs
+    # Imported here because the imports take a second, and only this function needs them
     from nltk.translate.meteor_score import single_meteor_score
     from sacrebleu import sentence_bleu
 
@@ -148,7 +148,7 @@ def _rouge() -> Any:
 
 
 def word_overlap(fact: str, response: str) -> float | None:
-    """The share of a fact's distinct words (`udfs.texts.words_of`) that stand in the response; None without any.
+    """Return the share of a fact's distinct words (`udfs.texts.words_of`) that occur in the response, or None.
 
     >>> word_overlap("The Seine is a river in France.", "A river of Europe is the Seine.")
     0.6666666666666666
@@ -158,7 +158,7 @@ def word_overlap(fact: str, response: str) -> float | None:
 
 
 def _words(text: str) -> list[str]:
-    """The tokens that METEOR aligns.
+    """Return the tokens that METEOR aligns.
 
     >>> _words("Straße, No. 1")
     ['strasse', 'no', '1']
@@ -167,17 +167,17 @@ def _words(text: str) -> list[str]:
 
 
 def baseline_names(model: ModelFiles | None) -> tuple[str, ...]:
-    """The baselines that can be had, with a local embedding model or without."""
+    """Return the available baselines, with a local embedding model or without."""
     return SURFACE if model is None else (*SURFACE, *BERTSCORE)
 
 
 def baseline_schema(names: Iterable[str]) -> pa.Schema:
-    """The columns of `baseline_batches`: sample_id, then a double a baseline."""
+    """Return the columns of `baseline_batches`: sample_id, then a double per baseline."""
     return pa.schema([("sample_id", pa.string()), *((name, pa.float64()) for name in names)])
 
 
 def baseline_batches(batches: Iterable[pa.RecordBatch], model: ModelFiles | None) -> Iterator[pa.RecordBatch]:
-    """The columns of `baseline_schema` of sample_id, response and reference, both text; a null response is all null."""
+    """Yield the columns of `baseline_schema` for sample_id, response and reference (text). Null responses are null."""
     names = baseline_names(model)
     for batch in batches:
         rows = [_baseline_row(row, names, model) for row in batch.to_pylist()]
@@ -195,5 +195,5 @@ def _baseline_row(row: Mapping[str, Any], names: tuple[str, ...], model: ModelFi
 
 @lru_cache(maxsize=1)
 def _scorer(model: ModelFiles) -> TokenScorer:
-    """One that a worker process keeps, so that its next task opens none."""
+    """Return a scorer that a worker process keeps for its next task."""
     return TokenScorer(model)

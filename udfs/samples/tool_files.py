@@ -1,4 +1,4 @@
-"""Adapters of the files and traces of other tools: ragas, TREC RAG, nuggetizer, and traces of applications."""
+"""Adapters for files and traces of other tools: ragas, TREC RAG, nuggetizer, and traces of applications."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from untold.udfs.samples.values import finite, load_json, text_of
 FILES = "*.*json*"
 Values = Mapping[str, Any]
 
-# Under which names an application has its texts, the likeliest first
+# The names of texts in applications, the most probable first
 ASKED = (
     *("question", "query", "user_input", "input", "prompt", "topic", "messages", "user_query", "request"),
     *("content", "text", "kwargs", "args", "parts"),
@@ -49,11 +49,11 @@ IDS = ("id", "doc_id", "docid", "document_id", "document.id")
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A step of a trace. `found`: what a retriever gave, None for any other step."""
+    """A step of a trace. `found` is the result of a retriever, None for any other step."""
 
     trace: str
     first: bool = False
-    # Whether the trace is the id of its sample; a hash of the row is where it is no id
+    # True if the trace is the id of its sample. False if it is a hash of the row
     named: bool = True
     inputs: Any = None
     outputs: Any = None
@@ -64,7 +64,7 @@ class Span:
 
 
 def opened(value: Any) -> Any:
-    """The value of a text that is JSON; any other value as it is.
+    """Return the value of a JSON text, or any other value unchanged.
 
     >>> opened('{"question": "q"}'), opened('"RETRIEVER"'), opened("[1] q")
     ({'question': 'q'}, 'RETRIEVER', '[1] q')
@@ -78,7 +78,7 @@ def opened(value: Any) -> Any:
 
 
 def find_text(value: Any, names: Sequence[str], roles: Sequence[str]) -> str | None:
-    """The text that a value states: under one of the names, or the last message of one of the roles.
+    """Return the text of a value: under one of the names, or the last message of one of the roles.
 
     >>> find_text([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], ASKED, ASKING)
     'q'
@@ -96,12 +96,12 @@ def find_text(value: Any, names: Sequence[str], roles: Sequence[str]) -> str | N
 
 
 def _only(value: Values) -> list[Any]:
-    """The value of an object with one key."""
+    """Return the value of an object with one key, as a list."""
     return list(value.values()) if len(value) == 1 else []
 
 
 def _role(message: Any) -> str | None:
-    """Who says a message; LangChain writes the class of a message as the end of its id."""
+    """Return the role of a message. LangChain writes the class of a message at the end of its id."""
     if not isinstance(message, Mapping):
         return None
     classes = message.get("id")
@@ -110,7 +110,7 @@ def _role(message: Any) -> str | None:
 
 
 def documents_in(value: Any) -> list[dict[str, Any]]:
-    """The documents of what a retriever gave, or of an object that names some, as contexts: id and text.
+    """Return the documents of a retriever's result, or of an object with documents, as contexts: id and text.
 
     >>> documents_in({"documents": [{"page_content": "t", "metadata": {}}, "u"]})
     [{'id': None, 'text': 't'}, {'id': None, 'text': 'u'}]
@@ -129,7 +129,7 @@ def documents_in(value: Any) -> list[dict[str, Any]]:
 
 
 def read_traces(spans_of: Callable[[Values], Iterable[Span]], unit: Unit) -> Iterator[FileRecord]:
-    """The traces of a file as samples, by the places of their first spans; rows that are no object as they are."""
+    """Yield the traces of a file as samples, in the order of their first spans. Other rows are problems."""
     given = replace(unit, kind=json_kind(unit.path, unit.encoding))
     records: list[FileRecord] = []
     traces: dict[str, _Trace] = {}
@@ -150,7 +150,7 @@ def read_traces(spans_of: Callable[[Values], Iterable[Span]], unit: Unit) -> Ite
 
 
 class _Trace:
-    """What is known of a trace while its file is read."""
+    """The state of a trace while its file is read."""
 
     def __init__(self, row: int) -> None:
         self.row = row
@@ -159,7 +159,7 @@ class _Trace:
         self.references: Any = None
 
     def add(self, span: Span, row: int) -> None:
-        """Takes a span; of several first ones the first."""
+        """Add a span. If several spans are first spans, the first one counts."""
         if span.first and self.first is None:
             self.first, self.row = span, row
         self.references = self.references or span.references
@@ -167,7 +167,7 @@ class _Trace:
             self.found.setdefault(one["text"], one)
 
     def record(self, name: str, _: FileRecord) -> list[FileRecord]:
-        """The sample of the trace; a column that it does not state is left out."""
+        """Return the sample of the trace, without missing columns."""
         if self.first is None:
             return [FileRecord(problem="a trace without its first span", raw=name, row=self.row)]
         inputs, outputs = opened(self.first.inputs), opened(self.first.outputs)
@@ -184,20 +184,20 @@ class _Trace:
 
 
 def _named(value: Any) -> list[dict[str, Any]]:
-    """The contexts that an object names as such."""
+    """Return the contexts that an object lists under a name for contexts."""
     if not isinstance(value, Mapping):
         return []
     return next((found for name in NAMED if name in value and (found := documents_in(value[name]))), [])
 
 
 def _with_distinct_ids(contexts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The contexts without their ids where two share one: places number them then."""
+    """Return the contexts, without ids if two share one, so that positions number them."""
     names = [str(one["id"]) for one in contexts if one["id"] is not None]
     return contexts if len(set(names)) == len(names) else [{**one, "id": None} for one in contexts]
 
 
 def _fields(side: str, value: Any, stated: Values) -> dict[str, Any]:
-    """The fields of an object as columns `inputs.<name>`, for `--columns`, but those that are a column already."""
+    """Return the fields of an object as columns `inputs.<name>`, for `--columns`, without fields that are columns."""
     if not isinstance(value, Mapping):
         return {}
     taken = [text for text in stated.values() if isinstance(text, str)]
@@ -207,7 +207,7 @@ def _fields(side: str, value: Any, stated: Values) -> dict[str, Any]:
 
 
 def langsmith(values: Values) -> Iterator[Span]:
-    """A run as LangSmith exports it, with its children or in a row beside theirs; else an example of a data set."""
+    """Yield a run as LangSmith exports it, with its children or in separate rows, or an example of a data set."""
     if "run_type" not in values:
         answer = find_text(values.get("outputs"), ANSWERED, ANSWERING)
         name = values.get("id") or values.get("example_id")
@@ -231,7 +231,7 @@ def langsmith(values: Values) -> Iterator[Span]:
 
 
 def langfuse(values: Values) -> Iterator[Span]:
-    """Traces with or without their observations, or observations, as Langfuse exports them by UI, API or storage."""
+    """Yield traces with or without their observations, or observations, exported from Langfuse by any method."""
     trace = _object(values.get("trace")) if isinstance(values.get("trace"), Mapping) else values
     of = trace.get("traceId") or trace.get("trace_id")
     name = str(of or trace.get("id"))
@@ -253,7 +253,7 @@ def langfuse(values: Values) -> Iterator[Span]:
 
 
 def phoenix(values: Values) -> Iterator[Span]:
-    """A span of OpenInference, as a row of Phoenix's data frame of spans or as its client gives it."""
+    """Yield a span of OpenInference, from a row of Phoenix's data frame of spans or from its client."""
     context = _object(values.get("context"))
     found = _attribute(values, "retrieval.documents")
     retrieves = str(values.get("span_kind") or _attribute(values, "openinference.span.kind")).upper() == "RETRIEVER"
@@ -268,13 +268,13 @@ def phoenix(values: Values) -> Iterator[Span]:
 
 
 def _attribute(values: Values, name: str) -> Any:
-    """An attribute of a span: in a column of its own, or in the object `attributes`, nested or by its whole name."""
+    """Return an attribute of a span: from its column, or from the object `attributes`, nested or by its full name."""
     attributes = {
         key.removeprefix("attributes."): one for key, one in values.items() if key.startswith("attributes.")
     } or _object(opened(values.get("attributes")))
     if name in attributes:
         return attributes[name]
-    # A list as the protocol has it: retrieval.documents.0.document.content
+    # A list in the format of the protocol: retrieval.documents.0.document.content
     items: dict[int, dict[str, Any]] = {}
     for key, one in attributes.items():
         if part := re.fullmatch(rf"{re.escape(name)}\.(\d+)\.(.+)", key):
@@ -288,7 +288,7 @@ def _attribute(values: Values, name: str) -> Any:
 
 
 def mlflow(values: Values) -> Iterator[Span]:
-    """A trace as MLflow writes it (`Trace.to_json`), or as a row of `mlflow.search_traces`."""
+    """Yield a trace as MLflow writes it (`Trace.to_json`), or from a row of `mlflow.search_traces`."""
     whole = _object(opened(values.get("trace"))) or values
     info, data = _object(whole.get("info")), _object(whole.get("data"))
     name = str(info.get("trace_id") or info.get("request_id") or values.get("trace_id") or values.get("request_id"))
@@ -310,7 +310,7 @@ def mlflow(values: Values) -> Iterator[Span]:
 
 
 def openai_evals(values: Values) -> Iterator[Span]:
-    """Events of a log of OpenAI's evals, output items of its Evals API, or rows of a data set (input, ideal)."""
+    """Yield events of a log of OpenAI's evals, output items of its Evals API, or rows of a data set (input, ideal)."""
     data = _object(values.get("data"))
     item = _object(values.get("datasource_item") or values.get("item"))
     match values.get("type"):
@@ -343,7 +343,7 @@ def openai_evals(values: Values) -> Iterator[Span]:
 
 
 def _ideal(value: Any) -> Any:
-    """The answer that was wanted; of several that would do, the first."""
+    """Return the wanted answer, or the first one of several."""
     return value[0] if isinstance(value, list) and value else value
 
 
@@ -357,7 +357,7 @@ def _carried(values: Values, *names: str) -> dict[str, Any]:
 
 Names = Mapping[str, Sequence[str]]
 ARROW = "*.arrow"
-# Theirs by ours, the first that a row has counting; before version 0.2 ragas had the second ones
+# The tools' names by our names. The first that a row has counts. The second names are from ragas before version 0.2
 RAGAS: Names = {
     "query": ("user_input", "question"),
     "response": ("response", "answer"),
@@ -378,7 +378,7 @@ TREC_RAG_NUGGETS: Names = {
     "system": ("run_id",),
     "references": ("nuggets",),
 }
-# Those of ResearchRubrics
+# The names of ResearchRubrics
 RUBRICS: Names = {
     "query": ("query", "prompt"),
     "response": ("response", "completion"),
@@ -397,15 +397,15 @@ DEEPEVAL: Names = {
     "ground_truth": ("expected_output", "expectedOutput"),
 }
 BAR = "|"
-# Columns that hold lists of Python's in its CSV
+# Columns that contain lists of Python in its CSV
 LISTS = ("query", "contexts", "references", "ground_truth")
 AS_JSON = 'write the rows again as JSON Lines: df.to_json(FILE, orient="records", lines=True)'
-# As collections name their documents and segments: without white space, and with a digit
+# The ids of documents and segments in collections: without white space, and with a digit
 DOCUMENT_ID = re.compile(r"(?=\S*\d)\S+")
 
 
 def _under_our_names(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
-    """The row with our names for the columns that it has under others; nulls are passed over."""
+    """Rename the columns of a row to our names. Null columns are skipped."""
     theirs = {
         ours: next((name for name in many if finite(values.get(name)) is not None), None)
         for ours, many in names.items()
@@ -418,7 +418,7 @@ def _under_our_names(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
 
 
 def ragas(record: FileRecord, _: int) -> list[FileRecord]:
-    """A row of a data set, a result or a test set of ragas; of a conversation the last question and answer."""
+    """Return a row of a data set, result or test set of ragas. A conversation has its last question and answer."""
     if record.problem:
         return [record]
     values = {name: _list_of_python(value) for name, value in _under_our_names(record.values, RAGAS).items()}
@@ -428,7 +428,7 @@ def ragas(record: FileRecord, _: int) -> list[FileRecord]:
         raise RowError(problem)
     truth, asked = values.get("ground_truth"), values.get("query")
     if isinstance(truth, list):
-        # Whole answers, and no claims
+        # These are whole answers and not claims
         values["ground_truth"] = "\n".join(str(one) for one in truth if finite(one) is not None) or None
     if isinstance(asked, list):
         values |= {"query": find_text(asked, ASKED, ASKING), "user_input": asked}
@@ -437,7 +437,7 @@ def ragas(record: FileRecord, _: int) -> list[FileRecord]:
 
 
 def _list_of_python(value: Any) -> Any:
-    """The list of a cell that ragas has written into CSV; any other value as it is."""
+    """Return the list in a cell of ragas' CSV, or any other value unchanged."""
     if not isinstance(value, str) or not is_python_list(value):
         return value
     with suppress(ValueError):
@@ -446,9 +446,9 @@ def _list_of_python(value: Any) -> Any:
 
 
 def trec_rag(record: FileRecord, _: int) -> list[FileRecord]:
-    """A topic's answer in the form of TREC RAG, with the segments that it was written from where they have their texts.
+    """Return an answer in the format of TREC RAG, with its source segments as contexts if their texts are present.
 
-    References that are ids alone are the column `segment_ids`, and the sample has no contexts.
+    References that are only ids become the column `segment_ids`, and the sample has no contexts.
     """
     if record.problem:
         return [record]
@@ -469,7 +469,7 @@ def trec_rag(record: FileRecord, _: int) -> list[FileRecord]:
 
 
 def trec_rag_answers(record: FileRecord, row: int) -> list[FileRecord]:
-    """As `trec_rag`; the topic's id stands for a query that the file does not say."""
+    """Return the answer as in `trec_rag`. If the query is missing, the id of the topic replaces it."""
     return [replace(one, values={"query": one.values.get("query_id"), **one.values}) for one in trec_rag(record, row)]
 
 
@@ -478,14 +478,14 @@ def _is_id(value: Any) -> bool:
 
 
 def _segments(candidate: Any) -> list[dict[str, Any]]:
-    """A candidate as a context; the ranked lists of the track name it beside its segment."""
+    """Return a candidate as contexts. The ranked lists of the track have the id next to the segment."""
     named = candidate.get("docid") if isinstance(candidate, Mapping) else None
     inner = candidate.get("doc", candidate) if isinstance(candidate, Mapping) else candidate
     return [{**one, "id": named or one["id"]} for one in documents_in(inner)]
 
 
 def trec_rag_nuggets(record: FileRecord, _: int) -> list[FileRecord]:
-    """A topic's nuggets as references of a question, or of the response that they were assigned to."""
+    """Return the nuggets of a topic as references of a question, or of the response with the assignments."""
     if record.problem:
         return [record]
     values = {"contexts": [], **_under_our_names(record.values, TREC_RAG_NUGGETS)}
@@ -493,7 +493,7 @@ def trec_rag_nuggets(record: FileRecord, _: int) -> list[FileRecord]:
 
 
 def rubrics(record: FileRecord, _: int) -> list[FileRecord]:
-    """A task's criteria as references, each with its weight; what an answer should not do has one below 0.
+    """Return the criteria of a task as references with weights. Unwanted content has a weight below 0.
 
     Several messages of a prompt become one text. HealthBench's ideal completion is the ground truth.
     """
@@ -543,7 +543,7 @@ def deepeval(record: FileRecord, _: int) -> list[FileRecord]:
 
 
 def references_of(nuggets: Any) -> Any:
-    """Nuggets as references: an assignment is a label. What is no list of objects stays as it is."""
+    """Return nuggets as references, with assignments as labels. Anything but a list is returned unchanged."""
     if not isinstance(nuggets, list):
         return nuggets
     return [
@@ -553,7 +553,7 @@ def references_of(nuggets: Any) -> Any:
 
 
 def read_arrow(unit: Unit) -> Iterator[FileRecord]:
-    """The rows of a file of `Dataset.save_to_disk`: a stream of Arrow batches."""
+    """Yield the rows of a file of `Dataset.save_to_disk`: a stream of Arrow batches."""
     with closing(open_file(unit.path)) as stream:
         try:
             batches = pa.ipc.open_stream(stream)

@@ -13,9 +13,9 @@ from uuid import UUID
 
 import pyarrow as pa
 
-# Deeper JSON is refused: Python's own limit depends on who calls.
+# Deeper JSON is refused, because Python's own limit depends on the call stack
 MAX_NESTING = 200
-# Integers above are not exact as doubles, so that only smaller doubles are written like the integers they equal.
+# Larger integers are not exact as doubles, so only smaller doubles are written as integers
 EXACT_DOUBLE = 2**53
 UUID_BYTES = 16
 
@@ -25,7 +25,7 @@ SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def plain(value: Any) -> Any:
-    """The value as canonical JSON has it: no nulls in objects, integral doubles as integers, dates as ISO text.
+    """Return the value for canonical JSON: no nulls in objects, integral doubles as integers, dates as ISO text.
 
     >>> plain({"n": 2.0, "none": None, "day": date(2025, 3, 1)})
     {'n': 2, 'day': '2025-03-01'}
@@ -48,7 +48,7 @@ def plain(value: Any) -> Any:
 
 
 def canonical(value: Any) -> str:
-    """Canonical JSON: keys sorted by code point, no spaces, no escapes but those that JSON needs.
+    """Return canonical JSON: keys sorted by code point, no spaces, only the required escapes.
 
     >>> canonical({"b": [1.0, None], "a": "é"})
     '{"a":"é","b":[1,null]}'
@@ -57,9 +57,9 @@ def canonical(value: Any) -> str:
 
 
 def text_of(value: Any) -> str | None:
-    """A value as a text column has it: text as it is, bytes decoded as UTF-8, anything else as canonical JSON.
+    """Return a value for a text column: text unchanged, bytes decoded as UTF-8, other values as canonical JSON.
 
-    NaN and infinities are no text: data frames write NaN for a missing value.
+    NaN and infinities become None, because data frames write NaN for a missing value.
 
     >>> text_of("as it is"), text_of(2.0), text_of(["a"]), text_of(None), text_of(math.nan)
     ('as it is', '2', '["a"]', None, None)
@@ -93,7 +93,7 @@ def id_of(value: Any) -> str | None:
 
 
 def as_type(value: Any, arrow: pa.DataType) -> Any:
-    """A value as its column takes it: text columns hold `text_of`, doubles no integers that Arrow refuses."""
+    """Return a value for its column: text columns need `text_of`, and Arrow refuses some integers as doubles."""
     if value is None:
         return None
     if pa.types.is_string(arrow):
@@ -110,9 +110,9 @@ def as_type(value: Any, arrow: pa.DataType) -> Any:
 
 
 def load_json(text: str) -> Any:
-    """JSON as Python values, lone surrogates replaced; of two equal keys the last counts.
+    """Return JSON as Python values, with lone surrogates replaced. For equal keys the last value counts.
 
-    Raises ValueError where it is no JSON, RecursionError where it is nested too deeply.
+    Raises ValueError for invalid JSON, and RecursionError for JSON that is nested too deeply.
 
     >>> load_json('{"id": 1, "id": 2}')
     {'id': 2}
@@ -121,15 +121,15 @@ def load_json(text: str) -> Any:
 
 
 def check_nesting(value: Any, text: str) -> Any:
-    """The parsed value of a JSON text, lone surrogates replaced. Raises RecursionError where it is too deep."""
-    # Counting is quick and never too low, so that only a text with many brackets is walked through.
+    """Return the value of a JSON text with lone surrogates replaced. Raises RecursionError if it is too deep."""
+    # The count is fast and never too low, so only texts with many brackets are walked
     if text.count("[") + text.count("{") > MAX_NESTING and _is_deeper(value, MAX_NESTING):
         raise RecursionError
     return without_surrogates(value) if SURROGATE_ESCAPE.search(text) else value
 
 
 def _is_deeper(value: Any, depth: int) -> bool:
-    """Whether lists and objects lie within each other more than `depth` deep."""
+    """Return True if lists and objects are nested more than `depth` levels deep."""
     if not isinstance(value, list | dict):
         return False
     items = value.values() if isinstance(value, dict) else value
@@ -137,7 +137,7 @@ def _is_deeper(value: Any, depth: int) -> bool:
 
 
 def without_surrogates(value: Any) -> Any:
-    """The value with lone surrogates replaced, at any depth, in keys too: neither Arrow nor UTF-8 has them."""
+    """Replace lone surrogates at any depth, also in keys, because Arrow and UTF-8 do not support them."""
     if isinstance(value, str):
         return SURROGATE.sub("\ufffd", value)
     if isinstance(value, list):
@@ -147,24 +147,24 @@ def without_surrogates(value: Any) -> Any:
     return value
 
 
-# What is nested deeper, or has more keys, is carried as JSON text: a schema of that size serves no reader.
+# Deeper values and values with more keys become JSON text, because a schema of this size is of no use
 MAX_DEPTH = 16
 MAX_FIELDS = 200
 LONG = 2**63
 
 Shape = Any
-"""null, boolean, long, double, string, text (types that do not agree), {"list": shape} or {"struct": {name: shape}}."""
+"""null, boolean, long, double, string, text (mixed types), {"list": shape} or {"struct": {name: shape}}."""
 
 
 def shape_of(value: Any, depth: int = 0) -> Shape:
-    """The type of a value of JSON.
+    """Return the type of a JSON value.
 
     >>> shape_of({"n": 1, "marks": [1, 2.5, None]})
     {'struct': {'n': 'long', 'marks': {'list': 'double'}}}
     """
     if value is None:
         return "null"
-    # Before int, which it is in Python.
+    # Before int, because bool is a subclass of int
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int):
@@ -185,7 +185,7 @@ def shape_of(value: Any, depth: int = 0) -> Shape:
 
 
 def struct_shape(fields: dict[str, Shape]) -> Shape:
-    """A struct, or text where Spark could not hold it: names equal but for case, empty names, too many.
+    """Return a struct, or text if Spark does not support it: names that differ only by case, empty or too many names.
 
     >>> struct_shape({"a": "long", "A": "long"})
     'text'
@@ -195,7 +195,7 @@ def struct_shape(fields: dict[str, Shape]) -> Shape:
 
 
 def merge_shapes(left: Shape, right: Shape) -> Shape:
-    """The type that holds both; `text` where none does, which then is the whole column's.
+    """Return the type that holds both, or `text` if there is none, which then applies to the whole column.
 
     >>> merge_shapes("long", "double"), merge_shapes("long", "string"), merge_shapes("null", "boolean")
     ('double', 'text', 'boolean')
@@ -218,9 +218,9 @@ def merge_shapes(left: Shape, right: Shape) -> Shape:
 
 
 def merge_columns(left: Mapping[str, Shape], right: Mapping[str, Shape]) -> dict[str, Shape]:
-    """By column of either: the type that holds both.
+    """Return the type that holds both, for each column of either.
 
-    Merged in any order and grouping the types are the same, as tasks end in any order.
+    The result does not depend on order and grouping, because tasks end in any order.
     """
     names = {**left, **right}
     return {name: merge_shapes(left.get(name, "null"), right.get(name, "null")) for name in names}
