@@ -169,15 +169,15 @@ def score_part(request: PartRequest, display: Display) -> Outcome:
     judged, budget = request.judged, request.budget
     if budget is None:
         outcome = score(request.proxy, display)
-        return outcome if outcome.exit_code else score(judged, display)
+        return score(judged, display) if outcome.is_complete else outcome
     settings = judged.settings.model_copy(update={"completion_store": judged.store})
     judged = replace(judged, settings=settings)
     pilot = replace(judged, output=f"{judged.output}-pilot")
     draw = Draw(PILOT, settings.statistics.seed, judged.draw.stratify if judged.draw else ())
     drawn = _earlier_draw(pilot) or _affordable(pilot, draw, budget * PILOT_SHARE, 0, display)
     outcome = score(_limited(pilot, drawn, budget - _spent(pilot)), display)
-    outcome = outcome if outcome.exit_code else score(request.proxy, display)
-    if outcome.exit_code:
+    outcome = score(request.proxy, display) if outcome.is_complete else outcome
+    if not outcome.is_complete:
         return outcome
     samples = outcome.manifest["counts"]["samples"]
     left = budget - _spent(replace(pilot, overwrite=False)) - _spent(judged)

@@ -111,9 +111,12 @@ def _combine_studies(options: Options) -> int:
 def _estimate(options: Options) -> int:
     """Estimate the mean over all samples from judged samples and a cheap proxy. With RUN, no engine starts."""
     from untold.jobs.compare import estimate, estimate_lines, write_estimates
+    from untold.jobs.run.outcome import FAILED_TOO_MANY
 
+    code = 0
     if options.run is None:
-        if code := _score_part(options):
+        code = _score_part(options)
+        if code not in (0, FAILED_TOO_MANY):
             return code
         folders = {name: f"{options.output}/{name}" for name in PARTS}
         options = Options(
@@ -127,7 +130,7 @@ def _estimate(options: Options) -> int:
         write_estimates(request, found, arguments.absolute(options.output), overwrite=options.overwrite)
     rows = {"estimates": found.means, "differences": found.differences}
     arguments.print_result(options, rows, lambda page: estimate_lines(found, page, every=options.all))
-    return 0
+    return code
 
 
 def _score_part(options: Options) -> int:

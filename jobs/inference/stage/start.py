@@ -40,13 +40,17 @@ class Outcome:
     # What a command prints and does not write: the hits of a single query
     rows: Sequence[Mapping[str, Any]] = ()
 
-    def apply_thresholds(self, bars: Mapping[str, float]) -> Outcome:
-        """The outcome where a mean below its bar fails a run (`below_bars`).
+    @property
+    def is_complete(self) -> bool:
+        """True if all tables are written, even if too many samples failed."""
+        return self.exit_code in (0, FAILED_TOO_MANY)
 
-        One that ended early has not asked for all that a mean is of, and stays as it is.
+    def apply_thresholds(self, bars: Mapping[str, float]) -> Outcome:
+        """Return the outcome of a run with means below their bars (`below_bars`).
+
+        A run that ended early stays as it is, because its means lack samples.
         """
-        complete = self.exit_code in (0, FAILED_TOO_MANY)
-        below = below_bars(self.manifest["summary"], bars) if complete else []
+        below = below_bars(self.manifest["summary"], bars) if self.is_complete else []
         if not below:
             return self
         return replace(self, exit_code=FAILED_TOO_MANY, message="\n".join(filter(None, [*below, self.message])))
