@@ -329,6 +329,6 @@ def describe_study(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _describe_share(row: Mapping[str, Any]) -> str:
-    """A share to three decimals with its interval, where it has one."""
+    """Give a share to three decimals, with its interval where it has one."""
     limits = "" if row["ci_low"] is None else f" ({row['ci_low']:.3f} to {row['ci_high']:.3f})"
     return f"{row['value']:.3f}{limits}"

@@ -34,9 +34,7 @@ def size_of_matching(edges: Edges) -> int:
 
 
 def _finds_path(edges: Edges, left: int, partners: dict[int, int], seen: set[int]) -> bool:
-    """Match a left node, and move other nodes to a new partner if necessary. partners: the left node of a right
-    node.
-    """
+    """Match a left node in `partners` (right to left), and move other nodes to a new partner if necessary."""
     for right in edges[left]:
         if right in seen:
             continue
