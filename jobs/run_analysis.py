@@ -258,7 +258,9 @@ def lines_of(run: Run) -> Iterator[str]:
     if "scores" in run.tables:
         yield from (f"  {line}" for line in PYTHON_LINES)
         where = shlex.quote(run.directory)
-        yield from ("", "on the command line:", f"  untold show {where} --sample ID", f"  untold compare {where}")
+        ids = run.dataset("scores").head(1, columns=["sample_id"])["sample_id"].to_pylist()
+        one = shlex.quote(str(ids[0])) if ids else "ID"
+        yield from ("", "on the command line:", f"  untold show {where} --sample {one}", f"  untold compare {where}")
     else:
         yield '  run.pandas("NAME")'
 

@@ -20,6 +20,7 @@ from untold.jobs.summary.score_counts import fetch_rows
 from untold.jobs.tables import RESULT_TABLES
 from untold.udfs.facts.rag_measures import FAULTS, GROUPS
 from untold.udfs.redaction import redact
+from untold.udfs.retrieval.local_models import JUDGE
 
 Row = Mapping[str, Any]
 
@@ -170,6 +171,7 @@ def _of_system(name: str, rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 WORST_SHOWN = 3
+UNSHOWN_CONFLICTS = "not shown: the judge of the package calls many different facts contradictory (docs/judge.md)"
 # An interval as text: its columns, and its left end, line, right end and mean
 DRAWN_COLUMNS = 41
 MARKS, PLAIN_MARKS = "├─┤●", "|-|o"
@@ -201,6 +203,8 @@ def end_of_run(
     preference = run.table("source_preference").to_pylist() if rows.get("source_preference") else []
     measures = run.table("measures_summary").to_pylist() if rows.get("measures_summary") else []
     conflicts = conflict_lines(measures, page)
+    if {row["model"] for row in run.manifest["starts"][-1].get("usage", [])} == {JUDGE}:
+        conflicts, preference = conflicts and [*wrapped(UNSHOWN_CONFLICTS, page)], []
     label = f" ({DEMO_LABEL}: not a judge to rely on)" if embedded else ""
     parts = [
         [f"summary{label}", *_summary(summary, unasked, page), *wrapped(_statuses(counts["statuses"]), page)],

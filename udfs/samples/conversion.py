@@ -34,7 +34,7 @@ EITHER = "contexts or references"
 OTHER_NAMES = {
     "query": ("question", "user_input", "topic", "prompt", "input", "instruction"),
     "response": ("answer", "output", "completion", "prediction"),
-    "contexts": ("retrieved_contexts", "retrieved_context", "context", "documents", "passages", "sources"),
+    "contexts": ("retrieved_contexts", "retrieved_context", "context", "documents", "passages", "sources", "docs"),
     "references": ("reference", "ground_truth", "ground_truths", "gt_answer"),
     "ground_truth": ("reference", "ground_truths", "gt_answer"),
     "query_id": ("topic_id",),
