@@ -203,7 +203,7 @@ def end_of_run(
     preference = run.table("source_preference").to_pylist() if rows.get("source_preference") else []
     measures = run.table("measures_summary").to_pylist() if rows.get("measures_summary") else []
     conflicts = conflict_lines(measures, page)
-    if {row["model"] for row in run.manifest["starts"][-1].get("usage", [])} == {JUDGE}:
+    if {row.get("model") for row in run.manifest["starts"][-1].get("usage", [])} == {JUDGE}:
         conflicts, preference = conflicts and [*wrapped(UNSHOWN_CONFLICTS, page)], []
     label = f" ({DEMO_LABEL}: not a judge to rely on)" if embedded else ""
     parts = [

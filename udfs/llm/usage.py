@@ -147,7 +147,7 @@ class Prices:
         return (prompts + completions) / TOKENS_OF_A_PRICE + calls * self.of_a_call
 
     def times(self, share: float) -> Prices:
-        """These prices at a discount.
+        """Return the prices times a share, for a discount.
 
         >>> Prices(2.0, 8.0).times(0.5)
         Prices(prompt=1.0, completion=4.0, thousand_calls=None)
@@ -156,7 +156,7 @@ class Prices:
         return Prices(*(None if price is None else share * price for price in each))
 
     def priced(self, usage: Usage) -> Usage:
-        """The usage with its cost by these prices."""
+        """Return the usage with its cost by these prices."""
         return replace(usage, cost=self.cost(usage.prompt_tokens, usage.completion_tokens, usage.calls))
 
     @property

@@ -16,6 +16,7 @@ from untold.jobs.run.terminal import Page, width_of
 from untold.jobs.run_tables import open_run
 from untold.jobs.score import show_summary
 from untold.jobs.settings.model import Settings
+from untold.jobs.summary.aggregate import MEASURES
 from untold.jobs.summary.run_summary import DRAWN_COLUMNS, _summary, end_of_run
 from untold.jobs.tables import RESULT_TABLES
 
@@ -39,7 +40,7 @@ def summarised(system: str | None, **fields: Any) -> Row:
 
 def lines_of(folder: Path, scores: list[Row], failures: list[Row] | None = None, **manifest: Any) -> list[str]:
     """The end of a run with these tables; all others are empty."""
-    given = {"scores": scores, "failures": failures or [], "samples": scores}
+    given = {"scores": scores, "failures": failures or [], "samples": scores, **manifest.pop("tables", {})}
     for name, schema in RESULT_TABLES.items():
         (folder / name).mkdir(parents=True)
         rows = given.get(name, [])
@@ -62,6 +63,24 @@ def test_items_of_the_prompts_examples_are_told(tmp_path: Path) -> None:
     lines = lines_of(tmp_path / "out", [scored("a", 1.0)], starts=[{**START, "usage": usage}])
 
     assert "items dropped as repeats of the prompts' examples: extract_facts 3, extract_claims 1" in lines
+
+
+@pytest.mark.parametrize(("model", "shown"), [("judge", False), ("gpt-4.1", True)])
+def test_conflicts_by_the_judge_of_the_package_are_not_shown(tmp_path: Path, model: str, shown: bool) -> None:
+    figures = {"level": "overall", "system": None, "n": 4, "defined": 4, "ci_low": 0.2, "ci_high": 0.8}
+    measures = [{**figures, "metric": "nli", "measure": name, "mean": 0.5} for name in MEASURES]
+    usage = [{"stage": "classify_relation", "model": model}]
+
+    lines = lines_of(
+        tmp_path / "out",
+        [scored("a", 1.0)],
+        starts=[{**START, "usage": usage}],
+        tables={"measures_summary": measures},
+    )
+
+    below = lines[lines.index("conflicts of contexts") + 1]
+    assert (below.split()[:3] == ["metric", "system", "conflicts"]) == shown
+    assert ("judge of the package" in below) != shown
 
 
 def test_audits_of_filters_are_told_with_their_intervals(tmp_path: Path) -> None:
