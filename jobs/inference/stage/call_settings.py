@@ -25,15 +25,15 @@ from untold.udfs.llm.usage import Usage
 from untold.udfs.python_path import usable_cores
 from untold.udfs.storage import StoragePath
 
-# Measured on slow cores: 2,500 calls a second at best, less with long prompts and slow disks
+# Measured on slow cores: at most 2,500 calls per second, and fewer with long prompts and slow disks
 REQUESTS_PER_SECOND_AND_ACTOR = 1000
-# So many calls of a tenth of a second each keep an actor busy
+# The number of calls in flight that keeps an actor busy, with a tenth of a second per call
 PLACES_OF_AN_ACTOR = 128
 MINUTES_PER_HOUR = SECONDS_PER_MINUTE = 60
-# Within which an endpoint answers a batch
+# The time limit of endpoints for a batch
 BATCH_HOURS = 24.0
 
-# Fields of `CallSettings` by the names that they have in `llm.*`
+# Fields of `CallSettings` and their names in `llm.*`
 _TIMES = {
     "timeout": "timeout_seconds",
     "deadline": "deadline_seconds",
@@ -46,7 +46,7 @@ RELATION = "relation"
 
 
 def section_of(api: str) -> Section:
-    """The section of the settings that names the endpoint of an API."""
+    """Return the section of the settings with the endpoint of an API."""
     if api in (LOCAL, *CLASSIFYING):
         return "classifier"
     if api == "embeddings":
@@ -55,18 +55,18 @@ def section_of(api: str) -> Section:
 
 
 def classifiers_of(settings: Settings) -> list[str]:
-    """The classifiers that the settings name, each once: folders, or addresses of servers (`is_address`)."""
+    """Return the distinct classifiers in the settings: folders or addresses of servers (`is_address`)."""
     named = (settings.grounding.verifier, settings.nli.classifier, settings.nli.classifier_url)
     return [one for one in dict.fromkeys(named) if one and one != RELATION]
 
 
 def is_address(classifier: str) -> bool:
-    """Whether a classifier is a server's."""
+    """Return True if a classifier is the address of a server."""
     return classifier.startswith(("http://", "https://"))
 
 
 def address_of(settings: Settings, section: str) -> str | None:
-    """The address of the endpoint that a section of the settings is about; None where it names none."""
+    """Return the address of the endpoint of a section, None without an address."""
     if section == "classifier":
         return next(filter(is_address, classifiers_of(settings)), None)
     address: str | None = getattr(settings, section).base_url
@@ -74,28 +74,28 @@ def address_of(settings: Settings, section: str) -> str | None:
 
 
 def batch_of(settings: Settings, api: str) -> int:
-    """The most rows of one HTTP request."""
+    """Return the maximum number of rows per HTTP request."""
     return getattr(settings, section_of(api)).batch if api in SEVERAL_ROWS else 1
 
 
 def runs_in_tasks(stage: Stage, settings: Settings) -> bool:
-    """Whether a stage is answered by a model within Spark's tasks, and calls nobody."""
+    """Return True if a model in the tasks of Spark answers a stage without calls."""
     if stage.api == LOCAL:
         return settings.nli.classifier_gpus is None or stage.name != "classify_entailment"
     return stage.api == "embeddings" and settings.embeddings.base_url is None
 
 
 def call_settings(settings: Settings, stage: Stage, base_url: str, store_path: str) -> CallSettings:
-    """How the endpoint is called for a stage, from the settings.
+    """Return the settings of the calls of a stage.
 
-    Nothing of it is in a request's id: two starts of one run may differ in all of it. Minutes become seconds. Times,
-    attempts and writing are those of `llm.*` for every endpoint.
+    They are not part of the ids of requests, so two starts of one run can have different ones. Minutes become seconds.
+    Times, attempts and writes come from `llm.*` for every endpoint.
     """
     llm, budget, section = settings.llm, settings.budget, section_of(stage.api)
     own = getattr(settings, section)
     journal = journal_of(llm.journal, store_path)
-    # A killed run asks again what came within one interval, but for what is in a journal; on object stores each write
-    # is paid for and takes longer
+    # A killed run loses the completions of one interval unless a journal has them. Each write to an object store costs
+    # money and takes longer
     remote_flush = 10.0 if journal is None else 30.0
     flush = llm.flush_seconds or (1.0 if StoragePath(store_path).local is not None else remote_flush)
     calls = CallSettings(
@@ -123,9 +123,9 @@ def call_settings(settings: Settings, stage: Stage, base_url: str, store_path: s
 
 
 def _endpoints(settings: Settings, stage: Stage, calls: CallSettings) -> Iterator[CallSettings]:
-    """How each of several endpoints is called; none where there is one alone.
+    """Yield the settings of each of several endpoints, nothing for a single endpoint.
 
-    A model that a stage has of its own goes by one name everywhere.
+    The own model of a stage has the same name at all endpoints.
     """
     named = _names(settings.llm.endpoints)
     for given, own, name in zip(settings.llm.endpoints, settings.llm.each, named, strict=False):
@@ -144,9 +144,9 @@ def _endpoints(settings: Settings, stage: Stage, calls: CallSettings) -> Iterato
 
 
 def _names(endpoints: Sequence[EndpointSettings]) -> list[str | None]:
-    """What each endpoint goes by where its address is not enough: model and key, or its place where these are alike.
+    """Return the names of endpoints with equal addresses: the model and key, or the index if these are equal too.
 
-    What is sent beside its requests is not shown.
+    Headers and parameters are not shown.
     """
     known = [(one.base_url, one.model, one.api_key_env) for one in endpoints]
     addresses = [address for address, *_ in known]
@@ -159,7 +159,7 @@ def _names(endpoints: Sequence[EndpointSettings]) -> list[str | None]:
 
 
 def journal_of(folder: str | None, store_path: str) -> str | None:
-    """The folder of `llm.journal` as actors take it: empty for the node's own, None for no journal.
+    """Return the folder of `llm.journal` for actors: empty for the default folder of the node, None for no journal.
 
     >>> journal_of(None, "s3://bucket/store"), journal_of(None, "/data/store"), journal_of("off", "s3://bucket/store")
     ('', None, None)
@@ -170,9 +170,9 @@ def journal_of(folder: str | None, store_path: str) -> str | None:
 
 
 def with_given(job: Job, given: Settings) -> Job:
-    """A job under settings that are given beside it: address, key, times, limits, budget and actors.
+    """Return a job with other settings: address, key, times, limits, budget and actors.
 
-    Only what was set counts (`load_given`). The key of the job's address goes to no other address.
+    Only given settings change the job (`load_given`). The key of the job is never sent to another address.
     """
     section, llm = getattr(given, job.settings.section), given.llm
     named = llm.model_fields_set
@@ -194,7 +194,7 @@ def with_given(job: Job, given: Settings) -> Job:
     changed |= {own: getattr(section, name) for own, name in sent.items() if name in section.model_fields_set}
     calls = replace(job.settings, **changed)
     if section is llm and llm.endpoints:
-        # Under what is given beside them, and else under what the first of the job has
+        # With the given settings, and otherwise with those of the first endpoint of the job
         calls, first = replace(calls, endpoints=()), job.settings.each[0]
         base = vars(_with_set(first.limits, llm)) | {
             "price_per_million_prompt_tokens": first.prices.prompt,
@@ -211,19 +211,19 @@ def with_given(job: Job, given: Settings) -> Job:
 
 
 def _given_address(given: Settings, section: str) -> str | None:
-    """The address that was set, which may be a default of the code's no more."""
+    """Return the given address, None for a default value."""
     is_set = section == "classifier" or "base_url" in getattr(given, section).model_fields_set
     return address_of(given, section) if is_set else None
 
 
 def _with_set(value: Any, section: BaseModel) -> Any:
-    """Limits or a budget, with what a section of the settings sets of it."""
+    """Return limits or a budget with the given fields of a section."""
     known = {item.name for item in fields(value)} & section.model_fields_set
     return replace(value, **{name: getattr(section, name) for name in known})
 
 
 def price(settings: Settings, stage: Stage, usage: Usage) -> Usage:
-    """What the calls of a stage used, with its cost: of several endpoints each has its own prices."""
+    """Return the usage of a stage with its cost. Each of several endpoints has its own prices."""
     if section_of(stage.api) != "llm" or not settings.llm.endpoints:
         return prices_for(settings, stage.name).priced(usage)
     calls = CallSettings("")
@@ -231,7 +231,7 @@ def price(settings: Settings, stage: Stage, usage: Usage) -> Usage:
 
 
 def limits_of(settings: Settings, api: str) -> Limits:
-    """The limits of an API's endpoint, of several the limits of all together; of a search, tokens have none."""
+    """Return the limits of the endpoint of an API, or the sum over several endpoints. A search has no token limit."""
     section = section_of(api)
     each = [_limits(own) for own in (settings.llm.each if section == "llm" else [getattr(settings, section)])]
     requests, tokens = ([getattr(one, name) for one in each] for name in ("requests_per_minute", "tokens_per_minute"))
@@ -240,14 +240,14 @@ def limits_of(settings: Settings, api: str) -> Limits:
 
 
 def _limits(own: Any) -> Limits:
-    """The limits that a section of the settings has."""
+    """Return the limits of a section."""
     return Limits(own.requests_per_minute, getattr(own, "tokens_per_minute", None), own.max_concurrency)
 
 
 def count_actors(settings: Settings, api: str = "chat") -> int:
-    """`llm.actors`, or one for each thousand requests a second of the limit: with 60,001 requests a minute two.
+    """Return `llm.actors`, or one actor per thousand requests per second of the limit.
 
-    Without a limit, one for each 128 concurrent requests: on one machine no more than its cores.
+    Without a limit, return one actor per 128 concurrent requests, and on one machine at most the number of its cores.
     """
     if settings.llm.actors:
         return settings.llm.actors
@@ -259,23 +259,23 @@ def count_actors(settings: Settings, api: str = "chat") -> int:
 
 
 def calls_for(settings: Settings, stage: Stage, requests: int) -> int:
-    """How many HTTP requests so many requests of a stage take, if none fails."""
+    """Return the number of HTTP requests for `requests` requests of a stage without failures."""
     return -(-requests // batch_of(settings, stage.api))
 
 
 def hours_at(settings: Settings, stage: Stage, calls: float, tokens: float, seconds: float = 0.0) -> float | None:
-    """Hours of a stage's calls at its endpoints: those of `hours_of`, and of batches a day."""
+    """Return the hours of the calls of a stage: `hours_of`, or a day for batches."""
     if backend_for(settings, stage.name) == "batch":
         return BATCH_HOURS if calls else 0.0
     return hours_of(limits_of(settings, stage.api), calls, tokens, seconds)
 
 
 def hours_of(limits: Limits | LlmSettings, requests: float, tokens: float, seconds: float = 0.0) -> float | None:
-    """Hours that the limits alone would take for so many requests and tokens; None where there is no limit.
+    """Return the hours of requests and tokens at the limits, None without a limit.
 
-    The slowest limit counts: 60 requests of 2,000 tokens at 60 requests and 60,000 tokens a minute take two minutes,
-    which are 0.033 hours. seconds: what the endpoint takes for them one after the other, where that is known, of which
-    `max_concurrency` requests go at a time.
+    The slowest limit counts: 60 requests of 2,000 tokens at 60 requests and 60,000 tokens per minute take two minutes,
+    which are 0.033 hours. `seconds` is the total time of the requests at the endpoint, with `max_concurrency` of them
+    at a time, 0 if it is unknown.
     """
     limited = ((requests, limits.requests_per_minute), (tokens, limits.tokens_per_minute))
     minutes = [amount / limit for amount, limit in limited if limit is not None]
@@ -283,15 +283,15 @@ def hours_of(limits: Limits | LlmSettings, requests: float, tokens: float, secon
     return max(minutes) / MINUTES_PER_HOUR if minutes else None
 
 
-# Some endpoints say 403 where others say 401; the client writes either as this
+# Some endpoints return 403 in place of 401. The client writes both in this form
 _ABOUT_KEYS = re.compile(r"HTTP 40[13]\b")
 DEMO_LABEL = "embedded demo model"
 
 
 def key_remedy(variable: str | None, section: str = "llm") -> str:
-    """What to do about the key where the endpoint of a section of the settings asks for another, or for any.
+    """Return the remedy for a missing or refused key of the endpoint of a section.
 
-    It names the variable of the key and says whether that is set, never what is in it.
+    It names the variable of the key and tells if it is set, but never contains its value.
     """
     name = f"{section}.api_key_env"
     if variable is None:
@@ -332,7 +332,7 @@ def call_remedy(answer: Answer, settings: Settings, section: Section = "llm") ->
 
 
 def explain_refusal(error: str, keys: Iterable[str | None], section: str = "llm") -> str:
-    """What endpoints that refuse a run said, and what to do where it is about the key; `keys` are their variables."""
+    """Return the refusal of endpoints with the remedy for their keys. `keys` are the variables of the keys."""
     remedies = dict.fromkeys(key_remedy(variable, section) for variable in keys)
     return f"{error}: {'; '.join(remedies)}" if _ABOUT_KEYS.search(error) else error
 
@@ -375,18 +375,18 @@ def addresses_of(settings: Settings) -> list[str]:
 
 
 def clear_text_warning(base_url: str | None) -> str | None:
-    """What to say of an address that is called over a network without encryption; None for any other."""
+    """Return a warning for an address that is called over a network without encryption, None for other addresses."""
     if base_url is None or not base_url.startswith("http://") or is_loopback(base_url):
         return None
     return f"{base_url} is not encrypted. Others on the network can read texts and key. Use https:// if possible"
 
 
 class RunEndpoint:
-    """Gives the base URL of a run. The embedded server starts at the first call of `base_url` and ends with `close`.
+    """The base URL of a run. The embedded server starts at the first call of `base_url` and ends with `close`.
 
-    Making one reads the model's file where it is not known yet, for its sha256 is part of every request's id. `wait`:
-    whether it waits for another run's server on this machine. Raises LocalModelError where the model cannot be used.
-    Raises EnvironmentVariableError for certificates or a proxy that no client can use.
+    The constructor reads the file of the model, because its sha256 is part of the ids of requests. `wait` is True to
+    wait for the server of another run on this machine. Raises LocalModelError for an unusable model, and
+    EnvironmentVariableError for certificates or a proxy that no client can use.
     """
 
     def __init__(self, settings: Settings, *, embedded: bool, wait: bool, notify: Callable[[str], None]) -> None:
@@ -399,13 +399,13 @@ class RunEndpoint:
 
     @property
     def model_sha256(self) -> str | None:
-        """The sha256 of the embedded model's file; None for an address."""
+        """The sha256 of the file of the embedded model, None for an address."""
         return self._file.sha256 if self._file else None
 
     def base_url(self, api: str = "chat") -> str:
-        """The address to call for an API, of several the first; "" for a local model, which has none.
+        """Return the address for the calls of an API, the first of several, and "" for a local model.
 
-        The first time it says where texts and key would go in clear text.
+        The first call warns about addresses that receive texts and keys in clear text.
         """
         if api == LOCAL:
             return ""
@@ -419,7 +419,7 @@ class RunEndpoint:
         if section != "llm":
             assert isinstance(address, str)
             return address
-        # Only now: it holds more than a GB of memory, and a run whose store has everything asks nothing
+        # As late as possible, because it needs more than 1 GB, and a run with a full store sends no requests
         if self._base_url is None:
             assert self._file is not None
             server = local_model.LocalServer(self._file, wait=self._wait, notice=self._notify)
@@ -427,7 +427,7 @@ class RunEndpoint:
         return self._base_url
 
     def close(self) -> None:
-        """Ends the embedded server, if one was started."""
+        """End the embedded server if it runs."""
         self._stack.close()
 
     def __enter__(self) -> RunEndpoint:

@@ -22,11 +22,15 @@ from untold.udfs.stages import LOOKUPS
 
 @dataclass(frozen=True)
 class Engines:
-    """What all stages of one start share. `run` is its id, `wait` whether it waits for another run on its store.
+    """The engines and options that all stages of one start share.
 
-    `retry_failed`: whether what failed for a lasting reason is asked again (docs/contract.md, "Runs, outputs, stores").
-    `answers`: whether this start has requests answered by its own process. `lock`: whether it locks its store. `poll`:
-    whether it waits for batches.
+    Attributes:
+        run: id of the start.
+        wait: True to wait for another run on the same store.
+        retry_failed: True to send permanently failed requests again (docs/contract.md, "Runs, outputs, stores").
+        answers: True if the start has its own process that sends requests.
+        lock: True to lock the store.
+        poll: True to wait for batches.
     """
 
     spark: SparkSession
@@ -41,14 +45,14 @@ class Engines:
     poll: bool = True
 
     def prepare(self) -> None:
-        """Starts the answering process, unless a spool takes the requests: something is sure to be asked."""
+        """Start the process that sends requests, because requests are certain. A spool needs no process."""
         if self.answers:
             self.process.open()
 
 
 @dataclass(frozen=True)
 class SharedEngines:
-    """Spark and an answering process that several starts use, one after the other (`untold.Session`)."""
+    """Spark and an actor process for several starts in sequence (`untold.Session`)."""
 
     spark: SparkSession
     process: KeptProcess
@@ -69,12 +73,15 @@ def open_engines(
     stages: Collection[str] = STAGE_NAMES,
     held: SharedEngines | None = None,
 ) -> Iterator[Engines]:
-    """Spark, and an answering process that starts when it is first needed and ends with the context.
+    """Open Spark, and an actor process that starts with the first request and ends with the context.
 
-    `small`: as `open_session` takes it. `asks`: something is sure to be asked of these `stages`, so that the process,
-    whose Ray takes as long to start as Spark does, is first of all, unless batches answer all of them. `held`: what is
-    used instead, and stays. From here on the first signal asks the run to end in order. Raises JavaError where no
-    usable Java is found.
+    From here on, the first signal ends the run in order. Raises JavaError without a usable Java.
+
+    Args:
+        small: see `open_session`.
+        asks: True if requests of these `stages` are certain. The process then starts first, because its Ray takes as
+            long as Spark, unless all requests are in batches.
+        held: existing engines to use and keep.
     """
     interrupts = Interrupts(display.note)
     process = ProcessWhenNeeded(settings.ray, interrupts) if held is None else held.process
@@ -95,7 +102,7 @@ def open_engines(
 
 @contextmanager
 def open_held(settings: Settings, display: Display, small: bool) -> Iterator[SharedEngines]:
-    """Spark and an answering process for several starts, started side by side."""
+    """Open Spark and an actor process in parallel, for several starts."""
     display.status("starting Java and Ray")
     begin_session(settings, small=small)
     process = KeptProcess(settings.ray, Interrupts(display.note))
@@ -108,7 +115,7 @@ def open_held(settings: Settings, display: Display, small: bool) -> Iterator[Sha
 
 
 def calls_endpoint(settings: Settings, stages: Collection[str] = STAGE_NAMES) -> bool:
-    """Whether the process beside the start is likely to call the language model for one of these stages."""
+    """Return True if the actor process may call the language model for one of these stages."""
     asked = set() if settings.llm.is_judge else set(stages) - set(LOOKUPS)
     return any(backend_for(settings, name) == "process" for name in asked)
 
@@ -117,19 +124,19 @@ Given = TypeVar("Given")
 
 
 class MainThreadExecutor:
-    """Runs functions side by side, once. What they hand to `take` is done one after the other, in the calling thread.
+    """Run functions in parallel, once. The parts that they pass to `take` run one after another in the calling thread.
 
-    Signals reach the main thread alone, so whatever a signal is to end belongs there.
+    Signals only reach the main thread, so code that a signal must end runs there.
     """
 
     def __init__(self) -> None:
         self._runner: Thread | None = None
         self._over = False
-        # None: a function has ended
+        # None for the end of a function
         self._waiting: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
 
     def run(self, functions: Sequence[Callable[[], Given]], at_once: int) -> list[Given]:
-        """What the functions give, in their order. Raises what the first of them raises, without waiting for others."""
+        """Return the results of the functions in their order. Raises the first error without a wait for the others."""
         if min(at_once, len(functions)) <= 1:
             return [function() for function in functions]
         self._runner = current_thread()
@@ -145,14 +152,14 @@ class MainThreadExecutor:
                         one.result()
             return [one.result() for one in running]
         finally:
-            # What Spark is at for the others ends with its session
+            # The jobs of Spark for the other functions end with its session
             pool.shutdown(wait=False, cancel_futures=True)
             self._end()
 
     def take(self, part: Callable[[], Given]) -> Given:
-        """Does a part of a function in its turn, and gives or raises what that does.
+        """Run a part of a function in its turn, and return its result or raise its error.
 
-        Raises CancelledError where one of the functions has failed: nothing is done for the others any more.
+        Raises CancelledError if another function has failed.
         """
         if self._runner in (None, current_thread()):
             return part()
@@ -163,7 +170,7 @@ class MainThreadExecutor:
         return turn.result()
 
     def _do_next(self) -> None:
-        """Waits for a part that is handed over, or for the end of a function, and does the part."""
+        """Wait for the next part or for the end of a function, and run the part."""
         if (waiting := self._waiting.get()) is None:
             return
         turn, part = waiting
@@ -175,7 +182,7 @@ class MainThreadExecutor:
                 raise
 
     def _end(self) -> None:
-        """Lets nobody wait for a turn that does not come."""
+        """Cancel all parts that wait for their turn."""
         self._over = True
         while not self._waiting.empty():
             if (waiting := self._waiting.get()) is not None:

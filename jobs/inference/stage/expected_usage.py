@@ -26,32 +26,32 @@ from untold.udfs.stages.arrow import TOKENS, make_parser, measure_prompts, read_
 from untold.udfs.stages.definitions import RATINGS, Figures, LinearSize
 from untold.udfs.storage import StoragePath
 
-# The outputs of unanswered requests, by stage and name, as columns over the stage's variables
+# The assumed outputs of missing requests, by stage and name, as columns over the variables of the stage
 Outputs = Mapping[str, Mapping[str, Column]]
-# Distinct requests; those that the store has no answer of; those of them that no metric before asks; the tokens of
-# their prompts; the bytes of their variables, where only these are known
+# Distinct requests; requests without a completion in the store; those that no earlier metric sends; the tokens of their
+# prompts; the bytes of their variables if only these are known
 TALLIED = ("total", "missing", "asked", TOKENS, "bytes")
 
 
 def keep(frame: DataFrame) -> DataFrame:
-    """The frame, computed once where it is read at all, in memory and Spark's temporary folder.
+    """Return the frame as a lazy checkpoint in memory and in the temporary folder of Spark.
 
-    Its plan is cut off: each stage reads the one before several times, and their plans would grow exponentially.
+    Each stage reads the previous one several times, so their plans would grow exponentially without checkpoints.
     """
     return frame.localCheckpoint(eager=False)
 
 
 @dataclass
 class Tallies:
-    """Sums of frames, those that are not known computed together by one execution of Spark's once one is looked at."""
+    """Sums of frames. The first read of an unknown sum computes all unknown sums with one execution of Spark."""
 
     _waiting: list[DataFrame] = field(default_factory=list)
     _sums: list[dict[str, int]] = field(default_factory=list)
-    # How many of the sums are known, the first ones
+    # The number of known sums, which are the first ones
     _known: int = 0
 
     def add(self, *frames: DataFrame) -> ExpectedTally:
-        """The sums over these frames of their columns that are named in `TALLIED`."""
+        """Return the sums of the columns in `TALLIED` over these frames."""
         number = len(self._sums)
         self._sums.append(defaultdict(int))
         for frame in frames:
@@ -61,7 +61,7 @@ class Tallies:
         return ExpectedTally(self, number)
 
     def look(self, number: int) -> Mapping[str, int]:
-        """The sums of that number."""
+        """Return the sums with this number."""
         if number >= self._known:
             rows = reduce(DataFrame.unionByName, self._waiting).collect()
             self._waiting.clear()
@@ -74,22 +74,24 @@ class Tallies:
 
 @dataclass(frozen=True)
 class ExpectedTally:
-    """The sums of one asking, by the names of `TALLIED`."""
+    """The sums of one call of a stage, by the names in `TALLIED`."""
 
     tallies: Tallies
     number: int
 
     def __getitem__(self, name: str) -> int:
-        """A sum; the first look computes all that wait."""
+        """Return a sum. The first read computes all unknown sums."""
         return self.tallies.look(self.number)[name]
 
 
 @dataclass(frozen=True)
 class ExpectedCall:
-    """A stage that is asked once: its requests, what the store has of them, and their numbers.
+    """One call of a stage in a plan: its requests, their completions in the store, and their numbers.
 
-    `known`: completions of the requests; None where the store has no file of the stage. `missing`: request_id of what a
-    run would ask, metrics before it aside. Both are None of an asking whose number is a formula's.
+    Attributes:
+        known: completions of the requests, None if the store has no file of the stage.
+        missing: request_id of the requests that a run would send, without regard to earlier metrics. `known` and
+            `missing` are None if a formula gives the number of requests.
     """
 
     stage: Stage
@@ -102,22 +104,22 @@ class ExpectedCall:
 
     @property
     def stored(self) -> bool:
-        """Whether the store has anything of the stage."""
+        """True if the store has completions of the stage."""
         return self.known is not None
 
     @property
     def ids(self) -> DataFrame:
-        """Column request_id: the distinct requests."""
+        """The distinct requests: column request_id."""
         return self.rows.select("request_id").distinct()
 
     @property
     def rows(self) -> DataFrame:
-        """The rows that have a request."""
+        """The rows with a request."""
         return self.identified.where(F.col("request_id").isNotNull())
 
     @property
     def frame_tokens(self) -> int:
-        """The tokens of a prompt whose variables are empty; lookups have none."""
+        """The tokens of a prompt with empty variables, 0 for lookups."""
         if not self.stage.has_prompt:
             return 0
         prompt = compile_prompt(self.stage.template, api=self.stage.api, name=self.stage.name)
@@ -125,14 +127,14 @@ class ExpectedCall:
 
     @property
     def prompt_tokens(self) -> int:
-        """The estimated tokens of the prompts that would be sent; of a formula's, frames and variables together."""
+        """The estimated tokens of all prompts to send. A formula adds the template and the variables."""
         if not self.by_formula:
             return self.tally[TOKENS]
-        # The template's own characters come on top of the variables' for every request
+        # Each request has the characters of the template in addition to its variables
         return self.tally["asked"] * self.frame_tokens + estimate_tokens(self.tally["bytes"])
 
     def results(self, outputs: Mapping[str, Column]) -> DataFrame:
-        """What `StageRunner.ask` would give, with these outputs where there is no answer; nothing of a formula's."""
+        """Return the result of `StageRunner.ask` with these outputs for missing requests. Empty for a formula."""
         schema = result_schema(self.stage, self.identified, self.requests.carry)
         if self.by_formula:
             return self.identified.sparkSession.createDataFrame([], schema)
@@ -142,7 +144,7 @@ class ExpectedCall:
         return results.unionByName(without_requests(self.identified, schema, self.requests.carry))
 
     def _answered(self, outputs: Mapping[str, Column]) -> DataFrame:
-        """Columns of `carry`, request_id, the stage's output, error_type, error: parsed where known, assumed else."""
+        """Return the columns of `carry`, request_id, output, error_type and error, with assumed outputs if missing."""
         carry, rows = self.requests.carry, self.rows
         schema = result_schema(self.stage, rows, carry)
         assumed = [
@@ -151,7 +153,7 @@ class ExpectedCall:
         ]
         if self.known is None or self.missing is None:
             return rows.select(*carry, "request_id", *assumed)
-        # The model as returned is no column of results
+        # The returned model is not a column of results
         best = store.one_a_request(self.known).drop("model")
         known = rows.join(self.missing, on="request_id", how="left_anti").join(best, on="request_id", how="left")
         answered = self.requests.readable(self.stage, known).mapInArrow(make_parser(self.stage, carry), schema)
@@ -161,39 +163,39 @@ class ExpectedCall:
 
 @dataclass(frozen=True)
 class RepeatedCall:
-    """The tally of an asking whose requests are all asked before."""
+    """The tally of a call of a stage whose requests were all sent earlier."""
 
     tally: ExpectedTally | RepeatedCall
 
     def __getitem__(self, name: str) -> int:
-        """What there is and what is missing; nothing of what would be asked."""
+        """Return the total and the missing requests, and 0 for all other sums."""
         return self.tally[name] if name in ("total", "missing") else 0
 
 
 @dataclass
 class EarlierRequests:
-    """By stage the requests that metrics before would ask: the store has their answers by the time of a later one.
+    """The requests of earlier metrics by stage. The store has their completions at the time of a later metric.
 
-    `contexts`: by their samples, what they ask for contexts and get, which metrics share.
+    `contexts` has the requests and results for contexts by their samples, which metrics share.
     """
 
     askings: dict[str, list[ExpectedCall]] = field(default_factory=lambda: defaultdict(list))
     contexts: dict[DataFrame, tuple[Sequence[ExpectedCall], DataFrame]] = field(default_factory=dict)
 
     def add(self, asking: ExpectedCall) -> None:
-        """Adds what an asking would ask. Requests of a formula's are not known one by one."""
+        """Add the requests of a call. Single requests of a formula are unknown."""
         if not asking.by_formula:
             self.askings[asking.stage.name].append(asking)
 
     def ids(self, stage: Stage) -> DataFrame | None:
-        """Column request_id, distinct; None where there is none."""
+        """Return the distinct request_id, None without requests."""
         found = [asking.ids for asking in self.askings[stage.name]]
         return reduce(DataFrame.unionByName, found).distinct() if found else None
 
 
 @dataclass
 class Lookup:
-    """How requests are looked up: in the store, and among those counted before."""
+    """Look up requests in the store and among the requests that were counted earlier."""
 
     spark: SparkSession
     tallies: Tallies
@@ -202,12 +204,12 @@ class Lookup:
     before: EarlierRequests
 
     def find(self, stage: Stage, requests: Requests, *, measured: bool) -> ExpectedCall:
-        """The requests, told apart and looked up; `measured`: their prompts too."""
+        """Identify the requests and look them up. `measured` also measures their prompts."""
         identified = keep(requests.identify(stage, measured=measured))
         rows = identified.where(F.col("request_id").isNotNull())
         sized = TOKENS in identified.columns
         if sized:
-            # Rows of one request have the same texts
+            # All rows of a request have the same texts
             ids = rows.groupBy("request_id").agg(F.first(TOKENS).alias(TOKENS))
         else:
             ids = rows.select("request_id").distinct()
@@ -223,27 +225,28 @@ class Lookup:
         return ExpectedCall(stage, requests, identified, self.tallies.add(*frames), known, missing)
 
     def by_formula(self, stage: Stage, requests: Requests, sizes: DataFrame) -> ExpectedCall:
-        """Requests that are counted where texts to count are not known.
+        """Return a call with a number of requests whose texts are unknown.
 
-        sizes: requests, bytes: so many requests, the variables of each together so long.
+        `sizes` has the columns requests and bytes: the number of requests, and the bytes of the variables of each.
         """
         count = F.col("requests").cast("long")
         numbers = [count.alias(name) for name in ("total", "missing", "asked")]
         tally = self.tallies.add(sizes.select(*numbers, (count * F.col("bytes")).alias("bytes")))
-        # Only its columns are of use, for the schema of results
+        # Only its columns are used, for the schema of results
         return ExpectedCall(stage, requests, requests.identify(stage), tally, by_formula=True)
 
     def _known(self, stage: Stage, ids: DataFrame) -> DataFrame | None:
-        """The completions that the store has of the requests; None where it has no file of the stage."""
+        """Return the completions of the requests in the store, None if it has no file of the stage."""
         if self.place is None:
             return None
         reading = store.open_reading(self.spark, store.stage_folder(self.place, stage))
         return reading.completions.join(ids, on="request_id", how="left_semi") if reading.whole.uris else None
 
     def _flags(self, stage: Stage, ids: DataFrame, known: DataFrame | None) -> DataFrame:
-        """The columns of `ids`, missing, asked: whether a run of the metric alone would ask it, and whether this would.
+        """Return the columns of `ids` with `missing` and `asked`, by the rule of `StageRunner`.
 
-        By the rule of `StageRunner`. Kept where it is a join.
+        `missing` is True if a run of only this metric would send the request, and `asked` if this run would. A join is
+        cached.
         """
         before, columns = self.before.ids(stage), ids.columns
         missing = F.lit(True)
@@ -261,9 +264,9 @@ class Lookup:
         return flags if known is None and before is None else keep(flags)
 
 
-# Means are good to a few percent from so many, and reading them takes seconds whatever a store holds
+# Means over this number are accurate to a few percent, and take seconds for any size of the store
 MOST_COMPLETIONS = 2_000
-# The newest folders of other models and settings; a store that sees many of them has too many to read them all
+# The number of folders of other models and settings, the newest ones
 MOST_FOLDERS = 5
 READ = (
     "stage string, prompt_tokens long, completion_tokens long, attempts int, ratings array<double>, texts array<long>"
@@ -272,11 +275,11 @@ FROM_STORE = "means of the store"
 
 
 def read_figures(spark: SparkSession, place: str | None, stages: Mapping[str, Stage]) -> dict[str, Figures | None]:
-    """By stage its figures; None for a stage that has none and of which the store has no completion.
+    """Return the figures by stage, None for a stage without figures and completions.
 
-    From the completions of the stage's own folder of the store, else from those of other folders of the same stage:
-    other models, templates or decoding. What these do not tell is as shipped. One Spark execution where there are any,
-    of at most `MOST_COMPLETIONS` rows a stage; the driver gets a row a stage. `place`: the store; None for none.
+    They come from completions in the folder of the stage in the store, or in other folders of the stage, with other
+    models, templates or decoding. Shipped figures fill the gaps. One execution of Spark reads at most
+    `MOST_COMPLETIONS` rows per stage, and the driver gets one row per stage. `place` is the store or None.
     """
     shipped = {name: definition_of(name).figures for name in stages}
     if place is None:
@@ -290,7 +293,7 @@ def read_figures(spark: SparkSession, place: str | None, stages: Mapping[str, St
 
 
 def _some_completions(spark: SparkSession, place: str, stage: Stage) -> Iterator[DataFrame]:
-    """Some completions of the stage's own folder, or of others of its name; none where no folder has any."""
+    """Yield some completions of the folder of the stage, or of other folders of its name."""
     own = store.stage_folder(place, stage)
     for folders in ([own], _folders_of(place, stage.name)):
         readings = [store.open_reading(spark, folder) for folder in folders]
@@ -303,7 +306,7 @@ def _some_completions(spark: SparkSession, place: str, stage: Stage) -> Iterator
 
 
 def _folders_of(place: str, stage: str) -> list[str]:
-    """The newest folders of a stage in the store, whatever their digests."""
+    """Return the newest folders of a stage in the store with any digests."""
     folders = (StoragePath(place) / compaction.VERSION).entries()
     named = [entry for entry in folders if re.fullmatch(rf"{re.escape(stage)}-[0-9a-f]{{32}}", entry.name)]
     newest = sorted(named, key=lambda entry: (entry.modified, entry.name), reverse=True)
@@ -311,24 +314,24 @@ def _folders_of(place: str, stage: str) -> list[str]:
 
 
 def _rated(rating: float) -> Column:
-    """How many things of a completion have this rating; null where these are unknown."""
+    """Return the number of items of a completion with this rating, null if they are unknown."""
     return F.when(F.col("ratings").isNotNull(), F.size(F.filter("ratings", lambda one: one == rating)))
 
 
 def _means() -> list[Column]:
-    """The aggregates of `READ`, each passing over the nulls of what was not counted or could not be read."""
+    """Return the aggregates of `READ`. They skip the nulls of uncounted and unreadable completions."""
     rated = [F.sum(_rated(rating)).alias(f"rated_{rating:.0f}") for rating in RATINGS]
     means = {name: F.avg(name) for name in ("prompt_tokens", "completion_tokens", "attempts")}
     # The size of a null is -1 under some settings of Spark
     things = F.avg(F.when(F.col("ratings").isNotNull(), F.size("ratings")))
-    # As many hashes as `MOST_COMPLETIONS` have things: what equals each other is mostly of one query, hence near
+    # One hash per item of `MOST_COMPLETIONS` completions. Equal items are mostly of one query
     distinct = F.size(F.array_distinct(F.flatten(F.collect_list("texts"))))
     named = {**means, "things": things, "distinct": distinct}
     return [*(value.alias(name) for name, value in named.items()), *rated]
 
 
 def _figures(shipped: Figures | None, means: Row | None) -> Figures | None:
-    """The figures with a store's means in place of what these tell."""
+    """Return the figures with the means of the store, if it has them."""
     if means is None or means["completion_tokens"] is None:
         return shipped
     known = replace(
@@ -348,24 +351,23 @@ def _figures(shipped: Figures | None, means: Row | None) -> Figures | None:
     return replace(things, ratings=tuple(count / total for count in counts), distinct=means["distinct"] / total)
 
 
-# Of a million samples of e2e on two cores, model server included, while it asked (docs/explanation/measured.md,
-# "Throughput")
+# For a million samples of e2e on two cores, with the model server (docs/explanation/measured.md, "Throughput")
 CALLS_PER_SECOND_AND_CORE = 737 / 2
-# MiniLM, chunks of 256 tokens (docs/explanation/measured.md, "Indexes")
+# For MiniLM and chunks of 256 tokens (docs/explanation/measured.md, "Indexes")
 EMBEDDED_TEXTS_PER_SECOND_AND_CORE = 16.8
-# Six layers of 384, in fp32 (docs/explanation/measured.md, "Cheaper relations")
+# For six layers of 384 in fp32 (docs/explanation/measured.md, "Cheaper relations")
 CLASSIFIED_PAIRS_PER_SECOND_AND_CORE = 138.0
-# Of a completion's row beside its text: id, times, counts (`Completion.size`)
+# The bytes of a row of a completion in addition to its text: id, times, counts (`Completion.size`)
 ROW_BYTES = 264
-# Of a token of English, as `Script.tokens_of` takes it
+# The bytes of an English token, as in `Script.tokens_of`
 TOKEN_BYTES = 4
-# A row of a file is written once; a start reads its footer and its columns
+# A file is written once, and a start reads its footer and its columns
 REQUESTS_OF_A_FILE = 3
 HOUR = 3600.0
 
 
 def cluster_of(machines: int, cores: int, settings: Settings) -> Cluster:
-    """So many machines, under the settings of a run."""
+    """Return a cluster of this size with the settings of a run."""
     # A request of the judge has at least one pair
     in_tasks = dict.fromkeys(STAGE_NAMES, CLASSIFIED_PAIRS_PER_SECOND_AND_CORE) if settings.llm.is_judge else {}
     if settings.embeddings.base_url is None:
@@ -377,21 +379,21 @@ def cluster_of(machines: int, cores: int, settings: Settings) -> Cluster:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Machines that all do the same work; requests a second and core of stages that a model answers within tasks."""
+    """Equal machines. `in_tasks` has the requests per second and core of stages that models answer in tasks."""
 
     machines: int
     cores: int
     in_tasks: Mapping[str, float] = field(default_factory=dict)
 
     def takes(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Further columns of a row of a plan, of the requests that are expected.
+        """Return the columns of a row of a plan for a cluster, for the expected requests.
 
-        cluster_hours: by limits or by the speed of these machines, whichever is slower; files and bytes of completions
-        before compaction; store_requests: to write and read them; machines: how many are worth having, None without a
-        limit, for then each one more is.
+        cluster_hours: at the limits or at the speed of these machines, whichever is slower; files and bytes of
+        completions before compaction; store_requests to write and read them; machines: the number of useful machines,
+        None without a limit, because each additional machine is useful.
         """
         requests = row["expected_requests"]
-        # Those of the limits are of as many requests as are possible
+        # The hours at the limits are for the maximum number of requests
         asked = row["requests"] - row["reused"]
         limited = None if row["hours"] is None or not asked else row["hours"] * requests / asked
         alone = requests / self._rate(row["stage"]) / self.cores / HOUR
@@ -406,5 +408,5 @@ class Cluster:
         }
 
     def _rate(self, stage: str) -> float:
-        """Requests a second and core, where the endpoint answers at once."""
+        """Return the requests per second and core for an endpoint without latency."""
         return self.in_tasks.get(stage, CALLS_PER_SECOND_AND_CORE)

@@ -24,13 +24,14 @@ _ROW = "request_row"
 
 
 class Requests(Protocol):
-    """Requests of a stage before they are looked up.
+    """Requests of a stage before the lookup.
 
-    `carry`: the columns that survive into the results. `bound`: where the requests would be too many to plan with, a
-    frame of the columns requests and bytes: how many there can be, and how long the variables of each are together;
-    `likely`, another such frame, how many there are if what they are made of is as likely as it is made up.
-    `made_of`: the stages of whose answers they are made; where none is named, of those of all that were asked before.
-    `all_asked`: whether every row has a request.
+    Attributes:
+        carry: columns that the results keep.
+        bound: for requests that are too many for a plan, a frame with the columns requests and bytes: their maximum
+            number, and the bytes of the variables of each. `expected` is such a frame with their expected number.
+        made_of: stages with the outputs that the requests contain. Empty for the outputs of all earlier stages.
+        all_asked: True if every row has a request.
     """
 
     @property
@@ -49,21 +50,21 @@ class Requests(Protocol):
     def all_asked(self) -> bool: ...
 
     def identify(self, stage: Stage, *, measured: bool = False) -> DataFrame:
-        """The columns of `carry`, request_id (null: nothing to ask), and what `texts_of` needs.
+        """Return the columns of `carry`, request_id (null without a request), and the columns for `texts_of`.
 
-        `measured`: and tokens, the estimated tokens of their prompts, where the rows themselves hold the texts.
+        `measured` adds the estimated tokens of the prompts, if the rows contain the texts.
         """
 
     def texts_of(self, stage: Stage, identified: DataFrame, wanted: DataFrame) -> DataFrame:
-        """request_id and the stage's variables: one row for each request of `wanted` (column request_id)."""
+        """Return request_id and the variables of the stage, one row per request of `wanted` (column request_id)."""
 
     def readable(self, stage: Stage, identified: DataFrame) -> DataFrame:
-        """The rows with those of the stage's variables that its parser cannot do without."""
+        """Return the rows with the variables that the parser of the stage needs."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A request a row: columns named after the stage's variables are its variables."""
+    """One request per row. The columns with the names of the variables of the stage are its variables."""
 
     frame: DataFrame
     carry: tuple[str, ...]
@@ -73,32 +74,32 @@ class Rows:
     all_asked: bool = True
 
     def identify(self, stage: Stage, *, measured: bool = False) -> DataFrame:
-        """The rows with request_id and their texts, and a number by which the same row is found again."""
+        """Return the rows with request_id, their texts and a number of the row."""
         others = [name for name in stage.variables if name not in self.carry]
         ordered = self.frame.select(*self.carry, *others)
         added = [T.StructField("request_id", STRING), *([T.StructField(TOKENS, T.LongType())] if measured else [])]
         schema = T.StructType([*fields_of(ordered, ordered.columns), *added])
         keyed = ordered.mapInArrow(partial(add_request_ids, stage=stage, measured=measured), schema)
-        # Requests are told apart by the number of one of their rows, so that no text is shuffled to find them
+        # The number of one row identifies a request, so that no text is shuffled
         return keyed.withColumn(_ROW, F.monotonically_increasing_id())
 
     def texts_of(self, stage: Stage, identified: DataFrame, wanted: DataFrame) -> DataFrame:
-        """The texts of the first row of each wanted request."""
+        """Return the texts of the first row of each wanted request."""
         first = identified.groupBy("request_id").agg(F.min(_ROW).alias(_ROW))
         rows = first.join(wanted, on="request_id", how="left_semi").select(_ROW)
         return identified.join(rows, on=_ROW, how="left_semi").select("request_id", *stage.variables)
 
     def readable(self, stage: Stage, identified: DataFrame) -> DataFrame:
-        """The rows as they are: they have all variables."""
+        """Return the rows unchanged, because they have all variables."""
         return identified
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of the texts of `owners`, as `untold.udfs.facts.pairs.generate_pairs` makes them: owner, source, target.
+    """Pairs of the texts of `owners` from `untold.udfs.facts.pairs.generate_pairs`: owner, source, target.
 
-    Rows of pairs carry numbers alone; texts join the missing requests. A pair that `choose` calls implied, or that the
-    pair filter removes, has no request.
+    Rows of pairs only have numbers, and texts are joined to the missing requests. A pair that is implied by `choose` or
+    removed by the pair filter has no request.
     """
 
     owners: DataFrame
@@ -109,50 +110,50 @@ class Pairs:
 
     @property
     def all_asked(self) -> bool:
-        """Whether no pair is left out as implied or filtered."""
+        """True if no pair is implied or filtered."""
         return self.choose is ask_all and not self.pair_filter
 
     @cached_property
     def bound(self) -> DataFrame:
-        """2 * R * C + C * (C - 1) pairs an owner, each as long as with its two longest texts."""
+        """2 * R * C + C * (C - 1) pairs per owner, each with the length of its two longest texts."""
         pairs = F.col("to_contexts") + F.col("between_contexts") + F.col("to_responses")
         longest = F.array_max(F.transform("texts", lambda text: F.octet_length(text)))
         return self.owners.select(pairs.alias("requests"), (2 * longest).alias("bytes"))
 
     @property
     def expected(self) -> DataFrame:
-        """The same formula: it holds for any numbers of texts."""
+        """The same formula, which is exact for any numbers of texts."""
         return self.bound
 
     def identify(self, stage: Stage, *, measured: bool = False) -> DataFrame:
-        """The columns of `PAIRS`: numbers and request_id, no texts to measure."""
+        """Return the columns of `PAIRS`: numbers and request_id, without texts to measure."""
         pairs = partial(generate_pairs, stage=stage, choose=self.choose, pair_filter=self.pair_filter)
         return self.owners.mapInArrow(pairs, spark_schema(PAIRS))
 
     def texts_of(self, stage: Stage, identified: DataFrame, wanted: DataFrame) -> DataFrame:
-        """The texts of one pair of each wanted request, by their places in the owner's `texts`."""
+        """Return the texts of one pair of each wanted request, by their indices in `texts` of the owner."""
         return self._with_texts(stage, self._least(identified, wanted)).select("request_id", *stage.variables)
 
     def readable(self, stage: Stage, identified: DataFrame) -> DataFrame:
-        """The rows as they are: a label is read without the texts."""
+        """Return the rows unchanged, because the parser of a label needs no texts."""
         return identified
 
     def _least(self, identified: DataFrame, wanted: DataFrame) -> DataFrame:
-        """One row of each wanted request: request_id and the columns of `carry`."""
-        # Equal texts of several owners are one request: any of its rows has them, the least is the same every time
+        """Return one row of each wanted request: request_id and the columns of `carry`."""
+        # Equal texts of several owners are one request. The least row is the same each time
         least = F.min(F.struct(*self.carry)).alias("least")
         rows = identified.join(wanted, on="request_id", how="left_semi").groupBy("request_id").agg(least)
         return rows.select("request_id", "least.*")
 
     def _with_texts(self, stage: Stage, rows: DataFrame) -> DataFrame:
-        """The rows with the stage's variables."""
+        """Return the rows with the variables of the stage."""
         owned = rows.join(self.owners.select("owner", "texts"), on="owner", how="inner")
         first, second = stage.variables
         columns = {first: _text_at(F.col("source")), second: self._second()}
         return owned.withColumns(columns).drop("texts")
 
     def _second(self) -> Column:
-        """The stage's second variable, of rows with `texts`."""
+        """Return the second variable of the stage, for rows with `texts`."""
         return _text_at(F.col("target"))
 
 
@@ -162,19 +163,19 @@ def _text_at(place: Column) -> Column:
 
 @dataclass(frozen=True)
 class Lists(Pairs):
-    """The same pairs in lists: a source, and at most `size` of its targets of one kind."""
+    """The same pairs in lists: a source with at most `size` of its targets of one kind."""
 
     carry: tuple[str, ...] = ("owner", "source", "targets", "judged_by")
     size: int = 1
 
     @property
     def all_asked(self) -> bool:
-        """A pair that is not asked is in no list, but for filtered ones."""
+        """True without a pair filter: lists have no implied pairs, but a filter removes lists."""
         return not self.pair_filter
 
     @cached_property
     def bound(self) -> DataFrame:
-        """As many lists as each source of a kind has: R·⌈C / n⌉ + C·⌈(C − 1) / n⌉ + C·⌈R / n⌉."""
+        """The number of lists of all sources: R·⌈C / n⌉ + C·⌈(C − 1) / n⌉ + C·⌈R / n⌉."""
         contexts, texts = F.col("contexts"), F.size("texts")
         kinds = {"to_contexts": contexts, "between_contexts": contexts - 1, "to_responses": texts - contexts}
         lists = [
@@ -186,12 +187,12 @@ class Lists(Pairs):
         return self.owners.select(reduce(add, lists).alias("requests"), (shown * longest).alias("bytes"))
 
     def identify(self, stage: Stage, *, measured: bool = False) -> DataFrame:
-        """The columns of `LISTS`: numbers and request_id, no texts to measure."""
+        """Return the columns of `LISTS`: numbers and request_id, without texts to measure."""
         lists = partial(generate_lists, stage=stage, choose=self.choose, size=self.size, pair_filter=self.pair_filter)
         return self.owners.mapInArrow(lists, spark_schema(LISTS))
 
     def readable(self, stage: Stage, identified: DataFrame) -> DataFrame:
-        """The rows with premise and hypotheses: how many there are, and what their texts are, tells what is said."""
+        """Return the rows with premise and hypotheses, because the parser needs their number and their texts."""
         return self._with_texts(stage, identified)
 
     def _second(self) -> Column:
@@ -199,7 +200,7 @@ class Lists(Pairs):
 
 
 def result_schema(stage: Stage, identified: DataFrame, carry: Sequence[str]) -> T.StructType:
-    """What asking a stage gives: the columns of `carry`, and those of `untold.udfs.stages.arrow.make_parser`."""
+    """Return the schema of the results of a stage: the columns of `carry` and of `udfs.stages.arrow.make_parser`."""
     definition = definition_of(stage.name)
     output = spark_schema(definition.results)
     errors = [T.StructField(name, STRING) for name in ("error_type", "error")]
@@ -208,25 +209,25 @@ def result_schema(stage: Stage, identified: DataFrame, carry: Sequence[str]) -> 
 
 
 def without_requests(identified: DataFrame, schema: T.StructType, carry: Sequence[str]) -> DataFrame:
-    """The rows that have no request, as results: everything but the columns of `carry` is null."""
+    """Return the rows without a request as results, with null in all columns except `carry`."""
     nulls = [F.lit(None).cast(field.dataType).alias(field.name) for field in schema.fields[len(carry) :]]
     return identified.where(F.col("request_id").isNull()).select(*carry, *nulls)
 
 
 def has_failed() -> Column:
-    """Whether a row of a stage's results was asked for and not got: a row of the table `failures`."""
+    """Return True for a row of results with a failed request, which is a row of the table `failures`."""
     return F.col("error_type").isNotNull() & (F.col("error_type") != UNASKED)
 
 
 def is_unasked() -> Column:
-    """Whether a row of a stage's results was never asked for, because the run ended first."""
+    """Return True for a row of results whose request was not sent, because the run ended early."""
     return F.col("error_type").eqNullSafe(UNASKED)
 
 
 def failure_rows(metric: str, stage: str, asked: DataFrame) -> DataFrame:
-    """The rows of the table `failures` from a stage's results, which have the column sample_id.
+    """Return the rows of the table `failures` from the results of a stage with the column sample_id.
 
-    One a sample and request, however many of its rows need that; a request that was never asked is no failure.
+    There is one row per sample and failed request. A request that was not sent is not a failure.
     """
     return (
         asked.where(has_failed())
@@ -238,17 +239,16 @@ def failure_rows(metric: str, stage: str, asked: DataFrame) -> DataFrame:
 
 
 def invalid_rows(invalid: DataFrame, metric: str | None = None) -> DataFrame:
-    """The rows of the table `failures` for rows of the input that cannot be used (sample_id, error)."""
+    """Return the rows of the table `failures` for unusable rows of the input (sample_id, error)."""
     known = {"metric": F.lit(metric), "stage": F.lit("input"), "error_type": F.lit("invalid_input")}
     own = {**known, "request_id": F.lit(None), "sample_id": F.col("sample_id"), "error": F.col("error")}
     return invalid.select(*[own[name].cast("string").alias(name) for name in FAILURES.names])
 
 
 def incomplete_samples(*asked: DataFrame) -> DataFrame:
-    """Columns sample_id, lost, waiting: the samples that a stage failed, or was not asked, for.
+    """Return the incomplete samples: sample_id, `lost` (a request failed) and `waiting` (a request was not sent).
 
-    Both may be true of one sample. The frames of `asked` have the columns sample_id and error_type; a sample that is
-    not in the result is complete.
+    Both can be true for one sample. The frames of `asked` have the columns sample_id and error_type.
     """
     flags = [
         rows.where(F.col("error_type").isNotNull()).select("sample_id", has_failed().alias("lost")) for rows in asked
@@ -258,6 +258,6 @@ def incomplete_samples(*asked: DataFrame) -> DataFrame:
 
 
 def leave_complete(rows: DataFrame, asked: DataFrame) -> DataFrame:
-    """Rows whose samples have no unanswered requests; the others' would be paid for in vain."""
+    """Return the rows of complete samples. Requests of incomplete samples would be paid for nothing."""
     incomplete = asked.where(F.col("error_type").isNotNull()).select("sample_id").distinct()
     return rows.join(incomplete, on="sample_id", how="left_anti")

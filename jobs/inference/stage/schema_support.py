@@ -1,4 +1,4 @@
-"""Keep beside the store how endpoints take schemas and parameters, so that every run on it sends the same requests."""
+"""Store the support of endpoints for schemas and parameters, so that all runs on a store send the same requests."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _SAID = {
 
 @dataclass(frozen=True)
 class Findings:
-    """What the endpoint of these settings makes of schemas, by model, as a store knows it; None for no store."""
+    """The support of an endpoint for schemas and parameters by model, kept next to the store. None is no store."""
 
     settings: Settings
     store: str | None
-    # What this start has found out, which counts where the store cannot be written
+    # The findings of this start, in case the store is not writable
     learned: dict[str, dict[str, Any]] = field(default_factory=dict)
     adapted: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # Models whose last answer was a refusal of a parameter: their next request goes alone
+    # Models whose last response refused a parameter. Their next request is the only one in flight
     _unsettled: set[str] = field(default_factory=set)
 
     def applied(self, stage: Stage) -> Stage:
-        """The stage as it is asked by what is known; one that nothing is known of is asked with its schema."""
+        """Return the stage without unsupported schemas and parameters. Unknown endpoints get the schema."""
         known, parameters = self._known(stage), self.parameters(stage)
         stage = known.applied(stage) if known else stage
         return parameters.applied(stage) if parameters else stage
@@ -52,7 +52,7 @@ class Findings:
         return {model: found.lines() for model, found in known.items() if found and found.lines()}
 
     def adapt(self, stage: Stage, found: Parameters) -> list[str]:
-        """Keep the parameters that an endpoint refuses; return one line for each that is new."""
+        """Store the parameters that an endpoint refuses. Return one line per new parameter."""
         key, before = self._key(stage), self.parameters(stage) or Parameters()
         if found.changes(stage):
             self._unsettled.add(key)
@@ -63,26 +63,26 @@ class Findings:
         return [f"{stage.model}: {line}" for line in merged.lines() if line not in known]
 
     def settle(self, stage: Stage) -> None:
-        """Note that requests of the stage were sent without a refusal of a parameter."""
+        """Record that the endpoint refused no parameter of the stage."""
         self._unsettled.discard(self._key(stage))
 
     def can_drop_schema(self, stage: Stage) -> bool:
-        """Whether the stage's schema goes where the endpoint cannot take it."""
+        """Return True if the stage drops its schema for endpoints without support."""
         return stage.structured is not None and decoding_for(self.settings, stage.name).structured == "auto"
 
     def needs_probe(self, stage: Stage) -> bool:
-        """Whether the first answer of a stage is to say what the endpoint makes of its schema."""
+        """Return True if the first response of a stage must show the support for its schema."""
         known = self._known(stage)
         return self.can_drop_schema(stage) and (known is None or not known.settles(stage))
 
     def goes_alone(self, stage: Stage) -> bool:
-        """Return True if the first request of the stage is sent alone, as its answer may change all others."""
+        """Return True if the first request of the stage waits for its response, which may change all others."""
         return self.needs_probe(stage) or self._key(stage) in self._unsettled
 
     def record(self, stage: Stage, found: SchemaSupport) -> str:
-        """Keeps what an answer of this stage said; gives a line that says it.
+        """Store the finding of a response of this stage, and return it as a line.
 
-        A model that took schemas and refuses that of a rated stage takes none beside log-probabilities.
+        A model that accepts schemas but refuses the schema of a rated stage accepts none with log-probabilities.
         """
         known = self._known(stage)
         if known and known.outcome == TAKEN and stage.rated:
@@ -96,15 +96,15 @@ class Findings:
         return SchemaSupport(**known) if known else None
 
     def _write(self, name: str, learned: dict[str, dict[str, Any]]) -> None:
-        """Write a file of findings beside the store."""
+        """Write a file of findings next to the store."""
         if self.store is not None:
             content = json.dumps(self._read(name, learned), indent=2, sort_keys=True, ensure_ascii=False)
-            # A disk that is full says so where answers are written
+            # The write of completions reports a full disk
             with suppress(OSError):
                 (StoragePath(self.store) / name).write_bytes(content.encode("utf-8") + b"\n")
 
     def _read(self, name: str, learned: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Return the findings of a file beside the store and of this start; a file that cannot be read has none."""
+        """Return the findings of this start and of a file next to the store. An unreadable file has none."""
         try:
             kept = {} if self.store is None else dict(json.loads((StoragePath(self.store) / name).read_bytes()))
         except (OSError, ValueError, TypeError):
@@ -112,7 +112,7 @@ class Findings:
         return kept | learned
 
     def _key(self, stage: Stage) -> str:
-        """Endpoints and model; settings take no address with a password."""
+        """Return the addresses of the endpoints and the model. Addresses in settings have no password."""
         addresses = sorted(one.base_url or "embedded" for one in self.settings.llm.each)
         return " ".join((*addresses, stage.model_key or stage.model))
 
