@@ -1,4 +1,4 @@
-"""The manifest beside the tables: what an output belongs to, how its run stands, and what every start did."""
+"""The manifest of an output: its identity, the status of its run, and all its starts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from untold.udfs.stages import LOOKUPS
 from untold.udfs.storage import StoragePath
 
 NAME = "manifest.json"
-# Raised where readers of the one before would misread the manifest; keys are only ever added
+# Increased if older readers would misread the manifest. Keys are only added
 FORMAT = 2
 PACKAGES = ("untold", "pyspark", "ray", "openai", "pyarrow")
 OTHER_FORMAT = "another version of Untold"
-# What an identity is made of, and how a user is told that it differs
+# The parts of an identity, with their names in messages about a difference
 PARTS = {
     "dataset": "another data set or command",
     "input": "another input",
@@ -40,10 +40,10 @@ Identity = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Added:
-    """Metrics that an output is to have beside those that it has.
+    """Additional metrics of an existing output.
 
-    `uses`: whether those that it has depend on a setting, by dotted key; `input`: the fingerprint of the input as they
-    read it.
+    `uses` returns True if the existing metrics depend on a setting, by its dotted key. `input` is the fingerprint of
+    the input with the columns of these metrics.
     """
 
     uses: Callable[[str], bool]
@@ -51,7 +51,7 @@ class Added:
 
 
 class OutputError(UserError):
-    """An output that this run may not touch. The message says what to do."""
+    """An output that this run must not change. The message has the remedy."""
 
 
 def identify(
@@ -61,15 +61,16 @@ def identify(
     stages: Mapping[str, Stage],
     digests: Mapping[str, str] | None = None,
 ) -> Identity:
-    """The identity of the output of these metrics over this input.
+    """Return the identity of the output of these metrics over this input.
 
-    fingerprint: as `untold.jobs.inputs.samples.fingerprint` gives it; digests: by setting, of what it names, such as
-    `knowledge.index`. What may differ from start to start is not in it: docs/contract.md, "Runs, outputs, stores".
+    fingerprint: from `untold.jobs.inputs.samples.fingerprint`; digests: by setting, the digest of the file or folder
+    that it names, such as `knowledge.index`. Settings that can differ between starts are not part of the identity
+    (docs/contract.md, "Runs, outputs, stores").
     """
     results = result_settings(settings, [name for name in stages if name not in LOOKUPS])
     for key, digest in (digests or {}).items():
         section, name = key.split(".")
-        # In the place of a path, which says nothing of what it holds
+        # In place of a path, which does not identify the content
         results[section][name] = digest
     return {
         "input": fingerprint,
@@ -80,15 +81,15 @@ def identify(
 
 
 def differences(own: Identity, theirs: Identity, added: Added | None = None) -> list[str]:
-    """What differs between two identities, in words for a user.
+    """Return the differences between two identities as texts for users.
 
-    A setting that an older manifest does not have had its default then, since what it does was done without it. Where
-    metrics are `added` to `theirs`, settings that these do not depend on may differ, and stages may be added.
+    A setting that an older manifest lacks had its default value. If metrics are `added` to `theirs`, settings of other
+    metrics can differ, and stages can be added.
     """
     if added is not None:
         stages = {name: digest for name, digest in own["stages"].items() if name in theirs.get("stages", {})}
         own = {**own, "input": added.input, "metrics": theirs.get("metrics"), "stages": stages}
-    # A manifest is written without secrets, so that a setting which holds one would differ from itself
+    # A manifest has no secrets, so a setting with a secret would differ from itself
     own = without_secrets(own)
     if "dataset" in own and "dataset" not in theirs:
         return [PARTS["dataset"]]
@@ -102,7 +103,7 @@ def differences(own: Identity, theirs: Identity, added: Added | None = None) -> 
 
 
 def refused(output: str, found: Collection[str]) -> OutputError:
-    """The error about an output that belongs to something else, by what `differences` found."""
+    """Return the error for an output with another identity, with the result of `differences`."""
     return OutputError(
         f"{output} belongs to {' and '.join(found)}; "
         "give another --output, or --overwrite to replace its tables (completions stay)"
@@ -110,9 +111,9 @@ def refused(output: str, found: Collection[str]) -> OutputError:
 
 
 def _changed_settings(own: Mapping[str, Any], theirs: Mapping[str, Any], added: Added | None) -> list[str]:
-    """Dotted keys of settings that differ, sorted; of a key that one side does not have the default counts.
+    """Return the sorted dotted keys of different settings. The default replaces a key that one side lacks.
 
-    The decoding of a stage that only one side asks is no difference.
+    The decoding of a stage that only one side has is not a difference.
     """
     asked = own.get("stages", {}).keys() & theirs.get("stages", {}).keys()
     defaults = _flat(result_settings(settings_model()(), asked & set(STAGE_NAMES)))
@@ -123,12 +124,12 @@ def _changed_settings(own: Mapping[str, Any], theirs: Mapping[str, Any], added: 
 
 
 def _of_stages(results: Mapping[str, Any], stages: Collection[str]) -> dict[str, Any]:
-    """The settings with the decoding of these stages alone."""
+    """Return the settings with the decoding of only these stages."""
     return {**results, "stages": {name: results["stages"][name] for name in stages}}
 
 
 def _as_set(changed: Collection[str], stages: int) -> list[str]:
-    """Keys as a user sets them, sorted: `llm.model` where `stages.<stage>.model` is among them for each of the stages.
+    """Return sorted keys for users: `llm.model` if `stages.<stage>.model` changed for each of the stages.
 
     >>> _as_set({"stages.a.model", "stages.b.model", "stages.b.top_p", "qa.questions"}, 2)
     ['llm.model', 'qa.questions', 'stages.b.top_p']
@@ -139,17 +140,17 @@ def _as_set(changed: Collection[str], stages: int) -> list[str]:
 
 
 def template_digests(stages: Mapping[str, Stage]) -> dict[str, str]:
-    """A hash of each stage's template."""
+    """Return a hash of the template of each stage."""
     return {name: blake2b(stage.template.encode(), digest_size=16).hexdigest() for name, stage in stages.items()}
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that do the work."""
+    """Return the versions of Python and of the most important packages."""
     return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
 
 
 def read_manifest(output: str) -> dict[str, Any] | None:
-    """The manifest of an output; None where there is none. Raises OutputError for one that cannot be read."""
+    """Return the manifest of an output, None without one. Raises OutputError for an unreadable manifest."""
     try:
         manifest = json.loads((StoragePath(output) / NAME).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -160,15 +161,15 @@ def read_manifest(output: str) -> dict[str, Any] | None:
 
 
 def write_manifest(output: str, manifest: Mapping[str, Any]) -> None:
-    """Writes the manifest without secrets, so that readers see the old one or the new one."""
+    """Write the manifest atomically and without secrets."""
     content = json.dumps(without_secrets(manifest), indent=2, ensure_ascii=False).encode("utf-8")
     (StoragePath(output) / NAME).write_bytes(content + b"\n")
 
 
 def sum_starts(manifest: Mapping[str, Any], name: str) -> Any:
-    """The sum of a column of the usage of all starts that a manifest has; None where no value is known.
+    """Return the sum of a column of the usage of all starts in a manifest, None if all values are unknown.
 
-    A cost that some stages have and others do not is the sum of those that have one; without any stage it is 0.
+    Stages without a cost do not count. Without any stage, the sum is 0.
     """
     values = [row[name] for start in manifest["starts"] for row in start["usage"]]
     known = [value for value in values if value is not None]
@@ -176,7 +177,7 @@ def sum_starts(manifest: Mapping[str, Any], name: str) -> Any:
 
 
 def by_stage(usage: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of `usage`, one a stage and system: those of several endpoints added up.
+    """Return the rows of `usage` with one row per stage and system, the sum over several endpoints.
 
     >>> by_stage([{"stage": "s", "calls": 0, "cost": None}, {"stage": "s", "calls": 2, "cost": 0.5}])
     [{'stage': 's', 'calls': 2, 'cost': 0.5}]
@@ -192,13 +193,13 @@ def by_stage(usage: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def seconds_of(start: Mapping[str, Any]) -> float:
-    """How long a start took."""
+    """Return the duration of a start in seconds."""
     began, ended = (datetime.fromisoformat(start[name]) for name in ("started_at", "ended_at"))
     return (ended - began).total_seconds()
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, by dotted keys: `{"a": {"b": 1}}` is `{"a.b": 1}`. An empty mapping has no keys."""
+    """Return nested mappings as one mapping with dotted keys: `{"a": {"b": 1}}` becomes `{"a.b": 1}`."""
     if not isinstance(value, Mapping):
         return {prefix: value}
     found: dict[str, Any] = {}

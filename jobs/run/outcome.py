@@ -13,22 +13,25 @@ from typing import Any
 
 from untold.jobs.run.terminal import amount
 
-# Those of docs/contract.md; 130 is what shells give for an interrupted command, 128 + SIGINT
+# The codes of docs/contract.md. Shells return 130 (128 + SIGINT) for an interrupted command
 EXIT_CODES = {"budget": 3, "outage": 5, "spooled": 6, "batched": 7, "interrupted": 130, "refused": 1, "broken": 1}
 FAILED_TOO_MANY = 4
-# What leaves requests that the next start goes on with
+# The reasons with requests that the next start continues
 LEFT = ("batched", "spooled")
-# A refused endpoint and a broken process are both a failed run to readers of the manifest
+# Readers of the manifest see a refused endpoint and a broken process as a failed run
 MANIFEST_STATUS = {"refused": "failed", "broken": "failed", None: "finished"}
 
 
 @dataclass(frozen=True)
 class Ending:
-    """Why a start stopped asking; `reason` None where it asked everything.
+    """The reason for the end of a start.
 
-    `reason`: `budget`, `outage`, `spooled`, `batched`, `interrupted`, `refused` or `broken` (these two with `error`).
-    `calls` so far. `lost`: answers that were paid for and could not be written. `spool`: the folder, or the store, that
-    has the requests.
+    Attributes:
+        reason: `budget`, `outage`, `spooled`, `batched`, `interrupted`, `refused` or `broken` (the last two with
+            `error`). None if the start sent all requests.
+        calls: number of calls.
+        lost: number of paid completions that could not be written.
+        spool: folder of the spool, or the store, with the requests.
     """
 
     reason: str | None = None
@@ -39,11 +42,11 @@ class Ending:
 
     @property
     def status(self) -> str:
-        """The status of the manifest."""
+        """The status for the manifest."""
         return MANIFEST_STATUS.get(self.reason) or str(self.reason)
 
     def explain(self, command: str) -> str | None:
-        """The line that says why it ended early, and how to go on; None where it did not."""
+        """Return a line about the reason of an early end and how to continue. None without an early end."""
         again = f"continue with: {command}"
         reasons = {
             "budget": f"the budget is used up after {amount(self.calls, 'call')}; raise budget.*, then {again}",
@@ -52,22 +55,22 @@ class Ending:
             "batched": f"requests wait in batches. See `untold batches {shlex.quote(self.spool)}`, and later {again}",
             "interrupted": f"interrupted; {self._kept('the completions are kept')}, {again}",
             "refused": f"the endpoint refuses the run: {self.error}, then {again}",
-            # Not all that was answered: a process that broke may have had some that it had not written yet
+            # A broken process may have had unwritten completions
             "broken": f"{self.error}; {self._kept('the stored completions are kept')}, {again}",
         }
         return reasons.get(self.reason or "")
 
     def _kept(self, all_kept: str) -> str:
-        """What became of the answers: these words where none is known to be lost."""
+        """Return a text about lost completions, or `all_kept` if none is known to be lost."""
         lost = amount(self.lost, "answer is lost", "answers are lost")
         return f"{lost} and will be paid for again, all others are kept" if self.lost else all_kept
 
     def exit_code(
         self, statuses: Mapping[str, int], fail_on_error: str | Mapping[str, float], missed: Sequence[str] = ()
     ) -> int:
-        """The exit code of a run with so many samples of each status (docs/contract.md, "Exit codes").
+        """Return the exit code of a run from its numbers of samples by status (docs/contract.md, "Exit codes").
 
-        missed: what `missed_too_often` says of it.
+        missed: the result of `missed_too_often`.
         """
         if self.reason in EXIT_CODES:
             return EXIT_CODES[self.reason]
@@ -81,9 +84,9 @@ class Ending:
 
 
 def below_bars(summary: Iterable[Mapping[str, Any]], bars: Mapping[str, float]) -> list[str]:
-    """What to say of each metric whose mean over all systems is below its bar; an undefined mean is below any.
+    """Return a line for each metric with a mean over all systems below its bar. An undefined mean is below any bar.
 
-    summary: rows of the table `summary`; bars: the least mean by metric.
+    summary: rows of the table `summary`; bars: the minimum mean by metric.
     """
     overall = {row["metric"]: row for row in summary if row["level"] == "overall"}
     found = []
@@ -96,9 +99,9 @@ def below_bars(summary: Iterable[Mapping[str, Any]], bars: Mapping[str, float]) 
 
 
 def missed_too_often(audits: Iterable[Mapping[str, Any]], bars: Mapping[str, float | None]) -> list[str]:
-    """What to say of each metric whose filter or classifier may miss more than its bar: by the upper end of the rate.
+    """Return a line for each metric with an upper limit of its miss rate above its bar.
 
-    audits: rows of `measures_summary` on audits; bars: the highest miss rate by metric, None for any.
+    audits: rows of `measures_summary` about audits; bars: the maximum miss rate by metric, None for no limit.
     """
     return [
         f"{row['metric']}: up to {row['ci_high']:.3%} of the pairs that the model did not judge are wrong, and "
@@ -109,9 +112,9 @@ def missed_too_often(audits: Iterable[Mapping[str, Any]], bars: Mapping[str, flo
 
 
 class Interrupts:
-    """Remembers that the run was asked to end. `requested` is looked at between pieces of work.
+    """The request to end a run. Code checks `requested` between pieces of work.
 
-    The first signal only sets it, and `say`s so; the second raises KeyboardInterrupt wherever the main thread is.
+    The first signal sets it and calls `say`. The second signal raises KeyboardInterrupt in the main thread.
     """
 
     def __init__(self, say: Callable[[str], None] = lambda _: None) -> None:
@@ -121,10 +124,10 @@ class Interrupts:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """For waits that have nothing to put in order: here the first signal raises KeyboardInterrupt."""
+        """Raise KeyboardInterrupt at the first signal, for waits without work to finish."""
         self._waiting = True
         try:
-            # A signal that came before the wait is not to be waited for again
+            # A signal before the wait counts
             if self.requested:
                 raise KeyboardInterrupt
             yield
@@ -133,9 +136,9 @@ class Interrupts:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Takes over SIGINT and SIGTERM while the context lasts. Only the main thread can: in others nothing changes.
+        """Handle SIGINT and SIGTERM within the context. In threads other than the main thread, nothing changes.
 
-        Enter it after the Spark session was opened, which sets handlers of its own.
+        Enter it after the Spark session is open, because the session sets its own handlers.
         """
         numbers = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()
         before = {number: signal.signal(number, self._note) for number in numbers}

@@ -1,4 +1,4 @@
-"""The output of a run for its life: locked, claimed for one identity, its tables written, its manifest true."""
+"""The output of a run: its lock, its identity, its tables and its manifest."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from untold.udfs.schemes import variables
 from untold.udfs.storage import StoragePath
 
 WORK = "_work"
-# In it, tables that are yet to take the place of others
+# The folder of tables that will replace others
 ASIDE = "tables"
-# Of the tables of a lakehouse
+# The last table that is added to a lakehouse
 LAST_ADDED = "summary"
-# Columns of `usage` that may be added over starts; requests may not, for each start needs the same ones
+# Columns of `usage` that can be added over starts. Requests cannot, because each start needs the same ones
 SUMMED = (
     *("calls", "retries", "rate_limited", "retries_after_parse", "answered"),
     *("prompt_tokens", "completion_tokens", "cost", "seconds"),
@@ -46,28 +46,28 @@ SUMMED = (
 
 
 def absolute(path: str) -> str:
-    """A path that means the same in every process, to Spark and to Arrow; `~` is the user's home."""
+    """Return an absolute path or URI that Spark, Arrow and all processes can use. `~` is the home of the user."""
     return StoragePath(path).spark
 
 
 def store_of(settings: Settings, output: str) -> str:
-    """Where completions are kept: the setting `completion_store`, else a folder of the output."""
+    """Return the folder of completions: the setting `completion_store`, or a folder of the output."""
     return absolute(settings.completion_store) if settings.completion_store else f"{output}/completions"
 
 
 def steps_folder(output: str, work: str) -> str:
-    """The folder of a run's steps in one for many runs: the same each time, so that what a killed run left goes.
+    """Return the folder of the steps of a run in a common folder, the same for each start, which removes old steps.
 
-    Where stores are opened otherwise (`storage.*`), an output of the same name is another.
+    With other settings `storage.*`, an output of the same name is another output.
     """
     named = repr((output, variables()))
     return f"{work}/untold-{blake2b(named.encode(), digest_size=8).hexdigest()}"
 
 
 def shown(settings: Settings, **fields: Any) -> dict[str, Any]:
-    """The settings as a manifest shows them: no secrets; `fields` as `model_dump` takes them."""
+    """Return the settings for a manifest, without secrets. `fields` are options of `model_dump`."""
     safe: dict[str, Any] = without_secrets(settings.model_dump(mode="json", **fields))
-    # Its address may be all that is needed to post there
+    # The address may be a secret
     safe.pop("notify", None)
     return safe
 
@@ -78,25 +78,31 @@ def _say(line: str) -> None:
 
 @dataclass
 class Output:
-    """The folder of a run. As a context manager it is locked, and left as one start of a run ought to leave it.
+    """The folder of a run. Within its context, it is locked.
 
-    In order: `claim` says whose the folder is to be, `begin` writes the manifest as `running`, `write` the tables,
-    `end` the manifest as it ended. What raises between `begin` and `end` takes half a run's tables with it, those of
-    `kept` aside, and the manifest says `interrupted` or `failed`. `run` is the id of this start. A folder that is not
-    ours, and one that lies in one of `inputs` or holds it, raises OutputError before all else; `store`, where
-    completions are kept, may lie anywhere. One that another run took over is left to it: LostLockError. Without `lock`
-    nobody else may use the folder. Steps are kept in `work`; without it on this machine where output and store lie in
-    an object store and the run is `alone`, with no Ray of other machines.
+    The order is: `claim` sets the identity, `begin` writes the manifest as `running`, `write` writes the tables, and
+    `end` writes the final manifest. An error between `begin` and `end` removes the incomplete tables except `kept`, and
+    the manifest has the status `interrupted` or `failed`.
 
-    On a local disk a table is the folder `<name>`. Elsewhere no folder is renamed at once: a start writes its tables
-    into `<name>/<run>`, and those of the start before stay until its manifest, written last, names others. `notify`
-    hears of what could not be removed once the tables are written, which is no error.
+    On a local disk, a table is the folder `<name>`. Other file systems cannot rename a folder atomically, so a start
+    writes its tables to `<name>/<run>`. The tables of the earlier start stay until the final manifest names the new
+    ones.
+
+    Raises OutputError first of all for a folder that is not an output, or that is inside of or around one of `inputs`.
+    Raises LostLockError if another run took over the folder. Without `lock`, no other run may use the folder.
+
+    Attributes:
+        run: id of this start.
+        store: folder of completions, which can be anywhere.
+        work: folder of steps. Without it, steps are on this machine if output and store are in an object store and the
+            run is `alone`, without a Ray on other machines.
+        notify: accepts lines about files that could not be removed after the tables were written.
     """
 
     place: str
     tables: Sequence[str]
     overwrite: bool = False
-    # Whether the output of another input is made anew of this one; its tables stay until those of this start are whole
+    # True to replace the output of another input. Its tables stay until the tables of this start are complete
     refresh: bool = False
     kept: Sequence[str] = ()
     inputs: Sequence[str | None] = ()
@@ -104,18 +110,18 @@ class Output:
     lock: bool = True
     work: str | None = None
     alone: bool = True
-    # What the tables of a finished run are added to; they lie there from the first
+    # The lakehouse with the tables of a finished run
     lake: Lake | None = None
     run: str = field(default_factory=lambda: uuid4().hex[:12])
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     earlier: Mapping[str, Any] | None = None
     manifest: dict[str, Any] = field(default_factory=dict)
     notify: Callable[[str], None] = _say
-    # Whether `claim` found the output of another input, which `refresh` makes anew
+    # True if `claim` found the output of another input, which `refresh` replaces
     refreshes: bool = False
-    # Whether tables and manifest of the earlier start stay until those of this one are whole
+    # True if the tables and the manifest of the earlier start stay until those of this start are complete
     _keeps: bool = False
-    # Whether others may read tables of this start already
+    # True if others can read tables of this start
     _added: bool = False
     _tables: dict[str, str] = field(default_factory=dict)
     _rows: dict[str, int] = field(default_factory=dict)
@@ -128,13 +134,13 @@ class Output:
         if self.lock and self.store:
             check_lockable(self.store)
         if self.lock and (self.store or is_lockable(self.place)):
-            # Never waits: what another run writes here is what this one would write over
+            # No wait, because this run would overwrite the tables of the other run
             self._lock = lock_folder(self.place, self.run, wait=False).__enter__()
             self._stack.callback(self.tidy, f"the lock of {self.place}", self._lock.__exit__)
         return self
 
     def check_lock(self) -> None:
-        """Raises LostLockError where another run took the folder over; looked at before every write."""
+        """Raise LostLockError if another run took over the folder. Each write calls this first."""
         if self._lock is not None:
             self._lock.check()
 
@@ -146,7 +152,7 @@ class Output:
             self._remove_steps()
 
     def _break_off(self, status: str) -> None:
-        """Removes half a run's tables, and says in the manifest how it ended, where that is this start's already."""
+        """Remove incomplete tables, and write the status to the manifest if it belongs to this start."""
         lost = [name for name in self.tables if self._keeps or name not in self.kept]
         if not self._added:
             self.remove(lost)
@@ -160,7 +166,7 @@ class Output:
         self._workspace = None
 
     def tidy(self, what: str, remove: Callable[[], object]) -> None:
-        """Removes what nobody reads any more. Where that fails it stays, and a line says so."""
+        """Remove unneeded files. If this fails, they stay, and a line reports it."""
         try:
             remove()
         except (OSError, ValueError) as error:
@@ -168,10 +174,10 @@ class Output:
             self.notify(f"{what} could not be removed ({reason}). No run reads it, so remove it when possible")
 
     def claim(self, identity: Identity, added: Added | None = None) -> None:
-        """Makes the folder that of this identity. Raises OutputError where it belongs to another, unless `overwrite`.
+        """Set the identity of the folder. Raises OutputError for a folder with another identity, unless `overwrite`.
 
-        `earlier` is the manifest of the start before, of the same identity; with `added` it has fewer metrics, and its
-        tables stay until those of this start are whole.
+        `earlier` becomes the manifest of an earlier start with the same identity. With `added` it has fewer metrics,
+        and its tables stay until the tables of this start are complete.
         """
         self.earlier = None if self.overwrite else manifest.read_manifest(self.place)
         found = [] if self.earlier is None else manifest.differences(identity, self.earlier.get("identity", {}), added)
@@ -187,60 +193,60 @@ class Output:
 
     @property
     def _renames(self) -> bool:
-        """Whether a table is a folder of one name, which those of a later start are put in the place of."""
+        """True if a table is a folder of a fixed name, which later starts replace."""
         return self.lake is None and StoragePath(self.place).local is not None
 
     @property
     def _folder(self) -> str:
-        """What tables lie in: the output, or aside until they take the place of those of an earlier start."""
+        """The folder of the tables: the output, or a folder for tables that will replace those of an earlier start."""
         return f"{self.place}/{WORK}/{ASIDE}" if self._keeps and self._renames else self.place
 
     def table(self, name: str) -> str:
-        """Where this start writes a table, which its manifest then names."""
+        """Return the folder of a table of this start, for its manifest."""
         if self.lake is not None:
             if name not in self._tables:
                 self._tables[name] = f"{self.lake.folder(name, TABLES[name])}/{self.run}"
             return self._tables[name]
-        # A table that is added to an output after its run is in no manifest
+        # The manifest has no table that is added after the run
         self._tables[name] = name if self._renames or not self.manifest else f"{name}/{self.run}"
         return f"{self._folder}/{self._tables[name]}"
 
     def place_of(self, name: str) -> str | None:
-        """Where the table of the earlier start lies; None where it is not there."""
+        """Return the folder of a table of the earlier start, None if it is missing."""
         place = place_of_table(self.place, self.earlier or {}, name)
         return str(place) if place.entry().kind else None
 
     def note_input(self, now: Mapping[str, Any]) -> None:
-        """Says in the manifest of an output that stays as it is what is known of its input now, where that differs."""
+        """Update the input in the manifest of an unchanged output, if it differs."""
         earlier = dict(self.earlier or {})
         if not now.items() <= earlier.get("input", {}).items():
             self.check_lock()
             manifest.write_manifest(self.place, {**earlier, "input": {**earlier["input"], **now}})
 
     def metrics(self) -> tuple[str, ...]:
-        """The metrics that an earlier start gave the output; none where it is to be replaced."""
+        """Return the metrics of an earlier start, none if the output is replaced."""
         earlier = None if self.overwrite else manifest.read_manifest(self.place)
         return tuple((earlier or {}).get("metrics") or ())
 
     def is_complete(self, *, retry_failed: bool) -> bool:
-        """Whether an earlier start left nothing to ask, lasting failures included where they are asked again."""
+        """Return True if no request is missing. `retry_failed` counts permanently failed requests as missing."""
         return not self.refreshes and self.left_nothing(self.earlier, retry_failed=retry_failed)
 
     def seems_complete(self, *, retry_failed: bool) -> bool:
-        """As `is_complete`, before `claim` knows whether the earlier start was one of the same identity."""
+        """Return True if the output seems complete, before `claim` checks the identity of the earlier start."""
         return not self.overwrite and self.left_nothing(manifest.read_manifest(self.place), retry_failed=retry_failed)
 
     def left_nothing(self, earlier: Mapping[str, Any] | None, *, retry_failed: bool) -> bool:
-        """Whether a manifest says that all was answered, and the tables are there as it says.
+        """Return True if a manifest has no missing requests, and its tables exist.
 
-        `passing_failures` of its counts are asked again by any start, `failures` by one that retries all.
+        Each start sends temporary failures (`passing_failures`) again. With `retry_failed`, it sends all `failures`.
         """
         if earlier is None or earlier["status"] != "finished" or not self._has_whole_tables(earlier):
             return False
         return not earlier["counts"]["failures" if retry_failed else "passing_failures"]
 
     def _has_whole_tables(self, earlier: Mapping[str, Any] | None) -> bool:
-        """Whether an earlier start wrote all of its tables, and they are there."""
+        """Return True if an earlier start wrote all its tables, and they exist."""
         if earlier is None or earlier["status"] == "running":
             return False
         if self.lake is not None or "lakehouse" in earlier:
@@ -248,19 +254,19 @@ class Output:
         return set(self.tables) <= self._folders()
 
     def _is_added(self, known: Mapping[str, Any]) -> bool:
-        """Whether the tables of an earlier start are in the lakehouse that is asked for."""
+        """Return True if the tables of an earlier start are in the requested lakehouse."""
         wanted = {} if self.lake is None else self.lake.shown
         return "versions" in known and wanted.items() <= known.items() and self.lake is not None
 
     def begin(self, settings: Mapping[str, Any], **fields: Any) -> None:
-        """Writes the manifest as `running`: settings as `shown` gives them, other fields, what earlier starts did.
+        """Write the manifest as `running`, with settings from `shown`, other fields, and the earlier starts.
 
-        Where tables of an earlier start stay, so does its manifest.
+        If tables of an earlier start stay, its manifest stays too.
         """
         self.check_lock()
         StoragePath(self.place).make_folder()
         if self.lake is not None:
-            # One after the other, and before anything is asked: catalogs may refuse, or race with themselves
+            # In sequence and before the first request, because catalogs can refuse a table, or fail in parallel
             for name in self.tables:
                 self.table(name)
         earlier = self.earlier or {}
@@ -272,7 +278,7 @@ class Output:
     def end(
         self, ending: Ending, *, code: int = 0, usage: Sequence[Mapping[str, Any]] | None = None, **fields: Any
     ) -> None:
-        """Writes the manifest as it ended, with one more entry where this start had something to ask."""
+        """Write the final manifest, with an entry for this start if it had missing requests."""
         self.check_lock()
         if self.lake is not None and ending.status == "finished":
             self._add_tables(self.lake)
@@ -282,16 +288,16 @@ class Output:
         self.manifest |= {"status": ending.status, "tables": tables, "rows": rows, **fields}
         if usage is not None:
             self._add_start(usage, code)
-        # Before the manifest: killed between the two, a start that finds nothing to ask would leave the steps for ever
+        # Before the manifest: after a kill in between, a start without missing requests would never remove the steps
         self._remove_steps()
         manifest.write_manifest(self.place, self.manifest)
         if not self._renames and (self.earlier or self.overwrite):
             self.tidy(f"tables of an earlier start in {self.place}", self._remove_earlier)
 
     def _remove_earlier(self) -> None:
-        """Removes the tables of other starts, killed ones too, where each start has a folder of its own.
+        """Remove the tables of other starts, also killed ones, if each start has its own folder.
 
-        What is in a lakehouse stays for readers that have begun, until the lakehouse's own upkeep removes it.
+        Files of a lakehouse stay for current readers until the maintenance of the lakehouse removes them.
         """
         earlier = self.earlier or {}
         if self.lake is not None:
@@ -304,19 +310,19 @@ class Output:
                     entry.place.remove()
 
     def _replace_tables(self) -> None:
-        """Puts the tables that were written aside in the place of the earlier ones."""
+        """Replace the earlier tables with the new ones."""
         aside = StoragePath(self._folder)
         self._keeps = False
-        # Killed from here on, it is as after any kill: the next start writes all tables anew, and asks nothing for it
+        # After a kill from here on, the next start writes all tables again without requests
         manifest.write_manifest(self.place, self.manifest)
         self.remove(self.tables)
         for name in self.tables:
             (aside / name).move(StoragePath(self.place) / name)
 
     def _add_tables(self, lake: Lake) -> None:
-        """Adds the tables to those of a lakehouse, a commit each, `summary` last: a date that is there is whole."""
+        """Add the tables to a lakehouse with one commit each, `summary` last, so that its dates are complete."""
         self._keeps, self._added = False, True
-        # Killed from here on, it is as after any kill: the next start adds all of them anew
+        # After a kill from here on, the next start adds all tables again
         manifest.write_manifest(self.place, self.manifest)
         versions = {}
         for name in sorted(self._tables, key=lambda name: (name == LAST_ADDED, name)):
@@ -325,7 +331,7 @@ class Output:
         self.manifest["lakehouse"] = {**lake.shown, "versions": versions}
 
     def _add_start(self, usage: Sequence[Mapping[str, Any]], code: int) -> None:
-        """Adds this start to the manifest, unless it asked nothing and is not the first; sums up all of them."""
+        """Add this start to the manifest if it had requests or is the first one. Update the sums over all starts."""
         asked = any(row["calls"] or row["unasked"] for row in usage)
         if asked or not self.manifest["starts"]:
             self.manifest["starts"].append(
@@ -342,25 +348,25 @@ class Output:
 
     @property
     def has_answered(self) -> bool:
-        """Whether an earlier start was ever answered."""
+        """True if an earlier start had a response."""
         return bool(self.earlier and manifest.sum_starts(self.earlier, "answered"))
 
     @property
     def spooled_runs(self) -> frozenset[str]:
-        """The starts just before this one that left requests in a spool or in batches: this one goes on with them."""
+        """Return the last starts with requests in a spool or in batches, which this start continues."""
         starts = takewhile(lambda start: start["status"] in LEFT, reversed((self.earlier or {}).get("starts", [])))
         return frozenset(start["run"] for start in starts)
 
     def workspace(self, spark: SparkSession, *, small: bool = False) -> Workspace:
-        """Where steps are kept until the run ends; what a killed run left there goes. `small` as of `open_session`."""
+        """Return the workspace of the steps, without the files of a killed run. See `open_session` for `small`."""
         if self._workspace is None:
-            # Other machines may be lost, and with them what is in their memory
+            # The memory of other machines can be lost
             self._workspace = Workspace(spark, self._steps(spark), in_memory=small and is_local(spark))
             self._workspace.remove()
         return self._workspace
 
     def _steps(self, spark: SparkSession) -> str:
-        """The folder of steps. It takes most requests of a small run: an object store is the last choice."""
+        """Return the folder of steps. An object store is the last choice, because steps need most file requests."""
         if self.work:
             return steps_folder(self.place, absolute(self.work))
         if StoragePath(self.place).local is None and self.alone and is_local(spark):
@@ -379,16 +385,16 @@ class Output:
         few: bool = False,
         counted: Counted | None = None,
     ) -> DataFrame:
-        """Writes a table in this order, with the columns of `schema` where one is given, and gives it as written.
+        """Write a table in this order, with the columns of `schema` if it is given, and return the written table.
 
-        `few`: one task sorts and writes them all. `counted`: what is counted of the rows on the way. Raises
-        LostRowsError where fewer rows can be read back than were written.
+        With `few`, one task sorts and writes all rows. `counted` has the counts to compute during the write. Raises
+        LostRowsError if fewer rows can be read than were written.
         """
         self.check_lock()
         columns = frame.columns if schema is None else schema.names
         rows = frame if schema is None else with_added(name, frame).select(*columns)
         ordered = _sorted(rows, order, few=few, by_file=name in SORTED_BY_FILE)
-        # Above the sort: what lies below it is evaluated for its ranges too, and would be counted twice
+        # After the sort, because Spark also evaluates its input for the ranges and would count it twice
         watched = ordered if counted is None else counted.on(ordered)
         path = self.table(name)
         self._rows[name] = write_parquet(watched, path)
@@ -400,19 +406,19 @@ class Output:
         return RunTables(self.place, {"tables": {name: self.table(name) for name in names}})
 
     def take_written(self, name: str, rows: int) -> None:
-        """Counts a table that somebody else wrote at `table(name)`. Raises LostRowsError where it has other rows."""
+        """Accept a table that other code wrote to `table(name)`. Raises LostRowsError for another number of rows."""
         path = self._tables[name] if self.lake else f"{self._folder}/{self._tables[name]}"
         check_rows(path, rows)
         if self.lake is not None:
-            # Before anything is asked: columns of the user's own may have other types than those of other dates
+            # Before the first request, because columns of users can have other types than on other dates
             self.lake.check(name, path)
         self._rows[name] = rows
 
     def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> None:
-        """Writes a small table as one file of one name, so that the same rows are the same bytes."""
+        """Write a small table as one file with a fixed name, so that equal rows have equal bytes."""
         self.check_lock()
         if self._renames:
-            # Spark's files would stay beside it, whose names are new each time
+            # Files of Spark have new names each time and would stay
             self.remove([name])
         values = [{column: row.get(column) for column in schema.names} for row in rows]
         place = StoragePath(self.table(name))
@@ -422,11 +428,11 @@ class Output:
         (place / "part-0.parquet").write_whole(lambda file: pq.write_table(table, file))
 
     def _folders(self) -> set[str]:
-        """The names of the folders of the output, by one listing."""
+        """Return the names of the folders of the output from one listing."""
         return {entry.name for entry in StoragePath(self.place).entries() if entry.kind == "folder"}
 
     def remove(self, names: Iterable[str]) -> None:
-        """Removes those tables of this start that are there."""
+        """Remove the existing tables among `names` of this start."""
         self.check_lock()
         for name in names:
             if self.lake is None or name in self._tables:
@@ -434,14 +440,14 @@ class Output:
 
 
 def _sorted(rows: DataFrame, order: Sequence[str], *, few: bool, by_file: bool) -> DataFrame:
-    """The rows in order: in one task, within each file, where rows of one sample stay together, or over all files."""
+    """Return the sorted rows: in one task, within each file with the rows of a sample together, or over all files."""
     if few:
         return rows.coalesce(1).sortWithinPartitions(*order)
     return rows.repartition(order[0]).sortWithinPartitions(*order) if by_file else rows.orderBy(*order)
 
 
 def with_added(name: str, frame: DataFrame) -> DataFrame:
-    """The rows of a table with nulls in those columns of `ADDED` that they lack."""
+    """Return the rows of a table with nulls in missing columns of `ADDED`."""
     fields = spark_schema(TABLES[name]) if name in ADDED else ()
     missing = [field for field in fields if field.name in ADDED[name] and field.name not in frame.columns]
     return frame.select("*", *(F.lit(None).cast(field.dataType).alias(field.name) for field in missing))

@@ -1,4 +1,4 @@
-"""One start of a run: engines, what is unchanged, and how it ends. Each job says only what it does in between."""
+"""One start of a run: its engines, the check for an unchanged output, and its end. Jobs define the steps in between."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from untold.udfs.llm.keys import Stage
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a start ended: exit code, manifest, and the lines that say what failed and why it ended early."""
+    """The end of a start: exit code, manifest, and lines about failures and an early end."""
 
     exit_code: int
     manifest: Mapping[str, Any] = field(default_factory=dict)
     message: str | None = None
     unchanged: bool = False
-    # What a command prints and does not write: the hits of a single query
+    # Rows that a command prints but does not write: the hits of a single query
     rows: Sequence[Mapping[str, Any]] = ()
 
     @property
@@ -58,34 +58,34 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Start:
-    """One start of a run, from an output that is locked to a manifest that says how it ended.
+    """One start of a run, from the lock of its output to the final manifest.
 
-    In order: read, `output.claim`, `unchanged`, `begin`, ask by a `runner`, write tables, `end`.
+    The order is: read, `output.claim`, `unchanged`, `begin`, stages of a `runner`, tables, `end`.
     """
 
     request: RunRequest
     output: Output
     engines: Engines
-    # Where steps are kept until the run ends
+    # The folder of steps until the end of the run
     workspace: Workspace
     reach: ClusterChecks
 
     @property
     def spark(self) -> SparkSession:
-        """The session of the run."""
+        """The Spark session of the run."""
         return self.engines.spark
 
     @property
     def display(self) -> Display:
-        """Where progress and notes are shown."""
+        """The display of progress and notes."""
         return self.engines.display
 
     def begin(self, settings: Mapping[str, Any], **fields: Any) -> None:
-        """Writes the manifest as `running` (`Output.begin`), with the start's id, by which the store has its notes."""
+        """Write the manifest as `running` (`Output.begin`), with the id of the start for references in the store."""
         self.output.begin(settings, run=self.output.run, **fields)
 
     def runner(self, stages: Mapping[str, Stage], endpoint: RunEndpoint, **other: Any) -> StageRunner:
-        """What asks these stages, by the request's settings and workspace; `other` fields replace these."""
+        """Return a runner of these stages with the settings and workspace of the request, or with `other` fields."""
         own: dict[str, Any] = {
             "settings": self.request.settings,
             "workspace": self.workspace,
@@ -97,7 +97,7 @@ class Start:
         return StageRunner(engines=self.engines, stages=stages, endpoint=endpoint, **{**own, **other})
 
     def unchanged(self) -> Outcome | None:
-        """The outcome of an output that an earlier start left nothing to ask in; None where there is something."""
+        """Return the outcome of a complete output of an earlier start, None if requests or tables are missing."""
         if not self.output.is_complete(retry_failed=self.request.retry_failed):
             return None
         earlier = self.output.earlier or {}
@@ -107,7 +107,7 @@ class Start:
         return Outcome(exit_code=code, manifest=earlier, message=message, unchanged=True)
 
     def write_failures(self, rows: DataFrame) -> dict[str, int]:
-        """Writes the table `failures` and gives its counts for the manifest (`failure_counts`)."""
+        """Write the table `failures` and return its counts for the manifest (`failure_counts`)."""
         counted = Counted(failure_counts())
         self.output.write("failures", rows, order=ORDER["failures"], schema=FAILURES, few=True, counted=counted)
         return {name: counted[name] for name in counted.columns}
@@ -120,10 +120,12 @@ class Start:
         schema: pa.Schema = USAGE,
         **fields: Any,
     ) -> Outcome:
-        """Writes the table `usage`, then the manifest as it ended: who reads `finished` finds every table whole.
+        """Write the table `usage`, and then the final manifest, so that a finished output has complete tables.
 
-        counts: beside those of `begin`, with `statuses`. usage: rows of `schema`, those of the runner by default.
-        fields: others of the manifest.
+        Args:
+            counts: counts in addition to those of `begin`, with `statuses`.
+            usage: rows of `schema`, by default the rows of the runners.
+            fields: other fields of the manifest.
         """
         output, settings = self.output, self.request.settings
         rows = [row for runner in runners for row in runner.usage] if usage is None else usage
@@ -132,7 +134,7 @@ class Start:
             moved = amount(damaged, "damaged file of the store was", "damaged files of the store were")
             self.display.note(f"{moved} moved aside: {self.request.store}")
         ending = next((runner.ending for runner in runners if runner.ended), Ending())
-        # Of all starts; null where an endpoint did not name its model
+        # The models of all starts, without unnamed ones
         models = sorted({*output.manifest["models"], *(name for one in runners for name in one.models if name)})
         missed = miss_messages(fields, settings)
         code = ending.exit_code(counts["statuses"], settings.fail_on_error, missed)
@@ -153,12 +155,12 @@ class Start:
         *,
         sent: bool,
     ) -> str | None:
-        """The lines that say which stages got no answer at all, what was missed, and why the run ended early, if any.
+        """Return lines about stages without any completion, about missed pairs, and about an early end.
 
-        written: the manifest of the start that they are about. sent: False if this start sent no request, so that
-        stored failures are named with the option that sends them again.
+        written: the manifest of the start. sent: False if this start sent no request; the lines then name the option
+        that sends stored failures again.
         """
-        # What became of a system is shown beside the others
+        # The result of a system is shown next to the others
         dead = [row for row in dead_stages(usage) if "system" not in row]
         errors: list[dict[str, Any]] = []
         if dead:
@@ -173,7 +175,7 @@ class Start:
 
 
 def miss_messages(written: Mapping[str, Any], settings: Settings) -> list[str]:
-    """What to say of filters that missed too much, by the audits of a manifest."""
+    """Return lines about filters with too many missed pairs, from the audits of a manifest."""
     return missed_too_often(written.get("audits", []), {"nli": settings.nli.max_miss_rate})
 
 
@@ -188,9 +190,9 @@ def open_start(
     held: SharedEngines | None = None,
     index: str | None = None,
 ) -> Iterator[Start]:
-    """A start in an output that was entered, with its engines; `asks`, `stages` and `held` as of `open_engines`.
+    """Open a start in an entered output, with its engines. See `open_engines` for `asks`, `stages` and `held`.
 
-    `index`: the index that executors read. Raises NodeCheckError if they do not reach it, the output or the store.
+    `index` is the index that executors read. Raises NodeCheckError if they cannot access it, the output or the store.
     """
     with open_engines(
         request.settings,
@@ -217,14 +219,14 @@ def open_start(
 def open_endpoint(
     request: RunRequest, display: Display, *, settings: Settings | None = None, embedded: bool = False
 ) -> RunEndpoint:
-    """Where the calls of a run go, to be entered; by other settings than the request's where they are given."""
+    """Return the endpoint of a run as a context manager. `settings` replace the settings of the request."""
     return RunEndpoint(settings or request.settings, embedded=embedded, wait=request.wait, notify=display.note)
 
 
 def failure_counts() -> dict[str, Column]:
-    """What is counted of the table `failures`: failed requests, and those that may pass when they are asked again.
+    """Return the counts of the table `failures`: failed requests, and temporary failures among them.
 
-    Invalid rows (stage `input`) do not count, as no start can mend them.
+    Invalid rows (stage `input`) do not count, because no start can fix them.
     """
     asked = F.col("stage") != "input"
     return {"failures": F.count_if(asked), "passing_failures": F.count_if(asked & is_transient())}

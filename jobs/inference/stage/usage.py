@@ -1,4 +1,4 @@
-"""What a start used, and the table `usage`: counted once over all that was asked, when the run ends."""
+"""The usage of a start, and the table `usage`, which is counted once over all stages at the end of the run."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _COUNTED = (
     *("requests", "answered", "failed", "calls", "retries", "rate_limited", "prompt_tokens", "completion_tokens"),
     *("retries_after_parse", "reasoning_tokens", "cut_prompts"),
 )
-# Columns that count requests by how their completions were read, and by why they could not be
+# Columns with the numbers of requests by the way in which their completions were read, and by the error
 READINGS = (*READ_AS, "unparsable", "refused", "empty", "truncated")
 ANSWERED, FAILED = "answered", "failed"
 _BEST_FIRST = (ANSWERED, FAILED, UNASKED)
-# Of a request the first counts. They are compared by place: to find the least of texts, Spark sorts all rows.
+# The first outcome of a request counts. Indices are compared, because Spark sorts all rows for the least text
 _OUTCOMES = tuple(product(_BEST_FIRST, (None, *READINGS)))
 
 
 @dataclass(frozen=True)
 class StageResult:
-    """One asking of a stage: its results, how many requests the store had answers of, and what the asking used.
+    """The result of one call of a stage: its rows, the number of requests with stored completions, and the usage.
 
-    `endpoint`: the address that was asked; None for several, which `usage` tells apart, and for local models.
+    `endpoint` is the address, None for several endpoints, which are in `usage`, and for local models.
     """
 
     stage: Stage
@@ -45,10 +45,12 @@ class StageResult:
 
 @dataclass
 class Account:
-    """What was asked of all stages so far, and what it used. `rows` costs one Spark execution after an addition.
+    """The calls of all stages so far and their usage. After an addition, `rows` costs one execution of Spark.
 
-    `spent`: against the budget. `models`: the names that answered, now or before. `sections`: those of the settings
-    whose endpoints have answered.
+    Attributes:
+        spent: usage that counts against the budget.
+        models: names of models in responses, also of earlier starts.
+        sections: sections of the settings whose endpoints have responded.
     """
 
     spent: Usage = field(default_factory=Usage)
@@ -59,24 +61,24 @@ class Account:
     _counted: int = 0
 
     def note_models(self, section: str, models: Iterable[str | None]) -> None:
-        """Notes the models that the endpoint of a section answered as."""
+        """Record the names of the models in the responses of the endpoint of a section."""
         named = set(models)
         self.models |= named
         if named:
             self.sections.add(section)
 
     def add(self, asked: StageResult) -> None:
-        """Adds what was asked once; a request that was needed before is the same request."""
+        """Add a call of a stage. A request of an earlier call counts once."""
         self.asked.append(asked)
 
     def sort(self, stages: Iterable[str]) -> None:
-        """Puts what was asked side by side in the order of the stages."""
+        """Sort the calls of parallel metrics by the order of the stages."""
         places = {name: place for place, name in enumerate(stages)}
         self.asked.sort(key=lambda one: places[one.stage.name])
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of the table `usage`, in the order of asking: one a stage, and one for each of several endpoints."""
+        """The rows of the table `usage` in the order of the calls: one per stage, and one per endpoint if several."""
         if self._counted < len(self.asked):
             outcomes = _count_outcomes(self.asked)
             names = dict.fromkeys(one.stage.name for one in self.asked)
@@ -88,9 +90,9 @@ class Account:
 
 @dataclass
 class _Outcomes:
-    """The distinct requests of a stage by their best outcome, by how they were read, and by asking the answered.
+    """The distinct requests of a stage by their best outcome and by the way they were read, and the completed per call.
 
-    `leaked`: items that were dropped of them.
+    `leaked` is the number of dropped items.
     """
 
     best: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -100,9 +102,9 @@ class _Outcomes:
 
 
 def _count_outcomes(asked: list[StageResult]) -> dict[str, _Outcomes]:
-    """By stage; askings by their place in the list. Of several outcomes of a request the best counts.
+    """Return the outcomes by stage, with calls by their indices in the list. The best outcome of a request counts.
 
-    One Spark execution for all stages together: on slow cores each costs about a second, whatever its size.
+    One execution of Spark counts all stages, because each execution takes about a second on slow cores.
     """
     frames = [
         one.results.select(
@@ -139,11 +141,11 @@ def _count_outcomes(asked: list[StageResult]) -> dict[str, _Outcomes]:
 
 
 def _outcome(results: DataFrame) -> Column:
-    """The place in `_OUTCOMES` of each row: its state, and how its completion was read or why it could not be."""
+    """Return the index of each row in `_OUTCOMES`: its state, and how its completion was read, or its error."""
     error = F.col("error_type")
     state = F.when(error.isNull(), ANSWERED).when(error == UNASKED, UNASKED).otherwise(FAILED)
     read_as = F.col("read_as") if "read_as" in results.columns else F.lit(None).cast("string")
-    # The place of a text in a list is 0 where it is not in it, and null for null
+    # `array_position` is 0 for a text that is not in the list, and null for null
     reading = F.coalesce(F.array_position(_listed(READINGS), F.coalesce(read_as, error)), F.lit(0))
     return (F.array_position(_listed(_BEST_FIRST), state) - 1) * (len(READINGS) + 1) + reading
 
@@ -153,15 +155,14 @@ def _listed(texts: Iterable[str]) -> Column:
 
 
 def _row(stage: str, everything: list[StageResult], outcomes: _Outcomes) -> tuple[dict[str, Any], Usage]:
-    """The row of a stage in the table `usage`: requests distinct over all its askings, calls and tokens their sums.
+    """Return the row of a stage in the table `usage`, and its usage with the parts of several endpoints.
 
-    With it what it used, of which several endpoints have parts.
-
-    Retries are calls that were neither a request's first, nor told to slow down, nor a further turn after a tool.
+    Requests are distinct over all calls of the stage, and calls and tokens are sums. Retries are calls that are not the
+    first call of a request, not rate limited, and not a turn after a tool.
     """
     asked = [one for one in everything if one.stage.name == stage]
     used = sum((one.usage for one in asked), NOTHING_USED)
-    # An asking answered what it has answers of, less what the store had before it
+    # The completions of a call are its results without those that the store had before
     answered = sum(max(0, count - everything[number].reused) for number, count in outcomes.answered.items())
     row = {
         "stage": asked[0].stage.name,
@@ -181,7 +182,7 @@ def _row(stage: str, everything: list[StageResult], outcomes: _Outcomes) -> tupl
 
 
 def _calls(used: Usage) -> dict[str, Any]:
-    """The columns of `usage` that are of calls."""
+    """Return the columns of `usage` about HTTP calls."""
     return {
         "calls": used.calls,
         "retries": used.calls - used.asked - used.rate_limited - used.tool_turns,
@@ -197,20 +198,20 @@ def _calls(used: Usage) -> dict[str, Any]:
 
 
 def _by_endpoint(whole: dict[str, Any], used: Usage) -> list[dict[str, Any]]:
-    """The row of a stage, and of several endpoints a row each. Their sums are those of the stage.
+    """Return the row of a stage, and one row per endpoint if there are several. Their sums are the sums of the stage.
 
-    What no endpoint answered in this start stays in the first row, with the time and the readings of the stage.
+    Requests without a response in this start stay in the first row, with the time and the readings of the stage.
     """
     rows = [whole]
     for endpoint, part in used.endpoints.items():
-        # A request that was asked twice, with a schema and without, was answered twice and counts once
+        # A request that was sent with and without a schema has two responses and counts once
         counts = {"answered": part.done - part.failed, "failed": part.failed}
         counts = {name: min(count, whole[name]) for name, count in counts.items()}
         own = {**counts, "requests": sum(counts.values()), **_calls(part)}
         for name in (*_COUNTED, "cost"):
             if own[name] is not None:
                 whole[name] -= own[name]
-        # None of it is left, and differences of floats are
+        # Exactly zero, because differences of floats are not
         nothing = {name: None if name == "endpoint" else 0 for name in whole} | {"seconds": 0.0}
         rows.append({**nothing, "stage": whole["stage"], "model": whole["model"], **own, "endpoint": endpoint})
     if used.endpoints:
