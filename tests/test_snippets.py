@@ -56,6 +56,10 @@ RUN_ELSEWHERE = {
         )
     },
     "untold doctor --config replicas.yaml": "tests/jobs/test_doctor.py",
+    # It needs prices
+    "untold estimate --proxy judge --input answered/samples --metric nli --judge-budget 20 --output estimated": (
+        "tests/runs/test_judge_budget.py"
+    ),
     "untold package --output /shared/untold": "tests/test_distribution.py",
     "untold score --input answers.jsonl --output /shared/out --metric e2e "
     "--config /shared/untold/cluster.yaml": "tests/test_distribution.py",

@@ -26,7 +26,7 @@ from untold.udfs.llm.store_files import count_rows
 from untold.udfs.samples.files import is_remote
 from untold.udfs.storage import FileInfo, StoragePath, local_path
 
-# What our commands write beside tables, where nobody else would; none of it is removed for its name alone
+# The folders of Untold next to tables. They are never removed only because of their names
 _WORK = "_work"
 _RUNS = "runs"
 _STORE = "completions"
@@ -35,19 +35,19 @@ _NESTS = (_RUNS, _STORE)
 _FILES = re.compile(
     r"_lock.*|manifest\.json(\.tmp)?|meta_evaluation\.(md|svg|png)|human_study\.md|annotation_(key|sheet)\..*"
 )
-# `_SUCCESS`, `_temporary`, `.part-*.crc`: Spark leaves them beside tables, and a killed one leaves them half done
+# Spark writes `_SUCCESS`, `_temporary` and `.part-*.crc` next to tables. A killed Spark leaves incomplete ones
 _SPARKS_OWN = re.compile(r"/[._]")
-# Completions of one version, and what runs have noted that they need
+# The folders of a store: completions of a version, and the references of runs
 _STORE_VERSION = re.compile(r"v\d+|_uses")
 _WILDCARD = re.compile(r"[*?\[]")
 
 
 def check_folders(inputs: Iterable[str | None], output: str, store: str | None = None) -> None:
-    """Raises OutputError for an output that another may miss, and for one that lies in an input or holds one.
+    """Raise OutputError for an output with foreign files, and for one that is inside of or around an input.
 
-    An output that is not empty and has no manifest of ours must hold nothing but our tables (and `store`, which may lie
-    anywhere): a run removes and replaces folders by their names. It reads names, links and a footer a table, and
-    changes nothing. See docs/contract.md, "Runs, outputs, stores".
+    A run removes and replaces folders by their names. An output that is not empty and has no manifest must therefore
+    contain only tables of Untold, and `store`, which can be anywhere. This reads names, links and one footer per table,
+    and changes nothing. See docs/contract.md, "Runs, outputs, stores".
     """
     for path in inputs:
         if path is not None:
@@ -61,7 +61,7 @@ def check_folders(inputs: Iterable[str | None], output: str, store: str | None =
 
 
 def _check_apart(path: str, output: str) -> None:
-    """Raises OutputError where, links and globs resolved, one of them lies in the other."""
+    """Raise OutputError if one of both is inside of the other, after links and globs are resolved."""
     place = _real(output)
     if any(_is_within(found, place) for found in _places_of(path)):
         raise OutputError(f"{path} is in the output {output}, which a run overwrites. Give another --output")
@@ -71,7 +71,7 @@ def _check_apart(path: str, output: str) -> None:
 
 
 def _places_of(path: str) -> Iterator[str]:
-    """The real paths of what an input names, and of the links to files in it; links to folders are not followed."""
+    """Yield the real paths of an input and of links to files in it. Links to folders are not followed."""
     yield _real(path)
     if is_remote(path):
         return
@@ -84,19 +84,19 @@ def _places_of(path: str) -> Iterator[str]:
 
 
 def _real(path: str) -> str:
-    """A path without links, or a URI without the differences between Spark's schemes and Arrow's."""
+    """Return a path without links, or a URI with the scheme of Spark."""
     if is_remote(path):
         return StoragePath(path).spark.rstrip("/")
     return os.path.realpath(os.path.expanduser(local_path(path)))
 
 
 def _is_within(inner: str, outer: str) -> bool:
-    """Whether a path is another or lies below it; `data-old` does not lie in `data`."""
+    """Return True if a path is equal to another or below it. `data-old` is not in `data`."""
     return f"{inner}/".startswith(f"{outer.rstrip('/')}/")
 
 
 def _is_matched(place: str, path: str) -> bool:
-    """Whether a glob stands for the output too, which may not be there yet; its `*` then stops at no slash."""
+    """Return True if a glob also matches the output, which may not exist yet. Its `*` then matches slashes too."""
     wildcard = _WILDCARD.search(path)
     if wildcard is None or (not is_remote(path) and os.path.exists(local_path(path))):
         return False
@@ -106,7 +106,7 @@ def _is_matched(place: str, path: str) -> bool:
 
 
 def _find_foreign(output: str, store: str | None) -> str | None:
-    """The name of something in the output that is not ours; None in an output, and where there is nothing such."""
+    """Return the name of a foreign file in a folder, None for an output of Untold and without foreign files."""
     place = StoragePath(output)
     if place.entry().kind == "file":
         return "the content of a file"
@@ -118,7 +118,7 @@ def _find_foreign(output: str, store: str | None) -> str | None:
 
 
 def _is_manifest(place: StoragePath) -> bool:
-    """Whether a file is the manifest of a run; browsers, packages and backups have files of this name as well."""
+    """Return True if a file is the manifest of a run. Browsers, packages and backups use the same name."""
     with suppress(OSError, ValueError):
         manifest = json.loads(place.read_bytes())
         return isinstance(manifest, dict) and {"format", "status"} <= manifest.keys()
@@ -126,10 +126,9 @@ def _is_manifest(place: StoragePath) -> bool:
 
 
 def _is_ours(entry: FileInfo, output: str, store: str | None) -> bool:
-    """Whether something in a folder without a manifest is what our commands write there, by its content and not its
-    name.
+    """Return True if Untold wrote an entry of a folder without a manifest, by its content and not by its name.
 
-    `store` is where completions are kept, which may be the folder itself or lie anywhere below it.
+    `store` is the folder of completions, which can be the folder itself or any folder in it.
     """
     name = entry.name
     if entry.kind == "file":
@@ -148,13 +147,13 @@ def _is_ours(entry: FileInfo, output: str, store: str | None) -> bool:
 
 
 def _is_version(path: str, store: str) -> bool:
-    """Whether a folder is one of a store: `STORE/v1`, in which completions of one version lie, or its notes."""
+    """Return True if a folder belongs to a store: `STORE/v1` with completions of one version, or its references."""
     parent, _, name = path.rpartition("/")
     return parent == store and _STORE_VERSION.fullmatch(name) is not None
 
 
 def _is_damaged(place: StoragePath) -> bool:
-    """Whether a file is no JSON, as a manifest is that a full disk cut short."""
+    """Return True if a file is not JSON, such as a manifest that a full disk cut off."""
     try:
         json.loads(place.read_bytes())
     except ValueError:
@@ -163,9 +162,9 @@ def _is_damaged(place: StoragePath) -> bool:
 
 
 def _holds_tables(place: StoragePath, name: str) -> bool:
-    """Whether a folder holds Parquet alone, with the table's leading column where it has the name of a table.
+    """Return True if a folder contains only Parquet, with the first column of the table if it has the name of a table.
 
-    What has a leading `_` or `.` is Spark's own.
+    Names with a leading `_` or `.` belong to Spark.
     """
     files = [entry.place for entry in place.entries(recursive=True) if entry.kind == "file"]
     files = [file for file in files if not _SPARKS_OWN.search(file.uri.removeprefix(place.uri))]
@@ -181,22 +180,22 @@ def _holds_tables(place: StoragePath, name: str) -> bool:
     return TABLES[name].names[0] in columns
 
 
-# What of a column this process has in memory at once: rows, and bytes of the file that they are read from
+# The parts of a column in the memory of this process: rows, and bytes of the file
 PIECE_ROWS = 8192
 PIECE_BYTES = 4 * 2**20
-# So few values of a column come with the number of rows, and need no execution of their own
+# This number of values of a column is read together with the number of rows, without another execution
 FEW = 1000
 
 
 class LostRowsError(UserError):
-    """Rows that were written and cannot be read back. The message names the table, both counts and the likely cause."""
+    """Written rows that cannot be read. The message names the table, both counts and the likely cause."""
 
 
 @dataclass
 class Counted:
-    """Aggregates of a frame's rows by name, taken while the frame is written, for no job of their own.
+    """Aggregates of the rows of a frame by name, computed while the frame is written, without a job of their own.
 
-    For example, of rows that are to be written anyway:
+    For example:
 
         counted = Counted({"failed": F.count_if(F.col("error_type").isNotNull())})
         kept = workspace.keep(rows, "results", counted)
@@ -208,16 +207,16 @@ class Counted:
     _seen: Observation = field(default_factory=Observation)
 
     def on(self, frame: DataFrame) -> DataFrame:
-        """The frame, counted by the first action on it."""
+        """Return the frame. The first action on it computes the aggregates."""
         return frame.observe(self._seen, *[value.alias(name) for name, value in self.columns.items()])
 
     def __getitem__(self, name: str) -> Any:
-        """A value, once the frame was written; before that it waits for ever. KeyError for a name not counted."""
+        """Return a value after the write of the frame. Before that, this waits forever. KeyError for unknown names."""
         return self._seen.get[name]
 
 
 class _Step(NamedTuple):
-    """A step: its frame, how many rows it has, its folder, and the values of columns where they are known."""
+    """A step: its frame, its number of rows, its folder, and the known values of columns."""
 
     frame: DataFrame
     rows: int
@@ -227,11 +226,10 @@ class _Step(NamedTuple):
 
 @dataclass
 class Workspace:
-    """A folder of steps as Parquet, each named for what it holds. Whoever makes it removes it.
+    """A folder of steps as Parquet, with their names. Its creator removes it.
 
-    Steps are numbered in the order of their making, so that a listing of the folder is the course of the run.
-    `in_memory`: what is kept stays with Spark instead, for runs on one machine that are so small that writing and
-    reading files takes them longer than all else (0.1 s a step and not 0.3; 300 rows).
+    Steps are numbered in their order, so that a listing of the folder shows the course of the run. With `in_memory`,
+    Spark keeps them in memory, for small runs on one machine (0.1 s in place of 0.3 s per step of 300 rows).
     """
 
     spark: SparkSession
@@ -243,11 +241,10 @@ class Workspace:
     def keep(
         self, frame: DataFrame, name: str = "step", counted: Counted | None = None, column: str | None = None
     ) -> DataFrame:
-        """The same rows, computed once and counted on the way, by `counted` too.
+        """Return the same rows, computed and counted once, with one execution of Spark.
 
-        One Spark execution. What is built on the result is planned from there, so that nothing below it runs again.
-        `column`: one whose `values` are read next. Raises LostRowsError where fewer rows can be read back than were
-        written.
+        Later plans begin at the result. `counted` computes aggregates on the way, and `values` of `column` are read
+        next. Raises LostRowsError if fewer rows can be read than were written.
         """
         path, watched = self.path(name), frame if counted is None else counted.on(frame)
         known = {}
@@ -265,15 +262,15 @@ class Workspace:
         return kept
 
     def count(self, frame: DataFrame) -> int:
-        """The number of rows; costs nothing for what `keep` gave."""
-        # By identity: frames compare by nothing else
+        """Return the number of rows, without a job for a result of `keep`."""
+        # By identity, because frames have no other comparison
         counted = [one.rows for one in self._kept if one.frame is frame]
         return counted[0] if counted else frame.count()
 
     def values(self, frame: DataFrame, column: str) -> Iterator[pa.Array]:
-        """A column of what `keep` gave, in pieces, read by this process: of files, no execution of Spark's.
+        """Yield a column of a result of `keep` in pieces. This process reads files without an execution of Spark.
 
-        Nulls may be missing.
+        Nulls can be missing.
         """
         (kept,) = [one for one in self._kept if one.frame is frame]
         if column in kept.known:
@@ -285,28 +282,28 @@ class Workspace:
         for entry in StoragePath(kept.path).entries():
             if entry.name.endswith(".parquet"):
                 with entry.place.open() as file:
-                    # Else all of the column is read ahead, and threads of Arrow's keep what they had of it
+                    # Otherwise Arrow reads the whole column ahead, and its threads keep parts of it
                     parquet = pq.ParquetFile(file, pre_buffer=False, buffer_size=PIECE_BYTES)
                     for batch in parquet.iter_batches(PIECE_ROWS, columns=[column], use_threads=False):
                         yield batch.column(0)
 
     def path(self, name: str) -> str:
-        """A folder of that name that nothing else is in."""
+        """Return a new folder with this name."""
         return f"{self.folder}/{next(self._numbers):03d}-{name}"
 
     def within(self, name: str) -> Workspace:
-        """A workspace in a folder of its own inside this one."""
+        """Return a workspace in a new folder in this one."""
         return Workspace(self.spark, self.path(name), self.in_memory)
 
     def remove(self) -> None:
-        """Deletes the files of what was kept; what stays with Spark goes with its frames."""
+        """Remove the files of the steps. Spark removes its data in memory with the frames."""
         StoragePath(self.folder).remove()
 
 
 def write_parquet(frame: DataFrame, path: str, **options: Any) -> int:
-    """Writes a frame as Parquet, over what is there, and gives its number of rows, which are counted on the way.
+    """Write a frame as Parquet in place of an existing one, and return its number of rows.
 
-    Raises LostRowsError where this process finds another number of rows in the files.
+    Raises LostRowsError if this process finds another number of rows in the files.
     """
     rows = _counted_rows()
     rows.on(frame).write.mode("overwrite").options(**options).parquet(path)
@@ -319,7 +316,7 @@ def _counted_rows() -> Counted:
 
 
 def check_rows(path: str, written: int) -> None:
-    """Raises LostRowsError where the Parquet files of a folder do not have this number of rows, by their footers."""
+    """Raise LostRowsError if the footers of the Parquet files of a folder have another number of rows."""
     files = [entry.place for entry in StoragePath(path).entries() if entry.name.endswith(".parquet")]
     found = sum(rows or 0 for rows in count_rows(files))
     if found != written:

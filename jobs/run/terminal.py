@@ -17,32 +17,32 @@ from typing import Any, TextIO
 from untold.udfs.llm.usage import Usage, shown_tokens
 from untold.udfs.redaction import redact
 
-# Of a terminal that does not say how wide it is
+# The width of a terminal that does not report its width
 USUAL_COLUMNS = 80
-# Room for the longest head and some of a name; a narrower terminal wraps lines
+# Enough for the longest head and a part of a name. A narrower terminal wraps lines
 FEWEST_COLUMNS = 20
-# Where names would get fewer columns, the cells of a row stand below each other
+# If names would get fewer columns, each cell of a row has its own line
 SHORTEST_NAME = 8
-# How much of a long name is taken from its beginning. The second and third are for names that the first makes alike
+# The share of a cut name from its beginning. The second and third are for names that are equal with the first
 SHARES = (0.5, 0.2, 0.8)
 GAP = "  "
 
 
 @dataclass(frozen=True)
 class Page:
-    """What lines are printed on. `width` is its columns, None for a pipe or a file: there nothing is cut."""
+    """The properties of an output of lines. `width` is its columns, None for a pipe or a file, which get full lines."""
 
     width: int | None = None
     encoding: str = "utf-8"
 
     @property
     def ellipsis(self) -> str:
-        """What stands for the middle of a text that was cut."""
+        """The mark in place of the middle of a cut text."""
         return "…" if visible("…", self.encoding) == "…" else "..."
 
 
 def page_of(stream: TextIO) -> Page:
-    """The page that a stream is now: as wide as its terminal, and at most COLUMNS where that is set."""
+    """Return the page of a stream, with the width of its terminal, and at most COLUMNS if it is set."""
     columns = os.environ.get("COLUMNS", "")
     widths = [int(columns)] if columns.isdecimal() else []
     if stream.isatty():
@@ -53,7 +53,7 @@ def page_of(stream: TextIO) -> Page:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Prints lines on standard output; what its encoding lacks is escaped."""
+    """Print lines to standard output. Characters outside of its encoding are escaped."""
     encoding = page_of(sys.stdout).encoding
     for line in lines:
         print(line.encode(encoding, "backslashreplace").decode(encoding))
@@ -61,7 +61,7 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def amount(count: int, one: str, many: str | None = None) -> str:
-    """A number and its noun.
+    """Return a number with its noun.
 
     >>> amount(1, "sample"), amount(2000, "sample"), amount(0, "query", "queries")
     ('1 sample', '2,000 samples', '0 queries')
@@ -70,7 +70,7 @@ def amount(count: int, one: str, many: str | None = None) -> str:
 
 
 def wrapped(text: str, page: Page, *, indent: int = 0) -> list[str]:
-    """A text as lines that fit the page; those after the first are indented. Long words, such as paths, stay whole."""
+    """Return a text as lines within the width of the page. All lines but the first are indented. Words are not cut."""
     if page.width is None:
         return [text]
     return wrap(text, page.width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
@@ -85,11 +85,11 @@ def table(
     texts: int = 0,
     among: Sequence[str] = (),
 ) -> list[str]:
-    """The lines of a table: its heads, then a line a row.
+    """Return the lines of a table: its heads, then one line per row.
 
-    The first `names` columns and the last `texts` columns are set to the left, the numbers between them to the right.
-    Where the page is too narrow, names are cut in the middle, no two to the same text, nor to that of one of `among`.
-    Where that is not enough, the cells of a row stand below each other.
+    The first `names` columns and the last `texts` columns are aligned left, and the numbers between them right. On a
+    narrow page, names are cut in the middle, but no two names (including `among`) to the same text. If this is not
+    enough, each cell of a row has its own line.
 
     >>> print(*table(["system", "n"], [["model-a", "12"], ["a-model-of-a-long-name", "3"]], Page(20)), sep="\\n")
     system             n
@@ -119,9 +119,9 @@ def table(
 
 
 def _limits(needs: Sequence[int], names: int, width: int) -> list[int] | None:
-    """The columns that each column of a table gets: names share what numbers leave, and the longest give way first.
+    """Return the widths of the columns of a table. Names share the rest of the width, and the longest are cut first.
 
-    None where names would become shorter than `SHORTEST_NAME`.
+    None if names would be shorter than `SHORTEST_NAME`.
     """
     room = width - sum(needs[names:]) - len(GAP) * (len(needs) - 1)
     longest = min(max(needs[:names], default=0), width)
@@ -132,7 +132,7 @@ def _limits(needs: Sequence[int], names: int, width: int) -> list[int] | None:
 
 
 def _stacked(heads: Sequence[str], columns: Sequence[list[str]], page: Page, names: int, width: int) -> list[str]:
-    """The rows as blocks of lines, one a cell, with an empty line between them."""
+    """Return the rows as blocks with one line per cell, and an empty line between blocks."""
     rooms = [width - len(head) - 2 for head in heads[:names]]
     shown = _distinguishable(columns[:names], rooms, page) + list(columns[names:])
     lines: list[str] = []
@@ -145,7 +145,7 @@ def _stacked(heads: Sequence[str], columns: Sequence[list[str]], page: Page, nam
 
 
 def _distinguishable(columns: Sequence[Sequence[str]], widths: Sequence[int | None], page: Page) -> list[list[str]]:
-    """What is shown of names in columns of some widths; names that would be shown alike get numbers."""
+    """Return the names cut to the widths of their columns. Names that would look equal get numbers."""
     for share in (*SHARES, SHARES[0]):
         shown = _shown(columns, widths, page, share, {})
         alike = _alike(columns, shown)
@@ -153,14 +153,14 @@ def _distinguishable(columns: Sequence[Sequence[str]], widths: Sequence[int | No
             return shown
     numbers = {name: f"~{number}" for number, name in enumerate(dict.fromkeys(chain(*columns)), start=1)}
     numbered = _shown(columns, widths, page, SHARES[0], {name: numbers[name] for name in alike})
-    # A name may look like another with its number
+    # A name can be equal to another name with its number
     return _shown(columns, widths, page, SHARES[0], numbers) if _alike(columns, numbered) else numbered
 
 
 def _shown(
     columns: Sequence[Sequence[str]], widths: Sequence[int | None], page: Page, share: float, marks: Mapping[str, str]
 ) -> list[list[str]]:
-    """What is shown of names, with the marks behind those that have one."""
+    """Return the cut names, with their marks at the end."""
 
     def show(name: str, width: int | None) -> str:
         text, mark = visible(name, page.encoding), marks.get(name, "")
@@ -170,7 +170,7 @@ def _shown(
 
 
 def _alike(columns: Sequence[Sequence[str]], shown: Sequence[Sequence[str]]) -> set[str]:
-    """The names that are shown as another one is."""
+    """Return the names that look equal to another name."""
     owners: dict[str, set[str]] = {}
     for name, text in zip(chain(*columns), chain(*shown), strict=True):
         owners.setdefault(text.strip(), set()).add(name)
@@ -178,7 +178,7 @@ def _alike(columns: Sequence[Sequence[str]], shown: Sequence[Sequence[str]]) -> 
 
 
 def cut(text: str, width: int, share: float = SHARES[0], mark: str = "…") -> str:
-    """The text in at most so many columns. What is too long lacks its middle; `share` of it is its beginning.
+    """Return the text in at most `width` columns. A long text lacks its middle, and `share` of it is its beginning.
 
     >>> cut("a-model-of-a-long-name", 12), cut("short", 12)
     ('a-mode…-name', 'short')
@@ -193,12 +193,12 @@ def cut(text: str, width: int, share: float = SHARES[0], mark: str = "…") -> s
 
 
 def _start(text: str, width: int) -> str:
-    """The beginning of a text that so many columns have room for."""
+    """Return the beginning of a text that fits into `width` columns."""
     return text[: sum(end <= width for end in accumulate(map(_columns, text)))]
 
 
 def width_of(text: str) -> int:
-    """The columns that a terminal shows a text in.
+    """Return the number of columns of a text on a terminal.
 
     >>> width_of("model"), width_of("模型")
     (5, 4)
@@ -207,14 +207,14 @@ def width_of(text: str) -> int:
 
 
 def _columns(character: str) -> int:
-    """Two for a wide character, none for a mark that stands on another."""
+    """Return the columns of a character: 2 for a wide one, 0 for a combining mark."""
     if unicodedata.category(character) in ("Mn", "Me"):
         return 0
     return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
 
 
 def visible(text: str, encoding: str = "utf-8") -> str:
-    r"""The text on one line. What a terminal would not show as itself is escaped.
+    r"""Return the text on one line. Characters that a terminal does not show are escaped.
 
     >>> visible("two\nlines")
     'two\\nlines'
@@ -225,64 +225,64 @@ def visible(text: str, encoding: str = "utf-8") -> str:
 
 
 def _aligned(cells: Sequence[str], *, right: bool) -> list[str]:
-    """The cells of a column in one width."""
+    """Return the cells of a column padded to one width."""
     width = max(map(width_of, cells))
     blanks = (" " * (width - width_of(cell)) for cell in cells)
     return [blank + cell if right else cell + blank for cell, blank in zip(cells, blanks, strict=True)]
 
 
-# In a log or a pipe lines stay: two a minute are read, those of a terminal, two a second, are not
+# Seconds between lines in a log or a pipe, because users read them later
 PLAIN_SECONDS = 30.0
-# A shorter wait is over before it is read.
+# Shorter waits are not shown
 LONG_WAIT_SECONDS = 60.0
-# What a line that is too long leaves out, the first of it first
+# The parts that a long line leaves out, in this order
 LEAST = ("tokens", "calls", "limited", "cost", "paused", "failed")
 CLEAR = "\r\x1b[2K"
-# After so many times the wait for the first answer, the pace is that of the later half of the time
+# After this multiple of the wait for the first completion, the pace is the pace of the later half
 SETTLED = 10
 MOST_RISES = 256
 
 
 @dataclass
 class RunProgress:
-    """How far a run is in its stages. `total`: how many it has, 0 where that is not known."""
+    """The progress of a run in its stages. `total` is the number of stages, 0 if it is unknown."""
 
     total: int = 0
     begun: set[tuple[str, str]] = field(default_factory=set)
-    # Metrics are scored side by side, each in a thread
+    # Metrics run in parallel threads
     _own: threading.local = field(default_factory=threading.local)
 
     @property
     def metric(self) -> str:
-        """Whose the stages of this thread are."""
+        """The metric of the stages of this thread."""
         metric: str = getattr(self._own, "metric", "")
         return metric
 
     def enter(self, metric: str) -> None:
-        """Says whose the stages of this thread are from here on."""
+        """Set the metric of the next stages of this thread."""
         self._own.metric = metric
 
     def begin(self, stage: str) -> None:
-        """Counts a stage of the metric; one that is asked in several turns is counted once."""
+        """Count a stage of the metric, once for several calls."""
         self.begun.add((self.metric, stage))
 
     def describe(self, stage: str) -> str:
-        """What the stage is called: its number, its metric, its name."""
+        """Return the label of a stage: its number, its metric and its name."""
         number = f"stage {len(self.begun)} of {max(self.total, len(self.begun))}, " if self.total else ""
         return visible(f"{number}{self.metric} {stage}" if self.metric else f"{number}{stage}")
 
     def left(self, seconds: float | None) -> str | None:
-        """What is said of the seconds that are left of the stage; later ones are not known before they begin."""
+        """Return a text about the remaining seconds of the stage. Later stages are unknown before they begin."""
         if seconds is None:
             return None
         return f"{clock(seconds)} left{' of this stage' if self.total > len(self.begun) else ''}"
 
 
 class Pace:
-    """How fast a stage goes: how much was done when, from the moment at which the first request was under way.
+    """The pace of a stage: the numbers of finished requests over time, from the first request in flight.
 
-    Before that actors start, which says nothing of the requests. Answers come in bursts where many are asked at once,
-    so that what counts are the moments at which more is done, and not the time since.
+    The start of actors before it does not count. Completions arrive in bursts if many requests are in flight, so only
+    the times of completions count, and not the time since the last one.
     """
 
     def __init__(self, now: float) -> None:
@@ -292,7 +292,7 @@ class Pace:
         self._in_flight = 0
 
     def see(self, now: float, done: int, in_flight: int) -> None:
-        """Takes how much is done now, and how many requests are being asked."""
+        """Record the numbers of finished requests and of requests in flight."""
         self._now, self._in_flight = now, max(self._in_flight, in_flight)
         if not self._rises and not (done or in_flight):
             self._idle = now
@@ -306,29 +306,29 @@ class Pace:
             self._rises = [*self._rises[:2], *self._rises[2::2]]
 
     def left(self, total: int) -> float | None:
-        """The seconds until all is done; None before the second answer, and once all is."""
+        """Return the seconds until the end. None before the second completion, and at the end."""
         if len(self._rises) < 3 or self._rises[-1][1] >= total:
             return None
         last, done = self._rises[-1]
-        # What stands still longer than ever is not about to go on
+        # After the longest pause so far, the next completion is not expected soon
         waited = self._now - last if self._now - last <= self._longest else 0.0
         return max((total - done) / self._a_second() - waited, 0.0)
 
     def _a_second(self) -> float:
-        """How much is done a second: of late where the stage has settled, else so far."""
+        """Return the finished requests per second: of the later half in a long stage, otherwise of the whole time."""
         (began, _), (first, early), (last, done) = self._rises[0], self._rises[1], self._rises[-1]
         if last - began >= SETTLED * (first - began):
             since, before = next(one for one in reversed(self._rises) if one[0] <= (began + last) / 2)
             return (done - before) / (last - since)
-        # The first answer takes longer where caches are cold, and may be one of many that come at once
+        # The first completion takes longer with cold caches, and many others can arrive at the same time
         return max(done / (last - began), (done - early - max(self._in_flight - 1, 0)) / (last - first))
 
 
 class Display:
-    """Shows what a command is at, and how far a stage is: done of total, calls a second, tokens, cost, time left.
+    """Show the status of a command and the progress of a stage: requests, calls per second, tokens, cost, time left.
 
-    On standard error, so that what a command prints can be piped. Whatever it shows goes through `redact`. As a context
-    manager it takes its line off the terminal at its end.
+    It writes to standard error, so that users can pipe the output of a command. All texts pass `redact`. As a context
+    manager, it removes its line from the terminal at the end.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -351,16 +351,16 @@ class Display:
             self._drawn = False
 
     def note(self, text: str) -> None:
-        """Shows a line that stays."""
+        """Print a permanent line."""
         self._print(text)
 
     def status(self, text: str) -> None:
-        """Shows what is done now, on a terminal alone, until something else is shown. A stage that is asked stays."""
+        """Show the current step on a terminal until the next line. The line of a running stage stays."""
         if self._terminal and not self._parts:
             self._draw({"stage": f"{text} ..."})
 
     def start(self, stage: str) -> None:
-        """Begins to ask a stage."""
+        """Begin a stage."""
         self._began, self._shown, self._parts = monotonic(), 0.0, {}
         self._pace = Pace(self._began)
         text = f"{self.course.describe(stage)}: starting"
@@ -370,7 +370,7 @@ class Display:
             self._print(text)
 
     def show(self, event: Mapping[str, Any]) -> None:
-        """Shows a progress event of the answering process; why nothing is sent is said once, in a line that stays."""
+        """Show a progress event of the actor process. A permanent line reports once why no requests are sent."""
         waiting = why_waiting(event)
         if waiting is not None and self._waiting is None:
             self._print(waiting)
@@ -383,35 +383,35 @@ class Display:
             self._print(", ".join(self._parts.values()))
 
     def end(self) -> None:
-        """Ends a stage; its last line stays."""
+        """End a stage. Its last line stays."""
         if self._parts:
             parts = {**self._parts, "left": f"took {clock(monotonic() - self._began)}"}
             self._print(fit(parts, self._width) if self._terminal else ", ".join(parts.values()))
         self._parts = {}
 
     def _left(self, event: Mapping[str, Any]) -> float | None:
-        """The seconds that are left of the stage; at least those for which the endpoint asks to be left alone."""
+        """Return the remaining seconds of the stage, at least the pause that the endpoint requested."""
         self._pace.see(monotonic(), event["usage"]["done"], event.get("in_flight", 0))
         left = self._pace.left(event["total"])
         return None if left is None else max(left, event.get("paused", 0.0))
 
     @property
     def _width(self) -> int:
-        """One column less than the terminal has now: some begin the next line once the last column is written."""
+        """The width of the terminal minus one, because some terminals begin the next line after the last column."""
         return (page_of(self._stream).width or 0) - 1
 
     def _draw(self, parts: Mapping[str, str]) -> None:
-        """Rewrites the line."""
+        """Replace the current line."""
         self._write(f"{CLEAR}{fit(parts, self._width)}")
         self._drawn = True
 
     def _print(self, text: str) -> None:
-        """Writes a line over the one that rewrites itself."""
+        """Write a permanent line in place of the current one."""
         self._write(f"{CLEAR if self._terminal else ''}{redact(text)}\n")
         self._drawn = False
 
     def _write(self, text: str) -> None:
-        """Writes, if anybody reads, and if this is not the handler of a signal that came while a line was written."""
+        """Write the text. Ignore a closed pipe, and a signal handler that interrupts another write."""
         with suppress(BrokenPipeError, RuntimeError):
             self._stream.write(text)
             self._stream.flush()
@@ -420,9 +420,9 @@ class Display:
 def describe(
     event: Mapping[str, Any], seconds: float, course: RunProgress, left: float | None = None
 ) -> dict[str, str]:
-    """The parts of the line for a progress event after so many seconds of the stage, by what they tell.
+    """Return the parts of the line for a progress event by name.
 
-    left: the seconds until the stage is done.
+    seconds: time since the start of the stage; left: seconds until its end.
     """
     used, total = Usage.of(event["usage"]), event["total"]
     paused = event.get("paused", 0.0)
@@ -440,7 +440,7 @@ def describe(
 
 
 def _rate(a_second: float) -> str:
-    """Calls a second, or a minute where these would be less than one.
+    """Return the calls per second, or per minute if there are fewer than one per second.
 
     >>> _rate(12.34), _rate(0.025)
     ('12.3 calls/s', '1.5 calls/min')
@@ -449,7 +449,7 @@ def _rate(a_second: float) -> str:
 
 
 def fit(parts: Mapping[str, str], width: int) -> str:
-    """The line in so many columns: without what matters least, then with less of the stage's name.
+    """Return the line in `width` columns: without the least important parts, then with a shorter name of the stage.
 
     >>> fit({"stage": "e2e evaluate_coverage: 5 / 10", "calls": "2.0 calls/s", "left": "0:02 left"}, 40)
     'e2e evaluate_coverage: 5 / 10, 0:02 left'
@@ -466,7 +466,7 @@ def fit(parts: Mapping[str, str], width: int) -> str:
 
 
 def why_waiting(event: Mapping[str, Any]) -> str | None:
-    """Why nothing is sent for longer than a moment, and for how long; None where that is not so."""
+    """Return the reason and the time of a long wait without requests, None if there is none."""
     if event.get("trouble"):
         unwritten = amount(event["unwritten"], "answer")
         return f"{unwritten} cannot be written ({event['trouble']}). Untold keeps them and tries again"
@@ -476,7 +476,7 @@ def why_waiting(event: Mapping[str, Any]) -> str | None:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as minutes and hours.
+    """Return seconds as minutes and hours.
 
     >>> clock(59.6), clock(3661)
     ('1:00', '1:01:01')

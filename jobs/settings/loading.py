@@ -375,8 +375,8 @@ def load_settings(
         profile: The value of `profile`.
         system: A layer of `read_systems` above all others. It replaces the overrides of stages. If it names an
             endpoint, it inherits nothing from another endpoint.
-        metrics: The metrics that a preset of the user can set. A preset with settings of metrics is above all layers,
-            because a profile sets metrics too.
+        metrics: The metrics that a preset file of the user can set. Such a file with settings of metrics is above all
+            layers, because a profile sets metrics too.
         demo: Ignore the variables of OpenAI unless an endpoint, address, model or key variable is set.
         judged: Use the judge of the package if nothing names an endpoint or a model.
         asks: False for a command that sends no requests and needs no key.
@@ -398,7 +398,9 @@ def load_settings(
     choice = _choose(given, environ, demo, judged, local_installed)
     presets = [] if choice.preset is None else [_preset_layer(choice.preset, choice.layer.origin, metrics)]
     presets = [_beneath(system, layer) for layer in presets]
-    above = [layer for layer in presets if any(not one.key.startswith(_OF_PRESETS) for one in layer.assignments)]
+    # A shipped preset with settings of metrics stays below the user's settings
+    own = [] if choice.preset in shipped_names("endpoints") else presets
+    above = [layer for layer in own if any(not one.key.startswith(_OF_PRESETS) for one in layer.assignments)]
     # Validation reports an unknown profile
     profiles = [name for name in shipped_names("profiles") if name == given.values.get("profile")]
     presets += [shipped_layer(f"profiles/{name}.yaml") for name in profiles]
