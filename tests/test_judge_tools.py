@@ -99,13 +99,18 @@ def test_the_exported_module_computes_what_was_trained(monkeypatch: pytest.Monke
 
 def test_measures_of_pairs_are_printed_with_intervals(tmp_path: Path) -> None:
     made = write_rows(tmp_path / "held.gz", pairs(60, 3))
-    (line,) = run("measure_judge.py", "--realsumm", made).splitlines()
+    line, estimates = run("measure_judge.py", "--realsumm", made, "--draws", 20).splitlines()
     number = r"(\d\.\d{3}) \[\d\.\d{3}, \d\.\d{3}\]"
     found = re.match(rf"REALSumm, held back: 60 pairs, AUC {number}; kappa ", line)
     assert found is not None
     # The judge was not trained on texts of three words
     assert float(found[1]) > 0.7
     assert re.search(rf"calibration error {number}; \d+ pairs a second$", line)
+    found = re.search(r": (\d+) of (\d+) texts judged by people .*; (\d+\.\d)% of 20 intervals contain", estimates)
+    assert found is not None
+    assert int(found[1]) == round(0.4 * int(found[2]))
+    # An interval of few texts contains the mean of all in most draws
+    assert float(found[3]) >= 75
 
 
 def test_measures_are_those_of_their_definitions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ the contexts' sentences that the answer, behind its question, states. Its kappa 
 section 6).
 
 The last row of K-QA and REALSumm is about `untold estimate`: people judge two fifths of the texts at random, and the
-judge's shares of all texts are the proxy. It has the means over 500 draws of the worth of the judged texts, and the
-share of intervals that contain the mean of all human judgements.
+judge's shares of all texts are the proxy. It has the mean worth of the judged texts over 500 draws (`--draws`), and
+the share of intervals that contain the mean of all human judgements.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from untold.udfs.statistics.confusion import LABELS, PREDICTIONS, kappa, predict
 
 THRESHOLD = 0.5
 ANSWERS_PER_ROW = 5
-# Of the rows about `untold estimate`
-JUDGED_SHARE, DRAWS, SEED = 0.4, 500, 17
+# The share of judged texts and the seed of the rows about `untold estimate`
+JUDGED_SHARE, SEED = 0.4, 17
 
 
 def read_k_qa(folder: Path) -> Labelled:
@@ -92,7 +92,7 @@ def correlation(predicted: Flags, holds: Flags, owners: NDArray[np.int64]) -> fl
     return float(np.corrcoef(*shares)[0, 1]) if min(map(np.ptp, shares)) > 0 else float("nan")
 
 
-def print_pairs(name: str, data: Labelled, queries: str | Sequence[str] = "") -> None:
+def print_pairs(name: str, data: Labelled, draws: int, queries: str | Sequence[str] = "") -> None:
     """Judge pairs, each text behind its query if there is one, and print their measures."""
     scores, speed = probabilities_of(data.texts, data.facts, queries)
     predicted, holds = scores >= THRESHOLD, data.holds
@@ -107,11 +107,11 @@ def print_pairs(name: str, data: Labelled, queries: str | Sequence[str] = "") ->
     everything = np.arange(len(scores))
     figures = [figure(label, measure(everything), measure, data.documents) for label, measure in measures.items()]
     print(f"{name}: {len(scores)} pairs, {'; '.join(figures)}; {speed:.0f} pairs a second", flush=True)
-    print_estimates(name, predicted, holds, owners, data.documents)
+    print_estimates(name, predicted, holds, owners, data.documents, draws)
 
 
 def print_estimates(
-    name: str, predicted: Flags, holds: Flags, owners: NDArray[np.int64], groups: Sequence[str]
+    name: str, predicted: Flags, holds: Flags, owners: NDArray[np.int64], groups: Sequence[str], draws: int
 ) -> None:
     """Estimate the mean human score of all texts from draws of some, and print the gain and the coverage.
 
@@ -126,7 +126,7 @@ def print_estimates(
         proxy, labels = Path(folder) / "proxy.csv", Path(folder) / "labels.csv"
         _write_csv(proxy, [(one, scores[one], group_of[one]) for one in range(len(sizes))])
         run = open_proxy(str(proxy), RunTables("", {}))
-        for _ in range(DRAWS):
+        for _ in range(draws):
             drawn = random.choice(len(sizes), judged, replace=False).tolist()
             _write_csv(labels, [(one, people[one], group_of[one]) for one in drawn])
             row = estimate(EstimateRequest(run, labels=str(labels))).means[0]
@@ -135,7 +135,7 @@ def print_estimates(
     saved = 1 - judged / np.mean(worth)
     print(
         f"{name}: {judged} of {len(sizes)} texts judged by people are worth {np.mean(worth):.0f}, which saves "
-        f"{saved:.0%} of the judgements; {np.mean(covered):.1%} of {DRAWS} intervals contain the mean of all",
+        f"{saved:.0%} of the judgements; {np.mean(covered):.1%} of {draws} intervals contain the mean of all",
         flush=True,
     )
 
@@ -197,13 +197,14 @@ def main() -> None:
     parser.add_argument("--k-qa", type=Path, help="folder of K-QA")
     parser.add_argument("--realsumm", type=Path, help="held-back pairs of REALSumm, gzipped JSON Lines")
     parser.add_argument("--wikicontradict", type=Path, help="folder of WikiContradict")
+    parser.add_argument("--draws", type=int, default=500, help="draws of judged texts")
     options = parser.parse_args()
     if options.k_qa:
         statements = read_k_qa(options.k_qa)
-        print_pairs("K-QA", statements)
-        print_pairs("K-QA, behind the question", statements, statements.documents)
+        print_pairs("K-QA", statements, options.draws)
+        print_pairs("K-QA, behind the question", statements, options.draws, statements.documents)
     if options.realsumm:
-        print_pairs("REALSumm, held back", read_pairs(options.realsumm))
+        print_pairs("REALSumm, held back", read_pairs(options.realsumm), options.draws)
     if options.wikicontradict:
         print_wikicontradict(options.wikicontradict)
 
