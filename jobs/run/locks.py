@@ -27,7 +27,7 @@ from untold.udfs.storage import StoragePath, naming
 
 @dataclass(frozen=True)
 class Process:
-    """A process for all machines: the host's name, the boot of its kernel, PID namespace, number and start time."""
+    """The identity of a process on any machine: host, boot of its kernel, PID namespace, number and start time."""
 
     host: str
     boot: str
@@ -37,28 +37,28 @@ class Process:
 
     @property
     def shares_kernel(self) -> bool:
-        """Whether it runs, or ran, under the kernel of this process: on this machine since it was last started."""
+        """True if it runs or ran under the kernel of this process: on this machine since its last boot."""
         return self.boot == boot_id()
 
     @property
     def is_alive(self) -> bool | None:
-        """Whether it lives; None where its number means nothing here: on another machine, in another container."""
+        """True if it is alive. None if its number is unknown here, on another machine or in another container."""
         if not self.shares_kernel or self.namespace != pid_namespace():
             return None
         return start_time(self.pid) == self.started and not _is_zombie(self.pid)
 
 
 def this_process(pid: int | None = None) -> Process:
-    """The process of that number on this machine, its caller's own by default."""
+    """Return a process of this machine by its number, by default the current process."""
     number = os.getpid() if pid is None else pid
     return Process(socket.gethostname(), boot_id(), pid_namespace(), number, start_time(number))
 
 
 @cache
 def boot_id() -> str:
-    """What is the same for all containers of a machine and new with each of its starts; else the host's name.
+    """Return an id of the boot of this machine, the same in all its containers, or the name of the host.
 
-    A host's name alone is no identity: clones of a machine and containers share names, and a machine keeps its own.
+    The name of a host is not enough, because cloned machines and containers can share it, and it survives a boot.
     """
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -67,16 +67,16 @@ def boot_id() -> str:
 
 
 def pid_namespace() -> str:
-    """Within which process numbers mean what they mean here; empty where the system has no such thing."""
+    """Return the namespace of process numbers, empty if the system has none."""
     with suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
     return ""
 
 
 def start_time(pid: int) -> str:
-    """When the process of that number began, as the system tells it; empty where there is no such process.
+    """Return the start time of a process as a text of the system, empty if there is no such process.
 
-    On Linux clock ticks since the boot, elsewhere the line of `ps`: to be compared with what this gave before, no more.
+    On Linux it is clock ticks since the boot, elsewhere a line of `ps`. Only compare it with other results.
     """
     fields = _stat_fields(pid)
     if fields is not None:
@@ -86,14 +86,14 @@ def start_time(pid: int) -> str:
 
 
 def _is_zombie(pid: int) -> bool:
-    """Whether a process has ended and nobody has asked for its exit code yet; it holds no locks any more."""
+    """Return True if a process has ended, but its parent has not read its exit code. It holds no locks."""
     return (_stat_fields(pid) or [""])[0] == "Z"
 
 
 def _stat_fields(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the third on, its state; [] for no such process, None without /proc.
+    """Return the fields of /proc/PID/stat from the third one, the state. [] without the process, None without /proc.
 
-    They are counted after the last bracket: the second, the program's name in brackets, may hold anything.
+    They begin after the last bracket, because the second field, the name of the program in brackets, can be any text.
     """
     if not os.path.exists("/proc/self/stat"):
         return None
@@ -104,37 +104,37 @@ def _stat_fields(pid: int) -> list[str] | None:
 
 
 def _first_line(*command: str) -> str:
-    """The first line that a command of the system prints; empty where there is no such command."""
+    """Return the first line that a command of the system prints, empty without such a command."""
     with suppress(OSError):
         shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
         return shown.strip().partition("\n")[0]
     return ""
 
 
-# Ten beats may be missed, to a paused machine or a disk that hangs, before another takes over what costs money
+# A run can miss ten beats, on a paused machine or a slow disk, before another run takes over
 HEARTBEAT_SECONDS = 30.0
 STALE_SECONDS = 300.0
 LOOK_SECONDS = 0.5
-# Between the lock of the system and the file that names its holder, and back, lie milliseconds
+# The lock of the system and the file with its holder change within milliseconds
 NAMING_SECONDS = 1.0
-# What a killed run's answering process has in memory it writes within seconds of its end; then it is looked up again
+# The actor process of a killed run writes its completions within this time. Then they are looked up again
 HELPER_SECONDS = 10.0
-# What network disks that are mounted without locks say to the call
+# The errors of network disks without locks
 _NO_LOCKS_HERE = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 _NOBODY = Process("unknown", "", "", 0, "")
 
 
 class LockedError(UserError):
-    """Another run holds the folder. The message names its host and process."""
+    """A folder that another run has locked. The message names its host and process."""
 
 
 class LostLockError(LockedError):
-    """Another run took the folder over while this one stood still. The message says what to do."""
+    """A folder that another run took over while this one was paused. The message has the remedy."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lock: run id, process, and processes that help it."""
+    """The holder of a lock: id of the run, process, and helper processes."""
 
     run: str
     process: Process
@@ -147,11 +147,11 @@ class Holder:
 
 
 class Lock(ABC):
-    """An exclusive lock on a folder for as long as the process lives. Use it as a context manager.
+    """An exclusive lock on a folder within a context, at most for the life of the process. It creates the folder.
 
-    `wait`: whether it waits for another run, which it says once to `notify`, or raises LockedError. `waited` says
-    whether another run held it first. A run that stood still for five minutes may lose it to another machine: `check`
-    before every write. The folder is made where it is not there.
+    With `wait`, it waits for another run and tells `notify` once; otherwise it raises LockedError. `waited` is True if
+    another run had the lock first. Another machine can take over the lock of a run that was paused for five minutes, so
+    call `check` before each write.
     """
 
     def __init__(self, folder: str, run: str, *, wait: bool, notify: Callable[[str], None] = lambda _: None) -> None:
@@ -182,7 +182,7 @@ class Lock(ABC):
             self._release()
 
     def check(self) -> None:
-        """Raises LostLockError where another run took the folder over. It is quick: call it before writes."""
+        """Raise LostLockError if another run took over the folder. It is fast: call it before writes."""
         if self.lost:
             raise LostLockError(
                 f"another run took over {self._folder} because this run lost its lock. "
@@ -190,47 +190,47 @@ class Lock(ABC):
             )
 
     def add_process(self, pid: int) -> None:
-        """Names a helper process. It holds nothing, but who follows a killed run gives it time to write what it has."""
+        """Add a helper process. It has no lock, but the successor of a killed run gives it time to write its data."""
         self._helpers = (*self._helpers, this_process(pid))
         self._renew()
 
     @property
     @abstractmethod
     def lost(self) -> bool:
-        """Whether another run took the folder over. Once lost is lost for good."""
+        """True if another run took over the folder. A lost lock stays lost."""
 
     @abstractmethod
     def _take(self) -> Holder | None:
-        """Takes the lock where it is free or its holder is gone; else who holds it."""
+        """Take the lock if it is free or if its holder has ended. Otherwise return the holder."""
 
     @abstractmethod
     def _write(self) -> None:
-        """Writes who holds the lock."""
+        """Write the holder of the lock."""
 
     @abstractmethod
     def _release(self) -> None:
-        """Gives the lock back, unless it was lost."""
+        """Release the lock unless it was lost."""
 
     _look_seconds = LOOK_SECONDS
 
     def _beat(self) -> None:
-        """Writes the file anew until the lock is given back, in a thread of its own."""
+        """Write the file again and again, in its own thread, until the lock is released."""
         while not self._ended.wait(HEARTBEAT_SECONDS):
             self._renew()
 
     def _renew(self) -> None:
-        """Writes the file, unless the lock was given back or lost: the file is another's then."""
-        # A beat that fails is one of ten: the next may succeed. The lock keeps one from following the end
+        """Write the file unless the lock was released or lost, because the file then belongs to another run."""
+        # A failed beat is one of ten, and the next can succeed. The lock prevents a beat after the end
         with suppress(OSError), self._changing:
             if not self._ended.is_set() and not self._is_lost():
                 self._write()
 
     def _is_lost(self) -> bool:
-        """Whether the lock is lost, for who is about to write it."""
+        """Return True if the lock is lost, before a write."""
         return self.lost
 
     def _described(self) -> dict[str, Any]:
-        """What the file says of the holder."""
+        """Return the content of the file: the holder and the time."""
         return asdict(Holder(self._run, self._process, self._helpers)) | {"heartbeat": time()}
 
 
@@ -240,14 +240,14 @@ class FolderLock(Lock):
     def __init__(self, folder: str, run: str, *, wait: bool, notify: Callable[[str], None] = lambda _: None) -> None:
         super().__init__(folder, run, wait=wait, notify=notify)
         self._path = Path(folder) / "_lock"
-        # Opened with close-on-exec: no helper process inherits it. It stays when released, for all to lock one file
+        # Opened with close-on-exec, so that no helper process inherits it. The file stays, because all runs lock it
         held = self._path.with_name("_lock-held")
         self._system_lock = FileLock(held, thread_local=False, fallback_to_soft=False)
 
     @property
     def lost(self) -> bool:
-        """Whether another run took the folder over, by a look at the file now. Once lost is lost for good."""
-        # A disk that does not answer at this moment says nothing about who holds the folder
+        """True if another run took over the folder, by the current content of the file. A lost lock stays lost."""
+        # An error of the disk does not show the holder
         with suppress(OSError):
             holder = read_holder(self._path)
             self._lost = self._lost or holder is None or holder.run != self._run
@@ -255,13 +255,13 @@ class FolderLock(Lock):
 
     def _release(self) -> None:
         with ExitStack() as stack:
-            # Last, so that whoever waits finds no file of a holder that has gone
+            # Last, so that waiting runs find no file of an old holder
             stack.callback(self._system_lock.release)
             if not self.lost:
                 self._path.unlink(missing_ok=True)
 
     def _take(self) -> Holder | None:
-        """Takes the lock where it is free or its holder is gone; else who holds it."""
+        """Take the lock if it is free or if its holder has ended. Otherwise return the holder."""
         until = monotonic() + NAMING_SECONDS
         while not (locked := self._lock_system()) and locked is not None:
             holder = read_holder(self._path)
@@ -275,7 +275,7 @@ class FolderLock(Lock):
             holder = read_holder(self._path)
             if holder is not None and not self._is_gone(holder, locked=bool(locked)):
                 return holder
-            # What the killed run's helpers have answered is paid for: they write it before anybody asks again
+            # The helpers of the killed run write their paid completions first
             if holder is not None:
                 wait_for(holder.helpers)
             self._write()
@@ -283,7 +283,7 @@ class FolderLock(Lock):
         return None
 
     def _lock_system(self) -> bool | None:
-        """Whether the lock of the system was taken; None where the disk has no such locks."""
+        """Return True if this run has the lock of the system, None if the disk has no locks."""
         try:
             self._system_lock.acquire(timeout=0)
         except Timeout:
@@ -295,13 +295,13 @@ class FolderLock(Lock):
         return True
 
     def _is_gone(self, holder: Holder, *, locked: bool) -> bool:
-        """Whether a holder has ended. `locked`: this run has the lock of the system, so nobody on this machine has."""
+        """Return True if a holder has ended. With `locked`, this run has the lock of the system."""
         if holder.process.shares_kernel and (locked or holder.process.is_alive is not None):
             return locked or not holder.process.is_alive
         return self._silence() > STALE_SECONDS
 
     def _silence(self) -> float:
-        """Seconds since the holder wrote the file, by the clock of the disk: those of two machines may differ."""
+        """Return the seconds since the holder wrote the file, by the clock of the disk, because machines can differ."""
         probe = self._path.with_name(f"_lock-{self._run}")
         probe.write_text("", encoding="utf-8")
         now = probe.stat().st_mtime
@@ -309,7 +309,7 @@ class FolderLock(Lock):
         return now - self._path.stat().st_mtime
 
     def _write(self) -> None:
-        """Writes the file aside and renames it: readers see all of it, the one before or the one after."""
+        """Write another file and rename it, so that readers always see a complete file."""
         aside = self._path.with_name(f"_lock-{self._run}")
         with naming(str(self._path.parent)):
             aside.write_text(json.dumps(self._described()), encoding="utf-8")
@@ -317,7 +317,7 @@ class FolderLock(Lock):
 
 
 def read_holder(path: Path) -> Holder | None:
-    """The holder that a lock file names; None where there is no such file. A damaged file is held by nobody known."""
+    """Return the holder in a lock file, None without a file. The holder of a damaged file is unknown."""
     try:
         return holder_of(path.read_bytes())
     except FileNotFoundError:
@@ -325,7 +325,7 @@ def read_holder(path: Path) -> Holder | None:
 
 
 def holder_of(content: bytes) -> Holder:
-    """The holder that the content of a lock names; one that is not known where it is damaged."""
+    """Return the holder in the content of a lock, an unknown holder for damaged content."""
     try:
         plain = json.loads(content)
         helpers = tuple(Process(**helper) for helper in plain["helpers"])
@@ -335,26 +335,26 @@ def holder_of(content: bytes) -> Holder:
 
 
 def wait_for(helpers: tuple[Process, ...]) -> None:
-    """Waits until the helpers of a killed run have ended, or for as long as they get."""
+    """Wait until the helpers of a killed run have ended, at most `HELPER_SECONDS`."""
     until = monotonic() + HELPER_SECONDS
     while any(helper.is_alive for helper in helpers) and monotonic() < until:
         sleep(LOOK_SECONDS / 10)
 
 
 NAME = "_lock"
-# Whether a root keeps conditions, once it was tried
+# True for roots that support conditional writes, after a test
 _TRIED: dict[Root, bool] = {}
 
 
 class UnlockableError(UserError):
-    """A folder that runs cannot lock. The message says why and what to do."""
+    """A folder that runs cannot lock. The message has the reason and the remedy."""
 
 
 class ObjectLock(Lock):
     """A lock on a folder of an object store.
 
-    The object says run, process, how often it was taken (`epoch`) and written since (`beat`), and whether it was given
-    back (`ended`); it stays, so that epochs only grow.
+    The object has the run, the process, the number of locks so far (`epoch`) and of writes since (`beat`), and if it
+    was released (`ended`). It stays, so that epochs only grow.
     """
 
     # Each look is a request
@@ -369,7 +369,7 @@ class ObjectLock(Lock):
 
     @property
     def lost(self) -> bool:
-        """Whether another run took the folder over: asked of the store where no beat has come through for a while."""
+        """True if another run took over the folder. After a time without a successful beat, this reads the store."""
         if not self._lost and monotonic() - self._renewed_at > 2 * HEARTBEAT_SECONDS:
             self._renew()
         return self._lost
@@ -385,7 +385,7 @@ class ObjectLock(Lock):
                 holder = holder_of(found.content)
                 if not self._is_gone(holder, found):
                     return holder
-                # What the killed run's helpers have answered is paid for: they write it before anybody asks again
+                # The helpers of the killed run write their paid completions first
                 wait_for(holder.helpers)
             self._epoch = int(plain.get("epoch", 0)) + 1
             tag = self._place.put_if(self._content(), found.tag if found else None)
@@ -394,12 +394,12 @@ class ObjectLock(Lock):
                 return None
 
     def _is_gone(self, holder: Holder, found: WrittenObject) -> bool:
-        """Whether a holder has ended: a process of this machine by itself, another by its silence."""
+        """Return True if a holder has ended: a process of this machine, or another holder without a beat for long."""
         alive = holder.process.is_alive
         return not alive if alive is not None else self._now() - found.modified > STALE_SECONDS
 
     def _now(self) -> float:
-        """The time by the store's clock, in seconds since 1970."""
+        """Return the time of the clock of the store in seconds since 1970."""
         probe = StoragePath(f"{self._place}-{self._run}")
         probe.write_bytes(b"")
         written = probe.read_written()
@@ -413,7 +413,7 @@ class ObjectLock(Lock):
             self._tag, self._renewed_at = tag, monotonic()
 
     def _release(self) -> None:
-        # A store that does not answer finds the holder silent in five minutes
+        # If the store does not respond, the lock expires after five minutes
         with suppress(OSError):
             if not self._lost:
                 self._place.put_if(self._content(ended=True), self._tag)
@@ -424,7 +424,7 @@ class ObjectLock(Lock):
 
 
 def lock_folder(folder: str, run: str, *, wait: bool, notify: Callable[[str], None] = lambda _: None) -> Lock:
-    """The lock of a folder, to be entered. Raises UnlockableError where its file system has none."""
+    """Return the lock of a folder as a context manager. Raises UnlockableError for file systems without locks."""
     check_lockable(folder)
     place = StoragePath(folder)
     if place.local is not None:
@@ -433,7 +433,7 @@ def lock_folder(folder: str, run: str, *, wait: bool, notify: Callable[[str], No
 
 
 def check_lockable(folder: str) -> None:
-    """Raises UnlockableError where runs cannot lock a folder."""
+    """Raise UnlockableError if runs cannot lock a folder."""
     if not is_lockable(folder):
         raise UnlockableError(
             f"cannot lock {folder}, because two writes of one new file both succeed there and runs cannot detect each "
@@ -442,13 +442,13 @@ def check_lockable(folder: str) -> None:
 
 
 def is_lockable(folder: str) -> bool:
-    """Whether runs can lock a folder: not on HDFS, and not on object stores that know no conditions."""
+    """Return True if runs can lock a folder: not on HDFS, and not on object stores without conditional writes."""
     place = StoragePath(folder)
     return place.local is not None or (place.has_conditions and _keeps_conditions(place))
 
 
 def _keeps_conditions(place: StoragePath) -> bool:
-    """Whether a store refuses to create an object twice, and to change one that was changed meanwhile."""
+    """Return True if a store refuses to create an existing object, and to overwrite an object that has changed."""
     root, _ = place.root
     if root not in _TRIED:
         probe = place / f"{NAME}-{uuid4().hex[:12]}"
@@ -462,7 +462,7 @@ def _keeps_conditions(place: StoragePath) -> bool:
 
 
 def _read(found: WrittenObject | None) -> dict[str, Any]:
-    """What a lock says; nothing where there is none, or where it is damaged."""
+    """Return the fields of a lock, none without a lock or for a damaged one."""
     with suppress(ValueError):
         plain = json.loads(found.content) if found else {}
         return plain if isinstance(plain, dict) else {}
