@@ -149,7 +149,7 @@ class Interrupts:
                 signal.signal(number, handler)
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        """The handler of both signals."""
+        """Handle both signals."""
         again, self.requested = self.requested, True
         if again or self._waiting:
             raise KeyboardInterrupt
