@@ -30,7 +30,6 @@ from untold.jobs.metrics import check_metrics
 from untold.jobs.metrics.scoring import ScoreRequest
 from untold.jobs.plan import plan
 from untold.jobs.run.outcome import Interrupts
-from untold.jobs.run.output import absolute
 from untold.jobs.run.session import is_connect, open_session, spark_defaults
 from untold.jobs.run.terminal import Display, Pace, clock
 from untold.jobs.run_analysis import Run, open_run
@@ -41,6 +40,7 @@ from untold.jobs.settings.loading import load_settings
 from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError, aside, near_misses
 from untold.udfs.redaction import redact
+from untold.udfs.storage import absolute
 
 # Seconds between two redraws: each is a message to the browser
 REDRAW_SECONDS = 0.5

@@ -14,14 +14,14 @@ from untold.jobs.inference.backends.job import (
     JOBS,
 )
 from untold.jobs.run.manifest import read_manifest
-from untold.jobs.run.output import absolute, store_of
+from untold.jobs.run.output import store_of
 from untold.jobs.run.terminal import page_of, print_lines, table
 from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError
 from untold.udfs.llm.batch_api import HIDDEN, BatchApi, BatchError
 from untold.udfs.llm.batch_formats import open_batches
 from untold.udfs.llm.calls import Answer
-from untold.udfs.storage import StoragePath
+from untold.udfs.storage import StoragePath, absolute
 
 UNSEEN = "not visible"
 # The statuses of batches that end without `cancel`

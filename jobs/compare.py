@@ -138,7 +138,7 @@ def needed(request: EstimateRequest, half_width: float, notify: Callable[[str], 
     ]
 
 
-# The pilot has at most so many samples and this share of the budget
+# The maximum number of samples of the pilot, and its share of the budget
 PILOT, PILOT_SHARE = 20, 0.25
 # The part may cost more than its plan
 PLANNED_SHARE = 0.9
@@ -174,38 +174,29 @@ def score_part(request: PartRequest, display: Display) -> Outcome:
     judged = replace(judged, settings=settings)
     pilot = replace(judged, output=f"{judged.output}-pilot")
     draw = Draw(PILOT, settings.statistics.seed, judged.draw.stratify if judged.draw else ())
-    drawn = _earlier_draw(pilot) or _affordable(pilot, draw, budget * PILOT_SHARE, 0, display)
-    outcome = score(_limited(pilot, drawn, budget - _spent(pilot)), display)
+    drawn, spent = _earlier(pilot)
+    drawn = drawn or _affordable(pilot, draw, budget * PILOT_SHARE, 0, display)
+    outcome = score(_limited(pilot, drawn, budget - spent), display)
     outcome = score(request.proxy, display) if outcome.is_complete else outcome
     if not outcome.is_complete:
         return outcome
     samples = outcome.manifest["counts"]["samples"]
-    left = budget - _spent(replace(pilot, overwrite=False)) - _spent(judged)
-    part = _earlier_draw(judged)
-    if part is None:
-        part = _affordable(judged, replace(draw, rows=samples), left * PLANNED_SHARE, drawn.rows, display)
+    part, spent = _earlier(judged)
+    left = max(0.0, budget - spent - _earlier(replace(pilot, overwrite=False))[1])
+    part = part or _affordable(judged, replace(draw, rows=samples), left * PLANNED_SHARE, drawn.rows, display)
     display.note(f"the language model scores {min(part.rows, samples):,} of {samples:,} samples")
     return score(_limited(judged, part, left), display)
 
 
-def _earlier_draw(request: ScoreRequest) -> Draw | None:
-    """Return the draw of an earlier start in the output of a request, None without an earlier start."""
-    from untold.jobs.inputs.sampling import Draw
-    from untold.jobs.run.manifest import read_manifest
-
-    earlier = None if request.overwrite else read_manifest(request.output)
-    if earlier is None:
-        return None
-    draw = earlier["input"]["draw"]
-    return Draw(draw["rows"], draw["seed"], tuple(draw.get("stratify", ())))
-
-
-def _spent(request: ScoreRequest) -> float:
-    """Return the cost of the earlier starts in the output of a request."""
+def _earlier(request: ScoreRequest) -> tuple[Draw | None, float]:
+    """Return the draw and the cost of the earlier starts in the output of a request, None and 0 without one."""
+    from untold.jobs.inputs.sampling import read_draw
     from untold.jobs.run.manifest import read_manifest, sum_starts
 
-    earlier = None if request.overwrite else read_manifest(request.output)
-    return 0.0 if earlier is None else float(sum_starts(earlier, "cost") or 0)
+    manifest = None if request.overwrite else read_manifest(request.output)
+    if manifest is None:
+        return None, 0.0
+    return read_draw(manifest["input"].get("draw")), float(sum_starts(manifest, "cost") or 0)
 
 
 def _limited(request: ScoreRequest, draw: Draw, cost: float) -> ScoreRequest:
@@ -224,8 +215,8 @@ def _affordable(request: ScoreRequest, draw: Draw, budget: float, scored: int, d
 
     while (cost := _expected_cost(plan(replace(request, draw=draw), display))) > budget:
         rows = min(draw.rows - 1, scored + int((draw.rows - scored) * budget / cost))
-        if rows < max(LEAST_JUDGED, scored):
-            raise EstimateError(f"--judge-budget pays for fewer than {LEAST_JUDGED} samples. Give a larger budget")
+        if rows < (least := max(LEAST_JUDGED, scored)):
+            raise EstimateError(f"--judge-budget pays for fewer than {least} samples. Give a larger budget")
         draw = replace(draw, rows=rows)
     return draw
 

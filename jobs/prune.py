@@ -27,14 +27,14 @@ from untold.jobs.inputs.files import NoInputError, find_files
 from untold.jobs.inputs.options import PruneRequest
 from untold.jobs.run.locks import lock_folder
 from untold.jobs.run.manifest import NAME, read_manifest
-from untold.jobs.run.output import absolute, store_of
+from untold.jobs.run.output import store_of
 from untold.jobs.run.terminal import Page, table
 from untold.jobs.settings.model import Settings
 from untold.jobs.summary.nights import SENTINEL_FOLDER
 from untold.udfs.errors import UserError
 from untold.udfs.llm.store_files import Unneeded
 from untold.udfs.llm.units import RequestIds
-from untold.udfs.storage import StoragePath
+from untold.udfs.storage import StoragePath, absolute
 
 _STAGE = re.compile(r"\w+-[0-9a-f]{32}")
 

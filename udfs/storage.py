@@ -377,3 +377,8 @@ def _link(aside: str, path: str) -> None:
             raise FileExistsError(path) from error
         # Some network disks have no hard links
         os.rename(aside, path)
+
+
+def absolute(path: str) -> str:
+    """Return an absolute path or URI that Spark, Arrow and all processes can use. `~` is the home of the user."""
+    return StoragePath(path).spark

@@ -459,10 +459,10 @@ def display() -> Display:
 
 
 def absolute(path: str) -> str:
-    """Return an absolute path or a URI, with the same meaning for Spark and for Arrow in every process."""
-    from untold.udfs.storage import StoragePath
+    """Return an absolute path or URI, as `udfs.storage.absolute`."""
+    from untold.udfs.storage import absolute
 
-    return StoragePath(path).spark
+    return absolute(path)
 
 
 def run_job(job: Callable[..., Any], request: Any, show: Callable[[Any, Any], None]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,3 +121,12 @@ def shown_draw(draw: Draw | None) -> dict[str, Any] | None:
         return None
     by = {"stratify": list(draw.stratify)} if draw.stratify else {}
     return {"rows": draw.rows, "seed": draw.seed, **by}
+
+
+def read_draw(shown: Mapping[str, Any] | None) -> Draw | None:
+    """Return the draw from a manifest (`shown_draw`).
+
+    >>> read_draw(shown_draw(Draw(20, 7, ("topic",))))
+    Draw(rows=20, seed=7, stratify=('topic',))
+    """
+    return None if shown is None else Draw(shown["rows"], shown["seed"], tuple(shown.get("stratify", ())))

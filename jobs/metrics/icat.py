@@ -33,11 +33,11 @@ from untold.jobs.metrics.summaries import (
     whole,
 )
 from untold.jobs.metrics.views import ClaimView
-from untold.jobs.run.output import absolute
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts import aspect_coverage
 from untold.udfs.facts.claim_verdicts import CLAIM_SCHEMA, SUPPORTED, number_claims
+from untold.udfs.storage import absolute
 
 NAME = "icat"
 # In the order in which they are asked; claims are judged between the last two

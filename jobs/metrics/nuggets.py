@@ -21,10 +21,10 @@ from untold.jobs.metrics.grounded_claims import covered_statements
 from untold.jobs.metrics.settings import NuggetsSettings
 from untold.jobs.metrics.views import NuggetView
 from untold.jobs.retrieval.sources import OUTCOME
-from untold.jobs.run.output import absolute
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts import nugget_measures
+from untold.udfs.storage import absolute
 
 LISTED = 10
 

@@ -16,7 +16,6 @@ from pyspark.sql import functions as F
 from untold.jobs.inference.stage.requests import has_failed
 from untold.jobs.run.folders import Counted, Workspace, write_parquet
 from untold.jobs.run.manifest import read_manifest
-from untold.jobs.run.output import absolute
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.jobs.settings.sections import IndexSettings
@@ -26,6 +25,7 @@ from untold.udfs.retrieval import searching
 from untold.udfs.retrieval.catalog import CONTEXT_CHUNKS, Catalog, chunk_contexts, read_catalog
 from untold.udfs.retrieval.dense import Probing
 from untold.udfs.retrieval.searching import FREQUENCIES, HITS, MERGED, RANKED, READ, SearchTask, rank_contexts
+from untold.udfs.storage import absolute
 
 
 class UnusableIndexError(UserError):

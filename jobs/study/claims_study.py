@@ -255,15 +255,21 @@ def evaluation_rows(units: LabelledUnits, found: Judgements, *, clustered: bool,
     Claims without a verdict are left out and counted. With `clustered`, whole queries are resampled.
     """
     people = units.column("label")
+
+    def agreement(verdicts: Sequence[str | None]) -> list[dict[str, Any]]:
+        return agreement_rows(people, verdicts, units.column("unit"), clustered=clustered, seed=seed)
+
+    def shares(verdicts: Sequence[str | None]) -> list[dict[str, Any]]:
+        return share_rows(units, verdicts, clustered=clustered, seed=seed)
+
     # The first of equally frequent labels
     constant = max(VERDICTS, key=people.count)
-    judged = [((metric, model), found.tables[model, metric]["verdict"].to_pylist()) for model, metric in found.owners]
     rows: list[dict[str, Any]] = []
-    for (metric, model), verdicts in (*judged, ((CONSTANT, None), [constant] * len(people)), ((PEOPLE, None), people)):
-        own = agreement_rows(people, verdicts, units.column("unit"), clustered=clustered, seed=seed)
-        shares = share_rows(units, verdicts, clustered=clustered, seed=seed)
-        kept = own if metric == CONSTANT else shares if metric == PEOPLE else own + shares
-        rows += [{"metric": metric, "model": model} | row for row in kept]
+    for model, metric in found.owners:
+        verdicts = found.tables[model, metric]["verdict"].to_pylist()
+        rows += [{"metric": metric, "model": model} | row for row in agreement(verdicts) + shares(verdicts)]
+    rows += [{"metric": CONSTANT} | row for row in agreement([constant] * len(people))]
+    rows += [{"metric": PEOPLE} | row for row in shares(people)]
     return whole_rows(rows, dataset=CLAIMS, level=BY_ITEM)
 
 

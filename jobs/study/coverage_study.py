@@ -160,7 +160,14 @@ class CoverageStudy(Study):
         means = read_means(places, IMPORTANCE)
         subset = None if request.subset is None else str(request.subset)
         report = render_coverage(
-            *(tables, labels, items.covered, means, subset, all_costs(request)), clustered=request.cluster, notes=notes
+            tables,
+            labels,
+            items.covered,
+            means,
+            subset,
+            all_costs(request),
+            clustered=request.cluster,
+            notes=notes,
         )
         sizes = {"items": labels.items, "labelled": labels.labelled, "ties": labels.ties}
         told = {"covered": list(items.covered), **sizes}

@@ -367,6 +367,7 @@ def compare_pairs(systems: Rows, differences: Mapping[tuple[str, ...], Clusters]
         ranked[system["metric"]].append(system["system"])
     pairs = [(metric, *pair) for metric, names in ranked.items() for pair in combinations(names, 2)]
     clusters = [_difference(differences, *pair) for pair in pairs]
+    # In one pool, so that the test and the limits of a single pair run in parallel
     with ThreadPoolExecutor(THREADS) as pool:
         tests = pool.map(lambda one: clustered_permutation_test(*one, seed=seed), clusters)
         limits = pool.map(lambda one: _limits(one, seed), clusters)

@@ -7,7 +7,6 @@ import gc
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +16,12 @@ from untold.udfs.llm.keys import LOCAL, Stage
 from untold.udfs.llm.limiter import Budget
 from untold.udfs.llm.limiter_actor import LimiterClient, limiter_name
 from untold.udfs.llm.request_loop import RequestLoop
-from untold.udfs.llm.script import key_header_of
+from untold.udfs.llm.script import accept_of, key_header_of
 from untold.udfs.llm.segments import COMPLETIONS, Journal, SegmentWriter, journal_folder, replay, write_file
 from untold.udfs.llm.text_models import LocalClassifier
 from untold.udfs.llm.units import read_requests
 from untold.udfs.llm.usage import Usage, dearest
 from untold.udfs.stages import definition_of
-from untold.udfs.stages.non_answers import example_names
 
 if TYPE_CHECKING:
     from untold.udfs.llm.client import Endpoint
@@ -123,10 +121,9 @@ class AnsweringActor:
             replayed = await asyncio.to_thread(replay, folder, assignment.directory, write_file)
             journal = Journal(folder, assignment.directory, work.name)
         writer = SegmentWriter(assignment.directory, work.name, settings.flush, journal)
-        definition = definition_of(work.stage.name)
         channels = open_channels(work, self._lender.lends)
-        accept = partial(definition.accept, names=example_names(work.stage.template))
-        self._loop = RequestLoop(work, accept, channels, writer, definition.form)
+        form = definition_of(work.stage.name).form
+        self._loop = RequestLoop(work, accept_of(work.stage), channels, writer, form)
         self._loop.start()
         self._watch = self._watch or asyncio.create_task(self._end_with_raylet())
         # The loaded modules stay until the end, so the garbage collector can skip them. With a pool of workers instead

@@ -25,8 +25,10 @@ from untold.udfs.llm.text_models import classifying_body, embedding_body, pair_t
 from untold.udfs.llm.tools import MAX_ROUNDS
 from untold.udfs.llm.usage import estimate_tokens
 from untold.udfs.retrieval.embedding import embedding_inputs
+from untold.udfs.stages import definition_of
 from untold.udfs.stages.definitions import OutputFormat, Unparsable, filled
 from untold.udfs.stages.lookups import PROVIDERS, NoHitsError, Provider
+from untold.udfs.stages.non_answers import example_names
 
 TOP_LOGPROBS = 10
 # A cautious estimate of the tokens of a prompt, for the rest of a context window
@@ -35,6 +37,11 @@ BYTES_OF_A_TOKEN = 3
 LEAST_SHARE = 8
 
 Parse = Callable[[str, Mapping[str, Any]], Any]
+
+
+def accept_of(stage: Stage) -> Parse:
+    """Return the function that reads the completions of a stage, the same as for readers of the store."""
+    return partial(definition_of(stage.name).accept, names=example_names(stage.template))
 
 
 class Script(Protocol):

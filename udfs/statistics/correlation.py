@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from untold.udfs.statistics.intervals import FloatArray, IntArray, in_parts, weighted_intervals
+from untold.udfs.statistics.intervals import FloatArray, IntArray, in_parts, leave_one_out, weighted_intervals
 
 # Two points always lie on a line
 LEAST = 3
@@ -98,7 +98,8 @@ def correlate(
         return _drawn(number, x.size, resamples, seed)
 
     ones = np.ones(number, dtype=np.int64)
-    found = weighted_intervals(of_weights, ones, draws, confidence, bounds=(-1.0, 1.0))
+    left_out = leave_one_out(of_weights, ones)
+    found = weighted_intervals(of_weights, ones, left_out, draws, confidence, bounds=(-1.0, 1.0))
     return {name: Correlation(x.size, *_from_scipy(name, x, y), one.low, one.high) for name, one in found.items()}
 
 

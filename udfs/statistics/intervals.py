@@ -148,6 +148,7 @@ def _bca_shares(shifts: FloatArray, acceleration: float, confidence: float) -> t
 def weighted_intervals(
     statistics: Callable[[IntArray], Mapping[Name, FloatArray]],
     counts: IntArray,
+    left_out: Mapping[Name, FloatArray],
     draws: Callable[[], Iterator[IntArray]],
     confidence: float,
     *,
@@ -156,25 +157,36 @@ def weighted_intervals(
     """Return statistics of weighted units with their BCa intervals, by name.
 
     statistics: from weights of the units, int64[some, k], to float64[some] by name, NaN if undefined; counts: int64[k],
-    the number of units of each kind, not all 0; draws: yields the weights of the resamples. The jackknife leaves out
-    one unit at a time. A resample with an undefined statistic is left out. Value and limits are None as in
-    `bca_limits`; the acceleration is undefined if leaving out a unit never changes a statistic or makes it undefined.
+    the number of units of each kind, not all 0; left_out: the statistics without one unit of each kind with a count
+    (`leave_one_out`); draws: yields the weights of the resamples. A resample with an undefined statistic is left out.
+    Value and limits are None as in `bca_limits`; the acceleration is undefined if leaving out a unit never changes a
+    statistic or makes it undefined.
     """
-    kinds = np.flatnonzero(counts)
     observed = {name: float(values[0]) for name, values in statistics(counts[None]).items()}
-    starts = np.cumsum([0, *in_parts(kinds.size, counts.size)])
-    left_out = _join(
-        statistics(counts - (np.arange(counts.size) == kinds[start:end, None]))
-        for start, end in itertools.pairwise(starts.tolist())
-    )
+    weights = counts[counts > 0]
     draw = cache(lambda: _join(map(statistics, draws())))
     found = {}
     for name, value in observed.items():
         changes = value - left_out[name]
-        centred = changes - np.average(changes, weights=counts[kinds])
-        acceleration = acceleration_of(centred, counts[kinds], negligible=SAME)
+        centred = changes - np.average(changes, weights=weights)
+        acceleration = acceleration_of(centred, weights, negligible=SAME)
         found[name] = bca_limits(value, acceleration, partial(_shifts, draw, name, value), confidence, bounds=bounds)
     return found
+
+
+def leave_one_out(
+    statistics: Callable[[IntArray], Mapping[Name, FloatArray]], counts: IntArray
+) -> dict[Name, FloatArray]:
+    """Return the statistics without one unit of each kind with a count, by name. Time grows with the square of kinds.
+
+    See `weighted_intervals` for the arguments. Statistics of sums have a faster way: subtract a unit from the sum.
+    """
+    kinds = np.flatnonzero(counts)
+    starts = np.cumsum([0, *in_parts(kinds.size, counts.size)])
+    return _join(
+        statistics(counts - (np.arange(counts.size) == kinds[start:end, None]))
+        for start, end in itertools.pairwise(starts.tolist())
+    )
 
 
 def _join(parts: Iterable[Mapping[Name, FloatArray]]) -> dict[Name, FloatArray]:

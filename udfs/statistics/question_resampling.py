@@ -68,7 +68,9 @@ def total_intervals(
     def draws() -> Iterator[IntArray]:
         return draw_counts(alike, resamples, np.random.default_rng(seed), width=rows.shape[1])
 
-    return weighted_intervals(of_weights, alike, draws, confidence)
+    total: IntArray = (rows * alike[:, None]).sum(axis=0)
+    left_out = {name: of(total - rows[alike > 0]) for name, of in statistics.items()}
+    return weighted_intervals(of_weights, alike, left_out, draws, confidence)
 
 
 def count_tables(
