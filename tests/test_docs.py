@@ -1,4 +1,4 @@
-"""The site builds, the docs say what the code does, and no section is cited in vain."""
+"""Test that the site builds, that the docs agree with the code, and that cited sections exist."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ DOCS = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for nam
 
 
 def section(doc: str, heading: str) -> str:
-    """The text of a section up to the next heading of its level."""
+    """Return the text of a section up to the next heading of its level."""
     return re.split(r"^## ", DOCS[doc].split(f"\n## {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def rows(text: str, first: str) -> list[list[str]]:
-    """The rows of the Markdown table whose first heading is `first`."""
+    """Return the rows of the Markdown table with the first heading `first`."""
     table = text[text.index(f"| {first} |") :].split("\n\n", 1)[0].splitlines()[2:]
     return [[cell.replace("\\|", "|").strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in table]
 
@@ -45,7 +45,7 @@ def test_stages_and_variables() -> None:
 
 
 def read_line(cell: str) -> LinearSize:
-    """`5 and 0.84 a token`, either part of it, or nothing."""
+    """Return the size in a cell such as `5 and 0.84 a token`. Both parts are optional."""
     slope = re.search(r"([\d.]+) a token", cell)
     base = re.match(r"([\d.]+)(?: and|$)", cell)
     return LinearSize(float(base[1]) if base else 0.0, float(slope[1]) if slope else 0.0)
@@ -96,7 +96,7 @@ def test_the_example_of_the_readme_is_in_the_shipped_output() -> None:
 
 
 def folders() -> Iterator[str]:
-    """The folders of the repository that hold what the project is made of, as paths."""
+    """Yield the paths of the folders of the project in the repository."""
     for top in ("untold", "jobs", "udfs", "graph", "conf", "docs", "tools", "notebooks", "tests"):
         yield top
         mirrored = {f"tests/{name}" for name in ("jobs", "udfs", "graph")}
@@ -143,7 +143,7 @@ def sources() -> Iterator[tuple[str, str]]:
 
 
 def pages() -> Iterator[tuple[str, str]]:
-    """What is written for people: the README, how to contribute, and the files of the site."""
+    """Yield the paths and texts of the README, of the guide for contributors, and of the site."""
     for file in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))):
         yield str(file.relative_to(ROOT)), file.read_text(encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Which part may import which, by reading the imports: those within functions count like any other."""
+"""Test the directions of imports between the parts of the project. Imports in functions count too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("jobs", "udfs", "graph", "conf")
-# Higher parts may import lower ones, never the reverse; parts of one rank may import each other without a circle
+# A part can import parts of a higher number, and parts of its own number without a circle
 RANKS = {
     "untold.jobs.cli": 0,
     "untold.jobs.api": 0,
@@ -35,12 +35,12 @@ RANKS = {
     "untold.jobs.analysis": 3,
     "untold.jobs.plots": 2,
 }
-COMMAND = 1  # whatever else lies in jobs: one file is one thing that a person starts
-# The command line imports the jobs within functions, when a command needs them
+COMMAND = 1  # all other modules of jobs, which users start
+# The command line imports the jobs in functions, when a command needs them
 LAZY = "untold.jobs.cli"
-# Its records declare the options, and import nothing
+# Its records declare the options, and it imports no other module
 LIGHT = "untold.jobs.inputs.options"
-# What runs in actors, or starts them, shares no process with Spark
+# Modules that run in actors, or start actors, have no process with Spark
 WITHOUT_SPARK = (
     "untold.udfs.llm",
     *(f"untold.jobs.inference.{name}" for name in ("backends.actor_driver", "backends.job", "store.compaction")),
@@ -62,7 +62,7 @@ MODULES = modules()
 
 
 def imports_of(tree: ast.AST) -> Iterator[str]:
-    """The modules that a piece of code imports, ours by their full names."""
+    """Yield the modules that code imports. Modules of the project have their full names."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
@@ -74,7 +74,7 @@ def imports_of(tree: ast.AST) -> Iterator[str]:
 
 
 class AtRunTime(ast.NodeTransformer):
-    """Leaves out what is imported for types alone."""
+    """Remove imports that are only for types."""
 
     def visit_If(self, node: ast.If) -> ast.If | None:
         return None if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" else node
@@ -138,7 +138,7 @@ def test_there_is_no_circle() -> None:
 
 
 def test_only_the_command_line_reaches_up_lazily() -> None:
-    """The command line's own modules import no job at their top, so that nothing is loaded before it is needed."""
+    """Modules of the command line import jobs only in functions, so that a command loads only the modules it needs."""
     for name, file in MODULES.items():
         if within(name, LAZY):
             top = ast.Module([node for node in ast.parse(file.read_text("utf-8")).body if is_import(node)], [])
@@ -156,13 +156,13 @@ def test_actors_import_no_spark() -> None:
         if within(name, WITHOUT_SPARK) and name in graph:
             reached = {name, *nx.descendants(graph, name)}
             parents = {".".join(one.split(".")[:size]) for one in reached for size in range(1, one.count(".") + 1)}
-            # `untold` itself imports what it names when that is first used
+            # `untold` imports the modules of its names at their first use
             parents = (parents & set(graph)) - {"untold"}
             reached |= {more for one in parents for more in nx.descendants(graph, one)}
             assert [one for one in reached if within(one, "pyspark")] == [], name
 
 
-# Libraries of extras, and what is started without them
+# The libraries of extras, and the modules that work without them
 EXTRAS = (
     *("matplotlib", "networkx", "nltk", "openpyxl", "rouge_score", "sacrebleu", "grpc", "xllamacpp"),
     *("deltalake", "pyiceberg", "openlineage"),
@@ -183,7 +183,7 @@ def test_a_base_install_imports_what_it_runs() -> None:
 
 
 def test_only_what_makes_calls_loads_what_makes_them() -> None:
-    """A second for each process of a start, of which one has an endpoint to call."""
+    """The import takes a second in each process of a start, and only one process calls an endpoint."""
     names = [f"untold.jobs.{name}" for name in ("score", "plan", "inference.backends.actor_driver")]
     program = f"import sys, importlib\nfor name in {names}: importlib.import_module(name)\n"
     subprocess.run([sys.executable, "-c", f"{program}sys.exit('openai' in sys.modules)"], check=True)

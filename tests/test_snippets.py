@@ -31,7 +31,7 @@ from untold.jobs.settings.layers import read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = ROOT / "tests" / "fakes" / "prompts"
-# The README first, then in the order of the site: a page may read what an earlier one wrote
+# The README, and then the pages in the order of the site, because a page can read the output of an earlier page
 PAGES = (
     "README.md",
     *(f"docs/{page}" for page in re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)),
@@ -41,10 +41,10 @@ LANGUAGES = {"bash", "cron", "python", "json", "jsonl", "yaml", "toml", "jinja"}
 RUN_ELSEWHERE = {
     "pip install -e . && untold demo": "tests/jobs/test_demo.py",
     "pip install -e '.[test]' && pytest": ".ci/run",
-    # The templates of these tests are the same whatever `prompt_set` says
+    # The templates of these tests are the same for each `prompt_set`
     "untold meta-evaluate --dataset wikicontradict --input labelled.jsonl --output two-prompts --metric e2e "
     "--prompt-set published,untold": "tests/runs/test_meta_evaluate.py",
-    # The answers of these tests make no claims for this sample, so there is nothing to sweep
+    # The completions of these tests have no claims for this sample, so there are no values for a sweep
     "untold sweep grounded": "tests/jobs/test_sweep.py",
     "untold answer /shared/spool --ray-address ray://ray-head:10001": "tests/runs/test_spool.py",
     **{
@@ -56,7 +56,7 @@ RUN_ELSEWHERE = {
         )
     },
     "untold doctor --config replicas.yaml": "tests/jobs/test_doctor.py",
-    # It needs prices
+    # This command needs prices
     "untold estimate --proxy judge --input answered/samples --metric nli --judge-budget 20 --output estimated": (
         "tests/runs/test_judge_budget.py"
     ),
@@ -92,7 +92,7 @@ SLOW = (
     ),
     "plan --input answers.jsonl --metric e2e",
 )
-# A process of its own in the user's folder; the others run in this one
+# This command runs in its own process in the folder of the user. The others run in this process
 AS_IT_STANDS = "untold score --input answers.jsonl --output results --metric e2e"
 # Whole jobs of the other pages. Commands that read their output follow them
 GATE = (
@@ -182,7 +182,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def absolute_inputs(words: Sequence[str], folder: Path) -> list[str]:
-    """The words with whole paths for what Spark reads: the JVM of the tests stays in the folder where it started."""
+    """Return the words with absolute paths for inputs of Spark, because the JVM of the tests has another folder."""
     before = ["", *words]
     moved = [flag in INPUTS and not word.startswith("delta:") for flag, word in zip(before, words, strict=False)]
     return [str(folder / word) if found else word for found, word in zip(moved, words, strict=True)]
@@ -215,7 +215,7 @@ def read_in(code: str) -> set[str]:
 
 
 def is_gate(command: str) -> bool:
-    """Return True if a command or one that writes its input takes long."""
+    """Return True if a command, or a command that writes its input, takes long."""
     return any(part in command for part in GATE) or any(is_gate(WRITERS[folder]) for folder in read_by(command))
 
 
@@ -231,7 +231,7 @@ def parameters() -> list[Any]:
 
 
 class User:
-    """A user in a folder, who runs commands of pages. Before each one run the commands that write what it reads."""
+    """A user in a folder who runs commands of pages. Before each command, the commands that write its input run."""
 
     def __init__(self, folder: Path, server: ModelServer, run_here: RunHere) -> None:
         self._folder, self._server, self._run_here = folder, server, run_here
@@ -247,7 +247,7 @@ class User:
             environment.pop("UNTOLD_PROMPTS_DIR")
         if alone:
             line = [sys.executable, "-m", "untold", *words[1:]]
-            # What lies in the user's folder is imported by no process
+            # No process must import files from the folder of the user
             environment["PYTHONPATH"] = str(self._folder)
             run = subprocess.run(line, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
             return run.returncode, run.stdout, run.stderr
@@ -296,7 +296,7 @@ def test_json_is_json(one: Snippet) -> None:
 
 @pytest.mark.parametrize("one", [one for one in SNIPPETS if one.language == "yaml"], ids=lambda one: one.page)
 def test_yaml_holds_settings(one: Snippet) -> None:
-    """Those of systems are read by their command."""
+    """Settings are valid. The command reads the settings of systems."""
     assert one.title == "systems.yaml" or read_yaml(one.text, one.page).problems == []
 
 

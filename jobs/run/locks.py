@@ -67,14 +67,14 @@ def boot_id() -> str:
 
 
 def pid_namespace() -> str:
-    """Return the namespace of process numbers, empty if the system has none."""
+    """Return the namespace of process numbers. The text is empty if the system has no namespaces."""
     with suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
     return ""
 
 
 def start_time(pid: int) -> str:
-    """Return the start time of a process as a text of the system, empty if there is no such process.
+    """Return the start time of a process as text. The text is empty if the process does not exist.
 
     On Linux it is clock ticks since the boot, elsewhere a line of `ps`. Only compare it with other results.
     """
@@ -91,7 +91,7 @@ def _is_zombie(pid: int) -> bool:
 
 
 def _stat_fields(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the third one, the state. [] without the process, None without /proc.
+    """Return the fields of /proc/PID/stat from the state on. Return [] without the process, None without /proc.
 
     They begin after the last bracket, because the second field, the name of the program in brackets, can be any text.
     """
@@ -129,7 +129,7 @@ class LockedError(UserError):
 
 
 class LostLockError(LockedError):
-    """A folder that another run took over while this one was paused. The message has the remedy."""
+    """The lock of this run is lost to another run. The message has the remedy."""
 
 
 @dataclass(frozen=True)
@@ -149,9 +149,9 @@ class Holder:
 class Lock(ABC):
     """An exclusive lock on a folder within a context, at most for the life of the process. It creates the folder.
 
-    With `wait`, it waits for another run and tells `notify` once; otherwise it raises LockedError. `waited` is True if
-    another run had the lock first. Another machine can take over the lock of a run that was paused for five minutes, so
-    call `check` before each write.
+    With `wait`, the lock waits for another run and calls `notify` once. Otherwise it raises LockedError. `waited` is
+    True if the lock was held by another run. Another machine can take over the lock of a run that was paused for five
+    minutes, so call `check` before each write.
     """
 
     def __init__(self, folder: str, run: str, *, wait: bool, notify: Callable[[str], None] = lambda _: None) -> None:
@@ -255,7 +255,7 @@ class FolderLock(Lock):
 
     def _release(self) -> None:
         with ExitStack() as stack:
-            # Last, so that waiting runs find no file of an old holder
+            # This is the last step, so that other runs do not find the file of an old holder
             stack.callback(self._system_lock.release)
             if not self.lost:
                 self._path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The output of a run: its lock, its identity, its tables and its manifest."""
+"""Lock the output of a run, and write the tables and the manifest."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from untold.jobs.settings.model import Settings
 from untold.jobs.tables import ADDED, SORTED_BY_FILE, TABLES
 from untold.udfs.redaction import without_secrets
 from untold.udfs.schemes import variables
-from untold.udfs.storage import StoragePath
+from untold.udfs.storage import StoragePath, absolute
 
 WORK = "_work"
 # The folder of tables that will replace others
@@ -45,18 +45,13 @@ SUMMED = (
 )
 
 
-def absolute(path: str) -> str:
-    """Return an absolute path or URI that Spark, Arrow and all processes can use. `~` is the home of the user."""
-    return StoragePath(path).spark
-
-
 def store_of(settings: Settings, output: str) -> str:
     """Return the folder of completions: the setting `completion_store`, or a folder of the output."""
     return absolute(settings.completion_store) if settings.completion_store else f"{output}/completions"
 
 
 def steps_folder(output: str, work: str) -> str:
-    """Return the folder of the steps of a run in a common folder, the same for each start, which removes old steps.
+    """Return the folder of the steps of a run. Each start uses the same folder and removes old steps.
 
     With other settings `storage.*`, an output of the same name is another output.
     """
@@ -78,18 +73,19 @@ def _say(line: str) -> None:
 
 @dataclass
 class Output:
-    """The folder of a run. Within its context, it is locked.
+    """The folder of a run. The context manager locks the folder.
 
-    The order is: `claim` sets the identity, `begin` writes the manifest as `running`, `write` writes the tables, and
-    `end` writes the final manifest. An error between `begin` and `end` removes the incomplete tables except `kept`, and
-    the manifest has the status `interrupted` or `failed`.
+    Call the methods in this order: `claim` sets the identity, `begin` writes the manifest as `running`, `write` writes
+    the tables, and `end` writes the final manifest. An error between `begin` and `end` removes the incomplete
+    tables except `kept`, and the manifest has the status `interrupted` or `failed`.
 
     On a local disk, a table is the folder `<name>`. Other file systems cannot rename a folder atomically, so a start
     writes its tables to `<name>/<run>`. The tables of the earlier start stay until the final manifest names the new
     ones.
 
-    Raises OutputError first of all for a folder that is not an output, or that is inside of or around one of `inputs`.
-    Raises LostLockError if another run took over the folder. Without `lock`, no other run may use the folder.
+    Raises OutputError for a folder that is not an output, and for a folder that contains an input or is part of an
+    input. Raises LostLockError if the folder is locked by another run. If `lock` is False, the user must make sure that
+    no other run uses the folder.
 
     Attributes:
         run: id of this start.
@@ -134,7 +130,7 @@ class Output:
         if self.lock and self.store:
             check_lockable(self.store)
         if self.lock and (self.store or is_lockable(self.place)):
-            # No wait, because this run would overwrite the tables of the other run
+            # This does not wait, because this run would overwrite the tables of the other run
             self._lock = lock_folder(self.place, self.run, wait=False).__enter__()
             self._stack.callback(self.tidy, f"the lock of {self.place}", self._lock.__exit__)
         return self
@@ -261,7 +257,7 @@ class Output:
     def begin(self, settings: Mapping[str, Any], **fields: Any) -> None:
         """Write the manifest as `running`, with settings from `shown`, other fields, and the earlier starts.
 
-        If tables of an earlier start stay, its manifest stays too.
+        The manifest of an earlier start is kept if its tables are kept.
         """
         self.check_lock()
         StoragePath(self.place).make_folder()
@@ -418,7 +414,7 @@ class Output:
         """Write a small table as one file with a fixed name, so that equal rows have equal bytes."""
         self.check_lock()
         if self._renames:
-            # Files of Spark have new names each time and would stay
+            # The files of Spark have new names in each run, so the old files must be removed
             self.remove([name])
         values = [{column: row.get(column) for column in schema.names} for row in rows]
         place = StoragePath(self.table(name))

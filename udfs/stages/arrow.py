@@ -1,4 +1,4 @@
-"""Stages over Arrow batches, for `mapInArrow`: request ids, parsed completions, sizes of prompts."""
+"""Compute request ids, results and prompt sizes of a stage over Arrow batches, for `mapInArrow`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ UNASKED = "unasked"  # the error type of a request that has no completion and no
 def add_request_ids(
     batches: Iterator[pa.RecordBatch], stage: Stage, *, measured: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """Appends the column request_id, from the columns named after the stage's variables; `measured`: and tokens.
+    """Add the column request_id, from the columns with the names of the variables of the stage.
 
-    tokens: the estimated prompt tokens of the row's request, none of a web search.
+    `measured` also adds tokens: the estimated prompt tokens of the request, 0 for a web search.
     """
     measure = _measuring(stage) if measured else None
     for batch in batches:
@@ -44,9 +44,9 @@ def add_request_ids(
 
 
 def make_parser(stage: Stage, keys: tuple[str, ...]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What makes results of completions: columns `keys`, request_id, the stage's results, error_type, error.
+    """Return the function from completions to results: `keys`, request_id, the results of the stage, error_type, error.
 
-    Of a stage with `items` also leaked_example: how many were dropped, because they are of the template's examples.
+    A stage with `items` also has leaked_example: the number of dropped items from the examples of the template.
     """
     if "vector" in definition_of(stage.name).output.names:
         return partial(read_vectors, keys=keys)
@@ -56,9 +56,10 @@ def make_parser(stage: Stage, keys: tuple[str, ...]) -> Callable[[Iterator[pa.Re
 
 
 def read_vectors(batches: Iterator[pa.RecordBatch], keys: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    """Columns `keys`, request_id, vector (of length 1, null where there is an error), error_type and error.
+    """Yield the columns `keys`, request_id, vector (of length 1, null after an error), error_type and error.
 
-    A batch has the keys, request_id, vector_of_completion, error_type and error. A row without both was not asked.
+    A batch has the keys, request_id, vector_of_completion, error_type and error. The request of a row without a vector
+    and an error was not sent.
     """
     for batch in batches:
         errors, known = batch.column("error_type"), batch.column("vector_of_completion").is_valid()
@@ -71,14 +72,14 @@ def read_vectors(batches: Iterator[pa.RecordBatch], keys: tuple[str, ...]) -> It
 
 
 def _of_length_one(vectors: pa.ListArray, usable: pa.BooleanArray) -> pa.ListArray:
-    """Those vectors that are usable, each divided by its length; null elsewhere. All usable ones have one dimension."""
+    """Return the usable vectors divided by their lengths, null for others. All usable vectors have one dimension."""
     chosen = vectors.filter(usable)
     if not len(chosen):
         return pa.nulls(len(vectors), pa.list_(pa.float32()))
     rows = normalised(chosen.flatten().to_numpy(zero_copy_only=False).reshape(len(chosen), -1))
     dimension = rows.shape[1]
     ends = np.cumsum(usable.to_numpy(zero_copy_only=False).astype(np.int32) * dimension)
-    # A null offset makes a null list; it stands at a list's beginning
+    # A null offset at the beginning of a list makes it null
     offsets = pa.array([0, *ends.tolist()], pa.int32(), mask=np.append(~usable.to_numpy(zero_copy_only=False), False))
     return pa.ListArray.from_arrays(offsets, pa.array(rows.ravel(), pa.float32()))
 
@@ -91,10 +92,10 @@ def parse_completions(
     *,
     structured: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """Columns `keys`, request_id, the stage's results, error_type and error, and leaked_example (`make_parser`).
+    """Yield the columns `keys`, request_id, the results of the stage, error_type, error, and leaked_example.
 
-    A batch has the keys, what the stage's parser reads of its variables, request_id, text_of_completion, alternatives,
-    error_type and error. A row without text and without error was not asked: error_type `unasked`.
+    A batch has the keys, the variables that the parser of the stage reads, request_id, text_of_completion,
+    alternatives, error_type and error. A row without a text and an error has the error_type `unasked`.
     """
     definition = definition_of(stage)
     fields, counted = list(definition.results), [LEAKED] if definition.items else []
@@ -102,7 +103,7 @@ def parse_completions(
     wanted = {*definition.variables, *said, *(["alternatives"] if definition.rated else [])}
     for batch in batches:
         read = batch.select([name for name in batch.schema.names if name in wanted])
-        # What is read without a variable is read once: a million relations are a few words
+        # Without variables, each distinct text is parsed once, because a million relations are a few words
         read, places = _distinct(read) if said.issuperset(read.schema.names) else (read, None)
         rows = [_parse(row, definition, names, structured) for row in read.to_pylist()]
         columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in fields]
@@ -115,7 +116,7 @@ def parse_completions(
 
 
 def _distinct(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
-    """The distinct rows of a batch of texts, and for each row of the batch which of them it is."""
+    """Return the distinct rows of a batch of texts, and for each row of the batch the index of its distinct row."""
     codes = [column.dictionary_encode(null_encoding="encode").indices.to_numpy() for column in batch.columns]
     _, first, places = np.unique(np.stack(codes), axis=1, return_index=True, return_inverse=True)
     return batch.take(pa.array(first)), pa.array(places.ravel())
@@ -124,7 +125,7 @@ def _distinct(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
 def _parse(
     row: Mapping[str, Any], definition: StageDefinition, names: tuple[str, ...], structured: bool
 ) -> Mapping[str, Any]:
-    """The row of a completion: its stage's results, ratings weighed by the alternatives, or error_type and error."""
+    """Return the results of a completion with ratings weighed by the alternatives, or error_type and error."""
     completion, error_type = row["text_of_completion"], row["error_type"]
     if error_type is not None:
         return {"error_type": error_type, "error": row["error"]}
@@ -142,15 +143,15 @@ def _parse(
     except Unparsable as error:
         return {"error_type": error.error_type, "error": str(error)}
     except Exception as error:
-        # A parser of another package may fail in any way; one bad row never stops a run, and its text is not shown
+        # A parser of another package can raise any error. One bad row must not stop a run, and its text is not shown
         return {"error_type": "unparsable", "error": f"the parser failed ({type(error).__name__})"}
 
 
 def read_things(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The columns that a batch has, with `ratings` and `texts` in place of `text`: the things of the completion.
+    """Yield the columns of the batches with the items of a completion, `ratings` and `texts`, in place of `text`.
 
-    Columns stage and text are read. `texts` are hashes of the things' texts, equal where these are one node
-    (`udfs.facts.nodes.normalise`). Both are null where a stage has no reader, or that cannot read the completion.
+    A batch has the columns stage and text. `texts` are hashes of the texts of items, equal for texts of one node
+    (`udfs.facts.nodes.normalise`). Both are null for a stage without a reader, and for an unreadable completion.
     """
     for batch in batches:
         kept = [name for name in batch.schema.names if name != "text"]
@@ -166,19 +167,19 @@ def _read_things(stage: str, text: str | None) -> Sequence[ExtractedItem] | None
     try:
         return None if read is None or text is None else read(text)
     except Exception:
-        # A reader may trip over what a parser, which knows the variables, can read
+        # A reader lacks the variables, so it can fail on a completion that a parser can read
         return None
 
 
 def _hash(text: str) -> int:
-    # Python's own differs from worker to worker
+    # The hash of Python differs between workers
     return int.from_bytes(
         blake2b(normalise(text).encode("utf-8", "replace"), digest_size=8).digest(), "big", signed=True
     )
 
 
 def measure_prompts(batches: Iterator[pa.RecordBatch], stage: Stage) -> Iterator[pa.RecordBatch]:
-    """Column tokens: the estimated prompt tokens of each row's request, none of a web search."""
+    """Yield the column tokens: the estimated prompt tokens of the request of each row, 0 for a web search."""
     measure = _measuring(stage)
     for batch in batches:
         tokens = measure(batch.select(list(stage.variables)).to_pylist())
@@ -186,7 +187,7 @@ def measure_prompts(batches: Iterator[pa.RecordBatch], stage: Stage) -> Iterator
 
 
 def _measuring(stage: Stage) -> Callable[[Sequence[Mapping[str, Any]]], Sequence[int]]:
-    """From the variables of requests to the estimated tokens of their prompts."""
+    """Return the function from the variables of requests to the estimated tokens of their prompts."""
     if not stage.has_prompt:
         return partial(_measure_lookups, stage)
     characters = compile_prompt(stage.template, api=stage.api, name=stage.name).characters
@@ -200,9 +201,9 @@ def _measure_lookups(stage: Stage, rows: Sequence[Mapping[str, Any]]) -> Sequenc
 
 
 def _measure(characters: Any, row: Mapping[str, Any]) -> int:
-    """The estimated prompt tokens of one request."""
+    """Return the estimated prompt tokens of one request."""
     try:
         return estimate_tokens(characters(row))
     except Exception:
-        # A template that fails on a row costs nothing: the row fails when it is asked
+        # After an error of the template, the row has no call and no cost
         return 0

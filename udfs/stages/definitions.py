@@ -22,13 +22,13 @@ RATINGS = (1.0, 2.0, 3.0, 4.0, 5.0)
 
 
 class ExtractedItem(NamedTuple):
-    """One of what a completion yields: its text, with all that tells it apart, and its rating if the stage rates."""
+    """One item of a completion: its distinctive text, and its rating if the stage rates items."""
 
     text: str
     rating: float = RATINGS[-1]
 
 
-# Reads the things of a completion without the variables of its request, which no store holds. Raises Unparsable.
+# Return the items of a completion without the variables of its request, because the store lacks them. Raises Unparsable
 Reader = Callable[[str], Sequence[ExtractedItem]]
 RECORDED, FACTSCORE, WRITTEN = "recorded judges", "FActScore", "completions written by hand"
 
@@ -45,7 +45,7 @@ class LinearSize:
     slope: float = 0.0
 
     def at(self, tokens: float) -> float:
-        """Its value for variables of so many tokens."""
+        """Return the value for variables with this number of tokens."""
         return self.base + self.slope * tokens
 
 
@@ -53,10 +53,13 @@ class LinearSize:
 class Figures:
     """Means over the requests of a stage.
 
-    `completion`: tokens of the answer; `things`: how many of what it is asked for it yields (atoms, questions, answers;
-    of a summary 1, where the text says something). `ratings`: the share of things by rating, 1 to 5. `distinct`: the
-    share of things that are left where equal texts are one, as they are one node of a graph. `calls` and
-    `prompt_tokens`, those of all calls, are known from a store alone: without, the prompts are rendered and counted.
+    Attributes:
+        completion: tokens of a completion.
+        things: number of its items (atoms, questions, answers), 1 for a summary with content.
+        ratings: shares of items by rating, 1 to 5.
+        distinct: share of items with distinct texts, because equal texts are one node of a graph.
+        calls: number of calls.
+        prompt_tokens: tokens of all calls. Only a store knows them; otherwise a plan renders the prompts.
     """
 
     source: str
@@ -68,7 +71,7 @@ class Figures:
     prompt_tokens: float | None = None
 
     def passing(self, threshold: float) -> float:
-        """The share of things that are rated at least so high.
+        """Return the share of items with at least this rating.
 
         >>> Figures("", LinearSize(), ratings=(0.1, 0.2, 0.1, 0.2, 0.4)).passing(3.5)
         0.6
@@ -78,7 +81,7 @@ class Figures:
 
 
 Parser = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
-# What templates are tried with before anything is asked, by the names that the shipped stages have for variables
+# Values of variables for the test of a template before the first request, by the names in the shipped stages
 _TEXTS = (
     *("query", "text", "response", "question", "answer", "first", "second", "premise", "hypothesis"),
     *("fact", "claim", "reference", "candidate"),
@@ -91,25 +94,29 @@ _EXAMPLE = "Ada lives in Lyon."
 EXAMPLES = {**dict.fromkeys(_TEXTS, _EXAMPLE), **{name: [_EXAMPLE, _EXAMPLE] for name in _LISTS}}
 MAX_TOKENS = 4_096
 """Longest completion of a stage that declares no limit of its own, where settings give none."""
-# What a stage's template is named after its own name, by the API whose form it has
+# The endings of the names of templates, by API
 SUFFIXES = {"chat": ".jinja", "completions": ".text.jinja"}
 
 
 @dataclass(frozen=True)
 class StageDefinition:
-    """A stage as its metric family defines it; `udfs.llm.keys.Stage` is one with model, template and decoding bound.
+    """A stage of a metric without settings. `udfs.llm.keys.Stage` also has a model, a template and decoding parameters.
 
-    `parse(completion, variables)` gives a row of `output` or raises `Unparsable` or `Refused`. `rated` stages ask for
-    log-probabilities; their parsers give a `udfs.ratings.Digit` where the output has a rating. `tools` are those that
-    the model may call, where settings and endpoint let it. `figures` are for a plan, which takes a stage without them
-    to write as much as it may; `things` reads what a completion yields, so that a store's means beat these figures.
-    `example` has values of variables that `EXAMPLES` lacks, or has in another form. `max_tokens`, of a completion under
-    `llm.max_tokens=auto`: a list, or reasoning before an answer, takes more than a label.
-    `items` are the lists of the output that hold what the model found, the texts first: of these, items of the
-    template's own examples are dropped. `schema` is that of a completion as JSON
-    (`udfs.stages.schemas`), None where it is free text; `form` is what the template asks for. `read_alone`: results are
-    read without the variables, as the texts of millions of pairs are not joined to their labels. `text` is the column
-    of a stage that writes one text: a text with a name of the template's examples that no variable has is unparsable.
+    Attributes:
+        parse: function from a completion and variables to a row of `output`. Raises `Unparsable` or `Refused`.
+        rated: request log-probabilities. The parser then returns a `udfs.ratings.Digit` for each rating.
+        tools: tools that the model can call, if the settings and the endpoint allow it.
+        figures: means for a plan. Without them, a plan assumes completions of the maximum length.
+        things: reader of the items of stored completions, whose means replace `figures`.
+        example: values of variables that `EXAMPLES` lacks or has in another form.
+        max_tokens: limit of a completion with `llm.max_tokens=auto`. Lists and reasoning need more than a label.
+        items: lists of the output with the results of the model, texts first. Items from the examples of the template
+            are dropped.
+        text: column of the only text of the output. A text with a name from the examples of the template is unparsable,
+            unless a variable has the name.
+        schema: JSON schema of a completion, None for free text.
+        form: output format that the template requests.
+        read_alone: read results without variables, so that texts of millions of pairs are not joined to their labels.
     """
 
     name: str
@@ -123,7 +130,7 @@ class StageDefinition:
     max_tokens: int = MAX_TOKENS
     items: tuple[str, ...] = ()
     text: str | None = None
-    # A mapping has no hash, and the name tells stages apart
+    # A mapping has no hash, and the name identifies a stage
     example: Mapping[str, Any] = field(default_factory=dict, hash=False)
     schema: Mapping[str, Any] | None = field(default=None, hash=False)
     form: OutputFormat | None = None
@@ -144,17 +151,17 @@ class StageDefinition:
 
     @property
     def examples(self) -> dict[str, Any] | None:
-        """Variables to try a template with; None where a name is neither in `example` nor in `EXAMPLES`."""
+        """The variables for the test of a template, None if a name is neither in `example` nor in `EXAMPLES`."""
         known = {**EXAMPLES, **self.example}
         return {name: known[name] for name in self.variables} if known.keys() >= set(self.variables) else None
 
     @property
     def results(self) -> pa.Schema:
-        """The output as it is read from the store: of rated stages also whether log-probabilities weigh the ratings.
+        """The columns of results from the store: the output, and `weighted` for rated stages.
 
-        Of those with a form, how the completion was read (`udfs.stages.schemas.READ_AS`).
+        Stages with a form also have `read_as`, the way in which the completion was read (`READ_AS`).
         """
-        # Not at the top: what only wants the names of templates is spared an import of 0.2 s
+        # Not at the top, because the import takes 0.2 s, and some users only need the names of templates
         import pyarrow as pa
 
         weighted = [pa.field("weighted", pa.bool_())] if self.rated else []
@@ -164,58 +171,58 @@ class StageDefinition:
 
 Schema = Mapping[str, Any]
 
-# How a completion was read: as JSON of the schema, in the form of methods, section 9, or in another without doubt
+# The ways to read a completion: JSON of the schema, the output format (methods, section 9), or another clear form
 SCHEMA, TEMPLATE, LENIENT = READ_AS = ("parsed_schema", "parsed_template", "parsed_lenient")
 REASONING = "reasoning"
-# OpenAI takes 1,000 values in one schema; beyond these, numbers are a range
+# OpenAI accepts 1,000 values in one schema. More numbers are a range
 MOST_NUMBERS = 250
 
 TEXT: Schema = {"type": "string"}
 RATING: Schema = {"type": "integer", "enum": list(map(int, SCALE))}
-# Endpoints want every field; a model that has thought already leaves it null
+# Endpoints require every field. A model that has finished its reasoning returns null
 THOUGHTS: Schema = {"type": ["string", "null"]}
 
 
 def record(**fields: Schema) -> Schema:
-    """An object with these fields, in this order, and no others."""
+    """Return the schema of an object with exactly these fields, in this order."""
     return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
 
 
 def listed(item: Schema) -> Schema:
-    """A list of such items."""
+    """Return the schema of a list of these items."""
     return {"type": "array", "items": item}
 
 
 def one_of(labels: Sequence[str]) -> Schema:
-    """One of these texts."""
+    """Return the schema of one of these texts."""
     return {"type": "string", "enum": list(labels)}
 
 
 def number_of(variable: str) -> Schema:
-    """The number, from 1, of one of the texts of a variable."""
+    """Return the schema of the number of a text of a variable, from 1."""
     return {"type": "integer", "enum": variable}
 
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """The form that a template asks for: in words for a model, and what matches a completion; None matches any text."""
+    """The output format of a template: its description for a model, and its pattern. None matches any text."""
 
     words: str
     pattern: re.Pattern[str] | None = None
 
 
 def lines_of(pattern: str, line: str, each: str = "one line for each:") -> OutputFormat:
-    """The form with one item a line, which the pattern matches and `line` shows, or a lone `None`."""
+    """Return the format with one item per line, or only `None`. `line` describes the pattern of a line."""
     return OutputFormat(f"{each} `{line}`", re.compile(rf"(?:{pattern})(?:\n+(?:{pattern}))*|None"))
 
 
 def label_of(labels: Sequence[str]) -> OutputFormat:
-    """The form that is one of these labels and nothing else."""
+    """Return the format of one of these labels without other text."""
     return OutputFormat(f"one of {', '.join(labels)}", re.compile("|".join(map(re.escape, labels))))
 
 
 def filled(schema: Schema, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of one request.
+    """Return the schema of one request.
 
     >>> filled(number_of("claims"), {"claims": ["Water is wet.", "Ice is cold."]})
     {'type': 'integer', 'enum': [1, 2]}
@@ -227,7 +234,7 @@ def filled(schema: Schema, variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lists_in(schema: Schema) -> Iterator[str]:
-    """The variables on whose lengths `filled` depends."""
+    """Yield the variables whose lengths change the result of `filled`."""
     variable = schema.get("enum")
     if isinstance(variable, str):
         yield variable
@@ -237,22 +244,22 @@ def lists_in(schema: Schema) -> Iterator[str]:
 
 
 def _numbers(count: int) -> dict[str, Any]:
-    """The numbers from 1; a range in place of too many, or of none, which no schema may list."""
+    """Return the schema of the numbers from 1, as a range for too many numbers and for none."""
     if 0 < count <= MOST_NUMBERS:
         return {"enum": list(range(1, count + 1))}
     return {"minimum": 1, "maximum": max(count, 1)}
 
 
 def without_reasoning(schema: Schema) -> Schema:
-    """The schema for a model that thinks before it answers."""
+    """Return the schema for a model that reasons before its completion."""
     fields = {name: field for name, field in schema["properties"].items() if name != REASONING}
     return record(**fields)
 
 
 def read_as(completion: str, schema: Schema | None, form: OutputFormat | None, variables: Mapping[str, Any]) -> str:
-    """One of `READ_AS`, for a completion that a stage's parser can read. A stage without a form takes any text.
+    """Return one of `READ_AS` for a readable completion. A stage without a form accepts any text.
 
-    schema: the one that was sent; None for none.
+    schema: the schema in the request, or None.
     """
     answer = first_turn(completion, list(texts_of(variables.values()))).strip()
     if schema is not None and answer.startswith("{") and _fits(answer, filled(schema, variables)):
@@ -262,7 +269,7 @@ def read_as(completion: str, schema: Schema | None, form: OutputFormat | None, v
 
 
 def _fits(answer: str, schema: Mapping[str, Any]) -> bool:
-    # Not at the top: it takes a tenth of a second, and most completions are no JSON
+    # Not at the top, because the import takes a tenth of a second, and most completions are not JSON
     from jsonschema import Draft202012Validator
 
     try:

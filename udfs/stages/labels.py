@@ -25,7 +25,7 @@ LABEL_NAMES = (
 _EDGE = " \t\r\n*_`\"'“”‘’«»„()[]{}<>#|-–—•.。!！:：,✅✔️❌✗✓☑🟢🔴🟡\u200b"
 _GAPS = re.compile(r"[\s_\-‐‑*`\"“”’']+")
 _WORDS = re.compile(r"[^\W_]+(?:['’][^\W\d_]+)?")
-# Words beside which a label is still all that a sentence says: names for the answer, the inputs, and verbs
+# Words that do not change the label of a sentence: names for the completion and the inputs, and verbs
 _FILLER_WORDS = (
     "answer label verdict relation relationship classification category conclusion judgement judgment result"
     " decision output status assessment determination evaluation rating prediction response choice final correct"
@@ -42,7 +42,7 @@ _FILLERS = frozenset(_FILLER_WORDS.split())
 BOXED = re.compile(r"\$?\\boxed\s?\{\s?(?:\\text\w{0,2}\s?\{)?([^{}]{1,80})\}{1,2}\$?")
 _SENTENCE_END = re.compile(r"(?<=[.!?？。！])[*_\"')\]]{0,4}\s+|\n")
 _REASON = re.compile(r"[*_`\"')\]]{0,4}(?:\s{0,3}[:：(（–—;,]|\.\s|\s-\s|\s{1,3}(?:because|since|as|given)\b)\s*")
-# What limits or takes back the label before it
+# Words that limit or withdraw the label before them
 _DOUBT = re.compile(
     r"\b(?:but|only|however|although|though|except|unless|if|yet|in part|partly|partial\w*|mostly|largely|almost|nearly"
     r"|arguably|not (?:all|fully|entirely|completely|quite|wholly)|no|yes|true|false|likely|unlikely|probabl[ey]|maybe"
@@ -71,10 +71,12 @@ _TAKEN_BACK = re.compile(
 class Vocabulary:
     """The labels of a stage.
 
-    words: the phrases of each label; case, spaces, hyphens and underscores do not matter. positive: the label that a
-    limit (`only in part`) takes back. flags: the labels that a field `true` and a field `false` stand for. names: more
-    names of the field that holds the label. inputs: the variables, which a completion may repeat at the beginning of
-    lines.
+    Attributes:
+        words: the phrases of each label, without regard to case, spaces, hyphens and underscores.
+        positive: the label that a limit (`only in part`) withdraws.
+        flags: the labels for a field `true` and a field `false`.
+        names: other names of the field with the label.
+        inputs: the variables, because a completion can repeat them at the beginning of lines.
     """
 
     words: Mapping[str, Sequence[str]]
@@ -93,7 +95,7 @@ class Vocabulary:
         object.__setattr__(self, "phrase", phrase)
 
     def read(self, text: str) -> str | None:
-        """Return the label that a sentence says and says nothing else, None for no label, or several."""
+        """Return the label of a sentence with no other content. None without a label, and for several labels."""
         key = _key(text)
         if key in self.label_of:
             return self.label_of[key]
@@ -104,7 +106,7 @@ class Vocabulary:
         return said.pop() if len(said) == 1 and _FILLERS.issuperset(rest) else None
 
     def read_with_reason(self, text: str) -> str | None:
-        """Return the label of a text that says it alone, before a reason that does not limit it, or as a conclusion.
+        """Return the label of a text that consists of the label, or has it before a reason or as a conclusion.
 
         A reason of a few words that names another label makes the answer unclear.
         """
@@ -119,7 +121,7 @@ class Vocabulary:
         return self.read(text[inferred[-1].end() :]) if inferred else None
 
     def _is_reason(self, text: str, label: str) -> bool:
-        """Return True if a text behind a label gives a reason for it."""
+        """Return True if a text after a label is a reason for it."""
         text = _QUOTED.sub(" ", text)
         key = re.sub(rf"\b{_REJECTED}(?:{self.phrase.pattern})", " ", _key(text))
         others = {self.label_of[each] for each in self.phrase.findall(key)} - {label}
@@ -133,10 +135,10 @@ def _key(text: str) -> str:
 
 
 def read_label(text: str, vocabulary: Vocabulary, own: Iterable[str]) -> str:
-    """Return the label that a completion answers with: in a field of JSON or a table, else in a line or sentence.
+    """Return the label of a completion: in a field of JSON or a table, otherwise in a line or sentence.
 
-    A line or sentence counts if it says nothing but the label, a name for it and a reason; lines that repeat one of the
-    `own` texts do not count. Raises `Unparsable` for no label and for several.
+    A line or sentence counts if it has only the label, a name for it and a reason. Lines that repeat one of the `own`
+    texts do not count. Raises `Unparsable` for no label and for several.
     """
     names = (*vocabulary.names, *LABEL_NAMES)
     found = find_records(text, names)

@@ -1,7 +1,7 @@
-"""Answers a job by batches of its endpoint: cut, upload, create, look, read, and again. Imports no pyspark.
+"""Carry out a job with batches of its endpoint: cut, upload, create, poll, read, and repeat. Imports no pyspark.
 
-Every step is in the job's ledger before the next begins. What a killed start may have begun and not noted (an upload, a
-batch) is looked for by its name before it is done again.
+The ledger of the job records each step before the next one begins. An upload or a batch that a killed start may have
+begun without a record is searched by its name before it is repeated.
 """
 
 from __future__ import annotations
@@ -38,12 +38,11 @@ from untold.udfs.llm.batch_results import BatchOutcome, BatchResults, download, 
 from untold.udfs.llm.calls import Answer, Request
 from untold.udfs.llm.pacing import CompletionSizes
 from untold.udfs.llm.retrying import is_passing, remedy_of
-from untold.udfs.llm.script import Script, script_of
+from untold.udfs.llm.script import Script, accept_of, script_of
 from untold.udfs.llm.segments import COMPLETIONS, completions_table
 from untold.udfs.llm.units import UNIT_ROWS
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 from untold.udfs.stages import definition_of
-from untold.udfs.stages.non_answers import example_names
 from untold.udfs.storage import StoragePath
 
 Left = tuple[str, dict[str, Any], RequestSize]
@@ -52,19 +51,19 @@ Left = tuple[str, dict[str, Any], RequestSize]
 
 LOOK_SECONDS = 0.2
 SLOWER = 1.5
-# How often incomplete results are downloaded before they are believed
+# The number of downloads before incomplete results are accepted
 DOWNLOADS = 3
 LARGEST_QUEUE = 2**50
-# What is answered so was not done, which of other passing errors nobody knows
+# After these errors, the endpoint did nothing. After other temporary errors, this is unknown
 NOT_DONE = ("http_429",)
-# What is removed already
+# The errors for removed files
 GONE = ("http_404", "http_410")
 INFINITE = float("inf")
 
 
 @dataclass(frozen=True)
 class Lines:
-    """The lines of a job's requests, in the form of an endpoint."""
+    """The lines of the requests of a job, in the format of an endpoint."""
 
     spooled: BatchJob
     job: Job
@@ -73,31 +72,31 @@ class Lines:
     sizes: CompletionSizes
 
     def bodies(self, batch: Batch) -> Iterator[tuple[Request, bytes | None]]:
-        """The requests of a batch with their bodies; None for one whose template cannot be filled in."""
+        """Yield the requests of a batch with their bodies, None after an error of the template."""
         for row in self.spooled.rows(batch):
             request = resumed(*row)
             yield request, self.script.render(request)[0]
 
     def line(self, body: bytes | None) -> RequestSize:
-        """What a request takes of a batch. One that cannot be asked takes nothing."""
+        """Return the size of a request in a batch, 0 for a request without a body."""
         if body is None:
             return RequestSize(0, 0, 0, 0.0)
         prompt = self.script.tokens_of(len(body))
         most = prompt + self.sizes.expected
-        # With an id as long as those of requests
+        # With an id of the length of request ids
         size = len(self.api.line("0" * 32, self.job.stage.api, body))
         return RequestSize(size, prompt, most, self.cost(1, prompt, most))
 
     def left(self, request: Request) -> Left:
-        """What is kept of a request."""
+        """Return the record of a request for the next batch."""
         return request.request_id, remembered(request), self.line(self.script.render(request)[0])
 
     def cost(self, requests: int, tokens: int, most: int) -> float:
-        """What so many requests cost at most, by the tokens of their prompts, and of all."""
+        """Return the maximum cost of requests. `tokens` are the tokens of prompts, and `most` the tokens of all."""
         return self.job.settings.prices.cost(tokens, most - tokens, requests) or 0.0
 
     def open(self, batch: Batch) -> IO[bytes]:
-        """A file of the lines of a batch, at its beginning."""
+        """Return an open file with the lines of a batch."""
         file = tempfile.TemporaryFile()  # noqa: SIM115
         for request, body in self.bodies(batch):
             if body is not None:
@@ -107,7 +106,7 @@ class Lines:
 
 
 def digest_and_size(file: IO[bytes]) -> tuple[str, int]:
-    """The digest of a file, and its bytes; it stands at its beginning again."""
+    """Return the digest and the size of a file, and rewind it."""
     digest = blake2b(digest_size=16)
     for chunk in iter(lambda: file.read(2**20), b""):
         digest.update(chunk)
@@ -117,7 +116,7 @@ def digest_and_size(file: IO[bytes]) -> tuple[str, int]:
 
 
 class BatchSubmitter:
-    """The batches of one job, whose lock is held. `beside`: other batches that the endpoint has, to be paid for too."""
+    """The batches of one locked job. `beside` are batches of other jobs at the endpoint, which also cost money."""
 
     def __init__(
         self,
@@ -128,9 +127,7 @@ class BatchSubmitter:
         watch: Watch,
         beside: Sequence[Batch] = (),
     ) -> None:
-        definition = definition_of(job.stage.name)
-        accept = partial(definition.accept, names=example_names(job.stage.template))
-        self._script = script_of(job.stage, accept, definition.form)
+        self._script = script_of(job.stage, accept_of(job.stage), definition_of(job.stage.name).form)
         self._spooled, self._job, self._api, self._how, self._watch = spooled, job, api, how, watch
         self._ledger = spooled.ledger()
         StoragePath(job.directory).make_folder()
@@ -139,13 +136,13 @@ class BatchSubmitter:
         self._sizes = CompletionSizes(job.stage.max_tokens)
         self._lines = Lines(spooled, job, api, self._script, self._sizes)
         self._key = fingerprint(os.environ.get(job.settings.api_key_env or "", ""), spooled.name)
-        # What may have been uploaded or created, though nothing says so
+        # The endpoint may have these batches, although the ledger has no id
         self._doubtful = {batch.name for batch in self._ledger.batches if batch.id is None}
         self._foreign: set[str] = set()
         self._own: set[str] = set()
         self._done: dict[str, int] = {}
         self._completed = job.call.answered_before
-        # What keeps batches from being sent: the budget, or the endpoint's queue until the next pause
+        # True if the budget, or the queue of the endpoint until the next pause, allows no batch
         self._short = self._full = False
         self._outage = OutageTracker(job.settings.outage)
         self._told: set[str] = set()
@@ -154,21 +151,21 @@ class BatchSubmitter:
 
     @property
     def used(self) -> Usage:
-        """What came of the batches that this start has read, with its cost."""
+        """The usage of the batches that this start has read, with its cost."""
         return self._job.settings.priced(self._used)
 
     def run(self, *, submit: bool = True, poll: bool = True) -> JobOutcome:
-        """Answers the job, and closes it; without `poll` it only looks once.
+        """Carry out the job and close it. Without `poll`, check all batches once.
 
-        Without `submit` it makes no batch, and gives back what no endpoint has: another job asks that. The reason is
-        None where nothing is left to wait for, `batched` where batches go on.
+        Without `submit`, create no batch, and return requests that no endpoint has, for another job. The reason of the
+        outcome is None if no batch is left, and `batched` if batches are in progress.
         """
         try:
             self._clear()
             if submit:
                 self._recut()
             else:
-                # Before any look: what is given back must not be cut by this job later, however this start ends
+                # First of all, because this job must never send the returned requests, even after a kill
                 self._note(replace(self._ledger, cut=self._rows))
             while True:
                 while self._advance(submit=submit):
@@ -179,12 +176,12 @@ class BatchSubmitter:
                 if not submit:
                     self._note(replace(self._ledger, batches=tuple(self._kept)))
                 if not self._goes_on(submit=submit):
-                    # What is left is in batches of other keys
+                    # The other requests are in batches of other keys
                     if self._ledger.batches:
                         return JobOutcome("batched", usage=self.used)
                     self._spooled.close()
                     return JobOutcome(usage=self.used)
-                # Room that other jobs take is given back once these are looked at
+                # Other jobs release their share of the limits when their batches are checked
                 if not poll or (self._beside_in_flight and not self._awaited):
                     return JobOutcome("batched", usage=self.used)
                 self._pause()
@@ -196,13 +193,13 @@ class BatchSubmitter:
 
     @property
     def _kept(self) -> list[Batch]:
-        """The batches that an endpoint has, or may have."""
+        """Return the batches that the endpoint has or may have."""
         doubtful = self._doubtful | self._foreign
         return [batch for batch in self._ledger.batches if batch.id is not None or batch.name in doubtful]
 
     @property
     def _awaited(self) -> list[Batch]:
-        """The batches that this start waits for."""
+        """The batches of this start that are in progress."""
         return [batch for batch in self._ledger.in_flight if batch.name not in self._foreign]
 
     @property
@@ -210,7 +207,7 @@ class BatchSubmitter:
         return any(batch.id is not None for batch in self._beside)
 
     def _goes_on(self, *, submit: bool) -> bool:
-        """Whether there is something to wait for. Raises where the budget leaves nothing to do."""
+        """Return True if batches are in progress. Raises EndedError if the budget allows no other step."""
         left = [batch for batch in self._ledger.batches if batch.name not in self._foreign]
         if self._awaited or not submit:
             return bool(left)
@@ -223,7 +220,7 @@ class BatchSubmitter:
             raise EndedError(reason)
 
     def _advance(self, *, submit: bool) -> bool:
-        """One step of each batch, and batches of what is in none; whether anything moved."""
+        """Advance each batch by one step, and cut new batches. Return True if a step was done."""
         moved = self._short = False
         for batch in self._ledger.batches:
             self._check_stopped()
@@ -241,7 +238,7 @@ class BatchSubmitter:
         return moved
 
     def _step(self, batch: Batch, *, submit: bool) -> bool:
-        """The next thing to do for a batch; whether it was done."""
+        """Do the next step of a batch. Return True if it was done."""
         if self._outage.is_held:
             return False
         try:
@@ -254,7 +251,7 @@ class BatchSubmitter:
                     self._read(batch, look)
                 moved = look.ended
         except BatchError as error:
-            # Of a look: files of results that are gone are no error
+            # After a poll. Missing files of results are not an error
             if batch.id is not None and error.answer.error_type in HIDDEN:
                 self._pass_over(batch)
             else:
@@ -269,13 +266,13 @@ class BatchSubmitter:
         return moved
 
     def _tell(self, line: str) -> None:
-        """Says it once."""
+        """Report a line once."""
         if line not in self._told:
             self._told.add(line)
             self._watch.note(line)
 
     def _pass_over(self, batch: Batch) -> None:
-        """Leaves alone what another key has made."""
+        """Skip a batch of another key."""
         self._foreign.add(batch.name)
         shown = batch.id or batch.name
         self._watch.note(
@@ -283,7 +280,7 @@ class BatchSubmitter:
         )
 
     def _fits(self, batch: Batch) -> bool:
-        """Whether a batch that is cut can be submitted beside those in flight."""
+        """Return True if a batch is within the limits, with the batches in flight."""
         if self._full:
             return False
         room = self._room([one for one in self._ledger.in_flight if one.name != batch.name])
@@ -294,7 +291,7 @@ class BatchSubmitter:
         return batch.tokens <= room.queue or not (self._ledger.in_flight or self._beside_in_flight)
 
     def _cut(self) -> Batch | None:
-        """A batch of the next rows, noted before it is sent; None where nothing is left, or nothing fits now."""
+        """Cut and record a batch of the next rows. Return None if no row is left, or if the limits allow none now."""
         ledger, queue = self._ledger, self._queue
         if ledger.cut >= self._rows or self._full:
             return None
@@ -318,11 +315,11 @@ class BatchSubmitter:
 
     @property
     def _queue(self) -> float:
-        """How many tokens may wait at the endpoint."""
+        """The maximum number of waiting tokens at the endpoint."""
         return min(self._how.queue or INFINITE, self._ledger.queue or INFINITE)
 
     def _room(self, own: Sequence[Batch], most_requests: float = INFINITE) -> BatchLimits:
-        """What is left for a batch beside those of the job, and of other jobs, that will be paid for."""
+        """Return the rest of the limits for a batch, after the batches of this and of other jobs."""
         reserved = (*own, *self._beside)
         budget, spent = self._job.settings.budget, self._job.call.spent + self.used
         calls, most = sum(batch.requests for batch in reserved), sum(batch.most for batch in reserved)
@@ -337,15 +334,15 @@ class BatchSubmitter:
         )
 
     def _submit(self, batch: Batch, *, create: bool) -> bool:
-        """Uploads and creates a batch, each unless it is done already; whether the endpoint has it now."""
-        # A file is noted before a batch of it is created
+        """Upload and create a batch, without steps that are done. Return True if the endpoint has it now."""
+        # The ledger has the file before the batch is created
         doubtful = batch.name in self._doubtful and batch.file is not None
         look = self._api.find_batch(self._sent(batch)) if doubtful else None
         if look is None and doubtful and batch.key != self._key:
             self._pass_over(batch)
             return False
         if look is None and doubtful and time() - batch.asked < self._how.settle_seconds:
-            # A batch may be created and not yet be in the list
+            # The list can lack a new batch
             return False
         if look is None and not create:
             self._doubtful.discard(batch.name)
@@ -364,7 +361,7 @@ class BatchSubmitter:
         return True
 
     def _create(self, batch: Batch) -> BatchStatus:
-        """Creates a batch, which is noted before; an endpoint that refuses has not."""
+        """Record and create a batch. After a refusal, the endpoint has no batch."""
         self._note(self._ledger.with_batch(batch))
         try:
             return self._api.create(self._sent(batch))
@@ -374,7 +371,7 @@ class BatchSubmitter:
             raise
 
     def _sent(self, batch: Batch) -> Sent:
-        """A batch as the endpoint gets it."""
+        """Return a batch in the form for the endpoint."""
         job = self._job
         return Sent(
             name=f"{self._spooled.name}/{batch.name}",
@@ -388,7 +385,7 @@ class BatchSubmitter:
         )
 
     def _uploaded(self, batch: Batch) -> Batch:
-        """The batch with its file at the endpoint, found or uploaded."""
+        """Find or upload the file of a batch, and return the batch with it."""
         with self._lines.open(batch) as file:
             digest, size = digest_and_size(file)
             name = f"untold-{self._spooled.name}-{batch.name}.jsonl"
@@ -396,7 +393,7 @@ class BatchSubmitter:
             return replace(batch, file=known or self._api.upload(name, file), digest=digest, key=self._key)
 
     def _read(self, batch: Batch, look: BatchStatus) -> None:
-        """Takes what came of a batch: rows for the store, and what is left to batches to come."""
+        """Read the results of a batch: rows for the store, and requests for later batches."""
         stage, settings, run = self._job.stage, self._job.settings, self._job.run
         judged = BatchOutcome(stage, settings, self._script, run, self._completed)
         left: list[Left] = []
@@ -416,7 +413,7 @@ class BatchSubmitter:
             StoragePath(f"{self._job.directory}/{run}-{batch.name}.parquet").write_whole(write)
         self._completed |= judged.completed
         self._pace(batch, look)
-        # What is at the endpoint is removed once this is noted
+        # The files at the endpoint are removed after this record
         files = () if self._job.settings.keep_files else (batch.file, *look.results)
         self._replace(batch, left, judged.used, tuple(filter(None, files)))
         self._clear()
@@ -425,14 +422,14 @@ class BatchSubmitter:
             self._watch.note(f"batch {look.id} {look.status}: {answered:,} answered, {len(left):,} to be sent again")
         if look.refusal is not None:
             judged.refusal = f"{look.refusal.error}; {remedy_of(look.refusal)}"
-        # What ended an earlier start may be mended by now
+        # The reason of the end of an earlier start may be fixed
         if judged.refusal and batch.name in self._own:
             raise EndedError("refused", judged.refusal)
         came = judged.used.done or judged.used.calls > judged.used.rate_limited
         self._outage.read(came=bool(came) or not look.id or look.code == QUEUE_FULL)
 
     def _download(self, batch: Batch, look: BatchStatus) -> BatchResults:
-        """What came of a batch. Where less came than the endpoint has counted, it is downloaded again."""
+        """Return the results of a batch. Download them again if there are fewer than the endpoint has counted."""
         least = look.done or (batch.requests if look.status == "completed" else 0)
         for _ in range(DOWNLOADS - 1):
             results, whole = download(self._api, look)
@@ -449,7 +446,7 @@ class BatchSubmitter:
     def _take(
         self, request: Request, body: bytes | None, look: BatchStatus, results: BatchResults, judged: BatchOutcome
     ) -> None:
-        """What came of one request."""
+        """Judge the result of one request."""
         if body is None:
             failure = self._script.render(request)[1]
             judged.accept(request, failure or Answer(error_type="template"))
@@ -466,7 +463,7 @@ class BatchSubmitter:
         judged.accept(request, answer)
 
     def _pace(self, batch: Batch, look: BatchStatus) -> None:
-        """Takes what a batch says of the endpoint's queue: a full one is halved, and grows while batches complete."""
+        """Update the queue of the endpoint after a poll. A full queue is halved, and grows with completed batches."""
         queue = self._ledger.queue
         if look.code == QUEUE_FULL:
             self._full = True
@@ -481,7 +478,7 @@ class BatchSubmitter:
         return BatchLimits(self._how.requests, min(self._how.bytes, self._api.most_bytes), self._queue)
 
     def _recut(self) -> None:
-        """Cuts what no endpoint has seen again where limits are lower by now."""
+        """Cut batches again that no endpoint has, if the limits are lower now."""
         for batch in self._ledger.batches:
             if batch.id is None and batch.file is None:
                 left = [self._lines.left(request) for request, _ in self._lines.bodies(batch)]
@@ -489,20 +486,20 @@ class BatchSubmitter:
                     self._replace(batch, left)
 
     def _clear(self) -> None:
-        """Removes the files of batches that were read."""
+        """Remove the files of finished batches."""
         for file in self._ledger.leftovers:
             try:
                 self._api.remove(file)
             except BatchError as error:
                 if error.answer.error_type not in GONE:
                     self._watch.note(f"file {file} stays at the endpoint: {error}")
-        # Written with what is noted next: what is removed twice is gone
+        # The next record writes this. A second removal of a file does no harm
         self._ledger = replace(self._ledger, leftovers=())
 
     def _replace(self, batch: Batch, left: list[Left], used: Usage = NOTHING_USED, files: tuple[str, ...] = ()) -> None:
-        """Puts batches of what is left of a batch in its place: in one write with what that used, and with its files.
+        """Replace a batch with batches of its remaining requests, in one write with its usage and its files.
 
-        What is left of others and not sent yet is cut along, for it may have been cut to a smaller queue.
+        Remaining requests of other batches that were not sent are cut again, because the queue may have grown.
         """
         ledger = self._ledger
         waiting = [one for one in ledger.batches if one.part and one.file is None and one.name not in self._doubtful]
@@ -523,12 +520,12 @@ class BatchSubmitter:
         self._note(replace(ledger, batches=(*kept, *new), made=made, used=ledger.used + used, leftovers=leftovers))
 
     def _note(self, ledger: Ledger) -> None:
-        """What is known from here on, whatever happens to this process."""
+        """Write the ledger, so that it survives a kill of this process."""
         self._spooled.write_ledger(ledger)
         self._ledger = ledger
 
     def _report(self) -> None:
-        """Tells how far the job is."""
+        """Report the progress of the job."""
         in_flight = sum(batch.requests for batch in self._ledger.in_flight)
         done = sum(self._done.get(batch.name, 0) for batch in self._ledger.in_flight)
         usage = asdict(self.used)
@@ -536,7 +533,7 @@ class BatchSubmitter:
         self._watch.show(event | {"in_flight": max(0, in_flight - done)})
 
     def _pause(self, *, longer: bool = True) -> None:
-        """Waits before the next look, each time `longer`, and for what the endpoint asked for; a stop ends it."""
+        """Wait before the next poll, each time `longer`, or for the pause of the endpoint. A stop ends the wait."""
         until = max(monotonic() + self._wait, self._outage.held_until)
         if longer:
             self._wait = min(SLOWER * self._wait, self._how.longest_poll_seconds)

@@ -1,4 +1,4 @@
-"""Conflicts over hundreds of worlds: every relation, statement, measure and bound beside brute force, by metric."""
+"""Compare the conflicts of hundreds of worlds with brute force: relations, statements, measures and bounds."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from untold.udfs.stages.e2e import parse_conflicts
 pytestmark = pytest.mark.gate
 
 WORLDS, JUDGE = 200, "noisy"
-# Of requests of the stages that lose some, one is lost
+# Stages with lost requests lose one of this number
 LOST = 40
 COVERAGES = ("both", "first", "second", "neither")
 Score = Callable[..., Tables]
@@ -60,7 +60,7 @@ def is_lost(stages: Sequence[str]) -> Callable[[str, Row], bool]:
 def scored(
     spark: SparkSession, folder: Path, score: Score, samples: Sequence[Row], losing: Sequence[str], **settings: Any
 ) -> ScriptedTools:
-    """Writes the tables of samples, and source_preference, into `out` of the folder."""
+    """Write the tables of samples and the table source_preference to `out` in the folder."""
     schema = spark_schema(SAMPLES)
     read = [{**one, "contexts": normalise_contexts(list(one["contexts"]))} for one in samples]
     frame = spark.createDataFrame([[one.get(name) for name in schema.names] for one in read], schema).cache()
@@ -75,13 +75,13 @@ def scored(
 
 
 def samples_of(make: Callable[..., list[World]]) -> list[Row]:
-    """Two responses to the query of each world; half of them have contexts with ids and kinds."""
+    """Return two responses to the query of each world. Half of the samples have contexts with ids and kinds."""
     known = [*make(WORLDS // 2, JUDGE), *make(WORLDS // 2, JUDGE, ids=True, first=WORLDS // 2)]
     return [with_kinds(sample) for world in known for sample in world.samples(2)]
 
 
 def assert_all(output: Path, samples: Sequence[Row], relations: Any, expect: Callable[..., Concluded]) -> None:
-    """All tables are those of brute force by the relations that were had."""
+    """Assert that all tables are equal to the tables of brute force with the known relations."""
     assert_partly_judged(output, samples, relations, expect)
     expected = {one["sample_id"]: expect(one, relations.get(one["sample_id"], {})) for one in samples}
     assert statements_of(output) == expected_statements(expected)
@@ -134,7 +134,7 @@ def test_qa_is_as_brute_force_says(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def expected_of_e2e() -> tuple[list[Row], dict[str, ExpectedConflicts], Counter[str]]:
-    """Samples, what must come of them where some lists of both stages are lost, and the distinct requests."""
+    """Return the samples, the expected results with lost lists of both stages, and the distinct requests."""
     samples = samples_of(worlds)
     asked: set[tuple[str, str]] = set()
     lost = is_lost((e2e.LIST, e2e.COVER))
@@ -155,7 +155,7 @@ def test_e2e_is_as_brute_force_says(
     tools = scored(spark, tmp_path, e2e.score, samples, (e2e.LIST, e2e.COVER), e2e={"conflicts": True})
     assert_conflicts_listed(tmp_path / "out", expected)
     assert Counter({stage: len(rows) for stage, rows in tools.asked.items()}) == requests
-    # A blank response conveys nothing, unasked
+    # A blank response covers nothing, so there is no request
     assert all(row["response"].strip() for row in tools.asked[e2e.COVER])
     assert any(not sample["response"].strip() and expected[sample["sample_id"]].conflicts for sample in samples)
     coverage = Counter(row[4] for one in expected.values() for row in one.rows)
@@ -187,15 +187,15 @@ def test_pairs_of_no_shown_context_count_as_dropped(spark: SparkSession, tmp_pat
     assert [row["coverage"] for row in read_table(tmp_path, "conflicts")] == ["first"]
 
 
-# By format its rows, when a response conveys a context, and of which kinds how many sides are followed
+# By format: the rows, a function that returns True if a response covers a context, and the followed sides by kind
 DATA_SETS: dict[str, tuple[list[Row], Callable[[str, str], bool], dict[str, tuple[int, int]]]] = {
-    # A response states the fact, or what the three others state in its place
+    # A response states the fact, or the contradiction in the other three contexts
     "conflictbank": (
         [{**CONFLICTBANK_ROW, "question": name} for name in "pq"],
         lambda text, response: text[0] == response[-2],
         {"default": (6, 12), "misinformation": (2, 4), "temporal": (2, 4), "semantic": (2, 4)},
     ),
-    # The first answer follows the first context, the second the other, and the last gives both
+    # The first answer follows the first context, the second answer the other context, and the last answer both
     "wikicontradict": (
         [wiki_row(number, "IPPPC") for number in (0, 2)],
         lambda text, response: response[-1] == "4" or text[8] == response[-1],
