@@ -61,7 +61,8 @@ def pytest(*options: str, seconds: float, stdout: int | None = None) -> tuple[in
 
 def collect_alone(options: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Return the ids of the slow tests marked `alone`, by file. Raises SystemExit if pytest cannot collect them."""
-    collect = ("--collect-only", "-m", f"{SLOW} and alone", *options)
+    # The ids come one per line at this verbosity alone, so a `-v` among the options must not change it
+    collect = ("--collect-only", "-m", f"{SLOW} and alone", *options, "--verbosity=-1")
     code, output = pytest(*collect, seconds=FILE_SECONDS, stdout=subprocess.PIPE)
     if output is None or code not in (OK, NO_TESTS):
         raise SystemExit(output or "pytest did not collect the tests in time")
