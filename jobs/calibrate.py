@@ -22,7 +22,7 @@ from untold.graph.views import FORMATS, one_line
 from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.stage.call_settings import calls_for, hours_at, runs_in_tasks
 from untold.jobs.inference.stage.engines import open_held
-from untold.jobs.inference.store.compaction import VERSION, list_folder
+from untold.jobs.inference.store.compaction import VERSION, read_live
 from untold.jobs.inference.store.completion_references import list_uses
 from untold.jobs.metrics.scoring import ScoreRequest
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
@@ -210,11 +210,17 @@ def _sum_completions(folder: StoragePath, wanted: pa.Array) -> dict[str, float]:
     A retried request has one row per completion. Each row has its own tokens, and the attempts and seconds so far.
     """
     each = {"prompt_tokens": "sum", "completion_tokens": "sum", "attempts": "max", "seconds": "max"}
-    keys, parts = ["request_id", "run_id"], []
-    for name in list_folder(str(folder)).live():
-        with (folder / name).open() as file:
-            rows = pq.read_table(file, columns=[*keys, *each])
-        parts.append(rows.filter(pc.is_in(rows["request_id"], wanted)))
+    keys = ["request_id", "run_id"]
+
+    def read(places: list[StoragePath]) -> list[pa.Table]:
+        parts = []
+        for place in places:
+            with place.open() as file:
+                rows = pq.read_table(file, columns=[*keys, *each])
+            parts.append(rows.filter(pc.is_in(rows["request_id"], wanted)))
+        return parts
+
+    parts = read_live(str(folder), read)
     if not parts:
         return dict.fromkeys(each, 0.0)
     by_request = pa.concat_tables(parts).group_by(keys).aggregate(list(each.items()))

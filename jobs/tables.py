@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from untold.udfs.llm.segments import ALTERNATIVE as ALTERNATIVE
-from untold.udfs.llm.segments import COMPLETIONS as COMPLETIONS
+from untold.udfs.llm.store_files import ALTERNATIVE as ALTERNATIVE
+from untold.udfs.llm.store_files import COMPLETIONS as COMPLETIONS
 
 CONTEXT = pa.struct([("id", pa.string()), ("text", pa.string()), ("kind", pa.string())])
 # A distinct input row; further columns of the input follow these as they were read

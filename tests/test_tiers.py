@@ -31,7 +31,7 @@ WHOLE_JOBS = {
 # One kill per writer, and one of a whole run
 KILLS = {
     "a whole run": "tests/runs/test_kill.py::test_a_killed_run_continues_without_paying_twice[once]",
-    "segments": "tests/jobs/inference/test_actor_driver.py::test_a_killed_actor_loses_what_was_in_flight_and_no_more",
+    "segments": "tests/jobs/inference/test_actor_driver.py::test_a_killed_actor_loses_requests_since_its_last_write",
     "batches": "tests/jobs/inference/test_batch_jobs.py::test_a_kill_before_and_after_each_call_costs_nothing[10.0]",
     "tables": "tests/jobs/run/test_output.py::test_a_kill_while_tables_are_replaced_is_no_whole_output",
 }

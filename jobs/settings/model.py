@@ -73,7 +73,7 @@ class LlmSettings(sections.SendingSettings):
     """
 
     ADVANCED: ClassVar[frozenset[str]] = frozenset(
-        {"salt", "repeated_share", "deadline_seconds", "outage_minutes", "actors", "flush_seconds", "journal"}
+        {"salt", "repeated_share", "deadline_seconds", "outage_minutes", "actors", "flush_seconds"}
     )
 
     endpoint: Text | None = setting(None, "Preset: a name in conf/endpoints, or a path to a .yaml file")
@@ -116,12 +116,7 @@ class LlmSettings(sections.SendingSettings):
     )
     spool: PathText | None = setting(None, "Folder of the spool, path or URI; null is spool/ in the store")
     actors: Count | None = setting(None, "Number of Ray actors that send requests; null derives it from the limits")
-    flush_seconds: Positive | None = setting(None, "Seconds between writes; null is 1, or 30 on object stores")
-    journal: Text | None = setting(
-        None,
-        "Folder on each node's disk for completions that are not in the store yet. off writes no journal. null means "
-        "the node's temporary folder for object stores, and off for local disks",
-    )
+    flush_seconds: Positive = setting(5.0, "Maximum seconds between writes. A killed actor loses at most this time")
     price_per_million_prompt_tokens: Amount | None = setting(None, "Price per million prompt tokens")
     price_per_million_completion_tokens: Amount | None = setting(None, "Price per million completion tokens")
     local_model: Text | None = setting(None, "Path of a GGUF file for the embedded model")

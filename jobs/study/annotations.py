@@ -29,7 +29,7 @@ from untold.udfs.blinding import (
     summarise_study,
 )
 from untold.udfs.facts.nodes import ANSWER_FORM
-from untold.udfs.llm.segments import write_file
+from untold.udfs.llm.store_files import write_file
 from untold.udfs.sheets import read_rows, to_csv, to_xlsx
 from untold.udfs.statistics.confusion import LABELS
 from untold.udfs.storage import PlaceError, StoragePath

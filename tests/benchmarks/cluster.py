@@ -20,7 +20,7 @@ from tests.fakes.model_server import ModelServer
 from tests.fakes.object_store import BUCKET, KEYS, ObjectStore
 from tests.fakes.versitygw import install, serve
 from untold.jobs.inference.store.store import stage_folder
-from untold.udfs.llm.segments import write_file
+from untold.udfs.llm.store_files import write_file
 from untold.udfs.schemes import environment_of
 from untold.udfs.storage import StoragePath
 

@@ -21,17 +21,16 @@ from tests.benchmarks.running import Ran, run_night
 from tests.benchmarks.samples import bound_stage, read_variables, write_samples
 from tests.fakes.answers import coverage_text
 from tests.fakes.model_server import ModelServer
-from untold.jobs.inference.store.compaction import compact_folder, list_folder
+from untold.jobs.inference.store.compaction import compact_folder, live_names
 from untold.jobs.inference.store.store import open_reading, stage_folder, states_of_requests
 from untold.jobs.run.session import open_session
 from untold.jobs.settings.model import Settings, SparkSettings
-from untold.udfs.llm.segments import write_file
+from untold.udfs.llm.store_files import write_file
 
 COMPLETIONS = 30_000
 NEW = 0.05
 PAIRS = 3
 SEGMENTS = 10
-DAY = 24 * 3600.0
 FLAT = 1.2
 # A night of a bounded month reads the manifests of all nights
 PRICES = ("llm.price_per_million_prompt_tokens=1", "llm.price_per_million_completion_tokens=1")
@@ -56,7 +55,7 @@ def measure(options: Options) -> list[Figure]:
                     ran = [nightly.run(night) for _ in range(pairs)]
                     found[night] = {
                         "look-up": tuple(nightly.look_up(session, pairs + 1))[1:],
-                        "files": (len(list_folder(str(nightly.folder)).live()),),
+                        "files": (len(live_names(str(nightly.folder))),),
                         "last compaction": (written,),
                         "start to first call": tuple(one.seconds_before for one, _ in ran),
                         "a date that is done": tuple(again.seconds for _, again in ran),
@@ -98,8 +97,7 @@ class _Nights:
                 rows = make_completions(range(first, last))
                 write_file(f"{self.folder}/run{night:04d}-a-{number:06d}.parquet", rows)
             began = perf_counter()
-            # Only the clock is invented, so that files replaced a week ago are removed as usual
-            compact_folder(str(self.folder), clock=lambda night=night: (night + 1) * DAY)  # type: ignore[misc]
+            compact_folder(str(self.folder))
             yield perf_counter() - began
 
     def look_up(self, spark: SparkSession, times: int) -> Iterator[float]:

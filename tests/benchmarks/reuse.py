@@ -20,7 +20,7 @@ from tests.fakes.model_server import ModelServer
 from untold.jobs.inference.store.store import stage_folder
 from untold.jobs.tables import COMPLETIONS
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.segments import write_file
+from untold.udfs.llm.store_files import write_file
 
 REQUESTS = 1_000
 PAIRS = 3

@@ -28,7 +28,7 @@ from untold.jobs.run_tables import open_run
 from untold.jobs.settings.model import LlmSettings, Settings, StageSettings
 from untold.jobs.tables import SAMPLES
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.segments import Completion, completions_table, write_file
+from untold.udfs.llm.store_files import Completion, completions_table, write_file
 from untold.udfs.stages import STAGES, definition_of
 
 PROMPTS = str(Path(__file__).parents[1] / "fakes" / "prompts")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import time
@@ -12,18 +12,16 @@ import pyarrow as pa
 import pytest
 
 from tests.fakes.object_store import BUCKET, ObjectStore
-from tests.jobs.inference.completions import names_in, read_rows, row, write
+from tests.jobs.inference.completions import KilledError, killed_after, names_in, read_rows, row, write
 from untold.jobs.cli.main import main
-from untold.jobs.inference.store.compaction import KEEP_SECONDS, compact_folder, find_whole, list_folder
+from untold.jobs.inference.store.compaction import compact_folder, find_whole, list_segments
 from untold.jobs.inference.store.completion_references import list_uses, note_use, prune_folder, wait_for_prune
 from untold.jobs.inputs.options import PruneRequest
 from untold.jobs.prune import PruneError, prune
 from untold.jobs.run.locks import LockedError, lock_folder
 from untold.jobs.tables import COMPLETIONS
-from untold.udfs.llm.segments import write_file
-from untold.udfs.llm.store_files import Unneeded
+from untold.udfs.llm.store_files import Unneeded, write_file
 from untold.udfs.llm.units import RequestIds
-from untold.udfs.storage import StoragePath
 
 STAGE = f"evaluate_coverage-{'0' * 32}"
 DAY = 24 * 3600.0
@@ -88,9 +86,7 @@ def test_what_no_kept_output_and_no_recent_run_has_noted_goes(store: Path, tmp_p
     (found,) = prune(asked(store, tmp_path / "out" / "*"))
     assert ids_of(store) == ["kept", "new", "other", "recent"]
     assert (found.stage, found.rows, found.unneeded_rows) == (STAGE, 9, 5)
-    assert found.unneeded_bytes == found.size - sum(
-        file.size for file in list_folder(f"{store}/v1/{STAGE}").files.values()
-    )
+    assert found.unneeded_bytes == found.size - sum(file.size for file in list_segments(f"{store}/v1/{STAGE}").values())
     assert {one.run for one in list_uses(str(store))} == {"kept-run", "recent-run"}
     assert prune(asked(store, tmp_path / "out" / "*"))[0].unneeded_rows == 0
 
@@ -173,36 +169,13 @@ def test_a_file_that_two_runs_merged_goes_with_what_it_became(tmp_path: Path) ->
     assert len(names_in(tmp_path, "*.parquet")) == 1
     prune_folder(str(tmp_path), Unneeded(NOW - timedelta(days=90), RequestIds()))
     assert names_in(tmp_path, "*.parquet") == []
-    compact_folder(str(tmp_path), clock=lambda: time() + KEEP_SECONDS + 60)
-
-
-class Killed(BaseException):
-    """What a kill is to the code: nothing after it happens."""
-
-
-def killed_after(monkeypatch: pytest.MonkeyPatch, changes: int) -> Callable[[], int]:
-    """Ends the process' work at a change of the disk: before it is made. Gives how many were made."""
-    made = 0
-
-    def counted(change: Callable[..., Any]) -> Callable[..., Any]:
-        def act(*given: Any) -> Any:
-            nonlocal made
-            if made == changes:
-                raise Killed
-            made += 1
-            return change(*given)
-
-        return act
-
-    for name in ("write_whole", "put_if_absent", "remove"):
-        monkeypatch.setattr(StoragePath, name, counted(getattr(StoragePath, name)))
-    return lambda: made
+    compact_folder(str(tmp_path))
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("merged", [False, True], ids=["first snapshot", "after a compaction"])
+@pytest.mark.parametrize(("merged", "writes"), [(False, 11), (True, 3)], ids=["segments", "after a compaction"])
 def test_killed_before_any_change_it_loses_nothing_that_is_needed_and_doubles_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merged: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merged: bool, writes: int
 ) -> None:
     needed, ended, changes = sorted(f"r{number}" for number in range(0, 12, 2)), False, 0
     unneeded = Unneeded(NOW - timedelta(days=90), RequestIds(needed))
@@ -218,21 +191,21 @@ def test_killed_before_any_change_it_loses_nothing_that_is_needed_and_doubles_no
             try:
                 prune_folder(str(folder), unneeded)
                 ended = made() <= changes
-            except Killed:
+            except KilledError:
                 pass
         for again in range(2):
             whole = find_whole(str(folder), move=True)
             found = [one["request_id"] for one in read_rows(folder, whole)]
             assert set(needed) <= set(found), (changes, again)
             assert found.count("r2") == 1
-            assert (whole.damaged, whole.missing) == ((), ())
+            assert whole.damaged == ()
             prune_folder(str(folder), unneeded)
         assert sorted(set(found)) == needed, changes
-        compact_folder(str(folder), clock=lambda: time() + KEEP_SECONDS + 60)
+        compact_folder(str(folder))
         assert {one["request_id"] for one in read_rows(folder)} == set(needed)
         assert names_in(folder, "*.parquet") == find_whole_names(folder)
         changes += 1
-    assert changes > 12
+    assert changes == writes + 1
 
 
 def find_whole_names(folder: Path) -> list[str]:

@@ -31,7 +31,7 @@ from tests.runs.harness import (
     write_samples,
 )
 from tests.runs.here import RunHere
-from untold.jobs.inference.store.compaction import find_whole, list_folder
+from untold.jobs.inference.store.compaction import find_whole, live_names
 from untold.jobs.tables import ORDER
 
 IN_FLIGHT = 4
@@ -54,8 +54,7 @@ SAMPLES: list[Row] = [
 ]
 # Names of files that are on their way: an actor's third segment, a merged file, the first snapshot that names one
 SEGMENT = r"^\.[^_].*-000003\.parquet\.tmp$"
-MERGED = r"^\.base-.*\.tmp$"
-SNAPSHOT = r"^\._snapshot-0*2\.json\.tmp$"
+MERGED = r"^\.merged-.*\.tmp$"
 
 
 @dataclass(frozen=True)
@@ -98,10 +97,8 @@ class Job:
 
     def leftovers(self) -> set[Path]:
         """What somebody was about to write: hidden files of the store, Spark's folders of parts, steps of the run."""
-        store = [path for path in self.stage.iterdir() if path.name.startswith((".", "base-"))]
-        named = list_folder(str(self.stage)).named
-        tables = self.output.glob("*/_temporary")
-        return {path for path in store if path.name not in named} | {*tables, *self.output.glob("_work")}
+        store = {path for path in self.stage.iterdir() if path.name.startswith(".")}
+        return store | {*self.output.glob("*/_temporary"), *self.output.glob("_work")}
 
 
 def wait_for(run: Run, holds: Callable[[], bool]) -> None:
@@ -172,7 +169,7 @@ def test_a_job_that_is_killed_as_it_writes_segments_and_as_it_writes_tables_lose
     ended = run_here(job.server, job.samples, job.output, settings=SETTINGS)
     check_whole(job, ended, paid_twice)
     assert job.server.count() == calls
-    assert len(list_folder(str(job.stage)).live()) == 1
+    assert len(live_names(str(job.stage))) == 1
 
 
 @pytest.mark.slow
@@ -181,11 +178,11 @@ def test_a_job_that_is_killed_as_it_compacts_asks_nothing_again(run_here: RunHer
     wait_for(run, job.note.exists)
     kill_all(run, job)
     assert len(job.stored()) == len(SAMPLES)
-    assert [path.name[:6] for path in job.leftovers() - {job.output / "_work"}] == [".base-"]
+    assert [path.name[:8] for path in job.leftovers() - {job.output / "_work"}] == [".merged-"]
     for part in job.leftovers() - {job.output / "_work"}:
         os.utime(part, (0, 0))
     check_whole(job, run_here(job.server, job.samples, job.output, settings=SETTINGS), 0)
-    assert len(list_folder(str(job.stage)).live()) == 1
+    assert len(live_names(str(job.stage))) == 1
 
 
 @pytest.mark.slow
@@ -217,17 +214,3 @@ def test_an_answering_process_that_is_killed_as_a_segment_is_written_ends_the_ru
     for part in job.leftovers():
         os.utime(part, (0, 0))
     check_whole(job, run_here(job.server, job.samples, job.output, settings=SETTINGS), paid_twice)
-
-
-@pytest.mark.slow
-def test_a_job_that_is_killed_before_a_snapshot_names_what_was_merged_doubles_nothing(
-    run_here: RunHere, job: Job
-) -> None:
-    run = job.start(stop_at=SNAPSHOT)
-    wait_for(run, job.note.exists)
-    kill_all(run, job)
-    assert job.leftovers() > {job.output / "_work"}
-    ended = run_here(job.server, job.samples, job.output, settings=SETTINGS)
-    check_whole(job, ended, 0)
-    (live,) = list_folder(str(job.stage)).live()
-    assert pq.read_metadata(job.stage / live).num_rows == len(SAMPLES)

@@ -200,7 +200,7 @@ def test_a_search_limit_holds_over_two_jobs(run_here: RunHere, server: ModelServ
         rows = [{"request_id": f"{name}{number}", "query": f"home {number}", "count": 1} for number in range(20)]
         (tmp_path / name / "requests").mkdir(parents=True)
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / name / "requests" / "1.parquet")
-        call = call_settings(settings, stage, server.search_url, str(tmp_path))
+        call = call_settings(settings, stage, server.search_url)
         jobs.append(
             Job(str(tmp_path / name / "requests"), str(tmp_path / name / "store"), name, CallContext(stage), call)
         )
@@ -230,7 +230,7 @@ def test_killed_while_vectors_are_asked_for_nothing_written_is_asked_again(serve
     server.configure(latency=0.1)
     settings = remote(server, batch=BATCH, max_concurrency=4)
     stage = bind_stage("embed_text", settings)
-    call = replace(call_settings(settings, stage, server.base_url, str(tmp_path)), flush=0.2)
+    call = replace(call_settings(settings, stage, server.base_url), flush=0.2)
     rows = [{"request_id": f"r{number:04d}", "text": f"hive {number}", "kind": "document"} for number in range(800)]
     job = Spool(str(tmp_path)).job("vectors")
     Path(job.requests).mkdir(parents=True)

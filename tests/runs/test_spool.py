@@ -27,7 +27,7 @@ from tests.runs.harness import (
 from tests.runs.here import RunHere
 from untold.jobs.inference.backends.job import Spool, SpooledJob
 from untold.jobs.inference.stage.runner import StageRunner
-from untold.jobs.inference.store.compaction import list_folder
+from untold.jobs.inference.store.compaction import live_names
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.units import read_request_ids
 from untold.udfs.llm.usage import Usage
@@ -49,8 +49,8 @@ def ids_in(folder: Path) -> list[str]:
 
 
 def live_ids_in(store: Path) -> list[str]:
-    """Those of the files that count: a merged file's parts stay for readers that are at them."""
-    files = [folder / name for folder in (store / "v1").iterdir() for name in list_folder(str(folder)).live()]
+    """Return the ids of the requests in the live files of a store."""
+    files = [folder / name for folder in (store / "v1").iterdir() for name in live_names(str(folder))]
     return [one for file in files for one in pq.read_table(file, columns=["request_id"])["request_id"].to_pylist()]
 
 

@@ -31,7 +31,7 @@ from tests.runs.harness import (
     write_samples,
 )
 from tests.runs.here import RunHere
-from untold.jobs.inference.store.compaction import list_folder
+from untold.jobs.inference.store.compaction import live_names
 
 pytestmark = pytest.mark.gate
 
@@ -147,7 +147,7 @@ def test_answers_that_turn_out_to_be_damaged_as_they_are_read_are_asked_again(
 ) -> None:
     """What the store has is looked up by ids and errors alone; the texts are read once all is answered."""
     (folder,) = (Path(shared.settings["completion_store"]) / "v1").glob("evaluate_coverage-*")
-    damaged = folder / list_folder(str(folder)).live()[0]
+    damaged = folder / live_names(str(folder))[0]
     before, lost = shared.server.count(), break_column(damaged, "text")
     ended = run_here(shared.server, shared.samples, shared.second_output, "--overwrite", settings=shared.settings)
     assert ended.code == 0, ended.err

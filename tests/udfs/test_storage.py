@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.fakes.object_store import BUCKET
-from untold.udfs.llm.segments import read_ids, write_file
-from untold.udfs.llm.store_files import count_rows
+from untold.udfs.llm.store_files import count_rows, read_ids, write_file
 from untold.udfs.storage import PlaceError, StoragePath
 
 OPTIONS = "UNTOLD_STORAGE__OPTIONS"
@@ -219,7 +218,7 @@ def test_a_file_system_is_opened_once() -> None:
 _WRITER = """
 import sys
 import pyarrow as pa
-from untold.udfs.llm.segments import write_file
+from untold.udfs.llm.store_files import write_file
 number = 0
 while True:
     ids = [f"{number}-{row}" for row in range(200)]

@@ -14,7 +14,7 @@ from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPOR
 from untold.udfs.facts.nugget_measures import NOT_SUPPORT, PARTIAL, SUPPORT
 from untold.udfs.judge.model import Judgement, shipped_judge
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.segments import Completion
+from untold.udfs.llm.store_files import Completion
 from untold.udfs.recall.segmentation import cut, distinct_facts
 from untold.udfs.retrieval.classifying import find_for
 from untold.udfs.retrieval.embedding import LOCAL_ANSWERS, Answering, Answers, Row, open_embedder

@@ -17,7 +17,7 @@ from untold.udfs.llm.limiter import Budget
 from untold.udfs.llm.limiter_actor import LimiterClient, limiter_name
 from untold.udfs.llm.request_loop import RequestLoop
 from untold.udfs.llm.script import accept_of, key_header_of
-from untold.udfs.llm.segments import COMPLETIONS, Journal, SegmentWriter, journal_folder, replay, write_file
+from untold.udfs.llm.store_files import COMPLETIONS, SegmentWriter, write_file
 from untold.udfs.llm.text_models import LocalClassifier
 from untold.udfs.llm.units import read_requests
 from untold.udfs.llm.usage import Usage, dearest
@@ -79,14 +79,6 @@ class Assignment:
     directory: str
 
 
-@dataclass(frozen=True)
-class Started:
-    """The files of an actor at its start: a probe, and segments from the journals of dead actors of its node."""
-
-    probe: str
-    replayed: tuple[str, ...] = ()
-
-
 class AnsweringActor:
     """An actor that sends units of work. Its `RequestLoop` runs between the calls of its methods."""
 
@@ -105,22 +97,17 @@ class AnsweringActor:
         for name in ("untold.udfs.llm.client", "pandas"):
             await asyncio.to_thread(import_module, name)
 
-    async def start(self, assignment: Assignment) -> Started:
-        """Write the probe and the completions in journals of dead actors of the node, and start the workers.
+    async def start(self, assignment: Assignment) -> str:
+        """Write the probe, start the workers, and return the path of the probe.
 
         Raises OSError if the folder of completions is not writable. Nothing is paid at that time.
         """
-        work, settings = assignment.work, assignment.work.settings
+        work = assignment.work
         self._lender, self._client = LimiterClient(assignment.limiters), work.name
         probe = f"{assignment.directory}/_probe-{work.name}"
         await self.load()
         await asyncio.to_thread(lambda: write_file(probe, COMPLETIONS.empty_table()))
-        journal, replayed = None, list[str]()
-        if settings.journal is not None:
-            folder = journal_folder(settings.journal)
-            replayed = await asyncio.to_thread(replay, folder, assignment.directory, write_file)
-            journal = Journal(folder, assignment.directory, work.name)
-        writer = SegmentWriter(assignment.directory, work.name, settings.flush, journal)
+        writer = SegmentWriter(assignment.directory, work.name, work.settings.flush)
         channels = open_channels(work, self._lender.lends)
         form = definition_of(work.stage.name).form
         self._loop = RequestLoop(work, accept_of(work.stage), channels, writer, form)
@@ -130,7 +117,7 @@ class AnsweringActor:
         # of a task per request, the CPU time per call fell from 0.50 to 0.39 ms
         gc.collect()
         gc.freeze()
-        return Started(probe, tuple(replayed))
+        return probe
 
     async def feed(self, unit: str, skip: frozenset[str]) -> None:
         """Add the requests of a unit, except those in `skip`, which have a completion."""

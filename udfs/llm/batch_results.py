@@ -24,7 +24,7 @@ from untold.udfs.llm.retrying import (
     remedy_of,
 )
 from untold.udfs.llm.script import Script, failed
-from untold.udfs.llm.segments import Completion, completion_of
+from untold.udfs.llm.store_files import Completion, completion_of
 from untold.udfs.llm.tools import MAX_ROUNDS, exchange, run_tool, trace
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 

@@ -34,8 +34,6 @@ class CallSettings:
         deadline: limit of a request, over all its calls and waits.
         outage: how long an endpoint may be unavailable before the run ends.
         flush: time between two writes of completions.
-        journal: folder in which an actor keeps completions until the next write. Empty for the default folder of the
-            node, None for no journal.
         prices: prices of the stage.
         batch: maximum number of rows per call, for APIs that accept several.
         section: section of the settings that names the endpoint.
@@ -54,11 +52,10 @@ class CallSettings:
     deadline: float = 600.0
     outage: float = 600.0
     max_attempts: int = 4
-    flush: float = 1.0
+    flush: float = 5.0
     prices: Prices = field(default_factory=Prices)
     limits: Limits = field(default_factory=Limits)
     budget: Budget = field(default_factory=Budget)
-    journal: str | None = None
     batch: int = 1
     section: str = "llm"
     name: str | None = None

@@ -44,7 +44,7 @@ from untold.udfs.llm.retrying import (
     remedy_of,
 )
 from untold.udfs.llm.script import Parse, Prompting, Script, failed, script_of
-from untold.udfs.llm.segments import SegmentWriter, completion_of
+from untold.udfs.llm.store_files import SegmentWriter, completion_of
 from untold.udfs.llm.tools import MAX_ROUNDS, exchange, run_tool, trace
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 from untold.udfs.stages.definitions import OutputFormat
@@ -100,7 +100,7 @@ class RequestLoop:
         workers = sum(channel.work.settings.limits.max_concurrency for channel in self._channels)
         loops = [self._answer() for _ in range(workers)]
         loops += [self._keep_leasing(slots) for slots in self._endpoints.slots]
-        loops += [self._keep_flushing(), self._writer.keep_synced()]
+        loops.append(self._keep_flushing())
         self._tasks = [asyncio.create_task(loop) for loop in loops]
 
     def feed(self, unit: str, requests: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
@@ -165,7 +165,6 @@ class RequestLoop:
             await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
         while not await self._flush() and monotonic() < self._end:
             await asyncio.sleep(STOP_LOOK_SECONDS)
-        self._writer.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await asyncio.gather(*(channel.client.close() for channel in self._channels))

@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from untold.udfs.llm.keys import Stage, canonical_json
-from untold.udfs.llm.segments import Completion, completions_table, write_file
+from untold.udfs.llm.store_files import Completion, completions_table, write_file
 from untold.udfs.retrieval.classifying import TOO_LONG, find_for, open_classifier
 from untold.udfs.retrieval.local_models import (
     MINILM,

@@ -24,8 +24,7 @@ from ray.exceptions import RayError
 from untold.jobs.inference.backends.actor_pool import Actor, ActorPool, start_first_actor, start_ray, visit_nodes
 from untold.jobs.inference.backends.job import Job, JobOutcome, job_from_json
 from untold.udfs.llm.keys import Parameters, SchemaSupport
-from untold.udfs.llm.segments import Completion, check_probe, completions_table, read_ids, write_file
-from untold.udfs.llm.store_files import read_fields
+from untold.udfs.llm.store_files import Completion, check_probe, completions_table, read_ids, write_file
 from untold.udfs.llm.units import RequestIds, list_units, read_request_ids, read_requests
 from untold.udfs.llm.usage import Usage
 from untold.udfs.redaction import redact
@@ -82,7 +81,6 @@ class ActorDriver:
         reason: str | None = None
         try:
             self.pool.start(min(self._job.actors, max(len(self._waiting), 1)))
-            self._take_replayed()
             self._check_probes()
             reason = self._loop() or self._ask_suspects()
         finally:
@@ -145,21 +143,11 @@ class ActorDriver:
     def _look(self) -> None:
         """Looks how far every actor is; what a dead one had not stored waits again, and another takes its place."""
         for dead in self.pool.check():
-            # First, as what it had in its journal is in the store by then
             self.pool.replace(dead)
             self._stored |= RequestIds([*read_ids(self._job.directory, dead.name)])
             for unit in dead.units:
                 self._deaths[unit] = self._deaths.get(unit, 0) + 1
                 (self._suspects if self._deaths[unit] >= DEATHS_OF_A_SUSPECT else self._waiting).append(unit)
-
-    def _take_replayed(self) -> None:
-        """Takes what actors of earlier starts had answered and came to the store by their journals."""
-        for uri in self.pool.replayed:
-            rows = read_fields(StoragePath(uri), "request_id", "error_type")
-            self._stored |= RequestIds([row["request_id"] for row in rows if not row.get("error_type")])
-        if self._stored:
-            # A unit at a time: the ids of all requests may be many
-            self.pool.count_replayed(sum(len(self._stored.among(read_request_ids(unit))) for unit in self._waiting))
 
     def _hand_out(self) -> None:
         """A unit to each actor that soon has nothing left, less what of it is answered."""

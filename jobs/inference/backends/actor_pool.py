@@ -20,10 +20,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from untold.jobs.inference.backends.job import Job
 from untold.jobs.run.error_messages import check_address
-from untold.udfs.llm.actors import AnsweringActor, Assignment, Started, limiters_of
+from untold.udfs.llm.actors import AnsweringActor, Assignment, limiters_of
 from untold.udfs.llm.calls import Progress, Work
 from untold.udfs.llm.limiter_actor import NAMESPACE, open_limiters
-from untold.udfs.llm.segments import check_probe
+from untold.udfs.llm.store_files import check_probe
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 from untold.udfs.node_report import NodeReport, silent, visit
 from untold.udfs.schemes import variables
@@ -118,14 +118,12 @@ class ActorPool:
     """The workers of a job.
 
     `idle` are actors of earlier stages, which are taken before new ones are made, and to which living ones go back.
-    `replayed`: segments that actors wrote at their start, of the journals of dead ones.
     `wait_on` says, while one cannot write, whether to wait on.
     """
 
     def __init__(self, job: Job, idle: list[Actor], wait_on: Callable[[], bool]) -> None:
         self.workers: list[RunningActor] = []
         self.models: set[str] = set()
-        self.replayed: list[str] = []
         self.deaths = ActorFailures()
         self._job, self._idle, self._wait_on = job, idle, wait_on
         # A stage may be asked several times in a start: files of one asking would replace another's, and the limiter
@@ -202,9 +200,7 @@ class ActorPool:
         failed: list[str] = []
         while True:
             try:
-                started: Started = ray.get(probe, timeout=START_SECONDS)
-                worker.probe = started.probe
-                self.replayed += started.replayed
+                worker.probe = ray.get(probe, timeout=START_SECONDS)
                 return
             except GONE as error:
                 self.deaths.count(error)
@@ -263,17 +259,13 @@ class ActorPool:
                 other.handle.remember.remote(self._spent_by_dead)
 
     def replace(self, worker: RunningActor) -> None:
-        """Starts another in the place of a dead worker, on its node while that lives: its journal is there."""
+        """Start another worker in the place of a dead worker, on its node if the node is alive."""
         place = self.workers.index(worker)
         self.workers.remove(worker)
         (new,) = self.start(1, worker.actor.node)
         check_probe(new.probe)
         self.workers.remove(new)
         self.workers.insert(place, new)
-
-    def count_replayed(self, requests: int) -> None:
-        """Counts requests that an earlier start had answered, and whose answers came to the store in this one."""
-        self._used_by_dead += Usage(done=requests)
 
     def record_crash(self, deaths: int) -> None:
         """Takes back the deaths that one request caused; it is recorded as one that failed."""

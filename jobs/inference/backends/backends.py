@@ -100,7 +100,7 @@ class PendingRequests:
 
     def job(self, settings: Settings, base_url: str, **places: str) -> Job:
         """Return the requests as a job. `places` are the fields requests, directory and run of the job."""
-        calls = call_settings(settings, self.stage, base_url, places["directory"])
+        calls = call_settings(settings, self.stage, base_url)
         return Job(call=self.call, settings=calls, actors=count_actors(settings, self.stage.api), **places)
 
 
@@ -218,7 +218,7 @@ class _TaskRun:
         self._engines, self._spark, self._run = engines, engines.spark, engines.run
         self._unanswered, self._stage, self._folder = unanswered, unanswered.stage, unanswered.folder
         self._requests = requests
-        self._flush = call_settings(settings, self._stage, "", self._folder).flush
+        self._flush = settings.llm.flush_seconds
         self._tag = f"untold-{uuid4().hex}"
         self._error: BaseException | None = None
         self._counted: dict[str, int] = {}

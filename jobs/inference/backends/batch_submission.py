@@ -39,7 +39,7 @@ from untold.udfs.llm.calls import Answer, Request
 from untold.udfs.llm.pacing import CompletionSizes
 from untold.udfs.llm.retrying import is_passing, remedy_of
 from untold.udfs.llm.script import Script, accept_of, script_of
-from untold.udfs.llm.segments import COMPLETIONS, completions_table
+from untold.udfs.llm.store_files import COMPLETIONS, completions_table
 from untold.udfs.llm.units import UNIT_ROWS
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 from untold.udfs.stages import definition_of

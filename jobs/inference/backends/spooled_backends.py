@@ -273,7 +273,7 @@ class BatchBackend(SpoolBackend):
             if lock is not None:
                 lock.check()
             used = sum((self._take(job, unanswered.folder) for job in jobs), NOTHING_USED)
-            priced = call_settings(self.settings, stage, "", unanswered.folder).priced(used)
+            priced = call_settings(self.settings, stage, "").priced(used)
             progress = {"stage": stage.name, "total": unanswered.count, "usage": asdict(priced)}
             unanswered.show({"event": "progress", **progress})
         return self._explained(worst)
@@ -368,7 +368,7 @@ class BatchBackend(SpoolBackend):
         with job.locked(self.engines.run, wait=wait and self.engines.wait, notify=display.note) as is_lost:
             try:
                 read = job.read()
-                own = call_settings(self.settings, read.stage, read.settings.base_url, read.directory)
+                own = call_settings(self.settings, read.stage, read.settings.base_url)
                 same = own.base_url == self.settings.llm.base_url
                 calls = own if same else read.settings
                 if job.ledger().in_flight:

@@ -23,7 +23,6 @@ from untold.udfs.llm.limiter import Budget, Limits
 from untold.udfs.llm.retrying import address_setting, remedy_of
 from untold.udfs.llm.usage import Usage
 from untold.udfs.python_path import usable_cores
-from untold.udfs.storage import StoragePath
 
 # Measured on slow cores: at most 2,500 calls per second, and fewer with long prompts and slow disks
 REQUESTS_PER_SECOND_AND_ACTOR = 1000
@@ -85,7 +84,7 @@ def runs_in_tasks(stage: Stage, settings: Settings) -> bool:
     return stage.api == "embeddings" and settings.embeddings.base_url is None
 
 
-def call_settings(settings: Settings, stage: Stage, base_url: str, store_path: str) -> CallSettings:
+def call_settings(settings: Settings, stage: Stage, base_url: str) -> CallSettings:
     """Return the settings of the calls of a stage.
 
     They are not part of the ids of requests, so two starts of one run can have different ones. Minutes become seconds.
@@ -93,11 +92,6 @@ def call_settings(settings: Settings, stage: Stage, base_url: str, store_path: s
     """
     llm, budget, section = settings.llm, settings.budget, section_of(stage.api)
     own = getattr(settings, section)
-    journal = journal_of(llm.journal, store_path)
-    # A killed run loses the completions of one interval unless a journal has them. Each write to an object store costs
-    # money and takes longer
-    remote_flush = 10.0 if journal is None else 30.0
-    flush = llm.flush_seconds or (1.0 if StoragePath(store_path).local is not None else remote_flush)
     calls = CallSettings(
         base_url=base_url,
         api_key_env=own.api_key_env,
@@ -105,8 +99,7 @@ def call_settings(settings: Settings, stage: Stage, base_url: str, store_path: s
         deadline=llm.deadline_seconds,
         outage=llm.outage_minutes * 60,
         max_attempts=llm.max_attempts,
-        flush=flush,
-        journal=journal,
+        flush=llm.flush_seconds,
         prices=prices_for(settings, stage.name),
         limits=limits_of(settings, stage.api),
         budget=Budget(budget.max_calls, budget.max_tokens, budget.max_cost),
@@ -158,17 +151,6 @@ def _names(endpoints: Sequence[EndpointSettings]) -> list[str | None]:
     return names
 
 
-def journal_of(folder: str | None, store_path: str) -> str | None:
-    """Return the folder of `llm.journal` for actors: empty for the default folder of the node, None for no journal.
-
-    >>> journal_of(None, "s3://bucket/store"), journal_of(None, "/data/store"), journal_of("off", "s3://bucket/store")
-    ('', None, None)
-    """
-    if folder is None:
-        return "" if StoragePath(store_path).local is None else None
-    return None if folder == "off" else folder
-
-
 def with_given(job: Job, given: Settings) -> Job:
     """Return a job with other settings: address, key, times, limits, budget and actors.
 
@@ -181,8 +163,6 @@ def with_given(job: Job, given: Settings) -> Job:
         "budget": _with_set(job.settings.budget, given.budget),
     }
     changed |= {own: getattr(llm, name) for own, name in _TIMES.items() if name in named}
-    if "journal" in named:
-        changed["journal"] = journal_of(llm.journal, job.directory)
     if "outage_minutes" in named:
         changed["outage"] = llm.outage_minutes * 60
     address = _given_address(given, job.settings.section)

@@ -17,7 +17,7 @@ from untold.jobs.inference.stage.requests import Requests, result_schema, withou
 from untold.jobs.inference.store import compaction, store
 from untold.jobs.settings.model import STAGE_NAMES, Settings
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.segments import JOURNALED_BYTES
+from untold.udfs.llm.store_files import FLUSH_BYTES
 from untold.udfs.llm.templates import compile_prompt
 from untold.udfs.llm.units import UNIT_ROWS
 from untold.udfs.llm.usage import estimate_tokens
@@ -374,15 +374,19 @@ def cluster_of(machines: int, cores: int, settings: Settings) -> Cluster:
         in_tasks["embed_text"] = EMBEDDED_TEXTS_PER_SECOND_AND_CORE
     if settings.nli.classifier_gpus is None and address_of(settings, "classifier") is None:
         in_tasks["classify_entailment"] = CLASSIFIED_PAIRS_PER_SECOND_AND_CORE
-    return Cluster(machines, cores, in_tasks)
+    return Cluster(machines, cores, settings.llm.flush_seconds, in_tasks)
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Equal machines. `in_tasks` has the requests per second and core of stages that models answer in tasks."""
+    """Equal machines. `in_tasks` has the requests per second and core of stages that models answer in tasks.
+
+    flush_seconds: the time between two writes of an actor.
+    """
 
     machines: int
     cores: int
+    flush_seconds: float
     in_tasks: Mapping[str, float] = field(default_factory=dict)
 
     def takes(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -398,9 +402,12 @@ class Cluster:
         limited = None if row["hours"] is None or not asked else row["hours"] * requests / asked
         alone = requests / self._rate(row["stage"]) / self.cores / HOUR
         size = requests * ROW_BYTES + row["expected_completion_tokens"] * TOKEN_BYTES
-        files = -(-requests // UNIT_ROWS) + -(-size // JOURNALED_BYTES) if requests else 0
+        hours = max(limited or 0.0, alone / self.machines)
+        # An actor writes at the end of a unit, at a size, and after some seconds, whichever is first
+        writes = max(-(-size // FLUSH_BYTES), int(hours * HOUR / self.flush_seconds))
+        files = min(requests, -(-requests // UNIT_ROWS) + writes)
         return {
-            "cluster_hours": max(limited or 0.0, alone / self.machines),
+            "cluster_hours": hours,
             "files": files,
             "bytes": size,
             "store_requests": files * REQUESTS_OF_A_FILE,

@@ -27,15 +27,15 @@ from untold.jobs.tables import COMPLETIONS
 from untold.udfs.errors import UserError
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.retrying import ASKED_AGAIN, PASSING_PREFIX, PASSING_TYPES
-from untold.udfs.llm.store_files import Described, Merge, merge_files
+from untold.udfs.llm.store_files import Merge, merge_files
 from untold.udfs.stages.arrow import UNASKED, make_parser
 from untold.udfs.storage import StoragePath
 
 # The best first
 STATES = ("ok", "tried", "lasting", "passing")
-# Waits before a read is tried again that failed though no file is damaged; the last try is the end of them.
+# Seconds before each repetition of a read that failed although no file is damaged
 PAUSES = (1.0, 2.0, 4.0)
-# To merge so many bytes takes this process less time than a Spark job takes to begin, and little memory
+# A merge of these bytes takes this process less time than the start of a Spark job, and little memory
 BYTES_HERE = 4 * 2**20
 
 Given = TypeVar("Given")
@@ -43,7 +43,7 @@ SPARK_ERRORS = (PySparkException, Py4JJavaError)
 
 
 class StoreError(UserError):
-    """A stage's folder cannot be read. The message says which and what to do."""
+    """The folder of a stage cannot be read. The message names the folder and the remedy."""
 
 
 class ShortReadError(StoreError):
@@ -51,21 +51,21 @@ class ShortReadError(StoreError):
 
 
 def stage_folder(store: str, stage: Stage) -> str:
-    """Where the completions of a stage are: `STORE/v1/<stage>-<digest>` (docs/architecture.md, "The store")."""
+    """Return the folder of the completions of a stage: `STORE/v1/<stage>-<digest>`."""
     return str(StoragePath(store) / compaction.VERSION / f"{stage.name}-{stage.digest}")
 
 
 def is_transient(error_type: str = "error_type") -> Column:
-    """Whether a failure has a passing reason and is asked again by the next run."""
+    """Return True for a failure with a temporary reason. The next run sends its request again."""
     column = F.col(error_type)
     return column.isin(*PASSING_TYPES) | column.startswith(PASSING_PREFIX)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The live files of a stage's folder, to be read whole or with an error, never in part.
+    """The live files of a stage's folder at one time. They are read completely, or with an error.
 
-    The files are those of one look at the folder: what is written later is not in it, however late it is read.
+    Files that are written later are not included.
     """
 
     spark: SparkSession
@@ -77,7 +77,7 @@ class Reading:
         schema = spark_schema(COMPLETIONS)
         if not self.whole.uris:
             return self.spark.createDataFrame([], schema)
-        # Said here so that no setting of a session makes Spark drop what it cannot read.
+        # A setting of the session could make Spark skip unreadable files
         strict = {
             "ignoreCorruptFiles": False,
             "ignoreMissingFiles": False,
@@ -86,39 +86,39 @@ class Reading:
         return read_parquet(self.spark, *self.whole.uris, schema=schema, **strict)
 
     def counted(self, *columns: str) -> tuple[DataFrame, Callable[[], None]]:
-        """Columns of all rows, and what to call after the first action on them: it raises ShortReadError.
+        """Return columns of all rows, and a check to call after the first action on them. It raises ShortReadError.
 
-        The count comes with the rows, at no further job.
+        The rows are counted in the same job.
         """
         observation = Observation()
         observed = self.completions.select(*columns).observe(observation, F.count(F.lit(1)).alias("rows"))
         return observed, lambda: self._check(observation)
 
     def _check(self, observation: Observation) -> None:
-        """Raises ShortReadError where Spark read fewer rows than the footers say."""
+        """Raise ShortReadError if Spark read fewer rows than the footers have."""
         try:
             rows = observation.get["rows"]
         except (Py4JJavaError, KeyError):
             # The other side of a join was empty, and Spark read nothing
             return
-        # More than there are is a task that ran twice
+        # A task that ran twice counts its rows twice
         if rows < self.whole.rows:
             raise ShortReadError(f"{rows:,} of {self.whole.rows:,} completions could be read")
 
 
 def open_reading(spark: SparkSession, folder: str) -> Reading:
-    """A stage's folder as it is, for a command that writes nothing: files with a bad footer are left out."""
+    """Return the files of a stage's folder without files with a bad footer. This moves no file."""
     return Reading(spark, compaction.find_whole(folder, move=False))
 
 
 def read_strictly(
     spark: SparkSession, folder: str, act: Callable[[Reading], Given], tell: Callable[[compaction.Whole], None]
 ) -> Given:
-    """What `act`, which reads a stage's folder to its end, gives. Damaged files are moved aside first, or on the way.
+    """Return the result of `act`, which reads all completions of a stage. Damaged files are moved aside.
 
-    `act` may be called several times, each time with all live files. `tell` hears of every look at the folder, with the
-    files that were damaged. Raises StoreError where it cannot be read although it was tried again, seven seconds in
-    all, and what `act` raises where no file of the folder is the reason.
+    `act` can be called several times, each time with all live files. `tell` is called after every look at the folder,
+    with its damaged files. Raises StoreError if the folder is still unreadable after seven seconds, and the error of
+    `act` if no file of the folder is the reason.
     """
     pauses = iter(PAUSES)
     suspect = _named_in
@@ -134,9 +134,9 @@ def read_strictly(
                 raise
             with _one_line():
                 damaged = compaction.set_aside(folder, compaction.find_damaged(folder, suspects))
-            tell(compaction.Whole((), (), 0, tuple(damaged)))
+            tell(compaction.Whole(damaged=tuple(damaged)))
             if damaged:
-                # Spark names the first file that it meets; where there are several, they are found in one go
+                # Spark names only the first damaged file, so the next check reads all files
                 suspect = _all_of
             else:
                 _wait(pauses, folder, error)
@@ -144,7 +144,7 @@ def read_strictly(
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """Files that cannot be read at all are the user's to see to."""
+    """Convert the error of an unreadable file into an error for the user."""
     try:
         yield
     except OSError as error:
@@ -152,7 +152,7 @@ def _one_line() -> Iterator[None]:
 
 
 def _named_in(error: Exception, names: Sequence[str]) -> Sequence[str]:
-    """The files that an error is about; none where it is about something else."""
+    """Return the files that an error names, or all files after a short read."""
     if isinstance(error, ShortReadError):
         return names
     text = str(error)
@@ -160,12 +160,12 @@ def _named_in(error: Exception, names: Sequence[str]) -> Sequence[str]:
 
 
 def _all_of(error: Exception, names: Sequence[str]) -> Sequence[str]:
-    """All files where the error is about any of them."""
+    """Return all files if the error names any of them."""
     return names if _named_in(error, names) else ()
 
 
 def _wait(pauses: Iterator[float], folder: str, error: Exception) -> None:
-    """Sleeps before the next try. Raises StoreError, in one line, where there is none left."""
+    """Wait before the next read. Raises StoreError after the last one."""
     pause = next(pauses, None)
     if pause is None:
         first = next(iter(str(error).splitlines()), "")[:300]
@@ -174,9 +174,10 @@ def _wait(pauses: Iterator[float], folder: str, error: Exception) -> None:
 
 
 def one_a_request(completions: DataFrame) -> DataFrame:
-    """One row a request: ok before failed, lasting failures before passing ones, then the earliest, then by content.
+    """Return one row per request: success before failure, permanent before temporary failure, then the earliest.
 
-    Columns request_id, text_of_completion, alternatives, error_type, error, model, vector_of_completion.
+    The content decides between rows of the same time. The columns are request_id, text_of_completion, alternatives,
+    error_type, error, model, vector_of_completion.
     """
     rank = (
         _rank().alias("rank"),
@@ -201,20 +202,20 @@ def one_a_request(completions: DataFrame) -> DataFrame:
 
 
 def _is_last() -> Column:
-    """Whether a row is what its request ended with, and no completion after which it was asked again."""
+    """Return True for the last row of a request, and False for a completion after which it was sent again."""
     return ~F.col("error_type").eqNullSafe(ASKED_AGAIN)
 
 
 def _rank() -> Column:
-    """The place in `STATES` by the error alone."""
+    """Return the index in `STATES` by the error."""
     return F.when(F.col("error_type").isNull(), 0).when(~is_transient(), 2).otherwise(3)
 
 
 def states_of_requests(completions: DataFrame, runs: Collection[str] = ()) -> DataFrame:
-    """Columns request_id, state: one of `STATES`, the best that the store has.
+    """Return the columns request_id and state, the best of `STATES` in the store. Unknown requests have no row.
 
-    completions: request_id, error_type, and run_id where `runs` are given: what failed in these was `tried`, and no
-    start that goes on with them asks it again. A request of which the store has nothing is not in it.
+    `completions` has request_id and error_type, and run_id if `runs` are given. A request that failed in one of `runs`
+    is `tried`, and the starts that continue them do not send it again.
     """
     rank = _rank()
     if runs:
@@ -230,52 +231,51 @@ def states_of_requests(completions: DataFrame, runs: Collection[str] = ()) -> Da
 
 
 def needed(states: DataFrame, *, retry_failed: bool) -> DataFrame:
-    """Column request_id: what a run asks of requests in these states, null where the store has nothing.
+    """Return the column request_id of the requests that a run sends.
 
-    states: request_id, state as `states_of_requests` names it. Which failures pass is said in docs/contract.md,
-    "Runs, outputs, stores".
+    `states` has request_id and state, as in `states_of_requests`, or null for an unknown request. The section "Runs,
+    outputs, stores" of docs/contract.md has the rules for failures.
     """
     return states.where(is_needed(retry_failed=retry_failed)).select("request_id")
 
 
 def is_needed(*, retry_failed: bool) -> Column:
-    """Whether a run asks a request in the state of the column `state` (`needed`)."""
+    """Return True if a run sends a request in the state of the column `state`."""
     again = ["lasting", "passing"] if retry_failed else ["passing"]
     return F.col("state").isNull() | F.col("state").isin(*again)
 
 
-def names_of_live_files(folder: str) -> frozenset[str]:
-    """The names of the live files of a stage's folder: they change where something was answered meanwhile."""
-    return frozenset(compaction.list_folder(folder).live())
-
-
 def compact(spark: SparkSession, folder: str, *, file_bytes: int = FILE_BYTES) -> None:
-    """Merges the small files of a stage's folder (`compact_folder`), by Spark's workers where it is much.
+    """Merge the small files of a stage's folder (`compact_folder`). Spark's workers merge more than `BYTES_HERE`.
 
-    Who calls it holds the folder's lock. Raises what Spark raises, OSError or ValueError; the store is then as it was.
+    The caller holds the lock of the folder. Raises the errors of Spark, OSError or ValueError; no row is lost then.
     """
 
-    def merge(merges: Sequence[Merge]) -> list[Described]:
+    def merge(merges: Sequence[Merge]) -> None:
         if sum(one.size for one in merges) <= BYTES_HERE or is_connect(spark):
-            return run_merges(merges)
-        return spark.sparkContext.parallelize(merges, len(merges)).map(merge_files).collect()
+            run_merges(merges)
+        else:
+            spark.sparkContext.parallelize(merges, len(merges)).foreach(merge_files)
 
     compact_folder(folder, merge, file_bytes=file_bytes)
 
 
-# An endpoint names one model or a few dated ones; a router that names thousands is not to fill a driver's memory
+# An endpoint names a few models. A router that names thousands must not fill the memory of the driver
 MODELS_NAMED = 100
 FILES_NAMED = 5
-# Rows of a folder for each row of requests, up to which all are read
+# The rows of a folder per row of requests up to which all rows are read
 MOST_OTHERS = 2
 
 
 @dataclass(frozen=True)
 class StoreLookup:
-    """What the store has of the requests of a stage, by one look at its folder.
+    """The states of the requests of a stage at one time.
 
-    `states`: request_id, state of all distinct requests. `ok`: how many are answered. `missing`: how many are to be
-    asked, or more where the store has nothing. `files`: the live files of the look.
+    Attributes:
+        states: columns request_id and state of all distinct requests.
+        ok: number of requests with a completion.
+        missing: number of requests to send. It is larger than that if the store is empty.
+        files: names of the files of the folder, live and dead.
     """
 
     states: DataFrame
@@ -286,7 +286,7 @@ class StoreLookup:
 
 @dataclass(frozen=True)
 class Results:
-    """The results of a stage: rows, models that answered, and how many requests were not asked or not weighted."""
+    """The results of a stage: rows, models, and the numbers of requests without a call or without weights."""
 
     rows: DataFrame
     models: Collection[str | None]
@@ -295,9 +295,9 @@ class Results:
 
 
 class StageStore:
-    """The folder of a stage in the store. `damaged`: how many of its files were moved aside so far.
+    """The folder of a stage in the store. `damaged` is the number of files that were moved aside.
 
-    `runs`: earlier starts that this one goes on with; what failed in them is not asked again.
+    `runs` are earlier starts that this one continues. Requests that failed in them are not sent again.
     """
 
     def __init__(
@@ -306,16 +306,15 @@ class StageStore:
         self.folder = stage_folder(path, stage)
         self.damaged = 0
         self._stage, self._engines, self._workspace, self._runs = stage, engines, workspace, runs
-        self._missing_files: set[str] = set()
 
     def look_up(self, requests: Requests, identified: DataFrame) -> StoreLookup:
-        """What the store has for each request, written down: a frame that is kept would hide what is added later."""
+        """Return the states of the requests. They are written to disk, so later completions do not change them."""
         ids = with_request(requests, identified).select("request_id").distinct()
 
         def look(reading: Reading) -> StoreLookup:
-            files = frozenset(reading.whole.names)
+            files = frozenset((*reading.whole.names, *reading.whole.dead))
             if not reading.whole.uris and requests.all_asked:
-                # Nothing is known, so that nothing has to be counted: rows are at least as many as their requests
+                # No request has a completion. The rows are at least as many as their requests
                 states = ids.withColumn("state", F.lit(None).cast("string"))
                 return StoreLookup(states, 0, self._workspace.count(identified), files)
             completions, check = reading.counted("request_id", "error_type", *(["run_id"] if self._runs else []))
@@ -324,7 +323,7 @@ class StageStore:
             named = {name: F.count_if(F.col("state") == name) for name in STATES}
             counts = Counted({"all": F.count(F.lit(1)), **named})
             kept = self._workspace.keep(states.select("request_id", "state"), f"{self._stage.name}-states", counts)
-            # A join with no request reads none of the folder, and a count of nothing says nothing of its files
+            # A join without requests reads no file, so its count proves nothing
             if counts["all"]:
                 check()
             settled = counts["ok"] + counts["tried"] + (0 if self._engines.retry_failed else counts["lasting"])
@@ -333,16 +332,16 @@ class StageStore:
         return self._read(look)
 
     def has_changed(self, found: StoreLookup) -> bool:
-        """Whether something was answered since a look."""
-        return names_of_live_files(self.folder) != found.files
+        """Return True if completions were added or merged since a look."""
+        return compaction.list_segments(self.folder).keys() != found.files
 
     def missing(self, requests: Requests, identified: DataFrame, found: StoreLookup) -> DataFrame:
-        """The requests that are to be asked: request_id and the stage's variables, one row each."""
+        """Return the requests to send, one row each: request_id and the variables of the stage."""
         wanted = needed(found.states, retry_failed=self._engines.retry_failed)
         return requests.texts_of(self._stage, with_request(requests, identified), wanted)
 
     def read(self, requests: Requests, identified: DataFrame) -> Results:
-        """The results of all requests, unasked ones included."""
+        """Return the results of all requests, including the requests that were not sent."""
         rows, carry = with_request(requests, identified), requests.carry
         ids = rows.select("request_id").distinct()
         schema, outcomes = result_schema(self._stage, rows, carry), _outcomes(self._stage)
@@ -364,9 +363,9 @@ class StageStore:
     def _of_requests(
         self, completions: DataFrame, ids: DataFrame, reading: Reading, identified: DataFrame
     ) -> DataFrame:
-        """The completions of some requests, and perhaps of others: of a store that has few others, all.
+        """Return the completions of the requests, or all completions if there are few others.
 
-        What joins them with their requests passes over the others; to do it twice takes longer than to carry a few.
+        A later join drops the others, and a second join takes longer than reading a few more rows.
         """
         if reading.whole.rows <= MOST_OTHERS * self._workspace.count(identified):
             return completions
@@ -374,9 +373,10 @@ class StageStore:
 
     @contextmanager
     def locked(self) -> Iterator[Lock | None]:
-        """Holds the folder as its one spender; None where this start locks nothing, after a line that says so.
+        """Lock the folder, so that no other run spends on it. Yield None if the settings turn locks off.
 
-        Raises LockedError where another run holds it and this one is not to wait, UnlockableError where it cannot be.
+        Raises LockedError if another run has the lock and this run does not wait, and UnlockableError if the storage
+        has no locks.
         """
         if not self._engines.lock:
             self._note("the store is not locked: start one run at a time on it")
@@ -389,56 +389,48 @@ class StageStore:
             yield lock
 
     def compact(self) -> None:
-        """Merges the folder's small files. Where that fails the run goes on: the files are as good as they were.
-
-        Call it under the lock: nobody else compacts then, and nobody else's files are half written.
-        """
+        """Merge the small files of the folder, under its lock. A failure loses no row, and the run continues."""
         try:
             compact(self._workspace.spark, self.folder)
         except (*SPARK_ERRORS, OSError, ValueError, pa.ArrowException) as error:
             self._note(f"the store could not be compacted ({explain(error) or root_cause(error)}). No data is lost")
 
     def compact_leftovers(self) -> None:
-        """Does the compaction of a run that was killed before or in it: this one, which asks nothing, would not.
+        """Finish the compaction of a killed run, in a run that sends no request.
 
-        Another run that holds the folder compacts it anyway, and a store that may only be read stays as it is.
+        If another run has the lock, it compacts the folder itself. A read-only store is not changed.
         """
         if self._engines.lock and compaction.is_due(self.folder):
             with suppress(LockedError, OSError), lock_folder(self.folder, self._engines.run, wait=False):
                 self.compact()
 
     def _read(self, act: Callable[[Reading], Given]) -> Given:
-        """What `act` makes of the folder, read whole; the user hears of files that are not."""
+        """Return the result of `act` over the completions. The names of damaged files are printed."""
         return read_strictly(self._workspace.spark, self.folder, act, self._report_damage)
 
     def _report_damage(self, whole: compaction.Whole) -> None:
-        """Counts and names the files that are damaged; those that are gone once in a run."""
+        """Count the damaged files, and print their names."""
         self.damaged += len(whole.damaged)
         if whole.damaged:
             where = f"moved to {self.folder}/{compaction.DAMAGED}, and missing completions are requested again"
             self._note(f"damaged files of the store were {where}: {_name(whole.damaged)}")
-        missing = sorted(set(whole.missing) - self._missing_files)
-        self._missing_files.update(missing)
-        if missing:
-            gone = f"files of the store are missing from {self.folder}, and their requests are sent again"
-            self._note(f"{gone}: {_name(missing)}")
 
     def _note(self, line: str) -> None:
         self._engines.display.note(line)
 
 
 def with_request(requests: Requests, identified: DataFrame) -> DataFrame:
-    """The rows that have a request."""
+    """Return the rows with a request."""
     return identified if requests.all_asked else identified.where(F.col("request_id").isNotNull())
 
 
 def _outcomes(stage: Stage) -> dict[str, Column]:
-    """What is counted of a stage's results while they are written."""
+    """Return the counts of a stage's results, which are computed while they are written."""
     is_rated = F.col("error_type").isNull() & ~F.col("weighted") if stage.rated else F.lit(False)
     return {"unasked": F.count_if(F.col("error_type") == UNASKED), "unweighted": F.count_if(is_rated)}
 
 
 def _name(files: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
+    """Return the first names, and the number of the others."""
     more = f" and {len(files) - FILES_NAMED:,} more" if len(files) > FILES_NAMED else ""
     return ", ".join(files[:FILES_NAMED]) + more

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from untold.jobs.inference.store.compaction import Whole, find_whole
 from untold.jobs.tables import COMPLETIONS
-from untold.udfs.llm.segments import write_file
+from untold.udfs.llm.store_files import write_file
+from untold.udfs.storage import StoragePath
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 Row = dict[str, Any]
@@ -70,3 +72,26 @@ def read_rows(folder: Path, whole: Whole | None = None) -> list[Row]:
 
 def names_in(folder: Path, pattern: str = "*") -> list[str]:
     return sorted(path.name for path in folder.glob(pattern))
+
+
+class KilledError(BaseException):
+    """The process ends here, like after a kill."""
+
+
+def killed_after(monkeypatch: pytest.MonkeyPatch, changes: int) -> Callable[[], int]:
+    """Raise KilledError before the change of the disk after this number of changes. Return their current number."""
+    made = 0
+
+    def counted(change: Callable[..., Any]) -> Callable[..., Any]:
+        def act(*given: Any) -> Any:
+            nonlocal made
+            if made == changes:
+                raise KilledError
+            made += 1
+            return change(*given)
+
+        return act
+
+    for name in ("write_whole", "put_if_absent", "remove"):
+        monkeypatch.setattr(StoragePath, name, counted(getattr(StoragePath, name)))
+    return lambda: made

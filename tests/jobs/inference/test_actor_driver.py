@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
-from time import sleep
+from time import sleep, time
 from typing import Any
 from unittest.mock import patch
 
@@ -31,7 +31,6 @@ from untold.udfs.llm import limiter_actor
 from untold.udfs.llm.calls import CallContext
 from untold.udfs.llm.limiter import Budget, Limiter, LimiterReport, Limits
 from untold.udfs.llm.limiter_actor import ACTOR, NAMESPACE
-from untold.udfs.llm.segments import Completion, Journal, journal_folder
 from untold.udfs.node_report import NodeReport
 
 Event = Mapping[str, Any]
@@ -217,34 +216,25 @@ def test_a_budget_holds_though_first_an_actor_dies_and_then_the_limiter(server: 
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_killed_actor_loses_what_was_in_flight_and_no_more(server: ModelServer, tmp_path: Path) -> None:
+def test_a_killed_actor_loses_requests_since_its_last_write(server: ModelServer, tmp_path: Path) -> None:
     server.configure(latency=0.05)
-    job = job_of(server, tmp_path, 300, flush=1000.0, journal=str(tmp_path / "journal"))
-    killed: list[int] = []
+    flush = 0.5
+    job = job_of(server, tmp_path, 300, flush=flush)
+    store, killed = tmp_path / "store", dict[str, float]()
 
     def kill(event: Event) -> None:
         if not killed and event["usage"]["done"] >= 100:
-            killed.append(pid_of(driver.pool.workers[0].handle))
-            os.kill(killed[-1], signal.SIGKILL)
+            os.kill(pid_of(driver.pool.workers[0].handle), signal.SIGKILL)
+            killed.update(at=time(), stored=len(rows_in(store)), sent=server.count())
 
     driver = ActorDriver(job, lambda: None, kill)
     outcome = driver.run()
-    assert (outcome.reason, len(rows_in(tmp_path / "store")), len(killed)) == (None, 300, 1)
-    assert server.count() <= 300 + SETTINGS.limits.max_concurrency
-    assert list((tmp_path / "journal").iterdir()) == []
-
-
-@pytest.mark.gate
-@pytest.mark.usefixtures("cluster")
-def test_the_next_start_takes_what_a_killed_one_had_in_its_journal(server: ModelServer, tmp_path: Path) -> None:
-    job = job_of(server, tmp_path, 50, journal=str(tmp_path / "journal"))
-    journal = Journal(journal_folder(str(tmp_path / "journal")), job.directory, "killed")
-    for number in range(20):
-        journal.append(Completion(f"r{number:04d}", text="so", error_type="http_500" if number == 0 else None))
-    journal.close(keep=True)
-    outcome = answered(job)
-    # What failed is asked again, as it would be were it in the store
-    assert (outcome.reason, outcome.usage.done, server.count()) == (None, 50, 31)
+    assert (outcome.reason, len(rows_in(store))) == (None, 300)
+    assert killed["stored"] > 0
+    # Exactly the requests without a stored completion are sent again
+    assert server.count() == 300 + killed["sent"] - killed["stored"]
+    recent = sum(killed["at"] - flush - 0.2 <= arrival.at <= killed["at"] for arrival in server.arrivals())
+    assert killed["sent"] - killed["stored"] <= recent + SETTINGS.limits.max_concurrency
 
 
 def driver_of(folder: Path) -> ActorDriver:

@@ -27,26 +27,26 @@ def row(requests: int, hours: float | None = None, stage: str = "evaluate_covera
 
 def test_without_a_limit_hours_are_those_of_the_cores() -> None:
     requests = 36_000_000
-    takes = Cluster(machines=10, cores=8).takes(row(requests))
+    takes = Cluster(machines=10, cores=8, flush_seconds=5).takes(row(requests))
     assert takes["cluster_hours"] == pytest.approx(10_000 / 80 / CALLS_PER_SECOND_AND_CORE)
     assert takes["machines"] is None
     assert takes["bytes"] == requests * (264 + 400)
-    assert takes["files"] == 18_000 + -(-takes["bytes"] // 2**25)
+    assert takes["files"] == 18_000 + -(-takes["bytes"] // 2**20)
     assert takes["store_requests"] == 3 * takes["files"]
 
 
 def test_beyond_a_limit_no_machine_is_worth_having() -> None:
     requests = 36_000_000
     alone = requests / CALLS_PER_SECOND_AND_CORE / 8 / 3600
-    assert Cluster(10, 8).takes(row(requests, hours=alone)) | {"machines": 1, "cluster_hours": alone} == Cluster(
-        10, 8
+    assert Cluster(10, 8, 5).takes(row(requests, hours=alone)) | {"machines": 1, "cluster_hours": alone} == Cluster(
+        10, 8, 5
     ).takes(row(requests, hours=alone))
-    assert Cluster(10, 8).takes(row(requests, hours=alone / 2.5))["machines"] == 3
+    assert Cluster(10, 8, 5).takes(row(requests, hours=alone / 2.5))["machines"] == 3
 
 
 def test_the_hours_of_a_limit_are_of_the_requests_that_are_expected() -> None:
     expected = row(1000, hours=10.0) | {"requests": 4000}
-    assert Cluster(1, 8).takes(expected)["cluster_hours"] == pytest.approx(2.5)
+    assert Cluster(1, 8, 5).takes(expected)["cluster_hours"] == pytest.approx(2.5)
 
 
 @pytest.mark.parametrize(
@@ -67,5 +67,5 @@ def test_a_model_within_tasks_has_a_rate_of_its_own(stage: str, settings: dict[s
 
 
 def test_nothing_to_ask_takes_nothing() -> None:
-    takes = Cluster(2, 8).takes(row(0, hours=0.0))
+    takes = Cluster(2, 8, 5).takes(row(0, hours=0.0))
     assert (takes["cluster_hours"], takes["files"], takes["store_requests"], takes["machines"]) == (0.0, 0, 0, None)

@@ -5,45 +5,49 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from time import sleep, time
+from time import sleep
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.jobs.inference.completions import break_pages, names_in, read_rows, row, segments_of, write
+from tests.jobs.inference.completions import (
+    KilledError,
+    break_pages,
+    killed_after,
+    names_in,
+    read_rows,
+    row,
+    segments_of,
+    write,
+)
 from untold.jobs.inference.store import compaction
-from untold.jobs.inference.store.compaction import compact_folder, find_whole, list_folder, run_merges
+from untold.jobs.inference.store.compaction import compact_folder, find_whole
 from untold.jobs.tables import COMPLETIONS
-from untold.udfs.llm.segments import write_file
-from untold.udfs.llm.store_files import Described, Merge
-
-WEEK = 7 * 24 * 3600
+from untold.udfs.llm.store_files import write_file
 
 
 def live_names(folder: Path) -> list[str]:
-    return list_folder(str(folder)).live()
+    return list(compaction.live_names(str(folder)))
 
 
 @pytest.mark.parametrize("form", ["{}", "file://{}"])
 def test_small_files_of_all_runs_become_one(tmp_path: Path, form: str) -> None:
-    old = segments_of(tmp_path, "run1", 6) + segments_of(tmp_path, "killed", 6)
+    segments_of(tmp_path, "run1", 6)
+    segments_of(tmp_path, "killed", 6)
     before = read_rows(tmp_path)
     compact_folder(form.format(tmp_path))
     (merged,) = live_names(tmp_path)
     assert read_rows(tmp_path) == before
     assert pq.read_schema(tmp_path / merged).equals(COMPLETIONS)
-    assert all(path.exists() for path in old)
-    (named,) = list_folder(str(tmp_path)).named.values()
-    assert (named.rows, named.size) == (12, (tmp_path / merged).stat().st_size)
+    assert names_in(tmp_path) == [merged]
 
 
 def test_few_files_stay_as_they_are(tmp_path: Path) -> None:
     segments_of(tmp_path, "run1", 7)
     compact_folder(str(tmp_path))
-    assert names_in(tmp_path, "[_b]*") == []
+    assert names_in(tmp_path, "merged-*") == []
 
 
 def test_compacting_twice_changes_nothing(tmp_path: Path) -> None:
@@ -73,7 +77,7 @@ def test_a_night_rewrites_what_it_adds_and_one_unfinished_file(tmp_path: Path) -
             text = os.urandom(2_000).hex()
             write(tmp_path, f"run{night}-{number}.parquet", [row(f"{night}-{number}", text=text)])
         compact_folder(str(tmp_path), file_bytes=file_bytes)
-        new = set(names_in(tmp_path, "base-*")) - known
+        new = set(names_in(tmp_path, "merged-*")) - known
         written.append(sum((tmp_path / name).stat().st_size for name in new))
         known |= new
     assert len(read_rows(tmp_path)) == 120
@@ -81,33 +85,6 @@ def test_a_night_rewrites_what_it_adds_and_one_unfinished_file(tmp_path: Path) -
     live = [(tmp_path / name).stat().st_size for name in live_names(tmp_path)]
     assert sum(live) > 2 * max(written)
     assert sum(size < file_bytes / 2 for size in live) < compaction.COMPACT_FROM_FILES
-
-
-@pytest.mark.parametrize(("seconds", "left"), [(WEEK - 60, 12), (WEEK + 60, 0)])
-def test_replaced_files_go_after_a_week(tmp_path: Path, seconds: float, left: int) -> None:
-    segments_of(tmp_path, "run1", 12)
-    before = read_rows(tmp_path)
-    compact_folder(str(tmp_path))
-    compact_folder(str(tmp_path), clock=lambda: time() + seconds)
-    assert len(names_in(tmp_path, "run1-*")) == left
-    assert read_rows(tmp_path) == before
-    segments_of(tmp_path, "run2", 8)
-    compact_folder(str(tmp_path), clock=lambda: time() + seconds)
-    snapshot = list_folder(str(tmp_path)).snapshot
-    assert snapshot is not None
-    assert len([file for file in snapshot.replaced if file.name.startswith("run1-")]) == left
-
-
-def test_replaced_files_stay_where_what_they_became_is_not_whole(tmp_path: Path) -> None:
-    old = segments_of(tmp_path, "run1", 12)
-    before = read_rows(tmp_path)
-    compact_folder(str(tmp_path))
-    (merged,) = tmp_path.glob("base-*")
-    merged.write_bytes(merged.read_bytes()[:-20])
-    compact_folder(str(tmp_path), clock=lambda: time() + WEEK + 60)
-    assert all(path.exists() for path in old)
-    find_whole(str(tmp_path), move=True)
-    assert read_rows(tmp_path) == before
 
 
 def test_a_damaged_file_leaves_the_store_as_it_was(tmp_path: Path) -> None:
@@ -132,19 +109,26 @@ def test_columns_and_types_of_other_versions_are_kept(tmp_path: Path) -> None:
     assert (found["s"]["added"], found["t"]["text"], found["t"]["added"]) == (7, "text", None)
 
 
-def test_leftovers_of_killed_writers_and_compactions_are_removed(tmp_path: Path) -> None:
+def test_leftovers_of_killed_writers_and_merges_are_removed(tmp_path: Path) -> None:
     segments_of(tmp_path, "run1", 8)
     compact_folder(str(tmp_path))
     kept = names_in(tmp_path)
-    write(tmp_path, "base-killed.parquet", [row()])
     old, young = tmp_path / ".run1-a-000009.parquet.tmp", tmp_path / ".run2-a-000001.parquet.tmp"
-    for path in (tmp_path / ".base-killed.parquet.tmp", tmp_path / "_compact-run0" / "part-0", old, young):
+    for path in (tmp_path / ".merged-killed.parquet.tmp", tmp_path / "_compact-run0" / "part-0", old, young):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"part of it")
     for path in (old, tmp_path / "_compact-run0"):
         os.utime(path, (0, 0))
     compact_folder(str(tmp_path))
     assert names_in(tmp_path) == sorted([*kept, young.name])
+
+
+def test_a_folder_with_thousands_of_files_is_merged_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "MOST_SOURCES", 5)
+    segments_of(tmp_path, "run1", 13)
+    before = read_rows(tmp_path)
+    compact_folder(str(tmp_path))
+    assert (len(names_in(tmp_path)), read_rows(tmp_path)) == (3, before)
 
 
 def test_a_folder_is_due_while_it_has_many_small_files_or_what_a_killed_compaction_left(tmp_path: Path) -> None:
@@ -154,25 +138,32 @@ def test_a_folder_is_due_while_it_has_many_small_files_or_what_a_killed_compacti
     assert compaction.is_due(str(tmp_path))
     compact_folder(str(tmp_path))
     assert not compaction.is_due(str(tmp_path))
-    (tmp_path / ".base-killed.parquet.tmp").write_bytes(b"part of it")
+    (tmp_path / ".merged-killed.parquet.tmp").write_bytes(b"part of it")
     assert compaction.is_due(str(tmp_path))
     assert not compaction.is_due(str(tmp_path / "nowhere"))
 
 
-def test_the_first_compaction_that_ends_before_its_snapshot_doubles_nothing(tmp_path: Path) -> None:
-    segments_of(tmp_path, "run1", 8)
-    before = read_rows(tmp_path)
-
-    def end_after(merges: Sequence[Merge]) -> list[Described]:
-        run_merges(merges)
-        raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        compact_folder(str(tmp_path), end_after)
-    assert names_in(tmp_path, "base-*")
-    assert read_rows(tmp_path, find_whole(str(tmp_path), move=True)) == before
-    compact_folder(str(tmp_path))
-    assert names_in(tmp_path, "base-*") == live_names(tmp_path)
+def test_ended_before_any_change_a_compaction_loses_nothing_and_doubles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, changes = False, 0
+    while not ended:
+        folder = tmp_path / str(changes)
+        segments_of(folder, "run1", 8)
+        before = read_rows(folder)
+        with monkeypatch.context() as patched:
+            killed_after(patched, changes)
+            try:
+                compact_folder(str(folder))
+                ended = True
+            except KilledError:
+                pass
+        assert read_rows(folder, find_whole(str(folder), move=True)) == before
+        compact_folder(str(folder))
+        assert read_rows(folder) == before
+        changes += 1
+    # One merged file, and the removal of eight sources
+    assert changes == 10
 
 
 # Where a Spark session was opened before, Python leaves the working folder out of its paths
@@ -180,24 +171,21 @@ _COMPACTOR = """
 import sys
 sys.path.insert(0, ".")
 from pathlib import Path
-from time import time
 from uuid import uuid4
 from untold.jobs.inference.store.compaction import compact_folder
 from tests.jobs.inference.completions import row, write
-folder, day = Path(sys.argv[1]), 0.0
+folder = Path(sys.argv[1])
 while True:
     run = uuid4().hex
     for number in range(8):
         path = write(folder, f"{run}-{number}.parquet", [row(f"{run}-{number}", text="t")])
         print(f"{run}-{number}", flush=True)
-    day += 3 * 24 * 3600
-    compact_folder(str(folder), file_bytes=60_000, clock=lambda: time() + day)
+    compact_folder(str(folder), file_bytes=60_000)
 """
 
 
 @pytest.mark.gate
 def test_a_compaction_that_is_killed_at_any_moment_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
-    """Nights of three days each, so that replaced files go as well while it is killed."""
     moments, spoken = random.Random(0), set()
     for _ in range(6):
         words = [sys.executable, "-c", _COMPACTOR, str(tmp_path)]
@@ -212,9 +200,8 @@ def test_a_compaction_that_is_killed_at_any_moment_loses_nothing_and_doubles_not
         whole = find_whole(str(tmp_path), move=True)
         found = [one["request_id"] for one in read_rows(tmp_path, whole)]
         assert spoken <= set(found)
-        assert (len(set(found)), whole.damaged, whole.missing) == (len(found), (), ())
+        assert (len(set(found)), whole.damaged) == (len(found), ())
     segments_of(tmp_path, "last", 8)
     compact_folder(str(tmp_path), file_bytes=60_000)
-    known = list_folder(str(tmp_path))
-    assert set(names_in(tmp_path, "base-*")) <= {*known.named, *(file.name for file in known.replaced)}
+    assert names_in(tmp_path, "*.parquet") == live_names(tmp_path)
     assert len(spoken) >= 6 * 3

@@ -60,7 +60,7 @@ def job_of(folder: Path, gpus: float, **changes: Any) -> Job:
     (folder / "requests").mkdir()
     known = [{"request_id": f"r{number:04d}", **row} for number, row in enumerate(rows)]
     pq.write_table(pa.Table.from_pylist(known), folder / "requests" / "1.parquet")
-    calls = replace(call_settings(settings, stage, "", str(folder)), **changes)
+    calls = replace(call_settings(settings, stage, ""), **changes)
     return Job(str(folder / "requests"), str(folder / "store"), "run", CallContext(stage), calls, actors=1)
 
 

@@ -13,7 +13,7 @@ from untold.jobs.inference.stage.expected_usage import FROM_STORE, read_figures
 from untold.jobs.inference.store.store import stage_folder
 from untold.jobs.settings.model import LlmSettings, Settings
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.segments import Completion, completions_table, write_file
+from untold.udfs.llm.store_files import Completion, completions_table, write_file
 from untold.udfs.stages import STAGES
 from untold.udfs.stages.definitions import LinearSize
 

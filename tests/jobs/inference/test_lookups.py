@@ -184,7 +184,7 @@ def test_each_api_has_the_endpoint_limits_and_prices_of_its_section() -> None:
         **server("predict", api_key_env="JUDGE", price_per_million_tokens=2.0, max_concurrency=2, batch=9),
     )
     stages = [bind_lookup(name, settings) for name in ("embed_text", "web_search", "classify_entailment")]
-    embed, search, judge = (call_settings(settings, stage, "", "/store") for stage in stages)
+    embed, search, judge = (call_settings(settings, stage, "") for stage in stages)
     assert (judge.section, judge.batch, judge.api_key_env, judge.limits) == (
         "classifier",
         9,
@@ -219,9 +219,7 @@ def test_each_api_has_the_endpoint_limits_and_prices_of_its_section() -> None:
 def test_a_job_of_a_classifier_moves_without_the_key_that_was_named_for_its_address() -> None:
     settings = settings_for(**server("predict", api_key_env="JUDGE"))
     stage = bind_lookup("classify_entailment", settings)
-    job = Job(
-        "/requests", "/store", "run", CallContext(stage), call_settings(settings, stage, "http://h/predict", "/store")
-    )
+    job = Job("/requests", "/store", "run", CallContext(stage), call_settings(settings, stage, "http://h/predict"))
 
     def given(*sets: str) -> tuple[str, str | None]:
         calls = with_given(job, load_given(None, sets, {})).settings

@@ -22,7 +22,7 @@ from tests.runs.cluster import SHARED_RAY
 from untold.jobs.inference.backends import actor_pool
 from untold.jobs.inference.backends.actor_driver import ActorDriver
 from untold.jobs.inference.backends.actor_pool import Actor, alive_nodes, new_actor, next_node
-from untold.udfs.llm.segments import read_ids
+from untold.udfs.llm.store_files import read_ids
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 STORE_BYTES = 80 * 2**20

@@ -4,7 +4,6 @@ import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from time import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.jobs.inference.completions import break_pages, failed, names_in, row, segments_of, write
-from untold.jobs.inference.store.compaction import KEEP_SECONDS, Whole, compact_folder, list_folder
+from untold.jobs.inference.store.compaction import Whole, compact_folder, live_names
 from untold.jobs.inference.store.store import (
     PAUSES,
     Reading,
@@ -29,7 +28,7 @@ from untold.jobs.run.session import spark_schema
 from untold.jobs.tables import COMPLETIONS
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.retrying import is_passing
-from untold.udfs.llm.segments import write_file
+from untold.udfs.llm.store_files import write_file
 
 EARLIER = Path(__file__).parent / "earlier_store"
 
@@ -230,13 +229,26 @@ def test_both_forms_of_the_rule_say_the_same_of_a_failure(spark: SparkSession) -
     assert not passing & {"http_400", "http_402", "http_404", "http_422", "filtered"}
 
 
-def test_a_compacted_store_is_read_from_its_merged_files_alone(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_compacted_store_has_the_same_rows_in_one_file(spark: SparkSession, tmp_path: Path) -> None:
     segments_of(tmp_path, "run1", 12)
     before = best(spark, tmp_path)
     compact(spark, str(tmp_path))
-    for path in tmp_path.glob("run1-*"):
-        path.write_bytes(b"nobody reads this")
+    assert len(list(tmp_path.iterdir())) == 1
     assert best(spark, tmp_path) == before
+
+
+def test_files_that_another_run_merges_during_a_read_are_read_again(spark: SparkSession, tmp_path: Path) -> None:
+    segments_of(tmp_path, "run1", 12)
+    looks: list[int] = []
+
+    def act(reading: Reading) -> set[str]:
+        looks.append(1)
+        if len(looks) == 1:
+            compact_folder(str(tmp_path))
+        return {one["request_id"] for one in reading.completions.select("request_id").collect()}
+
+    assert told(tmp_path, spark, act)[0] == {f"run1-{number}" for number in range(12)}
+    assert len(looks) == 2
 
 
 def test_much_is_merged_by_the_workers(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,14 +257,14 @@ def test_much_is_merged_by_the_workers(spark: SparkSession, tmp_path: Path, monk
     size = segments_of(tmp_path, "run1", 16)[0].stat().st_size
     before = best(spark, tmp_path)
     compact(spark, str(tmp_path), file_bytes=3 * size)
-    live = list_folder(str(tmp_path)).live()
-    assert len([name for name in live if name.startswith("base-")]) > 2
+    live = live_names(str(tmp_path))
+    assert len([name for name in live if name.startswith("merged-")]) > 2
     assert sum(pq.read_metadata(tmp_path / name).num_rows for name in live) == 16
     assert best(spark, tmp_path) == before
 
 
 def test_a_store_of_an_earlier_version_stays_readable_and_paid_for(spark: SparkSession, tmp_path: Path) -> None:
-    """One that the version before snapshots wrote: segments, a compacted file, segments of a second run."""
+    """The store has segments, a compacted file without a snapshot, and segments of a second run."""
     (earlier,) = EARLIER.iterdir()
     folder = tmp_path / earlier.name
     shutil.copytree(earlier, folder)
@@ -263,8 +275,8 @@ def test_a_store_of_an_earlier_version_stays_readable_and_paid_for(spark: SparkS
         one for one in one_a_request(open_reading(spark, str(folder)).completions).collect() if one["alternatives"]
     ]
     segments_of(folder, "run3", 8)
-    compact_folder(str(folder), clock=lambda: time() + KEEP_SECONDS + 60)
-    assert [name[:5] for name in list_folder(str(folder)).live()] == ["base-"]
+    compact_folder(str(folder))
+    assert [name[:7] for name in live_names(str(folder))] == ["merged-"]
     found = best(spark, folder)
     assert {name: found[name] for name in expected} == expected
     assert len(found) == 21 + 8

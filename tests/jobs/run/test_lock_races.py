@@ -1,4 +1,4 @@
-"""Eight processes at once for one lock and for one snapshot of an object store."""
+"""Eight processes at once for one lock and for one new object of a store."""
 
 from __future__ import annotations
 
@@ -17,19 +17,14 @@ RACERS = 8
 ROUNDS = 10
 RACE = """
 import sys
-from untold.jobs.inference.store.compaction import Snapshot, write_snapshot
 from untold.jobs.run.locks import LockedError
 from untold.jobs.run.locks import lock_folder
+from untold.udfs.storage import StoragePath
 
 name, folder = sys.argv[1:]
 for line in sys.stdin:
     place = f"{folder}/{line.strip()}"
-    try:
-        file = {"name": f"{name}.parquet", "rows": 1, "size": 1, "digest": ""}
-        write_snapshot(place, Snapshot(number=1, files=(file,)))
-        wrote = True
-    except FileExistsError:
-        wrote = False
+    wrote = (StoragePath(place) / "ledger.json").put_if_absent(name.encode())
     lock = lock_folder(place, name, wait=False)
     try:
         lock.__enter__()
@@ -41,7 +36,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.parametrize("kind", URIS)
-def test_of_eight_at_once_one_gets_the_lock_and_one_writes_the_snapshot(kind: str, tmp_path: Path) -> None:
+def test_of_eight_at_once_one_gets_the_lock_and_one_creates_the_object(kind: str, tmp_path: Path) -> None:
     with serve_store(kind, tmp_path / "store") as gateway:
         race(f"{URIS[kind]}/race", {**os.environ, **gateway.variables})
 

@@ -88,7 +88,7 @@ def test_a_form_that_cannot_be_is_refused(overrides: list[str], told: str) -> No
 def test_the_form_of_batches_is_by_the_host_unless_it_is_said() -> None:
     def form_of(*overrides: str) -> tuple[str, str | None]:
         settings = load("llm.model=m", "llm.base_url=https://api.mistral.ai/v1", *overrides).settings
-        calls = call_settings(settings, bind_stage("summarise_context", settings), str(settings.llm.base_url), "/s")
+        calls = call_settings(settings, bind_stage("summarise_context", settings), str(settings.llm.base_url))
         return calls.batch_format, calls.batch_folder
 
     assert form_of() == ("mistral", None)

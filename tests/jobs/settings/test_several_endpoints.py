@@ -31,7 +31,7 @@ def settings_of(*sets: str) -> Settings:
 
 
 def calls_of(settings: Settings, stage: str = "evaluate_coverage") -> CallSettings:
-    return call_settings(settings, bind_stage(stage, settings), A, "/store")
+    return call_settings(settings, bind_stage(stage, settings), A)
 
 
 def test_what_an_endpoint_leaves_out_is_that_of_llm() -> None:

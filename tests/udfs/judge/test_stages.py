@@ -12,7 +12,7 @@ from untold.udfs.judge import stages
 from untold.udfs.judge.model import Judgement
 from untold.udfs.judge.stages import GIVEN, JUDGED, judging
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.segments import Completion
+from untold.udfs.llm.store_files import Completion
 from untold.udfs.stages import STAGES
 from untold.udfs.stages.definitions import SCHEMA, read_as
 

@@ -20,7 +20,7 @@ from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Lease, Limiter, LimiterReport, Limits
 from untold.udfs.llm.request_loop import RequestLoop
 from untold.udfs.llm.retrying import ASKED_AGAIN
-from untold.udfs.llm.segments import SegmentWriter
+from untold.udfs.llm.store_files import SegmentWriter
 from untold.udfs.stages.definitions import OutputFormat
 
 STAGE = Stage(

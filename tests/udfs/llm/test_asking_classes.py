@@ -23,7 +23,7 @@ from untold.udfs.llm.calls import CallContext, Progress, Work
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Limiter
 from untold.udfs.llm.request_loop import RequestLoop
-from untold.udfs.llm.segments import SegmentWriter
+from untold.udfs.llm.store_files import SegmentWriter
 from untold.udfs.llm.text_models import read_classes
 from untold.udfs.retrieval.classifying import Classifier, find_classifier
 from untold.udfs.retrieval.local_models import ON_PROCESSORS, LocalModelFileError

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from untold.jobs.tables import COMPLETIONS
-from untold.udfs.llm.segments import (
+from untold.udfs.llm.store_files import (
+    FLUSH_BYTES,
     FLUSH_ROWS,
     MOST_BYTES,
     MOST_ROWS,
@@ -83,9 +84,9 @@ def test_a_writer_is_due_after_its_seconds(tmp_path: Path) -> None:
     assert writer.due
 
 
-def test_a_writer_is_due_at_eight_megabytes(tmp_path: Path) -> None:
+def test_a_writer_is_due_at_its_size(tmp_path: Path) -> None:
     writer = writer_of(tmp_path, 1000)
-    writer.add(Completion("r"), 8 * 2**20 - 1)
+    writer.add(Completion("r"), FLUSH_BYTES - 1)
     assert not writer.due
     writer.add(Completion("s"), 1)
     assert writer.due

@@ -16,7 +16,7 @@ from tests.udfs.retrieval.onnx_files import SPECIAL, write_classifier, write_loo
 from untold.jobs.inference.stage.bindings import bind_lookup
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.segments import COMPLETIONS
+from untold.udfs.llm.store_files import COMPLETIONS
 from untold.udfs.retrieval import embedding
 from untold.udfs.retrieval.classifying import MOST_TOKENS
 from untold.udfs.retrieval.local_models import LocalModelFileError
