@@ -160,7 +160,7 @@ class _SpoolWorker:
         self.used[stage] = self.used.get(stage, NOTHING_USED) + outcome.usage
         error = outcome.error
         if outcome.reason == "refused":
-            error = explain_refusal(str(error), [one.api_key_env for one in job.settings.each], section)
+            error = explain_refusal(str(error), job.settings.each, section)
         calls = sum(usage.calls for usage in self.used.values())
         self.ending = Ending(outcome.reason, error, calls, outcome.lost)
 

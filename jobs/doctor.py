@@ -50,7 +50,7 @@ from untold.jobs.settings.model import AUTO, Settings, SettingsError
 from untold.jobs.settings.sections import BRAVE_URL
 from untold.udfs.errors import UserError, require
 from untold.udfs.llm.calls import Answer, Request
-from untold.udfs.llm.client import Endpoint
+from untold.udfs.llm.client import ApiKey, Endpoint
 from untold.udfs.llm.keys import Parameters, Stage
 from untold.udfs.llm.responses import Reader
 from untold.udfs.llm.retrying import refused_parameters
@@ -295,7 +295,7 @@ def _call(
     )
     turns = f"=== system\n{TASK}\n=== user\n{prompt}" if llm.api == "chat" else prompt
     compiled = compile_prompt(turns, api=llm.api, name=stage.name)
-    given: dict[str, Any] = {"headers": llm.extra_headers, "query": llm.extra_query}
+    given: dict[str, Any] = {"headers": llm.extra_headers, "query": llm.extra_query, "protocol": llm.protocol}
     while True:
         stage = known.applied(stage)
         body = request_body(stage, compiled, {})
@@ -309,9 +309,10 @@ def _call(
 async def _send(settings: Settings, section: Section, url: str, api: str, body: bytes, **given: Any) -> Answer:
     """Send one call without a retry by a client of its own. `read` reads the answer; the rest is for the client."""
     read: Reader | None = given.pop("read", None)
-    key = os.environ.get(getattr(settings, section).api_key_env or "")
+    own = getattr(settings, section)
+    key = ApiKey(os.environ.get(own.api_key_env or "") or None, getattr(own, "api_key_command", None))
     seconds = min(CALL_SECONDS, settings.llm.timeout_seconds)
-    endpoint = Endpoint(url, key or None, connections=1, timeout=seconds, **given)
+    endpoint = Endpoint(url, key, connections=1, timeout=seconds, **given)
     try:
         return await endpoint.call(api, body, read=read)
     finally:

@@ -173,7 +173,7 @@ def _withhold_keys(given: _Merged, merged: _Merged) -> None:
 
     `given` has the user's settings, `merged` has all. OPENAI_BASE_URL is not a setting: the preset keeps its key.
     """
-    for key in (name for name in known_settings() if name.endswith((".api_key_env", *_SENT))):
+    for key in (name for name in known_settings() if name.endswith((".api_key_env", ".api_key_command", *_SENT))):
         section = key.rpartition(".")[0]
         address = next((name for name in (f"{section}.base_url", "llm.endpoints") if given.values.get(name)), None)
         if address is not None and address.startswith(f"{section}.") and not given.given(key):
@@ -245,7 +245,7 @@ def _choose(
     endpoint = given.values.get("llm.endpoint")
     address = next((name for name in ("llm.endpoints", "llm.base_url") if given.values.get(name)), None)
     variable = next((name for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL") if environ.get(name)), None)
-    names_model = given.given("llm.model") or given.given("llm.api_key_env")
+    names_model = any(map(given.given, ("llm.model", "llm.api_key_env", "llm.api_key_command")))
     # Validation reports an endpoint of the wrong type
     if isinstance(endpoint, dict | list) or (endpoint is None and address):
         return _Choice(None, Layer(address or "llm.endpoint"))
@@ -281,6 +281,8 @@ def _choice_problems(settings: Settings, merged: _Merged, choice: _Choice) -> It
         yield merged.problem("llm.backend", f"needs llm.base_url: the {choice.local} runs only next to the start")
     elif choice.local == JUDGE and settings.llm.model != JUDGE:
         yield merged.problem("llm.model", f"must be {JUDGE} with the endpoint {JUDGE}")
+    elif settings.llm.backend == "ray-job" and settings.llm.api_key_command:
+        yield merged.problem("llm.api_key_command", "is not sent to a Ray job; use llm.api_key_env")
     elif settings.llm.backend == "ray-job" and not (settings.ray.address or "").startswith("http"):
         problem = "needs ray.address of the cluster's job server, such as http://ray-head:8265"
         yield merged.problem("llm.backend", problem)
@@ -302,7 +304,8 @@ def _endpoint_problems(
         yield f"llm.model is not set, and {whose} has no model. Use --set llm.model=NAME"
     # The user's address of a preset, for example a proxy, may need no key
     from_preset = not llm.endpoints and address == f"conf/endpoints/{preset}.yaml"
-    if needs_key and from_preset and not environ.get(llm.api_key_env or ""):
+    has_key = llm.api_key_command or environ.get(llm.api_key_env or "")
+    if needs_key and from_preset and not has_key:
         variable = f"{llm.api_key_env}: not set in the environment" if llm.api_key_env else "llm.api_key_env: not set"
         yield f"{variable}, and {whose} needs its key (llm.api_key_env)"
     unpriced = {stage for stage in STAGE_NAMES if not prices_for(settings, stage).complete}

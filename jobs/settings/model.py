@@ -73,19 +73,26 @@ class LlmSettings(sections.SendingSettings):
     """
 
     ADVANCED: ClassVar[frozenset[str]] = frozenset(
-        {"salt", "repeated_share", "deadline_seconds", "outage_minutes", "actors", "flush_seconds"}
+        {"salt", "repeated_share", "deadline_seconds", "outage_minutes", "actors", "flush_seconds", "api_key_minutes"}
     )
 
     endpoint: Text | None = setting(None, "Preset: a name in conf/endpoints, or a path to a .yaml file")
     base_url: Address | None = setting(None, "Address of an OpenAI-compatible API, with /v1")
     model: Text | None = setting(None, "Model name at the endpoint")
     api_key_env: ApiKeyEnv = None
+    api_key_command: Text | None = setting(
+        None, "Shell command that prints the key, in place of llm.api_key_env. It runs where the requests are sent"
+    )
+    api_key_minutes: Positive = setting(30.0, "Minutes until llm.api_key_command runs again; it also runs after a 401")
     endpoints: sections.Endpoints = setting(
         [],
         "Several endpoints instead of llm.base_url. Each has a base_url, and optionally a model, api_key_env, limits, "
         "prices, extra_headers, extra_query and a weight, its share of the requests",
     )
     api: Api = setting("chat", "Chat completions or plain completions")
+    protocol: sections.Protocol = setting(
+        "chat", "chat is the OpenAI-compatible API, messages is Anthropic's Messages API. It does not change the prompt"
+    )
     structured: Structured = setting(
         "auto",
         "JSON schema of the stage in chat requests: auto tries it once, off sends none, json_schema "

@@ -94,6 +94,9 @@ class SetFieldsSection(Section):
         return {name: value for name, value in serialise(self).items() if name in self.model_fields_set}
 
 
+Protocol = Literal["chat", "messages"]
+
+
 class SendingSettings(Section):
     """Headers and query parameters of every request. They are not part of a request's id."""
 
@@ -107,6 +110,8 @@ class EndpointSettings(SetFieldsSection, SendingSettings):
     base_url: Address
     model: Text | None = None
     api_key_env: VariableName | None = None
+    api_key_command: Text | None = None
+    protocol: Protocol = "chat"
     requests_per_minute: Positive | None = None
     tokens_per_minute: Positive | None = None
     max_concurrency: Count | None = None
@@ -118,7 +123,7 @@ class EndpointSettings(SetFieldsSection, SendingSettings):
     def identity(self) -> tuple[str | None, ...]:
         """Return the fields that identify an endpoint. Two accounts or two routes of one address are two endpoints."""
         sent = json.dumps([self.extra_headers, self.extra_query], sort_keys=True)
-        return self.base_url, self.model, self.api_key_env, sent
+        return self.base_url, self.model, self.api_key_env, self.api_key_command, sent
 
     def over(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields that this endpoint sets or merges into `given`, the settings `llm.*`."""

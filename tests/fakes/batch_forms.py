@@ -52,6 +52,7 @@ def is_batch_path(path: str) -> bool:
 
 
 def check(holds: object, message: str) -> None:
+    """Raise WrongError with the message if a request is wrong."""
     if not holds:
         raise WrongError(message)
 
@@ -204,8 +205,14 @@ def anthropic(fake: FakeBatches, asked: Asked, key: str) -> Any:
 
 def _chat_line(request: Json) -> Json:
     """Return the line of a chat completion for an inline request."""
-    params = dict(request["params"])
     check(re.fullmatch("[a-zA-Z0-9_-]{1,64}", request["custom_id"]), "another custom_id")
+    body = chat_of_params(request["params"])
+    return {"custom_id": request["custom_id"], "url": "/v1/chat/completions", "body": body}
+
+
+def chat_of_params(params: Json) -> Json:
+    """Return the body of a chat completion for the body of a message. Raises the error of `check` for another body."""
+    params = dict(params)
     check(isinstance(params.get("max_tokens"), int), "no max_tokens")
     check(all(turn["role"] in ("user", "assistant") for turn in params["messages"]), "another role")
     unknown = {"logprobs", "top_logprobs", "response_format", "stop"} & set(params)
@@ -219,7 +226,9 @@ def _chat_line(request: Json) -> Json:
             for tool in params["tools"]
         ]
         body["tool_choice"] = (params.get("tool_choice") or {"type": "auto"})["type"]
-    return {"custom_id": request["custom_id"], "url": "/v1/chat/completions", "body": body}
+    if schema := body.pop("output_config", {}).get("format"):
+        body["response_format"] = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema["schema"]}}
+    return body
 
 
 def _chat_turns(turn: Json) -> list[Json]:
@@ -273,10 +282,11 @@ def _result(line: Json) -> Json:
             "custom_id": line["custom_id"],
             "result": {"type": "errored", "error": {"type": "error", "error": told}},
         }
-    return {"custom_id": line["custom_id"], "result": {"type": "succeeded", "message": _message(response["body"])}}
+    return {"custom_id": line["custom_id"], "result": {"type": "succeeded", "message": message_of(response["body"])}}
 
 
-def _message(completion: Json) -> Json:
+def message_of(completion: Json) -> Json:
+    """Return the message for a chat completion."""
     (choice,) = completion["choices"]
     text, calls = choice["message"].get("content"), choice["message"].get("tool_calls") or ()
     blocks: list[Json] = [{"type": "text", "text": text}] if text else []

@@ -26,7 +26,7 @@ from typing import Any
 
 from tests.fakes.answers import content_of, find_answer, payload_of
 from tests.fakes.arrivals import ASKED_PATHS, COMPLETION_PATHS, Arrival, Log
-from tests.fakes.batch_forms import is_batch_path
+from tests.fakes.batch_forms import WrongError, chat_of_params, check, is_batch_path, message_of
 from tests.fakes.batches import FakeBatches
 from tests.fakes.classifier import FakeClassifier
 from tests.fakes.lookups import LOOKUP_PATHS, LOOKUPS, SEARCH_PATH, lookup_content, payload_of_lookup, query_of
@@ -38,6 +38,7 @@ from tests.fakes.wire import parse_request
 _ROOT = Path(__file__).resolve().parents[2]
 _WINDOW_SECONDS = 60.0
 _BACKLOG = 4096
+MESSAGES_PATH = "/v1/messages"
 # The characters of a block of the prefix cache
 _BLOCK = 16
 _KEY = re.compile(
@@ -348,6 +349,8 @@ class _Connection(asyncio.Protocol):
         elif is_batch_path(path):
             position, sent = log.add(path, "", None, 0, 0), _KEY.search(head)
             return log, position, model.batches.reply(method, target, head, body, sent[1].decode() if sent else "")
+        elif path == MESSAGES_PATH and method == "POST":
+            return self._reply_to_message(head, body)
         elif method != "POST" or path not in ASKED_PATHS:
             return log, log.add(path, "", None, 0, 0), _other_reply(method, path, model.config.model)
         try:
@@ -363,6 +366,21 @@ class _Connection(asyncio.Protocol):
             return log, position, model.reply(request, tokens, authorised)
         except LookupError:
             return log, position, error_reply(400, {"message": "the answer knows no such input"})
+
+    def _reply_to_message(self, head: bytes, body: bytes) -> tuple[Log, int, Reply]:
+        """Reply to a request of Anthropic's Messages API as to a chat completion."""
+        log, sent = self.server.model.log, head.lower()
+        try:
+            check(b"\r\nanthropic-version:" in sent and b"\r\nauthorization:" not in sent, "no version, or another key")
+            chat = json.dumps(chat_of_params(json.loads(body))).encode()
+        except (ValueError, LookupError, TypeError, AttributeError, WrongError) as error:
+            told = {"type": "invalid_request_error", "message": str(error)}
+            return log, log.add(MESSAGES_PATH, "", None, 0, 0), error_reply(400, told)
+        log, position, reply = self._reply("POST", COMPLETION_PATHS[0], head, chat)
+        if reply.status == 200 and reply.content is not None:
+            completion = json.loads(reply.content.partition(b"\r\n\r\n")[2])
+            reply.content = http_message(200, json.dumps(message_of(completion)).encode())
+        return log, position, reply
 
     def _send(self, log: Log, position: int, reply: Reply, resume: bool = True) -> None:
         self.due = None

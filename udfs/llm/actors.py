@@ -57,16 +57,17 @@ def open_client(settings: CallSettings, stage: Stage) -> Endpoint | LocalClassif
     if stage.api == LOCAL:
         return LocalClassifier(stage, settings.provider)
     # In an actor alone, which has loaded it: openai takes a second
-    from untold.udfs.llm.client import Endpoint
+    from untold.udfs.llm.client import ApiKey, Endpoint
 
     return Endpoint(
         settings.base_url,
-        os.environ.get(settings.api_key_env or "") or None,
+        ApiKey.of(settings),
         connections=settings.limits.max_concurrency,
         timeout=settings.timeout,
         key_header=key_header_of(stage),
         headers=settings.headers,
         query=settings.query,
+        protocol=settings.protocol,
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -19,7 +19,14 @@ from openai import (
 )
 
 from untold.udfs.llm.calls import BEARER, PATHS, Answer, CallSettings, is_loopback
-from untold.udfs.llm.client import BROKEN_STREAMS, NOTHING, read_connection_error, sent_beside
+from untold.udfs.llm.client import (
+    BROKEN_STREAMS,
+    NOTHING,
+    ApiKey,
+    KeyCommandError,
+    read_connection_error,
+    sent_beside,
+)
 from untold.udfs.llm.responses import read_status, status_in
 
 PURPOSE: Final = "batch"
@@ -82,15 +89,6 @@ def line_of(request_id: str, path: str, body: bytes) -> bytes:
     b'{"custom_id":"r1","method":"POST","url":"/v1/chat/completions","body":{"model":"m"}}\\n'
     """
     return b'{"custom_id":"%s","method":"POST","url":"%s","body":%s}\n' % (request_id.encode(), path.encode(), body)
-
-
-def json_of(text: bytes | str) -> dict[str, Any]:
-    """The object of a text; an empty one where it is none."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 class NotYetError(Exception):
@@ -165,7 +163,12 @@ class OpenAiBatches:
     headers: ClassVar[Mapping[str, str]] = NOTHING
 
     def __init__(self, settings: CallSettings) -> None:
-        key = os.environ.get(settings.api_key_env or "") or None
+        known = ApiKey.of(settings)
+        try:
+            asyncio.run(known.renew())
+        except KeyCommandError as error:
+            raise BatchError(Answer(error_type="connection", error=str(error))) from error
+        key = known.text
         self._client = OpenAI(
             base_url=settings.base_url,
             api_key=key or "none",

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from datetime import datetime
 from itertools import count
 from shutil import copyfileobj
 from typing import IO, Any, ClassVar
 
+from untold.udfs.llm import messages
 from untold.udfs.llm.batch_api import (
+    HIDDEN,
     NAME,
+    SPELLINGS,
     WINDOW,
     BatchApi,
     BatchError,
@@ -25,7 +30,7 @@ from untold.udfs.llm.batch_api import (
     lines_in,
 )
 from untold.udfs.llm.calls import PATHS, Answer, CallSettings
-from untold.udfs.llm.message_batches import AnthropicBatches
+from untold.udfs.llm.responses import status_in
 from untold.udfs.storage import StoragePath
 
 _INPUT, _RESULTS, _CANCELLED = ".jsonl", ".results.jsonl", ".cancelled"
@@ -311,6 +316,148 @@ def file_in(files: Any, name: str, size: int) -> str | None:
     """The id of the file of a name and size among those of a list."""
     with heard():
         return next((str(one["id"]) for one in files if (one.get("filename"), one.get("bytes")) == (name, size)), None)
+
+
+BATCHES_PATH = "/messages/batches"
+# The clock of the endpoint may be this many seconds behind
+SKEW_SECONDS = 300.0
+PAGE = 1000
+_STATUSES = {"billing_error": 402, "request_too_large": 413, "timeout_error": 504}
+
+
+class AnthropicBatches(OpenAiBatches):
+    """Anthropic's Message Batches: one call creates a batch with its requests. There are no files, names or metadata.
+
+    After a lost response, the batch is searched among the later batches with the same number of requests. Only the
+    `custom_id` of its results identifies it, so it must have ended.
+    Source: Anthropic's API reference, "Message Batches".
+    """
+
+    most_bytes: ClassVar[int] = 256_000_000
+    key_header: ClassVar[str] = messages.KEY_HEADER
+    headers: ClassVar[Mapping[str, str]] = messages.HEADERS
+
+    def line(self, request_id: str, api: str, body: bytes) -> bytes:
+        """Return the line {custom_id, params}."""
+        return b'{"custom_id":"%s","params":%s}\n' % (request_id.encode(), messages.message_body(body))
+
+    def find_file(self, name: str, size: int) -> str | None:
+        """Return None, because there is no file before the batch."""
+        return None
+
+    def upload(self, name: str, file: IO[bytes]) -> str:
+        """Return the name. The requests are sent with the batch."""
+        return name
+
+    def find_batch(self, sent: Sent) -> BatchStatus | None:
+        """Return the batch whose results have the ids of the requests."""
+        running = None
+        for batch in self._since(sent.since - SKEW_SECONDS):
+            with heard():
+                look = _look(batch)
+                is_like = sum(batch["request_counts"].values()) == sent.requests and look.id not in sent.others
+            if is_like and not look.ended:
+                running = look.id
+            elif is_like and self._answers(look.id, sent):
+                return look
+        if running:
+            raise NotYetError(f"batch {running} may be it, which shows once that has ended")
+        return None
+
+    def create(self, sent: Sent) -> BatchStatus:
+        """Create the batch with all its requests."""
+        with sent.open() as lines, tempfile.TemporaryFile() as body:
+            body.write(b'{"requests":[')
+            for number, line in enumerate(lines):
+                body.write(b"," * bool(number) + line.rstrip(b"\n"))
+            body.write(b"]}")
+            body.seek(0)
+            created = self._json("post", BATCHES_PATH, content=body, headers={"Content-Type": "application/json"})
+        with heard():
+            return _look(created)
+
+    def look(self, batch: str) -> BatchStatus:
+        """As `BatchApi` says."""
+        found = self._json("get", f"{BATCHES_PATH}/{batch}")
+        with heard():
+            return _look(found)
+
+    def cancel(self, batch: str) -> BatchStatus:
+        """As `BatchApi` says."""
+        found = self._json("post", f"{BATCHES_PATH}/{batch}/cancel")
+        with heard():
+            return _look(found)
+
+    def lines(self, file: str) -> Iterator[bytes]:
+        """Yield the results of a batch. The key is not sent to the address of the results that the batch names."""
+        return map(result_line, self._stream(f"{BATCHES_PATH}/{file}/results"))
+
+    def remove(self, file: str) -> None:
+        """Remove a batch with its results. Requests have no file."""
+        if not file.startswith("untold-"):
+            self._json("delete", f"{BATCHES_PATH}/{file}")
+
+    def _since(self, moment: float) -> Iterator[dict[str, Any]]:
+        """Yield the batches since a time, the newest first."""
+        after: dict[str, str] = {}
+        while True:
+            page = self._json("get", BATCHES_PATH, params={"limit": str(PAGE), **after})
+            with heard():
+                found = [one for one in page["data"] if _time_of(one["created_at"]) >= moment]
+            yield from found
+            if len(found) < len(page["data"]) or not page.get("has_more") or not found:
+                return
+            after = {"after_id": page["last_id"]}
+
+    def _answers(self, batch: str, sent: Sent) -> bool:
+        """Return True if the results of an ended batch belong to these requests."""
+        try:
+            results = map(messages.json_of, self._stream(f"{BATCHES_PATH}/{batch}/results"))
+            named = next(filter(None, results), {})
+        except BatchError as error:
+            # A removed batch can still be in the list
+            if error.answer.error_type in HIDDEN:
+                return False
+            raise
+        head = b'{"custom_id":"%s"' % str(named.get("custom_id")).encode()
+        with sent.open() as lines:
+            return any(line.startswith(head) for line in lines)
+
+
+def _look(batch: Mapping[str, Any]) -> BatchStatus:
+    """Return the status of a batch. The status `ended` becomes the outcome of its requests."""
+    counts = batch["request_counts"]
+    status = SPELLINGS.get(batch["processing_status"], batch["processing_status"])
+    if status == "ended":
+        cut = {"cancelled": counts["canceled"], "expired": counts["expired"]}
+        status = next((name for name, number in cut.items() if number), "completed")
+    done = sum(counts.values()) - counts["processing"]
+    return BatchStatus(batch["id"], status, (batch["id"],) if batch.get("results_url") else (), done)
+
+
+def _time_of(moment: str) -> float:
+    return datetime.fromisoformat(moment).timestamp()
+
+
+def result_line(line: bytes) -> bytes:
+    """Return a line of results in OpenAI's format. An unreadable line stays unchanged."""
+    read = messages.json_of(line)
+    result = read.get("result")
+    if not isinstance(result, dict):
+        return line
+    kind, response, error = result.get("type"), None, None
+    try:
+        if kind == "succeeded":
+            response = {"status_code": 200, "body": messages.chat_of_message(result["message"])}
+        elif kind == "errored":
+            body = result["error"].get("error", result["error"])
+            status = _STATUSES.get(body["type"]) or status_in({"error": body}) or 500
+            response = {"status_code": status, "body": {"error": body}}
+        else:
+            error = {"code": "batch_expired" if kind == "expired" else "batch_cancelled"}
+    except (LookupError, TypeError, AttributeError):
+        return line
+    return json.dumps({"custom_id": read.get("custom_id"), "response": response, "error": error}).encode()
 
 
 FORMATS: Mapping[str, Callable[[CallSettings], BatchApi]] = {

@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
-from untold.udfs.llm.batch_api import HIDDEN, BatchApi, BatchError, BatchStatus, json_of
+from untold.udfs.llm.batch_api import HIDDEN, BatchApi, BatchError, BatchStatus
 from untold.udfs.llm.calls import Answer, CallSettings, Request
 from untold.udfs.llm.keys import Stage
+from untold.udfs.llm.messages import json_of
 from untold.udfs.llm.responses import read_status, status_in
 from untold.udfs.llm.retrying import (
     ASKED_AGAIN,

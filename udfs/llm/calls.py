@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 # The header of the key, unless an API has its own
 BEARER = "Authorization"
 # The path of each API below the address of the endpoint
+# The protocol of Anthropic's Messages API (`CallSettings.protocol`)
+MESSAGES = "messages"
+# A call was refused because its key had expired. It is sent again with a new key
+EXPIRED_KEY = "expired_key"
 PATHS = {"chat": "/chat/completions", "completions": "/completions", "embeddings": "/embeddings"}
 
 
@@ -42,6 +46,9 @@ class CallSettings:
         endpoints: settings of each endpoint if there are several. `weight` is the share of an endpoint in the calls.
         batch_format: format of batches. Without an endpoint for batches, they are files in `batch_folder`.
         keep_files: keep the files of batches at the endpoint.
+        protocol: `chat` for the OpenAI-compatible API, `messages` for Anthropic's Messages API.
+        api_key_command: shell command that prints the key, in place of `api_key_env`. It runs again after
+            `api_key_seconds` and after a 401.
         gpus: number of GPUs per actor that runs a local model.
         provider: execution provider of onnxruntime for a local model.
     """
@@ -67,6 +74,9 @@ class CallSettings:
     batch_format: str = "openai"
     batch_folder: str | None = None
     keep_files: bool = False
+    protocol: str = "chat"
+    api_key_command: str | None = None
+    api_key_seconds: float = 1800.0
     gpus: float = 0.0
     provider: str = "CUDAExecutionProvider"
 

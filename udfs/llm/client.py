@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import ssl
 import zlib
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
+from time import monotonic
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +20,9 @@ from multidict import CIMultiDict
 from openai import VERSION, APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, Omit, OpenAI
 from yarl import URL
 
-from untold.udfs.llm.calls import BEARER, PATHS, Answer, is_loopback, sent_values
+from untold.udfs.llm.calls import BEARER, EXPIRED_KEY, MESSAGES, PATHS, Answer, CallSettings, is_loopback, sent_values
 from untold.udfs.llm.keys import CLASSIFYING
+from untold.udfs.llm.messages import HEADERS, KEY_HEADER, MESSAGES_PATH, chat_body, message_body
 from untold.udfs.llm.responses import Reader, read_completion, read_status
 from untold.udfs.llm.usage import Usage, estimate_tokens
 
@@ -138,6 +141,76 @@ async def _read_body(response: aiohttp.ClientResponse) -> bytes:
     return b"".join([piece async for piece in _bounded(response.content.iter_any(), encoding)])
 
 
+# A command that prints a key usually signs in over the network
+KEY_SECONDS = 60.0
+# An endpoint that refuses a younger key refuses the account, and not an expired key
+LEAST_KEY_AGE = 10.0
+KEY_REFUSED = "http_401"
+
+
+class KeyCommandError(Exception):
+    """The command of a key failed. The message has no output of the command."""
+
+
+class ApiKey:
+    """The key of an endpoint: a fixed text, or the output of a command, which is run again after some seconds.
+
+    `version` is the number of keys that the command printed.
+    """
+
+    def __init__(self, key: str | None, command: str | None = None, seconds: float = 1800.0) -> None:
+        self.text, self.version = key, 0
+        self._command, self._seconds = command, seconds
+        self._made_at = float("-inf")
+        self._lock = asyncio.Lock()
+
+    @classmethod
+    def of(cls, settings: CallSettings) -> ApiKey:
+        """Return the key of an endpoint by its variable or its command."""
+        key = os.environ.get(settings.api_key_env or "") or None
+        return cls(key, settings.api_key_command, settings.api_key_seconds)
+
+    async def renew(self) -> None:
+        """Run the command if its key is too old. Raises KeyCommandError."""
+        if self._command is None:
+            return
+        async with self._lock:
+            if monotonic() - self._made_at >= self._seconds:
+                self.text = await _printed_by(self._command)
+                self.version, self._made_at = self.version + 1, monotonic()
+
+    def expire(self, version: int) -> bool:
+        """Return True if a refused call can have another key. A key that is not new is then replaced."""
+        if version == self.version and self._command is not None and monotonic() - self._made_at >= LEAST_KEY_AGE:
+            self._made_at = float("-inf")
+            return True
+        return version < self.version
+
+
+async def _printed_by(command: str) -> str:
+    """Return the output of a shell command in one line. Raises KeyCommandError."""
+    process = await asyncio.create_subprocess_shell(
+        command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(KEY_SECONDS):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        # With all processes that the shell started
+        os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+        raise KeyCommandError(f"llm.api_key_command printed no key within {KEY_SECONDS:g} s") from None
+    key = output.decode("utf-8", "replace").strip()
+    if process.returncode or not key or not key.isprintable() or not key.isascii():
+        ended = f"ended with exit code {process.returncode}" if process.returncode else "printed no key"
+        raise KeyCommandError(f"llm.api_key_command {ended}")
+    return key
+
+
 @dataclass(frozen=True)
 class _Repeated:
     """The parts of the first request of an API, for all others, and the session that sent it."""
@@ -152,6 +225,7 @@ class Endpoint:
     """An async client on the aiohttp transport that sends each call once and follows no redirect.
 
     Without a key there is no Authorization header. Another `key_header` replaces it and contains the plain key.
+    `protocol` is `chat` or `messages`: Anthropic's Messages API, to which chat completions are translated.
     `headers` and `query` (see `sent_values`) are sent with every call. The client reads other OPENAI_* variables
     (organisation, project, headers), which describe the account. It sends them only with the key of OPENAI_API_KEY.
 
@@ -164,15 +238,20 @@ class Endpoint:
     def __init__(
         self,
         base_url: str,
-        api_key: str | None,
+        api_key: str | ApiKey | None,
         *,
         connections: int,
         timeout: float,
         key_header: str = BEARER,
         headers: Mapping[str, Any] = _NO_HEADERS,
         query: Mapping[str, Any] = _NO_HEADERS,
+        protocol: str = "chat",
     ) -> None:
         self._base_url, self._timeout = base_url, timeout
+        self._messages = protocol == MESSAGES
+        if self._messages:
+            key_header, headers = KEY_HEADER, {**HEADERS, **headers}
+        self._key = api_key if isinstance(api_key, ApiKey) else ApiKey(api_key)
         self._http = DefaultAioHttpClient(
             # The only encoding with a decoder that can stop at a limit
             headers={"Accept-Encoding": "gzip"},
@@ -186,14 +265,15 @@ class Endpoint:
         )
         self._client = AsyncOpenAI(
             base_url=base_url,
-            api_key=api_key or "none",
+            api_key=self._key.text or "none",
             # A retry in the client would be a call outside of the limits and of the usage
             max_retries=0,
             timeout=timeout,
             http_client=self._http,
         )
-        self._options = sent_beside(self._client, api_key, key_header, headers, query)
+        self._sent = key_header, headers, query
         self._repeated: dict[str, _Repeated] = {}
+        self._use_key()
         self._limits = aiohttp.ClientTimeout(sock_connect=timeout, sock_read=timeout, connect=timeout)
 
     async def call(self, api: str, body: bytes, timeout: float | None = None, read: Reader | None = None) -> Answer:
@@ -203,9 +283,16 @@ class Endpoint:
         endpoint.
         """
         seconds = self._timeout if timeout is None else min(timeout, self._timeout)
+        translated = self._messages and api == "chat"
         try:
+            await self._key.renew()
+            if self._key.version != self._version:
+                self._use_key()
+            version = self._version
             async with asyncio.timeout(seconds):
-                status, content, headers = await self._send(api, body)
+                status, content, headers = await self._send(api, message_body(body) if translated else body)
+        except KeyCommandError as error:
+            return Answer(error_type="connection", error=str(error))
         except (aiohttp.ClientError, APIConnectionError, httpx.RequestError, ssl.SSLError) as error:
             return read_connection_error(error)
         except TimeoutError:
@@ -219,10 +306,22 @@ class Endpoint:
             # Only the type of an unknown error, because its message may contain the address, the key or the prompt
             return Answer(error_type="connection", error=f"the connection failed ({type(error).__name__})")
         if not 200 <= status < 300:
-            return read_status(status, content, headers)
+            answer = read_status(status, content, headers)
+            if answer.error_type == KEY_REFUSED and self._key.expire(version):
+                return Answer(error_type=EXPIRED_KEY, error="the key had expired; the next call has a new one")
+            return answer
+        if translated:
+            content = chat_body(content)
         if read is not None:
             return read(content, len(body), headers)
         return read_completion(content, api, len(body), headers)
+
+    def _use_key(self) -> None:
+        """Send the current key from now on."""
+        self._version = self._key.version
+        self._client.api_key = self._key.text or "none"
+        self._options = sent_beside(self._client, self._key.text, *self._sent)
+        self._repeated.clear()
 
     async def _send(self, api: str, body: bytes) -> tuple[int, bytes, Mapping[str, str]]:
         """POST the body, or GET it as the query of a search. Return status, body and headers of the response."""
@@ -250,7 +349,7 @@ class Endpoint:
             url = f"{self._base_url}?{body.decode('ascii')}"
             return await self._client.get(url, cast_to=httpx.Response, options=self._options)
         # The address of a classifier contains its path
-        path = self._base_url if api in CLASSIFYING else PATHS[api]
+        path = self._base_url if api in CLASSIFYING else MESSAGES_PATH if self._messages else PATHS[api]
         response = await self._client.post(path, content=body, cast_to=httpx.Response, options=self._options)
         self._repeated[api] = self._repeat(response.request)
         return response

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from untold.udfs.llm.calls import Answer, CallContext, Request
+from untold.udfs.llm.calls import EXPIRED_KEY, Answer, CallContext, Request
 from untold.udfs.llm.keys import (
     BROKEN,
     IGNORED,
@@ -125,7 +125,7 @@ class Trial:
 # The error of the row of an unparsable completion whose request was sent again
 ASKED_AGAIN = "asked_again"
 # Temporary conflicts. The client of OpenAI also retries these statuses
-RETRIED_STATUSES = ("http_408", "http_409", "http_425")
+RETRIED_STATUSES = ("http_408", "http_409", "http_425", EXPIRED_KEY)
 # Temporary failures. The next start of a run sends these requests again, and no others
 PASSING_TYPES = (
     "timeout",
@@ -171,7 +171,7 @@ _REMEDIES = {
     "tools": NO_TOOLS,
     "context": "the prompt does not fit into the context window: lower llm.max_tokens, summarise or shorten the "
     "contexts, or set llm.model to one with a larger window",
-    "api_key": "check the key that llm.api_key_env names",
+    "api_key": "check the key that llm.api_key_env names, or that llm.api_key_command prints",
     "credit": CREDIT,
     "budget": "raise the budget of the key at the endpoint, or use another key",
     "base_url": "check that llm.base_url is the address of an OpenAI-compatible API; most end in /v1",

@@ -175,8 +175,7 @@ class ProcessBackend:
             return outcome
         section = section_of(stage.api)
         each = self.settings.llm.each if section == "llm" else [getattr(self.settings, section)]
-        keys = [one.api_key_env for one in each]
-        return replace(outcome, error=explain_refusal(str(outcome.error), keys, section))
+        return replace(outcome, error=explain_refusal(str(outcome.error), each, section))
 
 
 # Rows per task: half a minute to a few minutes of work, so that the last tasks end together

@@ -153,7 +153,10 @@ class SpooledJob:
         return sum(list_units(self.requests).values())
 
     def publish(self, job: Job) -> None:
-        """Publish the job after its requests are written. Raises SpoolError for settings with a secret."""
+        """Publish the job after its requests are written. Raises SpoolError for settings with a secret.
+
+        A worker must not run a command from a shared folder, so it uses the `llm.api_key_command` of its own settings.
+        """
         each = [{"base_url": one.base_url, **_texts(one.headers), **_texts(one.query)} for one in job.settings.each]
         sent = {"each": each, "extra_body": job_to_json(job)["call"]["stage"]["extra_body"]}
         if without_secrets(sent) != sent:
@@ -162,7 +165,9 @@ class SpooledJob:
                 "contain. Set llm.api_key_env to the variable of the key, write a header as {env: NAME}, or run "
                 "without a spool (llm.backend=process)"
             )
-        content = job_to_json(replace(job, requests=REQUESTS, directory=COMPLETIONS))
+        endpoints = tuple(replace(one, api_key_command=None) for one in job.settings.endpoints)
+        settings = replace(job.settings, api_key_command=None, endpoints=endpoints)
+        content = job_to_json(replace(job, requests=REQUESTS, directory=COMPLETIONS, settings=settings))
         (self.place / JOB).write_bytes(json.dumps(content).encode())
 
     def read(self) -> Job:

@@ -303,7 +303,7 @@ class BatchBackend(SpoolBackend):
         """The outcome, with what to do where the endpoint refused the run."""
         if outcome.reason != "refused":
             return outcome
-        return replace(outcome, error=explain_refusal(str(outcome.error), [self.settings.llm.api_key_env]))
+        return replace(outcome, error=explain_refusal(str(outcome.error), [self.settings.llm]))
 
     def collect(self, stage: Stage, store: StageStore) -> Usage:
         """As of a spool, once what the endpoint has by now is there. What it does not have is asked anew.

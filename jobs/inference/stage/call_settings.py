@@ -108,6 +108,9 @@ def call_settings(settings: Settings, stage: Stage, base_url: str) -> CallSettin
         gpus=(settings.nli.classifier_gpus or 0.0) if stage.api == LOCAL else 0.0,
         headers=getattr(own, "extra_headers", {}),
         query=getattr(own, "extra_query", {}),
+        protocol=getattr(own, "protocol", "chat"),
+        api_key_command=getattr(own, "api_key_command", None),
+        api_key_seconds=llm.api_key_minutes * SECONDS_PER_MINUTE,
         batch_format=format_at(base_url) if settings.batch.format == "auto" else settings.batch.format,
         batch_folder=settings.batch.folder,
         keep_files=settings.batch.keep_files,
@@ -133,6 +136,8 @@ def _endpoints(settings: Settings, stage: Stage, calls: CallSettings) -> Iterato
             limits=_limits(own),
             headers=own.extra_headers,
             query=own.extra_query,
+            protocol=own.protocol,
+            api_key_command=own.api_key_command,
         )
 
 
@@ -167,9 +172,17 @@ def with_given(job: Job, given: Settings) -> Job:
         changed["outage"] = llm.outage_minutes * 60
     address = _given_address(given, job.settings.section)
     if address not in (None, job.settings.base_url):
-        changed |= {"base_url": address, "api_key_env": None, "headers": {}, "query": {}, "endpoints": ()}
-    if "api_key_env" in section.model_fields_set:
-        changed["api_key_env"] = section.api_key_env
+        changed |= {
+            "base_url": address,
+            "api_key_env": None,
+            "api_key_command": None,
+            "headers": {},
+            "query": {},
+            "endpoints": (),
+            "protocol": "chat",
+        }
+    own_fields = ("api_key_env", "api_key_command", "protocol")
+    changed |= {name: getattr(section, name) for name in own_fields if name in section.model_fields_set}
     sent = {"headers": "extra_headers", "query": "extra_query"}
     changed |= {own: getattr(section, name) for own, name in sent.items() if name in section.model_fields_set}
     calls = replace(job.settings, **changed)
@@ -268,12 +281,14 @@ _ABOUT_KEYS = re.compile(r"HTTP 40[13]\b")
 DEMO_LABEL = "embedded demo model"
 
 
-def key_remedy(variable: str | None, section: str = "llm") -> str:
-    """Return the remedy for a missing or refused key of the endpoint of a section.
+def key_remedy(endpoint: Any, section: str = "llm") -> str:
+    """Return the remedy for a missing or refused key of an endpoint, which is a section of the settings.
 
     It names the variable of the key and tells if it is set, but never contains its value.
     """
-    name = f"{section}.api_key_env"
+    variable, name = endpoint.api_key_env, f"{section}.api_key_env"
+    if getattr(endpoint, "api_key_command", None):
+        return f"check the key that {section}.api_key_command prints"
     if variable is None:
         return f"no key was sent, because this address has none. Set the variable of the key with --set {name}=NAME"
     known = "is set" if os.environ.get(variable) else "is not set"
@@ -286,7 +301,7 @@ def call_remedy(answer: Answer, settings: Settings, section: Section = "llm") ->
     if answer.about:
         return remedy_of(answer, section)
     if kind in ("http_401", "http_403"):
-        return key_remedy(getattr(settings, section).api_key_env, section)
+        return key_remedy(getattr(settings, section), section)
     address = address_setting(section)
     if answer.refused:
         return f"check {address}{'' if section == 'classifier' else ' (most end in /v1)'} and {section}.model"
@@ -311,9 +326,9 @@ def call_remedy(answer: Answer, settings: Settings, section: Section = "llm") ->
     return remedies.get(kind, f"check {others.get(section, f'{section}.model and {section}.extra_body')}")
 
 
-def explain_refusal(error: str, keys: Iterable[str | None], section: str = "llm") -> str:
-    """Return the refusal of endpoints with the remedy for their keys. `keys` are the variables of the keys."""
-    remedies = dict.fromkeys(key_remedy(variable, section) for variable in keys)
+def explain_refusal(error: str, endpoints: Iterable[Any], section: str = "llm") -> str:
+    """Return the refusal of endpoints with the remedy for their keys."""
+    remedies = dict.fromkeys(key_remedy(endpoint, section) for endpoint in endpoints)
     return f"{error}: {'; '.join(remedies)}" if _ABOUT_KEYS.search(error) else error
 
 

@@ -31,13 +31,13 @@ def test_a_run_says_once_that_it_calls_without_encryption(address: str, said: in
     ],
 )
 def test_a_refusal_over_the_key_says_how_to_name_one(error: str, variable: str | None, part: str) -> None:
-    said = explain_refusal(error, [variable])
+    said = explain_refusal(error, [LlmSettings(api_key_env=variable)])
     assert said.startswith(f"{error}: ")
     assert part in said
 
 
 def test_another_refusal_is_left_as_it_is() -> None:
-    assert explain_refusal("HTTP 404 (model_not_found)", [None]) == "HTTP 404 (model_not_found)"
+    assert explain_refusal("HTTP 404 (model_not_found)", [LlmSettings()]) == "HTTP 404 (model_not_found)"
 
 
 REMOTE, LOOPBACK = "https://judge.example/v1", "http://127.0.0.1:8000/v1"

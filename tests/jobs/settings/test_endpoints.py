@@ -153,9 +153,9 @@ def test_preset_sets_the_llm_and_stages_alone(tmp_path: Path, text: str) -> None
 
 def test_shipped_presets_load() -> None:
     names = shipped_names("endpoints")
-    assert names == ["judge", "local", "ollama", "openai", "openai-reasoning", "openrouter", "vllm"]
-    environ = {"OPENAI_API_KEY": "k", "OPENROUTER_API_KEY": "k"}
-    for name in names[1:]:
+    assert names == ["anthropic", "judge", "local", "ollama", "openai", "openai-reasoning", "openrouter", "vllm"]
+    environ = dict.fromkeys(("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "OPENROUTER_API_KEY"), "k")
+    for name in set(names) - {"judge"}:
         assert load("llm.model=m", endpoint=name, environ=environ).settings.llm.endpoint == name
 
 

@@ -252,7 +252,7 @@ def test_all_problems_are_reported_at_once_with_their_layers(tmp_path: Path) -> 
     lines = problems("thresholds.relevance=9", "zzz", config=config, environ={"UNTOLD_STOR": "x"}, endpoint="opnai")
     assert len(lines) == 6
     for part in (
-        "llm.endpoint=opnai (--endpoint): must be one of judge, local, ollama, openai, openai-reasoning, openrouter, ",
+        "llm.endpoint=opnai (--endpoint): must be one of anthropic, judge, local, ollama, openai, openai-reasoning, ",
         f"llm.modl=x ({config})",
         f"llm.max_attempts=0 ({config}): must be an integer >= 1",
         "UNTOLD_STOR=x",

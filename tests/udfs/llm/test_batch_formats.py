@@ -20,9 +20,9 @@ from tests.udfs.llm.askers import SETTINGS, STAGE
 from tests.udfs.llm.test_asking_tools import FAR, FAR_TOO, NEAR, QUESTION
 from tests.udfs.llm.test_asking_tools import STAGE as COMPARING
 from untold.udfs.llm.batch_api import BatchApi, BatchError, NotYetError, Sent
-from untold.udfs.llm.batch_formats import FORMATS, FileBatches, open_batches
+from untold.udfs.llm.batch_formats import FORMATS, FileBatches, open_batches, result_line
 from untold.udfs.llm.calls import CallSettings, format_at
-from untold.udfs.llm.message_batches import completion_of_message, params_of, result_line
+from untold.udfs.llm.messages import chat_of_message, message_of_chat
 
 # Where the fake server has each
 ROOTS = {"azure": "/openai/deployments/a-deployment", "azure-v1": "/openai/v1"}
@@ -176,7 +176,7 @@ class TestMessageBatches:
         sent = {"temperature": 1.5, "top_p": 1.0, "logprobs": True, "top_logprobs": 10, "stop": "end"}
         schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
         chat = {"model": "m", "messages": turns, "tools": [tool], "tool_choice": "none", "response_format": schema}
-        assert params_of(chat | sent) == {
+        assert message_of_chat(chat | sent) == {
             "model": "m",
             "system": "Be brief.",
             "messages": [
@@ -195,7 +195,7 @@ class TestMessageBatches:
     def test_a_message_becomes_a_completion(self) -> None:
         usage = {"input_tokens": 5, "output_tokens": 3, "cache_read_input_tokens": 20, "cache_creation_input_tokens": 2}
         blocks = [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Yes"}]
-        read = completion_of_message({"model": "m", "content": blocks, "stop_reason": "refusal", "usage": usage})
+        read = chat_of_message({"model": "m", "content": blocks, "stop_reason": "refusal", "usage": usage})
         (choice,) = read["choices"]
         assert (choice["message"]["content"], choice["finish_reason"]) == ("Yes", "content_filter")
         assert read["usage"]["prompt_tokens"] == 27
