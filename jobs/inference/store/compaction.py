@@ -32,6 +32,8 @@ MERGED = "merged-"
 DAMAGED = "damaged"
 # Another run may remove files between a listing and the reading of their footers, in each compaction
 LISTINGS = 5
+# The number of objects in one page of a listing
+LIST_PAGE = 1000
 
 Given = TypeVar("Given")
 
@@ -81,15 +83,16 @@ def find_whole(folder: str, *, move: bool) -> Whole:
     an unreadable file, which says nothing about its content.
     """
     damaged: dict[str, None] = {}
-    vanished = 0
+    place, vanished = StoragePath(folder), 0
     # A source is live again if its merged file is damaged, so the loop ends when all live files are whole
     while True:
-        found = StoragePath(folder).entries()
+        found = place.entries()
         files = {name: file for name, file in _segments(found).items() if name not in damaged}
         try:
             footers = dict(zip(files, read_footers(file.place for file in files.values()), strict=True))
             old = _read_snapshot(folder, found)
-            _check_unmerged(folder, files, damaged)
+            if not (place.has_conditions and len(found) < LIST_PAGE):
+                _check_unmerged(folder, files, damaged)
         except FileNotFoundError:
             vanished += 1
             if vanished == LISTINGS:
@@ -113,7 +116,8 @@ def find_whole(folder: str, *, move: bool) -> Whole:
 def _check_unmerged(folder: str, files: Collection[str], damaged: Collection[str]) -> None:
     """Raise FileNotFoundError if files were merged since the listing.
 
-    A listing during a merge can miss both the sources, which are gone, and the merged file, which is new.
+    A listing during a merge can miss both the sources, which are gone, and the merged file, which is new. Only a
+    listing of an object store in one page has the files of one moment.
     """
     current = list_segments(folder)
     merged = any(name.startswith(MERGED) for name in set(current) - {*files, *damaged})
@@ -223,11 +227,14 @@ def compact_folder(
     `run` runs the merges, possibly on other machines. The caller holds the lock of the folder, so nobody else merges.
     Raises OSError or ValueError for a damaged file. No row is lost then.
     """
+    found = StoragePath(folder).entries()
+    for entry in _leftovers(found, time()):
+        entry.place.remove()
+    if not _has_many_small(found, file_bytes) and not any(_is_snapshot(entry.name) for entry in found):
+        return
     whole = find_whole(folder, move=False)
     remove_dead(folder, whole)
-    for entry in _leftovers(folder, time()):
-        entry.place.remove()
-    small = _small(whole, file_bytes)
+    small = [name for name in whole.names if whole.sizes[name] < SMALL * file_bytes]
     if len(small) >= COMPACT_FROM_FILES:
         replace_files(folder, plan_merges(folder, whole, small, file_bytes), run)
 
@@ -255,14 +262,13 @@ def replace_files(folder: str, merges: Sequence[Merge], run: Callable[[Sequence[
 
 def is_due(folder: str) -> bool:
     """Return True if a killed run left many small files, or parts of files. This reads no file."""
-    sizes = (file.size for file in list_segments(folder).values())
-    many = sum(size < SMALL * FILE_BYTES for size in sizes) >= COMPACT_FROM_FILES
-    return many or any(True for _ in _leftovers(folder, time()))
+    found = StoragePath(folder).entries()
+    return _has_many_small(found, FILE_BYTES) or any(True for _ in _leftovers(found, time()))
 
 
-def _small(whole: Whole, file_bytes: int) -> list[str]:
-    """Return the live files that are small enough for a merge."""
-    return [name for name in whole.names if whole.sizes[name] < SMALL * file_bytes]
+def _has_many_small(found: Iterable[FileInfo], file_bytes: int) -> bool:
+    """Return True for enough small files, live or dead, for a merge."""
+    return sum(file.size < SMALL * file_bytes for file in _segments(found).values()) >= COMPACT_FROM_FILES
 
 
 def plan_merges(folder: str, whole: Whole, names: Iterable[str], file_bytes: int, *, least: int = 2) -> list[Merge]:
@@ -293,9 +299,9 @@ def plan_merges(folder: str, whole: Whole, names: Iterable[str], file_bytes: int
     ]
 
 
-def _leftovers(folder: str, now: float) -> Iterator[FileInfo]:
+def _leftovers(found: Iterable[FileInfo], now: float) -> Iterator[FileInfo]:
     """Yield the partly written files of killed writers."""
-    for entry in StoragePath(folder).entries():
+    for entry in found:
         is_aside = entry.name.startswith((".", "_probe-", "_compact-"))
         is_merge = entry.name.startswith((f".{MERGED}", f".{OLD_MERGED}"))
         if is_aside and (is_merge or now - entry.modified > LEFTOVER_SECONDS):
