@@ -162,11 +162,28 @@ def formats() -> str:
         "Labelled coverage (`--dataset coverage --format`)": (known_formats("items"), FORMATS),
         "Labelled claims (`--dataset claims --format`)": (CLAIM_FORMATS, CLAIM_FORMATS),
     }
-    parts = ["# Data formats\n", "[Contract, Samples](../contract.md#samples) describes each of them.\n"]
+    parts = ["# Data formats\n", "Untold reads these formats. The [contract](../contract.md#samples) describes each of them.\n"]
     for heading, (names, adapters) in known.items():
         rows = [(f"`{name}`", code(_needs(adapters[name])) if name in adapters else "") for name in names]
         parts.append(f"## {heading}\n\n{table(('format', 'columns that a row needs'), rows)}")
     return "\n".join(parts)
+
+
+def llms() -> str:
+    """Return the index of the site for coding agents: the title, the address and the first sentence of each page."""
+    nav = re.findall(r"^ +- ([^:\n]+): ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    lines = ["# Untold", "", "> Scores which facts of the source texts an LLM response covers.", "", "## Pages", ""]
+    for title, place in nav:
+        page = PAGES[place]() if place in PAGES else (ROOT / "docs" / place).read_text(encoding="utf-8")
+        lines.append(f"- [{title}]({place.removesuffix('.md')}.html): {first_sentence(page)}")
+    return "\n".join(lines) + "\n"
+
+
+def first_sentence(page: str) -> str:
+    """Return the first sentence of the first paragraph of a page."""
+    paragraphs = (part for part in page.split("\n\n") if re.match(r"[A-Z`]", part))
+    words = " ".join(next(paragraphs, "").split())
+    return re.split(r"(?<=[a-z`)][.:]) (?=[A-Z])", words, maxsplit=1)[0].rstrip(":")
 
 
 PAGES = {
@@ -179,4 +196,5 @@ PAGES = {
     "reference/metrics.md": metrics,
     "reference/stages.md": stages,
     "reference/formats.md": formats,
+    "llms.txt": llms,
 }

@@ -185,6 +185,10 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path: Pat
         unescape(code) for code in re.findall("<code>(.*?)</code>", html["settings"])
     }
     assert [name for name, text in html.items() if re.search(r'(?:src|<link[^>]+href)="(?:https?:)?//', text)] == []
+    # The index for coding agents has every page of the navigation with a sentence
+    index = re.findall(r"^- \[.+\]\((.+)\): (.*)$", (tmp_path / "llms.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(index) > 35
+    assert [place for place, words in index if len(words) < 10 or not (tmp_path / place).exists()] == []
 
 
 def glossary() -> list[list[str]]:
