@@ -135,5 +135,8 @@ setup(
             "scipy-stubs>=1.17,<2",
         ],
     },
-    entry_points={"console_scripts": ["untold = untold.__main__:main"]},
+    entry_points={
+        "console_scripts": ["untold = untold.__main__:main"],
+        "pytest11": ["untold = untold.pytest_plugin"],
+    },
 )

@@ -162,7 +162,8 @@ def formats() -> str:
         "Labelled coverage (`--dataset coverage --format`)": (known_formats("items"), FORMATS),
         "Labelled claims (`--dataset claims --format`)": (CLAIM_FORMATS, CLAIM_FORMATS),
     }
-    parts = ["# Data formats\n", "Untold reads these formats. The [contract](../contract.md#samples) describes each of them.\n"]
+    intro = "Untold reads these formats. The [contract](../contract.md#samples) describes each of them.\n"
+    parts = ["# Data formats\n", intro]
     for heading, (names, adapters) in known.items():
         rows = [(f"`{name}`", code(_needs(adapters[name])) if name in adapters else "") for name in names]
         parts.append(f"## {heading}\n\n{table(('format', 'columns that a row needs'), rows)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from untold.jobs.inference.backends.job import (
 )
 from untold.jobs.run.manifest import read_manifest
 from untold.jobs.run.output import store_of
-from untold.jobs.run.terminal import page_of, print_lines, table
+from untold.jobs.run.terminal import Page, table
 from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError
 from untold.udfs.llm.batch_api import HIDDEN, BatchApi, BatchError
@@ -144,10 +143,10 @@ def _forget(job: BatchJob, batch: Batch) -> None:
     job.write_ledger(replace(ledger, batches=(*others, new), made=ledger.made + 1))
 
 
-def show_batches(found: Sequence[BatchListing], act: str) -> None:
-    """Print one line per batch and the next command."""
+def batch_lines(found: Sequence[BatchListing], act: str, page: Page) -> Iterator[str]:
+    """Yield one line per batch, and the next command."""
     if not found:
-        print("No batches")
+        yield "No batches"
     else:
         rows = [
             [
@@ -161,6 +160,6 @@ def show_batches(found: Sequence[BatchListing], act: str) -> None:
             for one in found
         ]
         heads = ["batch", "stage", "run", "requests", "status", "done"]
-        print_lines(table(heads, rows, page_of(sys.stdout), names=5))
+        yield from table(heads, rows, page, names=5)
     if act != "list":
-        print("next: start the run again. It reads the completions and sends the other requests")
+        yield "next: start the run again. It reads the completions and sends the other requests"

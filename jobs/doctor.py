@@ -113,13 +113,13 @@ def examine(load: Callable[[], Resolved]) -> int:
     `load` returns the settings of the command line. Without settings, the other checks still run.
     """
     failed = False
-    for found in _results(load):
+    for found in check_all(load):
         print_lines(found.lines(page_of(sys.stdout)))
         failed = failed or found.state == FAIL
     return 1 if failed else 0
 
 
-def _results(load: Callable[[], Resolved]) -> Iterator[CheckResult]:
+def check_all(load: Callable[[], Resolved]) -> Iterator[CheckResult]:
     """Yield the results of all checks. A check comes after the checks that it depends on."""
     resolved, problem = _load(load)
     settings = resolved.settings if resolved else Settings()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from untold.jobs import analysis, run_tables
-from untold.jobs.run.terminal import amount, page_of, table
+from untold.jobs.run.terminal import Page, amount, table
 from untold.jobs.summary.trends import date_of
 from untold.udfs.errors import require
 from untold.udfs.storage import StoragePath
@@ -243,7 +242,14 @@ def demo_output(name: str = "results") -> str:
     return str(files("untold.conf").joinpath("demo", name))
 
 
-def lines_of(run: Run) -> Iterator[str]:
+def content_of(run: Run) -> dict[str, Any]:
+    """Return the content of `untold open --json`. `tables` has the number of rows of each table."""
+    named = {name: run.manifest.get(name) for name in ("metrics", "models", "counts", "made_by")}
+    rows = {name: run.dataset(name).count_rows() for name in run.tables}
+    return {"output": run.directory, "status": run.status, **named, "tables": rows}
+
+
+def lines_of(run: Run, page: Page) -> Iterator[str]:
     """Return the lines of `untold open`: the run, its tables, and the next steps in Python, SQL and the shell."""
     counts = run.manifest.get("counts", {})
     metrics = ", ".join(run.manifest.get("metrics", ())) or "no metrics"
@@ -252,8 +258,8 @@ def lines_of(run: Run) -> Iterator[str]:
     yield f"{run.directory}: {run.status}; {metrics}{models}{samples}"
     if "made_by" in run.manifest:
         yield f"made by {run.manifest['made_by']}"
-    rows = [[name, f"{run.dataset(name).count_rows():,}"] for name in run.tables]
-    yield from ("", *table(["table", "rows"], rows, page_of(sys.stdout)), "", "in Python or a notebook:")
+    rows = [[name, f"{count:,}"] for name, count in content_of(run)["tables"].items()]
+    yield from ("", *table(["table", "rows"], rows, page), "", "in Python or a notebook:")
     yield f"  import untold; run = untold.open_run({run.directory!r})"
     if "scores" in run.tables:
         yield from (f"  {line}" for line in PYTHON_LINES)

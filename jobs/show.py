@@ -55,6 +55,12 @@ def show(request: ShowRequest) -> list[str]:
     return paths
 
 
+def rows_of_sample(request: ShowRequest) -> list[dict[str, Any]]:
+    """Return the rows of the tables for a sample, one mapping per metric. Raises the errors of `show`."""
+    views = _read(_open(request.output), request)
+    return [{one.name: getattr(shown.rows, one.name) for one in fields(SampleRows)} for shown in views]
+
+
 def _draw(shown: View, place: str, form: str, *, raw: bool) -> list[str]:
     """Write the picture of a sample, print its path and return it. A sample without nodes has no picture."""
     # Texts need no library of pictures

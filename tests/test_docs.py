@@ -15,7 +15,7 @@ import untold
 from untold.jobs.cli.commands import COMMANDS
 from untold.jobs.cli.main import INTERRUPTED, MENDABLE, WRONG_USE
 from untold.jobs.metrics import METRICS
-from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY
+from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, UNDECIDED
 from untold.jobs.settings.loading import describe
 from untold.jobs.summary.score_counts import COLUMN_OF_STATUS
 from untold.jobs.tables import TABLES
@@ -66,7 +66,7 @@ def test_shipped_figures() -> None:
 
 def test_exit_codes() -> None:
     documented = [int(code) for code, _ in rows(section("contract", "Exit codes"), "code")]
-    assert documented == sorted({0, MENDABLE, WRONG_USE, INTERRUPTED, FAILED_TOO_MANY, *EXIT_CODES.values()})
+    assert documented == sorted({0, MENDABLE, WRONG_USE, INTERRUPTED, FAILED_TOO_MANY, UNDECIDED, *EXIT_CODES.values()})
 
 
 def test_extras() -> None:

@@ -37,7 +37,10 @@ PAGES = (
     *(f"docs/{page}" for page in re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)),
 )
 FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
-LANGUAGES = {"bash", "cron", "python", "json", "jsonl", "yaml", "toml", "jinja"}
+LANGUAGES = {"bash", "cron", "python", "json", "jsonl", "yaml", "toml", "jinja", "groovy"}
+# Files of pages that are not settings of Untold, and tests, which pytest runs
+CI_FILES = (".github/workflows/untold.yml", ".gitlab-ci.yml", "Jenkinsfile")
+TEST_FILES = ("test_responses.py",)
 RUN_ELSEWHERE = {
     "pip install -e . && untold demo": "tests/jobs/test_demo.py",
     "pip install -e '.[test]' && pytest": ".ci/run",
@@ -59,6 +62,19 @@ RUN_ELSEWHERE = {
     # This command needs prices
     "untold estimate --proxy judge --input answered/samples --metric nli --judge-budget 20 --output estimated": (
         "tests/runs/test_judge_budget.py"
+    ),
+    # The samples of these commands are those of a project
+    **dict.fromkeys(
+        (
+            *(
+                f"untold score --input {name}.jsonl --output {name} --metric nli --set completion_store=completions "
+                "--set fail_on_error=none"
+                for name in ("base", "candidate")
+            ),
+            "untold compare base candidate --max-drop 0.02 --markdown comment.md --junit junit.xml",
+            "pytest test_responses.py --untold-run candidate",
+        ),
+        "tests/test_ci.py",
     ),
     "untold package --output /shared/untold": "tests/test_distribution.py",
     "untold score --input answers.jsonl --output /shared/out --metric e2e "
@@ -132,9 +148,9 @@ COMMAND_LINES = list(
     dict.fromkeys(line for one in SNIPPETS if one.language == "bash" for line in one.text.splitlines() if line)
 )
 PYTHON = {
-    page: [one.text for one in SNIPPETS if (one.page, one.language) == (page, "python")]
+    page: [one.text for one in SNIPPETS if (one.page, one.language) == (page, "python") and one.title not in TEST_FILES]
     for page in PAGES
-    if any((one.page, one.language) == (page, "python") for one in SNIPPETS)
+    if any((one.page, one.language) == (page, "python") and one.title not in TEST_FILES for one in SNIPPETS)
 }
 INCLUDED = f'--8<-- "{TOY.relative_to(ROOT)}"\n'
 
@@ -296,8 +312,8 @@ def test_json_is_json(one: Snippet) -> None:
 
 @pytest.mark.parametrize("one", [one for one in SNIPPETS if one.language == "yaml"], ids=lambda one: one.page)
 def test_yaml_holds_settings(one: Snippet) -> None:
-    """Settings are valid. The command reads the settings of systems."""
-    assert one.title == "systems.yaml" or read_yaml(one.text, one.page).problems == []
+    """Settings are valid. The command reads the settings of systems, and tests/test_ci.py the files of CI."""
+    assert one.title in ("systems.yaml", *CI_FILES) or read_yaml(one.text, one.page).problems == []
 
 
 def test_the_package_that_adds_a_metric_is_the_one_that_is_tested() -> None:

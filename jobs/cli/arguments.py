@@ -20,7 +20,7 @@ from untold.jobs.cli.values import OneOf, with_hint
 from untold.jobs.inputs import options as records
 from untold.jobs.inputs.options import ReadOptions, RunOptions
 from untold.udfs.errors import require
-from untold.udfs.redaction import redact
+from untold.udfs.redaction import redact, without_secrets
 from untold.udfs.schemes import STORES, scheme_of
 
 if TYPE_CHECKING:
@@ -486,11 +486,30 @@ def report_outcome(show: Callable[[], None], message: str | None) -> None:
             print(redact(f"untold: {line}"), file=sys.stderr)
 
 
+def print_json(value: Any) -> None:
+    """Print a value as JSON. Values that JSON does not have, such as dates, become text."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def show_with(options: Options, show: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """Return the function that prints the outcome of a run: `show`, or with --json the facts of the run."""
+
+    def show_facts(outcome: Any, request: Any) -> None:
+        from untold.jobs.run.notifications import facts_of
+
+        facts = {"output": request.output, **facts_of(outcome.manifest, outcome.exit_code)}
+        if "systems" in outcome.manifest:
+            facts["systems"] = outcome.manifest["systems"]
+        print_json(without_secrets(facts | {"message": outcome.message}))
+
+    return show_facts if options.json else show
+
+
 def print_result(options: Options, value: Any, lines: Callable[[Page], Iterable[str]]) -> None:
     """Print a value as JSON with `--json`, otherwise its lines."""
     from untold.jobs.run.terminal import page_of, print_lines
 
     if options.json:
-        print(json.dumps(value, indent=2, ensure_ascii=False))
+        print_json(value)
     else:
         print_lines(lines(page_of(sys.stdout)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
 from types import MappingProxyType
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING
 import click
 
 from untold.jobs.cli import arguments, data, forms, meta_evaluation, studies
-from untold.jobs.cli.arguments import Argument, Command, Option, Options, flag, options_of, settings_options
+from untold.jobs.cli.arguments import JSON, Argument, Command, Option, Options, flag, options_of, settings_options
 from untold.jobs.cli.values import OneOf, count, day
 from untold.jobs.inputs.options import CondenseOptions, RunOptions, ShowRequest
 from untold.udfs.errors import require
+from untold.udfs.redaction import redact
 
 if TYPE_CHECKING:
     from untold.jobs.metrics.scoring import ScoreRequest
@@ -61,10 +63,11 @@ def _score(options: Options) -> int:
         # A run loads the classes of all other commands
         _begin_spark(request, display, archives=True)
         _begin_ray(request)
-        return _run_score(request, display, least, report)
+        return _run_score(options, request, display, least, report)
 
 
 def _run_score(
+    options: Options,
     request: ScoreRequest,
     display: Display,
     bars: Mapping[str, float] = MappingProxyType({}),
@@ -83,7 +86,8 @@ def _run_score(
     if report is not None:
         report.metrics = metrics_text(outcome.manifest, outcome.exit_code)
         report.facts |= facts_of(outcome.manifest, outcome.exit_code)
-    arguments.report_outcome(lambda: show_summary(outcome, request, brief=brief), outcome.message)
+    show = arguments.show_with(options, partial(show_summary, brief=brief))
+    arguments.report_outcome(lambda: show(outcome, request), outcome.message)
     end_archive(whole=outcome.exit_code == 0 and not outcome.unchanged)
     return outcome.exit_code
 
@@ -123,8 +127,9 @@ def _demo(options: Options) -> int:
         settings = demo_settings(resolved.settings, folder, index)
         request = arguments.score_request(asked, replace(resolved, settings=settings))
         request.check()
-        code = _run_score(request, arguments.display(), brief=True)
-        show_expected(request.output, folder, options.metric)
+        code = _run_score(options, request, arguments.display(), brief=True)
+        if not options.json:
+            show_expected(request.output, folder, options.metric)
     return code
 
 
@@ -141,13 +146,19 @@ def _index_documents(options: Options, settings: Settings, folder: Path, path: s
 
 def _show(options: Options) -> int:
     """Print one sample, and draw its graph. No engine starts."""
-    from untold.jobs.show import show
+    from untold.jobs.show import rows_of_sample, show
 
     if options.raw and options.picture is None:
         raise click.UsageError("--raw requires --picture")
+    request = ShowRequest(**arguments.values_of(ShowRequest, options))
+    if options.json:
+        if options.picture is not None:
+            raise click.UsageError("--json prints the rows of the sample; leave out --picture")
+        arguments.print_json(rows_of_sample(request))
+        return 0
     if options.picture is not None:
         require("show --picture", "study", "matplotlib", "networkx")
-    show(ShowRequest(**arguments.values_of(ShowRequest, options)))
+    show(request)
     return 0
 
 
@@ -166,10 +177,10 @@ def _open(options: Options) -> int:
     """Print the tables of a run or of the shipped output, and the next steps. No engine starts."""
     if (options.run is None) == (not options.demo):
         raise click.UsageError("give RUN or --demo")
-    from untold.jobs.run.terminal import print_lines
-    from untold.jobs.run_analysis import demo_output, lines_of, open_run
+    from untold.jobs.run_analysis import content_of, demo_output, lines_of, open_run
 
-    print_lines(lines_of(open_run(options.run or demo_output())))
+    run = open_run(options.run or demo_output())
+    arguments.print_result(options, content_of(run) if options.json else None, lambda page: lines_of(run, page))
     return 0
 
 
@@ -197,15 +208,22 @@ def _condense(options: Options) -> int:
     with arguments.display() as display:
         display.status("starting Java, reading the relations, condensing them")
         counts = condense(request)
-    show_counts(counts, request.output)
+    if options.json:
+        arguments.print_json({"output": request.output, "counts": counts})
+    else:
+        show_counts(counts, request.output)
     return 0
 
 
 def _doctor(options: Options) -> int:
     """Check the machine and the endpoint. Return 1 if a check fails."""
-    from untold.jobs.doctor import examine
+    from untold.jobs.doctor import FAIL, check_all, examine
 
-    return examine(lambda: arguments.load(options))
+    if not options.json:
+        return examine(lambda: arguments.load(options))
+    found = list(check_all(lambda: arguments.load(options)))
+    arguments.print_json([{name: redact(text) for name, text in vars(one).items()} for one in found])
+    return int(any(one.state == FAIL for one in found))
 
 
 def _package(options: Options) -> int:
@@ -221,10 +239,12 @@ def _schema(options: Options) -> int:
     """Print the columns of all tables or of one table, with their Arrow types."""
     from untold.jobs.tables import TABLES
 
-    for name in [options.table] if options.table else TABLES:
-        print(name)
-        for field in TABLES[name]:
-            print(f"  {field.name}: {field.type}")
+    names = [options.table] if options.table else TABLES
+    found = {name: {field.name: str(field.type) for field in TABLES[name]} for name in names}
+    lines = (
+        line for name, columns in found.items() for line in (name, *(f"  {one}: {columns[one]}" for one in columns))
+    )
+    arguments.print_result(options, found, lambda _: lines)
     return 0
 
 
@@ -233,7 +253,8 @@ def _prompts(options: Options) -> int:
     if options.stage is not None:
         from untold.jobs.settings.templates import template_of
 
-        print(template_of(options.stage, arguments.settings_without_endpoint(options)).source)
+        source = template_of(options.stage, arguments.settings_without_endpoint(options)).source
+        arguments.print_result(options, {"stage": options.stage, "template": source}, lambda _: [source])
         return 0
     from untold.udfs.stages import STAGES
     from untold.udfs.stages.definitions import SUFFIXES
@@ -245,8 +266,12 @@ def _prompts(options: Options) -> int:
 
         settings = arguments.settings_without_endpoint(options)
         apis = {name: api_for(settings, name) for name in STAGES}
-    for name, stage in STAGES.items():
-        print(f"{name}: variables {', '.join(stage.variables)}; file {name}{SUFFIXES[apis.get(name, 'chat')]}")
+    rows = [
+        {"stage": name, "variables": stage.variables, "file": f"{name}{SUFFIXES[apis.get(name, 'chat')]}"}
+        for name, stage in STAGES.items()
+    ]
+    lines = (f"{row['stage']}: variables {', '.join(row['variables'])}; file {row['file']}" for row in rows)
+    arguments.print_result(options, rows, lambda _: lines)
     return 0
 
 
@@ -268,6 +293,7 @@ COMMANDS: dict[str, click.Command] = {
         _score,
         [
             *arguments.input_options(output=True),
+            JSON,
             *settings_options(),
             *arguments.RUN_FLAGS,
             *arguments.REPORTING,
@@ -284,13 +310,13 @@ COMMANDS: dict[str, click.Command] = {
             Option("--machines", "N", "also plan the requests on N machines", read=count),
             Option("--cores", "C", "cores of each machine (8)", read=count, default=8),
             forms.FORMS_OPTION,
-            arguments.JSON,
+            JSON,
         ],
     ),
     "condense": Command(
         "condense relations from any source to statements",
         _condense,
-        [*options_of(CondenseOptions), *arguments.READ_OPTIONS, *settings_options()],
+        [*options_of(CondenseOptions), *arguments.READ_OPTIONS, JSON, *settings_options()],
     ),
     **data.COMMANDS,
     **studies.COMMANDS,
@@ -304,6 +330,7 @@ COMMANDS: dict[str, click.Command] = {
             Option("--metric", "NAME", "nli (the default of the judge), e2e or icat", read=OneOf(tuple(DEMO_OUTPUTS))),
             Option("--output", "DIR", "folder of the tables (untold-demo, or untold-demo-METRIC with e2e and icat)"),
             *options_of(RunOptions, "overwrite"),
+            JSON,
         ],
     ),
     "open": Command(
@@ -312,10 +339,13 @@ COMMANDS: dict[str, click.Command] = {
         [
             Argument("run", "RUN", "the output of a run", required=False),
             flag("--demo", "the output that ships with Untold"),
+            JSON,
         ],
     ),
     "show": Command(
-        "show one sample: its response, and the missing statements with their sources", _show, options_of(ShowRequest)
+        "show one sample: its response, and the missing statements with their sources",
+        _show,
+        [*options_of(ShowRequest), JSON],
     ),
     "report": Command(
         "write runs as one HTML page: systems, answers and their missing statements",
@@ -325,7 +355,7 @@ COMMANDS: dict[str, click.Command] = {
             Option("--html", "FILE", "the file to write (report.html)", default="report.html"),
         ],
     ),
-    "doctor": Command("check this machine and the endpoint", _doctor, settings_options()),
+    "doctor": Command("check this machine and the endpoint", _doctor, [*settings_options(), JSON]),
     "package": Command(
         "pack this environment for the machines of a cluster",
         _package,
@@ -338,13 +368,14 @@ COMMANDS: dict[str, click.Command] = {
     "schema": Command(
         "show the tables and their columns",
         _schema,
-        [Argument("table", "TABLE", "one table", required=False, read=OneOf(_table_names), names=_table_names)],
+        [Argument("table", "TABLE", "one table", required=False, read=OneOf(_table_names), names=_table_names), JSON],
     ),
     "prompts": Command(
         "show the stages and their templates",
         _prompts,
         [
             Argument("stage", "STAGE", "one stage", required=False, read=OneOf(_stage_names), names=_stage_names),
+            JSON,
             *settings_options(),
         ],
     ),

@@ -6,6 +6,7 @@ import sys
 from dataclasses import asdict, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
+from typing import Any
 
 import click
 from click.shell_completion import get_completion_class
@@ -81,7 +82,9 @@ def _index(options: Options) -> int:
     from untold.jobs.index import index, show_index
     from untold.jobs.inputs.request import RunRequest
 
-    return arguments.run_job(index, RunRequest(**arguments.run_fields(options, settings, read)), show_index)
+    return arguments.run_job(
+        index, RunRequest(**arguments.run_fields(options, settings, read)), arguments.show_with(options, show_index)
+    )
 
 
 def _search(options: Options) -> int:
@@ -103,7 +106,8 @@ def _search(options: Options) -> int:
 
     run = arguments.run_fields(options, settings, read)
     request = SearchRequest(**run, **arguments.values_of(SearchOptions, options))
-    return arguments.run_job(search, request, partial(show_hits, as_json=options.json))
+    show = partial(show_hits, as_json=options.json)
+    return arguments.run_job(search, request, show if options.query else arguments.show_with(options, show))
 
 
 def _answer(options: Options) -> int:
@@ -112,18 +116,26 @@ def _answer(options: Options) -> int:
 
     given, command = arguments.load_given(options), options.command_line
     request = AnswerRequest(**arguments.values_of(AnswerOptions, options), given=given, command=command)
-    return arguments.run_job(answer, request, lambda outcome, _: show_answered(outcome))
+
+    def show(outcome: Any, _: object) -> None:
+        if options.json:
+            arguments.print_json(asdict(outcome))
+        else:
+            show_answered(outcome)
+
+    return arguments.run_job(answer, request, show)
 
 
 def _batches(options: Options) -> int:
     """List, fetch or cancel the batches of a store. No engine starts."""
-    from untold.jobs.batches import batches, show_batches
+    from untold.jobs.batches import batch_lines, batches
 
     act = options.act or ACTS[0]
     if options.id and act != "cancel":
         raise click.UsageError("--id requires the action cancel")
     given = arguments.load_given(options)
-    show_batches(batches(options.folder, act, arguments.display().note, options.id, given.llm.api_key_env), act)
+    found = batches(options.folder, act, arguments.display().note, options.id, given.llm.api_key_env)
+    arguments.print_result(options, [asdict(one) for one in found], lambda page: batch_lines(found, act, page))
     return 0
 
 
@@ -295,6 +307,7 @@ COMMANDS: dict[str, click.Command] = {
             Option("--input", "PATH", "documents: document_id (or id), text (or contents), title, url", required=True),
             Option("--output", "DIR", "folder of the index", required=True),
             *arguments.READ_OPTIONS,
+            JSON,
             *settings_options(),
             *arguments.LIMIT,
             *options_of(RunOptions, "overwrite"),
@@ -318,7 +331,7 @@ COMMANDS: dict[str, click.Command] = {
     "answer": Command(
         "send the requests that runs left in a spool",
         _answer,
-        [*options_of(AnswerOptions), *arguments.SETTINGS_FILE],
+        [*options_of(AnswerOptions), JSON, *arguments.SETTINGS_FILE],
     ),
     "batches": Command(
         "list, fetch or cancel the batches that runs left at endpoints",
@@ -327,6 +340,7 @@ COMMANDS: dict[str, click.Command] = {
             Argument("folder", "DIR", "the output of a run, or a store of completions"),
             Argument("act", "ACT", "list (the default), fetch or cancel", required=False, read=OneOf(ACTS)),
             Option("--id", "ID", "batch to cancel, by default all (repeatable)", multiple=True),
+            JSON,
             *arguments.SETTINGS_FILE,
         ],
     ),

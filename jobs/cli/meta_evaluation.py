@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from untold.jobs.cli import arguments, values
-from untold.jobs.cli.arguments import Command, Option, Options, flag, options_of, settings_options
+from untold.jobs.cli.arguments import JSON, Command, Option, Options, flag, options_of, settings_options
 from untold.jobs.cli.values import OneOf, claim_formats, count, known_formats, names, studied, study_formats
 from untold.jobs.inputs.options import DrawOptions, ReadOptions
 from untold.udfs.statistics.tiers import read_subset
@@ -19,12 +18,13 @@ if TYPE_CHECKING:
     from untold.jobs.settings.loading import Resolved
 
 
-def print_report(report: str) -> None:
-    """Print the report of a study."""
-    from untold.jobs.run.terminal import page_of, print_lines
+def print_study(options: Options, report: str, table: str = "meta_evaluation") -> None:
+    """Print the report of a study, or with --json the rows of its table, which are none without a report."""
+    from untold.jobs.run_tables import open_run
     from untold.jobs.study.rendering import report_lines
 
-    print_lines(report_lines(report, page_of(sys.stdout)))
+    rows = open_run(options.output).table(table).to_pylist() if options.json and report else []
+    arguments.print_result(options, rows, lambda page: report_lines(report, page))
 
 
 def _named_folder(text: str) -> tuple[str, str]:
@@ -55,7 +55,8 @@ def _meta_evaluate(options: Options) -> int:
 
     for one in _by_endpoint(options):
         arguments.settings_without_endpoint(one)
-    print_report(report_study(options.annotations, options.key, options.output, seed=options.seed or 0))
+    report = report_study(options.annotations, options.key, options.output, seed=options.seed or 0)
+    print_study(options, report, "human_study")
     return 0
 
 
@@ -168,7 +169,7 @@ def _run(options: Options) -> int:
         sheet=_sheet_of(each[0], endpoints),
         **{name: getattr(options, name) for name in ("cluster", "format", "covered", "subset")},
     )
-    return arguments.run_job(meta_evaluate, request, lambda outcome, _: print_report(outcome.report))
+    return arguments.run_job(meta_evaluate, request, lambda outcome, _: print_study(options, outcome.report))
 
 
 def _check_labelled(options: Options) -> ReadOptions:
@@ -223,6 +224,7 @@ COMMANDS: dict[str, click.Command] = {
             arguments.CONFLICTBANK_OPTION,
             *arguments.READ_OPTIONS,
             *options_of(DrawOptions, "random"),
+            JSON,
             *settings_options(several=True),
             *arguments.RUN_FLAGS,
             Option(

@@ -22,11 +22,12 @@ from untold.jobs.cli.arguments import (
     options_of,
     settings_options,
 )
-from untold.jobs.cli.meta_evaluation import print_report
+from untold.jobs.cli.meta_evaluation import print_study
 from untold.jobs.cli.values import CONTEXTS_APART, OneOf, known_formats, question_formats, weights, width
 from untold.jobs.inputs.options import (
     CompareOptions,
     EstimateOptions,
+    GateOptions,
     GenerateOptions,
     JudgeBudgetOptions,
     ReadOptions,
@@ -34,6 +35,7 @@ from untold.jobs.inputs.options import (
 )
 
 if TYPE_CHECKING:
+    from untold.jobs.settings.model import Settings
     from untold.jobs.summary.estimating import EstimateRequest
 
 
@@ -53,7 +55,7 @@ def _generate(options: Options) -> int:
         systems=systems,
         format=None if options.format == CONTEXTS_APART else options.format,
     )
-    return arguments.run_job(generate, request, show_systems)
+    return arguments.run_job(generate, request, arguments.show_with(options, show_systems))
 
 
 def _check_questions(options: Options) -> ReadOptions:
@@ -73,11 +75,15 @@ def _check_questions(options: Options) -> ReadOptions:
 
 def _compare(options: Options) -> int:
     """Rank the systems of outputs of `untold score`, without an endpoint and without Spark."""
+    if options.max_drop is None and (options.markdown or options.junit):
+        raise click.UsageError("--markdown and --junit require --max-drop")
+    settings = arguments.settings_without_endpoint(options)
+    if options.max_drop is not None:
+        return _gate(options, settings)
     from untold.jobs.compare import comparison_lines
     from untold.jobs.run_tables import open_run
     from untold.jobs.summary.ranking import compare_scores
 
-    settings = arguments.settings_without_endpoint(options)
     with arguments.display() as display:
         display.status("comparing systems")
         found = compare_scores(
@@ -89,6 +95,33 @@ def _compare(options: Options) -> int:
     how = {"every": options.all, "clustered": options.cluster, "undefined": options.undefined}
     arguments.print_result(options, found, lambda page: comparison_lines(found, page, **how))
     return 0
+
+
+def _gate(options: Options, settings: Settings) -> int:
+    """Compare a candidate with its base. Return 0, 4 or 8 for PASS, FAIL or INCONCLUSIVE."""
+    if len(options.runs) != 2:
+        raise click.UsageError("--max-drop compares two outputs: untold compare BASE CANDIDATE --max-drop X")
+    if options.measures:
+        raise click.UsageError("--max-drop compares scores; leave out --measure")
+    from untold.jobs.run.outcome import FAILED_TOO_MANY, UNDECIDED
+    from untold.jobs.run_tables import open_run
+    from untold.jobs.summary import gate
+    from untold.udfs.storage import StoragePath
+
+    with arguments.display() as display:
+        found = gate.compare_with_base(
+            *(open_run(arguments.absolute(directory)) for directory in options.runs),
+            **arguments.values_of(CompareOptions, options),
+            max_drop=options.max_drop,
+            seed=settings.statistics.seed,
+            notify=display.note,
+        )
+    if options.markdown:
+        StoragePath(options.markdown).write_bytes(gate.gate_markdown(found).encode())
+    if options.junit:
+        StoragePath(options.junit).write_bytes(gate.gate_junit(found))
+    arguments.print_result(options, found.content, lambda page: gate.gate_lines(found, page))
+    return {gate.PASS: 0, gate.FAIL: FAILED_TOO_MANY, gate.INCONCLUSIVE: UNDECIDED}[found.verdict]
 
 
 def _combine_studies(options: Options) -> int:
@@ -104,7 +137,7 @@ def _combine_studies(options: Options) -> int:
             overwrite=options.overwrite,
             notify=display.note,
         )
-    print_report(report)
+    print_study(options, report)
     return 0
 
 
@@ -209,7 +242,10 @@ def _over_measures(
     """Make a table and a plot from the measures of a run."""
     output = arguments.absolute(options.run)
     rows = run(request(output, seed=arguments.settings_without_endpoint(options).statistics.seed))
-    show(rows, output)
+    if options.json:
+        arguments.print_json(rows)
+    else:
+        show(rows, output)
     return 0
 
 
@@ -236,6 +272,7 @@ COMMANDS: dict[str, click.Command] = {
             *arguments.READ_OPTIONS,
             *arguments.DRAW,
             *arguments.LIMIT,
+            JSON,
             *settings_options(),
             *arguments.RUN_FLAGS,
         ],
@@ -246,6 +283,7 @@ COMMANDS: dict[str, click.Command] = {
         [
             Argument("runs", "RUN...", "outputs of untold score", many=True),
             *options_of(CompareOptions),
+            *options_of(GateOptions),
             ALL_PAIRS,
             JSON,
             *settings_options(),
@@ -258,6 +296,7 @@ COMMANDS: dict[str, click.Command] = {
             Argument("studies", "STUDY...", "outputs of untold meta-evaluate", many=True),
             Option("--output", "DIR", "folder of the table and the report", required=True),
             *OVERWRITE,
+            JSON,
             *settings_options(),
         ],
         needs=PLOTS,
@@ -296,6 +335,7 @@ COMMANDS: dict[str, click.Command] = {
         [
             Argument("run", "RUN", "an output of untold score with the metric icat"),
             Option("--betas", "LIST", "values of beta, by comma (.125,.25,.5,1,2,4,8)", read=weights),
+            JSON,
             *settings_options(),
         ],
         needs=PLOTS,
@@ -303,7 +343,11 @@ COMMANDS: dict[str, click.Command] = {
     "curve": Command(
         "draw the recall of the most important facts, or the claim recall of contexts, by their number",
         _curve,
-        [Argument("run", "RUN", "an output of untold score with the metric importance or rag"), *settings_options()],
+        [
+            Argument("run", "RUN", "an output of untold score with the metric importance or rag"),
+            JSON,
+            *settings_options(),
+        ],
         needs=PLOTS,
     ),
 }

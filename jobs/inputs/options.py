@@ -134,6 +134,21 @@ class CompareOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GateOptions:
+    """Options of `untold compare BASE CANDIDATE` as a gate."""
+
+    max_drop: float | None = option(
+        "--max-drop X",
+        "compare two outputs, BASE and CANDIDATE: exit with code 0 if no mean fell by X or more (0.02), with 4 if one "
+        "fell by more, and with 8 if the samples do not decide",
+        None,
+        read="bar",
+    )
+    markdown: str | None = option("--markdown FILE", "with --max-drop: write a comment for a pull request", None)
+    junit: str | None = option("--junit FILE", "with --max-drop: write the verdicts as XML for CI", None)
+
+
+@dataclass(frozen=True, kw_only=True)
 class EstimateOptions(CompareOptions):
     """Options of `untold estimate` and `untold sample-size`."""
 

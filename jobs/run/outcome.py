@@ -16,6 +16,8 @@ from untold.jobs.run.terminal import amount
 # The codes of docs/contract.md. Shells return 130 (128 + SIGINT) for an interrupted command
 EXIT_CODES = {"budget": 3, "outage": 5, "spooled": 6, "batched": 7, "interrupted": 130, "refused": 1, "broken": 1}
 FAILED_TOO_MANY = 4
+# The samples of `untold compare --max-drop` decide neither for a pass nor for a failure
+UNDECIDED = 8
 # The reasons with requests that the next start continues
 LEFT = ("batched", "spooled")
 # Readers of the manifest see a refused endpoint and a broken process as a failed run

@@ -190,7 +190,7 @@ def compare_scores(
         raise CompareError(f"undefined={undefined}: must be {' or '.join(UNDEFINED)}")
     if wanted and undefined != "mean":
         raise CompareError(f"undefined={undefined} is for scores. Measures have mean_zero in measures_summary")
-    for line in _judged_differently(runs):
+    for line in judged_differently(runs):
         notify(line)
     scores = ScoreCounts(connect_scores(runs, names_of(runs), metrics, wanted))
     _check_once(scores, runs)
@@ -269,7 +269,7 @@ def names_of(runs: Sequence[RunTables]) -> list[str]:
     return [name if short.count(name) == 1 else run.directory for name, run in zip(short, runs, strict=True)]
 
 
-def _judged_differently(runs: Sequence[RunTables]) -> Iterator[str]:
+def judged_differently(runs: Sequence[RunTables]) -> Iterator[str]:
     """Yield a line per two runs with different stages (model, decoding, template) or settings of the judge.
 
     Only common stages count. The runs are still compared, because the difference may be the purpose.

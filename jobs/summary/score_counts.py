@@ -87,7 +87,7 @@ class ScoreCounts:
         `first` sorts before `second`. A difference is the difference of one question (its size is 1), or with `cluster`
         the sum over the questions of a query. The score of a system for a question is the mean over its samples.
         """
-        self._hash_questions()
+        self.hash_questions()
         own = "sum(difference) as sum, count(*) as size" if cluster else "difference as sum, 1 as size"
         return self._collect_clusters(
             ("metric", "first", "second"),
@@ -104,7 +104,7 @@ class ScoreCounts:
 
     def count_clusters(self, score: str) -> dict[tuple[str, ...], Clusters]:
         """Return the frequency of each sum of the scores of a query, by metric and system."""
-        self._hash_questions()
+        self.hash_questions()
         return self._collect_clusters(
             ("metric", "system"),
             f"""select metric, system, sum({score}) as sum, count(*) as size
@@ -114,7 +114,7 @@ class ScoreCounts:
 
     def count_repeated_queries(self) -> int:
         """Count the queries with several rows of one system under a metric."""
-        self._hash_questions()
+        self.hash_questions()
         found = self.database.sql(
             """select count(distinct query) from (
                 select query from judged join questions using (output, sample_id)
@@ -124,7 +124,7 @@ class ScoreCounts:
 
     def find_twice(self) -> Row | None:
         """Return the first system with scores of one question in two outputs: metric, system, one, other, count."""
-        self._hash_questions()
+        self.hash_questions()
         found = fetch_rows(
             self.database,
             """select metric, system, one, other, count(*) as count from (
@@ -135,7 +135,7 @@ class ScoreCounts:
         )
         return found[0] if found else None
 
-    def _hash_questions(self) -> None:
+    def hash_questions(self) -> None:
         """Store the hashes of the query and question of each sample, so that DuckDB reads the texts once."""
         self.database.execute(
             """create temp table if not exists questions as

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from tests.fakes.model_server import ModelServer
 from tests.jobs.inference.batched import ROWS, deliver, left_job, rows_of
 from untold.jobs.batches import BatchListing, NoBatchesError, batches
+from untold.jobs.cli.main import main
 from untold.jobs.inference.backends.batch_jobs import BatchJob
 from untold.udfs.llm.batch_api import BatchError, BatchStatus, OpenAiBatches
 from untold.udfs.llm.calls import Answer
@@ -37,6 +40,14 @@ def test_batches_are_listed_as_the_endpoint_shows_them(job: BatchJob) -> None:
         ("batch_2", 4, "in_progress", "summarise_context", "run1"),
         ("batch_3", 2, "in_progress", "summarise_context", "run1"),
     ]
+
+
+def test_the_command_prints_lines_and_json(job: BatchJob, capsys: pytest.CaptureFixture[str]) -> None:
+    store = str(job.place).partition("/batches/")[0]
+    assert main(["batches", store]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["batch_1", "summarise_context"]
+    assert main(["batches", store, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [asdict(one) for one in run(job, "list")]
 
 
 def test_what_is_cancelled_keeps_its_answers_and_the_rest_goes_on(job: BatchJob) -> None:

@@ -86,6 +86,8 @@ def test_the_command_prints_the_report_and_the_same_studies_give_the_same_bytes(
         assert capsys.readouterr().out == (output / "meta_evaluation.md").read_text(encoding="utf-8")
         written.append((output / "meta_evaluation" / "part-0.parquet").read_bytes())
     assert written[0] == written[1]
+    assert main(["combine-studies", *studies, "--output", str(output), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == pq.read_table(output / "meta_evaluation").to_pylist()
     with pytest.raises(OutputError, match="belongs to another input"):
         combine_studies(studies[:1], str(output), seed=0)
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from untold.jobs.cli.main import main
 from untold.jobs.cli.values import weights
 from untold.jobs.run.manifest import FORMAT
 from untold.jobs.run_tables import UnreadableRunError, open_run
@@ -62,6 +63,11 @@ def run(tmp_path: Path) -> Path:
         pq.write_table(pa.Table.from_pylist(rows, schema), folder / name / "part-0.parquet")
     (folder / "manifest.json").write_text(json.dumps({"format": FORMAT, "identity": {}, "status": "finished"}))
     return folder
+
+
+def test_the_command_prints_the_rows_as_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", str(run), "--betas", "2,.5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == sweep(SweepRequest(str(run), (2.0, 0.5)))
 
 
 def test_means_are_of_samples_under_each_beta(run: Path) -> None:

@@ -1,17 +1,19 @@
-"""The stages of end-to-end comprehensiveness and of conflicts (Dejl et al. 2025; methods, section 4)."""
+"""The stages of end-to-end comprehensiveness and of conflicts (Dejl et al. 2025; methods, section 4).
+
+A completion of `evaluate_coverage` has two lists under headings, or JSON, with the sources of each item.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from untold.udfs.facts.nodes import normalise
 from untold.udfs.stages.answers import read_text, reader, unbulleted
-from untold.udfs.stages.coverage import parse_coverage
 from untold.udfs.stages.definitions import (
     RECORDED,
     TEXT,
@@ -29,10 +31,21 @@ from untold.udfs.stages.definitions import (
     one_of,
     record,
 )
-from untold.udfs.stages.forms import find_records, get_field, numbers_of_value, says_nothing
+from untold.udfs.stages.forms import (
+    JsonFound,
+    find_json,
+    find_records,
+    find_table,
+    get_field,
+    lines_with_places,
+    numbers_of_value,
+    says_nothing,
+    undecorated,
+)
 from untold.udfs.stages.labels import Vocabulary, read_numbered_labels
+from untold.udfs.stages.lists import balanced
 from untold.udfs.stages.non_answers import says_absent
-from untold.udfs.stages.reading import collapsed
+from untold.udfs.stages.reading import collapsed, is_drawing, split_marker
 
 SUMMARY_SCHEMA = pa.schema([pa.field("summary", pa.string())])
 STATEMENT_TYPE = pa.struct(
@@ -79,6 +92,54 @@ _SOURCES_OF = {
     for side in ("first", "second")
 }
 
+_HEADING = re.compile(
+    r"^[^\w\n\[(<]{0,12}(?:\d[.)][ \t]?)?[^\w\n\[(<]{0,6}[\[(【<]?(?:(?:and )?here are )?(?:list of |the |fully )?"
+    r"(?P<partial>partial(?:ly)? |partly )?(?:(?P<not>un|not[ _-]|non-)?covered|(?P<missing>missing))"
+    r"(?:[ _](?:statements?|facts?|claims?|items?))?(?: list| by the response)?[\])】>]?[*_]{0,2}[ \t]*"
+    r"(?:\([^()\n]{1,60}\))?[ \t]*[:：]?[*_]{0,2}[ \t]*(?P<rest>[^\n]*)$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_COVERED = re.compile("covered", re.IGNORECASE)
+# Brackets with a number. `_is_sources` finds those that contain only numbers of contexts
+_BRACKET = (
+    r"(?:\[{1,2}|[【［])[^\[\]【】［］\n]{0,60}\d[^\[\]【】［］\n]{0,120}(?:\]{1,2}|[】］])"
+    r"|\((?:contexts?|sources?) \d{1,4}\)"
+)
+_BETWEEN_BRACKETS = r"[*_]{0,2}\s*+(?:[,;]?\s*+and|[,;]|to|&|–|-)?+\s*+[*_]{0,2}"
+_SOURCES_BEHIND = re.compile(
+    rf"(?<!\s)\s*(?:[–—-]\s*)?[*_`]{{0,2}}(?P<sources>(?:{_BRACKET})(?:{_BETWEEN_BRACKETS}(?:{_BRACKET})){{0,12}})"
+    r"[\s*_`.)✅❌]*(?:\([^()\[\]]{0,100}\))?\W*\Z"
+    r"|(?<!\s)\s*(?:[(\[]|[-–—]\s*)?(?:contexts?|sources?):?\s*"
+    r"(?P<numbers>\d{1,6}(?!\d)(?:\s*(?:,|and|&)\s*\d{1,6}(?!\d)){0,40})[)\]]?[\s.*_]*\Z",
+    re.IGNORECASE,
+)
+_NUMBER_WORDS = re.compile(
+    r"\s*(?:[,;、，&–-]|and|to)?\s*(?:(?:contexts?|sources?|ctx|c)\.?:?\s?(?:ids?\s)?|[#^])?\s*|\s*(?:†source)?\s*",
+    re.IGNORECASE,
+)
+_SOURCES = re.compile(_BRACKET, re.IGNORECASE)
+_NUMBER_OR_RANGE = re.compile(r"(\d{1,6})\]?\s*(?:-|–|to)\s*\[?(\d{1,6})(?!\d)|\d+")
+_SOURCES_LABEL = re.compile(r"(?<![\s*_(–-])[\s*_(–-]*(?:contexts?|sources?)\s*[:：]?[*_\s]*\Z", re.IGNORECASE)
+_ITEM_LABEL = re.compile(r"(?:\*\*)?(?:statement|fact)\s?\d{0,3}\s?[:：](?:\*\*)?\s*", re.IGNORECASE)
+_NONE = re.compile(
+    r"\W*(?:none|nothing|n/a|empty|no (?:(?:un)?covered |missing )?statements?\b[^.\n]*"
+    r"|no (?:uncovered|covered|missing)[^.\n]*|all (?:of the )?statements? (?:are|were) [^.\n]*"
+    r"|none (?:identified|found|missing))\W*"
+    r"(?:\(?all [^.\n]*\)?|the response [^\n]*)?",
+    re.IGNORECASE,
+)
+_PARTIAL = re.compile(r"(?:[(\[*]|^)[^()\[\]]{0,20}(?:partial|partly|in part)", re.IGNORECASE)
+_REMARK = re.compile(r"[→>(⇒]|(?:reason|note|explanation|quote|evidence)\w*\b[:\s]", re.IGNORECASE)
+_CLOSES_LIST = re.compile(r"\W*(?:overall|in summary|total|summary)\b", re.IGNORECASE)
+_TEXT_NAMES = ("statement", "text", "fact", "claim")
+_SOURCE_NAMES = ("sources", "contexts", "source", "context", "contextids", "sourceids", "ids", "evidence", "numbers")
+_COVERED_NAMES = ("coveredstatements", "covered")
+_UNCOVERED_NAMES = ("uncoveredstatements", "uncovered", "notcovered", "notcoveredstatements")
+_COVERED_WORDS = {
+    **dict.fromkeys(("true", "covered", "yes"), True),
+    **dict.fromkeys(("false", "uncovered", "no", "not covered"), False),
+}
+
 
 @partial(reader, is_text=True)
 def parse_summary(text: str, variables: Mapping[str, Any]) -> dict[str, str | None]:
@@ -104,6 +165,197 @@ def summaries_in(completion: str) -> list[ExtractedItem]:
     """Return the summary as the only item, or no item for `None`. Raises `Unparsable`."""
     summary = parse_summary(completion, {})["summary"]
     return [] if summary is None else [ExtractedItem(summary)]
+
+
+class _Statement(NamedTuple):
+    text: str
+    covered: bool
+    sources: list[int]
+
+
+@partial(reader, reasons=True)
+def parse_coverage(text: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `statements`, covered ones first, and the number of `dropped` items, which name no shown context.
+
+    Statements with equal texts are one with the sources of both. Raises `Unparsable` for a missing heading, for
+    partially covered statements, and for items none of which names a shown context.
+    """
+    count = len(variables["contexts"])
+    json = find_json(text) if "{" in text else JsonFound([], text)
+    if json.values and _HEADING.search(json.rest) and _names_sources(json.rest):
+        raise Unparsable("JSON and lists outside of it")
+    own = [collapsed(str(variables.get(name) or "")) for name in ("query", "response")]
+    found = _of_json(json.values, count) if json.values else _of_lists(text, count, own)
+    statements: dict[str, dict[str, Any]] = {}
+    for statement in sorted(found, key=lambda one: not one.covered):
+        if statement.sources:
+            known = statements.setdefault(collapsed(statement.text), {**statement._asdict(), "sources": []})
+            known["sources"] = sorted({*known["sources"], *statement.sources})
+    if found and not statements:
+        raise Unparsable("no item names a context that was shown")
+    return {"statements": list(statements.values()), "dropped": sum(not one.sources for one in found)}
+
+
+def _of_lists(text: str, count: int, own: Sequence[str]) -> list[_Statement]:
+    """Return the statements below the last heading of each kind. Skip headings that quote one of the `own` texts."""
+    headings = [found for found in _HEADING.finditer(text) if not found["rest"].strip() or _says_none(found["rest"])]
+    if any(map(_COVERED.search, own)):
+        headings = [found for found in headings if not _is_quoted(text, found, own)]
+    if any(found["partial"] for found in headings):
+        raise Unparsable("partially covered statements")
+    ends = [found.start() for found in headings[1:]] + [len(text)]
+    sections = {
+        heading: text[heading.end() : end] if not heading["rest"].strip() else ""
+        for heading, end in zip(headings, ends, strict=False)
+    }
+    # A heading without sources below it may be a total, and opens a list only if no other heading of its kind does
+    by_weight = sorted(headings, key=lambda heading: _names_sources(sections[heading]))
+    last = {not (found["not"] or found["missing"]): found for found in by_weight}
+    if len(last) < 2:
+        raise Unparsable("a heading is missing")
+    statements = []
+    for heading, section in sections.items():
+        if heading not in last.values():
+            if _names_sources(section):
+                raise Unparsable("two lists under one heading")
+        elif section:
+            statements += _of_section(section, not (heading["not"] or heading["missing"]), count)
+    return statements
+
+
+def _is_quoted(text: str, heading: re.Match[str], own: Sequence[str]) -> bool:
+    """Return True if one of the `own` texts contains a heading and the line below it."""
+    below = next((line for _, line in lines_with_places(text[heading.end() :])), "")
+    quoted = collapsed(f"{heading[0]} {below}").removeprefix("> ")
+    return any(quoted in each for each in own)
+
+
+def _of_section(text: str, covered: bool, count: int) -> list[_Statement]:
+    table = find_table(text)
+    if table is not None:
+        return [_of_record(row, covered, count) for row in table[0]]
+    statements = [_of_item(item, covered, count) for item in _items(text)]
+    statements = [one for one in statements if not _says_none(one.text)]
+    if statements and not any(one.sources for one in statements):
+        raise Unparsable("items without known sources")
+    return statements
+
+
+def _items(text: str) -> list[str]:
+    """Return the items of a list without remarks on them and without the text below the list."""
+    items: list[str] = []
+    base, is_marked, below_blank = -1, False, False
+    for raw in text.split("\n"):
+        row = split_marker(raw)
+        if is_drawing(row) or not any(map(str.isalnum, row.text)):
+            below_blank = True
+            continue
+        is_quoted = raw.lstrip().startswith(">")
+        if is_quoted or (base < 0 and not row.marked and row.text.rstrip("*_ ").endswith((":", "："))):
+            continue
+        if base < 0:
+            base, is_marked = row.indent, row.marked
+        if row.marked and row.indent > base + 1:
+            if not _REMARK.match(row.text):
+                raise Unparsable("a list below an item")
+        elif row.marked or not (is_marked or (below_blank and items)):
+            if items and _CLOSES_LIST.match(row.text):
+                break
+            items.append(row.text)
+        elif items and raw[:1] in " \t" and not below_blank:
+            items[-1] += "" if _REMARK.match(row.text) else f" {row.text}"
+        elif below_blank or raw.lstrip()[0] in "#*[":
+            break
+        else:
+            raise Unparsable("lines with and without a bullet")
+        below_blank = False
+    return items
+
+
+def _of_item(item: str, covered: bool, count: int) -> _Statement:
+    if _PARTIAL.search(item):
+        raise Unparsable("a partially covered statement")
+    text, said = _split_sources(item)
+    text = _SOURCES_LABEL.sub("", text).strip()
+    label = _ITEM_LABEL.match(text)
+    text = undecorated(balanced(text[label.end() :] if label else text))
+    return _Statement(text, covered, _known(_numbers(said), count))
+
+
+def _split_sources(item: str) -> tuple[str, str]:
+    """Return the text of an item and the numbers of its sources, "" for none."""
+    behind = _SOURCES_BEHIND.search(item)
+    if behind and behind["numbers"]:
+        return item[: behind.start()], behind["numbers"]
+    if behind:
+        brackets = list(_SOURCES.finditer(behind["sources"]))
+        first = len(brackets)
+        while first and _is_sources(brackets[first - 1][0]):
+            first -= 1
+        if first < len(brackets):
+            start = behind.start("sources") + brackets[first].start() if first else behind.start()
+            return item[:start], item[behind.start("sources") + brackets[first].start() : behind.end("sources")]
+    return item, ""
+
+
+def _names_sources(text: str) -> bool:
+    return any(_is_sources(found[0]) for found in _SOURCES.finditer(text))
+
+
+def _is_sources(bracket: str) -> bool:
+    """Return whether a bracket has nothing but numbers of contexts."""
+    return all(map(_NUMBER_WORDS.fullmatch, re.split(r"\d+", bracket.strip("[]()【】［］"))))
+
+
+def _numbers(text: str) -> Iterable[int]:
+    """Return the numbers of a text, ranges included."""
+    for found in _NUMBER_OR_RANGE.finditer(text):
+        if found[1] and not 0 <= int(found[2]) - int(found[1]) <= 1000:
+            raise Unparsable("a range that does not ascend")
+        yield from range(int(found[1]), int(found[2]) + 1) if found[1] else [int(found[0])]
+
+
+def _known(numbers: Iterable[int], count: int) -> list[int]:
+    numbers = set(numbers)
+    if 0 in numbers:
+        raise Unparsable("the number 0")
+    return sorted(number for number in numbers if number <= count)
+
+
+def _of_json(values: Sequence[Any], count: int) -> list[_Statement]:
+    value = values[0]
+    if any(each != value for each in values):
+        raise Unparsable("two results that differ")
+    lone = next(iter(value.values())) if isinstance(value, dict) and len(value) == 1 else None
+    value = lone if isinstance(lone, (dict, list)) else value
+    if isinstance(value, list):
+        return [_of_record(each, None, count) for each in value]
+    if any(name.startswith("partial") for name in value):
+        raise Unparsable("partially covered statements")
+    lists = [(get_field(value, _COVERED_NAMES), True), (get_field(value, _UNCOVERED_NAMES), False)]
+    if not all(isinstance(each, list) for each, _ in lists):
+        raise Unparsable("an object without two lists of statements")
+    return [_of_record(each, covered, count) for listed, covered in lists for each in listed]
+
+
+def _of_record(value: Any, covered: bool | None, count: int) -> _Statement:
+    if isinstance(value, str) and covered is not None:
+        return _of_item(value, covered, count)
+    if not isinstance(value, dict):
+        raise Unparsable("a list element without a statement")
+    if covered is None:
+        covered = _COVERED_WORDS.get(str(get_field(value, ("covered", "label", "status"))).casefold())
+    text = get_field(value, _TEXT_NAMES)
+    if covered is None or not isinstance(text, str) or not any(name in value for name in _SOURCE_NAMES):
+        raise Unparsable("a statement without text, sources or label")
+    sources = get_field(value, _SOURCE_NAMES)
+    known = _known(_numbers(sources), count) if isinstance(sources, str) else numbers_of_value(sources, count)[0]
+    bare, said = _split_sources(text.strip())
+    return _Statement(bare if said and _known(_numbers(said), count) == known else text.strip(), covered, known)
+
+
+def _says_none(text: str) -> bool:
+    return says_nothing(text) or _NONE.fullmatch(text.strip()) is not None
 
 
 @reader
@@ -175,13 +427,15 @@ EVALUATE_COVERAGE = StageDefinition(
 )
 # The requested form. The two parts match no common text, so matching takes linear time.
 _TEXT, _NUMBERS = r'"(?:[^"\\\n]|\\.)+"', r"\[[\d, ]*\]"
-_SOURCES = listed(number_of("contexts"))
+_SOURCE_NUMBERS = listed(number_of("contexts"))
 LIST_CONFLICTS = StageDefinition(
     "list_conflicts",
     ("query", "contexts"),
     parse_conflicts,
     CONFLICTS_SCHEMA,
-    schema=record(conflicts=listed(record(first=TEXT, first_sources=_SOURCES, second=TEXT, second_sources=_SOURCES))),
+    schema=record(
+        conflicts=listed(record(first=TEXT, first_sources=_SOURCE_NUMBERS, second=TEXT, second_sources=_SOURCE_NUMBERS))
+    ),
     form=lines_of(
         rf'\{{"first": {_TEXT}, "first_sources": {_NUMBERS}, "second": {_TEXT}, "second_sources": {_NUMBERS}\}}',
         '{"first": "...", "first_sources": [n, ...], "second": "...", "second_sources": [n, ...]}',

@@ -1,9 +1,12 @@
-"""The stages of question answering: questions of contexts, answers, and comparisons of answers."""
+"""The stages of question answering: questions of contexts, answers, and comparisons of answers.
+
+A completion of `answer_questions` has lines below their questions, or JSON. Each answer has a confidence.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,6 +14,7 @@ import pyarrow as pa
 
 from untold.udfs.facts.nodes import normalise
 from untold.udfs.llm.tools import COMPARE_QUANTITIES
+from untold.udfs.ratings import Digit
 from untold.udfs.stages.answers import reader
 from untold.udfs.stages.definitions import (
     RATING,
@@ -29,10 +33,29 @@ from untold.udfs.stages.definitions import (
     one_of,
     record,
 )
-from untold.udfs.stages.forms import find_records, get_field, lines_with_places, says_nothing
+from untold.udfs.stages.forms import (
+    find_records,
+    get_field,
+    lines_with_places,
+    place_of_record,
+    says_nothing,
+    undecorated,
+)
 from untold.udfs.stages.labels import LABEL_NAMES, Vocabulary, read_label, read_numbered_labels
-from untold.udfs.stages.lists import QUESTION_NAMES, RatedText, read_rated_texts, read_texts, things_of
-from untold.udfs.stages.question_answers import answers_in, parse_answers
+from untold.udfs.stages.lists import (
+    QUESTION_NAMES,
+    RatedText,
+    balanced,
+    digits_of_fields,
+    matching_key,
+    rating_of_value,
+    read_rated_texts,
+    read_texts,
+    split_rating,
+    things_of,
+)
+from untold.udfs.stages.non_answers import UNKNOWN_WORDS, says_absent
+from untold.udfs.stages.reading import is_none, split_marker
 from untold.udfs.texts import compatible
 
 RELATIONS = ("equivalent", "first_implies_second", "second_implies_first", "contradictory", "neutral")
@@ -84,12 +107,40 @@ _COMPARISON_FORM = OutputFormat(
 )
 _GLUED = re.compile(r"[?？][*_\"')]*[\s–—;|*-]+\w|\AA:")
 
+_SOURCE = r"(?:the|this)(?: \w+)? (?:text|context|passage|source|document)"
+# The answer that the text does not contain the information
+_UNKNOWN = re.compile(
+    rf"\W*(?:{UNKNOWN_WORDS}|(?:it is |it's |this is )?not (?:explicitly |directly )?(?:stated|mentioned|specified"
+    r"|given|provided|available|known|said|applicable|addressed|answered|indicated|discussed)|un(?:specified|stated|determined)"
+    r"|(?:there is )?no (?:relevant )?(?:answer|information|mention|data)(?: (?:is )?(?:given|provided|available|found"
+    r"|stated)| (?:about|on|regarding) (?:this|that|it))?|insufficient information|I (?:do not|don['’]t) know"
+    r"|(?:it |this )?(?:cannot|can['’]t|could not) be (?:determined|answered|inferred|known)"
+    r"|I (?:cannot|can['’]t) (?:answer|tell|say|determine)(?: (?:this|that|it|the))?(?: question)?"
+    rf"|{_SOURCE} (?:does not|doesn['’]t|gives no|says nothing|provides no|contains no|is silent)[^|\n;,\[\]]{{0,80}})"
+    rf"(?: (?:in|by|from|within) {_SOURCE})?\W*(?:\([^()]*\)\W*)?",
+    re.IGNORECASE,
+)
+_A = r"[*_]{0,2}(?:a|answers?)(?:\s?\d{1,2})?[*_]{0,2}\s?[:：]"
+_ANSWER_LABEL = re.compile(rf"\s*(?:[-•*+]\s+)?{_A}[*_]{{0,2}}\s*", re.IGNORECASE)
+_QUESTION_LABEL = re.compile(
+    r"(?:\*\*|__)?(?:q|question)s?\s?\d{0,3}(?:\*\*|__)?\s?[:：.)](?:\*\*|__)?\s*", re.IGNORECASE
+)
+_BETWEEN_ANSWERS = re.compile(
+    rf"\s+\|\s+|\s*\|\s*(?={_A}|\Z)|(?<=[\])】）])\s*\|\s*|(?<=[\])】）])\s*[,;]?\s*(?:and\s+)?(?={_A})"
+    r"|(?<=[\])】）])\s*[,;]\s*",
+    re.IGNORECASE,
+)
+_NOTE = re.compile(r"\W*(?:notes?|i hope|let me know|all questions)\b", re.IGNORECASE)
+_ANSWER_NAMES = ("answers", "answer", "a", "value")
+_CONFIDENCE_NAMES = ("confidence", "certainty", "rating", "score", "confidences")
+_Answer = tuple[str, Digit]
+
 
 @partial(reader, reasons=True)
 def parse_comparison(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
     """Return the `relation` of the variable `first` to `second`. The completion may name them in either order.
 
-    It is in brackets after both answers on one of the last lines, in a field, or on a line of its own. Raises
+    It is in brackets after both answers on one of the last lines, in a field, or on a separate line. Raises
     `Unparsable` for no relation and for several.
     """
     first, second = (str(variables.get(name) or "") for name in ("first", "second"))
@@ -119,7 +170,7 @@ def parse_comparison(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
 
 @reader
 def parse_comparisons(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
-    """Return the `relations` of `answer` to each of `others`, None for one without a clear relation."""
+    """Return the `relations` of `answer` to each of `others`, or None if the relation is not clear."""
     return {"relations": read_numbered_labels(text, variables["others"], _WORDS)}
 
 
@@ -150,7 +201,7 @@ def _classified(lines: Sequence[str], place: int, first: str, second: str) -> _C
 
 
 def _last_side(sides: str, first: str, second: str) -> str | None:
-    """Return the one of two answers that a line names last, None if it does not name both."""
+    """Return the last of two answers in a line, or None if the line does not name both."""
     pairs = sorted(((first, second), (second, first)), key=lambda pair: -len(pair[0]))
     # The exact forms come first, because `C` and `C++`, or `5` and `-5`, differ only in signs
     for form in (normalise, _key):
@@ -173,7 +224,7 @@ def _turned(relation: str, sides: str, first: str, second: str) -> str:
 
 @reader
 def parse_questions(text: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the `questions` in order; none for `None`.
+    """Return the `questions` in order. The list is empty for `None`.
 
     Raises `Unparsable` if a line may be a question or not, and for a question with more behind it.
     """
@@ -186,9 +237,9 @@ def parse_questions(text: str, variables: Mapping[str, Any]) -> dict[str, list[s
 
 @reader
 def parse_refined(text: str, variables: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the `questions`, each text once with its first rating, and their `ratings`, a `Digit` each.
+    """Return the distinct `questions` and their `ratings`. A repeated question keeps its first rating.
 
-    None for `None`. Raises `Unparsable` for a question without a rating from 1 to 5.
+    The lists are empty for `None`. Raises `Unparsable` for a question without a rating from 1 to 5.
     """
     distinct: dict[str, RatedText] = {}
     for rated in [] if says_nothing(text) else read_rated_texts(text, ("query", *QUESTION_NAMES)):
@@ -206,6 +257,156 @@ def refined_in(completion: str) -> list[ExtractedItem]:
     refined = parse_refined(completion, {})
     pairs = zip(refined["questions"], refined["ratings"], strict=True)
     return [ExtractedItem(text, digit.value) for text, digit in pairs]
+
+
+class _Block(NamedTuple):
+    """A question of the completion and the lines below it with their positions."""
+
+    question: str
+    lines: list[tuple[int, str]]
+
+
+@reader
+def parse_answers(text: str, variables: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
+    """Return the distinct `answers` to each question, and their `confidences`, in the order of `questions`.
+
+    The list of a question is empty for `unknown`. Questions are matched by text or number, and otherwise by position.
+    Raises `Unparsable` for a question without an answer, and for an answer without a confidence from 1 to 5.
+    """
+    questions: Sequence[str] = variables["questions"]
+    answers: dict[int, dict[str, _Answer]] = {}
+    for place, said in _placed(text, questions):
+        known = answers.setdefault(place, {})
+        for answer in said:
+            known.setdefault(normalise(answer[0]), answer)
+    if sorted(answers) != list(range(len(questions))):
+        raise Unparsable("a question without an answer")
+    ordered = [answers[place].values() for place in range(len(questions))]
+    return {
+        "answers": [[text for text, _ in each] for each in ordered],
+        "confidences": [[digit for _, digit in each] for each in ordered],
+    }
+
+
+def answers_in(completion: str) -> list[ExtractedItem]:
+    """Return the answers with their confidence and question. Raises `Unparsable` for none."""
+    blocks = _blocks(completion, ())
+    if not blocks:
+        raise Unparsable("no question with an answer")
+    said = [(block.question, _in_lines(block.lines, completion)) for block in blocks]
+    return [ExtractedItem(f"{matching_key(q)}: {text}", digit.value) for q, answers in said for text, digit in answers]
+
+
+def _placed(text: str, questions: Sequence[str]) -> list[tuple[int, list[_Answer]]]:
+    """Return the answers with the places of their questions."""
+    found = find_records(text, ("question", "q", "answers"))
+    found = found or (find_records(text, ("answer",)) if "{" in text else None)
+    if found is not None:
+        return _of_records(text, found[0], questions)
+    blocks = _blocks(text, questions)
+    keys = list(map(matching_key, questions))
+    said = [matching_key(block.question) for block in blocks]
+    if len(set(said)) < len(said) or not set(keys).issuperset(said) or not all(block.lines for block in blocks):
+        raise Unparsable("a repeated or unknown question, or a question without an answer")
+    return [(keys.index(key), _in_lines(block.lines, text)) for key, block in zip(said, blocks, strict=True)]
+
+
+def _blocks(text: str, questions: Sequence[str]) -> list[_Block]:
+    """Return the questions of a completion with the lines below each question."""
+    known = set(map(matching_key, questions))
+    blocks: list[_Block] = []
+    lines = list(lines_with_places(text))
+    for place, (start, line) in enumerate(lines):
+        row = split_marker(line)
+        question = _question(row.text)
+        is_answer = _ANSWER_LABEL.match(line) is not None and matching_key(question) not in known
+        is_followed = place + 1 < len(lines) and _ANSWER_LABEL.match(lines[place + 1][1]) is not None
+        if is_answer:
+            if not blocks and len(questions) != 1:
+                raise Unparsable("an answer without a question")
+            if not blocks:
+                blocks.append(_Block(questions[0], []))
+            blocks[-1].lines.append((start, line))
+        elif matching_key(question) in known or (_asks(question) and (row.marked or is_followed)):
+            blocks.append(_Block(question, []))
+        elif blocks and not _NOTE.match(row.text) and (row.marked or not row.text.endswith(":")):
+            if blocks[-1].lines and not row.marked and "onfidence" not in line:
+                raise Unparsable("a line that is not an answer")
+            blocks[-1].lines.append((start + line.find(row.text), row.text))
+    return blocks
+
+
+def _question(text: str) -> str:
+    label = _QUESTION_LABEL.match(text)
+    return undecorated(text[label.end() :] if label else text)
+
+
+def _asks(text: str) -> bool:
+    return text.rstrip(" *_").endswith(("?", "？"))
+
+
+def _in_lines(lines: Sequence[tuple[int, str]], completion: str) -> list[_Answer]:
+    """Return the answers of the lines. Skip unknown answers."""
+    answers = []
+    for start, line in lines:
+        for place, part in _parts(line):
+            label = _ANSWER_LABEL.match(part)
+            said = part[label.end() :] if label else part
+            if label and not said.strip():
+                raise Unparsable("an answer without a text")
+            if not said.strip() or _UNKNOWN.fullmatch(said) or says_absent(said):
+                continue
+            rated = split_rating(said, start + place + len(part) - len(said), completion)
+            if rated is None:
+                raise Unparsable("an answer without a confidence")
+            before, digit, behind = rated
+            text = undecorated(balanced(before))
+            if not any(map(str.isalnum, text)) or (any(map(str.isalnum, behind)) and behind.strip()[0] not in "(–—-"):
+                raise Unparsable("a confidence inside an answer")
+            if not _UNKNOWN.fullmatch(text) and not is_none(text):
+                answers.append((text, digit))
+    return answers
+
+
+def _parts(line: str) -> Iterator[tuple[int, str]]:
+    start = 0
+    for found in _BETWEEN_ANSWERS.finditer(line):
+        yield start, line[start : found.start()]
+        start = found.end()
+    yield start, line[start:]
+
+
+def _of_records(text: str, records: Sequence[Any], questions: Sequence[str]) -> list[tuple[int, list[_Answer]]]:
+    rows: list[tuple[int, list[tuple[str, int]]]] = []
+    keys = list(map(matching_key, questions))
+    for each in records:
+        if not isinstance(each, dict) or not any(name in each for name in _ANSWER_NAMES):
+            raise Unparsable("a list element without a question and answers")
+        number = place_of_record(each, ("question", "q"), questions)
+        key = matching_key(str(get_field(each, ("question", "q"))))
+        place = number - 1 if number is not None else keys.index(key) if key in keys else -1
+        if not 0 <= place < len(questions):
+            raise Unparsable("an answer to an unknown question")
+        said = next(each[name] for name in _ANSWER_NAMES if name in each)
+        rows.append((place, list(_of_value(said, get_field(each, _CONFIDENCE_NAMES)))))
+    digits = iter(digits_of_fields(text, "confidence", [rating for _, said in rows for _, rating in said]))
+    return [(place, [(answer, next(digits)) for answer, _ in said]) for place, said in rows]
+
+
+def _of_value(said: Any, confidence: Any) -> Iterator[tuple[str, int]]:
+    """Yield the answers of a field with their confidence. An object may have its own confidence."""
+    for each in said if isinstance(said, list) else [said]:
+        if isinstance(each, dict):
+            own = get_field(each, _CONFIDENCE_NAMES)
+            yield from _of_value(get_field(each, ("answer", "text", "value", "a")), confidence if own is None else own)
+            continue
+        text = "" if each is None else str(each).strip()
+        if not text or _UNKNOWN.fullmatch(text) or is_none(text):
+            continue
+        rated = split_rating(text, 0, "") if confidence is None else None
+        if confidence is None and rated is None:
+            raise Unparsable("an answer without a confidence")
+        yield (rated[0].strip(), rated[1].value) if rated else (text, rating_of_value(confidence))
 
 
 MINE_QUESTIONS = StageDefinition(
