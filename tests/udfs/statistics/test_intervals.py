@@ -25,6 +25,8 @@ from untold.udfs.statistics.intervals import (
     clustered_bca_interval,
     joint_bca_interval,
     mean_of_counts,
+    normal_quantile,
+    normal_share,
     wilson_interval,
 )
 
@@ -425,3 +427,10 @@ def test_a_share_without_answers_has_no_interval() -> None:
     assert wilson_interval(0, 0) == Interval(None, None, None)
     with pytest.raises(ValueError, match="between 0 and 3"):
         wilson_interval(4, 3)
+
+
+def test_normal_shares_and_quantiles_are_scipys() -> None:
+    values = np.linspace(-37, 8, 1_000)
+    assert [normal_share(value) for value in values.tolist()] == pytest.approx(stats.norm.cdf(values), rel=1e-13)
+    shares = np.linspace(0, 1, 1_001)[1:-1]
+    assert [*map(normal_quantile, shares.tolist())] == pytest.approx(stats.norm.ppf(shares), rel=1e-13, abs=1e-15)
