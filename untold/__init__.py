@@ -33,6 +33,7 @@ _WHERE = {
     "open_run": ("untold.jobs.run_analysis", "open_run"),
     "open_runs": ("untold.jobs.run_analysis", "open_runs"),
 }
+_SCORES = ("Plan", "Session", "judge")  # need the packages of the engine
 __all__ = [
     "Plan",
     "Run",
@@ -56,6 +57,9 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'untold' has no attribute {name!r}")
     module, attribute = _WHERE[name]
+    if name in _SCORES:
+        errors = import_module("untold.udfs.errors")
+        errors.require(f"untold.{name}", errors.ENGINE)
     return getattr(import_module(module), attribute)
 
 

@@ -205,7 +205,8 @@ def _doctor(options: Options) -> int:
     """Check the machine and the endpoint. Return 1 if a check fails."""
     from untold.jobs.doctor import examine
 
-    return examine(lambda: arguments.load(options))
+    needs = {name: one.needs for name, one in COMMANDS.items() if isinstance(one, Command)}
+    return examine(lambda: arguments.load(options), needs)
 
 
 def _package(options: Options) -> int:
@@ -273,6 +274,7 @@ COMMANDS: dict[str, click.Command] = {
             *arguments.REPORTING,
             Option("--date", "DATE", "date of the rows in a lakehouse (the day of the first start, in UTC)", read=day),
         ],
+        needs=arguments.SCORES,
     ),
     "plan": Command(
         "plan the requests and the cost of a run; sends nothing",
@@ -286,11 +288,13 @@ COMMANDS: dict[str, click.Command] = {
             forms.FORMS_OPTION,
             arguments.JSON,
         ],
+        needs=arguments.SCORES,
     ),
     "condense": Command(
         "condense relations from any source to statements",
         _condense,
         [*options_of(CondenseOptions), *arguments.READ_OPTIONS, *settings_options()],
+        needs=arguments.SCORES,
     ),
     **data.COMMANDS,
     **studies.COMMANDS,
@@ -305,6 +309,7 @@ COMMANDS: dict[str, click.Command] = {
             Option("--output", "DIR", "folder of the tables (untold-demo, or untold-demo-METRIC with e2e and icat)"),
             *options_of(RunOptions, "overwrite"),
         ],
+        needs=arguments.SCORES,
     ),
     "open": Command(
         "show the tables of a run, and how to use them in Python, SQL or a notebook",
@@ -334,6 +339,7 @@ COMMANDS: dict[str, click.Command] = {
             Option("--output", "DIR", "folder of the wheel, the archive and cluster.yaml", required=True),
             flag("--jars", "also copy the packages of spark.conf.spark.jars.packages"),
         ],
+        needs=arguments.SCORES,
     ),
     "schema": Command(
         "show the tables and their columns",
