@@ -48,7 +48,7 @@ class Run(run_tables.RunTables):
 
     def spark(self, name: str) -> DataFrame:
         """Return the table as a Spark frame of the active session or a new one. Raises like `dataset`."""
-        require("Run.spark", ENGINE)
+        require("Run.spark", ENGINE, "pyspark")
         from untold.jobs.run.session import active_session, read_parquet
 
         # Raises an error for an unknown name
@@ -166,7 +166,7 @@ class Run(run_tables.RunTables):
 
     def topics(self, *others: run_tables.RunTables, n: int = 10, metrics: Sequence[str] | None = None) -> pa.Table:
         """Cluster the missed statements into n topics by the vectors of the embedding model (`untold[engine]`)."""
-        require("Run.topics", ENGINE)
+        require("Run.topics", ENGINE, "onnxruntime", "tokenizers", "scipy")
         return analysis.topics((self, *others), n, metrics)
 
     def changes(self, *others: run_tables.RunTables, metrics: Sequence[str] | None = None, seed: int = 0) -> pa.Table:

@@ -477,12 +477,16 @@ def test_a_module_of_the_engine_that_an_import_misses_is_one_line(
 
 def test_the_python_interface_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
-    for name in ("Session", "Plan", "judge"):
+    for name in ("Session", "Plan"):
         with pytest.raises(UserError, match=rf"^untold\.{name} needs pyspark: pip install 'untold\[engine\]'$"):
             getattr(untold, name)
+    assert untold.judge is not None
     run = untold.open_run(untold.demo_output())
     with pytest.raises(UserError, match=r"^Run\.spark needs pyspark: "):
         run.spark("scores")
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UserError, match=r"^untold\.judge needs tokenizers: pip install 'untold\[engine\]'$"):
+        _ = untold.judge
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(UserError, match=r"^Run\.pandas needs pandas: pip install 'untold\[notebook\]'$"):
         run.pandas("scores")
