@@ -10,11 +10,24 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from statistics import NormalDist
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+try:
+    from scipy.special import ndtr as ndtr
+    from scipy.special import ndtri as ndtri
+except ModuleNotFoundError:
+    # An install that only reads has no SciPy. The differences from SciPy are below 1e-13 of a value
+    from statistics import NormalDist
+
+    ndtri = NormalDist().inv_cdf  # type: ignore[assignment]
+
+    def ndtr(value: float) -> float:  # type: ignore[misc]
+        """Return the probability that a standard normal variable is below a value, exact in both tails."""
+        return math.erfc(-value / math.sqrt(2)) / 2
+
 
 Name = TypeVar("Name", bound=Hashable)
 FloatArray = NDArray[np.float64]
@@ -39,17 +52,6 @@ class Interval:
 
 
 NOTHING = Interval(None, None, None)
-# From a share between 0 and 1 to the value that a standard normal variable exceeds with the other share
-normal_quantile = NormalDist().inv_cdf
-
-
-def normal_share(value: float) -> float:
-    """Return the probability that a standard normal variable is below a value, exact in both tails.
-
-    >>> normal_share(0.0), round(normal_share(-40.0) * 1e300)
-    (0.5, 0)
-    """
-    return math.erfc(-value / math.sqrt(2)) / 2
 
 
 @dataclass(frozen=True)
@@ -147,12 +149,12 @@ def _bca_shares(shifts: FloatArray, acceleration: float, confidence: float) -> t
     below = (np.count_nonzero(shifts < 0) + np.count_nonzero(shifts <= 0)) / max(1, 2 * shifts.size)
     if not 0 < below < 1:
         return None
-    bias = normal_quantile(below)
-    moved = [bias + normal_quantile(share) for share in ((1 - confidence) / 2, (1 + confidence) / 2)]
+    bias = float(ndtri(below))
+    moved = [bias + float(ndtri(share)) for share in ((1 - confidence) / 2, (1 + confidence) / 2)]
     # A wider confidence would have a narrower interval beyond this point
     if any(acceleration * z >= 1 for z in moved):
         return None
-    low, high = (normal_share(bias + z / (1 - acceleration * z)) for z in moved)
+    low, high = (float(ndtr(bias + z / (1 - acceleration * z))) for z in moved)
     return low, high
 
 
@@ -327,7 +329,7 @@ def wilson_interval(successes: int, n: int, *, confidence: float = 0.95) -> Inte
     _check_successes(successes, n, confidence)
     if n == 0:
         return NOTHING
-    z = normal_quantile((1 + confidence) / 2)
+    z = float(ndtri((1 + confidence) / 2))
     middle = successes + z * z / 2
     half = z * math.sqrt(successes * (n - successes) / n + z * z / 4)
     low = 0.0 if successes == 0 else (middle - half) / (n + z * z)

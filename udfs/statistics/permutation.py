@@ -201,7 +201,7 @@ def find_shifts(means: ArrayLike, errors: ArrayLike, *, points: int) -> list[int
     expected = float(np.median(np.asarray(errors, dtype=np.float64)))
     noise = max(seen, expected, intervals.SAME * float(steps.max())) / np.sqrt(2)
     # The square of a normal variable exceeds the penalty with this probability
-    return _starts_of_levels((values - values.mean()) / noise, intervals.normal_quantile(CHANCE / points / 2) ** 2)
+    return _starts_of_levels((values - values.mean()) / noise, float(intervals.ndtri(CHANCE / points / 2)) ** 2)
 
 
 def _starts_of_levels(values: FloatArray, penalty: float) -> list[int]:

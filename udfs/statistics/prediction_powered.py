@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from untold.udfs.statistics.intervals import Interval, normal_quantile, normal_share
+from untold.udfs.statistics.intervals import Interval, ndtr, ndtri
 
 # Judged samples of a stratum with a variance of its own
 LEAST_JUDGED = 2
@@ -62,13 +62,13 @@ class Moments:
     def interval(self, weight: float, confidence: float = 0.95) -> Interval:
         """Return the estimate under a weight of the proxy with its normal interval, without limits if constant."""
         mean, deviation = self.judged + weight * self.shift, math.sqrt(self.variance_at(weight))
-        half = normal_quantile((1 + confidence) / 2) * deviation
+        half = float(ndtri((1 + confidence) / 2)) * deviation
         return Interval(mean, mean - half, mean + half) if half > 0 else Interval(mean, None, None)
 
     def p_value(self) -> float | None:
         """Return the two-sided p-value of the estimate against 0, or None if nothing varies."""
         variance = self.variance_at(self.weight)
-        return 2 * normal_share(-abs(self.mean) / math.sqrt(variance)) if variance else None
+        return float(2 * ndtr(-abs(self.mean) / math.sqrt(variance))) if variance else None
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def samples_needed(pilot: Moments, judged: int, rest: int, half_width: float, co
     """
     score, both = pilot.variance * judged, -pilot.covariance * judged
     proxy = pilot.shift_variance / (1 / judged + 1 / rest) if rest else 0.0
-    wanted = (half_width / normal_quantile((1 + confidence) / 2)) ** 2
+    wanted = (half_width / float(ndtri((1 + confidence) / 2))) ** 2
 
     def is_enough(number: int) -> bool:
         left = judged + rest - number
