@@ -197,7 +197,7 @@ def check_packages(needs: Mapping[str, Needs]) -> Iterator[CheckResult]:
         for line in missing or [""]:
             commands.setdefault(line, []).append(command)
     for line, names in sorted(commands.items()):
-        text = f"{', '.join(names)} need {line}" if line else f"complete for {', '.join(names)}"
+        text = f"missing {line}, for {', '.join(names)}" if line else f"complete for {', '.join(names)}"
         yield CheckResult(WARN if line else OK, "packages", text)
 
 

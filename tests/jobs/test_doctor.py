@@ -265,8 +265,8 @@ def test_packages_are_listed_with_the_commands_that_need_them(
     found = list(check_packages(needs))
     assert [(one.state, one.about, one.text) for one in found] == [
         ("ok", "packages", "complete for open"),
-        ("warn", "packages", "meta-evaluate need openpyxl: pip install 'untold[study]'"),
-        ("warn", "packages", "score, meta-evaluate need ray: pip install 'untold[platform]'"),
+        ("warn", "packages", "missing openpyxl: pip install 'untold[study]', for meta-evaluate"),
+        ("warn", "packages", "missing ray: pip install 'untold[platform]', for score, meta-evaluate"),
     ]
     # Without the engine, nothing else is checked
     assert examine(refuse(SettingsError("not read")), needs) == 0
