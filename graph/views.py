@@ -26,6 +26,8 @@ ENTAILMENTS = {  # whether the relation is an edge from the first to the second 
     "second_implies_first": (False, True),
 }
 CONTRADICTIONS = ("contradiction", "contradictory")
+# The measures of the conflicts of a sample, which are pairs of contradicting statements
+NUMBER, COVERAGE, ONE_SIDED = CONFLICT_MEASURES = ("conflicts", "conflict_coverage", "one_sided")
 DRAWN_RELATIONS = (*ENTAILMENTS, *CONTRADICTIONS)
 FORMATS = ("svg", "png")  # of pictures
 _FRIENDLY_FORMATS = "\u200c\u200d\u200e\u200f\u00ad\u061c"  # joiners and marks that scripts need

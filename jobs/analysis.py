@@ -209,7 +209,7 @@ def topics(
     """Group missed statements by vectors of the embedded model: topic, statements, missed, queries, more.
 
     The most frequently missed `statements` form n groups (average linkage of cosines). A `topic` is the central
-    statement of its group, and `more` has up to three others. Raises UserError without `untold[local]`.
+    statement of its group, and `more` has up to three others. Raises UserError without `untold[engine]`.
     """
     from scipy.cluster.hierarchy import fcluster, linkage
 

@@ -274,7 +274,7 @@ def needed_lines(rows: Rows, page: Page) -> Iterator[str]:
     """Yield the numbers of samples to judge as lines."""
     cells = [
         [
-            *(row["metric"], row["proxy"], row["system"] or "all", f"{row['n']:,}", f"{row['judged']:,}"),
+            *(row["metric"], row["proxy"] or "-", row["system"] or "all", f"{row['n']:,}", f"{row['judged']:,}"),
             "not enough" if row["needed"] is None else f"{row['needed']:,}",
         ]
         for row in rows

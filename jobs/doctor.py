@@ -19,15 +19,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pyarrow as pa
 
 from untold.jobs.inference.backends import local_model
-from untold.jobs.inference.backends.backends import ClusterChecks
 from untold.jobs.inference.backends.node_checks import check_nodes
 from untold.jobs.inference.stage.bindings import bind_embedding, bind_entailment, bind_search, checked_template
 from untold.jobs.inference.stage.call_settings import (
@@ -42,22 +42,21 @@ from untold.jobs.inference.stage.call_settings import (
 )
 from untold.jobs.run import manifest
 from untold.jobs.run.cache import cache_dir
+from untold.jobs.run.connectors import find_spark
 from untold.jobs.run.error_messages import EnvironmentVariableError, explain, root_cause
-from untold.jobs.run.session import check_java, loopback_of_driver, open_session
 from untold.jobs.run.terminal import Page, page_of, print_lines, wrapped
 from untold.jobs.settings.loading import NoEndpointError, Resolved
 from untold.jobs.settings.model import AUTO, Settings, SettingsError
 from untold.jobs.settings.sections import BRAVE_URL
-from untold.udfs.errors import UserError, require
+from untold.udfs.errors import ENGINE, Needs, UserError, missing_modules, missing_packages, require
 from untold.udfs.llm.calls import Answer, Request
-from untold.udfs.llm.client import ApiKey, Endpoint
 from untold.udfs.llm.keys import Parameters, Stage
-from untold.udfs.llm.responses import Reader
+from untold.udfs.llm.responses import Reader, has_alternatives
 from untold.udfs.llm.retrying import refused_parameters
 from untold.udfs.llm.script import key_header_of, request_body, script_of
 from untold.udfs.llm.templates import compile_prompt
 from untold.udfs.python_path import python_environment
-from untold.udfs.redaction import redact
+from untold.udfs.redaction import plain_url, redact
 from untold.udfs.retrieval.classifying import Classifier, find_classifier
 from untold.udfs.retrieval.embedding import Embedder, find_model
 from untold.udfs.retrieval.local_models import JUDGE, MINILM, LocalModelFileError
@@ -65,16 +64,14 @@ from untold.udfs.stages import LOOKUPS, STAGES
 from untold.udfs.storage import StoragePath
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
-# python_requires of setup.py
-OLDEST_PYTHON = (3, 11)
+OLDEST_PYTHON = (3, 11)  # python_requires of setup.py
 # Seconds before a check fails. The server of a local model reads a gigabyte before its first completion. Spark and Ray
 # together started in 18 s on two slow cores, and a cluster can be busy
 QUICK_SECONDS = 30.0
 CALL_SECONDS = 60.0
 SERVER_SECONDS = 120.0
 ENGINE_SECONDS = 180.0
-# Enough tokens for a word or a digit, at almost no cost
-TINY_TOKENS = 16
+TINY_TOKENS = 16  # enough for a word or a digit, at almost no cost
 LOW_DISK_BYTES = 2 * 10**9
 MODEL_BYTES = 1.1e9
 # The column of the text of a result, and the maximum number of characters of an engine's message
@@ -83,10 +80,8 @@ LONGEST = 600
 # The errors of an endpoint that works: it returned a completion, although a stage would not accept it
 ANSWERED = (None, "truncated", "empty", "filtered")
 LOCAL_MODEL = "a local model, run within tasks"
-# The name of the check of a cluster that runs the requests as a job
-RAY_JOBS = "Ray jobs"
-# Some models reject a system turn, which stages have too
-TASK = "You answer short questions."
+RAY_JOBS = "Ray jobs"  # the check of a cluster that runs the requests as a job
+TASK = "You answer short questions."  # a system turn as in stages, which some models reject
 GREETING = "Answer with the one word: ready"
 RATING = "How true is this from 1 (wrong) to 5 (right): water is wet. Answer with the digit alone."
 
@@ -107,23 +102,32 @@ class CheckResult:
         return redact(f"{self.state:4}  {self.about:17}  {self.text}")
 
 
-def examine(load: Callable[[], Resolved]) -> int:
+def examine(load: Callable[[], Resolved], needs: Mapping[str, Needs] = MappingProxyType({})) -> int:
     """Run all checks and print each result at once. Return 1 if a check fails, else 0.
 
-    `load` returns the settings of the command line. Without settings, the other checks still run.
+    `load` returns the settings of the command line. Without settings, the other checks still run. If packages of the
+    engine are missing, only Python, the packages and the disk are checked.
     """
     failed = False
-    for found in check_all(load):
+    for found in check_all(load, needs):
         print_lines(found.lines(page_of(sys.stdout)))
         failed = failed or found.state == FAIL
     return 1 if failed else 0
 
 
-def check_all(load: Callable[[], Resolved]) -> Iterator[CheckResult]:
+def check_all(load: Callable[[], Resolved], needs: Mapping[str, Needs]) -> Iterator[CheckResult]:
     """Yield the results of all checks. A check comes after the checks that it depends on."""
+    yield _check_python()
+    yield from check_packages(needs)
+    if find_spec("pyspark"):
+        yield _try("PySpark", lambda: str(find_spark()))
+    if missing_modules(ENGINE):
+        yield from check_disk(None)
+        return
+    from untold.jobs.run.session import check_java
+
     resolved, problem = _load(load)
     settings = resolved.settings if resolved else Settings()
-    yield _check_python()
     java = _within("Java", QUICK_SECONDS, partial(_try, "Java", check_java))
     yield java
     spark = check_spark(settings) if java.state == OK else CheckResult(WARN, "Spark", "not checked: it needs Java")
@@ -183,6 +187,18 @@ def _check_python() -> CheckResult:
     if sys.version_info[:2] < OLDEST_PYTHON:
         return CheckResult(FAIL, "Python", f"{text}; install Python {'.'.join(map(str, OLDEST_PYTHON))} or newer")
     return CheckResult(OK, "Python", text)
+
+
+def check_packages(needs: Mapping[str, Needs]) -> Iterator[CheckResult]:
+    """Yield the commands whose packages are installed, and a warning for the packages that other commands need."""
+    commands: dict[str, list[str]] = {}
+    for command, extras in needs.items():
+        missing = [line for extra, modules in extras.items() if (line := missing_packages(extra, *modules))]
+        for line in missing or [""]:
+            commands.setdefault(line, []).append(command)
+    for line, names in sorted(commands.items()):
+        text = f"missing {line}, for {', '.join(names)}" if line else f"complete for {', '.join(names)}"
+        yield CheckResult(WARN if line else OK, "packages", text)
 
 
 def _try(about: str, use: Callable[[], str]) -> CheckResult:
@@ -309,6 +325,8 @@ def _call(
 async def _send(settings: Settings, section: Section, url: str, api: str, body: bytes, **given: Any) -> Answer:
     """Send one call without a retry by a client of its own. `read` reads the answer; the rest is for the client."""
     read: Reader | None = given.pop("read", None)
+    from untold.udfs.llm.client import ApiKey, Endpoint
+
     own = getattr(settings, section)
     key = ApiKey(os.environ.get(own.api_key_env or "") or None, getattr(own, "api_key_command", None))
     seconds = min(CALL_SECONDS, settings.llm.timeout_seconds)
@@ -317,26 +335,6 @@ async def _send(settings: Settings, section: Section, url: str, api: str, body: 
         return await endpoint.call(api, body, read=read)
     finally:
         await endpoint.close()
-
-
-def has_alternatives(logprobs: Any, api: str) -> bool:
-    """Return True if the `logprobs` of a choice have the alternatives of a token.
-
-    Chat completions: `{"content": [{"top_logprobs": [...]}]}`, plain ones: `{"top_logprobs": [{token: logprob}]}`.
-    Servers without log-probabilities send null, an empty list, or tokens without alternatives.
-    """
-    if not isinstance(logprobs, Mapping):
-        return False
-    if api != "chat":
-        return any(logprobs.get("top_logprobs") or [])
-    tokens = logprobs.get("content") or []
-    return any(isinstance(token, Mapping) and token.get("top_logprobs") for token in tokens)
-
-
-def plain_url(url: str) -> str:
-    """Return a URL without user, password and query, which can contain keys."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if "://" in url else url
 
 
 def check_lookups(settings: Settings) -> Iterator[CheckResult]:
@@ -393,6 +391,8 @@ def check_spark(settings: Settings, seconds: float = ENGINE_SECONDS) -> CheckRes
     The session has the master and the `spark.conf.*` of a run. The check therefore finds wrong jars, unreachable
     masters, and executors that do not reach the store, read another index or have other versions.
     """
+    from untold.jobs.run.session import loopback_of_driver
+
     master = settings.spark.master or "the launcher's master"
     remedy = "check spark.master and spark.conf.*, free memory, and that workers have this environment"
     if not master.startswith("local") and (host := loopback_of_driver(settings)):
@@ -419,9 +419,7 @@ def check_ray(settings: Settings, seconds: float = ENGINE_SECONDS) -> CheckResul
         return CheckResult(WARN, "Ray", "not checked: llm.backend is spool, and `untold answer` checks its own Ray")
     if settings.llm.backend == "batch":
         return CheckResult(OK, "Ray", "not needed: llm.backend is batch")
-    remedy = (
-        "check ray.address and that the cluster runs" if address else "check free memory and /dev/shm, or ray.address"
-    )
+    remedy = "check ray.address and the cluster" if address else "check free memory and /dev/shm, or ray.address"
     given = {"address": address, "places": _places(settings), "storage": settings.storage.environment}
     given["runtime_env"] = settings.ray.runtime_env
     return _check_engine("Ray", f"at {address}" if address else "local", given, remedy, seconds)
@@ -474,6 +472,9 @@ def _run_probe(name: str, given: str, seconds: float) -> tuple[int | None, str]:
 
 def _probe_spark(given: Any) -> str:
     """Return the version of Spark after a row passed through a Python worker."""
+    from untold.jobs.inference.backends.backends import ClusterChecks
+    from untold.jobs.run.session import open_session
+
     session = open_session(Settings.model_validate_json(json.dumps(given["settings"])), "untold-doctor")
     try:
         ClusterChecks(session, given["places"], given["files"]).check_executors()

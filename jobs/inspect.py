@@ -1,4 +1,4 @@
-"""What files of samples are taken for: format, columns, first rows, what is wrong, how to go on. Starts no engine."""
+"""Show how files of samples are read: format, columns, first rows, problems, next command. Starts no engine."""
 
 from __future__ import annotations
 
@@ -34,20 +34,24 @@ from untold.udfs.samples.files import compression_of, open_file
 
 SHOWN_ROWS = 3
 SHOWN_PROBLEMS = 5
-# What is read of all files to count their rows: lines by their ends, which is quick, and records, which is not
+# Limits of counting rows: lines are counted by their ends, which is quick, and records are parsed
 COUNTED_BYTES = 1 << 28
 COUNTED_RECORDS = 20_000
 KINDS = {"lines": "JSON Lines", "array": "a JSON array", "objects": "JSON objects", "csv": "CSV", "parquet": "Parquet"}
+# The metrics of the next command, with a language model and with the judge of the package
+LANGUAGE_MODEL_METRIC, JUDGE_METRIC = "e2e", "nli"
 OF_NUGGETS = ("rubrics", "trec_rag_nuggets")
-# Patterns that say nothing of what a file holds
+# Patterns of several formats
 ANY_FILE = ("*", "*.csv", "*.jsonl", "*.json*", "*.*json*")
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found. `columns`: column (theirs), taken_for (ours, None for one that is kept) and filled (rows read).
+    """The detected format of files.
 
-    `rows` counts those of the files, all of them where `exact`, else at least; `read` the samples that were read.
+    `columns`: column (name in the files), taken_for (our name, None for another column) and filled (rows with a value).
+    `rows` is the number of rows in the files, or a lower limit if it is not `exact`. `read` is the number of samples
+    that were read.
     """
 
     path: str
@@ -65,10 +69,13 @@ class Inspection:
     command: str
 
 
-def inspect(path: str, format: str | None = None, read: ReadOptions | None = None) -> Inspection:
-    """Looks at the beginnings of the files of a path, a folder or a glob.
+def inspect(
+    path: str, format: str | None = None, read: ReadOptions | None = None, *, metric: str = LANGUAGE_MODEL_METRIC
+) -> Inspection:
+    """Read the beginnings of the files of a path, a folder or a glob.
 
-    Raises SampleError where there is nothing to be read, and for a format or a column that does not exist.
+    `metric` is the metric of the next command for samples with contexts. Raises SampleError if there are no rows, and
+    for an unknown format or column.
     """
     options = read or ReadOptions()
     name = format or _format_of(path, options)
@@ -100,12 +107,12 @@ def inspect(path: str, format: str | None = None, read: ReadOptions | None = Non
         samples=[_shown(one) for one in head.samples[:SHOWN_ROWS]],
         problems=[*problems, *head.problems()],
         usable=any(not _error(one, required) for one in head.samples),
-        command=_command(path, name, options, required, head.given),
+        command=_command(path, name, options, required, head.given, metric),
     )
 
 
 def _format_of(path: str, options: ReadOptions) -> str | None:
-    """The known data set that the files are of, by their names or by the columns of the first row; None for ours."""
+    """Return the known data set of files by their names or the columns of the first row, or None for our format."""
     found, others = data_files(path)
     for name, adapter in FORMATS.items():
         if adapter.files not in ANY_FILE and fnmatch.filter([file.path for file in (*found, *others)], adapter.files):
@@ -119,7 +126,7 @@ def _format_of(path: str, options: ReadOptions) -> str | None:
 
 
 def _first_columns(file: InputFile) -> set[str] | None:
-    """The columns of a file's first row; None where that is no object."""
+    """Return the columns of a file's first row, or None if the row is not an object."""
     if file.types:
         return set(file.types)
     try:
@@ -130,13 +137,13 @@ def _first_columns(file: InputFile) -> set[str] | None:
 
 
 def _holds_results(path: str) -> bool:
-    """Whether a file of JSON over several lines begins as one of RAGChecker does."""
+    """Return True if a file of JSON over several lines begins like a file of RAGChecker."""
     with closing(open_file(path)) as stream:
         return stream.read(100).lstrip(b"\xef\xbb\xbf \t\r\n{").startswith(f'"{RESULTS}"'.encode())
 
 
 def _columns_of(files: Sequence[InputFile], adapter: Adapter | None, options: ReadOptions) -> Mapping[str, str]:
-    """What files without a known format are likely to call our columns; nothing where they have ours."""
+    """Return the likely names of our columns in files without a known format, by our names."""
     columns = (_first_columns(files[0]) if adapter is None else None) or set(REQUIRED)
     found: dict[str, str] = {}
     # One by one: questions have no response, and not every file has contexts
@@ -159,7 +166,7 @@ class _Head:
         self.whole: dict[str, int] = {}
 
     def read(self, files: Sequence[InputFile]) -> None:
-        """Takes up to `HEAD_ROWS` rows. Raises SampleError for a file that cannot be read on."""
+        """Read up to `HEAD_ROWS` rows. Raises SampleError for an unreadable file."""
         for number, file in enumerate(files):
             tally, unit = UnitProgress(), head_unit(file, number)
             try:
@@ -178,13 +185,13 @@ class _Head:
 
     @property
     def required(self) -> tuple[str, ...]:
-        """What the rows are checked for: questions have no response, and references can do for contexts."""
+        """The required columns. Questions have no response, and references can replace contexts."""
         if "response" not in self.given and "query" in self.given:
             return ("query",)
         return ("query", "response") if "references" in self.given and "contexts" not in self.given else REQUIRED
 
     def columns(self) -> list[dict[str, Any]]:
-        """The columns, those of samples first."""
+        """Return the columns, first the columns of samples."""
         filled = Counter(name for one in self.samples for name, value in _all(one) if value not in (None, "", []))
         ours = [name for name in (*KNOWN, *OPTIONAL) if name in self.given]
         rest = sorted(name for name in filled if name not in (*KNOWN, *OPTIONAL))
@@ -193,12 +200,12 @@ class _Head:
         ]
 
     def _theirs(self, name: str) -> str:
-        """What the files call a column of ours."""
+        """Return the name of one of our columns in the files."""
         names = {} if self.wanted.adapter is None else self.wanted.adapter.names
         return self.wanted.columns.get(name) or next((one for one in names.get(name, ()) if one in self.raw), name)
 
     def problems(self) -> list[str]:
-        """What is wrong with single rows, the first of them."""
+        """Return the first problems of single rows."""
         required = self.required
         wrong = [
             f"{place}: {error}"
@@ -214,7 +221,7 @@ class _Head:
 
 
 def _error(sample: Sample, required: Sequence[str]) -> str:
-    """What is wrong with a sample but for what it need not have."""
+    """Return the error of a sample without the missing columns that are not required."""
     passed = {f"{name} is null" for name in REQUIRED if name not in required}
     return "; ".join(part for part in (sample.error or "").split("; ") if part and part not in passed)
 
@@ -225,19 +232,19 @@ def _all(sample: Sample) -> Iterator[tuple[str, Any]]:
 
 
 def _shown(sample: Sample) -> dict[str, Any]:
-    """A sample as it is shown: what is known of it."""
+    """Return the known values of a sample."""
     known = {**sample.known, **{name: sample.rest[name] for name in OPTIONAL if name in sample.rest}}
     return {name: value for name, value in known.items() if value is not None}
 
 
 def _is_whole(file: InputFile) -> bool:
-    """Whether its head is all of a file."""
+    """Return True if the head of a file is the whole file."""
     is_cut = file.size > HEAD_BYTES or compression_of(file.path) is not None
     return file.kind != "parquet" and not (file.kind == "lines" and is_cut)
 
 
 def _count(files: Sequence[InputFile], adapter: Adapter | None, whole: Mapping[str, int]) -> tuple[int, bool]:
-    """The rows of all files, and whether these are all: what is read for it is bounded. `whole`: those known."""
+    """Return the number of rows of all files, and False if it reached a limit. `whole`: known numbers by path."""
     rows, exact, bytes_left, records_left = 0, True, COUNTED_BYTES, COUNTED_RECORDS
     for file in files:
         if file.path in whole:
@@ -257,7 +264,7 @@ def _count(files: Sequence[InputFile], adapter: Adapter | None, whole: Mapping[s
 
 
 def _count_records(file: InputFile, adapter: Adapter | None, most: int) -> int:
-    """The records of a file that its reader gives, at most so many; of a file that breaks off those before."""
+    """Return the number of records of a file, at most `most`, or the number before an error of the file."""
     unit, tally = head_unit(file), UnitProgress()
     with suppress(UnreadableFileError, *READ_ERRORS):
         deque(islice(tally.rows(unit, reader_of(unit, adapter), {}), max(most, 0)), maxlen=0)
@@ -265,7 +272,10 @@ def _count_records(file: InputFile, adapter: Adapter | None, most: int) -> int:
 
 
 def _count_lines(path: str, most: int) -> tuple[int, int]:
-    """The lines of a file that are not empty, within so many bytes, and the bytes read; all where it breaks off."""
+    """Return the lines with text in the first `most` bytes of a file, and the bytes that were read.
+
+    For a file with an error, all bytes count as read.
+    """
     lines = read = 0
     try:
         with closing(open_file(path)) as stream:
@@ -279,8 +289,10 @@ def _count_lines(path: str, most: int) -> tuple[int, int]:
     return lines, read
 
 
-def _command(path: str, name: str | None, options: ReadOptions, required: Sequence[str], given: set[str]) -> str:
-    """The command that goes on from here."""
+def _command(
+    path: str, name: str | None, options: ReadOptions, required: Sequence[str], given: set[str], metric: str
+) -> str:
+    """Return the next command for the files."""
     words = ["--input", path]
     words += ["--format", name] if name else []
     words += ["--columns", ",".join(f"{ours}={theirs}" for ours, theirs in options.columns.items())] * bool(
@@ -297,14 +309,14 @@ def _command(path: str, name: str | None, options: ReadOptions, required: Sequen
     if name in OF_NUGGETS:
         return shlex.join(["untold", "plan", *words, *nuggets])
     if "contexts" in given or name is None:
-        return shlex.join(["untold", "plan", *words, "--metric", "e2e"])
-    # Without contexts, facts are given as references or looked up
-    metric = ["longrecall"] if "references" in given else ["icat", "--set", "knowledge.index=INDEX"]
-    return shlex.join(["untold", "plan", *words, "--metric", *metric])
+        return shlex.join(["untold", "plan", *words, "--metric", metric])
+    # Samples without contexts have references, or an index has the facts
+    other = ["longrecall"] if "references" in given else ["icat", "--set", "knowledge.index=INDEX"]
+    return shlex.join(["untold", "plan", *words, "--metric", *other])
 
 
 def inspection_lines(found: Inspection, page: Page) -> list[str]:
-    """The inspection as lines."""
+    """Return the lines of an inspection."""
     rows = f"{'' if found.exact else 'at least '}{found.rows:,}"
     read = f"; {amount(found.read, 'sample')} read" if found.read != found.rows else ""
     lines = [
@@ -330,7 +342,7 @@ def inspection_lines(found: Inspection, page: Page) -> list[str]:
 
 
 def _line(name: str, value: Any, page: Page) -> str:
-    """A column of a sample on one line, cut to the page."""
+    """Return a column of a sample as one line that fits the page."""
     if isinstance(value, list):
         first = value[0].get("text") if value else ""
         value = f"{len(value):,}: {first}" if value else "none"

@@ -1,4 +1,4 @@
-"""Packs this environment for the machines of a cluster: our wheel, an archive that workers unpack, and JVM packages."""
+"""Pack this environment for the machines of a cluster: our wheel, an archive that workers unpack, and JVM packages."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError, require
 
 ARCHIVE = "environment.tar.gz"
-# The folder in which an executor unpacks the archive
+# Executors unpack the archive into this folder
 UNPACKED = "environment"
-# Parts of the package lie beside `untold` where it is installed to be edited
+# The folders of the package that are next to `untold` in an editable installation
 PARTS = ("jobs", "udfs", "graph", "conf")
 TAG = "py3-none-any"
 
 
 class PackageError(UserError):
-    """An environment that cannot be packed. The message says why and what to do."""
+    """An environment cannot be packed. The message has the reason and the remedy."""
 
 
 def package(output: str, settings: Settings, *, jars: bool) -> str:
-    """Writes the wheel, the environment and, with `jars`, the JVM packages; gives the settings that use them, as YAML.
+    """Write the wheel, the environment and, with `jars`, the JVM packages. Return their settings as YAML.
 
-    Needs no network, but for packages that Spark has not resolved before. Raises PackageError, and UserError where
-    venv-pack is missing.
+    Only packages that Spark has not resolved before need a network. Raises PackageError, and UserError without
+    venv-pack.
     """
     folder = Path(output).expanduser().resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def package(output: str, settings: Settings, *, jars: bool) -> str:
 
 
 def write_wheel(folder: Path) -> Path:
-    """Writes a wheel of this package as it is installed, from a wheel or to be edited; needs no build tool."""
+    """Write a wheel of this package, which may be an editable installation. No build tool is needed."""
     known = distribution("untold")
     wheel = folder / f"untold-{known.version}-{TAG}.whl"
     info = f"untold-{known.version}.dist-info"
@@ -72,19 +72,19 @@ def write_wheel(folder: Path) -> Path:
 
 
 def pack_environment(archive: Path, wheel: Path) -> None:
-    """Writes this Python's environment as an archive that is unpacked and used wherever the same Python lies.
+    """Write the environment of this Python as an archive for machines with the same Python at the same path.
 
-    By conda-pack in a conda environment, else by venv-pack. Raises PackageError for what these cannot pack.
+    conda-pack packs a conda environment, and venv-pack any other. Raises PackageError if they fail.
     """
     edited = sorted({known.name for known in distributions() if _is_edited(known)})
     if edited:
         raise PackageError(
             f"{', '.join(edited)}: an editable installation cannot be packed. Create a new environment (python -m venv "
-            f"ENV && ENV/bin/pip install '{wheel}[package]'), and run ENV/bin/untold package"
+            f"ENV && ENV/bin/pip install '{wheel}[engine,package]'), and run ENV/bin/untold package"
         )
     packer = "conda_pack" if _is_conda() else "venv_pack"
     require("untold package", "package", packer)
-    # -I: modules of the folder that this was started in are nobody's
+    # -I ignores modules in the working directory
     start = [sys.executable, "-I", "-m", packer, "--prefix", sys.prefix, "--output", str(archive)]
     options = ["--force", "--quiet", "--compress-level", "1"]
     ended = subprocess.run([*start, *options], capture_output=True, text=True, check=False)
@@ -96,7 +96,7 @@ def pack_environment(archive: Path, wheel: Path) -> None:
 
 
 def copy_jars(folder: Path, settings: Settings) -> list[str]:
-    """Copies the jars of the packages in the settings and gives where they lie; Spark resolves them."""
+    """Copy the jars of the packages in the settings, which Spark resolves, and return their URIs."""
     from untold.jobs.run.session import open_session
 
     spark = open_session(settings)
@@ -107,7 +107,7 @@ def copy_jars(folder: Path, settings: Settings) -> list[str]:
 
 
 def show_package(output: str, text: str) -> None:
-    """Prints the settings that use a package."""
+    """Print the settings that use a package."""
     print(text, end="")
     print(f"# in {os.path.join(output, 'cluster.yaml')}: use it with --config. All machines must see these paths")
 
@@ -117,7 +117,7 @@ def _is_conda() -> bool:
 
 
 def _python_of_ray() -> dict[str, Any]:
-    """How Ray runs the Python of the archive, of whose links it unpacks none: a venv's Python is one."""
+    """Return Ray's settings for the Python of the archive. Ray unpacks no links, such as the Python of a venv."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     if _is_conda():
         return {"py_executable": f"./bin/{version}"}
@@ -126,7 +126,7 @@ def _python_of_ray() -> dict[str, Any]:
 
 
 def _own_files() -> Iterator[tuple[str, Path]]:
-    """The files of our package, by their names in a wheel."""
+    """Yield the files of the package with their names in a wheel."""
     top = Path(untold.__file__).parent
     roots = {"untold": top, **{f"untold/{part}": _folder_of(part) for part in PARTS}}
     for name, root in roots.items():
@@ -146,6 +146,6 @@ def _digest(content: bytes) -> str:
 
 
 def _is_edited(known: Distribution) -> bool:
-    """Whether a package is used from where it is edited."""
+    """Return True for an editable installation of a package."""
     origin = json.loads(known.read_text("direct_url.json") or "{}")
     return bool(origin.get("dir_info", {}).get("editable"))

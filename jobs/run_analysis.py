@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.resources import files
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ import pyarrow as pa
 from untold.jobs import analysis, run_tables
 from untold.jobs.run.terminal import Page, amount, table
 from untold.jobs.summary.trends import date_of
-from untold.udfs.errors import require
+from untold.udfs.errors import ENGINE, require
 from untold.udfs.storage import StoragePath
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Run(run_tables.RunTables):
 
     def spark(self, name: str) -> DataFrame:
         """Return the table as a Spark frame of the active session or a new one. Raises like `dataset`."""
+        require("Run.spark", ENGINE, "pyspark")
         from untold.jobs.run.session import active_session, read_parquet
 
         # Raises an error for an unknown name
@@ -162,7 +164,8 @@ class Run(run_tables.RunTables):
         return analysis.left_out((self, *others), by, n, metrics)
 
     def topics(self, *others: run_tables.RunTables, n: int = 10, metrics: Sequence[str] | None = None) -> pa.Table:
-        """Cluster the missed statements into n topics by the vectors of the embedding model (`untold[local]`)."""
+        """Cluster the missed statements into n topics by the vectors of the embedding model (`untold[engine]`)."""
+        require("Run.topics", ENGINE, "onnxruntime", "tokenizers", "scipy")
         return analysis.topics((self, *others), n, metrics)
 
     def changes(self, *others: run_tables.RunTables, metrics: Sequence[str] | None = None, seed: int = 0) -> pa.Table:
@@ -262,13 +265,15 @@ def lines_of(run: Run, page: Page) -> Iterator[str]:
     yield from ("", *table(["table", "rows"], rows, page), "", "in Python or a notebook:")
     yield f"  import untold; run = untold.open_run({run.directory!r})"
     if "scores" in run.tables:
-        yield from (f"  {line}" for line in PYTHON_LINES)
+        # An install that only reads has no pandas
+        plain = (line.removesuffix(".to_pandas()").removesuffix(".df()") for line in PYTHON_LINES)
+        yield from (f"  {line}" for line in (PYTHON_LINES if find_spec("pandas") else plain))
         where = shlex.quote(run.directory)
         ids = run.dataset("scores").head(1, columns=["sample_id"])["sample_id"].to_pylist()
         one = shlex.quote(str(ids[0])) if ids else "ID"
         yield from ("", "on the command line:", f"  untold show {where} --sample {one}", f"  untold compare {where}")
     else:
-        yield '  run.pandas("NAME")'
+        yield '  run.table("NAME")'
 
 
 def _warn(text: str) -> None:

@@ -25,7 +25,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from untold.jobs.tables import RESULT_TABLES, TABLES
-from untold.udfs.errors import UserError, did_you_mean, near_misses
+from untold.udfs.errors import UserError, did_you_mean, near_misses, require
 from untold.udfs.storage import PlaceError, StoragePath
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ class RunTables:
 
     def pandas(self, name: str) -> pandas.DataFrame:
         """Return the whole table as a pandas frame. Raises like `dataset`."""
+        require("Run.pandas", "notebook", "pandas")
         return self.table(name).to_pandas()
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
@@ -341,9 +342,15 @@ def batches_of(
 
 def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return rows as an HTML table with escaped values. Nulls are empty cells."""
-    import pandas
 
-    return str(pandas.DataFrame(list(rows)).to_html(index=False, na_rep="", float_format="{:.3f}".format, border=0))
+    def cell(value: Any) -> str:
+        return "" if value is None else f"{value:.3f}" if isinstance(value, float) else escape(str(value))
+
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    heads = "".join(f"<th>{escape(name)}</th>" for name in names)
+    lines = ("".join(f"<td>{cell(row.get(name))}</td>" for name in names) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<table class="dataframe"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
 
 
 def _hidden(name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
 import textwrap
@@ -20,7 +21,7 @@ import pyarrow.dataset as ds
 from untold.graph import views
 from untold.jobs.inputs.options import ShowRequest
 from untold.jobs.metrics import METRICS
-from untold.jobs.metrics.views import Row, SampleRows, View, count, required
+from untold.jobs.metrics.views import VIEWS, Row, SampleRows, View, count, required
 from untold.jobs.run_tables import RunTables, UnreadableRunError, open_run
 from untold.jobs.summary.run_summary import describe_failures
 from untold.udfs.errors import did_you_mean, near_misses
@@ -28,6 +29,7 @@ from untold.udfs.storage import StoragePath
 
 NEAR_IDS = 10_000  # the sample ids of the search for near misses, because a run can have millions
 SHOWN_IDS = 3
+LISTED_IDS = 10  # without --sample
 SHOWN_LENGTH = 80  # characters of an id in a message
 # Characters of a sample_id or a metric in a title or in the name of a file, which has at most 255 bytes
 NAME_LENGTH = 80
@@ -40,12 +42,17 @@ class ShowError(UnreadableRunError):
 def show(request: ShowRequest) -> list[str]:
     """Print the response and the statements of a sample, write its pictures, and return the paths of the pictures.
 
-    Raises UnreadableRunError without a run, and ShowError for a run that has not ended, an unknown sample or metric,
-    and a failed write.
+    Print the first ids if the request has no sample. Raises UnreadableRunError without a run, and ShowError for a run
+    that has not ended, an unknown sample or metric, and a failed write.
     """
     form = _form(request.picture)
     run = _open(request.output)
-    found = _read(run, request)
+    if request.sample is None:
+        if request.picture is not None:
+            raise ShowError("--picture needs --sample")
+        _print(_id_lines(run))
+        return []
+    found = _read(run, request.sample, request.metric)
     paths = []
     for number, shown in enumerate(found):
         _print([*([""] if number else []), *describe(shown)])
@@ -56,9 +63,31 @@ def show(request: ShowRequest) -> list[str]:
 
 
 def rows_of_sample(request: ShowRequest) -> list[dict[str, Any]]:
-    """Return the rows of the tables for a sample, one mapping per metric. Raises the errors of `show`."""
-    views = _read(_open(request.output), request)
-    return [{one.name: getattr(shown.rows, one.name) for one in fields(SampleRows)} for shown in views]
+    """Return the rows of the tables for a sample, one mapping per metric. Raises the errors of `show`.
+
+    Without a sample, return the first ids.
+    """
+    run = _open(request.output)
+    if request.sample is None:
+        return [{"sample_id": name} for name in _first_ids(run)]
+    found = _read(run, request.sample, request.metric)
+    return [{one.name: getattr(shown.rows, one.name) for one in fields(SampleRows)} for shown in found]
+
+
+def _first_ids(run: RunTables) -> list[str]:
+    """Return the first sample ids of a run. Raises ShowError for a run without scores."""
+    if "scores" not in run.tables:
+        raise ShowError(f"{run.directory} has no scores. Start the run again")
+    # A sample has a row per metric
+    return _ids(run.dataset("scores").head(NEAR_IDS, columns=["sample_id"]))[:LISTED_IDS]
+
+
+def _id_lines(run: RunTables) -> list[str]:
+    """Return lines with the first sample ids of a run, and the command that shows one of them."""
+    first = _first_ids(run)
+    lines = ["the first sample ids:", *(f"  {views.one_line(name)}" for name in first)]
+    example = shlex.quote(first[0] if first and first[0].isprintable() else "ID")
+    return [*lines, "", f"next: untold show {shlex.quote(run.directory)} --sample {example}"]
 
 
 def _draw(shown: View, place: str, form: str, *, raw: bool) -> list[str]:
@@ -92,27 +121,24 @@ def _open(output: str) -> RunTables:
     return run
 
 
-def _read(run: RunTables, request: ShowRequest) -> list[View]:
+def _read(run: RunTables, sample: str, metric: str | None) -> list[View]:
     """Return one view per shown metric, sorted. Raises ShowError for an unknown sample or metric."""
     # Arrow rejects the lone surrogates of arguments that are not UTF-8
-    sample_id = request.sample.encode("utf-8", "replace").decode()
+    sample_id = sample.encode("utf-8", "replace").decode()
     scores = {str(row["metric"]): row for row in _rows(run, "scores", sample_id)}
     if not scores:
         raise ShowError(_unknown_sample(run, sample_id))
-    if request.metric is not None and request.metric not in scores:
-        raise ShowError(
-            f"--metric {request.metric}: the sample was scored by {', '.join(map(views.one_line, sorted(scores)))}"
-        )
-    sample = next(iter(_rows(run, "samples", sample_id, columns=["query", "response", "contexts"])), None)
-    wanted = sorted(scores) if request.metric is None else [request.metric]
-    return [_read_metric(run, sample_id, scores[metric], sample) for metric in wanted]
+    if metric is not None and metric not in scores:
+        raise ShowError(f"--metric {metric}: the sample was scored by {', '.join(map(views.one_line, sorted(scores)))}")
+    texts = next(iter(_rows(run, "samples", sample_id, columns=["query", "response", "contexts"])), None)
+    wanted = sorted(scores) if metric is None else [metric]
+    return [_read_metric(run, sample_id, scores[name], texts) for name in wanted]
 
 
 def _read_metric(run: RunTables, sample_id: str, score: Row, sample: Row | None) -> View:
     """Return the view of one sample for the metric of its score."""
     of_metric = ds.field("metric") == score["metric"]
-    metric = METRICS.get(score["metric"])
-    view = View if metric is None else metric.view
+    view = _view_of(score["metric"])
     # Most pairs are neutral, and a sample can have millions
     extra = {"relations": ds.field("relation").isin(views.DRAWN_RELATIONS)}
     names = (one.name for one in fields(SampleRows) if one.name not in ("score", "sample", "chunks"))
@@ -127,6 +153,13 @@ def _read_metric(run: RunTables, sample_id: str, score: Row, sample: Row | None)
         return view(rows)
     chunks = run.dataset("chunks").to_table(filter=ds.field("chunk_id").isin(wanted))
     return view(replace(rows, chunks=chunks.to_pylist()))
+
+
+def _view_of(metric: str) -> type[View]:
+    """Return the view of a metric. A metric of another package is loaded, and may need the engine."""
+    if metric in VIEWS or metric not in METRICS:
+        return VIEWS.get(metric, View)
+    return METRICS[metric].view
 
 
 def _rows(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -36,6 +37,18 @@ for package in (untold.jobs, untold.graph, untold.udfs):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         module.name.endswith("__main__") or importlib.import_module(module.name)
 """
+# What an install without extras has, and has not
+OPEN_THE_DEMO = """
+import untold
+run = untold.open_run(untold.demo_output())
+print(run.path_of("statements"), len(run.differences()))
+"""
+FIND_ENGINE = """
+from importlib.util import find_spec
+from untold.udfs.errors import ENGINE_MODULES
+print([name for name in (*ENGINE_MODULES, "huggingface_hub") if find_spec(name)])
+"""
+MOST_MEGABYTES = 500
 # Parts that import their libraries when they are first used
 USE_LIBRARIES = """
 from untold.udfs.facts.claim_verdicts import cut_passages
@@ -81,6 +94,12 @@ class Environment:
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
 
+    def megabytes(self) -> float:
+        """The size of the installed packages on the disk, with their bytecode as pip leaves it."""
+        self.output("-I", "-m", "compileall", "-q", "-j", "0", str(self.folder / "venv" / "lib"))
+        used = subprocess.run(["du", "-s", "-B", "1", self.folder / "venv" / "lib"], capture_output=True, check=True)
+        return int(used.stdout.split()[0]) / 1e6
+
     def score(self) -> list[dict[str, Any]]:
         """The scores of one sample, by a model server of this machine."""
         samples, output = write_samples(self.folder / "samples.jsonl", [SAMPLE]), self.folder / "out"
@@ -122,19 +141,32 @@ def test_a_base_install_works_beside_modules_that_break(
     (place,) = environment.output("-c", IMPORT_UNTOLD).split()
     assert not Path(place).is_relative_to(ROOT)
     assert "\nscores\n" in f"\n{environment.output('-m', 'untold', 'schema')}"
-    refused = environment.run("-m", "untold", "sweep", "out")
+    assert "results/statements" in environment.output("-I", "-c", OPEN_THE_DEMO)
+    assert environment.output("-I", "-c", FIND_ENGINE) == "[]\n"
+    assert environment.megabytes() <= MOST_MEGABYTES
+    refused = environment.run("-m", "untold", "score", "--input", "in", "--output", "out", "--metric", "nli")
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert refused.stderr == "untold: sweep needs matplotlib, networkx: pip install 'untold[study]'\n"
+    assert re.fullmatch(r"untold: score needs [\w, -]*: pip install 'untold\[engine\]'\n", refused.stderr)
     if kind == "wheel":
+        environment.install(*with_extra(built[kind], "engine"))
+        refused = environment.run("-m", "untold", "sweep", "out")
+        assert refused.stderr == "untold: sweep needs matplotlib, networkx: pip install 'untold[study]'\n"
         assert [row["status"] for row in environment.score()] == ["ok"]
         assert "sample a, metric e2e" in environment.output(
             "-m", "untold", "show", str(tmp_path / "out"), "--sample", "a"
         )
 
 
+def with_extra(words: Sequence[str], extra: str) -> list[str]:
+    """Return the words of an installation with an extra."""
+    return [*words[:-1], f"{words[-1]}[{extra}]"]
+
+
 def test_the_oldest_versions_work(built: dict[str, Sequence[str]], tmp_path: Path) -> None:
     environment = Environment(tmp_path)
-    environment.install("--resolution", "lowest-direct", f"{built['wheel'][0]}[study,notebook,connect,lakehouse]")
+    environment.install(
+        "--resolution", "lowest-direct", f"{built['wheel'][0]}[engine,study,notebook,connect,lakehouse]"
+    )
     environment.output("-I", "-c", IMPORT_EVERYTHING)  # by themselves, some import json
     assert environment.output("-I", "-c", USE_LIBRARIES) == "Dr. Mill left.|She came.\nequal 1.0\n"
     assert [row["status"] for row in environment.score()] == ["ok"]
@@ -143,7 +175,7 @@ def test_the_oldest_versions_work(built: dict[str, Sequence[str]], tmp_path: Pat
 def test_a_package_runs_on_machines_that_have_python_alone(built: dict[str, Sequence[str]], tmp_path: Path) -> None:
     environment, node = Environment(tmp_path / "own"), Environment(tmp_path / "node")
     versions = (f"pyspark=={pyspark.__version__}", f"ray=={ray.__version__}")
-    environment.install(f"{built['wheel'][0]}[package]", *versions)
+    environment.install(f"{built['wheel'][0]}[engine,package]", *versions)
     node.install(f"ray=={ray.__version__}")
     told = environment.output("-m", "untold", "package", "--output", str(tmp_path / "package"))
     assert "spark.archives" in told

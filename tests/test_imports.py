@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import networkx as nx
+import pyarrow.parquet as pq
 import pytest
+
+from untold.jobs.cli.commands import COMMANDS
+from untold.udfs.errors import ENGINE, ENGINE_MODULES
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("jobs", "udfs", "graph", "conf")
@@ -187,3 +192,59 @@ def test_only_what_makes_calls_loads_what_makes_them() -> None:
     names = [f"untold.jobs.{name}" for name in ("score", "plan", "inference.backends.actor_driver")]
     program = f"import sys, importlib\nfor name in {names}: importlib.import_module(name)\n"
     subprocess.run([sys.executable, "-c", f"{program}sys.exit('openai' in sys.modules)"], check=True)
+
+
+# Commands over the shipped outputs, which an install without the engine runs. DEMO and OUT are folders
+READING = """
+open --demo
+show DEMO/results
+show DEMO/results --sample 01-large
+show DEMO/results --sample 01-large --picture OUT/graph.svg
+report DEMO/results DEMO/meta_evaluation --html OUT/report.html
+compare DEMO/results --all
+export DEMO/results --to csv
+export DEMO/results --to xlsx --output OUT/scores.xlsx
+trend DEMO/nightly --output OUT/trend
+estimate DEMO/results --labels OUT/labels.csv
+estimate DEMO/results --proxy words --metric nli --input OUT/samples.jsonl
+sample-size DEMO/results --half-width 0.1
+inspect DEMO/samples.jsonl
+schema
+schema scores
+prompts
+prompts extract_atoms
+completion bash
+doctor
+"""
+HIDDEN = (*ENGINE_MODULES, "py4j", "huggingface_hub", "ruptures")
+READ = f"""
+import json, sys
+from tests.fakes.absent import hide
+hide({HIDDEN})
+from untold.jobs.cli import main
+for words in json.loads(sys.argv[1]):
+    print(*words, file=sys.stderr)
+    assert main(words) == 0, words
+import untold
+run = untold.open_run(untold.demo_output())
+run.summary(), run.differences(), run.left_out(), run.agreement(), run.sample("01-large"), run._repr_html_()
+assert not set({HIDDEN}) & set(sys.modules)
+"""
+
+
+def test_commands_that_read_import_no_engine(tmp_path: Path) -> None:
+    demo = ROOT / "conf" / "demo"
+    rows = pq.read_table(demo / "results" / "scores").to_pylist()
+    ids = dict.fromkeys(row["sample_id"] for row in rows)
+    (tmp_path / "labels.csv").write_text("sample_id,score\n" + "".join(f"{name},0.5\n" for name in [*ids][:9]))
+    samples = pq.read_table(demo / "results" / "samples").to_pylist()
+    (tmp_path / "samples.jsonl").write_text("".join(f"{json.dumps(row, default=str)}\n" for row in samples))
+    text = READING.strip().replace("DEMO", str(demo)).replace("OUT", str(tmp_path))
+    line = [sys.executable, "-c", READ, json.dumps([command.split() for command in text.splitlines()])]
+    ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_all_commands_either_read_or_need_the_engine() -> None:
+    reading = {command.split()[0] for command in READING.strip().splitlines()}
+    assert {name for name, command in COMMANDS.items() if ENGINE not in command.needs} == reading

@@ -42,7 +42,7 @@ LANGUAGES = {"bash", "cron", "python", "json", "jsonl", "yaml", "toml", "jinja",
 CI_FILES = (".github/workflows/untold.yml", ".gitlab-ci.yml", "Jenkinsfile")
 TEST_FILES = ("test_responses.py",)
 RUN_ELSEWHERE = {
-    "pip install -e . && untold demo": "tests/jobs/test_demo.py",
+    "pip install -e '.[engine]' && untold demo": "tests/jobs/test_demo.py",
     "pip install -e '.[test]' && pytest": ".ci/run",
     # The templates of these tests are the same for each `prompt_set`
     "untold meta-evaluate --dataset wikicontradict --input labelled.jsonl --output two-prompts --metric e2e "
@@ -82,10 +82,11 @@ RUN_ELSEWHERE = {
     "UNTOLD_RUN=results jupyter lab notebooks/results.ipynb": "tests/test_snippets.py",
     "jupyter lab notebooks/results.ipynb": "tests/test_notebooks.py",
     "pip install 'untold[notebook]' jupyterlab": "tests/test_distribution.py",
+    "pip install 'untold[platform]'": "tests/test_distribution.py",
     # Training needs the packages of the extra `judge`
     **dict.fromkeys(
         (
-            "pip install -e '.[judge]'",
+            "pip install -e '.[engine,judge]'",
             "python tools/train_judge.py --pairs pairs.jsonl.gz --base all-MiniLM-L6-v2 "
             "--tokenizer conf/minilm/tokenizer.json --out trained",
             "python tools/export_judge.py --weights trained/model.pt --base all-MiniLM-L6-v2 "

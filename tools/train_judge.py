@@ -1,6 +1,6 @@
 """Train the judge: a small cross-encoder with the probability that a text states a fact.
 
-    pip install -e '.[judge]'
+    pip install -e '.[engine,judge]'
     python tools/train_judge.py --pairs pairs.jsonl.gz --base all-MiniLM-L6-v2 \\
         --tokenizer conf/minilm/tokenizer.json --out trained
 

@@ -18,14 +18,54 @@ class UserError(Exception):
     """
 
 
+# The extras that a command needs, each with the required modules
+Needs = Mapping[str, Sequence[str]]
+# The extra of everything that scores, and its modules. An install that only reads lacks these modules
+ENGINE = "engine"
+ENGINE_MODULES = (
+    *("pyspark", "ray", "onnxruntime", "tokenizers", "faiss", "graphframes"),
+    *("openai", "aiohttp", "scipy", "pandas"),
+)
+# The same extra without PySpark, for a platform that has its own Spark
+PLATFORM = "platform"
+LISTED_MODULES = 6  # in a message
+
+
 def require(what: str, extra: str, *modules: str) -> None:
-    """Raise UserError if a module is not installed. The message has the package that `what` needs and its extra.
+    """Raise UserError if a module is not installed. The message has the packages that `what` needs and their extra.
+
+    For the engine without `modules`, all its modules are required. The extra is `platform` if PySpark is there.
 
     >>> require("sweep", "study", "json")
     """
-    missing = [module.replace("_", "-") for module in modules if find_spec(module) is None]
-    if missing:
-        raise UserError(f"{what} needs {', '.join(missing)}: pip install 'untold[{extra}]'")
+    if line := missing_packages(extra, *modules):
+        raise UserError(f"{what} needs {line}")
+
+
+def missing_modules(extra: str, *modules: str) -> list[str]:
+    """Return the modules of an extra that are not installed, as `require`."""
+    required = ENGINE_MODULES if extra == ENGINE and not modules else modules
+    return [module for module in required if find_spec(module) is None]
+
+
+def missing_packages(extra: str, *modules: str) -> str:
+    """Return the missing packages of an extra and the command that installs the extra, or an empty text.
+
+    >>> missing_packages("study", "json", "not_there")
+    "not-there: pip install 'untold[study]'"
+    """
+    missing = missing_modules(extra, *modules)
+    names = [module.replace("_", "-") for module in missing[:LISTED_MODULES]]
+    more = [f"{len(missing) - LISTED_MODULES} more"] if len(missing) > LISTED_MODULES else []
+    extra = PLATFORM if extra == ENGINE and find_spec("pyspark") else extra
+    return f"{', '.join([*names, *more])}: pip install 'untold[{extra}]'" if missing else ""
+
+
+def require_of(error: ModuleNotFoundError, what: str) -> None:
+    """Raise UserError if the module that an import did not find is a part of the engine."""
+    module = (error.name or "").partition(".")[0]
+    if module in ENGINE_MODULES:
+        require(what, ENGINE, module)
 
 
 ALIKE = 0.6  # the default similarity of difflib: one or two typos in a word of usual length

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from untold.udfs.errors import UserError
+from untold.udfs.errors import ENGINE, PLATFORM, UserError
 from untold.udfs.llm.store_files import digest_of
 from untold.udfs.storage import StoragePath
 
@@ -108,7 +108,7 @@ def _compare(path: str, digest: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Return the installed versions of Python, of untold and of its requirements, by name."""
+    """Return the installed versions of Python, of untold and of the requirements of its engine, by name."""
     found = {"python": platform.python_version(), **_installed(["untold", *_needed()])}
     # Workers use a copy of pyspark from Spark, without package metadata
     pyspark = sys.modules.get("pyspark")
@@ -120,7 +120,9 @@ def _needed() -> Sequence[str]:
         lines = requires("untold") or []
     except PackageNotFoundError:
         return []
-    names = (re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in lines if "extra ==" not in line)
+    of_engine = re.compile(rf"extra == .(?:{ENGINE}|{PLATFORM})\b")
+    wanted = [line for line in lines if "extra ==" not in line or of_engine.search(line)]
+    names = dict.fromkeys(re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in wanted)
     # The metadata of a clone and of an installation spell names differently (typing_extensions, typing-extensions)
     return [re.sub(r"[-_.]+", "-", name).lower() for name in names]
 

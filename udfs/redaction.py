@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 HIDDEN = "(not shown)"
 _WORDS = "key|secret|password|passwd|pwd|passphrase|token|credentials?|authorization|signature"
@@ -124,3 +124,9 @@ def _values_of_environment() -> Iterator[str]:
     known = sorted((value for value in values if len(value) >= _SHORTEST_VALUE), key=lambda value: (-len(value), value))
     for value in known:
         yield from dict.fromkeys((value, json.dumps(value)[1:-1], quote(value, safe="")))
+
+
+def plain_url(url: str) -> str:
+    """Return a URL without user, password and query, which can contain keys."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if "://" in url else url

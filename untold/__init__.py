@@ -33,6 +33,8 @@ _WHERE = {
     "open_run": ("untold.jobs.run_analysis", "open_run"),
     "open_runs": ("untold.jobs.run_analysis", "open_runs"),
 }
+# The modules of the engine that a name needs, all modules without one
+_NEEDS: dict[str, tuple[str, ...]] = {"Plan": (), "Session": (), "judge": ("onnxruntime", "tokenizers")}
 __all__ = [
     "Plan",
     "Run",
@@ -56,6 +58,9 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'untold' has no attribute {name!r}")
     module, attribute = _WHERE[name]
+    if name in _NEEDS:
+        errors = import_module("untold.udfs.errors")
+        errors.require(f"untold.{name}", errors.ENGINE, *_NEEDS[name])
     return getattr(import_module(module), attribute)
 
 

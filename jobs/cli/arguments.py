@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, Field, fields, replace
 from datetime import UTC, date, datetime
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,7 +19,7 @@ from untold.jobs.cli import values
 from untold.jobs.cli.values import OneOf, with_hint
 from untold.jobs.inputs import options as records
 from untold.jobs.inputs.options import ReadOptions, RunOptions
-from untold.udfs.errors import require
+from untold.udfs.errors import ENGINE, Needs, require, require_of
 from untold.udfs.redaction import redact, without_secrets
 from untold.udfs.schemes import STORES, scheme_of
 
@@ -39,6 +39,9 @@ PATHS = frozenset({"PATH", "DIR", "FILE", "F", "RUN", "RUN...", "STUDY...", "SPO
 DEBUG = "untold.debug"
 # A shell requests completions with this variable
 COMPLETE = "_UNTOLD_COMPLETE"
+# The needs of a command that scores, and the modules of pictures
+SCORES: Needs = {ENGINE: ()}
+PLOTS = ("matplotlib", "networkx")
 Options = SimpleNamespace  # the values of a command line by the names of its options, and `command_line`
 
 
@@ -131,7 +134,7 @@ class Argument(click.Argument):
 class Command(click.Command):
     """A subcommand: `run` receives the values of its options and returns the exit code.
 
-    `needs` are required modules of the extra `study`.
+    `needs` are the extras of the command (`udfs.errors.require`).
     """
 
     def __init__(
@@ -139,12 +142,12 @@ class Command(click.Command):
         help: str,
         run: Callable[[Options], int],
         parameters: Sequence[click.Parameter] = (),
-        needs: Sequence[str] = (),
+        needs: Needs = MappingProxyType({}),
     ) -> None:
         # Only the context receives it, so that no job has a parameter for it
         debug = click.Option(["--debug"], is_flag=True, expose_value=False, callback=_show_all, help="show tracebacks")
         super().__init__(None, help=help, short_help=help, callback=None, params=[*parameters, debug])
-        self._run, self._needs = run, needs
+        self._run, self.needs = run, needs
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words. An error names this command, also if an option lacks its value."""
@@ -152,8 +155,9 @@ class Command(click.Command):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> int:
-        """Run the command. An error in its use names this command."""
-        require(str(ctx.info_name), "study", *self._needs)
+        """Run the command. An error in its use and a missing package name this command."""
+        for extra, modules in self.needs.items():
+            require(str(ctx.info_name), extra, *modules)
         # The import of the settings is slow
         if "overrides" in ctx.params and any(name.startswith("UNTOLD_") for name in os.environ):
             from untold.jobs.settings.layers import unknown_variables
@@ -161,7 +165,12 @@ class Command(click.Command):
             for line in unknown_variables(os.environ):
                 print(redact(f"untold: warning: {line}"), file=sys.stderr)
         with _named(ctx):
-            return self._run(Options(**ctx.params, command_line=ctx.obj))
+            try:
+                return self._run(Options(**ctx.params, command_line=ctx.obj))
+            except ModuleNotFoundError as error:
+                # A command that only sometimes needs the engine, such as `estimate`
+                require_of(error, str(ctx.info_name))
+                raise
 
 
 @contextmanager

@@ -219,9 +219,10 @@ def _doctor(options: Options) -> int:
     """Check the machine and the endpoint. Return 1 if a check fails."""
     from untold.jobs.doctor import FAIL, check_all, examine
 
+    needs = {name: one.needs for name, one in COMMANDS.items() if isinstance(one, Command)}
     if not options.json:
-        return examine(lambda: arguments.load(options))
-    found = list(check_all(lambda: arguments.load(options)))
+        return examine(lambda: arguments.load(options), needs)
+    found = list(check_all(lambda: arguments.load(options), needs))
     arguments.print_json([{name: redact(text) for name, text in vars(one).items()} for one in found])
     return int(any(one.state == FAIL for one in found))
 
@@ -299,6 +300,7 @@ COMMANDS: dict[str, click.Command] = {
             *arguments.REPORTING,
             Option("--date", "DATE", "date of the rows in a lakehouse (the day of the first start, in UTC)", read=day),
         ],
+        needs=arguments.SCORES,
     ),
     "plan": Command(
         "plan the requests and the cost of a run; sends nothing",
@@ -312,11 +314,13 @@ COMMANDS: dict[str, click.Command] = {
             forms.FORMS_OPTION,
             JSON,
         ],
+        needs=arguments.SCORES,
     ),
     "condense": Command(
         "condense relations from any source to statements",
         _condense,
         [*options_of(CondenseOptions), *arguments.READ_OPTIONS, JSON, *settings_options()],
+        needs=arguments.SCORES,
     ),
     **data.COMMANDS,
     **studies.COMMANDS,
@@ -332,6 +336,7 @@ COMMANDS: dict[str, click.Command] = {
             *options_of(RunOptions, "overwrite"),
             JSON,
         ],
+        needs=arguments.SCORES,
     ),
     "open": Command(
         "show the tables of a run, and how to use them in Python, SQL or a notebook",
@@ -364,6 +369,7 @@ COMMANDS: dict[str, click.Command] = {
             Option("--output", "DIR", "folder of the wheel, the archive and cluster.yaml", required=True),
             flag("--jars", "also copy the packages of spark.conf.spark.jars.packages"),
         ],
+        needs=arguments.SCORES,
     ),
     "schema": Command(
         "show the tables and their columns",

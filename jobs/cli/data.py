@@ -15,6 +15,7 @@ from untold.jobs.cli import arguments
 from untold.jobs.cli.arguments import JSON, Argument, Command, Option, Options, flag, options_of, settings_options
 from untold.jobs.cli.values import OneOf, day, known_formats
 from untold.jobs.inputs.options import AnswerOptions, NightlyOptions, PruneRequest, RunOptions, SearchOptions
+from untold.udfs.errors import ENGINE
 
 SHELLS = ("bash", "zsh", "fish")
 EXPORTS = ("csv", "xlsx", "parquet", "jsonl", "mlflow", "trec", "ragchecker", "trec_rag_nuggets")
@@ -24,10 +25,12 @@ ACTS = ("list", "fetch", "cancel")
 def _inspect(options: Options) -> int:
     """Print the detected format of files. Return 1 if no row can be used."""
     from untold.jobs.inputs.checking import adapter_of, known_columns
-    from untold.jobs.inspect import inspect, inspection_lines
+    from untold.jobs.inspect import JUDGE_METRIC, LANGUAGE_MODEL_METRIC, inspect, inspection_lines
 
     read = arguments.read_options(options, known_columns(adapter_of(options.format)))
-    found = inspect(options.file, options.format, read)
+    known = arguments.load_or_none(Options(config=None, overrides=(), endpoint=None, profile=None))
+    metric = JUDGE_METRIC if known is None or known.embedded else LANGUAGE_MODEL_METRIC
+    found = inspect(options.file, options.format, read, metric=metric)
     arguments.print_result(options, asdict(found), lambda page: inspection_lines(found, page))
     return 0 if found.usable else 1
 
@@ -257,6 +260,7 @@ COMMANDS: dict[str, click.Command] = {
             *arguments.RUN_FLAGS,
             *arguments.REPORTING,
         ],
+        needs=arguments.SCORES,
     ),
     "trend": Command(
         "show the means by date, the changes beyond chance, and changes of the judge",
@@ -274,6 +278,7 @@ COMMANDS: dict[str, click.Command] = {
         "remove completions from a store that no output needs; only prints them without --apply",
         _prune,
         [*options_of(PruneRequest), JSON, *settings_options()],
+        needs=arguments.SCORES,
     ),
     "inspect": Command(
         "show the detected format of files: columns, first rows, errors",
@@ -313,6 +318,7 @@ COMMANDS: dict[str, click.Command] = {
             *options_of(RunOptions, "overwrite"),
             *arguments.REQUEST_FLAGS,
         ],
+        needs=arguments.SCORES,
     ),
     "search": Command(
         "find the chunks of an index that are nearest to a query",
@@ -327,11 +333,14 @@ COMMANDS: dict[str, click.Command] = {
             *options_of(RunOptions, "overwrite"),
             *arguments.REQUEST_FLAGS,
         ],
+        needs=arguments.SCORES,
     ),
     "answer": Command(
         "send the requests that runs left in a spool",
         _answer,
         [*options_of(AnswerOptions), JSON, *arguments.SETTINGS_FILE],
+        # A worker needs no Spark
+        needs={ENGINE: ("ray", "openai", "aiohttp")},
     ),
     "batches": Command(
         "list, fetch or cancel the batches that runs left at endpoints",
@@ -343,5 +352,6 @@ COMMANDS: dict[str, click.Command] = {
             JSON,
             *arguments.SETTINGS_FILE,
         ],
+        needs=arguments.SCORES,
     ),
 }

@@ -197,6 +197,6 @@ COMMANDS: dict[str, click.Command] = {
             *settings_options(),
             *arguments.RUN_FLAGS,
         ],
-        needs=("matplotlib", "networkx"),
+        needs={**arguments.SCORES, "study": arguments.PLOTS},
     ),
 }

@@ -234,6 +234,6 @@ COMMANDS: dict[str, click.Command] = {
             Option("--annotations", "FILE", "human study: only report on a filled sheet, CSV or XLSX"),
             Option("--key", "FILE", "human study: the key next to the sheet"),
         ],
-        needs=("matplotlib", "networkx", "nltk", "openpyxl", "rouge_score", "sacrebleu"),
+        needs={**arguments.SCORES, "study": (*arguments.PLOTS, "nltk", "openpyxl", "rouge_score", "sacrebleu")},
     ),
 }

@@ -33,6 +33,7 @@ from untold.jobs.inputs.options import (
     ReadOptions,
     RunOptions,
 )
+from untold.udfs.errors import ENGINE, require
 
 if TYPE_CHECKING:
     from untold.jobs.settings.model import Settings
@@ -168,6 +169,7 @@ def _estimate(options: Options) -> int:
 
 def _score_part(options: Options) -> int:
     """Score all samples with the judge of the package and a random part with a language model, under `--output`."""
+    require("estimate without RUN", ENGINE)
     missing = [f"--{name}" for name in ("input", "metrics", "output") if not getattr(options, name)]
     if options.proxy != "judge" or missing or (options.judge_budget is None) == (options.random is None):
         raise click.UsageError(
@@ -249,7 +251,6 @@ def _over_measures(
     return 0
 
 
-PLOTS = ("matplotlib", "networkx")
 ALL_PAIRS = flag("--all", "print all pairs, also pairs without a significant difference")
 OVERWRITE = options_of(RunOptions, "overwrite")
 # Folders of `untold estimate` without RUN
@@ -276,6 +277,7 @@ COMMANDS: dict[str, click.Command] = {
             *settings_options(),
             *arguments.RUN_FLAGS,
         ],
+        needs=arguments.SCORES,
     ),
     "compare": Command(
         "rank systems by their scores",
@@ -299,7 +301,7 @@ COMMANDS: dict[str, click.Command] = {
             JSON,
             *settings_options(),
         ],
-        needs=PLOTS,
+        needs={**arguments.SCORES, "study": arguments.PLOTS},
     ),
     "estimate": Command(
         "estimate the mean over all samples from judged samples and a cheap proxy",
@@ -338,7 +340,7 @@ COMMANDS: dict[str, click.Command] = {
             JSON,
             *settings_options(),
         ],
-        needs=PLOTS,
+        needs={**arguments.SCORES, "study": arguments.PLOTS},
     ),
     "curve": Command(
         "draw the recall of the most important facts, or the claim recall of contexts, by their number",
@@ -348,6 +350,6 @@ COMMANDS: dict[str, click.Command] = {
             JSON,
             *settings_options(),
         ],
-        needs=PLOTS,
+        needs={**arguments.SCORES, "study": arguments.PLOTS},
     ),
 }

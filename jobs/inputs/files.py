@@ -1,4 +1,4 @@
-"""Find, list and inspect the files of an input, and determine the types of its columns. Reads no file to its end."""
+"""Find, list and inspect the files of an input. Reads no file to its end, and starts no engine."""
 
 from __future__ import annotations
 
@@ -6,30 +6,25 @@ import fnmatch
 import glob
 import os
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import PurePosixPath
-from typing import Any, cast
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import types as T
-from pyspark.sql.pandas.types import from_arrow_type
 
 from untold.jobs.inputs.options import ReadOptions as ReadOptions
 from untold.jobs.lakehouse.base import LakehouseError, NoTableError
 from untold.jobs.lakehouse.inputs import TableName, read_table, table_named
-from untold.jobs.run.session import task_slots
 from untold.udfs.errors import UserError
-from untold.udfs.samples.conversion import KNOWN, QUESTION_ID
+from untold.udfs.samples.conversion import QUESTION_ID
 from untold.udfs.samples.file_records import (
     READ_ERRORS,
-    Unit,
     UnreadableFileError,
     column_names,
     csv_header,
@@ -41,102 +36,11 @@ from untold.udfs.samples.files import (
     COMPRESSIONS,
     UTF_8,
     compression_of,
-    cuts_lines,
     encoding_of,
     is_remote,
 )
 from untold.udfs.samples.values import Shape, merge_columns
 from untold.udfs.storage import FOOTERS_AT_ONCE, StoragePath, local_path
-
-INTEGRAL = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-# Types that Spark writes to Parquet and reads back unchanged. Other types are carried as text
-CARRIED = (
-    T.StringType,
-    T.BooleanType,
-    *INTEGRAL,
-    T.FloatType,
-    T.DoubleType,
-    T.DecimalType,
-    T.DateType,
-    T.TimestampType,
-    T.TimestampNTZType,
-    T.BinaryType,
-)
-# The limit of decimals in Spark. Arrow supports 76
-MOST_DIGITS = 38
-
-
-def spark_type(arrow: pa.DataType) -> T.DataType:
-    """Return the Spark type of a Parquet column, or text if Spark cannot write the type."""
-    # Spark has no unsigned types. 64 bits may not fit a long, and become text
-    if pa.types.is_unsigned_integer(arrow) and arrow.bit_width < 64:
-        return T.LongType()
-    # A timestamp without a zone keeps its type as a column. In lists and structs Spark treats it as UTC
-    bare = pa.types.is_timestamp(arrow)
-    try:
-        kind = from_arrow_type(arrow, prefer_timestamp_ntz=bare)
-    except (TypeError, ValueError, pa.ArrowException):
-        return T.StringType()
-    return kind if _is_writable(kind) else T.StringType()
-
-
-def _is_writable(kind: T.DataType) -> bool:
-    """Return True if Spark can write and read a type in Parquet. Names of a struct must differ by more than case."""
-    if isinstance(kind, T.StructType):
-        names = {name.lower() for name in kind.names}
-        return 0 < len(names) == len(kind.names) and all(_is_writable(field.dataType) for field in kind)
-    if isinstance(kind, T.ArrayType):
-        return _is_writable(kind.elementType)
-    if isinstance(kind, T.MapType):
-        return isinstance(kind.keyType, T.StringType) and _is_writable(kind.valueType)
-    if isinstance(kind, T.DecimalType):
-        return 0 <= kind.scale <= kind.precision <= MOST_DIGITS
-    return isinstance(kind, CARRIED)
-
-
-def carried_types(
-    headers: Iterable[Mapping[str, T.DataType | None]], shapes: Iterable[Mapping[str, Shape]]
-) -> dict[str, T.DataType]:
-    """Return the types of all columns except the known columns, over all files. `headers`: types by file, None in CSV.
-
-    `shapes`: the types of values in columns without a type. If files have different types for a column, the type holds
-    all values, at last as text.
-    """
-    types: dict[str, T.DataType] = {}
-    for header in headers:
-        for name, kind in header.items():
-            known = types.get(name, kind or T.StringType())
-            types[name] = known if kind is None else _common_type(known, kind)
-    merged: Mapping[str, Shape] = {}
-    for found in shapes:
-        merged = merge_columns(merged, found)
-    for name, shape in merged.items():
-        if shape != "null" or name not in types:
-            of_values = _type_of_shape(shape)
-            types[name] = _common_type(types.get(name, of_values), of_values)
-    return {name: kind for name, kind in types.items() if name not in KNOWN}
-
-
-def _type_of_shape(shape: Shape) -> T.DataType:
-    """Return a shape as a Spark type. It is text if all values are null, types differ, or a struct has no fields."""
-    if isinstance(shape, str):
-        simple = {"boolean": T.BooleanType(), "long": T.LongType(), "double": T.DoubleType()}
-        return cast(T.DataType, simple.get(shape, T.StringType()))
-    if "list" in shape:
-        return T.ArrayType(_type_of_shape(shape["list"]))
-    fields = [T.StructField(name, _type_of_shape(shape["struct"][name])) for name in sorted(shape["struct"])]
-    return T.StructType(fields) if fields else T.StringType()
-
-
-def _common_type(left: T.DataType, right: T.DataType) -> T.DataType:
-    """Return the type that holds values of both: long for integers, double for other numbers, otherwise text."""
-    if left == right:
-        return left
-    if isinstance(left, INTEGRAL) and isinstance(right, INTEGRAL):
-        return T.LongType()
-    numeric = (*INTEGRAL, T.FloatType, T.DoubleType)
-    return T.DoubleType() if isinstance(left, numeric) and isinstance(right, numeric) else T.StringType()
-
 
 # One or two screens. A folder with thousands of broken files usually has one cause
 SHOWN_PROBLEMS = 50
@@ -152,10 +56,6 @@ FOLDER_COLUMNS = ("sample_id", "query_id", QUESTION_ID, "query", "system", "labe
 EMPTY_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 # The approximate compression of text by gzip or zstd
 COMPRESSED = 10
-UNIT_TYPE = (
-    "file int, path string, kind string, start long, length long, group int, encoding string, delimiter string, "
-    "constants binary"
-)
 
 
 class SampleError(UserError):
@@ -178,14 +78,14 @@ class InputFile:
     """A file: its size in bytes, its kind, its columns with types, and its rows by row group.
 
     `kind` is parquet, csv, lines or array (both JSON), and empty before `inspect_files`. `types` is by column, with our
-    names. A type is None in CSV. The mapping is empty for JSON, where only reading the whole file would find the
-    columns.
+    names, of Arrow. A type is None in CSV. The mapping is empty for JSON, where only reading the whole file would find
+    the columns.
     """
 
     path: str
     size: int
     kind: str = ""
-    types: Mapping[str, T.DataType | None] = field(default_factory=dict)
+    types: Mapping[str, pa.DataType | None] = field(default_factory=dict)
     row_groups: tuple[int, ...] = ()
     encoding: str = UTF_8
     delimiter: str = ","
@@ -412,7 +312,7 @@ def _inspect_parquet(file: InputFile, options: ReadOptions) -> InputFile:
     _check_names(schema, file.names)
     named = [*zip(column_names(schema.names), schema.types, strict=True)]
     named += [(name, value.type) for name, value in file.constants.items()]
-    types = renamed({name: spark_type(arrow) for name, arrow in named}, options.columns)
+    types = renamed(dict(named), options.columns)
     return replace(file, kind="parquet", types=types, row_groups=groups)
 
 
@@ -430,53 +330,3 @@ def raise_problems(problems: Sequence[str]) -> None:
     if problems:
         more = [f"and {len(problems) - SHOWN_PROBLEMS} more files"] if len(problems) > SHOWN_PROBLEMS else []
         raise SampleError("\n".join([*problems[:SHOWN_PROBLEMS], *more]))
-
-
-def plan_units(spark: SparkSession, files: list[InputFile], whole_files: bool) -> DataFrame:
-    """Return the parts of the files for tasks, as columns of `Unit`.
-
-    `whole_files`: only Parquet is divided. Otherwise a part has at most `spark.sql.files.maxPartitionBytes`, as in
-    Spark's readers, if the file can be divided.
-    """
-    split = _bytes(str(spark.conf.get("spark.sql.files.maxPartitionBytes", "128m")))
-    # Tasks run in another folder than the command
-    placed = [replace(file, path=StoragePath(file.path).spark) for file in files]
-    units = [
-        astuple(unit) for number, file in enumerate(placed) for unit in _units_of(number, file, split, whole_files)
-    ]
-    slots = task_slots(spark)
-    tasks = max(slots, sum(file.size for file in files) // split + 1)
-    # Spark divides local rows into one task per core. Only more tasks need a shuffle
-    spread = spark.createDataFrame(units, UNIT_TYPE)
-    return spread.repartition(min(len(units), tasks)) if tasks > slots else spread
-
-
-def _bytes(size: str) -> int:
-    """Return a size of Spark's settings in bytes.
-
-    >>> [_bytes(size) for size in ("134217728b", "128MB", "1g")]
-    [134217728, 134217728, 1073741824]
-    """
-    number = size.lower().rstrip("b")
-    power = "kmgt".find(number[-1]) + 1
-    return max(1, int(number.rstrip("kmgt")) << (10 * power))
-
-
-def _units_of(number: int, file: InputFile, split: int, whole_files: bool) -> Iterator[Unit]:
-    """Yield the units of a file: a row group of Parquet, a range of bytes of JSON Lines, or the whole file.
-
-    `number` is its position in the list of files. Reading cannot start in the middle of a compressed file.
-    `whole_files`: an adapter reads each file from its start.
-    """
-    if file.kind == "parquet":
-        start = 0
-        for group, count in enumerate(file.row_groups):
-            yield Unit(number, file.path, file.kind, start, count, group, constants=file.packed)
-            start += count
-        return
-    whole = Unit(number, file.path, file.kind, encoding=file.encoding, delimiter=file.delimiter)
-    if file.kind != "lines" or whole_files or compression_of(file.path) or not cuts_lines(file.encoding):
-        yield whole
-        return
-    for start in range(0, max(file.size, 1), split):
-        yield replace(whole, start=start, length=min(split, max(file.size - start, 1)))

@@ -249,7 +249,7 @@ class ShowRequest:
     """Options of `untold show`: a sample of a run, one metric or all, and the path of a picture."""
 
     output: str = option("RUN", "the output of a run")
-    sample: str = option("--sample ID", "a sample_id")
+    sample: str | None = option("--sample ID", "a sample_id; without it, the first ids are printed", None)
     metric: str | None = option("--metric NAME", "one metric; by default all metrics of the sample", None)
     picture: str | None = option("--picture FILE", "draw the graph of the sample into this file: .svg or .png", None)
     raw: bool = option("--raw", "draw atoms instead of statements; with --picture", False)

@@ -25,10 +25,9 @@ from untold.jobs.inputs.files import (
     NoInputError,
     ReadOptions,
     SampleError,
-    carried_types,
     listing_of,
-    plan_units,
 )
+from untold.jobs.inputs.frames import carried_types, plan_units
 from untold.jobs.inputs.sampling import Draw, shown_draw
 from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import Display, amount

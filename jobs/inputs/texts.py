@@ -21,8 +21,8 @@ from untold.jobs.inputs.files import (
     SampleError,
     data_files,
     inspect_files,
-    plan_units,
 )
+from untold.jobs.inputs.frames import plan_units
 from untold.jobs.inputs.samples import Parts, column_named, read_parts, with_row
 from untold.jobs.run.folders import Workspace
 from untold.jobs.run.session import read_parquet

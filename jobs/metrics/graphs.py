@@ -1,6 +1,7 @@
-"""What the metrics with a fact graph share: passages, tables of a condensed graph, and conflicts (methods, section 5).
+"""Compute passages, the tables of a condensed graph, and conflicts for the metrics with a fact graph.
 
-A conflict is two statements that contradict each other; a response conveys both of them, one or none.
+A conflict is two statements that contradict each other. A response conveys both of them, one or none (methods,
+section 5).
 """
 
 from __future__ import annotations
@@ -13,22 +14,21 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.graph.distributed import Condensed
-from untold.graph.views import CONTRADICTIONS
+from untold.graph.views import CONTRADICTIONS, COVERAGE, NUMBER, ONE_SIDED
 from untold.jobs.inference.stage.requests import failure_rows, is_unasked
 from untold.jobs.metrics.base import Bounds, Tables, Tools, measure_rows, score_columns, status_of
 from untold.jobs.metrics.summaries import MARK, is_ready
 from untold.udfs.facts.nodes import ANSWER_FORM
 
-NUMBER, COVERAGE, ONE_SIDED = "conflicts", "conflict_coverage", "one_sided"
 MEASURES: Bounds = {NUMBER: (None, None), COVERAGE: (0.0, 1.0), ONE_SIDED: (0.0, 1.0)}
 SIDES = ("first", "second")
 
 
 def contradicting_statements(relations: DataFrame, members: DataFrame) -> DataFrame:
-    """Columns sample_id, first, second: different statements with members that contradict each other, each pair once.
+    """Return the distinct pairs of statements with contradicting members: sample_id, first, second.
 
-    relations: sample_id, source, target, relation; members: sample_id, node, statement, null for no statement. A
-    statement is named by its number, and `first` is the smaller one.
+    The columns of `relations` are sample_id, source, target, relation. The columns of `members` are sample_id,
+    node, statement (null without a statement). Statements have numbers, and `first` is the smaller one.
     """
     found = relations.where(F.col("relation").isin(*CONTRADICTIONS)).select("sample_id", "source", "target")
     places = members.where(F.col("statement").isNotNull()).select("sample_id", "node", "statement")
@@ -41,10 +41,10 @@ def contradicting_statements(relations: DataFrame, members: DataFrame) -> DataFr
 
 
 def conflict_rows(metric: str, pairs: DataFrame, statements: DataFrame) -> DataFrame:
-    """The table `conflicts` (docs/contract.md, "Tables").
+    """Return the table `conflicts` (docs/contract.md, "Tables").
 
-    pairs: sample_id, first, second, which name statements; statements: sample_id, statement, statement_id, text,
-    covered, sources.
+    The columns of `pairs` are sample_id and the numbers first and second of statements. The columns of `statements` are
+    sample_id, statement, statement_id, text, covered, sources.
     """
     both = reduce(lambda rows, side: _with_side(rows, side, statements), SIDES, pairs)
     coverage = (
@@ -59,7 +59,7 @@ def conflict_rows(metric: str, pairs: DataFrame, statements: DataFrame) -> DataF
 
 
 def _with_side(pairs: DataFrame, side: str, statements: DataFrame) -> DataFrame:
-    """The pairs with id, text, sources and coverage of the statement that a side names."""
+    """Add the id, text, sources and coverage of the statement of a side to the pairs."""
     told = statements.select(
         "sample_id",
         F.col("statement").alias(f"{side}_statement"),
@@ -73,9 +73,9 @@ def _with_side(pairs: DataFrame, side: str, statements: DataFrame) -> DataFrame:
 
 
 def conflict_measures(metric: str, scores: DataFrame, conflicts: DataFrame) -> DataFrame:
-    """Rows of the table `measures`: `MEASURES` of each sample, from the tables `scores` and `conflicts`.
+    """Return rows of the table `measures`: `MEASURES` of each sample, from the tables `scores` and `conflicts`.
 
-    A relation that is missing may be any, so that the shares of a partial sample lie between 0 and 1.
+    A missing relation can have any value, so the shares of a partial sample are between 0 and 1.
     """
     counts = conflicts.groupBy("sample_id").agg(
         F.count("*").alias(NUMBER),
@@ -99,22 +99,21 @@ def _measure(name: str, value: Column, low: Column, high: Column) -> Column:
 
 
 def passages(samples: DataFrame, prepared: DataFrame) -> DataFrame:
-    """Columns sample_id, query, position, context_id, text: the texts that the metric reads.
+    """Return the texts of a metric: sample_id, query, position, context_id, text.
 
-    They are the summarised contexts and the response (position null) of each sample all of whose contexts are known. A
-    blank text says nothing and is not asked for.
+    A sample with known contexts has its summarised contexts and its response (position null). Blank texts have no row.
     """
     ready = samples.select("sample_id", "query", "response").join(
         prepared.where(is_ready()), on="sample_id", how="inner"
     )
-    # Named as the fields of `kept`: arrays concatenate only where their structs are alike
+    # The fields have the same names as in `kept`, because Spark only concatenates arrays of equal structs
     answer = F.struct(
         F.lit(None).cast("int").alias("position"),
         F.lit(None).cast("string").alias("context_id"),
         F.col("response").alias("summary"),
     )
     texts = ready.select("sample_id", "query", F.explode(F.concat("kept", F.array(answer))).alias("text"))
-    # An empty response loses its passage here, not its sample: its contexts are scored, and nothing covers them
+    # A sample with an empty response keeps its contexts, which nothing covers
     return texts.where(F.length(F.trim("text.summary")) > 0).select(
         "sample_id",
         "query",
@@ -124,35 +123,30 @@ def passages(samples: DataFrame, prepared: DataFrame) -> DataFrame:
     )
 
 
-# Characters of an atom or answer in a plan, which few are over; were each as long as its whole text, a plan's tokens
-# would grow with the square of the text's length
+# The length of an atom or answer in a plan, in characters. Few are longer. With whole texts, the tokens of a plan would
+# grow with the square of the length
 LONGEST_ATOM = 300
 GRAPH_TABLES = ("atoms", "relations", "statements", "conflicts", "scores", "measures", "failures")
 
 
 @dataclass(frozen=True)
 class PairJudgements:
-    """What a metric with fact graphs has found out about its samples, before tables are made of it.
+    """The results of a metric with fact graphs, from which `conclude` makes tables."""
 
-    prepared: what `gather_contexts` gives; incomplete: what `incomplete_samples` gives; left_out: a row a sample with a
-    graph, with the column left_out, how many of its pairs a cap left out; atoms: rows of `SAMPLE_NODES`; relations:
-    sample_id, source, target, judged_by, request_id, relation, error_type, error; `asked`: by stage its results.
-    """
-
-    prepared: DataFrame
-    incomplete: DataFrame
-    left_out: DataFrame
-    atoms: DataFrame
-    relations: DataFrame
+    prepared: DataFrame  # from `gather_contexts`
+    incomplete: DataFrame  # from `incomplete_samples`
+    left_out: DataFrame  # per sample with a graph: sample_id, and left_out, the number of pairs above the limit
+    atoms: DataFrame  # rows of `SAMPLE_NODES`
+    relations: DataFrame  # sample_id, source, target, judged_by, request_id, relation, error_type, error
     condensed: Condensed
-    asked: Mapping[str, DataFrame]
+    asked: Mapping[str, DataFrame]  # results by stage
 
 
 def different_texts(words: int, of: str = "text") -> Column:
-    """What a plan takes a text to be split into: one for so many of its words, each beginning as it does.
+    """Return the parts of a text for a plan: the beginning of the text, once for `words` words of it.
 
-    Each carries its number between marks, so that no two are one node and no pair of them is one request. words: the
-    fewest words that one takes, so that the count is an upper bound. Reads the column `of`.
+    The column `of` has the texts. `words` is the fewest words of a part, so the number of parts is an upper bound.
+    Each part contains its number between marks, which makes all nodes and all requests for pairs different.
     """
     count = F.ceil(F.size(F.split(F.trim(of), r"\s+")) / words).cast("int")
     text = F.substring(of, 1, LONGEST_ATOM)
@@ -163,9 +157,9 @@ def different_texts(words: int, of: str = "text") -> Column:
 
 
 def in_order(*columns: str) -> Column:
-    """The passages of a sample, gathered from its rows: the contexts in order, then the response.
+    """Return the aggregate of the passages of a sample: the contexts in order, then the response.
 
-    Column passages array<struct<is_response, position, context_id, *columns>>, to be aggregated by sample_id.
+    The column is passages array<struct<is_response, position, context_id, *columns>>.
     """
     # is_response leads, because the response's position is null and null sorts first
     passage = F.struct(F.col("position").isNull().alias("is_response"), "position", "context_id", *columns)
@@ -173,10 +167,10 @@ def in_order(*columns: str) -> Column:
 
 
 def graph_nodes(atoms: DataFrame) -> DataFrame:
-    """The nodes of the samples' graphs, for `Condenser.condense`, from rows of `SAMPLE_NODES`.
+    """Return the nodes of the graphs of samples for `Condenser.condense`, from rows of `SAMPLE_NODES`.
 
-    Columns graph (the sample_id), node long, context, response boolean, frequency long. A sample without a context node
-    has no graph, as it has no statement; atoms that were filtered have a null node and are in no graph.
+    Columns: graph (the sample_id), node long, context, response boolean, frequency long. A sample without a context
+    node has no graph and no statement. Filtered atoms have a null node and no graph.
     """
     return (
         atoms.where(F.col("contexts") > 0)
@@ -190,9 +184,10 @@ def graph_nodes(atoms: DataFrame) -> DataFrame:
 
 
 def _place_members(atoms: DataFrame, classes: DataFrame) -> DataFrame:
-    """One row an atom: sample_id, the fields of `NODE_TYPE`, and what its class is.
+    """Return one row per atom: sample_id, the fields of `NODE_TYPE`, and the columns of its class.
 
-    Left join: filtered atoms and samples without a graph have no class, and yet a row in the table `atoms`.
+    The join is a left join, because filtered atoms and samples without a graph have a row in the table `atoms`, but no
+    class.
     """
     rows = atoms.select("sample_id", F.explode("atoms").alias("atom")).select("sample_id", "atom.*")
     found = classes.select(
@@ -202,7 +197,7 @@ def _place_members(atoms: DataFrame, classes: DataFrame) -> DataFrame:
 
 
 def _statement_id(metric: str) -> Column:
-    """`<sample_id>:<metric>:<n>`, n from 1; null for atoms that are of no statement."""
+    """Return `<sample_id>:<metric>:<n>` with n from 1, or null for atoms without a statement."""
     return F.when(
         F.col("statement").isNotNull(),
         F.concat_ws(":", "sample_id", F.lit(metric), (F.col("statement") + 1).cast("string")),
@@ -210,21 +205,21 @@ def _statement_id(metric: str) -> Column:
 
 
 def _context_ids(sources: Column | str) -> Column:
-    """The ids of sources, each once, in the order of the contexts.
+    """Return the distinct ids of sources in the order of the contexts.
 
-    Sources are struct<position, id> and sort by position; ids alone would sort as texts, 10 before 2.
+    The position in struct<position, id> sorts the sources. The ids would sort as texts, 10 before 2.
     """
     return F.array_distinct(F.transform(F.array_sort(sources), lambda source: source["id"]))
 
 
 def _stated() -> Column:
-    """An atom as statements show it: an answer together with its question, `Q: <question> A: <answer>`."""
+    """Return the text of an atom in statements: an answer follows its question, `Q: <question> A: <answer>`."""
     answered = F.format_string(ANSWER_FORM, "question", "text")
     return F.when(F.col("question").isNull(), F.col("text")).otherwise(answered)
 
 
 def _atom_rows(metric: str, members: DataFrame) -> DataFrame:
-    """The table `atoms` (docs/contract.md, "Tables"): filtered ones too, with `kept` false and no statement_id."""
+    """Return the table `atoms` (docs/contract.md, "Tables"). Filtered atoms have `kept` false and no statement_id."""
     return members.select(
         "sample_id",
         F.lit(metric).alias("metric"),
@@ -241,10 +236,10 @@ def _atom_rows(metric: str, members: DataFrame) -> DataFrame:
 
 
 def _statements(metric: str, members: DataFrame) -> DataFrame:
-    """The classes of atoms that hold a context atom: the table `statements`, and their numbers.
+    """Return the table `statements` with their numbers: the classes of atoms with a context atom.
 
-    `covered` and `in_basis` are of the class and alike in all its rows; the text is its representative's, and `members`
-    are all its texts in the order of their nodes.
+    All rows of a class have the same `covered` and `in_basis`. The text is the text of the representative, and
+    `members` are all texts in the order of their nodes.
     """
     shown = members.where(F.col("statement").isNotNull()).withColumn("stated", _stated())
     return (
@@ -272,9 +267,9 @@ def _statements(metric: str, members: DataFrame) -> DataFrame:
 
 
 def _relation_rows(metric: str, atoms: DataFrame, relations: DataFrame) -> DataFrame:
-    """The table `relations` (docs/contract.md, "Tables"): the numbers of nodes become ids of atoms.
+    """Return the table `relations` (docs/contract.md, "Tables"), with ids of atoms in place of numbers of nodes.
 
-    `SAMPLE_NODES` lists the nodes of the graph first and in their order, so that a node's number is its place.
+    `SAMPLE_NODES` begins with the nodes of the graph in their order, so the number of a node is its index.
     """
     ids = atoms.select("sample_id", F.transform("atoms", lambda atom: atom["atom_id"]).alias("ids"))
     return relations.join(ids, on="sample_id", how="inner").select(
@@ -288,10 +283,10 @@ def _relation_rows(metric: str, atoms: DataFrame, relations: DataFrame) -> DataF
 
 
 def _score_rows(metric: str, samples: DataFrame, found: PairJudgements) -> DataFrame:
-    """The table `scores`: a row a sample (docs/contract.md, "Scores" and "Bounds").
+    """Return the table `scores` with one row per sample (docs/contract.md, "Scores" and "Bounds").
 
-    Left joins, as what is missing says something: without `left_out` a sample has no graph, hence no statement, and
-    without a row in `judged` it has no pair. A relation that failed, or that a cap left out, counts as unjudged.
+    All joins are left joins. A sample without `left_out` has no graph and no statement, and a sample without a row in
+    `judged` has no pair. A relation that failed, or that is above the limit of pairs, counts as unjudged.
     """
     judged = found.relations.groupBy("sample_id").agg(
         F.count_if(F.col("relation").isNull()).alias("failed"), F.max(is_unasked()).alias("unasked")
@@ -317,9 +312,9 @@ def _score_rows(metric: str, samples: DataFrame, found: PairJudgements) -> DataF
 
 
 def conclude(metric: str, samples: DataFrame, found: PairJudgements, tools: Tools) -> Tables:
-    """The tables of a metric once its graphs are condensed: `GRAPH_TABLES`.
+    """Return the tables `GRAPH_TABLES` of a metric from its condensed graphs.
 
-    `members` feed two tables and are kept; each failed request is told under the stage that asked it.
+    Two tables read `members`, so they are kept. The table `failures` has the stage of each failed request.
     """
     members = tools.keep(_place_members(found.atoms, found.condensed.classes), "members")
     failures = [failure_rows(metric, stage, rows) for stage, rows in found.asked.items()]

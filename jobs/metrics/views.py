@@ -477,3 +477,14 @@ def _similarity(row: Row) -> str:
     """Return the known values of J, L and the cosine."""
     known = (("J", row["jaccard"]), ("L", row["lcs"]), ("cosine", row["cosine"]))
     return ", ".join(f"{name} {value:.2f}" for name, value in known if value is not None)
+
+
+# The views of the metrics of this package, which themselves import Spark
+VIEWS: Mapping[str, type[View]] = {
+    **dict.fromkeys(("e2e", "nli", "qa"), View),
+    "icat": ClaimView,
+    "importance": FactView,
+    "longrecall": ReferenceView,
+    "nuggets": NuggetView,
+    "rag": RagView,
+}

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
-from importlib.metadata import version
 from typing import Any
 
 from untold.jobs.settings.model import STAGE_NAMES, Settings, result_settings, settings_model
+from untold.udfs import node_report
 from untold.udfs.errors import UserError
 from untold.udfs.llm.keys import Stage, canonical_json
 from untold.udfs.redaction import without_secrets
@@ -22,7 +21,7 @@ from untold.udfs.storage import StoragePath
 NAME = "manifest.json"
 # Increased if older readers would misread the manifest. Keys are only added
 FORMAT = 2
-PACKAGES = ("untold", "pyspark", "ray", "openai", "pyarrow")
+PACKAGES = ("python", "untold", "pyspark", "ray", "openai", "pyarrow")
 OTHER_FORMAT = "another version of Untold"
 # The parts of an identity, with their names in messages about a difference
 PARTS = {
@@ -146,7 +145,8 @@ def template_digests(stages: Mapping[str, Stage]) -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the most important packages."""
-    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+    known = node_report.versions()
+    return {name: known[name] for name in PACKAGES if name in known}
 
 
 def read_manifest(output: str) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from untold.jobs.run.cache import JVM_OPTIONS, find_java, keep_archive, with_archive
-from untold.jobs.run.connectors import connector_options
+from untold.jobs.run.connectors import connector_options, find_spark
 from untold.jobs.run.error_messages import check_open_files, check_writable, work_folders
 from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError
@@ -35,15 +35,15 @@ from untold.udfs.storage import literal_pattern
 # Spark 4 does not run on an older one
 OLDEST_JAVA = 17
 SHOW_JVM = Event()
-# What a JVM that ends within a minute gains from: no second compiler, one thread for garbage, no code of its own for
-# every query or expression, one task a core, no new plan after each, and no shuffle to join so little. Ten samples took
-# 64 s without and 40 s with it, on two slow cores; 20,000 samples whose answers are stored, 7 MB with the store, 43 s
-# and 29 s.
+# These options speed up a JVM that ends within a minute: one compiler, one thread for garbage collection, no generated
+# code for queries and expressions, one task per core, no adaptive plans, and no shuffle for small joins. Ten samples
+# took 64 s without them and 40 s with them, on two slow cores. 20,000 samples with stored completions, 7 MB with the
+# store, took 43 s and 29 s.
 SMALL_BYTES = 2**23
-# Of so little a fifth task does next to nothing but start
+# More tasks for a small input would only take time to start
 MOST_SMALL_TASKS = 4
-# With one compiler the JVM keeps 48 MB of code, which many nights fill: it then drops methods and compiles them again
-# (8 % of a month). Below its first 256 MB of classes it would look through the heap whenever these have doubled.
+# With one compiler the JVM keeps 48 MB of code. Many nights fill it, and the JVM then drops methods and compiles them
+# again (8 % of a month). Below 256 MB of classes it would scan the heap each time that their size has doubled.
 SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m -XX:MetaspaceSize=256m"
 SMALL = {
     JVM_OPTIONS: SMALL_JVM,
@@ -55,7 +55,7 @@ SMALL = {
 DAEMON = "untold.jobs.run.daemon"
 # More than any cluster has, and quickly counted
 MOST_SLOTS = 2**20
-# The JVM that only puts the command line of the other together
+# The options of the JVM that only builds the command line of Spark's JVM
 LAUNCHER_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 _UNRESOLVED = (
     "Spark did not start with the packages {}. Check that this machine reaches Maven Central, or add the jars with "
@@ -63,25 +63,25 @@ _UNRESOLVED = (
 )
 _BEGINNING = Lock()
 _begun: _Jvm | None = None
-# Kept, for with it would go the folder that its Python workers start in
+# Kept because it owns the folder of its Python workers
 _running: _Jvm | None = None
 
 
 class JavaError(UserError):
-    """Java is missing or too old. The message says what to install."""
+    """Java is missing or too old. The message has the remedy."""
 
 
 class PackagesError(UserError):
-    """Spark did not start with the packages that it needs. The message names them and says what to do."""
+    """Spark did not start with the packages that it needs. The message has the packages and the remedy."""
 
 
 class _Jvm(Thread):
-    """Spark's JVM while it starts. What it prints is kept off the terminal; with `--debug` it is shown."""
+    """Spark's JVM while it starts. Its output is only shown with `--debug`."""
 
     def __init__(self, options: dict[str, str], *, archives: bool, writes: bool = False) -> None:
         super().__init__(name="untold-jvm", daemon=True)
         self.options = options
-        # Where it writes the archive of classes at its end, which takes it some seconds
+        # The lock of the archive of classes, which the JVM writes at its end within some seconds
         self.lock: BinaryIO | None = None
         self._archives, self._writes = archives, writes
         self._folder: Any = None
@@ -89,15 +89,15 @@ class _Jvm(Thread):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Starts the JVM. What goes wrong is raised by `gateway`, in the thread of whoever needs it."""
-        # Python workers import from where their JVM was started, and what lies there is somebody else's
+        """Start the JVM. `gateway` raises the error of a failed start in the thread that needs the JVM."""
+        # Python workers import from the working directory of their JVM, which must not have modules of other people
         self._folder = TemporaryDirectory(prefix="untold-jvm-", ignore_cleanup_errors=True)
         options = self.options
         if self._archives:
             options, self.lock = with_archive(options, writes=self._writes)
         conf = SparkConf(loadDefaults=False).setAll(list(options.items()))
         try:
-            # Whoever reads this command's output to its end does not wait for the JVM's
+            # A reader of this command's output does not wait for the output of the JVM
             quiet = {} if SHOW_JVM.is_set() else dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
             held = () if self.lock is None else (self.lock.fileno(),)
             popen = {"cwd": self._folder.name, "pass_fds": held, **quiet}
@@ -106,10 +106,10 @@ class _Jvm(Thread):
             self._error = error
 
     def gateway(self) -> Any:
-        """The way to the JVM, once it is there. Raises JavaError where no usable Java is found."""
+        """Wait for the JVM, and return the gateway to it. Raises JavaError without a usable Java."""
         self.join()
         if self._error is not None:
-            # Asking Java for its version takes half a second: only who cannot start needs to know
+            # Java needs half a second for its version, which only a failed start needs
             check_java()
             if packages := self.options.get("spark.jars.packages"):
                 raise PackagesError(_UNRESOLVED.format(packages)) from self._error
@@ -117,7 +117,7 @@ class _Jvm(Thread):
         return self._gateway
 
     def abandon(self) -> None:
-        """Ends the JVM, for a session that is to be another's."""
+        """End the JVM, because the session has other options."""
         self.join()
         if self._gateway is not None:
             self._gateway.shutdown()
@@ -126,11 +126,11 @@ class _Jvm(Thread):
 
 
 def begin_session(settings: Settings, *, small: bool = False, archives: bool = False) -> None:
-    """Starts Spark's JVM beside what comes next; `open_session` with the same arguments waits for it and goes on.
+    """Start Spark's JVM in the background. `open_session` with the same arguments waits for it.
 
-    Does nothing where a JVM was begun or runs. It takes some seconds, as importing a command does: side by side they
-    take as long as one (docs/architecture.md, "A start"). `archives`: where small, it may write the archive of classes
-    at its end; `end_archive` says before whether it is to.
+    If a JVM has started, nothing happens. The JVM and the imports of a command take some seconds each, and in parallel
+    they take as long as one (docs/architecture.md, "A start"). `archives`: allow a small JVM to write the archive of
+    classes at its end. `end_archive` decides before its end if it does.
     """
     global _begun
     with _BEGINNING:
@@ -142,10 +142,10 @@ def begin_session(settings: Settings, *, small: bool = False, archives: bool = F
 
 
 def open_session(settings: Settings, name: str = "untold", *, small: bool = False) -> SparkSession:
-    """The Spark session of a command. Raises JavaError where no usable Java is found.
+    """Return the Spark session of a command. Raises JavaError without a usable Java, and UserError for an old Spark.
 
-    Workers run this interpreter, and never import from the directory that the command was started in. `small`: there
-    is so little to read that the start is what takes time (`SMALL`); the same plans run, only less prepared.
+    Workers run this interpreter, and never import from the working directory of the command. `small`: use the options
+    `SMALL` for an input that is so small that the start takes most of the time. The plans are the same.
     """
     jvm = _jvm(settings, small)
     if SparkContext._gateway is None:
@@ -155,15 +155,15 @@ def open_session(settings: Settings, name: str = "untold", *, small: bool = Fals
     for key, value in jvm.options.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
-    # Spark's warnings would bury the lines that a user should read
+    # Spark's warnings would hide the lines of the command
     session.sparkContext.setLogLevel("ERROR")
     return session
 
 
 def end_archive(*, whole: bool) -> None:
-    """Has a JVM that is to write the archive of classes do so once this process has ended, after a `whole` run.
+    """Let a JVM write the archive of classes after the end of this process, if the run is `whole`.
 
-    Else it ends here: whoever interrupts a command or sees it fail expects nothing of it to go on.
+    Otherwise end the JVM, because no process of a failed or interrupted command may continue.
     """
     for jvm in (_begun, _running):
         if jvm is None or jvm.lock is None:
@@ -172,7 +172,7 @@ def end_archive(*, whole: bool) -> None:
             if whole:
                 keep_archive(jvm.lock)
             else:
-                # What it would remove at its own end; it may be gone
+                # Spark removes its folders when it stops. The JVM may have ended before
                 if SparkContext._active_spark_context is not None:
                     with suppress(Py4JError, OSError):
                         SparkContext._active_spark_context.stop()
@@ -181,34 +181,35 @@ def end_archive(*, whole: bool) -> None:
 
 
 def is_connect(spark: SparkSession) -> bool:
-    """Whether the session is of Spark Connect: its JVM is another machine's, or at least another process's."""
+    """Return True for a session of Spark Connect, whose JVM belongs to another machine or another process."""
     return not hasattr(spark, "sparkContext")
 
 
 def is_local(spark: SparkSession) -> bool:
-    """Whether all of Spark runs on this machine."""
+    """Return True if all of Spark runs on this machine."""
     return not is_connect(spark) and (spark.sparkContext.master or "").startswith("local")
 
 
 def task_slots(spark: SparkSession) -> int:
-    """How many tasks run at once. Over Spark Connect one small execution counts them, for the session does not say."""
+    """Return the number of parallel tasks. A session of Spark Connect needs a small execution to count them."""
     if is_connect(spark):
         return spark.range(MOST_SLOTS).select(F.spark_partition_id()).distinct().count()
     return int(spark.sparkContext.defaultParallelism)
 
 
 def active_session() -> SparkSession:
-    """The Spark session that is active, else one on this machine."""
+    """Return the active Spark session, or a new one on this machine."""
     return SparkSession.getActiveSession() or open_session(Settings())
 
 
 def _jvm(settings: Settings, small: bool, *, writes: bool = False) -> _Jvm:
-    """A JVM by the settings, which has not started."""
+    """Return a JVM by the settings that has not started. Raises UserError for an old Spark."""
+    find_spark()
     return _Jvm(session_options(settings, small), archives=settings.spark.class_archive, writes=writes)
 
 
 def _take(wanted: _Jvm) -> _Jvm:
-    """The JVM that was begun, or the wanted one where that was begun for other options."""
+    """Return the JVM that has started, or start the wanted one if the options differ."""
     global _begun, _running
     with _BEGINNING:
         begun, _begun = _begun, None
@@ -223,14 +224,14 @@ def _take(wanted: _Jvm) -> _Jvm:
 
 
 def session_options(settings: Settings, small: bool) -> dict[str, str]:
-    """What Spark is told: our defaults, what suits the size, then what the user says, which wins."""
+    """Return the options of Spark: the defaults, the options for the size, and the settings of the user, which win."""
     environment = settings.storage.environment
     options = spark_defaults() | {f"spark.executorEnv.{name}": value for name, value in environment.items()}
     if _is_local(settings):
-        # Of several machines some may lack our package, which workers tell better than their daemon
+        # The error of a worker without our package is clearer than the error of a daemon
         options["spark.python.daemon.module"] = DAEMON
     if small:
-        # On a cluster the driver's JVM is of this machine too, and workers have cores that this one does not know
+        # The JVM of a cluster's driver also runs on this machine. The number of the workers' cores is unknown
         tasks = min(usable_cores(), MOST_SMALL_TASKS) if _is_local(settings) else MOST_SMALL_TASKS
         options |= {**SMALL, "spark.sql.shuffle.partitions": str(tasks)}
     options |= {**connector_options(settings), **settings.spark.conf, **_extra_jars(settings)}
@@ -238,7 +239,7 @@ def session_options(settings: Settings, small: bool) -> dict[str, str]:
 
 
 def _check_work_folders(settings: Settings) -> None:
-    """Raises UnwritableError for a full or read-only folder of Spark's: the JVM would end without a word of it."""
+    """Raise UnwritableError for a full or read-only folder of Spark, because the JVM would end without an error."""
     check_open_files()
     if _is_local(settings):
         for folder in work_folders(settings.spark.conf.get("spark.local.dir")):
@@ -248,37 +249,37 @@ def _check_work_folders(settings: Settings) -> None:
 
 
 def set_environment(settings: Settings) -> None:
-    """What the JVM and its Python workers inherit."""
+    """Set the environment variables for the JVM and its Python workers."""
     # Python reads any name under it, Java only ASCII
     if os.environ.get("LC_ALL") in ("C", "POSIX"):
         os.environ["LC_ALL"] = "C.UTF-8"
     if "spark.pyspark.python" in settings.spark.conf:
-        # PySpark itself goes by the variable alone
+        # PySpark only reads the variable
         os.environ["PYSPARK_PYTHON"] = settings.spark.conf["spark.pyspark.python"]
-    # Else workers take `python3` from PATH, which may be another Python without our packages
+    # The default is `python3` of PATH, which may be another Python without our packages
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", LAUNCHER_OPTIONS)
     os.environ.update(python_environment())
     if _is_local(settings):
-        # Else Spark asks for the host's own address, which takes seconds where a name server is slow
+        # Spark would look up the address of the host, which takes seconds with a slow name server
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 
 def graphframes_jar(settings: Settings) -> str | None:
-    """The GraphFrames jar that the settings or the environment name; None where neither does."""
+    """Return the GraphFrames jar of the settings or of the environment, or None."""
     return settings.graph.jar or os.environ.get("UNTOLD_GRAPHFRAMES_JAR") or None
 
 
 def _extra_jars(settings: Settings) -> dict[str, str]:
-    """A jar is on the class path of a session that starts with it, and of no other. The JVM runs in another folder."""
+    """Return the option of the jars, with absolute paths because the JVM runs in another folder."""
     jars = [*(settings.spark.conf.get("spark.jars") or "").split(","), graphframes_jar(settings)]
     named = ",".join(jar if "://" in jar else os.path.abspath(jar) for jar in jars if jar)
     return {"spark.jars": named} if named else {}
 
 
 def check_java() -> str:
-    """The version of the Java that Spark will use. Raises JavaError where it is missing or older than 17."""
+    """Return the version of the Java for Spark. Raises JavaError if it is missing or older than 17."""
     java = find_java()
     where = "JAVA_HOME" if os.environ.get("JAVA_HOME") else "PATH"
     if java is None:
@@ -294,7 +295,7 @@ def check_java() -> str:
 
 
 def loopback_of_driver(settings: Settings) -> str | None:
-    """The address at which workers look for the driver, where that is of this machine alone."""
+    """Return the address of the driver for workers if only this machine can reach it, or None."""
     host = settings.spark.conf.get("spark.driver.host") or os.environ.get("SPARK_LOCAL_IP") or socket.gethostname()
     with suppress(OSError):
         return host if ip_address(socket.gethostbyname(host)).is_loopback else None
@@ -302,12 +303,12 @@ def loopback_of_driver(settings: Settings) -> str | None:
 
 
 def _is_local(settings: Settings) -> bool:
-    """Whether Spark runs within this process's machine: `local`, `local[4]`, `local-cluster`."""
+    """Return True if Spark runs on this machine: `local`, `local[4]`, `local-cluster`."""
     return (settings.spark.master or "").startswith("local")
 
 
 def spark_schema(schema: pa.Schema) -> T.StructType:
-    """The Spark form of a table's schema."""
+    """Return the Spark schema of a table."""
     return from_arrow_schema(schema)
 
 
@@ -325,9 +326,9 @@ def read_parquet(
 
 
 def nullable(kind: T.DataType) -> T.DataType:
-    """The type with everything in it nullable, as batches that come back from Python are.
+    """Return the type with nullable parts at all levels, as in batches from Python.
 
-    Schemas of `mapInArrow` are compared with what comes back, nested nullability included.
+    Spark compares the schema of `mapInArrow` with the schema of the batches.
     """
     if isinstance(kind, T.StructType):
         return T.StructType([T.StructField(field.name, nullable(field.dataType)) for field in kind.fields])
@@ -339,14 +340,14 @@ def nullable(kind: T.DataType) -> T.DataType:
 
 
 def fields_of(frame: DataFrame, columns: Iterable[str]) -> list[T.StructField]:
-    """The nullable fields of some of a frame's columns."""
+    """Return fields of a frame by their names, with nullable types."""
     return [T.StructField(name, nullable(frame.schema[name].dataType)) for name in columns]
 
 
 def spark_defaults() -> dict[str, str]:
-    """The Spark configuration of `conf/spark-defaults.conf`, by Spark's names.
+    """Return the Spark configuration of `conf/spark-defaults.conf`, by Spark's names.
 
-    A name and its value are parted by white space, as in the file of that name that Spark reads itself.
+    White space separates a name and its value, as in Spark's own file of this name.
     """
     lines = files("untold.conf").joinpath("spark-defaults.conf").read_text(encoding="utf-8").splitlines()
     pairs = (line.split(None, 1) for line in lines if line.strip() and not line.lstrip().startswith("#"))

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from untold.jobs.metrics.graphs import COVERAGE, ONE_SIDED
+from untold.graph.views import COVERAGE, ONE_SIDED
 from untold.jobs.run.terminal import amount
 from untold.jobs.study import agreement
 from untold.jobs.study.agreement import LABEL_BASELINES, LAX, LMR, STRICT, Points

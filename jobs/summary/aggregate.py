@@ -11,8 +11,8 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.metrics.graphs import COVERAGE, MEASURES, NUMBER, ONE_SIDED, SIDES
-from untold.jobs.run.terminal import Page, amount, table
+from untold.jobs.metrics.graphs import SIDES
+from untold.jobs.run.terminal import amount
 from untold.jobs.run_tables import RunTables, connect_tables, quoted, quoted_list
 from untold.jobs.summary.ranking import (
     LEVELS,
@@ -20,10 +20,8 @@ from untold.jobs.summary.ranking import (
     add_adjusted,
     answer_columns,
     group_counts,
-    interval_text,
     map_in_threads,
     mean_columns,
-    mean_text,
     summarise_counts,
 )
 from untold.jobs.summary.score_counts import (
@@ -242,7 +240,6 @@ def _share(within: float, total: float | None) -> float | None:
 
 # The columns that distinguish sources
 BY = ("rank", "kind")
-SHOWN = 10
 # Kinds are free texts. Rarer ones have no rows
 MOST_KINDS = 50
 _KEYS = ("metric", "system", "by", "source")
@@ -319,43 +316,3 @@ def _row(named: dict[str, Any], queries: Sequence[Row], seed: int) -> dict[str, 
         **clustered_bca_interval(*columns, seed=seed).columns("share"),
         "p_value": binomial_test(followed, total),
     }
-
-
-def conflict_lines(measures: Iterable[Row], page: Page) -> list[str]:
-    """Return the numbers of conflicts and the shares of covered sides as a table, without lines if none conflict.
-
-    measures: rows of `measures_summary`.
-    """
-    found: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
-    for row in measures:
-        if row["measure"] in MEASURES:
-            found[row["metric"], row["system"] or "all"][row["measure"]] = row
-    known = {key: rows for key, rows in found.items() if rows.keys() == MEASURES.keys() and rows[NUMBER]["mean"]}
-    heads = ["metric", "system", "conflicts", "both sides", "95 % interval", "one side", "95 % interval"]
-    lines = [
-        [*key, f"{rows[NUMBER]['mean'] * rows[NUMBER]['defined']:,.0f}", *_shares(rows)] for key, rows in known.items()
-    ]
-    return _first_lines(heads, lines, page, 2, "measures_summary") if lines else []
-
-
-def _shares(rows: Mapping[str, Row]) -> list[str]:
-    shares = [{**rows[name], "n": rows[name]["defined"]} for name in (COVERAGE, ONE_SIDED)]
-    return [text for row in shares for text in (mean_text(row), interval_text(row))]
-
-
-def leaning_lines(rows: Sequence[Row], page: Page) -> list[str]:
-    """Return the first rows as a table."""
-    lines = [
-        [
-            *(row["metric"], row["system"] or "all", row["by"], row["source"], f"{row['followed']:,} of {row['n']:,}"),
-            *(mean_text({"mean": row["share"]}), interval_text(row, clustered=True), f"{row['p_adjusted']:.4f}"),
-        ]
-        for row in rows
-    ]
-    heads = ["metric", "system", "by", "source", "followed", "share", "95 % interval", "p adj."]
-    return _first_lines(heads, lines, page, 4, "source_preference")
-
-
-def _first_lines(heads: Sequence[str], lines: Sequence[list[str]], page: Page, names: int, of: str) -> list[str]:
-    more = [f"{len(lines) - SHOWN:,} more in the table {of}"] if len(lines) > SHOWN else []
-    return [*table(heads, lines[:SHOWN], page, names=names), *more]

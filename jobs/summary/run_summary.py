@@ -9,12 +9,11 @@ from typing import Any
 
 import pyarrow.dataset as ds
 
-from untold.graph.views import one_line
+from untold.graph.views import CONFLICT_MEASURES, COVERAGE, NUMBER, ONE_SIDED, one_line
 from untold.jobs.inference.stage.call_settings import DEMO_LABEL
 from untold.jobs.run.manifest import by_stage, seconds_of
 from untold.jobs.run.terminal import Page, amount, clock, table, visible, width_of, wrapped
 from untold.jobs.run_tables import RunTables, connect_tables, first_rows, lowest_scores, quoted, quoted_list
-from untold.jobs.summary.aggregate import conflict_lines, leaning_lines
 from untold.jobs.summary.ranking import interval_text, mean_text
 from untold.jobs.summary.score_counts import fetch_rows
 from untold.jobs.tables import RESULT_TABLES
@@ -92,7 +91,7 @@ def _error(kind: str | None, text: str | None) -> str:
 
 
 RAG = "rag"
-# Systems with a line
+# Systems with a line, and rows of a table
 SHOWN = 10
 
 
@@ -362,3 +361,43 @@ def count_failures(run: RunTables) -> list[dict[str, Any]]:
                 arg_min(error, row(coalesce(sample_id, ''), metric, request_id)) as error, count(*) as count
             from failures group by all order by count desc, stage, error_type""",
     )
+
+
+def conflict_lines(measures: Iterable[Row], page: Page) -> list[str]:
+    """Return the numbers of conflicts and the shares of covered sides as a table, without lines if none conflict.
+
+    measures: rows of `measures_summary`.
+    """
+    found: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
+    for row in measures:
+        if row["measure"] in CONFLICT_MEASURES:
+            found[row["metric"], row["system"] or "all"][row["measure"]] = row
+    known = {key: rows for key, rows in found.items() if rows.keys() == set(CONFLICT_MEASURES) and rows[NUMBER]["mean"]}
+    heads = ["metric", "system", "conflicts", "both sides", "95 % interval", "one side", "95 % interval"]
+    lines = [
+        [*key, f"{rows[NUMBER]['mean'] * rows[NUMBER]['defined']:,.0f}", *_shares(rows)] for key, rows in known.items()
+    ]
+    return _first_lines(heads, lines, page, 2, "measures_summary") if lines else []
+
+
+def _shares(rows: Mapping[str, Row]) -> list[str]:
+    shares = [{**rows[name], "n": rows[name]["defined"]} for name in (COVERAGE, ONE_SIDED)]
+    return [text for row in shares for text in (mean_text(row), interval_text(row))]
+
+
+def leaning_lines(rows: Sequence[Row], page: Page) -> list[str]:
+    """Return the first rows as a table."""
+    lines = [
+        [
+            *(row["metric"], row["system"] or "all", row["by"], row["source"], f"{row['followed']:,} of {row['n']:,}"),
+            *(mean_text({"mean": row["share"]}), interval_text(row, clustered=True), f"{row['p_adjusted']:.4f}"),
+        ]
+        for row in rows
+    ]
+    heads = ["metric", "system", "by", "source", "followed", "share", "95 % interval", "p adj."]
+    return _first_lines(heads, lines, page, 4, "source_preference")
+
+
+def _first_lines(heads: Sequence[str], lines: Sequence[list[str]], page: Page, names: int, of: str) -> list[str]:
+    more = [f"{len(lines) - SHOWN:,} more in the table {of}"] if len(lines) > SHOWN else []
+    return [*table(heads, lines[:SHOWN], page, names=names), *more]

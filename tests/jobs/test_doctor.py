@@ -22,15 +22,16 @@ from untold.jobs.doctor import (
     check_disk,
     check_endpoint,
     check_lookups,
+    check_packages,
     check_ray,
     check_spark,
     check_store,
     examine,
-    plain_url,
 )
 from untold.jobs.inference.stage.call_settings import clear_text_warning
 from untold.jobs.settings.loading import NoEndpointError, Resolved, load_settings
 from untold.jobs.settings.model import LlmSettings, RaySettings, Settings, SettingsError, SparkSettings
+from untold.udfs.redaction import plain_url
 
 KEY = "sk-not-to-be-shown"
 
@@ -253,6 +254,24 @@ def test_a_store_is_ok_only_where_all_engines_reached_it(
     )
     assert examine(lambda: Resolved(settings, {}, embedded=False)) == 1
     assert f"warn  store              {tmp_path}: reached from here, not by Ray\n" in capsys.readouterr().out
+
+
+def test_packages_are_listed_with_the_commands_that_need_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    needs = {"open": {}, "score": {"engine": ()}, "meta-evaluate": {"engine": (), "study": ("nltk", "openpyxl")}}
+    found = list(check_packages(needs))
+    assert [(one.state, one.about, one.text) for one in found] == [
+        ("ok", "packages", "complete for open"),
+        ("warn", "packages", "missing openpyxl: pip install 'untold[study]', for meta-evaluate"),
+        ("warn", "packages", "missing ray: pip install 'untold[platform]', for score, meta-evaluate"),
+    ]
+    # Without the engine, nothing else is checked
+    assert examine(refuse(SettingsError("not read")), needs) == 0
+    abouts = [line[6:].split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert list(dict.fromkeys(abouts)) == ["Python", "packages", "PySpark", "disk"]
 
 
 @pytest.mark.slow

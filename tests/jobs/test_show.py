@@ -10,7 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from untold.jobs.cli.main import main
 from untold.jobs.inputs.options import ShowRequest
+from untold.jobs.metrics import METRICS
+from untold.jobs.metrics.views import VIEWS
 from untold.jobs.run_tables import UnreadableRunError
 from untold.jobs.show import NEAR_IDS, ShowError, show
 from untold.jobs.tables import RELATIONS, RESULT_TABLES
@@ -154,6 +157,25 @@ def test_of_contradicting_statements_it_says_which_are_left_out_and_what_states_
         "       leaves out Statement 3, which context 1 states, and Statement 1, which contexts 1, 2 state",
         "",
     ]
+
+
+def test_without_a_sample_the_first_ids_are_printed(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["one", "two", *map(str, range(20))]
+    folder = make_run(scores=[score(name, metric) for name in names for metric in ("e2e", "nli")])
+    assert main(["show", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "the first sample ids:",
+        *(f"  {name}" for name in names[:10]),
+        "",
+        f"next: untold show {folder} --sample one",
+    ]
+    assert main(["show", str(folder), "--picture", "one.svg"]) == 1
+    assert capsys.readouterr().err == "untold: --picture needs --sample\n"
+
+
+def test_each_metric_of_the_package_has_its_view() -> None:
+    assert {name: METRICS[name].view for name in METRICS if name in VIEWS} == VIEWS
 
 
 def test_several_statements_of_the_basis_are_counted(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:

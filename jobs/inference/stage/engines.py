@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from pyspark.sql import SparkSession
 
 from untold.jobs.inference.backends.process import KeptProcess, ProcessWhenNeeded
+from untold.jobs.run.connectors import find_spark
 from untold.jobs.run.outcome import Interrupts
 from untold.jobs.run.session import begin_session, open_session
 from untold.jobs.run.terminal import Display
@@ -90,7 +91,7 @@ def open_engines(
     try:
         answers = not settings.llm.uses_spool
         first = asks and calls_endpoint(settings, stages)
-        display.status("starting Java and Ray" if first else "starting Java")
+        _announce_spark(display, " and Ray" if first else "")
         if first:
             process.open()
         spark = open_session(settings, small=small) if held is None else held.spark
@@ -103,7 +104,7 @@ def open_engines(
 @contextmanager
 def open_held(settings: Settings, display: Display, small: bool) -> Iterator[SharedEngines]:
     """Open Spark and an actor process in parallel, for several starts."""
-    display.status("starting Java and Ray")
+    _announce_spark(display, " and Ray")
     begin_session(settings, small=small)
     process = KeptProcess(settings.ray, Interrupts(display.note))
     try:
@@ -112,6 +113,14 @@ def open_held(settings: Settings, display: Display, small: bool) -> Iterator[Sha
         yield SharedEngines(open_session(settings, small=small), process)
     finally:
         process.end()
+
+
+def _announce_spark(display: Display, more: str) -> None:
+    """Show the version of Spark, and print a line for the Spark of a platform or an untested one."""
+    spark = find_spark()
+    if spark.is_newer or not spark.of_pip:
+        display.note(f"{'warning: ' if spark.is_newer else ''}{spark}")
+    display.status(f"starting Spark {spark.version}{more}")
 
 
 def calls_endpoint(settings: Settings, stages: Collection[str] = STAGE_NAMES) -> bool:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import untold
+from untold.jobs import run_analysis
 from untold.jobs.cli.arguments import Command, Options
 from untold.jobs.cli.commands import COMMANDS
 from untold.jobs.cli.main import main
@@ -20,6 +22,7 @@ from untold.jobs.tables import TABLES
 from untold.udfs.errors import UserError
 from untold.udfs.stages import STAGES
 
+RUN = ["--input", "in.jsonl", "--output", "out", "--metric", "nli"]
 SCORE = ["score", "--input", "in.jsonl", "--output", "out", "--metric", "e2e"]
 
 
@@ -431,6 +434,74 @@ def test_a_command_names_the_package_that_it_lacks(
         monkeypatch.setitem(sys.modules, name, None)
     assert main(words) == 1
     assert capsys.readouterr() == ("", f"untold: {told}: pip install 'untold[study]'\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["score", *RUN], ["plan", *RUN], ["nightly", *RUN], ["calibrate", *RUN]),
+        *(["demo"], ["answer", "spool"], ["batches", "out"], ["package", "--output", "o"], ["curve", "run"]),
+        ["generate", "--input", "in", "--output", "out", "--systems", "s.yaml"],
+        *(["index", "--input", "in", "--output", "out"], ["search", "--index", "i", "--query", "q"]),
+        *(["condense", "--relations", "r", "--output", "o"], ["meta-evaluate", "--output", "o"]),
+        *(["sweep", "run"], ["combine-studies", "s", "--output", "o"]),
+        ["prune", "--completion-store", "s", "--older-than", "1d"],
+        ["estimate", "--proxy", "judge"],
+    ],
+    ids=lambda words: str(words[0]),
+)
+def test_a_command_without_the_engine_is_one_line_with_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    what = "estimate without RUN" if words[0] == "estimate" else words[0]
+    for absent, extra in (("openai", "platform"), ("pyspark", "engine")):
+        monkeypatch.setitem(sys.modules, absent, None)
+        assert main(words) == 1
+        out, error = capsys.readouterr()
+        assert out == ""
+        assert re.fullmatch(rf"untold: {what} needs [\w, -]*ray[\w, -]*: pip install 'untold\[{extra}\]'\n", error)
+
+
+def test_a_module_of_the_engine_that_an_import_misses_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: Options) -> int:
+        raise ModuleNotFoundError("No module named 'tokenizers'", name="tokenizers.models")
+
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    monkeypatch.setitem(COMMANDS, "refuse", Command("refuses", refuse))
+    assert main(["refuse"]) == 1
+    assert capsys.readouterr() == ("", "untold: refuse needs tokenizers: pip install 'untold[platform]'\n")
+
+
+def test_the_python_interface_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    for name in ("Session", "Plan"):
+        with pytest.raises(UserError, match=rf"^untold\.{name} needs pyspark: pip install 'untold\[engine\]'$"):
+            getattr(untold, name)
+    assert untold.judge is not None
+    run = untold.open_run(untold.demo_output())
+    with pytest.raises(UserError, match=r"^Run\.spark needs pyspark: "):
+        run.spark("scores")
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UserError, match=r"^untold\.judge needs tokenizers: pip install 'untold\[engine\]'$"):
+        _ = untold.judge
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UserError, match=r"^Run\.pandas needs pandas: pip install 'untold\[notebook\]'$"):
+        run.pandas("scores")
+
+
+def test_open_shows_lines_that_need_no_pandas_if_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["open", "--demo"]) == 0
+    assert "  run.summary().to_pandas()\n" in capsys.readouterr().out
+    monkeypatch.setattr(run_analysis, "find_spec", lambda _: None)
+    assert main(["open", "--demo"]) == 0
+    shown = capsys.readouterr().out
+    assert "  run.summary()\n" in shown
+    assert "to_pandas" not in shown
 
 
 @pytest.mark.parametrize(

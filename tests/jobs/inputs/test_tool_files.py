@@ -339,10 +339,28 @@ def test_inspect_shows_columns_rows_and_how_to_go_on(tmp_path: Path, capsys: pyt
     for cells in (["question", "query", "5 / 5"], ["passages", "contexts", "5 / 5"], ["day", "- (kept)", "4 / 5"]):
         assert [line for line in shown.splitlines() if " ".join(line.split()) == " ".join(cells)]
     assert shown.count("\nsample ") == 3
-    command = f"untold plan --input {path} --columns query=question,response=answer,contexts=passages --metric e2e"
+    command = f"untold plan --input {path} --columns query=question,response=answer,contexts=passages --metric nli"
     assert shown.endswith(f"no problem was found\n\nnext: {command}\n")
     assert main(["inspect", path, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["command"] == command
+
+
+@pytest.mark.parametrize(
+    ("variable", "metric"), [(None, "nli"), ("OPENAI_API_KEY", "e2e"), ("UNTOLD_LLM__BASE_URL", "e2e")]
+)
+def test_the_next_command_has_a_metric_that_works_here(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    variable: Any,
+    metric: str,
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    if variable is not None:
+        monkeypatch.setenv(variable, "http://127.0.0.1:9/v1")
+        monkeypatch.setenv("UNTOLD_LLM__MODEL", "m")
+    code, shown = inspected(write_lines(tmp_path / "a.jsonl", [ROW]), capsys)
+    assert (code, shown.split()[-1]) == (0, metric)
 
 
 def test_a_column_that_many_files_have_is_no_mark_of_a_data_set(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from pyroaring import BitMap
 
 from tests.jobs.lakehouse.tables import answers, append_delta
 from untold.jobs.inputs.checking import check_input
-from untold.jobs.inputs.files import AS_THEY_ARE, NoInputError, SampleError, _units_of, find_files, inspect_files
+from untold.jobs.inputs.files import AS_THEY_ARE, NoInputError, SampleError, find_files, inspect_files
+from untold.jobs.inputs.frames import _units_of
 from untold.jobs.lakehouse.base import LakehouseError
 from untold.jobs.lakehouse.inputs import pinned, values_since
 from untold.udfs.samples.batches import UnitProgress
@@ -78,7 +79,7 @@ def test_partition_columns_of_delta_are_columns_of_the_rows(tmp_path: Path) -> N
     found = [{name: row[name] for name in parts[0]} for row in rows(f"delta:{table}")]
     assert sorted(found, key=str) == sorted(parts, key=str)
     types = [file.types["day"] for file in inspect_files(find_files(f"delta:{table}"))]
-    assert [str(kind) for kind in types] == ["DateType()"] * 2
+    assert [str(kind) for kind in types] == ["date32[day]"] * 2
     check_input(f"delta:{table}", AS_THEY_ARE, (*NEEDS, "sys tem"))
 
 

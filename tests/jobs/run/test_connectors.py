@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from io import StringIO
+from pathlib import Path
 
+import pyspark
 import pytest
 
+from untold.jobs.inference.stage import engines
 from untold.jobs.run import connectors
-from untold.jobs.run.connectors import connector_options, hadoop_version, package_jars, with_packages
-from untold.jobs.run.session import session_options
+from untold.jobs.run.connectors import (
+    NEWEST_SPARK,
+    InstalledSpark,
+    connector_options,
+    find_spark,
+    hadoop_version,
+    package_jars,
+    with_packages,
+)
+from untold.jobs.run.session import open_session, session_options
+from untold.jobs.run.terminal import Display
 from untold.jobs.settings.model import Settings, SparkSettings
 from untold.jobs.settings.sections import StorageSettings
+from untold.udfs.errors import UserError
 from untold.udfs.schemes import STORES
 
 S3A = "spark.hadoop.fs.s3a."
@@ -94,4 +108,51 @@ def test_what_the_user_tells_spark_wins() -> None:
 
 
 def test_the_hadoop_of_pyspark_is_found() -> None:
-    assert hadoop_version().count(".") == 2
+    assert str(hadoop_version()).count(".") == 2
+
+
+def test_the_hadoop_of_a_platform_may_be_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    assert hadoop_version() is None
+    assert package_jars(with_packages(Settings(), ["s3://bucket/in"])) == []
+    with pytest.raises(UserError, match=r"^storage\.packages: [^\n]*\[\]"):
+        package_jars(Settings(storage=StorageSettings(packages=["s3"])))
+
+
+def test_the_spark_of_this_environment_is_found_and_tested() -> None:
+    spark = find_spark()
+    assert (spark.version, spark.folder) == (pyspark.__version__, str(Path(pyspark.__file__).parent))
+    assert (spark.of_pip, spark.is_newer) == (True, False)
+    # The newest tested version is the version of the tests
+    assert pyspark.__version__.startswith(f"{NEWEST_SPARK}.")
+
+
+@pytest.mark.parametrize(
+    ("version", "of_pip", "shown"),
+    [
+        ("4.0.0", True, "Spark 4.0.0 of this environment (/spark), within the tested range 4.0 to 4.3"),
+        ("4.3.0+x.1", False, "Spark 4.3.0+x.1 of the platform (/spark), within the tested range 4.0 to 4.3"),
+        ("4.4.0.dev1", True, "Spark 4.4.0.dev1 of this environment (/spark), newer than the tested range 4.0 to 4.3"),
+        ("5.0.0", False, "Spark 5.0.0 of the platform (/spark), newer than the tested range 4.0 to 4.3"),
+    ],
+)
+def test_a_spark_is_shown_with_its_origin_and_the_tested_range(version: str, of_pip: bool, shown: str) -> None:
+    spark = InstalledSpark(version, "/spark", of_pip)
+    assert str(spark) == shown
+    assert spark.is_newer is ("newer" in shown)
+
+
+def test_a_session_refuses_an_old_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyspark, "__version__", "3.5.6")
+    with pytest.raises(UserError, match=r"^Spark 3\.5\.6 [^\n]* is too old\. Untold needs Spark 4\.0 or newer$"):
+        open_session(Settings())
+
+
+@pytest.mark.parametrize(
+    ("version", "noted"), [("4.0.7", "Spark 4.0.7 of the platform"), ("4.9.0", "warning: Spark 4.9")]
+)
+def test_a_start_prints_the_spark_of_a_platform(monkeypatch: pytest.MonkeyPatch, version: str, noted: str) -> None:
+    shown = StringIO()
+    monkeypatch.setattr(engines, "find_spark", lambda: InstalledSpark(version, "/spark", of_pip=False))
+    engines._announce_spark(Display(shown), "")
+    assert shown.getvalue().startswith(noted)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from untold.jobs.run.terminal import Page
-from untold.jobs.summary.aggregate import SHOWN, conflict_lines, leaning_lines, leaning_rows
+from untold.jobs.summary.aggregate import leaning_rows
+from untold.jobs.summary.run_summary import SHOWN, conflict_lines, leaning_lines
 from untold.udfs.statistics.intervals import clustered_bca_interval
 from untold.udfs.statistics.permutation import adjust_p_values, binomial_test
 

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from untold.graph.views import CONFLICT_MEASURES
 from untold.jobs.inference.stage.start import Outcome
 from untold.jobs.metrics.scoring import ScoreRequest
 from untold.jobs.run.terminal import Page, width_of
 from untold.jobs.run_tables import open_run
 from untold.jobs.score import show_summary
 from untold.jobs.settings.model import Settings
-from untold.jobs.summary.aggregate import MEASURES
 from untold.jobs.summary.run_summary import DRAWN_COLUMNS, _summary, end_of_run
 from untold.jobs.tables import RESULT_TABLES
 
@@ -68,7 +68,7 @@ def test_items_of_the_prompts_examples_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("model", "shown"), [("judge", False), ("gpt-4.1", True)])
 def test_conflicts_by_the_judge_of_the_package_are_not_shown(tmp_path: Path, model: str, shown: bool) -> None:
     figures = {"level": "overall", "system": None, "n": 4, "defined": 4, "ci_low": 0.2, "ci_high": 0.8}
-    measures = [{**figures, "metric": "nli", "measure": name, "mean": 0.5} for name in MEASURES]
+    measures = [{**figures, "metric": "nli", "measure": name, "mean": 0.5} for name in CONFLICT_MEASURES]
     usage = [{"stage": "classify_relation", "model": model}]
 
     lines = lines_of(

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from untold.jobs.inputs.files import carried_types
+from untold.jobs.inputs.frames import carried_types
 from untold.jobs.inputs.samples import KNOWN_FIELDS, READ_FIELDS, _output_names
 from untold.udfs.samples.adapters import CONTEXTS, FORMATS, QUESTIONS, Adapter
 from untold.udfs.samples.batches import ColumnSelection, read_batches, type_batches

@@ -5,6 +5,7 @@ import sys
 import tracemalloc
 import warnings
 from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 from scipy import stats
+from scipy.special import ndtr, ndtri
 
 from tests.examples import examples
+from untold.udfs.statistics import intervals
 from untold.udfs.statistics.intervals import (
     MAX_CELLS,
     FloatArray,
@@ -425,3 +428,20 @@ def test_a_share_without_answers_has_no_interval() -> None:
     assert wilson_interval(0, 0) == Interval(None, None, None)
     with pytest.raises(ValueError, match="between 0 and 3"):
         wilson_interval(4, 3)
+
+
+def test_without_scipy_normal_shares_and_quantiles_are_scipys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    spec = spec_from_file_location("plain_intervals", intervals.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    plain = module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, plain)
+    spec.loader.exec_module(plain)
+    values = np.linspace(-37, 8, 1_000)
+    assert [plain.ndtr(value) for value in values.tolist()] == pytest.approx(ndtr(values), rel=1e-13)
+    shares = np.linspace(0, 1, 1_001)[1:-1]
+    assert [plain.ndtri(share) for share in shares.tolist()] == pytest.approx(ndtri(shares), rel=1e-13, abs=1e-15)
+    one = plain.bca_interval([0.1, 0.4, 0.7], [3, 9, 2], seed=1)
+    other = bca_interval([0.1, 0.4, 0.7], [3, 9, 2], seed=1)
+    assert (one.low, one.high) == pytest.approx((other.low, other.high), rel=1e-12)

@@ -12,14 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
+from ruptures import KernelCPD
 from scipy import stats
 
 from tests.examples import examples
 from untold.udfs.statistics.intervals import MAX_CELLS, FloatArray
 from untold.udfs.statistics.permutation import (
+    LEAST,
     PairedTest,
+    _starts_of_levels,
     adjust_p_values,
     clustered_permutation_test,
+    p_of_error,
     unpaired_permutation_test,
 )
 
@@ -286,3 +290,29 @@ def test_groups_that_are_all_equal_do_not_differ_by_chance_alone() -> None:
     assert unpaired_permutation_test(group(same), group(same), seed=0) == PairedTest(16, 0.0, 1.0)
     assert p_of(unpaired_permutation_test(group(same), group(other), seed=0)) < 0.001
     assert unpaired_permutation_test(group(same), group(other[:0]), seed=0) == PairedTest(0, None, None)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 5, 30, 1_000, 20_000])
+def test_the_p_value_of_an_error_is_students(freedom: int) -> None:
+    for t in (0.01, 0.5, 1, 2, 5, 12, 40):
+        assert p_of_error(t, 1.0, freedom) == pytest.approx(2 * stats.t.sf(t, freedom), rel=1e-9, abs=1e-300)
+
+
+@examples(100)
+@given(st.integers(0, 2**32))
+def test_shifts_cost_at_most_as_much_as_those_of_ruptures(seed: int) -> None:
+    """`ruptures` prunes too much near the end of a series, so some of its results are not the optimum."""
+    random = np.random.default_rng(seed)
+    size = int(random.integers(2 * LEAST, 60))
+    levels = np.repeat(random.normal(size=size) * random.choice([0, 3]), random.integers(1, 9, size))[:size]
+    values, penalty = random.normal(size=size) + levels, float(random.uniform(1, 20))
+    theirs = KernelCPD(kernel="linear", min_size=LEAST).fit(values).predict(pen=penalty)[:-1]
+    ours = _starts_of_levels(values, penalty)
+    assert all(end - start >= LEAST for start, end in itertools.pairwise([0, *ours, size]))
+    assert cost_of(values, ours, penalty) <= cost_of(values, theirs, penalty) + 1e-9
+
+
+def cost_of(values: FloatArray, starts: list[int], penalty: float) -> float:
+    """The squared deviations from the means of the levels, and a penalty for each shift."""
+    parts = np.split(values, starts)
+    return sum(float(((part - part.mean()) ** 2).sum()) for part in parts) + penalty * len(starts)
