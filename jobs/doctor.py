@@ -327,9 +327,8 @@ async def _send(settings: Settings, section: Section, url: str, api: str, body: 
     read: Reader | None = given.pop("read", None)
     from untold.udfs.llm.client import ApiKey, Endpoint
 
-    own = getattr(settings, section)
+    own, seconds = getattr(settings, section), min(CALL_SECONDS, settings.llm.timeout_seconds)
     key = ApiKey(os.environ.get(own.api_key_env or "") or None, getattr(own, "api_key_command", None))
-    seconds = min(CALL_SECONDS, settings.llm.timeout_seconds)
     endpoint = Endpoint(url, key, connections=1, timeout=seconds, **given)
     try:
         return await endpoint.call(api, body, read=read)

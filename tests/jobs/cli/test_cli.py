@@ -404,6 +404,7 @@ TURNED = {
     "DamagedError",
     "NoHitsError",
     "BatchError",
+    "KeyCommandError",
     "EndedError",
     "NotYetError",
     "_OtherClassesError",

@@ -103,12 +103,12 @@ def test_the_checks_of_the_machine(monkeypatch: pytest.MonkeyPatch, printed: Cal
     """A secret of a check is hidden, and a failed check is exit code 1."""
     monkeypatch.setenv("A_TOKEN", "sk-0123456789")
     found = [CheckResult("ok", "Java", "17"), CheckResult("FAIL", "Ray", "refused sk-0123456789")]
-    monkeypatch.setattr(doctor, "check_all", lambda load: iter(found))
+    monkeypatch.setattr(doctor, "check_all", lambda load, needs: iter(found))
     assert printed("doctor", code=1) == [
         {"state": "ok", "about": "Java", "text": "17"},
         {"state": "FAIL", "about": "Ray", "text": "refused (not shown)"},
     ]
-    monkeypatch.setattr(doctor, "check_all", lambda load: iter(found[:1]))
+    monkeypatch.setattr(doctor, "check_all", lambda load, needs: iter(found[:1]))
     assert len(printed("doctor")) == 1
 
 
