@@ -38,7 +38,7 @@ SHOWN_PROBLEMS = 5
 COUNTED_BYTES = 1 << 28
 COUNTED_RECORDS = 20_000
 KINDS = {"lines": "JSON Lines", "array": "a JSON array", "objects": "JSON objects", "csv": "CSV", "parquet": "Parquet"}
-OF_NUGGETS = ("rubrics", "trec_rag_nuggets")
+NUGGETS = "trec_rag_nuggets"
 # Patterns that say nothing of what a file holds
 ANY_FILE = ("*", "*.csv", "*.jsonl", "*.json*", "*.*json*")
 
@@ -181,7 +181,8 @@ class _Head:
         """What the rows are checked for: questions have no response, and references can do for contexts."""
         if "response" not in self.given and "query" in self.given:
             return ("query",)
-        return ("query", "response") if "references" in self.given and "contexts" not in self.given else REQUIRED
+        without = {"references", "rubric"} & self.given and "contexts" not in self.given
+        return ("query", "response") if without else REQUIRED
 
     def columns(self) -> list[dict[str, Any]]:
         """The columns, those of samples first."""
@@ -288,14 +289,17 @@ def _command(path: str, name: str | None, options: ReadOptions, required: Sequen
     )
     words += ["--encoding", options.encoding] if options.encoding else []
     words += ["--delimiter", options.delimiter] if options.delimiter else []
-    # Nuggets come with their weights, and without contexts
-    nuggets = ["--metric", "nuggets", *(["--set", "nuggets.score=weighted"] if name == "rubrics" else [])]
+    # Nuggets and criteria come without contexts
+    own = "rubric" if "rubric" in given else "nuggets" if name == NUGGETS else None
     if "response" not in required and "response" not in given:
         asked = shlex.join(["untold", "generate", *words, "--systems", "systems.yaml", "--output", "answers"])
-        scored = shlex.join(["untold", "plan", "--input", "answers/samples", *nuggets])
-        return f"{asked} && {scored}" if name in OF_NUGGETS else asked
-    if name in OF_NUGGETS:
-        return shlex.join(["untold", "plan", *words, *nuggets])
+        return (
+            f"{asked} && {shlex.join(['untold', 'plan', '--input', 'answers/samples', '--metric', own])}"
+            if own
+            else asked
+        )
+    if own:
+        return shlex.join(["untold", "plan", *words, "--metric", own])
     if "contexts" in given or name is None:
         return shlex.join(["untold", "plan", *words, "--metric", "e2e"])
     # Without contexts, facts are given as references or looked up

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from untold.udfs.samples import data_sets, tool_files
+from untold.udfs.samples import data_sets, rubrics, tool_files
 from untold.udfs.samples.file_records import READERS, FileRecord, Unit
 from untold.udfs.samples.values import canonical, text_of
 
@@ -229,7 +229,29 @@ FORMATS: dict[str, Adapter] = {
     "trec_rag_nuggets": Adapter(
         ("qid", "nuggets"), tool_files.trec_rag_nuggets, by_row=False, uses=("questions", "items")
     ),
-    "rubrics": Adapter(("rubrics",), tool_files.rubrics, by_row=False, uses=("questions",), names=tool_files.RUBRICS),
+    "rubrics": Adapter(("rubrics",), rubrics.rubrics, by_row=False, uses=("questions",), names=rubrics.NAMES),
+    "deepresearch_bench": Adapter(
+        ("criterions", "dimension_weight"),
+        rubrics.deepresearch_bench,
+        by_row=False,
+        uses=("questions",),
+        names=rubrics.DEEPRESEARCH,
+    ),
+    "deepresearch_bench_2": Adapter(
+        ("prompt", "content"),
+        rubrics.deepresearch_bench_2,
+        by_row=False,
+        uses=("questions",),
+        marks=(("prompt", "content", "theme"),),
+        names=rubrics.DEEPRESEARCH,
+    ),
+    "scholarqa_cs": Adapter(
+        ("initial_prompt", "metric_config"),
+        rubrics.scholarqa_cs,
+        by_row=False,
+        uses=("questions",),
+        names=rubrics.SCHOLARQA,
+    ),
     "huggingface": _samples_of(tool_files.ARROW, tool_files.read_arrow),
     "langsmith": _traces_of(tool_files.langsmith, ("run_type", "inputs"), ("inputs", "outputs")),
     "langfuse": _traces_of(
