@@ -122,6 +122,7 @@ OPTIONAL_TYPES: Mapping[str, T.DataType] = {
                 T.StructField("dimension", T.StringType()),
                 T.StructField("tags", TEXTS),
                 T.StructField("levels", LEVELS),
+                T.StructField("labels", TEXTS),
             ]
         )
     ),

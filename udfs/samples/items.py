@@ -204,7 +204,7 @@ LEVEL_LABELS, LEVEL_TEXTS = ("label", "grade", "name"), ("text", "description")
 
 
 def normalise_rubric(value: Any) -> list[dict[str, Any]] | None:
-    """Return criteria as rows of id, text, points, dimension, tags and levels, None for null.
+    """Return criteria as rows of id, text, points, dimension, tags, levels and labels of people, None for null.
 
     The text may be named `criterion`, points `weight`, and the dimension `axis`. Without any points each criterion has
     1. Levels are {label, text, share}. Without shares they are in ascending order, from 0 to 1. Raises ValueError with
@@ -247,6 +247,7 @@ def _criterion(place: int, name: str, text: str, item: Any) -> dict[str, Any]:
         "dimension": text_of(dimension) or None,
         "tags": [one for one in _texts(known.get("tags"), f"tags of {where}") or () if one is not None],
         "levels": _levels(known.get("levels"), where),
+        "labels": [one for one in _texts(known.get("labels"), f"labels of {where}") or () if one is not None],
     }
 
 

@@ -43,7 +43,7 @@ _WORDS = {"Critical": 4.0, "Major": 3.0, "Minor": 2.0, "Additional": 1.0}
 # A tag of HealthBench that names the axis of a criterion
 _AXIS = "axis:"
 # The columns of ProfBench with the responses that people annotated
-_OF_SYSTEM = "_response"
+_OF_SYSTEM, _LABEL = "_response", "_fulfilment"
 # The judges of DeepResearch Bench and ScholarQA-CS give each criterion a number from 0 to 10
 GRADES = [{"label": str(grade), "share": grade / 10} for grade in range(11)]
 _IMPORTANCE = re.compile(r"(most_important|nice_to_have)_item_\d+")
@@ -52,7 +52,8 @@ _IMPORTANCE = re.compile(r"(most_important|nice_to_have)_item_\d+")
 def rubrics(record: FileRecord, _: int) -> list[FileRecord]:
     """Return a task with its criteria as a rubric, once for each response in a column `<system>_response`.
 
-    Several messages of a prompt become one text. HealthBench's ideal completion is the ground truth, and its tag
+    Several messages of a prompt become one text. Without a response, a last message of the assistant is the response.
+    HealthBench's ideal completion is the ground truth, and its tag
     `axis:NAME` the dimension of a criterion.
     """
     if record.problem:
@@ -62,10 +63,11 @@ def rubrics(record: FileRecord, _: int) -> list[FileRecord]:
     if isinstance(criteria, list):
         values["rubric"] = [_criterion(one, f"criterion {place}") for place, one in enumerate(criteria, start=1)]
     if isinstance(values.get("query"), list):
-        values["query"] = _conversation(values["query"])
+        values |= _conversation(values["query"], is_judged="response" not in values)
     if isinstance(ideal, Mapping) and isinstance(ideal.get("ideal_completion"), str):
         values.setdefault("ground_truth", ideal["ideal_completion"])
-    return [replace(record, values=one) for one in _by_system(values)]
+    several = _by_system(values, criteria) if isinstance(criteria, list) else [values]
+    return [replace(record, values=one) for one in several]
 
 
 def _named(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
@@ -82,7 +84,7 @@ def _criterion(value: Any, where: str) -> Any:
         raise RowError(f"{where} has no weight, but `{numbers[0]}`; rename it to `weight` or `points`")
     points, tags = value.get("criterion_weight"), _first(value, _TAGS)
     axes = [tag.removeprefix(_AXIS) for tag in tags or () if isinstance(tag, str) and tag.startswith(_AXIS)]
-    found = {name: value[name] for name in ("id", "levels", *WEIGHTS) if name in value}
+    found = {name: value[name] for name in ("id", "levels", "labels", *WEIGHTS) if name in value}
     if points is not None:
         found["points"] = _WORDS.get(points, points) if isinstance(points, str) else points
     dimension = _first(value, _DIMENSION) or next(iter(axes), None)
@@ -93,26 +95,47 @@ def _first(value: Mapping[str, Any], names: Sequence[str]) -> Any:
     return next((value[name] for name in names if finite(value.get(name)) is not None), None)
 
 
-def _by_system(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the task with each of its responses by system, or with its only response."""
+def _by_system(values: Mapping[str, Any], criteria: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """Yield the task with each of its responses by system and the labels of people, or with its only response."""
     responses = {name: one for name, one in values.items() if name.endswith(_OF_SYSTEM) and isinstance(one, str)}
     rest = {name: one for name, one in values.items() if name not in responses}
     if not responses or "response" in values:
         yield dict(values)
         return
     for name, response in responses.items():
-        yield {**rest, "response": response, "system": name.removesuffix(_OF_SYSTEM)}
+        system = name.removesuffix(_OF_SYSTEM)
+        labels = [one.get(f"{system}{_LABEL}") if isinstance(one, Mapping) else None for one in criteria]
+        rubric = [
+            {**one, "labels": label} if isinstance(one, dict) else one
+            for one, label in zip(values["rubric"], labels, strict=True)
+        ]
+        yield {**rest, "response": response, "system": system, "rubric": rubric}
 
 
-def _conversation(messages: Sequence[Any]) -> str | None:
-    """Return the messages as one text, each with its role. A single message has no role."""
+def healthbench_meta(record: FileRecord, _: int) -> list[FileRecord]:
+    """Return a criterion of HealthBench's meta-evaluation with the labels of physicians and its category."""
+    if record.problem:
+        return [record]
+    values = _named(record.values, NAMES)
+    one = {"text": values["rubric"], "dimension": values.get("category"), "labels": opened(values.pop("binary_labels"))}
+    values["rubric"] = [one]
+    if isinstance(values.get("query"), list):
+        values |= _conversation(values["query"], is_judged=False)
+    return [replace(record, values=values)]
+
+
+def _conversation(messages: Sequence[Any], *, is_judged: bool) -> dict[str, str | None]:
+    """Return the messages as the query, each with its role; a single message has no role.
+
+    is_judged: True if a last message of the assistant is the response.
+    """
     texts = [find_text(one, ASKED, ()) for one in messages]
-    if len(texts) < 2:
-        return next(iter(texts), None)
     roles = [one.get("role") if isinstance(one, Mapping) else None for one in messages]
-    return "\n\n".join(
-        f"{role}: {text}" if role else f"{text}" for role, text in zip(roles, texts, strict=True) if text
-    )
+    last = {"response": texts.pop()} if is_judged and len(texts) > 1 and roles[-1] == "assistant" else {}
+    if len(texts) < 2:
+        return {"query": next(iter(texts), None), **last}
+    turns = [f"{role}: {text}" if role else text for role, text in zip(roles, texts, strict=False) if text]
+    return {"query": "\n\n".join(turns), **last}
 
 
 def deepresearch_bench(record: FileRecord, _: int) -> list[FileRecord]:

@@ -35,5 +35,6 @@ def test_the_shipped_data_sets() -> None:
     }
     assert set(question_formats()) == data_sets | tools
     assert {"ragchecker", "trec_rag_answers", *tools} <= set(known_formats())
-    assert study_formats() == ["realsumm", "k_qa", "k_qa_questions", "expertqa", "trec_rag_nuggets", "factscore"]
-    assert studied() == ["wikicontradict", "conflictbank", "coverage", "claims", "nuggets"]
+    items = ["realsumm", "k_qa", "k_qa_questions", "expertqa", "trec_rag_nuggets"]
+    assert study_formats() == [*items, "rubrics", "healthbench_meta", "factscore"]
+    assert studied() == ["wikicontradict", "conflictbank", "coverage", "claims", "nuggets", "rubrics"]

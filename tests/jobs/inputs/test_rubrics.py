@@ -106,6 +106,9 @@ def test_the_last_turn_is_judged_and_the_earlier_turns_are_the_query(tmp_path: P
     (task,) = written(tmp_path, "rubrics", {**HEALTHBENCH, "prompt": messages, "completion": "d"})
     assert task.known["query"] == "user: a\n\nassistant: b\n\nuser: c"
     assert task.known["response"] == "d"
+    messages.append({"role": "assistant", "content": "d"})
+    (task,) = written(tmp_path, "rubrics", {**HEALTHBENCH, "prompt": messages})
+    assert (task.known["query"], task.known["response"]) == ("user: a\n\nassistant: b\n\nuser: c", "d")
 
 
 def test_rows_of_researchrubrics_have_axes(tmp_path: Path) -> None:
@@ -130,6 +133,23 @@ def test_rows_of_profbench_are_a_sample_per_response(tmp_path: Path) -> None:
     assert shown(found[0]) == [("States the mass", 4.0, None), ("Uses a table", 1.0, None)]
     assert [one["tags"] for one in found[0].rest["rubric"]] == [["Extraction (recall)", "Reasoning"], ["Style"]]
     assert found[0].rest["query_id"] == "Physics-1"
+
+
+def test_labels_of_people_are_labels_of_criteria(tmp_path: Path) -> None:
+    first, second = written(tmp_path, "rubrics", PROFBENCH)
+    assert [one["labels"] for one in first.rest["rubric"]] == [["true"], []]
+    assert [one["labels"] for one in second.rest["rubric"]] == [[], []]
+    row = {
+        "prompt": HEALTHBENCH["prompt"],
+        "completion": "Since when?",
+        "rubric": "Asks since when",
+        "binary_labels": [True, False],
+        "category": "cluster:context",
+    }
+    (one,) = written(tmp_path, "healthbench_meta", row)
+    assert (one.known["query"], one.known["response"], one.error) == ("My head hurts.", "Since when?", None)
+    assert shown(one) == [("Asks since when", 1.0, "cluster:context")]
+    assert one.rest["rubric"][0]["labels"] == ["true", "false"]
 
 
 def test_criteria_of_deepresearch_bench_weigh_by_dimension(tmp_path: Path) -> None:
@@ -244,12 +264,13 @@ def test_texts_of_criteria_are_kept_as_they_are() -> None:
     ("format", "row"),
     [
         ("rubrics", HEALTHBENCH),
+        ("rubrics", {**HEALTHBENCH, "canary": "c"}),
         ("rubrics", PROFBENCH),
         ("deepresearch_bench", RACE),
         ("deepresearch_bench_2", RACE_2),
         ("scholarqa_cs", SCHOLARQA),
     ],
-    ids=["healthbench", "profbench", "race", "race_2", "scholarqa"],
+    ids=["healthbench", "canary", "profbench", "race", "race_2", "scholarqa"],
 )
 def test_inspect_knows_a_file_and_leads_to_the_metric(tmp_path: Path, format: str, row: dict[str, Any]) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{**row, "response": "r"}])

@@ -54,6 +54,7 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
     "trec_rag_answers": {"topic_id": 1, "answer": [{"text": TEXT}], "references": ["msmarco_1#2"]},
     "trec_rag_nuggets": {"qid": "1", "query": "q", "answer_text": "r", "nuggets": [{"text": TEXT, "assignment": "a"}]},
     "rubrics": {"prompt": [{"role": "user", "content": "q"}], "rubrics": [RUBRIC], "ideal_completions_data": {}},
+    "healthbench_meta": {"prompt": "q", "completion": "r", "rubric": TEXT, "binary_labels": [True], "category": "c"},
     "deepresearch_bench": {
         "id": 1,
         "prompt": "q",
