@@ -100,6 +100,7 @@ GATE = (
     *(
         "untold doctor --set",
         "--output library",
+        "--output rubric-results",
         "--output answered",
         "--backfill",
         "--refresh",
