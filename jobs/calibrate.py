@@ -22,8 +22,7 @@ from untold.graph.views import FORMATS, one_line
 from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.stage.call_settings import calls_for, hours_at, runs_in_tasks
 from untold.jobs.inference.stage.engines import open_held
-from untold.jobs.inference.store.compaction import VERSION, read_live
-from untold.jobs.inference.store.completion_references import list_uses
+from untold.jobs.inference.store.compaction import VERSION, list_uses, read_live
 from untold.jobs.metrics.scoring import ScoreRequest
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
 from untold.jobs.run.output import Output, shown

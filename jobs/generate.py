@@ -18,10 +18,9 @@ from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.stage.call_settings import RunEndpoint
 from untold.jobs.inference.stage.requests import has_failed, invalid_rows, is_unasked
 from untold.jobs.inference.stage.runner import StageRunner
-from untold.jobs.inference.stage.start import Outcome, Start, open_endpoint, open_start
+from untold.jobs.inference.stage.start import Outcome, RunRequest, Start, open_endpoint, open_start
 from untold.jobs.inputs.options import GenerateOptions
 from untold.jobs.inputs.questions import read_questions
-from untold.jobs.inputs.request import RunRequest
 from untold.jobs.inputs.samples import SampleError, Samples, column_named, fingerprint, show_invalid
 from untold.jobs.run import manifest
 from untold.jobs.run.output import shown

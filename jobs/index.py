@@ -18,9 +18,8 @@ from pyspark.sql import functions as F
 from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.stage.requests import invalid_rows
 from untold.jobs.inference.stage.runner import StageRunner
-from untold.jobs.inference.stage.start import Outcome, Start, open_endpoint, open_start
+from untold.jobs.inference.stage.start import Outcome, RunRequest, Start, open_endpoint, open_start
 from untold.jobs.inputs.options import SearchOptions
-from untold.jobs.inputs.request import RunRequest
 from untold.jobs.inputs.samples import fingerprint
 from untold.jobs.inputs.texts import TextRows, read_corpus, read_queries
 from untold.jobs.retrieval.index_build import CorpusError, IndexBuild, Maker

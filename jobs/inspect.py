@@ -40,7 +40,7 @@ COUNTED_RECORDS = 20_000
 KINDS = {"lines": "JSON Lines", "array": "a JSON array", "objects": "JSON objects", "csv": "CSV", "parquet": "Parquet"}
 # The metrics of the next command, with a language model and with the judge of the package
 LANGUAGE_MODEL_METRIC, JUDGE_METRIC = "e2e", "nli"
-OF_NUGGETS = ("rubrics", "trec_rag_nuggets")
+NUGGETS = "trec_rag_nuggets"
 # Patterns of several formats
 ANY_FILE = ("*", "*.csv", "*.jsonl", "*.json*", "*.*json*")
 
@@ -188,7 +188,8 @@ class _Head:
         """The required columns. Questions have no response, and references can replace contexts."""
         if "response" not in self.given and "query" in self.given:
             return ("query",)
-        return ("query", "response") if "references" in self.given and "contexts" not in self.given else REQUIRED
+        without = {"references", "rubric"} & self.given and "contexts" not in self.given
+        return ("query", "response") if without else REQUIRED
 
     def columns(self) -> list[dict[str, Any]]:
         """Return the columns, first the columns of samples."""
@@ -300,14 +301,17 @@ def _command(
     )
     words += ["--encoding", options.encoding] if options.encoding else []
     words += ["--delimiter", options.delimiter] if options.delimiter else []
-    # Nuggets come with their weights, and without contexts
-    nuggets = ["--metric", "nuggets", *(["--set", "nuggets.score=weighted"] if name == "rubrics" else [])]
+    # Nuggets and criteria come without contexts
+    own = "rubric" if "rubric" in given else "nuggets" if name == NUGGETS else None
     if "response" not in required and "response" not in given:
         asked = shlex.join(["untold", "generate", *words, "--systems", "systems.yaml", "--output", "answers"])
-        scored = shlex.join(["untold", "plan", "--input", "answers/samples", *nuggets])
-        return f"{asked} && {scored}" if name in OF_NUGGETS else asked
-    if name in OF_NUGGETS:
-        return shlex.join(["untold", "plan", *words, *nuggets])
+        return (
+            f"{asked} && {shlex.join(['untold', 'plan', '--input', 'answers/samples', '--metric', own])}"
+            if own
+            else asked
+        )
+    if own:
+        return shlex.join(["untold", "plan", *words, "--metric", own])
     if "contexts" in given or name is None:
         return shlex.join(["untold", "plan", *words, "--metric", metric])
     # Samples without contexts have references, or an index has the facts

@@ -26,13 +26,13 @@ from untold.jobs.study.claims_study import ClaimStudy, StageCaller, read_claims
 from untold.jobs.study.coverage_study import NEEDS, CoverageStudy
 from untold.jobs.study.judgements import AVERAGE, MetaEvaluationError
 from untold.jobs.study.label_study import LabelStudy
-from untold.jobs.study.meta_evaluation import CLAIMS, COVERAGE, NUGGETS, Study, check_prompts
+from untold.jobs.study.meta_evaluation import CLAIMS, COVERAGE, NUGGETS, RUBRICS, Study, check_prompts
 from untold.jobs.study.meta_evaluation import MetaEvaluationOutcome as MetaEvaluationOutcome
 from untold.jobs.study.meta_evaluation import MetaEvaluationRequest as MetaEvaluationRequest
 from untold.jobs.study.meta_evaluation import Sheet as Sheet
 from untold.jobs.study.meta_evaluation import StudyEndpoint as StudyEndpoint
 from untold.jobs.study.meta_evaluation import endpoint_of as endpoint_of
-from untold.jobs.study.nuggets_study import READS, NuggetStudy
+from untold.jobs.study.nuggets_study import READS, NuggetStudy, RubricStudy
 from untold.jobs.study.report import draw, render_averages
 from untold.jobs.tables import COMPARISONS, FALSE_NEGATIVES, MATCH_COUNTS, META_EVALUATION, SUBSET, TIERS
 from untold.jobs.tables import COVERAGE as COVERAGE_TABLE
@@ -92,12 +92,17 @@ def _read(spark: SparkSession, request: MetaEvaluationRequest) -> Samples:
     """Read the input of a study as samples."""
     if request.dataset == CLAIMS:
         return read_claims(spark, request.input, request.layout, request.limit, request.draw, request.read)
-    if request.dataset == NUGGETS:
+    if request.dataset in (NUGGETS, RUBRICS):
         return request.read_columns(spark, NEEDS, READS)
     return request.read_columns(spark, NEEDS if request.dataset == COVERAGE else REQUIRED)
 
 
-STUDIES: dict[str, type[Study]] = {COVERAGE: CoverageStudy, CLAIMS: ClaimStudy, NUGGETS: NuggetStudy}
+STUDIES: dict[str, type[Study]] = {
+    COVERAGE: CoverageStudy,
+    CLAIMS: ClaimStudy,
+    NUGGETS: NuggetStudy,
+    RUBRICS: RubricStudy,
+}
 
 
 def _check_models(endpoints: Sequence[StudyEndpoint]) -> None:

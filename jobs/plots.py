@@ -115,7 +115,7 @@ def distribution(run: RunTables, *others: RunTables) -> Picture:
             own = [row for row in rows if (row["metric"], row["system"]) == (metric, system)]
             middles, shares = [(row["low"] + row["high"]) / 2 for row in own], [row["share"] for row in own]
             panel.bar(middles, shares, width=0.9 / BINS, color=BLUE)
-            panel.set(xlim=(0, 1), ylim=(0, 1.05 * most), yticks=[])
+            panel.set(xlim=(min([0, *(row["low"] for row in rows)]), 1), ylim=(0, 1.05 * most), yticks=[])
             panel.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
             panel.set_title(metric if system == systems[0] else "")
         line[0].set_ylabel(_name(system), rotation=0, ha="right", va="center")

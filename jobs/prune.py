@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from untold.jobs.inference.store.compaction import VERSION
-from untold.jobs.inference.store.completion_references import (
+from untold.jobs.inference.store.compaction import (
+    VERSION,
     Pruned,
     ReferenceFile,
     find_unneeded,

@@ -338,6 +338,9 @@ def _summarise(
         found = aggregate.with_query_intervals(found, tables, SCORE_AUDITED, seed=seed)
         pooling = [metric.pooled for metric in run.metrics if metric.pooled is not None]
         found += [row for pool in pooling for row in pool(measures, written["scores"])]
+        for metric in run.metrics:
+            own = [row for row in found if row["metric"] == metric.name]
+            found += metric.derived(own) if metric.derived else []
     output.write_rows("measures_summary", found, RESULT_TABLES["measures_summary"])
     return summary, [row for row in found if row["measure"].startswith(MISS_RATE)]
 

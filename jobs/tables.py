@@ -187,6 +187,27 @@ CONTEXTS_USED = pa.schema(
         ("ground_truth", pa.list_(pa.string())),  # its relation to each claim of the ground truth
     ]
 )
+# A criterion of the rubric of a sample. Verdicts and earned points are null for failed requests.
+CRITERIA = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("metric", pa.string()),
+        ("number", pa.int64()),  # from 1, in the order of the rubric
+        ("criterion_id", pa.string()),  # given, or the number
+        ("text", pa.string()),
+        ("points", pa.float64()),  # below 0 for content that a response should avoid
+        ("dimension", pa.string()),
+        ("tags", pa.list_(pa.string())),
+        ("verdict", pa.string()),  # met, partly_met, not_met, or graded for a criterion with levels
+        ("grade", pa.string()),  # the label of the level
+        ("earned", pa.float64()),  # points times the credit of the verdict
+        ("reason", pa.string()),  # the reason that the judge gives
+        ("reference_verdict", pa.string()),  # the verdict on the ground truth, if rubric.score is relative
+        ("reference_grade", pa.string()),
+        ("reference_earned", pa.float64()),
+        ("reference_reason", pa.string()),
+    ]
+)
 # A failed request of a sample, or an invalid row of the input
 FAILURES = pa.schema(
     [
@@ -529,6 +550,7 @@ RESULT_TABLES = {
     "chunks": CHUNKS,
     "candidates": CANDIDATES,
     "contexts_used": CONTEXTS_USED,
+    "criteria": CRITERIA,
     "failures": FAILURES,
     "usage": USAGE,
     "summary": SUMMARY,
@@ -549,6 +571,7 @@ ORDER = {
     "chunks": ("chunk_id",),
     "candidates": ("sample_id", "metric", "statement_id", "step", "rank"),
     "contexts_used": ("sample_id", "metric", "rank"),
+    "criteria": ("sample_id", "metric", "number"),
     "failures": ("sample_id", "metric", "stage", "request_id"),
 }
 # Tables with many rows per sample. Each file is sorted and has all rows of its samples. To sort across files, Spark

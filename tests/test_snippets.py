@@ -117,6 +117,7 @@ GATE = (
     *(
         "untold doctor --set",
         "--output library",
+        "--output rubric-results",
         "--output answered",
         "--backfill",
         "--refresh",

@@ -18,7 +18,7 @@ function answersTable(samples) {
   const system = choice("System", distinct(rows.map((row) => row.sample.system)), refresh);
   const metric = choice("Metric", distinct(rows.map((row) => row.metric)), refresh);
   const status = choice("Status", distinct(rows.map((row) => row.judged.status)), refresh);
-  const [least, most] = ["Score from", "Score to"].map((label) => ({ label, input: make("input", { type: "number", min: 0, max: 1, step: 0.05, oninput: refresh }) }));
+  const [least, most] = ["Score from", "Score to"].map((label) => ({ label, input: make("input", { type: "number", max: 1, step: 0.05, oninput: refresh }) }));
   const text = make("input", { type: "search", oninput: refresh, placeholder: "in query, response and statements" });
   const numeric = ({ label, input }) => make("label", {}, label, input);
   const form = make("div", { class: "filters", role: "search", "aria-label": "Filter the answers" }, make("label", { class: "wide" }, "Text", text), system.node, metric.node, status.node, numeric(least), numeric(most), button("Clear", clear));

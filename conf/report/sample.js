@@ -99,7 +99,20 @@ function longList(items, line, kind) {
   return make("div", {}, list, more);
 }
 
+// The criteria of a rubric by dimension, each with its points and its verdict or grade.
+function criteriaOf(judged) {
+  const sum = (rows, value) => rows.reduce((total, one) => total + value(one), 0);
+  const line = (one) => make("li", {}, later([badge(one.earned === undefined ? "not judged" : `${decimal(one.earned, 1)} of ${decimal(one.points, 1)}`), " ", make("span", { class: "words" }, shown(one.text)), " ", one.verdict ? badge(one.verdict, one.verdict) : null],
+    () => make("div", { class: "below" }, one.reason === undefined ? "The judge gave no reason." : shown(one.reason))));
+  return make("section", {}, distinct(judged.criteria.map((one) => one.dimension ?? "")).map((name) => {
+    const own = judged.criteria.filter((one) => (one.dimension ?? "") === name);
+    const points = `${decimal(sum(own, (one) => one.earned ?? 0), 1)} of ${decimal(sum(own, (one) => Math.max(one.points ?? 0, 0)), 1)} points`;
+    return [make("h3", {}, isolated(name || "Criteria"), `: ${points}`), longList(own, line, "statements")];
+  }));
+}
+
 function statementsOf(sample, judged) {
+  if (judged.criteria) return criteriaOf(judged);
   const all = (judged.statements || []).map((one, place) => ({ one, number: place + 1 }));
   const wanted = all.filter(({ one }) => one.kept !== false), rest = all.length - wanted.length;
   const groups = ["missing", "unjudged", "covered"].map((kind) => [kind, wanted.filter(({ one }) => kindOf(one) === kind)]);

@@ -136,8 +136,8 @@ def _demo(options: Options) -> int:
 def _index_documents(options: Options, settings: Settings, folder: Path, path: str) -> int:
     """Create the index of the demo's documents, and return the exit code."""
     from untold.jobs.index import index
+    from untold.jobs.inference.stage.start import RunRequest
     from untold.jobs.inputs.files import AS_THEY_ARE
-    from untold.jobs.inputs.request import RunRequest
 
     given = Options(**{**vars(options), "input": str(folder / "corpus.jsonl"), "output": path})
     request = RunRequest(**arguments.run_fields(given, settings, AS_THEY_ARE))

@@ -83,7 +83,7 @@ def _index(options: Options) -> int:
     read = arguments.read_options(options, tuple(DOCUMENT))
     check_input(options.input, read, DOCUMENT_NEEDS, names=DOCUMENT)
     from untold.jobs.index import index, show_index
-    from untold.jobs.inputs.request import RunRequest
+    from untold.jobs.inference.stage.start import RunRequest
 
     return arguments.run_job(
         index, RunRequest(**arguments.run_fields(options, settings, read)), arguments.show_with(options, show_index)

@@ -96,17 +96,19 @@ def _check_data_set(options: Options) -> None:
     dataset, metric = options.dataset, options.metric
     if dataset != "coverage":
         given = [f"--{name}" for name in ("covered", "subset") if getattr(options, name) is not None]
-        given += ["--format"] if options.format is not None and dataset not in ("claims", "nuggets") else []
+        given += ["--format"] if options.format is not None and dataset not in ("claims", "nuggets", "rubrics") else []
         if given:
             raise click.UsageError(f"{' and '.join(given)} requires --dataset coverage")
     formats = {"coverage": known_formats("items"), "nuggets": known_formats("items"), "claims": claim_formats()}
+    formats["rubrics"] = known_formats("criteria")
     if dataset in formats and options.format not in (None, *formats[dataset]):
         other = "coverage" if dataset == "claims" else "claims"
         raise click.UsageError(f"--format {options.format} requires --dataset {other}")
     if dataset in formats and options.annotation_sheet:
         raise click.UsageError(f"--annotation-sheet draws from labels of responses; the data set {dataset} has none")
-    if dataset == "nuggets" and metric not in (None, (), ("nuggets",)):
-        raise click.UsageError("--dataset nuggets is only for the metric nuggets")
+    only = {"nuggets": "nuggets", "rubrics": "rubric"}.get(str(dataset))
+    if only and metric not in (None, (), (only,)):
+        raise click.UsageError(f"--dataset {dataset} is only for the metric {only}")
     if dataset == "claims" and metric and not options.scores:
         raise click.UsageError("--metric requires --scores, because the stage verify_claim judges claims")
 
@@ -180,7 +182,7 @@ def _check_labelled(options: Options) -> ReadOptions:
 
     if options.dataset == "claims":
         return arguments.check_samples(options, (), layout_of(options.format))
-    is_data_set = options.dataset not in ("coverage", "nuggets")
+    is_data_set = options.dataset not in ("coverage", "nuggets", "rubrics")
     name = arguments.data_set(options.dataset, options.conflictbank) if is_data_set else options.format
     return arguments.check_samples(options, NEEDS, adapter_of(name))
 

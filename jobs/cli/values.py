@@ -83,13 +83,13 @@ def claim_formats() -> Sequence[str]:
 
 
 def study_formats() -> Sequence[str]:
-    """Return the names of the data sets of labelled items or labelled claims."""
-    return list(dict.fromkeys([*known_formats("items"), *claim_formats()]))
+    """Return the names of the data sets of labelled items, criteria or claims."""
+    return list(dict.fromkeys([*known_formats("items"), *known_formats("criteria"), *claim_formats()]))
 
 
 def studied() -> Sequence[str]:
     """Return the values of `untold meta-evaluate --dataset`."""
-    return [*known_formats("labels"), "coverage", "claims", "nuggets"]
+    return [*known_formats("labels"), "coverage", "claims", "nuggets", "rubrics"]
 
 
 def names(text: str) -> tuple[str, ...]:

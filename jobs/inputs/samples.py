@@ -91,6 +91,14 @@ ITEM_TYPES: Mapping[str, T.DataType] = {
     "weight": T.DoubleType(),
     **dict.fromkeys(("labels", "covered_by"), TEXTS),
 }
+LEVELS = T.ArrayType(
+    T.StructType(
+        [
+            *(T.StructField(name, T.StringType()) for name in ("label", "text")),
+            T.StructField("share", T.DoubleType()),
+        ]
+    )
+)
 OPTIONAL_TYPES: Mapping[str, T.DataType] = {
     "query_id": T.StringType(),
     **{
@@ -104,6 +112,18 @@ OPTIONAL_TYPES: Mapping[str, T.DataType] = {
             for fields in FIELDS.values()
             for name, kind in zip(fields, (TEXTS, TEXTS, T.ArrayType(TEXTS)), strict=True)
         ]
+    ),
+    "rubric": T.ArrayType(
+        T.StructType(
+            [
+                *(T.StructField(name, T.StringType()) for name in ("id", "text")),
+                T.StructField("points", T.DoubleType()),
+                T.StructField("dimension", T.StringType()),
+                T.StructField("tags", TEXTS),
+                T.StructField("levels", LEVELS),
+                T.StructField("labels", TEXTS),
+            ]
+        )
     ),
 }
 CONTEXTS = T.ArrayType(T.StructType([T.StructField(name, T.StringType()) for name in ("id", "text", "kind")]))

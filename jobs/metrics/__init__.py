@@ -18,7 +18,7 @@ METRICS: Registry[Metric] = Registry(
     GROUP,
     places={
         name: f"untold.jobs.metrics.{name}:METRIC"
-        for name in ("e2e", "nli", "qa", "icat", "importance", "longrecall", "nuggets", "rag")
+        for name in ("e2e", "nli", "qa", "icat", "importance", "longrecall", "nuggets", "rag", "rubric")
     },
 )
 

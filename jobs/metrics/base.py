@@ -115,6 +115,8 @@ class Metric:
     unknown: Bounds | Callable[[Settings], Bounds] = field(default_factory=dict)
     # From the tables measures and scores, as they were written, further rows of `measures_summary`: of what is no mean
     pooled: Callable[[DataFrame, DataFrame], list[dict[str, Any]]] | None = None
+    # From its rows of `measures_summary` further ones
+    derived: Callable[[Sequence[dict[str, Any]]], list[dict[str, Any]]] | None = None
     # What samples with `dropped` in the table `scores` lack, where a run is to say that there are some
     dropped: str | None = None
     # Measures that are undefined where a response states nothing, and count as 0 in `mean_zero` then; such a response
@@ -179,19 +181,19 @@ def status_of(*, lost: Column, waiting: Column, empty: Column, partial: Column) 
     ).otherwise("ok")
 
 
-def bounded(value: Column, low: Column, high: Column) -> list[Column]:
+def bounded(value: Column, low: Column, high: Column, *, always: bool = False) -> list[Column]:
     """The columns score, score_low, score_high of a sample with the column `status` (docs/contract.md, "Bounds").
 
     `value` is the formula over what was judged, null where it is undefined; `low` and `high` count where some of the
-    sample was not judged, 0 and 1 where nothing was.
+    sample was not judged, 0 and 1 where nothing was. `always`: `low` and `high` bound a sample of unknown status too.
     """
     known = F.when(F.col("status").isin(*JUDGED), value)
     unknown, partial = F.col("status").isin(*UNKNOWN), F.col("status") == "partial"
     return [
         known.alias("score"),
         # From 0 to 1, the whole range: an unknown sample narrows no mean's bounds
-        F.when(unknown, F.lit(0.0)).when(partial, low).otherwise(known).alias("score_low"),
-        F.when(unknown, F.lit(1.0)).when(partial, high).otherwise(known).alias("score_high"),
+        F.when(unknown, low if always else F.lit(0.0)).when(partial, low).otherwise(known).alias("score_low"),
+        F.when(unknown, high if always else F.lit(1.0)).when(partial, high).otherwise(known).alias("score_high"),
     ]
 
 
@@ -214,18 +216,20 @@ def comprehensiveness() -> Column:
     return F.try_divide(covered, covered + uncovered)
 
 
-def measured_scores(judged: DataFrame, metric: str, measure: str, dropped: Column) -> DataFrame:
+def measured_scores(
+    judged: DataFrame, metric: str, measure: str, dropped: Column, *, always: bool = False
+) -> DataFrame:
     """The table `scores` of a metric whose score is one of its measures.
 
     judged: sample_id, system, status, covered, uncovered, unjudged, and measures array<struct<measure, value,
-    value_low, value_high>>; dropped: a count, null as 0.
+    value_low, value_high>>; dropped: a count, null as 0; always: as of `bounded`.
     """
     one = F.filter("measures", lambda row: row["measure"] == measure)[0]
     return judged.withColumn("dropped", dropped).select(
         "sample_id",
         F.lit(metric).alias("metric"),
         "system",
-        *bounded(one["value"], one["value_low"], one["value_high"]),
+        *bounded(one["value"], one["value_low"], one["value_high"], always=always),
         *map(counted, ("covered", "uncovered", "unjudged", "dropped")),
         "status",
     )

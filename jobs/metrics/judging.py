@@ -7,7 +7,8 @@ correct scores by it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from untold.jobs.inference.stage.requests import Lists, Pairs, has_failed, is_un
 from untold.jobs.inference.store.store import is_transient
 from untold.jobs.metrics.base import Bounds, Tools
 from untold.jobs.metrics.settings import NliSettings
+from untold.jobs.retrieval.sources import OUTCOME
 from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.udfs.facts.pairs import AUDIT, FILTERED, IMPLIED, MODEL, Choice, PairFilter, ask_again, ask_all
 from untold.udfs.statistics.intervals import clopper_pearson_interval
@@ -46,6 +48,65 @@ def ask_in_lists(ask: AskLists, size: int) -> DataFrame:
     is_alone = F.col("relation").isNull() & (F.col("listed") > 1) & has_lasted
     third = ask(both.where(is_alone), 1)
     return both.where(~is_alone).unionByName(third)
+
+
+@dataclass(frozen=True)
+class NumberedList:
+    """A stage that gives each of numbered texts a label, in lists of at most `size`.
+
+    Attributes:
+        variables: by variable of the stage the field of an item.
+        outputs: by column of the stage's output the column of the result. The first is the label.
+    """
+
+    stage: str
+    size: int
+    variables: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+    def ask(self, tools: Tools, rows: DataFrame, *keys: str) -> DataFrame:
+        """Return the columns `keys`, number, those of `outputs` and of `OUTCOME`: a row per listed item.
+
+        An item without a clear label is requested again in a list with the others of its keys, then alone, and so is
+        each item of a list that failed for a lasting reason. An item that fails alone has no label.
+
+        rows: `keys`, listed array<struct<number, ...>>, and the other variables of the stage.
+        """
+        label = F.col(next(iter(self.outputs.values())))
+        first = self._ask(tools, rows, keys, self.size)
+        is_open = label.isNull() & F.col("error_type").isNull()
+        second = self._ask(tools, self._again(tools, rows, first.where(is_open), keys), keys, self.size)
+        both = first.where(~is_open).unionByName(second)
+        has_lasted = F.col("error_type").isNull() | (has_failed() & ~is_transient())
+        is_alone = label.isNull() & (F.col("size") > 1) & has_lasted
+        third = self._ask(tools, self._again(tools, rows, both.where(is_alone), keys), keys, 1)
+        return both.where(~is_alone).unionByName(third).drop("size")
+
+    def _ask(self, tools: Tools, rows: DataFrame, keys: Sequence[str], size: int) -> DataFrame:
+        """Return the results, and `size`: the length of the list of each."""
+        starts = F.filter(F.sequence(F.lit(1), F.size("listed") + 1, F.lit(size)), lambda one: one <= F.size("listed"))
+        lists = rows.withColumn("start", F.explode(starts)).withColumn(
+            "listed", F.slice("listed", F.col("start"), size)
+        )
+        columns = {"numbers": "number", **self.variables}
+        named = lists.withColumns({name: F.col(f"listed.{own}") for name, own in columns.items()})
+        answered = tools.ask(self.stage, named.drop("listed", "start"), carry=(*keys, "numbers"))
+        placed = answered.select(
+            *keys,
+            *self.outputs,
+            *OUTCOME,
+            F.size("numbers").alias("size"),
+            F.posexplode("numbers").alias("place", "number"),
+        )
+        found = [F.get(name, F.col("place")).alias(own) for name, own in self.outputs.items()]
+        return placed.select(*keys, "number", *found, "size", *OUTCOME)
+
+    def _again(self, tools: Tools, rows: DataFrame, wanted: DataFrame, keys: Sequence[str]) -> DataFrame:
+        """Return the rows with only the wanted items, and without the rows that have none."""
+        by_key = wanted.groupBy(*keys).agg(F.collect_set("number").alias("wanted"))
+        again = F.filter("listed", lambda one: F.array_contains("wanted", one["number"]))
+        joined = rows.join(by_key, on=list(keys), how="inner")
+        return tools.keep(joined.withColumn("listed", again).drop("wanted"), "labels-to-ask-again")
 
 
 def listed_pairs(found: DataFrame, items: str, item: str) -> DataFrame:

@@ -14,10 +14,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.inference.stage.requests import failure_rows, has_failed, is_unasked
-from untold.jobs.inference.store.store import is_transient
 from untold.jobs.metrics import base, reference_facts, summaries
 from untold.jobs.metrics.graphs import LONGEST_ATOM
 from untold.jobs.metrics.grounded_claims import covered_statements
+from untold.jobs.metrics.judging import NumberedList
 from untold.jobs.metrics.settings import NuggetsSettings
 from untold.jobs.metrics.views import NuggetView
 from untold.jobs.retrieval.sources import OUTCOME
@@ -26,50 +26,11 @@ from untold.jobs.settings.model import Settings
 from untold.udfs.facts import nugget_measures
 from untold.udfs.storage import absolute
 
-LISTED = 10
-
-
-def ask_labels(tools: base.Tools, stage: str, rows: DataFrame, key: str) -> DataFrame:
-    """Columns `key`, number, label, and those of `OUTCOME`: a row for each listed nugget.
-
-    A nugget without a clear label is asked about again, in a list with the others of its key, then alone, as each of a
-    list is that failed for a lasting reason. What fails alone has no label.
-
-    rows: `key`, listed array<struct<number, text, ...>>, and the other variables of the stage.
-    """
-    first = _ask(tools, stage, rows, key, LISTED)
-    is_open = F.col("label").isNull() & F.col("error_type").isNull()
-    second = _ask(tools, stage, _again(tools, rows, first.where(is_open), key), key, LISTED)
-    both = first.where(~is_open).unionByName(second)
-    has_lasted = F.col("error_type").isNull() | (has_failed() & ~is_transient())
-    is_alone = F.col("label").isNull() & (F.col("size") > 1) & has_lasted
-    third = _ask(tools, stage, _again(tools, rows, both.where(is_alone), key), key, 1)
-    return both.where(~is_alone).unionByName(third).drop("size")
-
-
-def _ask(tools: base.Tools, stage: str, rows: DataFrame, key: str, size: int) -> DataFrame:
-    """The labels, and `size`: of how many nuggets the list was."""
-    starts = F.filter(F.sequence(F.lit(1), F.size("listed") + 1, F.lit(size)), lambda start: start <= F.size("listed"))
-    lists = rows.withColumn("start", F.explode(starts)).withColumn("listed", F.slice("listed", F.col("start"), size))
-    named = lists.withColumns({"numbers": F.col("listed.number"), "nuggets": F.col("listed.text")})
-    answered = tools.ask(stage, named.drop("listed", "start"), carry=(key, "numbers"))
-    placed = answered.select(
-        key, "labels", *OUTCOME, F.size("numbers").alias("size"), F.posexplode("numbers").alias("place", "number")
-    )
-    return placed.select(key, "number", F.get("labels", F.col("place")).alias("label"), "size", *OUTCOME)
-
-
-def _again(tools: base.Tools, rows: DataFrame, wanted: DataFrame, key: str) -> DataFrame:
-    """The rows with those of their nuggets alone that are wanted; none of the others."""
-    by_key = wanted.groupBy(key).agg(F.collect_set("number").alias("wanted"))
-    again = F.filter("listed", lambda one: F.array_contains("wanted", one["number"]))
-    joined = rows.join(by_key, on=key, how="inner")
-    return tools.keep(joined.withColumn("listed", again).drop("wanted"), "labels-to-ask-again")
-
-
 NAME = "nuggets"
 # In the order in which they are asked
 CREATE, RATE, ASSIGN = ("create_nuggets", "rate_nuggets", "assign_nuggets")
+LISTED = 10
+_RATED, _ASSIGNED = (NumberedList(stage, LISTED, {"nuggets": "text"}, {"labels": "label"}) for stage in (RATE, ASSIGN))
 # Of a sample of which nothing is known: shares may be anything, and counts have no upper end
 UNKNOWN: Mapping[str, tuple[float | None, float | None]] = {
     name: (None, None) if name in (nugget_measures.NUGGETS, nugget_measures.VITAL_NUGGETS) else (0.0, 1.0)
@@ -165,11 +126,11 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     known = reference_facts.incomplete_owners(*searched, *asked.values()) if searched or asked else None
     created, asked[CREATE] = _create(texts, known, mined.owners, tools, settings)
     nuggets = tools.keep(created.unionByName(_given(given, settings)), "nuggets")
-    asked[RATE] = ask_labels(tools, RATE, _to_rate(nuggets), "owner")
+    asked[RATE] = _RATED.ask(tools, _to_rate(nuggets), "owner")
     incomplete = tools.keep(reference_facts.incomplete_owners(*searched, *asked.values()), "incomplete-owners")
     ranked = tools.keep(_rank(nuggets, asked[RATE], settings), "ranked-nuggets")
     shared = samples.join(owners.owned, on="sample_id", how="inner").join(ranked, on="owner", how="inner")
-    assigned = tools.keep(ask_labels(tools, ASSIGN, _to_assign(shared), "sample_id"), "assigned")
+    assigned = tools.keep(_ASSIGNED.ask(tools, _to_assign(shared), "sample_id"), "assigned")
     concluded = tools.keep(_conclude(shared, assigned, settings), "concluded")
     return _tables(samples, _NuggetResults(owners, evidence, incomplete, asked, assigned, concluded), settings)
 
@@ -332,6 +293,7 @@ METRIC = base.Metric(
     unknown=UNKNOWN,
     zeroed=(nugget_measures.STRICT_VITAL, nugget_measures.OF_VITAL),
     digests=digests,
-    dropped="nuggets beyond nuggets.top_k, which were left out",
+    dropped="nuggets beyond nuggets.top_k or with a weight below 0, which were left out; --metric rubric scores what "
+    "a response should avoid",
     view=NuggetView,
 )

@@ -16,9 +16,9 @@ from untold.graph.distributed import Condensed
 from untold.jobs.inference.stage.engines import MainThreadExecutor
 from untold.jobs.inference.stage.requests import Requests, invalid_rows
 from untold.jobs.inference.stage.runner import StageRunner
+from untold.jobs.inference.stage.start import RunRequest
 from untold.jobs.inputs.checking import adapter_of, check_input, check_names
 from untold.jobs.inputs.files import SampleError
-from untold.jobs.inputs.request import RunRequest
 from untold.jobs.inputs.samples import Samples
 from untold.jobs.inputs.sampling import Draw
 from untold.jobs.lakehouse.inputs import read_table, table_named

@@ -302,6 +302,17 @@ class RagSettings(Section):
     claims_per_request: Count = Field(default=5, description="Maximum number of claims that are checked in one request")
 
 
+class RubricSettings(Section):
+    """Options of the metric rubric."""
+
+    list_size: Count = Field(default=10, description="Maximum number of criteria per request; 1 judges each alone")
+    score: Literal["strict", "lenient", "relative"] = Field(
+        default="strict",
+        description="Points over all positive points with no credit (strict) or half credit (lenient) for a partly met "
+        "criterion, or the lenient score relative to the score of the ground truth (relative)",
+    )
+
+
 def package_sections() -> Iterator[tuple[str, str, type[Section]]]:
     """Metric, name and class of each section of settings that a metric of another package brings.
 

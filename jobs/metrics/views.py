@@ -15,6 +15,7 @@ from untold.udfs.errors import shorten
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, SUPPORTED
 from untold.udfs.facts.nugget_measures import NOT_SUPPORT, PARTIAL, SUPPORT
 from untold.udfs.facts.rag_measures import FAULTS, HALLUCINATION, IN_IRRELEVANT, IN_RELEVANT, NOT_RETRIEVED, NOT_USED
+from untold.udfs.facts.rubric_measures import GRADED
 from untold.udfs.recall.fact_texts import match_form, shown_form
 from untold.udfs.recall.segmentation import sentences
 from untold.udfs.texts import words_of
@@ -98,6 +99,7 @@ class SampleRows:
     # Only the chunks of `View.chunk_ids`
     chunks: Sequence[Row] = ()
     candidates: Sequence[Row] = ()
+    criteria: Sequence[Row] = ()
 
     @property
     def contexts(self) -> dict[str, str]:
@@ -365,7 +367,7 @@ class NuggetView(View):
 
     statement = "nugget"
     unjudged = "nugget"
-    dropped = "beyond nuggets.top_k left out"
+    dropped = "beyond nuggets.top_k or with a weight below 0 left out"
 
     def parts(self) -> Iterator[Part]:
         """Yield the nuggets by support."""
@@ -380,6 +382,42 @@ class NuggetView(View):
         for number, row in numbered:
             weight = "" if row["weight"] is None else f", weight {row['weight']:g}"
             yield f"{self.text_of(row)} ({row['importance']}{weight})", f"  {number:>3}  ", INDENT
+
+
+class RubricView(View):
+    """A sample with the criteria of a rubric."""
+
+    statement = unjudged = "criterion"
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the criteria of each dimension with its points, the criteria that cost the most points first."""
+        if not any(row["points"] > 0 for row in self.rows.criteria):
+            yield "undefined: no criterion has positive points", []
+        by_dimension: dict[str | None, list[Row]] = {}
+        for row in self.rows.criteria:
+            by_dimension.setdefault(row["dimension"], []).append(row)
+        for dimension, rows in by_dimension.items():
+            earned = sum(row["earned"] or 0.0 for row in rows)
+            whole = sum(max(row["points"], 0.0) for row in rows)
+            name = one_line(dimension) if dimension else "criteria"
+            yield f"{name}: {earned:g} of {whole:g} points", self._listed(sorted(rows, key=lost_points, reverse=True))
+
+    def _listed(self, rows: Iterable[Row]) -> Iterator[Line]:
+        for row in rows:
+            verdict = row["grade"] if row["verdict"] == GRADED else (row["verdict"] or "not judged").replace("_", " ")
+            start = f"  {row['number']:>3}  "
+            yield f"{one_line(row['text'] or '')} ({row['points']:+g}: {one_line(verdict)})", start, INDENT
+            if row["reason"]:
+                yield detail(row["reason"], "reason: ")
+
+
+def lost_points(row: Row) -> float:
+    """Return the points that a criterion costs: the missing part of positive points, or the subtracted points.
+
+    >>> lost_points({"points": 5.0, "earned": 2.0}), lost_points({"points": -8.0, "earned": -8.0})
+    (3.0, 8.0)
+    """
+    return float(max(row["points"], 0.0) - (row["earned"] or 0.0))
 
 
 def faults_of(statements: Sequence[Row], claims: Sequence[Row]) -> dict[str, tuple[int, int]]:

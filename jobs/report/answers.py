@@ -29,7 +29,7 @@ from untold.jobs.report.sources import (
     rounded,
 )
 from untold.jobs.run_tables import RunTables, batches_of
-from untold.jobs.tables import ATOMS, CLAIMS, CONFLICTS, FAILURES, SCORES, STATEMENTS
+from untold.jobs.tables import ATOMS, CLAIMS, CONFLICTS, CRITERIA, FAILURES, SCORES, STATEMENTS
 from untold.udfs.llm.keys import request_id
 from untold.udfs.recall.fact_texts import match_form, shown_form
 from untold.udfs.redaction import redact
@@ -301,6 +301,7 @@ class ReportSamples:
         self._add_statements(found)
         self._add_conflicts(found)
         self._add_claims(found)
+        self._add_criteria(found)
         self._add_failures(found)
         self._add_measures(found)
         for key, words in judges_words(self.sources, self._detailed).items():
@@ -409,6 +410,15 @@ class ReportSamples:
         shown = [[one["chunk_id"], one["relation"]] for one in best]
         named = {"id": row["claim_id"], "text": self.texts.add(row["text"])}
         return compact({**named, "verdict": row["verdict"], "anchor": row["anchor"], "evidence": shown})
+
+    def _add_criteria(self, found: Mapping[Key, Row]) -> None:
+        """Add the criteria of rubrics, with the verdict, or with the grade of a criterion with levels."""
+        for key, row in self.sources.rows("criteria", CRITERIA.names[1:]):
+            if key in found and row["metric"] in found[key]["metrics"]:
+                texts = {name: self.texts.add(row[name]) for name in ("text", "reason") if row[name]}
+                named = {"verdict": row["grade"] or row["verdict"], "dimension": row["dimension"]}
+                points = {name: rounded(row[name]) for name in ("points", "earned")}
+                found[key]["metrics"][row["metric"]].setdefault("criteria", []).append(compact(texts | named | points))
 
     def _chunks(self, names: Collection[str]) -> dict[tuple[int, str], int | None]:
         """Return the numbers of texts by run and chunk."""

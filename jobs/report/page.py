@@ -76,11 +76,14 @@ def _best_first(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _distributions(sources: Sources, place: int) -> dict[tuple[str, str | None], list[int]]:
-    """Return the number of scores in each of `BARS` intervals from 0 to 1, by metric and system (None for all)."""
+    """Return the number of scores in each of `BARS` intervals from 0 to 1, by metric and system (None for all).
+
+    Scores below 0 count in the first interval.
+    """
     found: dict[tuple[str, str | None], list[int]] = defaultdict(lambda: [0] * BARS)
     for row in distribution([sources.runs[place]], BARS).to_pylist():
         for system in (None, row["system"]):
-            found[row["metric"], system][round(row["low"] * BARS)] += row["count"]
+            found[row["metric"], system][max(0, round(row["low"] * BARS))] += row["count"]
     return found
 
 

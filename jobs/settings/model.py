@@ -252,6 +252,7 @@ class Settings(Section):
     longrecall: metrics.LongrecallSettings = metrics.LongrecallSettings()
     nuggets: metrics.NuggetsSettings = metrics.NuggetsSettings()
     rag: metrics.RagSettings = metrics.RagSettings()
+    rubric: metrics.RubricSettings = metrics.RubricSettings()
 
     def of(self, section: type[Own]) -> Own:
         """Return the section of this class, for a metric of another package.

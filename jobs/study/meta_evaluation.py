@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from pyspark.sql import DataFrame
 
 from untold.jobs.inference.stage.call_settings import DEMO_LABEL
-from untold.jobs.inputs.request import RunRequest
+from untold.jobs.inference.stage.start import RunRequest
 from untold.jobs.metrics import METRICS, stages_of
 from untold.jobs.run import manifest
 from untold.jobs.run.folders import Workspace
@@ -26,7 +26,7 @@ from untold.udfs.llm.usage import shown_tokens
 from untold.udfs.statistics.tiers import Subset
 
 RUNS = "runs"
-CLAIMS, COVERAGE, NUGGETS = "claims", "coverage", "nuggets"
+CLAIMS, COVERAGE, NUGGETS, RUBRICS = "claims", "coverage", "nuggets", "rubrics"
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class MetaEvaluationRequest(RunRequest):
     @property
     def layout(self) -> str | None:
         """The format of the input: a name of `FORMATS`, or None for plain samples."""
-        return self.format if self.dataset in (COVERAGE, CLAIMS, NUGGETS) else self.dataset
+        return self.format if self.dataset in (COVERAGE, CLAIMS, NUGGETS, RUBRICS) else self.dataset
 
     @property
     def judged(self) -> dict[str, list[str]]:

@@ -63,26 +63,15 @@ class JudgedNuggets:
         return [] if self.lost else nuggets
 
     def _label(self, stage: str, variables: Mapping[str, Any], texts: Sequence[str]) -> list[str | None]:
-        """Return a label for each text: from lists, then from lists of the open texts, then from single requests."""
-        labels: list[str | None] = [None] * len(texts)
-        waiting = list(range(len(texts)))
-        alone = []
-        for _ in range(2):
-            opened = []
-            for first in range(0, len(waiting), LISTED):
-                places = waiting[first : first + LISTED]
-                said, error = self._read(stage, variables, [texts[place] for place in places])
-                labels = [said[places.index(n)] if n in places else label for n, label in enumerate(labels)]
-                if error and (len(places) == 1 or error in PASSING):
-                    self.lost.add((stage, json.dumps([variables, *(texts[place] for place in places)]), error))
-                elif error:
-                    alone += places
-                opened += [] if error else [place for place in places if labels[place] is None]
-            waiting = opened
-        for place in [*alone, *waiting]:
-            (labels[place],), error = self._read(stage, variables, [texts[place]])
-            self.lost |= {(stage, json.dumps([variables, texts[place]]), error)} if error else set()
-        return labels
+        """Return a label for each text."""
+
+        def read(places: Sequence[int]) -> tuple[Sequence[str | None], str | None]:
+            return self._read(stage, variables, [texts[place] for place in places])
+
+        def lose(places: Sequence[int], error: str) -> None:
+            self.lost.add((stage, json.dumps([variables, *(texts[place] for place in places)]), error))
+
+        return label_in_lists(len(texts), LISTED, read, lose)
 
     def _read(
         self, stage: str, variables: Mapping[str, Any], texts: list[str]
@@ -101,6 +90,37 @@ class JudgedNuggets:
         error = self.ask(stage, **variables)
         self.lost |= {(stage, json.dumps(variables), error)} if error else set()
         return error is not None
+
+
+def label_in_lists(
+    count: int,
+    size: int,
+    read: Callable[[Sequence[int]], tuple[Sequence[Any], str | None]],
+    lose: Callable[[Sequence[int], str], None],
+) -> list[Any]:
+    """Return a label for each of `count` texts: from lists, then from lists of the open texts, then one by one.
+
+    read: the labels of the texts at these indices, and the error of the request. lose: called for a lost request.
+    """
+    labels: list[Any] = [None] * count
+    waiting, alone = list(range(count)), []
+    for _ in range(2):
+        opened = []
+        for first in range(0, len(waiting), size):
+            places = waiting[first : first + size]
+            said, error = read(places)
+            labels = [said[places.index(n)] if n in places else label for n, label in enumerate(labels)]
+            if error and (len(places) == 1 or error in PASSING):
+                lose(places, error)
+            elif error:
+                alone += places
+            opened += [] if error else [place for place in places if labels[place] is None]
+        waiting = opened
+    for place in [*alone, *waiting]:
+        (labels[place],), error = read([place])
+        if error:
+            lose([place], error)
+    return labels
 
 
 def _text(one: Any) -> str:

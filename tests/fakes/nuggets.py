@@ -63,6 +63,14 @@ def _say_list(nuggets: Sequence[str], form: int) -> str:
 
 def _say_labels(labels: Sequence[str], known: Sequence[str], seed: int) -> str:
     dice = Random(seed)
+    said = faulty(labels, known, dice)
+    if dice.random() < 0.5:
+        return json.dumps([{"number": number, "label": label} for number, label in said])
+    return "\n".join(f"{number}: {label}" for number, label in said)
+
+
+def faulty(labels: Sequence[str], known: Sequence[str], dice: Random) -> list[tuple[int, str]]:
+    """Return numbers with labels. Numbers of a list are missing, repeated with another label, and shuffled."""
     said = list(enumerate(labels, start=1))
     if len(labels) > 1:
         kept = [one for one in said if dice.random() > 0.1]
@@ -73,6 +81,4 @@ def _say_labels(labels: Sequence[str], known: Sequence[str], seed: int) -> str:
         said = found if 1 in Counter(number for number, _ in found).values() else said
         dice.shuffle(said)
         said.append((len(labels) + 1, known[0]))
-    if dice.random() < 0.5:
-        return json.dumps([{"number": number, "label": label} for number, label in said])
-    return "\n".join(f"{number}: {label}" for number, label in said)
+    return said

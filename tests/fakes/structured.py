@@ -156,5 +156,12 @@ _VALUES: dict[str, Callable[[Row], dict[str, Any]]] = {
     "create_nuggets": lambda row: {"nuggets": row["nuggets"]},
     "rate_nuggets": lambda row: _numbered(row["labels"]),
     "assign_nuggets": lambda row: _numbered(row["labels"]),
+    "judge_criteria": lambda row: {
+        "verdicts": [
+            {"number": number, "reason": reason or "", "label": label}
+            for number, (label, reason) in enumerate(zip(row["verdicts"], row["reasons"], strict=True), start=1)
+            if label
+        ]
+    },
     "restate_answer": lambda row: {"statement": row["statement"]},
 }

@@ -11,6 +11,7 @@ from typing import Any
 from tests.fakes.classifier import LABELS
 from tests.fakes.expected_rag import rag_samples
 from tests.fakes.model_server import ModelServer
+from tests.fakes.rubrics import rubric_worlds
 from tests.fakes.world import World, qa_worlds, worlds
 from tests.fakes.world_icat import IcatWorld, icat_worlds
 from tests.fakes.world_importance import ImportanceWorld, importance_worlds
@@ -168,6 +169,14 @@ CASES: Mapping[str, Case] = {
         "assign_nuggets",
         "rate_nuggets",
         settings={"nuggets.window": 2, "nuggets.max_generated": 6, "nuggets.top_k": 4, "nuggets.vital_weight": 0.5},
+    ),
+    "rubric": Case(
+        "rubric",
+        lambda: samples_of(rubric_worlds(7)[::-1]),
+        "world",
+        "judge_criteria",
+        "judge_criteria",
+        settings={"rubric.score": "lenient", "rubric.list_size": 3},
     ),
     "longrecall": Case(
         "longrecall",

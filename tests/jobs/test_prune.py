@@ -14,8 +14,15 @@ import pytest
 from tests.fakes.object_store import BUCKET, ObjectStore
 from tests.jobs.inference.completions import KilledError, killed_after, names_in, read_rows, row, write
 from untold.jobs.cli.main import main
-from untold.jobs.inference.store.compaction import compact_folder, find_whole, list_segments
-from untold.jobs.inference.store.completion_references import list_uses, note_use, prune_folder, wait_for_prune
+from untold.jobs.inference.store.compaction import (
+    compact_folder,
+    find_whole,
+    list_segments,
+    list_uses,
+    note_use,
+    prune_folder,
+    wait_for_prune,
+)
 from untold.jobs.inputs.options import PruneRequest
 from untold.jobs.prune import PruneError, prune
 from untold.jobs.run.locks import LockedError, lock_folder

@@ -125,10 +125,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Nugget:
-    """A nugget for measures. `support` is None if unjudged, `weight` if none was given.
-
-    A weight below 0 is for content that an answer should not state.
-    """
+    """A nugget for measures. `support` is None if unjudged, `weight` if none was given."""
 
     importance: str
     support: str | None
@@ -141,15 +138,14 @@ class Nugget:
 
 
 def measures_of(nuggets: Iterable[Nugget]) -> dict[str, BoundedValue]:
-    """Return the measures of a sample by name. Unwanted content only counts in `weighted`."""
+    """Return the measures of a sample by name, for nuggets with weights of at least 0."""
     every = list(nuggets)
-    wanted = [one for one in every if one.weighs >= 0]
-    vital = [one for one in wanted if one.importance == VITAL]
+    vital = [one for one in every if one.importance == VITAL]
     return {
         STRICT_VITAL: _share(vital, STRICT),
-        STRICT_ALL: _share(wanted, STRICT),
+        STRICT_ALL: _share(every, STRICT),
         OF_VITAL: _share(vital, LENIENT),
-        OF_ALL: _share(wanted, LENIENT),
+        OF_ALL: _share(every, LENIENT),
         WEIGHTED: _share(every, LENIENT, [one.weighs for one in every]),
         NUGGETS: BoundedValue(*[float(len(every))] * 3),
         VITAL_NUGGETS: BoundedValue(*[float(len(vital))] * 3),
@@ -161,31 +157,26 @@ def _share(
 ) -> BoundedValue:
     """Return the credit of judged nuggets over their positive weight, from 0 to 1, undefined without such weight."""
     # Sums of the largest weights would overflow
-    scale = LARGEST if max(map(abs, weights or ()), default=0.0) > LARGEST else 1.0
+    scale = LARGEST if max(weights or (), default=0.0) > LARGEST else 1.0
     sized = [(one, weight / scale) for one, weight in zip(nuggets, weights or [1.0] * len(nuggets), strict=True)]
-    lost = [weight for one, weight in sized if one.support is None]
     earned = fsum(weight * credit.get(one.support, 0.0) for one, weight in sized if one.support is not None)
-    whole, unjudged = (fsum(weight for weight in each if weight > 0) for each in ([w for _, w in sized], lost))
+    whole = fsum(weight for _, weight in sized)
     if not whole:
         return BoundedValue(None, None, None)
-    judged = fsum(weight for one, weight in sized if weight > 0 and one.support is not None)
-    against = fsum(weight for weight in lost if weight < 0)
-    return BoundedValue(
-        _within(earned / judged) if judged else None,
-        _within((earned + against) / whole),
-        _within((earned + unjudged) / whole),
+    judged, unjudged = (
+        fsum(weight for one, weight in sized if (one.support is None) == is_lost) for is_lost in (False, True)
     )
-
-
-def _within(share: float) -> float:
-    return min(1.0, max(0.0, share))
+    # The sum of two rounded sums can exceed the whole
+    high = min(1.0, (earned + unjudged) / whole)
+    return BoundedValue(earned / judged if judged else None, earned / whole, high)
 
 
 def rank_batches(batches: Iterable[pa.RecordBatch], keep: int) -> Iterator[pa.RecordBatch]:
     """Yield columns of `RANKED`, a row per owner: its nuggets, the vital ones first, numbered from 1.
 
     batches: owner, nuggets list<struct<reference_id, text, importance, weight>>, rated list<struct<number, label>>: the
-    missing importances, by position from 1. The first `keep` nuggets and all nuggets with a given weight are kept.
+    missing importances, by position from 1. The first `keep` nuggets and all nuggets with a given weight are kept, but
+    none with a weight below 0: a nugget is wanted, and the metric rubric scores content to avoid.
     """
     for batch in batches:
         yield pa.RecordBatch.from_pylist([_ranked(row, keep) for row in batch.to_pylist()], RANKED)
@@ -196,12 +187,16 @@ def _ranked(row: Row, keep: int) -> dict[str, Any]:
     found = [
         {**one, "importance": one["importance"] or rated[place]} for place, one in enumerate(row["nuggets"], start=1)
     ]
-    found.sort(key=lambda one: IMPORTANCES.index(one["importance"]))
+    found.sort(key=lambda one: (_is_unwanted(one), IMPORTANCES.index(one["importance"])))
     numbered = [
-        {**one, "number": number, "kept": number <= keep or one["weight"] is not None}
+        {**one, "number": number, "kept": (number <= keep or one["weight"] is not None) and not _is_unwanted(one)}
         for number, one in enumerate(found, start=1)
     ]
     return {"owner": row["owner"], "nuggets": numbered}
+
+
+def _is_unwanted(nugget: Row) -> bool:
+    return (nugget["weight"] or 0.0) < 0
 
 
 def conclude_batches(batches: Iterable[pa.RecordBatch], score: str) -> Iterator[pa.RecordBatch]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from untold.udfs.samples import data_sets, tool_files
+from untold.udfs.samples import data_sets, rubrics, tool_files
 from untold.udfs.samples.file_records import READERS, FileRecord, Unit
 from untold.udfs.samples.values import canonical, text_of
 
@@ -23,8 +23,8 @@ CONFLICTBANK_CONTEXTS = {
 # All three counterfactual contexts state the same claim
 CONFLICTBANK_CLAIMS = {"default": "default_claim", "counterfactual": "misinformation_conflict_claim"}
 CONFLICTBANK_SETS = ("all", *CONFLICTBANK_CONTEXTS)
-# Questions without responses; responses with labelled items; responses with one label
-Use = Literal["questions", "items", "labels"]
+# Questions without responses; responses with labelled items, labelled criteria, or one label
+Use = Literal["questions", "items", "criteria", "labels"]
 
 
 @dataclass(frozen=True)
@@ -192,6 +192,40 @@ FORMATS: dict[str, Adapter] = {
     "trec_web": Adapter((), _as_read, data_sets.TOPICS, data_sets.read_topics, by_row=False, uses=("questions",)),
     "qampari": Adapter(data_sets.QAMPARI, data_sets.qampari, by_row=False, uses=("questions",)),
     "romqa": Adapter(data_sets.ROMQA, data_sets.romqa, by_row=False, uses=("questions",)),
+    # Before longfact, because rows of HealthBench have a canary too
+    "rubrics": Adapter(
+        ("rubrics",), rubrics.rubrics, by_row=False, uses=("questions", "criteria"), names=rubrics.NAMES
+    ),
+    "healthbench_meta": Adapter(
+        ("prompt", "completion", "rubric", "binary_labels"),
+        rubrics.healthbench_meta,
+        by_row=False,
+        optional=("category",),
+        uses=("criteria",),
+        names=rubrics.NAMES,
+    ),
+    "deepresearch_bench": Adapter(
+        ("criterions", "dimension_weight"),
+        rubrics.deepresearch_bench,
+        by_row=False,
+        uses=("questions",),
+        names=rubrics.DEEPRESEARCH,
+    ),
+    "deepresearch_bench_2": Adapter(
+        ("prompt", "content"),
+        rubrics.deepresearch_bench_2,
+        by_row=False,
+        uses=("questions",),
+        marks=(("prompt", "content", "theme"),),
+        names=rubrics.DEEPRESEARCH,
+    ),
+    "scholarqa_cs": Adapter(
+        ("initial_prompt", "metric_config"),
+        rubrics.scholarqa_cs,
+        by_row=False,
+        uses=("questions",),
+        names=rubrics.SCHOLARQA,
+    ),
     "longfact": Adapter(
         ("prompt",),
         _longfact,
@@ -229,7 +263,6 @@ FORMATS: dict[str, Adapter] = {
     "trec_rag_nuggets": Adapter(
         ("qid", "nuggets"), tool_files.trec_rag_nuggets, by_row=False, uses=("questions", "items")
     ),
-    "rubrics": Adapter(("rubrics",), tool_files.rubrics, by_row=False, uses=("questions",), names=tool_files.RUBRICS),
     "huggingface": _samples_of(tool_files.ARROW, tool_files.read_arrow),
     "langsmith": _traces_of(tool_files.langsmith, ("run_type", "inputs"), ("inputs", "outputs")),
     "langfuse": _traces_of(

@@ -20,13 +20,14 @@ from untold.udfs.samples.items import (
     normalise_checks,
     normalise_ground_truth,
     normalise_references,
+    normalise_rubric,
 )
 from untold.udfs.samples.values import ENCODER, canonical, finite, id_of, load_json, text_of, without_surrogates
 
 KNOWN = ("sample_id", "query", "response", "contexts", "system", "label")
 REQUIRED = ("query", "response", "contexts")
 # Columns that only some metrics read: the question of a row, and the content that an answer should cover
-OPTIONAL = ("query_id", "aspects", "references", "ground_truth", "claim_checks")
+OPTIONAL = ("query_id", "aspects", "references", "ground_truth", "claim_checks", "rubric")
 # A required column with an alternative: the texts in which facts are looked up, or the facts themselves
 EITHER = "contexts or references"
 # The names of these columns in data sets and tools, such as ragas, RAGChecker and TREC RAG. Their spelling is not
@@ -38,6 +39,7 @@ OTHER_NAMES = {
     "references": ("reference", "ground_truth", "ground_truths", "gt_answer"),
     "ground_truth": ("reference", "ground_truths", "gt_answer"),
     "query_id": ("topic_id",),
+    "rubric": ("rubrics", "criteria"),
 }
 CONTEXT_NAMES = ("contexts", *OTHER_NAMES["contexts"])
 # Parsers for the columns that hold lists
@@ -46,9 +48,10 @@ ITEMS: Mapping[str, Callable[[Any], Any]] = {
     "references": normalise_references,
     "ground_truth": normalise_ground_truth,
     "claim_checks": normalise_checks,
+    "rubric": normalise_rubric,
 }
 # The optional columns that metrics may require
-NEEDED = ("references", "ground_truth")
+NEEDED = ("references", "ground_truth", "rubric")
 # The beginnings of texts that are meant as JSON, complete or not. Plain texts may also begin with a bracket
 JSON_BEGINNINGS = ('["', "[{", "[]", '{"')
 JSON_IN_JSON = (*JSON_BEGINNINGS, '"[', '"{', '"\\"')

@@ -1,4 +1,4 @@
-"""Read the aspects, references and ground truth of a sample."""
+"""Read the aspects, references, ground truth and rubric of a sample."""
 
 from __future__ import annotations
 
@@ -92,13 +92,15 @@ def read_items(value: Any, one: str) -> list[Item]:
     return [_item(name, text, item, f"{one} {place}") for place, name, text, item in named_texts(value, one)]
 
 
-def named_texts(value: Any, one: str) -> list[tuple[int, str, str, Any]]:
+def named_texts(value: Any, one: str, many: str | None = None) -> list[tuple[int, str, str, Any]]:
     """Return for each item of a list its 1-based position, its id, its text, and the item.
 
-    Raises ValueError with the problem, without the text. `one` is the name of an item in messages.
+    Raises ValueError with the problem, without the text. `one` is the name of an item in messages, and `many` its
+    plural.
     """
+    many = many or f"{one}s"
     if not isinstance(value, list):
-        raise ValueError(f"{one}s is not a list")
+        raise ValueError(f"{many} is not a list")
     found: list[tuple[int, str, str, Any]] = []
     seen: dict[str, int] = {}
     for position, item in enumerate(value, start=1):
@@ -112,7 +114,7 @@ def named_texts(value: Any, one: str) -> list[tuple[int, str, str, Any]]:
         identifier = id_of(name) or str(position)
         # Sources and verdicts refer to items by id, so duplicates would be ambiguous
         if identifier in seen:
-            raise ValueError(f"{one}s {seen[identifier]} and {position} have one id")
+            raise ValueError(f"{many} {seen[identifier]} and {position} have one id")
         seen[identifier] = position
         found.append((position, identifier, cast(str, text_of(text)), item))
     return found
@@ -193,6 +195,91 @@ def _weight(value: Any, where: str) -> float | None:
     if not math.isfinite(weight):
         raise ValueError(f"weight of {where} is not a finite number")
     return weight
+
+
+# Larger points leave no digits for the others in a sum
+MOST_POINTS = 1e12
+MOST_LEVELS = 20
+LEVEL_LABELS, LEVEL_TEXTS = ("label", "grade", "name"), ("text", "description")
+
+
+def normalise_rubric(value: Any) -> list[dict[str, Any]] | None:
+    """Return criteria as rows of id, text, points, dimension, tags, levels and labels of people, None for null.
+
+    The text may be named `criterion`, points `weight`, and the dimension `axis`. Without any points each criterion has
+    1. Levels are {label, text, share}. Without shares they are in ascending order, from 0 to 1. Raises ValueError with
+    the problem, without the text.
+
+    >>> normalise_rubric(["Names a dose", {"criterion": "Rambles"}])[1]["points"]
+    1.0
+    >>> normalise_rubric([{"text": "Is clear", "points": 5, "levels": ["poor", "fair", "good"]}])[0]["levels"][1]
+    {'label': 'fair', 'text': None, 'share': 0.5}
+    """
+    if finite(value) is None:
+        return None
+    if not isinstance(value, list):
+        raise ValueError("rubric is not a list of criteria")
+    renamed = [
+        {**one, "text": one.get("text", one.get("criterion"))} if isinstance(one, dict) else one for one in value
+    ]
+    rows = [_criterion(*one) for one in named_texts(renamed, "criterion", "criteria")]
+    without = [place for place, row in enumerate(rows, start=1) if row["points"] is None]
+    if 0 < len(without) < len(rows):
+        raise ValueError(f"criterion {without[0]} has no points, but others have; give it points")
+    return [{**row, "points": 1.0} for row in rows] if without else rows
+
+
+def _criterion(place: int, name: str, text: str, item: Any) -> dict[str, Any]:
+    known: Mapping[str, Any] = item if isinstance(item, dict) else {}
+    where = f"criterion {place}"
+    if not text.strip():
+        raise ValueError(f"{where} has no text")
+    points = _weight(_weight_in(known, where), where)
+    if points is not None and abs(points) > MOST_POINTS:
+        raise ValueError(f"points of {where} are not a number from -{MOST_POINTS:g} to {MOST_POINTS:g}")
+    dimension = finite(known.get("dimension", known.get("axis")))
+    if isinstance(dimension, list | dict):
+        raise ValueError(f"dimension of {where} is not a text")
+    return {
+        "id": name,
+        "text": text,
+        "points": points,
+        "dimension": text_of(dimension) or None,
+        "tags": [one for one in _texts(known.get("tags"), f"tags of {where}") or () if one is not None],
+        "levels": _levels(known.get("levels"), where),
+        "labels": [one for one in _texts(known.get("labels"), f"labels of {where}") or () if one is not None],
+    }
+
+
+def _levels(value: Any, where: str) -> list[dict[str, Any]]:
+    """Return the grade levels of a criterion, [] without any. Raises ValueError for ambiguous levels."""
+    if finite(value) in (None, []):
+        return []
+    if not isinstance(value, list) or not 2 <= len(value) <= MOST_LEVELS:
+        raise ValueError(f"levels of {where} are not a list of 2 to {MOST_LEVELS}")
+    levels = [_level(one, f"level {place} of {where}") for place, one in enumerate(value, start=1)]
+    if len({level["label"] for level in levels}) < len(levels):
+        raise ValueError(f"two levels of {where} have one label")
+    if any((level["share"] is None) != (levels[0]["share"] is None) for level in levels):
+        raise ValueError(f"some levels of {where} have no share; give all levels a share, or none")
+    steps = len(levels) - 1
+    shares = [place / steps if level["share"] is None else level["share"] for place, level in enumerate(levels)]
+    return [{**level, "share": share} for level, share in zip(levels, shares, strict=True)]
+
+
+def _level(value: Any, where: str) -> dict[str, Any]:
+    known = value if isinstance(value, dict) else {"label": value}
+    label, text = (
+        next((known[name] for name in names if finite(known.get(name)) is not None), None)
+        for names in (LEVEL_LABELS, LEVEL_TEXTS)
+    )
+    label, text = (text, None) if label is None else (label, text)
+    if label is None or isinstance(label, list | dict) or isinstance(text, list | dict) or not text_of(label):
+        raise ValueError(f"{where} has no label")
+    share = _weight(known.get("share"), where)
+    if share is not None and not 0 <= share <= 1:
+        raise ValueError(f"share of {where} is not from 0 to 1")
+    return {"label": text_of(label), "text": text_of(text), "share": share}
 
 
 RESPONSE, TRUTH = SIDES = ("response", "ground_truth")

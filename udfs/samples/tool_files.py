@@ -25,7 +25,6 @@ from untold.udfs.samples.file_records import (
     records_of,
 )
 from untold.udfs.samples.files import open_file
-from untold.udfs.samples.items import WEIGHTS
 from untold.udfs.samples.values import finite, load_json, text_of
 
 FILES = "*.*json*"
@@ -378,16 +377,6 @@ TREC_RAG_NUGGETS: Names = {
     "system": ("run_id",),
     "references": ("nuggets",),
 }
-# The names of ResearchRubrics
-RUBRICS: Names = {
-    "query": ("query", "prompt"),
-    "response": ("response", "completion"),
-    "query_id": ("query_id", "prompt_id"),
-    "references": ("rubrics",),
-}
-# Fields of a criterion. A number in another field is a weight with an unknown name
-CRITERION_FIELDS = (*WEIGHTS, "criterion", "text", "id", "index", "number", "position")
-NUMBER = re.compile(r"\s*[-+]?\d+(\.\d+)?\s*")
 # DeepEval joins the texts of a list with bars in its CSV
 DEEPEVAL: Names = {
     "query": ("input",),
@@ -404,7 +393,7 @@ AS_JSON = 'write the rows again as JSON Lines: df.to_json(FILE, orient="records"
 DOCUMENT_ID = re.compile(r"(?=\S*\d)\S+")
 
 
-def _under_our_names(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
+def under_our_names(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
     """Rename the columns of a row to our names. Null columns are skipped."""
     theirs = {
         ours: next((name for name in many if finite(values.get(name)) is not None), None)
@@ -421,7 +410,7 @@ def ragas(record: FileRecord, _: int) -> list[FileRecord]:
     """Return a row of a data set, result or test set of ragas. A conversation has its last question and answer."""
     if record.problem:
         return [record]
-    values = {name: _list_of_python(value) for name, value in _under_our_names(record.values, RAGAS).items()}
+    values = {name: _list_of_python(value) for name, value in under_our_names(record.values, RAGAS).items()}
     broken = [name for name in LISTS if isinstance(values.get(name), str) and is_python_list(values[name])]
     if broken:
         problem = f"the list in {' and '.join(broken)} is cut, or holds more than texts; {AS_JSON}"
@@ -453,7 +442,7 @@ def trec_rag(record: FileRecord, _: int) -> list[FileRecord]:
     if record.problem:
         return [record]
     metadata = record.values.get("metadata")
-    values = _under_our_names(
+    values = under_our_names(
         {**(metadata if isinstance(metadata, Mapping) else {}), **record.values, "metadata": None}, TREC_RAG
     )
     asked = values.get("query")
@@ -488,54 +477,15 @@ def trec_rag_nuggets(record: FileRecord, _: int) -> list[FileRecord]:
     """Return the nuggets of a topic as references of a question, or of the response with the assignments."""
     if record.problem:
         return [record]
-    values = {"contexts": [], **_under_our_names(record.values, TREC_RAG_NUGGETS)}
+    values = {"contexts": [], **under_our_names(record.values, TREC_RAG_NUGGETS)}
     return [replace(record, values={**values, "references": references_of(values.get("references"))})]
-
-
-def rubrics(record: FileRecord, _: int) -> list[FileRecord]:
-    """Return the criteria of a task as references with weights. Unwanted content has a weight below 0.
-
-    Several messages of a prompt become one text. HealthBench's ideal completion is the ground truth.
-    """
-    if record.problem:
-        return [record]
-    values = {"contexts": [], **_under_our_names(record.values, RUBRICS)}
-    criteria, ideal = values.get("references"), values.get("ideal_completions_data")
-    if isinstance(criteria, list):
-        values["references"] = [_criterion(one, f"criterion {place}") for place, one in enumerate(criteria, start=1)]
-    if isinstance(values.get("query"), list):
-        values["query"] = _conversation(values["query"])
-    if isinstance(ideal, Mapping) and isinstance(ideal.get("ideal_completion"), str):
-        values.setdefault("ground_truth", ideal["ideal_completion"])
-    return [replace(record, values=values)]
-
-
-def _criterion(value: Any, where: str) -> Any:
-    """Return a criterion as a reference. Raises RowError if the name of its weight is not known."""
-    if not isinstance(value, Mapping):
-        return value
-    numbers = [name for name, one in value.items() if name not in CRITERION_FIELDS and NUMBER.fullmatch(str(one))]
-    if numbers and all(finite(value.get(name)) is None for name in WEIGHTS):
-        raise RowError(f"{where} has no weight, but `{numbers[0]}`; rename it to `weight` or `points`")
-    return {**value, "text": value.get("criterion") or value.get("text")}
-
-
-def _conversation(messages: Sequence[Any]) -> str | None:
-    """Return the messages as one text, each with its role. A single message has no role."""
-    texts = [find_text(one, ASKED, ()) for one in messages]
-    if len(texts) < 2:
-        return next(iter(texts), None)
-    roles = [one.get("role") if isinstance(one, Mapping) else None for one in messages]
-    return "\n\n".join(
-        f"{role}: {text}" if role else f"{text}" for role, text in zip(roles, texts, strict=True) if text
-    )
 
 
 def deepeval(record: FileRecord, _: int) -> list[FileRecord]:
     """Return a test case of DeepEval as a sample. Bars separate the contexts of its CSV."""
     if record.problem:
         return [record]
-    values = _under_our_names(record.values, DEEPEVAL)
+    values = under_our_names(record.values, DEEPEVAL)
     contexts = values.get("contexts")
     if isinstance(contexts, str) and contexts.strip() and not contexts.lstrip().startswith("["):
         values["contexts"] = [text for text in contexts.split(BAR) if text.strip()]

@@ -51,6 +51,7 @@ STAGES: Registry[StageDefinition] = Registry(
         "create_nuggets": "untold.udfs.stages.nuggets:CREATE_NUGGETS",
         "rate_nuggets": "untold.udfs.stages.nuggets:RATE_NUGGETS",
         "assign_nuggets": "untold.udfs.stages.nuggets:ASSIGN_NUGGETS",
+        "judge_criteria": "untold.udfs.stages.nuggets:JUDGE_CRITERIA",
         "generate_answer": "untold.udfs.stages.generation:GENERATE_ANSWER",
         "restate_answer": "untold.udfs.stages.generation:RESTATE_ANSWER",
     },

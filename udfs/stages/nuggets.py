@@ -1,17 +1,19 @@
-"""The stages of nuggets: create the facts of a good answer, rate them, and label their support by a response.
+"""The stages of nuggets and rubrics: create and rate nuggets, and label a response by nuggets or by criteria.
 
 Source: Pradeep et al. 2025, AutoNuggetizer; methods, section 9.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from untold.udfs.facts.nugget_measures import NOT_SUPPORT, OKAY, PARTIAL, SUPPORT, SUPPORTS, VITAL
-from untold.udfs.samples.items import IMPORTANCES
+from untold.udfs.facts.rubric_measures import LEVEL, MET, NOT_MET, PARTLY, VERDICTS
+from untold.udfs.samples.items import IMPORTANCES, MOST_LEVELS
 from untold.udfs.stages.answers import reader
 from untold.udfs.stages.definitions import (
     TEXT,
@@ -26,7 +28,8 @@ from untold.udfs.stages.definitions import (
     one_of,
     record,
 )
-from untold.udfs.stages.labels import Vocabulary, read_numbered_labels
+from untold.udfs.stages.forms import find_records, get_field, place_of_record
+from untold.udfs.stages.labels import LABEL_NAMES, Vocabulary, read_numbered_labels
 from untold.udfs.stages.lists import CLAIM_NAMES, read_texts, things_of
 
 NUGGETS_SCHEMA = pa.schema([pa.field("nuggets", pa.list_(pa.string()))])
@@ -43,6 +46,27 @@ _SUPPORTS = Vocabulary(
     positive=SUPPORT,
     inputs=_INPUTS,
 )
+
+
+# Null for a criterion without a clear verdict, or without a reason
+VERDICTS_SCHEMA = pa.schema([pa.field(name, pa.list_(pa.string())) for name in ("verdicts", "reasons")])
+_LEVELS = [f"{LEVEL}{number}" for number in range(1, MOST_LEVELS + 1)]
+_VERDICTS = Vocabulary(
+    {
+        MET: ("fully met", "satisfied", "fully satisfied"),
+        PARTLY: ("partially met", "partially satisfied", "partly satisfied"),
+        NOT_MET: ("unmet", "not satisfied"),
+        **dict.fromkeys(_LEVELS, ()),
+    },
+    positive=MET,
+    inputs=("statement", "statements", "criterion", "criteria", "query", "response"),
+)
+# The number and the verdict of a line, and the reason after the first bar
+_REASONED = re.compile(
+    r"^(?P<head>[^|\n\w]{0,20}(?:(?:criterion|statement) )?(?P<number>\d{1,4})\W[^|\n]{1,60})\|(?P<reason>[^\n]*)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_REASON_NAMES = ("reason", "explanation", "justification", "rationale")
 
 
 @reader
@@ -67,6 +91,46 @@ def parse_ratings(text: str, variables: Mapping[str, Any]) -> dict[str, list[str
 def parse_assignments(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
     """Return the `labels`: one of `SUPPORTS` for each of `nuggets`, None for one without a clear label."""
     return {"labels": read_numbered_labels(text, variables["nuggets"], _SUPPORTS)}
+
+
+def _parse_criteria(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
+    """Return the `verdicts` and `reasons` for each of `criteria`, None for one without a clear verdict.
+
+    A criterion with `levels` has one of its levels, and any other criterion one of `VERDICTS`.
+    """
+    criteria = variables["criteria"]
+    reasons = _recorded_reasons(text, criteria)
+
+    def without_reason(line: re.Match[str]) -> str:
+        if _VERDICTS.read_with_reason(line["head"].partition(line["number"])[2]) is None:
+            return line[0]
+        reasons[int(line["number"])] = line["reason"]
+        return line["head"]
+
+    labels = read_numbered_labels(_REASONED.sub(without_reason, text), criteria, _VERDICTS)
+    verdicts = [
+        verdict if verdict in (_LEVELS[: len(levels)] if levels else VERDICTS) else None
+        for verdict, levels in zip(labels, variables["levels"], strict=True)
+    ]
+    if not any(verdicts):
+        raise Unparsable("no verdict of a criterion, or no level that it has")
+    known = [
+        (reasons.get(number, "").strip() or None) if verdict else None
+        for number, verdict in enumerate(verdicts, start=1)
+    ]
+    return {"verdicts": verdicts, "reasons": known}
+
+
+def _recorded_reasons(text: str, criteria: Sequence[str]) -> dict[int, str]:
+    """Return the reasons in the records of a completion, by the number of the criterion."""
+    found = find_records(text, LABEL_NAMES)
+    records = [each for each in found[0] if isinstance(each, dict)] if found else []
+    named = {place_of_record(each, _VERDICTS.inputs, criteria): get_field(each, _REASON_NAMES) for each in records}
+    return {place: reason for place, reason in named.items() if place is not None and isinstance(reason, str)}
+
+
+# Reasons may quote anything
+parse_criteria = reader(_parse_criteria, may_be_code=True)
 
 
 def _labelling(name: str, variables: Sequence[str], labels: Sequence[str], **more: Any) -> StageDefinition:
@@ -106,4 +170,20 @@ ASSIGN_NUGGETS = _labelling(
     SUPPORTS,
     parse=parse_assignments,
     figures=Figures(WRITTEN, completion=LinearSize(slope=0.34)),
+)
+JUDGE_CRITERIA = StageDefinition(
+    "judge_criteria",
+    ("query", "response", "criteria", "levels"),
+    parse_criteria,
+    VERDICTS_SCHEMA,
+    schema=record(
+        verdicts=listed(record(number=number_of("criteria"), reason=TEXT, label=one_of([*VERDICTS, *_LEVELS])))
+    ),
+    form=lines_of(
+        rf"\d{{1,9}}: (?:{'|'.join(VERDICTS)}|{LEVEL}\d{{1,2}})(?: \| .+)?",
+        "n: label | reason",
+        "one line for each criterion:",
+    ),
+    figures=Figures(WRITTEN, completion=LinearSize(slope=0.53)),
+    example={"criteria": ["Names the city", "Is clear"], "levels": [[], ["poor", "good"]]},
 )

@@ -21,7 +21,7 @@ from untold.jobs.inference.stage.engines import Engines, MainThreadExecutor
 from untold.jobs.inference.stage.requests import Requests, Rows, without_requests
 from untold.jobs.inference.stage.schema_support import Findings
 from untold.jobs.inference.stage.usage import Account, StageResult
-from untold.jobs.inference.store.completion_references import note_use, wait_for_prune
+from untold.jobs.inference.store.compaction import note_use, wait_for_prune
 from untold.jobs.inference.store.store import Results, StageStore, StoreLookup
 from untold.jobs.run.folders import Workspace
 from untold.jobs.run.locks import Lock as FolderLock

@@ -21,6 +21,7 @@ def test_a_declared_data_set_is_an_option_wherever_its_rows_are_of_use(monkeypat
 
 def test_the_shipped_data_sets() -> None:
     data_sets = {"eli5_category", "trec_web", "expertqa", "qampari", "romqa", "longfact", "trec_rag_nuggets", "rubrics"}
+    data_sets |= {"deepresearch_bench", "deepresearch_bench_2", "scholarqa_cs"}
     tools = {
         "ragas",
         "trec_rag",
@@ -34,5 +35,6 @@ def test_the_shipped_data_sets() -> None:
     }
     assert set(question_formats()) == data_sets | tools
     assert {"ragchecker", "trec_rag_answers", *tools} <= set(known_formats())
-    assert study_formats() == ["realsumm", "k_qa", "k_qa_questions", "expertqa", "trec_rag_nuggets", "factscore"]
-    assert studied() == ["wikicontradict", "conflictbank", "coverage", "claims", "nuggets"]
+    items = ["realsumm", "k_qa", "k_qa_questions", "expertqa", "trec_rag_nuggets"]
+    assert study_formats() == [*items, "rubrics", "healthbench_meta", "factscore"]
+    assert studied() == ["wikicontradict", "conflictbank", "coverage", "claims", "nuggets", "rubrics"]

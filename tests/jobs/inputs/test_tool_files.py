@@ -165,16 +165,6 @@ def test_answers_of_trec_rag_need_no_topic(tmp_path: Path) -> None:
     assert asked.known["query"] == EVEREST[0]
 
 
-def test_criteria_of_a_rubric_are_references_with_signed_weights(tmp_path: Path) -> None:
-    criteria = [{"criterion": "Gives the height", "weight": 5, "axis": "a"}, {"criterion": "Rambles", "weight": -2.5}]
-    (task,) = written(tmp_path, "rubrics", {"prompt": EVEREST[0], "response": "r", "rubrics": criteria})
-    assert task.known["query"] == EVEREST[0]
-    assert [(one["text"], one["weight"]) for one in task.rest["references"]] == [
-        ("Gives the height", 5.0),
-        ("Rambles", -2.5),
-    ]
-
-
 def test_a_log_of_evals_has_its_samples_with_what_was_wanted() -> None:
     first, second = samples_in(EXPORTS / "openai_evals.jsonl", "openai_evals")
     assert (first.known["sample_id"], first.known["query"], first.known["response"]) == ("heights.dev.0", *EVEREST)
@@ -497,65 +487,6 @@ def test_contexts_of_deepeval_stand_between_bars_in_csv(tmp_path: Path, camel: b
     assert found.samples[0]["references"][0]["text"] == "e"
     (of_json,) = written(tmp_path, "deepeval", {names[0]: "q", names[1]: "r", names[2]: ["a|b", "c"]})
     assert [one["text"] for one in of_json.known["contexts"]] == ["a|b", "c"]
-
-
-HEALTHBENCH = {
-    "prompt_id": "p-1",
-    "prompt": [{"role": "user", "content": "My head hurts."}],
-    "rubrics": [
-        {"criterion": "Asks since when", "points": 5, "tags": ["level:example"]},
-        {"criterion": "Names a wrong dose", "points": -8, "tags": []},
-    ],
-    "ideal_completions_data": {"ideal_completion": "Since when?", "ideal_completions_group": "A"},
-    "example_tags": ["theme:hedging"],
-}
-
-
-def test_rows_of_healthbench_are_read_as_published(tmp_path: Path) -> None:
-    (task,) = written(tmp_path, "rubrics", HEALTHBENCH)
-    assert (task.known["query"], task.rest["query_id"]) == ("My head hurts.", "p-1")
-    assert [(one["text"], one["weight"]) for one in task.rest["references"]] == [
-        ("Asks since when", 5.0),
-        ("Names a wrong dose", -8.0),
-    ]
-    assert task.rest["ground_truth"]["text"] == "Since when?"
-
-
-def test_a_prompt_of_several_messages_is_one_text(tmp_path: Path) -> None:
-    messages = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b"},
-        {"role": "user", "content": "c"},
-    ]
-    (task,) = written(tmp_path, "rubrics", {**HEALTHBENCH, "prompt": messages})
-    assert task.known["query"] == "user: a\n\nassistant: b\n\nuser: c"
-
-
-@pytest.mark.parametrize("name", ["score", "value", "importance_weight", "pts"])
-@pytest.mark.parametrize("number", [-3, 2.5, "7"])
-def test_a_weight_under_another_name_is_an_error_of_the_row(tmp_path: Path, name: str, number: Any) -> None:
-    row = {**HEALTHBENCH, "rubrics": [HEALTHBENCH["rubrics"][0], {"criterion": "Rambles", name: number}]}
-    (task,) = written(tmp_path, "rubrics", row)
-    assert task.error == f"criterion 2 has no weight, but `{name}`; rename it to `weight` or `points`"
-
-
-def test_a_weight_and_points_that_differ_are_an_error_of_the_row(tmp_path: Path) -> None:
-    row = {**HEALTHBENCH, "response": "r", "rubrics": [{"criterion": "a", "weight": 1, "points": 2}]}
-    assert (
-        written(tmp_path, "rubrics", row)[0].error
-        == "reference 1 has a weight and points that differ; keep one of them"
-    )
-
-
-def test_inspect_leads_from_rubrics_to_weighted_nuggets(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.jsonl", [{**HEALTHBENCH, "response": "r"}])
-    weighted = "--metric nuggets --set nuggets.score=weighted"
-    assert inspect(path).command == f"untold plan --input {path} --format rubrics {weighted}"
-    path = write_lines(tmp_path / "a.jsonl", [HEALTHBENCH])
-    assert inspect(path).command == (
-        f"untold generate --input {path} --format rubrics --systems systems.yaml --output answers && "
-        f"untold plan --input answers/samples {weighted}"
-    )
 
 
 @pytest.mark.parametrize("write", [write_lines, write_csv, write_parquet])

@@ -213,6 +213,19 @@ def test_what_has_no_clear_label_is_asked_again_in_a_list_then_alone(run: Run) -
 
 
 @pytest.mark.gate
+def test_content_to_avoid_is_left_out_and_the_message_names_the_metric_for_it(spark: SparkSession) -> None:
+    given = [{"text": "Gina sails.", "weight": 5}, {"text": "Gina swims.", "weight": -8}]
+    found = scored(spark, [sample("Gina", references=given)])
+    assert [(row["text"], row["kept"], row["covered"]) for row in found.rows("statements", "Gina")] == [
+        ("Gina sails.", True, True),
+        ("Gina swims.", False, None),
+    ]
+    assert [row["nuggets"] for row in found.tools.asked["assign_nuggets"]] == [["Gina sails."]]
+    assert [(row["score"], row["dropped"]) for row in found.rows("scores", "Gina")] == [(1.0, 1)]
+    assert "--metric rubric" in str(METRICS["nuggets"].dropped)
+
+
+@pytest.mark.gate
 def test_given_nuggets_are_rated_where_nothing_says_what_they_are(run: Run) -> None:
     assert [(row["reference_id"], row["importance"], row["weight"]) for row in run.rows("statements", "Gina")] == [
         ("a", "vital", None),

@@ -309,3 +309,28 @@ def test_a_notebook_frame_works_without_the_rights_of_the_notebook(reader: Reade
     WebDriverWait(reader.driver, 60).until(lambda _: reader.run("return document.documentElement.dataset.ready"))
     assert len(reader.rows()) == 6
     reader.driver.switch_to.default_content()
+
+
+def test_criteria_are_shown_by_dimension_with_their_points_and_reasons(reader: Reader, tmp_path: Path) -> None:
+    one = {"sample_id": "s1", "metric": "rubric", "number": 1, "criterion_id": "1", "text": HARM, "points": 4.0}
+    criteria = [
+        {**one, "dimension": "safety", "verdict": "met", "earned": 4.0, "reason": f"It says {HARM}"},
+        {**one, "number": 2, "text": "Rambles", "points": -10.0, "verdict": "met", "earned": -10.0, "reason": None},
+        {**one, "number": 3, "text": "Is clear", "points": 2.0, "verdict": "graded", "grade": "fair", "earned": 1.0},
+        {**one, "number": 4, "text": "Is short", "points": 1.0},
+    ]
+    rows = {"samples": [sample("s1")], "scores": [score("s1", "rubric", -1.5)], "criteria": criteria}
+    file = tmp_path / "report.html"
+    file.write_text(make_report([open_run(write_output(tmp_path / "out", rows))]), encoding="utf-8")
+    reader.open(file)
+    reader.open_answer("s1", "rubric")
+    assert [text for text in reader.texts("dialog h3") if "points" in text] == [
+        "safety: 4.0 of 4.0 points",
+        "Criteria: -9.0 of 3.0 points",
+    ]
+    shown = reader.texts("dialog .statements summary")
+    assert [text.split(" ", 3)[0] for text in shown] == ["4.0", "-10.0", "1.0", "not"]
+    assert "fair" in shown[2]
+    reader.find("dialog .statements summary").send_keys(Keys.ENTER)
+    assert HARM in reader.texts("dialog .below")[0]
+    assert not reader.errors()

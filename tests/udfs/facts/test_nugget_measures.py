@@ -26,7 +26,7 @@ from untold.udfs.facts.nugget_measures import (
 )
 from untold.udfs.samples.items import IMPORTANCES
 
-WEIGHTS = st.none() | st.sampled_from([-5.0, -1.0, 0.0, 0.5, 2.0, 5.0])
+WEIGHTS = st.none() | st.sampled_from([0.0, 0.5, 1.0, 2.0, 5.0])
 NUGGETS = st.lists(
     st.builds(Nugget, st.sampled_from(IMPORTANCES), st.none() | st.sampled_from(SUPPORTS), WEIGHTS), max_size=6
 )
@@ -46,8 +46,8 @@ def test_measures_are_those_of_brute_force(nuggets: list[Nugget]) -> None:
 
 
 def test_the_largest_weights_are_shares_too() -> None:
-    given = [("vital", "support", 1.5e308), ("vital", "not_support", 1.5e308), ("okay", None, -1.5e308)]
-    assert ends_of([Nugget(*one) for one in given])["weighted"] == pytest.approx((0.5, 0.0, 0.5))
+    given = [("vital", "support", 1.5e308), ("vital", "not_support", 1.5e308), ("okay", None, 1.5e308)]
+    assert ends_of([Nugget(*one) for one in given])["weighted"] == pytest.approx((0.5, 1 / 3, 2 / 3))
 
 
 @given(NUGGETS)
@@ -63,11 +63,13 @@ def test_bounds_hold_for_whatever_comes_of_what_was_lost(nuggets: list[Nugget]) 
                 assert low - 1e-9 <= one.value <= high + 1e-9, name
 
 
-def test_a_rubric_subtracts_what_an_answer_should_not_state() -> None:
-    rubric = [Nugget("vital", "support", 5.0), Nugget("vital", "partial_support", 4.0), Nugget("okay", "support", -3.0)]
-    assert ends_of(rubric)["weighted"] == pytest.approx((4 / 9,) * 3)
-    assert ends_of(rubric)["all"] == (0.75,) * 3
-    assert ends_of([*rubric, Nugget("okay", "support", -5.0)])["weighted"] == (0.0,) * 3
+def test_a_nugget_with_a_weight_below_0_is_left_out() -> None:
+    given = [("b", "okay", -3.0), ("a", "vital", None), ("c", "okay", 2.0), ("d", "okay", None)]
+    names = ("text", "importance", "weight")
+    row = {"owner": "o", "nuggets": [dict(zip(names, one, strict=True)) for one in given], "rated": []}
+    (ranked,) = rank_batches(batch([row], owner=pa.string(), nuggets=GIVEN, rated=LABELS), 3)
+    (nuggets,) = (one["nuggets"] for one in ranked.to_pylist())
+    assert [(one["text"], one["kept"]) for one in nuggets] == [("a", True), ("c", True), ("d", True), ("b", False)]
 
 
 def test_without_vital_nuggets_the_vital_ones_are_undefined() -> None:

@@ -54,6 +54,15 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
     "trec_rag_answers": {"topic_id": 1, "answer": [{"text": TEXT}], "references": ["msmarco_1#2"]},
     "trec_rag_nuggets": {"qid": "1", "query": "q", "answer_text": "r", "nuggets": [{"text": TEXT, "assignment": "a"}]},
     "rubrics": {"prompt": [{"role": "user", "content": "q"}], "rubrics": [RUBRIC], "ideal_completions_data": {}},
+    "healthbench_meta": {"prompt": "q", "completion": "r", "rubric": TEXT, "binary_labels": [True], "category": "c"},
+    "deepresearch_bench": {
+        "id": 1,
+        "prompt": "q",
+        "dimension_weight": {"insight": 1.0},
+        "criterions": {"insight": [{"criterion": TEXT, "explanation": TEXT, "weight": 1.0}]},
+    },
+    "deepresearch_bench_2": {"id": "1", "prompt": "q", "content": {"rubric": {"analysis": [TEXT]}, "blocked": {}}},
+    "scholarqa_cs": {"initial_prompt": "q", "metric_config": {"config": {"other_properties": [{"criterion": TEXT}]}}},
     "langsmith": {"id": "1", "run_type": "chain", "inputs": {"q": 1}, "outputs": {}, "child_runs": [{}]},
     "langfuse": {"id": "1", "input": "q", "output": "r", "observations": [{"type": "RETRIEVER", "output": [TEXT]}]},
     "phoenix": {"context": {"trace_id": "1"}, "span_kind": "CHAIN", "attributes": {"input": {"value": "q"}}},
@@ -75,6 +84,7 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
         "references": [TEXT],
         "ground_truth": TEXT,
         "claim_checks": {"response_claims": [TEXT], "answer2response": ["neutral"]},
+        "rubric": [{"text": TEXT, "points": 1, "levels": ["bad", "good"], "tags": ["a"], "axis": "a"}],
     },
 }
 OWN_FILES = ("realsumm", "k_qa", "trec_web", "huggingface")

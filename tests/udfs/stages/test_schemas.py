@@ -15,6 +15,7 @@ from tests.linear import assert_linear
 from tests.udfs.stages.test_completions import plain
 from untold.udfs.facts.nodes import normalise
 from untold.udfs.facts.nugget_measures import SUPPORTS
+from untold.udfs.facts.rubric_measures import VERDICTS as VERDICTS_OF_CRITERIA
 from untold.udfs.ratings import Digit
 from untold.udfs.samples.items import IMPORTANCES
 from untold.udfs.stages import STAGES
@@ -130,6 +131,22 @@ def _labels(draw: Any, labels: Sequence[str], **variables: Any) -> Any:
 
 
 @st.composite
+def _verdicts(draw: Any) -> Any:
+    criteria = draw(distinct(TEXTS))
+    levels = [draw(st.sampled_from(([], ["poor", "good"]))) for _ in criteria]
+    said = [draw(st.sampled_from(["level_1", "level_2"] if own else VERDICTS_OF_CRITERIA)) for own in levels]
+    reasons = [
+        draw(st.sampled_from(("It names no dose.", "Is it clear? Yes: the text says so", "All of it"))) for _ in said
+    ]
+    rows = [
+        {"number": number, "reason": reason, "label": label}
+        for number, (label, reason) in enumerate(zip(said, reasons, strict=True), start=1)
+    ]
+    variables = {"query": "q", "response": "r", "criteria": criteria, "levels": levels}
+    return variables, {"verdicts": permuted(draw, rows)}, {"verdicts": said, "reasons": reasons}
+
+
+@st.composite
 def _comparisons(draw: Any) -> Any:
     others = draw(distinct(TEXTS))
     relations = [draw(st.sampled_from(COMPARISONS)) for _ in others]
@@ -232,6 +249,7 @@ INSTANCES: dict[str, st.SearchStrategy[Any]] = {
     "create_nuggets": _texts("nuggets", "nuggets", query="q", texts=["t"], nuggets=[], most=30),
     "rate_nuggets": _labels(IMPORTANCES, query="q"),
     "assign_nuggets": _labels(SUPPORTS, query="q", response="r"),
+    "judge_criteria": _verdicts(),
     "restate_answer": TEXTS.map(
         lambda text: ({"question": "q", "answer": "a"}, {"statement": text}, {"statement": text})
     ),
@@ -303,11 +321,13 @@ FORMS = {
     "create_nuggets": ("- The tower stands", "1. The tower stands"),
     "rate_nuggets": ("1: vital", "1. Vital"),
     "assign_nuggets": ("1: partial_support", "1. Partial support"),
+    "judge_criteria": ("1: partly_met | It names one.", "1. Partly met"),
     "generate_answer": ("It stands.", None),
     "restate_answer": ("The tower stands.", "The tower stands.\n\nLet me know if it helps."),
 }
 LISTS = ("statements", "hypotheses", "facts", "aspects", "claims", "evidence", "references", "candidates", "nuggets")
 VARIABLES: dict[str, Any] = {name: ["The tower stands"] for name in LISTS}
+VARIABLES |= {"criteria": ["The tower stands"], "levels": [[]]}
 VARIABLES |= {"questions": ["Does it stand?"], "others": ["salt"], "query": "q", "text": "t"}
 VARIABLES |= {"contexts": ["a", "b"], "first": "salt", "second": "ferry", "premise": "p", "hypothesis": "h"}
 

@@ -1,0 +1,163 @@
+"""Rubrics (HealthBench, ResearchRubrics, RACE; docs/methods.md, section 18): the points of the criteria that hold.
+
+A judge labels criteria in lists, and each criterion without a clear verdict is requested again. Negative points are for
+content that a response should avoid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from untold.jobs.inference.stage.requests import failure_rows, is_unasked
+from untold.jobs.metrics import base
+from untold.jobs.metrics.judging import NumberedList
+from untold.jobs.metrics.settings import RubricSettings
+from untold.jobs.metrics.views import RubricView
+from untold.jobs.run.session import spark_schema
+from untold.jobs.settings.model import Settings
+from untold.udfs.facts import rubric_measures
+
+NAME, JUDGE = "rubric", "judge_criteria"
+RESPONSE, REFERENCE = "response", "reference"
+# The suffix of means that are clipped to 0 and 1, as HealthBench clips its score
+CLIPPED = "_clipped"
+_MEANS = ("mean", "ci_low", "ci_high", "mean_low", "mean_high")
+
+
+def needs(settings: Settings) -> tuple[str, ...]:
+    """Return the columns that samples must have. A relative score compares with the ground truth."""
+    reference = ("ground_truth",) if settings.rubric.score == rubric_measures.RELATIVE else ()
+    return ("query", "response", "rubric", *reference)
+
+
+def unknown_bounds(settings: Settings) -> base.Bounds:
+    """Return the bounds of a sample of which nothing is known. Points to avoid have no lower end."""
+    relative = {rubric_measures.REFERENCE: (None, 1.0), rubric_measures.RELATIVE: (0.0, 1.0)}
+    return {
+        **dict.fromkeys((rubric_measures.STRICT, rubric_measures.LENIENT), (None, 1.0)),
+        rubric_measures.CRITERIA: (None, None),
+        **(relative if settings.rubric.score == rubric_measures.RELATIVE else {}),
+    }
+
+
+def assume(settings: Settings) -> base.Assumptions:
+    """Assume a clear verdict for each criterion."""
+    verdict = F.transform("criteria", lambda _: F.lit(rubric_measures.MET))
+    reason = F.transform("criteria", lambda _: F.lit(None).cast("string"))
+    return base.Assumptions(settings, {JUDGE: {"verdicts": verdict, "reasons": reason}})
+
+
+def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tables:
+    """Score valid samples (columns of the table `samples`): the tables of `METRIC`.
+
+    A lost verdict leaves values with bounds. Systems with one query and one ground truth share its verdicts.
+    """
+    own = settings.rubric
+    given = _given(samples, relative=own.score == rubric_measures.RELATIVE)
+    lists = NumberedList(
+        JUDGE, own.list_size, {"criteria": "text", "levels": "levels"}, {"verdicts": "verdict", "reasons": "reason"}
+    )
+    judged = tools.keep(lists.ask(tools, _to_judge(given), "sample_id", "side"), "judged-criteria")
+    concluded = tools.keep(_conclude(given, judged, own.score), "concluded")
+    known = _with_status(samples, concluded)
+    return {
+        "criteria": concluded.select("sample_id", F.lit(NAME).alias("metric"), F.inline("criteria")),
+        "scores": base.measured_scores(known, NAME, own.score, F.lit(0), always=True),
+        "measures": _measure_rows(known),
+        "failures": failure_rows(NAME, JUDGE, judged),
+    }
+
+
+def _given(samples: DataFrame, *, relative: bool) -> DataFrame:
+    """Return sample_id, query, response, reference (null unless relative), rubric, blank and reference_blank."""
+    reference = F.col("ground_truth.text") if relative else F.lit(None).cast("string")
+    named = samples.select("sample_id", "query", "response", reference.alias("reference"), "rubric")
+    blank = {"blank": base.is_blank("response"), "reference_blank": base.is_blank("reference")}
+    return named.withColumns(blank)
+
+
+def _to_judge(given: DataFrame) -> DataFrame:
+    """Return sample_id, side, query, response, listed: the texts that are not blank, with the criteria as numbered."""
+    listed = F.transform(
+        "rubric",
+        lambda one, place: F.struct(
+            (place + 1).alias("number"), one["text"].alias("text"), _level_lines(one["levels"]).alias("levels")
+        ),
+    )
+    texts = F.array(*(F.struct(F.lit(side).alias("side"), F.col(side).alias("text")) for side in (RESPONSE, REFERENCE)))
+    rows = given.select("sample_id", "query", listed.alias("listed"), F.explode(texts).alias("one"))
+    named = rows.select("sample_id", "query", "listed", "one.side", F.col("one.text").alias("response"))
+    return named.where(F.col("response").isNotNull() & ~base.is_blank("response"))
+
+
+def _level_lines(levels: Column) -> Column:
+    return F.transform(levels, lambda one: F.concat_ws(": ", one["label"], one["text"]))
+
+
+def _conclude(given: DataFrame, judged: DataFrame, score: str) -> DataFrame:
+    """Return the columns of `CONCLUDED`, and waiting: true if some criterion was not requested. A row per sample."""
+    one = F.struct("number", "verdict", "reason")
+    by_sample = judged.groupBy("sample_id").agg(
+        # collect_list skips nulls
+        F.collect_list(F.when(F.col("side") == RESPONSE, one)).alias("judged"),
+        F.collect_list(F.when(F.col("side") == REFERENCE, one)).alias("reference"),
+        F.max(is_unasked()).alias("waiting"),
+    )
+    rows = given.select("sample_id", "rubric", "blank", "reference_blank").join(by_sample, on="sample_id", how="left")
+    conclude = partial(rubric_measures.conclude_batches, score=score)
+    concluded = rows.drop("waiting").mapInArrow(conclude, spark_schema(rubric_measures.CONCLUDED))
+    return concluded.join(by_sample.select("sample_id", "waiting"), on="sample_id", how="left")
+
+
+def _with_status(samples: DataFrame, concluded: DataFrame) -> DataFrame:
+    """Return sample_id, system, status, and the columns of `CONCLUDED`: a row per sample."""
+    joined = samples.select("sample_id", "system").join(concluded, on="sample_id", how="left")
+    waiting, is_open = F.coalesce("waiting", F.lit(False)), F.col("unjudged") > 0
+    lost = ~F.col("known") & ~F.col("empty") & ~waiting & is_open
+    return joined.withColumn(
+        "status", base.status_of(lost=lost, waiting=waiting, empty=F.col("empty"), partial=is_open)
+    )
+
+
+def _measure_rows(known: DataFrame) -> DataFrame:
+    """Return the table `measures`. The points of the criteria bound a sample without verdicts."""
+    one = F.explode("measures").alias("one")
+    rows = known.select("sample_id", F.col("status").isin(*base.JUDGED).alias("judged"), one)
+    value = F.when(F.col("judged"), F.col("one.value")).alias("value")
+    return rows.select(
+        "sample_id", F.lit(NAME).alias("metric"), "one.measure", value, "one.value_low", "one.value_high"
+    )
+
+
+def clipped_means(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows of `measures_summary` with the means of the net measures, clipped to 0 and 1."""
+    return [
+        {
+            **row,
+            "measure": row["measure"] + CLIPPED,
+            **{name: None if row[name] is None else min(1.0, max(0.0, row[name])) for name in _MEANS},
+        }
+        for row in rows
+        if row["measure"] in (rubric_measures.STRICT, rubric_measures.LENIENT)
+    ]
+
+
+METRIC = base.Metric(
+    name=NAME,
+    stages=lambda _: (JUDGE,),
+    score=score,
+    assume=assume,
+    sections={NAME: RubricSettings},
+    settings=(NAME,),
+    tables=("criteria", "scores", "measures", "failures"),
+    needs=needs,
+    reads=("rubric", "ground_truth"),
+    unknown=unknown_bounds,
+    derived=clipped_means,
+    view=RubricView,
+)

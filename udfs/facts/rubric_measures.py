@@ -1,0 +1,221 @@
+"""Score a response by the criteria of a rubric, and relative to a reference response.
+
+Methods, section 18. HealthBench (Arora et al. 2025), ResearchRubrics (Sharma et al. 2025) and RACE (Du et al. 2025).
+Lost verdicts are unjudged: values cover the judged criteria, and bounds cover all their possible results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum
+from typing import Any
+
+import pyarrow as pa
+
+from untold.udfs.facts.aspect_coverage import MEASURE, BoundedValue, measure_list
+
+VERDICTS = MET, PARTLY, NOT_MET = "met", "partly_met", "not_met"
+GRADED = "graded"
+# A verdict of a criterion with levels is `level_` and the number of the level, from 1
+LEVEL = "level_"
+STRICT, LENIENT, RELATIVE = SCORES = "strict", "lenient", "relative"
+REFERENCE, CRITERIA = "reference", "criteria"
+DIMENSION = "dimension:"
+# The credit for a criterion that a response meets partly
+CREDIT: Mapping[str, float] = {STRICT: 0.0, LENIENT: 0.5}
+NOTHING = BoundedValue(None, None, None)
+
+_CRITERION = pa.struct(
+    [
+        ("number", pa.int64()),
+        *((name, pa.string()) for name in ("criterion_id", "text")),
+        ("points", pa.float64()),
+        ("dimension", pa.string()),
+        ("tags", pa.list_(pa.string())),
+        *((name, pa.string()) for name in ("verdict", "grade")),
+        ("earned", pa.float64()),
+        *((name, pa.string()) for name in ("reason", "reference_verdict", "reference_grade")),
+        ("reference_earned", pa.float64()),
+        ("reference_reason", pa.string()),
+    ]
+)
+CONCLUDED = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("measures", pa.list_(MEASURE)),
+        ("criteria", pa.list_(_CRITERION)),
+        *((name, pa.int64()) for name in ("covered", "uncovered", "unjudged")),
+        *((name, pa.bool_()) for name in ("empty", "known")),
+    ]
+)
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class JudgedCriterion:
+    """A criterion for measures. `verdict` is None if it is unjudged. `shares` are the shares of its levels."""
+
+    points: float
+    verdict: str | None
+    shares: tuple[float, ...] = ()
+
+    def share(self, partly: float) -> float | None:
+        """Return the share of the points for the verdict, None if it is unjudged. `partly`: the share of `PARTLY`."""
+        if self.verdict is None:
+            return None
+        if self.verdict.startswith(LEVEL):
+            return self.shares[int(self.verdict.removeprefix(LEVEL)) - 1]
+        return {MET: 1.0, PARTLY: partly, NOT_MET: 0.0}[self.verdict]
+
+    def ends(self, partly: float) -> tuple[float, float]:
+        """Return the smallest and the largest points that the criterion can add."""
+        known = self.share(partly)
+        shares = (self.shares or (0.0, 1.0)) if known is None else (known,)
+        # Adding 0 turns -0 into 0
+        points = [self.points * share + 0.0 for share in shares]
+        return min(points), max(points)
+
+
+def net_share(criteria: Sequence[JudgedCriterion], partly: float) -> BoundedValue:
+    """Return the points of the met criteria over all positive points, undefined without positive points.
+
+    The value covers the judged criteria, and is kept within the bounds. Negative points subtract, so the value can be
+    below 0.
+
+    >>> net_share([JudgedCriterion(5, "met"), JudgedCriterion(5, "not_met"), JudgedCriterion(-8, "met")], 0.5).value
+    -0.3
+    """
+    whole = fsum(one.points for one in criteria if one.points > 0)
+    if not whole:
+        return NOTHING
+    low, high = (fsum(ends) / whole for ends in zip(*(one.ends(partly) for one in criteria), strict=True))
+    judged = [(one.points, share) for one in criteria if (share := one.share(partly)) is not None]
+    positive = fsum(points for points, _ in judged if points > 0)
+    earned = fsum(points * share for points, share in judged)
+    return BoundedValue(min(high, max(low, earned / positive)) if positive else None, low, high)
+
+
+def relative_share(response: BoundedValue, reference: BoundedValue) -> BoundedValue:
+    """Return RACE's relative score: response / (response + reference), with net shares below 0 as 0.
+
+    It is undefined if both are 0, and 0.5 for equal shares.
+
+    >>> relative_share(BoundedValue(0.6, 0.6, 0.6), BoundedValue(0.2, 0.2, 0.2)).value
+    0.75
+    """
+    if response.high is None or reference.high is None or response.high <= 0 >= reference.high:
+        return NOTHING
+    return BoundedValue(
+        _part(response.value, reference.value),
+        # An end with two zeros is undefined, and any value is possible near it
+        _part(response.low, reference.high, 0.0),
+        _part(response.high, reference.low, 1.0),
+    )
+
+
+def _part(one: float | None, other: float | None, undefined: float | None = None) -> float | None:
+    if one is None or other is None:
+        return None
+    first, second = max(0.0, one), max(0.0, other)
+    return first / (first + second) if first + second else undefined
+
+
+def measures_of(
+    criteria: Sequence[JudgedCriterion],
+    reference: Sequence[JudgedCriterion] | None,
+    dimensions: Sequence[str | None],
+    score: str,
+) -> dict[str, BoundedValue]:
+    """Return the measures of a sample by name.
+
+    reference: the same criteria with the verdicts of a reference response, or None without one. dimensions: the
+    dimension of each criterion. score: one of `SCORES`; each dimension has this score.
+    """
+    partly = CREDIT[STRICT if score == STRICT else LENIENT]
+    count = float(len(criteria))
+    found = {name: net_share(criteria, credit) for name, credit in CREDIT.items()}
+    found[CRITERIA] = BoundedValue(count, count, count)
+    if reference is not None:
+        found[REFERENCE] = net_share(reference, partly)
+        found[RELATIVE] = relative_share(net_share(criteria, partly), found[REFERENCE])
+    for name in filter(None, dict.fromkeys(dimensions)):
+        own = [place for place, one in enumerate(dimensions) if one == name]
+        share = net_share([criteria[place] for place in own], partly)
+        if reference is not None:
+            share = relative_share(share, net_share([reference[place] for place in own], partly))
+        found[DIMENSION + name] = share
+    return found
+
+
+def conclude_batches(batches: Iterable[pa.RecordBatch], score: str) -> Iterator[pa.RecordBatch]:
+    """Yield columns of `CONCLUDED`, a row per sample.
+
+    batches: sample_id; rubric list<struct<id, text, points, dimension, tags, levels>>; judged and reference
+    list<struct<number, verdict, reason>> with a null verdict for a lost one; blank and reference_blank, true for a
+    blank text, which meets no criterion. `empty`: the score is undefined. `known`: it has a value.
+    """
+    for batch in batches:
+        yield pa.RecordBatch.from_pylist([_concluded(row, score) for row in batch.to_pylist()], CONCLUDED)
+
+
+def _concluded(row: Row, score: str) -> dict[str, Any]:
+    rubric = row["rubric"] or ()
+    judged = _by_number(row["judged"])
+    criteria = [_judged(one, judged.get(place, {}), blank=row["blank"]) for place, one in enumerate(rubric, start=1)]
+    compared = _by_number(row["reference"]) if score == RELATIVE else {}
+    reference = [
+        _judged(one, compared.get(place, {}), blank=score == RELATIVE and row["reference_blank"])
+        for place, one in enumerate(rubric, start=1)
+    ]
+    dimensions = [one["dimension"] for one in rubric]
+    measures = measures_of(criteria, reference if score == RELATIVE else None, dimensions, score)
+    partly = CREDIT[STRICT if score == STRICT else LENIENT]
+    wanted = [one.share(partly) for one in criteria if one.points > 0]
+    both = [*criteria, *(reference if score == RELATIVE else ())]
+    return {
+        "sample_id": row["sample_id"],
+        "measures": measure_list(measures),
+        "criteria": [
+            {
+                "number": place,
+                "criterion_id": one["id"],
+                **{name: one[name] for name in ("text", "points", "dimension", "tags")},
+                **_shown(one, criteria[place - 1], judged.get(place, {}), partly),
+                **_shown(one, reference[place - 1], compared.get(place, {}), partly, "reference_"),
+            }
+            for place, one in enumerate(rubric, start=1)
+        ],
+        "covered": sum(share == 1 for share in wanted),
+        "uncovered": sum(share is not None and share < 1 for share in wanted),
+        "unjudged": sum(one.verdict is None for one in both),
+        "empty": measures[score].high is None,
+        "known": measures[score].value is not None,
+    }
+
+
+def _by_number(judged: Sequence[Row] | None) -> dict[int, Row]:
+    return {one["number"]: one for one in judged or ()}
+
+
+def _judged(criterion: Row, judged: Row, *, blank: bool = False) -> JudgedCriterion:
+    """Return a criterion with its verdict. A blank response has the lowest level of a criterion with levels."""
+    shares = tuple(level["share"] for level in criterion["levels"] or ())
+    verdict = judged.get("verdict")
+    if blank:
+        verdict = f"{LEVEL}{shares.index(min(shares)) + 1}" if shares else NOT_MET
+    return JudgedCriterion(criterion["points"], verdict, shares)
+
+
+def _shown(criterion: Row, judged: JudgedCriterion, row: Row, partly: float, prefix: str = "") -> dict[str, Any]:
+    """Return the columns of the table `criteria` about a verdict."""
+    verdict, grade, share = judged.verdict, None, judged.share(partly)
+    if verdict is not None and verdict.startswith(LEVEL):
+        grade = criterion["levels"][int(verdict.removeprefix(LEVEL)) - 1]["label"]
+        verdict = GRADED
+    return {
+        f"{prefix}verdict": verdict,
+        f"{prefix}grade": grade,
+        f"{prefix}earned": None if share is None else judged.points * share + 0.0,
+        f"{prefix}reason": row.get("reason"),
+    }
