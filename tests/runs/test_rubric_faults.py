@@ -60,4 +60,4 @@ def test_every_fault(run_here: RunHere, tmp_path: Path) -> None:
             lambda expected: assert_concluded(output, expected, "strict"),
         )
     statuses = Counter(one.status for one in first.samples.values())
-    assert min(statuses[name] for name in ("ok", "partial", "failed", "no_statements")) > 2, statuses
+    assert min(statuses[name] for name in ("ok", "partial", "failed", "no_statements")) > 1, statuses
