@@ -46,7 +46,7 @@ from tests.runs.worlds import (
     statements_of,
     with_kinds,
 )
-from untold.jobs.inputs import request
+from untold.jobs.inference.stage import start
 
 WORLDS = 40
 QA = ("--metric", "qa")
@@ -67,7 +67,7 @@ def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     samples = [with_kinds(sample) for world in known for sample in world.samples(2)]
     path = write_samples(folder / "samples.jsonl", samples)
     options = Options("noisy")
-    with ModelServer(answer="world_noisy") as server, patch.object(request, "SMALL_BYTES", 0):
+    with ModelServer(answer="world_noisy") as server, patch.object(start, "SMALL_BYTES", 0):
         ended = run_here(server, path, folder / "out", *QA)
         asked = Counter({stage: server.count(stage) for stage in STAGES})
         yield Job(server, samples, options, path, folder / "out", ended, asked, expect(samples, options))
