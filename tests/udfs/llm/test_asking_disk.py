@@ -18,7 +18,7 @@ import pytest
 from tests.fakes.disks import SmallDisk
 from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import SETTINGS, Run, requests, rows_in
-from untold.udfs.llm import request_loop, segments
+from untold.udfs.llm import request_loop, store_files
 from untold.udfs.llm.calls import Progress
 
 SOON = 20.0
@@ -74,7 +74,7 @@ def test_a_full_disk_that_is_emptied_loses_nothing_and_pays_for_nothing_twice(se
 def test_nothing_new_is_asked_while_much_is_unwritten(
     server: ModelServer, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segments, "MOST_ROWS", 50)
+    monkeypatch.setattr(store_files, "MOST_ROWS", 50)
 
     async def run() -> Progress:
         one = Run(server, disk)
@@ -171,13 +171,13 @@ def test_stops_under_load_end_and_lose_nothing(
 def test_stop_waits_for_a_flush_that_is_going_on(
     server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = segments.write_file
+    write = store_files.write_file
 
     def write_slowly(uri: str, table: pa.Table) -> None:
         sleep(1.0)
         write(uri, table)
 
-    monkeypatch.setattr(segments, "write_file", write_slowly)
+    monkeypatch.setattr(store_files, "write_file", write_slowly)
 
     async def run() -> int:
         one = Run(server, tmp_path)
