@@ -347,10 +347,11 @@ def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
         return "" if value is None else f"{value:.3f}" if isinstance(value, float) else escape(str(value))
 
     names = list(dict.fromkeys(name for row in rows for name in row))
-    heads = "".join(f"<th>{escape(name)}</th>" for name in names)
-    lines = ("".join(f"<td>{cell(row.get(name))}</td>" for name in names) for row in rows)
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<table class="dataframe"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
+    heads = [f"      <th>{escape(name)}</th>" for name in names]
+    lines = ["  <thead>", '    <tr style="text-align: right;">', *heads, "    </tr>", "  </thead>", "  <tbody>"]
+    for row in rows:
+        lines += ["    <tr>", *(f"      <td>{cell(row.get(name))}</td>" for name in names), "    </tr>"]
+    return "\n".join(['<table class="dataframe">', *lines, "  </tbody>", "</table>"])
 
 
 def _hidden(name: str) -> bool:

@@ -249,13 +249,13 @@ def test_files_are_inspected_where_there_is_no_java(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "untold", "inspect", path],
         cwd=Path(__file__).parents[3],
-        env={**os.environ, "JAVA_HOME": str(tmp_path / "nowhere")},
+        env={**os.environ, "JAVA_HOME": str(tmp_path / "nowhere"), "OPENAI_API_KEY": ""},
         capture_output=True,
         text=True,
         check=False,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout.endswith(f"next: untold plan --input {path} --metric e2e\n")
+    assert ended.stdout.endswith(f"next: untold plan --input {path} --metric nli\n")
 
 
 @pytest.mark.parametrize("key", ["data", "rows", "samples", "anything"])
