@@ -123,7 +123,9 @@ class LlmSettings(sections.SendingSettings):
     )
     spool: PathText | None = setting(None, "Folder of the spool, path or URI; null is spool/ in the store")
     actors: Count | None = setting(None, "Number of Ray actors that send requests; null derives it from the limits")
-    flush_seconds: Positive = setting(5.0, "Maximum seconds between writes. A killed actor loses at most this time")
+    flush_seconds: Positive | None = setting(
+        None, "Maximum seconds between writes, which a killed actor loses; null is 1, or 5 on object stores"
+    )
     price_per_million_prompt_tokens: Amount | None = setting(None, "Price per million prompt tokens")
     price_per_million_completion_tokens: Amount | None = setting(None, "Price per million completion tokens")
     local_model: Text | None = setting(None, "Path of a GGUF file for the embedded model")

@@ -101,7 +101,7 @@ def relative_share(response: BoundedValue, reference: BoundedValue) -> BoundedVa
 
     It is undefined if both are 0, and 0.5 for equal shares.
 
-    >>> relative_share(BoundedValue(0.6, 0.6, 0.6), BoundedValue(0.2, 0.2, 0.2)).value
+    >>> relative_share(BoundedValue(0.75, 0.75, 0.75), BoundedValue(0.25, 0.25, 0.25)).value
     0.75
     """
     if response.high is None or reference.high is None or response.high <= 0 >= reference.high:

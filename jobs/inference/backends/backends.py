@@ -26,6 +26,7 @@ from untold.jobs.inference.stage.call_settings import (
     call_settings,
     count_actors,
     explain_refusal,
+    flush_seconds,
     section_of,
 )
 from untold.jobs.inference.stage.engines import Engines
@@ -100,7 +101,8 @@ class PendingRequests:
 
     def job(self, settings: Settings, base_url: str, **places: str) -> Job:
         """Return the requests as a job. `places` are the fields requests, directory and run of the job."""
-        calls = call_settings(settings, self.stage, base_url)
+        flush = flush_seconds(settings, places["directory"])
+        calls = replace(call_settings(settings, self.stage, base_url), flush=flush)
         return Job(call=self.call, settings=calls, actors=count_actors(settings, self.stage.api), **places)
 
 
@@ -217,7 +219,7 @@ class _TaskRun:
         self._engines, self._spark, self._run = engines, engines.spark, engines.run
         self._unanswered, self._stage, self._folder = unanswered, unanswered.stage, unanswered.folder
         self._requests = requests
-        self._flush = settings.llm.flush_seconds
+        self._flush = flush_seconds(settings, self._folder)
         self._tag = f"untold-{uuid4().hex}"
         self._error: BaseException | None = None
         self._counted: dict[str, int] = {}

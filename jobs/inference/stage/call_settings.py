@@ -23,12 +23,15 @@ from untold.udfs.llm.limiter import Budget, Limits
 from untold.udfs.llm.retrying import address_setting, remedy_of
 from untold.udfs.llm.usage import Usage
 from untold.udfs.python_path import usable_cores
+from untold.udfs.storage import StoragePath
 
 # Measured on slow cores: at most 2,500 calls per second, and fewer with long prompts and slow disks
 REQUESTS_PER_SECOND_AND_ACTOR = 1000
 # The number of calls in flight that keeps an actor busy, with a tenth of a second per call
 PLACES_OF_AN_ACTOR = 128
 MINUTES_PER_HOUR = SECONDS_PER_MINUTE = 60
+# Seconds between two writes of completions, which a killed actor loses. Each write to an object store costs a request
+LOCAL_FLUSH_SECONDS, REMOTE_FLUSH_SECONDS = 1.0, 5.0
 # The time limit of endpoints for a batch
 BATCH_HOURS = 24.0
 
@@ -99,7 +102,7 @@ def call_settings(settings: Settings, stage: Stage, base_url: str) -> CallSettin
         deadline=llm.deadline_seconds,
         outage=llm.outage_minutes * 60,
         max_attempts=llm.max_attempts,
-        flush=llm.flush_seconds,
+        flush=llm.flush_seconds or REMOTE_FLUSH_SECONDS,
         prices=prices_for(settings, stage.name),
         limits=limits_of(settings, stage.api),
         budget=Budget(budget.max_calls, budget.max_tokens, budget.max_cost),
@@ -116,6 +119,12 @@ def call_settings(settings: Settings, stage: Stage, base_url: str) -> CallSettin
         keep_files=settings.batch.keep_files,
     )
     return replace(calls, endpoints=tuple(_endpoints(settings, stage, calls))) if section == "llm" else calls
+
+
+def flush_seconds(settings: Settings, folder: str) -> float:
+    """Return the seconds between two writes of completions to a folder."""
+    is_local = StoragePath(folder).local is not None
+    return settings.llm.flush_seconds or (LOCAL_FLUSH_SECONDS if is_local else REMOTE_FLUSH_SECONDS)
 
 
 def _endpoints(settings: Settings, stage: Stage, calls: CallSettings) -> Iterator[CallSettings]:

@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from untold.jobs.inference.stage.call_settings import address_of
+from untold.jobs.inference.stage.call_settings import REMOTE_FLUSH_SECONDS, address_of
 from untold.jobs.inference.stage.requests import Requests, result_schema, without_requests
 from untold.jobs.inference.store import compaction, store
 from untold.jobs.settings.model import STAGE_NAMES, Settings
@@ -374,7 +374,7 @@ def cluster_of(machines: int, cores: int, settings: Settings) -> Cluster:
         in_tasks["embed_text"] = EMBEDDED_TEXTS_PER_SECOND_AND_CORE
     if settings.nli.classifier_gpus is None and address_of(settings, "classifier") is None:
         in_tasks["classify_entailment"] = CLASSIFIED_PAIRS_PER_SECOND_AND_CORE
-    return Cluster(machines, cores, settings.llm.flush_seconds, in_tasks)
+    return Cluster(machines, cores, settings.llm.flush_seconds or REMOTE_FLUSH_SECONDS, in_tasks)
 
 
 @dataclass(frozen=True)
