@@ -1,4 +1,4 @@
-"""Pages of the site that MkDocs makes while it builds: the reference from the code, and the files of the root."""
+"""Generate pages of the site for MkDocs: the reference from the code, and the files of the root."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ Scores and rates lie between 0 and 1. [Contract, Tables](../contract.md#tables) 
 
 
 def on_files(site: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages that are not files of `docs/`."""
+    """Add the generated pages."""
     for place, page in PAGES.items():
         site.append(File.generated(config, place, content=page()))
     return site
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
 
@@ -56,7 +56,7 @@ def sentence(words: str) -> str:
 
 
 def root_file(name: str) -> str:
-    """A file of the root as a page: its links start in `docs/`, and other root files are pages too."""
+    """Return a file of the root as a page. Its links start in `docs/`, and other root files are pages too."""
     text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
     for file, place in {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}.items():
         text = text.replace(f"]({file}", f"]({place}")
@@ -94,7 +94,7 @@ def settings() -> str:
 
 
 def schemas() -> dict[str, tuple[str, dict[str, str]]]:
-    """By the name of a schema in the code: what a row is, and what columns mean, as the comments there say."""
+    """Return the comments about the rows and the columns of each schema in the code, by the name of the schema."""
     # The one schema whose columns are the fields of a class
     found: dict[str, tuple[str, dict[str, str]]] = {
         "COMPLETIONS": ("A request of a stage in a store, answered or failed", {})
@@ -151,7 +151,7 @@ def stages() -> str:
 
 
 def _needs(adapter: Adapter) -> Iterable[str]:
-    """The columns of a format, those that it maps by the names that it looks for."""
+    """Return the columns of a format. Mapped columns have the names of the format."""
     return adapter.required or [name for names in adapter.names.values() for name in names]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,11 @@ from tests.fakes.facts import normalise
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
 from tests.runs.fates import ATTEMPTS
-from tests.runs.harness import Ended, Row, read_table, words_of, write_samples
+from tests.runs.harness import Row, read_table, words_of, write_samples
 from tests.runs.here import RunHere
 from tests.runs.killing import assert_same_tables, kill_in_stages, run_whole
 from tests.runs.mending import Expectation, Fates, assert_mended, faults_of, request_of
+from tests.runs.world_jobs import WorldJob, run_worlds
 from tests.runs.worlds import assert_conflicts_listed, with_kinds
 
 pytestmark = pytest.mark.gate
@@ -42,30 +42,17 @@ TABLES = (
 JUDGE = "closed"
 
 
-@dataclass(frozen=True)
-class Found:
-    """A finished job, and the samples that it is of."""
-
-    server: ModelServer
-    samples: list[Row]
-    path: Path
-    output: Path
-    ended: Ended
-
-
 @pytest.fixture(scope="module")
-def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Found]:
+def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorldJob]:
     """Two responses to the query of each world."""
-    folder = tmp_path_factory.mktemp("conflicts")
     known = [*worlds(WORLDS // 2, "closed"), *worlds(WORLDS // 2, "closed", ids=True, first=WORLDS // 2)]
     samples = [with_kinds(sample) for world in known for sample in world.samples(2)]
-    path = write_samples(folder / "samples.jsonl", samples)
-    with ModelServer(answer="world_closed") as server:
-        ended = run_here(server, path, folder / "out", *E2E, settings=SETTINGS)
-        yield Found(server, samples, path, folder / "out", ended)
+    folder = tmp_path_factory.mktemp("conflicts")
+    with run_worlds(run_here, folder, samples, *E2E, settings=SETTINGS, answer="world_closed") as ran:
+        yield ran
 
 
-def test_conflicts_are_those_of_brute_force(job: Found) -> None:
+def test_conflicts_are_those_of_brute_force(job: WorldJob) -> None:
     assert job.ended.code == 0, job.ended.err
     expected = {sample["sample_id"]: expected_conflicts(sample, JUDGE) for sample in job.samples}
     assert_conflicts_listed(job.output, expected)
@@ -73,7 +60,7 @@ def test_conflicts_are_those_of_brute_force(job: Found) -> None:
     assert {row["by"] for row in read_table(job.output, "source_preference")} == {"rank", "kind"}
 
 
-def test_sides_that_are_statements_name_them(job: Found) -> None:
+def test_sides_that_are_statements_name_them(job: WorldJob) -> None:
     statements = {row["statement_id"]: row for row in read_table(job.output, "statements")}
     named = [
         (row[side], statements[row[f"{side}_id"]]["text"])
@@ -85,7 +72,7 @@ def test_sides_that_are_statements_name_them(job: Found) -> None:
     assert all(normalise(text) == normalise(statement) for text, statement in named)
 
 
-def test_every_distinct_request_is_asked_once(job: Found) -> None:
+def test_every_distinct_request_is_asked_once(job: WorldJob) -> None:
     """Conflicts are listed once for all responses to a query, and sides are asked for where they are no statement."""
     asked = set()
 
@@ -101,7 +88,7 @@ def test_every_distinct_request_is_asked_once(job: Found) -> None:
 
 
 @pytest.mark.slow
-def test_a_plan_counts_the_stages(run_here: RunHere, job: Found, tmp_path: Path) -> None:
+def test_a_plan_counts_the_stages(run_here: RunHere, job: WorldJob, tmp_path: Path) -> None:
     words = words_of(job.server, job.path, tmp_path / "out", *E2E, "--json", settings=SETTINGS, command="plan")
     planned = {row["stage"]: row for row in json.loads(run_here.command(words).out)}
     assert planned[LIST]["requests"] >= job.server.count(LIST)

@@ -1,11 +1,10 @@
-"""A whole job of the metric nuggets over symbolic worlds: what it concludes is what brute force concludes."""
+"""Compare the tables of a whole job of the metric nuggets over symbolic worlds with brute force."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ from tests.fakes.expected_nuggets import ExpectedNuggets, Options, expected_nugg
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world_importance import texts_of
 from tests.fakes.world_nuggets import nugget_worlds
-from tests.runs.harness import Ended, Row, read_table, words_of, write_samples
+from tests.runs.harness import Row, read_table, words_of, write_samples
 from tests.runs.here import RunHere
 from tests.runs.reported import assert_reported
+from tests.runs.world_jobs import WorldJob, run_worlds
 from tests.runs.worlds import rows_by_sample, scores_of
 
 NUGGETS = ("--metric", "nuggets")
@@ -31,38 +31,27 @@ def expect(sample: Row, options: Options) -> ExpectedNuggets:
     return expected_nuggets(sample, [text for _, text in texts_of(sample)], options)
 
 
-@dataclass(frozen=True)
-class NuggetsJob:
-    server: ModelServer
-    samples: list[Row]
-    path: Path
-    output: Path
-    ended: Ended
-
-    @property
-    def expected(self) -> Mapping[str, ExpectedNuggets]:
-        return {sample["sample_id"]: expect(sample, OPTIONS) for sample in self.samples}
+def expected_of(job: WorldJob) -> Mapping[str, ExpectedNuggets]:
+    """Return the result of brute force for each sample."""
+    return {sample["sample_id"]: expect(sample, OPTIONS) for sample in job.samples}
 
 
 @pytest.fixture(scope="module")
-def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NuggetsJob]:
-    """Responses to the query of each world; nuggets made and given; completions leave labels open."""
-    folder = tmp_path_factory.mktemp("nuggets")
+def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorldJob]:
+    """Run two responses to the query of each world, with given and with created nuggets. Some labels stay open."""
     samples = [sample for world in nugget_worlds(WORLDS) for sample in world.samples(RESPONSES)]
-    path = write_samples(folder / "samples.jsonl", samples)
-    with ModelServer(answer="world") as server:
-        ended = run_here(server, path, folder / "out", *NUGGETS, settings=SETTINGS)
-        yield NuggetsJob(server, samples, path, folder / "out", ended)
+    with run_worlds(run_here, tmp_path_factory.mktemp("nuggets"), samples, *NUGGETS, settings=SETTINGS) as ran:
+        yield ran
 
 
-def test_all_tables_are_those_of_brute_force(job: NuggetsJob) -> None:
+def test_all_tables_are_those_of_brute_force(job: WorldJob) -> None:
     assert job.ended.code == 0, job.ended.err
     assert not read_table(job.output, "failures")
-    assert_concluded(job.output, job.expected)
+    assert_concluded(job.output, expected_of(job))
 
 
 def assert_concluded(output: Path, expected: Mapping[str, ExpectedNuggets | None]) -> None:
-    """All tables are those of brute force; what a sample lacks wholly is None."""
+    """Compare all tables with brute force. The expectation is None for a failed sample."""
     scores, measures, statements = (
         scores_of(output),
         rows_by_sample(output, "measures"),
@@ -95,8 +84,8 @@ def shown(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in ("text", "importance", "support", "kept", "reference_id", "weight"))
 
 
-def test_vital_measures_without_vital_nuggets_count_as_0_in_mean_zero(job: NuggetsJob) -> None:
-    stated = [one for one in job.expected.values() if sum(one.counts)]
+def test_vital_measures_without_vital_nuggets_count_as_0_in_mean_zero(job: WorldJob) -> None:
+    stated = [one for one in expected_of(job).values() if sum(one.counts)]
     rows = {row["measure"]: row for row in read_table(job.output, "measures_summary") if row["level"] == "overall"}
     (summary,) = (row for row in read_table(job.output, "summary") if row["level"] == "overall")
     assert any(one.measures["vital"][0] is None for one in stated)
@@ -106,24 +95,22 @@ def test_vital_measures_without_vital_nuggets_count_as_0_in_mean_zero(job: Nugge
     assert rows["all"]["mean_zero"] is None
 
 
-def test_every_distinct_request_is_asked_once(job: NuggetsJob) -> None:
-    """Responses to one query share nuggets and ratings; what a list leaves open is asked in another, then alone."""
+def test_every_distinct_request_is_asked_once(job: WorldJob) -> None:
+    """Responses to one query share nuggets and ratings. An open label is requested in a list again, and then alone."""
     asked = set()
 
     def ask(stage: str, **variables: Any) -> None:
         asked.add((stage, json.dumps(variables, sort_keys=True)))
 
     judged = {sample["sample_id"]: judge_nuggets(sample, OPTIONS, ask).verdict for sample in job.samples}
-    assert judged == job.expected
+    assert judged == expected_of(job)
     found = Counter(arrival.stage for arrival in job.server.arrivals())
     assert found == Counter(stage for stage, _ in asked)
     assert found["assign_nuggets"] > found["rate_nuggets"] > found["create_nuggets"]
 
 
 @pytest.mark.slow
-def test_a_plan_is_exact_once_all_is_known_and_a_bound_before(
-    run_here: RunHere, job: NuggetsJob, tmp_path: Path
-) -> None:
+def test_a_plan_is_exact_once_all_is_known_and_a_bound_before(run_here: RunHere, job: WorldJob, tmp_path: Path) -> None:
     usage = {row["stage"]: row["requests"] for row in read_table(job.output, "usage")}
     before = {stage: usage[stage] for stage in ("create_nuggets", "rate_nuggets", "assign_nuggets")}
     calls = job.server.count()
@@ -136,19 +123,19 @@ def test_a_plan_is_exact_once_all_is_known_and_a_bound_before(
     assert job.server.count() == calls
 
 
-def planned(run_here: RunHere, job: NuggetsJob, output: Path) -> dict[str, Row]:
+def planned(run_here: RunHere, job: WorldJob, output: Path) -> dict[str, Row]:
     words = words_of(job.server, job.path, output, *NUGGETS, "--json", settings=SETTINGS, command="plan")
     ended = run_here.command(words)
     assert ended.code == 0, ended.err
     return {row["stage"]: row for row in json.loads(ended.out)}
 
 
-def test_a_report_has_what_the_tables_have(job: NuggetsJob) -> None:
+def test_a_report_has_what_the_tables_have(job: WorldJob) -> None:
     assert_reported(job.output)
 
 
-def test_show_lists_nuggets_by_their_support(run_here: RunHere, job: NuggetsJob) -> None:
-    name, one = next((name, one) for name, one in job.expected.items() if one.counts[0] and one.counts[1])
+def test_show_lists_nuggets_by_their_support(run_here: RunHere, job: WorldJob) -> None:
+    name, one = next((name, one) for name, one in expected_of(job).items() if one.counts[0] and one.counts[1])
     ended = run_here.command(["show", str(job.output), "--sample", name])
     assert ended.code == 0, ended.err
     for nugget in one.nuggets:

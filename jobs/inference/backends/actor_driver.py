@@ -1,7 +1,7 @@
-"""Requests to completions by Ray, without pyspark: the driver of the actors that answer a job.
+"""Drive the Ray actors that send the requests of a job. Imports no pyspark.
 
-`python -m untold.jobs.inference.backends.actor_driver` is the process beside a Spark driver: it reads one job a line
-from standard input, so that one local Ray serves all stages of a run, and prints one JSON event a line.
+`python -m untold.jobs.inference.backends.actor_driver` is a process next to a Spark driver. It reads one job per line
+from standard input, so one local Ray serves all stages of a run, and prints one JSON event per line.
 """
 
 from __future__ import annotations
@@ -31,25 +31,24 @@ from untold.udfs.redaction import redact
 from untold.udfs.retrieval.local_models import LocalModelFileError
 from untold.udfs.storage import StoragePath
 
-# At 2,500 calls a second at best an actor answers 500 between two looks: with twice that queued it never idles
+# An actor completes at most 500 calls between two looks, at 2,500 per second. With 1,000 in its queue it never idles
 LOOK_SECONDS = 0.2
-# A stage of a few requests is done sooner than that: the waits between looks grow
+# A stage with few requests ends sooner, so the waits between looks grow
 FIRST_LOOK_SECONDS = 0.02
 LOW_WATER = 1000
-# Memory and nodes fail by chance too: thrice in a unit is suspicious, and twice more, alone in its actor, is proof
+# Actors also die by chance. After three deaths a unit is suspect, and two more deaths of a single request prove it
 DEATHS_OF_A_SUSPECT = 3
 DEATHS_OF_A_REQUEST = 2
-# What is in flight is paid for and gets so long to arrive: little where a user waits for the end, hardly any time where
-# nobody waits for it any more
+# Requests in flight are paid, so they get this time to arrive: little if a user waits, and less if nobody waits
 STOP_GRACE_SECONDS = 3.0
 REFUSED_GRACE_SECONDS = 30.0
 ORPHAN_GRACE_SECONDS = 0.5
 
 
 class ActorDriver:
-    """Hands the units of a job to actors, takes back what those that die had not stored, and says how the job ended.
+    """Sends the units of a job to actors, repeats the requests that dead actors did not store, and returns the outcome.
 
-    `answered`: requests of the units that need no asking. `total`: how many need it.
+    `answered` has the requests that need no call. `total` is the number of the others.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class ActorDriver:
         self._waiting = deque(units)
         self._answered = answered or RequestIds()
         self.total = sum(units.values()) - len(self._answered)
-        # What actors that died had stored
+        # The stored requests of dead actors
         self._stored = RequestIds()
         self._deaths: dict[str, int] = {}
         self._suspects: list[str] = []
@@ -74,9 +73,9 @@ class ActorDriver:
         self._told = 0.0
 
     def run(self) -> JobOutcome:
-        """Answers everything, or ends early for a reason that the outcome names.
+        """Send all requests, or end early with the reason in the outcome.
 
-        Whatever happens, every actor is stopped: what it has answered is paid for, and is written before it goes.
+        Every actor is stopped in any case, because it writes its paid completions before it ends.
         """
         reason: str | None = None
         try:
@@ -91,30 +90,30 @@ class ActorDriver:
         return JobOutcome(reason, error, self.usage, models, lost, self._finding, self._parameters)
 
     def _grace(self, reason: str | None) -> float:
-        """Seconds that what is in flight gets to arrive; less once a user, or the end of its run, ends the waiting."""
+        """Return the seconds for requests in flight. They are fewer after a stop by the user or the end of the run."""
         if (stopped := self._stopped()) is not None:
             return ORPHAN_GRACE_SECONDS if stopped == "orphaned" else STOP_GRACE_SECONDS
         return REFUSED_GRACE_SECONDS if reason == "refused" else STOP_GRACE_SECONDS
 
     @property
     def _finding(self) -> SchemaSupport | None:
-        """What the endpoint makes of a schema, where an answer said it; what changes the asking counts first."""
+        """Return the schema support of the endpoint, if known. A result that changes the requests comes first."""
         found = [state.finding for state in self.pool.states if state.finding]
         return max(found, key=lambda one: one.changes(self._job.stage), default=None)
 
     @property
     def _parameters(self) -> Parameters | None:
-        """Return the parameters that the actors found to be refused, and the most room that reasoning took."""
+        """Return the refused parameters and the largest reasoning of all actors."""
         found = [state.parameters for state in self.pool.states if state.parameters]
         return reduce(Parameters.merged, found) if found else None
 
     @property
     def usage(self) -> Usage:
-        """What was used so far."""
+        """Return the usage so far."""
         return replace(self.pool.usage, seconds=monotonic() - self._began)
 
     def _verdict(self, reason: str | None) -> tuple[str | None, str | None, int]:
-        """How the job ended, the error that belongs to it, and how many answers are on no disk: these break any end."""
+        """Return the reason of the end, its error, and the number of unwritten completions, which make it `broken`."""
         states = self.pool.states
         unwritten = sum(state.unwritten for state in states)
         trouble = next((state.trouble for state in states if state.trouble), None)
@@ -123,12 +122,12 @@ class ActorDriver:
         return reason, next((state.refused for state in states if state.refused), None), unwritten
 
     def _check_probes(self) -> None:
-        """Before the first lease: what every actor wrote can be read here."""
+        """Check before the first lease that this process can read the file of every actor."""
         for worker in self.pool.workers:
             check_probe(worker.probe)
 
     def _loop(self) -> str | None:
-        """Hands out units until all are answered; the reason where it ends before."""
+        """Send units until all are finished. Return the reason of an earlier end."""
         wait = FIRST_LOOK_SECONDS
         while True:
             self._look()
@@ -141,7 +140,7 @@ class ActorDriver:
             wait = min(LOOK_SECONDS, 1.5 * wait)
 
     def _look(self) -> None:
-        """Looks how far every actor is; what a dead one had not stored waits again, and another takes its place."""
+        """Update the progress of the actors. Replace dead actors, and put their unfinished units back."""
         for dead in self.pool.check():
             self.pool.replace(dead)
             self._stored |= RequestIds([*read_ids(self._job.directory, dead.name)])
@@ -150,9 +149,9 @@ class ActorDriver:
                 (self._suspects if self._deaths[unit] >= DEATHS_OF_A_SUSPECT else self._waiting).append(unit)
 
     def _hand_out(self) -> None:
-        """A unit to each actor that soon has nothing left, less what of it is answered."""
+        """Send a unit to each actor with a short queue, without its completed requests."""
         tries = self._job.call.tries_schema and all(state.tries_schema for state in self.pool.states)
-        # While a schema is tried one request is sent alone
+        # During the trial of a schema, one request is sent alone
         for worker in self.pool.workers[: 1 if tries else None]:
             if not self._waiting:
                 return
@@ -162,14 +161,14 @@ class ActorDriver:
                 worker.feeds.append(worker.handle.feed.remote(unit, self._known(unit)))
 
     def _known(self, unit: str) -> frozenset[str]:
-        """The requests of a unit that need no asking."""
+        """Return the requests of a unit that need no call."""
         if not self._answered and not self._stored:
             return frozenset()
         ids = read_request_ids(unit)
         return self._answered.among(ids) | self._stored.among(ids)
 
     def _ask_suspects(self) -> str | None:
-        """Asks units that killed several actors one request at a time, to find and record the culprit."""
+        """Send the requests of suspect units one by one, to find and record the request that kills actors."""
         for unit in self._suspects:
             known = self._known(unit)
             for row in read_requests(unit):
@@ -181,7 +180,7 @@ class ActorDriver:
         return None
 
     def _ask_suspect(self, row: tuple[str, dict[str, Any]]) -> str | None:
-        """Asks one request until it is answered, or has killed so many actors that it is recorded as the culprit."""
+        """Send one request until it is completed, or until it is recorded as the cause of the deaths."""
         deaths = 0
         while deaths < DEATHS_OF_A_REQUEST:
             worker = self.pool.workers[0]
@@ -202,7 +201,7 @@ class ActorDriver:
         return None
 
     def _record_crash(self, request_id: str) -> None:
-        """Writes the failure of a request that kills actors; its deaths speak neither of the machine nor of the job."""
+        """Write the failure of a request that kills actors. Its deaths do not count for the job."""
         deaths = DEATHS_OF_A_SUSPECT + DEATHS_OF_A_REQUEST
         row = Completion(
             request_id,
@@ -217,7 +216,7 @@ class ActorDriver:
         self.pool.record_crash(deaths)
 
     def _reason_to_end(self) -> str | None:
-        """Why the job has to end now, the most lasting reason first; None while it may go on."""
+        """Return the most permanent reason to end the job now, or None."""
         if self._stopped():
             return "interrupted"
         states = self.pool.states
@@ -230,18 +229,18 @@ class ActorDriver:
         if any(state.refusal == "outage" for state in states):
             return "outage"
         busy = [state for state in states if state.queued or state.in_flight]
-        # A budget that is used up refuses new calls; those in flight may still be answered
+        # A spent budget refuses new calls, but calls in flight can still complete
         if busy and all(state.refusal == "budget" and not state.in_flight for state in busy):
             return "budget"
         return None
 
     def _wait_on(self) -> bool:
-        """Whether an actor that cannot write is to be waited for; says meanwhile how far the others are."""
+        """Return True if the pool should wait for an actor that cannot write. Report the progress of the others."""
         self._report()
         return not self._stopped()
 
     def _report(self, *, force: bool = False) -> None:
-        """Tells how far the job is, at most every second look unless forced. Times are seconds."""
+        """Report the progress, at most every second look unless forced. Times are in seconds."""
         if not force and monotonic() - self._told < 2 * LOOK_SECONDS:
             return
         self._told = monotonic()
@@ -258,10 +257,10 @@ class ActorDriver:
 
 
 class Control:
-    """What may end this process: a signal, a `stop` line on standard input, or the end of standard input.
+    """The reasons to end this process: a signal, the line `stop`, or the end of standard input.
 
     A thread reads the lines of standard input: `stop`, or a job or a visit as JSON. The first reason stays:
-    `interrupted`, or `orphaned` where standard input ended, so that nobody waits for an outcome.
+    `interrupted`, or `orphaned` after the end of standard input, when nobody waits for an outcome.
     """
 
     def __init__(self) -> None:
@@ -272,18 +271,18 @@ class Control:
         threading.Thread(target=self._read, daemon=True).start()
 
     def take_signals(self) -> None:
-        """SIGINT and SIGTERM end the asking in order; Ray takes them over when it starts."""
+        """Handle SIGINT and SIGTERM with an orderly end. Ray replaces these handlers when it starts."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self._stop("interrupted"))
 
     def reason(self) -> str | None:
-        """`interrupted` or `orphaned`; None while nothing has asked this process to end."""
+        """Return `interrupted` or `orphaned`, or None without a reason to end."""
         return self._reason
 
     def jobs(self) -> Iterator[Job]:
-        """The jobs of standard input, one a line, until it ends or something stops this process.
+        """Yield the jobs of standard input, one per line, until there is a reason to end.
 
-        A line that asks for a visit of all nodes is answered at once.
+        A line that requests a visit of all nodes gets its response at once.
         """
         while True:
             with self._news:
@@ -298,7 +297,7 @@ class Control:
                 yield job_from_json(plain)
 
     def _read(self) -> None:
-        """Sorts the lines of standard input; its end means that the process which started this one has gone."""
+        """Read the lines of standard input. Its end means that the parent process is gone."""
         for line in sys.stdin:
             if line.strip() == "stop":
                 self._stop("interrupted")
@@ -309,16 +308,16 @@ class Control:
         self._stop("orphaned")
 
     def _stop(self, reason: str) -> None:
-        """Notes the reason, and wakes whoever waits for a job. A signal's handler runs this too."""
+        """Record the reason, and wake the thread that waits for a job. Handlers of signals call this too."""
         self._reason = self._reason or reason
-        # A signal's handler must not wait: where the lock is taken, `jobs` sees the reason within a second
+        # A handler of a signal must not wait. If the lock is taken, `jobs` sees the reason within a second
         if self._news.acquire(blocking=False):
             self._news.notify_all()
             self._news.release()
 
 
 def answer(job: Job, control: Control, idle: list[Actor]) -> None:
-    """Answers a job for the process that sent it, and tells its outcome. Raises what broke it, which is told too."""
+    """Run a job for the parent process and print its outcome. Raises the error of a broken job after printing it."""
     try:
         StoragePath(job.directory).make_folder()
         answering = ActorDriver(job, control.reason, tell, idle)
@@ -330,16 +329,16 @@ def answer(job: Job, control: Control, idle: list[Actor]) -> None:
 
 
 def explain(error: Exception) -> str:
-    """What broke an answering, in one line without secrets."""
+    """Return the error of a job in one line without secrets."""
     said = str(error).splitlines()[-1]
-    # What an actor raised is both of Ray's kind and of its own, whose name stands before what it says
+    # An error of an actor has the type of Ray and its own type, whose name is at the beginning of the message
     if isinstance(error, LocalModelFileError):
         return redact(said.rpartition(f"{LocalModelFileError.__name__}: ")[2])
     return redact(f"{type(error).__name__}: {said}")
 
 
 def tell(event: Mapping[str, Any]) -> None:
-    """Prints an event; a reader that has gone is told nothing more."""
+    """Print an event. Nothing is printed after the reader is gone."""
     try:
         print(json.dumps(event), flush=True)
     except BrokenPipeError:
@@ -347,7 +346,7 @@ def tell(event: Mapping[str, Any]) -> None:
 
 
 def main(ray: Mapping[str, Any]) -> None:
-    """Answers one job after the other, as they come on standard input. `ray`: the settings `ray.*`."""
+    """Run the jobs of standard input one after another. `ray` has the settings `ray.*`."""
     control = Control()
     start_ray(ray["address"], ray["runtime_env"])
     control.take_signals()

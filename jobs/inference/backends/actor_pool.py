@@ -28,37 +28,37 @@ from untold.udfs.llm.usage import NOTHING_USED, Usage
 from untold.udfs.node_report import NodeReport, silent, visit
 from untold.udfs.schemes import variables
 
-# An actor says how far it is in milliseconds, unless its node is gone or starved
+# An actor reports its progress in milliseconds, unless its node is gone or overloaded
 ANSWER_SECONDS = 60.0
-# An actor starts in seconds; on a machine that is short of memory or processors in minutes.
+# An actor starts in seconds, or in minutes on a machine with little memory or few processors
 START_SECONDS = 300.0
-# How often to look whether somebody ends the waiting for the last answers
+# Seconds between two checks for a shorter grace period
 LOOK_SECONDS = 0.2
-# The limiter frees places in milliseconds; one that is lost too must not hold up what the living ask
+# The limiter frees places in milliseconds. A lost limiter must not delay the living actors
 LEAVE_SECONDS = 5.0
-# Waits before an actor that could not write its first file tries again, doubled each time
+# Seconds before an actor that could not write its first file tries again, doubled each time
 FIRST_WAIT = 0.5
 LONGEST_WAIT = 30.0
-# Of what tells askings of one stage of one start apart: there are a few of them
+# The characters that distinguish the few calls of one stage in one start
 CALL_ID_CHARACTERS = 8
-# Memory and nodes fail by chance; so many deaths within an hour, but for those that one request caused, have a reason
-# that stays
+# Some actors die by chance. This number of deaths within an hour has a permanent reason. The deaths that one request
+# caused do not count
 DEATHS_IN_AN_HOUR = 50
 HOUR_SECONDS = 3600.0
-# Ray tells of a death over many lines, the reason last
+# The message of Ray about a death has many lines, and the reason is the last one
 CAUSE_CHARACTERS = 600
-# What a call of an actor raises whose process or node is gone, or which does not answer in time
+# The errors of a call of an actor that is gone or does not respond in time
 GONE = (RayActorError, ActorUnavailableError, ActorUnschedulableError, GetTimeoutError)
 
 
 class ActorFailures:
-    """The deaths of the last hour; a long run may see many in all."""
+    """The deaths of the last hour. A long run can have many in total."""
 
     def __init__(self) -> None:
         self._died_at: deque[float] = deque()
 
     def count(self, cause: Exception) -> None:
-        """Counts a death. Raises RuntimeError, with the cause of the last, where too many came within an hour."""
+        """Count a death. Raises RuntimeError with the cause of the last one after too many deaths within an hour."""
         now = monotonic()
         self._died_at.append(now)
         while self._died_at[0] <= now - HOUR_SECONDS:
@@ -68,14 +68,14 @@ class ActorFailures:
             raise RuntimeError(f"{deaths} answering actors died within an hour, the last because: {reason}")
 
     def discount(self, count: int) -> None:
-        """Takes back the last few, which one request caused."""
+        """Remove the last deaths, which one request caused."""
         for _ in range(min(count, len(self._died_at))):
             self._died_at.pop()
 
 
 @dataclass(frozen=True)
 class Actor:
-    """A living answering actor, and the id of its node."""
+    """A living actor, and the id of its node."""
 
     handle: Any
     node: str
@@ -83,9 +83,9 @@ class Actor:
 
 @dataclass
 class RunningActor:
-    """An actor at work: what it was told, the units that it has not finished, and what it said last of itself.
+    """An actor with its assignment, its unfinished units and its last progress.
 
-    `probe` is the file that it wrote at its start; `feeds` are calls that hand it units and go on.
+    `probe` is the path of the file that it wrote at its start. `feeds` are the unfinished calls that send it units.
     """
 
     assignment: Assignment
@@ -97,17 +97,17 @@ class RunningActor:
 
     @property
     def handle(self) -> Any:
-        """What calls its actor."""
+        """Return the handle of the actor."""
         return self.actor.handle
 
     @property
     def name(self) -> str:
-        """The name under which it asks and writes; no two workers ever have one."""
+        """Return the name in leases and files. No two workers have the same name."""
         return self.assignment.work.name
 
 
 def start_first_actor() -> Actor:
-    """An actor for the first job, which loads what it needs while the job is made."""
+    """Start an actor for the first job. It loads its modules while the job is prepared."""
     node = next_node(alive_nodes(), [])
     actor = Actor(new_actor(node), node)
     actor.handle.load.remote()
@@ -117,8 +117,8 @@ def start_first_actor() -> Actor:
 class ActorPool:
     """The workers of a job.
 
-    `idle` are actors of earlier stages, which are taken before new ones are made, and to which living ones go back.
-    `wait_on` says, while one cannot write, whether to wait on.
+    `idle` are the actors of earlier stages. They are used before new actors start, and living actors return to them.
+    `wait_on` returns True if the pool should wait for an actor that cannot write.
     """
 
     def __init__(self, job: Job, idle: list[Actor], wait_on: Callable[[], bool]) -> None:
@@ -126,8 +126,8 @@ class ActorPool:
         self.models: set[str] = set()
         self.deaths = ActorFailures()
         self._job, self._idle, self._wait_on = job, idle, wait_on
-        # A stage may be asked several times in a start: files of one asking would replace another's, and the limiter
-        # would take its reports for old ones
+        # A start can run a stage several times. With one name, later files would replace earlier files, and the limiter
+        # would ignore later reports
         self._call_id = f"{job.run}-{job.stage.name}-{uuid4().hex[:CALL_ID_CHARACTERS]}"
         self._used_by_dead = NOTHING_USED
         self._spent_by_dead: dict[str, Usage] = {}
@@ -135,19 +135,19 @@ class ActorPool:
 
     @property
     def states(self) -> list[Progress]:
-        """What the workers said last of themselves; one that has not spoken yet has none."""
+        """Return the last progress of the workers that have reported one."""
         return [worker.progress for worker in self.workers if worker.progress]
 
     @property
     def usage(self) -> Usage:
-        """What all of them used so far, the dead included, with its cost."""
+        """Return the usage of all workers, dead ones included, with its cost."""
         total = sum((state.usage for state in self.states), self._used_by_dead)
         return self._job.settings.priced(total)
 
     def start(self, count: int, node: str | None = None) -> list[RunningActor]:
-        """Actors that are ready to ask: idle ones of an earlier stage, else new ones, started side by side.
+        """Start workers in parallel and return them when they are ready. Idle actors are used first.
 
-        node: where a new one is to be, if that lives.
+        `node` is the node for a new actor, if the node is alive.
         """
         workers = []
         check_gpus(self._job.settings.gpus * (len(self.workers) + count))
@@ -160,7 +160,7 @@ class ActorPool:
         return workers
 
     def _take_idle(self) -> Actor | None:
-        """An actor of an earlier stage; one that shares its node makes way for one on a node that joined meanwhile."""
+        """Return an actor of an earlier stage. An actor that shares its node ends if another node has none."""
         if not self._idle or self._job.settings.gpus:
             return None
         actor = self._idle.pop()
@@ -171,20 +171,20 @@ class ActorPool:
         return None
 
     def _nodes_taken(self) -> list[str]:
-        """The nodes of all living actors, one each."""
+        """Return the node of each living actor."""
         return [actor.node for actor in (*self._idle, *(worker.actor for worker in self.workers))]
 
     def _new_actor(self, wanted: str | None = None, failed: Collection[str] = ()) -> Actor:
-        """An actor on the node, else where the fewest are. Nodes are looked up anew: some died, others were added."""
+        """Start an actor on the wanted node, or else on the node with the fewest actors. Nodes can come and go."""
         if gpus := self._job.settings.gpus:
-            return Actor(new_actor_with(gpus), "")  # wherever one is
+            return Actor(new_actor_with(gpus), "")  # on any node with a free GPU
         nodes = alive_nodes()
         if wanted not in nodes:
             wanted = next_node(nodes, self._nodes_taken(), failed)
         return Actor(new_actor(wanted), wanted)
 
     def _assign(self) -> Assignment:
-        """What the next worker is told. Its name is new: files and leases of one that died are not its own."""
+        """Return the assignment of the next worker. Its new name separates it from the files of a dead one."""
         job = self._job
         self._started += 1
         name = f"{self._call_id}-{self._started}"
@@ -192,9 +192,9 @@ class ActorPool:
         return Assignment(work, limiters_of(job.settings, job.stage.model), job.directory)
 
     def _await_start(self, worker: RunningActor, probe: Any) -> None:
-        """Waits until the worker is ready: with another actor where its own dies or does not start.
+        """Wait until the worker is ready. An actor that dies or does not start is replaced.
 
-        Where it cannot write, it tries again for as long as an endpoint may be away.
+        An actor that cannot write tries again for the permitted time of an outage.
         """
         began, wait = monotonic(), FIRST_WAIT
         failed: list[str] = []
@@ -215,9 +215,9 @@ class ActorPool:
             probe = worker.handle.start.remote(worker.assignment)
 
     def check(self) -> list[RunningActor]:
-        """Asks every worker how far it is. Returns those that died or do not answer, to be replaced.
+        """Update the progress of every worker. Return the dead and the silent workers, which need a replacement.
 
-        Raises what went wrong in a call that handed out a unit, and RuntimeError where too many died.
+        Raises the error of a failed call that sent a unit, and RuntimeError after too many deaths.
         """
         asked = {worker.handle.progress.remote(): worker for worker in self.workers}
         ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS)
@@ -235,27 +235,27 @@ class ActorPool:
         return dead
 
     def _record_death(self, worker: RunningActor, cause: Exception) -> None:
-        """Counts a death, and ends what may be left of the actor before anything that it had is handed out anew."""
+        """Count a death, and kill the rest of the actor before its units go to another one."""
         self.deaths.count(cause)
         if worker.progress is not None:
             self._used_by_dead += worker.progress.usage
         ray.kill(worker.handle, no_restart=True)
         self._note_spending(worker)
-        # From here on it counts among the dead alone
+        # The usage of the dead includes it from now on
         worker.progress = None
 
     def _note_spending(self, worker: RunningActor) -> None:
-        """Remembers what a dead actor spent, and has the living remember it: a limiter that dies too forgets it."""
+        """Record the usage of a dead actor here and in the living actors, because a restarted limiter forgets it."""
         spent = NOTHING_USED
         with suppress(RayError, GetTimeoutError):
-            # By its leases, so never too little; the last one holds the budget
+            # By its leases, so it is never too small. The last one has the budget
             left = open_limiters().leave.remote(worker.assignment.limiters, worker.name)
             spent = ray.get(left, timeout=LEAVE_SECONDS)[-1]
         seen = self._job.settings.priced(worker.progress.usage if worker.progress else NOTHING_USED)
         self._spent_by_dead[worker.name] = max(spent, seen, key=lambda known: known.calls)
         for other in self.workers:
             if other is not worker:
-                # Before a new actor is started: until that takes its first lease, only these can tell
+                # Before a new actor starts. Until its first lease, only the others know this usage
                 other.handle.remember.remote(self._spent_by_dead)
 
     def replace(self, worker: RunningActor) -> None:
@@ -268,14 +268,14 @@ class ActorPool:
         self.workers.insert(place, new)
 
     def record_crash(self, deaths: int) -> None:
-        """Takes back the deaths that one request caused; it is recorded as one that failed."""
+        """Remove the deaths that one request caused, and count the request as failed."""
         self.deaths.discount(deaths)
         self._used_by_dead += Usage(done=1, failed=1)
 
     def stop(self, grace: Callable[[], float]) -> None:
-        """Stops every worker; its actor is kept for the next stage, or ended where it does not answer.
+        """Stop every worker. Its actor stays for the next stage, or is killed if it does not respond.
 
-        grace: seconds that what is in flight gets to arrive; it may become less meanwhile.
+        `grace` returns the seconds for requests in flight, which can become fewer during the wait.
         """
         given, began = grace(), monotonic()
         stopping = {worker.handle.stop.remote(given): worker for worker in self.workers}
@@ -294,22 +294,22 @@ class ActorPool:
                 ray.kill(worker.handle, no_restart=True)
             else:
                 if self._job.settings.gpus:
-                    # Its GPU is for others, and the next stage needs none
+                    # The GPU becomes free, and the next stage needs none
                     ray.kill(worker.handle, no_restart=True)
                 else:
                     self._idle.append(worker.actor)
 
 
 def alive_nodes() -> list[str]:
-    """The ids of the nodes that take actors: the living ones with cores, which a head that is to run nothing lacks."""
+    """Return the ids of the living nodes with cores. A head without cores runs no actors."""
     alive = [node for node in ray.nodes() if node["Alive"]]
     return [node["NodeID"] for node in alive if node["Resources"].get("CPU")] or [node["NodeID"] for node in alive]
 
 
 def next_node(nodes: Sequence[str], taken: Sequence[str], failed: Collection[str] = ()) -> str:
-    """The node with the fewest actors. One that failed to start an actor comes last: Ray may not know that it died.
+    """Return the node with the fewest actors. Nodes that failed to start an actor are last, because they may be dead.
 
-    taken: the nodes of the living actors, one each.
+    `taken` has the node of each living actor.
 
     >>> next_node(["a", "b", "c"], ["a", "b", "a"]), next_node(["a", "b"], ["a"], failed=["b"])
     ('c', 'a')
@@ -319,7 +319,7 @@ def next_node(nodes: Sequence[str], taken: Sequence[str], failed: Collection[str
 
 
 def new_actor(node: str) -> Any:
-    """An actor on a node that takes no core from anybody. Ray never restarts it: it would ask its unit again unseen."""
+    """Start an actor on a node, without a core of its own. Ray never restarts it, because it would repeat its unit."""
     # Ray 2.60 places an actor without resources anywhere by SPREAD and by a soft affinity (three of three on one node)
     place = NodeAffinitySchedulingStrategy(node, soft=False)
     options = {"num_cpus": 0, "scheduling_strategy": place, "max_restarts": 0, "max_task_retries": 0}
@@ -327,7 +327,7 @@ def new_actor(node: str) -> Any:
 
 
 def check_gpus(wanted: float) -> None:
-    """Raises RuntimeError where Ray has fewer GPUs: it would wait for a machine that brings them."""
+    """Raise RuntimeError if Ray has fewer GPUs. Ray would wait for a machine with more."""
     if wanted and (known := ray.cluster_resources().get("GPU", 0.0)) < wanted:
         raise RuntimeError(
             f"the classifier wants {wanted:g} GPUs and Ray has {known:g}: lower nli.classifier_gpus or llm.actors, or "
@@ -336,12 +336,12 @@ def check_gpus(wanted: float) -> None:
 
 
 def new_actor_with(gpus: float) -> Any:
-    """An actor that holds so many GPUs, on whichever node has them."""
+    """Start an actor with this number of GPUs, on any node that has them."""
     return ray.remote(AnsweringActor).options(num_cpus=0, num_gpus=gpus, max_restarts=0, max_task_retries=0).remote()
 
 
 def _unfinished(feeds: list[Any]) -> list[Any]:
-    """The calls that go on; raises what went wrong in one that ended."""
+    """Return the unfinished calls. Raises the error of a finished one."""
     if not feeds:
         return feeds
     ended, going_on = ray.wait(feeds, num_returns=len(feeds), timeout=0)
@@ -349,31 +349,30 @@ def _unfinished(feeds: list[Any]) -> list[Any]:
     return list(going_on)
 
 
-# Rows travel through files, not through Ray: the store holds small messages, and Ray's default is 30 % of the memory
+# Rows are in files, so Ray's object store only has small messages. Its default size is 30 % of the memory
 OBJECT_STORE_BYTES = 100 * 2**20
-# A node of a crowded cluster takes some seconds to start a process; the visit itself is bounded
+# A node of a busy cluster takes some seconds to start a process. The visit itself has a limit
 VISIT_SECONDS = 60.0
 STARTS = 3
 
 
 def start_ray(address: str | None, runtime_env: Mapping[str, Any] = MappingProxyType({})) -> None:
-    """Connects to the Ray cluster at `address`, or starts a small one on this machine that ends with this process.
+    """Connect to the Ray cluster at `address`, or start a local one that ends with this process.
 
-    runtime_env: of the actors on that cluster.
-    All actors of ours are in one namespace either way, so that runs which share a cluster share its limiters too.
-    Raises RuntimeError where the cluster cannot be reached, UserError where what `ray://` needs is not installed. Ray
-    takes over SIGTERM here: who has handlers sets them again.
+    `runtime_env` is for the actors on that cluster. All actors are in one namespace, so all runs of a cluster share its
+    limiters. Raises RuntimeError if the cluster cannot be reached, and UserError if a package for `ray://` is missing.
+    Ray replaces the handlers of SIGTERM, so the caller sets them again.
     """
-    # Ray gives its workers a niceness of 15, and beside a busy Spark they would hardly get a turn
+    # With Ray's niceness of 15, workers would get little time next to a busy Spark
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Leaves the visible devices as they are for actors without a GPU, as later versions of Ray do; unset, it warns
+    # Keeps the visible devices for actors without a GPU, like later versions of Ray. Otherwise Ray prints a warning
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     common: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
     if address:
         check_address(address)
         try:
-            # On other machines nothing is inherited; what our own Ray starts has this process's variables
+            # Other machines inherit no variables. A local Ray inherits the variables of this process
             given = {**runtime_env, "env_vars": {**runtime_env.get("env_vars", {}), **variables()}}
             ray.init(address=address, runtime_env=given, **common)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -389,12 +388,12 @@ def start_ray(address: str | None, runtime_env: Mapping[str, Any] = MappingProxy
 
 
 def _start(given: Mapping[str, Any]) -> None:
-    """Starts a Ray, again where it fails: Ray gives its node 30 seconds, which a busy machine may take."""
+    """Start a Ray, and repeat a failed start. Ray waits 30 seconds for its node, which can be too short."""
     for _ in range(STARTS - 1):
         try:
             ray.init(**given)
             return
-        # Ray raises nothing narrower where its node does not come up
+        # Ray has no narrower error for a node that does not start
         except Exception:
             ray.shutdown()
     ray.init(**given)
@@ -402,9 +401,9 @@ def _start(given: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _lean() -> Iterator[None]:
-    """Has Ray start neither an autoscaler nor a reader of logs, for which `ray.init` has no option.
+    """Start Ray without its autoscaler and its log reader, for which `ray.init` has no option.
 
-    On one machine both do nothing, for 2.5 s of processor time.
+    They are useless on one machine and take 2.5 s of processor time.
     """
     whole = parameter.RayParams
     parameter.RayParams = partial(whole, no_monitor=True, include_log_monitor=False)
@@ -415,25 +414,25 @@ def _lean() -> Iterator[None]:
 
 
 def _keep_to_loopback() -> None:
-    """Makes the Ray of this machine listen on 127.0.0.1 alone, with every one of its ports.
+    """Make the local Ray listen only on 127.0.0.1, with all its ports.
 
-    Whoever reaches a Ray's ports can run code as its user. Ray 2.60 turns a loopback `_node_ip_address` into the
-    address that others reach, and all of its servers then listen on every interface; only where it takes itself for a
-    Ray without a cluster does its own address stay loopback (`ray._private.services.get_node_ip_address`). The variable
-    tells the processes that it starts, the constant this one, which has read the variable when it imported ray.
+    Access to a port of Ray permits running code as its user. Ray 2.60 replaces a loopback `_node_ip_address` with an
+    external address, and its servers then listen on every interface. Without clusters, Ray keeps the loopback address
+    (`ray._private.services.get_node_ip_address`). The variable is for new processes. The constant is for this process,
+    which read the variable when it imported ray.
     """
     os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
     ray_constants.ENABLE_RAY_CLUSTER = False
 
 
 def _reason(error: Exception) -> str:
-    """The kind of an error, as what it says may hold a token; where versions differ, which ones."""
+    """Return the type of an error, because its text can contain a token, or the text of a version mismatch."""
     text = " ".join(str(error).split())
     return text if text.startswith("Version mismatch") else type(error).__name__
 
 
 def visit_nodes(folders: Mapping[str, str], nonce: str) -> list[NodeReport]:
-    """What every node that is alive says of the folders (`untold.udfs.node_report`); any of them may get an actor."""
+    """Return the report of every living node about the folders (`untold.udfs.node_report`)."""
     visits = {}
     for node in ray.nodes():
         if node["Alive"]:

@@ -102,7 +102,6 @@ def call_settings(settings: Settings, stage: Stage, base_url: str) -> CallSettin
         deadline=llm.deadline_seconds,
         outage=llm.outage_minutes * 60,
         max_attempts=llm.max_attempts,
-        flush=llm.flush_seconds or REMOTE_FLUSH_SECONDS,
         prices=prices_for(settings, stage.name),
         limits=limits_of(settings, stage.api),
         budget=Budget(budget.max_calls, budget.max_tokens, budget.max_cost),
