@@ -1,216 +1,326 @@
-"""What a metric is: a value that says what it asks, needs and gives, and the function that scores samples.
+"""The parts that all metrics share: the value `Metric`, the calls of its stages, and the columns of its scores.
 
-Status and bounds of scores are computed apart from their formula: columns in, columns out (docs/contract.md, "Scores"
-and "Bounds"). Every metric's table `scores` is made of these.
+The status and the bounds of a score do not depend on its formula (docs/contract.md, "Scores" and "Bounds").
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any, Protocol
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.graph.distributed import Condensed
-from untold.jobs.inference.stage.requests import Requests
+from untold.jobs.inference.stage.requests import Requests, failure_rows, has_failed, is_unasked
 from untold.jobs.metrics.views import View
-from untold.jobs.retrieval.sources import stages_of_knowledge
+from untold.jobs.retrieval.sources import OUTCOME, stages_of_knowledge
+from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.fields import Section
 from untold.jobs.settings.model import Settings
 from untold.jobs.settings.templates import explain_profile
 from untold.udfs.stages.definitions import Figures
 
 Tables = Mapping[str, DataFrame]
-"""By name, the rows that a metric gives of tables of `untold.jobs.tables`."""
+"""The rows of a metric by table of `untold.jobs.tables`."""
 Bounds = Mapping[str, tuple[float | None, float | None]]
-"""By the name of a measure, its low and its high; None where it has no end."""
+"""The lower and the upper bound by measure, None for an unbounded side."""
 
 
 class Tools(Protocol):
-    """What a metric may call; everything that materialises happens behind these.
+    """The functions that a metric may call.
 
-    A run gives tools that ask (`jobs.metrics.scoring`), a plan gives tools that count (`jobs.plan`); the same code of a
-    metric meets both, so that a plan cannot drift from what a run does.
+    The tools of a run send requests (`jobs.metrics.scoring`), and the tools of a plan count them (`jobs.plan`). A
+    metric runs the same code with both, so a plan cannot differ from a run.
     """
 
     def ask(self, stage: str, rows: DataFrame | Requests, carry: Iterable[str] = ()) -> DataFrame:
-        """Answers a stage for rows: the columns of `carry`, request_id, the stage's output, error_type, error.
+        """Run a stage over rows: the columns of `carry`, request_id, the stage's output, error_type, error.
 
-        Each row of a DataFrame is a row of the result, however many of them share a request. The output is null where
-        error_type is not; error_type is `unasked` (`udfs.stages.arrow.UNASKED`) where the run ended before the row's
-        turn. Rows of `Pairs` without a request_id are implied by others and have no output either.
+        The result has a row per row of a DataFrame, because rows can share a request. The output is null if error_type
+        is not null. error_type is `unasked` (`udfs.stages.arrow.UNASKED`) if the run ended before the request. Rows of
+        `Pairs` without a request_id are implied by other rows, and have no output either.
         """
 
     def contexts(self) -> DataFrame:
-        """What `jobs.metrics.summaries` gives: the contexts, condensed where the settings say so. Asked once a run."""
+        """Return the result of `jobs.metrics.summaries.summarise_contexts`, which is computed once per run."""
 
     def retrieve(self, rows: DataFrame, k: int | None = None) -> DataFrame:
-        """Looks queries up as `knowledge.*` says: the columns of `rows`, and those of a hit, a row a hit.
+        """Search for queries with the settings `knowledge.*`: the columns of `rows` and of a hit, one row per hit.
 
-        rows: query, sample_id, and whatever else. `jobs.retrieval.knowledge.Knowledge` says what hits have. A metric
-        that calls it says so (`Metric.retrieves`).
+        rows: query, sample_id and any other columns. `jobs.retrieval.knowledge.Knowledge` lists the columns of hits. A
+        metric that calls this function sets `Metric.retrieves`.
         """
 
     def keep(self, frame: DataFrame, name: str) -> DataFrame:
-        """The same rows, computed once: for a frame that is read more than once.
+        """Compute a frame once and return its rows, for a frame that is read several times.
 
-        `name` is for people who look into a run's working folder; it need not be unique.
+        `name` is for people who look into the working folder of a run. It need not be unique.
         """
 
     def condense(self, nodes: DataFrame, edges: DataFrame) -> Condensed:
-        """Condenses fact graphs by `untold.jobs.metrics.condensing.Condenser`, which says what columns it reads."""
+        """Condense fact graphs with `untold.jobs.metrics.condensing.Condenser`, which lists the columns."""
 
 
-# Settings that facts are looked up by
+@dataclass
+class StageCalls:
+    """The stages that a metric ran, with their results in order.
+
+    key: the column of a request's owner in all results. Owners are samples, or `owner` for results that samples share.
+    """
+
+    metric: str
+    tools: Tools
+    key: str = "sample_id"
+    results: dict[str, list[DataFrame]] = field(default_factory=dict)
+
+    def ask(self, stage: str, rows: DataFrame | Requests, carry: Iterable[str] | None = None) -> DataFrame:
+        """Run a stage as `Tools.ask` does, and record the results. carry: the key by default."""
+        return self.record(stage, self.tools.ask(stage, rows, (self.key,) if carry is None else carry))
+
+    def record(self, stage: str, results: DataFrame) -> DataFrame:
+        """Record and return the results of a stage."""
+        self.results.setdefault(stage, []).append(results)
+        return results
+
+    def complete(self, rows: DataFrame, *stages: str) -> DataFrame:
+        """Return the rows of owners with all results of these stages, or of all stages.
+
+        Further requests of the other owners would be paid for nothing.
+        """
+        missing = [one.where(F.col("error_type").isNotNull()).select(self.key) for one in self._results_of(stages)]
+        return rows.join(reduce(DataFrame.union, missing), on=self.key, how="left_anti") if missing else rows
+
+    def incomplete(self, *more: DataFrame) -> DataFrame:
+        """Return the owners without a result: the key, lost (a request failed) and waiting (a request was not sent).
+
+        more: further results, with the key and error_type. Both flags can be true.
+        """
+        flags = [
+            results.where(F.col("error_type").isNotNull()).select(self.key, has_failed().alias("lost"))
+            for results in (*more, *self._results_of(()))
+        ]
+        together = reduce(DataFrame.union, flags).groupBy(self.key)
+        return together.agg(F.max("lost").alias("lost"), F.max(~F.col("lost")).alias("waiting"))
+
+    def _results_of(self, stages: Sequence[str]) -> list[DataFrame]:
+        return [results for stage in stages or self.results for results in self.results.get(stage, ())]
+
+    def failures(self, owned: DataFrame | None = None) -> DataFrame:
+        """Return the rows of the table `failures`.
+
+        owned: sample_id and the key, for results that samples share. Each sample then has the failures of its owner.
+        """
+        frames = []
+        for stage, results in self.results.items():
+            lost = reduce(DataFrame.unionByName, (rows.select(self.key, *OUTCOME) for rows in results))
+            if owned is not None:
+                lost = owned.join(lost.where(has_failed()), on=self.key, how="inner")
+            frames.append(failure_rows(self.metric, stage, lost))
+        return reduce(DataFrame.unionByName, frames)
+
+
+# The settings of retrieval
 LOOKED_UP = ("knowledge", "index", "embeddings", "search")
 
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What a plan takes for granted where nothing is known."""
+    """The completions that a plan assumes for requests without a completion."""
 
-    # Those to plan under: some settings make what is asked depend on answers
+    # The settings of the plan. With some settings, the requests of a run depend on completions
     settings: Settings
-    # By stage the output of a request that was not answered, never less and never shorter than what could come, as
-    # columns over the stage's variables
+    # The largest possible output by stage, as columns over the variables of the stage
     results: Mapping[str, Mapping[str, Column]]
-    # Stages that may be asked less than is counted, as under nli.skip_implied, where answers say what is implied
+    # Stages with fewer requests than counted if completions imply others, as with nli.skip_implied
     at_most: frozenset[str] = frozenset()
-    # From the figures of its stages to what `results` are in the mean (`untold.jobs.metrics.summaries`); without, these
-    # are what is expected too
+    # Returns the average output from the figures of the stages (`untold.jobs.metrics.summaries`). None for `results`
     expected: Callable[[Mapping[str, Figures]], Mapping[str, Mapping[str, Column]]] | None = None
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric as the jobs see it. All that a metric brings stands here; the jobs name none."""
+    """A metric. The jobs read these fields, and name no metric."""
 
     name: str
-    # The stages that it asks, in order
+    # The stages of the metric in order
     stages: Callable[[Settings], tuple[str, ...]]
-    # From valid samples (columns of the table `samples`) to rows of its tables: one row a sample of `scores`, every
-    # failed request in `failures`
+    # Returns the tables of valid samples (columns of the table `samples`): `scores` has one row per sample, and
+    # `failures` has every failed request
     score: Callable[[DataFrame, Tools, Settings], Tables]
-    # What a plan takes for granted
+    # Returns the assumptions of a plan
     assume: Callable[[Settings], Assumptions]
     tables: tuple[str, ...] = ("statements", "scores", "failures")
-    # The columns that samples must have
+    # The required columns of samples
     needs: tuple[str, ...] | Callable[[Settings], tuple[str, ...]] = ("query", "response", "contexts")
-    # Columns of `udfs.samples.conversion.OPTIONAL` that it reads where they are there
+    # The optional columns of samples (`udfs.samples.conversion.OPTIONAL`)
     reads: tuple[str, ...] = ()
-    # Settings of its own, by section: `{"toy": ToySettings}` adds `toy.*`, and `settings.of(ToySettings)` reads them
+    # Own settings by section: `{"toy": ToySettings}` adds `toy.*`, and `settings.of(ToySettings)` returns them
     sections: Mapping[str, type[Section]] = field(default_factory=dict)
-    # Settings that its results depend on besides those of its stages, by dotted key or section; None: it may be any
+    # The settings that results depend on besides the settings of the stages, by dotted key or section; None for all
     settings: tuple[str, ...] | None = None
-    # Digests of the files that settings name, by setting: what they hold belongs to an output. Raises UserError for a
-    # file that cannot be used, before anything is paid for
+    # Returns the digests of the files that settings name, by setting. They belong to the identity of an output.
+    # Raises UserError for an unusable file before any request
     digests: Callable[[Settings], Mapping[str, str]] | None = None
-    # Whether it looks facts up, which asks stages of its own and may need contexts, or the column of `looks_in`; None
-    # for a metric that looks nothing up in contexts
+    # True for a metric with retrieval, which has stages of its own
     retrieves: bool = False
+    # The column that retrieval from contexts needs, None for a metric that does not retrieve from contexts
     looks_in: str | None = "contexts"
-    # Its measures, one row a sample of `measures`, each with the bounds of a sample of which nothing is known
+    # The measures, with the bounds of a sample without results. The table `measures` has one row per sample and measure
     unknown: Bounds | Callable[[Settings], Bounds] = field(default_factory=dict)
-    # From the tables measures and scores, as they were written, further rows of `measures_summary`: of what is no mean
+    # Returns further rows of `measures_summary` that are not means, from the written tables measures and scores
     pooled: Callable[[DataFrame, DataFrame], list[dict[str, Any]]] | None = None
-    # From its rows of `measures_summary` further ones
+    # Returns further rows of `measures_summary` from the rows of the metric
     derived: Callable[[Sequence[dict[str, Any]]], list[dict[str, Any]]] | None = None
-    # What samples with `dropped` in the table `scores` lack, where a run is to say that there are some
+    # The text about samples with `dropped` in the table `scores`, None for no message
     dropped: str | None = None
-    # Measures that are undefined where a response states nothing, and count as 0 in `mean_zero` then; such a response
-    # has the measure `claims` 0
+    # Measures that are undefined for a response without claims, and count as 0 in `mean_zero` for such a response. The
+    # measure `claims` of the response is 0
     zeroed: tuple[str, ...] = ()
-    # Measures that count as 0 in `mean_zero` wherever they are undefined, as they were published
+    # Measures that count as 0 in `mean_zero` whenever they are undefined, as published
     undefined_zero: tuple[str, ...] = ()
-    # What `untold show` prints of a sample
+    # The class that prints a sample in `untold show`
     view: type[View] = View
 
     def columns(self, settings: Settings) -> tuple[str, ...]:
-        """The columns that samples must have under these settings; contexts where facts are looked up in them."""
+        """Return the required columns of samples, with contexts if facts are retrieved from them."""
         own = self.needs(settings) if callable(self.needs) else self.needs
         in_contexts = self.retrieves and settings.knowledge.source == "contexts"
         return tuple(dict.fromkeys((*own, *((self.looks_in,) if in_contexts and self.looks_in else ()))))
 
     def asks(self, settings: Settings) -> tuple[str, ...]:
-        """All stages that the metric may ask: its own, and those of looking facts up."""
+        """Return all stages that the metric may run, with the stages of retrieval."""
         looks_up = self.retrieves and (self.looks_in or settings.knowledge.source != "contexts")
         lookups = stages_of_knowledge(settings) if looks_up else ()
         return tuple(dict.fromkeys((*self.stages(settings), *lookups)))
 
     def depends_on(self, key: str) -> bool:
-        """Whether its results may depend on a setting, by dotted key; those of its stages aside."""
+        """Return True if results may depend on a setting, by dotted key. Settings of stages are not included."""
         names = (
             None if self.settings is None else (*self.settings, *(LOOKED_UP if self.retrieves else ()), "statistics")
         )
         return names is None or any(f"{key}.".startswith(f"{name}.") for name in names)
 
     def bounds_of_unknown(self, settings: Settings) -> Bounds:
-        """Of each measure, the bounds of a sample of which nothing is known."""
+        """Return the bounds of each measure for a sample without results."""
         return self.unknown(settings) if callable(self.unknown) else self.unknown
 
     @property
     def has_graph(self) -> bool:
-        """Whether its relations are condensed as fact graphs: then a run checks for GraphFrames before it asks."""
+        """Return True if relations are condensed as fact graphs. A run then checks GraphFrames before any request."""
         return "relations" in self.tables
 
 
 def note_profile(settings: Settings, metrics: Sequence[Metric], notify: Callable[[str], None]) -> None:
-    """Says what of a run of these metrics is not as its profile has it, where it has one."""
+    """Name the settings of a run that differ from its profile, if it has a profile."""
     stages = dict.fromkeys(name for metric in metrics for name in metric.asks(settings))
     line = explain_profile(settings, stages, lambda key: any(metric.depends_on(key) for metric in metrics))
     if line is not None:
         notify(line)
 
 
-# Statuses whose counts are numbers, and those of which nothing is known; together all of the contract
+# The statuses of samples with counts, and of samples without results. The contract has no other status
 JUDGED = ("ok", "partial", "no_statements")
 UNKNOWN = ("failed", "budget")
 
 
-def status_of(*, lost: Column, waiting: Column, empty: Column, partial: Column) -> Column:
-    """A sample's status from what befell it; null counts as no.
+def is_judged() -> Column:
+    """Return True for a sample with counts, by the column `status`."""
+    return F.col("status").isin(*JUDGED)
 
-    lost: something that it needs failed; waiting: something was never asked; empty: nothing to score by; partial: some
-    of it was not judged. The worst wins, in this order: what failed would not be mended by asking the rest, and without
-    all answers nobody knows whether a sample is empty.
+
+def status_of(*, lost: Column, waiting: Column, empty: Column, partial: Column) -> Column:
+    """Return the status of a sample. Null counts as false, and the first true argument decides.
+
+    lost: a required request failed. waiting: a request was not sent. empty: the sample has nothing to score by.
+    partial: a part of the sample was not judged. A failure comes first, because further requests would not repair it.
+    Without all completions nobody knows if a sample is empty.
     """
     return (
         F.when(lost, "failed").when(waiting, "budget").when(empty, "no_statements").when(partial, "partial")
     ).otherwise("ok")
 
 
-def bounded(value: Column, low: Column, high: Column, *, always: bool = False) -> list[Column]:
-    """The columns score, score_low, score_high of a sample with the column `status` (docs/contract.md, "Bounds").
+def with_status(
+    samples: DataFrame, *known: DataFrame, empty: Column | None = None, partial: Column | None = None
+) -> DataFrame:
+    """Return sample_id, system, the columns of `known`, and status: one row per sample.
 
-    `value` is the formula over what was judged, null where it is undefined; `low` and `high` count where some of the
-    sample was not judged, 0 and 1 where nothing was. `always`: `low` and `high` bound a sample of unknown status too.
+    known: frames with at most one row per sample_id, or per owner if an earlier frame has the owners of the samples.
+    Their columns `lost` and `waiting` are flags of `status_of`, and null counts as false. empty, partial: the other
+    flags, by default the column `empty` and `unjudged` > 0.
     """
-    known = F.when(F.col("status").isin(*JUDGED), value)
+    joined = samples.select("sample_id", "system")
+    flags: dict[str, list[Column]] = {"lost": [], "waiting": []}
+    for number, frame in enumerate(known):
+        renamed = {name: f"{name}_{number}" for name in flags if name in frame.columns}
+        key = "sample_id" if "sample_id" in frame.columns else "owner"
+        joined = joined.join(frame.withColumnsRenamed(renamed), on=key, how="left")
+        for name, own in renamed.items():
+            flags[name].append(F.col(own))
+    lost, waiting = (reduce(operator.or_, columns, F.lit(False)) for columns in flags.values())
+    status = status_of(
+        lost=lost,
+        waiting=waiting,
+        empty=F.col("empty") if empty is None else empty,
+        partial=F.col("unjudged") > 0 if partial is None else partial,
+    )
+    return joined.withColumn("status", status)
+
+
+Batches = Callable[[Iterator[Any]], Iterator[Any]]
+"""A function over record batches, for `mapInArrow`."""
+
+
+def collect(judged: DataFrame, name: str, *fields: str | Column) -> DataFrame:
+    """Return sample_id, the column `name` and waiting: one row per sample of `judged`.
+
+    The column is an array of structs of the fields. waiting is true if a request was not sent.
+    """
+    return judged.groupBy("sample_id").agg(
+        F.collect_list(F.struct(*fields)).alias(name), F.max(is_unasked()).alias("waiting")
+    )
+
+
+def conclude(rows: DataFrame, function: Batches, schema: Any) -> DataFrame:
+    """Return the columns of an Arrow schema, computed per sample, and the column `waiting` of the rows."""
+    concluded = rows.drop("waiting").mapInArrow(function, spark_schema(schema))
+    return concluded.join(rows.select("sample_id", "waiting"), on="sample_id", how="left")
+
+
+def bounded(value: Column, low: Column, high: Column, *, always: bool = False) -> list[Column]:
+    """Return the columns score, score_low, score_high of a sample with a status (docs/contract.md, "Bounds").
+
+    `value` is the formula over the judged parts, or null if it is undefined. `low` and `high` are the bounds of a
+    partial sample. The bounds of a sample without results are 0 and 1, or `low` and `high` with `always`.
+    """
+    known = F.when(is_judged(), value)
     unknown, partial = F.col("status").isin(*UNKNOWN), F.col("status") == "partial"
     return [
         known.alias("score"),
-        # From 0 to 1, the whole range: an unknown sample narrows no mean's bounds
+        # The whole range, so that a sample without results cannot narrow the bounds of a mean
         F.when(unknown, low if always else F.lit(0.0)).when(partial, low).otherwise(known).alias("score_low"),
         F.when(unknown, high if always else F.lit(1.0)).when(partial, high).otherwise(known).alias("score_high"),
     ]
 
 
 def is_blank(name: str) -> Column:
-    """Whether a text says nothing, by what Unicode calls white space."""
+    """Return True for a text of white space only, as Unicode defines it."""
     return ~F.col(name).rlike(r"(?U)\S")
 
 
 def counted(name: str) -> Column:
-    """A count of a sample: 0 where there is none, null where the sample was not judged."""
-    return F.when(F.col("status").isin(*JUDGED), F.coalesce(F.col(name), F.lit(0))).cast("long").alias(name)
+    """Return a count of a sample: 0 if there is none, null if the sample was not judged."""
+    return F.when(is_judged(), F.coalesce(F.col(name), F.lit(0))).cast("long").alias(name)
 
 
 def comprehensiveness() -> Column:
-    """S = covered / (covered + uncovered), null without statements (docs/methods.md, section 1).
+    """Return covered / (covered + uncovered), null without statements (docs/methods.md, section 1).
 
-    3 covered and 1 uncovered make 0.75. Reads long columns covered and uncovered, null as 0.
+    3 covered and 1 uncovered make 0.75. Reads the long columns covered and uncovered. Null counts as 0.
     """
     covered, uncovered = (F.coalesce(F.col(name), F.lit(0)).cast("double") for name in ("covered", "uncovered"))
     return F.try_divide(covered, covered + uncovered)
@@ -219,10 +329,10 @@ def comprehensiveness() -> Column:
 def measured_scores(
     judged: DataFrame, metric: str, measure: str, dropped: Column, *, always: bool = False
 ) -> DataFrame:
-    """The table `scores` of a metric whose score is one of its measures.
+    """Return the table `scores` of a metric whose score is one of its measures.
 
     judged: sample_id, system, status, covered, uncovered, unjudged, and measures array<struct<measure, value,
-    value_low, value_high>>; dropped: a count, null as 0; always: as of `bounded`.
+    value_low, value_high>>. dropped: a count, null as 0. always: as in `bounded`.
     """
     one = F.filter("measures", lambda row: row["measure"] == measure)[0]
     return judged.withColumn("dropped", dropped).select(
@@ -235,17 +345,17 @@ def measured_scores(
     )
 
 
-def measure_rows(judged: DataFrame, metric: str, bounds: Mapping[str, tuple[float | None, float | None]]) -> DataFrame:
-    """The table `measures`: of `judged` samples (as `measured_scores`) what is known, of the others the bounds."""
-    is_known = F.col("status").isin(*JUDGED)
-    known = judged.where(is_known).select("sample_id", F.lit(metric).alias("metric"), F.inline("measures"))
-    return known.unionByName(unknown_measures(judged.where(~is_known), metric, bounds))
+def measure_rows(judged: DataFrame, metric: str, bounds: Bounds) -> DataFrame:
+    """Return the table `measures`: the values of judged samples, and the bounds of the others.
+
+    judged: as in `measured_scores`.
+    """
+    known = judged.where(is_judged()).select("sample_id", F.lit(metric).alias("metric"), F.inline("measures"))
+    return known.unionByName(unknown_measures(judged.where(~is_judged()), metric, bounds))
 
 
-def unknown_measures(
-    samples: DataFrame, metric: str, bounds: Mapping[str, tuple[float | None, float | None]]
-) -> DataFrame:
-    """Rows of the table `measures` of samples of which nothing is known. `bounds`: of each measure, low and high."""
+def unknown_measures(samples: DataFrame, metric: str, bounds: Bounds) -> DataFrame:
+    """Return rows of the table `measures` with the bounds of samples without results."""
     null = F.lit(None).cast("double")
     rows = [
         F.struct(
@@ -261,12 +371,11 @@ def unknown_measures(
 
 
 def score_columns(metric: str | Column, dropped: Column | None = None) -> list[Column]:
-    """The columns of the table `scores` of a comprehensiveness metric.
+    """Return the columns of the table `scores` of a comprehensiveness metric.
 
-    From sample_id, system, status, covered, uncovered, unjudged, low and high. `dropped` counts the items that a list
-    gave without a source; without it there are none.
+    Reads sample_id, system, status, covered, uncovered, unjudged, low and high. `dropped` counts the items of a list
+    without a source, 0 by default.
     """
-    judged = F.col("status").isin("ok", "partial", "no_statements")
     without_source = F.lit(0) if dropped is None else F.coalesce(dropped, F.lit(0))
     return [
         F.col("sample_id"),
@@ -274,6 +383,6 @@ def score_columns(metric: str | Column, dropped: Column | None = None) -> list[C
         F.col("system"),
         *bounded(comprehensiveness(), F.col("low"), F.col("high")),
         *map(counted, ("covered", "uncovered", "unjudged")),
-        F.when(judged, without_source).cast("long").alias("dropped"),
+        F.when(is_judged(), without_source).cast("long").alias("dropped"),
         F.col("status"),
     ]

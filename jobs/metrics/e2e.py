@@ -1,15 +1,23 @@
-"""End-to-end comprehensiveness (Dejl et al. 2025; docs/methods.md, section 4): one judgement a sample, no graph."""
+"""End-to-end comprehensiveness (Dejl et al. 2025; docs/methods.md, section 4): one judgement per sample, no graph."""
 
 from __future__ import annotations
-
-from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.inference.stage.requests import failure_rows, has_failed, is_unasked
+from untold.jobs.inference.stage.requests import has_failed, is_unasked
 from untold.jobs.metrics import summaries
-from untold.jobs.metrics.base import Assumptions, Bounds, Metric, Tables, Tools, is_blank, score_columns, status_of
+from untold.jobs.metrics.base import (
+    Assumptions,
+    Bounds,
+    Metric,
+    StageCalls,
+    Tables,
+    Tools,
+    is_blank,
+    score_columns,
+    with_status,
+)
 from untold.jobs.metrics.graphs import MEASURES, conflict_measures, conflict_rows
 from untold.jobs.metrics.graphs import SIDES as SIDES_OF
 from untold.jobs.metrics.settings import E2eSettings
@@ -23,12 +31,12 @@ LIST, COVER = "list_conflicts", "cover_sides"
 
 
 def stages(settings: Settings) -> tuple[str, ...]:
-    """The stages that the metric asks, in order."""
+    """Return the stages in order."""
     return summaries.stages_with_contexts(settings, STAGE, *((LIST, COVER) if settings.e2e.conflicts else ()))
 
 
 def assume(settings: Settings) -> Assumptions:
-    """A judgement without statements, so that none need be made up, and a conflict whose sides are none of them."""
+    """Assume a judgement without statements, and a conflict with two other sides."""
     numbers = F.array(F.lit(1))
     side = {name: F.struct(F.lit(name).alias("text"), numbers.alias("sources")) for name in SIDES_OF}
     conflict = F.struct(*(value.alias(name) for name, value in side.items()))
@@ -46,44 +54,43 @@ def assume(settings: Settings) -> Assumptions:
 
 
 def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
-    """Scores valid samples (columns of the table `samples`): tables statements, scores and failures.
+    """Return the tables of valid samples (columns of the table `samples`). Dejl et al. 2025; methods, section 4.
 
-    A sample is judged in one request once its contexts are summarised. Where one of them failed it is not asked for:
-    its list would be of other contexts than the response was written from, and paid for in vain. Dejl et al. 2025;
-    methods, section 4.
+    A sample is judged in one request after its contexts are summarised. A sample with a failed summary has no request,
+    because the statements would not come from all its contexts.
     """
-    contexts = tools.contexts()
-    prepared = summaries.gather_contexts(contexts)
-    judged = tools.ask(STAGE, rows_to_judge(samples, prepared), carry=("sample_id", "context_ids"))
+    calls = StageCalls(NAME, tools)
+    prepared = summaries.gather_contexts(calls.record(summaries.STAGE, tools.contexts()))
+    judged = calls.ask(STAGE, rows_to_judge(samples, prepared), carry=("sample_id", "context_ids"))
     statements = read_statements(judged)
-    failures = failure_rows(NAME, summaries.STAGE, contexts).unionByName(failure_rows(NAME, STAGE, judged))
-    scores = _score_samples(samples, prepared, judged, statements)
-    tables = {"statements": statements, "scores": scores, "failures": failures}
-    return {**tables, **_find_conflicts(samples, prepared, judged, tables, tools)} if settings.e2e.conflicts else tables
+    tables = {"statements": statements, "scores": _score_samples(samples, prepared, judged, statements)}
+    if settings.e2e.conflicts:
+        tables |= _find_conflicts(samples, prepared, judged, tables["scores"], calls)
+    return {**tables, "failures": calls.failures()}
 
 
 def _find_conflicts(
-    samples: DataFrame, prepared: DataFrame, judged: DataFrame, tables: Tables, tools: Tools
+    samples: DataFrame, prepared: DataFrame, judged: DataFrame, scores: DataFrame, calls: StageCalls
 ) -> dict[str, DataFrame]:
-    """The tables conflicts and measures, failures with those of their stages, and scores that count dropped pairs.
+    """Return the tables conflicts and measures, and scores that count dropped pairs.
 
-    Conflicts are listed once for all responses to a query. A side that is one of the statements is covered as that is;
-    the others are asked for together. A blank response covers none of them, unasked.
+    Conflicts are listed once for all responses to a query. The coverage of a statement counts for an equal side, and
+    the other sides share one request. A blank response covers no side without a request.
     """
     texts = F.col("kept.summary").alias("contexts"), F.col("kept.context_id").alias("context_ids")
     several = prepared.where(summaries.is_ready() & (F.size("kept") > 1)).select("sample_id", *texts)
     queries = samples.select("sample_id", "query").join(several, on="sample_id", how="inner")
-    listed = tools.ask(LIST, queries, carry=("sample_id", "context_ids"))
+    listed = calls.ask(LIST, queries, carry=("sample_id", "context_ids"))
     known = judged.where(F.col("error_type").isNull()).select("sample_id", "statements")
     both = listed.where(F.col("error_type").isNull()).join(known, on="sample_id", how="inner")
     columns = ("sample_id", "context_ids", "conflicts", "statements")
-    sides = tools.keep(both.select(*columns).mapInArrow(find_sides, spark_schema(SIDES)), "sides")
+    sides = calls.tools.keep(both.select(*columns).mapInArrow(find_sides, spark_schema(SIDES)), "sides")
     left = sides.where(F.col("place").isNull()).groupBy("sample_id").agg(F.collect_set("text").alias("all"))
     statements = F.array_sort("all").alias("statements")
     responses = samples.select("sample_id", "response", is_blank("response").alias("blank"))
     told = left.join(responses, on="sample_id", how="inner").where(~F.col("blank"))
     to_cover = told.select("sample_id", statements.alias("asked"), "response", statements)
-    covered = tools.ask(COVER, to_cover, carry=("sample_id", "asked"))
+    covered = calls.ask(COVER, to_cover, carry=("sample_id", "asked"))
     answered = covered.where(F.col("error_type").isNull())
     pairs = answered.select("sample_id", F.explode(F.arrays_zip("asked", "covered")).alias("one"))
     found = pairs.select("sample_id", F.col("one.asked").alias("text"), F.col("one.covered").alias("told"))
@@ -98,24 +105,22 @@ def _find_conflicts(
     )
     firsts = sides.where(F.col("statement") % 2 == 0).select("sample_id", F.col("statement").alias("first"))
     conflicts = conflict_rows(NAME, firsts.withColumn("second", F.col("first") + 1), stated)
-    failures = (failure_rows(NAME, stage, rows) for stage, rows in ((LIST, listed), (COVER, covered)))
     return {
         "conflicts": conflicts,
-        "measures": conflict_measures(NAME, _known_of_conflicts(tables["scores"], listed, covered), conflicts),
-        "failures": reduce(DataFrame.unionByName, failures, tables["failures"]),
-        "scores": _with_dropped_pairs(tables["scores"], listed),
+        "measures": conflict_measures(NAME, _known_of_conflicts(scores, listed, covered), conflicts),
+        "scores": _with_dropped_pairs(scores, listed),
     }
 
 
 def _with_dropped_pairs(scores: DataFrame, listed: DataFrame) -> DataFrame:
-    """The table `scores`, whose `dropped` also counts the pairs of which a side names no context."""
+    """Return the table `scores`, with `dropped` including the pairs with a side without a context."""
     pairs = listed.select("sample_id", F.col("dropped").alias("pairs"))
     joined = scores.join(pairs, on="sample_id", how="left")
     return joined.withColumn("dropped", F.col("dropped") + F.coalesce("pairs", F.lit(0))).drop("pairs")
 
 
 def _known_of_conflicts(scores: DataFrame, listed: DataFrame, covered: DataFrame) -> DataFrame:
-    """sample_id, status: of a sample whose conflicts are not known failed, and partial where some side is not."""
+    """Return sample_id, status: failed without the list of conflicts, and partial without the coverage of a side."""
     lost = listed.select("sample_id", F.col("error_type").isNotNull().alias("unlisted"))
     left = covered.select("sample_id", F.col("error_type").isNotNull().alias("uncovered"))
     rows = scores.select("sample_id", "status").join(lost, on="sample_id", how="left")
@@ -124,7 +129,7 @@ def _known_of_conflicts(scores: DataFrame, listed: DataFrame, covered: DataFrame
 
 
 def rows_to_judge(samples: DataFrame, prepared: DataFrame) -> DataFrame:
-    """Columns sample_id, context_ids, query, contexts list of texts, response: the samples that can be judged."""
+    """Return sample_id, context_ids, query, contexts list of texts, response: the samples with all summaries."""
     return (
         samples.select("sample_id", "query", "response")
         .join(prepared.where(summaries.is_ready()), on="sample_id", how="inner")
@@ -139,7 +144,7 @@ def rows_to_judge(samples: DataFrame, prepared: DataFrame) -> DataFrame:
 
 
 def read_statements(judged: DataFrame) -> DataFrame:
-    """The table `statements`: the numbers of the contexts shown become context ids.
+    """Return the table `statements`, with the ids of contexts instead of their numbers in the prompt.
 
     judged: sample_id, context_ids array<string>, statements array<struct<text, covered, sources array<int>>>, the
     sources counted from 1 as the prompt numbers the contexts. Ids read `<sample_id>:e2e:<n>`, n from 1 in the order of
@@ -166,37 +171,31 @@ def statement_id(number: str | Column) -> Column:
 
 
 def _score_samples(samples: DataFrame, prepared: DataFrame, judged: DataFrame, statements: DataFrame) -> DataFrame:
-    """The table `scores`: one row a sample, from its statements and from what failed or was not asked.
+    """Return the table `scores`: one row per sample.
 
-    All joins are left: a sample without contexts has no row in `prepared`, one that was not asked none in `judged`, and
-    one whose lists are empty none in `counts`. low, high and unjudged are null, as no part of a single judgement can be
-    missing.
+    A sample without contexts has no row in `prepared`, a sample without a request has none in `judged`, and a sample
+    with empty lists has none in `counts`. low, high and unjudged are null, because a single judgement has no parts.
     """
     counts = statements.groupBy("sample_id").agg(
         F.count_if("covered").alias("covered"), F.count_if(~F.col("covered")).alias("uncovered")
     )
-    flags = has_failed().alias("lost_later"), is_unasked().alias("waiting_later")
-    verdicts = judged.select("sample_id", "dropped", *flags)
-    joined = (
-        samples.select("sample_id", "system")
-        .join(prepared.select("sample_id", "lost", "waiting"), on="sample_id", how="left")
-        .join(verdicts, on="sample_id", how="left")
-        .join(counts, on="sample_id", how="left")
-    )
+    flags = has_failed().alias("lost"), is_unasked().alias("waiting")
     total = F.coalesce("covered", F.lit(0)) + F.coalesce("uncovered", F.lit(0))
-    # A sample lacks one judgement or none, so that it is never partial
-    status = status_of(
-        lost=F.col("lost") | F.col("lost_later"),
-        waiting=F.col("waiting") | F.col("waiting_later"),
+    joined = with_status(
+        samples,
+        prepared.select("sample_id", "lost", "waiting"),
+        judged.select("sample_id", "dropped", *flags),
+        counts,
         empty=total == 0,
+        # A sample has one judgement or none, so it is never partial
         partial=F.lit(False),
     )
     nothing = [F.lit(None).cast("double").alias(name) for name in ("unjudged", "low", "high")]
-    return joined.select("*", *nothing).withColumn("status", status).select(*score_columns(NAME, F.col("dropped")))
+    return joined.select("*", *nothing).select(*score_columns(NAME, F.col("dropped")))
 
 
 def unknown_bounds(settings: Settings) -> Bounds:
-    """The measures of conflicts, where they are listed."""
+    """Return the measures of conflicts, if they are listed."""
     return MEASURES if settings.e2e.conflicts else {}
 
 

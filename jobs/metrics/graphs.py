@@ -6,7 +6,6 @@ section 5).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 
@@ -15,8 +14,8 @@ from pyspark.sql import functions as F
 
 from untold.graph.distributed import Condensed
 from untold.graph.views import CONTRADICTIONS, COVERAGE, NUMBER, ONE_SIDED
-from untold.jobs.inference.stage.requests import failure_rows, is_unasked
-from untold.jobs.metrics.base import Bounds, Tables, Tools, measure_rows, score_columns, status_of
+from untold.jobs.inference.stage.requests import is_unasked
+from untold.jobs.metrics.base import Bounds, StageCalls, Tables, measure_rows, score_columns, with_status
 from untold.jobs.metrics.summaries import MARK, is_ready
 from untold.udfs.facts.nodes import ANSWER_FORM
 
@@ -133,13 +132,11 @@ GRAPH_TABLES = ("atoms", "relations", "statements", "conflicts", "scores", "meas
 class PairJudgements:
     """The results of a metric with fact graphs, from which `conclude` makes tables."""
 
-    prepared: DataFrame  # from `gather_contexts`
-    incomplete: DataFrame  # from `incomplete_samples`
+    incomplete: DataFrame  # from `StageCalls.incomplete`, without the relations
     left_out: DataFrame  # per sample with a graph: sample_id, and left_out, the number of pairs above the limit
     atoms: DataFrame  # rows of `SAMPLE_NODES`
     relations: DataFrame  # sample_id, source, target, judged_by, request_id, relation, error_type, error
     condensed: Condensed
-    asked: Mapping[str, DataFrame]  # results by stage
 
 
 def different_texts(words: int, of: str = "text") -> Column:
@@ -289,35 +286,30 @@ def _score_rows(metric: str, samples: DataFrame, found: PairJudgements) -> DataF
     `judged` has no pair. A relation that failed, or that is above the limit of pairs, counts as unjudged.
     """
     judged = found.relations.groupBy("sample_id").agg(
-        F.count_if(F.col("relation").isNull()).alias("failed"), F.max(is_unasked()).alias("unasked")
+        F.count_if(F.col("relation").isNull()).alias("failed"), F.max(is_unasked()).alias("waiting")
     )
-    later = found.incomplete.withColumnsRenamed({"lost": "lost_later", "waiting": "waiting_later"})
-    joined = (
-        samples.select("sample_id", "system")
-        .join(found.prepared.select("sample_id", "lost", "waiting"), on="sample_id", how="left")
-        .join(later, on="sample_id", how="left")
-        .join(found.left_out.select("sample_id", "left_out"), on="sample_id", how="left")
-        .join(judged, on="sample_id", how="left")
-        .join(found.condensed.counts.withColumnRenamed("graph", "sample_id"), on="sample_id", how="left")
-    )
+    left_out = found.left_out.select("sample_id", "left_out")
+    counts = found.condensed.counts.withColumnRenamed("graph", "sample_id")
     unjudged = F.coalesce("left_out", F.lit(0)) + F.coalesce("failed", F.lit(0))
-    status = status_of(
-        lost=F.col("lost") | F.col("lost_later"),
-        waiting=F.col("waiting") | F.col("waiting_later") | F.col("unasked"),
+    with_counts = with_status(
+        samples,
+        found.incomplete,
+        left_out,
+        judged,
+        counts,
         empty=F.col("left_out").isNull(),
-        partial=F.col("unjudged") > 0,
+        partial=unjudged > 0,
     )
-    with_status = joined.withColumn("unjudged", unjudged).withColumn("status", status)
-    return with_status.select(*score_columns(metric))
+    return with_counts.withColumn("unjudged", unjudged).select(*score_columns(metric))
 
 
-def conclude(metric: str, samples: DataFrame, found: PairJudgements, tools: Tools) -> Tables:
+def conclude_graphs(calls: StageCalls, samples: DataFrame, found: PairJudgements) -> Tables:
     """Return the tables `GRAPH_TABLES` of a metric from its condensed graphs.
 
-    Two tables read `members`, so they are kept. The table `failures` has the stage of each failed request.
+    Two tables read `members`, so they are kept.
     """
-    members = tools.keep(_place_members(found.atoms, found.condensed.classes), "members")
-    failures = [failure_rows(metric, stage, rows) for stage, rows in found.asked.items()]
+    metric = calls.metric
+    members = calls.tools.keep(_place_members(found.atoms, found.condensed.classes), "members")
     statements, scores = _statements(metric, members), _score_rows(metric, samples, found)
     conflicts = conflict_rows(metric, contradicting_statements(found.relations, members), statements)
     return {
@@ -325,7 +317,7 @@ def conclude(metric: str, samples: DataFrame, found: PairJudgements, tools: Tool
         "conflicts": conflicts,
         "scores": scores,
         "measures": conflict_measures(metric, scores, conflicts),
-        "failures": reduce(DataFrame.unionByName, failures),
+        "failures": calls.failures(),
         "atoms": _atom_rows(metric, members),
         "relations": _relation_rows(metric, found.atoms, found.relations),
     }

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.inference.stage.requests import Rows, failure_rows, has_failed, is_unasked
+from untold.jobs.inference.stage.requests import Rows, has_failed, is_unasked
 from untold.jobs.metrics.base import (
-    JUDGED,
     Assumptions,
     Metric,
+    StageCalls,
     Tables,
     Tools,
+    collect,
+    conclude,
     is_blank,
+    is_judged,
     measure_rows,
     measured_scores,
-    status_of,
+    with_status,
 )
 from untold.jobs.metrics.graphs import different_texts
 from untold.jobs.metrics.grounded_claims import CLAIM, ENTAILMENT, chunk_name, claim_id, claim_rows
@@ -32,11 +34,11 @@ from untold.jobs.metrics.reference_facts import (
     Evidence,
     Owners,
     ReferenceFacts,
+    failures_of_owners,
     find_evidence,
     find_owners,
     find_reference_facts,
     needed_facts,
-    owners_failures,
     without_unwanted,
 )
 from untold.jobs.metrics.settings import ImportanceSettings
@@ -46,11 +48,7 @@ from untold.jobs.metrics.summaries import (
     all_highest,
     assumed_summaries,
     expected_summaries,
-    made_up,
-    size_of_things,
-    tokens_of,
-    value_of,
-    whole,
+    expected_texts,
 )
 from untold.jobs.metrics.verified_claims import (
     CHUNK,
@@ -141,31 +139,11 @@ def _expected(figures: StageFigures) -> dict[str, Mapping[str, Column]]:
     found: dict[str, Mapping[str, Column]] = dict(_judged())
     for stage, (name, text, *others) in EXTRACTING.items():
         if stage in figures:
-            tokens = tokens_of(text, *others)
-            count = whole(value_of(figures[stage].things, tokens), text)
-            found[stage] = {name: made_up(count, size_of_things(figures[stage], tokens), text)}
+            found[stage] = {name: expected_texts(figures[stage], text, *others)}
     return {**expected_summaries(figures), **found}
 
 
 NAME = "importance"
-
-
-@dataclass(frozen=True)
-class ImportanceFindings:
-    """What the metric has found out about its samples, before tables are made of it.
-
-    claims: sample_id, position, text, all that were extracted; gathered: a row a sample, with lost, waiting, facts;
-    concluded: the columns of `CONCLUDED`, and unchecked; asked: by stage its results, with the column sample_id.
-    """
-
-    owners: Owners
-    evidence: Evidence
-    facts: ReferenceFacts
-    claims: DataFrame
-    verified: VerifiedClaims
-    gathered: DataFrame
-    concluded: DataFrame
-    asked: Mapping[str, DataFrame]
 
 
 def unknown_bounds(settings: Settings) -> dict[str, tuple[float | None, float | None]]:
@@ -174,38 +152,8 @@ def unknown_bounds(settings: Settings) -> dict[str, tuple[float | None, float | 
     return {name: (None, None) if name in (CLAIMS, FACTS) else (0.0, 1.0) for name in names}
 
 
-def make_tables(samples: DataFrame, found: ImportanceFindings, settings: Settings) -> Tables:
-    """The tables, from samples (columns of the table `samples`)."""
-    judged = _with_status(samples, found)
-    source = settings.knowledge.source
-    return {
-        "statements": _statement_rows(judged),
-        # Dropped are the facts beyond `importance.max_facts`
-        "scores": measured_scores(judged, NAME, WEIGHTED, F.col("left_out")),
-        "measures": measure_rows(judged, NAME, unknown_bounds(settings)),
-        "claims": _claim_rows(found),
-        "evidence": evidence_rows(NAME, found.verified),
-        "chunks": _chunk_rows(found, source),
-        "failures": _failures(found),
-    }
-
-
-def _with_status(samples: DataFrame, found: ImportanceFindings) -> DataFrame:
-    """sample_id, system, status, facts, and the columns of `CONCLUDED`: a row a sample (docs/contract.md, "Scores")."""
-    joined = (
-        samples.select("sample_id", "system")
-        .join(found.gathered.select("sample_id", "owner", "lost", "waiting", "facts"), on="sample_id", how="left")
-        .join(found.concluded, on="sample_id", how="left")
-        .join(found.facts.left_out, on="owner", how="left")
-    )
-    waiting = F.col("waiting") | F.coalesce("unchecked", F.lit(False))
-    status = status_of(lost=F.col("lost"), waiting=waiting, empty=F.col("empty"), partial=F.col("unjudged") > 0)
-    return joined.withColumn("status", status)
-
-
-def _statement_rows(judged: DataFrame) -> DataFrame:
-    """The table `statements`: the facts, those that are not kept too, each with the claims that cover it."""
-    known = judged.where(F.col("status").isin(*JUDGED))
+def _statement_rows(known: DataFrame) -> DataFrame:
+    """Return the table `statements`: the kept facts and the others, each with the claims that cover it."""
     by_number = F.map_from_arrays(
         F.transform("coverage", lambda one: one["number"]), F.transform("coverage", lambda one: one)
     )
@@ -235,36 +183,28 @@ def _statement_rows(judged: DataFrame) -> DataFrame:
     )
 
 
-def _claim_rows(found: ImportanceFindings) -> DataFrame:
-    """The table `claims`: all that were extracted, each with the ids of the chunks that it was shown, by rank."""
+def _claim_rows(claims: DataFrame, verified: VerifiedClaims) -> DataFrame:
+    """Return the table `claims`: all extracted claims, each with the ids of its chunks by rank."""
     shown = F.transform("shown", lambda one: one["chunk_id"])
-    exploded = found.verified.claims.select("sample_id", "position", "verdict", shown.alias("evidence"))
-    return claim_rows(NAME, found.claims, exploded)
+    exploded = verified.claims.select("sample_id", "position", "verdict", shown.alias("evidence"))
+    return claim_rows(NAME, claims, exploded)
 
 
-def _chunk_rows(found: ImportanceFindings, source: str | None) -> DataFrame:
-    """The table `chunks`: of an index or the web all that was found; of contexts what claims were shown."""
+def _chunk_rows(evidence: Evidence, verified: VerifiedClaims, source: str | None) -> DataFrame:
+    """Return the table `chunks`: all retrieved chunks, or the chunks of contexts that verify a claim."""
     if source == "contexts":
-        named = found.verified.chunks
+        named = verified.chunks
     else:
-        chunks = found.evidence.chunks.select(F.explode("chunks").alias("one")).select("one.*")
+        chunks = evidence.chunks.select(F.explode("chunks").alias("one")).select("one.*")
         named = chunks.withColumn("chunk_id", chunk_name(source)).select(*CHUNK)
     return named.dropDuplicates(["chunk_id"])
 
 
-def _failures(found: ImportanceFindings) -> DataFrame:
-    """The rows of `failures`: of what owners share, of claims, and of samples."""
-    owned = found.owners.owned
-    shared = owners_failures(NAME, owned, found.facts.asked)
-    own = [failure_rows(NAME, stage, rows) for stage, rows in found.asked.items()]
-    stating = found.verified.claims.select("sample_id", *CLAIM)
-    columns = ("sample_id", F.lit(NAME).alias("metric"), "stage", *OUTCOME)
-    of_claims = stating.join(found.verified.failures, on=list(CLAIM), how="inner").select(*columns).distinct()
-    rows = [shared, *own, of_claims]
-    if found.evidence.hits is not None:
-        searches = owned.join(found.evidence.hits.where(has_failed()), on="owner", how="inner")
-        rows.append(searches.select(*columns).distinct())
-    return reduce(DataFrame.unionByName, rows)
+def _claim_failures(verified: VerifiedClaims) -> DataFrame:
+    """Return the rows of `failures` of claims, for each sample with the claim."""
+    stating = verified.claims.select("sample_id", *CLAIM)
+    lost = stating.join(verified.failures, on=list(CLAIM), how="inner")
+    return lost.select("sample_id", F.lit(NAME).alias("metric"), "stage", *OUTCOME).distinct()
 
 
 # By the measure of a sample, that of all claims
@@ -375,26 +315,36 @@ def needs(settings: Settings) -> tuple[str, ...]:
 
 
 def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
-    """Scores valid samples (columns of the table `samples`): the tables of `TABLES`.
+    """Return the tables `TABLES` of valid samples (columns of the table `samples`).
 
-    What samples share is asked once: facts, their duplicates and ratings for all responses to one query. A sample whose
-    facts or claims were lost is not judged any further; a verdict that was lost leaves values with bounds.
+    Samples of one query share facts, duplicates and ratings. A sample without facts or claims is not judged. A missing
+    verdict leaves values with bounds.
     """
+    of_owners, calls = StageCalls(NAME, tools, key="owner"), StageCalls(NAME, tools)
     owners = find_owners(without_unwanted(samples), tools, settings)
     evidence = find_evidence(owners, tools, settings, settings.importance.documents)
-    facts = find_reference_facts(owners, evidence, tools, settings)
+    facts = find_reference_facts(owners, evidence, of_owners, settings)
     shared = tools.keep(_shared(owners, facts), "shared")
-    answered, extracted = _extract(_responses(samples, shared, settings), tools, settings)
+    extracted = _extract(_responses(samples, shared, settings), calls, settings)
     numbered = extracted.select("sample_id", "claims").mapInArrow(number_claims, spark_schema(CLAIM_SCHEMA))
     claims = tools.keep(numbered, "claims")
     verified = verify_claims(claims, owners, evidence, tools, settings)
     gathered = tools.keep(_gather(samples, shared, facts, extracted, verified.claims), "gathered")
-    checked = tools.ask(CHECK, _to_check(gathered, settings))
+    checked = calls.ask(CHECK, _to_check(gathered, settings), carry=())
     concluded = tools.keep(_conclude(gathered, checked, settings), "concluded")
-    asked = {extracting_stage(settings): answered, CHECK: checked}
-    return make_tables(
-        samples, ImportanceFindings(owners, evidence, facts, claims, verified, gathered, concluded, asked), settings
-    )
+    known = gathered.select("sample_id", "owner", "lost", "waiting", "facts")
+    judged = with_status(samples, known, concluded, facts.left_out)
+    failures = failures_of_owners(of_owners, owners, evidence).unionByName(calls.failures())
+    return {
+        "statements": _statement_rows(judged.where(is_judged())),
+        # Dropped are the facts above `importance.max_facts`
+        "scores": measured_scores(judged, NAME, WEIGHTED, F.col("left_out")),
+        "measures": measure_rows(judged, NAME, unknown_bounds(settings)),
+        "claims": _claim_rows(claims, verified),
+        "evidence": evidence_rows(NAME, verified),
+        "chunks": _chunk_rows(evidence, verified, settings.knowledge.source),
+        "failures": failures.unionByName(_claim_failures(verified)),
+    }
 
 
 def _shared(owners: Owners, facts: ReferenceFacts) -> DataFrame:
@@ -422,22 +372,22 @@ def _responses(samples: DataFrame, shared: DataFrame, settings: Settings) -> Dat
     return stated.join(shared.where(known).select("sample_id"), on="sample_id", how="left_semi")
 
 
-def _extract(responses: DataFrame, tools: Tools, settings: Settings) -> tuple[DataFrame, DataFrame]:
-    """Return the results of the stage for claims, and per sample: sample_id, claims, unread, unextracted.
+def _extract(responses: DataFrame, calls: StageCalls, settings: Settings) -> DataFrame:
+    """Return sample_id, claims, unread, unextracted: one row per response.
 
     A response is one request, or one per sentence. Claims are null if a request failed (`unread`) or was not sent
     (`unextracted`).
     """
     windows = responses.mapInArrow(window_batches, spark_schema(WINDOWS))
     requests = windows if settings.importance.claims == "window" else responses.withColumn("number", F.lit(1))
-    asked = tools.ask(extracting_stage(settings), requests, carry=("sample_id", "number"))
-    found = asked.groupBy("sample_id").agg(
+    extracted = calls.ask(extracting_stage(settings), requests, carry=("sample_id", "number"))
+    found = extracted.groupBy("sample_id").agg(
         F.array_sort(F.collect_list(F.struct("number", "claims")))["claims"].alias("claims"),
         F.max(has_failed()).alias("unread"),
         F.max(is_unasked()).alias("unextracted"),
     )
     claims = F.when(~F.col("unread") & ~F.col("unextracted"), F.flatten("claims"))
-    return asked, found.withColumn("claims", claims)
+    return found.withColumn("claims", claims)
 
 
 def _gather(
@@ -502,18 +452,12 @@ def _to_check(gathered: DataFrame, settings: Settings) -> Rows:
 
 
 def _conclude(gathered: DataFrame, checked: DataFrame, settings: Settings) -> DataFrame:
-    """The columns of `CONCLUDED`, and unchecked: whether some fact was not asked for."""
+    """Return the columns of `CONCLUDED`, and waiting: true if a fact was not requested."""
     numbers = F.transform("claims", lambda number: number.cast("long"))
-    one = F.struct("number", "covered", numbers.alias("claims"))
-    by_sample = checked.groupBy("sample_id").agg(
-        F.collect_list(one).alias("checked"), F.max(is_unasked()).alias("unchecked")
-    )
-    rows = gathered.select("sample_id", "facts", "rated", "claims", "judged").join(
-        by_sample, on="sample_id", how="left"
-    )
-    conclude = partial(conclude_batches, ks=tuple(settings.importance.ks))
-    concluded = rows.drop("unchecked").mapInArrow(conclude, spark_schema(CONCLUDED))
-    return concluded.join(by_sample.select("sample_id", "unchecked"), on="sample_id", how="left")
+    of_facts = collect(checked, "checked", "number", "covered", numbers.alias("claims"))
+    rows = gathered.select("sample_id", "facts", "rated", "claims", "judged")
+    function = partial(conclude_batches, ks=tuple(settings.importance.ks))
+    return conclude(rows.join(of_facts, on="sample_id", how="left"), function, CONCLUDED)
 
 
 METRIC = Metric(

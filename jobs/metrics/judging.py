@@ -29,23 +29,24 @@ from untold.udfs.statistics.intervals import clopper_pearson_interval
 # What tells a relation that was asked for in a list (`relations.judged_by`)
 LIST = "list"
 AskLists = Callable[[DataFrame | None, int], DataFrame]
-"""Asks for pairs, all of them where None is given, in lists of at most so many; a row a pair.
+"""Requests items in lists of at most a size: the given items, or all items for None. The result has a row per item.
 
-Its columns are those that name a pair, listed (how many the pair's list has), relation, error_type, and others.
+Its columns are the columns that identify an item, listed (the size of its list), its label, error_type, and others.
 """
 
 
-def ask_in_lists(ask: AskLists, size: int) -> DataFrame:
-    """The pairs in lists. What a list leaves open is asked again in a list, then alone, as failed lists are.
+def ask_in_lists(ask: AskLists, size: int, label: str = "relation") -> DataFrame:
+    """Return the labels of all items, a row per item.
 
-    Equal answers make equal requests: a start that goes on asks nothing twice.
+    An item without a label is requested again in a list with the others, then alone, and so is each item of a list that
+    failed for a lasting reason. Equal completions make equal requests, so a second attempt requests nothing twice.
     """
     first = ask(None, size)
-    is_open = F.col("relation").isNull() & F.col("error_type").isNull()
+    is_open = F.col(label).isNull() & F.col("error_type").isNull()
     second = ask(first.where(is_open), size)
     both = first.where(~is_open).unionByName(second)
     has_lasted = F.col("error_type").isNull() | (has_failed() & ~is_transient())
-    is_alone = F.col("relation").isNull() & (F.col("listed") > 1) & has_lasted
+    is_alone = F.col(label).isNull() & (F.col("listed") > 1) & has_lasted
     third = ask(both.where(is_alone), 1)
     return both.where(~is_alone).unionByName(third)
 
@@ -67,23 +68,18 @@ class NumberedList:
     def ask(self, tools: Tools, rows: DataFrame, *keys: str) -> DataFrame:
         """Return the columns `keys`, number, those of `outputs` and of `OUTCOME`: a row per listed item.
 
-        An item without a clear label is requested again in a list with the others of its keys, then alone, and so is
-        each item of a list that failed for a lasting reason. An item that fails alone has no label.
-
-        rows: `keys`, listed array<struct<number, ...>>, and the other variables of the stage.
+        rows: `keys`, listed array<struct<number, ...>>, and the other variables of the stage. An item without a clear
+        label is requested again (`ask_in_lists`). An item that fails alone has no label.
         """
-        label = F.col(next(iter(self.outputs.values())))
-        first = self._ask(tools, rows, keys, self.size)
-        is_open = label.isNull() & F.col("error_type").isNull()
-        second = self._ask(tools, self._again(tools, rows, first.where(is_open), keys), keys, self.size)
-        both = first.where(~is_open).unionByName(second)
-        has_lasted = F.col("error_type").isNull() | (has_failed() & ~is_transient())
-        is_alone = label.isNull() & (F.col("size") > 1) & has_lasted
-        third = self._ask(tools, self._again(tools, rows, both.where(is_alone), keys), keys, 1)
-        return both.where(~is_alone).unionByName(third).drop("size")
+
+        def ask(wanted: DataFrame | None, size: int) -> DataFrame:
+            left = rows if wanted is None else self._again(tools, rows, wanted, keys)
+            return self._ask(tools, left, keys, size)
+
+        return ask_in_lists(ask, self.size, next(iter(self.outputs.values()))).drop("listed")
 
     def _ask(self, tools: Tools, rows: DataFrame, keys: Sequence[str], size: int) -> DataFrame:
-        """Return the results, and `size`: the length of the list of each."""
+        """Return the results, and `listed`: the size of the list of each."""
         starts = F.filter(F.sequence(F.lit(1), F.size("listed") + 1, F.lit(size)), lambda one: one <= F.size("listed"))
         lists = rows.withColumn("start", F.explode(starts)).withColumn(
             "listed", F.slice("listed", F.col("start"), size)
@@ -95,11 +91,11 @@ class NumberedList:
             *keys,
             *self.outputs,
             *OUTCOME,
-            F.size("numbers").alias("size"),
+            F.size("numbers").alias("listed"),
             F.posexplode("numbers").alias("place", "number"),
         )
         found = [F.get(name, F.col("place")).alias(own) for name, own in self.outputs.items()]
-        return placed.select(*keys, "number", *found, "size", *OUTCOME)
+        return placed.select(*keys, "number", *found, "listed", *OUTCOME)
 
     def _again(self, tools: Tools, rows: DataFrame, wanted: DataFrame, keys: Sequence[str]) -> DataFrame:
         """Return the rows with only the wanted items, and without the rows that have none."""

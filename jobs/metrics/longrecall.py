@@ -1,26 +1,25 @@
 """LongRecall (Ardestani, Kamalloo, Rafiei; docs/methods.md, section 13): the share of references a response entails.
 
-Each reference is held against the few of the response's facts that are nearest: by words first, and where none of these
-entails it by vectors.
-A plan assumes as many facts as texts can have, and none that is covered.
+A reference is compared with the nearest facts of the response: first by words, and then by vectors if none of these
+facts entails it. A plan assumes the maximum number of facts, and that no reference is covered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial, reduce
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.inference.stage.requests import Rows, failure_rows, has_failed, incomplete_samples, is_unasked
+from untold.jobs.inference.stage.requests import Rows, has_failed, is_unasked
 from untold.jobs.metrics import base
 from untold.jobs.metrics.graphs import different_texts
 from untold.jobs.metrics.grounded_claims import claim_id, covered_statements
 from untold.jobs.metrics.reference_facts import without_unwanted
 from untold.jobs.metrics.settings import LongrecallSettings
-from untold.jobs.metrics.summaries import MARK, StageFigures, made_up, size_of_things, tokens_of, value_of, whole
+from untold.jobs.metrics.summaries import MARK, StageFigures, expected_texts, whole
 from untold.jobs.metrics.views import ReferenceView
 from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.retrieval.sources import assumed_results
@@ -35,61 +34,14 @@ NAME = "longrecall"
 TABLES = ("statements", "scores", "measures", "claims", "candidates", "failures")
 
 
-@dataclass(frozen=True)
-class RecallFindings:
-    """What the metric has found out about its samples, before tables are made of it.
-
-    incomplete: what `incomplete_samples` gives; prepared: the columns of `udfs.recall.candidate_pairs.PREPARED`;
-    concluded: those of `CONCLUDED`; asked: by stage its results, each with the column sample_id.
-    """
-
-    incomplete: DataFrame
-    prepared: DataFrame
-    concluded: DataFrame
-    asked: Mapping[str, Sequence[DataFrame]]
-
-
 def unknown_bounds(settings: Settings) -> base.Bounds:
-    """Of a sample of which nothing is known: shares may be anything, and counts have no upper end."""
+    """Return the bounds of a sample without results. Counts have no upper bound."""
     shares = dict.fromkeys((RECALL, *settings.longrecall.baselines), (0.0, 1.0))
     return {**shares, **dict.fromkeys((concluding.REFERENCES, GENERATED), (None, None))}
 
 
-def make_tables(samples: DataFrame, found: RecallFindings, settings: Settings) -> base.Tables:
-    """The tables of `TABLES`, from samples (columns of the table `samples`)."""
-    judged = _with_status(samples, found)
-    known = judged.where(F.col("status").isin(*base.JUDGED))
-    lost = [failure_rows(NAME, stage, rows) for stage, asked in found.asked.items() for rows in asked]
-    return {
-        "statements": covered_statements(known, NAME, "anchor", "found_by", *BASELINES),
-        # Dropped are the facts beyond `longrecall.max_facts`
-        "scores": base.measured_scores(judged, NAME, RECALL, F.col("dropped")),
-        "measures": base.measure_rows(judged, NAME, unknown_bounds(settings)),
-        "claims": _claim_rows(found.prepared),
-        "candidates": _candidate_rows(known),
-        # A stage that is asked twice may need one request for two references
-        "failures": reduce(DataFrame.unionByName, lost).distinct(),
-    }
-
-
-def _with_status(samples: DataFrame, found: RecallFindings) -> DataFrame:
-    """sample_id, system, status, dropped, and the columns of `CONCLUDED`: a row a sample (docs/contract.md, "Scores").
-
-    Left joins: a sample that lacks nothing is not in `incomplete`, and one that does was not concluded.
-    """
-    joined = (
-        samples.select("sample_id", "system")
-        .join(found.concluded, on="sample_id", how="left")
-        .join(found.prepared.select("sample_id", "dropped"), on="sample_id", how="left")
-        .join(found.incomplete, on="sample_id", how="left")
-    )
-    waiting = F.col("waiting") | F.col("unasked")
-    status = base.status_of(lost=F.col("lost"), waiting=waiting, empty=F.col("empty"), partial=F.col("unjudged") > 0)
-    return joined.withColumn("status", status)
-
-
 def _claim_rows(prepared: DataFrame) -> DataFrame:
-    """The table `claims`: the generated facts, which nobody verifies."""
+    """Return the table `claims`: the generated facts, which have no verdict."""
     return prepared.select("sample_id", F.inline("generated")).select(
         "sample_id",
         F.lit(NAME).alias("metric"),
@@ -103,7 +55,7 @@ def _claim_rows(prepared: DataFrame) -> DataFrame:
 
 
 def _candidate_rows(known: DataFrame) -> DataFrame:
-    """The table `candidates`: each pair that a stage of entailment was shown, and whether it was chosen."""
+    """Return the table `candidates`: each pair that was judged, with `chosen`."""
     return known.select("sample_id", F.inline("candidates")).select(
         "sample_id",
         F.lit(NAME).alias("metric"),
@@ -113,10 +65,10 @@ def _candidate_rows(known: DataFrame) -> DataFrame:
     )
 
 
-# A fact takes two words at least, so that no text has more than half its words
+# The fewest words of a fact, for an upper bound of the number of facts
 WORDS_OF_A_FACT = 2
-# Of 399 references of K-QA, beside answers cut by sentences: for how many words find one candidate or several, and then
-# vectors of the embedded model
+# The shares of the 399 references of K-QA with one candidate or several, by words and then by vectors of the embedded
+# model. The responses were split into sentences
 SHARES = {
     "by_words": {"match_one": 32 / 399, "match_many": 3 / 399},
     "by_vectors": {"match_one": 53 / 399, "match_many": 293 / 399},
@@ -125,9 +77,9 @@ SHARES = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many requests there are where answers that nobody has decide that, as of `jobs.asking.requests.Requests`.
+    """The number of requests that depend on missing completions, for `jobs.inference.stage.requests.Requests`.
 
-    Frames of requests and bytes, at most and in the mean.
+    Frames with the columns requests and bytes: the maximum and the average.
     """
 
     bound: DataFrame
@@ -136,7 +88,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class StageSizes:
-    """The sizes of what is asked once the facts are known: of entailment by stage, of vectors, of the one prompt."""
+    """The sizes of the stages after the facts: entailment by stage, vectors, and the holistic prompt."""
 
     by_words: Mapping[str, Sizes]
     texts: Sizes
@@ -145,7 +97,7 @@ class StageSizes:
 
 
 def assume(settings: Settings) -> base.Assumptions:
-    """As many facts as texts can have, and all references open after each step."""
+    """Assume the maximum number of facts, and that all references are open after each step."""
     results: dict[str, Mapping[str, Column]] = {
         "extract_claims": {"claims": different_texts(WORDS_OF_A_FACT)},
         EMBED: assumed_results()[EMBED],
@@ -155,7 +107,7 @@ def assume(settings: Settings) -> base.Assumptions:
 
 
 def _judged() -> dict[str, Mapping[str, Column]]:
-    """A resolved fact is a new text; nothing is covered, so that all references are looked for in both ways."""
+    """Return new texts for resolved facts, and no covered reference, so each reference needs both steps."""
     return {
         "resolve_coreference": {"facts": F.transform("facts", lambda text: F.concat(text, F.lit(MARK)))},
         "match_one": {"matched": F.lit(False)},
@@ -165,19 +117,17 @@ def _judged() -> dict[str, Mapping[str, Column]]:
 
 
 def _expected(figures: StageFigures) -> dict[str, Mapping[str, Column]]:
-    """As many facts as the figures have of a text."""
+    """Return the average number of facts of a text."""
     found: dict[str, Mapping[str, Column]] = dict(_judged())
     if "extract_claims" in figures:
-        extract, tokens = figures["extract_claims"], tokens_of("text")
-        count = whole(value_of(extract.things, tokens), "text")
-        found["extract_claims"] = {"claims": made_up(count, size_of_things(extract, tokens), "text")}
+        found["extract_claims"] = {"claims": expected_texts(figures["extract_claims"], "text")}
     return found
 
 
 def sizes_of(facts: DataFrame, samples: DataFrame, top_k: int) -> StageSizes:
-    """The sizes by the facts of each sample (columns of `untold.udfs.recall.sample_facts.CUT`) and its query.
+    """Return the sizes from the facts of each sample (columns of `untold.udfs.recall.sample_facts.CUT`) and its query.
 
-    In each step a reference is one request at most, whichever stage has it: with one candidate or with several.
+    In each step, a reference needs at most one request, with one candidate or with several.
     """
     side = {name: F.col(f"facts.{name}") for name in (sample_facts.RESPONSE, sample_facts.REFERENCES)}
     count = {name: F.greatest(F.coalesce(F.size(column), F.lit(0)), F.lit(0)) for name, column in side.items()}
@@ -210,7 +160,7 @@ def sizes_of(facts: DataFrame, samples: DataFrame, top_k: int) -> StageSizes:
 
 
 def _bytes(facts: Column) -> Column:
-    """The lengths of facts, with what stands between their parts."""
+    """Return the lengths of facts with the text between their parts, in bytes."""
 
     def length(fact: Column) -> Column:
         before = (
@@ -222,7 +172,7 @@ def _bytes(facts: Column) -> Column:
 
 
 def _sizes(facts: DataFrame, possible: Column, requests: Column, size: Column, share: float) -> Sizes:
-    """`requests` of this size where one is possible; of these, in the mean, that share."""
+    """Return the sizes: `requests` of this size if one is possible, and their share on average."""
     most = F.when(possible, requests).otherwise(F.lit(0))
     usual = whole(most * share, F.col("sample_id")) if share < 1 else most
     return Sizes(*(facts.select(number.alias("requests"), size.alias("bytes")) for number in (most, usual)))
@@ -231,15 +181,15 @@ def _sizes(facts: DataFrame, possible: Column, requests: Column, size: Column, s
 EXTRACT, RESOLVE, ONE, MANY, WHOLE = (
     *("extract_claims", "resolve_coreference", "match_one", "match_many", "match_holistic"),
 )
-# As published, and by measurement on sentences: from 0.6 on, the embedded model has candidates for 141 of K-QA's 153
-# entailed facts, from 0.5 on for 151
+# The published cosine, and the cosine of the embedded model. Of the 153 entailed facts of K-QA, cut into sentences, 141
+# have candidates with a cosine of 0.6, and 151 with 0.5
 PUBLISHED_COSINE, MINILM_COSINE = 0.6, 0.5
 _UNRESOLVED = "array<struct<side: string, facts: array<string>>>"
 _OUTCOME = ("chosen", "lost", "waiting")
 
 
 def stages(settings: Settings) -> tuple[str, ...]:
-    """The stages that the metric may ask, in order: what is cut by rules alone needs no extraction."""
+    """Return the stages in order. Rules need no extraction."""
     given = settings.longrecall
     extract = (EXTRACT,) if given.segmentation in ("auto", "atomic") else ()
     resolve = (RESOLVE,) if given.resolve_coreference else ()
@@ -247,7 +197,7 @@ def stages(settings: Settings) -> tuple[str, ...]:
 
 
 def options_of(settings: Settings) -> sample_facts.Options:
-    """What the rules go by under these settings."""
+    """Return the options of the rules."""
     given, embeddings = settings.longrecall, settings.embeddings
     embedded = embeddings.base_url is None and embeddings.model == MINILM
     cosine = MINILM_COSINE if embedded else PUBLISHED_COSINE
@@ -261,47 +211,24 @@ def options_of(settings: Settings) -> sample_facts.Options:
     )
 
 
-@dataclass
-class _StageCalls:
-    """Asks the stages of a run, and keeps their results by stage: what failed is looked for in them."""
-
-    tools: base.Tools
-    results: dict[str, list[DataFrame]] = field(default_factory=dict)
-
-    def ask(self, stage: str, rows: DataFrame, carry: tuple[str, ...], sizes: Sizes | None = None) -> DataFrame:
-        """The stage's results; `sizes`: how many requests there are where answers that nobody has decide that."""
-        requests = Rows(rows, carry) if sizes is None else Rows(rows, carry, sizes.bound, sizes.expected)
-        answered = self.tools.ask(stage, requests, carry)
-        self.results.setdefault(stage, []).append(answered)
-        return answered
-
-    def incomplete(self, samples: DataFrame) -> DataFrame:
-        """Columns sample_id, lost, waiting: the samples whose facts are not all known so far."""
-        asked = [rows for stage in (EXTRACT, RESOLVE) for rows in self.results.get(stage, ())]
-        if asked:
-            return incomplete_samples(*asked)
-        return samples.select("sample_id", F.lit(False).alias("lost"), F.lit(False).alias("waiting")).limit(0)
-
-
 def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tables:
-    """Scores valid samples (columns of the table `samples`): the tables of `TABLES`. Methods, section 13.
+    """Return the tables `TABLES` of valid samples (columns of the table `samples`). Methods, section 13.
 
-    A sample whose facts were lost on the way is not judged any further; a judgement that was lost leaves a score with
-    bounds. All facts of a sample meet within one task, and only candidates leave it.
+    A sample without its facts is not judged. A missing judgement leaves a score with bounds. All facts of a sample meet
+    in one task, and only candidates leave it.
     """
-    options, calls, samples = options_of(settings), _StageCalls(tools), without_unwanted(samples)
+    options, calls, samples = options_of(settings), base.StageCalls(NAME, tools), without_unwanted(samples)
     facts = _facts(samples, calls, options, stages(settings))
-    incomplete = calls.incomplete(samples)
+    incomplete = [calls.incomplete()] if calls.results else []
     sizes = sizes_of(facts, samples, settings.longrecall.top_k)
     prepare = partial(concluding.prepare_samples, options=options)
-    complete = facts.join(incomplete.select("sample_id"), on="sample_id", how="left_anti")
-    prepared = tools.keep(complete.mapInArrow(prepare, spark_schema(concluding.PREPARED)), "prepared")
+    prepared = tools.keep(calls.complete(facts).mapInArrow(prepare, spark_schema(concluding.PREPARED)), "prepared")
     shown = tools.keep(prepared.mapInArrow(concluding.shown_by_words, spark_schema(concluding.SHOWN)), "shown-by-words")
     by_words = _match(shown, calls, sizes.by_words)
-    judged = tools.keep(_join_lists(prepared, by_words, "outcomes", "number", *_OUTCOME), "judged-by-words")
-    near = tools.keep(_near(judged, calls, options, sizes.texts), "shown-by-vectors")
+    matched = tools.keep(_join_lists(prepared, by_words, "outcomes", "number", *_OUTCOME), "judged-by-words")
+    near = tools.keep(_near(matched, calls, options, sizes.texts), "shown-by-vectors")
     by_vectors = _match(near, calls, sizes.by_vectors)
-    gathered = _gather(judged, near, by_vectors)
+    gathered = _gather(matched, near, by_vectors)
     if WHOLE in stages(settings):
         whole = _holistic(samples, prepared, calls, sizes.whole)
         gathered = gathered.join(whole, on="sample_id", how="left")
@@ -309,11 +236,29 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
         gathered = gathered.withColumn("holistic", F.lit(None).cast("array<array<int>>"))
     conclude = partial(conclude_samples, baselines=settings.longrecall.baselines)
     concluded = tools.keep(gathered.mapInArrow(conclude, spark_schema(CONCLUDED)), "concluded")
-    return make_tables(samples, RecallFindings(incomplete, prepared, concluded, calls.results), settings)
+    of_sample = concluded.withColumnRenamed("unasked", "waiting"), prepared.select("sample_id", "dropped")
+    judged = base.with_status(samples, *of_sample, *incomplete)
+    known = judged.where(base.is_judged())
+    return {
+        "statements": covered_statements(known, NAME, "anchor", "found_by", *BASELINES),
+        # Dropped are the facts above `longrecall.max_facts`
+        "scores": base.measured_scores(judged, NAME, RECALL, F.col("dropped")),
+        "measures": base.measure_rows(judged, NAME, unknown_bounds(settings)),
+        "claims": _claim_rows(prepared),
+        "candidates": _candidate_rows(known),
+        "failures": calls.failures(),
+    }
 
 
-def _facts(samples: DataFrame, calls: _StageCalls, options: sample_facts.Options, asked: tuple[str, ...]) -> DataFrame:
-    """The columns of `CUT`, and resolved array<struct<side, facts>>: a row a sample, as far as nothing was lost."""
+def _ask(calls: base.StageCalls, stage: str, rows: DataFrame, carry: tuple[str, ...], sizes: Sizes) -> DataFrame:
+    """Run a stage. sizes: the number of requests that depends on missing completions."""
+    return calls.ask(stage, Rows(rows, carry, sizes.bound, sizes.expected), carry)
+
+
+def _facts(
+    samples: DataFrame, calls: base.StageCalls, options: sample_facts.Options, asked: tuple[str, ...]
+) -> DataFrame:
+    """Return the columns of `CUT`, and resolved array<struct<side, facts>>: one row per sample."""
     rows = samples.select("sample_id", "response", "references")
     cut = rows.mapInArrow(partial(sample_facts.cut_samples, options=options), spark_schema(sample_facts.CUT))
     if EXTRACT in asked:
@@ -321,15 +266,14 @@ def _facts(samples: DataFrame, calls: _StageCalls, options: sample_facts.Options
     cut = calls.tools.keep(cut, "facts")
     if RESOLVE not in asked:
         return cut.withColumn("resolved", F.lit(None).cast(_UNRESOLVED))
-    # The other side of a sample that has lost one would be resolved in vain
-    complete = cut.join(calls.incomplete(samples).select("sample_id"), on="sample_id", how="left_anti")
-    sides = complete.mapInArrow(sample_facts.free_sides, spark_schema(sample_facts.FREE))
+    # A sample without the facts of one side needs no request for the other side
+    sides = calls.complete(cut).mapInArrow(sample_facts.free_sides, spark_schema(sample_facts.FREE))
     resolved = calls.ask(RESOLVE, sides, ("sample_id", "side"))
     return _join_lists(cut, resolved, "resolved", "side", "facts")
 
 
-def _extracted(cut: DataFrame, calls: _StageCalls, options: sample_facts.Options) -> DataFrame:
-    """The columns of `CUT`, with the facts of those sides that a model has to cut."""
+def _extracted(cut: DataFrame, calls: base.StageCalls, options: sample_facts.Options) -> DataFrame:
+    """Return the columns of `CUT`, with the extracted facts of the sides that need a model."""
     sides = cut.select("sample_id", F.inline("to_extract"))
     extracted = calls.ask(EXTRACT, sides, ("sample_id", "side"))
     joined = _join_lists(cut, extracted, "extracted", "side", "claims")
@@ -337,23 +281,23 @@ def _extracted(cut: DataFrame, calls: _StageCalls, options: sample_facts.Options
 
 
 def _join_lists(rows: DataFrame, others: DataFrame, name: str, *columns: str) -> DataFrame:
-    """The rows, a row a sample, and as a list of structs the others of each; null where there are none."""
+    """Return the rows with the list of structs of the others of each sample, or null if there are none."""
     lists = others.groupBy("sample_id").agg(F.collect_list(F.struct(*columns)).alias(name))
     return rows.join(lists, on="sample_id", how="left")
 
 
-def _match(shown: DataFrame, calls: _StageCalls, sizes: Mapping[str, Sizes]) -> DataFrame:
-    """Columns sample_id, number, chosen array<long>, lost, waiting: what of the candidates entails each reference.
+def _match(shown: DataFrame, calls: base.StageCalls, sizes: Mapping[str, Sizes]) -> DataFrame:
+    """Return sample_id, number, chosen array<long>, lost, waiting: the candidates that entail each reference.
 
     shown: sample_id, number, positions array<long>, reference, candidates array<string>, by rank. Rows without
-    candidates are not asked; chosen is null where the answer could not be had.
+    candidates need no request. chosen is null without a completion.
     """
     keys = ("sample_id", "number", "positions")
     count = F.size("candidates")
     single = shown.where(count == 1).select(*keys, "reference", F.get("candidates", F.lit(0)).alias("candidate"))
     several = shown.where(count > 1).select(*keys, "reference", "candidates")
-    one = calls.ask(ONE, single, keys, sizes[ONE])
-    many = calls.ask(MANY, several, keys, sizes[MANY])
+    one = _ask(calls, ONE, single, keys, sizes[ONE])
+    many = _ask(calls, MANY, several, keys, sizes[MANY])
     matched = F.when(F.col("matched"), F.col("positions")).when(~F.col("matched"), F.slice("positions", 1, 0))
     numbered = F.transform("candidates", lambda number: F.get("positions", number - 1))
     return _outcomes(one, matched).unionByName(_outcomes(many, numbered))
@@ -364,34 +308,34 @@ def _outcomes(answered: DataFrame, chosen: Column) -> DataFrame:
     return answered.select("sample_id", "number", chosen.alias("chosen"), *flags)
 
 
-def _near(judged: DataFrame, calls: _StageCalls, options: sample_facts.Options, sizes: Sizes) -> DataFrame:
-    """The columns of `OPEN`: the references that words left open, each with its candidates by vectors."""
+def _near(judged: DataFrame, calls: base.StageCalls, options: sample_facts.Options, sizes: Sizes) -> DataFrame:
+    """Return the columns of `OPEN`: the references that are open after the words, with their candidates by vectors."""
     texts = judged.mapInArrow(concluding.open_texts, spark_schema(concluding.TEXTS))
-    embedded = calls.ask(EMBED, texts, ("sample_id", "kind", "number"), sizes)
+    embedded = _ask(calls, EMBED, texts, ("sample_id", "kind", "number"), sizes)
     embedded = embedded.withColumn("waiting", is_unasked())
     joined = _join_lists(judged, embedded, "embedded", "kind", "number", "vector", "waiting")
     return joined.mapInArrow(partial(concluding.find_by_vectors, options=options), spark_schema(concluding.OPEN))
 
 
 def _gather(judged: DataFrame, near: DataFrame, outcomes: DataFrame) -> DataFrame:
-    """The columns of judged, and by_vectors array<struct<number, pairs, lost, waiting, outcome>> as concluded from."""
+    """Return the columns of judged, and by_vectors array<struct<number, pairs, lost, waiting, outcome>>."""
     outcome = F.struct("number", *_OUTCOME).alias("outcome")
     known = outcomes.select("sample_id", "number", outcome)
-    # Left: what is near nothing was not asked about
+    # A left join, because a reference without a near fact has no request
     rows = near.select("sample_id", "number", "pairs", "lost", "waiting")
     joined = rows.join(known, on=["sample_id", "number"], how="left")
     return _join_lists(judged, joined, "by_vectors", "number", "pairs", "lost", "waiting", "outcome")
 
 
-def _holistic(samples: DataFrame, prepared: DataFrame, calls: _StageCalls, sizes: Sizes) -> DataFrame:
-    """Columns sample_id, holistic: of each reference the numbers of its facts, from one prompt for all of a sample."""
+def _holistic(samples: DataFrame, prepared: DataFrame, calls: base.StageCalls, sizes: Sizes) -> DataFrame:
+    """Return sample_id, holistic: the numbers of the facts of each reference, from one prompt per sample."""
     sides = prepared.select(
         "sample_id",
         F.transform("references", lambda one: one["text"]).alias("references"),
         F.transform("generated", lambda one: one["text"]).alias("candidates"),
     ).where((F.size("references") > 0) & (F.size("candidates") > 0))
     rows = sides.join(samples.select("sample_id", "query"), on="sample_id", how="inner")
-    answered = calls.ask(WHOLE, rows, ("sample_id",), sizes)
+    answered = _ask(calls, WHOLE, rows, ("sample_id",), sizes)
     return answered.select("sample_id", F.col("candidates").alias("holistic"))
 
 

@@ -12,13 +12,12 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.inference.stage.requests import incomplete_samples, leave_complete
 from untold.jobs.metrics import judging, summaries
-from untold.jobs.metrics.base import Assumptions, Bounds, Metric, Tables, Tools
+from untold.jobs.metrics.base import Assumptions, Bounds, Metric, StageCalls, Tables, Tools
 from untold.jobs.metrics.graphs import (
     GRAPH_TABLES,
     PairJudgements,
-    conclude,
+    conclude_graphs,
     different_texts,
     graph_nodes,
     in_order,
@@ -79,13 +78,12 @@ def _judged() -> dict[str, Mapping[str, Column]]:
 
 
 def _expected(settings: Settings, figures: summaries.StageFigures) -> dict[str, Mapping[str, Column]]:
-    """As many atoms as the figures have of a text, of which as many are relevant."""
+    """Return the average number of atoms of a text, and the average share of relevant atoms."""
     unit_type = F.lit(settings.nli.unit_types[0]).alias("unit_type")
-    of_text, of_both = summaries.tokens_of("text"), summaries.tokens_of("text", "statements")
-    count = summaries.whole(summaries.value_of(figures[EXTRACT].things, of_text), "text")
-    texts = summaries.made_up(count, summaries.size_of_things(figures[EXTRACT], of_text), "text")
-    # What has statements to revise has some after it; equal ones of several texts are one node, here of one text alone
-    nodes = summaries.value_of(figures[REVISE].things, of_both) * figures[REVISE].distinct
+    texts = summaries.expected_texts(figures[EXTRACT], "text")
+    # A text with statements keeps at least one. Equal statements of several texts are one node, and count once
+    things = summaries.value_of(figures[REVISE].things, summaries.tokens_of("text", "statements"))
+    nodes = things * figures[REVISE].distinct
     revised = F.greatest(summaries.whole(nodes, "text", "statements"), F.lit(1))
     passing = figures[RATE].passing(settings.thresholds.relevance)
     return {
@@ -98,30 +96,30 @@ def _expected(settings: Settings, figures: summaries.StageFigures) -> dict[str, 
 
 
 def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
-    """Scores valid samples (columns of the table `samples`): the tables of `GRAPH_TABLES`.
+    """Return the tables `GRAPH_TABLES` of valid samples (columns of the table `samples`).
 
-    Dejl et al. 2025; methods, section 2. A sample that a stage of its texts failed, or was not asked for, is left out
-    of what follows and gets its status from `incomplete`; a relation that failed leaves a score with bounds.
+    Dejl et al. 2025; methods, section 2. A sample with a missing text has no further requests. A missing relation
+    leaves a score with bounds.
     """
-    contexts = tools.contexts()
-    prepared = summaries.gather_contexts(contexts)
-    texts = passages(samples, prepared)
-    extracted = tools.ask(EXTRACT, texts, carry=("sample_id", "query", "position", "context_id", "text"))
-    to_revise = _statements_to_revise(extracted, settings.nli.unit_types)
-    revised = tools.ask(REVISE, to_revise, carry=("sample_id", "query", "position"))
-    rated = tools.ask(RATE, _statements_to_rate(revised), carry=("sample_id", "position"))
-    incomplete = incomplete_samples(extracted, revised, rated)
-    atoms = tools.keep(_gather_atoms(extracted, revised, rated, incomplete, settings), "atoms")
+    calls = StageCalls(NAME, tools)
+    contexts = calls.record(summaries.STAGE, tools.contexts())
+    texts = passages(samples, summaries.gather_contexts(contexts))
+    extracted = calls.ask(EXTRACT, texts, carry=("sample_id", "query", "position", "context_id", "text"))
+    to_revise = calls.complete(_statements_to_revise(extracted, settings.nli.unit_types), EXTRACT)
+    revised = calls.ask(REVISE, to_revise, carry=("sample_id", "query", "position"))
+    to_rate = calls.complete(_statements_to_rate(revised), REVISE)
+    rated = calls.ask(RATE, to_rate, carry=("sample_id", "position"))
+    incomplete = calls.incomplete()
+    atoms = tools.keep(_gather_atoms(calls.complete(extracted), revised, rated, settings), "atoms")
     owners = add_owners(atoms, settings.nli.max_pairs_per_sample)
     owners = tools.keep(add_query(owners, samples) if settings.llm.is_judge else owners, "owners")
     judged = judging.judge_pairs(owners, tools, settings.nli)
-    relations = tools.keep(_relations_of_samples(owners, judged), "relations")
+    relations = calls.record(
+        judging.stage_of(settings.nli), tools.keep(_relations_of_samples(owners, judged), "relations")
+    )
     graphs = _graphs(atoms, owners, relations)
     condensed = tools.condense(*graphs)
-    asked = {summaries.STAGE: contexts, EXTRACT: extracted, REVISE: revised, RATE: rated}
-    asked[judging.stage_of(settings.nli)] = relations
-    found = PairJudgements(prepared, incomplete, owners, atoms, relations, condensed, asked)
-    tables = conclude(NAME, samples, found, tools)
+    tables = conclude_graphs(calls, samples, PairJudgements(incomplete, owners, atoms, relations, condensed))
     if not judging.is_audited(settings.nli):
         return tables
     corrections = judging.correct(relations, graphs, condensed, tools, settings.nli.audit_share)
@@ -131,9 +129,9 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
 
 
 def _statements_to_revise(extracted: DataFrame, unit_types: Sequence[str]) -> DataFrame:
-    """Columns sample_id, query, position, text, statements: the units of the wanted types, where there are any.
+    """Return sample_id, query, position, text, statements: the units of the wanted types, if there are any.
 
-    The text goes along, as references are resolved by it. `query` is carried for the rating after it.
+    The text resolves references. The rating needs `query`.
     """
     wanted = F.filter("atoms", lambda atom: atom["unit_type"].isin(*unit_types))
     rows = extracted.select(
@@ -143,28 +141,24 @@ def _statements_to_revise(extracted: DataFrame, unit_types: Sequence[str]) -> Da
         "text",
         F.transform(wanted, lambda atom: atom["text"]).alias("statements"),
     )
-    return leave_complete(rows, extracted).where(F.size("statements") > 0)
+    return rows.where(F.size("statements") > 0)
 
 
 def _statements_to_rate(revised: DataFrame) -> DataFrame:
-    """Columns sample_id, position, query, statements: atoms of contexts; the response's are never filtered."""
+    """Return sample_id, position, query, statements: the atoms of contexts. Atoms of responses are not filtered."""
     rows = revised.where(F.col("position").isNotNull() & (F.size("atoms") > 0))
-    rows = rows.select("sample_id", "position", "query", F.col("atoms").alias("statements"))
-    return leave_complete(rows, revised)
+    return rows.select("sample_id", "position", "query", F.col("atoms").alias("statements"))
 
 
-def _gather_atoms(
-    extracted: DataFrame, revised: DataFrame, rated: DataFrame, incomplete: DataFrame, settings: Settings
-) -> DataFrame:
-    """One row of `SAMPLE_ATOMS` a sample, of those that no stage left incomplete.
+def _gather_atoms(extracted: DataFrame, revised: DataFrame, rated: DataFrame, settings: Settings) -> DataFrame:
+    """Return the columns of `SAMPLE_ATOMS`, one row per sample of `extracted`.
 
-    Left joins: a passage without units of the wanted types was not revised, and the response is not rated.
+    The joins are left joins. A passage without units of the wanted types is not revised, and a response is not rated.
     """
-    # Stands for the response: null would join with nothing
+    # -1 is the response, because a null joins with nothing
     place = F.coalesce("position", F.lit(-1)).alias("place")
     joined = (
         extracted.select("sample_id", place, "position", "context_id", F.col("atoms").alias("units"))
-        .join(incomplete.select("sample_id"), on="sample_id", how="left_anti")
         .join(
             revised.select("sample_id", place, F.col("atoms").alias("statements")),
             on=["sample_id", "place"],

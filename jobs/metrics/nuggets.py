@@ -1,37 +1,34 @@
-"""Nuggets (Pradeep et al. 2025, AutoNuggetizer; docs/methods.md, section 17): what an answer should state, which of it
-is vital, and how much of it the response supports.
+"""Nuggets (Pradeep et al. 2025, AutoNuggetizer; docs/methods.md, section 17): the facts that a response should state,
+their importance, and their support in the response.
 
-Labels are asked for ten nuggets a request; what a completion leaves open is asked again as relations of lists are.
+A request has ten nuggets. Nuggets without a clear label are requested again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial, reduce
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.inference.stage.requests import failure_rows, has_failed, is_unasked
 from untold.jobs.metrics import base, reference_facts, summaries
 from untold.jobs.metrics.graphs import LONGEST_ATOM
 from untold.jobs.metrics.grounded_claims import covered_statements
 from untold.jobs.metrics.judging import NumberedList
 from untold.jobs.metrics.settings import NuggetsSettings
 from untold.jobs.metrics.views import NuggetView
-from untold.jobs.retrieval.sources import OUTCOME
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts import nugget_measures
 from untold.udfs.storage import absolute
 
 NAME = "nuggets"
-# In the order in which they are asked
+# In their order
 CREATE, RATE, ASSIGN = ("create_nuggets", "rate_nuggets", "assign_nuggets")
 LISTED = 10
 _RATED, _ASSIGNED = (NumberedList(stage, LISTED, {"nuggets": "text"}, {"labels": "label"}) for stage in (RATE, ASSIGN))
-# Of a sample of which nothing is known: shares may be anything, and counts have no upper end
+# The bounds of a sample without results. Counts have no upper bound
 UNKNOWN: Mapping[str, tuple[float | None, float | None]] = {
     name: (None, None) if name in (nugget_measures.NUGGETS, nugget_measures.VITAL_NUGGETS) else (0.0, 1.0)
     for name in nugget_measures.MEASURES
@@ -41,26 +38,26 @@ _NUGGET = "array<struct<reference_id: string, text: string, importance: string, 
 
 
 def stages(settings: Settings) -> tuple[str, ...]:
-    """The stages that the metric may ask, in order. Given nuggets need no stage before the last two."""
+    """Return the stages in order. Given nuggets need only the last two."""
     own = (CREATE, RATE, ASSIGN)
     return summaries.stages_with_contexts(settings, *own) if settings.knowledge.source == "contexts" else own
 
 
 def needs(settings: Settings) -> tuple[str, ...]:
-    """The columns that samples must have: the topic, where a file has the nuggets, else what they are made of."""
+    """Return the required columns: the topic for nuggets of a file, else the source of the nuggets."""
     if settings.nuggets.file is not None:
         return ("query", "response", "query_id")
     return ("query", "response", *reference_facts.needed_facts(settings))
 
 
 def digests(settings: Settings) -> dict[str, str]:
-    """The digest of the file of nuggets, where there is one. Raises NuggetsError for a file that cannot be used."""
+    """Return the digest of the file of nuggets, if it is set. Raises NuggetsError for an unusable file."""
     file = settings.nuggets.file
     return {} if file is None else {"nuggets.file": nugget_measures.digest_of_nuggets(absolute(file))}
 
 
 def assume(settings: Settings) -> base.Assumptions:
-    """As many nuggets as there may be, all vital, and a clear label for each."""
+    """Assume the maximum number of nuggets, all of them vital, and a clear label for each."""
     query = F.substring("query", 1, LONGEST_ATOM)
     most = F.transform(
         summaries.numbers(F.lit(settings.nuggets.max_generated)),
@@ -84,59 +81,45 @@ def _all(label: str) -> Column:
 
 
 def _expected(settings: Settings, figures: summaries.StageFigures) -> dict[str, Mapping[str, Column]]:
-    """As many nuggets as the figures have."""
-    tokens = summaries.tokens_of("query", "texts")
-    count = F.least(
-        summaries.whole(summaries.value_of(figures[CREATE].things, tokens), "query"),
-        F.lit(settings.nuggets.max_generated),
-    )
-    created = summaries.made_up(count, summaries.size_of_things(figures[CREATE], tokens), "query")
+    """Return the average number of nuggets."""
+    created = summaries.expected_texts(figures[CREATE], "query", "texts", most=settings.nuggets.max_generated)
     return {**summaries.expected_summaries(figures), CREATE: {"nuggets": created}, **_labelled()}
 
 
-@dataclass(frozen=True)
-class _NuggetResults:
-    """What the metric has found out about its samples, before tables are made of it.
-
-    incomplete: owner, lost, waiting; of_owners: by stage its results, with the column owner; assigned: sample_id,
-    number, label and the errors of `OUTCOME`; concluded: the columns of `CONCLUDED`.
-    """
-
-    owners: reference_facts.Owners
-    evidence: reference_facts.Evidence
-    incomplete: DataFrame
-    of_owners: Mapping[str, DataFrame]
-    assigned: DataFrame
-    concluded: DataFrame
-
-
 def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tables:
-    """Scores valid samples (columns of the table `samples`): the tables of `METRIC`.
+    """Return the tables of valid samples (columns of the table `samples`).
 
-    Responses to one query share nuggets and their importance. A sample whose nuggets or ratings were lost is not judged
-    any further; an assignment that was lost leaves values with bounds.
+    Responses to one query share nuggets and their importance. A sample without nuggets or ratings is not judged. A
+    missing label leaves values with bounds.
     """
     samples = _with_file(samples, settings)
+    shared, calls = base.StageCalls(NAME, tools, key="owner"), base.StageCalls(NAME, tools)
     owners = reference_facts.find_owners(samples, tools, settings)
     given = owners.owners.where(F.col("given").isNotNull())
     mined = reference_facts.Owners(owners.owned, owners.owners.where(F.col("given").isNull()))
     evidence = reference_facts.find_evidence(mined, tools, settings, documents=None)
-    texts, asked = reference_facts.find_texts(mined.owners, evidence, tools, settings)
     searched = [] if evidence.hits is None else [evidence.hits]
-    known = reference_facts.incomplete_owners(*searched, *asked.values()) if searched or asked else None
-    created, asked[CREATE] = _create(texts, known, mined.owners, tools, settings)
+    texts = reference_facts.find_texts(mined.owners, evidence, shared, settings)
+    created = _create(texts, searched, mined.owners, shared, settings)
     nuggets = tools.keep(created.unionByName(_given(given, settings)), "nuggets")
-    asked[RATE] = _RATED.ask(tools, _to_rate(nuggets), "owner")
-    incomplete = tools.keep(reference_facts.incomplete_owners(*searched, *asked.values()), "incomplete-owners")
-    ranked = tools.keep(_rank(nuggets, asked[RATE], settings), "ranked-nuggets")
-    shared = samples.join(owners.owned, on="sample_id", how="inner").join(ranked, on="owner", how="inner")
-    assigned = tools.keep(_ASSIGNED.ask(tools, _to_assign(shared), "sample_id"), "assigned")
-    concluded = tools.keep(_conclude(shared, assigned, settings), "concluded")
-    return _tables(samples, _NuggetResults(owners, evidence, incomplete, asked, assigned, concluded), settings)
+    rated = shared.record(RATE, _RATED.ask(tools, _to_rate(nuggets), "owner"))
+    incomplete = tools.keep(shared.incomplete(*searched), "incomplete-owners")
+    ranked = tools.keep(_rank(shared.complete(nuggets, RATE), rated, settings), "ranked-nuggets")
+    listed = samples.join(owners.owned, on="sample_id", how="inner").join(ranked, on="owner", how="inner")
+    assigned = calls.record(ASSIGN, tools.keep(_ASSIGNED.ask(tools, _to_assign(listed), "sample_id"), "assigned"))
+    concluded = tools.keep(_conclude(listed, assigned, settings), "concluded")
+    judged = base.with_status(samples, owners.owned, incomplete, concluded)
+    failures = reference_facts.failures_of_owners(shared, owners, evidence)
+    return {
+        "statements": covered_statements(judged.where(base.is_judged()), NAME, *OF_NUGGETS),
+        "scores": base.measured_scores(judged, NAME, settings.nuggets.score, F.col("left_out")),
+        "measures": base.measure_rows(judged, NAME, UNKNOWN),
+        "failures": failures.unionByName(calls.failures()),
+    }
 
 
 def _with_file(samples: DataFrame, settings: Settings) -> DataFrame:
-    """The samples with the queries and nuggets of `nuggets.file`, joined by query_id, in place of their own."""
+    """Return the samples with the queries and nuggets of `nuggets.file` by query_id, instead of their own."""
     if settings.nuggets.file is None:
         return samples
     path = samples.sparkSession.createDataFrame([(absolute(settings.nuggets.file),)], "path string")
@@ -152,7 +135,7 @@ def _with_file(samples: DataFrame, settings: Settings) -> DataFrame:
 
 
 def _given(owners: DataFrame, settings: Settings) -> DataFrame:
-    """owner, query, nuggets: those given, with the importance that they have or that their weight says."""
+    """Return owner, query, nuggets: the given nuggets with their importance, or with the importance of their weight."""
     least = settings.nuggets.vital_weight
 
     def one(item: Column) -> Column:
@@ -167,42 +150,43 @@ def _given(owners: DataFrame, settings: Settings) -> DataFrame:
 
 
 def _create(
-    texts: DataFrame, incomplete: DataFrame | None, owners: DataFrame, tools: base.Tools, settings: Settings
-) -> tuple[DataFrame, DataFrame]:
-    """owner, query, nuggets of those owners whose windows were all answered; and the results of all windows.
+    texts: DataFrame,
+    searched: Sequence[DataFrame],
+    owners: DataFrame,
+    calls: base.StageCalls,
+    settings: Settings,
+) -> DataFrame:
+    """Return owner, query, nuggets: the owners with completions for all their windows.
 
-    Windows of one owner are asked one after the other, each with the nuggets of those before; those of all owners at
-    once. texts: owner, place, text.
+    The windows of an owner have one request after the other, each with the nuggets of the earlier windows. The owners
+    run in parallel. texts: owner, place, text. searched: results of retrieval, which may be incomplete.
     """
-    own = settings.nuggets
+    own, tools = settings.nuggets, calls.tools
     in_order = F.array_sort(F.collect_list(F.struct("place", "text")))
     by_owner = texts.groupBy("owner").agg(F.transform(in_order, lambda one: one["text"]).alias("texts"))
-    state = owners.select("owner", "query").join(by_owner, on="owner", how="left")
-    if incomplete is not None:
-        state = state.join(incomplete.select("owner"), on="owner", how="left_anti")
+    state = calls.complete(owners.select("owner", "query").join(by_owner, on="owner", how="left"))
+    for hits in searched:
+        missing = hits.where(F.col("error_type").isNotNull()).select("owner")
+        state = state.join(missing, on="owner", how="left_anti")
     state = tools.keep(state.withColumn("nuggets", F.array().cast("array<string>")), "texts-of-owners")
-    rounds = []
     for first in range(0, _most_texts(owners, settings), own.window):
         window = F.slice("texts", first + 1, own.window).alias("texts")
         rows = state.where(F.size("texts") > first).select(
             "owner", "query", window, "nuggets", F.lit(own.max_generated).alias("most")
         )
-        answered = tools.ask(CREATE, rows, carry=("owner",))
-        rounds.append(answered)
+        created = calls.ask(CREATE, rows)
         updated = F.slice(F.array_distinct("nuggets"), 1, own.max_generated).alias("updated")
-        joined = reference_facts.complete_alone(state, answered).join(
-            answered.select("owner", updated), on="owner", how="left"
-        )
+        joined = calls.complete(state, CREATE).join(created.select("owner", updated), on="owner", how="left")
         state = tools.keep(
             joined.withColumn("nuggets", F.coalesce("updated", "nuggets")).drop("updated"), "created-nuggets"
         )
     nothing = F.lit(None)
     one = F.transform("nuggets", lambda text: F.struct(nothing, text, nothing, nothing)).cast(_NUGGET)
-    return state.select("owner", "query", one.alias("nuggets")), reduce(DataFrame.unionByName, rounds)
+    return state.select("owner", "query", one.alias("nuggets"))
 
 
 def _most_texts(owners: DataFrame, settings: Settings) -> int:
-    """How many texts an owner may have, whatever summaries leave of them; 1 at least, as a stage is asked."""
+    """Return the maximum number of texts of an owner, at least 1."""
     if settings.knowledge.source != "contexts":
         return settings.knowledge.top_k
     longest = owners.agg(F.max(F.size("contexts"))).first()
@@ -210,7 +194,7 @@ def _most_texts(owners: DataFrame, settings: Settings) -> int:
 
 
 def _to_rate(nuggets: DataFrame) -> DataFrame:
-    """owner, query, listed array<struct<number, text>>: the nuggets without importance, by place from 1."""
+    """Return owner, query, listed array<struct<number, text>>: the nuggets without importance, numbered from 1."""
     placed = F.transform(
         "nuggets",
         lambda one, place: F.struct(
@@ -221,61 +205,26 @@ def _to_rate(nuggets: DataFrame) -> DataFrame:
 
 
 def _rank(nuggets: DataFrame, rated: DataFrame, settings: Settings) -> DataFrame:
-    """The columns of `RANKED`, a row an owner of whom all is known."""
+    """Return the columns of `RANKED`, one row per owner of `nuggets`."""
     by_owner = rated.groupBy("owner").agg(F.collect_list(F.struct("number", "label")).alias("rated"))
-    both = reference_facts.complete_alone(nuggets.drop("query"), rated).join(by_owner, on="owner", how="left")
+    both = nuggets.drop("query").join(by_owner, on="owner", how="left")
     return both.mapInArrow(
         partial(nugget_measures.rank_batches, keep=settings.nuggets.top_k), spark_schema(nugget_measures.RANKED)
     )
 
 
 def _to_assign(shared: DataFrame) -> DataFrame:
-    """sample_id, query, response, listed: the nuggets that count. A blank response supports none, unasked."""
+    """Return sample_id, query, response, listed: the kept nuggets. A blank response supports none without a request."""
     kept = F.filter("nuggets", lambda one: one["kept"])
     return shared.where(~base.is_blank("response")).select("sample_id", "query", "response", kept.alias("listed"))
 
 
 def _conclude(shared: DataFrame, assigned: DataFrame, settings: Settings) -> DataFrame:
-    """The columns of `CONCLUDED`, and unassigned: whether some nugget was not asked for."""
-    by_sample = assigned.groupBy("sample_id").agg(
-        F.collect_list(F.struct("number", "label")).alias("assigned"), F.max(is_unasked()).alias("unassigned")
-    )
-    rows = shared.select("sample_id", base.is_blank("response").alias("blank"), "nuggets").join(
-        by_sample, on="sample_id", how="left"
-    )
+    """Return the columns of `CONCLUDED`, and waiting: true if the label of a nugget was not requested."""
+    rows = shared.select("sample_id", base.is_blank("response").alias("blank"), "nuggets")
+    labels = base.collect(assigned, "assigned", "number", "label")
     conclude = partial(nugget_measures.conclude_batches, score=settings.nuggets.score)
-    concluded = rows.drop("unassigned").mapInArrow(conclude, spark_schema(nugget_measures.CONCLUDED))
-    return concluded.join(by_sample.select("sample_id", "unassigned"), on="sample_id", how="left")
-
-
-def _tables(samples: DataFrame, found: _NuggetResults, settings: Settings) -> base.Tables:
-    judged = _with_status(samples, found)
-    failures = [
-        reference_facts.owners_failures(NAME, found.owners.owned, found.of_owners),
-        failure_rows(NAME, ASSIGN, found.assigned),
-    ]
-    if found.evidence.hits is not None:
-        searches = found.owners.owned.join(found.evidence.hits.where(has_failed()), on="owner", how="inner")
-        failures.append(searches.select("sample_id", F.lit(NAME).alias("metric"), "stage", *OUTCOME).distinct())
-    return {
-        "statements": covered_statements(judged.where(F.col("status").isin(*base.JUDGED)), NAME, *OF_NUGGETS),
-        "scores": base.measured_scores(judged, NAME, settings.nuggets.score, F.col("left_out")),
-        "measures": base.measure_rows(judged, NAME, UNKNOWN),
-        "failures": reduce(DataFrame.unionByName, failures),
-    }
-
-
-def _with_status(samples: DataFrame, found: _NuggetResults) -> DataFrame:
-    """sample_id, system, status, and the columns of `CONCLUDED`: a row a sample (docs/contract.md, "Scores")."""
-    joined = (
-        samples.select("sample_id", "system")
-        .join(found.owners.owned, on="sample_id", how="left")
-        .join(found.incomplete, on="owner", how="left")
-        .join(found.concluded, on="sample_id", how="left")
-    )
-    waiting = F.col("waiting") | F.col("unassigned")
-    status = base.status_of(lost=F.col("lost"), waiting=waiting, empty=F.col("empty"), partial=F.col("unjudged") > 0)
-    return joined.withColumn("status", status)
+    return base.conclude(rows.join(labels, on="sample_id", how="left"), conclude, nugget_measures.CONCLUDED)
 
 
 METRIC = base.Metric(

@@ -12,9 +12,9 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.inference.stage.requests import Rows, incomplete_samples, leave_complete
+from untold.jobs.inference.stage.requests import Rows
 from untold.jobs.metrics import graphs
-from untold.jobs.metrics.base import Assumptions, Metric, Tables, Tools
+from untold.jobs.metrics.base import Assumptions, Metric, StageCalls, Tables, Tools
 from untold.jobs.metrics.judging import LIST, ask_in_lists, cut_in_lists, listed_pairs, texts_of_items
 from untold.jobs.metrics.settings import QaSettings
 from untold.jobs.metrics.summaries import (
@@ -267,43 +267,39 @@ def _all_to_the_first(items: Column) -> Column:
 
 
 def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
-    """Scores valid samples (columns of the table `samples`): the tables of `GRAPH_TABLES`.
+    """Return the tables `GRAPH_TABLES` of valid samples (columns of the table `samples`).
 
-    Dejl et al. 2025; methods, section 3. A sample that a stage of its texts failed, or was not asked for, is left out
-    of what follows; a comparison that failed leaves a score with bounds.
+    Dejl et al. 2025; methods, section 3. A sample with a missing text has no further requests. A missing comparison
+    leaves a score with bounds.
     """
-    contexts = tools.contexts()
-    prepared = gather_contexts(contexts)
-    texts = graphs.passages(samples, prepared)
+    calls = StageCalls(NAME, tools)
+    contexts = calls.record(SUMMARISE, tools.contexts())
+    texts = graphs.passages(samples, gather_contexts(contexts))
     of_response = settings.qa.questions == "all"
     to_mine = texts if of_response else texts.where(F.col("position").isNotNull())
-    mined = tools.ask(MINE, to_mine, carry=("sample_id", "position", "context_id"))
-    refined = tools.ask(REFINE, _questions_to_refine(mined, samples), carry=("sample_id",))
+    mined = calls.ask(MINE, to_mine, carry=("sample_id", "position", "context_id"))
+    refined = calls.ask(REFINE, _questions_to_refine(calls.complete(mined, MINE), samples))
     passed = tools.keep(_passed_questions(refined, settings.thresholds.relevance), "questions")
-    answered = tools.ask(ANSWER, _questions_to_answer(texts, passed), carry=("sample_id", "position", "context_id"))
-    incomplete = incomplete_samples(mined, refined, answered)
-    atoms = tools.keep(_gather_answers(answered, passed, settings.thresholds.confidence), "atoms")
+    answered = calls.ask(ANSWER, _questions_to_answer(texts, passed), carry=("sample_id", "position", "context_id"))
+    incomplete = calls.incomplete()
+    complete = calls.complete(answered, ANSWER)
+    atoms = tools.keep(_gather_answers(complete, passed, settings.thresholds.confidence), "atoms")
     relations = tools.keep(compare_answers(atoms, tools, settings.qa), "relations")
+    calls.record(stage_of(settings.qa), relations)
     condensed = tools.condense(graphs.graph_nodes(atoms), _edges(relations))
-    # No cap on pairs of answers: only those to one question are paired
+    # Pairs of answers have no limit, because only answers to the same question make a pair
     with_graph = atoms.where(F.col("contexts") > 0).select("sample_id", F.lit(0).alias("left_out"))
-    asked = {SUMMARISE: contexts, MINE: mined, REFINE: refined, ANSWER: answered}
-    asked[stage_of(settings.qa)] = relations
-    return graphs.conclude(
-        NAME,
-        samples,
-        graphs.PairJudgements(prepared, incomplete, with_graph, atoms, relations, condensed, asked),
-        tools,
-    )
+    found = graphs.PairJudgements(incomplete, with_graph, atoms, relations, condensed)
+    return graphs.conclude_graphs(calls, samples, found)
 
 
 def _questions_to_refine(mined: DataFrame, samples: DataFrame) -> DataFrame:
-    """Columns sample_id, query, questions: all questions mined for a sample, where there are any.
+    """Return sample_id, query, questions: all distinct questions of a sample, if there are any.
 
-    They are refined together, as those of different texts may be one question; equal ones are given once.
+    They are refined together, because questions of different texts may be the same.
     """
     queries = samples.select("sample_id", "query")
-    gathered = leave_complete(mined, mined).groupBy("sample_id").agg(graphs.in_order("questions"))
+    gathered = mined.groupBy("sample_id").agg(graphs.in_order("questions"))
     rows = gathered.join(queries, on="sample_id", how="inner").select("sample_id", "query", "passages")
     distinct = rows.mapInArrow(gather_questions, spark_schema(SAMPLE_QUESTIONS))
     return distinct.where(F.size("questions") > 0)
@@ -327,11 +323,11 @@ def _questions_to_answer(texts: DataFrame, passed: DataFrame) -> DataFrame:
 
 
 def _gather_answers(answered: DataFrame, passed: DataFrame, threshold: float) -> DataFrame:
-    """One row of `SAMPLE_NODES` a sample that has been answered for in full.
+    """Return the columns of `SAMPLE_NODES`, one row per sample of `answered`.
 
     threshold: `thresholds.confidence`, 1 to 5.
     """
-    gathered = leave_complete(answered, answered).groupBy("sample_id").agg(graphs.in_order("answers", "confidences"))
+    gathered = answered.groupBy("sample_id").agg(graphs.in_order("answers", "confidences"))
     rows = gathered.join(passed, on="sample_id", how="inner").select("sample_id", "questions", "passages")
     return rows.mapInArrow(partial(gather_answers, metric=NAME, threshold=threshold), spark_schema(SAMPLE_NODES))
 

@@ -1,21 +1,20 @@
-"""The facts that an answer to each query ought to give: extracted, merged, rated and ranked, once for all its samples.
+"""Extract, merge, rate and rank the facts that a response to a query should state.
 
-"Beyond Precision" 2026; methods, section 12. Frames are of owners: what samples of one query and one source share,
-their facts and their evidence, is worked out once.
+"Beyond Precision" 2026; methods, section 12. Samples with the same query and source have one owner, and share facts and
+evidence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.graph.condensation import condense_batches
-from untold.jobs.inference.stage.requests import Rows, failure_rows, has_failed, incomplete_samples
-from untold.jobs.metrics.base import Tools
+from untold.jobs.inference.stage.requests import Rows, has_failed
+from untold.jobs.metrics.base import StageCalls, Tools
 from untold.jobs.metrics.grounded_claims import chunk_name
 from untold.jobs.metrics.summaries import STAGE as SUMMARISE
 from untold.jobs.metrics.summaries import summarise_contexts
@@ -41,19 +40,21 @@ from untold.udfs.facts.reference_facts import (
 from untold.udfs.retrieval.terms import decimals_of
 from untold.udfs.samples.conversion import EITHER
 
-# Half of a sha2-256: no two texts of a billion have one
+# Half of a SHA-256. A billion texts have different keys
 KEY_CHARACTERS = 32
-# The only one of the references where a lone text is given
+# The id of a single reference that is given as a text
 FIRST_ID = "1"
 GIVEN = "array<struct<reference_id: string, text: string, anchor: string, weight: double, importance: string>>"
 
 
 @dataclass(frozen=True)
 class Owners:
-    """owned: sample_id, owner, the first sample_id of those that share it; owners: owner, query, contexts, given.
+    """The owners of shared results.
 
-    `given` array<struct<reference_id, text, anchor, weight, importance>>, null where there are none. Contexts that are
-    no source are null.
+    Attributes:
+        owned: sample_id and owner, the first sample_id with the same query, contexts and references.
+        owners: owner, query, contexts, and given array<struct<reference_id, text, anchor, weight, importance>>. `given`
+            is null without references. `contexts` is null if facts do not come from contexts.
     """
 
     owned: DataFrame
@@ -61,7 +62,7 @@ class Owners:
 
 
 def find_owners(samples: DataFrame, tools: Tools, settings: Settings) -> Owners:
-    """Who owns what samples share: those of one query, one list of references, and one list of contexts."""
+    """Return the owners of samples: one per query, list of references, and list of contexts."""
     of_contexts = settings.knowledge.source == "contexts"
     contexts = F.col("contexts") if of_contexts else F.lit(None).cast("array<struct<id: string, text: string>>")
     shared = samples.select("sample_id", "query", contexts.alias("contexts"), _given(samples).alias("given"))
@@ -74,7 +75,7 @@ def find_owners(samples: DataFrame, tools: Tools, settings: Settings) -> Owners:
 
 
 def without_unwanted(samples: DataFrame) -> DataFrame:
-    """The samples without references of negative weight, which a response should not state."""
+    """Return the samples without their references of negative weight, which a response should not state."""
     if "references" not in samples.columns:
         return samples
     is_wanted = F.filter("references", lambda one: F.coalesce(one["weight"], F.lit(0.0)) >= 0)
@@ -82,7 +83,7 @@ def without_unwanted(samples: DataFrame) -> DataFrame:
 
 
 def _given(samples: DataFrame) -> Column:
-    """The references that a sample brings, null where it brings none."""
+    """Return the references of a sample, or null if it has none."""
     if "references" not in samples.columns:
         return F.lit(None).cast(GIVEN)
     items = F.transform(
@@ -100,10 +101,11 @@ def _given(samples: DataFrame) -> Column:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What owners' facts are taken from and claims verified against.
+    """The texts that facts come from and that claims are verified with.
 
-    chunks: owner, chunks array<struct<chunk_id, document_id, url, text>>, empty where nothing was found; hits: what was
-    looked up, with what failed (owner, stage, `OUTCOME`), None where contexts are the source.
+    Attributes:
+        chunks: owner, chunks array<struct<chunk_id, document_id, url, text>>. An array is empty without a hit.
+        hits: the results of retrieval with owner, stage and `OUTCOME`. None if the contexts are the source.
     """
 
     chunks: DataFrame
@@ -111,9 +113,9 @@ class Evidence:
 
 
 def find_evidence(owners: Owners, tools: Tools, settings: Settings, documents: int | None) -> Evidence:
-    """The evidence of each owner: chunks of its contexts in order, or those found for its query.
+    """Return the evidence of each owner: the chunks of its contexts in order, or the retrieved chunks of its query.
 
-    Of an index those of the best so many `documents`, None for all; of the web all hits, in their order.
+    documents: the number of documents of an index, best first, None for all. All hits of the web are used in order.
     """
     source = settings.knowledge.source
     if source == "contexts":
@@ -122,7 +124,7 @@ def find_evidence(owners: Owners, tools: Tools, settings: Settings, documents: i
     queries = owners.owners.select(F.col("owner").alias("sample_id"), "query")
     hits = tools.retrieve(queries).withColumnRenamed("sample_id", "owner")
     found = F.when(F.col("rank").isNotNull(), F.struct("rank", "chunk_id", "document_id", "url", "text", "similarity"))
-    # collect_list passes over the nulls of queries that found nothing
+    # collect_list skips the nulls of queries without a hit
     by_owner = hits.groupBy("owner").agg(F.collect_list(found).alias("hits"))
     retriever = settings.knowledge.retriever
     choose = partial(
@@ -131,26 +133,14 @@ def find_evidence(owners: Owners, tools: Tools, settings: Settings, documents: i
     return Evidence(tools.keep(by_owner.mapInArrow(choose, spark_schema(EVIDENCE)), "evidence"), hits)
 
 
-def incomplete_owners(*asked: DataFrame) -> DataFrame:
-    """Columns owner, lost, waiting: the owners that a stage failed, or was not asked, for."""
-    renamed = (rows.withColumnRenamed("owner", "sample_id") for rows in asked)
-    return incomplete_samples(*renamed).withColumnRenamed("sample_id", "owner")
-
-
-def complete_alone(rows: DataFrame, asked: DataFrame) -> DataFrame:
-    """The rows of owners that a stage left nothing of unanswered."""
-    incomplete = asked.where(F.col("error_type").isNotNull()).select("owner").distinct()
-    return rows.join(incomplete, on="owner", how="left_anti")
-
-
-def owners_failures(metric: str, owned: DataFrame, asked: Mapping[str, DataFrame]) -> DataFrame:
-    """The rows of `failures` of what was asked for owners, for every sample that shares it; by stage its results."""
-    rows = [
-        owned.join(frame.where(has_failed()).select("owner", *OUTCOME), on="owner", how="inner")
-        for frame in asked.values()
-    ]
-    named = [failure_rows(metric, stage, frame) for stage, frame in zip(asked, rows, strict=True)]
-    return reduce(DataFrame.unionByName, named)
+def failures_of_owners(calls: StageCalls, owners: Owners, evidence: Evidence) -> DataFrame:
+    """Return the rows of `failures` of shared results and of retrieval, for each sample that shares them."""
+    failures = calls.failures(owners.owned)
+    if evidence.hits is None:
+        return failures
+    lost = owners.owned.join(evidence.hits.where(has_failed()), on="owner", how="inner")
+    rows = lost.select("sample_id", F.lit(calls.metric).alias("metric"), "stage", *OUTCOME)
+    return failures.unionByName(rows.distinct())
 
 
 def needed_facts(settings: Settings) -> tuple[str, ...]:
@@ -162,7 +152,7 @@ def needed_facts(settings: Settings) -> tuple[str, ...]:
 
 EXTRACT, RELATE, RATE = "extract_facts", "classify_relation", "rate_importance"
 ENTAILMENT = "entailment"
-# Of the 6,962 pairs of statements that K-QA has for one question 1,463 are near enough to be asked about
+# K-QA has 6,962 pairs of statements of one question, and 1,463 of them are near enough for a request
 NEAR_SHARE = 0.21
 CLASSES = (
     "graph string, classes array<struct<node: long, statement: long, representative: boolean, covered: boolean, "
@@ -172,60 +162,58 @@ CLASSES = (
 
 @dataclass(frozen=True)
 class ReferenceFacts:
-    """ranked: columns of `RANKED`, a row an owner whose facts are known; left_out: owner, left_out, beyond the cap.
+    """The facts of the owners.
 
-    texts: owner, those that facts were extracted or given of; incomplete: owner, lost, waiting; asked: by stage its
-    results, with the column owner.
+    Attributes:
+        ranked: the columns of `RANKED`, one row per owner with known facts.
+        left_out: owner, left_out: the number of facts above `importance.max_facts`.
+        texts: owner: the owners with a text or with given facts.
+        incomplete: owner, lost, waiting.
     """
 
     ranked: DataFrame
     left_out: DataFrame
     texts: DataFrame
     incomplete: DataFrame
-    asked: Mapping[str, DataFrame]
 
 
-def find_reference_facts(owners: Owners, evidence: Evidence, tools: Tools, settings: Settings) -> ReferenceFacts:
-    """The ranked facts of each owner: those of its texts, merged, or those that it was given, rated where need be."""
-    mined = owners.owners.where(F.col("given").isNull())
-    texts, asked = find_texts(mined, evidence, tools, settings)
-    passages = texts.mapInArrow(partial(cut_texts, words=settings.importance.passage_words), spark_schema(PASSAGES))
-    place = ("owner", "place", "passage", "source")
-    asked[EXTRACT] = tools.ask(EXTRACT, passages, carry=place)
-    searched = _searched(mined, evidence)
-    known = incomplete_owners(*searched, *asked.values())
-    found = tools.keep(_found(asked[EXTRACT], known, settings), "found-facts")
-    merged, judged = _merge(found, tools, settings)
-    asked |= judged
-    facts = merged.unionByName(_given_facts(owners.owners))
-    to_rate = owners.owners.select("owner", "query").join(facts, on="owner", how="inner")
-    for stage in judged.values():
-        to_rate = complete_alone(to_rate, stage)
-    to_rate = tools.keep(to_rate, "merged-facts")
-    prompts = to_rate.mapInArrow(partial(batch_facts, most=settings.importance.batch), spark_schema(TO_RATE))
-    asked[RATE] = tools.ask(RATE, prompts, carry=("owner", "batch"))
-    with_texts = texts.select("owner").unionByName(_given_facts(owners.owners).select("owner")).distinct()
-    incomplete = tools.keep(incomplete_owners(*searched, *asked.values()), "incomplete-owners")
-    ranked = tools.keep(_rank(to_rate, asked[RATE], settings), "ranked-facts")
-    return ReferenceFacts(
-        ranked, found.select("owner", "left_out"), tools.keep(with_texts, "owners-with-texts"), incomplete, asked
-    )
+def find_reference_facts(owners: Owners, evidence: Evidence, calls: StageCalls, settings: Settings) -> ReferenceFacts:
+    """Return the ranked facts of each owner: the merged facts of its texts, or its given facts, rated if necessary.
 
-
-def find_texts(
-    owners: DataFrame, evidence: Evidence, tools: Tools, settings: Settings
-) -> tuple[DataFrame, dict[str, DataFrame]]:
-    """owner, place, source, text of what facts or nuggets are taken from, and what was asked for that by stage.
-
-    Contexts are condensed as for every metric; chunks that were found are as they are.
+    calls: the calls of owners.
     """
+    tools, given = calls.tools, _given_facts(owners.owners)
+    mined = owners.owners.where(F.col("given").isNull())
+    texts = find_texts(mined, evidence, calls, settings)
+    passages = texts.mapInArrow(partial(cut_texts, words=settings.importance.passage_words), spark_schema(PASSAGES))
+    extracted = calls.ask(EXTRACT, passages, carry=("owner", "place", "passage", "source"))
+    searched = _searched(mined, evidence)
+    found = tools.keep(_found(extracted, calls.incomplete(*searched), settings), "found-facts")
+    facts = _merge(found, calls, settings).unionByName(given)
+    queries = owners.owners.select("owner", "query")
+    to_rate = tools.keep(calls.complete(queries.join(facts, on="owner", how="inner"), EMBED, RELATE), "merged-facts")
+    prompts = to_rate.mapInArrow(partial(batch_facts, most=settings.importance.batch), spark_schema(TO_RATE))
+    rated = calls.ask(RATE, prompts, carry=("owner", "batch"))
+    with_texts = texts.select("owner").unionByName(given.select("owner")).distinct()
+    incomplete = tools.keep(calls.incomplete(*searched), "incomplete-owners")
+    ranked = tools.keep(_rank(calls.complete(to_rate, RATE), rated, settings), "ranked-facts")
+    left_out = found.select("owner", "left_out")
+    return ReferenceFacts(ranked, left_out, tools.keep(with_texts, "owners-with-texts"), incomplete)
+
+
+def find_texts(owners: DataFrame, evidence: Evidence, calls: StageCalls, settings: Settings) -> DataFrame:
+    """Return owner, place, source, text: the texts that facts or nuggets come from.
+
+    Contexts are summarised as for every metric. Retrieved chunks are not changed.
+    """
+    tools = calls.tools
     if settings.knowledge.source != "contexts":
         chunks = evidence.chunks.join(owners.select("owner"), on="owner", how="left_semi")
         exploded = chunks.select("owner", F.posexplode("chunks").alias("place", "chunk")).select(
             "owner", F.col("place").cast("long").alias("place"), "chunk.chunk_id", "chunk.text"
         )
         named = exploded.withColumn("source", chunk_name(settings.knowledge.source))
-        return tools.keep(named.select("owner", "place", "source", "text"), "texts"), {}
+        return tools.keep(named.select("owner", "place", "source", "text"), "texts")
     samples = owners.select(F.col("owner").alias("sample_id"), "query", "contexts")
     contexts = summarise_contexts(samples, tools.ask, summarise=settings.summarise_contexts)
     condensed = contexts.withColumnRenamed("sample_id", "owner")
@@ -235,17 +223,18 @@ def find_texts(
         F.col("context_id").alias("source"),
         F.col("summary").alias("text"),
     )
-    asked = {SUMMARISE: condensed} if settings.summarise_contexts else {}
-    return complete_alone(texts, condensed), asked
+    if settings.summarise_contexts:
+        calls.record(SUMMARISE, condensed)
+    return calls.complete(texts, SUMMARISE)
 
 
 def _searched(owners: DataFrame, evidence: Evidence) -> list[DataFrame]:
-    """What was looked up for these owners, whose facts are taken from it."""
+    """Return the results of retrieval for these owners, none if the contexts are the source."""
     return [] if evidence.hits is None else [evidence.hits.join(owners.select("owner"), on="owner", how="left_semi")]
 
 
 def _found(extracted: DataFrame, incomplete: DataFrame, settings: Settings) -> DataFrame:
-    """The columns of `FOUND`, a row an owner of whom all texts are known."""
+    """Return the columns of `FOUND`, one row per owner with all texts."""
     passage = F.struct("place", "passage", "source", "facts")
     by_owner = extracted.groupBy("owner").agg(F.array_sort(F.collect_list(passage)).alias("passages"))
     whole = by_owner.join(incomplete.select("owner"), on="owner", how="left_anti")
@@ -254,7 +243,7 @@ def _found(extracted: DataFrame, incomplete: DataFrame, settings: Settings) -> D
 
 
 def _given_facts(owners: DataFrame) -> DataFrame:
-    """The columns of `FACTS` of the owners that bring references: as they are, each a fact."""
+    """Return the columns of `FACTS` of the owners with references. Each reference is a fact."""
     null = F.lit(None).cast("array<string>")
     one = F.transform(
         "given",
@@ -272,41 +261,39 @@ def _given_facts(owners: DataFrame) -> DataFrame:
     return given.select("owner", one.cast(schema["facts"].dataType).alias("facts"))
 
 
-def _merge(found: DataFrame, tools: Tools, settings: Settings) -> tuple[DataFrame, dict[str, DataFrame]]:
-    """The columns of `FACTS`, near-duplicates merged as `importance.duplicates` says, and what was asked for that.
+def _merge(found: DataFrame, calls: StageCalls, settings: Settings) -> DataFrame:
+    """Return the columns of `FACTS`, with duplicates merged by the rule `importance.duplicates`.
 
-    An owner of whom a vector or a relation is missing is left as if nothing were near: its sample is not rated.
+    The facts of an owner without a vector or a relation are not merged, and its samples are not rated.
     """
     own = settings.importance
     if own.duplicates == "none":
         alone = found.withColumn("classes", F.lit(None).cast("array<struct<node: long>>"))
-        return alone.mapInArrow(merge_classes, spark_schema(FACTS)), {}
-    embedded = tools.ask(EMBED, _to_embed(found), carry=("owner", "place"))
+        return alone.mapInArrow(merge_classes, spark_schema(FACTS))
+    embedded = calls.ask(EMBED, _to_embed(found), carry=("owner", "place"))
     by_owner = embedded.groupBy("owner").agg(
         F.transform(F.array_sort(F.collect_list(F.struct("place", "vector"))), lambda one: one["vector"]).alias(
             "vectors"
         )
     )
-    ready = tools.keep(found.join(by_owner, on="owner", how="left"), "facts-with-vectors")
-    asked = {EMBED: embedded}
+    ready = calls.tools.keep(found.join(by_owner, on="owner", how="left"), "facts-with-vectors")
     if own.duplicates != "entailed":
         merge = partial(merge_near, method=own.duplicates, threshold=own.duplicate_distance)
-        return ready.mapInArrow(merge, spark_schema(FACTS)), asked
-    asked[RELATE] = tools.ask(RELATE, _near_pairs(ready), carry=())
-    classes = _classes(found, asked[RELATE])
-    return found.join(classes, on="owner", how="left").mapInArrow(merge_classes, spark_schema(FACTS)), asked
+        return ready.mapInArrow(merge, spark_schema(FACTS))
+    classes = _classes(found, calls.ask(RELATE, _near_pairs(ready), carry=()))
+    return found.join(classes, on="owner", how="left").mapInArrow(merge_classes, spark_schema(FACTS))
 
 
 def _to_embed(found: DataFrame) -> DataFrame:
-    """owner, place, text, kind: the facts of owners that have several."""
+    """Return owner, place, text, kind: the facts of owners with several facts."""
     several = found.where(F.size("found") > 1).select("owner", F.posexplode("found").alias("place", "fact"))
     return several.select("owner", "place", F.col("fact.text").alias("text"), F.lit("document").alias("kind"))
 
 
 def _near_pairs(ready: DataFrame) -> Rows:
-    """The ordered pairs of near facts as requests: owner, source, target, premise, hypothesis.
+    """Return the ordered pairs of near facts as requests: owner, source, target, premise, hypothesis.
 
-    In a plan that knows no vector any two facts of an owner may be near.
+    Without vectors, a plan assumes that any two facts of an owner may be near.
     """
     pairs = ready.mapInArrow(pair_near, spark_schema(PAIRS))
     facts = ready.select("owner", F.posexplode("found").alias("place", "fact")).select(
@@ -326,7 +313,7 @@ def _near_pairs(ready: DataFrame) -> Rows:
 
 
 def _classes(found: DataFrame, related: DataFrame) -> DataFrame:
-    """owner, classes: the strong components of the entailments among an owner's facts (methods, section 5)."""
+    """Return owner, classes: the strong components of the entailments among the facts (methods, section 5)."""
     node = F.transform(
         "found",
         lambda one, place: F.struct(
@@ -348,10 +335,10 @@ def _classes(found: DataFrame, related: DataFrame) -> DataFrame:
 
 
 def _rank(facts: DataFrame, rated: DataFrame, settings: Settings) -> DataFrame:
-    """The columns of `RANKED`, a row an owner of whom all ratings are known."""
+    """Return the columns of `RANKED`, one row per owner of `facts`."""
     own = settings.importance
     prompt = F.struct("batch", "relevance", "salience")
     ratings = rated.groupBy("owner").agg(F.array_sort(F.collect_list(prompt)).alias("ratings"))
-    both = complete_alone(facts, rated).join(ratings, on="owner", how="left")
+    both = facts.join(ratings, on="owner", how="left")
     rank = partial(rank_batches, relevance_weight=own.relevance_weight, min_weight=own.min_weight, top=own.top_k)
     return both.mapInArrow(rank, spark_schema(RANKED))

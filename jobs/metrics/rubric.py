@@ -18,7 +18,6 @@ from untold.jobs.metrics import base
 from untold.jobs.metrics.judging import NumberedList
 from untold.jobs.metrics.settings import RubricSettings
 from untold.jobs.metrics.views import RubricView
-from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts import rubric_measures
 
@@ -64,7 +63,7 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     )
     judged = tools.keep(lists.ask(tools, _to_judge(given), "sample_id", "side"), "judged-criteria")
     concluded = tools.keep(_conclude(given, judged, own.score), "concluded")
-    known = _with_status(samples, concluded)
+    known = base.with_status(samples, concluded)
     return {
         "criteria": concluded.select("sample_id", F.lit(NAME).alias("metric"), F.inline("criteria")),
         "scores": base.measured_scores(known, NAME, own.score, F.lit(0), always=True),
@@ -100,7 +99,10 @@ def _level_lines(levels: Column) -> Column:
 
 
 def _conclude(given: DataFrame, judged: DataFrame, score: str) -> DataFrame:
-    """Return the columns of `CONCLUDED`, and waiting: true if some criterion was not requested. A row per sample."""
+    """Return the columns of `CONCLUDED`, lost (no verdict is known) and waiting: one row per sample.
+
+    waiting: true if a criterion was not requested.
+    """
     one = F.struct("number", "verdict", "reason")
     by_sample = judged.groupBy("sample_id").agg(
         # collect_list skips nulls
@@ -110,18 +112,9 @@ def _conclude(given: DataFrame, judged: DataFrame, score: str) -> DataFrame:
     )
     rows = given.select("sample_id", "rubric", "blank", "reference_blank").join(by_sample, on="sample_id", how="left")
     conclude = partial(rubric_measures.conclude_batches, score=score)
-    concluded = rows.drop("waiting").mapInArrow(conclude, spark_schema(rubric_measures.CONCLUDED))
-    return concluded.join(by_sample.select("sample_id", "waiting"), on="sample_id", how="left")
-
-
-def _with_status(samples: DataFrame, concluded: DataFrame) -> DataFrame:
-    """Return sample_id, system, status, and the columns of `CONCLUDED`: a row per sample."""
-    joined = samples.select("sample_id", "system").join(concluded, on="sample_id", how="left")
-    waiting, is_open = F.coalesce("waiting", F.lit(False)), F.col("unjudged") > 0
-    lost = ~F.col("known") & ~F.col("empty") & ~waiting & is_open
-    return joined.withColumn(
-        "status", base.status_of(lost=lost, waiting=waiting, empty=F.col("empty"), partial=is_open)
-    )
+    concluded = base.conclude(rows, conclude, rubric_measures.CONCLUDED)
+    is_lost = ~F.col("known") & ~F.col("empty") & ~F.coalesce("waiting", F.lit(False)) & (F.col("unjudged") > 0)
+    return concluded.withColumn("lost", is_lost)
 
 
 def _measure_rows(known: DataFrame) -> DataFrame:

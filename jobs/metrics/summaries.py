@@ -145,6 +145,17 @@ def size_of_things(figures: Figures, tokens: Column) -> Column:
     return value_of(figures.completion, tokens) * BYTES_OF_A_TOKEN / things
 
 
+def expected_texts(figures: Figures, text: str, *others: str, most: int | None = None) -> Column:
+    """Return the average number of texts of a stage, cut from the variable `text`, at most `most`.
+
+    others: the other variables whose length counts.
+    """
+    tokens = tokens_of(text, *others)
+    count = whole(value_of(figures.things, tokens), text)
+    limited = count if most is None else F.least(count, F.lit(most))
+    return made_up(limited, size_of_things(figures, tokens), text)
+
+
 def expected_summaries(expected: StageFigures) -> dict[str, Mapping[str, Column]]:
     """A part of the text, as long as completions are, for as many texts as have one; nothing where none is asked."""
     if STAGE not in expected:

@@ -243,21 +243,3 @@ def invalid_rows(invalid: DataFrame, metric: str | None = None) -> DataFrame:
     known = {"metric": F.lit(metric), "stage": F.lit("input"), "error_type": F.lit("invalid_input")}
     own = {**known, "request_id": F.lit(None), "sample_id": F.col("sample_id"), "error": F.col("error")}
     return invalid.select(*[own[name].cast("string").alias(name) for name in FAILURES.names])
-
-
-def incomplete_samples(*asked: DataFrame) -> DataFrame:
-    """Return the incomplete samples: sample_id, `lost` (a request failed) and `waiting` (a request was not sent).
-
-    Both can be true for one sample. The frames of `asked` have the columns sample_id and error_type.
-    """
-    flags = [
-        rows.where(F.col("error_type").isNotNull()).select("sample_id", has_failed().alias("lost")) for rows in asked
-    ]
-    together = reduce(DataFrame.unionByName, flags)
-    return together.groupBy("sample_id").agg(F.max("lost").alias("lost"), F.max(~F.col("lost")).alias("waiting"))
-
-
-def leave_complete(rows: DataFrame, asked: DataFrame) -> DataFrame:
-    """Return the rows of complete samples. Requests of incomplete samples would be paid for nothing."""
-    incomplete = asked.where(F.col("error_type").isNotNull()).select("sample_id").distinct()
-    return rows.join(incomplete, on="sample_id", how="left_anti")
