@@ -30,13 +30,14 @@ NAME = "nuggets"
 # In the order in which they are asked
 CREATE, RATE, ASSIGN = ("create_nuggets", "rate_nuggets", "assign_nuggets")
 LISTED = 10
-_RATED, _ASSIGNED = (NumberedList(stage, LISTED, {"nuggets": "text"}, {"labels": "label"}) for stage in (RATE, ASSIGN))
+_RATED = NumberedList(RATE, LISTED, {"nuggets": "text"}, {"labels": "label"})
+_ASSIGNED = NumberedList(ASSIGN, LISTED, {"nuggets": "text"}, {"labels": "label", "reasons": "reason"})
 # Of a sample of which nothing is known: shares may be anything, and counts have no upper end
 UNKNOWN: Mapping[str, tuple[float | None, float | None]] = {
     name: (None, None) if name in (nugget_measures.NUGGETS, nugget_measures.VITAL_NUGGETS) else (0.0, 1.0)
     for name in nugget_measures.MEASURES
 }
-OF_NUGGETS = ("weight", "rank", "kept", "importance", "support")
+OF_NUGGETS = ("weight", "rank", "kept", "importance", "support", "reason")
 _NUGGET = "array<struct<reference_id: string, text: string, importance: string, weight: double>>"
 
 
@@ -74,13 +75,13 @@ def assume(settings: Settings) -> base.Assumptions:
 
 def _labelled() -> dict[str, Mapping[str, Column]]:
     return {
-        stage: {"labels": _all(label)}
-        for stage, label in ((RATE, nugget_measures.VITAL), (ASSIGN, nugget_measures.SUPPORT))
+        RATE: {"labels": _all(nugget_measures.VITAL)},
+        ASSIGN: {"labels": _all(nugget_measures.SUPPORT), "reasons": _all(None)},
     }
 
 
-def _all(label: str) -> Column:
-    return F.transform("nuggets", lambda _: F.lit(label))
+def _all(label: str | None) -> Column:
+    return F.transform("nuggets", lambda _: F.lit(label).cast("string"))
 
 
 def _expected(settings: Settings, figures: summaries.StageFigures) -> dict[str, Mapping[str, Column]]:
@@ -238,7 +239,7 @@ def _to_assign(shared: DataFrame) -> DataFrame:
 def _conclude(shared: DataFrame, assigned: DataFrame, settings: Settings) -> DataFrame:
     """The columns of `CONCLUDED`, and unassigned: whether some nugget was not asked for."""
     by_sample = assigned.groupBy("sample_id").agg(
-        F.collect_list(F.struct("number", "label")).alias("assigned"), F.max(is_unasked()).alias("unassigned")
+        F.collect_list(F.struct("number", "label", "reason")).alias("assigned"), F.max(is_unasked()).alias("unassigned")
     )
     rows = shared.select("sample_id", base.is_blank("response").alias("blank"), "nuggets").join(
         by_sample, on="sample_id", how="left"
