@@ -24,8 +24,10 @@ import pyarrow.parquet as pq
 
 from untold.jobs.run.terminal import amount
 from untold.jobs.run_tables import RunTables, UnreadableRunError, batches_of
+from untold.jobs.summary.trackers import TRACKERS, TrackedScore, TrackerClient, score_id, send_scores, write_calls
 from untold.udfs.errors import UserError, aside, near_misses, require
 from untold.udfs.facts.rag_measures import CLAIMS, GROUPS, PUBLISHED, TRUTH_CLAIMS, VERDICTS
+from untold.udfs.redaction import plain_url
 from untold.udfs.samples.items import FIELDS, RESPONSE, SIDES, TRUTH
 from untold.udfs.samples.values import text_of
 from untold.udfs.storage import StoragePath
@@ -46,7 +48,13 @@ SUMMARY_FIGURES = ("mean", "ci_low", "ci_high", "n", "scored", "undefined", "fai
 # Older MLflow servers take no longer values of parameters
 PARAMETER_CHARACTERS = 500
 REPORT = "report.html"
-RAG, TREC = "rag", "trec"
+RAG, TREC, WANDB = "rag", "trec", "wandb"
+WANDB_COLUMNS = ["trace", "metric", "score", "score_low", "score_high", "status", "comment"]
+COMMENT_STATEMENTS, COMMENT_CHARACTERS = 5, 2000
+WANDB_ID = 16
+CALLS_PER_SECOND = 5.0
+# The time of scores if the manifest has no start
+EPOCH = "1970-01-01T00:00:00+00:00"
 RELATION_OF = {verdict: relation for relation, verdict in VERDICTS.items()}
 Row = dict[str, Any]
 
@@ -338,6 +346,61 @@ def write_nuggets(run: RunTables, file: IO[bytes]) -> None:
         file.write(f"{json.dumps(line, ensure_ascii=False)}\n".encode("utf-8", "replace"))
 
 
+def tracked_scores(run: RunTables) -> Iterator[TrackedScore]:
+    """Yield the scores of all samples and metrics with the traces of their responses.
+
+    The trace of a sample is its column `trace_id`, otherwise its sample_id. Its span is its column `span_id`, if any.
+    """
+    metrics, manifest = metrics_of(run), run.manifest
+    first = (manifest.get("starts") or [{}])[0]
+    name, started_at = first.get("run") or manifest.get("run") or run.place.name, first.get("started_at") or EPOCH
+    for row in wide_rows(run):
+        for metric in metrics:
+            if f"{metric}_status" not in row:
+                continue
+            score, low, high, status = (row[f"{metric}_{column}"] for column in SCORE_COLUMNS[:4])
+            span = row.get("span_id")
+            yield TrackedScore(
+                id=score_id(name, row["sample_id"], metric),
+                trace=str(row.get("trace_id") or row["sample_id"]),
+                span=None if span is None else str(span),
+                metric=metric,
+                score=score,
+                low=low,
+                high=high,
+                status=status,
+                comment=_comment(status, row[f"{metric}_{MISSING}"]),
+                started_at=started_at,
+            )
+
+
+def _comment(status: str, missing: str | None) -> str:
+    """Return the status and the first missing statements, one per line."""
+    texts = (missing or "").splitlines()
+    shown = [f"- {text}" for text in texts[:COMMENT_STATEMENTS]]
+    rest = len(texts) - len(shown)
+    lines = [f"status: {status}", *(["missing:"] if texts else []), *shown, *([f"and {rest} more"] if rest else [])]
+    return "\n".join(lines)[:COMMENT_CHARACTERS]
+
+
+def _write_scores(run: RunTables, file: IO[bytes], tracker: str) -> None:
+    write_calls(TRACKERS[tracker], tracked_scores(run), file)
+
+
+def write_wandb(run: RunTables, file: IO[bytes]) -> None:
+    """Write a table of Weights & Biases: JSON with `columns` and `data`, one row per sample and metric."""
+    file.write(f'{{"columns": {json.dumps(WANDB_COLUMNS)}, "data": ['.encode())
+    for number, row in enumerate(_wandb_rows(run)):
+        text = json.dumps(row, ensure_ascii=False)
+        file.write((",\n" if number else "\n").encode() + text.encode("utf-8", "replace"))
+    file.write(b"\n]}\n")
+
+
+def _wandb_rows(run: RunTables) -> Iterator[list[Any]]:
+    for one in tracked_scores(run):
+        yield [one.trace, one.metric, one.score, one.low, one.high, one.status, one.comment]
+
+
 WRITERS: Mapping[str, Callable[[RunTables, IO[bytes]], None]] = {
     "csv": write_csv,
     "xlsx": write_xlsx,
@@ -346,10 +409,13 @@ WRITERS: Mapping[str, Callable[[RunTables, IO[bytes]], None]] = {
     TREC: write_measures,
     "ragchecker": write_ragchecker,
     "trec_rag_nuggets": write_nuggets,
+    **{name: partial(_write_scores, tracker=name) for name in TRACKERS},
+    WANDB: write_wandb,
 }
 MLFLOW = "mlflow"
 # What a terminal or a pipe takes; the others are files
-TEXTS = ("csv", "jsonl", TREC, "ragchecker", "trec_rag_nuggets")
+TEXTS = ("csv", "jsonl", TREC, "ragchecker", "trec_rag_nuggets", *TRACKERS, WANDB)
+SENT = (*TRACKERS, WANDB)
 
 
 def export(run: RunTables, to: str, output: str) -> list[str]:
@@ -403,6 +469,41 @@ def log_to_mlflow(run: RunTables) -> tuple[str, str]:
         with suppress(FileNotFoundError):
             mlflow.log_text((run.place / REPORT).read_bytes().decode("utf-8"), REPORT)
     return started.info.experiment_id, started.info.run_id
+
+
+def send(run: RunTables, to: str, url: str | None = None, rate: float = CALLS_PER_SECOND) -> str:
+    """Send the scores of a run to a tool, and return a line about it. A second call changes nothing there.
+
+    `url` is the address of the tool, by default that of the tool's environment variables, which also have the keys.
+    `rate` is the largest number of calls per second.
+
+    Raises:
+        UserError: The tool refuses the scores or does not respond, or `to` is wandb and its package is missing.
+    """
+    if to == WANDB:
+        return f"logged to Weights & Biases as run {_log_to_wandb(run)}"
+    tracker = TRACKERS[to]
+    address = (url or tracker.address(os.environ)).rstrip("/")
+    if not address.startswith(("http://", "https://")):
+        raise UserError(f"{plain_url(address)} is not an address of HTTP. Set --url or {tracker.addresses[0]}")
+    calls = send_scores(to, tracked_scores(run), TrackerClient(address, tracker.headers(os.environ), rate))
+    return f"sent to {to} at {plain_url(address)} with {amount(calls, 'call', 'calls')}"
+
+
+def _log_to_wandb(run: RunTables) -> str:
+    """Log the scores and the summary as a run of Weights & Biases. Return its id, which a second call reuses."""
+    if find_spec(WANDB) is None:
+        raise UserError("export --to wandb --send needs wandb: pip install wandb")
+    import wandb  # type: ignore[import-not-found, unused-ignore]
+
+    name = score_id(run.manifest.get("run") or run.place.name, "", "")[:WANDB_ID]
+    logged = wandb.init(project=os.environ.get("WANDB_PROJECT", "untold"), id=name, name=run.place.name, resume="allow")
+    artifact = wandb.Artifact(f"scores-{name}", type="evaluation")
+    artifact.add(wandb.Table(columns=WANDB_COLUMNS, data=list(_wandb_rows(run))), "scores")
+    logged.log_artifact(artifact)
+    logged.summary.update(figures(run))
+    logged.finish()
+    return name
 
 
 def parameters(run: RunTables) -> dict[str, str]:

@@ -181,6 +181,7 @@ class Run(run_tables.RunTables):
 
         csv, xlsx, parquet and jsonl have one row per sample. trec has lines of measures, in one file per system if
         several systems answer a topic. trec_rag_nuggets has the assignments of nuggets, without incomplete responses.
+        langfuse, phoenix, mlflow-traces, otlp and wandb have one record per sample and metric.
 
         Raises:
             UntoldError: `to` is unknown, openpyxl is not installed, or a worksheet cannot contain all samples.

@@ -77,6 +77,7 @@ STATEMENTS = pa.schema(
         ("relation", pa.string()),  # for rag, of the response to the statement: entailment, neutral or contradiction
         ("importance", pa.string()),  # for a nugget: vital or okay
         ("support", pa.string()),  # support, partial_support or not_support; null if unjudged
+        ("reason", pa.string()),  # the judge's reason for the verdict; null if the completion has none
     ]
 )
 # A pair of statements with contradicting members

@@ -13,12 +13,13 @@ from click.shell_completion import get_completion_class
 
 from untold.jobs.cli import arguments
 from untold.jobs.cli.arguments import JSON, Argument, Command, Option, Options, flag, options_of, settings_options
-from untold.jobs.cli.values import OneOf, day, known_formats
+from untold.jobs.cli.values import OneOf, day, known_formats, width
 from untold.jobs.inputs.options import AnswerOptions, NightlyOptions, PruneRequest, RunOptions, SearchOptions
 from untold.udfs.errors import ENGINE
 
 SHELLS = ("bash", "zsh", "fish")
-EXPORTS = ("csv", "xlsx", "parquet", "jsonl", "mlflow", "trec", "ragchecker", "trec_rag_nuggets")
+TRACKED = ("langfuse", "phoenix", "mlflow-traces", "otlp", "wandb")
+EXPORTS = ("csv", "xlsx", "parquet", "jsonl", "mlflow", "trec", "ragchecker", "trec_rag_nuggets", *TRACKED)
 ACTS = ("list", "fetch", "cancel")
 
 
@@ -36,8 +37,18 @@ def _inspect(options: Options) -> int:
 
 
 def _export(options: Options) -> int:
-    """Write the scores of a run for another tool, to a file or to standard output."""
-    from untold.jobs.export import MLFLOW, TEXTS, WRITERS, export, log_to_mlflow, note_of, write_csv
+    """Write the scores of a run for another tool, to a file or to standard output, or send them to the tool."""
+    from untold.jobs.export import (
+        CALLS_PER_SECOND,
+        MLFLOW,
+        TEXTS,
+        WRITERS,
+        export,
+        log_to_mlflow,
+        note_of,
+        send,
+        write_csv,
+    )
     from untold.jobs.run_tables import open_run
 
     if (options.to is None) == (options.trec is None):
@@ -50,6 +61,13 @@ def _export(options: Options) -> int:
         experiment, logged = log_to_mlflow(open_run(options.run))
         print(f"logged to MLflow as run {logged} of experiment {experiment}")
         return 0
+    if options.send:
+        if options.to not in TRACKED or options.output is not None:
+            raise click.UsageError(f"--send needs --to with one of {', '.join(TRACKED)}, and accepts no --output")
+        print(send(open_run(options.run), options.to, options.url, options.rate or CALLS_PER_SECOND))
+        return 0
+    if options.url is not None or options.rate is not None:
+        raise click.UsageError("--url and --rate need --send")
     if options.output is None and options.to not in TEXTS:
         raise click.UsageError(f"--to {options.to} needs --output FILE")
     found = open_run(options.run)
@@ -297,6 +315,9 @@ COMMANDS: dict[str, click.Command] = {
             Argument("run", "RUN", "the output of a run"),
             Option("--to", "FORM", ", ".join(EXPORTS), read=OneOf(EXPORTS)),
             Option("--output", "FILE", "output file, by default standard output for text"),
+            flag("--send", f"send the scores to the tool: {', '.join(TRACKED)} (keys: its environment variables)"),
+            Option("--url", "URL", "with --send: the address of the tool, by default from its environment variables"),
+            Option("--rate", "N", "with --send: at most N calls per second (5)", read=width),
             Option("--trec", "FILE", "short for --to trec --output FILE; one file per system if topics repeat"),
         ],
     ),

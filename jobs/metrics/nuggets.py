@@ -27,13 +27,14 @@ NAME = "nuggets"
 # In their order
 CREATE, RATE, ASSIGN = ("create_nuggets", "rate_nuggets", "assign_nuggets")
 LISTED = 10
-_RATED, _ASSIGNED = (NumberedList(stage, LISTED, {"nuggets": "text"}, {"labels": "label"}) for stage in (RATE, ASSIGN))
+_RATED = NumberedList(RATE, LISTED, {"nuggets": "text"}, {"labels": "label"})
+_ASSIGNED = NumberedList(ASSIGN, LISTED, {"nuggets": "text"}, {"labels": "label", "reasons": "reason"})
 # The bounds of a sample without results. Counts have no upper bound
 UNKNOWN: Mapping[str, tuple[float | None, float | None]] = {
     name: (None, None) if name in (nugget_measures.NUGGETS, nugget_measures.VITAL_NUGGETS) else (0.0, 1.0)
     for name in nugget_measures.MEASURES
 }
-OF_NUGGETS = ("weight", "rank", "kept", "importance", "support")
+OF_NUGGETS = ("weight", "rank", "kept", "importance", "support", "reason")
 _NUGGET = "array<struct<reference_id: string, text: string, importance: string, weight: double>>"
 
 
@@ -71,13 +72,13 @@ def assume(settings: Settings) -> base.Assumptions:
 
 def _labelled() -> dict[str, Mapping[str, Column]]:
     return {
-        stage: {"labels": _all(label)}
-        for stage, label in ((RATE, nugget_measures.VITAL), (ASSIGN, nugget_measures.SUPPORT))
+        RATE: {"labels": _all(nugget_measures.VITAL)},
+        ASSIGN: {"labels": _all(nugget_measures.SUPPORT), "reasons": _all(None)},
     }
 
 
-def _all(label: str) -> Column:
-    return F.transform("nuggets", lambda _: F.lit(label))
+def _all(label: str | None) -> Column:
+    return F.transform("nuggets", lambda _: F.lit(label).cast("string"))
 
 
 def _expected(settings: Settings, figures: summaries.StageFigures) -> dict[str, Mapping[str, Column]]:
@@ -222,7 +223,7 @@ def _to_assign(shared: DataFrame) -> DataFrame:
 def _conclude(shared: DataFrame, assigned: DataFrame, settings: Settings) -> DataFrame:
     """Return the columns of `CONCLUDED`, and waiting: true if the label of a nugget was not requested."""
     rows = shared.select("sample_id", base.is_blank("response").alias("blank"), "nuggets")
-    labels = base.collect(assigned, "assigned", "number", "label")
+    labels = base.collect(assigned, "assigned", "number", "label", "reason")
     conclude = partial(nugget_measures.conclude_batches, score=settings.nuggets.score)
     return base.conclude(rows.join(labels, on="sample_id", how="left"), conclude, nugget_measures.CONCLUDED)
 

@@ -382,6 +382,8 @@ class NuggetView(View):
         for number, row in numbered:
             weight = "" if row["weight"] is None else f", weight {row['weight']:g}"
             yield f"{self.text_of(row)} ({row['importance']}{weight})", f"  {number:>3}  ", INDENT
+            if row.get("reason"):
+                yield detail(row["reason"], "reason: ")
 
 
 class RubricView(View):

@@ -107,6 +107,7 @@ _STATEMENT = pa.struct(
         *NUGGET,
         ("rank", pa.int64()),
         ("support", pa.string()),
+        ("reason", pa.string()),
         ("covered", pa.bool_()),
         ("claims", pa.list_(pa.int64())),
     ]
@@ -202,18 +203,17 @@ def _is_unwanted(nugget: Row) -> bool:
 def conclude_batches(batches: Iterable[pa.RecordBatch], score: str) -> Iterator[pa.RecordBatch]:
     """Yield columns of `CONCLUDED`, a row per sample.
 
-    batches: sample_id; blank, true for a blank response; nuggets (of `RANKED`); assigned list<struct<number, label>>,
-    with a null label for a lost assignment. `empty`: the measure `score` covers no nugget.
+    batches: sample_id; blank, true for a blank response; nuggets (of `RANKED`); assigned list<struct<number, label,
+    reason>>, with a null label for a lost assignment. `empty`: the measure `score` covers no nugget.
     """
     for batch in batches:
         yield pa.RecordBatch.from_pylist([_concluded(row, score) for row in batch.to_pylist()], CONCLUDED)
 
 
 def _concluded(row: Row, score: str) -> dict[str, Any]:
-    assigned = {one["number"]: one["label"] for one in row["assigned"] or ()}
-    statements = [
-        _statement(one, NOT_SUPPORT if row["blank"] else assigned.get(one["number"])) for one in row["nuggets"] or ()
-    ]
+    blank = {"label": NOT_SUPPORT} if row["blank"] else {}
+    assigned = {one["number"]: one for one in row["assigned"] or ()}
+    statements = [_statement(one, blank or assigned.get(one["number"], {})) for one in row["nuggets"] or ()]
     kept = [one for one in statements if one["kept"]]
     measures = measures_of(Nugget(one["importance"], one["support"], one["weight"]) for one in kept)
     covered = [one["covered"] for one in kept]
@@ -229,12 +229,13 @@ def _concluded(row: Row, score: str) -> dict[str, Any]:
     }
 
 
-def _statement(nugget: Row, support: str | None) -> dict[str, Any]:
-    """Return a nugget with its support. Only kept nuggets have support."""
-    support = support if nugget["kept"] else None
+def _statement(nugget: Row, assigned: Row) -> dict[str, Any]:
+    """Return a nugget with its support and the reason for it. Only kept nuggets have support."""
+    support = assigned.get("label") if nugget["kept"] else None
     return {
         **nugget,
         "rank": nugget["number"],
         "support": support,
+        "reason": None if support is None else assigned.get("reason"),
         "covered": None if support is None else support == SUPPORT,
     }

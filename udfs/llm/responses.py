@@ -356,7 +356,7 @@ def read_status(status: int, content: bytes, headers: Mapping[str, str]) -> Answ
         error_type="filtered" if code in _FILTER_CODES else f"http_{status}",
         error=f"HTTP {status}" + (f" ({code})" if code in _KNOWN_CODES else "") + (f": {named}" if named else ""),
         # An exhausted quota also has the status 429, but no wait helps
-        retry_after=_retry_after(headers) if (status == 429 and not quota) or status >= 500 else None,
+        retry_after=read_retry_after(headers) if (status == 429 and not quota) or status >= 500 else None,
         refused=status in _REFUSED or quota or (400 <= status < 500 and status != 429 and (model_unknown or of_run)),
         about=about,
         window=window,
@@ -436,7 +436,7 @@ def _text_of(details: Any) -> str:
     return details if isinstance(details, str) else ""
 
 
-def _retry_after(headers: Mapping[str, str]) -> float | None:
+def read_retry_after(headers: Mapping[str, str]) -> float | None:
     """Return the seconds to wait, at most an hour, by `retry-after-ms` or `retry-after` (seconds or date), or None."""
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         with suppress(KeyError, ValueError):

@@ -35,6 +35,7 @@ from untold.udfs.stages.lists import CLAIM_NAMES, read_texts, things_of
 NUGGETS_SCHEMA = pa.schema([pa.field("nuggets", pa.list_(pa.string()))])
 # In the order of the variable `nuggets`; null for a nugget without a clear label
 LABELS_SCHEMA = pa.schema([pa.field("labels", pa.list_(pa.string()))])
+REASONED_SCHEMA = pa.schema([*LABELS_SCHEMA, pa.field("reasons", pa.list_(pa.string()))])
 _INPUTS = ("nugget", "nuggets", "query", "response")
 _IMPORTANCES = Vocabulary({VITAL: (), OKAY: ("ok",)}, positive=VITAL, inputs=_INPUTS)
 _SUPPORTS = Vocabulary(
@@ -87,10 +88,15 @@ def parse_ratings(text: str, variables: Mapping[str, Any]) -> dict[str, list[str
     return {"labels": read_numbered_labels(text, variables["nuggets"], _IMPORTANCES)}
 
 
-@reader
-def parse_assignments(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
-    """Return the `labels`: one of `SUPPORTS` for each of `nuggets`, None for one without a clear label."""
-    return {"labels": read_numbered_labels(text, variables["nuggets"], _SUPPORTS)}
+def _parse_assignments(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
+    """Return the `labels` and `reasons` for each of `nuggets`: one of `SUPPORTS`, None for one without a clear label.
+
+    The prompt requests no reasons, but models that follow the format of records give some.
+    """
+    nuggets = variables["nuggets"]
+    bare, reasons = _split_reasons(text, nuggets, _SUPPORTS)
+    labels = read_numbered_labels(bare, nuggets, _SUPPORTS)
+    return {"labels": labels, "reasons": _listed_reasons(reasons, labels)}
 
 
 def _parse_criteria(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
@@ -99,37 +105,42 @@ def _parse_criteria(text: str, variables: Mapping[str, Any]) -> dict[str, list[s
     A criterion with `levels` has one of its levels, and any other criterion one of `VERDICTS`.
     """
     criteria = variables["criteria"]
-    reasons = _recorded_reasons(text, criteria)
-
-    def without_reason(line: re.Match[str]) -> str:
-        if _VERDICTS.read_with_reason(line["head"].partition(line["number"])[2]) is None:
-            return line[0]
-        reasons[int(line["number"])] = line["reason"]
-        return line["head"]
-
-    labels = read_numbered_labels(_REASONED.sub(without_reason, text), criteria, _VERDICTS)
+    bare, reasons = _split_reasons(text, criteria, _VERDICTS)
+    labels = read_numbered_labels(bare, criteria, _VERDICTS)
     verdicts = [
         verdict if verdict in (_LEVELS[: len(levels)] if levels else VERDICTS) else None
         for verdict, levels in zip(labels, variables["levels"], strict=True)
     ]
     if not any(verdicts):
         raise Unparsable("no verdict of a criterion, or no level that it has")
-    known = [
-        (reasons.get(number, "").strip() or None) if verdict else None
-        for number, verdict in enumerate(verdicts, start=1)
-    ]
-    return {"verdicts": verdicts, "reasons": known}
+    return {"verdicts": verdicts, "reasons": _listed_reasons(reasons, verdicts)}
 
 
-def _recorded_reasons(text: str, criteria: Sequence[str]) -> dict[int, str]:
-    """Return the reasons in the records of a completion, by the number of the criterion."""
+def _split_reasons(text: str, items: Sequence[str], labels: Vocabulary) -> tuple[str, dict[int, str]]:
+    """Return the text without reasons after a bar, and the reasons of bars and records by the number of the item."""
     found = find_records(text, LABEL_NAMES)
     records = [each for each in found[0] if isinstance(each, dict)] if found else []
-    named = {place_of_record(each, _VERDICTS.inputs, criteria): get_field(each, _REASON_NAMES) for each in records}
-    return {place: reason for place, reason in named.items() if place is not None and isinstance(reason, str)}
+    named = {place_of_record(each, labels.inputs, items): get_field(each, _REASON_NAMES) for each in records}
+    reasons = {place: reason for place, reason in named.items() if place is not None and isinstance(reason, str)}
+
+    def without_reason(line: re.Match[str]) -> str:
+        if labels.read_with_reason(line["head"].partition(line["number"])[2]) is None:
+            return line[0]
+        reasons[int(line["number"])] = line["reason"]
+        return line["head"]
+
+    return _REASONED.sub(without_reason, text), reasons
+
+
+def _listed_reasons(reasons: Mapping[int, str], labels: Sequence[str | None]) -> list[str | None]:
+    """Return the reason of each label, None for an item without a label or a reason."""
+    return [
+        (reasons.get(number, "").strip() or None) if label else None for number, label in enumerate(labels, start=1)
+    ]
 
 
 # Reasons may quote anything
+parse_assignments = reader(_parse_assignments, may_be_code=True)
 parse_criteria = reader(_parse_criteria, may_be_code=True)
 
 
@@ -138,7 +149,6 @@ def _labelling(name: str, variables: Sequence[str], labels: Sequence[str], **mor
     return StageDefinition(
         name,
         (*variables, "nuggets"),
-        output=LABELS_SCHEMA,
         schema=record(labels=listed(record(number=number_of("nuggets"), label=one_of(labels)))),
         form=lines_of(rf"\d{{1,9}}: (?:{'|'.join(labels)})", "n: label", "one line for each nugget:"),
         **more,
@@ -162,6 +172,7 @@ RATE_NUGGETS = _labelling(
     ("query",),
     IMPORTANCES,
     parse=parse_ratings,
+    output=LABELS_SCHEMA,
     figures=Figures(WRITTEN, completion=LinearSize(slope=0.37)),
 )
 ASSIGN_NUGGETS = _labelling(
@@ -169,6 +180,7 @@ ASSIGN_NUGGETS = _labelling(
     ("query", "response"),
     SUPPORTS,
     parse=parse_assignments,
+    output=REASONED_SCHEMA,
     figures=Figures(WRITTEN, completion=LinearSize(slope=0.34)),
 )
 JUDGE_CRITERIA = StageDefinition(

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[3]
         ("untold score --form", ["--format"]),
         ("untold score --format rag", ["ragas", "ragchecker"]),
         ("untold doctor --endpoint open", ["openai", "openai-reasoning", "openrouter"]),
-        ("untold export run --to p", ["parquet"]),
+        ("untold export run --to p", ["parquet", "phoenix"]),
         ("untold completion z", ["zsh"]),
     ],
 )

@@ -45,14 +45,13 @@ def rated(row: Row) -> Row:
 
 
 def assigned(row: Row) -> Row:
-    """A sentence more than a nugget says a part of it."""
+    """A sentence more than a nugget says a part of it. Partial support has a reason."""
     said, nuggets = row["response"], row["nuggets"]
-    return {
-        "labels": [
-            "support" if one in said else "partial_support" if one.removesuffix(".") in said else "not_support"
-            for one in nuggets
-        ]
-    }
+    labels = [
+        "support" if one in said else "partial_support" if one.removesuffix(".") in said else "not_support"
+        for one in nuggets
+    ]
+    return {"labels": labels, "reasons": ["a bit" if label == "partial_support" else None for label in labels]}
 
 
 SCRIPT: Mapping[str, Callable[[Row], Row | str]] = {
@@ -155,6 +154,8 @@ def test_a_sample_by_hand(run: Run) -> None:
         ("reads.", "okay", "not_support"),
         ("knits.", "okay", "not_support"),
     ]
+    assert [row["reason"] for row in run.rows("statements", "Ada") if row["support"] == "partial_support"] == ["a bit"]
+    assert sum(row["reason"] is not None for row in run.rows("statements", "Ada")) == 1
     assert run.outcome("Ada") == ("ok", (1, 3, 0), 0.75, (0.75, 0.75))
     assert run.measures("Ada") == {
         "strict_vital": 0.5,

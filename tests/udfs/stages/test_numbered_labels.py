@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.linear import assert_linear
 from untold.udfs.stages import Unparsable
 from untold.udfs.stages.nli import CLASSIFY_RELATIONS, RELATIONS
+from untold.udfs.stages.nuggets import ASSIGN_NUGGETS
 
 TEXTS = (
     *("The bridge is made of steel", "8 boats belong to the harbour.", "The matter is open", "1.5 km are closed"),
@@ -125,3 +126,22 @@ def test_hostile_text_is_read_in_linear_time(piece: str) -> None:
         parse(text, ["A", text])
 
     assert_linear(read, 32_000)
+
+
+@pytest.mark.parametrize(
+    ("completion", "labels", "reasons"),
+    [
+        ("1: support | It says so.\n2: not_support", ["support", "not_support"], ["It says so.", None]),
+        (
+            '{"labels": [{"number": 2, "label": "support", "reason": "{\\"a\\": 1} is there"},'
+            ' {"number": 1, "label": "not_support", "explanation": " "}]}',
+            ["not_support", "support"],
+            [None, '{"a": 1} is there'],
+        ),
+        ("1: maybe | It may.\n2: support | not support", [None, "support"], [None, "not support"]),
+    ],
+    ids=["bars", "records", "no label"],
+)
+def test_a_reason_belongs_to_its_label(completion: str, labels: list[str | None], reasons: list[str | None]) -> None:
+    found = ASSIGN_NUGGETS.parse(completion, {"query": "q", "response": "r", "nuggets": ["It rains.", "It snows."]})
+    assert found == {"labels": labels, "reasons": reasons}

@@ -127,7 +127,9 @@ def _labels(draw: Any, labels: Sequence[str], **variables: Any) -> Any:
     nuggets = draw(distinct(TEXTS))
     said = [draw(st.sampled_from(labels)) for _ in nuggets]
     rows = [{"number": number, "label": label} for number, label in enumerate(said, start=1)]
-    return {**variables, "nuggets": nuggets}, {"labels": permuted(draw, rows)}, {"labels": said}
+    # Only assignments can have reasons. The schema has none
+    expected = {"labels": said} | ({"reasons": [None] * len(said)} if "response" in variables else {})
+    return {**variables, "nuggets": nuggets}, {"labels": permuted(draw, rows)}, expected
 
 
 @st.composite
