@@ -54,7 +54,7 @@ def _visible(character: str) -> str:
 
 
 def order_statements(statements: Iterable[Row]) -> list[Row]:
-    """Return the uncovered statements, the basis first, then the covered ones, each by rank, then by statement_id.
+    """Return the uncovered statements, then the covered ones, each by rank, the basis first, then by statement_id.
 
     All pictures and lists number statements in this order, so a statement has the same number everywhere.
 
@@ -66,8 +66,8 @@ def order_statements(statements: Iterable[Row]) -> list[Row]:
         statements,
         key=lambda row: (
             bool(row["covered"]),
-            not row.get("in_basis"),
             row.get("rank") or 0,
+            not row.get("in_basis"),
             *_natural(row["statement_id"]),
         ),
     )

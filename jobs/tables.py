@@ -78,6 +78,7 @@ STATEMENTS = pa.schema(
         ("importance", pa.string()),  # for a nugget: vital or okay
         ("support", pa.string()),  # support, partial_support or not_support; null if unjudged
         ("reason", pa.string()),  # the judge's reason for the verdict; null if the completion has none
+        ("source_weight", pa.float64()),  # the largest weight of its sources; null without sources.weights
     ]
 )
 # A pair of statements with contradicting members

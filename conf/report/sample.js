@@ -139,13 +139,13 @@ function statementOf(sample, judged, one, number) {
 function belowOf(sample, judged, one) {
   const sources = one.sources || [], members = one.members || [];
   const claims = (judged.claims || []).filter((claim) => (one.claims || []).includes(claim.id));
-  const ratings = ["relevance", "salience", "rank", "anchor", "found_by", "arecall", "erecall", "holistic"].filter((name) => one[name] !== undefined);
+  const ratings = ["relevance", "salience", "rank", "source_weight", "anchor", "found_by", "arecall", "erecall", "holistic"].filter((name) => one[name] !== undefined);
   if (!sources.length && !members.length && !claims.length && !ratings.length) return null;
   return () => make("div", { class: "below" },
     longList(sources, (id) => sourceOf(sample, id, wordsFor(one)), "plain"),
     members.length ? make("p", {}, "Also worded: ", members.map((text, place) => [place ? "; " : "", shown(text)])) : null,
     claims.map((claim) => make("p", {}, "Covered by: ", shown(claim.text))),
-    ratings.length ? make("ul", { class: "facts" }, ratings.map((name) => make("li", {}, `${name.replace("_", " ")} `, isolated(String(one[name]))))) : null);
+    ratings.length ? make("ul", { class: "facts" }, ratings.map((name) => make("li", {}, `${name.replaceAll("_", " ")} `, isolated(String(one[name]))))) : null);
 }
 
 function sourceOf(sample, id, statement) {

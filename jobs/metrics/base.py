@@ -22,6 +22,7 @@ from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.fields import Section
 from untold.jobs.settings.model import Settings
 from untold.jobs.settings.templates import explain_profile
+from untold.udfs.facts.statement_weights import Weighting
 from untold.udfs.stages.definitions import Figures
 
 Tables = Mapping[str, DataFrame]
@@ -171,6 +172,8 @@ class Metric:
     looks_in: str | None = "contexts"
     # The measures, with the bounds of a sample without results. The table `measures` has one row per sample and measure
     unknown: Bounds | Callable[[Settings], Bounds] = field(default_factory=dict)
+    # Returns the weights of statements. None if the sources of statements have no weights
+    weighting: Callable[[Settings], Weighting] | None = None
     # Returns further rows of `measures_summary` that are not means, from the written tables measures and scores
     pooled: Callable[[DataFrame, DataFrame], list[dict[str, Any]]] | None = None
     # Returns further rows of `measures_summary` from the rows of the metric
@@ -199,14 +202,15 @@ class Metric:
 
     def depends_on(self, key: str) -> bool:
         """Return True if results may depend on a setting, by dotted key. Settings of stages are not included."""
-        names = (
-            None if self.settings is None else (*self.settings, *(LOOKED_UP if self.retrieves else ()), "statistics")
-        )
-        return names is None or any(f"{key}.".startswith(f"{name}.") for name in names)
+        if self.settings is None:
+            return True
+        names = (*self.settings, *(LOOKED_UP if self.retrieves else ()), "statistics", "sources")
+        return any(f"{key}.".startswith(f"{name}.") for name in names)
 
     def bounds_of_unknown(self, settings: Settings) -> Bounds:
         """Return the bounds of each measure for a sample without results."""
-        return self.unknown(settings) if callable(self.unknown) else self.unknown
+        own = self.unknown(settings) if callable(self.unknown) else self.unknown
+        return {**own, **self.weighting(settings).bounds()} if self.weighting else own
 
     @property
     def has_graph(self) -> bool:

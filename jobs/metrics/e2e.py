@@ -24,6 +24,7 @@ from untold.jobs.metrics.settings import E2eSettings
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.nodes import SIDES, find_sides
+from untold.udfs.facts.statement_weights import Weighting
 
 NAME = "e2e"
 STAGE = "evaluate_coverage"
@@ -208,4 +209,5 @@ METRIC = Metric(
     tables=("statements", "conflicts", "scores", "measures", "failures"),
     settings=("summarise_contexts", NAME),
     unknown=unknown_bounds,
+    weighting=lambda settings: Weighting(settings.sources.weights),
 )

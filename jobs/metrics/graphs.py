@@ -16,8 +16,11 @@ from untold.graph.distributed import Condensed
 from untold.graph.views import CONTRADICTIONS, COVERAGE, NUMBER, ONE_SIDED
 from untold.jobs.inference.stage.requests import is_unasked
 from untold.jobs.metrics.base import Bounds, StageCalls, Tables, measure_rows, score_columns, with_status
+from untold.jobs.metrics.settings import NliSettings, QaSettings
 from untold.jobs.metrics.summaries import MARK, is_ready
+from untold.jobs.settings.model import Settings
 from untold.udfs.facts.nodes import ANSWER_FORM
+from untold.udfs.facts.statement_weights import Weighting
 
 MEASURES: Bounds = {NUMBER: (None, None), COVERAGE: (0.0, 1.0), ONE_SIDED: (0.0, 1.0)}
 SIDES = ("first", "second")
@@ -137,6 +140,13 @@ class PairJudgements:
     atoms: DataFrame  # rows of `SAMPLE_NODES`
     relations: DataFrame  # sample_id, source, target, judged_by, request_id, relation, error_type, error
     condensed: Condensed
+    # sample_id, node and its relevance, if statements are weighed by it
+    relevances: DataFrame | None = None
+
+
+def weighting(settings: Settings, own: NliSettings | QaSettings) -> Weighting:
+    """Return the weights of the statements of a metric. A missing relation may change any statement."""
+    return Weighting(settings.sources.weights, settings.importance.ks if own.weighted else (), whole_range=True)
 
 
 def different_texts(words: int, of: str = "text") -> Column:
@@ -180,17 +190,20 @@ def graph_nodes(atoms: DataFrame) -> DataFrame:
     )
 
 
-def _place_members(atoms: DataFrame, classes: DataFrame) -> DataFrame:
-    """Return one row per atom: sample_id, the fields of `NODE_TYPE`, and the columns of its class.
+def _place_members(found: PairJudgements) -> DataFrame:
+    """Return one row per atom: sample_id, the fields of `NODE_TYPE`, the columns of its class, and its relevance.
 
     The join is a left join, because filtered atoms and samples without a graph have a row in the table `atoms`, but no
     class.
     """
-    rows = atoms.select("sample_id", F.explode("atoms").alias("atom")).select("sample_id", "atom.*")
-    found = classes.select(
+    rows = found.atoms.select("sample_id", F.explode("atoms").alias("atom")).select("sample_id", "atom.*")
+    classes = found.condensed.classes.select(
         F.col("graph").alias("sample_id"), "node", "statement", "representative", "covered", "in_basis"
     )
-    return rows.join(found, on=["sample_id", "node"], how="left")
+    members = rows.join(classes, on=["sample_id", "node"], how="left")
+    if found.relevances is None:
+        return members.withColumn("relevance", F.lit(None).cast("double"))
+    return members.join(found.relevances, on=["sample_id", "node"], how="left")
 
 
 def _statement_id(metric: str) -> Column:
@@ -246,6 +259,7 @@ def _statements(metric: str, members: DataFrame) -> DataFrame:
             F.max(F.when(F.col("representative"), F.col("stated"))).alias("text"),
             F.max("covered").alias("covered"),
             F.max("in_basis").alias("in_basis"),
+            F.max("relevance").alias("relevance"),
             F.flatten(F.collect_list("sources")).alias("sources"),
             F.array_sort(F.collect_list(F.struct("node", "stated"))).alias("members"),
         )
@@ -259,6 +273,7 @@ def _statements(metric: str, members: DataFrame) -> DataFrame:
             "in_basis",
             _context_ids("sources").alias("sources"),
             F.array_distinct(F.transform("members", lambda member: member["stated"])).alias("members"),
+            "relevance",
         )
     )
 
@@ -309,7 +324,7 @@ def conclude_graphs(calls: StageCalls, samples: DataFrame, found: PairJudgements
     Two tables read `members`, so they are kept.
     """
     metric = calls.metric
-    members = calls.tools.keep(_place_members(found.atoms, found.condensed.classes), "members")
+    members = calls.tools.keep(_place_members(found), "members")
     statements, scores = _statements(metric, members), _score_rows(metric, samples, found)
     conflicts = conflict_rows(metric, contradicting_statements(found.relations, members), statements)
     return {

@@ -76,6 +76,7 @@ from untold.udfs.facts.importance_measures import (
     conclude_batches,
     names_of_measures,
 )
+from untold.udfs.facts.statement_weights import Weighting
 from untold.udfs.samples.conversion import EITHER
 
 EXTRACT_CLAIMS, CHECK = "extract_claims", "check_coverage"
@@ -472,6 +473,7 @@ METRIC = Metric(
     retrieves=True,
     reads=("references",),
     unknown=unknown_bounds,
+    weighting=lambda settings: Weighting(settings.sources.weights),
     looks_in=EITHER,
     pooled=pool_measures,
     zeroed=(PRECISION, RECALL, WEIGHTED, F1),

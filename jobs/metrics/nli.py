@@ -22,6 +22,7 @@ from untold.jobs.metrics.graphs import (
     graph_nodes,
     in_order,
     passages,
+    weighting,
 )
 from untold.jobs.metrics.graphs import MEASURES as CONFLICTS
 from untold.jobs.metrics.settings import NliSettings
@@ -119,7 +120,11 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     )
     graphs = _graphs(atoms, owners, relations)
     condensed = tools.condense(*graphs)
-    tables = conclude_graphs(calls, samples, PairJudgements(incomplete, owners, atoms, relations, condensed))
+    nodes = atoms.select("sample_id", F.explode("atoms").alias("atom"))
+    rated = nodes.select("sample_id", "atom.node", F.col("atom.rating").alias("relevance"))
+    relevances = rated if settings.nli.weighted else None
+    found = PairJudgements(incomplete, owners, atoms, relations, condensed, relevances)
+    tables = conclude_graphs(calls, samples, found)
     if not judging.is_audited(settings.nli):
         return tables
     corrections = judging.correct(relations, graphs, condensed, tools, settings.nli.audit_share)
@@ -298,5 +303,6 @@ METRIC = Metric(
     tables=GRAPH_TABLES,
     settings=("summarise_contexts", NAME, "thresholds", "graph"),
     unknown=unknown_bounds,
+    weighting=lambda settings: weighting(settings, settings.nli),
     pooled=partial(judging.pool_audits, metric=NAME),
 )

@@ -289,7 +289,8 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     condensed = tools.condense(graphs.graph_nodes(atoms), _edges(relations))
     # Pairs of answers have no limit, because only answers to the same question make a pair
     with_graph = atoms.where(F.col("contexts") > 0).select("sample_id", F.lit(0).alias("left_out"))
-    found = graphs.PairJudgements(incomplete, with_graph, atoms, relations, condensed)
+    relevances = _relevances(atoms, passed) if settings.qa.weighted else None
+    found = graphs.PairJudgements(incomplete, with_graph, atoms, relations, condensed, relevances)
     return graphs.conclude_graphs(calls, samples, found)
 
 
@@ -306,14 +307,21 @@ def _questions_to_refine(mined: DataFrame, samples: DataFrame) -> DataFrame:
 
 
 def _passed_questions(refined: DataFrame, threshold: float) -> DataFrame:
-    """Columns sample_id, questions: those that are relevant enough, where there are any.
+    """Return sample_id, questions, relevances: the questions with a rating of at least `threshold`, from 1 to 5."""
+    rated = F.filter(F.arrays_zip("questions", "ratings"), lambda each: each["ratings"] >= threshold)
+    passed = refined.where(F.col("error_type").isNull()).select("sample_id", rated.alias("rated"))
+    return passed.where(F.size("rated") > 0).select(
+        "sample_id", F.col("rated.questions").alias("questions"), F.col("rated.ratings").alias("relevances")
+    )
 
-    threshold: `thresholds.relevance`, from 1 to 5 as the ratings; what equals it passes.
-    """
-    rated = F.arrays_zip("questions", "ratings")
-    passed = F.transform(F.filter(rated, lambda each: each["ratings"] >= threshold), lambda each: each["questions"])
-    known = refined.where(F.col("error_type").isNull())
-    return known.select("sample_id", passed.alias("questions")).where(F.size("questions") > 0)
+
+def _relevances(atoms: DataFrame, passed: DataFrame) -> DataFrame:
+    """Return sample_id, node, relevance: the rating of the question of each answer."""
+    answers = atoms.select("sample_id", F.explode("atoms").alias("atom"))
+    nodes = answers.select("sample_id", "atom.node", "atom.question")
+    zipped = passed.select("sample_id", F.inline(F.arrays_zip("questions", "relevances")))
+    rated = zipped.withColumnsRenamed({"questions": "question", "relevances": "relevance"})
+    return nodes.join(rated, on=["sample_id", "question"], how="inner").select("sample_id", "node", "relevance")
 
 
 def _questions_to_answer(texts: DataFrame, passed: DataFrame) -> DataFrame:
@@ -352,4 +360,5 @@ METRIC = Metric(
     tables=graphs.GRAPH_TABLES,
     settings=("summarise_contexts", NAME, "thresholds", "graph"),
     unknown=graphs.MEASURES,
+    weighting=lambda settings: graphs.weighting(settings, settings.qa),
 )

@@ -23,7 +23,7 @@ from untold.jobs.inputs.samples import Samples
 from untold.jobs.inputs.sampling import Draw
 from untold.jobs.lakehouse.inputs import read_table, table_named
 from untold.jobs.metrics import needs_of, optional_of, stages_of
-from untold.jobs.metrics.base import Metric, Tables, score_columns, unknown_measures
+from untold.jobs.metrics.base import Metric, Tables, measure_rows, score_columns, unknown_measures
 from untold.jobs.metrics.condensing import Condenser
 from untold.jobs.metrics.summaries import STAGE as SUMMARISE
 from untold.jobs.metrics.summaries import summarise_contexts
@@ -33,6 +33,7 @@ from untold.jobs.run.session import is_connect, spark_schema
 from untold.jobs.settings.model import LlmSettings, Settings, backend_for
 from untold.jobs.settings.sections import BudgetSettings
 from untold.jobs.tables import ORDER, RESULT_TABLES
+from untold.udfs.facts.statement_weights import WEIGHED, weigh_batches
 from untold.udfs.llm.keys import Stage
 from untold.udfs.retrieval.catalog import Catalog
 from untold.udfs.stages import LOOKUPS
@@ -150,7 +151,8 @@ def score_samples(
 
     def score(metric: Metric) -> Tables:
         begin(metric.name)
-        return _with_unusable(metric, metric.score(valid, tools, settings), unusable, settings)
+        tables = _weighed(metric, metric.score(valid, tools, settings), valid, tools)
+        return _with_unusable(metric, tables, unusable, settings)
 
     runner.turns = MainThreadExecutor()
     given = runner.turns.run([partial(score, metric) for metric in metrics], _at_once(runner, samples.sparkSession))
@@ -199,6 +201,37 @@ def _united(name: str, nothing: DataFrame, given: Sequence[Tables]) -> DataFrame
         DataFrame.unionByName, [with_added(name, tables[name]) for tables in given if name in tables], nothing
     )
     return rows if "metric" in rows.columns else rows.dropDuplicates(list(ORDER[name]))
+
+
+def _weighed(metric: Metric, tables: Tables, samples: DataFrame, tools: RunTools) -> Tables:
+    """Return the tables with the weights of statements and the weighted measures, if the settings have weights."""
+    weighting = metric.weighting(tools.runner.settings) if metric.weighting else None
+    if not weighting:
+        return tables
+    statements = with_added("statements", tables["statements"]).drop("source_weight")
+    number = F.element_at(F.split("statement_id", ":"), -1).cast("long").alias("number")
+    one = F.struct(number, "statement_id", "covered", "kept", "weight", "relevance", "sources")
+    by_sample = statements.groupBy("sample_id").agg(F.collect_list(one).alias("statements"))
+    sources = F.transform(
+        "contexts", lambda context: F.struct(context["id"].alias("id"), context["kind"].alias("kind"))
+    )
+    status = tables["scores"].select("sample_id", "status")
+    rows = status.join(by_sample, on="sample_id", how="left").join(
+        samples.select("sample_id", sources.alias("contexts")), on="sample_id", how="left"
+    )
+    weigh = partial(weigh_batches, weighting=weighting)
+    weighed = tools.keep(rows.mapInArrow(weigh, spark_schema(WEIGHED)), "weighed-statements")
+    weights = weighed.select("sample_id", F.inline("weights"))
+    combined = {name: F.coalesce(name, f"relevance_{name}") for name in ("weight", "rank")}
+    joined = statements.join(weights, on=["sample_id", "statement_id"], how="left").withColumns(combined)
+    judged = status.join(weighed.select("sample_id", "measures"), on="sample_id", how="inner")
+    measures = measure_rows(judged, metric.name, weighting.bounds())
+    own = tables.get("measures")
+    return {
+        **tables,
+        "statements": joined.drop("relevance_weight", "relevance_rank"),
+        "measures": measures if own is None else own.unionByName(measures),
+    }
 
 
 def _with_unusable(metric: Metric, tables: Tables, unusable: DataFrame, settings: Settings) -> Tables:

@@ -85,6 +85,11 @@ class NliSettings(Section):
         default=0.01,
         description="Share of the filtered or classified pairs, chosen by a hash, that the model judges too",
     )
+    weighted: bool = Field(
+        default=False,
+        description="Weigh statements by the relevance of their atoms: weighted_recall and recall@k "
+        "(importance.ks), and the most relevant missing statements first",
+    )
     max_miss_rate: Probability | None = Field(
         default=None,
         description="Maximum miss rate of filter and classifier, by the upper end of its interval; null for any",
@@ -156,6 +161,11 @@ class QaSettings(Section):
     list_size: Count = Field(default=20, description="Maximum number of other answers of a list")
     questions: Literal["all", "contexts"] = Field(
         default="all", description="Questions come from response and contexts, or only from contexts"
+    )
+    weighted: bool = Field(
+        default=False,
+        description="Weigh statements by the relevance of their questions: weighted_recall and recall@k "
+        "(importance.ks), and the most relevant missing statements first",
     )
 
 

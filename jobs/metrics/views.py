@@ -174,8 +174,10 @@ class View:
             yield from self.below(row)
 
     def text_of(self, statement: Row) -> str:
-        """Return the text of a statement."""
-        return one_line(statement["text"] or "")
+        """Return the text of a statement, with its relevance and the weight of its sources if it has them."""
+        known = {"relevance": statement.get("relevance"), "source weight": statement.get("source_weight")}
+        notes = ", ".join(f"{name} {value:.3g}" for name, value in known.items() if value is not None)
+        return one_line(statement["text"] or "") + (f" ({notes})" if notes else "")
 
     def mark(self, statement: Row) -> str:
         """Return `*` for a statement of the basis and `?` for an unjudged statement."""
@@ -334,7 +336,9 @@ class FactView(ClaimView):
         weight = f"weight {statement['weight']:.2f}"
         if statement["relevance"] is not None:
             weight += f": relevance {statement['relevance']:.1f}, salience {statement['salience']:.1f}"
-        return f"{super().text_of(statement)} ({weight})"
+        if statement.get("source_weight") is not None:
+            weight += f", source weight {statement['source_weight']:.3g}"
+        return f"{one_line(statement['text'] or '')} ({weight})"
 
     def mark(self, statement: Row) -> str:
         """Return no mark, because each state has a part."""

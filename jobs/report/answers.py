@@ -275,7 +275,7 @@ MAX_CONTEXTS, MAX_STATEMENTS = 10_000, 2_000
 EVIDENCE = 3
 # Columns of a statement that are copied unchanged
 PLAIN = ("covered", "in_basis", "claims", "anchor", "found_by", "rank", "kept", "arecall", "erecall", "holistic")
-RATINGS = ("relevance", "salience", "weight")
+RATINGS = ("relevance", "salience", "weight", "source_weight")
 
 
 class ReportSamples:

@@ -239,6 +239,7 @@ class Settings(Section):
     storage: sections.StorageSettings = sections.StorageSettings()
     thresholds: ThresholdSettings = ThresholdSettings()
     statistics: StatisticsSettings = StatisticsSettings()
+    sources: sections.SourcesSettings = sections.SourcesSettings()
     e2e: metrics.E2eSettings = metrics.E2eSettings()
     nli: metrics.NliSettings = metrics.NliSettings()
     qa: metrics.QaSettings = metrics.QaSettings()

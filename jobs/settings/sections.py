@@ -236,6 +236,14 @@ class TrendSettings(Section):
     fall: Share = setting(0.05, "Minimum fall of a mean or an answer rate for which `trend --alert` exits with 4")
 
 
+class SourcesSettings(Section):
+    """The reliability of sources: methods, section 20."""
+
+    weights: dict[Text, Amount] = setting(
+        {}, "Weight by id or kind of a context, such as {wiki: 1, forum: 0.3}; other sources have the weight 1"
+    )
+
+
 class NotifySettings(Section):
     """Notifications: `score`, `nightly` and `trend --alert` post JSON at their end, without any text of samples."""
 
