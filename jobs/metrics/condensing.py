@@ -1,4 +1,4 @@
-"""Graphs condensed to statements: those that fit a task by SciPy in tasks, larger ones by GraphFrames."""
+"""Condense graphs to statements with SciPy in tasks, and graphs that are too large for a task with GraphFrames."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError
 from untold.udfs.storage import StoragePath
 
-# The newest build for Spark 4 and Scala 2.13 that is known; the session asks Maven for it only where settings say so
+# The newest known build for Spark 4 and Scala 2.13. The session downloads it only if a setting names it
 COORDINATE = "io.graphframes:graphframes-spark4_2.13:0.12.2"
-# What graphframes-py calls first: the class loader knows it exactly where the jar is on the class path
+# The first class that graphframes-py needs. The class loader finds it if the jar is on the class path
 ENTRY_CLASS = "org.graphframes.GraphFramePythonAPI"
 # Each iteration but the first finds components; those it leaves are contracted and asked for again
 STRONG_ITERATIONS = 3
-# How the JVM and py4j name a class or method that is not there, or is there in another shape: a jar for another Spark
+# Errors of the JVM and py4j for a missing class or method, and for a jar of another Spark
 LINKAGE = ("ClassNotFoundException", "NoClassDefFoundError", "NoSuchMethodError", "does not exist in the JVM")
 MISMATCH = (*LINKAGE, "IncompatibleClassChangeError", "AbstractMethodError", "does not exist")
 # Spark records this property of a thread with each RDD that the thread creates
@@ -36,17 +36,17 @@ CALL_SITE = "callSite.short"
 
 
 class GraphFramesError(UserError):
-    """GraphFrames is needed and cannot be used, or its answer was refused. The message says why."""
+    """GraphFrames is necessary and not available, or its result failed a check."""
 
 
 @dataclass
 class GraphFramesComponents:
-    """Weak and strong components by GraphFrames, whose JVM part must be on the session's class path.
+    """Compute weak and strong components with GraphFrames. Its jar must be on the class path of the session.
 
-    `checkpoints` is a folder for its use: its weak components break their lineage there. `_found` is the last result.
-    `_mark` is the call site of each RDD that the library creates: `release` removes only these from memory, because a
-    local checkpoint of the run, or a cached frame of the user, cannot be restored. Raises GraphFramesError where the
-    jar is missing or does not match.
+    `checkpoints` is the folder in which weak components break their lineage. `_found` is the last result. `_mark` is
+    the call site of each RDD that the library creates. `release` removes only these RDDs from memory, because a local
+    checkpoint of the run, or a cached frame of the user, cannot be restored. Raises GraphFramesError if the jar is
+    missing or does not match.
     """
 
     spark: SparkSession
@@ -60,7 +60,7 @@ class GraphFramesComponents:
         self.spark.sparkContext.setCheckpointDir(self.checkpoints)
 
     def weak(self, vertices: DataFrame, edges: DataFrame) -> DataFrame:
-        """Weak components: id, component."""
+        """Return the weak components: id, component."""
         from graphframes import GraphFrame
 
         # With its default algorithm: randomized_contraction names a function that Spark 4.3 does not find, and graphx
@@ -68,7 +68,7 @@ class GraphFramesComponents:
         return self._ask(lambda: GraphFrame(vertices, edges).connectedComponents())
 
     def strong(self, vertices: DataFrame, edges: DataFrame) -> DataFrame:
-        """Strong components or parts of them, since it stops after few iterations: id, component."""
+        """Return strong components or parts of them: id, component. The library stops after `STRONG_ITERATIONS`."""
         from graphframes import GraphFrame
 
         return self._ask(lambda: GraphFrame(vertices, edges).stronglyConnectedComponents(STRONG_ITERATIONS))
@@ -87,7 +87,7 @@ class GraphFramesComponents:
                 kept.unpersist()
 
     def _ask(self, ask: Callable[[], DataFrame]) -> DataFrame:
-        """The answer, held until `release`; errors of linkage become GraphFramesError."""
+        """Return the result, and keep it until `release`. Errors of linkage become GraphFramesError."""
         context = self.spark.sparkContext
         before = context.getLocalProperty(CALL_SITE)
         context.setLocalProperty(CALL_SITE, self._mark)
@@ -104,15 +104,15 @@ class GraphFramesComponents:
 
 
 def check_graphframes(spark: SparkSession, settings: Settings) -> None:
-    """Raises GraphFramesError where the settings send every graph to GraphFrames and its jar is missing."""
+    """Raise GraphFramesError if the settings send every graph to GraphFrames and its jar is missing."""
     if settings.graph.method == "graphframes":
         _require_jar(spark, settings)
 
 
 def _require_jar(spark: SparkSession, settings: Settings) -> None:
-    """Raises GraphFramesError where the session's class loader does not know GraphFrames.
+    """Raise GraphFramesError if the class loader of the session does not find GraphFrames.
 
-    The driver's thread is asked, and not the JVM's system loader, which knows nothing of `spark.jars.packages`.
+    This uses the loader of the driver's thread, because the system loader of the JVM ignores `spark.jars.packages`.
     """
     if is_connect(spark):
         raise GraphFramesError(
@@ -128,7 +128,7 @@ def _require_jar(spark: SparkSession, settings: Settings) -> None:
 
 
 def _remedy() -> str:
-    """The ways in which a jar gets onto the class path; closed networks need the last one."""
+    """Return the ways to add the jar to the class path. Closed networks need the last one."""
     return (
         f"give {COORDINATE} by the setting spark.conf.spark.jars.packages={COORDINATE}, "
         "or name its downloaded jar by graph.jar or UNTOLD_GRAPHFRAMES_JAR"
@@ -136,7 +136,7 @@ def _remedy() -> str:
 
 
 def _describe_missing(settings: Settings) -> str:
-    """Why GraphFrames is needed and that its jar is missing: also where a setting names a file that is not there."""
+    """Return the message for a missing jar, with the reason that GraphFrames is necessary."""
     jar = graphframes_jar(settings)
     gone = f" ({jar} is not a file)" if jar and (path := StoragePath(jar).local) and not os.path.isfile(path) else ""
     return (
@@ -146,7 +146,7 @@ def _describe_missing(settings: Settings) -> str:
 
 
 def _describe_mismatch(spark: SparkSession, sign: str) -> str:
-    """That the jar is for another Spark or another graphframes-py, with both versions and the JVM's word for it."""
+    """Return the message for a jar of another Spark or another graphframes-py, with both versions."""
     return (
         f"the GraphFrames jar does not match Spark {spark.version} and graphframes-py {version('graphframes-py')} "
         f"({sign}); {_remedy()}"
@@ -155,12 +155,12 @@ def _describe_mismatch(spark: SparkSession, sign: str) -> str:
 
 @dataclass(frozen=True)
 class Condenser:
-    """Condenses graphs by `graph.method`: in one task each up to `graph.max_edges_in_task` edges, else by GraphFrames.
+    """Condense graphs by `graph.method`: in one task up to `graph.max_edges_in_task` edges, otherwise with GraphFrames.
 
-    `workspace` is for its results and steps. `components` stands in for GraphFrames, in tests where there is no jar.
+    `workspace` keeps results and steps. `components` replaces GraphFrames in tests without a jar.
 
-    The default of a million edges is what a task can hold: four million edges with ids of 32 characters, collected into
-    one row, broke a heap of 1 GB.
+    A task can condense the default of a million edges. Four million edges with ids of 32 characters, collected into
+    one row, exceeded a heap of 1 GB.
     """
 
     settings: Settings
@@ -168,24 +168,24 @@ class Condenser:
     components: Components | None = None
 
     def condense(self, nodes: DataFrame, edges: DataFrame) -> Condensed:
-        """The classes and counts of graphs, a row a node and a row a graph, kept in the workspace.
+        """Return the classes (a row per node) and counts (a row per graph) of the graphs, kept in the workspace.
 
-        nodes: graph string, node long or string (its order is that of first appearance), context, response boolean,
-        frequency long; a graph has at least one. edges: graph, source, target, judged boolean; not judged are pairs
-        that only widen the bounds. Raises GraphFramesError where it is needed and cannot be used, ValueError for edges
-        to what is no node of their graph. docs/methods.md, section 5.
+        nodes: graph string, node long or string (in the order of first appearance), context boolean, response boolean,
+        frequency long. A graph has at least one node. edges: graph, source, target, judged boolean. Unjudged edges only
+        widen the bounds. Raises GraphFramesError if it is necessary and not available, and ValueError for an edge to a
+        node outside its graph. docs/methods.md, section 5.
         """
         kept = self.workspace
         if self.settings.graph.method == "local":
             return _condense_local(kept, nodes, edges)
-        # In a folder of their own, which goes as soon as the results are kept outside it
+        # The steps have their own folder, which is removed when the results are kept
         steps = kept.within("condensation")
         try:
             edges = steps.keep(edges, "edges")
             large = steps.keep(self._find_large(nodes, edges), "large-graphs")
             if not steps.count(large):
                 return _condense_local(kept, nodes, edges)
-            # Kept only from here on: most runs have no large graph and read their nodes once
+            # Most runs have no large graph and read their nodes once, so the nodes are kept only here
             nodes = steps.keep(nodes, "nodes")
             apart = [frame.join(large, on="graph", how="left_semi") for frame in (nodes, edges)]
             rest = [frame.join(large, on="graph", how="left_anti") for frame in (nodes, edges)]
@@ -195,9 +195,9 @@ class Condenser:
             steps.remove()
 
     def _find_large(self, nodes: DataFrame, edges: DataFrame) -> DataFrame:
-        """The graphs that are not condensed in one task: column graph.
+        """Return the column graph: the graphs that do not fit a task.
 
-        All of them under graph.method graphframes; else those with more edges than fit, counted with unjudged ones.
+        With graph.method graphframes, these are all graphs. Otherwise, unjudged edges count too.
         """
         if self.settings.graph.method == "graphframes":
             return nodes.select("graph").distinct()
@@ -205,7 +205,7 @@ class Condenser:
         return sizes.where(F.col("size") > self.settings.graph.max_edges_in_task).select("graph")
 
     def _condense_large(self, steps: Workspace, nodes: DataFrame, edges: DataFrame) -> Condensed:
-        """What no task holds, by GraphFrames. A condensation that verification refuses is an error, never a result."""
+        """Condense large graphs with GraphFrames. A condensation that fails its check is an error and not a result."""
         checkpoints = f"{steps.folder}/checkpoints"
         components = self.components or GraphFramesComponents(steps.spark, self.settings, checkpoints)
         try:
@@ -216,9 +216,9 @@ class Condenser:
 
 
 def _condense_local(steps: Workspace, nodes: DataFrame, edges: DataFrame) -> Condensed:
-    """All graphs by SciPy, a batch of Arrow at a time, in the columns of `untold.graph.distributed.Condensed`.
+    """Condense all graphs with SciPy in Arrow batches, to the columns of `untold.graph.distributed.Condensed`.
 
-    Built-ins group and `mapInArrow` computes: 20,000 groups took 0.8 s so, and 5.6 s with one `applyInArrow` a group.
+    Spark groups the rows, and `mapInArrow` computes. 20,000 groups took 0.8 s, and 5.6 s with `applyInArrow` per group.
     """
     schema = _condensed_schema(nodes.schema["node"].dataType)
     condensed = steps.keep(_group(nodes, edges).mapInArrow(condense_batches, schema), "condensed")
@@ -227,25 +227,25 @@ def _condense_local(steps: Workspace, nodes: DataFrame, edges: DataFrame) -> Con
 
 
 def _union(first: Condensed, second: Condensed) -> Condensed:
-    """The rows of both. A graph is in one of them alone, so that no row stands twice."""
+    """Return the rows of both. They have no common graph."""
     return Condensed(first.classes.unionByName(second.classes), first.counts.unionByName(second.counts))
 
 
 def _group(nodes: DataFrame, edges: DataFrame) -> DataFrame:
-    """graph, nodes sorted, edges: a row a graph, as `condense_batches` reads them."""
-    # Sorted by node, the first field: ties for a statement's text go to what appeared first, whatever the partitioning
+    """Return graph, sorted nodes and edges: a row per graph for `condense_batches`."""
+    # Sorted by node, so that the first node wins a tie for the text of a statement in all partitions
     members = F.array_sort(F.collect_list(F.struct("node", "context", "response", "frequency")))
     pairs = F.collect_list(F.struct("source", "target", "judged"))
     grouped_nodes = nodes.groupBy("graph").agg(members.alias("nodes"))
     grouped_edges = edges.groupBy("graph").agg(pairs.alias("edges"))
-    # Left: a graph without edges has statements too; its edges are null
+    # A left join, because a graph without edges has statements too
     return grouped_nodes.join(grouped_edges, on="graph", how="left").select("graph", "nodes", "edges")
 
 
 def _condensed_schema(node: T.DataType) -> T.StructType:
-    """The row that `condense_batches` gives: graph, classes array<struct>, covered, uncovered long, low, high double.
+    """Return the schema of `condense_batches`: graph, classes array<struct>, covered, uncovered long, low, high double.
 
-    node: the type of the nodes, long for graphs of samples and string for those of `untold condense`.
+    node: the type of the nodes, long for graphs of samples and string for the graphs of `untold condense`.
     """
     member = T.StructType().add("node", nullable(node)).add("statement", nullable(node))
     for name in ("representative", "covered", "in_basis"):

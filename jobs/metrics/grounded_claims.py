@@ -1,8 +1,8 @@
-"""Claims held against a source of knowledge: looked up, judged, concluded. Samarinas et al. 2025; methods, section 11.
+"""Search for claims in a source of knowledge and judge them. Samarinas et al. 2025; methods, section 11.
 
-A claim is asked about once, however many samples state it: it is known by its text's hash (`claim_key`) and by its
-`owner`, the sample where chunks are of the sample's own contexts, and nobody where all samples share what is looked in.
-A text grounds a claim by pairs or lists of a model, or by a classifier (methods, section 10).
+Samples with the same claim share its requests. The key of a claim is the hash of its text (`claim_key`) and its
+`owner`: the sample if the chunks come from its own contexts, otherwise an empty text. A model judges pairs or lists of
+claims and chunks, or a classifier judges pairs (methods, section 10).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ENTAILMENT = "entailment"
 
 
 def grounding_stage(settings: Settings, *, in_lists: bool = False) -> str:
-    """The stage that `grounding.verifier` asks. Raises UserError for lists of a classifier, which judges pairs."""
+    """Return the stage of `grounding.verifier`. Raises UserError for lists of a classifier, which judges pairs."""
     if in_lists and settings.grounding.verifier != RELATION:
         raise UserError("icat.judgement=lists asks a model, and grounding.verifier is a classifier; set one of the two")
     if in_lists:
@@ -37,10 +37,11 @@ def grounding_stage(settings: Settings, *, in_lists: bool = False) -> str:
 
 
 def ground(pairs: DataFrame, tools: Tools, settings: Settings, carry: Iterable[str] = ()) -> DataFrame:
-    """Judges pairs of columns premise and hypothesis: `carry`, request_id, relation, probability, grounded, errors.
+    """Return `carry`, request_id, relation, probability, grounded and errors of pairs of a premise and a hypothesis.
 
-    probability is that of entailment, null from `classify_relation`; there the relation `entailment` grounds, else a
-    probability of at least `grounding.threshold`. All three are null where error_type is not.
+    `classify_relation` grounds a claim with the relation `entailment`, and its probability is null. A classifier
+    grounds a claim with a probability of entailment of at least `grounding.threshold`. The results of a failed request
+    are null.
     """
     stage, kept = grounding_stage(settings), tuple(carry)
     judged = tools.ask(stage, pairs, carry=kept)
@@ -55,19 +56,21 @@ def ground(pairs: DataFrame, tools: Tools, settings: Settings, carry: Iterable[s
 
 
 CLAIM = ("owner", "claim_key")
-# What is known of a pair that is to be judged
+# The columns of a pair before it is judged
 JUDGED = (*CLAIM, "chunk_id", "document_id", "rank", "similarity")
-# Digits of a text's hash in a chunk's id: no two texts of a billion of one context's id have one
+# Digits of a text's hash in the id of a chunk. A billion texts with the same context id have different digits
 TEXT_CHARACTERS = 16
 
 
 @dataclass(frozen=True)
 class GroundedClaims:
-    """What became of claims.
+    """The results of claims.
 
-    claims: sample_id, position, text, owner, claim_key, verdict, evidence, document_id, unjudged, waiting; pairs:
-    owner, claim_key, chunk_id, document_id, rank, similarity, request_id, relation, probability, grounded, error_type,
-    error; hits: owner, claim_key, query and `jobs.retrieval.sources.FOUND`, the chunk_id that of the table `chunks`.
+    Attributes:
+        claims: sample_id, position, text, owner, claim_key, verdict, evidence, document_id, unjudged, waiting.
+        pairs: owner, claim_key, chunk_id, document_id, rank, similarity, request_id, relation, probability, grounded,
+            error_type, error.
+        hits: owner, claim_key, query and `jobs.retrieval.sources.FOUND`, with the chunk_id of the table `chunks`.
     """
 
     claims: DataFrame
@@ -78,9 +81,10 @@ class GroundedClaims:
 def ground_claims(
     claims: DataFrame, tools: Tools, settings: Settings, *, early_stop: bool, list_size: int | None = None
 ) -> GroundedClaims:
-    """Looks claims up and has them judged. claims: sample_id, position, text; a text once a sample.
+    """Search for the claims and judge them with the chunks.
 
-    list_size: a chunk is held against at most so many claims of a sample in one request; None for one.
+    claims: sample_id, position, text, with distinct texts per sample. list_size: the maximum number of claims of a
+    sample in a request with one chunk, None for pairs.
     """
     of_sample = settings.knowledge.source == "contexts" or list_size is not None
     whose = F.col("sample_id") if of_sample else F.lit("")
@@ -96,10 +100,10 @@ def ground_claims(
 
 
 def chunk_name(source: str | None, chunk_id: Column | None = None, text: Column | None = None) -> Column:
-    """The id of a chunk, which names one text in the whole output; of the columns chunk_id and text if not given.
+    """Return the id of a chunk, which is unique in the whole output. By default, it uses the columns chunk_id and text.
 
-    An index gives such ids. Samples have contexts of one id, and a page is found with other words for another query:
-    there the text's hash tells apart what has one name.
+    The ids of an index are unique. Contexts of several samples may have the same id, and a web page may have different
+    text for another query, so their ids include the hash of the text.
     """
     named, said = F.col("chunk_id") if chunk_id is None else chunk_id, F.col("text") if text is None else text
     if source == "index":
@@ -110,7 +114,7 @@ def chunk_name(source: str | None, chunk_id: Column | None = None, text: Column 
 def _judge_pairs(
     hits: DataFrame, tools: Tools, settings: Settings, *, early_stop: bool, list_size: int | None
 ) -> DataFrame:
-    """The pairs that were asked for, judged; with `early_stop`, in waves that leave out what is grounded already."""
+    """Return the judged pairs. With `early_stop`, they are judged in waves that skip the grounded claims."""
     asked = (F.col("text").alias("premise"), F.col("query").alias("hypothesis"))
     left = hits.where(F.col("rank").isNotNull()).select(*JUDGED, *asked)
     judged = []
@@ -126,7 +130,7 @@ def _judge_pairs(
 
 
 def judge_lists(pairs: DataFrame, tools: Tools, size: int) -> DataFrame:
-    """What `ground` gives of pairs, judged in lists: a chunk with at most so many of its owner's claims.
+    """Return the columns of `ground`, with pairs in lists: a chunk with at most `size` claims of its owner.
 
     pairs: the columns of `JUDGED`, premise and hypothesis.
     """
@@ -149,7 +153,7 @@ def judge_lists(pairs: DataFrame, tools: Tools, size: int) -> DataFrame:
 
 
 def _verdicts(hits: DataFrame, pairs: DataFrame) -> DataFrame:
-    """The columns of `VERDICTS`, a row a claim that was looked up; one that found nothing has no pair."""
+    """Return the columns of `VERDICTS`, a row per claim. A claim without a hit has no pair."""
     flags = F.max(has_failed()).alias("lost"), F.max(is_unasked()).alias("waiting")
     looked_up = hits.groupBy(*CLAIM).agg(*flags)
     one = F.struct("rank", "chunk_id", "document_id", "relation", "grounded", is_unasked().alias("waiting"))
@@ -159,15 +163,16 @@ def _verdicts(hits: DataFrame, pairs: DataFrame) -> DataFrame:
 
 
 def claim_id(metric: str, position: str | Column = "position") -> Column:
-    """`<sample_id>:<metric>:<position>`."""
+    """Return `<sample_id>:<metric>:<position>`."""
     place = F.col(position) if isinstance(position, str) else position
     return F.concat_ws(":", "sample_id", F.lit(metric), place.cast("string"))
 
 
 def covered_statements(known: DataFrame, metric: str, *more: str) -> DataFrame:
-    """The table `statements` of aspects or references, each with the claims that cover it; `more` of its columns.
+    """Return the table `statements` of aspects or references, each with the claims that cover it.
 
-    known: sample_id, statements array<struct<number, text, covered, reference_id, claims array<position>, ...>>.
+    known: sample_id, statements array<struct<number, text, covered, reference_id, claims array<position>, ...>>. more:
+    further columns of the statements.
     """
     texts = F.lit(None).cast("array<string>")
     return known.select("sample_id", F.inline("statements")).select(
@@ -186,9 +191,9 @@ def covered_statements(known: DataFrame, metric: str, *more: str) -> DataFrame:
 
 
 def claim_rows(metric: str, claims: DataFrame, judged: DataFrame) -> DataFrame:
-    """The table `claims`: all that were extracted, without a verdict where the sample lacks something else.
+    """Return the table `claims`: all extracted claims. An unjudged claim has no verdict.
 
-    claims: sample_id, position, text; judged: of these the ones that were held against what is known.
+    claims: sample_id, position, text. judged: the judged claims, with verdict and evidence.
     """
     found = judged.select("sample_id", "position", "verdict", "evidence")
     joined = claims.join(found, on=["sample_id", "position"], how="left")
@@ -205,7 +210,7 @@ def claim_rows(metric: str, claims: DataFrame, judged: DataFrame) -> DataFrame:
 
 
 def evidence_rows(metric: str, found: GroundedClaims) -> DataFrame:
-    """The table `evidence`: each pair that was to be judged, for every sample that states the claim."""
+    """Return the table `evidence`: each pair, for every sample with the claim."""
     stated = found.claims.select("sample_id", "position", *CLAIM)
     return stated.join(found.pairs, on=list(CLAIM), how="inner").select(
         "sample_id",
@@ -220,13 +225,13 @@ def evidence_rows(metric: str, found: GroundedClaims) -> DataFrame:
 
 
 def chunk_rows(hits: DataFrame) -> DataFrame:
-    """The table `chunks`: all that were found, so that it does not depend on which of them were judged."""
+    """Return the table `chunks`: all retrieved chunks, judged or not."""
     found = hits.where(F.col("rank").isNotNull())
     return found.select("chunk_id", "document_id", "url", "text").dropDuplicates(["chunk_id"])
 
 
 def claim_failures(metric: str, stage: str, found: GroundedClaims) -> DataFrame:
-    """The rows of `failures` of looking claims up and judging them (by `stage`), for every sample that states them."""
+    """Return the rows of `failures` of searches and of judging (`stage`), for every sample with the claim."""
     columns = ("stage", "request_id", "error_type", "error")
     lookups = found.hits.where(has_failed()).select(*CLAIM, *columns)
     pairs = found.pairs.where(has_failed()).withColumn("stage", F.lit(stage)).select(*CLAIM, *columns)

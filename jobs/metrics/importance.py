@@ -87,12 +87,12 @@ EXTRACTING: Mapping[str, tuple[str, ...]] = {
     EXTRACT_CLAIMS: ("claims", "text"),
     EXTRACT_OF_SENTENCE: ("claims", "sentence", "query", "before", "after"),
 }
-# A statement takes two words at least, so that no text has more than half its words
+# The fewest words of a statement, for an upper bound of the number of statements
 WORDS_OF_A_STATEMENT = 2
 
 
 def stages(settings: Settings) -> tuple[str, ...]:
-    """The stages that the metric may ask, in order. Given references need none of the first."""
+    """Return the stages in order. Given references need none of the first."""
     return (*stages_of_facts(settings), extracting_stage(settings), verifying_stage(settings), CHECK)
 
 
@@ -102,7 +102,7 @@ def extracting_stage(settings: Settings) -> str:
 
 
 def stages_of_facts(settings: Settings) -> tuple[str, ...]:
-    """Those whose answers facts and their weights are made of."""
+    """Return the stages of the facts and their weights."""
     condense = settings.summarise_contexts and settings.knowledge.source == "contexts"
     relate = settings.importance.duplicates == "entailed"
     return (
@@ -115,7 +115,7 @@ def stages_of_facts(settings: Settings) -> tuple[str, ...]:
 
 
 def assume(settings: Settings) -> Assumptions:
-    """As many facts and claims as texts can have, none of them near another, and all facts to be checked."""
+    """Assume the maximum number of facts and claims without duplicates, and check all facts."""
     found = {
         stage: {name: different_texts(WORDS_OF_A_STATEMENT, text)} for stage, (name, text, *_) in EXTRACTING.items()
     }
@@ -124,7 +124,7 @@ def assume(settings: Settings) -> Assumptions:
 
 
 def _judged() -> dict[str, Mapping[str, Column]]:
-    """Of ratings the highest, so that facts are kept; nothing is asked of what vectors, relations and verdicts say."""
+    """Return the highest ratings, so that all facts are kept, and empty vectors and relations."""
     return {
         EMBED: assumed_results()[EMBED],
         RATE: {"relevance": all_highest("facts"), "salience": all_highest("facts"), "weighted": F.lit(True)},
@@ -136,7 +136,7 @@ def _judged() -> dict[str, Mapping[str, Column]]:
 
 
 def _expected(figures: StageFigures) -> dict[str, Mapping[str, Column]]:
-    """As many facts and claims as the figures have of a text. That few facts are near each other no figure says."""
+    """Return the average number of facts and claims of a text."""
     found: dict[str, Mapping[str, Column]] = dict(_judged())
     for stage, (name, text, *others) in EXTRACTING.items():
         if stage in figures:
@@ -148,7 +148,7 @@ NAME = "importance"
 
 
 def unknown_bounds(settings: Settings) -> dict[str, tuple[float | None, float | None]]:
-    """Of a sample of which nothing is known: rates may be anything, and counts have no upper end."""
+    """Return the bounds of a sample without results. Counts have no upper bound."""
     names = names_of_measures(settings.importance.ks)
     return {name: (None, None) if name in (CLAIMS, FACTS) else (0.0, 1.0) for name in names}
 
@@ -208,7 +208,7 @@ def _claim_failures(verified: VerifiedClaims) -> DataFrame:
     return lost.select("sample_id", F.lit(NAME).alias("metric"), "stage", *OUTCOME).distinct()
 
 
-# By the measure of a sample, that of all claims
+# The measure of all claims by the measure of a sample
 SHARES = {name: f"{verdict}_share" for name, verdict in RATES.items()}
 CLAIM_TO_FACT = "claim_to_fact"
 _SUMS = ("n", "judging", "claims", "unjudged", *RATES, "counted", "stated", "facts")
@@ -216,11 +216,13 @@ Row = Mapping[str, Any]
 
 
 def pool_measures(measures: DataFrame, scores: DataFrame) -> list[dict[str, Any]]:
-    """Rows of `measures_summary`: `SHARES` and `CLAIM_TO_FACT`, of all samples and of each system.
+    """Return rows of `measures_summary`: `SHARES` and `CLAIM_TO_FACT` of all samples and of each system.
 
-    measures, scores: the tables. Of a share mean is over the judged claims, mean_low and mean_high are with all
-    unjudged ones against and for it, and `defined` are the samples with claims that were to be judged. None has an
-    interval, as claims of one response are not independent. One row a system reaches the driver.
+    The mean of a share is over judged claims. mean_low and mean_high count all unjudged claims against it and for it.
+    `defined` is the number of samples with judged claims. There is no interval, because the claims of a response are
+    not independent. One row per system reaches the driver.
+
+    measures, scores: the tables.
     """
     sums = [row.asDict() for row in _sums_of_systems(measures, scores).collect()]
     named = sorted((row for row in sums if row["system"] is not None), key=lambda row: row["system"])
@@ -229,7 +231,7 @@ def pool_measures(measures: DataFrame, scores: DataFrame) -> list[dict[str, Any]
 
 
 def _sums_of_systems(measures: DataFrame, scores: DataFrame) -> DataFrame:
-    """system, and the columns of `_SUMS`: a row a system."""
+    """Return system and the columns of `_SUMS`: a row per system."""
     own = measures.where(F.col("metric") == NAME)
 
     def column(name: str, of: str) -> Column:
@@ -247,7 +249,7 @@ def _sums_of_systems(measures: DataFrame, scores: DataFrame) -> DataFrame:
     known = F.col("of_claims").isNotNull() & F.col("of_facts").isNotNull()
 
     def count(share: Column) -> Column:
-        # Shares are of whole numbers of claims
+        # A share is a number of claims over their total
         return F.sum(F.when(judging, F.round(share * F.col("of_claims"))))
 
     return (
@@ -267,7 +269,7 @@ def _sums_of_systems(measures: DataFrame, scores: DataFrame) -> DataFrame:
 
 
 def _total(sums: Iterable[Row]) -> dict[str, Any]:
-    """The sums over all samples, those without a system too."""
+    """Return the sums over all samples, including samples without a system."""
     rows = list(sums)
     return {"system": None, **{name: sum(row[name] or 0 for row in rows) for name in _SUMS}}
 
@@ -305,7 +307,7 @@ def _row(
 
 
 CLAIMS_OF_SAMPLE = "array<struct<position: long, text: string, verdict: string>>"
-# What the shipped prompt has around each
+# The text around a claim in the shipped prompt
 AROUND_A_CLAIM = '<claim id="12"></claim>\n'
 TABLES = ("statements", "scores", "measures", "claims", "evidence", "chunks", "failures")
 
@@ -349,10 +351,7 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
 
 
 def _shared(owners: Owners, facts: ReferenceFacts) -> DataFrame:
-    """sample_id, owner; lost, waiting: whether its facts were; has_texts: whether there was anything to take them from.
-
-    Left joins: an owner whose facts are whole is not in `incomplete`.
-    """
+    """Return sample_id, owner, has_texts (the owner has texts or given facts), and lost and waiting of its facts."""
     texts = facts.texts.withColumn("has_texts", F.lit(True))
     return (
         owners.owned.join(facts.incomplete, on="owner", how="left")
@@ -362,9 +361,9 @@ def _shared(owners: Owners, facts: ReferenceFacts) -> DataFrame:
 
 
 def _responses(samples: DataFrame, shared: DataFrame, settings: Settings) -> DataFrame:
-    """sample_id, query, text: the responses whose facts are known. A blank one says nothing and is not asked for.
+    """Return sample_id, query, text: the responses of samples with known facts.
 
-    Without contexts, or where none says anything about the query, nothing further is asked of a sample.
+    A blank response has no claims and no request. A sample without a relevant context has no further request.
     """
     known = ~F.col("lost") & ~F.col("waiting")
     if settings.knowledge.source == "contexts":
@@ -394,10 +393,10 @@ def _extract(responses: DataFrame, calls: StageCalls, settings: Settings) -> Dat
 def _gather(
     samples: DataFrame, shared: DataFrame, facts: ReferenceFacts, extracted: DataFrame, claims: DataFrame
 ) -> DataFrame:
-    """What is known of each sample before its facts are checked.
+    """Return the state of each sample before its facts are checked.
 
-    sample_id; facts, rated (null where facts are not known); claims array<struct<position, text, verdict>> in order,
-    null where they were not asked for or were lost; judged, whether claims are to have verdicts; lost, unasked.
+    The columns are sample_id, owner, facts and rated (null without facts), claims array<struct<position, text,
+    verdict>> in order (null if they are missing), judged (claims get verdicts), lost and waiting.
     """
     one = F.struct("position", "text", "verdict")
     stated = claims.groupBy("sample_id").agg(
@@ -432,11 +431,10 @@ def _gather(
 
 
 def _to_check(gathered: DataFrame, settings: Settings) -> Rows:
-    """The facts that an answer ought to give as requests, with the texts of all its claims: sample_id, number, fact,
-    claims.
+    """Return the kept facts as requests with the texts of all claims: sample_id, number, fact, claims.
 
-    A plan that knows neither facts nor claims only counts them: as many as texts can have, each fact beside all claims,
-    are gigabytes a sample.
+    A plan without facts and claims only counts the requests, because the largest possible texts need gigabytes per
+    sample.
     """
     known = gathered.where(~F.col("lost") & (F.size("claims") > 0))
     texts = F.transform("claims", lambda claim: claim["text"])

@@ -1,8 +1,7 @@
-"""How relations are had: pairs all at once or in waves, or lists of a premise's hypotheses; before that, a classifier.
+"""Judge the relations of pairs: all at once, in waves, or in lists of the hypotheses of a premise.
 
-What nli asks belongs to owners: distinct sets of context atoms, and samples (`jobs.metrics.nli.add_owners`).
-Lists hold one text and those that it is compared with. Audits count what a filter or a classifier of pairs missed, and
-correct scores by it.
+A classifier may judge pairs first. The pairs belong to owners: distinct sets of context atoms, and samples
+(`jobs.metrics.nli.add_owners`). An audit counts the errors of a filter or a classifier, and corrects scores.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.udfs.facts.pairs import AUDIT, FILTERED, IMPLIED, MODEL, Choice, PairFilter, ask_again, ask_all
 from untold.udfs.statistics.intervals import clopper_pearson_interval
 
-# What tells a relation that was asked for in a list (`relations.judged_by`)
+# The value of `relations.judged_by` for a relation from a list
 LIST = "list"
 AskLists = Callable[[DataFrame | None, int], DataFrame]
 """Requests items in lists of at most a size: the given items, or all items for None. The result has a row per item.
@@ -53,7 +52,7 @@ def ask_in_lists(ask: AskLists, size: int, label: str = "relation") -> DataFrame
 
 @dataclass(frozen=True)
 class NumberedList:
-    """A stage that gives each of numbered texts a label, in lists of at most `size`.
+    """A stage that labels numbered texts in lists of at most `size`.
 
     Attributes:
         variables: by variable of the stage the field of an item.
@@ -66,10 +65,10 @@ class NumberedList:
     outputs: Mapping[str, str]
 
     def ask(self, tools: Tools, rows: DataFrame, *keys: str) -> DataFrame:
-        """Return the columns `keys`, number, those of `outputs` and of `OUTCOME`: a row per listed item.
+        """Return `keys`, number, and the columns of `outputs` and `OUTCOME`: a row per listed item.
 
         rows: `keys`, listed array<struct<number, ...>>, and the other variables of the stage. An item without a clear
-        label is requested again (`ask_in_lists`). An item that fails alone has no label.
+        label is requested again (`ask_in_lists`), and finally has no label.
         """
 
         def ask(wanted: DataFrame | None, size: int) -> DataFrame:
@@ -106,18 +105,18 @@ class NumberedList:
 
 
 def listed_pairs(found: DataFrame, items: str, item: str) -> DataFrame:
-    """A row for each item of a list, as the column `item`: the relation of its place, and listed.
+    """Return a row per item of the lists: the column `item`, the relation of its place, and listed.
 
-    found: a row a list, with `items` and relations in one order; relations is null where the list failed.
+    found: a row per list, with `items` and relations in the same order. relations is null for a failed list.
     """
     pairs = found.select("*", F.size(items).alias("listed"), F.posexplode(items).alias("place", item))
     return pairs.withColumn("relation", F.get("relations", F.col("place"))).drop("relations")
 
 
 def cut_in_lists(rows: DataFrame, head: Sequence[str], item: Column, size: int) -> DataFrame:
-    """The columns of `head`, and items: lists of at most so many, in the order of the items.
+    """Return the columns of `head`, and items: sorted lists of at most `size` items.
 
-    item: a struct that begins with the text, so that equal sets of texts are one request.
+    item: a struct that begins with the text, so that equal sets of texts share a request.
     """
     found = rows.groupBy(*head).agg(F.array_sort(F.collect_list(item)).alias("items"))
     starts = F.sequence(F.lit(1), F.size("items"), F.lit(size))
@@ -126,12 +125,12 @@ def cut_in_lists(rows: DataFrame, head: Sequence[str], item: Column, size: int) 
 
 
 def texts_of_items() -> Column:
-    """The texts of the items of a list."""
+    """Return the texts of the items of a list."""
     return F.transform("items", lambda one: one["text"])
 
 
 CLASSIFY, CLASSIFY_LISTS, ENTAIL = "classify_relation", "classify_relations", "classify_entailment"
-# What is found out of a pair; `told` is the relation of an audited one as filter or classifier tell it
+# The columns of a judged pair. `told` is the relation of an audited pair by the filter or the classifier
 JUDGED = ("owner", "source", "target", "judged_by", "request_id", "relation", "told", "error_type", "error")
 PAIR = ["owner", "source", "target"]
 CLASSIFIER, NEUTRAL = "classifier", "neutral"
@@ -141,32 +140,31 @@ _NO_FILTER = PairFilter()
 
 
 def stage_of(settings: NliSettings) -> str:
-    """The stage that judges relations."""
+    """Return the stage that judges relations."""
     return CLASSIFY_LISTS if settings.judgement == "lists" else CLASSIFY
 
 
 def stages_of(settings: NliSettings) -> tuple[str, ...]:
-    """The stages that judging asks, in order."""
+    """Return the stages of judging in order."""
     vectors = (EMBED,) if pair_filter_of(settings).needs_vectors else ()
     return (*vectors, *((ENTAIL,) if settings.classifies else ()), stage_of(settings))
 
 
 def pair_filter_of(settings: NliSettings) -> PairFilter:
-    """The filter of pairs, and the share of what it takes that is audited."""
+    """Return the filter of pairs with the audited share of its pairs."""
     return PairFilter(settings.filter, settings.filter_cosine, settings.audit_share)
 
 
 def is_audited(settings: NliSettings) -> bool:
-    """Whether anything but the model tells relations, of which a share is audited."""
+    """Return True if a filter or a classifier judges relations, so that a share of them is audited."""
     return bool(pair_filter_of(settings)) or settings.classifies
 
 
 def judge_pairs(owners: DataFrame, tools: Tools, settings: NliSettings) -> DataFrame:
-    """The columns of `JUDGED`: each pair to judge, once an owner.
+    """Return the columns of `JUDGED`: each pair of an owner once.
 
-    relation is null where it failed or was not asked, `implied` where it was left out, neutral where it was filtered,
-    and the classifier's where that is certain. Reachability, hence the score, is the same with `nli.skip_implied`
-    (methods, section 2).
+    relation is null if it is missing, `implied` for an implied pair, and neutral for a filtered pair. A certain
+    relation comes from the classifier. The score is the same with `nli.skip_implied` (methods, section 2).
     """
     pair_filter = pair_filter_of(settings)
     vectors = _vectors_of(owners, tools) if pair_filter.needs_vectors else None
@@ -179,7 +177,7 @@ def judge_pairs(owners: DataFrame, tools: Tools, settings: NliSettings) -> DataF
 
 
 def _judge(owners: DataFrame, tools: Tools, settings: NliSettings, choose: Callable[..., Choice]) -> DataFrame:
-    """The columns of `JUDGED` for the pairs that `choose` takes: by a classifier where there is one, then the model."""
+    """Return the columns of `JUDGED` for the chosen pairs, by the classifier if there is one, and then by the model."""
     pair_filter = pair_filter_of(settings)
     if settings.classifies:
         return _judge_in_cascade(tools.ask(ENTAIL, Pairs(owners, choose, pair_filter)), owners, tools, settings)
@@ -189,13 +187,13 @@ def _judge(owners: DataFrame, tools: Tools, settings: NliSettings, choose: Calla
 
 
 def _judge_in_cascade(classified: DataFrame, owners: DataFrame, tools: Tools, settings: NliSettings) -> DataFrame:
-    """The columns of `JUDGED`: the classifier's relations that are certain, and of the other pairs the model's.
+    """Return the columns of `JUDGED`: the certain relations of the classifier, and the model's for the other pairs.
 
-    The model is asked too of what the filter and the classifier tell, as often as `nli.audit_share` says, and of what
-    the classifier could not read.
+    The model also judges `nli.audit_share` of the filtered and classified pairs, and the pairs that the classifier
+    could not judge.
     """
     teller = F.col("judged_by")
-    # Of its texts and the classifier, so that a pair of several owners is drawn for all or for none
+    # The request_id depends on the texts and the classifier, so a pair is drawn for all its owners or for none
     drawn = F.conv(F.substring("request_id", 1, 8), 16, 10).cast("long") < settings.audit_share * 2**32
     is_sure = F.col("error_type").isNull() & (F.col("certainty") >= (settings.classifier_threshold or 0.0))
     by = F.when((teller != MODEL) | ~is_sure, teller).when(drawn, AUDIT).otherwise(CLASSIFIER)
@@ -216,7 +214,7 @@ def _judge_in_cascade(classified: DataFrame, owners: DataFrame, tools: Tools, se
 
 
 def _told(judged: DataFrame, *more: str) -> DataFrame:
-    """The columns of `JUDGED` and more, with the relations of pairs that were not asked."""
+    """Return the columns of `JUDGED` and more, with the relations of implied and filtered pairs."""
     teller = F.col("judged_by")
     relation = F.when(teller == IMPLIED, IMPLIED).when(teller == FILTERED, NEUTRAL).otherwise(F.col("relation"))
     told = F.when(teller == AUDIT, NEUTRAL)
@@ -224,14 +222,14 @@ def _told(judged: DataFrame, *more: str) -> DataFrame:
 
 
 def _vectors_of(owners: DataFrame, tools: Tools) -> DataFrame:
-    """text, vector: of each text of the owners once; null where it could not be had."""
+    """Return text, vector: each text of the owners once. A missing vector is null."""
     texts = owners.select(F.explode("texts").alias("text")).distinct()
     found = tools.ask(EMBED, texts.withColumn("kind", F.lit("document")), carry=("text",))
     return found.select("text", "vector")
 
 
 def _with_vectors(owners: DataFrame, vectors: DataFrame | None) -> DataFrame:
-    """The owners with the column vectors, in the order of their texts."""
+    """Return the owners with the column vectors, in the order of their texts."""
     if vectors is None:
         return owners
     places = owners.select("owner", F.posexplode("texts").alias("place", "text")).join(vectors, on="text", how="left")
@@ -248,10 +246,9 @@ def judge_lists(
     pair_filter: PairFilter = _NO_FILTER,
     choose: Callable[..., Choice] = ask_all,
 ) -> DataFrame:
-    """The columns of `JUDGED`: the pairs in lists of a premise's hypotheses (`ask_in_lists`), by a stage of these.
+    """Return the columns of `JUDGED`, with the pairs in lists of the hypotheses of a premise (`ask_in_lists`).
 
-    Equal answers make equal requests: a start that goes on asks nothing twice. owners: what `generate_lists` reads;
-    read more than once.
+    stage: a stage of such lists. owners: the columns that `generate_lists` reads. They are read several times.
     """
 
     def ask(pairs: DataFrame | None, size: int) -> DataFrame:
@@ -263,7 +260,7 @@ def judge_lists(
 
 
 def _ask_lists(tools: Tools, stage: str, lists: Lists) -> DataFrame:
-    """The columns of `JUDGED`, and listed: of how many hypotheses the pair's list was."""
+    """Return the columns of `JUDGED`, and listed, the number of hypotheses in the list."""
     found = tools.ask(stage, lists).withColumnRenamed("judged_by", "tellers")
     pairs = listed_pairs(found, "targets", "target").withColumn("judged_by", F.get("tellers", F.col("place")))
     told = _told(pairs, "listed")
@@ -271,13 +268,13 @@ def _ask_lists(tools: Tools, stage: str, lists: Lists) -> DataFrame:
 
 
 def _again(owners: DataFrame, pairs: DataFrame, tools: Tools) -> DataFrame:
-    """The owners of pairs that are to be asked again, with these as `again`."""
+    """Return the owners of the pairs, with the pairs as `again`."""
     wanted = _edges_by(pairs, "owner", "again")
     return tools.keep(owners.drop("again").join(wanted, on="owner", how="inner"), "owners-of-open-pairs")
 
 
 def _judge_in_waves(owners: DataFrame, tools: Tools, settings: NliSettings, vectors: DataFrame | None) -> DataFrame:
-    """In three waves, each of which leaves out what the earlier ones imply (`untold.graph.condensation`)."""
+    """Judge in three waves. Each wave skips the pairs that earlier waves imply (`untold.graph.condensation`)."""
     of_contexts = partial(_owners_of_contexts, owners)
     of_responses = partial(_owners_of_responses, owners)
 
@@ -289,14 +286,14 @@ def _judge_in_waves(owners: DataFrame, tools: Tools, settings: NliSettings, vect
     rest = _with_edges(of_contexts(OTHER_CONTEXTS).withColumn("contexts_owner", F.col("owner")), first=first)
     ends = _with_edges(of_responses(RESPONSE_ENDS), first=first)
     second = ask(rest.unionByName(ends).drop("contexts_owner"), 2)
-    # The third wave reads the edges of both, between contexts and of its own sample
+    # The third wave reads the edges between contexts and the edges of the sample
     both = first.unionByName(second)
     others = _with_edges(of_responses(OTHER_RESPONSES), first=first, known=both)
     return both.unionByName(ask(others.drop("contexts_owner"), 3))
 
 
 def _with_edges(owners: DataFrame, first: DataFrame, known: DataFrame | None = None) -> DataFrame:
-    """The owners with the entailments found so far: those of their context atoms, and in `known` their own too."""
+    """Return the owners with the entailments of their context atoms, and of `known` also their own."""
     is_edge = F.col("relation") == "entailment"
     edges = _edges_by(first.where(is_edge), "contexts_owner", "first")
     found = owners.drop("first").join(edges, on="contexts_owner", how="left")
@@ -311,9 +308,9 @@ def _with_edges(owners: DataFrame, first: DataFrame, known: DataFrame | None = N
 
 
 def _edges_by(pairs: DataFrame, owner: str, name: str) -> DataFrame:
-    """By owner its pairs: `owner`, and `name` array<struct<source, target>>.
+    """Return `owner`, and the column `name` array<struct<source, target>>: the sorted pairs of each owner.
 
-    Sorted, so that partitioning changes nothing.
+    The order makes the result independent of the partitions.
     """
     return pairs.groupBy(F.col("owner").alias(owner)).agg(
         F.array_sort(F.collect_list(F.struct("source", "target"))).alias(name)
@@ -321,10 +318,10 @@ def _edges_by(pairs: DataFrame, owner: str, name: str) -> DataFrame:
 
 
 def _owners_of_contexts(owners: DataFrame, part: str) -> DataFrame:
-    """One owner a distinct set of context atoms: the input of `generate_pairs`.
+    """Return one owner per distinct set of context atoms, for `generate_pairs`.
 
-    Any sample's texts will do, for the key of a set is made from its texts. `first` and `known` are null where nothing
-    is known yet (`untold.graph.condensation.choose_by_wave`).
+    The samples of a set have equal texts. `first` and `known` are null before the first wave
+    (`untold.graph.condensation.choose_by_wave`).
     """
     texts = F.slice("texts", F.lit(1), F.col("contexts").cast("int"))
     return (
@@ -343,9 +340,9 @@ def _owners_of_contexts(owners: DataFrame, part: str) -> DataFrame:
 
 
 def _owners_of_responses(owners: DataFrame, part: str) -> DataFrame:
-    """One owner a sample; `contexts_owner` leads to what is known of its context atoms.
+    """Return one owner per sample with an atom of the response.
 
-    Columns as `_owners_of_contexts`, and contexts_owner. A sample whose response has no atom has no such pairs.
+    The columns are those of `_owners_of_contexts`, and contexts_owner, the owner of its context atoms.
     """
     return owners.where(F.col("to_contexts") > 0).select(
         F.col("response_owner").alias("owner"),
@@ -368,9 +365,9 @@ MEASURES: Bounds = dict.fromkeys((SCORE_AUDITED, AUDITED, *MISSED.values()), (No
 
 
 def audit_measures(metric: str, scores: DataFrame, counts: DataFrame, corrections: DataFrame) -> DataFrame:
-    """Rows of the table `measures`, a row a sample and measure of `MEASURES`.
+    """Return rows of the table `measures`, a row per sample and measure of `MEASURES`.
 
-    scores: the metric's table `scores`; counts: as `count_audited` gives them; corrections: as `correct` gives them.
+    scores: the table `scores` of the metric. counts: from `count_audited`. corrections: from `correct`.
     """
     joined = scores.join(counts, on="sample_id", how="left").join(corrections, on="sample_id", how="left")
     values = {
@@ -385,11 +382,11 @@ def audit_measures(metric: str, scores: DataFrame, counts: DataFrame, correction
 
 
 def count_audited(judged: DataFrame, owners: DataFrame) -> DataFrame:
-    """Columns sample_id, audited, and those of `MISSED`: of pairs that a sample is the first to have.
+    """Return sample_id, audited, and the columns of `MISSED`: the number of pairs with a wrong relation.
 
-    Missed is a relation that was told as another one. judged: owner, source, target, judged_by, relation, told; owners:
-    sample_id, texts, contexts_owner, response_owner. Pairs of the same texts count once, so that sums over samples are
-    of different pairs.
+    A pair of texts counts for the first sample that has it, so sums over samples count each pair once.
+
+    judged: owner, source, target, judged_by, relation, told. owners: sample_id, texts, contexts_owner, response_owner.
     """
     known = judged.where((F.col("judged_by") == AUDIT) & F.col("relation").isNotNull())
     of_samples = owners.select(
@@ -408,12 +405,13 @@ def count_audited(judged: DataFrame, owners: DataFrame) -> DataFrame:
 def correct(
     relations: DataFrame, graphs: tuple[DataFrame, DataFrame], condensed: Condensed, tools: Tools, share: float
 ) -> DataFrame:
-    """Columns sample_id, correction: what the unaudited pairs add to a score by Horvitz and Thompson, to first order.
+    """Return sample_id, correction: the estimated effect of unaudited pairs on a score (Horvitz and Thompson).
 
-    An entailment that the audit found is worth what the score loses without its edge, and one that it took back is
-    worth what the score loses with it. Each stands for 1 / share pairs, of which 1 / share - 1 were not audited
-    (methods, section 2). relations: sample_id, source, target, judged_by, relation, told; graphs: nodes and edges, and
-    `condensed` what they come to.
+    A wrong pair changes the score by the difference between its graph and the graph with the relation of the filter or
+    classifier. Each audited pair represents 1 / share pairs, and 1 / share - 1 of them were not audited (methods,
+    section 2).
+
+    relations: sample_id, source, target, judged_by, relation, told. graphs: nodes and edges. condensed: their result.
     """
     is_told = F.col("told") == ENTAILED
     wrong = (F.col("judged_by") == AUDIT) & ((F.col("relation") == ENTAILED) != is_told)
@@ -441,15 +439,16 @@ def correct(
 
 
 def _of_missed(frame: DataFrame, missed: DataFrame, kept: Column) -> DataFrame:
-    """The rows of graphs once for each missed pair, under the name of the graph with it as it was told."""
+    """Return the rows of graphs once per wrong pair, with the name of the graph before the audit."""
     joined = frame.join(missed, on="graph", how="inner").where(kept)
     return joined.select(*(F.col("as_told" if name == "graph" else name).alias(name) for name in frame.columns))
 
 
 def pool_audits(measures: DataFrame, scores: DataFrame, metric: str) -> list[dict[str, Any]]:
-    """Rows of `measures_summary`: the miss rate of filter and classifier over all samples, of all and by relation.
+    """Return rows of `measures_summary`: the miss rate of the filter and the classifier over all samples.
 
-    `defined` counts audited pairs, and ci_low and ci_high are of Clopper and Pearson. No row without an audit.
+    There is a row for all pairs and one per relation, and none without an audit. `defined` counts audited pairs. The
+    interval is Clopper and Pearson's.
     """
     own = measures.where((F.col("metric") == metric) & (F.col("measure") != SCORE_AUDITED))
     sums = {

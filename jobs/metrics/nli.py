@@ -1,7 +1,7 @@
-"""NLI comprehensiveness (Dejl et al. 2025; docs/methods.md, sections 2 and 5): atoms, their relations, the fact graph.
+"""NLI comprehensiveness (Dejl et al. 2025; docs/methods.md, sections 2 and 5) with atoms, relations and the fact graph.
 
-`nodes` are numbers within a sample: the atoms with a context source first. Relations between these are asked once for a
-distinct set of context atoms, the *owner* of the pairs, and shared by all samples that have it.
+`nodes` are numbers within a sample, and atoms with a context source come first. Samples with the same context atoms
+share the relations between these. The set of context atoms is the *owner* of the pairs.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from untold.udfs.facts.nodes import SAMPLE_ATOMS, gather_atoms
 from untold.udfs.facts.pairs import LEFT_OUT, leave_out
 
 NAME = "nli"
-# In the order in which they are asked
+# In their order
 EXTRACT, REVISE, RATE = ("extract_atoms", "revise_atoms", "rate_relevance")
-# An atom takes two words at least, so that no text has more atoms than half its words
+# The fewest words of an atom, for an upper bound of the number of atoms
 WORDS_OF_AN_ATOM = 2
 
 
 def stages(settings: Settings) -> tuple[str, ...]:
-    """The stages that the metric asks, in order."""
+    """Return the stages in order."""
     return summaries.stages_with_contexts(settings, EXTRACT, REVISE, RATE, *judging.stages_of(settings.nli))
 
 
 def assume(settings: Settings) -> Assumptions:
-    """As many atoms as a text can have, all relevant; all pairs in one wave, for which are implied is not known.
+    """Assume the maximum number of atoms, all of them relevant, and all pairs in one wave.
 
-    Ratings are the highest, so that no threshold lets fewer pass. With `nli.skip_implied`, a filter by vectors or a
-    classifier a run may ask fewer relations than are counted, so that stage is given as a bound.
+    With `nli.skip_implied`, a filter by vectors or a classifier, a run may need fewer relations than the plan counts,
+    so the number is an upper bound.
     """
     unit_type = F.lit(settings.nli.unit_types[0]).alias("unit_type")
     atoms = F.transform(different_texts(WORDS_OF_AN_ATOM), lambda text: F.struct(text.alias("text"), unit_type))
@@ -68,10 +68,10 @@ def assume(settings: Settings) -> Assumptions:
 
 
 def _judged() -> dict[str, Mapping[str, Column]]:
-    """What judging gives in a plan: of a list a relation for each hypothesis, as none is asked again."""
+    """Return the assumed output of judging, with a relation for each hypothesis of a list."""
     return {
         judging.CLASSIFY: {"relation": F.lit(None)},
-        # Nothing is certain, so that the model is asked of all
+        # No relation is certain, so the model judges all pairs
         judging.ENTAIL: {"relation": F.lit("neutral"), "certainty": F.lit(0.0)},
         judging.CLASSIFY_LISTS: {"relations": F.transform("targets", lambda _: F.lit("neutral"))},
         EMBED: assumed_results()[EMBED],
@@ -82,7 +82,7 @@ def _expected(settings: Settings, figures: summaries.StageFigures) -> dict[str, 
     """Return the average number of atoms of a text, and the average share of relevant atoms."""
     unit_type = F.lit(settings.nli.unit_types[0]).alias("unit_type")
     texts = summaries.expected_texts(figures[EXTRACT], "text")
-    # A text with statements keeps at least one. Equal statements of several texts are one node, and count once
+    # A text with statements keeps at least one. Equal statements of several texts make a single node
     things = summaries.value_of(figures[REVISE].things, summaries.tokens_of("text", "statements"))
     nodes = things * figures[REVISE].distinct
     revised = F.greatest(summaries.whole(nodes, "text", "statements"), F.lit(1))
@@ -183,18 +183,18 @@ def _gather_atoms(extracted: DataFrame, revised: DataFrame, rated: DataFrame, se
 
 
 def add_owners(atoms: DataFrame, cap: int | None) -> DataFrame:
-    """How many pairs of each kind a sample has and judges, and who owns those between its context atoms.
+    """Return the number of pairs of each kind that a sample has and judges, and the owners of its pairs.
 
-    Columns sample_id, texts, contexts, responses, to_contexts, between_contexts, to_responses, left_out,
-    contexts_owner, response_owner. With `cap`, pairs from the response to contexts come first, then those between
-    contexts, and `left_out` says how many there are beyond it.
+    The columns are sample_id, texts, contexts, responses, to_contexts, between_contexts, to_responses, left_out,
+    contexts_owner, response_owner. Samples without a context atom have no row.
 
-    atoms: rows of `SAMPLE_ATOMS`; samples without a context atom have no row. contexts and responses are the numbers of
-    nodes C and R: C·R pairs from the response and C·R to it, C·(C − 1) between contexts (methods, section 2).
+    atoms: rows of `SAMPLE_ATOMS`. `contexts` and `responses` are the numbers of nodes C and R. There are C·R pairs from
+    the response, C·R pairs to it, and C·(C - 1) pairs between contexts (methods, section 2).
 
-    Of 4 context atoms, 2 of the response and a cap of 15: to_contexts 8, between_contexts 7 of 12, to_responses 0 of 8,
-    left_out 13. In this order, since every path that covers a statement begins with a pair
-    from the response.
+    cap: the maximum number of pairs. Pairs from the response to contexts come first, because every path that covers a
+    statement begins with such a pair, and pairs between contexts are next. `left_out` is the number of further pairs.
+    For example, 4 context atoms, 2 atoms of the response and a cap of 15 make 8 pairs to contexts, 7 of the 12 pairs
+    between contexts, none of the 8 pairs to the response, and 13 further pairs.
     """
     counted = atoms.where(F.col("contexts") > 0).select(
         "sample_id",
@@ -224,7 +224,7 @@ def add_owners(atoms: DataFrame, cap: int | None) -> DataFrame:
 def add_query(owners: DataFrame, samples: DataFrame) -> DataFrame:
     """Return the owners with the query before each statement of the response.
 
-    The judge does not revise statements. A sentence alone may lack the subject, which the query names.
+    The judge does not revise statements. A sentence may lack the subject, which the query names.
     """
     contexts = F.col("contexts").cast("int")
     responses = F.slice("texts", contexts + 1, F.greatest(F.size("texts") - contexts, F.lit(0)))
@@ -235,12 +235,12 @@ def add_query(owners: DataFrame, samples: DataFrame) -> DataFrame:
 
 
 def _share_room(counted: DataFrame, cap: int | None) -> DataFrame:
-    """Adds to_contexts, between_contexts and to_responses: how many pairs of each kind the cap has room for."""
-    # Without a cap, more than any sample has, and far enough from the largest long that nothing subtracted overflows
+    """Add to_contexts, between_contexts and to_responses: the number of pairs of each kind within the cap."""
+    # More pairs than any sample has, and small enough that no subtraction overflows a long
     room: Column = F.lit(cap if cap is not None else 2**62).cast("long")
     between = F.least("between", room - F.col("to_contexts"))
     to_responses = F.least("crossing", room - F.col("to_contexts") - F.col("between_contexts"))
-    # Each step sees what the one before it took
+    # Each column needs the column before it
     return (
         counted.withColumn("to_contexts", F.least("crossing", room))
         .withColumn("between_contexts", between)
@@ -249,9 +249,9 @@ def _share_room(counted: DataFrame, cap: int | None) -> DataFrame:
 
 
 def _relations_of_samples(owners: DataFrame, judged: DataFrame) -> DataFrame:
-    """The columns of `JUDGED`, with sample_id in place of owner.
+    """Return the columns of `JUDGED`, with sample_id instead of owner.
 
-    Relations between contexts are judged once an owner and here given to every sample that has its set of atoms.
+    All samples of an owner have its relations between contexts.
     """
     shared = owners.select("sample_id", F.col("contexts_owner").alias("owner"))
     own = owners.select("sample_id", F.col("response_owner").alias("owner"))
@@ -259,11 +259,11 @@ def _relations_of_samples(owners: DataFrame, judged: DataFrame) -> DataFrame:
 
 
 def _graphs(atoms: DataFrame, owners: DataFrame, relations: DataFrame) -> tuple[DataFrame, DataFrame]:
-    """The nodes and edges of the samples' graphs, for `Condenser.condense`.
+    """Return the nodes and edges of the graphs of samples, for `Condenser.condense`.
 
-    Edges are entailments, and as not judged the pairs that failed or that the cap left out, which widen the bounds
-    alone. `implied` pairs are no edges: paths of others lead there already. Of pairs beyond the cap `leave_out` makes
-    few edges through joints, nodes of neither contexts nor response.
+    Edges are entailments. Failed pairs and pairs above the cap are unjudged edges, which only widen the bounds. Implied
+    pairs need no edge, because other edges already form the path. `leave_out` represents the pairs above the cap by
+    few edges through joints. A joint is a node without a context and without a response.
     """
     edges = relations.where((F.col("relation") == "entailment") | F.col("relation").isNull()).select(
         F.col("sample_id").alias("graph"), "source", "target", F.col("relation").isNotNull().alias("judged")
@@ -290,7 +290,7 @@ def _graphs(atoms: DataFrame, owners: DataFrame, relations: DataFrame) -> tuple[
 
 
 def unknown_bounds(settings: Settings) -> Bounds:
-    """The measures of conflicts, and those of an audit, where there is one."""
+    """Return the measures of conflicts, and the measures of an audit if the settings have one."""
     return {**CONFLICTS, **(judging.MEASURES if judging.is_audited(settings.nli) else {})}
 
 

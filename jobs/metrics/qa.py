@@ -1,7 +1,7 @@
-"""Q&A comprehensiveness (Dejl et al. 2025; docs/methods.md, sections 3 and 5): questions, answers, their fact graph.
+"""Q&A comprehensiveness (Dejl et al. 2025; docs/methods.md, sections 3 and 5) with questions, answers and a fact graph.
 
-`nodes` are numbers within a sample: the answers with a context source first. An answer belongs to one question.
-Answers to one question are compared in pairs, or an answer with a list of others.
+`nodes` are numbers within a sample, and answers with a context source come first. An answer belongs to one question.
+Answers to a question are compared in pairs, or an answer is compared with a list of other answers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SWAPPED = {"first_implies_second": "second_implies_first", "second_implies_first
 
 
 def assumed_comparisons() -> dict[str, Mapping[str, Column]]:
-    """What comparing gives in a plan: a relation for each answer of a list, as none is asked again."""
+    """Return the assumed output of comparisons, with a relation for each answer of a list."""
     return {
         COMPARE: {"relation": F.lit(None)},
         COMPARE_LISTS: {"relations": F.transform("others", lambda _: F.lit("neutral"))},
@@ -60,17 +60,17 @@ def assumed_comparisons() -> dict[str, Mapping[str, Column]]:
 
 
 def stage_of(settings: QaSettings) -> str:
-    """The stage that compares answers."""
+    """Return the stage that compares answers."""
     return COMPARE_LISTS if settings.judgement == "lists" else COMPARE
 
 
 def compare_answers(atoms: DataFrame, tools: Tools, settings: QaSettings) -> DataFrame:
-    """Columns sample_id, source, target, judged_by, request_id, relation, error_type, error: pairs asked and settled.
+    """Return sample_id, source, target, judged_by, request_id, relation, error_type, error: one row per pair.
 
-    atoms: rows of `SAMPLE_NODES`. judged_by and request_id are null for what was settled without the model.
+    atoms: rows of `SAMPLE_NODES`. judged_by and request_id are null for pairs that the resolver settled.
     """
     pairs = tools.keep(_pairs(atoms, resolve=settings.quantity_tool == "resolve"), "pairs")
-    # A pair of plain quantities that the resolver settled needs no model, and has no request
+    # A pair of plain quantities that the resolver settled has no request
     to_ask = pairs.where(F.col("settled").isNull())
     in_lists = settings.judgement == "lists"
     sizes = partial(_sizes, size=settings.list_size if in_lists else None)
@@ -87,9 +87,9 @@ def compare_answers(atoms: DataFrame, tools: Tools, settings: QaSettings) -> Dat
 
 
 def _lists(pairs: DataFrame, size: int) -> DataFrame:
-    """Columns of `LISTED`, question, answer, others: the answers that each head is held against, in code point order.
+    """Return the columns of `LISTED`, question, answer, others: the answers to compare with each head, sorted.
 
-    listed_nodes: of each other answer its node, and whether the head is the pair's first.
+    listed_nodes: the node of each other answer, and `leads`, true if the head is the first of the pair.
     """
     leads = F.col("head") == F.col("source")
     other = F.struct(
@@ -106,10 +106,10 @@ def _lists(pairs: DataFrame, size: int) -> DataFrame:
 
 
 def _ask_lists(tools: Tools, lists: Rows) -> DataFrame:
-    """The columns of `PAIR`, request_id, relation, error_type, error, and listed: of how many others the list was."""
+    """Return the columns of `PAIR`, request_id, relation, error_type, error, and listed, the size of the list."""
     pairs = listed_pairs(tools.ask(COMPARE_LISTS, lists), "listed_nodes", "other")
     leads, head, other = F.col("other.leads"), F.col("head"), F.col("other.node")
-    # Of the head to the other, and the table has it of the first to the second
+    # The model compares the head with the other answer, and the table has the relation of the first to the second
     relation = F.col("relation")
     swapped = F.coalesce(*(F.when(relation == one, F.lit(turned)) for one, turned in SWAPPED.items()), relation)
     return pairs.select(
@@ -125,9 +125,9 @@ def _ask_lists(tools: Tools, lists: Rows) -> DataFrame:
 
 
 def _pairs(atoms: DataFrame, *, resolve: bool) -> DataFrame:
-    """Rows of `PAIRS`: the answers to compare, each unordered pair to one question once.
+    """Return rows of `PAIRS`: each unordered pair of answers to a question once.
 
-    With `resolve`, `settled` is the relation of two plain quantities that can be told without the model; else null.
+    With `resolve`, `settled` is the relation of two plain quantities that need no model. It is null for other pairs.
     """
     in_graph = F.filter("atoms", lambda atom: atom["node"].isNotNull())
     nodes = F.transform(
@@ -138,9 +138,9 @@ def _pairs(atoms: DataFrame, *, resolve: bool) -> DataFrame:
 
 
 def _most_answers(atoms: DataFrame) -> DataFrame:
-    """Columns contexts, responses, longest, asked: of a sample, were all its answers to one question, and how long.
+    """Return contexts, responses, longest, asked: the answers of each sample as if all had the same question.
 
-    For a plan after unanswered questions. longest and asked: bytes of the longest answer and question.
+    A plan with missing completions needs this upper bound. longest and asked: bytes of the longest answer and question.
     """
     longest = F.array_max(F.transform("atoms", lambda atom: F.octet_length(atom["text"])))
     asked = F.array_max(F.transform("atoms", lambda atom: F.octet_length(atom["question"])))
@@ -149,7 +149,7 @@ def _most_answers(atoms: DataFrame) -> DataFrame:
 
 
 def _expected_answers(atoms: DataFrame) -> DataFrame:
-    """The same of each question, were no other answers to come."""
+    """Return the columns of `_most_answers` for each question with its present answers."""
     nodes = atoms.where(F.col("contexts") > 0).select("sample_id", F.explode("atoms").alias("atom"))
     return (
         nodes.where(F.col("atom.node").isNotNull())
@@ -164,10 +164,10 @@ def _expected_answers(atoms: DataFrame) -> DataFrame:
 
 
 def _sizes(answers: DataFrame, size: int | None) -> DataFrame:
-    """Columns requests, bytes: how many requests compare the answers to a question, and how long each is at most.
+    """Return requests, bytes: the number of requests that compare the answers to a question, and their maximum length.
 
-    C·(C − 1) / 2 + C·R pairs of C answers of contexts and R others. In lists of n, an answer of contexts is held
-    against those behind it, ⌈1 / n⌉ + ... + ⌈(C − 1) / n⌉, and each other one against all C.
+    C answers of contexts and R other answers make C·(C - 1) / 2 + C·R pairs. In lists of n, an answer of contexts is
+    compared with the later ones, ⌈1 / n⌉ + ... + ⌈(C - 1) / n⌉ lists, and each other answer with all C.
     """
     contexts, responses = F.col("contexts"), F.col("responses")
     if size is None:
@@ -183,10 +183,7 @@ def _sizes(answers: DataFrame, size: int | None) -> DataFrame:
 
 
 def _relations(compared: DataFrame, pairs: DataFrame) -> DataFrame:
-    """Columns sample_id, source, target, judged_by, request_id, relation, error_type, error: pairs asked and settled.
-
-    judged_by and request_id are null for what was settled without the model.
-    """
+    """Return the columns of `compare_answers` of requested and settled pairs."""
     nothing = [F.lit(None).cast("string").alias(name) for name in ("error_type", "error")]
     settled = pairs.where(F.col("settled").isNotNull()).select(
         "sample_id",
@@ -201,20 +198,20 @@ def _relations(compared: DataFrame, pairs: DataFrame) -> DataFrame:
 
 
 NAME = "qa"
-# In the order in which they are asked
+# In their order
 MINE, REFINE, ANSWER = ("mine_questions", "refine_questions", "answer_questions")
-# A question takes three words at least of what it asks about; of a text's answers each takes another word
+# The fewest words of a question and of an answer, for an upper bound of their number
 WORDS_OF_A_QUESTION = 3
 WORDS_OF_AN_ANSWER = 1
 
 
 def stages(settings: Settings) -> tuple[str, ...]:
-    """The stages that the metric asks, in order."""
+    """Return the stages in order."""
     return stages_with_contexts(settings, MINE, REFINE, ANSWER, stage_of(settings.qa))
 
 
 def assume(settings: Settings) -> Assumptions:
-    """As many questions and answers as a text can have, all of them kept: ratings and confidences are the highest."""
+    """Assume the maximum number of questions and answers, all with the highest ratings and confidences."""
     answers = graphs.different_texts(WORDS_OF_AN_ANSWER)
     results = {
         **assumed_summaries(),
@@ -235,12 +232,12 @@ def assume(settings: Settings) -> Assumptions:
 
 
 def _expected(settings: Settings, figures: StageFigures) -> dict[str, Mapping[str, Column]]:
-    """As many questions and answers as the figures have of a text and of a list of questions; those that pass alone."""
+    """Return the average number of questions and answers that pass."""
     mined, listed, of_both = tokens_of("query", "text"), tokens_of("query", "questions"), tokens_of("text", "questions")
     relevant = value_of(figures[REFINE].things, listed) * figures[REFINE].passing(settings.thresholds.relevance)
     refined = rewritten("questions", whole(relevant, "query", "questions"))
     sure = value_of(figures[ANSWER].things, of_both) * figures[ANSWER].passing(settings.thresholds.confidence)
-    # Equal answers of several texts are one node, here of one text alone
+    # Equal answers of several texts make a single node
     sure = sure * figures[ANSWER].distinct
     size = size_of_things(figures[ANSWER], of_both)
     mean = sure / F.size("questions")
@@ -256,12 +253,12 @@ def _expected(settings: Settings, figures: StageFigures) -> dict[str, Mapping[st
 
 
 def _all_to_the_first(items: Column) -> Column:
-    """The items as the answers to the first question, where they make the most pairs; none to the others.
+    """Return the items as the answers to the first question, and no answers to the others.
 
-    Only answers to one question are paired, and a sum of squares is largest where one part has all. Reads the column
-    questions, array<string>.
+    This makes the most pairs, because only answers to the same question make a pair. Reads the column questions,
+    array<string>.
     """
-    # An empty slice of the items, so that the list has their type
+    # An empty slice has the type of the items
     nothing = F.transform(F.slice("questions", 2, F.size("questions")), lambda _: F.slice(items, 1, 0))
     return F.concat(F.array(items), nothing)
 
@@ -325,7 +322,7 @@ def _relevances(atoms: DataFrame, passed: DataFrame) -> DataFrame:
 
 
 def _questions_to_answer(texts: DataFrame, passed: DataFrame) -> DataFrame:
-    """A row a passage and sample: each text is asked all questions of its sample, those mined from other texts too."""
+    """Return a row per passage, with all questions of its sample."""
     rows = texts.join(passed, on="sample_id", how="inner")
     return rows.select("sample_id", "position", "context_id", "text", "questions")
 
@@ -341,11 +338,11 @@ def _gather_answers(answered: DataFrame, passed: DataFrame, threshold: float) ->
 
 
 def _edges(relations: DataFrame) -> DataFrame:
-    """Entailments from what implies to what is implied, for `Condenser.condense`; both ways where none was judged."""
+    """Return the entailments for `Condenser.condense`, with unjudged edges in both directions for missing relations."""
     relation, judged = F.col("relation"), F.col("relation").isNotNull().alias("judged")
     graph = F.col("sample_id").alias("graph")
     forward = relations.where(relation.isNull() | relation.isin("equivalent", "first_implies_second"))
-    # A failed comparison could have come out as any relation: an unjudged edge each way
+    # A missing comparison could have any relation
     backward = relations.where(relation.isNull() | relation.isin("equivalent", "second_implies_first"))
     turned = backward.select(graph, F.col("target").alias("source"), F.col("source").alias("target"), judged)
     return forward.select(graph, "source", "target", judged).unionByName(turned)

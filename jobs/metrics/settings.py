@@ -1,6 +1,6 @@
-"""The settings of each metric: those of our own, and those that metrics of other packages bring (`Metric.sections`).
+"""Define the settings of the metrics of this package, and find the settings of other packages (`Metric.sections`).
 
-Loaded with the settings, so nothing here imports Spark or a metric of ours.
+All settings load this module, so it imports neither Spark nor a metric of this package.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ UnitType = Literal["Fact", "Claim", "Instruction", "Data Format", "Meta Statemen
 
 Cosine = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
 Distance = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
-# Beyond a thousand ICAT is S_coverage to six digits
+# With a beta above a thousand, ICAT equals S_coverage to six digits
 Beta = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 
 
@@ -33,7 +33,7 @@ class E2eSettings(Section):
 
 
 class NliSettings(Section):
-    """Options of the metric nli: methods, section 2. Of a classifier its files or `classifier.*` count, and no path."""
+    """Options of the metric nli: methods, section 2. The files of a classifier count, and its path does not."""
 
     NO_RESULT: ClassVar[frozenset[str]] = frozenset(
         {"max_miss_rate", "classifier", "classifier_url", "classifier_gpus"}
@@ -98,7 +98,7 @@ class NliSettings(Section):
     @field_validator("skip_implied")
     @classmethod
     def _no_waves_of_lists(cls, value: bool, info: ValidationInfo) -> bool:
-        """Raises ValueError for waves of lists, which would be more requests than all lists at once."""
+        """Raise ValueError for waves of lists, which need more requests than all lists at once."""
         if value and info.data.get("judgement") == "lists":
             raise ValueError("false with nli.judgement=lists, since waves would split lists into more requests")
         return value
@@ -106,7 +106,7 @@ class NliSettings(Section):
     @field_validator("classifier_url")
     @classmethod
     def _one_classifier(cls, value: str | None, info: ValidationInfo) -> str | None:
-        """Raises ValueError for a second classifier."""
+        """Raise ValueError for a second classifier."""
         if value is not None and info.data.get("classifier") is not None:
             raise ValueError("null with nli.classifier, whose place it takes")
         return value
@@ -114,7 +114,7 @@ class NliSettings(Section):
     @field_validator("classifier_gpus")
     @classmethod
     def _as_ray_shares_them(cls, value: float | None, info: ValidationInfo) -> float | None:
-        """Raises ValueError for what Ray cannot give, and where a server has the model."""
+        """Raise ValueError for a number of GPUs that Ray cannot reserve, and for a model on a server."""
         if value is not None and value > 1 and not value.is_integer():
             raise ValueError("a number <= 1, or a whole one")
         if value is not None and info.data.get("classifier_url") is not None:
@@ -124,7 +124,7 @@ class NliSettings(Section):
     @field_validator("classifier_threshold")
     @classmethod
     def _of_a_classifier(cls, value: float | None, info: ValidationInfo) -> float | None:
-        """Raises ValueError for a probability of no classifier."""
+        """Raise ValueError for a threshold without a classifier."""
         if value is not None and info.data.get("classifier") is None and info.data.get("classifier_url") is None:
             raise ValueError(
                 "null without nli.classifier or nli.classifier_url, whose probabilities it is held against"
@@ -134,14 +134,14 @@ class NliSettings(Section):
     @field_validator("max_miss_rate")
     @classmethod
     def _of_audits(cls, value: float | None, info: ValidationInfo) -> float | None:
-        """Raises ValueError for a bar of audits where there are none: it could not be met."""
+        """Raise ValueError for a maximum miss rate without audits."""
         if value is not None and info.data.get("audit_share") == 0:
             raise ValueError("null with nli.audit_share=0, since no pair is audited")
         return value
 
     @property
     def classifies(self) -> bool:
-        """Whether a classifier judges pairs before the model."""
+        """Return True if a classifier judges pairs before the model."""
         return self.classifier is not None or self.classifier_url is not None
 
 
@@ -170,7 +170,7 @@ class QaSettings(Section):
 
 
 class IcatSettings(Section):
-    """Options of the metric icat: methods, section 11. Of qrels the annotations count, and not the path."""
+    """Options of the metric icat: methods, section 11. The annotations of qrels count, and the path does not."""
 
     NO_RESULT: ClassVar[frozenset[str]] = frozenset({"qrels"})
     ADVANCED: ClassVar[frozenset[str]] = frozenset({"early_stop", "list_size"})
@@ -288,7 +288,7 @@ class LongrecallSettings(Section):
 
 
 class NuggetsSettings(Section):
-    """Options of the metric nuggets. Of the file the nuggets count, and not the path."""
+    """Options of the metric nuggets. The nuggets of the file count, and its path does not."""
 
     NO_RESULT: ClassVar[frozenset[str]] = frozenset({"file"})
 
@@ -324,10 +324,10 @@ class RubricSettings(Section):
 
 
 def package_sections() -> Iterator[tuple[str, str, type[Section]]]:
-    """Metric, name and class of each section of settings that a metric of another package brings.
+    """Yield the metric, the name and the class of each section of settings of other packages.
 
-    Imports these packages. One that cannot be imported has no settings here; `METRICS` raises its error where the
-    metric is named.
+    This imports the packages. A package that cannot be imported has no settings here, and `METRICS` raises its error
+    when a command names the metric.
     """
     for point in entry_points(group=GROUP):
         try:

@@ -1,9 +1,8 @@
-"""Summarise the contexts of the samples to what bears on the query, and make up the likely outputs of a plan.
+"""Summarise the contexts of the samples for the query, and generate the expected outputs of a plan.
 
-Methods, sections 1 and 9: the stage `summarise_context` is asked once for a query and a text, however many responses
-and metrics read it. Numbers of likely outputs are whole and vary from text to text about their mean, by a hash of the
-text, so that sums over many texts are right and the same request always has the same output. Texts are made up and
-marked: no store knows their requests.
+Methods, sections 1 and 9. All responses and metrics share the summary of a text for a query. Expected numbers are
+integers that vary around their mean by a hash of the text, so sums over many texts are correct, and equal requests have
+equal outputs. Generated texts contain a mark, so no store has completions for them.
 """
 
 from __future__ import annotations
@@ -19,31 +18,27 @@ from untold.udfs.llm.usage import BYTES_OF_A_TOKEN
 from untold.udfs.stages.definitions import Figures, LinearSize
 
 STAGE = "summarise_context"
-# Keeps what stands in for an answer from being taken for a text that the store knows
-# (a noncharacter of Unicode, which texts do not have)
+# The mark of generated texts: a noncharacter of Unicode, which no text of a store contains
 MARK = "\uffff"
 
 
 def stages_with_contexts(settings: Settings, *own: str) -> tuple[str, ...]:
-    """The stages of a metric that reads contexts: its own, after summarising where that is on."""
+    """Return the stages of a metric with contexts: the summaries if they are on, and its own stages."""
     return (STAGE, *own) if settings.summarise_contexts else own
 
 
 def assumed_summaries() -> dict[str, Mapping[str, Column]]:
-    """What a plan takes a summary to be: the whole text, since hardly one is longer.
-
-    It is marked, so that no request made of it is one that the store knows.
-    """
+    """Return the assumed summaries of a plan: the whole text with the mark. Few summaries are longer than the text."""
     return {STAGE: {"summary": F.concat("text", F.lit(MARK))}}
 
 
 def summarise_contexts(samples: DataFrame, ask: Callable[..., DataFrame], *, summarise: bool) -> DataFrame:
-    """Columns sample_id, position, context_id, request_id, summary, error_type, error: one row a context.
+    """Return sample_id, position, context_id, request_id, summary, error_type, error: one row per context.
 
-    `summary` is null where the context has nothing that bears on the query; without `summarise` it is the text itself.
+    `summary` is null for a context that is not relevant to the query. Without `summarise`, it is the text itself, and
+    request_id is null. `position` counts the contexts of a sample from 0. A sample without contexts has no row.
 
-    samples: sample_id, query, contexts array<struct<id, text>>. position int counts from 0 in the order of the sample's
-    contexts; request_id is null where nothing was asked. A sample without contexts has no row. `ask` is `Tools.ask`.
+    samples: sample_id, query, contexts array<struct<id, text>>. ask: `Tools.ask`.
     """
     contexts = samples.select("sample_id", "query", F.posexplode("contexts").alias("position", "context")).select(
         "sample_id", "position", F.col("context.id").alias("context_id"), "query", F.col("context.text").alias("text")
@@ -62,12 +57,12 @@ def summarise_contexts(samples: DataFrame, ask: Callable[..., DataFrame], *, sum
 
 
 def gather_contexts(contexts: DataFrame) -> DataFrame:
-    """Columns sample_id, kept array<struct<position, context_id, summary>>, lost, waiting: one row a sample.
+    """Return sample_id, kept array<struct<position, context_id, summary>>, lost, waiting: one row per sample.
 
-    `kept` is in the order of the contexts and without those that say nothing of the query; `lost` says that the
-    summary of one failed, `waiting` that it was never asked. Samples without contexts have no row.
+    `kept` has the relevant contexts in their order. lost: a summary failed. waiting: a summary was not requested.
+    Samples without contexts have no row.
     """
-    # collect_list passes over the nulls of contexts that say nothing
+    # collect_list skips the nulls of irrelevant contexts
     kept = F.when(F.col("summary").isNotNull(), F.struct("position", "context_id", "summary"))
     return contexts.groupBy("sample_id").agg(
         F.array_sort(F.collect_list(kept)).alias("kept"),
@@ -77,60 +72,60 @@ def gather_contexts(contexts: DataFrame) -> DataFrame:
 
 
 def is_ready() -> Column:
-    """Whether all contexts of a gathered sample are known, and some are left."""
+    """Return True if all summaries of a gathered sample are known, and at least one context is relevant."""
     return ~F.col("lost") & ~F.col("waiting") & (F.size("kept") > 0)
 
 
-# Parts that a hash is told apart by where it draws a number between 0 and 1
+# The number of values that a hash can draw between 0 and 1
 _PARTS = 1_000_003
 
 StageFigures = Mapping[str, Figures]
-"""By stage its figures."""
+"""The figures by stage."""
 
 
 def tokens_of(*variables: str) -> Column:
-    """About how many tokens the variables of a request have; of a list its items together."""
+    """Return the approximate number of tokens of the variables of a request. A list counts all its items."""
     joined = F.concat_ws(" ", *variables)
     return F.octet_length(joined) / BYTES_OF_A_TOKEN
 
 
 def value_of(line: LinearSize, tokens: Column) -> Column:
-    """The line's value, never below 0."""
+    """Return the value of the line, at least 0."""
     return F.greatest(F.lit(line.base) + F.lit(line.slope) * tokens, F.lit(0.0))
 
 
 def drawn(*seeds: Column | str) -> Column:
-    """A number from 0 up to 1, the same for the same seeds."""
+    """Return a number from 0 to 1 (excluded), equal for equal seeds."""
     return F.pmod(F.xxhash64(*seeds), F.lit(_PARTS)) / _PARTS
 
 
 def whole(mean: Column, *seeds: Column | str) -> Column:
-    """A whole number, the one below the mean or the one above, so that many of them have this mean."""
+    """Return the mean rounded down or up at random, so that the average of many values is the mean."""
     return F.floor(mean + drawn(*seeds)).cast("int")
 
 
 def numbers(count: Column) -> Column:
-    """The numbers from 1 to a count, none for 0."""
+    """Return the numbers from 1 to a count, none for 0."""
     # A sequence from 1 to 0 would count down
     return F.filter(F.sequence(F.lit(1), count + 1), lambda number: number <= count)
 
 
 def mark_of(*seeds: Column | str) -> Column:
-    """What tells made-up texts of these seeds from all others, and from real ones."""
+    """Return the mark of the generated texts of these seeds, which is in no other text."""
     return F.concat(F.lit(MARK), F.hex(F.xxhash64(*seeds)), F.lit(MARK))
 
 
 def made_up(count: Column, size: Column, text: str, *seeds: Column | str) -> Column:
-    """So many texts of so many characters, cut from the text; each has its number, and the mark of its seeds."""
+    """Return `count` texts of `size` characters, cut from the text, each with its number and the mark of its seeds."""
     mark = mark_of(text, *seeds)
     body = F.rpad(F.col(text), F.greatest((size - F.length(mark)).cast("int"), F.lit(1)), " ")
     return F.transform(numbers(count), lambda number: F.concat(number.cast("string"), mark, body))
 
 
 def rewritten(items: str, count: Column) -> Column:
-    """So many of the items, from the first again after the last; none where there is none. Their texts are new ones.
+    """Return `count` items with new texts, starting again at the first item after the last. Return none without items.
 
-    Rewritten anew for every list that they stand in, as a model does it: lists that share items share no result.
+    The texts depend on the whole list, as with a model, so lists with common items have different results.
     """
     mark, size = mark_of(items), F.size(items)
     new = F.transform(
@@ -140,7 +135,7 @@ def rewritten(items: str, count: Column) -> Column:
 
 
 def size_of_things(figures: Figures, tokens: Column) -> Column:
-    """Characters of each thing that a completion yields, all of them together being all of it."""
+    """Return the average size of an item of a completion in characters."""
     things = F.greatest(value_of(figures.things, tokens), F.lit(1.0))
     return value_of(figures.completion, tokens) * BYTES_OF_A_TOKEN / things
 
@@ -157,7 +152,7 @@ def expected_texts(figures: Figures, text: str, *others: str, most: int | None =
 
 
 def expected_summaries(expected: StageFigures) -> dict[str, Mapping[str, Column]]:
-    """A part of the text, as long as completions are, for as many texts as have one; nothing where none is asked."""
+    """Return summaries of the average length for the average share of relevant contexts, none without figures."""
     if STAGE not in expected:
         return {}
     figures, tokens = expected[STAGE], tokens_of("query", "text")
@@ -167,10 +162,10 @@ def expected_summaries(expected: StageFigures) -> dict[str, Mapping[str, Column]
 
 
 def expected_ratings(items: str, passing: float) -> Column:
-    """The highest rating for a share of the items, the lowest for the others; which, their texts say."""
+    """Return the highest rating for a share of the items, chosen by their texts, and the lowest for the others."""
     return F.transform(items, lambda item: F.when(drawn(item) < passing, 5.0).otherwise(1.0))
 
 
 def all_highest(items: Column | str) -> Column:
-    """The highest rating for each of the items."""
+    """Return the highest rating for each of the items."""
     return F.transform(items, lambda _: F.lit(5.0))

@@ -1,6 +1,6 @@
-"""Claims verified against the evidence of their samples: a claim beside its nearest chunks, or a chunk beside claims.
+"""Verify claims with the evidence of their samples: a claim with its nearest chunks, or a chunk with several claims.
 
-"Beyond Precision" 2026; methods, section 12. A claim is verified once for all samples that share their evidence.
+"Beyond Precision" 2026; methods, section 12. Samples with the same evidence share the verdict of a claim.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ SHOWN = (
 
 @dataclass(frozen=True)
 class VerifiedClaims:
-    """What became of claims.
+    """The results of claims.
 
-    claims: sample_id, position, text, owner, claim_key, verdict, judged, whether it is to have one, waiting, and shown,
-    rank, chunk_id (as in the table `chunks`) and similarity of what it was held against, null where it was not to be;
-    chunks: chunk_id, document_id, url, text of that, a row a claim of an owner; failures: owner, claim_key, stage,
-    `OUTCOME`.
+    Attributes:
+        claims: sample_id, position, text, owner, claim_key, verdict, judged (false if the claim gets no verdict),
+            waiting, and shown array<struct<rank, chunk_id, similarity>>, the chunks of its request.
+        chunks: chunk_id, document_id, url, text: the shown chunks, a row per claim.
+        failures: owner, claim_key, stage, `OUTCOME`.
     """
 
     claims: DataFrame
@@ -51,11 +52,11 @@ class VerifiedClaims:
 def verify_claims(
     claims: DataFrame, owners: Owners, evidence: Evidence, tools: Tools, settings: Settings
 ) -> VerifiedClaims:
-    """Verifies the claims of samples (sample_id, position, text; a text once a sample) against their owners' evidence.
+    """Verify the claims of samples (sample_id, position, text, with distinct texts per sample) with their evidence.
 
-    Each is shown the `importance.evidence_chunks` chunks nearest to it, most similar first, or all of them in their
-    order if there are no more or this is null. Where nothing was found a claim is not supported; where references are
-    given and there are no contexts, claims are not judged. A claim whose search, vector or verdict was lost has none.
+    A request has the `importance.evidence_chunks` nearest chunks of a claim, most similar first, or all chunks in their
+    order if there are no more or the setting is null. A claim without a chunk is not supported. With given references
+    and without contexts, claims are not judged. A claim without its search, vector or verdict has no verdict.
     """
     most, source = settings.importance.evidence_chunks or ALL_CHUNKS, settings.knowledge.source
     keyed = claims.join(owners.owned, on="sample_id", how="inner").withColumn("claim_key", query_key("text"))
@@ -78,13 +79,14 @@ def verify_claims(
 
 
 def verifying_stage(settings: Settings) -> str:
-    """The stage that verifies claims."""
+    """Return the stage that verifies claims."""
     return CLASSIFY_LISTS if settings.importance.judgement == "lists" else VERIFY
 
 
 def _known_evidence(owners: Owners, evidence: Evidence, most: int, source: str | None) -> DataFrame:
-    """A row an owner: chunks, how many there are; first, so many of them; judged, whether claims are to have verdicts;
-    missed and waiting, what became of a search.
+    """Return owner, chunks (their number), first (the first `most` of them), judged, missed, waiting: a row per owner.
+
+    judged: true if claims get verdicts. missed: the search failed. waiting: the search was not sent.
     """
     judged = F.lit(True)
     if source == "contexts":
@@ -101,11 +103,13 @@ def _known_evidence(owners: Owners, evidence: Evidence, most: int, source: str |
 
 
 def _nearest(claims: DataFrame, evidence: Evidence, most: int, tools: Tools) -> tuple[DataFrame, DataFrame]:
-    """The chunks nearest to claims (owner, claim_key, text) of owners with more than `most`, and what was lost.
+    """Return the nearest chunks of claims of owners with more than `most` chunks, and the failures.
 
-    First: owner, claim_key, nearest (of `SHOWN`, null where a vector is missing); unplaced and unasked, whether one
-    failed, or was not asked. A claim is not looked up among a part of its owner's chunks. Second: owner, claim_key,
-    stage, `OUTCOME`.
+    The first frame has owner, claim_key, nearest (`SHOWN`, null without a vector), unplaced (a vector failed) and
+    unasked (a vector was not requested). All chunks of the owner need a vector. The second frame has owner, claim_key,
+    stage and `OUTCOME`.
+
+    claims: owner, claim_key, text.
     """
     queries = claims.select(*CLAIM, "text")
     of_claims = evidence.chunks.join(queries.select("owner").distinct(), on="owner", how="left_semi")
@@ -122,9 +126,9 @@ def _nearest(claims: DataFrame, evidence: Evidence, most: int, tools: Tools) -> 
 
 
 def _ranked(pieces: DataFrame, wanted: DataFrame, most: int) -> DataFrame:
-    """owner, claim_key, nearest: of each claim with a vector whose owner lacks that of no chunk.
+    """Return owner, claim_key, nearest: the claims with a vector whose owner has the vectors of all chunks.
 
-    In a plan vectors are null where nothing failed: then no chunk is known to be nearer than another.
+    The vectors of a plan are null.
     """
     has = F.col("vector").isNotNull()
     chunk = F.struct("chunk_id", "document_id", "text", "vector")
@@ -144,7 +148,7 @@ def _ranked(pieces: DataFrame, wanted: DataFrame, most: int) -> DataFrame:
 
 
 def _embedded(chunks: DataFrame, claims: DataFrame, tools: Tools) -> tuple[DataFrame, DataFrame]:
-    """The chunks and the claims with their vectors and `OUTCOME`: asked for together."""
+    """Return the chunks and the claims with their vectors and `OUTCOME`. They share a stage."""
     documents = chunks.select("owner", F.col("chunk_id").alias("key"), "text", F.lit("document").alias("kind"))
     queries = claims.select("owner", F.col("claim_key").alias("key"), "text", F.lit("query").alias("kind"))
     asked = tools.ask(EMBED, documents.unionByName(queries), carry=("owner", "key", "kind"))
@@ -158,9 +162,9 @@ def _embedded(chunks: DataFrame, claims: DataFrame, tools: Tools) -> tuple[DataF
 
 
 def _shown(source: str | None) -> Column:
-    """The chunks that a claim is shown: the nearest, or all where there are no more than it may see.
+    """Return the chunks of the request of a claim: the nearest chunks, or all if there are not more than the limit.
 
-    In a plan that knows no vector the first ones stand for the nearest.
+    A plan without vectors uses the first chunks.
     """
     first = F.transform(
         "first",
@@ -177,23 +181,23 @@ def _shown(source: str | None) -> Column:
 
 
 def _to_verify(ready: DataFrame) -> DataFrame:
-    """owner, claim_key, claim, evidence: the texts of the claims that are shown something."""
+    """Return owner, claim_key, claim, evidence: the texts of the claims with chunks."""
     return ready.where(F.size("shown") > 0).select(
         *CLAIM, F.col("text").alias("claim"), F.transform("shown", lambda one: one["text"]).alias("evidence")
     )
 
 
 def _in_pairs(ready: DataFrame) -> DataFrame:
-    """What `judge_lists` reads: each claim with each chunk that it is shown."""
+    """Return each claim with each of its chunks, for `judge_lists`."""
     pairs = ready.select(*CLAIM, F.col("text").alias("hypothesis"), F.explode("shown").alias("one"))
     return pairs.select(*CLAIM, "hypothesis", "one.*").withColumnRenamed("text", "premise").drop("url")
 
 
 def _united(pairs: DataFrame) -> DataFrame:
-    """owner, claim_key, relation, unanswered: what the chunks that a claim was held against one by one come to.
+    """Return owner, claim_key, relation, unanswered: the verdict of each claim over its judged chunks.
 
-    Supported where one entails it, else contradicted where one does, else not; null where one is unjudged and none
-    entails it.
+    A claim is supported if a chunk entails it. Otherwise it is null if a chunk is unjudged, contradicted if a chunk
+    contradicts it, and not supported in all other cases.
     """
     has = {name: F.max(F.col("relation") == name) for name in (ENTAILMENT, CONTRADICTION)}
     verdict = (
@@ -208,13 +212,13 @@ def _united(pairs: DataFrame) -> DataFrame:
 
 
 def _verdicts(ready: DataFrame, relations: DataFrame) -> DataFrame:
-    """owner, claim_key, verdict, judged, waiting, shown: a row a distinct claim."""
+    """Return owner, claim_key, verdict, judged, waiting, shown: a row per distinct claim."""
     missed, waiting, unanswered, unasked = (
         F.coalesce(name, F.lit(False)) for name in ("missed", "waiting", "unanswered", "unasked")
     )
     nothing = F.col("judged") & (F.coalesce("chunks", F.lit(0)) == 0) & ~missed & ~waiting
     verdict = F.when(nothing, F.lit(NOT_SUPPORTED)).otherwise(F.col("relation"))
-    # Of as many samples as state a claim each has a row of this: texts are of the claim alone
+    # Each sample with the claim has such a row, so it contains no texts
     shown = F.transform("shown", lambda one: one.dropFields("document_id", "url", "text"))
     return ready.join(relations, on=list(CLAIM), how="left").select(
         *CLAIM,
@@ -226,12 +230,12 @@ def _verdicts(ready: DataFrame, relations: DataFrame) -> DataFrame:
 
 
 def _failed(asked: DataFrame, stage: str) -> DataFrame:
-    """owner, claim_key, stage, `OUTCOME` of what failed for a claim."""
+    """Return owner, claim_key, stage, `OUTCOME` of the failed requests of claims."""
     return asked.where(has_failed()).select(*CLAIM, F.lit(stage).alias("stage"), *OUTCOME)
 
 
 def evidence_rows(metric: str, verified: VerifiedClaims) -> DataFrame:
-    """The table `evidence`: each chunk that a claim was shown, with the claim's verdict."""
+    """Return the table `evidence`: each chunk of the request of a claim, with the verdict of the claim."""
     shown = verified.claims.select("sample_id", "position", "verdict", F.explode("shown").alias("one"))
     return shown.select(
         "sample_id",
