@@ -125,6 +125,8 @@ def passages(samples: DataFrame, prepared: DataFrame) -> DataFrame:
     )
 
 
+# The k of recall@k over statements by relevance
+KS = (5, 10, 20, 50)
 # The length of an atom or answer in a plan, in characters. Few are longer. With whole texts, the tokens of a plan would
 # grow with the square of the length
 LONGEST_ATOM = 300
@@ -146,7 +148,7 @@ class PairJudgements:
 
 def weighting(settings: Settings, own: NliSettings | QaSettings) -> Weighting:
     """Return the weights of the statements of a metric. A missing relation may change any statement."""
-    return Weighting(settings.sources.weights, settings.importance.ks if own.weighted else (), whole_range=True)
+    return Weighting(settings.sources.weights, KS if own.weighted else (), whole_range=True)
 
 
 def different_texts(words: int, of: str = "text") -> Column:

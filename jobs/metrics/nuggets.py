@@ -1,7 +1,6 @@
-"""Nuggets (Pradeep et al. 2025, AutoNuggetizer; docs/methods.md, section 17): the facts that a response should state,
-their importance, and their support in the response.
+"""Nuggets of a query and their support in a response (AutoNuggetizer; docs/methods.md, section 17).
 
-A request has ten nuggets. Nuggets without a clear label are requested again.
+Pradeep et al. 2025. A request has ten nuggets. Nuggets without a clear label are requested again.
 """
 
 from __future__ import annotations

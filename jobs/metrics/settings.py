@@ -87,8 +87,8 @@ class NliSettings(Section):
     )
     weighted: bool = Field(
         default=False,
-        description="Weigh statements by the relevance of their atoms: weighted_recall and recall@k "
-        "(importance.ks), and the most relevant missing statements first",
+        description="Weigh statements by the relevance of their atoms: weighted_recall, recall@5 to "
+        "recall@50, and the most relevant missing statements first",
     )
     max_miss_rate: Probability | None = Field(
         default=None,
@@ -164,8 +164,8 @@ class QaSettings(Section):
     )
     weighted: bool = Field(
         default=False,
-        description="Weigh statements by the relevance of their questions: weighted_recall and recall@k "
-        "(importance.ks), and the most relevant missing statements first",
+        description="Weigh statements by the relevance of their questions: weighted_recall, recall@5 to "
+        "recall@50, and the most relevant missing statements first",
     )
 
 

@@ -100,6 +100,9 @@ class LlmSettings(sections.SendingSettings):
     )
     extra_body: ExtraBody = setting({}, "Fields merged into every request, such as reasoning_effort")
     salt: Text | None = setting(None, "Text in the id of every request; a new salt repeats all requests")
+    mask: Text | None = setting(
+        None, "Mask of the texts of requests: the name of an entry point of untold.masks; the judge needs no mask"
+    )
     repeats: Count = setting(1, "Scorings of llm.repeated_share of the samples, for repeatability")
     repeated_share: Share = setting(0.05, "Share of samples that are scored llm.repeats times")
     timeout_seconds: Positive = setting(120.0, "Timeout of one attempt, in seconds")

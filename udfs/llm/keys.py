@@ -42,6 +42,7 @@ class Stage:
         window: context window in tokens, the limit of prompt and completion together.
         most_tokens: the largest token limit that the endpoint accepts.
         reasoning_tokens: tokens added to the limit for reasoning, which are not part of the key.
+        mask: name and version of the mask of the variables.
 
     >>> stage = Stage("rate", ("query", "text"), model="a-model", template="{{ query }} {{ text }}")
     >>> stage.request_id({"query": "q", "text": "t"}) == stage.request_id({"text": "t", "query": "q", "row": 7})
@@ -67,6 +68,7 @@ class Stage:
     window: int | None = None
     most_tokens: int | None = None
     reasoning_tokens: int = 0
+    mask: tuple[str, str] | None = None
 
     @property
     def has_prompt(self) -> bool:
@@ -96,6 +98,7 @@ class Stage:
             "system": None if self.system_role == SYSTEM else self.system_role,
             "window": self.window,
             "most_tokens": self.most_tokens,
+            "mask": self.mask,
         }
         return _hash(canonical_json(identity))
 

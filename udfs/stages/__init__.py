@@ -9,7 +9,7 @@ from untold.udfs.errors import Registry
 from untold.udfs.errors import Unparsable as Unparsable
 
 if TYPE_CHECKING:
-    from untold.udfs.stages.definitions import StageDefinition
+    from untold.udfs.stages.definitions import Mask, StageDefinition
 
 
 GROUP = "untold.stages"
@@ -67,6 +67,9 @@ LOOKUPS: Registry[StageDefinition] = Registry(
     },
 )
 """Stages that ask no language model, and so have no template and no decoding of `stages.*`."""
+
+MASKS: Registry[Mask] = Registry((), "untold.masks")
+"""Masks of the texts of requests. Only other packages have masks."""
 
 
 def definition_of(name: str) -> StageDefinition:

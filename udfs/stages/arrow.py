@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from untold.udfs.errors import UserError
 from untold.udfs.facts.nodes import normalise
 from untold.udfs.llm.keys import CLASSIFYING, Stage
 from untold.udfs.llm.templates import compile_prompt
@@ -18,7 +19,7 @@ from untold.udfs.llm.text_models import pair_texts
 from untold.udfs.llm.usage import estimate_tokens
 from untold.udfs.ratings import weigh
 from untold.udfs.retrieval.embedding import embedding_inputs, normalised
-from untold.udfs.stages import definition_of
+from untold.udfs.stages import MASKS, definition_of
 from untold.udfs.stages.definitions import ExtractedItem, StageDefinition, Unparsable, read_as
 from untold.udfs.stages.non_answers import example_names
 
@@ -41,6 +42,46 @@ def add_request_ids(
         if measure is not None:
             columns[TOKENS] = pa.array(measure(variables), pa.int64())
         yield pa.RecordBatch.from_arrays([*batch.columns, *columns.values()], [*batch.schema.names, *columns])
+
+
+class MaskError(UserError):
+    """A mask that does not return one text for each text."""
+
+
+def mask_columns(batches: Iterator[pa.RecordBatch], stage: Stage, names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches with the masked texts of these columns, at any depth. Raises MaskError."""
+    for batch in batches:
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        found = {name: columns[name].to_pylist() for name in names}
+        texts = list(dict.fromkeys(_texts_in(list(found.values()))))
+        masked = dict(zip(texts, _masked(texts, stage), strict=True))
+        columns |= {name: pa.array(_replaced(values, masked), columns[name].type) for name, values in found.items()}
+        yield pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+
+
+def _masked(texts: list[str], stage: Stage) -> list[str]:
+    name = stage.mask[0] if stage.mask else ""
+    masked = list(MASKS[name].function(texts)) if texts else []
+    if len(masked) != len(texts) or not all(isinstance(one, str) for one in masked):
+        raise MaskError(f"llm.mask: {name} does not return one text for each of {len(texts):,} texts")
+    return masked
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """Yield the texts in a value of Arrow."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts_in(one)
+
+
+def _replaced(value: Any, masked: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        return masked[value]
+    if isinstance(value, Mapping):
+        return {name: _replaced(one, masked) for name, one in value.items()}
+    return [_replaced(one, masked) for one in value] if isinstance(value, list) else value
 
 
 def make_parser(stage: Stage, keys: tuple[str, ...]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -34,6 +34,22 @@ RECORDED, FACTSCORE, WRITTEN = "recorded judges", "FActScore", "completions writ
 
 
 @dataclass(frozen=True)
+class Mask:
+    """A mask of texts, such as names of people, that another package adds as an entry point of `untold.masks`.
+
+    Attributes:
+        name: the name of the entry point.
+        version: the name and the version are part of the key of a request, so a new version repeats all requests.
+        function: returns one text for each text, in their order. It runs in tasks of Spark, and must return a masked
+            text unchanged.
+    """
+
+    name: str
+    version: str
+    function: Callable[[Sequence[str]], Sequence[str]]
+
+
+@dataclass(frozen=True)
 class LinearSize:
     """A quantity of a request that grows with the tokens of its variables.
 

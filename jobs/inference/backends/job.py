@@ -85,6 +85,7 @@ def job_from_json(plain: Mapping[str, Any]) -> Job:
     call = dict(plain["call"])
     stage = dict(call["stage"])
     stage["variables"], stage["tools"] = tuple(stage["variables"]), tuple(stage.get("tools", ()))
+    stage["mask"] = tuple(stage["mask"]) if stage.get("mask") else None
     context = CallContext(**{**call, "stage": Stage(**stage), "spent": Usage.of(call.get("spent", {}))})
     return Job(**{**plain, "call": context, "settings": _settings(plain["settings"])})
 

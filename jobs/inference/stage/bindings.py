@@ -15,7 +15,7 @@ from untold.udfs.llm.templates import check_variables, compile_prompt, order_of_
 from untold.udfs.retrieval.classifying import CLASSES, find_classifier, relations_of
 from untold.udfs.retrieval.embedding import find_model, prefixes_template
 from untold.udfs.retrieval.local_models import JUDGE, find_minilm
-from untold.udfs.stages import LOOKUPS, STAGES
+from untold.udfs.stages import LOOKUPS, MASKS, STAGES
 from untold.udfs.stages.definitions import SUFFIXES as SUFFIXES
 from untold.udfs.stages.definitions import StageDefinition
 
@@ -129,11 +129,27 @@ _BINDINGS: Mapping[str, Callable[[Settings], Stage]] = {
 
 
 def bind_stage(name: str, settings: Settings, *, embedded_model: str | None = None) -> Stage:
-    """Return the stage with its model, template and decoding (docs/architecture.md, "Requests and their keys").
+    """Return the stage with its model, template, decoding and mask (docs/architecture.md, "Requests and their keys").
 
     `embedded_model` is the sha256 of the embedded model's file. It replaces the name of the model in the key. Raises
     SettingsError, PromptError or LocalModelFileError for unusable settings, templates or files.
     """
+    stage = _bind(name, settings, embedded_model)
+    # The texts of a local classifier do not leave Spark's tasks
+    return stage if stage.api == LOCAL else replace(stage, mask=_find_mask(settings.llm.mask))
+
+
+def _find_mask(name: str | None) -> tuple[str, str] | None:
+    """Return the name and the version of a mask. Raises SettingsError for an unknown mask."""
+    if name is None:
+        return None
+    if name not in MASKS:
+        known = f"Installed masks: {', '.join(MASKS)}" if MASKS else "No installed package has a mask"
+        raise SettingsError(f"llm.mask: no mask has the name {name}. {known}")
+    return name, MASKS[name].version
+
+
+def _bind(name: str, settings: Settings, embedded_model: str | None) -> Stage:
     if name in LOOKUPS:
         return bind_lookup(name, settings)
     if settings.llm.is_judge:

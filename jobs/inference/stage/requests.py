@@ -17,10 +17,17 @@ from untold.jobs.tables import FAILURES
 from untold.udfs.facts.pairs import LISTS, PAIRS, PairFilter, ask_all, generate_lists, generate_pairs
 from untold.udfs.llm.keys import Stage
 from untold.udfs.stages import definition_of
-from untold.udfs.stages.arrow import LEAKED, TOKENS, UNASKED, add_request_ids
+from untold.udfs.stages.arrow import LEAKED, TOKENS, UNASKED, add_request_ids, mask_columns
 
 STRING = T.StringType()
 _ROW = "request_row"
+
+
+def masked(frame: DataFrame, stage: Stage, *names: str) -> DataFrame:
+    """Return the rows with masked texts in these columns, or unchanged if the stage has no mask."""
+    if stage.mask is None:
+        return frame
+    return frame.mapInArrow(partial(mask_columns, stage=stage, names=names), frame.schema)
 
 
 class Requests(Protocol):
@@ -76,7 +83,7 @@ class Rows:
     def identify(self, stage: Stage, *, measured: bool = False) -> DataFrame:
         """Return the rows with request_id, their texts and a number of the row."""
         others = [name for name in stage.variables if name not in self.carry]
-        ordered = self.frame.select(*self.carry, *others)
+        ordered = masked(self.frame.select(*self.carry, *others), stage, *stage.variables)
         added = [T.StructField("request_id", STRING), *([T.StructField(TOKENS, T.LongType())] if measured else [])]
         schema = T.StructType([*fields_of(ordered, ordered.columns), *added])
         keyed = ordered.mapInArrow(partial(add_request_ids, stage=stage, measured=measured), schema)
@@ -128,7 +135,7 @@ class Pairs:
     def identify(self, stage: Stage, *, measured: bool = False) -> DataFrame:
         """Return the columns of `PAIRS`: numbers and request_id, without texts to measure."""
         pairs = partial(generate_pairs, stage=stage, choose=self.choose, pair_filter=self.pair_filter)
-        return self.owners.mapInArrow(pairs, spark_schema(PAIRS))
+        return masked(self.owners, stage, "texts").mapInArrow(pairs, spark_schema(PAIRS))
 
     def texts_of(self, stage: Stage, identified: DataFrame, wanted: DataFrame) -> DataFrame:
         """Return the texts of one pair of each wanted request, by their indices in `texts` of the owner."""
@@ -147,7 +154,8 @@ class Pairs:
 
     def _with_texts(self, stage: Stage, rows: DataFrame) -> DataFrame:
         """Return the rows with the variables of the stage."""
-        owned = rows.join(self.owners.select("owner", "texts"), on="owner", how="inner")
+        texts = masked(self.owners.select("owner", "texts"), stage, "texts")
+        owned = rows.join(texts, on="owner", how="inner")
         first, second = stage.variables
         columns = {first: _text_at(F.col("source")), second: self._second()}
         return owned.withColumns(columns).drop("texts")
@@ -189,7 +197,7 @@ class Lists(Pairs):
     def identify(self, stage: Stage, *, measured: bool = False) -> DataFrame:
         """Return the columns of `LISTS`: numbers and request_id, without texts to measure."""
         lists = partial(generate_lists, stage=stage, choose=self.choose, size=self.size, pair_filter=self.pair_filter)
-        return self.owners.mapInArrow(lists, spark_schema(LISTS))
+        return masked(self.owners, stage, "texts").mapInArrow(lists, spark_schema(LISTS))
 
     def readable(self, stage: Stage, identified: DataFrame) -> DataFrame:
         """Return the rows with premise and hypotheses, because the parser needs their number and their texts."""
