@@ -200,16 +200,7 @@ def _are_rows(value: Sequence[Any]) -> bool:
 
 def head_unit(file: InputFile, number: int = 0) -> Unit:
     """Return the beginning of a file: a MiB of JSON Lines, a row group of Parquet, otherwise the whole file, lazily."""
-    length = HEAD_BYTES if file.kind == "lines" else 0
-    return Unit(
-        number,
-        file.path,
-        file.kind,
-        length=length,
-        encoding=file.encoding,
-        delimiter=file.delimiter,
-        constants=file.packed,
-    )
+    return file.unit(number, length=HEAD_BYTES if file.kind == "lines" else 0)
 
 
 def check_columns(

@@ -25,6 +25,7 @@ from untold.udfs.errors import UserError
 from untold.udfs.samples.conversion import QUESTION_ID
 from untold.udfs.samples.file_records import (
     READ_ERRORS,
+    Unit,
     UnreadableFileError,
     column_names,
     csv_header,
@@ -95,10 +96,11 @@ class InputFile:
     constants: Mapping[str, pa.Scalar[Any]] = field(default_factory=dict)
     names: Mapping[int, str] = field(default_factory=dict)
 
-    @property
-    def packed(self) -> bytes:
-        """Return the constants in the format of units."""
-        return pickle.dumps({name: value.as_py() for name, value in self.constants.items()}) if self.constants else b""
+    def unit(self, number: int = 0, start: int = 0, length: int = 0, group: int = 0) -> Unit:
+        """Return a part of the file for a task, by default the whole file. `number` is its position in the input."""
+        constants = {name: value.as_py() for name, value in self.constants.items()}
+        packed = pickle.dumps(constants) if constants else b""
+        return Unit(number, self.path, self.kind, start, length, group, self.encoding, self.delimiter, packed)
 
 
 @dataclass(frozen=True)
