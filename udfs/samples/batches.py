@@ -123,11 +123,13 @@ def reader_of(unit: Unit, adapter: Adapter | None) -> Reader:
 
 def expanded(adapter: Adapter | None, record: FileRecord, row: int, path: str = "") -> list[FileRecord]:
     """Return the records of a record, which is the 0-based row of its file."""
-    if adapter is None:
+    if adapter is None or adapter.expand is None or record.problem:
         return [record]
-    if adapter.of_path is not None and not record.problem:
+    expand = adapter.expand
+    if adapter.of_path is not None:
         record = replace(record, values={**adapter.of_path(path), **record.values})
-    return converted(lambda one: adapter.expand(one, row), record)
+    found = converted(lambda one: expand(one.values, row), record)
+    return [one if isinstance(one, FileRecord) else FileRecord(one) for one in found]
 
 
 def columns_of(adapter: Adapter | None, record: FileRecord, rows: Sequence[FileRecord]) -> set[str]:
