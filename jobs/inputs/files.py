@@ -6,6 +6,7 @@ import fnmatch
 import glob
 import os
 import pickle
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -245,7 +246,8 @@ def _find_remote(uri: str) -> list[InputFile]:
     found = StoragePath(uri).entry()
     if found.kind == "file":
         return [InputFile(uri, found.size, modified=found.modified)]
-    base = uri if found.kind == "folder" else _before_wildcard(uri)
+    # The folder above the first wildcard
+    base = uri if found.kind == "folder" else re.split(r"[*?\[]", uri, maxsplit=1)[0].rpartition("/")[0]
     return [
         InputFile(str(item.place), item.size, modified=item.modified)
         for item in StoragePath(base).entries(recursive=True)
@@ -253,12 +255,6 @@ def _find_remote(uri: str) -> list[InputFile]:
         and all(_is_shown(part) for part in PurePosixPath(str(item.place)).relative_to(base).parts)
         and (base == uri or _matches(str(item.place), uri))
     ]
-
-
-def _before_wildcard(path: str) -> str:
-    """Return the folder to list for a glob: `a/b` for `a/b/*.json`."""
-    head = path[: min((path.index(mark) for mark in "*?[" if mark in path), default=len(path))]
-    return head.rpartition("/")[0]
 
 
 def _matches(path: str, pattern: str) -> bool:

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
+from itertools import chain
 from typing import Any, cast
 
 from pyspark import StorageLevel
@@ -30,50 +31,36 @@ from untold.udfs.texts import TESTED_SCRIPTS
 
 __all__ = ["FORMATS", "SampleError", "Samples", "fingerprint", "read_samples", "show_invalid"]
 
-# The types of item fields, and of columns of `OPTIONAL` that are parsed, for any type in a file
-TEXTS = T.ArrayType(T.StringType())
+TEXT, NUMBER = T.StringType(), T.DoubleType()
+TEXTS = T.ArrayType(TEXT)
+
+
+def struct_of(**fields: T.DataType) -> T.StructType:
+    """Return the type of an object with these fields."""
+    return T.StructType([T.StructField(name, kind) for name, kind in fields.items()])
+
+
 ITEM_TYPES: Mapping[str, T.DataType] = {
-    **dict.fromkeys(("id", "text", "anchor", "importance"), T.StringType()),
-    "weight": T.DoubleType(),
+    **dict.fromkeys(("id", "text", "anchor", "importance"), TEXT),
+    "weight": NUMBER,
     **dict.fromkeys(("labels", "covered_by"), TEXTS),
 }
-LEVELS = T.ArrayType(
-    T.StructType(
-        [
-            *(T.StructField(name, T.StringType()) for name in ("label", "text")),
-            T.StructField("share", T.DoubleType()),
-        ]
-    )
-)
+LEVELS = T.ArrayType(struct_of(label=TEXT, text=TEXT, share=NUMBER))
+# The types of columns of `OPTIONAL` that are parsed, for any type in a file
 OPTIONAL_TYPES: Mapping[str, T.DataType] = {
-    "query_id": T.StringType(),
-    **{
-        column: T.ArrayType(T.StructType([T.StructField(name, ITEM_TYPES[name]) for name in fields]))
-        for column, fields in (("aspects", ASPECT_FIELDS), ("references", REFERENCE_FIELDS))
-    },
-    "ground_truth": T.StructType([T.StructField("text", T.StringType()), T.StructField("claims", TEXTS)]),
-    "claim_checks": T.StructType(
-        [
-            T.StructField(name, kind)
-            for fields in FIELDS.values()
-            for name, kind in zip(fields, (TEXTS, TEXTS, T.ArrayType(TEXTS)), strict=True)
-        ]
+    "query_id": TEXT,
+    "aspects": T.ArrayType(struct_of(**{name: ITEM_TYPES[name] for name in ASPECT_FIELDS})),
+    "references": T.ArrayType(struct_of(**{name: ITEM_TYPES[name] for name in REFERENCE_FIELDS})),
+    "ground_truth": struct_of(text=TEXT, claims=TEXTS),
+    "claim_checks": struct_of(
+        **{name: T.ArrayType(TEXTS) if name.startswith("retrieved") else TEXTS for name in chain(*FIELDS.values())}
     ),
     "rubric": T.ArrayType(
-        T.StructType(
-            [
-                *(T.StructField(name, T.StringType()) for name in ("id", "text")),
-                T.StructField("points", T.DoubleType()),
-                T.StructField("dimension", T.StringType()),
-                T.StructField("tags", TEXTS),
-                T.StructField("levels", LEVELS),
-                T.StructField("labels", TEXTS),
-            ]
-        )
+        struct_of(id=TEXT, text=TEXT, points=NUMBER, dimension=TEXT, tags=TEXTS, levels=LEVELS, labels=TEXTS)
     ),
 }
-CONTEXTS = T.ArrayType(T.StructType([T.StructField(name, T.StringType()) for name in ("id", "text", "kind")]))
-KNOWN_FIELDS = [T.StructField(name, CONTEXTS if name == "contexts" else T.StringType()) for name in KNOWN]
+CONTEXTS = T.ArrayType(struct_of(id=TEXT, text=TEXT, kind=TEXT))
+KNOWN_FIELDS = [T.StructField(name, CONTEXTS if name == "contexts" else TEXT) for name in KNOWN]
 # Four sums of 60 bits of each row's hash: 15 hexadecimal digits fit a long, and a decimal of 38 digits fits 10^20 of
 # them
 FINGERPRINT_PARTS = 4

@@ -74,9 +74,14 @@ def needed(adapter: Adapter | None, columns: Sequence[str]) -> Sequence[str]:
 
 
 def _wikicontradict(row: Values, number: int) -> Iterator[Values]:
-    """Yield the five answers of a row of the human evaluation, labelled as published (methods, section 6)."""
+    """Yield the five answers of a row of the human evaluation, labelled as published (methods, section 6).
+
+    A correct answer that was written from one passage is `Partially correct`.
+    """
     contexts = [{"id": name, "text": row.get(name), "kind": name.partition("_")[0]} for name in WIKICONTRADICT_CONTEXTS]
     for answer in range(5):
+        # The prompts of the evaluation: 0 without a passage, 1 and 2 with one passage each, 3 and 4 with both
+        saw_one_context, label = answer in (1, 2), row.get(f"label{answer}")
         yield {
             "query": row.get("question"),
             "contexts": contexts,
@@ -84,16 +89,9 @@ def _wikicontradict(row: Values, number: int) -> Iterator[Values]:
             "row": number,
             "sample_id": f"{number}-answer{answer}",
             "response": row.get(f"answer{answer}"),
-            "label": _wikicontradict_label(row.get(f"label{answer}"), answer),
+            "label": "Partially correct" if saw_one_context and label == "Correct" else label,
             "prompt_index": answer,
         }
-
-
-def _wikicontradict_label(label: Any, answer: int) -> Any:
-    """Return the published label, or `Partially correct` for a correct answer that was written from one passage."""
-    # The prompts of the evaluation: 0 without a passage, 1 and 2 with one passage each, 3 and 4 with both
-    saw_one_context = answer in (1, 2)
-    return "Partially correct" if saw_one_context and label == "Correct" else label
 
 
 def _conflictbank(sets: tuple[str, ...], row: Values, number: int) -> Iterator[Values]:

@@ -87,16 +87,12 @@ def find_text(value: Any, names: Sequence[str], roles: Sequence[str]) -> str | N
     value = opened(value)
     if isinstance(value, Mapping):
         named = [value[name] for name in names if value.get(name) is not None]
-        return next((text for one in named or _only(value) if (text := find_text(one, names, roles)) is not None), None)
+        only = list(value.values()) if len(value) == 1 else []
+        return next((text for one in named or only if (text := find_text(one, names, roles)) is not None), None)
     if isinstance(value, list) and value:
         said = [one for one in value if _role(one) in roles]
         return find_text(said[-1] if said else value[0], names, roles)
     return None if value is None or isinstance(value, list) else text_of(value)
-
-
-def _only(value: Values) -> list[Any]:
-    """Return the value of an object with one key, as a list."""
-    return list(value.values()) if len(value) == 1 else []
 
 
 def _role(message: Any) -> str | None:
@@ -443,7 +439,11 @@ def trec_rag(row: Values, _: int) -> Iterator[Values]:
     if isinstance(asked, Mapping):
         values |= {"query": asked.get("text"), "query_id": asked.get("qid")}
     found = values.pop("contexts", None)
-    texts = [one for one in found if not _is_id(one)] if isinstance(found, list) else []
+    texts = (
+        [one for one in found if not (isinstance(one, str) and DOCUMENT_ID.fullmatch(one))]
+        if isinstance(found, list)
+        else []
+    )
     if texts:
         values["contexts"] = [one for text in texts for one in _segments(text)]
     elif found:
@@ -454,10 +454,6 @@ def trec_rag(row: Values, _: int) -> Iterator[Values]:
 def trec_rag_answers(row: Values, number: int) -> Iterator[Values]:
     """Yield the answer as in `trec_rag`. If the query is missing, the id of the topic replaces it."""
     return ({"query": values.get("query_id"), **values} for values in trec_rag(row, number))
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, str) and DOCUMENT_ID.fullmatch(value) is not None
 
 
 def _segments(candidate: Any) -> list[dict[str, Any]]:
