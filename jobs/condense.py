@@ -12,8 +12,8 @@ from pyspark.sql import functions as F
 
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions
 from untold.jobs.inputs.options import CondenseOptions
+from untold.jobs.inputs.reading import read_table
 from untold.jobs.inputs.samples import fingerprint
-from untold.jobs.inputs.texts import UnreadableTableError, as_text, describe_unreadable, read_table
 from untold.jobs.metrics.base import score_columns, status_of
 from untold.jobs.metrics.condensing import Condensed, Condenser
 from untold.jobs.run import manifest
@@ -132,15 +132,23 @@ def _read_input(steps: Workspace, request: CondenseRequest) -> tuple[DataFrame, 
 
 def _read_rows(spark: SparkSession, path: str, required: Sequence[str], options: ReadOptions) -> DataFrame:
     """Return the rows of files with the known columns as text. Raises RelationsError for missing columns."""
-    try:
-        rows = read_table(spark, path, options)
-    except UnreadableTableError as error:
-        raise RelationsError(str(error)) from error
-    missing = [name for name in required if name not in rows.columns]
+    rows, columns = read_table(spark, path, (*required, *GROUPS, FREQUENCY), options)
+    missing = [name for name in required if name not in columns]
     if missing:
-        parts = [f"no column `{name}`{aside(near_misses(name, rows.columns))}" for name in missing]
-        raise RelationsError(f"{path}: {', and '.join(parts)}. It has {', '.join(sorted(rows.columns))}")
-    return as_text(rows, (*required, *GROUPS, FREQUENCY))
+        parts = [f"no column `{name}`{aside(near_misses(name, columns))}" for name in missing]
+        raise RelationsError(f"{path}: {', and '.join(parts)}. It has {', '.join(columns)}")
+    return rows
+
+
+def _keep_rows(steps: Workspace, path: str, rows: DataFrame) -> DataFrame:
+    """Return the rows after one reading. Raises RelationsError for unreadable files and for files without rows."""
+    try:
+        kept = steps.keep(rows)
+    except PySparkException as error:
+        raise RelationsError(f"{path}: one of its files cannot be read ({error.getCondition()})") from error
+    if not steps.count(kept):
+        raise RelationsError(f"{path} has no rows")
+    return kept
 
 
 def _with_graph(rows: DataFrame, *columns: str) -> DataFrame:
@@ -150,17 +158,6 @@ def _with_graph(rows: DataFrame, *columns: str) -> DataFrame:
     named = rows.withColumn("sample_id", sample).withColumn("metric", metric)
     # JSON keeps pairs of names apart. Rows with a null sample_id are one graph
     return named.select(F.to_json(F.array("sample_id", "metric")).alias("graph"), *GROUPS, *columns)
-
-
-def _keep_rows(steps: Workspace, path: str, rows: DataFrame) -> DataFrame:
-    """Return the rows after one reading. Raises RelationsError for unreadable files and for files without rows."""
-    try:
-        kept = steps.keep(rows)
-    except PySparkException as error:
-        raise RelationsError(describe_unreadable(path, error)) from error
-    if not steps.count(kept):
-        raise RelationsError(f"{path} has no rows")
-    return kept
 
 
 def _check_groups(request: CondenseRequest, relations: Sequence[str], nodes: Sequence[str]) -> None:

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -55,6 +54,7 @@ from untold.udfs.llm.responses import Reader, has_alternatives
 from untold.udfs.llm.retrying import refused_parameters
 from untold.udfs.llm.script import key_header_of, request_body, script_of
 from untold.udfs.llm.templates import compile_prompt
+from untold.udfs.object_stores import OverdueError, run_within
 from untold.udfs.python_path import python_environment
 from untold.udfs.redaction import plain_url, redact
 from untold.udfs.retrieval.classifying import Classifier, find_classifier
@@ -166,19 +166,12 @@ def _load(load: Callable[[], Resolved]) -> tuple[Resolved | None, CheckResult | 
 
 def _within(about: str, seconds: float, check: Callable[[], CheckResult]) -> CheckResult:
     """Return the result of a check, or a failure if it raises an error or exceeds the time limit."""
-    found: list[CheckResult] = []
-
-    def run() -> None:
-        try:
-            found.append(check())
-        except Exception as error:
-            found.append(CheckResult(FAIL, about, f"the check broke ({type(error).__name__}); please report it"))
-
-    # A daemon thread does not keep the process alive
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return found[0] if found else CheckResult(FAIL, about, f"no result within {seconds:g} s. Find out why it waits")
+    try:
+        return run_within(seconds, check)
+    except OverdueError:
+        return CheckResult(FAIL, about, f"no result within {seconds:g} s. Find out why it waits")
+    except Exception as error:
+        return CheckResult(FAIL, about, f"the check broke ({type(error).__name__}); please report it")
 
 
 def _check_python() -> CheckResult:

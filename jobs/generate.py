@@ -21,7 +21,8 @@ from untold.jobs.inference.stage.runner import StageRunner
 from untold.jobs.inference.stage.start import Outcome, RunRequest, Start, open_endpoint, open_start
 from untold.jobs.inputs.options import GenerateOptions
 from untold.jobs.inputs.questions import read_questions
-from untold.jobs.inputs.samples import SampleError, Samples, column_named, fingerprint, show_invalid
+from untold.jobs.inputs.reading import column_named
+from untold.jobs.inputs.samples import SampleError, Samples, fingerprint, show_invalid
 from untold.jobs.run import manifest
 from untold.jobs.run.output import shown
 from untold.jobs.run.terminal import Display, RunProgress, page_of, print_lines, table

@@ -20,8 +20,8 @@ from untold.jobs.inference.stage.requests import invalid_rows
 from untold.jobs.inference.stage.runner import StageRunner
 from untold.jobs.inference.stage.start import Outcome, RunRequest, Start, open_endpoint, open_start
 from untold.jobs.inputs.options import SearchOptions
+from untold.jobs.inputs.reading import TextRows, read_corpus, read_queries
 from untold.jobs.inputs.samples import fingerprint
-from untold.jobs.inputs.texts import TextRows, read_corpus, read_queries
 from untold.jobs.retrieval.index_build import CorpusError, IndexBuild, Maker
 from untold.jobs.retrieval.sources import (
     STAGE,
@@ -78,7 +78,7 @@ def _index(start: Start, runner: StageRunner) -> Outcome:
     results = {"index": settings.index.model_dump(include=MADE_BY)}
     output.claim({"dataset": COMMAND, "metrics": [COMMAND], "results": results, "stages": {STAGE: digest}})
     before = catalog_in(output.earlier)
-    corpus = read_corpus(steps, request.input, request.limit, request.read)
+    corpus = read_corpus(start.spark, request.input, request.limit, request.read)
     _show_invalid(corpus, start.display)
     documents = steps.keep(corpus.rows, "documents")
     content = fingerprint(documents.select("document_id", "content"))
@@ -278,7 +278,7 @@ def _search_file(run: _Searching) -> Outcome:
     """The hits of a file of queries as a table. An output with nothing left to ask is not touched."""
     start, request, steps = run.start, run.request, run.start.workspace
     # Before the output is claimed, as it is the queries that say whose it is
-    found = read_queries(steps, request.input, request.read)
+    found = read_queries(start.spark, request.input, request.read)
     queries = found.rows.select("query_id", "query")
     content = fingerprint(queries)
     start.output.claim(_identity(run, content))

@@ -213,7 +213,7 @@ class _Head:
             for place, one in zip(self.places, self.samples, strict=True)
             if (error := _error(one, required))
         ]
-        contents: dict[str, set[str]] = {}
+        contents: dict[str, set[str | None]] = {}
         for one in self.samples:
             contents.setdefault(str(one.known["sample_id"]), set()).add(one.content)
         twice = [f"sample_id `{name}` has two contents" for name, found in contents.items() if len(found) > 1]

@@ -8,7 +8,6 @@ import platform
 import re
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -20,6 +19,7 @@ import pyarrow as pa
 
 from untold.udfs.errors import ENGINE, PLATFORM, UserError
 from untold.udfs.llm.store_files import digest_of
+from untold.udfs.object_stores import OverdueError, run_within
 from untold.udfs.storage import StoragePath
 
 DRIVER = "driver"
@@ -71,22 +71,15 @@ def visit_in_task(
 
 def within(act: Callable[[], Any], seconds: float = PLACE_SECONDS) -> str | None:
     """Return a short reason if an access failed or took too long, or None."""
-    found: list[str | None] = []
-
-    def run() -> None:
-        try:
-            act()
-            found.append(None)
-        except Exception as error:
-            number = error.errno if isinstance(error, OSError) else None
-            said = str(error) if isinstance(error, UserError | ValueError) else type(error).__name__
-            found.append(os.strerror(number) if number else said)
-
-    # A daemon thread: an access that hangs must not keep the process alive
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return found[0] if found else f"no answer within {seconds:g} s"
+    try:
+        run_within(seconds, act)
+    except OverdueError:
+        return f"no answer within {seconds:g} s"
+    except Exception as error:
+        number = error.errno if isinstance(error, OSError) else None
+        said = str(error) if isinstance(error, UserError | ValueError) else type(error).__name__
+        return os.strerror(number) if number else said
+    return None
 
 
 def _try(folder: StoragePath, nonce: str, name: str) -> None:

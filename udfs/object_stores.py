@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import lru_cache, partial
@@ -56,6 +57,10 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
 Given = TypeVar("Given")
 
 
+class OverdueError(Exception):
+    """An action that takes longer than its time."""
+
+
 class Root(NamedTuple):
     """A key for cached file systems: a scheme, its bucket, container or host, and the variables with its options."""
 
@@ -96,19 +101,16 @@ def _open_in_time(uri: str) -> tuple[fs.FileSystem, str]:
 
     Without a response, Arrow retries for minutes and ignores signals.
     """
-    opened: list[tuple[fs.FileSystem, str]] = []
 
-    def ask() -> None:
+    def open_uri() -> tuple[fs.FileSystem, str]:
         system, path = fs.FileSystem.from_uri(uri)
         system.get_file_info(path)
-        opened.append((system, str(path)))
+        return system, str(path)
 
-    problem = _within(ANSWER_SECONDS, ask)
-    if isinstance(problem, TimeoutError):
-        raise _late(uri, "the network, the address and Hadoop's configuration")
-    if problem is not None:
-        raise problem
-    return opened[0]
+    try:
+        return run_within(ANSWER_SECONDS, open_uri)
+    except OverdueError:
+        raise _late(uri, "the network, the address and Hadoop's configuration") from None
 
 
 @lru_cache
@@ -325,17 +327,20 @@ def _check_answers(root: Root) -> None:
 
     The listing runs in a separate thread, so that signals are handled: Arrow retries for minutes without handling them.
     """
-    problem = _within(ANSWER_SECONDS, partial(_list_nothing, root))
     where = f"{root.scheme}://{root.authority.rpartition('@')[2]}"
-    if isinstance(problem, PlaceError):
-        raise problem
-    if isinstance(problem, TimeoutError):
-        raise _late(where, "the network, the credentials, and storage.endpoint")
-    if "<Code>NoSuchBucket</Code>" in str(problem):
-        raise PlaceError(redact(f"{where}: the bucket does not exist. Check the address and storage.endpoint"))
-    if problem is not None and not _may_not_list(problem):
-        advice = "check the address, the credentials, and the settings storage.*"
-        raise PlaceError(redact(f"{where} cannot be opened ({_first_line(problem)}); {advice}"))
+    try:
+        run_within(ANSWER_SECONDS, partial(_list_nothing, root))
+    except PlaceError:
+        raise
+    except OverdueError:
+        raise _late(where, "the network, the credentials, and storage.endpoint") from None
+    except Exception as problem:
+        if "<Code>NoSuchBucket</Code>" in str(problem):
+            text = f"{where}: the bucket does not exist. Check the address and storage.endpoint"
+            raise PlaceError(redact(text)) from problem
+        if not _may_not_list(problem):
+            advice = "check the address, the credentials, and the settings storage.*"
+            raise PlaceError(redact(f"{where} cannot be opened ({_first_line(problem)}); {advice}")) from problem
 
 
 def _list_nothing(root: Root) -> None:
@@ -362,22 +367,23 @@ def _late(where: str, what: str) -> PlaceError:
     return PlaceError(redact(f"{where} did not answer within {ANSWER_SECONDS:.0f} seconds. Check {what}"))
 
 
-def _within(seconds: float, act: Callable[[], Any]) -> BaseException | None:
-    """Return the exception of an action, TimeoutError if it takes too long, or None."""
-    raised: list[BaseException | None] = []
+def run_within(seconds: float, act: Callable[[], Given]) -> Given:
+    """Return the result of an action. Raises its exception, or OverdueError after this time.
+
+    It runs in a thread that neither blocks signals nor keeps the process alive.
+    """
+    done: Future[Given] = Future()
 
     def run() -> None:
         try:
-            act()
+            done.set_result(act())
         except BaseException as error:
-            raised.append(error)
-        else:
-            raised.append(None)
+            done.set_exception(error)
 
-    thread = Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return raised[0] if raised else TimeoutError()
+    Thread(target=run, daemon=True).start()
+    if not wait([done], seconds).done:
+        raise OverdueError
+    return done.result()
 
 
 def _first_line(error: BaseException) -> str:

@@ -96,7 +96,7 @@ def _index(options: Options) -> int:
     """Create or extend an index of a corpus."""
     settings = arguments.settings_without_endpoint(options)
     from untold.jobs.inputs.checking import check_input
-    from untold.jobs.inputs.texts import DOCUMENT, DOCUMENT_NEEDS
+    from untold.jobs.inputs.reading import DOCUMENT, DOCUMENT_NEEDS
 
     read = arguments.read_options(options, tuple(DOCUMENT))
     check_input(options.input, read, DOCUMENT_NEEDS, names=DOCUMENT)
@@ -118,7 +118,7 @@ def _search(options: Options) -> int:
         raise click.BadParameter("the text is empty", param_hint="'--query'")
     settings = arguments.settings_without_endpoint(options)
     from untold.jobs.inputs.checking import check_input
-    from untold.jobs.inputs.texts import QUERY, QUERY_NEEDS
+    from untold.jobs.inputs.reading import QUERY, QUERY_NEEDS
 
     read = arguments.read_options(options, tuple(QUERY))
     if options.input is not None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import PurePath
@@ -200,16 +200,7 @@ def _are_rows(value: Sequence[Any]) -> bool:
 
 def head_unit(file: InputFile, number: int = 0) -> Unit:
     """Return the beginning of a file: a MiB of JSON Lines, a row group of Parquet, otherwise the whole file, lazily."""
-    length = HEAD_BYTES if file.kind == "lines" else 0
-    return Unit(
-        number,
-        file.path,
-        file.kind,
-        length=length,
-        encoding=file.encoding,
-        delimiter=file.delimiter,
-        constants=file.packed,
-    )
+    return file.unit(number, length=HEAD_BYTES if file.kind == "lines" else 0)
 
 
 def check_columns(
@@ -246,28 +237,18 @@ def _describe_missing(missing: Sequence[str], columns: set[str], renaming: Mappi
             "none of its rows is a JSON object. Give JSON Lines, a JSON array, CSV or Parquet (--format ragchecker "
             "reads one object with `results`, and `untold inspect` shows the format of a file)"
         )
-    theirs = set(_as_given(columns, renaming))
+    theirs = {renaming.get(name, name) for name in columns}
     parts = [_describe_one(name, theirs, renaming) for name in missing]
     shown = ", ".join(f"`{name}`" for name in sorted(theirs)[:SHOWN_COLUMNS])
     more = f" and {len(theirs) - SHOWN_COLUMNS} more" if len(theirs) > SHOWN_COLUMNS else ""
     return f"{', and '.join(parts)}. It has {shown}{more}; {_advice(missing, theirs, renaming)}"
 
 
-def _as_given(columns: Iterable[str], renaming: Mapping[str, str]) -> list[str]:
-    """Return the columns with their names in the file."""
-    return [renaming.get(name, name) for name in columns]
-
-
 def _describe_one(name: str, theirs: set[str], renaming: Mapping[str, str]) -> str:
     if name not in renaming:
-        return f"no column `{name}`{_near(name, theirs)}"
+        return f"no column `{name}`{aside(_candidates(name, theirs)[:3])}"
     other = renaming[name]
     return f"no column `{other}`{aside(near_misses(other, sorted(theirs)))}, which --columns takes for `{name}`"
-
-
-def _near(name: str, columns: set[str]) -> str:
-    """Return similar columns for a missing one, as the end of a message, or an empty text."""
-    return aside(_candidates(name, columns)[:3])
 
 
 def _candidates(name: str, columns: set[str]) -> list[str]:
@@ -282,7 +263,7 @@ def _candidates(name: str, columns: set[str]) -> list[str]:
 def probable_columns(missing: Sequence[str], theirs: set[str], renaming: Mapping[str, str]) -> dict[str, str] | None:
     """Return the file's names by our names, including missing columns, or None if one has no probable name."""
     found = {name.split(" or ")[0]: next(iter(_candidates(name, theirs)), None) for name in missing}
-    if _is_trec(theirs) and "contexts" in found:
+    if theirs >= TREC_RAG and "contexts" in found:
         found["contexts"] = "references"
     if None in found.values() or len(set(found.values())) < len(found):
         return None
@@ -292,10 +273,6 @@ def probable_columns(missing: Sequence[str], theirs: set[str], renaming: Mapping
         same = [other for other in OTHER_NAMES[name] if other in theirs - taken and name not in theirs]
         found |= {name: same[0]} if same and name not in found else {}
     return {**renaming, **{name: other for name, other in found.items() if other is not None}}
-
-
-def _is_trec(theirs: set[str]) -> bool:
-    return theirs >= TREC_RAG
 
 
 def _advice(missing: Sequence[str], theirs: set[str], renaming: Mapping[str, str]) -> str:

@@ -6,6 +6,7 @@ import fnmatch
 import glob
 import os
 import pickle
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -25,6 +26,7 @@ from untold.udfs.errors import UserError
 from untold.udfs.samples.conversion import QUESTION_ID
 from untold.udfs.samples.file_records import (
     READ_ERRORS,
+    Unit,
     UnreadableFileError,
     column_names,
     csv_header,
@@ -95,10 +97,11 @@ class InputFile:
     constants: Mapping[str, pa.Scalar[Any]] = field(default_factory=dict)
     names: Mapping[int, str] = field(default_factory=dict)
 
-    @property
-    def packed(self) -> bytes:
-        """Return the constants in the format of units."""
-        return pickle.dumps({name: value.as_py() for name, value in self.constants.items()}) if self.constants else b""
+    def unit(self, number: int = 0, start: int = 0, length: int = 0, group: int = 0) -> Unit:
+        """Return a part of the file for a task, by default the whole file. `number` is its position in the input."""
+        constants = {name: value.as_py() for name, value in self.constants.items()}
+        packed = pickle.dumps(constants) if constants else b""
+        return Unit(number, self.path, self.kind, start, length, group, self.encoding, self.delimiter, packed)
 
 
 @dataclass(frozen=True)
@@ -243,7 +246,8 @@ def _find_remote(uri: str) -> list[InputFile]:
     found = StoragePath(uri).entry()
     if found.kind == "file":
         return [InputFile(uri, found.size, modified=found.modified)]
-    base = uri if found.kind == "folder" else _before_wildcard(uri)
+    # The folder above the first wildcard
+    base = uri if found.kind == "folder" else re.split(r"[*?\[]", uri, maxsplit=1)[0].rpartition("/")[0]
     return [
         InputFile(str(item.place), item.size, modified=item.modified)
         for item in StoragePath(base).entries(recursive=True)
@@ -251,12 +255,6 @@ def _find_remote(uri: str) -> list[InputFile]:
         and all(_is_shown(part) for part in PurePosixPath(str(item.place)).relative_to(base).parts)
         and (base == uri or _matches(str(item.place), uri))
     ]
-
-
-def _before_wildcard(path: str) -> str:
-    """Return the folder to list for a glob: `a/b` for `a/b/*.json`."""
-    head = path[: min((path.index(mark) for mark in "*?[" if mark in path), default=len(path))]
-    return head.rpartition("/")[0]
 
 
 def _matches(path: str, pattern: str) -> bool:

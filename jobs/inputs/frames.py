@@ -178,15 +178,14 @@ def _units_of(number: int, file: InputFile, split: int, whole_files: bool) -> It
     if file.kind == "parquet":
         start = 0
         for group, count in enumerate(file.row_groups):
-            yield Unit(number, file.path, file.kind, start, count, group, constants=file.packed)
+            yield file.unit(number, start, count, group)
             start += count
         return
-    whole = Unit(number, file.path, file.kind, encoding=file.encoding, delimiter=file.delimiter)
     if file.kind != "lines" or whole_files or compression_of(file.path) or not cuts_lines(file.encoding):
-        yield whole
+        yield file.unit(number)
         return
     for start in range(0, max(file.size, 1), split):
-        yield replace(whole, start=start, length=min(split, max(file.size - start, 1)))
+        yield file.unit(number, start, min(split, max(file.size - start, 1)))
 
 
 def write_frame(samples: Any, folder: str) -> str:

@@ -8,8 +8,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions
+from untold.jobs.inputs.reading import SHOWN_INVALID, column_named
 from untold.jobs.inputs.samples import CONTEXTS as CONTEXTS_TYPE
-from untold.jobs.inputs.samples import OPTIONAL_TYPES, SHOWN_INVALID, SampleError, Samples, column_named, read_rows
+from untold.jobs.inputs.samples import OPTIONAL_TYPES, SampleError, Samples, read_rows
 from untold.jobs.inputs.sampling import Draw
 from untold.udfs.samples.adapters import CONTEXTS, FORMATS, QUESTIONS
 from untold.udfs.samples.conversion import OF_ANSWERS

@@ -1,4 +1,4 @@
-"""Read files of samples into the samples table, and locate rows in their files."""
+"""Read files of samples into the table `samples`."""
 
 from __future__ import annotations
 
@@ -8,135 +8,59 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
+from itertools import chain
 from typing import Any, cast
 
-import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
 
-from untold.jobs.inputs.checking import adapter_of, check_columns, check_names, describe_left_out, input_files
-from untold.jobs.inputs.files import (
-    AS_THEY_ARE,
-    FileFacts,
-    InputFile,
-    NoInputError,
-    ReadOptions,
-    SampleError,
-    listing_of,
-)
-from untold.jobs.inputs.frames import carried_types, plan_units
+from untold.jobs.inputs.checking import adapter_of, check_names, describe_left_out
+from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, SampleError, listing_of
+from untold.jobs.inputs.frames import carried_types
+from untold.jobs.inputs.reading import PLACE, SHOWN_INVALID, ReadRows, arrow_schema, column_named, read_files
 from untold.jobs.inputs.sampling import Draw, shown_draw
 from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import Display, amount
-from untold.udfs.samples.adapters import FORMATS, Adapter, needed
-from untold.udfs.samples.batches import ColumnSelection, read_batches, type_batches
+from untold.udfs.samples.adapters import FORMATS, Adapter
+from untold.udfs.samples.batches import ColumnSelection, type_batches
 from untold.udfs.samples.conversion import KNOWN, QUESTION_ID, REQUIRED, is_question
-from untold.udfs.samples.file_records import undecodable
 from untold.udfs.samples.items import ASPECT_FIELDS, FIELDS, REFERENCE_FIELDS
 from untold.udfs.texts import TESTED_SCRIPTS
 
-STARTS = "file int, block long, path string, rows_before long, numbers_before long"
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The facts of an input by file, and the start of each part (`STARTS` without the path).
-
-    `rows_before`: rows of its file before it, including blank lines. `numbers_before`: records of all files before it.
-    """
-
-    facts: Mapping[int, FileFacts]
-    starts: Sequence[tuple[int, int, int, int]]
-
-
-def read_parts(found: Sequence[str]) -> Parts:
-    """Merge the facts of all parts (`untold.udfs.samples.batches.UnitProgress.facts`) by file."""
-    merged: dict[int, FileFacts] = {}
-    starts: list[tuple[int, int, int, int]] = []
-    lines: dict[int, int] = {}
-    records = 0
-    # Sorted, so that the reported problem does not depend on the order of tasks
-    for plain in sorted(map(json.loads, found), key=lambda each: (each["file"], each["block"])):
-        file, problem = plain["file"], plain["problem"]
-        before = lines.get(file, 0)
-        starts.append((file, plain["block"], before, records))
-        lines[file], records = before + plain["lines"], records + plain["rows"]
-        if plain["undecodable"] is not None:
-            line, encoding = plain["undecodable"]
-            problem = undecodable(before + line, encoding)
-        facts = FileFacts(frozenset(plain["columns"]), plain["shapes"], plain["rows"], problem)
-        merged[file] = merged.get(file, FileFacts()).merge(facts)
-    return Parts(merged, starts)
-
-
-def with_row(places: DataFrame, parts: Parts, files: Sequence[InputFile]) -> DataFrame:
-    """Return the positions (file, block, n) with the columns of `STARTS`, and `row`, the 1-based row in the file."""
-    starts = [(file, block, files[file].path, *before) for file, block, *before in parts.starts]
-    known = F.broadcast(places.sparkSession.createDataFrame(starts, STARTS))
-    return places.join(known, on=["file", "block"], how="left").withColumn("row", F.col("rows_before") + F.col("n"))
-
-
 __all__ = ["FORMATS", "SampleError", "Samples", "fingerprint", "read_samples", "show_invalid"]
 
-# A screen. The table `failures` has all of them
-SHOWN_INVALID = 20
-SHOWN_CONFLICTS = 5
-# The types of item fields, and of columns of `OPTIONAL` that are parsed, for any type in a file
-TEXTS = T.ArrayType(T.StringType())
+TEXT, NUMBER = T.StringType(), T.DoubleType()
+TEXTS = T.ArrayType(TEXT)
+
+
+def struct_of(**fields: T.DataType) -> T.StructType:
+    """Return the type of an object with these fields."""
+    return T.StructType([T.StructField(name, kind) for name, kind in fields.items()])
+
+
 ITEM_TYPES: Mapping[str, T.DataType] = {
-    **dict.fromkeys(("id", "text", "anchor", "importance"), T.StringType()),
-    "weight": T.DoubleType(),
+    **dict.fromkeys(("id", "text", "anchor", "importance"), TEXT),
+    "weight": NUMBER,
     **dict.fromkeys(("labels", "covered_by"), TEXTS),
 }
-LEVELS = T.ArrayType(
-    T.StructType(
-        [
-            *(T.StructField(name, T.StringType()) for name in ("label", "text")),
-            T.StructField("share", T.DoubleType()),
-        ]
-    )
-)
+LEVELS = T.ArrayType(struct_of(label=TEXT, text=TEXT, share=NUMBER))
+# The types of columns of `OPTIONAL` that are parsed, for any type in a file
 OPTIONAL_TYPES: Mapping[str, T.DataType] = {
-    "query_id": T.StringType(),
-    **{
-        column: T.ArrayType(T.StructType([T.StructField(name, ITEM_TYPES[name]) for name in fields]))
-        for column, fields in (("aspects", ASPECT_FIELDS), ("references", REFERENCE_FIELDS))
-    },
-    "ground_truth": T.StructType([T.StructField("text", T.StringType()), T.StructField("claims", TEXTS)]),
-    "claim_checks": T.StructType(
-        [
-            T.StructField(name, kind)
-            for fields in FIELDS.values()
-            for name, kind in zip(fields, (TEXTS, TEXTS, T.ArrayType(TEXTS)), strict=True)
-        ]
+    "query_id": TEXT,
+    "aspects": T.ArrayType(struct_of(**{name: ITEM_TYPES[name] for name in ASPECT_FIELDS})),
+    "references": T.ArrayType(struct_of(**{name: ITEM_TYPES[name] for name in REFERENCE_FIELDS})),
+    "ground_truth": struct_of(text=TEXT, claims=TEXTS),
+    "claim_checks": struct_of(
+        **{name: T.ArrayType(TEXTS) if name.startswith("retrieved") else TEXTS for name in chain(*FIELDS.values())}
     ),
     "rubric": T.ArrayType(
-        T.StructType(
-            [
-                *(T.StructField(name, T.StringType()) for name in ("id", "text")),
-                T.StructField("points", T.DoubleType()),
-                T.StructField("dimension", T.StringType()),
-                T.StructField("tags", TEXTS),
-                T.StructField("levels", LEVELS),
-                T.StructField("labels", TEXTS),
-            ]
-        )
+        struct_of(id=TEXT, text=TEXT, points=NUMBER, dimension=TEXT, tags=TEXTS, levels=LEVELS, labels=TEXTS)
     ),
 }
-CONTEXTS = T.ArrayType(T.StructType([T.StructField(name, T.StringType()) for name in ("id", "text", "kind")]))
-PLACE_TYPES = {"file": T.IntegerType(), "block": T.LongType(), "n": T.LongType(), "part": T.IntegerType()}
-PLACE = list(PLACE_TYPES)
-KNOWN_FIELDS = [T.StructField(name, CONTEXTS if name == "contexts" else T.StringType()) for name in KNOWN]
-READ_FIELDS = [
-    *(T.StructField(name, kind) for name, kind in PLACE_TYPES.items()),
-    *(T.StructField(name, T.StringType()) for name in ("content", "error")),
-    *KNOWN_FIELDS,
-    T.StructField("rest", T.BinaryType()),
-    T.StructField("facts", T.StringType()),
-]
+CONTEXTS = T.ArrayType(struct_of(id=TEXT, text=TEXT, kind=TEXT))
+KNOWN_FIELDS = [T.StructField(name, CONTEXTS if name == "contexts" else TEXT) for name in KNOWN]
 # Four sums of 60 bits of each row's hash: 15 hexadecimal digits fit a long, and a decimal of 38 digits fits 10^20 of
 # them
 FINGERPRINT_PARTS = 4
@@ -163,24 +87,11 @@ class Samples:
     duplicates: int
     first_invalid: list[str]
     columns: frozenset[str]
-    left_out: tuple[str, ...] = ()
+    left_out: Sequence[str] = ()
     # The listing of the files before they were read (`listing_of`)
     listing: Mapping[str, Any] = field(default_factory=dict)
     # The draw for the manifest, None if all rows are used
     draw: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class _Pass:
-    """The result of the pass over the files: rows, with counts of all, distinct, conflicting and broken rows."""
-
-    rows: DataFrame
-    by_id: DataFrame
-    parts: Parts
-    total: int
-    distinct: int
-    conflicts: int
-    broken: int
 
 
 def read_samples(
@@ -222,15 +133,10 @@ def read_rows(
     if limit is not None and limit < 1:
         raise SampleError(f"limit is {limit}; it must be at least 1")
     check_names(options.columns, adapter)
-    files, left_out = input_files(path, adapter, options)
-    units = plan_units(spark, files, whole_files=adapter is not None and adapter.whole_files)
-    found = _read(units, ColumnSelection(adapter, tuple(required), tuple(optional), dict(options.columns)))
-    facts = found.parts.facts
-    check_columns(path, files, facts, needed(adapter, required), options.columns)
-    if found.conflicts:
-        raise SampleError(_describe_conflicts(found, files))
-    if not found.total:
-        raise NoInputError(f"{path} has no samples. Give a file with at least one row")
+    wanted = ColumnSelection(adapter, tuple(required), tuple(optional), dict(options.columns))
+    found = read_files(spark, path, wanted, options, KNOWN_FIELDS)
+    found.check_ids("Give every distinct row a unique id, or no id")
+    files, facts = found.files, found.parts.facts
     headers = [file.types for file in files] if adapter is None else []
     carried = carried_types(headers, [one.shapes for one in facts.values()])
     carried |= {name: OPTIONAL_TYPES[name] for name in optional if name in carried}
@@ -239,7 +145,7 @@ def read_rows(
     distinct = found.distinct if draw is None else by_id.count()
     last_id = _last_id(by_id, limit) if limit is not None and limit < distinct else None
     kept = keep(_kept(found, last_id))
-    invalid = _invalid(found, kept, files)
+    invalid = found.invalid(kept)
     most = invalid.orderBy("file", "row", "part").limit(SHOWN_INVALID)
     first = [row["error"] for row in most.collect()] if found.broken else []
     return Samples(
@@ -250,15 +156,15 @@ def read_rows(
         invalid_count=invalid.count() if len(first) == SHOWN_INVALID else len(first),
         duplicates=found.total - found.distinct,
         first_invalid=first,
-        columns=frozenset[str]().union(*(one.columns for one in facts.values())),
-        left_out=left_out,
+        columns=found.columns,
+        left_out=found.left_out,
         listing=listing_of(files),
         draw=shown,
     )
 
 
 def _choose(
-    draw: Draw | None, found: _Pass, typed: Callable[[DataFrame], DataFrame], adapter: Adapter | None
+    draw: Draw | None, found: ReadRows, typed: Callable[[DataFrame], DataFrame], adapter: Adapter | None
 ) -> tuple[Callable[[DataFrame], DataFrame], dict[str, Any] | None]:
     """Return a function that keeps the drawn rows of a frame with sample_id, and the draw for the manifest.
 
@@ -385,67 +291,13 @@ def _digest(sums: Sequence[Any]) -> str:
     return hashlib.blake2b(json.dumps([str(value) for value in sums]).encode(), digest_size=16).hexdigest()
 
 
-def column_named(name: str) -> Column:
-    """Return the column with this name, which may have any characters."""
-    return F.col("`" + name.replace("`", "``") + "`")
-
-
-def _read(units: DataFrame, wanted: ColumnSelection) -> _Pass:
-    """Read the files once and store the result. Its counts are one row of sums."""
-    schema = T.StructType(READ_FIELDS)
-    read = partial(read_batches, wanted=wanted, schema=_arrow(units.sparkSession, schema))
-    # On disk, because an input may be larger than the memory of all workers
-    everything = units.mapInArrow(read, schema).persist(StorageLevel.DISK_ONLY)
-    # Rows of facts have no id. Equal facts of two units are redundant
-    by_id = everything.groupBy("sample_id", "facts").agg(
-        F.count("*").alias("n"),
-        F.min("content").alias("low"),
-        F.max("content").alias("high"),
-        F.count("error").alias("broken"),
-    )
-    is_sample = F.col("facts").isNull()
-    sums = by_id.agg(
-        F.collect_list("facts").alias("facts"),
-        F.coalesce(F.sum(F.when(is_sample, F.col("n"))), F.lit(0)).alias("total"),
-        F.count_if(is_sample).alias("distinct"),
-        F.count_if(is_sample & (F.col("low") != F.col("high"))).alias("conflicts"),
-        F.coalesce(F.sum("broken"), F.lit(0)).alias("broken"),
-    ).collect()[0]
-    counts = sums.asDict()
-    parts = read_parts(counts.pop("facts"))
-    return _Pass(everything.where(is_sample).drop("facts"), by_id.where(is_sample), parts, **counts)
-
-
-def _arrow(spark: SparkSession, schema: T.StructType) -> pa.Schema:
-    """Return a Spark schema for Arrow batches, with timestamps in the session's time zone, as Spark checks them."""
-    return to_arrow_schema(schema, timezone=spark.conf.get("spark.sql.session.timeZone"))
-
-
-def _describe_conflicts(found: _Pass, files: list[InputFile]) -> str:
-    """Return a line for each of the first ids with two contents, with two positions."""
-    several = found.by_id.where(F.col("low") != F.col("high")).select("sample_id")
-    shown = several.orderBy("sample_id").limit(SHOWN_CONFLICTS)
-    rows = found.rows.select("sample_id", "content", *PLACE).join(F.broadcast(shown), on="sample_id", how="left_semi")
-    firsts = rows.groupBy("sample_id", "content").agg(F.min(F.struct(*PLACE)).alias("at"))
-    by_id: dict[str, list[tuple[int, int]]] = {}
-    for place in with_row(firsts.select("sample_id", "at.*"), found.parts, files).collect():
-        by_id.setdefault(place["sample_id"], []).append((place["file"], place["row"]))
-    lines = []
-    for name in sorted(by_id):
-        first, second, *_ = sorted(by_id[name])
-        at = " and ".join(f"{files[file].path} row {row}" for file, row in (first, second))
-        lines.append(f"sample_id `{name}` has two contents: {at}")
-    more = f"{found.conflicts - len(lines)} more such ids. " if found.conflicts > len(lines) else ""
-    return "\n".join([*lines, f"{more}Give every distinct row a unique id, or no id"])
-
-
 def _last_id(by_id: DataFrame, limit: int) -> str:
     """Return the sample_id of the last of the first `limit` samples."""
     first = by_id.select("sample_id").orderBy("sample_id").limit(limit).agg(F.max("sample_id")).first()
     return str(first[0]) if first else ""
 
 
-def _kept(found: _Pass, last_id: str | None) -> DataFrame:
+def _kept(found: ReadRows, last_id: str | None) -> DataFrame:
     """Return the rows up to the last id, with only the first of exact duplicates."""
     # By id and not by position, so that the first samples do not depend on the division of files
     kept = found.rows if last_id is None else found.rows.where(F.col("sample_id") <= F.lit(last_id))
@@ -458,17 +310,6 @@ def _kept(found: _Pass, last_id: str | None) -> DataFrame:
     return kept.join(later, on=PLACE, how="left_anti")
 
 
-def _invalid(found: _Pass, kept: DataFrame, files: list[InputFile]) -> DataFrame:
-    """Return file, row, part, sample_id, and error with file and row. Without broken rows, no query runs."""
-    spark = kept.sparkSession
-    if not found.broken:
-        return spark.createDataFrame([], "file int, row long, part int, sample_id string, error string")
-    broken = kept.where(F.col("error").isNotNull()).select("sample_id", *PLACE, "error")
-    message = F.format_string("%s row %d: %s", F.col("path"), F.col("row"), F.col("error"))
-    named = with_row(broken, found.parts, files)
-    return named.select("file", "row", "part", "sample_id", message.alias("error")).persist(StorageLevel.DISK_ONLY)
-
-
 def _samples(rows: DataFrame, required: Sequence[str], carried: Mapping[str, T.DataType]) -> DataFrame:
     """Return the samples: the known columns, and the other columns with their types over all files."""
     taken = (*KNOWN, QUESTION_ID) if is_question(required) else KNOWN
@@ -476,7 +317,7 @@ def _samples(rows: DataFrame, required: Sequence[str], carried: Mapping[str, T.D
     if not sources:
         return rows.select(*KNOWN)
     schema = T.StructType([*KNOWN_FIELDS, *(T.StructField(name, carried[sources[name]]) for name in sorted(sources))])
-    make = partial(type_batches, schema=_arrow(rows.sparkSession, schema), sources=sources)
+    make = partial(type_batches, schema=arrow_schema(rows.sparkSession, schema), sources=sources)
     # The fingerprint and the write both read it
     return rows.select(*KNOWN, "rest").mapInArrow(make, schema).persist(StorageLevel.DISK_ONLY)
 

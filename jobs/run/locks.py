@@ -111,6 +111,7 @@ def _first_line(*command: str) -> str:
     return ""
 
 
+NAME = "_lock"
 # A run can miss ten beats, on a paused machine or a slow disk, before another run takes over
 HEARTBEAT_SECONDS = 30.0
 STALE_SECONDS = 300.0
@@ -155,7 +156,7 @@ class Lock(ABC):
     """
 
     def __init__(self, folder: str, run: str, *, wait: bool, notify: Callable[[str], None] = lambda _: None) -> None:
-        self._folder = folder
+        self._folder, self._place = folder, StoragePath(folder) / NAME
         self._run, self._wait, self._notify = run, wait, notify
         self._process, self._helpers = this_process(), tuple[Process, ...]()
         self._changing = threading.Lock()
@@ -213,6 +214,28 @@ class Lock(ABC):
 
     _look_seconds = LOOK_SECONDS
 
+    def _may_follow(self, holder: Holder | None, *, locked: bool = False) -> bool:
+        """Return True if there is no holder, or if it and its helpers have ended.
+
+        The helpers of a killed run first write their paid completions. With `locked`, this run has the lock of the
+        system, which only a process of another kernel can ignore.
+        """
+        if holder is None:
+            return True
+        alive = False if locked and holder.process.shares_kernel else holder.process.is_alive
+        is_gone = self._silence() > STALE_SECONDS if alive is None else not alive
+        if is_gone:
+            wait_for(holder.helpers)
+        return is_gone
+
+    def _silence(self) -> float:
+        """Return the seconds since the holder wrote the file, by the clock of its disk or store."""
+        probe = StoragePath(f"{self._place}-{self._run}")
+        probe.write_bytes(b"now")
+        now = probe.entry().modified
+        probe.remove()
+        return now - self._place.entry().modified
+
     def _beat(self) -> None:
         """Write the file again and again, in its own thread, until the lock is released."""
         while not self._ended.wait(HEARTBEAT_SECONDS):
@@ -239,7 +262,7 @@ class FolderLock(Lock):
 
     def __init__(self, folder: str, run: str, *, wait: bool, notify: Callable[[str], None] = lambda _: None) -> None:
         super().__init__(folder, run, wait=wait, notify=notify)
-        self._path = Path(folder) / "_lock"
+        self._path = Path(folder) / NAME
         # Opened with close-on-exec, so that no helper process inherits it. The file stays, because all runs lock it
         held = self._path.with_name("_lock-held")
         self._system_lock = FileLock(held, thread_local=False, fallback_to_soft=False)
@@ -273,11 +296,8 @@ class FolderLock(Lock):
         with ExitStack() as stack:
             stack.callback(self._system_lock.release)
             holder = read_holder(self._path)
-            if holder is not None and not self._is_gone(holder, locked=bool(locked)):
+            if not self._may_follow(holder, locked=bool(locked)):
                 return holder
-            # The helpers of the killed run write their paid completions first
-            if holder is not None:
-                wait_for(holder.helpers)
             self._write()
             stack.pop_all()
         return None
@@ -293,20 +313,6 @@ class FolderLock(Lock):
                 raise
             return None
         return True
-
-    def _is_gone(self, holder: Holder, *, locked: bool) -> bool:
-        """Return True if a holder has ended. With `locked`, this run has the lock of the system."""
-        if holder.process.shares_kernel and (locked or holder.process.is_alive is not None):
-            return locked or not holder.process.is_alive
-        return self._silence() > STALE_SECONDS
-
-    def _silence(self) -> float:
-        """Return the seconds since the holder wrote the file, by the clock of the disk, because machines can differ."""
-        probe = self._path.with_name(f"_lock-{self._run}")
-        probe.write_text("", encoding="utf-8")
-        now = probe.stat().st_mtime
-        probe.unlink()
-        return now - self._path.stat().st_mtime
 
     def _write(self) -> None:
         """Write another file and rename it, so that readers always see a complete file."""
@@ -341,7 +347,6 @@ def wait_for(helpers: tuple[Process, ...]) -> None:
         sleep(LOOK_SECONDS / 10)
 
 
-NAME = "_lock"
 # True for roots that support conditional writes, after a test
 _TRIED: dict[Root, bool] = {}
 
@@ -362,7 +367,6 @@ class ObjectLock(Lock):
 
     def __init__(self, folder: str, run: str, *, wait: bool, notify: Callable[[str], None] = lambda _: None) -> None:
         super().__init__(folder, run, wait=wait, notify=notify)
-        self._place = StoragePath(folder) / NAME
         self._tag: Mapping[str, Any] | None = None
         self._epoch = self._beats = 0
         self._renewed_at = 0.0
@@ -381,30 +385,14 @@ class ObjectLock(Lock):
         while True:
             found = self._place.read_written()
             plain = _read(found)
-            if found is not None and not plain.get("ended"):
-                holder = holder_of(found.content)
-                if not self._is_gone(holder, found):
-                    return holder
-                # The helpers of the killed run write their paid completions first
-                wait_for(holder.helpers)
+            holder = None if found is None or plain.get("ended") else holder_of(found.content)
+            if not self._may_follow(holder):
+                return holder
             self._epoch = int(plain.get("epoch", 0)) + 1
             tag = self._place.put_if(self._content(), found.tag if found else None)
             if tag is not None:
                 self._tag, self._renewed_at = tag, monotonic()
                 return None
-
-    def _is_gone(self, holder: Holder, found: WrittenObject) -> bool:
-        """Return True if a holder has ended: a process of this machine, or another holder without a beat for long."""
-        alive = holder.process.is_alive
-        return not alive if alive is not None else self._now() - found.modified > STALE_SECONDS
-
-    def _now(self) -> float:
-        """Return the time of the clock of the store in seconds since 1970."""
-        probe = StoragePath(f"{self._place}-{self._run}")
-        probe.write_bytes(b"")
-        written = probe.read_written()
-        probe.remove()
-        return written.modified if written else 0.0
 
     def _write(self) -> None:
         tag = self._place.put_if(self._content(), self._tag)

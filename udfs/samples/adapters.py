@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from untold.udfs.samples import data_sets, rubrics, tool_files
 from untold.udfs.samples.file_records import READERS, FileRecord, Unit
+from untold.udfs.samples.tool_files import Values
 from untold.udfs.samples.values import canonical, text_of
 
 LINES = "*.jsonl"
@@ -27,14 +28,17 @@ CONFLICTBANK_SETS = ("all", *CONFLICTBANK_CONTEXTS)
 Use = Literal["questions", "items", "criteria", "labels"]
 
 
+Expand = Callable[[Values, int], Iterable[Values | FileRecord]]
+
+
 @dataclass(frozen=True)
 class Adapter:
     """An adapter for another format of files."""
 
     # The required columns. None if the records have the columns of samples, which are then required as in any file
     required: tuple[str, ...] | None
-    # Convert a record and its 0-based row to records
-    expand: Callable[[FileRecord, int], list[FileRecord]]
+    # Convert the values of a row and its 0-based number to samples. None if the rows are samples
+    expand: Expand | None
     # The names of the files for `read`. Formats with their own reader need not have a known extension
     files: str = "*"
     read: Callable[[Unit], Iterator[FileRecord]] | None = None
@@ -69,72 +73,50 @@ def needed(adapter: Adapter | None, columns: Sequence[str]) -> Sequence[str]:
     return columns if adapter is None or adapter.required is None else adapter.required
 
 
-def _wikicontradict(record: FileRecord, row: int) -> list[FileRecord]:
-    """Return the five answers of a row of the human evaluation, labelled as published (methods, section 6)."""
-    if record.problem:
-        return [record]
-    values = record.values
-    shared = {
-        "query": values.get("question"),
-        "contexts": [
-            {"id": name, "text": values.get(name), "kind": name.partition("_")[0]} for name in WIKICONTRADICT_CONTEXTS
-        ],
-        "system": values.get("model"),
-        "row": row,
-    }
-    return [
-        FileRecord(
-            {
-                **shared,
-                "sample_id": f"{row}-answer{answer}",
-                "response": values.get(f"answer{answer}"),
-                "label": _wikicontradict_label(values.get(f"label{answer}"), answer),
-                "prompt_index": answer,
-            }
-        )
-        for answer in range(5)
-    ]
+def _wikicontradict(row: Values, number: int) -> Iterator[Values]:
+    """Yield the five answers of a row of the human evaluation, labelled as published (methods, section 6).
+
+    A correct answer that was written from one passage is `Partially correct`.
+    """
+    contexts = [{"id": name, "text": row.get(name), "kind": name.partition("_")[0]} for name in WIKICONTRADICT_CONTEXTS]
+    for answer in range(5):
+        # The prompts of the evaluation: 0 without a passage, 1 and 2 with one passage each, 3 and 4 with both
+        saw_one_context, label = answer in (1, 2), row.get(f"label{answer}")
+        yield {
+            "query": row.get("question"),
+            "contexts": contexts,
+            "system": row.get("model"),
+            "row": number,
+            "sample_id": f"{number}-answer{answer}",
+            "response": row.get(f"answer{answer}"),
+            "label": "Partially correct" if saw_one_context and label == "Correct" else label,
+            "prompt_index": answer,
+        }
 
 
-def _wikicontradict_label(label: Any, answer: int) -> Any:
-    """Return the published label, or `Partially correct` for a correct answer that was written from one passage."""
-    # The prompts of the evaluation: 0 without a passage, 1 and 2 with one passage each, 3 and 4 with both
-    saw_one_context = answer in (1, 2)
-    return "Partially correct" if saw_one_context and label == "Correct" else label
-
-
-def _conflictbank(sets: tuple[str, ...], record: FileRecord, row: int) -> list[FileRecord]:
-    """Return the two claims of an instance as responses, to all four contexts or to each one (methods, section 6)."""
-    if record.problem:
-        return [record]
-    values = record.values
+def _conflictbank(sets: tuple[str, ...], row: Values, number: int) -> Iterator[Values]:
+    """Yield the two claims of an instance as responses, to all four contexts or to each one (methods, section 6)."""
     contexts = {
-        name: {"id": name, "text": values.get(column), "kind": column.partition("_")[0]}
+        name: {"id": name, "text": row.get(column), "kind": column.partition("_")[0]}
         for name, column in CONFLICTBANK_CONTEXTS.items()
     }
-    return [
-        FileRecord(
-            {
-                "sample_id": f"{row}-{claim}-{context_set}",
-                "query": values.get("question"),
-                "response": values.get(column),
+    for claim, column in CONFLICTBANK_CLAIMS.items():
+        for context_set in sets:
+            yield {
+                "sample_id": f"{number}-{claim}-{context_set}",
+                "query": row.get("question"),
+                "response": row.get(column),
                 "contexts": [contexts[context_set]] if context_set in contexts else list(contexts.values()),
-                "row": row,
+                "row": number,
                 "claim": claim,
                 "context_set": context_set,
             }
-        )
-        for claim, column in CONFLICTBANK_CLAIMS.items()
-        for context_set in sets
-    ]
 
 
-def _longfact(record: FileRecord, _: int) -> list[FileRecord]:
-    """Return a prompt of LongFact (Wei et al. 2024) and its topic as a question, without the canary of every row."""
-    if record.problem:
-        return [record]
-    topic = {"topic": record.values["topic"]} if record.values.get("topic") else {}
-    return [FileRecord({"query": record.values.get("prompt"), "contexts": [], **topic})]
+def _longfact(row: Values, _: int) -> Iterator[Values]:
+    """Yield a prompt of LongFact (Wei et al. 2024) and its topic as a question, without the canary of every row."""
+    topic = {"topic": row["topic"]} if row.get("topic") else {}
+    yield {"query": row.get("prompt"), "contexts": [], **topic}
 
 
 def _longfact_topic(path: str) -> dict[str, str]:
@@ -152,16 +134,11 @@ def read_lines(unit: Unit) -> Iterator[FileRecord]:
     return READERS["lines"](replace(unit, kind="lines"))
 
 
-def _as_read(record: FileRecord, _: int) -> list[FileRecord]:
-    """Return the unchanged record."""
-    return [record]
-
-
 def _samples_of(
     files: str, read: Callable[[Unit], Iterator[FileRecord]], marks: tuple[tuple[str, ...], ...] = ()
 ) -> Adapter:
     """Return an adapter for files of a tool with records that are samples or questions."""
-    return Adapter(None, _as_read, files, read, by_row=False, uses=("questions",), marks=marks)
+    return Adapter(None, None, files, read, by_row=False, uses=("questions",), marks=marks)
 
 
 def _traces_of(spans: Callable[[tool_files.Values], Iterable[tool_files.Span]], *marks: tuple[str, ...]) -> Adapter:
@@ -181,15 +158,15 @@ FORMATS: dict[str, Adapter] = {
     # Two evaluations per instance with all contexts, or ten, which also use each single context
     "conflictbank": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, ("all",)), uses=("labels",)),
     "conflictbank_alone": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, CONFLICTBANK_SETS)),
-    "realsumm": Adapter((), _as_read, data_sets.LABEL_FILES, data_sets.read_system, uses=("items",)),
+    "realsumm": Adapter((), None, data_sets.LABEL_FILES, data_sets.read_system, uses=("items",)),
     "k_qa": Adapter(
-        (), _as_read, data_sets.K_QA_FILES, data_sets.read_answers, uses=("items",), marks=(data_sets.COLUMNS,)
+        (), None, data_sets.K_QA_FILES, data_sets.read_answers, uses=("items",), marks=(data_sets.COLUMNS,)
     ),
     # The folders contain a licence and other files too
     "k_qa_questions": Adapter(data_sets.QUESTIONS, data_sets.questions, LINES, read_lines, uses=("items",)),
     "expertqa": Adapter(data_sets.REQUIRED, data_sets.answers, LINES, read_lines, uses=("questions", "items")),
     # Queries with their aspects or references. The responses come from any system
-    "trec_web": Adapter((), _as_read, data_sets.TOPICS, data_sets.read_topics, by_row=False, uses=("questions",)),
+    "trec_web": Adapter((), None, data_sets.TOPICS, data_sets.read_topics, by_row=False, uses=("questions",)),
     "qampari": Adapter(data_sets.QAMPARI, data_sets.qampari, by_row=False, uses=("questions",)),
     "romqa": Adapter(data_sets.ROMQA, data_sets.romqa, by_row=False, uses=("questions",)),
     # Before longfact, because rows of HealthBench have a canary too
@@ -284,7 +261,7 @@ FORMATS: dict[str, Adapter] = {
     ),
     # Last, because other formats have a column with this name too
     "ragchecker": Adapter(
-        (), _as_read, data_sets.RAGCHECKER_FILES, data_sets.read_results, by_row=False, marks=((data_sets.RESULTS,),)
+        (), None, data_sets.RAGCHECKER_FILES, data_sets.read_results, by_row=False, marks=((data_sets.RESULTS,),)
     ),
 }
 
@@ -292,29 +269,25 @@ FORMATS: dict[str, Adapter] = {
 CARRIED = ("category", "selftext")
 
 
-def _question(record: FileRecord, _: int) -> list[FileRecord]:
-    """Return a question with its title as the query. Its explanation (selftext) is kept as a separate column."""
-    return [_named(record, {"query": record.values.get("title"), **_some(record.values, CARRIED)})]
+def _question(row: Values, _: int) -> Iterator[Values | FileRecord]:
+    """Yield a question with its title as the query. Its explanation (selftext) is kept as a separate column."""
+    yield _named(row, {"query": row.get("title"), **_some(row, CARRIED)})
 
 
-def _contexts(record: FileRecord, _: int) -> list[FileRecord]:
-    """Return only the contexts of a question."""
-    return [_named(record, _some(record.values, ("contexts",)))]
+def _contexts(row: Values, _: int) -> Iterator[Values | FileRecord]:
+    """Yield only the contexts of a question."""
+    yield _named(row, _some(row, ("contexts",)))
 
 
-def _some(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _some(row: Values, names: tuple[str, ...]) -> dict[str, Any]:
     """Return the named values that exist. Missing values stay missing and do not become null."""
-    return {name: values[name] for name in names if name in values}
+    return {name: row[name] for name in names if name in row}
 
 
-def _named(record: FileRecord, values: Mapping[str, Any]) -> FileRecord:
-    """Return the values as a record that is named by the q_id of its source."""
-    if record.problem:
-        return record
-    name = text_of(record.values.get("q_id"))
-    if not name:
-        return FileRecord(problem="q_id is null or empty", raw=canonical(record.values))
-    return FileRecord({**values, "sample_id": name})
+def _named(row: Values, values: Values) -> Values | FileRecord:
+    """Return the values as a sample that is named by the q_id of its source."""
+    name = text_of(row.get("q_id"))
+    return {**values, "sample_id": name} if name else FileRecord(problem="q_id is null or empty", raw=canonical(row))
 
 
 QUESTIONS = Adapter(required=("q_id", "title"), expand=_question)

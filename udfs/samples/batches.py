@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,20 +27,29 @@ from untold.udfs.samples.file_records import (
     describe_break,
     renamed,
 )
-from untold.udfs.samples.values import Shape, as_type, merge_shapes, shape_of, text_of
+from untold.udfs.samples.values import ENCODER, Shape, as_type, merge_shapes, shape_of, text_of
 
 # Kinds of files with one type per column. Items may be JSON in a text column
 ITEMS_ARE_TEXT = ("csv", "parquet")
 
 
+Names = Mapping[str, Sequence[str]]
+"""The names that columns may have in a file. The first match counts: `{"text": ("text", "contents")}`."""
+
+
 @dataclass(frozen=True)
 class ColumnSelection:
-    """The columns to read from each row, the adapter if any, and the mapping from our columns to the file's."""
+    """The columns to read from each row, the adapter if any, and the mapping from our columns to the file's.
+
+    With `names`, a row is not a sample. It has only these columns, as text, and its id in the column `key`.
+    """
 
     adapter: Adapter | None = None
     required: Sequence[str] = ()
     optional: Sequence[str] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
+    names: Names = field(default_factory=dict)
+    key: str = "sample_id"
 
 
 def read_batches(
@@ -47,9 +57,9 @@ def read_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield a row per sample, and a row of facts per unit. A read error becomes a fact and not an exception.
 
-    Columns: file, block, n, part (the position; `n` is the 1-based row of the unit, including blank lines), content,
-    error; the six known columns of samples; rest, the other columns for `type_batches`, or null; facts, JSON of file,
-    columns, shapes, rows, lines and problem.
+    Columns: file, block, n, part (the position; `n` is the 1-based row of the unit, including blank lines), number (of
+    the record in its unit), content, error; the known columns of samples or texts; rest, the other columns for
+    `type_batches`, or null; facts, JSON of file, columns, shapes, rows, lines and problem.
 
     The reading is lazy: a unit is read while its rows are consumed, so a worker holds `ROWS_PER_BATCH` rows.
     """
@@ -97,7 +107,7 @@ def _rows(unit: Unit, wanted: ColumnSelection) -> Iterator[dict[str, Any]]:
                         shapes[name] = merge_shapes(shapes.get(name, "null"), shape_of(value))
                 # Several records may belong to one row
                 n, part = tally.row, part + 1 if tally.row == n else 0
-                place = {"file": unit.file, "block": unit.start, "n": n, "part": part}
+                place = {"file": unit.file, "block": unit.start, "n": n, "part": part, "number": tally.rows_read}
                 packed = _packed(sample)
                 yield {**place, "content": sample.content, "error": sample.error, **sample.known, "rest": packed}
     except (UnreadableFileError, *READ_ERRORS) as error:
@@ -113,11 +123,13 @@ def reader_of(unit: Unit, adapter: Adapter | None) -> Reader:
 
 def expanded(adapter: Adapter | None, record: FileRecord, row: int, path: str = "") -> list[FileRecord]:
     """Return the records of a record, which is the 0-based row of its file."""
-    if adapter is None:
+    if adapter is None or adapter.expand is None or record.problem:
         return [record]
-    if adapter.of_path is not None and not record.problem:
+    expand = adapter.expand
+    if adapter.of_path is not None:
         record = replace(record, values={**adapter.of_path(path), **record.values})
-    return converted(lambda one: adapter.expand(one, row), record)
+    found = converted(lambda one: expand(one.values, row), record)
+    return [one if isinstance(one, FileRecord) else FileRecord(one) for one in found]
 
 
 def columns_of(adapter: Adapter | None, record: FileRecord, rows: Sequence[FileRecord]) -> set[str]:
@@ -127,7 +139,9 @@ def columns_of(adapter: Adapter | None, record: FileRecord, rows: Sequence[FileR
 
 
 def samples_of(unit: Unit, rows: Sequence[FileRecord], wanted: ColumnSelection) -> list[Sample]:
-    """Return the records of a unit as samples."""
+    """Return the records of a unit as samples, or as texts."""
+    if wanted.names:
+        return [_to_texts(row, wanted) for row in rows]
     as_text = unit.kind in ITEMS_ARE_TEXT
 
     def convert(row: FileRecord) -> Sample:
@@ -135,6 +149,30 @@ def samples_of(unit: Unit, rows: Sequence[FileRecord], wanted: ColumnSelection) 
 
     found = [one for row in rows for one in converted(lambda given: [convert(given)], row)]
     return [one if isinstance(one, Sample) else convert(one) for one in found]
+
+
+def _to_texts(record: FileRecord, wanted: ColumnSelection) -> Sample:
+    """Return the named columns of a record as text, null for a missing column or value, and its first error.
+
+    Only a usable record has a content: all columns but its id.
+    """
+    values, texts = record.values, dict[str, str | None]()
+    for name, names in wanted.names.items():
+        texts[name] = next((text_of(values[one]) for one in names if one in values), None)
+    problems = (_text_problem(name, texts[name], wanted.key) for name in wanted.required)
+    problem = record.problem or next(filter(None, problems), None)
+    columns = [text for name, text in texts.items() if name != wanted.key]
+    content = None if problem else hashlib.sha256(ENCODER.encode(columns).encode()).hexdigest()
+    return Sample(texts, {}, content, problem)
+
+
+def _text_problem(name: str, text: str | None, key: str) -> str | None:
+    """Return the error of a required text, or None. An id must not be empty, and a query must not be blank."""
+    if name == key:
+        return None if text else f"{name} is null or empty"
+    if text is None:
+        return f"{name} is null"
+    return "query is empty" if name == "query" and not text.strip() else None
 
 
 def _packed(sample: Sample) -> bytes | None:
@@ -204,41 +242,6 @@ def in_batches(
         yield pa.RecordBatch.from_pylist(chunk, schema)
 
 
-Names = Mapping[str, Sequence[str]]
-"""The names that columns may have in a file. The first match counts: `{"text": ("text", "contents")}`."""
-
-
-def read_plain(
-    batches: Iterable[pa.RecordBatch], names: Names, columns: Mapping[str, str], schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
-    """Yield a row per record, and a row of facts per unit. A read error becomes a fact and not an exception.
-
-    Columns of `schema`: file, block, n (the position, as in `read_batches`), number (of the record in its unit), the
-    columns of `names` as text, problem (of an unreadable record), facts. `columns` maps our names to the names in a
-    file.
-    """
-    for batch in batches:
-        for row in batch.to_pylist():
-            yield from in_batches(_plain_rows(Unit(**row), names, columns), schema)
-
-
-def _plain_rows(unit: Unit, names: Names, renaming: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a unit, then its row of facts."""
-    place = {"file": unit.file, "block": unit.start}
-    columns: set[str] = set()
-    tally = UnitProgress()
-    try:
-        for record in tally.rows(unit, READERS_OF_PARTS[unit.kind], renaming):
-            columns.update(record.values)
-            # During the reading: a file with data as keys would otherwise fill the memory
-            check_width(len(columns))
-            told = {"n": tally.row, "number": tally.rows_read, "problem": record.problem}
-            yield {**place, **told, **_texts(record, names)}
-    except (UnreadableFileError, *READ_ERRORS) as error:
-        tally.broken = error
-    yield {**place, "n": tally.row, "facts": tally.facts(unit, columns | given(names, columns), {})}
-
-
 def given(names: Names, columns: Iterable[str]) -> set[str]:
     """Return the columns that exist, under any of their names.
 
@@ -247,9 +250,3 @@ def given(names: Names, columns: Iterable[str]) -> set[str]:
     """
     there = set(columns)
     return {name for name, others in names.items() if there.intersection(others)}
-
-
-def _texts(record: FileRecord, names: Names) -> dict[str, str | None]:
-    """Return the columns of a record as text, null for a missing column or value."""
-    values = record.values
-    return {name: next((text_of(values[one]) for one in names[name] if one in values), None) for name in names}

@@ -89,14 +89,14 @@ SAMPLE_ID_CHARACTERS = 32
 
 @dataclass(frozen=True)
 class Sample:
-    """A row as a sample: the six known columns, the rest, the hash of all (64 hex characters), and the error.
+    """A row as a sample: the known columns, the rest, the hash of all (64 hex characters), and the error.
 
     An unusable column is null in `known`, and `error` names it without any text of the row.
     """
 
     known: Mapping[str, Any]
     rest: Mapping[str, Any]
-    content: str
+    content: str | None
     error: str | None
 
 

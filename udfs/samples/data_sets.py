@@ -15,6 +15,7 @@ from untold.udfs.samples.files import open_text
 from untold.udfs.samples.items import FIELDS
 from untold.udfs.samples.values import canonical, load_json, text_of
 
+Values = Mapping[str, Any]
 REQUIRED = ("question", "answers")
 # A claim is a reference if it is relevant to the question and true
 RELEVANT = ("Very relevant", "A bit relevant")
@@ -24,81 +25,70 @@ VERDICTS = {"Complete": "supported", "Partial": "not_supported", "Incomplete": "
 ID_CHARACTERS = 16
 
 
-def answers(record: FileRecord, _: int) -> list[FileRecord]:
-    """Return the answers of a row as samples, with their relevant and correct claims as references.
+def answers(row: Values, _: int) -> Iterator[Values]:
+    """Yield the answers of a row as samples, with their relevant and correct claims as references.
 
     Contexts are the distinct texts of evidence of all claims, and `field` is the field of the expert. The id of a
     reference is the position of its claim in the answer, from 1. The published answer is the response; `untold
     generate` writes new ones.
     """
-    return [record] if record.problem else [_sample(record.values, *one) for one in _answers(record.values)]
+    metadata = row.get("metadata")
+    for system, answer in _answers(row):
+        evidence = [text for _, claim in _claims(answer) for text in claim.get("evidence") or []]
+        yield {
+            "sample_id": _answer_id(row, system),
+            "query": row.get("question"),
+            "response": answer.get("answer_string"),
+            "contexts": list(dict.fromkeys(evidence)),
+            "system": system,
+            "field": metadata.get("field") if isinstance(metadata, dict) else None,
+            "references": [
+                {"id": str(place), "text": claim.get("claim_string")}
+                for place, claim in _claims(answer)
+                if claim.get("informativeness") in RELEVANT and claim.get("correctness") in CORRECT
+            ],
+        }
 
 
-def claims(record: FileRecord, _: int) -> list[FileRecord]:
-    """Return the claims of a row with evidence and a judgement of it: claim, evidence, label.
+def claims(row: Values, _: int) -> Iterator[Values]:
+    """Yield the claims of a row with evidence and a judgement of it: claim, evidence, label.
 
     Complete support is `supported`, Partial and Incomplete support are `not_supported`. sample_id is the id of the
     answer and the position of the claim in it.
     """
-    if record.problem:
-        return [record]
-    return [
-        FileRecord(
-            {
-                "sample_id": f"{_answer_id(record.values, system)}-{place}",
-                "query_id": _answer_id(record.values, system),
-                "query": record.values.get("question"),
-                "system": system,
-                "claim": claim.get("claim_string"),
-                "evidence": claim["evidence"],
-                "label": VERDICTS[claim["support"]],
-            }
-        )
-        for system, answer in _answers(record.values)
-        for place, claim in _claims(answer)
-        if claim.get("evidence") and claim.get("support") in VERDICTS
-    ]
+    for system, answer in _answers(row):
+        name = _answer_id(row, system)
+        for place, claim in _claims(answer):
+            if claim.get("evidence") and claim.get("support") in VERDICTS:
+                yield {
+                    "sample_id": f"{name}-{place}",
+                    "query_id": name,
+                    "query": row.get("question"),
+                    "system": system,
+                    "claim": claim.get("claim_string"),
+                    "evidence": claim["evidence"],
+                    "label": VERDICTS[claim["support"]],
+                }
 
 
-def _answers(values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _answers(values: Values) -> Iterator[tuple[str, Values]]:
     given = values.get("answers")
     if not given or not isinstance(given, dict) or not all(isinstance(answer, dict) for answer in given.values()):
         raise RowError("`answers` needs one object per system; correct it")
     yield from given.items()
 
 
-def _claims(answer: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _claims(answer: Values) -> Iterator[tuple[int, Values]]:
     """Yield the claims of an answer, numbered from 1."""
     for place, claim in enumerate(answer.get("claims") or [], start=1):
         if isinstance(claim, dict):
             yield place, claim
 
 
-def _answer_id(values: Mapping[str, Any], system: str) -> str:
+def _answer_id(values: Values, system: str) -> str:
     """Return the id of an answer as a hash: rows have no ids, and a row may be in several files."""
     text = canonical([text_of(values.get("question")), system])
     return hashlib.sha256(text.encode()).hexdigest()[:ID_CHARACTERS]
-
-
-def _sample(values: Mapping[str, Any], system: str, answer: Mapping[str, Any]) -> FileRecord:
-    evidence = [text for _, claim in _claims(answer) for text in claim.get("evidence") or []]
-    references = [
-        {"id": str(place), "text": claim.get("claim_string")}
-        for place, claim in _claims(answer)
-        if claim.get("informativeness") in RELEVANT and claim.get("correctness") in CORRECT
-    ]
-    metadata = values.get("metadata")
-    return FileRecord(
-        {
-            "sample_id": _answer_id(values, system),
-            "query": values.get("question"),
-            "response": answer.get("answer_string"),
-            "contexts": list(dict.fromkeys(evidence)),
-            "system": system,
-            "field": metadata.get("field") if isinstance(metadata, dict) else None,
-            "references": references,
-        }
-    )
 
 
 K_QA_FILES = "*.csv"
@@ -130,27 +120,20 @@ def read_answers(unit: Unit) -> Iterator[FileRecord]:
             yield replace(answer, row=rows[0].row)
 
 
-def questions(record: FileRecord, row: int) -> list[FileRecord]:
-    """Return a question with a physician's answer, and the statements of both kinds as unweighted references.
+def questions(row: Values, number: int) -> Iterator[Values]:
+    """Yield a question with a physician's answer, and the statements of both kinds as unweighted references.
 
     sample_id is the row, from 0. `reference_types` has the kind of each statement.
     """
-    if record.problem:
-        return [record]
-    values = record.values
-    given = [(kind, text) for kind in WEIGHTS for text in values.get(kind) or []]
-    return [
-        FileRecord(
-            {
-                "sample_id": str(row),
-                "query": values.get("Question"),
-                "response": values.get("Free_form_answer"),
-                "contexts": [],
-                "references": [{"id": str(place), "text": text} for place, (_, text) in enumerate(given, start=1)],
-                "reference_types": [kind for kind, _ in given],
-            }
-        )
-    ]
+    given = [(kind, text) for kind in WEIGHTS for text in row.get(kind) or []]
+    yield {
+        "sample_id": str(number),
+        "query": row.get("Question"),
+        "response": row.get("Free_form_answer"),
+        "contexts": [],
+        "references": [{"id": str(place), "text": text} for place, (_, text) in enumerate(given, start=1)],
+        "reference_types": [kind for kind, _ in given],
+    }
 
 
 def _answer(record: FileRecord) -> tuple[Any, ...]:
@@ -164,7 +147,7 @@ def _answer(record: FileRecord) -> tuple[Any, ...]:
 
 
 def _k_qa_record(
-    name: str, number: str, question: Any, response: Any, system: Any, rows: Sequence[Mapping[str, Any]]
+    name: str, number: str, question: Any, response: Any, system: Any, rows: Sequence[Values]
 ) -> FileRecord:
     references = []
     for place, row in enumerate(rows, start=1):
@@ -191,34 +174,28 @@ QAMPARI = ("qid", "question_text", "answer_list")
 ROMQA = ("id", "question", "candidates")
 
 
-def qampari(record: FileRecord, _: int) -> list[FileRecord]:
-    """Return the question with its answers as references: the anchor is the answer, the text its proof."""
-    if record.problem:
-        return [record]
-    values = record.values
+def qampari(row: Values, _: int) -> Iterator[Values]:
+    """Yield the question with its answers as references: the anchor is the answer, the text its proof."""
     answers = [
         _reference(one.get("aid"), one.get("answer_text"), _texts(one.get("proof"), "proof_text"))
-        for one in _objects(values.get("answer_list"))
+        for one in _objects(row.get("answer_list"))
     ]
-    return [_question(values.get("qid"), values.get("question_text"), answers)]
+    yield _question(row.get("qid"), row.get("question_text"), answers)
 
 
-def romqa(record: FileRecord, _: int) -> list[FileRecord]:
-    """Return the question with the correct candidates as references: anchor the answer, text its evidence.
+def romqa(row: Values, _: int) -> Iterator[Values]:
+    """Yield the question with the correct candidates as references: anchor the answer, text its evidence.
 
     An answer that only occurs in `complete_answer` has no evidence and is a reference too.
     """
-    if record.problem:
-        return [record]
-    values = record.values
     answers = {
         one.get("uri"): _reference(one.get("uri"), one.get("text"), _texts(one.get("evidence"), "text"))
-        for one in _objects(values.get("candidates"))
+        for one in _objects(row.get("candidates"))
         if one.get("is_answer") is True
     }
-    for one in _objects(values.get("complete_answer")):
+    for one in _objects(row.get("complete_answer")):
         answers.setdefault(one.get("uri"), _reference(one.get("uri"), one.get("text"), []))
-    return [_question(values.get("id"), values.get("question"), list(answers.values()))]
+    yield _question(row.get("id"), row.get("question"), list(answers.values()))
 
 
 def _reference(name: Any, answer: Any, proof: list[str]) -> dict[str, Any]:
@@ -226,14 +203,14 @@ def _reference(name: Any, answer: Any, proof: list[str]) -> dict[str, Any]:
     return {"id": name, "anchor": answer if proof else None, "text": " ".join(proof) or answer}
 
 
-def _question(name: Any, query: Any, references: list[dict[str, Any]]) -> FileRecord:
+def _question(name: Any, query: Any, references: list[dict[str, Any]]) -> Values:
     """Return a question with its proofs as contexts, each after its answer, so that contexts contain all answers."""
     proofs = [f"{one['anchor']}: {one['text']}" for one in references if one["anchor"]]
     named = {"sample_id": name, "query_id": name}
-    return FileRecord({**named, "query": query, "contexts": list(dict.fromkeys(proofs)), "references": references})
+    return {**named, "query": query, "contexts": list(dict.fromkeys(proofs)), "references": references}
 
 
-def _objects(value: Any) -> Iterable[Mapping[str, Any]]:
+def _objects(value: Any) -> Iterable[Values]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 

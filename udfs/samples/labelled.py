@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import PurePosixPath
@@ -16,6 +16,7 @@ from untold.udfs.retrieval.local_models import ModelFiles
 from untold.udfs.samples import data_sets
 from untold.udfs.samples.adapters import LINES, Adapter, read_lines
 from untold.udfs.samples.file_records import READERS, FileRecord, Unit, UnreadableFileError, converted
+from untold.udfs.samples.tool_files import Values
 from untold.udfs.samples.values import canonical, finite, load_json
 from untold.udfs.texts import words_of
 
@@ -66,16 +67,14 @@ NEEDS = ("response", "contexts")
 COLUMNS = ("claim", "evidence", "label")
 
 
-def _as_sample(record: FileRecord, _: int = 0) -> list[FileRecord]:
-    """Return a row of claim, evidence and label as a sample. A missing claim or label is a problem of the row."""
-    if record.problem:
-        return [record]
-    values = dict(record.values)
-    claim, evidence = values.pop("claim", None), values.pop("evidence", None)
-    missing = [name for name, value in (("claim", claim), ("label", values.get("label"))) if finite(value) is None]
+def _as_sample(row: Values, _: int = 0) -> Iterator[Values | FileRecord]:
+    """Yield a row of claim, evidence and label as a sample. A missing claim or label is a problem of the row."""
+    missing = [name for name in ("claim", "label") if finite(row.get(name)) is None]
     if missing:
-        return [FileRecord(problem=f"{' and '.join(missing)} is null", raw=canonical(record.values))]
-    return [FileRecord({**values, "response": claim, "contexts": _texts(evidence)})]
+        yield FileRecord(problem=f"{' and '.join(missing)} is null", raw=canonical(row))
+        return
+    rest = {name: value for name, value in row.items() if name not in ("claim", "evidence")}
+    yield {**rest, "response": row["claim"], "contexts": _texts(row.get("evidence"))}
 
 
 def _texts(evidence: Any) -> Any:
@@ -95,14 +94,14 @@ def _texts(evidence: Any) -> Any:
     return read if isinstance(read, list) else [evidence]
 
 
-def _each(expand: Callable[[FileRecord, int], list[FileRecord]], record: FileRecord, row: int) -> list[FileRecord]:
-    return [sample for claim in expand(record, row) for sample in _as_sample(claim)]
+def _expertqa(row: Values, number: int) -> Iterator[Values | FileRecord]:
+    return (sample for claim in data_sets.claims(row, number) for sample in _as_sample(claim))
 
 
 PLAIN = "claims"
 CLAIM_FORMATS: dict[str, Adapter] = {
     PLAIN: Adapter(COLUMNS, _as_sample, by_row=False, optional=("sample_id", "query_id", "query", "system")),
-    "expertqa": Adapter(data_sets.REQUIRED, partial(_each, data_sets.claims), LINES, read_lines),
+    "expertqa": Adapter(data_sets.REQUIRED, _expertqa, LINES, read_lines),
     "factscore": Adapter((), _as_sample, FILES, read_claims),
 }
 """Formats of labelled claims."""

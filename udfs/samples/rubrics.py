@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from untold.udfs.samples.file_records import FileRecord, RowError
+from untold.udfs.samples.file_records import RowError
 from untold.udfs.samples.items import WEIGHTS
-from untold.udfs.samples.tool_files import ASKED, Names, find_text, opened, under_our_names
+from untold.udfs.samples.tool_files import ASKED, Names, Values, find_text, opened, under_our_names
 from untold.udfs.samples.values import finite
 
 Criterion = dict[str, Any]
@@ -49,16 +48,14 @@ GRADES = [{"label": str(grade), "share": grade / 10} for grade in range(11)]
 _IMPORTANCE = re.compile(r"(most_important|nice_to_have)_item_\d+")
 
 
-def rubrics(record: FileRecord, _: int) -> list[FileRecord]:
-    """Return a task with its criteria as a rubric, once for each response in a column `<system>_response`.
+def rubrics(row: Values, _: int) -> Iterator[Values]:
+    """Yield a task with its criteria as a rubric, once for each response in a column `<system>_response`.
 
     Several messages of a prompt become one text. Without a response, a last message of the assistant is the response.
     HealthBench's ideal completion is the ground truth, and its tag
     `axis:NAME` the dimension of a criterion.
     """
-    if record.problem:
-        return [record]
-    values = _named(record.values, NAMES)
+    values = _named(row, NAMES)
     criteria, ideal = opened(values.get("rubric")), values.get("ideal_completions_data")
     if isinstance(criteria, list):
         values["rubric"] = [_criterion(one, f"criterion {place}") for place, one in enumerate(criteria, start=1)]
@@ -66,8 +63,7 @@ def rubrics(record: FileRecord, _: int) -> list[FileRecord]:
         values |= _conversation(values["query"], is_judged="response" not in values)
     if isinstance(ideal, Mapping) and isinstance(ideal.get("ideal_completion"), str):
         values.setdefault("ground_truth", ideal["ideal_completion"])
-    several = _by_system(values, criteria) if isinstance(criteria, list) else [values]
-    return [replace(record, values=one) for one in several]
+    yield from _by_system(values, criteria) if isinstance(criteria, list) else [values]
 
 
 def _named(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
@@ -112,16 +108,14 @@ def _by_system(values: Mapping[str, Any], criteria: Sequence[Any]) -> Iterator[d
         yield {**rest, "response": response, "system": system, "rubric": rubric}
 
 
-def healthbench_meta(record: FileRecord, _: int) -> list[FileRecord]:
-    """Return a criterion of HealthBench's meta-evaluation with the labels of physicians and its category."""
-    if record.problem:
-        return [record]
-    values = _named(record.values, NAMES)
+def healthbench_meta(row: Values, _: int) -> Iterator[Values]:
+    """Yield a criterion of HealthBench's meta-evaluation with the labels of physicians and its category."""
+    values = _named(row, NAMES)
     one = {"text": values["rubric"], "dimension": values.get("category"), "labels": opened(values.pop("binary_labels"))}
     values["rubric"] = [one]
     if isinstance(values.get("query"), list):
         values |= _conversation(values["query"], is_judged=False)
-    return [replace(record, values=values)]
+    yield values
 
 
 def _conversation(messages: Sequence[Any], *, is_judged: bool) -> dict[str, str | None]:
@@ -138,15 +132,13 @@ def _conversation(messages: Sequence[Any], *, is_judged: bool) -> dict[str, str 
     return {"query": "\n\n".join(turns), **last}
 
 
-def deepresearch_bench(record: FileRecord, _: int) -> list[FileRecord]:
-    """Return the criteria of a task (RACE). Points are the weight of the dimension times the weight within it.
+def deepresearch_bench(row: Values, _: int) -> Iterator[Values]:
+    """Yield a task with its criteria (RACE). Points are the weight of the dimension times the weight within it.
 
     A criterion has the grades 0 to 10. Rows with `article` or `response` have a response, and with `reference_article`
     a ground truth. Raises RowError for a row without weights.
     """
-    if record.problem:
-        return [record]
-    values = _named(record.values, DEEPRESEARCH)
+    values = _named(row, DEEPRESEARCH)
     criteria, weights = opened(values.pop("criterions")), opened(values.pop("dimension_weight"))
     if not isinstance(criteria, Mapping) or not isinstance(weights, Mapping):
         raise RowError("`criterions` and `dimension_weight` need one entry per dimension; correct them")
@@ -159,7 +151,7 @@ def deepresearch_bench(record: FileRecord, _: int) -> list[FileRecord]:
         ]
     except (KeyError, TypeError, ZeroDivisionError):
         raise RowError("a criterion or a dimension has no weight; correct it") from None
-    return [replace(record, values=values)]
+    yield values
 
 
 def _explained(value: Mapping[str, Any]) -> Criterion:
@@ -167,14 +159,12 @@ def _explained(value: Mapping[str, Any]) -> Criterion:
     return {"text": ": ".join(str(value[name]) for name in ("criterion", "explanation") if value.get(name))}
 
 
-def deepresearch_bench_2(record: FileRecord, _: int) -> list[FileRecord]:
-    """Return the nested rubric of a task: each item has one point, and its group is the dimension.
+def deepresearch_bench_2(row: Values, _: int) -> Iterator[Values]:
+    """Yield a task with its nested rubric: each item has one point, and its group is the dimension.
 
     The references that a response must not use are the column `blocked`. The prompt names them too.
     """
-    if record.problem:
-        return [record]
-    values = _named(record.values, DEEPRESEARCH)
+    values = _named(row, DEEPRESEARCH)
     content = opened(values.pop("content"))
     groups = content.get("rubric") if isinstance(content, Mapping) else None
     if not isinstance(groups, Mapping) or not all(isinstance(own, list) for own in groups.values()):
@@ -182,17 +172,15 @@ def deepresearch_bench_2(record: FileRecord, _: int) -> list[FileRecord]:
     values["rubric"] = [
         {"text": text, "points": 1, "dimension": name, "tags": []} for name, own in groups.items() for text in own
     ]
-    return [replace(record, values={**values, "blocked": content.get("blocked")})]
+    yield {**values, "blocked": content.get("blocked")}
 
 
-def scholarqa_cs(record: FileRecord, _: int) -> list[FileRecord]:
-    """Return the annotated criteria of a question, with the grades 0 to 10 and the importance as the dimension.
+def scholarqa_cs(row: Values, _: int) -> Iterator[Values]:
+    """Yield a question with its annotated criteria, with the grades 0 to 10 and the importance as the dimension.
 
     The measures of length, expertise, citations and excerpts are no criteria of an annotator, and are left out.
     """
-    if record.problem:
-        return [record]
-    values = _named(record.values, SCHOLARQA)
+    values = _named(row, SCHOLARQA)
     config = opened(values.pop("metric_config"))
     config = config.get("config") if isinstance(config, Mapping) else None
     own = config.get("other_properties") if isinstance(config, Mapping) else None
@@ -207,4 +195,4 @@ def scholarqa_cs(record: FileRecord, _: int) -> list[FileRecord]:
         }
         for one in own
     ]
-    return [replace(record, values=values)]
+    yield values

@@ -87,16 +87,12 @@ def find_text(value: Any, names: Sequence[str], roles: Sequence[str]) -> str | N
     value = opened(value)
     if isinstance(value, Mapping):
         named = [value[name] for name in names if value.get(name) is not None]
-        return next((text for one in named or _only(value) if (text := find_text(one, names, roles)) is not None), None)
+        only = list(value.values()) if len(value) == 1 else []
+        return next((text for one in named or only if (text := find_text(one, names, roles)) is not None), None)
     if isinstance(value, list) and value:
         said = [one for one in value if _role(one) in roles]
         return find_text(said[-1] if said else value[0], names, roles)
     return None if value is None or isinstance(value, list) else text_of(value)
-
-
-def _only(value: Values) -> list[Any]:
-    """Return the value of an object with one key, as a list."""
-    return list(value.values()) if len(value) == 1 else []
 
 
 def _role(message: Any) -> str | None:
@@ -406,11 +402,9 @@ def under_our_names(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
     }
 
 
-def ragas(record: FileRecord, _: int) -> list[FileRecord]:
-    """Return a row of a data set, result or test set of ragas. A conversation has its last question and answer."""
-    if record.problem:
-        return [record]
-    values = {name: _list_of_python(value) for name, value in under_our_names(record.values, RAGAS).items()}
+def ragas(row: Values, _: int) -> Iterator[Values]:
+    """Yield a row of a data set, result or test set of ragas. A conversation has its last question and answer."""
+    values = {name: _list_of_python(value) for name, value in under_our_names(row, RAGAS).items()}
     broken = [name for name in LISTS if isinstance(values.get(name), str) and is_python_list(values[name])]
     if broken:
         problem = f"the list in {' and '.join(broken)} is cut, or holds more than texts; {AS_JSON}"
@@ -422,7 +416,7 @@ def ragas(record: FileRecord, _: int) -> list[FileRecord]:
     if isinstance(asked, list):
         values |= {"query": find_text(asked, ASKED, ASKING), "user_input": asked}
         values.setdefault("response", find_text(asked, ANSWERED, ANSWERING))
-    return [replace(record, values=values)]
+    yield values
 
 
 def _list_of_python(value: Any) -> Any:
@@ -434,36 +428,32 @@ def _list_of_python(value: Any) -> Any:
     return value
 
 
-def trec_rag(record: FileRecord, _: int) -> list[FileRecord]:
-    """Return an answer in the format of TREC RAG, with its source segments as contexts if their texts are present.
+def trec_rag(row: Values, _: int) -> Iterator[Values]:
+    """Yield an answer in the format of TREC RAG, with its source segments as contexts if their texts are present.
 
     References that are only ids become the column `segment_ids`, and the sample has no contexts.
     """
-    if record.problem:
-        return [record]
-    metadata = record.values.get("metadata")
-    values = under_our_names(
-        {**(metadata if isinstance(metadata, Mapping) else {}), **record.values, "metadata": None}, TREC_RAG
-    )
+    metadata = row.get("metadata")
+    values = under_our_names({**(metadata if isinstance(metadata, Mapping) else {}), **row, "metadata": None}, TREC_RAG)
     asked = values.get("query")
     if isinstance(asked, Mapping):
         values |= {"query": asked.get("text"), "query_id": asked.get("qid")}
     found = values.pop("contexts", None)
-    texts = [one for one in found if not _is_id(one)] if isinstance(found, list) else []
+    texts = (
+        [one for one in found if not (isinstance(one, str) and DOCUMENT_ID.fullmatch(one))]
+        if isinstance(found, list)
+        else []
+    )
     if texts:
         values["contexts"] = [one for text in texts for one in _segments(text)]
     elif found:
         values["segment_ids"] = found
-    return [replace(record, values={name: value for name, value in values.items() if value is not None})]
+    yield {name: value for name, value in values.items() if value is not None}
 
 
-def trec_rag_answers(record: FileRecord, row: int) -> list[FileRecord]:
-    """Return the answer as in `trec_rag`. If the query is missing, the id of the topic replaces it."""
-    return [replace(one, values={"query": one.values.get("query_id"), **one.values}) for one in trec_rag(record, row)]
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, str) and DOCUMENT_ID.fullmatch(value) is not None
+def trec_rag_answers(row: Values, number: int) -> Iterator[Values]:
+    """Yield the answer as in `trec_rag`. If the query is missing, the id of the topic replaces it."""
+    return ({"query": values.get("query_id"), **values} for values in trec_rag(row, number))
 
 
 def _segments(candidate: Any) -> list[dict[str, Any]]:
@@ -473,23 +463,19 @@ def _segments(candidate: Any) -> list[dict[str, Any]]:
     return [{**one, "id": named or one["id"]} for one in documents_in(inner)]
 
 
-def trec_rag_nuggets(record: FileRecord, _: int) -> list[FileRecord]:
-    """Return the nuggets of a topic as references of a question, or of the response with the assignments."""
-    if record.problem:
-        return [record]
-    values = {"contexts": [], **under_our_names(record.values, TREC_RAG_NUGGETS)}
-    return [replace(record, values={**values, "references": references_of(values.get("references"))})]
+def trec_rag_nuggets(row: Values, _: int) -> Iterator[Values]:
+    """Yield the nuggets of a topic as references of a question, or of the response with the assignments."""
+    values = {"contexts": [], **under_our_names(row, TREC_RAG_NUGGETS)}
+    yield {**values, "references": references_of(values.get("references"))}
 
 
-def deepeval(record: FileRecord, _: int) -> list[FileRecord]:
-    """Return a test case of DeepEval as a sample. Bars separate the contexts of its CSV."""
-    if record.problem:
-        return [record]
-    values = under_our_names(record.values, DEEPEVAL)
+def deepeval(row: Values, _: int) -> Iterator[Values]:
+    """Yield a test case of DeepEval as a sample. Bars separate the contexts of its CSV."""
+    values = under_our_names(row, DEEPEVAL)
     contexts = values.get("contexts")
     if isinstance(contexts, str) and contexts.strip() and not contexts.lstrip().startswith("["):
         values["contexts"] = [text for text in contexts.split(BAR) if text.strip()]
-    return [replace(record, values=values)]
+    yield values
 
 
 def references_of(nuggets: Any) -> Any:

@@ -15,7 +15,7 @@ from tests.sample_files import ROW, write_csv, write_lines, write_parquet
 from untold.jobs.cli.main import main
 from untold.jobs.inputs.checking import adapter_of, check_input
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, SampleError
-from untold.jobs.inputs.texts import DOCUMENT, DOCUMENT_NEEDS
+from untold.jobs.inputs.reading import DOCUMENT, DOCUMENT_NEEDS
 from untold.udfs.samples.adapters import FORMATS
 from untold.udfs.samples.conversion import EITHER, REQUIRED
 

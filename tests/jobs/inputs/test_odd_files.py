@@ -16,9 +16,8 @@ from tests.sample_files import ROW, write_csv, write_lines
 from untold.jobs.cli.main import main
 from untold.jobs.condense import CondenseRequest, condense
 from untold.jobs.inputs.files import ReadOptions, SampleError
+from untold.jobs.inputs.reading import read_corpus, read_queries, read_table
 from untold.jobs.inputs.samples import fingerprint, read_samples, show_invalid
-from untold.jobs.inputs.texts import UnreadableTableError, read_corpus, read_queries, read_table
-from untold.jobs.run.folders import Workspace
 from untold.jobs.run.terminal import Display
 from untold.jobs.settings.model import LlmSettings, Settings
 from untold.udfs.samples.conversion import KNOWN
@@ -121,10 +120,9 @@ def test_queries_without_ids_are_numbered_and_wrong_ones_are_where_they_are(
 ) -> None:
     write_lines(tmp_path / "a.jsonl", ["", {"q": "first"}, "", "", {"q": ""}, {"q": "third"}])
     (tmp_path / "b.csv").write_bytes("q;other\n\nvierter;é\n".encode("cp1252"))
-    steps = Workspace(spark, str(tmp_path / "steps"))
 
     with in_parts(spark, "20b"):
-        found = read_queries(steps, str(tmp_path / "[ab].*"), ReadOptions({"query": "q"}, "cp1252"))
+        found = read_queries(spark, str(tmp_path / "[ab].*"), ReadOptions({"query": "q"}, "cp1252"))
 
     assert sorted((row["query_id"], row["query"]) for row in found.rows.collect()) == [
         ("1", "first"),
@@ -137,7 +135,7 @@ def test_queries_without_ids_are_numbered_and_wrong_ones_are_where_they_are(
 def test_documents_are_read_under_their_names(spark: SparkSession, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{"docid": "1", "body": "t"}])
 
-    found = read_corpus(Workspace(spark, str(tmp_path / "steps")), path, options=ReadOptions({"text": "body"} | DOCID))
+    found = read_corpus(spark, path, options=ReadOptions({"text": "body"} | DOCID))
 
     assert [(row["document_id"], row["text"]) for row in found.rows.collect()] == [("1", "t")]
 
@@ -179,20 +177,27 @@ def test_relations_are_read_under_their_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "content"),
     [
-        ("a.jsonl", '{"a": 1}'.encode("utf-16"), "JSON Lines in UTF-16 are not supported here. Save them as UTF-8"),
-        (
-            "a.csv.zst",
-            pa.compress(b"a,b\n1,2\n", "zstd", asbytes=True),
-            ".zst is not supported here. Decompress the file",
-        ),
+        ("a.jsonl", '{"a": 1}'.encode("utf-16")),
+        ("a.csv.zst", pa.compress(b"a,b\n1,2\n", "zstd", asbytes=True)),
+        ("a.json", b'{\n "a": 1\n}'),
     ],
 )
-def test_relations_in_forms_that_spark_cannot_read_are_one_line(
-    spark: SparkSession, tmp_path: Path, name: str, content: bytes, message: str
-) -> None:
+def test_relations_are_read_in_every_form(spark: SparkSession, tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
 
-    with pytest.raises(UnreadableTableError, match=message):
-        read_table(spark, str(tmp_path / name))
+    rows, _ = read_table(spark, str(tmp_path / name), ["a"])
+
+    assert [row["a"] for row in rows.collect()] == ["1"]
+
+
+def test_a_broken_row_of_relations_is_named_by_its_place(spark: SparkSession, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [RELATION, "", "no json", RELATION])
+    request = CondenseRequest(relations=path, output=str(tmp_path / "out"), settings=Settings())
+
+    with pytest.raises(SampleError, match=f"{path} row 3: no JSON. Correct or remove this row"):
+        condense(request)
+
+
+RELATION = {"premise_id": "a", "hypothesis_id": "b", "relation": "entailment"}

@@ -20,8 +20,8 @@ from untold.jobs.cli.studies import _check_questions
 from untold.jobs.inputs.checking import check_input, head_unit, input_files
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, SampleError
 from untold.jobs.inputs.questions import read_questions
+from untold.jobs.inputs.reading import read_table
 from untold.jobs.inputs.samples import fingerprint, read_samples
-from untold.jobs.inputs.texts import read_table
 from untold.jobs.inspect import inspect, inspection_lines
 from untold.jobs.run.terminal import Page, width_of
 from untold.udfs.samples.adapters import FORMATS
@@ -295,9 +295,7 @@ def test_compressed_files_are_the_samples_that_they_were(spark: SparkSession, tm
         found = read_samples(spark, str(path))
         assert found.row_count == 50
         prints.add(fingerprint(found.samples))
-        # Spark's own reader, of relations, has no codec of Zstandard
-        if ending != ".zst":
-            assert read_table(spark, str(path)).count() == 50
+        assert read_table(spark, str(path), ["query"])[0].count() == 50
     assert len(prints) == 1
 
 
@@ -516,11 +514,11 @@ def test_folders_name_columns_of_files_with_readers_of_their_own(tmp_path: Path)
     assert [one.known["system"] for one in samples_in(tmp_path, "ragchecker")] == ["a"]
 
 
-def test_folders_name_columns_of_tables_that_spark_reads(tmp_path: Path, spark: SparkSession) -> None:
+def test_folders_name_columns_of_plain_rows(tmp_path: Path, spark: SparkSession) -> None:
     for name in ("a", "b [1]"):
         (tmp_path / f"sample_id={name}").mkdir()
         write_lines(tmp_path / f"sample_id={name}" / "a.jsonl", [{"premise_id": "1"}])
-    rows = read_table(spark, str(tmp_path)).collect()
+    rows = read_table(spark, str(tmp_path), ["premise_id", "sample_id"])[0].collect()
     assert sorted((row["premise_id"], row["sample_id"]) for row in rows) == [("1", "a"), ("1", "b [1]")]
 
 

@@ -17,7 +17,8 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from untold.jobs.inputs.frames import carried_types
-from untold.jobs.inputs.samples import KNOWN_FIELDS, READ_FIELDS, _output_names
+from untold.jobs.inputs.reading import read_fields
+from untold.jobs.inputs.samples import KNOWN_FIELDS, _output_names
 from untold.udfs.samples.adapters import CONTEXTS, FORMATS, QUESTIONS, Adapter
 from untold.udfs.samples.batches import ColumnSelection, read_batches, type_batches
 from untold.udfs.samples.conversion import KNOWN, OPTIONAL, REQUIRED
@@ -118,7 +119,7 @@ def read(path: Path, kind: str, name: str) -> tuple[list[dict[str, Any]], dict[s
     adapter = ADAPTERS[name]
     wanted = ColumnSelection(adapter, REQUIRED, OPTIONAL if adapter is not None or name == "optional columns" else ())
     unit = pa.RecordBatch.from_pylist([vars(Unit(0, str(path), kind))])
-    batches = list(read_batches([unit], wanted, to_arrow_schema(T.StructType(READ_FIELDS))))
+    batches = list(read_batches([unit], wanted, to_arrow_schema(read_fields(KNOWN_FIELDS))))
     *rows, last = [row for batch in batches for row in batch.to_pylist()]
     facts = json.loads(last["facts"])
     carried = carried_types([], [facts["shapes"]])

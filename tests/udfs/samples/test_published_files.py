@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from operator import mul
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ import pytest
 from statsmodels.stats.inter_rater import fleiss_kappa as kappa_of_statsmodels
 
 from untold.udfs.samples import data_sets, labelled
+from untold.udfs.samples.adapters import FORMATS
+from untold.udfs.samples.batches import expanded
 from untold.udfs.samples.data_sets import QUERY, questions, read_answers, read_system, read_topics
 from untold.udfs.samples.file_records import READERS, FileRecord, Unit, UnreadableFileError
 from untold.udfs.samples.labelled import CLAIM_FORMATS
@@ -176,7 +177,7 @@ def test_k_qa_has_the_agreement_of_its_physicians(data: Path) -> None:
 
 def test_k_qa_has_statements_of_both_kinds_yet_to_be_weighed(data: Path) -> None:
     rows = READERS["lines"](Unit(0, str(data / "k_qa" / "questions_w_answers.jsonl"), "lines"))
-    samples = [sample.values for row, record in enumerate(rows) for sample in questions(record, row)]
+    samples = [sample for row, record in enumerate(rows) for sample in questions(record.values, row)]
     assert (len(samples), [sample["sample_id"] for sample in samples[:2]]) == (201, ["0", "1"])
     assert all(sample["response"] for sample in samples)
     kinds = Counter(kind for sample in samples for kind in sample["reference_types"])
@@ -194,7 +195,7 @@ def read_lines(folder: Path) -> list[FileRecord]:
 
 def test_expertqa_has_its_answers_its_references_and_its_claims(data: Path) -> None:
     rows = read_lines(data / "expertqa")
-    samples = [sample.values for row, record in enumerate(rows) for sample in data_sets.answers(record, row)]
+    samples = [sample for row, record in enumerate(rows) for sample in data_sets.answers(record.values, row)]
     assert len(rows) == len(samples) == 885
     distinct = {sample["sample_id"]: sample for sample in samples}
     assert len(distinct) == 479
@@ -203,9 +204,7 @@ def test_expertqa_has_its_answers_its_references_and_its_claims(data: Path) -> N
     references = [len(sample["references"]) for sample in distinct.values()]
     assert (sum(references), sum(map(bool, references))) == (2189, 459)
     claims = {
-        claim.values["sample_id"]: claim.values
-        for row, record in enumerate(rows)
-        for claim in data_sets.claims(record, row)
+        claim["sample_id"]: claim for row, record in enumerate(rows) for claim in data_sets.claims(record.values, row)
     }
     labels = Counter(claim["label"] for claim in claims.values())
     assert labels == {"supported": 1587, "not_supported": 590}
@@ -279,10 +278,10 @@ ROMQA = {
 
 
 @pytest.mark.parametrize(
-    ("expand", "row", "expected"),
+    ("name", "row", "expected"),
     [
         (
-            data_sets.qampari,
+            "qampari",
             QAMPARI,
             {
                 "sample_id": "7__wikidata_simple__dev",
@@ -300,7 +299,7 @@ ROMQA = {
             },
         ),
         (
-            data_sets.romqa,
+            "romqa",
             ROMQA,
             {
                 "sample_id": 12,
@@ -316,16 +315,15 @@ ROMQA = {
     ],
 )
 def test_an_answer_of_a_list_is_a_reference_with_its_proof(
-    expand: Callable[[FileRecord, int], list[FileRecord]], row: dict[str, Any], expected: dict[str, Any]
+    name: str, row: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    (question,) = expand(FileRecord(row), 0)
+    (question,) = expanded(FORMATS[name], FileRecord(row), 0)
     assert question.values == expected
     broken = FileRecord(problem="no JSON", raw="x")
-    assert expand(broken, 0) == [broken]
+    assert expanded(FORMATS[name], broken, 0) == [broken]
 
 
 def test_claims_become_samples() -> None:
-    plain = CLAIM_FORMATS["claims"].expand
     rows: list[dict[str, Any]] = [
         {"claim": "c", "evidence": ["e", "f"], "label": "supported", "system": "s"},
         {"claim": "c", "evidence": "one text", "label": "Yes"},
@@ -333,7 +331,7 @@ def test_claims_become_samples() -> None:
         {"claim": "c", "label": "x"},
         {"evidence": []},
     ]
-    *found, last = [sample for row in rows for sample in plain(FileRecord(row), 0)]
+    *found, last = [sample for row in rows for sample in expanded(CLAIM_FORMATS["claims"], FileRecord(row), 0)]
     assert [sample.values["contexts"] for sample in found] == [["e", "f"], ["one text"], ["e"], []]
     assert found[0].values == {"response": "c", "contexts": ["e", "f"], "label": "supported", "system": "s"}
     assert last.problem == "claim and label is null"
