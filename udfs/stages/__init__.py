@@ -36,9 +36,9 @@ STAGES: Registry[StageDefinition] = Registry(
         "answer_questions": "untold.udfs.stages.qa:ANSWER_QUESTIONS",
         "compare_answers": "untold.udfs.stages.qa:COMPARE_ANSWERS",
         "compare_many": "untold.udfs.stages.qa:COMPARE_MANY",
-        "extract_claims": "untold.udfs.stages.icat:EXTRACT_CLAIMS",
-        "generate_aspects": "untold.udfs.stages.icat:GENERATE_ASPECTS",
-        "align_claims": "untold.udfs.stages.icat:ALIGN_CLAIMS",
+        "extract_claims": "untold.udfs.stages.importance:EXTRACT_CLAIMS",
+        "generate_aspects": "untold.udfs.stages.importance:GENERATE_ASPECTS",
+        "align_claims": "untold.udfs.stages.importance:ALIGN_CLAIMS",
         "extract_facts": "untold.udfs.stages.importance:EXTRACT_FACTS",
         "extract_verifiable_claims": "untold.udfs.stages.importance:EXTRACT_VERIFIABLE_CLAIMS",
         "rate_importance": "untold.udfs.stages.importance:RATE_IMPORTANCE",
@@ -52,8 +52,8 @@ STAGES: Registry[StageDefinition] = Registry(
         "rate_nuggets": "untold.udfs.stages.nuggets:RATE_NUGGETS",
         "assign_nuggets": "untold.udfs.stages.nuggets:ASSIGN_NUGGETS",
         "judge_criteria": "untold.udfs.stages.nuggets:JUDGE_CRITERIA",
-        "generate_answer": "untold.udfs.stages.generation:GENERATE_ANSWER",
-        "restate_answer": "untold.udfs.stages.generation:RESTATE_ANSWER",
+        "generate_answer": "untold.udfs.stages.e2e:GENERATE_ANSWER",
+        "restate_answer": "untold.udfs.stages.e2e:RESTATE_ANSWER",
     },
 )
 

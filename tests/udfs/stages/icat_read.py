@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from untold.udfs.stages.icat import ALIGN_CLAIMS, EXTRACT_CLAIMS, GENERATE_ASPECTS
+from untold.udfs.stages.importance import ALIGN_CLAIMS, EXTRACT_CLAIMS, GENERATE_ASPECTS
 
 ICAT = (EXTRACT_CLAIMS, GENERATE_ASPECTS, ALIGN_CLAIMS)
 

@@ -11,7 +11,7 @@ from tests.udfs.stages.icat_read import ICAT, aspects, claims, evidence
 from untold.udfs.llm.templates import compile_prompt, split_turns
 from untold.udfs.stages import STAGES
 from untold.udfs.stages.definitions import StageDefinition, Unparsable
-from untold.udfs.stages.icat import ALIGN_CLAIMS, EXTRACT_CLAIMS, GENERATE_ASPECTS
+from untold.udfs.stages.importance import ALIGN_CLAIMS, EXTRACT_CLAIMS, GENERATE_ASPECTS
 
 NUMBERS = pa.list_(pa.list_(pa.int32()))
 

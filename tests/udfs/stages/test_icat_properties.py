@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.linear import assert_linear
 from tests.udfs.stages.icat_read import ICAT, aspects, claims, evidence
 from untold.udfs.stages.definitions import StageDefinition, Unparsable
-from untold.udfs.stages.icat import ALIGN_CLAIMS, EXTRACT_CLAIMS, GENERATE_ASPECTS
+from untold.udfs.stages.importance import ALIGN_CLAIMS, EXTRACT_CLAIMS, GENERATE_ASPECTS
 
 characters = st.one_of(
     st.sampled_from("[](){}*-•`_#:.,|\"' 195aéA中"),
