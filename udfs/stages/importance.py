@@ -51,7 +51,7 @@ ASPECTS_SCHEMA = pa.schema([pa.field("aspects", pa.list_(pa.string()))])
 # One list of claim numbers, from 1, for each aspect
 ALIGNMENT_SCHEMA = pa.schema([pa.field("evidence", pa.list_(pa.list_(pa.int32())))])
 _TOPIC_IDS = ("topicid", "topic", "topicnumber", "aspect", "aspectid")
-_EVIDENCE_NAMES = ("evidence", "evidenceids", "evidenceclaimids", "claims", "claimids", "claim", "claimid")
+_ALIGNED_NAMES = ("evidence", "evidenceids", "evidenceclaimids", "claims", "claimids", "claim", "claimid")
 FACTS_SCHEMA = pa.schema([pa.field("facts", pa.list_(pa.string()))])
 # In the order of the facts
 IMPORTANCE_SCHEMA = pa.schema(
@@ -120,7 +120,7 @@ def parse_aspects(text: str, variables: Mapping[str, Any]) -> dict[str, list[str
 def parse_alignment(text: str, variables: Mapping[str, Any]) -> dict[str, list[list[int]]]:
     """Return the `evidence`: for each of `aspects` the numbers of the known `claims` that cover it, ascending."""
     aspects, claims = variables["aspects"], variables["claims"]
-    return {"evidence": read_number_lists(text, _TOPIC_IDS, _EVIDENCE_NAMES, aspects, claims)}
+    return {"evidence": read_number_lists(text, _TOPIC_IDS, _ALIGNED_NAMES, aspects, claims)}
 
 
 @reader
