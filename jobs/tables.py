@@ -208,6 +208,20 @@ CRITERIA = pa.schema(
         ("reference_reason", pa.string()),
     ]
 )
+# A citation of a sentence, or a sentence with all its sources. Support is null for failed requests
+CITATIONS = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("metric", pa.string()),
+        ("sentence_number", pa.int64()),  # from 1, in the order of the response
+        ("sentence", pa.string()),  # without its markers
+        ("citation", pa.int64()),  # from 1, in the order of the sentence; 0 for all its sources together
+        ("source", pa.string()),  # an id or URL; null for all sources together
+        ("support", pa.string()),  # full, partial or none
+        ("status", pa.string()),  # judged, uncited, no_source, failed or unasked
+        ("reason", pa.string()),  # the reason that the judge gives, or the reason for no_source
+    ]
+)
 # A failed request of a sample, or an invalid row of the input
 FAILURES = pa.schema(
     [
@@ -551,6 +565,7 @@ RESULT_TABLES = {
     "candidates": CANDIDATES,
     "contexts_used": CONTEXTS_USED,
     "criteria": CRITERIA,
+    "citations": CITATIONS,
     "failures": FAILURES,
     "usage": USAGE,
     "summary": SUMMARY,
@@ -572,6 +587,7 @@ ORDER = {
     "candidates": ("sample_id", "metric", "statement_id", "step", "rank"),
     "contexts_used": ("sample_id", "metric", "rank"),
     "criteria": ("sample_id", "metric", "number"),
+    "citations": ("sample_id", "metric", "sentence_number", "citation"),
     "failures": ("sample_id", "metric", "stage", "request_id"),
 }
 # Tables with many rows per sample. Each file is sorted and has all rows of its samples. To sort across files, Spark

@@ -33,7 +33,7 @@ from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import Display, amount
 from untold.udfs.samples.adapters import FORMATS, Adapter, needed
 from untold.udfs.samples.batches import ColumnSelection, read_batches, type_batches
-from untold.udfs.samples.conversion import KNOWN, QUESTION_ID, REQUIRED, is_question
+from untold.udfs.samples.conversion import CITATIONS, KNOWN, QUESTION_ID, REQUIRED, is_question
 from untold.udfs.samples.file_records import undecodable
 from untold.udfs.samples.items import ASPECT_FIELDS, FIELDS, REFERENCE_FIELDS
 from untold.udfs.texts import TESTED_SCRIPTS
@@ -125,6 +125,15 @@ OPTIONAL_TYPES: Mapping[str, T.DataType] = {
             ]
         )
     ),
+    CITATIONS: T.ArrayType(
+        T.StructType(
+            [
+                *(T.StructField(name, T.LongType()) for name in ("start", "end")),
+                T.StructField("sources", TEXTS),
+            ]
+        )
+    ),
+    "reference_sources": TEXTS,
 }
 CONTEXTS = T.ArrayType(T.StructType([T.StructField(name, T.StringType()) for name in ("id", "text", "kind")]))
 PLACE_TYPES = {"file": T.IntegerType(), "block": T.LongType(), "n": T.LongType(), "part": T.IntegerType()}
@@ -233,7 +242,8 @@ def read_rows(
         raise NoInputError(f"{path} has no samples. Give a file with at least one row")
     headers = [file.types for file in files] if adapter is None else []
     carried = carried_types(headers, [one.shapes for one in facts.values()])
-    carried |= {name: OPTIONAL_TYPES[name] for name in optional if name in carried}
+    # A response in parts has citations without a column for them
+    carried |= {name: OPTIONAL_TYPES[name] for name in optional if name in carried or name == CITATIONS}
     keep, shown = _choose(draw, found, partial(_samples, required=required, carried=carried), adapter)
     by_id = keep(found.by_id)
     distinct = found.distinct if draw is None else by_id.count()

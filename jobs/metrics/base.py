@@ -242,6 +242,19 @@ def measure_rows(judged: DataFrame, metric: str, bounds: Mapping[str, tuple[floa
     return known.unionByName(unknown_measures(judged.where(~is_known), metric, bounds))
 
 
+def bounded_measures(known: DataFrame, metric: str) -> DataFrame:
+    """Return the table `measures` of samples with bounds of their own, also for samples without a verdict.
+
+    known: sample_id, status, measures array<struct<measure, value, value_low, value_high>>.
+    """
+    one = F.explode("measures").alias("one")
+    rows = known.select("sample_id", F.col("status").isin(*JUDGED).alias("judged"), one)
+    value = F.when(F.col("judged"), F.col("one.value")).alias("value")
+    return rows.select(
+        "sample_id", F.lit(metric).alias("metric"), "one.measure", value, "one.value_low", "one.value_high"
+    )
+
+
 def unknown_measures(
     samples: DataFrame, metric: str, bounds: Mapping[str, tuple[float | None, float | None]]
 ) -> DataFrame:

@@ -68,7 +68,7 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     return {
         "criteria": concluded.select("sample_id", F.lit(NAME).alias("metric"), F.inline("criteria")),
         "scores": base.measured_scores(known, NAME, own.score, F.lit(0), always=True),
-        "measures": _measure_rows(known),
+        "measures": base.bounded_measures(known, NAME),
         "failures": failure_rows(NAME, JUDGE, judged),
     }
 
@@ -121,16 +121,6 @@ def _with_status(samples: DataFrame, concluded: DataFrame) -> DataFrame:
     lost = ~F.col("known") & ~F.col("empty") & ~waiting & is_open
     return joined.withColumn(
         "status", base.status_of(lost=lost, waiting=waiting, empty=F.col("empty"), partial=is_open)
-    )
-
-
-def _measure_rows(known: DataFrame) -> DataFrame:
-    """Return the table `measures`. The points of the criteria bound a sample without verdicts."""
-    one = F.explode("measures").alias("one")
-    rows = known.select("sample_id", F.col("status").isin(*base.JUDGED).alias("judged"), one)
-    value = F.when(F.col("judged"), F.col("one.value")).alias("value")
-    return rows.select(
-        "sample_id", F.lit(NAME).alias("metric"), "one.measure", value, "one.value_low", "one.value_high"
     )
 
 

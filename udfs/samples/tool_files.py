@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from untold.udfs.samples.conversion import CONTEXT_NAMES, is_python_list, read_python_list
+from untold.udfs.samples.conversion import CONTEXT_NAMES, SEGMENTS, is_python_list, read_python_list
 from untold.udfs.samples.file_records import (
     READERS,
     ROWS_PER_BATCH,
@@ -453,7 +453,7 @@ def trec_rag(record: FileRecord, _: int) -> list[FileRecord]:
     if texts:
         values["contexts"] = [one for text in texts for one in _segments(text)]
     elif found:
-        values["segment_ids"] = found
+        values[SEGMENTS] = found
     return [replace(record, values={name: value for name, value in values.items() if value is not None})]
 
 
