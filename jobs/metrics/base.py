@@ -182,13 +182,13 @@ def status_of(*, lost: Column, waiting: Column, empty: Column, partial: Column) 
 
 
 def bounded(value: Column, low: Column, high: Column, *, always: bool = False) -> list[Column]:
-    """The columns score, score_low, score_high of a sample with the column `status` (docs/contract.md, "Bounds").
+    """Return the columns score, score_low, score_high of a sample with a status (docs/contract.md, "Bounds").
 
-    `value` is the formula over what was judged, null where it is undefined; `low` and `high` count where some of the
-    sample was not judged, 0 and 1 where nothing was. `always`: `low` and `high` bound a sample of unknown status too.
+    `value` is the formula over the judged part, null if it is undefined. `low` and `high` bound a partial sample, and 0
+    and 1 bound a sample of unknown status. `always`: `low` and `high` bound every sample with a defined score.
     """
     known = F.when(F.col("status").isin(*JUDGED), value)
-    unknown, partial = F.col("status").isin(*UNKNOWN), F.col("status") == "partial"
+    unknown, partial = F.col("status").isin(*UNKNOWN), F.col("status").isin("partial", *(["ok"] if always else []))
     return [
         known.alias("score"),
         # From 0 to 1, the whole range: an unknown sample narrows no mean's bounds

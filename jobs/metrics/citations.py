@@ -213,7 +213,7 @@ def _without_texts(sentence: Column) -> Column:
 def _with_status(samples: DataFrame, concluded: DataFrame) -> DataFrame:
     """Return sample_id, system, status, and the columns of `CONCLUDED`: a row per sample.
 
-    A sample is undefined if its sources have no text, or if it has no sentence.
+    A sample is undefined if its sources have no text, or if it has no sentence. A source without a text is no failure.
     """
     joined = samples.select("sample_id", "system").join(concluded, on="sample_id", how="left")
     waiting, is_open = F.coalesce("waiting", F.lit(False)), ~F.col("known")
@@ -224,7 +224,7 @@ def _with_status(samples: DataFrame, concluded: DataFrame) -> DataFrame:
             lost=is_open & has_lost & ~waiting,
             waiting=waiting,
             empty=is_open & ~has_lost,
-            partial=F.col("unjudged") > 0,
+            partial=has_lost,
         ),
     )
 

@@ -10,6 +10,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from untold.udfs.recall.segmentation import is_heading, sentences
@@ -36,6 +37,7 @@ _TOKEN = re.compile(
     r"(?P<ticks>`{1,3})[^`\n]{1,500}(?P=ticks)"
     r"|(?P<image>!?)\[(?P<anchor>(?:[^\[\]\n]|\[[^\[\]\n]{0,100}\]){0,200})\]"
     r"\(\s?<?(?P<url>(?:[^()\s<>]|\([^()\s<>]{0,200}\)){1,2000})>?(?:\s+\"[^\"\n]{0,200}\")?\s?\)"
+    r"|[(<（]\s?(?P<address>https?://[^\s<>()（）]{1,2000})\s?[)>）]"
     r"|[\[【](?P<labels>[^\[\]【】\n]{1,300})[\]】]"
 )
 _RANGE = re.compile(r"(\d{1,3})\s?[-–]\s?(\d{1,3})")
@@ -174,7 +176,8 @@ def cited_sentences(
     """
     rows = citations or ()
     numbered = [source for one in rows if one["start"] is None for source in one["sources"]]
-    spans = sorted((one["start"], one["end"], tuple(one["sources"])) for one in rows if one["start"] is not None)
+    spans = [(one["start"], one["end"], tuple(one["sources"])) for one in rows if one["start"] is not None]
+    spans.sort(key=itemgetter(0, 1))
     if spans and _cover(response, spans):
         units = ((_Reader(response[start:end], _Labels(numbered, {}, ids)).plain(), own) for start, end, own in spans)
         return [CitedSentence(text, own) for text, own in units if text]
@@ -222,14 +225,11 @@ class _Labels:
 
     def read(self, labels: str) -> list[str] | None:
         """Return the sources of the text in brackets, None if it is no marker."""
-        if labels.strip() in self.known:
-            return [labels.strip()]
-        found = [self._one(part) for part in _PARTS.split(labels.strip())]
+        bare = labels.strip()
+        found = [self._one(part) for part in ([bare] if bare in self.known else _PARTS.split(bare))]
         return None if None in found else [source for own in found for source in own or ()]
 
     def _one(self, label: str) -> list[str] | None:
-        if label in self.known:
-            return [label]
         if entry := self.entries.get(label):
             return [entry]
         if span := _RANGE.fullmatch(label):
@@ -239,7 +239,7 @@ class _Labels:
         if number := _NUMBER.fullmatch(label):
             is_known = number[1] in self.known or number[1] in self.entries
             return [self._numbered(int(number[1]))] if is_known or int(number[1]) <= _MOST_NUMBER else None
-        return [f"[{label}]"] if label in self.entries else None
+        return [label] if label in self.known else [f"[{label}]"] if label in self.entries else None
 
     def _numbered(self, number: int) -> str:
         name = str(number)
@@ -270,6 +270,8 @@ def _without_references(text: str) -> tuple[str, dict[str, str | None]]:
             continue
         if line.lstrip().startswith("#") or _is_title(line):
             is_list = _is_title(line) and _begins_list(lines, place + 1)
+            kept.append(" " * len(line) if is_list else line)
+            continue
         label = _label_of(line, is_list=is_list, count=count)
         if label is not None:
             count += is_list
@@ -304,7 +306,13 @@ def _first_url(text: str) -> str | None:
     if found is None:
         return None
     url = found[0].rstrip(".,;:*_")
-    return url if url.count("(") >= url.count(")") else url.rstrip(")")
+    excess = url.count(")") - url.count("(")
+    return url[:-excess] if excess > 0 and url.endswith(")" * excess) else url
+
+
+def _plain(text: str) -> str:
+    """Return a text with single spaces, without the brackets that markers leave empty."""
+    return " ".join(_EMPTY_BRACKETS.sub("", text).split())
 
 
 @dataclass(frozen=True)
@@ -351,6 +359,8 @@ class _Reader:
         if found["labels"] is not None:
             sources = self._labels.read(found["labels"])
             return (found[0], []) if sources is None else ("", sources)
+        if found["address"]:
+            return "", [found["address"]]
         url, anchor = found["url"], found["anchor"]
         if found["image"]:
             return "", []
@@ -382,7 +392,7 @@ class _Reader:
 
     def plain(self) -> str:
         """Return the cleaned text."""
-        return _EMPTY_BRACKETS.sub("", self.text).strip()
+        return _plain(self.text)
 
     def sentences(self) -> Iterator[_Sentence]:
         """Yield the sentences, line by line. Marks of list items and lines without letters are left out."""
@@ -393,7 +403,7 @@ class _Reader:
             for text in sentences(line[place:]):
                 at = max(line.find(text, place), place)
                 place = at + len(text)
-                shown = _EMPTY_BRACKETS.sub("", text).strip()
+                shown = _plain(text)
                 if any(map(str.isalnum, shown)):
                     ends = self._origin(begin + at), self._origin(begin + place - 1) + 1
                     yield _Sentence(shown, begin + at, begin + place, *ends)

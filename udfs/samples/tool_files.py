@@ -21,6 +21,7 @@ from untold.udfs.samples.file_records import (
     Unit,
     UnreadableFileError,
     converted,
+    csv_header,
     json_kind,
     records_of,
 )
@@ -366,8 +367,9 @@ RAGAS: Names = {
 }
 TREC_RAG: Names = {
     "query": ("topic", "narrative", "title"),
-    "query_id": ("topic_id", "narrative_id"),
-    "response": ("answer",),
+    "query_id": ("topic_id", "narrative_id", "request_id"),
+    # RAGTIME has responses
+    "response": ("answer", "responses"),
     "system": ("run_id",),
     "contexts": ("candidates", "references"),
 }
@@ -479,6 +481,28 @@ def trec_rag_nuggets(record: FileRecord, _: int) -> list[FileRecord]:
         return [record]
     values = {"contexts": [], **under_our_names(record.values, TREC_RAG_NUGGETS)}
     return [replace(record, values={**values, "references": references_of(values.get("references"))})]
+
+
+def read_open_rag_eval(unit: Unit) -> Iterator[FileRecord]:
+    """Yield a sample for each query and run of an open-rag-eval CSV file, which has a row per passage.
+
+    The numbers of passages, such as [1], are the ids of contexts. Other rows are problems.
+    """
+    samples: dict[tuple[Any, Any], tuple[int, dict[str, Any]]] = {}
+    for record in READERS["csv"](replace(unit, kind="csv", delimiter=unit.delimiter or csv_header(unit.path)[1])):
+        if record.problem:
+            yield record
+            continue
+        values = record.values
+        key = values.get("query_id") or values.get("query"), values.get("query_run")
+        first: dict[str, Any] = {"query": values.get("query"), "query_id": key[0], "run": key[1], "contexts": []}
+        _, known = samples.setdefault(key, (record.row, first))
+        name, text = (values.get(each) for each in ("passage_id", "passage"))
+        if text:
+            known["contexts"].append({"id": str(name or "").strip("[] ") or None, "text": text})
+        if values.get("generated_answer"):
+            known.setdefault("response", values["generated_answer"])
+    yield from (FileRecord(known, row=row) for row, known in samples.values())
 
 
 def deepeval(record: FileRecord, _: int) -> list[FileRecord]:
